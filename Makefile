@@ -1,0 +1,105 @@
+# The one door: every command a person or a CI needs. `make help` lists them.
+#
+# The program is always at target/release/covey. Compiled files go to COVEY_BUILD_DIR: by default the folder that
+# CARGO_TARGET_DIR names, else ~/.cache/covey/build when it is there (CI makes it, so that a rerun is quick), else target.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+cache := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/covey
+COVEY_BUILD_DIR ?= $(or $(CARGO_TARGET_DIR),$(wildcard $(cache)/build),$(CURDIR)/target)
+export CARGO_TARGET_DIR := $(abspath $(COVEY_BUILD_DIR))
+program := target/release/covey
+CARGO := scripts/with-rust cargo
+
+##@ Use
+
+.PHONY: build
+build: ## Build the program; it is left at target/release/covey
+	@scripts/bootstrap build
+	$(CARGO) build --release --package covey-cli --bin covey
+	@built="$(CARGO_TARGET_DIR)/release/covey"; \
+	[ "$$built" -ef $(program) ] || cmp -s "$$built" $(program) || install -D -m 755 "$$built" $(program)
+
+.PHONY: run
+run: ## Build, format a volume, mount it and do real work on it; ONCE=1 ends instead of waiting for Ctrl-C
+	@scripts/bootstrap run
+	@$(MAKE) build
+	@scripts/demo
+
+##@ Check
+
+.PHONY: test
+test: ## Format, lints, licences and every test that needs no other program: what CI runs
+	@scripts/bootstrap test
+	@$(MAKE) lint
+	$(CARGO) test --workspace --locked
+
+.PHONY: lint
+lint: ## rustfmt and clippy as errors: first what ships, under every rule, then the tests, which may unwrap and read clocks
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --locked -- -D warnings
+	$(CARGO) clippy --workspace --locked --all-targets -- -D warnings \
+		-A clippy::disallowed_methods -A clippy::unwrap_used -A clippy::expect_used -A missing_docs
+
+.PHONY: fmt
+fmt: ## Format every source file
+	$(CARGO) fmt --all
+
+.PHONY: deny
+deny: ## Licences, sources and bans of deny.toml, by cargo-deny (built once if missing: some minutes)
+	@tool=$$(command -v cargo-deny || true); \
+	[ -n "$$tool" ] || tool="$(cache)/tools/bin/cargo-deny"; \
+	[ -x "$$tool" ] || CARGO_TARGET_DIR="$(cache)/tools/build" $(CARGO) install --locked --root "$(cache)/tools" cargo-deny; \
+	scripts/with-rust "$$tool" check bans licenses sources
+
+##@ Check at length
+
+.PHONY: test-crash
+test-crash: build ## 200 rounds of kill -9 at random points, and the log cut at every record
+	@tests/crash/run
+
+.PHONY: test-posix
+test-posix: build ## Differential runs against a plain folder, and go-fuse's posixtest
+	@tests/posix/run
+
+.PHONY: test-pjdfstest
+test-pjdfstest: build ## pjdfstest; PJDFSTEST=path of its program
+	@tests/pjdfstest/run
+
+.PHONY: test-xfstests
+test-xfstests: build ## xfstests; XFSTESTS=path of its built tree
+	@tests/xfstests/run
+
+.PHONY: test-workloads
+test-workloads: build ## Real programs through kill -9: SQLite, PostgreSQL, git, fio verify, stress-ng
+	@tests/workloads/run
+
+.PHONY: test-million
+test-million: build ## A million files: import, walk, find, reopen after kill -9, beside ext4
+	@tests/million/run
+
+.PHONY: test-memory
+test-memory: build ## Peak memory through 20 GiB written and read, and disk use under random overwrites
+	@tests/memory/run
+
+##@ Measure
+
+.PHONY: bench-basic
+bench-basic: build ## The basic figures against ext4 and tmpfs, interleaved; raw results are kept
+	@bench/basic/run
+
+##@ Tidy
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf target
+	@case "$(CARGO_TARGET_DIR)" in */covey/build) rm -rf "$(CARGO_TARGET_DIR)" ;; esac
+
+.PHONY: help
+help: ## Say what there is
+	@awk 'BEGIN { FS = ":.*## " } \
+	/^##@/ { printf "\n%s\n", substr($$0, 5) } \
+	/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
