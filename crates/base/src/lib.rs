@@ -1,0 +1,20 @@
+//! The bottom room: names for things, and the only doors to what is not deterministic.
+//!
+//! Nothing here does I/O. Every other crate imports this one and this one imports none of them.
+//!
+//! - [`id`]: inode numbers, pack numbers, blob ids.
+//! - [`size`]: the sizes that the format fixes (a blob, a segment, a group, an inline file).
+//! - [`time`]: [`time::Timestamp`], and the door to the clocks.
+//! - [`random`], [`thread`]: the doors to random bytes and to threads.
+//! - [`must`]: the door for "cannot happen": it panics with a sentence that says why it could not.
+
+pub mod id;
+pub mod must;
+pub mod random;
+pub mod size;
+pub mod thread;
+pub mod time;
+
+pub use id::{BlobId, Ino, PackNo};
+pub use must::Must;
+pub use time::Timestamp;

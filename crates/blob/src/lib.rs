@@ -1,0 +1,22 @@
+//! Bytes: what is stored, cached or sent is a blob, immutable, at most 4 MiB, named by the BLAKE3 of its bytes.
+//!
+//! A blob in the making is a *pack*: append-only while open, a blob once sealed. A file is a list of *extents*, each a
+//! range of a pack. This crate computes on bytes and hashes, reads and writes folders of blobs, and holds the seams
+//! that the rooms above and beside it meet at:
+//!
+//! - [`source::BlobSource`]: "the bytes of this blob, please"; a folder, memory, a peer, an object store, or tiers of them.
+//! - [`source::Origin`]: where a volume's blobs live for good.
+//! - [`pack::PackStore`]: this node's open packs; the write path.
+//!
+//! - [`extent`]: the extents of one 4 MiB range of a file, as a value with its algebra.
+//! - [`sums`]: what lies beside a blob so that a part of it can be checked: chaining values and CRCs.
+
+pub mod extent;
+pub mod pack;
+pub mod source;
+pub mod sums;
+
+pub use extent::{Extent, ExtentPage};
+pub use pack::{PackStore, Space};
+pub use source::{BlobError, BlobSource, Origin};
+pub use sums::Sums;

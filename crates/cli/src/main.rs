@@ -1,0 +1,3 @@
+//! The covey command.
+
+fn main() {}

@@ -1,0 +1,382 @@
+//! What a transport asks of a filesystem: one method per kernel operation, in plain types.
+//!
+//! The transport decodes a request, calls a method on the thread that received it, and encodes what comes back. A
+//! method may block only for as long as this machine's own disk takes; [`Filesystem::would_wait`] says beforehand
+//! whether a request must wait for more (a network), and the transport then runs it elsewhere.
+//!
+//! **Lookup counts.** Every [`Entry`] given to the kernel adds one reference to its inode; [`Filesystem::forget`] takes
+//! them back. An inode without a name lives until its count is zero.
+//!
+//! **There are no file handles.** An exclusive or frozen mount answers OPEN, OPENDIR, FLUSH and CREATE with ENOSYS, so the
+//! kernel never asks again; what an open file is follows from its inode number alone. Readdir positions are therefore
+//! good for ever: a position is a value that the filesystem can resume from with nothing remembered.
+
+use std::ops::ControlFlow;
+
+use base::{Ino, Timestamp};
+
+use crate::errno::Errno;
+
+/// Shorthand: what every method answers.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Caller {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Thread, for messages.
+    pub pid: u32,
+}
+
+/// What kind of thing an inode is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Dir,
+    /// A symbolic link.
+    Symlink,
+    /// A named pipe.
+    Fifo,
+    /// A unix socket.
+    Socket,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+}
+
+impl FileKind {
+    /// The `S_IFMT` bits.
+    pub fn mode_bits(self) -> u32 {
+        match self {
+            FileKind::File => libc::S_IFREG,
+            FileKind::Dir => libc::S_IFDIR,
+            FileKind::Symlink => libc::S_IFLNK,
+            FileKind::Fifo => libc::S_IFIFO,
+            FileKind::Socket => libc::S_IFSOCK,
+            FileKind::CharDevice => libc::S_IFCHR,
+            FileKind::BlockDevice => libc::S_IFBLK,
+        }
+    }
+
+    /// From the `S_IFMT` bits of a mode; bits 0 mean a regular file, as mknod(2) has it.
+    pub fn from_mode(mode: u32) -> Option<FileKind> {
+        Some(match mode & libc::S_IFMT {
+            libc::S_IFREG | 0 => FileKind::File,
+            libc::S_IFDIR => FileKind::Dir,
+            libc::S_IFLNK => FileKind::Symlink,
+            libc::S_IFIFO => FileKind::Fifo,
+            libc::S_IFSOCK => FileKind::Socket,
+            libc::S_IFCHR => FileKind::CharDevice,
+            libc::S_IFBLK => FileKind::BlockDevice,
+            _ => return None,
+        })
+    }
+
+    /// The `DT_*` value of a directory entry.
+    pub fn dirent_type(self) -> u8 {
+        (self.mode_bits() >> 12) as u8
+    }
+}
+
+/// An inode's attributes, as stat(2) shows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attr {
+    /// Inode number.
+    pub ino: Ino,
+    /// What it is.
+    pub kind: FileKind,
+    /// Permission bits with set-id and sticky bits (mode & 07777).
+    pub perm: u16,
+    /// Number of names.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device node, as the kernel encodes it.
+    pub rdev: u32,
+    /// Size in bytes.
+    pub size: u64,
+    /// Room taken, in units of 512 bytes.
+    pub blocks: u64,
+    /// Last access (as set; reads do not move it unless the mount says so).
+    pub atime: Timestamp,
+    /// Last change of contents.
+    pub mtime: Timestamp,
+    /// Last change of anything.
+    pub ctime: Timestamp,
+    /// Creation.
+    pub btime: Timestamp,
+}
+
+/// A name found or made: the kernel holds one more reference to the inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The inode's attributes.
+    pub attr: Attr,
+    /// Distinguishes inodes that had the same number; always 0 while numbers are never reused.
+    pub generation: u64,
+}
+
+/// A new value for a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime {
+    /// The moment at which the request is served.
+    Now,
+    /// This moment.
+    To(Timestamp),
+}
+
+/// What setattr changes; `None` leaves a thing as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// Permission bits (07777).
+    pub perm: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Truncate or extend to this size.
+    pub size: Option<u64>,
+    /// Access time.
+    pub atime: Option<SetTime>,
+    /// Modification time.
+    pub mtime: Option<SetTime>,
+    /// Change time: sent only by a kernel that keeps the times itself (writeback cache).
+    pub ctime: Option<Timestamp>,
+    /// Clear set-user-id and set-group-id (the latter where the group may execute), and the file's capabilities:
+    /// the caller may not keep them.
+    pub kill_suid_sgid: bool,
+}
+
+/// A node to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewNode {
+    /// Regular file, fifo, socket or device (directories and symlinks have methods of their own).
+    pub kind: FileKind,
+    /// Permission bits asked for (07777), before umask or a default ACL is applied.
+    pub perm: u16,
+    /// The caller's umask; it counts only where the parent has no default ACL.
+    pub umask: u16,
+    /// For device nodes.
+    pub rdev: u32,
+}
+
+/// How rename treats what is in the way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RenameMode {
+    /// Replace it.
+    #[default]
+    Replace,
+    /// Refuse with EEXIST (`RENAME_NOREPLACE`).
+    NoReplace,
+    /// Exchange the two (`RENAME_EXCHANGE`).
+    Exchange,
+}
+
+/// How setxattr treats what is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum XattrMode {
+    /// Create or replace.
+    #[default]
+    Set,
+    /// Refuse with EEXIST if there.
+    Create,
+    /// Refuse with ENODATA if not there.
+    Replace,
+}
+
+/// What fallocate(2) is asked to do with the range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocate {
+    /// Make room; the size grows if the range ends beyond it, unless `keep_size`.
+    Reserve {
+        /// `FALLOC_FL_KEEP_SIZE`
+        keep_size: bool,
+    },
+    /// Free the range; it reads as zeros, the size stays.
+    PunchHole,
+    /// The range reads as zeros; the size grows if the range ends beyond it, unless `keep_size`.
+    Zero {
+        /// `FALLOC_FL_KEEP_SIZE`
+        keep_size: bool,
+    },
+}
+
+/// Which edge lseek(2) looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seek {
+    /// `SEEK_DATA`
+    Data,
+    /// `SEEK_HOLE`
+    Hole,
+}
+
+/// One name of a listing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirEntry<'a> {
+    /// The name's bytes.
+    pub name: &'a [u8],
+    /// The inode.
+    pub ino: Ino,
+    /// What it is.
+    pub kind: FileKind,
+    /// Where to go on: the listing after this entry starts at this position.
+    pub next: u64,
+}
+
+/// Room in the volume, for statfs(2); bytes and inodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatFs {
+    /// Size of the volume in bytes.
+    pub total: u64,
+    /// Free bytes.
+    pub free: u64,
+    /// Free bytes for users other than root.
+    pub available: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// Inodes that can still be made.
+    pub inodes_free: u64,
+}
+
+/// A request whose wait can be judged beforehand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// [`Filesystem::read`] of this range.
+    Read {
+        /// Inode.
+        ino: Ino,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// [`Filesystem::fsync`] and the like: waits for a disk.
+    Sync,
+    /// A change of names or attributes.
+    Change,
+}
+
+/// How long the kernel may keep what it was told, and what it is told at all. Asked once, at mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coherence {
+    /// The tree cannot change.
+    Frozen,
+    /// All changes come through this mount.
+    Exclusive,
+}
+
+/// A filesystem that can be mounted. Errors are error numbers, as the kernel will hand them to the program.
+///
+/// Permission checks are the kernel's (`default_permissions`, always); methods check what only the filesystem knows.
+/// Names are 1 to 255 bytes other than `/` and NUL; `ENAMETOOLONG` otherwise.
+#[allow(unused_variables)]
+pub trait Filesystem: Send + Sync {
+    /// What the mount promises about changes.
+    fn coherence(&self) -> Coherence;
+
+    /// Whether serving this request would wait for more than memory and the local page cache.
+    fn would_wait(&self, request: Waiting) -> bool {
+        false
+    }
+
+    /// Finds a name. `ENOENT` where there is none.
+    fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry>;
+
+    /// Takes back `count` references of the kernel's.
+    fn forget(&self, ino: Ino, count: u64);
+
+    /// Attributes.
+    fn getattr(&self, ino: Ino) -> Result<Attr>;
+
+    /// Changes attributes; truncates when the size is among them. Answers the attributes after.
+    fn setattr(&self, caller: &Caller, ino: Ino, set: &SetAttr) -> Result<Attr>;
+
+    /// A symbolic link's target.
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>>;
+
+    /// Makes a node that is neither directory nor symlink.
+    fn mknod(&self, caller: &Caller, parent: Ino, name: &[u8], node: &NewNode) -> Result<Entry>;
+
+    /// Makes a directory. `umask` as in [`NewNode`].
+    fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], perm: u16, umask: u16) -> Result<Entry>;
+
+    /// Makes a symbolic link.
+    fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry>;
+
+    /// Makes a file without a name (`O_TMPFILE`).
+    fn tmpfile(&self, caller: &Caller, parent: Ino, perm: u16, umask: u16) -> Result<Entry> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Gives an inode one more name.
+    fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry>;
+
+    /// Removes a name that is not a directory's.
+    fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()>;
+
+    /// Removes an empty directory.
+    fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()>;
+
+    /// Renames.
+    fn rename(&self, parent: Ino, name: &[u8], to: Ino, to_name: &[u8], mode: RenameMode) -> Result<()>;
+
+    /// Reads at most `buf.len()` bytes; fewer only at the end of the file. Answers how many.
+    fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
+
+    /// Writes all of `data`. `kill_suid_sgid` as in [`SetAttr`]. `cached`: the bytes come from the kernel's page cache, which keeps
+    /// size and times itself.
+    fn write(&self, ino: Ino, offset: u64, data: &[u8], kill_suid_sgid: bool, cached: bool) -> Result<()>;
+
+    /// fallocate(2).
+    fn allocate(&self, ino: Ino, offset: u64, len: u64, how: Allocate) -> Result<()>;
+
+    /// lseek(2) with `SEEK_DATA` or `SEEK_HOLE`. `ENXIO` past the end.
+    fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64>;
+
+    /// Copies a range between files of this filesystem by names only. Answers how many bytes.
+    fn copy_range(&self, from: Ino, from_offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64>;
+
+    /// When it returns, everything done to this inode before (and its names) survives a power cut.
+    fn fsync(&self, ino: Ino, data_only: bool) -> Result<()>;
+
+    /// The same for the whole filesystem.
+    fn sync(&self) -> Result<()>;
+
+    /// Hands `each` the entries from `position` (0: the start) on, `.` and `..` among them, until it breaks. An entry for which
+    /// it broke was not taken. Entries that are there throughout a listing are seen exactly once, whatever comes and goes meanwhile.
+    fn readdir(&self, ino: Ino, position: u64, each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>) -> Result<()>;
+
+    /// The same with attributes, and one reference for each entry taken other than `.` and `..` (as by [`Filesystem::lookup`]).
+    fn readdir_plus(
+        &self,
+        ino: Ino,
+        position: u64,
+        each: &mut dyn FnMut(DirEntry<'_>, Option<&Entry>) -> ControlFlow<()>,
+    ) -> Result<()>;
+
+    /// An extended attribute's value. `ENODATA` where there is none.
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
+
+    /// Sets one. `kill_sgid`: setting an ACL must clear the set-group-id bit.
+    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode, kill_sgid: bool) -> Result<()>;
+
+    /// The names of all, each followed by a NUL byte.
+    fn listxattr(&self, ino: Ino) -> Result<Vec<u8>>;
+
+    /// Removes one. `ENODATA` where there is none.
+    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()>;
+
+    /// Room in the volume.
+    fn statfs(&self) -> Result<StatFs>;
+
+    /// The kernel is gone: the mount ended. All references are void.
+    fn unmounted(&self) {}
+}

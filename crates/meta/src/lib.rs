@@ -1,0 +1,21 @@
+//! Names: directories, inodes, attributes, and which extents make up a file.
+//!
+//! Three layers, each in its own folder:
+//!
+//! ```text
+//!   names      runs an operation: read what the plan needs, plan, commit, again on conflict
+//!   plan       what an operation means: pure, no I/O, no clock, no randomness
+//!   store      the seam: rows under ordered keys, conditional commits
+//!     engine/memory, engine/sqlite      engines; journal (overlay + redo log) stands in front of SQLite
+//! ```
+//!
+//! [`key`] and [`record`] say how rows are written down; docs/FORMAT.md is their prose.
+
+pub mod key;
+pub mod plan;
+pub mod record;
+pub mod store;
+
+pub use key::Key;
+pub use record::{Dentry, InodeRecord, PackRow};
+pub use store::{Commit, Expect, MetaStore, Value};
