@@ -1,1 +1,361 @@
 //! What lies beside a blob so that any part of it can be checked without reading the rest.
+//!
+//! - Per *group* of 64 KiB its BLAKE3 chaining value: the nodes of the blob's own hash tree at that height. They lead to
+//!   the name, so whoever knows the name can check them, and with them each group as it arrives from another node.
+//! - Per *segment* of 32 KiB its CRC32C: a tenth of the cost, for bytes that lay on this machine's own disk. A CRC
+//!   finds rot; it proves nothing to somebody who is lied to.
+//!
+//! ```text
+//!                 id
+//!              /      \            above the groups: `root_of`, no bytes needed
+//!           .            .
+//!         /   \        /   \
+//!        g0   g1      g2   g3      chaining values, 64 KiB each (the last group may be short)
+//!       s0 s1 s2 s3  s4 s5 s6      CRC32C, 32 KiB each (the last segment may be short)
+//! ```
+//!
+//! A blob of a single group has no tree above it: its one "chaining value" is the id itself.
+//!
+//! # On disk
+//!
+//! ```text
+//!   "covS"  magic            4 bytes
+//!   version 1                u32, little-endian, as all numbers here
+//!   size of the blob, bytes  u32, 0 to 4 MiB
+//!   chaining values          32 bytes for each group, at least one
+//!   CRC32C of the segments   u32 for each segment
+//!   CRC32C of all the above  u32
+//! ```
+//!
+//! The id is not written: it follows from the chaining values, so the two can never disagree.
+
+mod crc;
+#[cfg(test)]
+mod tests;
+
+use base::BlobId;
+use base::Must;
+use base::size::{BLOB_MAX, GROUP, SEGMENT};
+use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
+
+pub use crc::{Crc32c, crc32c};
+
+const MAGIC: [u8; 4] = *b"covS";
+const VERSION: u32 = 1;
+const HEAD: usize = 12;
+
+/// A BLAKE3 chaining value, or the hash itself where a blob has a single group.
+pub type ChainingValue = [u8; 32];
+
+/// The sums of one blob.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Sums {
+    id: BlobId,
+    size: u32,
+    groups: Vec<ChainingValue>,
+    segments: Vec<u32>,
+}
+
+/// Bytes that are not the blob's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Mismatch {
+    /// The CRC of a segment differs.
+    #[error("the CRC of the {len} bytes at {offset} is wrong")]
+    Segment {
+        /// Where in the blob the segment begins.
+        offset: u32,
+        /// Its length in bytes.
+        len: u32,
+    },
+    /// The BLAKE3 chaining value of a group differs.
+    #[error("the hash of the {len} bytes at {offset} is wrong")]
+    Group {
+        /// Where in the blob the group begins.
+        offset: u32,
+        /// Its length in bytes.
+        len: u32,
+    },
+    /// The range was not one of whole segments or groups of this blob.
+    #[error("{len} bytes at {offset} are no whole parts of a blob of {size} bytes")]
+    Range {
+        /// Where it begins.
+        offset: u32,
+        /// How long it is.
+        len: usize,
+        /// The blob's size.
+        size: u32,
+    },
+}
+
+/// The bytes were not an encoded [`Sums`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the sums of a blob are damaged: {0}")]
+pub struct BadSums(pub &'static str);
+
+impl std::fmt::Debug for Sums {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "sums of {} bytes, {}", self.size, self.id)
+    }
+}
+
+impl Sums {
+    /// Computes everything in one pass over the blob's bytes.
+    ///
+    /// # Panics
+    /// When there are more than 4 MiB.
+    pub fn of(bytes: &[u8]) -> Sums {
+        let mut builder = Builder::new(u32::try_from(bytes.len()).must("a blob has at most 4 MiB"));
+        bytes.chunks(GROUP as usize).for_each(|group| builder.push(group));
+        builder.finish()
+    }
+
+    /// The blob's name.
+    pub fn id(&self) -> BlobId {
+        self.id
+    }
+
+    /// The blob's size in bytes.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// The chaining values of the groups, in order; the id itself where there is a single group.
+    pub fn groups(&self) -> &[ChainingValue] {
+        &self.groups
+    }
+
+    /// The CRC32C of the segments, in order.
+    pub fn segments(&self) -> &[u32] {
+        &self.segments
+    }
+
+    /// Where the segment that holds the byte at `offset` begins and ends.
+    pub fn segment_around(&self, offset: u32) -> (u32, u32) {
+        let start = offset - offset % SEGMENT;
+        (start, start.saturating_add(SEGMENT).min(self.size))
+    }
+
+    /// Compares bytes with the CRCs of the segments that they are: one or more whole segments from `offset` on.
+    ///
+    /// # Errors
+    /// [`Mismatch`]: the first segment that differs, or a range that is not one of whole segments.
+    pub fn check(&self, offset: u32, bytes: &[u8]) -> Result<(), Mismatch> {
+        self.check_range(offset, bytes.len(), SEGMENT)?;
+        let first = (offset / SEGMENT) as usize;
+        for (i, segment) in bytes.chunks(SEGMENT as usize).enumerate() {
+            if crc32c(segment) != self.segments[first + i] {
+                return Err(Mismatch::Segment {
+                    offset: (first + i) as u32 * SEGMENT,
+                    len: segment.len() as u32,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares bytes with the chaining values of the groups that they are: one or more whole groups from `offset` on.
+    ///
+    /// # Errors
+    /// [`Mismatch`]: the first group that differs, or a range that is not one of whole groups.
+    pub fn check_group(&self, offset: u32, bytes: &[u8]) -> Result<(), Mismatch> {
+        self.check_range(offset, bytes.len(), GROUP)?;
+        let first = (offset / GROUP) as usize;
+        for (i, group) in bytes.chunks(GROUP as usize).enumerate() {
+            let index = first + i;
+            if chaining_value(index, self.groups.len() == 1, group) != self.groups[index] {
+                return Err(Mismatch::Group {
+                    offset: index as u32 * GROUP,
+                    len: group.len() as u32,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_range(&self, offset: u32, len: usize, unit: u32) -> Result<(), Mismatch> {
+        let end = offset as usize + len;
+        let whole =
+            end == self.size as usize || end < self.size as usize && end.is_multiple_of(unit as usize);
+        if offset.is_multiple_of(unit) && len > 0 && whole {
+            Ok(())
+        } else {
+            Err(Mismatch::Range {
+                offset,
+                len,
+                size: self.size,
+            })
+        }
+    }
+
+    /// The name that a blob with these chaining values has, or none if there are none. The values come from
+    /// [`Sums::groups`]: a single one is the name itself.
+    pub fn root_of(groups: &[ChainingValue]) -> Option<BlobId> {
+        match groups {
+            [] => None,
+            [only] => Some(BlobId(*only)),
+            _ => {
+                let (left, right) = groups.split_at(left_groups(groups.len()));
+                let root = merge_subtrees_root(&subtree(left), &subtree(right), Mode::Hash);
+                Some(BlobId(*root.as_bytes()))
+            }
+        }
+    }
+
+    /// The sums as bytes: at most 2,576 of them. The same sums always give the same bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(encoded_len(self.size));
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&self.size.to_le_bytes());
+        self.groups.iter().for_each(|group| out.extend_from_slice(group));
+        self.segments
+            .iter()
+            .for_each(|crc| out.extend_from_slice(&crc.to_le_bytes()));
+        let own = crc32c(&out);
+        out.extend_from_slice(&own.to_le_bytes());
+        out
+    }
+
+    /// Reads what [`Sums::encode`] wrote. Whoever knows the blob's name compares it with [`Sums::id`].
+    ///
+    /// # Errors
+    /// [`BadSums`] for every other sequence of bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Sums, BadSums> {
+        let number = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
+        let (Some(version), Some(size)) = (number(4), number(8)) else {
+            return Err(BadSums("they are cut short"));
+        };
+        if bytes[..4] != MAGIC {
+            return Err(BadSums("they do not begin with covS"));
+        }
+        if version != VERSION {
+            return Err(BadSums("their version is not one this program knows"));
+        }
+        if size > BLOB_MAX {
+            return Err(BadSums("the blob would be larger than 4 MiB"));
+        }
+        if bytes.len() != encoded_len(size) {
+            return Err(BadSums("their length does not fit the blob's size"));
+        }
+        let (content, own) = bytes.split_at(bytes.len() - 4);
+        if crc32c(content).to_le_bytes() != own {
+            return Err(BadSums("their own CRC is wrong"));
+        }
+        let (groups, segments) = content[HEAD..].split_at(parts(size, GROUP) * 32);
+        let groups: Vec<ChainingValue> = groups.as_chunks().0.to_vec();
+        let segments = segments
+            .as_chunks()
+            .0
+            .iter()
+            .map(|crc| u32::from_le_bytes(*crc))
+            .collect();
+        let id = Sums::root_of(&groups).ok_or(BadSums("they name no group"))?;
+        Ok(Sums {
+            id,
+            size,
+            groups,
+            segments,
+        })
+    }
+}
+
+/// Computes [`Sums`] from a blob's groups as they come, so that the whole blob need not be in memory at once.
+#[derive(Debug)]
+pub struct Builder {
+    size: u32,
+    done: u32,
+    groups: Vec<ChainingValue>,
+    segments: Vec<u32>,
+}
+
+impl Builder {
+    /// For a blob of `size` bytes: how a group is hashed depends on whether it is the only one.
+    ///
+    /// # Panics
+    /// When there are more than 4 MiB.
+    pub fn new(size: u32) -> Builder {
+        (size <= BLOB_MAX).then_some(()).must("a blob has at most 4 MiB");
+        Builder {
+            size,
+            done: 0,
+            groups: Vec::with_capacity(parts(size, GROUP)),
+            segments: Vec::with_capacity(size.div_ceil(SEGMENT) as usize),
+        }
+    }
+
+    /// How long the next group must be, in bytes; 0 when all are there.
+    pub fn next_len(&self) -> u32 {
+        GROUP.min(self.size - self.done)
+    }
+
+    /// Takes the next group's bytes: [`Builder::next_len`] of them.
+    ///
+    /// # Panics
+    /// When they are more or fewer.
+    pub fn push(&mut self, group: &[u8]) {
+        (group.len() == self.next_len() as usize)
+            .then_some(())
+            .must("a group is pushed whole");
+        if group.is_empty() {
+            return;
+        }
+        self.segments.extend(group.chunks(SEGMENT as usize).map(crc32c));
+        self.groups
+            .push(chaining_value(self.groups.len(), self.size <= GROUP, group));
+        self.done += group.len() as u32;
+    }
+
+    /// The sums of what was pushed.
+    ///
+    /// # Panics
+    /// When fewer bytes were pushed than the blob has.
+    pub fn finish(mut self) -> Sums {
+        (self.done == self.size)
+            .then_some(())
+            .must("all groups were pushed");
+        if self.size == 0 {
+            self.groups.push(*blake3::hash(&[]).as_bytes());
+        }
+        let id = Sums::root_of(&self.groups).must("a blob has at least one group");
+        Sums {
+            id,
+            size: self.size,
+            groups: self.groups,
+            segments: self.segments,
+        }
+    }
+}
+
+/// The number of parts of a blob; the empty blob counts as having one empty group.
+fn parts(size: u32, unit: u32) -> usize {
+    (size.div_ceil(unit) as usize).max(1)
+}
+
+fn encoded_len(size: u32) -> usize {
+    HEAD + parts(size, GROUP) * 32 + size.div_ceil(SEGMENT) as usize * 4 + 4
+}
+
+fn chaining_value(index: usize, only: bool, group: &[u8]) -> ChainingValue {
+    if only {
+        return *blake3::hash(group).as_bytes();
+    }
+    blake3::Hasher::new()
+        .set_input_offset(index as u64 * u64::from(GROUP))
+        .update(group)
+        .finalize_non_root()
+}
+
+/// Of the groups of a tree, those left of its root: the largest power of two that leaves something on the right.
+fn left_groups(count: usize) -> usize {
+    count.next_power_of_two() / 2
+}
+
+fn subtree(groups: &[ChainingValue]) -> ChainingValue {
+    match groups {
+        [only] => *only,
+        _ => {
+            let (left, right) = groups.split_at(left_groups(groups.len()));
+            merge_subtrees_non_root(&subtree(left), &subtree(right), Mode::Hash)
+        }
+    }
+}

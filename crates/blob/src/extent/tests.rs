@@ -12,9 +12,19 @@ const UNITS: usize = (ExtentPage::SPAN / UNIT) as usize;
 
 #[derive(Clone, Debug)]
 enum Change {
-    Insert { at: u32, len: u32, pack: u64, offset: u32 },
-    Punch { at: u32, len: u32 },
-    Truncate { len: u32 },
+    Insert {
+        at: u32,
+        len: u32,
+        pack: u64,
+        offset: u32,
+    },
+    Punch {
+        at: u32,
+        len: u32,
+    },
+    Truncate {
+        len: u32,
+    },
 }
 
 fn range() -> impl Strategy<Value = (u32, u32)> {
@@ -25,7 +35,12 @@ fn change() -> impl Strategy<Value = Change> {
     // Few packs and offsets, so that neighbours often continue one another.
     let insert = (range(), 0..3u64, 0..2u32).prop_map(|((at, len), pack, shift)| {
         let offset = (at + shift).min(UNITS as u32 - len);
-        Change::Insert { at, len, pack, offset }
+        Change::Insert {
+            at,
+            len,
+            pack,
+            offset,
+        }
     });
     let punch = (0..=UNITS as u32, 0..80u32).prop_map(|(at, len)| Change::Punch { at, len });
     let truncate = (0..=UNITS as u32).prop_map(|len| Change::Truncate { len });
@@ -146,20 +161,43 @@ proptest! {
 fn the_encoding_is_the_documented_one() {
     let mut page = ExtentPage::new();
     assert_eq!(page.encode(), [1, 0]);
-    page.insert(Extent { at: 5, len: 300, pack: PackNo(7), offset: 1 });
-    page.insert(Extent { at: 305, len: 1, pack: PackNo(6), offset: 0 });
+    page.insert(Extent {
+        at: 5,
+        len: 300,
+        pack: PackNo(7),
+        offset: 1,
+    });
+    page.insert(Extent {
+        at: 305,
+        len: 1,
+        pack: PackNo(6),
+        offset: 0,
+    });
     assert_eq!(page.encode(), [1, 2, 5, 0xac, 2, 14, 1, 0, 1, 1, 0]);
     let far = u64::MAX;
-    page.insert(Extent { at: 0, len: 1, pack: PackNo(far), offset: 0 });
+    page.insert(Extent {
+        at: 0,
+        len: 1,
+        pack: PackNo(far),
+        offset: 0,
+    });
     assert_eq!(ExtentPage::decode(&page.encode()), Ok(page));
 }
 
 #[test]
 fn a_range_past_the_page_is_cut() {
     let mut page = ExtentPage::new();
-    let last = Extent { at: ExtentPage::SPAN - 10, len: 10, pack: PackNo(1), offset: 0 };
+    let last = Extent {
+        at: ExtentPage::SPAN - 10,
+        len: 10,
+        pack: PackNo(1),
+        offset: 0,
+    };
     assert_eq!(page.insert(last), []);
-    assert_eq!(page.parts(ExtentPage::SPAN - 4, u32::MAX).collect::<Vec<_>>(), [Part::Data(last.cut(ExtentPage::SPAN - 4, ExtentPage::SPAN))]);
+    assert_eq!(
+        page.parts(ExtentPage::SPAN - 4, u32::MAX).collect::<Vec<_>>(),
+        [Part::Data(last.cut(ExtentPage::SPAN - 4, ExtentPage::SPAN))]
+    );
     assert_eq!(page.parts(ExtentPage::SPAN, 1).next(), None);
     assert_eq!(page.parts(u32::MAX, u32::MAX).next(), None);
     assert_eq!(page.next_hole(ExtentPage::SPAN - 1), None);
@@ -173,7 +211,12 @@ fn a_range_past_the_page_is_cut() {
 #[test]
 #[should_panic = "an extent lies within its page and its pack"]
 fn an_extent_past_its_pack_is_a_bug() {
-    ExtentPage::new().insert(Extent { at: 0, len: 2, pack: PackNo(1), offset: ExtentPage::SPAN - 1 });
+    ExtentPage::new().insert(Extent {
+        at: 0,
+        len: 2,
+        pack: PackNo(1),
+        offset: ExtentPage::SPAN - 1,
+    });
 }
 
 /// `cargo test --release -p covey-blob -- --ignored --nocapture page_speed`
@@ -182,20 +225,34 @@ fn an_extent_past_its_pack_is_a_bug() {
 fn page_speed() {
     let mut page = ExtentPage::new();
     for i in 0..64u32 {
-        page.insert(Extent { at: i * 65536, len: 4096, pack: PackNo(1000 + u64::from(i % 7)), offset: i * 8192 });
+        page.insert(Extent {
+            at: i * 65536,
+            len: 4096,
+            pack: PackNo(1000 + u64::from(i % 7)),
+            offset: i * 8192,
+        });
     }
     let rounds = 1_000_000u32;
     let mut bytes = Vec::new();
     let start = base::time::monotonic();
     for i in 0..rounds {
-        let extent = Extent { at: (i % 64) * 65536, len: 4096, pack: PackNo(u64::from(2000 + i % 5)), offset: (i % 500) * 4096 };
+        let extent = Extent {
+            at: (i % 64) * 65536,
+            len: 4096,
+            pack: PackNo(u64::from(2000 + i % 5)),
+            offset: (i % 500) * 4096,
+        };
         std::hint::black_box(page.insert(extent));
         bytes.clear();
         page.encode_into(&mut bytes);
         std::hint::black_box(&bytes);
     }
     let each = start.elapsed() / rounds;
-    println!("insert + encode of a page of {} extents ({} bytes): {each:?}", page.extents().len(), bytes.len());
+    println!(
+        "insert + encode of a page of {} extents ({} bytes): {each:?}",
+        page.extents().len(),
+        bytes.len()
+    );
     let start = base::time::monotonic();
     for _ in 0..rounds {
         std::hint::black_box(ExtentPage::decode(std::hint::black_box(&bytes)).unwrap());

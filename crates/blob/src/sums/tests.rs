@@ -1,0 +1,183 @@
+use base::size::{BLOB_MAX, GROUP, SEGMENT};
+use proptest::prelude::*;
+
+use super::*;
+
+/// Bytes that are the same in every run and do not repeat.
+fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut out = vec![0; len];
+    let mut reader = blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof();
+    reader.fill(&mut out);
+    out
+}
+
+const SIZES: [usize; 17] = [
+    0, 1, 1023, 1024, 1025, 32767, 32768, 32769, 65535, 65536, 65537, 131_071, 131_072, 131_073, 196_609,
+    4_194_303, 4_194_304,
+];
+
+#[test]
+fn the_id_is_the_plain_hash_for_every_kind_of_size() {
+    for size in SIZES {
+        let bytes = noise(size, 1);
+        let sums = Sums::of(&bytes);
+        assert_eq!(sums.id().0, *blake3::hash(&bytes).as_bytes(), "{size} bytes");
+        assert_eq!(sums.size() as usize, size);
+        assert_eq!(sums.segments().len(), size.div_ceil(SEGMENT as usize));
+        assert_eq!(Sums::root_of(sums.groups()), Some(sums.id()));
+        assert_eq!(Sums::decode(&sums.encode()), Ok(sums));
+    }
+}
+
+#[test]
+fn crc32c_is_castagnoli() {
+    assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    assert_eq!(crc32c(b""), 0);
+    let bytes = noise(100_000, 2);
+    let mut parts = Crc32c::new();
+    for part in [&bytes[..3], &bytes[3..40_000], &[], &bytes[40_000..]] {
+        parts.update(part);
+    }
+    assert_eq!(parts.finish(), crc32c(&bytes));
+}
+
+#[test]
+fn every_group_and_segment_can_be_checked_alone_and_together() {
+    for size in SIZES.into_iter().skip(1) {
+        let bytes = noise(size, 3);
+        let sums = Sums::of(&bytes);
+        sums.check(0, &bytes).unwrap();
+        sums.check_group(0, &bytes).unwrap();
+        for (i, segment) in bytes.chunks(SEGMENT as usize).enumerate() {
+            sums.check(i as u32 * SEGMENT, segment).unwrap();
+        }
+        for (i, group) in bytes.chunks(GROUP as usize).enumerate() {
+            sums.check_group(i as u32 * GROUP, group).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_not_whole_parts_is_no_match() {
+    let bytes = noise(100_000, 4);
+    let sums = Sums::of(&bytes);
+    let segment = SEGMENT as usize;
+    for (offset, range) in [
+        (1, 1..segment),
+        (0, 0..segment - 1),
+        (0, 0..0),
+        (SEGMENT, 0..bytes.len()),
+        (u32::MAX, 0..1),
+        (131_072, 0..1),
+    ] {
+        assert!(
+            matches!(sums.check(offset, &bytes[range]), Err(Mismatch::Range { .. })),
+            "{offset}"
+        );
+    }
+    assert!(matches!(
+        sums.check_group(SEGMENT, &bytes[segment..]),
+        Err(Mismatch::Range { .. })
+    ));
+    assert!(matches!(Sums::of(&[]).check(0, &[]), Err(Mismatch::Range { .. })));
+    // Right bytes in the wrong place.
+    assert!(matches!(
+        sums.check(SEGMENT, &bytes[..segment]),
+        Err(Mismatch::Segment { offset: SEGMENT, .. })
+    ));
+    assert!(matches!(
+        sums.check_group(0, &bytes[segment..3 * segment]),
+        Err(Mismatch::Group { offset: 0, .. })
+    ));
+}
+
+#[test]
+fn the_largest_encoding_is_what_the_docs_say() {
+    assert_eq!(encoded_len(BLOB_MAX), 2576);
+    assert_eq!(Sums::root_of(&[]), None);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_flipped_bit_is_found(size in 1..300_000usize, place in any::<prop::sample::Index>(), bit in 0..8u8) {
+        let mut bytes = noise(size, 5);
+        let sums = Sums::of(&bytes);
+        prop_assert_eq!(sums.id().0, *blake3::hash(&bytes).as_bytes());
+        let place = place.index(size);
+        bytes[place] ^= 1 << bit;
+        let place = place as u32;
+        let (start, end) = sums.segment_around(place);
+        prop_assert_eq!(sums.check(0, &bytes), Err(Mismatch::Segment { offset: start, len: end - start }));
+        let group = place - place % GROUP;
+        let len = GROUP.min(size as u32 - group);
+        prop_assert_eq!(sums.check_group(0, &bytes), Err(Mismatch::Group { offset: group, len }));
+    }
+
+    #[test]
+    fn a_builder_fed_by_groups_agrees(size in 0..500_000usize) {
+        let bytes = noise(size, 6);
+        let mut builder = Builder::new(size as u32);
+        let mut rest = &bytes[..];
+        while builder.next_len() > 0 {
+            let (group, after) = rest.split_at(builder.next_len() as usize);
+            builder.push(group);
+            rest = after;
+        }
+        prop_assert_eq!(builder.finish(), Sums::of(&bytes));
+    }
+
+    #[test]
+    fn no_bytes_make_decode_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), head in any::<bool>()) {
+        let mut bytes = bytes;
+        if head && bytes.len() >= 12 {
+            bytes[..8].copy_from_slice(b"covS\x01\0\0\0");
+        }
+        prop_assert!(Sums::decode(&bytes).is_err());
+    }
+
+    #[test]
+    fn a_damaged_encoding_is_refused(size in 0..300_000usize, place in any::<prop::sample::Index>(), bit in 0..8u8, cut in any::<bool>()) {
+        let mut bytes = Sums::of(&noise(size, 7)).encode();
+        let place = place.index(bytes.len());
+        if cut {
+            bytes.truncate(place);
+        } else {
+            bytes[place] ^= 1 << bit;
+        }
+        prop_assert!(Sums::decode(&bytes).is_err());
+    }
+}
+
+/// `cargo test --release -p covey-blob -- --ignored --nocapture sums_speed`
+#[test]
+#[ignore = "a measurement"]
+fn sums_speed() {
+    let bytes = noise(BLOB_MAX as usize, 8);
+    let gib = |rounds: u32, len: usize, start: std::time::Instant| {
+        f64::from(rounds) * len as f64 / (1u64 << 30) as f64 / start.elapsed().as_secs_f64()
+    };
+    let start = base::time::monotonic();
+    for _ in 0..500 {
+        std::hint::black_box(Sums::of(std::hint::black_box(&bytes)));
+    }
+    println!("Sums::of, 4 MiB: {:.2} GiB/s", gib(500, bytes.len(), start));
+    let start = base::time::monotonic();
+    for _ in 0..500 {
+        std::hint::black_box(blake3::hash(std::hint::black_box(&bytes)));
+    }
+    println!("blake3::hash alone: {:.2} GiB/s", gib(500, bytes.len(), start));
+    for len in [64, 4096, 32768, 131_072] {
+        let rounds = (1 << 30) / len as u32;
+        let start = base::time::monotonic();
+        for _ in 0..rounds {
+            std::hint::black_box(crc32c(std::hint::black_box(&bytes[..len])));
+        }
+        println!(
+            "crc32c of {len}: {:.2} GiB/s, {:?} each",
+            gib(rounds, len, start),
+            start.elapsed() / rounds
+        );
+    }
+}
