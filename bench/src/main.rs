@@ -1,0 +1,3 @@
+//! Every published figure, one command each.
+
+fn main() {}
