@@ -1,0 +1,188 @@
+//! What production code may not say, and what it says instead.
+//!
+//! Clocks, random numbers, threads and "cannot happen" each have one door in `base`; outside it a test could not take
+//! hold of them. Tests may say all of this.
+
+use crate::Finding;
+use crate::source::Source;
+
+/// A banned word: what it is, what to say instead, and the files where it is at home.
+struct Ban {
+    word: &'static str,
+    instead: &'static str,
+    doors: &'static [&'static str],
+}
+
+const TIME: &[&str] = &["crates/base/src/time.rs"];
+const THREAD: &[&str] = &["crates/base/src/thread.rs"];
+const RANDOM: &[&str] = &["crates/base/src/random.rs"];
+const MUST: &[&str] = &["crates/base/src/must.rs"];
+
+const CANNOT_HAPPEN: &str = "return an error, or say why it cannot happen with base::Must";
+const FINISH: &str = "finish it or leave it out";
+
+const BANS: &[Ban] = &[
+    Ban {
+        word: ".unwrap()",
+        instead: CANNOT_HAPPEN,
+        doors: &[],
+    },
+    Ban {
+        word: ".expect(",
+        instead: CANNOT_HAPPEN,
+        doors: &[],
+    },
+    Ban {
+        word: ".unwrap_err()",
+        instead: CANNOT_HAPPEN,
+        doors: &[],
+    },
+    Ban {
+        word: "panic!",
+        instead: CANNOT_HAPPEN,
+        doors: MUST,
+    },
+    Ban {
+        word: "SystemTime::now",
+        instead: "the time of day comes from base::time::now",
+        doors: TIME,
+    },
+    Ban {
+        word: "Instant::now",
+        instead: "measure with base::time::monotonic",
+        doors: TIME,
+    },
+    Ban {
+        word: "std::thread::spawn",
+        instead: "base::thread::spawn gives the thread a name",
+        doors: THREAD,
+    },
+    Ban {
+        word: "thread::Builder",
+        instead: "base::thread::spawn gives the thread a name",
+        doors: THREAD,
+    },
+    Ban {
+        word: "rand::",
+        instead: "random bytes come from base::random",
+        doors: RANDOM,
+    },
+    Ban {
+        word: "getrandom::",
+        instead: "random bytes come from base::random",
+        doors: RANDOM,
+    },
+    Ban {
+        word: "todo!",
+        instead: FINISH,
+        doors: &[],
+    },
+    Ban {
+        word: "unimplemented!",
+        instead: FINISH,
+        doors: &[],
+    },
+    Ban {
+        word: "dbg!",
+        instead: "take it out",
+        doors: &[],
+    },
+];
+
+/// Checks one source.
+pub fn check(source: &Source) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut found = |at: usize, word: &str, instead: &str| {
+        if !source.in_test(at) {
+            findings.push(Finding::new(
+                &source.path,
+                source.line_of(at),
+                format!("{word}: {instead}"),
+            ));
+        }
+    };
+    for ban in BANS
+        .iter()
+        .filter(|ban| !ban.doors.contains(&source.path.as_str()))
+    {
+        source
+            .find(ban.word)
+            .for_each(|at| found(at, ban.word, ban.instead));
+    }
+    if imports_std_thread(source) && !THREAD.contains(&source.path.as_str()) {
+        let spawns = source
+            .find("thread::spawn")
+            .filter(|&at| !source.code[..at].ends_with("::"));
+        spawns.for_each(|at| found(at, "thread::spawn", "base::thread::spawn gives the thread a name"));
+    }
+    findings
+}
+
+/// Whether `thread::spawn` means the standard library's here: `use std::thread;`, `use std::{.., thread, ..};`.
+fn imports_std_thread(source: &Source) -> bool {
+    source.find("use").any(|at| {
+        let statement = source.code[at..].split(';').next().unwrap_or("");
+        let tail = |form: &str| {
+            statement
+                .split(form)
+                .nth(1)
+                .is_some_and(|rest| !rest.starts_with("::"))
+        };
+        statement.starts_with("use std") && (tail("std::thread") || tail("{thread") || tail(" thread"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings(path: &str, code: &str) -> usize {
+        check(&Source::new(path, code)).len()
+    }
+
+    #[test]
+    fn every_banned_word_is_found_in_production_code_only() {
+        for ban in BANS {
+            let code = format!("fn a() {{ x {} y }}\n", ban.word);
+            assert!(findings("crates/fs/src/a.rs", &code) > 0, "{}", ban.word);
+            assert_eq!(findings("crates/fs/src/a/tests.rs", &code), 0, "{}", ban.word);
+            assert_eq!(findings("crates/fs/tests/a.rs", &code), 0, "{}", ban.word);
+            let inside = format!("#[cfg(test)]\nmod tests {{ {code} }}\n");
+            assert_eq!(findings("crates/fs/src/a.rs", &inside), 0, "{}", ban.word);
+            let spoken = format!("// {}\nlet a = \"{}\";\n", ban.word, ban.word);
+            assert_eq!(findings("crates/fs/src/a.rs", &spoken), 0, "{}", ban.word);
+            for door in ban.doors {
+                assert_eq!(findings(door, &code), 0, "{} in {door}", ban.word);
+            }
+        }
+    }
+
+    #[test]
+    fn the_standard_threads_are_found_however_imported() {
+        for import in [
+            "use std::thread;",
+            "use std::{io, thread};",
+            "use std::{thread, io};",
+        ] {
+            let code = format!("{import}\nfn a() {{ thread::spawn(f); }}\n");
+            assert_eq!(findings("crates/fs/src/a.rs", &code), 1, "{import}");
+        }
+        assert_eq!(
+            findings("crates/fs/src/a.rs", "fn a() { std::thread::spawn(f); }"),
+            1
+        );
+    }
+
+    #[test]
+    fn the_doors_themselves_are_free() {
+        let code = "use base::thread;\nuse std::thread::JoinHandle;\nfn a() { thread::spawn(\"x\", f); base::thread::spawn(\"y\", g); }\n";
+        assert_eq!(findings("crates/fs/src/a.rs", code), 0);
+        assert_eq!(
+            findings(
+                "crates/fs/src/a.rs",
+                "fn a() { base::random::u64(); brand::new(); debug_assert!(x); }"
+            ),
+            0
+        );
+    }
+}

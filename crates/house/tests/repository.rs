@@ -1,0 +1,116 @@
+//! The rules of `covey-house`, applied to this repository.
+
+use covey_house::tree::Tree;
+use covey_house::{Finding, arrows, essays, hygiene, lengths, licences, links, safety, words};
+use std::process::Command;
+use std::sync::LazyLock;
+
+static TREE: LazyLock<Tree> = LazyLock::new(|| Tree::load().expect("the repository can be read"));
+
+fn none(findings: Vec<Finding>) {
+    let lines: Vec<String> = findings.iter().map(Finding::to_string).collect();
+    assert!(
+        lines.is_empty(),
+        "{} finding(s):\n{}",
+        lines.len(),
+        lines.join("\n")
+    );
+}
+
+#[test]
+fn the_tree_was_read() {
+    assert!(
+        TREE.sources.len() > 10 && TREE.texts.contains_key("Cargo.toml"),
+        "too few files in {:?}",
+        TREE.root
+    );
+}
+
+#[test]
+fn arrows_run_downwards_only() {
+    let manifest =
+        |name: &&str| arrows::check_manifest(name, &TREE.texts[&format!("crates/{name}/Cargo.toml")]);
+    none(TREE.crates().iter().flat_map(manifest).collect());
+    none(TREE.sources.iter().flat_map(arrows::check_source).collect());
+}
+
+#[test]
+fn files_are_short() {
+    none(lengths::check_files(&TREE.sources, lengths::LONG_FILES));
+}
+
+#[test]
+fn functions_are_short() {
+    none(lengths::check_functions(&TREE.sources, lengths::LONG_FUNCTIONS));
+}
+
+#[test]
+fn production_code_uses_the_doors() {
+    none(TREE.sources.iter().flat_map(words::check).collect());
+}
+
+#[test]
+fn every_unsafe_says_why() {
+    none(TREE.sources.iter().flat_map(safety::check).collect());
+}
+
+#[test]
+fn every_module_opens_with_an_essay() {
+    none(TREE.sources.iter().filter_map(essays::check).collect());
+}
+
+#[test]
+fn files_name_no_machine_and_nothing_unfinished() {
+    none(
+        TREE.texts
+            .iter()
+            .flat_map(|(path, text)| hygiene::check(path, text))
+            .collect(),
+    );
+}
+
+#[test]
+fn links_of_the_documents_lead_somewhere() {
+    let exists = |path: &str| TREE.root.join(path).exists();
+    let documents = TREE.texts.keys().filter(|path| path.ends_with(".md"));
+    none(
+        documents
+            .flat_map(|path| links::check(path, &TREE.texts, exists))
+            .collect(),
+    );
+}
+
+#[test]
+fn licences_of_the_dependencies_are_in_the_list() {
+    let allowed = licences::allowed(&TREE.texts["deny.toml"]);
+    assert!(allowed.len() > 3, "deny.toml lists {allowed:?}");
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let metadata = |extra: &[&str]| {
+        let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+        let mut command = Command::new(&cargo);
+        command.current_dir(&TREE.root).args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--filter-platform",
+            &platform,
+        ]);
+        command.args(extra).output().expect("cargo runs")
+    };
+    // All of it is here already, since it was just built; the second form is for a cargo that was told otherwise.
+    let offline = metadata(&["--offline"]);
+    let output = if offline.status.success() {
+        offline
+    } else {
+        metadata(&[])
+    };
+    assert!(
+        output.status.success(),
+        "cargo metadata: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    none(
+        licences::check(&String::from_utf8_lossy(&output.stdout), &allowed)
+            .expect("cargo metadata prints JSON"),
+    );
+}
