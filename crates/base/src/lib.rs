@@ -10,9 +10,12 @@
 
 pub mod id;
 pub mod must;
+#[allow(clippy::disallowed_methods, reason = "this is the door")]
 pub mod random;
 pub mod size;
+#[allow(clippy::disallowed_methods, reason = "this is the door")]
 pub mod thread;
+#[allow(clippy::disallowed_methods, reason = "this is the door")]
 pub mod time;
 
 pub use id::{BlobId, Ino, PackNo};
