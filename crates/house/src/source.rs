@@ -142,6 +142,7 @@ fn is_test_path(path: &str) -> bool {
         .iter()
         .any(|folder| path.contains(folder))
         || path.starts_with("tests/")
+        || path.starts_with("bench/")
         || name == "tests.rs"
 }
 
