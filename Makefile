@@ -75,6 +75,7 @@ test-xfstests: build ## xfstests; XFSTESTS=path of its built tree
 
 .PHONY: test-workloads
 test-workloads: build ## Real programs through kill -9: SQLite, PostgreSQL, git, fio verify, stress-ng
+	@scripts/bootstrap workloads
 	@tests/workloads/run
 
 .PHONY: test-million
