@@ -10,13 +10,21 @@
 //!
 //! - [`extent`]: the extents of one 4 MiB range of a file, as a value with its algebra.
 //! - [`sums`]: what lies beside a blob so that a part of it can be checked: chaining values and CRCs.
+//! - [`folder`]: blobs as files, each with its sums beside it; what a `file:` origin and a node's cache consist of.
+//! - [`tiered`]: several sources asked one after the other.
+//! - [`failing`]: the seams with faults that a test switches on.
 
 pub mod extent;
+pub mod failing;
+pub mod folder;
 pub mod pack;
 pub mod source;
 pub mod sums;
+pub mod tiered;
 
 pub use extent::{Extent, ExtentPage};
+pub use folder::BlobFolder;
 pub use pack::{PackStore, Space};
-pub use source::{BlobError, BlobSource, Origin};
+pub use source::{BlobError, BlobSource, Origin, SharedBytes};
 pub use sums::Sums;
+pub use tiered::Tiered;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use base::BlobId;
 
@@ -41,9 +42,12 @@ impl From<io::Error> for BlobError {
     }
 }
 
+/// Bytes in memory that several hold and nobody changes any more.
+pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
 /// Where bytes of sealed blobs come from. What is given has been verified: damaged bytes are an error, never bytes.
 pub trait BlobSource: Send + Sync {
-    /// Fills `buf` with the blob's bytes from `offset` on. A range past the blob's end is an error (`Io`, invalid input).
+    /// Fills `buf` with the blob's bytes from `offset` on; after an error, what it holds is undefined. A range past the blob's end is an error (`Io`, invalid input).
     ///
     /// # Errors
     /// See [`BlobError`].
@@ -69,6 +73,14 @@ pub trait Origin: BlobSource {
     /// # Errors
     /// See [`BlobError`].
     fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError>;
+
+    /// The same, where the origin may keep `bytes` instead of a copy: an origin in memory then shares the pack's own.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    fn put_shared(&self, id: &BlobId, sums: &Sums, bytes: SharedBytes) -> Result<(), BlobError> {
+        self.put(id, sums, (*bytes).as_ref())
+    }
 
     /// Makes every blob taken so far survive a power cut (the names: `adopt`ed data is synced by who wrote it).
     ///

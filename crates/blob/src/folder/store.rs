@@ -1,0 +1,244 @@
+//! How blobs come into a folder, and how they are made to stay.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use base::BlobId;
+
+use super::{BlobFolder, ignore_missing, sums_path};
+use crate::source::BlobError;
+use crate::sums::Sums;
+
+/// Why a sync did not do all it should.
+enum Unsynced {
+    /// A file could not be opened; nothing is lost, and it can be tried again.
+    NotTried(io::Error),
+    /// The kernel could not write, and will not know so the next time.
+    Failed(io::Error),
+}
+
+impl BlobFolder {
+    /// Takes a blob that lies in a file of its own: by a hard link where the filesystem allows it, else by a copy.
+    /// `file` holds exactly the blob's bytes and is never written again; it stays where it is.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    pub fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
+        let path = self.prepare(id, sums)?;
+        match fs::hard_link(file, &path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.settle(id, sums, file, &path)?
+            }
+            Err(error) if cannot_link(&error) => {
+                if !self.has_sound_copy(id, sums, &path)? {
+                    self.place(&path, |mut to| {
+                        io::copy(&mut File::open(file)?, &mut to).map(drop)
+                    })?;
+                }
+                self.unsynced.lock().push(*id);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        self.touch(id);
+        Ok(())
+    }
+
+    /// Takes a blob's bytes from memory.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    pub fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        let path = self.prepare(id, sums)?;
+        if !self.has_sound_copy(id, sums, &path)? {
+            self.place(&path, |mut to| to.write_all(bytes))?;
+        }
+        self.unsynced.lock().push(*id);
+        self.touch(id);
+        Ok(())
+    }
+
+    /// Makes every blob taken so far survive a power cut.
+    ///
+    /// # Errors
+    /// What the system says. After a failed write every later call fails too: what did not reach the disk is not known.
+    pub fn sync(&self) -> Result<(), BlobError> {
+        let mut in_doubt = self.in_doubt.lock();
+        if *in_doubt {
+            let what = format!(
+                "{}: an earlier sync failed; mount again to find out what is there",
+                self.dir.display()
+            );
+            return Err(BlobError::Unavailable(what));
+        }
+        let files = std::mem::take(&mut *self.unsynced.lock());
+        let mut folders = [0; 4];
+        for (bits, touched) in folders.iter_mut().zip(&self.touched) {
+            *bits = touched.swap(0, Ordering::AcqRel);
+        }
+        let root = self.root_touched.swap(false, Ordering::AcqRel);
+        let Err(unsynced) = self.sync_all(&files, folders, root) else {
+            return Ok(());
+        };
+        self.unsynced.lock().extend(files);
+        for (bits, touched) in folders.iter().zip(&self.touched) {
+            touched.fetch_or(*bits, Ordering::AcqRel);
+        }
+        self.root_touched.fetch_or(root, Ordering::AcqRel);
+        *in_doubt = matches!(unsynced, Unsynced::Failed(_));
+        let (Unsynced::NotTried(error) | Unsynced::Failed(error)) = unsynced;
+        Err(error.into())
+    }
+
+    fn sync_all(&self, files: &[BlobId], folders: [u64; 4], root: bool) -> Result<(), Unsynced> {
+        for id in files {
+            match File::open(self.path(id)) {
+                Ok(file) => file.sync_data().map_err(Unsynced::Failed)?,
+                // Removed since.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(Unsynced::NotTried(error)),
+            }
+        }
+        let sync_folder = |dir: &Path| {
+            let dir = File::open(dir).map_err(Unsynced::NotTried)?;
+            dir.sync_all().map_err(Unsynced::Failed)
+        };
+        for first in (0..256).filter(|first| folders[first / 64] >> (first % 64) & 1 == 1) {
+            sync_folder(&self.dir.join(format!("{first:02x}")))?;
+        }
+        if root { sync_folder(&self.dir) } else { Ok(()) }
+    }
+
+    fn touch(&self, id: &BlobId) {
+        let first = id.0[0];
+        self.touched[usize::from(first / 64)].fetch_or(1 << (first % 64), Ordering::AcqRel);
+    }
+
+    /// Writes the sums, and the folder for both files if it is the first of its kind; gives the blob's own path.
+    fn prepare(&self, id: &BlobId, sums: &Sums) -> Result<PathBuf, BlobError> {
+        if sums.id() != *id {
+            let what = format!("the sums of {} do not belong to {id}", sums.id());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what).into());
+        }
+        let path = self.path(id);
+        let beside = sums_path(&path);
+        let created = match create_new(&beside) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.make_folder(&format!("{:02x}", id.0[0]))?;
+                create_new(&beside)
+            }
+            created => created,
+        };
+        match created {
+            Ok(mut file) => {
+                if let Err(error) = file.write_all(&sums.encode()) {
+                    // What is half there would be found damaged and made anew; on a full disk it only takes room.
+                    let _ = fs::remove_file(&beside);
+                    return Err(error.into());
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                if self.load_sums(id).as_ref() != Some(sums) {
+                    self.replace_sums(&path, sums)?;
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(path)
+    }
+
+    /// Writes sums in place of whatever lies beside the blob now.
+    pub(super) fn replace_sums(&self, blob: &Path, sums: &Sums) -> Result<(), BlobError> {
+        self.place(&sums_path(blob), |mut to| to.write_all(&sums.encode()))
+    }
+
+    /// There is a file of the blob's name already: keeps it if it is sound, else puts `file` in its place.
+    fn settle(&self, id: &BlobId, sums: &Sums, file: &Path, path: &Path) -> Result<(), BlobError> {
+        let (new, old) = (fs::metadata(file)?, fs::metadata(path)?);
+        if (new.dev(), new.ino()) == (old.dev(), old.ino()) {
+            return Ok(());
+        }
+        if self.has_sound_copy(id, sums, path)? {
+            // Who wrote it may not have synced it yet, and whoever brought `file` will rely on this copy.
+            self.unsynced.lock().push(*id);
+            return Ok(());
+        }
+        let temporary = self.temporary()?;
+        fs::hard_link(file, &temporary)?;
+        self.rename(&temporary, path)
+    }
+
+    /// Whether the blob is here already with bytes that fit every CRC.
+    fn has_sound_copy(&self, id: &BlobId, sums: &Sums, path: &Path) -> Result<bool, BlobError> {
+        let size = match fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            metadata => metadata?.len(),
+        };
+        let fits = |bytes: Vec<u8>| bytes.is_empty() || sums.check(0, &bytes).is_ok();
+        let sound = size == u64::from(sums.size()) && fs::read(path).is_ok_and(fits);
+        if !sound {
+            self.open.forget(id);
+        }
+        Ok(sound)
+    }
+
+    /// Writes a file under a temporary name and moves it to `path`.
+    fn place(&self, path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> Result<(), BlobError> {
+        let temporary = self.temporary()?;
+        let written = create_new(&temporary).and_then(|file| write(&file));
+        if let Err(error) = written {
+            let _ = fs::remove_file(&temporary);
+            return Err(error.into());
+        }
+        self.rename(&temporary, path)
+    }
+
+    fn rename(&self, temporary: &Path, path: &Path) -> Result<(), BlobError> {
+        let moved = fs::rename(temporary, path);
+        // A rename onto another name of the same file does nothing and leaves the old name, too.
+        let _ = ignore_missing(fs::remove_file(temporary));
+        Ok(moved?)
+    }
+
+    /// A name in `tmp/` that nobody has.
+    fn temporary(&self) -> Result<PathBuf, BlobError> {
+        let dir = self.dir.join("tmp");
+        if !dir.is_dir() {
+            self.make_folder("tmp")?;
+        }
+        Ok(dir.join(format!("{:016x}", base::random::u64())))
+    }
+
+    fn make_folder(&self, name: &str) -> io::Result<()> {
+        match DirBuilder::new().mode(0o700).create(self.dir.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => self.root_touched.store(true, Ordering::Release),
+        }
+        Ok(())
+    }
+}
+
+fn create_new(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+}
+
+/// Another filesystem, or one that has no hard links, or a file that has too many.
+fn cannot_link(error: &io::Error) -> bool {
+    let code = error.raw_os_error();
+    [
+        libc::EXDEV,
+        libc::EPERM,
+        libc::EMLINK,
+        libc::EOPNOTSUPP,
+        libc::ENOSYS,
+    ]
+    .into_iter()
+    .any(|c| code == Some(c))
+}
