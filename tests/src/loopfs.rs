@@ -1,0 +1,153 @@
+//! An ext4 of our own in an image file: a disk that can be small, and that can lose its power.
+//!
+//! **Power cuts.** What programs wrote but nobody synced is in the page cache of the mounted ext4, not in the image. So a
+//! copy of the image, taken while nothing writes to it, is exactly what a machine would find on its disk after its power
+//! went: [`LoopFs::cut`] takes that copy. The image itself is only the disk's picture and needs no durability of its own,
+//! so it lies in memory where there is room.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::program::run_ok;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A mounted ext4 image; unmounted and removed when dropped.
+pub struct LoopFs {
+    image: PathBuf,
+    device: String,
+    path: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl LoopFs {
+    /// Makes and mounts an ext4 of this many MiB.
+    pub fn new(mib: u64) -> LoopFs {
+        let folder = image_folder();
+        let image = folder.path().join("image");
+        fs::File::create(&image).unwrap().set_len(mib << 20).unwrap();
+        // No lazy initialisation: a background thread of the kernel would write while we look.
+        let mut mkfs = Command::new("mkfs.ext4");
+        mkfs.args([
+            "-q",
+            "-F",
+            "-m",
+            "0",
+            "-E",
+            "lazy_itable_init=0,lazy_journal_init=0",
+        ])
+        .arg(&image);
+        mkfs.env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin");
+        run_ok(&mut mkfs, LIMIT);
+        LoopFs::attach(folder)
+    }
+
+    fn attach(folder: tempfile::TempDir) -> LoopFs {
+        let (image, path) = (folder.path().join("image"), folder.path().join("disk"));
+        fs::create_dir_all(&path).unwrap();
+        let shown = run_ok(
+            Command::new("losetup").args(["--find", "--show"]).arg(&image),
+            LIMIT,
+        );
+        let device = shown.stdout.trim().to_owned();
+        let mounted = LoopFs {
+            image,
+            device,
+            path,
+            _folder: folder,
+        };
+        run_ok(
+            Command::new("mount")
+                .args(["-t", "ext4", "-o", "noatime", &mounted.device])
+                .arg(&mounted.path),
+            LIMIT,
+        );
+        mounted
+    }
+
+    /// Its root folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The disk as a power cut at this moment would leave it, mounted. The caller has stopped who writes; the kernel may still
+    /// be writing, so the copy is taken again until the device was idle throughout.
+    pub fn cut(&self) -> LoopFs {
+        let folder = image_folder();
+        let copy = folder.path().join("image");
+        let end = Instant::now() + LIMIT;
+        loop {
+            let before = self.writes();
+            copy_sparse(&self.image, &copy);
+            if before.is_some() && before == self.writes() {
+                return LoopFs::attach(folder);
+            }
+            assert!(Instant::now() < end, "the device never came to rest");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Write requests completed on the device, when none is on its way.
+    fn writes(&self) -> Option<u64> {
+        let name = self.device.rsplit('/').next().unwrap();
+        let text = fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
+        let fields: Vec<u64> = text
+            .split_whitespace()
+            .map(|field| field.parse().unwrap())
+            .collect();
+        (fields[8] == 0).then_some(fields[4])
+    }
+}
+
+impl Drop for LoopFs {
+    fn drop(&mut self) {
+        let busy = |_: &()| rustix::mount::unmount(&self.path, rustix::mount::UnmountFlags::empty()).is_err();
+        let mut tries = 0;
+        while busy(&()) && tries < 100 {
+            tries += 1;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        if tries == 100 {
+            rustix::mount::unmount(&self.path, rustix::mount::UnmountFlags::DETACH).ok();
+        }
+        Command::new("losetup")
+            .args(["--detach", &self.device])
+            .status()
+            .ok();
+    }
+}
+
+/// In memory when half of what is free there holds the largest image we make, else with the other scratch files.
+fn image_folder() -> tempfile::TempDir {
+    let roomy = rustix::fs::statvfs("/dev/shm").is_ok_and(|room| room.f_bavail * room.f_frsize > 4 << 30);
+    if roomy {
+        tempfile::Builder::new()
+            .prefix("covey-test-")
+            .tempdir_in("/dev/shm")
+            .unwrap()
+    } else {
+        crate::scratch()
+    }
+}
+
+/// Copies what is not a hole.
+fn copy_sparse(from: &Path, to: &Path) {
+    use rustix::fs::{SeekFrom, seek};
+    let (from, to) = (fs::File::open(from).unwrap(), fs::File::create(to).unwrap());
+    let size = from.metadata().unwrap().len();
+    to.set_len(size).unwrap();
+    let mut at = 0;
+    let mut buf = vec![0; 1 << 20];
+    while let Ok(data) = seek(&from, SeekFrom::Data(at)) {
+        let hole = seek(&from, SeekFrom::Hole(data)).unwrap();
+        at = data;
+        while at < hole {
+            let wanted = buf.len().min((hole - at) as usize);
+            let got = std::os::unix::fs::FileExt::read_at(&from, &mut buf[..wanted], at).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&to, &buf[..got], at).unwrap();
+            at += got as u64;
+        }
+    }
+}

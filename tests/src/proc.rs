@@ -1,0 +1,42 @@
+//! What the kernel says about a process.
+
+use std::fs;
+
+/// The most memory a process ever held, in KiB (`VmHWM`).
+pub fn peak_rss_kib(pid: u32) -> u64 {
+    status_kib(pid, "VmHWM:")
+}
+
+/// The memory a process holds, in KiB (`VmRSS`).
+pub fn rss_kib(pid: u32) -> u64 {
+    status_kib(pid, "VmRSS:")
+}
+
+fn status_kib(pid: u32, key: &str) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(key))
+        .unwrap_or("0");
+    line.split_whitespace().next().unwrap_or("0").parse().unwrap()
+}
+
+/// Bytes a process caused to be written to disks (`write_bytes` of its io file), if one may look.
+pub fn bytes_written(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
+    let value = |key: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok())
+    };
+    Some(value("write_bytes:")? - value("cancelled_write_bytes:").unwrap_or(0))
+}
+
+/// Whether a path is a mountpoint of a FUSE filesystem.
+pub fn is_fuse_mount(path: &std::path::Path) -> bool {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let wanted = path.to_string_lossy();
+    text.lines().any(|line| {
+        let (head, tail) = line.split_once(" - ").unwrap_or((line, ""));
+        head.split(' ').nth(4) == Some(&*wanted) && tail.starts_with("fuse")
+    })
+}

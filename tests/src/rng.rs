@@ -1,0 +1,70 @@
+//! Repeatable randomness: the same seed gives the same test, on every machine and for ever.
+
+/// A small generator (splitmix64). Not for secrets; its streams are part of what a printed seed means.
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// Starts a stream.
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed ^ 0x005e_ed0f_c0fe_fe)
+    }
+
+    /// The next 64 bits.
+    pub fn u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `end`, which must be greater than 0.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.u64() % end
+    }
+
+    /// A number from `from` to below `to`.
+    pub fn range(&mut self, from: u64, to: u64) -> u64 {
+        from + self.below(to - from)
+    }
+
+    /// True once in `n` times.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    /// One of the list.
+    pub fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+        &list[self.below(list.len() as u64) as usize]
+    }
+
+    /// A length below `end` that is often small, often at a round number or beside one, and sometimes anything.
+    pub fn length(&mut self, end: u64) -> u64 {
+        let unit = *self.pick(&[1, 512, 513, 4096, 32_768, 65_536, 131_072, 1 << 22]);
+        let length = match self.below(4) {
+            0 => self.below(600),
+            1 => unit * self.below(20),
+            2 => (unit * self.below(20))
+                .saturating_add(self.below(3))
+                .saturating_sub(1),
+            _ => self.below(end.max(1)),
+        };
+        length % end.max(1)
+    }
+
+    /// Fills a buffer with bytes that no compressor or deduplicator can shorten.
+    pub fn fill(&mut self, buf: &mut [u8]) {
+        for chunk in buf.chunks_mut(8) {
+            let bytes = self.u64().to_le_bytes();
+            chunk.copy_from_slice(&bytes[..chunk.len()]);
+        }
+    }
+
+    /// Fresh bytes.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut buf = vec![0; len];
+        self.fill(&mut buf);
+        buf
+    }
+}

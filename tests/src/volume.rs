@@ -1,0 +1,264 @@
+//! A volume, and a mount of it that cleans up after itself.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::program::{covey, covey_run, run, wait};
+use crate::{Finished, Ground, ground, proc};
+
+/// How long a mount, an unmount or a daemon's end may take before the test fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A formatted volume and a mountpoint. On a plain ground, just a folder.
+pub struct Volume {
+    /// What `covey mount` is given.
+    pub source: PathBuf,
+    mountpoint: PathBuf,
+    ground: Ground,
+    // Last, so that it is removed after everything above.
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Default for Volume {
+    fn default() -> Self {
+        Volume::new()
+    }
+}
+
+impl Volume {
+    /// Formats a fresh volume in a scratch folder.
+    pub fn new() -> Volume {
+        let folder = match ground() {
+            Ground::Below(folder) => tempfile::Builder::new()
+                .prefix("covey-test-")
+                .tempdir_in(folder)
+                .unwrap(),
+            _ => crate::scratch(),
+        };
+        let mut volume = Volume::below(folder.path(), &[]);
+        volume._folder = Some(folder);
+        volume
+    }
+
+    /// Formats a fresh volume, with more arguments to `covey format`, as `volume` in a folder that stays the caller's.
+    pub fn below(folder: &Path, format: &[&str]) -> Volume {
+        let volume = Volume::existing(folder);
+        if volume.ground == Ground::Covey {
+            let done = run(covey().arg("format").arg(&volume.source).args(format), PATIENCE);
+            assert!(done.status.success(), "covey format: {done:?}");
+        }
+        volume
+    }
+
+    /// The volume that was formatted in this folder earlier.
+    pub fn existing(folder: &Path) -> Volume {
+        let (source, mountpoint) = (folder.join("volume"), folder.join("mnt"));
+        std::fs::create_dir_all(&mountpoint).unwrap();
+        Volume {
+            source,
+            mountpoint,
+            ground: ground(),
+            _folder: None,
+        }
+    }
+
+    /// A volume that lives in the daemon's memory; its mountpoint in a scratch folder.
+    pub fn in_memory() -> Volume {
+        let folder = crate::scratch();
+        let mut volume = Volume::existing(folder.path());
+        volume.source = PathBuf::from("mem:");
+        volume._folder = Some(folder);
+        volume
+    }
+
+    /// Mounts it.
+    pub fn mount(&self) -> Mounted {
+        self.mount_with(&[])
+    }
+
+    /// Mounts it with options (each becomes `-o OPTION`).
+    pub fn mount_with(&self, options: &[&str]) -> Mounted {
+        self.try_mount(options)
+            .unwrap_or_else(|complaint| panic!("covey mount: {complaint}"))
+    }
+
+    /// Mounts it, or answers what the program said instead.
+    pub fn try_mount(&self, options: &[&str]) -> Result<Mounted, String> {
+        let path = self.mountpoint.clone();
+        if self.ground != Ground::Covey {
+            return Ok(Mounted { path, daemon: None });
+        }
+        let log = self.mountpoint.with_extension("log");
+        let mut command = covey();
+        command.arg("mount").arg(&self.source).arg(&path);
+        for option in options {
+            command.args(["-o", option]);
+        }
+        // A folder of its own: the daemon must not hold the test's, nor the mount itself.
+        command.stdin(Stdio::null()).current_dir("/");
+        let file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .unwrap();
+        command.stdout(file.try_clone().unwrap()).stderr(file);
+        let mut daemon = command.spawn().unwrap();
+        let end = Instant::now() + PATIENCE;
+        while !proc::is_fuse_mount(&path) {
+            let ended = daemon.try_wait().unwrap();
+            if ended.is_some() || Instant::now() > end {
+                daemon.kill().ok();
+                daemon.wait().ok();
+                detach(&path);
+                let said = std::fs::read_to_string(&log).unwrap_or_default();
+                return Err(format!("{ended:?}: {said}"));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // Listed is not yet answering: the first answer is.
+        std::fs::metadata(&path).map_err(|error| format!("{error} on {}", path.display()))?;
+        Ok(Mounted {
+            path,
+            daemon: Some(daemon),
+        })
+    }
+
+    /// What daemons of this volume printed so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.mountpoint.with_extension("log")).unwrap_or_default()
+    }
+
+    /// Runs `covey fsck`; the volume must not be mounted.
+    pub fn fsck(&self) -> Option<Finished> {
+        (self.ground == Ground::Covey)
+            .then(|| covey_run(&["fsck".as_ref(), self.source.as_os_str(), "--json".as_ref()]))
+    }
+
+    /// Runs `covey fsck` and fails unless it finds nothing.
+    pub fn must_be_clean(&self) {
+        if let Some(found) = self.fsck() {
+            assert!(
+                found.status.success(),
+                "covey fsck: {}\n{}\n{}\n{}",
+                found.status,
+                found.stdout,
+                found.stderr,
+                self.log()
+            );
+        }
+    }
+
+    /// Bytes that the volume takes on the disk below.
+    pub fn disk_bytes(&self) -> u64 {
+        let source = if self.ground == Ground::Covey {
+            &self.source
+        } else {
+            &self.mountpoint
+        };
+        crate::tree::disk_bytes(source)
+    }
+}
+
+/// A mounted volume: unmounted, and the daemon's end awaited, when dropped.
+pub struct Mounted {
+    path: PathBuf,
+    daemon: Option<Child>,
+}
+
+impl Mounted {
+    /// The root folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A path below the root folder.
+    pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The daemon's process id; none on a plain folder.
+    pub fn pid(&self) -> Option<u32> {
+        self.daemon.as_ref().map(Child::id)
+    }
+
+    /// Unmounts, and fails unless everything ended well.
+    pub fn umount(mut self) {
+        let Some(mut daemon) = self.daemon.take() else {
+            return;
+        };
+        let done = run(covey().arg("umount").arg(&self.path), PATIENCE);
+        let ended = wait(&mut daemon, PATIENCE);
+        if ended.is_none() {
+            daemon.kill().ok();
+            daemon.wait().ok();
+        }
+        detach(&self.path);
+        assert!(done.status.success(), "covey umount: {done:?}");
+        assert!(
+            ended.is_some_and(|status| status.success()),
+            "the daemon ended with {ended:?}"
+        );
+    }
+
+    /// Kills the daemon as `kill -9` does and takes the dead mount away.
+    pub fn kill(mut self) {
+        self.kill_daemon();
+    }
+
+    /// Kills the daemon but leaves the dead mount in place, until it is dropped.
+    pub fn kill_daemon(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.kill().unwrap();
+            daemon.wait().unwrap();
+            detach(&self.path);
+        }
+    }
+
+    /// Sends the daemon a signal.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        if let Some(daemon) = &self.daemon {
+            rustix::process::kill_process(rustix::process::Pid::from_child(daemon), signal).unwrap();
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let Some(mut daemon) = self.daemon.take() else {
+            return;
+        };
+        let asked = covey()
+            .arg("umount")
+            .arg(&self.path)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let gone = asked
+            .is_ok_and(|mut child| wait(&mut child, Duration::from_secs(20)).is_some_and(|s| s.success()));
+        if !(gone && wait(&mut daemon, Duration::from_secs(20)).is_some()) {
+            // Killing ends the connection, so nothing can hang on the mount any more.
+            daemon.kill().ok();
+            daemon.wait().ok();
+        }
+        detach(&self.path);
+    }
+}
+
+/// Takes a mount away even when it is dead or in use.
+pub fn detach(path: &Path) {
+    while proc::is_fuse_mount(path) {
+        let flags = rustix::mount::UnmountFlags::DETACH;
+        if rustix::mount::unmount(path, flags).is_ok() {
+            continue;
+        }
+        let helper = Command::new("fusermount3")
+            .args(["-u", "-z"])
+            .arg(path)
+            .stderr(Stdio::null())
+            .status();
+        if !helper.is_ok_and(|status| status.success()) {
+            return;
+        }
+    }
+}
