@@ -1,0 +1,439 @@
+//! The arguments of each operation, decoded into the filesystem's own types.
+
+use base::{Ino, Timestamp};
+use fs::Errno;
+use fs::api::{Allocate, FileKind, NewNode, RenameMode, Seek, SetAttr, SetTime, Waiting, XattrMode};
+
+use super::Take;
+use super::header::Header;
+use super::init::{Agreed, flag};
+use super::opcodes::op;
+
+/// One request's operation. Names and data point into the request.
+#[allow(missing_docs)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op<'a> {
+    Lookup {
+        name: &'a [u8],
+    },
+    Forget {
+        count: u64,
+    },
+    /// Pairs of inode and count, 16 bytes each.
+    BatchForget {
+        pairs: &'a [u8],
+    },
+    Getattr,
+    Statx,
+    Setattr(SetAttr),
+    Readlink,
+    Symlink {
+        name: &'a [u8],
+        target: &'a [u8],
+    },
+    Mknod {
+        name: &'a [u8],
+        node: NewNode,
+    },
+    Mkdir {
+        name: &'a [u8],
+        perm: u16,
+        umask: u16,
+    },
+    Tmpfile {
+        perm: u16,
+        umask: u16,
+    },
+    Unlink {
+        name: &'a [u8],
+    },
+    Rmdir {
+        name: &'a [u8],
+    },
+    Rename {
+        name: &'a [u8],
+        to: Ino,
+        to_name: &'a [u8],
+        mode: RenameMode,
+    },
+    Link {
+        ino: Ino,
+        name: &'a [u8],
+    },
+    Read {
+        offset: u64,
+        len: u32,
+    },
+    Write {
+        offset: u64,
+        data: &'a [u8],
+        kill: bool,
+        cached: bool,
+    },
+    Statfs,
+    Release,
+    Destroy,
+    Fsync {
+        data_only: bool,
+    },
+    Syncfs,
+    Setxattr {
+        name: &'a [u8],
+        value: &'a [u8],
+        mode: XattrMode,
+        kill_sgid: bool,
+    },
+    Getxattr {
+        name: &'a [u8],
+        room: u32,
+    },
+    Listxattr {
+        room: u32,
+    },
+    Removexattr {
+        name: &'a [u8],
+    },
+    Readdir {
+        position: u64,
+        room: u32,
+        plus: bool,
+    },
+    Fallocate {
+        offset: u64,
+        len: u64,
+        how: Allocate,
+    },
+    Seek {
+        offset: u64,
+        what: Seek,
+    },
+    CopyRange {
+        from_offset: u64,
+        to: Ino,
+        to_offset: u64,
+        len: u64,
+        wide: bool,
+    },
+    Interrupt {
+        unique: u64,
+    },
+}
+
+impl<'a> Op<'a> {
+    /// Decodes a request's arguments.
+    ///
+    /// # Errors
+    /// `EIO` when truncated, `EINVAL` or `EOPNOTSUPP` for values that mean nothing here, `ENOSYS` for operations this
+    /// transport does not serve.
+    pub fn read(header: &Header, arguments: &'a [u8], agreed: &Agreed) -> Result<Op<'a>, Errno> {
+        let mut take = Take::new(arguments);
+        let take = &mut take;
+        Ok(match header.opcode {
+            op::LOOKUP => Op::Lookup { name: take.name()? },
+            op::FORGET => Op::Forget { count: take.u64()? },
+            op::BATCH_FORGET => batch_forget(take)?,
+            op::GETATTR => Op::Getattr,
+            op::STATX => Op::Statx,
+            op::SETATTR => Op::Setattr(setattr(take)?),
+            op::READLINK => Op::Readlink,
+            op::READ => read(take)?,
+            op::WRITE => write(take)?,
+            op::STATFS => Op::Statfs,
+            op::RELEASE => Op::Release,
+            op::DESTROY => Op::Destroy,
+            op::FSYNC | op::FSYNCDIR => fsync(take)?,
+            op::SYNCFS => Op::Syncfs,
+            op::READDIR | op::READDIRPLUS => {
+                take.skip(8)?;
+                let (position, room) = (take.u64()?, take.u32()?);
+                Op::Readdir {
+                    position,
+                    room,
+                    plus: header.opcode == op::READDIRPLUS,
+                }
+            }
+            op::FALLOCATE => fallocate(take)?,
+            op::LSEEK => lseek(take)?,
+            op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => copy_range(take, header.opcode)?,
+            op::INTERRUPT => Op::Interrupt { unique: take.u64()? },
+            op::SETXATTR | op::GETXATTR | op::LISTXATTR | op::REMOVEXATTR => {
+                xattr(take, header.opcode, agreed.has(flag::SETXATTR_EXT))?
+            }
+            _ => names(take, header.opcode)?,
+        })
+    }
+
+    /// What this operation would wait for, where that is asked beforehand.
+    pub fn waiting(&self, ino: Ino) -> Option<Waiting> {
+        match *self {
+            Op::Read { offset, len } => Some(Waiting::Read { ino, offset, len }),
+            Op::Fsync { .. } | Op::Syncfs => Some(Waiting::Sync),
+            Op::Setattr(_)
+            | Op::Symlink { .. }
+            | Op::Mknod { .. }
+            | Op::Mkdir { .. }
+            | Op::Tmpfile { .. }
+            | Op::Unlink { .. }
+            | Op::Rmdir { .. }
+            | Op::Rename { .. }
+            | Op::Link { .. }
+            | Op::Setxattr { .. }
+            | Op::Removexattr { .. }
+            | Op::Fallocate { .. }
+            | Op::CopyRange { .. } => Some(Waiting::Change),
+            _ => None,
+        }
+    }
+}
+
+/// Operations that make, remove or move names.
+fn names<'a>(take: &mut Take<'a>, opcode: u32) -> Result<Op<'a>, Errno> {
+    Ok(match opcode {
+        op::SYMLINK => Op::Symlink {
+            name: take.name()?,
+            target: take.text()?,
+        },
+        op::MKNOD => {
+            let (mode, rdev, umask) = (take.u32()?, take.u32()?, take.u32()?);
+            take.skip(4)?;
+            let kind = FileKind::from_mode(mode).ok_or(Errno::EINVAL)?;
+            if matches!(kind, FileKind::Dir | FileKind::Symlink) {
+                return Err(Errno::EINVAL);
+            }
+            let node = NewNode {
+                kind,
+                perm: perm(mode),
+                umask: perm(umask),
+                rdev,
+            };
+            Op::Mknod {
+                name: take.name()?,
+                node,
+            }
+        }
+        op::MKDIR => {
+            let (mode, umask) = (take.u32()?, take.u32()?);
+            Op::Mkdir {
+                perm: perm(mode),
+                umask: perm(umask),
+                name: take.name()?,
+            }
+        }
+        op::TMPFILE => {
+            take.skip(4)?;
+            let (mode, umask) = (take.u32()?, take.u32()?);
+            Op::Tmpfile {
+                perm: perm(mode),
+                umask: perm(umask),
+            }
+        }
+        op::UNLINK => Op::Unlink { name: take.name()? },
+        op::RMDIR => Op::Rmdir { name: take.name()? },
+        op::RENAME => {
+            let to = Ino(take.u64()?);
+            Op::Rename {
+                to,
+                name: take.name()?,
+                to_name: take.name()?,
+                mode: RenameMode::Replace,
+            }
+        }
+        op::RENAME2 => {
+            let to = Ino(take.u64()?);
+            let mode = match take.u32()? {
+                0 => RenameMode::Replace,
+                libc::RENAME_NOREPLACE => RenameMode::NoReplace,
+                libc::RENAME_EXCHANGE => RenameMode::Exchange,
+                _ => return Err(Errno::EINVAL),
+            };
+            take.skip(4)?;
+            Op::Rename {
+                to,
+                name: take.name()?,
+                to_name: take.name()?,
+                mode,
+            }
+        }
+        op::LINK => Op::Link {
+            ino: Ino(take.u64()?),
+            name: take.name()?,
+        },
+        _ => return Err(Errno::ENOSYS),
+    })
+}
+
+fn perm(mode: u32) -> u16 {
+    (mode & 0o7777) as u16
+}
+
+fn batch_forget<'a>(take: &mut Take<'a>) -> Result<Op<'a>, Errno> {
+    let count = take.u32()? as usize;
+    take.skip(4)?;
+    let pairs = take.bytes(count.checked_mul(16).ok_or(Errno::EIO)?)?;
+    Ok(Op::BatchForget { pairs })
+}
+
+/// The pairs of a [`Op::BatchForget`].
+pub fn forget_pairs(pairs: &[u8]) -> impl Iterator<Item = (Ino, u64)> + '_ {
+    pairs.chunks_exact(16).filter_map(|pair| {
+        let mut take = Take::new(pair);
+        Some((Ino(take.u64().ok()?), take.u64().ok()?))
+    })
+}
+
+fn setattr(take: &mut Take<'_>) -> Result<SetAttr, Errno> {
+    const MODE: u32 = 1;
+    const UID: u32 = 1 << 1;
+    const GID: u32 = 1 << 2;
+    const SIZE: u32 = 1 << 3;
+    const ATIME: u32 = 1 << 4;
+    const MTIME: u32 = 1 << 5;
+    const ATIME_NOW: u32 = 1 << 7;
+    const MTIME_NOW: u32 = 1 << 8;
+    const CTIME: u32 = 1 << 10;
+    const KILL_SUIDGID: u32 = 1 << 11;
+
+    let valid = take.u32()?;
+    take.skip(12)?; // padding, file handle
+    let size = take.u64()?;
+    take.skip(8)?; // owner of locks
+    let seconds = [take.u64()?, take.u64()?, take.u64()?];
+    let nanos = [take.u32()?, take.u32()?, take.u32()?];
+    let mode = take.u32()?;
+    take.skip(4)?;
+    let (uid, gid) = (take.u32()?, take.u32()?);
+
+    let given = |bit: u32| valid & bit != 0;
+    let moment = |i: usize| Timestamp::from_parts(seconds[i] as i64, nanos[i].min(999_999_999));
+    let time = |i: usize, bit: u32, now: u32| match (given(now), given(bit)) {
+        (true, _) => Some(SetTime::Now),
+        (false, true) => Some(SetTime::To(moment(i))),
+        (false, false) => None,
+    };
+    Ok(SetAttr {
+        perm: given(MODE).then_some(perm(mode)),
+        uid: given(UID).then_some(uid),
+        gid: given(GID).then_some(gid),
+        size: given(SIZE).then_some(size),
+        atime: time(0, ATIME, ATIME_NOW),
+        mtime: time(1, MTIME, MTIME_NOW),
+        ctime: given(CTIME).then(|| moment(2)),
+        kill_suid_sgid: given(KILL_SUIDGID),
+    })
+}
+
+fn read<'a>(take: &mut Take<'a>) -> Result<Op<'a>, Errno> {
+    take.skip(8)?; // file handle
+    Ok(Op::Read {
+        offset: take.u64()?,
+        len: take.u32()?,
+    })
+}
+
+fn write<'a>(take: &mut Take<'a>) -> Result<Op<'a>, Errno> {
+    const CACHED: u32 = 1;
+    const KILL_SUIDGID: u32 = 1 << 2;
+    take.skip(8)?; // file handle
+    let (offset, len, flags) = (take.u64()?, take.u32()?, take.u32()?);
+    take.skip(16)?; // owner of locks, open flags, padding
+    let data = take.bytes(len as usize)?;
+    Ok(Op::Write {
+        offset,
+        data,
+        kill: flags & KILL_SUIDGID != 0,
+        cached: flags & CACHED != 0,
+    })
+}
+
+fn fsync<'a>(take: &mut Take<'a>) -> Result<Op<'a>, Errno> {
+    take.skip(8)?; // file handle
+    Ok(Op::Fsync {
+        data_only: take.u32()? & 1 != 0,
+    })
+}
+
+fn fallocate<'a>(take: &mut Take<'a>) -> Result<Op<'a>, Errno> {
+    const KEEP: u32 = libc::FALLOC_FL_KEEP_SIZE as u32;
+    const PUNCH: u32 = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
+    const ZERO: u32 = libc::FALLOC_FL_ZERO_RANGE as u32;
+    take.skip(8)?; // file handle
+    let (offset, len, mode) = (take.u64()?, take.u64()?, take.u32()?);
+    let how = match mode {
+        0 | KEEP => Allocate::Reserve {
+            keep_size: mode == KEEP,
+        },
+        PUNCH => Allocate::PunchHole,
+        _ if mode & !KEEP == ZERO => Allocate::Zero {
+            keep_size: mode & KEEP != 0,
+        },
+        _ => return Err(Errno::EOPNOTSUPP),
+    };
+    Ok(Op::Fallocate { offset, len, how })
+}
+
+fn lseek<'a>(take: &mut Take<'a>) -> Result<Op<'a>, Errno> {
+    take.skip(8)?; // file handle
+    let offset = take.u64()?;
+    let what = match take.u32()? as i32 {
+        libc::SEEK_DATA => Seek::Data,
+        libc::SEEK_HOLE => Seek::Hole,
+        _ => return Err(Errno::EINVAL),
+    };
+    Ok(Op::Seek { offset, what })
+}
+
+fn copy_range<'a>(take: &mut Take<'a>, opcode: u32) -> Result<Op<'a>, Errno> {
+    take.skip(8)?; // file handle
+    let (from_offset, to) = (take.u64()?, Ino(take.u64()?));
+    take.skip(8)?; // the other file handle
+    let (to_offset, len, flags) = (take.u64()?, take.u64()?, take.u64()?);
+    if flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(Op::CopyRange {
+        from_offset,
+        to,
+        to_offset,
+        len,
+        wide: opcode == op::COPY_FILE_RANGE_64,
+    })
+}
+
+fn xattr<'a>(take: &mut Take<'a>, opcode: u32, extended: bool) -> Result<Op<'a>, Errno> {
+    const ACL_KILL_SGID: u32 = 1;
+    Ok(match opcode {
+        op::SETXATTR => {
+            let (len, flags) = (take.u32()?, take.u32()?);
+            let mut kill_sgid = false;
+            if extended {
+                kill_sgid = take.u32()? & ACL_KILL_SGID != 0;
+                take.skip(4)?;
+            }
+            let mode = match flags as i32 {
+                0 => XattrMode::Set,
+                libc::XATTR_CREATE => XattrMode::Create,
+                libc::XATTR_REPLACE => XattrMode::Replace,
+                _ => return Err(Errno::EINVAL),
+            };
+            Op::Setxattr {
+                name: take.text()?,
+                value: take.bytes(len as usize)?,
+                mode,
+                kill_sgid,
+            }
+        }
+        op::REMOVEXATTR => Op::Removexattr { name: take.text()? },
+        _ => {
+            let room = take.u32()?;
+            take.skip(4)?;
+            if opcode == op::LISTXATTR {
+                Op::Listxattr { room }
+            } else {
+                Op::Getxattr {
+                    name: take.text()?,
+                    room,
+                }
+            }
+        }
+    })
+}

@@ -1,0 +1,169 @@
+//! The bodies of replies.
+
+use base::Timestamp;
+use fs::Errno;
+use fs::api::{Attr, DirEntry, Entry, StatFs};
+
+use super::Put;
+
+/// "For ever", in seconds: 136 years. Nothing that the kernel holds of an exclusive or frozen mount can become wrong
+/// without passing through the kernel itself.
+pub const FOREVER: u64 = u32::MAX as u64;
+
+/// Length of an entry, in bytes.
+pub const ENTRY: usize = 128;
+/// Length of a listing's line before its name, in bytes.
+const DIRENT: usize = 24;
+/// What statfs(2) reports in units of, in bytes.
+const STATFS_UNIT: u64 = 4096;
+
+type Done = Result<(), Errno>;
+
+fn attr(put: &mut Put<'_>, attr: &Attr) -> Done {
+    put.u64(attr.ino.0)?;
+    put.u64(attr.size)?;
+    put.u64(attr.blocks)?;
+    let times = [attr.atime, attr.mtime, attr.ctime];
+    for time in times {
+        put.u64(time.seconds() as u64)?;
+    }
+    for time in times {
+        put.u32(time.nanos())?;
+    }
+    put.u32(attr.kind.mode_bits() | u32::from(attr.perm))?;
+    put.u32(attr.nlink)?;
+    put.u32(attr.uid)?;
+    put.u32(attr.gid)?;
+    put.u32(attr.rdev)?;
+    put.u32(super::PAGE as u32)?;
+    put.u32(0)
+}
+
+/// A name found or made, to be kept for ever.
+pub fn entry(put: &mut Put<'_>, entry: &Entry) -> Done {
+    put.u64(entry.attr.ino.0)?;
+    put.u64(entry.generation)?;
+    put.u64(FOREVER)?;
+    put.u64(FOREVER)?;
+    put.u64(0)?;
+    attr(put, &entry.attr)
+}
+
+/// A name that is not there, to be kept for ever too: an entry whose inode is 0.
+pub fn no_entry(put: &mut Put<'_>) -> Done {
+    put.u64(0)?;
+    put.u64(0)?;
+    put.u64(FOREVER)?;
+    put.zeros(ENTRY - 24)
+}
+
+/// What follows the entry in the reply to TMPFILE: a file handle (none) and open flags (keep the cache).
+pub fn opened(put: &mut Put<'_>) -> Done {
+    const KEEP_CACHE: u32 = 1 << 1;
+    put.u64(0)?;
+    put.u32(KEEP_CACHE)?;
+    put.u32(0)
+}
+
+/// Attributes, to be kept for ever.
+pub fn attributes(put: &mut Put<'_>, of: &Attr) -> Done {
+    put.u64(FOREVER)?;
+    put.u64(0)?;
+    attr(put, of)
+}
+
+/// Attributes as statx(2) has them.
+pub fn statx(put: &mut Put<'_>, of: &Attr) -> Done {
+    put.u64(FOREVER)?;
+    put.zeros(24)?;
+    put.u32(libc::STATX_BASIC_STATS | libc::STATX_BTIME)?;
+    put.u32(super::PAGE as u32)?;
+    put.u64(0)?; // attributes such as "immutable": none
+    put.u32(of.nlink)?;
+    put.u32(of.uid)?;
+    put.u32(of.gid)?;
+    put.u16((of.kind.mode_bits() | u32::from(of.perm)) as u16)?;
+    put.u16(0)?;
+    put.u64(of.ino.0)?;
+    put.u64(of.size)?;
+    put.u64(of.blocks)?;
+    put.u64(0)?;
+    for time in [of.atime, of.btime, of.ctime, of.mtime] {
+        statx_time(put, time)?;
+    }
+    // The kernel packs a device number as 12 bits of major between 8 and 12 bits of minor.
+    put.u32((of.rdev >> 8) & 0xfff)?;
+    put.u32((of.rdev & 0xff) | ((of.rdev >> 12) & 0xfff00))?;
+    put.zeros(8 + 112)
+}
+
+fn statx_time(put: &mut Put<'_>, time: Timestamp) -> Done {
+    put.u64(time.seconds() as u64)?;
+    put.u32(time.nanos())?;
+    put.u32(0)
+}
+
+/// How many bytes were written or copied.
+pub fn written(put: &mut Put<'_>, bytes: u32) -> Done {
+    put.u32(bytes)?;
+    put.u32(0)
+}
+
+/// Room in the volume.
+pub fn statfs(put: &mut Put<'_>, room: &StatFs) -> Done {
+    put.u64(room.total / STATFS_UNIT)?;
+    put.u64(room.free / STATFS_UNIT)?;
+    put.u64(room.available / STATFS_UNIT)?;
+    put.u64(room.inodes.saturating_add(room.inodes_free))?;
+    put.u64(room.inodes_free)?;
+    put.u32(STATFS_UNIT as u32)?;
+    put.u32(base::size::NAME_MAX as u32)?;
+    put.u32(STATFS_UNIT as u32)?;
+    put.zeros(28)
+}
+
+/// Bytes that one line of a listing takes, `plus` with attributes.
+fn line(name: &[u8], plus: bool) -> usize {
+    let fixed = if plus { ENTRY + DIRENT } else { DIRENT };
+    (fixed + name.len()).next_multiple_of(8)
+}
+
+/// Appends one line of a listing, if it fits into the first `room` bytes of the reply. Answers whether it did.
+///
+/// # Errors
+/// `EIO` when the reply's buffer is smaller than `room`.
+pub fn dirent(put: &mut Put<'_>, room: usize, of: &DirEntry<'_>) -> Result<bool, Errno> {
+    if put.len() + line(of.name, false) > room {
+        return Ok(false);
+    }
+    bare(put, of).map(|()| true)
+}
+
+/// The same with attributes; `None` for what the kernel shall look up by itself.
+///
+/// # Errors
+/// As [`dirent`].
+pub fn dirent_plus(
+    put: &mut Put<'_>,
+    room: usize,
+    of: &DirEntry<'_>,
+    found: Option<&Entry>,
+) -> Result<bool, Errno> {
+    if put.len() + line(of.name, true) > room {
+        return Ok(false);
+    }
+    match found {
+        Some(found) => entry(put, found)?,
+        None => put.zeros(ENTRY)?,
+    }
+    bare(put, of).map(|()| true)
+}
+
+fn bare(put: &mut Put<'_>, of: &DirEntry<'_>) -> Done {
+    put.u64(of.ino.0)?;
+    put.u64(of.next)?;
+    put.u32(of.name.len() as u32)?;
+    put.u32(u32::from(of.kind.dirent_type()))?;
+    put.bytes(of.name)?;
+    put.zeros(line(of.name, false) - DIRENT - of.name.len())
+}

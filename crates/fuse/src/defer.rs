@@ -1,0 +1,277 @@
+//! Requests that must wait: a few threads, a deadline, and the kernel's interrupts.
+//!
+//! A request that would wait for more than this machine's disk leaves the reader thread as a [`Ticket`] (whom to
+//! answer, on which sink) and a copy of its bytes. Whoever claims the ticket first answers it, once: the worker with the
+//! result, the clock with EIO when the deadline has passed, or an interrupt with EINTR. A result that comes too late is
+//! undone as far as the kernel is concerned: a reference it would have taken is given back, and after a change the
+//! kernel is told to forget what it holds of the names involved.
+//!
+//! ```text
+//!   queued ──► running ──► answered        queued ──(deadline, interrupt)──► answered
+//!                 └──(deadline; interrupt, if nothing changes)──► answered
+//! ```
+//!
+//! Workers are started on demand, up to a bound, and end when idle. When all of them are stuck, what is queued behind
+//! them still gets its EIO in time, and everything served inline goes on.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use fs::Errno;
+use fs::api::Waiting;
+use parking_lot::{Condvar, Mutex};
+
+use crate::buffer::PageBuf;
+use crate::channel::Sink;
+
+const QUEUED: u8 = 0;
+const RUNNING: u8 = 1;
+const ANSWERED: u8 = 2;
+
+/// How long an idle worker stays.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// The right to answer one request, once.
+pub struct Ticket {
+    unique: u64,
+    waiting: Option<Waiting>,
+    since: Instant,
+    state: AtomicU8,
+    sink: Arc<dyn Sink>,
+}
+
+impl Ticket {
+    /// Takes the right to answer away from all others. False when someone else had it.
+    pub fn claim(&self) -> bool {
+        self.state.swap(ANSWERED, Ordering::AcqRel) != ANSWERED
+    }
+
+    /// Sends the answer of one who has claimed it. False when the kernel no longer wants it.
+    pub fn answer(&self, error: i32, body: &[u8]) -> bool {
+        self.sink.reply(self.unique, error, body).is_ok()
+    }
+
+    fn start(&self) -> bool {
+        self.state
+            .compare_exchange(QUEUED, RUNNING, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    /// Takes the right to answer for an interrupt: always while queued, and while running if nothing is changed by it.
+    fn interrupt(&self) -> bool {
+        let harmless = self.waiting != Some(Waiting::Change);
+        let from = |state| {
+            self.state
+                .compare_exchange(state, ANSWERED, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
+        };
+        from(QUEUED) || (harmless && from(RUNNING))
+    }
+}
+
+/// All requests that wait, and the clock that watches them.
+pub struct Desk {
+    open: Mutex<Open>,
+    changed: Condvar,
+    deadline: Duration,
+}
+
+#[derive(Default)]
+struct Open {
+    tickets: HashMap<u64, Arc<Ticket>>,
+    closed: bool,
+}
+
+impl Desk {
+    /// Starts the clock. `late` is called for each request that was answered EIO for it.
+    ///
+    /// # Errors
+    /// The system has no room for another thread.
+    pub fn start(deadline: Duration, late: impl Fn(Duration) + Send + 'static) -> io::Result<Arc<Desk>> {
+        let desk = Arc::new(Desk {
+            open: Mutex::default(),
+            changed: Condvar::new(),
+            deadline,
+        });
+        let clock = Arc::clone(&desk);
+        base::thread::spawn("fuse-clock", move || clock.run(&late))?;
+        Ok(desk)
+    }
+
+    /// A ticket for this request.
+    pub fn issue(&self, unique: u64, waiting: Option<Waiting>, sink: &Arc<dyn Sink>) -> Arc<Ticket> {
+        let since = base::time::monotonic();
+        let state = AtomicU8::new(QUEUED);
+        let ticket = Arc::new(Ticket {
+            unique,
+            waiting,
+            since,
+            state,
+            sink: Arc::clone(sink),
+        });
+        let mut open = self.open.lock();
+        open.tickets.insert(unique, Arc::clone(&ticket));
+        if open.tickets.len() == 1 {
+            self.changed.notify_all();
+        }
+        ticket
+    }
+
+    /// The request is over, whoever answered it.
+    pub fn close_ticket(&self, ticket: &Ticket) {
+        let mut open = self.open.lock();
+        // The kernel may have given the same number to a new request since the answer: remove only our own.
+        if open
+            .tickets
+            .get(&ticket.unique)
+            .is_some_and(|held| std::ptr::eq(Arc::as_ptr(held), ticket))
+        {
+            open.tickets.remove(&ticket.unique);
+        }
+    }
+
+    /// The kernel no longer waits for this request with patience.
+    pub fn interrupt(&self, unique: u64) {
+        let found = self.open.lock().tickets.get(&unique).cloned();
+        if let Some(ticket) = found
+            && ticket.interrupt()
+        {
+            self.close_ticket(&ticket);
+            ticket.answer(-Errno::EINTR.0, &[]);
+        }
+    }
+
+    /// How many requests wait.
+    pub fn len(&self) -> usize {
+        self.open.lock().tickets.len()
+    }
+
+    /// Ends the clock.
+    pub fn close(&self) {
+        self.open.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Looks at all tickets eight times per deadline while there are any, and sleeps while there are none: issuing
+    /// and closing a ticket then cost no wake-up.
+    fn run(&self, late: &impl Fn(Duration)) {
+        let step = (self.deadline / 8).clamp(Duration::from_millis(1), Duration::from_secs(1));
+        let mut open = self.open.lock();
+        while !open.closed {
+            if open.tickets.is_empty() {
+                self.changed.wait(&mut open);
+                continue;
+            }
+            self.changed.wait_for(&mut open, step);
+            let now = base::time::monotonic();
+            let over = |ticket: &Arc<Ticket>| now.duration_since(ticket.since) >= self.deadline;
+            let expired: Vec<_> = open
+                .tickets
+                .extract_if(|_, ticket| over(ticket))
+                .map(|(_, ticket)| ticket)
+                .collect();
+            if expired.is_empty() {
+                continue;
+            }
+            parking_lot::MutexGuard::unlocked(&mut open, || {
+                for ticket in expired.iter().filter(|ticket| ticket.claim()) {
+                    ticket.answer(-Errno::EIO.0, &[]);
+                    late(now.duration_since(ticket.since));
+                }
+            });
+        }
+    }
+}
+
+/// What a worker is to do with its own reply buffer.
+pub type Work = Box<dyn FnOnce(&Ticket, &mut [u8]) + Send>;
+
+/// Worker threads, started on demand up to a bound.
+pub struct Pool {
+    name: &'static str,
+    most: usize,
+    state: Mutex<PoolState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct PoolState {
+    queue: VecDeque<(Arc<Ticket>, Work)>,
+    threads: usize,
+    idle: usize,
+    closed: bool,
+}
+
+impl Pool {
+    /// No thread yet, and never more than `most`.
+    pub fn new(name: &'static str, most: usize) -> Arc<Pool> {
+        Arc::new(Pool {
+            name,
+            most: most.max(1),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Queues work. When not even one thread can be had, the ticket is answered EIO.
+    pub fn push(self: &Arc<Self>, ticket: Arc<Ticket>, work: Work) {
+        let mut state = self.state.lock();
+        state.queue.push_back((ticket, work));
+        // As many threads as there is work, counting those that sleep.
+        let wanted = state.queue.len() > state.idle && state.threads < self.most;
+        if wanted {
+            let pool = Arc::clone(self);
+            match base::thread::spawn(self.name, move || pool.run()) {
+                Ok(_) => state.threads += 1,
+                Err(_) if state.threads > 0 => {}
+                Err(_) => {
+                    let unserved = state.queue.pop_back();
+                    drop(state);
+                    if let Some((ticket, _)) = unserved
+                        && ticket.claim()
+                    {
+                        ticket.answer(-Errno::EIO.0, &[]);
+                    }
+                    return;
+                }
+            }
+        }
+        self.changed.notify_one();
+    }
+
+    /// No more work; threads end when they have finished what they do.
+    pub fn close(&self) {
+        let mut state = self.state.lock();
+        state.closed = true;
+        state.queue.clear();
+        self.changed.notify_all();
+    }
+
+    fn run(&self) {
+        let mut buffer = PageBuf::for_reply();
+        let mut state = self.state.lock();
+        loop {
+            if let Some((ticket, work)) = state.queue.pop_front() {
+                parking_lot::MutexGuard::unlocked(&mut state, || {
+                    if ticket.start() {
+                        work(&ticket, buffer.bytes());
+                    }
+                });
+                continue;
+            }
+            if state.closed {
+                break;
+            }
+            state.idle += 1;
+            let timed_out = self.changed.wait_for(&mut state, IDLE).timed_out();
+            state.idle -= 1;
+            if timed_out && state.queue.is_empty() {
+                break;
+            }
+        }
+        state.threads -= 1;
+    }
+}

@@ -1,0 +1,250 @@
+//! From a request's bytes to its answer.
+//!
+//! [`Dispatcher::serve`] is called by a reader thread with one request. It looks the opcode up in the table, decodes
+//! the arguments, and asks the filesystem on this very thread, unless the answer must be waited for (then a worker
+//! of [`defer`](crate::defer) does). Every request that expects an answer gets exactly one: a malformed one EIO or EINVAL, one whose
+//! handler panicked EIO.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::Ino;
+use fs::Errno;
+use fs::api::{Filesystem, Waiting};
+
+use crate::Log;
+use crate::abi::header::Header;
+use crate::abi::init::Agreed;
+use crate::abi::opcodes::{self, Policy, op};
+use crate::abi::ops::Op;
+use crate::channel::Sink;
+use crate::counts::Lane;
+use crate::defer::{Desk, Pool, Ticket};
+use crate::execute::{self, Done};
+use crate::notify::Notifier;
+
+/// Makes the kernel hand over what was written to a file but still lies in its pages.
+pub trait PushDirty: Send + Sync {
+    /// Hands over all of one file. What is returned is dropped after the request was answered.
+    fn push(&self, sink: &dyn Sink, ino: Ino) -> Box<dyn std::any::Any>;
+}
+
+/// The parts that a dispatcher works with.
+pub struct Parts {
+    /// Whom to ask.
+    pub fs: Arc<dyn Filesystem>,
+    /// What INIT settled.
+    pub agreed: Agreed,
+    /// The requests that wait.
+    pub desk: Arc<Desk>,
+    /// Threads for those.
+    pub workers: Arc<Pool>,
+    /// A thread for SEEK_DATA and SEEK_HOLE, which first wait for WRITEs to be answered: these must never stand in a
+    /// queue behind them.
+    pub seeker: Arc<Pool>,
+    /// How to have dirty pages handed over; `None` where there cannot be any.
+    pub dirty: Option<Arc<dyn PushDirty>>,
+    /// The kernel's ear.
+    pub notifier: Notifier,
+    /// Where lines for a person go.
+    pub log: Log,
+}
+
+/// Serves the requests of one mount. Shared by all of its threads.
+#[derive(Clone)]
+pub struct Dispatcher(Arc<Parts>);
+
+impl Dispatcher {
+    /// Puts the parts together.
+    pub fn new(parts: Parts) -> Dispatcher {
+        Dispatcher(Arc::new(parts))
+    }
+
+    /// Serves one request: answers it on `sink`, or hands it to a worker that will. `room` is for the reply's body.
+    pub fn serve(&self, lane: &Lane, request: &[u8], room: &mut [u8], sink: &Arc<dyn Sink>) {
+        let (header, arguments) = match Header::split(request) {
+            Ok(parts) => parts,
+            Err(error) => {
+                (self.0.log)("fuse: a request without a whole header came");
+                if let Some(unique) = Header::unique_of(request) {
+                    let _ = sink.reply(unique, -error.0, &[]);
+                }
+                return;
+            }
+        };
+        lane.count(header.opcode);
+        let op = match self.admit(&header, arguments) {
+            Ok(op) => op,
+            Err(error) => {
+                if wants_reply(header.opcode) {
+                    let _ = sink.reply(header.unique, -error.0, &[]);
+                }
+                return;
+            }
+        };
+        if let Op::Interrupt { unique } = op {
+            self.0.desk.interrupt(unique);
+            return;
+        }
+        if self.defer(&header, &op, request, sink) {
+            return;
+        }
+        let result = self.run(&header, &op, room);
+        if !wants_reply(header.opcode) {
+            return;
+        }
+        let sent = match &result {
+            Ok(done) => sink.reply(header.unique, 0, &room[..done.len]),
+            Err(error) => sink.reply(header.unique, -error.0, &[]),
+        };
+        if sent.is_err() {
+            self.undeliverable(&header, &op, &result, sent);
+        }
+    }
+
+    /// The operation, if the table lets it through.
+    fn admit<'a>(&self, header: &Header, arguments: &'a [u8]) -> Result<Op<'a>, Errno> {
+        match opcodes::find(header.opcode).map(|line| line.policy) {
+            Some(Policy::Served) => Op::read(header, arguments, &self.0.agreed),
+            Some(Policy::Refused(error)) => Err(Errno(error)),
+            Some(Policy::Kernel) | None => Err(Errno::ENOSYS),
+        }
+    }
+
+    /// Asks the filesystem. A panic is EIO and a line in the log.
+    fn run(&self, header: &Header, op: &Op<'_>, room: &mut [u8]) -> Result<Done, Errno> {
+        let work = || execute::run(&*self.0.fs, header, op, room);
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+            let name = opcodes::find(header.opcode).map_or("?", |line| line.name);
+            let why = panic_text(&*panic);
+            (self.0.log)(&format!(
+                "fuse: {name} of inode {} panicked and was answered EIO: {why}",
+                header.ino
+            ));
+            Err(Errno::EIO)
+        })
+    }
+
+    /// Hands the request to a worker if it must wait. True when it was.
+    fn defer(&self, header: &Header, op: &Op<'_>, request: &[u8], sink: &Arc<dyn Sink>) -> bool {
+        let seek = matches!(op, Op::Seek { .. }) && self.0.dirty.is_some();
+        let waiting = op.waiting(header.ino);
+        let waits = |waiting| {
+            // A panic here shows again when the request is served, where it is answered.
+            catch_unwind(AssertUnwindSafe(|| self.0.fs.would_wait(waiting))).unwrap_or(false)
+        };
+        if !seek && !waiting.is_some_and(waits) {
+            return false;
+        }
+        let ticket = self.0.desk.issue(header.unique, waiting, sink);
+        let (this, sink, request) = (self.clone(), Arc::clone(sink), request.to_vec());
+        let pool = if seek { &self.0.seeker } else { &self.0.workers };
+        let work = move |ticket: &Ticket, room: &mut [u8]| this.finish(ticket, &request, room, &*sink);
+        pool.push(ticket, Box::new(work));
+        true
+    }
+
+    /// What a worker does with a request.
+    fn finish(&self, ticket: &Ticket, request: &[u8], room: &mut [u8], sink: &dyn Sink) {
+        // It was decoded once, so it can be decoded again.
+        let Ok((header, arguments)) = Header::split(request) else {
+            return;
+        };
+        let Ok(op) = Op::read(&header, arguments, &self.0.agreed) else {
+            return;
+        };
+        let pushed = match (&op, &self.0.dirty) {
+            (Op::Seek { .. }, Some(dirty)) => Some(dirty.push(sink, header.ino)),
+            _ => None,
+        };
+        let result = self.run(&header, &op, room);
+        self.0.desk.close_ticket(ticket);
+        let delivered = ticket.claim()
+            && match &result {
+                Ok(done) => ticket.answer(0, &room[..done.len]),
+                Err(error) => ticket.answer(-error.0, &[]),
+            };
+        if !delivered {
+            self.undo(&header, &op, &result);
+        }
+        drop(pushed);
+    }
+
+    /// A reply was not taken.
+    fn undeliverable(
+        &self,
+        header: &Header,
+        op: &Op<'_>,
+        result: &Result<Done, Errno>,
+        sent: std::io::Result<()>,
+    ) {
+        // ENOENT: withdrawn. ENODEV: unmounted. Anything else is a defect here, and the caller still waits.
+        let ours =
+            sent.is_err_and(|error| !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)));
+        if ours {
+            let name = opcodes::find(header.opcode).map_or("?", |line| line.name);
+            (self.0.log)(&format!(
+                "fuse: the kernel refused the reply to {name} of inode {}",
+                header.ino
+            ));
+        }
+        self.undo(header, op, result);
+    }
+
+    /// The kernel never learned of a result: gives back a reference, and makes it forget what may be wrong now.
+    fn undo(&self, header: &Header, op: &Op<'_>, result: &Result<Done, Errno>) {
+        let Ok(done) = result else { return };
+        if let Some(ino) = done.referenced {
+            let forget = || self.0.fs.forget(ino, 1);
+            let _ = catch_unwind(AssertUnwindSafe(forget));
+        }
+        if op.waiting(header.ino) != Some(Waiting::Change) {
+            return;
+        }
+        let notifier = &self.0.notifier;
+        match *op {
+            Op::Mknod { name, .. }
+            | Op::Mkdir { name, .. }
+            | Op::Symlink { name, .. }
+            | Op::Unlink { name }
+            | Op::Rmdir { name } => notifier.inval_entry(header.ino, name),
+            Op::Link { ino, name } => {
+                notifier.inval_entry(header.ino, name);
+                notifier.inval_inode(ino, -1, 0);
+            }
+            Op::Rename {
+                name, to, to_name, ..
+            } => {
+                notifier.inval_entry(header.ino, name);
+                notifier.inval_entry(to, to_name);
+                notifier.inval_inode(to, 0, 0);
+            }
+            Op::CopyRange { to, .. } => notifier.inval_inode(to, 0, 0),
+            _ => {}
+        }
+        // Of a directory that drops its cached listing, of a file its attributes and pages.
+        notifier.inval_inode(header.ino, 0, 0);
+    }
+}
+
+/// Whether the kernel waits for an answer to this.
+fn wants_reply(opcode: u32) -> bool {
+    !matches!(opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT)
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}
+
+/// The line that is logged for a request that was not served in time.
+pub fn late_line(waited: Duration) -> String {
+    format!(
+        "fuse: a request was not served within {:.1} s and was answered EIO",
+        waited.as_secs_f64()
+    )
+}

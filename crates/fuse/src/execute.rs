@@ -1,0 +1,203 @@
+//! One operation: ask the filesystem, write the body of the reply.
+
+use std::ops::ControlFlow;
+
+use base::Ino;
+use fs::api::{Entry, Filesystem};
+use fs::{Errno, api};
+
+use crate::abi::header::Header;
+use crate::abi::ops::{Op, forget_pairs};
+use crate::abi::{Put, out};
+
+/// What an operation left to be done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Bytes of the reply's body.
+    pub len: usize,
+    /// The kernel takes one reference to this inode with the reply; if the reply is never delivered it must be
+    /// given back.
+    pub referenced: Option<Ino>,
+}
+
+/// Runs one operation and writes the body of its reply to the start of `room`.
+///
+/// # Errors
+/// The error number that the program shall see.
+pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -> api::Result<Done> {
+    let mut put = Put::new(room);
+    let referenced = match *op {
+        Op::Read { offset, len } => {
+            let place = put.room(len as usize);
+            let count = fs.read(header.ino, offset, place)?;
+            put.advance(count)?;
+            None
+        }
+        Op::Write {
+            offset,
+            data,
+            kill,
+            cached,
+        } => {
+            fs.write(header.ino, offset, data, kill, cached)?;
+            out::written(&mut put, data.len() as u32)?;
+            None
+        }
+        Op::Lookup { name } => match fs.lookup(header.ino, name) {
+            Ok(found) => Some(entry(&mut put, &found)?),
+            Err(Errno::ENOENT) => {
+                out::no_entry(&mut put)?;
+                None
+            }
+            Err(error) => return Err(error),
+        },
+        Op::Getattr => {
+            out::attributes(&mut put, &fs.getattr(header.ino)?)?;
+            None
+        }
+        Op::Statx => {
+            out::statx(&mut put, &fs.getattr(header.ino)?)?;
+            None
+        }
+        Op::Setattr(ref set) => {
+            out::attributes(&mut put, &fs.setattr(&header.caller, header.ino, set)?)?;
+            None
+        }
+        Op::Readdir { position, room, plus } => {
+            listing(fs, header.ino, position, room as usize, plus, &mut put)?;
+            None
+        }
+        _ => match made(fs, header, op)? {
+            Some(found) => {
+                let referenced = entry(&mut put, &found)?;
+                if let Op::Tmpfile { .. } = op {
+                    out::opened(&mut put)?;
+                }
+                Some(referenced)
+            }
+            None => {
+                rest(fs, header, op, &mut put)?;
+                None
+            }
+        },
+    };
+    Ok(Done {
+        len: put.len(),
+        referenced,
+    })
+}
+
+fn entry(put: &mut Put<'_>, found: &Entry) -> api::Result<Ino> {
+    out::entry(put, found)?;
+    Ok(found.attr.ino)
+}
+
+/// The operations that make something and answer with it; `None` for all others.
+fn made(fs: &dyn Filesystem, header: &Header, op: &Op<'_>) -> api::Result<Option<Entry>> {
+    let (caller, parent) = (&header.caller, header.ino);
+    Ok(Some(match *op {
+        Op::Mknod { name, ref node } => fs.mknod(caller, parent, name, node)?,
+        Op::Mkdir { name, perm, umask } => fs.mkdir(caller, parent, name, perm, umask)?,
+        Op::Symlink { name, target } => fs.symlink(caller, parent, name, target)?,
+        Op::Tmpfile { perm, umask } => fs.tmpfile(caller, parent, perm, umask)?,
+        Op::Link { ino, name } => fs.link(ino, parent, name)?,
+        _ => return Ok(None),
+    }))
+}
+
+/// The operations without an entry or attributes in their reply.
+fn rest(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, put: &mut Put<'_>) -> api::Result<()> {
+    let ino = header.ino;
+    match *op {
+        Op::Readlink => put.bytes(&fs.readlink(ino)?),
+        Op::Unlink { name } => fs.unlink(ino, name),
+        Op::Rmdir { name } => fs.rmdir(ino, name),
+        Op::Rename {
+            name,
+            to,
+            to_name,
+            mode,
+        } => fs.rename(ino, name, to, to_name, mode),
+        Op::Statfs => out::statfs(put, &fs.statfs()?),
+        Op::Fsync { data_only } => fs.fsync(ino, data_only),
+        Op::Syncfs => fs.sync(),
+        Op::Setxattr {
+            name,
+            value,
+            mode,
+            kill_sgid,
+        } => fs.setxattr(ino, name, value, mode, kill_sgid),
+        Op::Getxattr { name, room } => sized(put, &fs.getxattr(ino, name)?, room),
+        Op::Listxattr { room } => sized(put, &fs.listxattr(ino)?, room),
+        Op::Removexattr { name } => fs.removexattr(ino, name),
+        Op::Fallocate { offset, len, how } => fs.allocate(ino, offset, len, how),
+        Op::Seek { offset, what } => put.u64(fs.seek(ino, offset, what)?),
+        Op::CopyRange {
+            from_offset,
+            to,
+            to_offset,
+            len,
+            wide,
+        } => {
+            // The older form has 32 bits for the answer; a program goes on from where it ended.
+            let len = if wide {
+                len
+            } else {
+                len.min(u64::from(u32::MAX) & !0xfff)
+            };
+            let copied = fs.copy_range(ino, from_offset, to, to_offset, len)?;
+            if wide {
+                put.u64(copied)
+            } else {
+                out::written(put, copied as u32)
+            }
+        }
+        Op::Forget { count } => {
+            fs.forget(ino, count);
+            Ok(())
+        }
+        Op::BatchForget { pairs } => {
+            forget_pairs(pairs).for_each(|(ino, count)| fs.forget(ino, count));
+            Ok(())
+        }
+        Op::Release | Op::Destroy => Ok(()),
+        _ => Err(Errno::ENOSYS),
+    }
+}
+
+/// A value of unknown length: asked with no room, only its length is answered.
+fn sized(put: &mut Put<'_>, value: &[u8], room: u32) -> api::Result<()> {
+    match room as usize {
+        0 => out::written(put, value.len() as u32),
+        room if value.len() > room => Err(Errno::ERANGE),
+        _ => put.bytes(value),
+    }
+}
+
+fn listing(
+    fs: &dyn Filesystem,
+    ino: Ino,
+    position: u64,
+    room: usize,
+    plus: bool,
+    put: &mut Put<'_>,
+) -> api::Result<()> {
+    let room = room.min(put.left());
+    let mut failed = None;
+    let mut verdict = |fits: api::Result<bool>| match fits {
+        Ok(true) => ControlFlow::Continue(()),
+        Ok(false) => ControlFlow::Break(()),
+        Err(error) => {
+            failed = Some(error);
+            ControlFlow::Break(())
+        }
+    };
+    if plus {
+        fs.readdir_plus(ino, position, &mut |line, found| {
+            verdict(out::dirent_plus(put, room, &line, found))
+        })?;
+    } else {
+        fs.readdir(ino, position, &mut |line| verdict(out::dirent(put, room, &line)))?;
+    }
+    failed.map_or(Ok(()), Err)
+}

@@ -1,0 +1,104 @@
+//! What is mounted, from /proc/self/mountinfo.
+
+use std::ffi::{CString, OsString};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use super::FS_TYPE;
+
+/// One mount of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// Where.
+    pub path: PathBuf,
+    /// Device number, as `st_dev` shows it.
+    pub dev: u64,
+    /// Filesystem type.
+    pub kind: String,
+    /// What is mounted.
+    pub source: String,
+}
+
+impl Mounted {
+    /// Whether it is a FUSE mount of any kind.
+    pub fn is_fuse(&self) -> bool {
+        self.kind == "fuse" || self.kind == "fuseblk" || self.kind.starts_with("fuse.")
+    }
+
+    /// Whether its daemon lives. Asked by statfs(2), the one question that the kernel never answers from memory.
+    pub fn answers(&self) -> bool {
+        let Ok(path) = CString::new(self.path.as_os_str().as_bytes()) else {
+            return false;
+        };
+        // SAFETY: statfs is plain numbers, for which all zero bytes are a value.
+        let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+        // SAFETY: `path` is a NUL-terminated string, and `found` is room for one statfs.
+        if unsafe { libc::statfs(path.as_ptr(), &raw mut found) } == 0 {
+            return true;
+        }
+        let error = io::Error::last_os_error();
+        !matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
+    }
+}
+
+/// The topmost mount whose mountpoint is this path.
+pub fn find(path: &Path) -> Option<Mounted> {
+    all().into_iter().rev().find(|mounted| mounted.path == path)
+}
+
+/// All mounts of this program, oldest first.
+pub fn mounted_by_us() -> Vec<Mounted> {
+    all()
+        .into_iter()
+        .filter(|mounted| mounted.kind == FS_TYPE)
+        .collect()
+}
+
+fn all() -> Vec<Mounted> {
+    let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    text.split(|&byte| byte == b'\n').filter_map(line).collect()
+}
+
+/// One line: `36 35 98:0 /root /where rw,... optional... - type source rw,...`
+pub(super) fn line(line: &[u8]) -> Option<Mounted> {
+    let mut words = line.split(|&byte| byte == b' ');
+    let dev = words.nth(2)?;
+    let path = PathBuf::from(OsString::from_vec(unescape(words.nth(1)?)));
+    let mut words = words.skip_while(|word| *word != b"-").skip(1);
+    let kind = String::from_utf8_lossy(words.next()?).into_owned();
+    let source = String::from_utf8_lossy(&unescape(words.next()?)).into_owned();
+    let dev = std::str::from_utf8(dev).ok()?;
+    let (major, minor) = dev.split_once(':')?;
+    let dev = libc::makedev(major.parse().ok()?, minor.parse().ok()?);
+    debug_assert!(!path.as_os_str().as_bytes().is_empty());
+    Some(Mounted {
+        path,
+        dev,
+        kind,
+        source,
+    })
+}
+
+/// Spaces, tabs, newlines and backslashes are written as a backslash and three octal digits.
+fn unescape(word: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((&byte, after)) = rest.split_first() {
+        let octal = || -> Option<u8> {
+            let digits = std::str::from_utf8(after.get(..3)?).ok()?;
+            u8::from_str_radix(digits, 8).ok()
+        };
+        match (byte, octal()) {
+            (b'\\', Some(value)) => {
+                plain.push(value);
+                rest = &after[3..];
+            }
+            _ => {
+                plain.push(byte);
+                rest = after;
+            }
+        }
+    }
+    plain
+}

@@ -1,0 +1,36 @@
+use super::*;
+
+#[test]
+fn a_line_of_the_mount_table_is_read() {
+    let line = br"36 35 98:7 / /mnt/a\040b rw,noatime shared:1 - fuse.covey /vol\134x rw,allow_other";
+    let mounted = table::line(line).unwrap();
+    assert_eq!(mounted.path, Path::new("/mnt/a b"));
+    assert_eq!(mounted.dev, libc::makedev(98, 7));
+    assert_eq!(
+        (mounted.kind.as_str(), mounted.source.as_str()),
+        ("fuse.covey", r"/vol\x")
+    );
+    assert!(mounted.is_fuse());
+    assert!(table::line(b"").is_none());
+}
+
+#[test]
+fn a_source_with_a_comma_cannot_smuggle_options() {
+    let flags = MountFlags {
+        source: r"a,suid\b".into(),
+        ..MountFlags::default()
+    };
+    assert!(helper::options(&flags).ends_with(r"fsname=a\,suid\\b"));
+}
+
+#[test]
+fn a_mountpoint_that_cannot_be_used_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let absent = check_mountpoint(&dir.path().join("absent")).unwrap_err();
+    assert!(absent.to_string().contains("mkdir -p"), "{absent}");
+    let file = dir.path().join("file");
+    std::fs::write(&file, b"").unwrap();
+    let no_dir = check_mountpoint(&file).unwrap_err();
+    assert!(no_dir.to_string().contains("not a directory"), "{no_dir}");
+    assert!(check_mountpoint(dir.path()).is_ok());
+}

@@ -1,0 +1,159 @@
+//! Telling the kernel to forget something it holds.
+//!
+//! A notification waits for kernel locks that a program may hold while it waits for a reply of ours; sent from a
+//! thread that answers requests it could wait for itself. So there is one thread for them, and a queue in front of it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use base::Ino;
+use parking_lot::{Condvar, Mutex};
+
+use crate::abi::header::notify;
+use crate::channel::Sink;
+
+/// One thing to tell the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Note {
+    Inode { ino: Ino, offset: i64, len: i64 },
+    Entry { parent: Ino, name: Vec<u8> },
+    Deleted { parent: Ino, child: Ino, name: Vec<u8> },
+}
+
+#[derive(Default)]
+struct Queue {
+    notes: VecDeque<Note>,
+    sending: bool,
+    closed: bool,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    sink: Arc<dyn Sink>,
+}
+
+/// Hands notes to the kernel, in order, from a thread of its own. Clones share the queue.
+#[derive(Clone)]
+pub struct Notifier(Arc<Shared>);
+
+impl Notifier {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system has no room for another thread.
+    pub fn start(sink: Arc<dyn Sink>) -> io::Result<Notifier> {
+        let shared = Arc::new(Shared {
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            sink,
+        });
+        let worker = Arc::clone(&shared);
+        base::thread::spawn("fuse-notify", move || worker.run())?;
+        Ok(Notifier(shared))
+    }
+
+    /// The kernel drops an inode's attributes and its pages from `offset` on (`len` bytes, 0: all). Pages written to
+    /// but not yet handed over are handed over first. A negative `offset` leaves the pages alone.
+    pub fn inval_inode(&self, ino: Ino, offset: i64, len: i64) {
+        self.push(Note::Inode { ino, offset, len });
+    }
+
+    /// The kernel drops a name, whether it stood for a file or for none.
+    pub fn inval_entry(&self, parent: Ino, name: &[u8]) {
+        self.push(Note::Entry {
+            parent,
+            name: name.to_vec(),
+        });
+    }
+
+    /// The kernel takes a name as removed, if it stood for this child.
+    pub fn deleted(&self, parent: Ino, child: Ino, name: &[u8]) {
+        self.push(Note::Deleted {
+            parent,
+            child,
+            name: name.to_vec(),
+        });
+    }
+
+    /// Waits until everything queued before has reached the kernel. Never call it while answering a request.
+    pub fn settle(&self) {
+        let mut queue = self.0.queue.lock();
+        while !queue.closed && (queue.sending || !queue.notes.is_empty()) {
+            self.0.changed.wait(&mut queue);
+        }
+    }
+
+    /// Ends the thread; what is still queued is dropped, because the kernel is gone.
+    pub(crate) fn close(&self) {
+        self.0.queue.lock().closed = true;
+        self.0.changed.notify_all();
+    }
+
+    fn push(&self, note: Note) {
+        let mut queue = self.0.queue.lock();
+        if !queue.closed {
+            queue.notes.push_back(note);
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        loop {
+            let note = {
+                let mut queue = self.queue.lock();
+                queue.sending = false;
+                self.changed.notify_all();
+                loop {
+                    if queue.closed {
+                        return;
+                    }
+                    if let Some(note) = queue.notes.pop_front() {
+                        queue.sending = true;
+                        break note;
+                    }
+                    self.changed.wait(&mut queue);
+                }
+            };
+            // An error says that the kernel does not hold the thing, or is gone: either way it is forgotten.
+            let _ = self.send(&note);
+        }
+    }
+
+    fn send(&self, note: &Note) -> io::Result<()> {
+        match note {
+            Note::Inode { ino, offset, len } => inval_inode(&*self.sink, *ino, *offset, *len),
+            Note::Entry { parent, name } => {
+                let fixed = [u64::to_ne_bytes(parent.0), two(name.len() as u32, 0)];
+                self.sink
+                    .notify(notify::INVAL_ENTRY, &[fixed.as_flattened(), name, &[0]])
+            }
+            Note::Deleted { parent, child, name } => {
+                let fixed = [
+                    parent.0.to_ne_bytes(),
+                    child.0.to_ne_bytes(),
+                    two(name.len() as u32, 0),
+                ];
+                self.sink
+                    .notify(notify::DELETE, &[fixed.as_flattened(), name, &[0]])
+            }
+        }
+    }
+}
+
+/// Sends [`Notifier::inval_inode`] at once, from this thread: only for a thread that answers nothing the kernel could
+/// be waiting for.
+pub(crate) fn inval_inode(sink: &dyn Sink, ino: Ino, offset: i64, len: i64) -> io::Result<()> {
+    let fixed = [ino.0.to_ne_bytes(), offset.to_ne_bytes(), len.to_ne_bytes()];
+    sink.notify(notify::INVAL_INODE, &[fixed.as_flattened()])
+}
+
+fn two(first: u32, second: u32) -> [u8; 8] {
+    let mut both = [0; 8];
+    both[..4].copy_from_slice(&first.to_ne_bytes());
+    both[4..].copy_from_slice(&second.to_ne_bytes());
+    both
+}

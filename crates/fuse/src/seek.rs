@@ -1,0 +1,102 @@
+//! Having the kernel hand over a file's dirty pages before SEEK_DATA or SEEK_HOLE is answered.
+//!
+//! The kernel may hold written bytes that the filesystem has not seen (writeback cache, shared mappings), and asks about
+//! data and holes all the same. So the file is opened once more through its handle on the mount, and its dirty pages
+//! are written back with sync_file_range(2).
+//!
+//! **Why this cannot deadlock.** The program that seeks holds the inode's lock until it is answered. Opening by handle,
+//! opening without OPEN, and writing pages back take no inode lock; the WRITEs that follow are answered by reader
+//! threads, which never wait for this one. Closing does take the lock in some kernels, so the descriptor is closed
+//! only after the answer. Without the privilege to open by handle the pages are dropped by a notification instead,
+//! which writes dirty ones back one by one and takes no inode lock either.
+
+use std::any::Any;
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use base::Ino;
+
+use crate::channel::Sink;
+use crate::dispatch::PushDirty;
+use crate::mount::{Mount, dev_of};
+use crate::notify;
+
+/// Pushes dirty pages through a second descriptor on the mount itself.
+pub struct ThroughMount(pub Arc<Mount>);
+
+impl PushDirty for ThroughMount {
+    fn push(&self, sink: &dyn Sink, ino: Ino) -> Box<dyn Any> {
+        let pushed = self.open(ino).and_then(|file| {
+            let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+                | libc::SYNC_FILE_RANGE_WRITE
+                | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+            // SAFETY: the descriptor is open; the call takes numbers only.
+            let done = unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, flags) };
+            if done < 0 {
+                Err(io::Error::last_os_error())
+            } else {
+                Ok(file)
+            }
+        });
+        match pushed {
+            Ok(file) => Box::new(file),
+            Err(_) => {
+                // The kernel not holding the inode means that there is nothing to hand over.
+                let _ = notify::inval_inode(sink, ino, 0, 0);
+                Box::new(())
+            }
+        }
+    }
+}
+
+/// A file handle as FUSE makes it: number in two halves, generation.
+#[repr(C)]
+struct Handle {
+    bytes: u32,
+    kind: i32,
+    number: [u32; 3],
+}
+
+/// The kernel's name for handles of this form.
+const INO64_GEN: i32 = 0x81;
+
+impl ThroughMount {
+    fn open(&self, ino: Ino) -> io::Result<OwnedFd> {
+        let root = self.root()?;
+        let number = [(ino.0 >> 32) as u32, ino.0 as u32, 0];
+        let mut handle = Handle {
+            bytes: size_of_val(&number) as u32,
+            kind: INO64_GEN,
+            number,
+        };
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
+        // SAFETY: `handle` has the layout of a file_handle with 12 bytes, which it announces; `root` is open.
+        let fd = unsafe { libc::open_by_handle_at(root.as_raw_fd(), (&raw mut handle).cast(), flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call has just made this descriptor, and nobody else has it.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// The root of the mount, held only for a moment: as long as it is open a polite unmount fails.
+    fn root(&self) -> io::Result<OwnedFd> {
+        let path = self.0.path();
+        let name = CString::new(path.as_os_str().as_bytes())?;
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        // SAFETY: `name` is a NUL-terminated string.
+        let fd = unsafe { libc::open(name.as_ptr(), flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call has just made this descriptor, and nobody else has it.
+        let root = unsafe { OwnedFd::from_raw_fd(fd) };
+        if dev_of(path)? != self.0.dev() {
+            return Err(io::Error::from_raw_os_error(libc::ESTALE));
+        }
+        Ok(root)
+    }
+}

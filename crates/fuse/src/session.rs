@@ -1,0 +1,409 @@
+//! One mount from beginning to end.
+//!
+//! [`Session::mount`] mounts, answers INIT, and starts a reader thread per core, each with a /dev/fuse descriptor of
+//! its own. The session ends when the kernel says that the mount is gone, however that came about: umount, a forced
+//! umount, an abort through /sys/fs/fuse/connections. The last thread to see it makes the filesystem durable
+//! ([`Filesystem::sync`]) and tells it that the kernel is gone ([`Filesystem::unmounted`]), once; [`Session::wait`] returns after that.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use base::Ino;
+use fs::api::{Coherence, Filesystem};
+use fs::{Errno, api};
+use parking_lot::{Condvar, Mutex};
+
+use crate::Log;
+use crate::abi::Put;
+use crate::abi::header::{Header, OUT_HEADER};
+use crate::abi::init::{self, Agreed, Offer, Wishes};
+use crate::abi::opcodes::op;
+use crate::buffer::{PageBuf, RequestBuf};
+use crate::channel::{Device, Received, Sink, Source};
+use crate::counts::Counts;
+use crate::defer::{Desk, Pool};
+use crate::dispatch::{Dispatcher, Parts, PushDirty, late_line};
+use crate::mount::{self, Mount, MountError, MountFlags, Unmount, UnmountError};
+use crate::notify::Notifier;
+use crate::seek::ThroughMount;
+
+/// How to mount and serve.
+#[derive(Clone)]
+pub struct Options {
+    /// What the kernel is told.
+    pub mount: MountFlags,
+    /// Let the kernel hold written bytes back until close or fsync; `None`: yes, if the mount is exclusive and writable.
+    pub writeback: Option<bool>,
+    /// Threads that read requests; 0: one per core.
+    pub readers: usize,
+    /// The most threads for requests that must wait.
+    pub workers: usize,
+    /// After this time a waiting request is answered EIO.
+    pub deadline: Duration,
+    /// How far the kernel reads ahead, in KiB; `None` leaves the kernel's own value (128).
+    pub read_ahead_kib: Option<u32>,
+    /// Where lines for a person go: a handler's panic, a request answered too late.
+    pub log: Log,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            mount: MountFlags {
+                source: "covey".into(),
+                ..MountFlags::default()
+            },
+            writeback: None,
+            readers: 0,
+            workers: 32,
+            deadline: Duration::from_secs(60),
+            read_ahead_kib: Some(1024),
+            log: Arc::new(|line| eprintln!("{line}")),
+        }
+    }
+}
+
+/// How a session ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The connection was cut while mounted; what the kernel had not handed over by then is lost.
+    pub aborted: bool,
+    /// Whether everything the kernel did hand over is durable.
+    pub synced: api::Result<()>,
+}
+
+struct Shared {
+    fs: Arc<dyn Filesystem>,
+    mount: Arc<Mount>,
+    counts: Counts,
+    desk: Arc<Desk>,
+    pools: [Arc<Pool>; 2],
+    notifier: Notifier,
+    dispatcher: Dispatcher,
+    log: Log,
+    readers_left: AtomicUsize,
+    ended: Mutex<Option<Ended>>,
+    changed: Condvar,
+}
+
+/// A mounted filesystem. Dropping it unmounts, by force if it is in use.
+pub struct Session {
+    shared: Arc<Shared>,
+    agreed: Agreed,
+    warnings: Vec<String>,
+}
+
+/// Unmounts a session from another thread. Clones are the same.
+#[derive(Clone)]
+pub struct Unmounter(Arc<Mount>);
+
+impl Unmounter {
+    /// Unmounts; returns when the mount is out of sight. [`Session::wait`] tells when all is done.
+    ///
+    /// # Errors
+    /// [`UnmountError::Busy`] when polite and in use, or what the system said.
+    pub fn unmount(&self, how: Unmount) -> Result<(), UnmountError> {
+        self.0.unmount(how)
+    }
+
+    /// The mountpoint.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Session {
+    /// Mounts `fs` on the directory `mountpoint` and serves it from threads of its own.
+    ///
+    /// # Errors
+    /// A [`MountError`], whose text says what to do. Nothing is left mounted then.
+    pub fn mount(
+        fs: Arc<dyn Filesystem>,
+        mountpoint: &Path,
+        mut options: Options,
+    ) -> Result<Session, MountError> {
+        let path = mount::check_mountpoint(mountpoint)?;
+        let root = fs.getattr(Ino::ROOT).map_err(MountError::Root)?;
+        let frozen = fs.coherence() == Coherence::Frozen;
+        options.mount.read_only |= frozen;
+        let writable = !options.mount.read_only;
+        let wishes = Wishes {
+            writeback: writable && options.writeback.unwrap_or(true),
+            export: serves_dot(&*fs),
+        };
+        let root_mode = root.kind.mode_bits() | u32::from(root.perm);
+        let (device, mount) = mount::mount(&path, &options.mount, root_mode)?;
+        let guard = MountGuard(Arc::new(mount));
+        let agreed = handshake(&device, &wishes)?;
+        let mut session = start(fs, Arc::clone(&guard.0), device, agreed, &options, writable)?;
+        std::mem::forget(guard);
+        session.set_read_ahead(options.read_ahead_kib);
+        Ok(session)
+    }
+
+    /// Waits until the mount has ended and the filesystem was told.
+    pub fn wait(&self) -> Ended {
+        let mut ended = self.shared.ended.lock();
+        loop {
+            if let Some(ended) = *ended {
+                return ended;
+            }
+            self.shared.changed.wait(&mut ended);
+        }
+    }
+
+    /// The same, but for so long at most; `None` when it goes on.
+    pub fn wait_for(&self, at_most: Duration) -> Option<Ended> {
+        let mut ended = self.shared.ended.lock();
+        self.shared
+            .changed
+            .wait_while_for(&mut ended, |ended| ended.is_none(), at_most);
+        *ended
+    }
+
+    /// Unmounts. After success [`Session::wait`] returns soon (when lazy: after the last program has let go).
+    ///
+    /// # Errors
+    /// As [`Unmounter::unmount`].
+    pub fn unmount(&self, how: Unmount) -> Result<(), UnmountError> {
+        self.shared.mount.unmount(how)
+    }
+
+    /// Something that can unmount from another thread.
+    pub fn unmounter(&self) -> Unmounter {
+        Unmounter(Arc::clone(&self.shared.mount))
+    }
+
+    /// What makes the kernel forget.
+    pub fn notifier(&self) -> Notifier {
+        self.shared.notifier.clone()
+    }
+
+    /// How many requests came so far, by kind; kinds that never came are left out.
+    pub fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.shared.counts.totals()
+    }
+
+    /// Requests that wait at the moment.
+    pub fn waiting(&self) -> usize {
+        self.shared.desk.len()
+    }
+
+    /// What could not be set up, in words; the mount works without it.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// What INIT settled with the kernel.
+    pub fn agreed(&self) -> Agreed {
+        self.agreed
+    }
+
+    /// The mountpoint, absolute.
+    pub fn mountpoint(&self) -> &Path {
+        self.shared.mount.path()
+    }
+
+    fn set_read_ahead(&mut self, kib: Option<u32>) {
+        let Some(kib) = kib else { return };
+        if let Err(error) = self.shared.mount.set_read_ahead(kib) {
+            let dev = self.shared.mount.dev();
+            let (major, minor) = (libc::major(dev), libc::minor(dev));
+            self.warnings.push(format!(
+                "readahead stays at the kernel's 128 KiB ({error}); as root: \
+                 echo {kib} > /sys/class/bdi/{major}:{minor}/read_ahead_kb"
+            ));
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.unmount(Unmount::Polite).is_err()
+            && let Err(error) = self.unmount(Unmount::Force)
+        {
+            (self.shared.log)(&format!("fuse: {error}"));
+            return;
+        }
+        // A lazily detached mount lives as long as its users: do not wait for them.
+        if self.wait_for(Duration::from_secs(10)).is_none() {
+            (self.shared.log)(
+                "fuse: a program still holds files of a detached mount; it is served until it lets go",
+            );
+        }
+    }
+}
+
+/// Takes the mount away again when setting up fails.
+struct MountGuard(Arc<Mount>);
+
+impl Drop for MountGuard {
+    fn drop(&mut self) {
+        let _ = self.0.unmount(Unmount::Lazy);
+    }
+}
+
+/// Whether the filesystem answers a lookup of ".", which file handles need.
+fn serves_dot(fs: &dyn Filesystem) -> bool {
+    let served = fs.lookup(Ino::ROOT, b".").is_ok();
+    if served {
+        fs.forget(Ino::ROOT, 1);
+    }
+    served
+}
+
+/// Answers INIT, the kernel's first request.
+fn handshake(device: &Device, wishes: &Wishes) -> Result<Agreed, MountError> {
+    let failed = MountError::io("greeting the kernel");
+    let strange = || failed(std::io::Error::from_raw_os_error(libc::EPROTO));
+    let mut buffer = RequestBuf::new();
+    let len = loop {
+        match device.receive(buffer.bytes()).map_err(&failed)? {
+            Received::Request(len) => break len,
+            Received::Nothing => {}
+            Received::Unmounted | Received::Aborted => return Err(strange()),
+        }
+    };
+    let (header, arguments) = Header::split(&buffer.bytes()[..len]).map_err(|_| strange())?;
+    if header.opcode != op::INIT {
+        return Err(strange());
+    }
+    let offer = Offer::read(arguments).map_err(|_| strange())?;
+    let agreed = match offer.agree(wishes) {
+        Ok(agreed) => agreed,
+        Err(error) => {
+            let _ = device.reply(header.unique, -error.0, &[]);
+            return Err(MountError::OldKernel(offer.minor));
+        }
+    };
+    let mut room = [0; 128 - OUT_HEADER];
+    let mut put = Put::new(&mut room);
+    init::put_reply(&mut put, &offer, &agreed).map_err(|_| strange())?;
+    let len = put.len();
+    device.reply(header.unique, 0, &room[..len]).map_err(&failed)?;
+    Ok(agreed)
+}
+
+/// Starts all threads.
+fn start(
+    fs: Arc<dyn Filesystem>,
+    mount: Arc<Mount>,
+    device: Device,
+    agreed: Agreed,
+    options: &Options,
+    writable: bool,
+) -> Result<Session, MountError> {
+    let failed = MountError::io("starting threads");
+    let devices = devices(device, options.readers);
+    let sink: Arc<dyn Sink> = Arc::clone(&devices[0]) as _;
+    let notifier = Notifier::start(sink).map_err(&failed)?;
+    let log = Arc::clone(&options.log);
+    let desk = Desk::start(options.deadline, move |waited| log(&late_line(waited))).map_err(&failed)?;
+    let workers = Pool::new("fuse-wait", options.workers);
+    let seeker = Pool::new("fuse-seek", 2);
+    let dirty = writable.then(|| Arc::new(ThroughMount(Arc::clone(&mount))) as Arc<dyn PushDirty>);
+    let dispatcher = Dispatcher::new(Parts {
+        fs: Arc::clone(&fs),
+        agreed,
+        desk: Arc::clone(&desk),
+        workers: Arc::clone(&workers),
+        seeker: Arc::clone(&seeker),
+        dirty,
+        notifier: notifier.clone(),
+        log: Arc::clone(&options.log),
+    });
+    let shared = Arc::new(Shared {
+        fs,
+        mount,
+        counts: Counts::new(devices.len()),
+        desk,
+        pools: [workers, seeker],
+        notifier,
+        dispatcher,
+        log: Arc::clone(&options.log),
+        readers_left: AtomicUsize::new(devices.len()),
+        ended: Mutex::new(None),
+        changed: Condvar::new(),
+    });
+    for (index, device) in devices.into_iter().enumerate() {
+        let reader = Arc::clone(&shared);
+        let spawned = base::thread::spawn(&format!("fuse-{index}"), move || reader.read(index, &device));
+        if let Err(error) = spawned {
+            // Serving with fewer threads is better than not at all, but one there must be.
+            shared.leave(false);
+            if index == 0 {
+                return Err(failed(error));
+            }
+        }
+    }
+    Ok(Session {
+        shared,
+        agreed,
+        warnings: Vec::new(),
+    })
+}
+
+/// A descriptor for each reader; those that cannot be had share the first.
+fn devices(first: Device, readers: usize) -> Vec<Arc<Device>> {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let readers = if readers == 0 { cores() } else { readers };
+    let first = Arc::new(first);
+    let mut devices = vec![Arc::clone(&first)];
+    while devices.len() < readers {
+        devices.push(first.cloned().map_or_else(|_| Arc::clone(&first), Arc::new));
+    }
+    devices
+}
+
+impl Shared {
+    /// A reader thread's life.
+    fn read(&self, index: usize, device: &Arc<Device>) {
+        let sink: Arc<dyn Sink> = Arc::clone(device) as _;
+        let lane = self.counts.lane(index);
+        let mut request = RequestBuf::new();
+        let mut reply = PageBuf::for_reply();
+        let aborted = loop {
+            match device.receive(request.bytes()) {
+                Ok(Received::Request(len)) => {
+                    self.dispatcher
+                        .serve(lane, &request.bytes()[..len], reply.bytes(), &sink);
+                }
+                Ok(Received::Nothing) => {}
+                Ok(Received::Unmounted) => break false,
+                Ok(Received::Aborted) => break true,
+                Err(error) => {
+                    (self.log)(&format!(
+                        "fuse: reading requests failed, this thread ends: {error}"
+                    ));
+                    break true;
+                }
+            }
+        };
+        self.leave(aborted);
+    }
+
+    /// A reader thread has ended; the last one ends the session.
+    fn leave(&self, aborted: bool) {
+        if self.readers_left.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        self.desk.close();
+        self.pools.iter().for_each(|pool| pool.close());
+        self.notifier.close();
+        // After an abort the mount is still in its place, dead.
+        let dead = self.mount.is_there();
+        if dead {
+            let _ = self.mount.unmount(Unmount::Lazy);
+        }
+        let synced = catch_unwind(AssertUnwindSafe(|| self.fs.sync())).unwrap_or(Err(Errno::EIO));
+        let _ = catch_unwind(AssertUnwindSafe(|| self.fs.unmounted()));
+        *self.ended.lock() = Some(Ended {
+            aborted: aborted || dead,
+            synced,
+        });
+        self.changed.notify_all();
+    }
+}
