@@ -1,1 +1,159 @@
-//! origin
+//! Origins: where a volume's blobs live for good.
+//!
+//! - [`Folder`]: `file:DIR`, a folder on this machine or on a filesystem that it mounts; the default.
+//! - [`Memory`]: `mem:`, gone when the program ends.
+//!
+//! Both pass one conformance suite (`tests.rs`), which is what an origin of another kind has to pass as well. [`parse`]
+//! turns what a user wrote into a [`Spec`]; a spec is made once with [`Spec::format`] and found again with
+//! [`Spec::open`].
+
+mod folder;
+mod memory;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use blob::Origin;
+
+pub use folder::{Access, Folder};
+pub use memory::Memory;
+
+/// Why an origin could not be had. Every message says what to do next.
+#[derive(Debug, thiserror::Error)]
+pub enum OriginError {
+    /// The text names no origin.
+    #[error(
+        "{0:?} names no origin: write file:DIR for a folder, or mem: for memory that is gone when the program ends"
+    )]
+    Unknown(String),
+    /// `file:` without a folder.
+    #[error("{0:?} names no folder: write file:DIR, for example file:/srv/covey/blobs")]
+    NoFolder(String),
+    /// The folder is not there.
+    #[error(
+        "the origin's folder {} is not there: mount the disk it lies on, or bring the folder back under this name",
+        .0.display()
+    )]
+    Absent(PathBuf),
+    /// It is a file or a device.
+    #[error("{} is no folder: give the origin a folder of its own", .0.display())]
+    NotAFolder(PathBuf),
+    /// The folder is there and was never made an origin; most often a disk that is not mounted.
+    #[error(
+        "{} is no origin (it holds no file {}): is the disk it should be on mounted? a new volume's origin is made by `covey format`",
+        .0.display(), folder::MARKER
+    )]
+    NotAnOrigin(PathBuf),
+    /// Something else lives in the folder.
+    #[error("{} holds other files: give the origin a folder of its own, which is empty or does not exist yet", .0.display())]
+    NotEmpty(PathBuf),
+    /// A later program made it.
+    #[error("{} was made by a newer covey ({found:?}): use that version or a later one", .dir.display())]
+    Newer {
+        /// The folder.
+        dir: PathBuf,
+        /// What its marker says.
+        found: String,
+    },
+    /// It cannot be written to.
+    #[error("the origin's folder {} cannot be written to ({source}): make it writable, or mount with -o ro", .dir.display())]
+    ReadOnly {
+        /// The folder.
+        dir: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Anything else the system said.
+    #[error("the origin's folder {}: {source}", .dir.display())]
+    Io {
+        /// The folder.
+        dir: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// An origin as a user writes it and a volume remembers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Spec {
+    /// `file:DIR`
+    Folder(PathBuf),
+    /// `mem:`
+    Memory,
+}
+
+/// Reads `file:DIR` or `mem:`. A relative folder stays relative: who stores the spec makes it absolute first.
+///
+/// # Errors
+/// [`OriginError::Unknown`] and [`OriginError::NoFolder`], which list what is known.
+pub fn parse(text: &str) -> Result<Spec, OriginError> {
+    if text == "mem:" {
+        return Ok(Spec::Memory);
+    }
+    let dir = text
+        .strip_prefix("file:")
+        .ok_or_else(|| OriginError::Unknown(text.to_owned()))?;
+    // A URL has an empty host before the path.
+    let dir = dir
+        .strip_prefix("//")
+        .filter(|rest| rest.starts_with('/'))
+        .unwrap_or(dir);
+    if dir.is_empty() {
+        return Err(OriginError::NoFolder(text.to_owned()));
+    }
+    Ok(Spec::Folder(PathBuf::from(dir)))
+}
+
+impl FromStr for Spec {
+    type Err = OriginError;
+
+    fn from_str(text: &str) -> Result<Spec, OriginError> {
+        parse(text)
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Spec::Folder(dir) => write!(f, "file:{}", dir.display()),
+            Spec::Memory => f.write_str("mem:"),
+        }
+    }
+}
+
+impl Spec {
+    /// Makes the origin; one that is there already is opened.
+    ///
+    /// # Errors
+    /// See [`OriginError`].
+    pub fn format(&self) -> Result<Arc<dyn Origin>, OriginError> {
+        match self {
+            Spec::Folder(dir) => Ok(Arc::new(Folder::format(dir)?)),
+            Spec::Memory => Ok(Arc::new(Memory::new())),
+        }
+    }
+
+    /// Opens an origin that was made before; memory is empty.
+    ///
+    /// # Errors
+    /// See [`OriginError`].
+    pub fn open(&self, access: Access) -> Result<Arc<dyn Origin>, OriginError> {
+        match self {
+            Spec::Folder(dir) => Ok(Arc::new(Folder::open(dir, access)?)),
+            Spec::Memory => Ok(Arc::new(Memory::new())),
+        }
+    }
+
+    /// The folder, where the origin is one.
+    pub fn folder(&self) -> Option<&Path> {
+        match self {
+            Spec::Folder(dir) => Some(dir),
+            Spec::Memory => None,
+        }
+    }
+}

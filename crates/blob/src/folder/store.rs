@@ -61,6 +61,16 @@ impl BlobFolder {
         Ok(())
     }
 
+    /// Writes a file and removes it again, to find out whether the folder can be written to.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn probe(&self) -> io::Result<()> {
+        let temporary = self.temporary()?;
+        create_new(&temporary)?;
+        fs::remove_file(&temporary)
+    }
+
     /// Makes every blob taken so far survive a power cut.
     ///
     /// # Errors
@@ -204,7 +214,7 @@ impl BlobFolder {
     }
 
     /// A name in `tmp/` that nobody has.
-    fn temporary(&self) -> Result<PathBuf, BlobError> {
+    fn temporary(&self) -> io::Result<PathBuf> {
         let dir = self.dir.join("tmp");
         if !dir.is_dir() {
             self.make_folder("tmp")?;
