@@ -1,1 +1,54 @@
-//! cache
+//! The node's disk: open packs.
+//!
+//! The write path is the cache: what a program writes is appended to an open pack, and the pack's file, once sealed, *is*
+//! the blob that the origin holds, where the two are on one filesystem. So every byte is written once.
+//!
+//! - [`DiskPacks`]: a folder with a file for each open pack.
+//! - [`MemoryPacks`]: the same in memory, for volumes that live there and for tests.
+//!
+//! Both pass one conformance suite (`tests.rs`), over origins that link, copy and share.
+
+mod disk;
+mod memory;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+
+use base::PackNo;
+use base::size::BLOB_MAX;
+use blob::BlobError;
+
+pub use disk::DiskPacks;
+pub use memory::MemoryPacks;
+
+/// The end of a range in a pack, which is at most as long as a blob.
+fn end_of(pack: PackNo, offset: u32, len: usize) -> Result<u32, BlobError> {
+    let end = u64::from(offset) + len as u64;
+    u32::try_from(end)
+        .ok()
+        .filter(|end| *end <= BLOB_MAX)
+        .ok_or_else(|| {
+            let what = format!("pack {pack}: a range of {len} bytes at {offset} reaches past 4 MiB");
+            BlobError::Io(io::Error::new(io::ErrorKind::InvalidInput, what))
+        })
+}
+
+fn no_such_pack(pack: PackNo) -> BlobError {
+    BlobError::Io(io::Error::new(
+        io::ErrorKind::NotFound,
+        format!("pack {pack} is not open on this node"),
+    ))
+}
+
+fn exists_already(pack: PackNo) -> BlobError {
+    BlobError::Io(io::Error::new(
+        io::ErrorKind::AlreadyExists,
+        format!("pack {pack} exists already"),
+    ))
+}
+
+fn too_short(pack: PackNo, wanted: u32, holds: u64) -> BlobError {
+    let what = format!("pack {pack} holds {holds} bytes, not {wanted}");
+    BlobError::Io(io::Error::new(io::ErrorKind::UnexpectedEof, what))
+}

@@ -237,7 +237,8 @@ fn check_marker(dir: &Path) -> Result<(), OriginError> {
 fn write_marker(dir: &Path) -> io::Result<()> {
     let mut marker = OpenOptions::new()
         .write(true)
-        .create_new(true)
+        .create(true)
+        .truncate(true)
         .mode(0o600)
         .open(dir.join(MARKER))?;
     marker.write_all(MARKER_LINE.as_bytes())?;

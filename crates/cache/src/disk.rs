@@ -1,0 +1,252 @@
+//! Open packs as files: `DIR/NUMBER`, the number in decimal.
+//!
+//! **Locks.** A write or a read takes two locks for the time of a lookup, that of one of 16 shards and that of the pack's
+//! file handle, and holds none while the disk works. Only [`sync`](PackStore::sync) holds one: the pack's own, so that those who
+//! want the same pack on disk share one fdatasync.
+//!
+//! **What is durable.** Each pack counts the writes that have returned, and remembers how many of them the last fdatasync
+//! covered. A sync that finds its own writes covered returns at once; one that arrives while another is at work waits and
+//! looks again. The folder is synced with a pack's first sync, for its name. After a failed fdatasync the kernel may have
+//! dropped pages that it now calls clean, so every later sync of that pack fails too.
+//!
+//! **File handles.** At most 512 are kept open; a pack whose handle was given up is opened again when it is next used.
+//! The kernel reports an error of writing back to a handle opened later too, as long as nobody has been told of it.
+//!
+//! **After a crash** a pack is what its file holds. It is found by [`open_packs`](PackStore::open_packs) and can be read,
+//! synced, sealed and discarded like any other.
+
+mod file;
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base::size::GROUP;
+use base::{BlobId, PackNo};
+use blob::sums::Builder;
+use blob::{BlobError, Origin, PackStore, Space, Sums};
+
+use crate::{end_of, exists_already, no_such_pack, too_short};
+use file::{Pack, Packs};
+
+/// A node's open packs in a folder. See the [module](self).
+pub struct DiskPacks {
+    dir: PathBuf,
+    /// The folder itself, to be synced and to be asked for space.
+    handle: File,
+    packs: Packs,
+    origin: Arc<dyn Origin>,
+}
+
+impl DiskPacks {
+    /// Opens the folder of a node's open packs, and makes it (not the way to it) if it is absent. Sealed packs go to
+    /// `origin`; one on the same filesystem makes them blobs without copying.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn open(dir: &Path, origin: Arc<dyn Origin>) -> io::Result<DiskPacks> {
+        match DirBuilder::new().mode(0o700).create(dir) {
+            Ok(()) => {
+                if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+                    File::open(parent)?.sync_all()?;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        // Fails on what is no folder, too.
+        fs::read_dir(dir)?;
+        Ok(DiskPacks {
+            dir: dir.to_owned(),
+            handle: File::open(dir)?,
+            packs: Packs::new(),
+            origin,
+        })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn handles(&self) -> usize {
+        self.packs.handles()
+    }
+
+    fn path(&self, pack: PackNo) -> PathBuf {
+        self.dir.join(pack.to_string())
+    }
+
+    /// The pack, if it has an open name.
+    fn find(&self, no: PackNo) -> Result<Option<Arc<Pack>>, BlobError> {
+        if let Some(pack) = self.packs.get(no) {
+            return Ok(Some(pack));
+        }
+        // One that was there before this program started.
+        match file::open(&self.path(no)) {
+            Ok(file) => Ok(Some(self.packs.insert_found(no, file))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn get(&self, no: PackNo) -> Result<Arc<Pack>, BlobError> {
+        self.find(no)?.ok_or_else(|| no_such_pack(no))
+    }
+
+    fn file(&self, no: PackNo, pack: &Pack) -> Result<Arc<File>, BlobError> {
+        let (file, opened) = pack.file(&self.path(no)).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => no_such_pack(no),
+            _ => error.into(),
+        })?;
+        if opened {
+            self.packs.bound(no);
+        }
+        Ok(file)
+    }
+
+    fn sync_pack(&self, no: PackNo, pack: &Pack) -> Result<(), BlobError> {
+        // Opened first, so that a lack of file handles is not taken for a failed sync.
+        let file = self.file(no, pack)?;
+        pack.sync(|named| {
+            file.sync_data()?;
+            if named { Ok(()) } else { self.handle.sync_all() }
+        })
+    }
+
+    /// Asks the kernel to start writing; who waits for it comes after.
+    fn start_writing(&self, no: PackNo, pack: &Pack) {
+        if let Ok(file) = self.file(no, pack) {
+            // SAFETY: only a hint about an open descriptor; no memory of this process is involved.
+            unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+        }
+    }
+}
+
+impl PackStore for DiskPacks {
+    fn create(&self, pack: PackNo) -> Result<(), BlobError> {
+        match file::create(&self.path(pack)) {
+            Ok(file) => {
+                self.packs.insert_new(pack, file);
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(exists_already(pack)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn write(&self, no: PackNo, offset: u32, bytes: &[u8]) -> Result<(), BlobError> {
+        end_of(no, offset, bytes.len())?;
+        let pack = self.get(no)?;
+        let result = self.file(no, &pack)?.write_all_at(bytes, u64::from(offset));
+        // Also after an error: a part of it may have been written, and room on the disk was taken.
+        pack.wrote();
+        Ok(result?)
+    }
+
+    fn read(&self, no: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        end_of(no, offset, buf.len())?;
+        let pack = self.get(no)?;
+        Ok(self.file(no, &pack)?.read_exact_at(buf, u64::from(offset))?)
+    }
+
+    fn sync(&self, packs: &[PackNo]) -> Result<(), BlobError> {
+        let mut todo = Vec::with_capacity(packs.len());
+        for no in packs {
+            if let Some(pack) = self.find(*no)? {
+                todo.push((*no, pack));
+            }
+        }
+        if todo.len() > 1 {
+            todo.iter()
+                .filter(|(_, pack)| pack.is_dirty())
+                .for_each(|(no, pack)| self.start_writing(*no, pack));
+        }
+        for (no, pack) in todo {
+            match self.sync_pack(no, &pack) {
+                // Retired or discarded in the meantime.
+                Err(_) if !self.path(no).try_exists()? => {}
+                result => result?,
+            }
+        }
+        Ok(())
+    }
+
+    fn seal(&self, no: PackNo, len: u32) -> Result<BlobId, BlobError> {
+        end_of(no, 0, len as usize)?;
+        let pack = self.get(no)?;
+        let file = self.file(no, &pack)?;
+        let holds = file.metadata()?.len();
+        if holds < u64::from(len) {
+            return Err(too_short(no, len, holds));
+        }
+        if holds > u64::from(len) {
+            file.set_len(u64::from(len))?;
+            pack.wrote();
+        }
+        let sums = sums_of(&file, len)?;
+        self.origin.adopt(&sums.id(), &sums, &self.path(no))?;
+        Ok(sums.id())
+    }
+
+    fn retire(&self, packs: &[PackNo]) -> Result<(), BlobError> {
+        self.sync(packs)?;
+        self.origin.sync()?;
+        packs.iter().try_for_each(|pack| self.discard(*pack))
+    }
+
+    fn discard(&self, pack: PackNo) -> Result<(), BlobError> {
+        match fs::remove_file(self.path(pack)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => self.packs.remove(pack),
+        }
+        Ok(())
+    }
+
+    fn open_packs(&self) -> Result<Vec<(PackNo, u64)>, BlobError> {
+        let mut all = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let Some(no) = name.to_str().and_then(|name| name.parse::<u64>().ok()) else {
+                continue;
+            };
+            // Only the one way of writing a number that `path` uses.
+            if PackNo(no).to_string().as_str() != name {
+                continue;
+            }
+            match entry.metadata() {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                metadata => all.push((PackNo(no), metadata?.len())),
+            }
+        }
+        all.sort();
+        Ok(all)
+    }
+
+    fn space(&self) -> Result<Space, BlobError> {
+        // SAFETY: all zeros is a valid value of this plain C struct.
+        let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is open and `stat` is exclusively ours for the call.
+        if unsafe { libc::fstatvfs(self.handle.as_raw_fd(), &mut stat) } != 0 {
+            return Err(io::Error::last_os_error().into());
+        }
+        Ok(Space {
+            total: stat.f_blocks * stat.f_frsize,
+            available: stat.f_bavail * stat.f_frsize,
+        })
+    }
+}
+
+/// Reads group by group, so that each is hashed while it is in the processor's cache.
+fn sums_of(file: &File, len: u32) -> Result<Sums, BlobError> {
+    let mut builder = Builder::new(len);
+    let mut group = vec![0; GROUP as usize];
+    let mut at = 0;
+    while builder.next_len() > 0 {
+        let group = &mut group[..builder.next_len() as usize];
+        file.read_exact_at(group, at)?;
+        at += group.len() as u64;
+        builder.push(group);
+    }
+    Ok(builder.finish())
+}

@@ -1,0 +1,211 @@
+//! The packs that are in use: their file handles, of which a bounded number is open, and what of each is on disk.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use base::PackNo;
+use blob::BlobError;
+use parking_lot::Mutex;
+
+const SHARDS: usize = 16;
+/// File handles kept open in each shard.
+const HANDLES: usize = 32;
+
+/// One pack.
+pub(super) struct Pack {
+    /// None while it is given up to stay within the bound.
+    file: Mutex<Option<Arc<File>>>,
+    /// Since the bound's hand last passed.
+    used: AtomicBool,
+    /// How many writes have returned.
+    writes: AtomicU64,
+    synced: Mutex<Synced>,
+}
+
+struct Synced {
+    /// So many of the writes survive a power cut.
+    writes: u64,
+    /// Its name does.
+    named: bool,
+    failed: bool,
+}
+
+impl Pack {
+    fn new(file: File, writes: u64) -> Arc<Pack> {
+        Arc::new(Pack {
+            file: Mutex::new(Some(Arc::new(file))),
+            used: AtomicBool::new(true),
+            writes: AtomicU64::new(writes),
+            synced: Mutex::new(Synced {
+                writes: 0,
+                named: false,
+                failed: false,
+            }),
+        })
+    }
+
+    /// The handle, and whether it had to be opened.
+    pub(super) fn file(&self, path: &Path) -> io::Result<(Arc<File>, bool)> {
+        let mut file = self.file.lock();
+        if let Some(file) = &*file {
+            if !self.used.load(Ordering::Relaxed) {
+                self.used.store(true, Ordering::Relaxed);
+            }
+            return Ok((Arc::clone(file), false));
+        }
+        let opened = Arc::new(open(path)?);
+        *file = Some(Arc::clone(&opened));
+        self.used.store(true, Ordering::Relaxed);
+        Ok((opened, true))
+    }
+
+    /// To be called after every write.
+    pub(super) fn wrote(&self) {
+        self.writes.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether a sync would have something to do, as far as can be told without waiting.
+    pub(super) fn is_dirty(&self) -> bool {
+        self.synced
+            .try_lock()
+            .is_some_and(|synced| synced.writes < self.writes.load(Ordering::Acquire))
+    }
+
+    /// Sees to it that all writes that returned before this call survive a power cut. `work` does what is needed; it is told
+    /// whether the name survives already.
+    pub(super) fn sync(&self, work: impl FnOnce(bool) -> io::Result<()>) -> Result<(), BlobError> {
+        let wanted = self.writes.load(Ordering::Acquire);
+        let mut synced = self.synced.lock();
+        if synced.failed {
+            return Err(io::Error::other(
+                "an earlier sync of this pack failed; what it holds on disk is not known",
+            )
+            .into());
+        }
+        if synced.named && synced.writes >= wanted {
+            return Ok(());
+        }
+        let covers = self.writes.load(Ordering::Acquire);
+        match work(synced.named) {
+            Ok(()) => {
+                synced.writes = covers;
+                synced.named = true;
+                Ok(())
+            }
+            Err(error) => {
+                synced.failed = true;
+                Err(error.into())
+            }
+        }
+    }
+}
+
+/// All packs in use.
+pub(super) struct Packs {
+    shards: [Mutex<Shard>; SHARDS],
+}
+
+#[derive(Default)]
+struct Shard {
+    packs: HashMap<PackNo, Arc<Pack>>,
+    /// Packs with an open handle, in the order in which they got it; some may be gone.
+    open: VecDeque<PackNo>,
+}
+
+impl Packs {
+    pub(super) fn new() -> Packs {
+        Packs {
+            shards: std::array::from_fn(|_| Mutex::default()),
+        }
+    }
+
+    fn shard(&self, no: PackNo) -> &Mutex<Shard> {
+        &self.shards[(no.0 % SHARDS as u64) as usize]
+    }
+
+    pub(super) fn get(&self, no: PackNo) -> Option<Arc<Pack>> {
+        self.shard(no).lock().packs.get(&no).map(Arc::clone)
+    }
+
+    /// A pack that was made just now.
+    pub(super) fn insert_new(&self, no: PackNo, file: File) {
+        self.shard(no).lock().packs.insert(no, Pack::new(file, 0));
+        self.bound(no);
+    }
+
+    /// A pack that was there before; it may hold anything that is not on disk yet. Another thread may have found it first.
+    pub(super) fn insert_found(&self, no: PackNo, file: File) -> Arc<Pack> {
+        let pack = Arc::clone(
+            self.shard(no)
+                .lock()
+                .packs
+                .entry(no)
+                .or_insert_with(|| Pack::new(file, 1)),
+        );
+        self.bound(no);
+        pack
+    }
+
+    pub(super) fn remove(&self, no: PackNo) {
+        let removed = self.shard(no).lock().packs.remove(&no);
+        // The file is closed after the lock.
+        drop(removed);
+    }
+
+    /// Notes that the pack has an open handle now, and gives up others if there are too many.
+    pub(super) fn bound(&self, no: PackNo) {
+        let mut closed = Vec::new();
+        let mut guard = self.shard(no).lock();
+        let shard = &mut *guard;
+        if !shard.open.contains(&no) {
+            shard.open.push_back(no);
+        }
+        while shard.open.len() > HANDLES {
+            let Some(oldest) = shard.open.pop_front() else {
+                break;
+            };
+            let Some(pack) = shard.packs.get(&oldest) else {
+                continue;
+            };
+            // Held by somebody: in use.
+            let handle = pack.file.try_lock();
+            match handle.filter(|_| oldest != no && !pack.used.swap(false, Ordering::Relaxed)) {
+                Some(mut handle) => closed.extend(handle.take()),
+                None => shard.open.push_back(oldest),
+            }
+        }
+        drop(guard);
+        drop(closed);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn handles(&self) -> usize {
+        let open = |shard: &Mutex<Shard>| {
+            shard
+                .lock()
+                .packs
+                .values()
+                .filter(|p| p.file.lock().is_some())
+                .count()
+        };
+        self.shards.iter().map(open).sum()
+    }
+}
+
+pub(super) fn create(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+}
+
+pub(super) fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(path)
+}

@@ -1,0 +1,131 @@
+//! The smallest origins that show what a store must cope with: one that links files, one that shares memory. The real ones
+//! are in a crate of their own, which this one does not know.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use blob::{BlobFolder, BlobSource, SharedBytes, Sums};
+use parking_lot::RwLock;
+
+use super::*;
+
+/// Links.
+pub(super) struct InFolder(BlobFolder);
+
+impl InFolder {
+    pub(super) fn new(home: &Path) -> InFolder {
+        InFolder(BlobFolder::create(&home.join("blobs")).unwrap())
+    }
+
+    pub(super) fn path(&self, id: &BlobId) -> PathBuf {
+        self.0.dir().join(format!("{:02x}/{id}", id.0[0]))
+    }
+}
+
+impl BlobSource for InFolder {
+    fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        self.0.read_at(id, offset, buf)
+    }
+
+    fn is_near(&self, id: &BlobId) -> bool {
+        self.0.is_near(id)
+    }
+}
+
+impl Origin for InFolder {
+    fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
+        self.0.adopt(id, sums, file)
+    }
+
+    fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        self.0.put(id, sums, bytes)
+    }
+
+    fn sync(&self) -> Result<(), BlobError> {
+        self.0.sync()
+    }
+
+    fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.0.remove(id)
+    }
+
+    fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
+        self.0.size(id)
+    }
+
+    fn list(&self, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<(), BlobError> {
+        self.0.list(each)
+    }
+
+    fn verify(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.0.verify(id)
+    }
+
+    fn describe(&self) -> String {
+        format!("file:{}", self.0.dir().display())
+    }
+}
+
+/// Keeps what it is given, and copies only what comes in a file.
+#[derive(Default)]
+pub(super) struct InMemory(RwLock<HashMap<BlobId, SharedBytes>>);
+
+impl BlobSource for InMemory {
+    fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        let blob = self.0.read().get(id).cloned().ok_or(BlobError::Missing(*id))?;
+        let bytes = &(*blob).as_ref()[offset as usize..];
+        buf.copy_from_slice(&bytes[..buf.len()]);
+        Ok(())
+    }
+
+    fn is_near(&self, _: &BlobId) -> bool {
+        true
+    }
+}
+
+impl Origin for InMemory {
+    fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
+        self.put(id, sums, &fs::read(file)?)
+    }
+
+    fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        self.put_shared(id, sums, Arc::new(bytes.to_vec()))
+    }
+
+    fn put_shared(&self, id: &BlobId, sums: &Sums, bytes: SharedBytes) -> Result<(), BlobError> {
+        assert_eq!((sums.id(), sums.size() as usize), (*id, (*bytes).as_ref().len()));
+        self.0.write().insert(*id, bytes);
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<(), BlobError> {
+        Ok(())
+    }
+
+    fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.0.write().remove(id);
+        Ok(())
+    }
+
+    fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
+        Ok(self.0.read().get(id).map(|bytes| (**bytes).as_ref().len() as u64))
+    }
+
+    fn list(&self, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<(), BlobError> {
+        self.0
+            .read()
+            .iter()
+            .all(|(id, bytes)| each(*id, (**bytes).as_ref().len() as u64));
+        Ok(())
+    }
+
+    fn verify(&self, id: &BlobId) -> Result<(), BlobError> {
+        let blob = self.0.read().get(id).cloned().ok_or(BlobError::Missing(*id))?;
+        assert_eq!(Sums::of((*blob).as_ref()).id(), *id);
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "mem:".to_owned()
+    }
+}
