@@ -124,6 +124,30 @@ impl Volume {
         })
     }
 
+    /// Starts a mount and kills the daemon after a while, wherever it is by then.
+    pub fn mount_and_kill(&self, after: Duration) {
+        if self.ground != Ground::Covey {
+            return;
+        }
+        let mut command = covey();
+        command.arg("mount").arg(&self.source).arg(&self.mountpoint);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let mut daemon = command.current_dir("/").spawn().unwrap();
+        std::thread::sleep(after);
+        daemon.kill().ok();
+        daemon.wait().unwrap();
+        detach(&self.mountpoint);
+    }
+
+    /// Mounts and unmounts, so that what a crash left is recovered, and checks the result.
+    pub fn must_be_recoverable(&self) {
+        self.mount().umount();
+        self.must_be_clean();
+    }
+
     /// What daemons of this volume printed so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.mountpoint.with_extension("log")).unwrap_or_default()
