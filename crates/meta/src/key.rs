@@ -11,7 +11,7 @@
 //! | `06 ino:8 name` | extended attribute |
 //! | `08 dir:8` | when the directory's entries last changed (`max`) |
 //! | `09 dir:8` | number of subdirectories (`add`) |
-//! | `0C ino:8` | an inode without a name, to be collected when nobody holds it |
+//! | `0C ino:8` | an inode without a name, to be collected when nobody holds it; of a removed directory: its inode |
 //! | `0E hash:32` | a small file's content: which range of a pack holds it |
 //! | `0F pack:8` | pack ([`crate::record::PackRow`]) |
 //! | `10 pack:8` | bytes of the pack that extents refer to, each reference counted (`add`) |
@@ -40,6 +40,38 @@ pub struct KeyRange {
     pub end: Key,
 }
 
+/// The first byte of each kind of row's key.
+pub mod tags {
+    /// The volume.
+    pub const VOLUME: u8 = 0x00;
+    /// Inodes.
+    pub const INODE: u8 = 0x01;
+    /// Directory entries.
+    pub const DENTRY: u8 = 0x02;
+    /// Extent pages.
+    pub const EXTENTS: u8 = 0x04;
+    /// Bytes of small files, targets of symbolic links.
+    pub const INLINE: u8 = 0x05;
+    /// Extended attributes.
+    pub const XATTR: u8 = 0x06;
+    /// When a directory's entries last changed.
+    pub const DIR_CHANGED: u8 = 0x08;
+    /// How many subdirectories.
+    pub const SUBDIRS: u8 = 0x09;
+    /// Inodes without a name.
+    pub const ORPHAN: u8 = 0x0C;
+    /// Contents of small files.
+    pub const CONTENT: u8 = 0x0E;
+    /// Packs.
+    pub const PACK: u8 = 0x0F;
+    /// Bytes of a pack that are referred to.
+    pub const PACK_LIVE: u8 = 0x10;
+    /// Which pages refer to a pack.
+    pub const PACK_USER: u8 = 0x11;
+    /// Which packs are a blob.
+    pub const BLOB_PACK: u8 = 0x12;
+}
+
 /// Positions below this are not entries: 0 is the start of a listing, 1 follows `.`, 2 follows `..`.
 pub const FIRST_POSITION: u64 = 3;
 
@@ -51,13 +83,36 @@ pub fn name_position(name: &[u8]) -> u64 {
     (u64::from_be_bytes(first) >> 1).max(FIRST_POSITION)
 }
 
+/// The longest key in bytes: a directory entry's, or an extended attribute's, with a name of 255.
+const KEY_MAX: usize = 280;
+
+/// Puts a key together on the stack, so that the key itself is the only allocation.
 macro_rules! build {
     ($tag:expr $(, $part:expr)*) => {{
-        let mut bytes = Vec::with_capacity(48);
-        bytes.push($tag);
-        $(bytes.extend_from_slice($part);)*
-        Key(bytes.into())
+        let mut bytes = [0u8; KEY_MAX];
+        bytes[0] = $tag;
+        #[allow(unused_mut)]
+        let mut len = 1;
+        $({
+            let part: &[u8] = $part;
+            // A longer name than any that may be stored finds nothing, and refusing it is the planner's business.
+            let end = (len + part.len()).min(KEY_MAX);
+            bytes[len..end].copy_from_slice(&part[..end - len]);
+            len = end;
+        })*
+        Key(bytes[..len].into())
     }};
+}
+
+/// What a directory entry's key says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DentryKey<'a> {
+    /// The directory.
+    pub parent: Ino,
+    /// Where the entry stands in a listing: see [`name_position`].
+    pub position: u64,
+    /// The name.
+    pub name: &'a [u8],
 }
 
 impl Key {
@@ -71,112 +126,214 @@ impl Key {
         &self.0
     }
 
+    /// The kind of row: the key's first byte.
+    pub fn tag(&self) -> u8 {
+        self.0.first().copied().unwrap_or(0)
+    }
+
+    /// The number behind the tag: the inode, or the pack, that the row is about.
+    pub fn number(&self) -> Option<u64> {
+        self.number_at(1)
+    }
+
+    /// What a directory entry's key says; none for other keys.
+    pub fn as_dentry(&self) -> Option<DentryKey<'_>> {
+        let (&tag, _) = self.0.split_first()?;
+        let name = self.0.get(17..).filter(|_| tag == tags::DENTRY)?;
+        Some(DentryKey {
+            parent: Ino(self.number_at(1)?),
+            position: self.number_at(9)?,
+            name,
+        })
+    }
+
+    /// The inode and page of an extent page's key; none for other keys.
+    pub fn as_extents(&self) -> Option<(Ino, u32)> {
+        (self.tag() == tags::EXTENTS && self.0.len() == 13).then_some(())?;
+        Some((Ino(self.number_at(1)?), self.page_at(9)?))
+    }
+
+    /// The inode and name of an extended attribute's key; none for other keys.
+    pub fn as_xattr(&self) -> Option<(Ino, &[u8])> {
+        let name = self.0.get(9..).filter(|_| self.tag() == tags::XATTR)?;
+        Some((Ino(self.number_at(1)?), name))
+    }
+
+    /// The pack, inode and page of a [`Key::pack_user`]; none for other keys.
+    pub fn as_pack_user(&self) -> Option<(PackNo, Ino, u32)> {
+        (self.tag() == tags::PACK_USER && self.0.len() == 21).then_some(())?;
+        Some((
+            PackNo(self.number_at(1)?),
+            Ino(self.number_at(9)?),
+            self.page_at(17)?,
+        ))
+    }
+
+    /// The blob and pack of a [`Key::blob_pack`]; none for other keys.
+    pub fn as_blob_pack(&self) -> Option<(BlobId, PackNo)> {
+        (self.tag() == tags::BLOB_PACK && self.0.len() == 41).then_some(())?;
+        Some((
+            BlobId(self.0.get(1..33)?.try_into().ok()?),
+            PackNo(self.number_at(33)?),
+        ))
+    }
+
+    /// The hash of a [`Key::content`]; none for other keys.
+    pub fn as_content(&self) -> Option<BlobId> {
+        (self.tag() == tags::CONTENT && self.0.len() == 33).then_some(())?;
+        Some(BlobId(self.0.get(1..33)?.try_into().ok()?))
+    }
+
+    /// The first key after this one.
+    pub fn successor(&self) -> Key {
+        let mut bytes = Vec::with_capacity(self.0.len() + 1);
+        bytes.extend_from_slice(&self.0);
+        bytes.push(0);
+        Key(bytes.into())
+    }
+
+    fn number_at(&self, at: usize) -> Option<u64> {
+        Some(u64::from_be_bytes(self.0.get(at..at + 8)?.try_into().ok()?))
+    }
+
+    fn page_at(&self, at: usize) -> Option<u32> {
+        Some(u32::from_be_bytes(self.0.get(at..at + 4)?.try_into().ok()?))
+    }
+
     /// A row about the volume: `format`, `id`, `next-ino`, `next-pack`, `bytes`, `inodes`.
     pub fn volume(name: &str) -> Key {
-        build!(0x00, name.as_bytes())
+        build!(tags::VOLUME, name.as_bytes())
     }
 
     /// An inode.
     pub fn inode(ino: Ino) -> Key {
-        build!(0x01, &ino.0.to_be_bytes())
+        build!(tags::INODE, &ino.0.to_be_bytes())
     }
 
     /// A name in a directory.
     pub fn dentry(parent: Ino, name: &[u8]) -> Key {
-        build!(0x02, &parent.0.to_be_bytes(), &name_position(name).to_be_bytes(), name)
+        build!(
+            tags::DENTRY,
+            &parent.0.to_be_bytes(),
+            &name_position(name).to_be_bytes(),
+            name
+        )
     }
 
     /// All names of a directory from a listing position on.
     pub fn dentries(parent: Ino, position: u64) -> KeyRange {
         KeyRange {
-            start: build!(0x02, &parent.0.to_be_bytes(), &position.to_be_bytes()),
-            end: build!(0x02, &(parent.0 + 1).to_be_bytes()),
+            start: build!(tags::DENTRY, &parent.0.to_be_bytes(), &position.to_be_bytes()),
+            end: build!(tags::DENTRY, &parent.0.saturating_add(1).to_be_bytes()),
         }
     }
 
     /// The extents of a file's 4 MiB range number `page`.
     pub fn extents(ino: Ino, page: u32) -> Key {
-        build!(0x04, &ino.0.to_be_bytes(), &page.to_be_bytes())
+        build!(tags::EXTENTS, &ino.0.to_be_bytes(), &page.to_be_bytes())
     }
 
     /// All extent pages of a file from `page` on.
     pub fn extents_from(ino: Ino, page: u32) -> KeyRange {
-        KeyRange { start: Key::extents(ino, page), end: build!(0x04, &(ino.0 + 1).to_be_bytes()) }
+        KeyRange {
+            start: Key::extents(ino, page),
+            end: build!(tags::EXTENTS, &ino.0.saturating_add(1).to_be_bytes()),
+        }
     }
 
     /// The bytes of a small file.
     pub fn inline(ino: Ino) -> Key {
-        build!(0x05, &ino.0.to_be_bytes())
+        build!(tags::INLINE, &ino.0.to_be_bytes())
     }
 
     /// An extended attribute.
     pub fn xattr(ino: Ino, name: &[u8]) -> Key {
-        build!(0x06, &ino.0.to_be_bytes(), name)
+        build!(tags::XATTR, &ino.0.to_be_bytes(), name)
     }
 
     /// All extended attributes of an inode.
     pub fn xattrs(ino: Ino) -> KeyRange {
-        KeyRange { start: build!(0x06, &ino.0.to_be_bytes()), end: build!(0x06, &(ino.0 + 1).to_be_bytes()) }
+        KeyRange {
+            start: build!(tags::XATTR, &ino.0.to_be_bytes()),
+            end: build!(tags::XATTR, &ino.0.saturating_add(1).to_be_bytes()),
+        }
     }
 
     /// When a directory's entries last changed.
     pub fn dir_changed(dir: Ino) -> Key {
-        build!(0x08, &dir.0.to_be_bytes())
+        build!(tags::DIR_CHANGED, &dir.0.to_be_bytes())
     }
 
     /// How many subdirectories a directory has.
     pub fn subdirs(dir: Ino) -> Key {
-        build!(0x09, &dir.0.to_be_bytes())
+        build!(tags::SUBDIRS, &dir.0.to_be_bytes())
     }
 
     /// An inode without a name.
     pub fn orphan(ino: Ino) -> Key {
-        build!(0x0C, &ino.0.to_be_bytes())
+        build!(tags::ORPHAN, &ino.0.to_be_bytes())
     }
 
     /// All inodes without a name.
     pub fn orphans() -> KeyRange {
-        KeyRange { start: build!(0x0C), end: build!(0x0D) }
+        KeyRange {
+            start: build!(tags::ORPHAN),
+            end: build!(tags::ORPHAN + 1),
+        }
     }
 
     /// A small file's content.
     pub fn content(hash: &BlobId) -> Key {
-        build!(0x0E, &hash.0)
+        build!(tags::CONTENT, &hash.0)
     }
 
     /// A pack.
     pub fn pack(pack: PackNo) -> Key {
-        build!(0x0F, &pack.0.to_be_bytes())
+        build!(tags::PACK, &pack.0.to_be_bytes())
     }
 
     /// How many bytes of a pack are referred to.
     pub fn pack_live(pack: PackNo) -> Key {
-        build!(0x10, &pack.0.to_be_bytes())
+        build!(tags::PACK_LIVE, &pack.0.to_be_bytes())
     }
 
     /// A page of a file refers to a pack.
     pub fn pack_user(pack: PackNo, ino: Ino, page: u32) -> Key {
-        build!(0x11, &pack.0.to_be_bytes(), &ino.0.to_be_bytes(), &page.to_be_bytes())
+        build!(
+            tags::PACK_USER,
+            &pack.0.to_be_bytes(),
+            &ino.0.to_be_bytes(),
+            &page.to_be_bytes()
+        )
     }
 
     /// All pages that refer to a pack.
     pub fn pack_users(pack: PackNo) -> KeyRange {
-        KeyRange { start: build!(0x11, &pack.0.to_be_bytes()), end: build!(0x11, &(pack.0 + 1).to_be_bytes()) }
+        KeyRange {
+            start: build!(tags::PACK_USER, &pack.0.to_be_bytes()),
+            end: build!(tags::PACK_USER, &pack.0.saturating_add(1).to_be_bytes()),
+        }
     }
 
     /// A sealed pack is this blob.
     pub fn blob_pack(blob: &BlobId, pack: PackNo) -> Key {
-        build!(0x12, &blob.0, &pack.0.to_be_bytes())
+        build!(tags::BLOB_PACK, &blob.0, &pack.0.to_be_bytes())
     }
 
     /// All packs that are this blob.
     pub fn blob_packs(blob: &BlobId) -> KeyRange {
-        KeyRange { start: build!(0x12, &blob.0), end: build!(0x12, &blob.0, &[0xFF; 9]) }
+        KeyRange {
+            start: build!(tags::BLOB_PACK, &blob.0),
+            end: build!(tags::BLOB_PACK, &blob.0, &[0xFF; 9]),
+        }
     }
 
     /// Every row of one kind: the first byte of its key.
     pub fn kind(tag: u8) -> KeyRange {
-        KeyRange { start: build!(tag), end: build!(tag + 1) }
+        KeyRange {
+            start: build!(tag),
+            end: build!(tag + 1),
+        }
     }
 }
 

@@ -12,10 +12,12 @@
 //! [`key`] and [`record`] say how rows are written down; docs/FORMAT.md is their prose.
 
 pub mod key;
+pub mod names;
 pub mod plan;
 pub mod record;
 pub mod store;
 
 pub use key::Key;
+pub use names::{Names, NamesError};
 pub use record::{Dentry, InodeRecord, PackRow};
 pub use store::{Commit, Expect, MetaStore, Value};

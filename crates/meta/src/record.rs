@@ -1,6 +1,15 @@
 //! How rows are written down. Fixed fields, big-endian; every decoder refuses what it does not understand.
+//!
+//! An inode is 96 bytes, a name 9, a pack 1 or 37, a content 16, a counter 8; docs/FORMAT.md draws each. A record that was
+//! decoded encodes to the same bytes again, so that comparing values and comparing records is the same.
 
+#[cfg(test)]
+mod tests;
+
+use base::size::{BLOB_MAX, FILE_MAX};
 use base::{BlobId, Ino, PackNo, Timestamp};
+
+use crate::store::Value;
 
 /// A row's bytes were not what its key promises.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -8,6 +17,42 @@ use base::{BlobId, Ino, PackNo, Timestamp};
 pub struct BadRecord {
     /// Which kind of row.
     pub what: &'static str,
+}
+
+/// Bits of a mode, as on every Linux.
+pub mod mode {
+    /// Which bits say what an inode is.
+    pub const S_IFMT: u32 = 0o170_000;
+    /// Named pipe.
+    pub const S_IFIFO: u32 = 0o010_000;
+    /// Character device.
+    pub const S_IFCHR: u32 = 0o020_000;
+    /// Directory.
+    pub const S_IFDIR: u32 = 0o040_000;
+    /// Block device.
+    pub const S_IFBLK: u32 = 0o060_000;
+    /// Regular file.
+    pub const S_IFREG: u32 = 0o100_000;
+    /// Symbolic link.
+    pub const S_IFLNK: u32 = 0o120_000;
+    /// Socket.
+    pub const S_IFSOCK: u32 = 0o140_000;
+    /// Set-user-id.
+    pub const S_ISUID: u32 = 0o4_000;
+    /// Set-group-id.
+    pub const S_ISGID: u32 = 0o2_000;
+    /// The group may execute.
+    pub const S_IXGRP: u32 = 0o010;
+    /// Everything that chmod changes.
+    pub const PERM: u32 = 0o7_777;
+
+    /// Whether these are the `S_IFMT` bits of something there is.
+    pub fn is_kind(kind: u32) -> bool {
+        matches!(
+            kind,
+            S_IFIFO | S_IFCHR | S_IFDIR | S_IFBLK | S_IFREG | S_IFLNK | S_IFSOCK
+        )
+    }
 }
 
 /// An inode as it is stored. For a directory, times and link count are completed from the rows `08` and `09`.
@@ -21,7 +66,7 @@ pub struct InodeRecord {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Names; of a directory 1 while it has its name and 0 after (stat's count is 2 + subdirectories).
+    /// Names; of a directory 1 while it has its name and 0 before and after (stat's count is 2 + subdirectories).
     pub nlink: u32,
     /// Device number.
     pub rdev: u32,
@@ -29,7 +74,7 @@ pub struct InodeRecord {
     pub size: u64,
     /// Bytes that extents and inline data take (stat's blocks are this over 512, rounded up).
     pub stored: u64,
-    /// The directory that has its name; 0 when several have.
+    /// The directory that has its name; 0 when several have, or had. The root's is the root.
     pub parent: Ino,
     /// Access time.
     pub atime: Timestamp,
@@ -39,6 +84,11 @@ pub struct InodeRecord {
     pub ctime: Timestamp,
     /// Creation.
     pub btime: Timestamp,
+    /// Goes up with every change of the inode, its extents, its inline bytes or its extended attributes: an inode row that
+    /// is as it was means that all of those are too (extents may have followed their bytes into another pack).
+    pub change: u64,
+    /// How long the list of its extended attributes' names is, each with a NUL.
+    pub xattr_list: u32,
 }
 
 impl InodeRecord {
@@ -52,6 +102,107 @@ impl InodeRecord {
     pub const HAS_ACL: u16 = 8;
     /// One of them is `security.capability`.
     pub const HAS_CAPABILITY: u16 = 16;
+
+    /// All flags that this version knows.
+    const KNOWN: u16 = 31;
+    const VERSION: u8 = 1;
+    /// Bytes of an encoded inode.
+    pub const LEN: usize = 96;
+
+    /// The `S_IFMT` bits: what it is.
+    pub fn kind(&self) -> u32 {
+        self.mode & mode::S_IFMT
+    }
+
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.kind() == mode::S_IFDIR
+    }
+
+    /// Whether it is a regular file.
+    pub fn is_file(&self) -> bool {
+        self.kind() == mode::S_IFREG
+    }
+
+    /// Whether a flag is set.
+    pub fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Sets or clears a flag.
+    pub fn set(&mut self, flag: u16, on: bool) {
+        self.flags = if on { self.flags | flag } else { self.flags & !flag };
+    }
+
+    /// A directory's record with the times that a change of its entries gives it: one later than the record was
+    /// changed is its modification time.
+    pub fn with_entries_changed(mut self, changed: Timestamp) -> InodeRecord {
+        if changed > self.ctime {
+            (self.mtime, self.ctime) = (changed, changed);
+        }
+        self
+    }
+
+    /// The row.
+    pub fn encode(&self) -> Value {
+        let mut out = [0u8; Self::LEN];
+        out[0] = Self::VERSION;
+        out[2..4].copy_from_slice(&self.flags.to_be_bytes());
+        let words = [self.mode, self.uid, self.gid, self.nlink, self.rdev];
+        for (to, word) in out[4..24].chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&word.to_be_bytes());
+        }
+        let [atime, mtime, ctime, btime] =
+            [self.atime, self.mtime, self.ctime, self.btime].map(|t| t.0 as u64);
+        let longs = [
+            self.size,
+            self.stored,
+            self.parent.0,
+            atime,
+            mtime,
+            ctime,
+            btime,
+            self.change,
+        ];
+        for (to, long) in out[24..88].chunks_exact_mut(8).zip(longs) {
+            to.copy_from_slice(&long.to_be_bytes());
+        }
+        out[88..92].copy_from_slice(&self.xattr_list.to_be_bytes());
+        out.as_slice().into()
+    }
+
+    /// Reads a row.
+    ///
+    /// # Errors
+    /// The row is not one that [`InodeRecord::encode`] gives.
+    pub fn decode(bytes: &[u8]) -> Result<InodeRecord, BadRecord> {
+        let mut fields = Fields::of("inode", bytes, Self::LEN)?;
+        let head = fields.u8() == Self::VERSION && fields.u8() == 0;
+        let record = InodeRecord {
+            flags: fields.u16(),
+            mode: fields.u32(),
+            uid: fields.u32(),
+            gid: fields.u32(),
+            nlink: fields.u32(),
+            rdev: fields.u32(),
+            size: fields.u64(),
+            stored: fields.u64(),
+            parent: Ino(fields.u64()),
+            atime: fields.time(),
+            mtime: fields.time(),
+            ctime: fields.time(),
+            btime: fields.time(),
+            change: fields.u64(),
+            xattr_list: fields.u32(),
+        };
+        let tail = fields.u32() == 0;
+        let known = record.flags & !Self::KNOWN == 0
+            && mode::is_kind(record.kind())
+            && record.mode & !(mode::S_IFMT | mode::PERM) == 0
+            && record.size <= FILE_MAX
+            && record.has(Self::HAS_XATTRS) == (record.xattr_list > 0);
+        fields.good(head && tail && known, record)
+    }
 }
 
 /// A name's row.
@@ -61,6 +212,36 @@ pub struct Dentry {
     pub ino: Ino,
     /// `S_IFMT` bits of its mode: what readdir shows without reading the inode.
     pub kind: u32,
+}
+
+impl Dentry {
+    const LEN: usize = 9;
+
+    /// Whether it is a directory's name.
+    pub fn is_dir(&self) -> bool {
+        self.kind == mode::S_IFDIR
+    }
+
+    /// The row.
+    pub fn encode(&self) -> Value {
+        let mut out = [0u8; Self::LEN];
+        out[..8].copy_from_slice(&self.ino.0.to_be_bytes());
+        out[8] = (self.kind >> 12) as u8;
+        out.as_slice().into()
+    }
+
+    /// Reads a row.
+    ///
+    /// # Errors
+    /// The row is not one that [`Dentry::encode`] gives.
+    pub fn decode(bytes: &[u8]) -> Result<Dentry, BadRecord> {
+        let mut fields = Fields::of("name", bytes, Self::LEN)?;
+        let dentry = Dentry {
+            ino: Ino(fields.u64()),
+            kind: u32::from(fields.u8()) << 12,
+        };
+        fields.good(dentry.ino.0 != 0 && mode::is_kind(dentry.kind), dentry)
+    }
 }
 
 /// A pack's row.
@@ -84,6 +265,48 @@ pub enum PackRow {
     },
 }
 
+impl PackRow {
+    const OPEN: u8 = 1;
+    const SEALED: u8 = 2;
+    const CONDEMNED: u8 = 3;
+
+    /// The row.
+    pub fn encode(&self) -> Value {
+        let (state, blob, size) = match self {
+            PackRow::Open => return [Self::OPEN].as_slice().into(),
+            PackRow::Sealed { blob, size } => (Self::SEALED, blob, size),
+            PackRow::Condemned { blob, size } => (Self::CONDEMNED, blob, size),
+        };
+        let mut out = [state; 37];
+        out[1..33].copy_from_slice(&blob.0);
+        out[33..].copy_from_slice(&size.to_be_bytes());
+        out.as_slice().into()
+    }
+
+    /// Reads a row.
+    ///
+    /// # Errors
+    /// The row is not one that [`PackRow::encode`] gives.
+    pub fn decode(bytes: &[u8]) -> Result<PackRow, BadRecord> {
+        if bytes == [Self::OPEN] {
+            return Ok(PackRow::Open);
+        }
+        let mut fields = Fields::of("pack", bytes, 37)?;
+        let (state, blob, size) = (fields.u8(), BlobId(fields.take()), fields.u32());
+        let row = match state {
+            Self::SEALED => PackRow::Sealed { blob, size },
+            Self::CONDEMNED => PackRow::Condemned { blob, size },
+            _ => return Err(fields.bad()),
+        };
+        fields.good(size <= BLOB_MAX, row)
+    }
+
+    /// Whether extents may be made to refer to it.
+    pub fn is_usable(&self) -> bool {
+        !matches!(self, PackRow::Condemned { .. })
+    }
+}
+
 /// Where a small file's content is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContentRow {
@@ -93,4 +316,122 @@ pub struct ContentRow {
     pub offset: u32,
     /// How many bytes.
     pub len: u32,
+}
+
+impl ContentRow {
+    const LEN: usize = 16;
+
+    /// The row.
+    pub fn encode(&self) -> Value {
+        let mut out = [0u8; Self::LEN];
+        out[..8].copy_from_slice(&self.pack.0.to_be_bytes());
+        out[8..12].copy_from_slice(&self.offset.to_be_bytes());
+        out[12..].copy_from_slice(&self.len.to_be_bytes());
+        out.as_slice().into()
+    }
+
+    /// Reads a row.
+    ///
+    /// # Errors
+    /// The row is not one that [`ContentRow::encode`] gives.
+    pub fn decode(bytes: &[u8]) -> Result<ContentRow, BadRecord> {
+        let mut fields = Fields::of("content", bytes, Self::LEN)?;
+        let row = ContentRow {
+            pack: PackNo(fields.u64()),
+            offset: fields.u32(),
+            len: fields.u32(),
+        };
+        let end = row.offset.checked_add(row.len);
+        fields.good(row.len > 0 && end.is_some_and(|end| end <= BLOB_MAX), row)
+    }
+}
+
+/// A counter's row: changed by `adds`.
+pub fn encode_i64(count: i64) -> Value {
+    count.to_be_bytes().as_slice().into()
+}
+
+/// Reads a counter; a row that is not there counts as 0.
+///
+/// # Errors
+/// The row is not 8 bytes.
+pub fn decode_i64(row: Option<&[u8]>) -> Result<i64, BadRecord> {
+    Ok(decode_u64(row)? as i64)
+}
+
+/// A number's row.
+pub fn encode_u64(number: u64) -> Value {
+    number.to_be_bytes().as_slice().into()
+}
+
+/// Reads a number; a row that is not there counts as 0.
+///
+/// # Errors
+/// The row is not 8 bytes.
+pub fn decode_u64(row: Option<&[u8]>) -> Result<u64, BadRecord> {
+    let Some(bytes) = row else { return Ok(0) };
+    Ok(Fields::of("counter", bytes, 8)?.u64())
+}
+
+/// A moment as a number that `maxs` can raise: the order is kept, also before 1970, and nothing is below 0.
+pub fn moment_to_u64(moment: Timestamp) -> u64 {
+    (moment.0 as u64) ^ (1 << 63)
+}
+
+/// What [`moment_to_u64`] gave, or 0 (no row), as a moment.
+pub fn moment_from_u64(number: u64) -> Timestamp {
+    Timestamp((number ^ (1 << 63)) as i64)
+}
+
+/// Takes fields off a row whose length was checked once.
+struct Fields<'a> {
+    what: &'static str,
+    rest: &'a [u8],
+}
+
+impl<'a> Fields<'a> {
+    fn of(what: &'static str, bytes: &'a [u8], len: usize) -> Result<Fields<'a>, BadRecord> {
+        if bytes.len() == len {
+            Ok(Fields { what, rest: bytes })
+        } else {
+            Err(BadRecord { what })
+        }
+    }
+
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        // Past the end there are zeros; the length was checked, so that does not happen.
+        let Some((first, rest)) = self.rest.split_first_chunk() else {
+            return [0; N];
+        };
+        self.rest = rest;
+        *first
+    }
+
+    fn u8(&mut self) -> u8 {
+        u8::from_be_bytes(self.take())
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_be_bytes(self.take())
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_be_bytes(self.take())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_be_bytes(self.take())
+    }
+
+    fn time(&mut self) -> Timestamp {
+        Timestamp(self.u64() as i64)
+    }
+
+    fn bad(&self) -> BadRecord {
+        BadRecord { what: self.what }
+    }
+
+    fn good<T>(&self, is_good: bool, value: T) -> Result<T, BadRecord> {
+        if is_good { Ok(value) } else { Err(self.bad()) }
+    }
 }

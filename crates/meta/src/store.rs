@@ -62,6 +62,13 @@ pub struct Commit {
     pub fresh: Vec<FreshData>,
 }
 
+impl Commit {
+    /// Whether it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        self.puts.is_empty() && self.dels.is_empty() && self.adds.is_empty() && self.maxs.is_empty()
+    }
+}
+
 /// Why a store did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {

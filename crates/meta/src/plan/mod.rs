@@ -3,8 +3,145 @@
 //! [`plan`] looks at the rows it is given. It answers which rows it must see first, or why the operation is refused, or
 //! one commit that does it, with what the caller will want to know. The same plan runs over every engine.
 //!
-//! [`op`] holds the operations; one file per family plans them.
+//! [`op`] holds the operations; one file per family plans them:
+//!
+//! ```text
+//!   create   link   rename   attr   data (write)   range (punch, copy)   clone   xattr   pack     families
+//!   size (truncate, inline)        acl                                                            what they share
+//!   pages: extent pages and the packs' books        draft: a commit in the making                 tools
+//!   view: rows shown so far, and how to ask for more
+//! ```
 
+mod acl;
+mod attr;
+mod clone;
+mod create;
+mod data;
+mod draft;
+mod link;
 pub mod op;
+mod pack;
+mod pages;
+mod range;
+mod rename;
+mod size;
+pub mod view;
+mod xattr;
 
-pub use op::{Change, Op, Refusal};
+#[cfg(test)]
+mod tests;
+
+pub use op::{Change, Ctx, Op, Plan, Refusal};
+pub use view::View;
+
+use view::Stop;
+
+/// What an operation comes to, given the rows shown so far. The same input gives the same output, always.
+pub fn plan(op: &Op<'_>, ctx: &Ctx, view: &View) -> Plan {
+    match attempt(op, ctx, view) {
+        Ok(change) => Plan::Change(Box::new(change)),
+        Err(Stop::Refused(refusal)) => Plan::Refused(refusal),
+        Err(Stop::Need { keys, ranges }) => Plan::Need { keys, ranges },
+    }
+}
+
+fn attempt(op: &Op<'_>, ctx: &Ctx, view: &View) -> Result<Change, Stop> {
+    match *op {
+        Op::Format { rows } => create::format(view, ctx, rows),
+        Op::Create {
+            parent,
+            name,
+            ref make,
+        } => create::create(view, ctx, parent, name, make),
+        Op::Tmpfile { parent, ref make } => create::tmpfile(view, ctx, parent, make),
+        Op::Link { ino, parent, name } => link::link(view, ctx, ino, parent, name),
+        Op::Unlink { parent, name } => link::unlink(view, ctx, parent, name),
+        Op::Rmdir { parent, name } => link::rmdir(view, ctx, parent, name),
+        Op::Rename {
+            parent,
+            name,
+            to,
+            to_name,
+            mode,
+        } => rename::rename(
+            view,
+            ctx,
+            &rename::Rename {
+                parent,
+                name,
+                to,
+                to_name,
+                mode,
+            },
+        ),
+        Op::SetAttr { ino, ref set } => attr::set(view, ctx, ino, set),
+        Op::Write {
+            ino,
+            ref body,
+            kill_suid_sgid,
+            cached,
+            intern,
+        } => data::write(
+            view,
+            ctx,
+            &data::Write {
+                ino,
+                body,
+                kill_suid_sgid,
+                cached,
+                intern,
+            },
+        ),
+        Op::Punch {
+            ino,
+            offset,
+            len,
+            grow_to,
+        } => range::punch(view, ctx, ino, (offset, len), grow_to),
+        Op::CopyRange {
+            from,
+            from_offset,
+            to,
+            to_offset,
+            len,
+        } => range::copy(
+            view,
+            ctx,
+            &range::Copy {
+                from,
+                from_offset,
+                to,
+                to_offset,
+                len,
+            },
+        ),
+        Op::CloneInode { from, ino } => clone::clone(view, ctx, from, ino),
+        Op::CloneMore { from, ino, page } => clone::more(view, from, ino, page),
+        Op::Attach { ino, parent, name } => link::attach(view, ctx, ino, parent, name),
+        Op::Reap { ino } => link::reap(view, ino),
+        Op::SetXattr {
+            ino,
+            name,
+            value,
+            mode,
+            kill_sgid,
+        } => xattr::set(
+            view,
+            ctx,
+            &xattr::Set {
+                ino,
+                name,
+                value,
+                mode,
+                kill_sgid,
+            },
+        ),
+        Op::RemoveXattr { ino, name } => xattr::remove(view, ctx, ino, name),
+        Op::OpenPack { pack } => pack::open(view, pack),
+        Op::SealPack { pack, blob, size } => pack::seal(view, pack, blob, size),
+        Op::CondemnPack { pack } => pack::condemn(view, pack),
+        Op::ForgetPack { pack } => pack::forget(view, pack),
+        Op::Follow { ino, page, moves } => pack::follow(view, ino, page, moves),
+        Op::Allocate { counter, count } => pack::allocate(view, counter, count),
+    }
+}

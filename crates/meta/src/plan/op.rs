@@ -44,7 +44,8 @@ pub struct Piece {
     /// Where in the pack.
     pub offset: u32,
     /// CRC32C of bytes just written to the pack; `None` for a range that was there before (the same content was stored
-    /// already): the plan then checks that the pack is neither condemned nor gone.
+    /// already): the plan then checks that the pack is neither condemned nor gone. Such a range may be one that nothing has
+    /// referred to for a while ([`Op::Write`]'s `intern` outlives the file), so a pack's bytes are kept until it is condemned.
     pub fresh: Option<u32>,
 }
 
@@ -75,7 +76,8 @@ pub struct SetAttrs {
     pub mtime: Option<Timestamp>,
     /// Change time, where the kernel keeps it; else it becomes `now`.
     pub ctime: Option<Timestamp>,
-    /// Clear set-user-id, set-group-id (where the group may execute) and capabilities.
+    /// Clear set-user-id and set-group-id (where the group may execute). Changing the owner does so too, and a change of
+    /// owner or size always takes capabilities away.
     pub kill_suid_sgid: bool,
 }
 
@@ -158,7 +160,8 @@ pub enum Op<'a> {
         /// Name.
         name: &'a [u8],
     },
-    /// Removes an empty directory's name; it becomes an orphan.
+    /// Removes an empty directory's name; it becomes an orphan, whose row keeps its inode: a directory has an inode row
+    /// (`01`) exactly as long as names can be made in it.
     Rmdir {
         /// Directory.
         parent: Ino,
@@ -191,7 +194,7 @@ pub enum Op<'a> {
         ino: Ino,
         /// The bytes.
         body: Body<'a>,
-        /// Clear set-id bits and capabilities.
+        /// Clear set-id bits. (Capabilities go with any write.)
         kill_suid_sgid: bool,
         /// The kernel keeps size and times itself: leave mtime and ctime alone (the size still grows to cover the bytes).
         cached: bool,
@@ -231,7 +234,8 @@ pub enum Op<'a> {
         /// The new inode's number.
         ino: Ino,
     },
-    /// Copies up to 1,024 further extent pages from `from` to `ino`, from `page` on.
+    /// Copies up to 1,024 further extent pages from `from` to `ino`, from `page` on: the [`Change::done`] of the step before, while
+    /// its [`Change::more`] is set.
     CloneMore {
         /// Source.
         from: Ino,
@@ -251,7 +255,8 @@ pub enum Op<'a> {
     },
     /// Collects an orphan: up to 1,024 pages per plan, the inode last. A directory must be empty.
     Reap {
-        /// Orphan. One that is none, or is gone, is no error and no change.
+        /// Orphan. One that is none, or is gone, is no error and no change. A directory that a clone was building when the
+        /// machine stopped may still have entries: refused with `NotEmpty`; remove them first.
         ino: Ino,
     },
     /// Sets an extended attribute. ACLs (`system.posix_acl_*`) are checked and move the mode's bits.
@@ -267,7 +272,7 @@ pub enum Op<'a> {
         /// Clear the set-group-id bit.
         kill_sgid: bool,
     },
-    /// Removes one.
+    /// Removes one. An ACL that is not there is no error.
     RemoveXattr {
         /// Inode.
         ino: Ino,
@@ -375,19 +380,21 @@ pub enum Refusal {
 /// A planned change.
 #[derive(Clone, Debug, Default)]
 pub struct Change {
-    /// What to commit. Empty when there is nothing to change.
+    /// What to commit. Empty when there is nothing to change, and when it has been committed ([`crate::Names::run`]).
     pub commit: Commit,
-    /// The inode after the operation (the new one; the one that was changed; the one that lost a name).
+    /// The inode after the operation (the new one; the one that was changed or moved; the one that lost a name). A directory as
+    /// it is stored; [`crate::Names::run`] completes it.
     pub inode: Option<(Ino, InodeRecord)>,
     /// Inodes whose last name went with this commit.
     pub orphaned: Vec<Ino>,
-    /// Packs that lost live bytes: candidates for collection and compaction.
+    /// Packs that lost live bytes: candidates for collection and compaction. Some may have gained as many.
     pub released: Vec<PackNo>,
     /// The page that was written now has more extents than is good: (inode, page).
     pub crowded: Vec<(Ino, u32)>,
-    /// Bytes done ([`Op::CopyRange`]), or pages.
+    /// Bytes done ([`Op::CopyRange`], [`Op::Follow`]), pages done ([`Op::Reap`]), or the page to go on from ([`Op::CloneInode`],
+    /// [`Op::CloneMore`]).
     pub done: u64,
-    /// The operation is not finished: plan it again.
+    /// The operation is not finished: plan it again (a clone goes on with [`Op::CloneMore`]).
     pub more: bool,
     /// The first number taken ([`Op::Allocate`]).
     pub first: u64,

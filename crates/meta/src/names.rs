@@ -1,0 +1,432 @@
+//! Runs operations on a store, and reads what is in it.
+//!
+//! [`Names::run`] is the loop around the pure planner: show the rows a plan asks for, commit what it comes to, and after a
+//! conflict show the fresh values and plan again.
+//!
+//! **Refusals are believed only when they are of one moment.** Rows that were read in several rounds may never have been
+//! true together (a name was read, then its inode, and between the two both went away). So a refusal that rests on more than one
+//! round is checked: all its rows are read again at once, and if one has changed, the plan is made again.
+
+use std::sync::Arc;
+
+use base::{BlobId, Ino, PackNo};
+use blob::ExtentPage;
+
+use crate::key::{Key, KeyRange};
+use crate::plan::{self, Change, Ctx, Op, Plan, Refusal, View};
+use crate::record::{
+    BadRecord, ContentRow, Dentry, InodeRecord, PackRow, decode_i64, decode_u64, moment_from_u64,
+};
+use crate::store::{CommitError, MetaStore, StoreError, Value};
+
+/// A plan that was made this often in vain is given up: the store contradicts itself.
+const ATTEMPTS_MAX: u32 = 100_000;
+
+/// Why an operation did not happen.
+#[derive(Debug, thiserror::Error)]
+pub enum NamesError {
+    /// It makes no sense, or is not allowed.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The store could not do it.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// An entry of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its position. The listing goes on after it at `position + 1`.
+    pub position: u64,
+    /// The name.
+    pub name: Box<[u8]>,
+    /// What it names.
+    pub dentry: Dentry,
+}
+
+/// What a volume holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Inodes, those without a name included.
+    pub inodes: u64,
+    /// Bytes that files refer to, every reference counted.
+    pub bytes: u64,
+}
+
+/// The names of a volume.
+#[derive(Clone)]
+pub struct Names {
+    store: Arc<dyn MetaStore>,
+}
+
+impl Names {
+    /// Names in this store.
+    pub fn new(store: Arc<dyn MetaStore>) -> Names {
+        Names { store }
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<dyn MetaStore> {
+        &self.store
+    }
+
+    /// Does an operation. In the change that comes back the commit has been taken out: it is done. Its `inode`, if a directory's, is
+    /// complete, as by [`Names::attr`].
+    ///
+    /// # Errors
+    /// Refused, or the store failed; then nothing was changed (or, if the store's error says so, nothing is known).
+    pub fn run(&self, op: &Op<'_>, ctx: &Ctx) -> Result<Change, NamesError> {
+        let mut view = View::new();
+        let mut rounds = 0;
+        for _ in 0..ATTEMPTS_MAX {
+            match plan::plan(op, ctx, &view) {
+                Plan::Need { keys, ranges } => {
+                    rounds += 1;
+                    self.show(&mut view, keys, ranges)?;
+                }
+                Plan::Refused(refusal) => {
+                    if rounds < 2 && !view.has_ranges() || self.is_current(&mut view)? {
+                        return Err(refusal.into());
+                    }
+                }
+                Plan::Change(mut change) => {
+                    let commit = std::mem::take(&mut change.commit);
+                    if !commit.is_empty() {
+                        match self.store.commit(commit) {
+                            Ok(()) => {}
+                            Err(CommitError::Store(error)) => return Err(error.into()),
+                            Err(CommitError::Conflict { rows, .. }) => {
+                                view.forget_ranges();
+                                rows.into_iter().for_each(|(key, value)| view.show(key, value));
+                                rounds += 1;
+                                continue;
+                            }
+                        }
+                    }
+                    if let Some((ino, record)) = &mut change.inode {
+                        *record = self.complete(*ino, *record)?;
+                    }
+                    return Ok(*change);
+                }
+            }
+        }
+        Err(StoreError::Damaged("an operation finds other rows each time it is planned".to_owned()).into())
+    }
+
+    /// Rows first, then ranges: a plan relies on a range through a row that was shown no later.
+    fn show(
+        &self,
+        view: &mut View,
+        keys: Vec<Key>,
+        ranges: Vec<(KeyRange, usize)>,
+    ) -> Result<(), StoreError> {
+        if let [key] = &keys[..] {
+            let value = self.store.get(key)?;
+            view.show(key.clone(), value);
+        } else if !keys.is_empty() {
+            let values = self.store.get_many(&keys)?;
+            keys.into_iter()
+                .zip(values)
+                .for_each(|(key, value)| view.show(key, value));
+        }
+        for (range, limit) in ranges {
+            let rows = self.store.scan(&range, limit)?;
+            view.show_range(range, limit, rows);
+        }
+        Ok(())
+    }
+
+    /// Whether every row is still as it was shown. If not, the view has the new ones, and its ranges are forgotten.
+    fn is_current(&self, view: &mut View) -> Result<bool, StoreError> {
+        let (keys, seen): (Vec<Key>, Vec<Option<Value>>) = view
+            .rows()
+            .map(|(key, value)| (key.clone(), value.cloned()))
+            .unzip();
+        let values = self.store.get_many(&keys)?;
+        if values == seen {
+            return Ok(true);
+        }
+        view.forget_ranges();
+        keys.into_iter()
+            .zip(values)
+            .for_each(|(key, value)| view.show(key, value));
+        Ok(false)
+    }
+
+    fn complete(&self, ino: Ino, record: InodeRecord) -> Result<InodeRecord, StoreError> {
+        if !record.is_dir() || record.nlink == 0 {
+            return Ok(record);
+        }
+        let rows = self.store.get_many(&[Key::dir_changed(ino), Key::subdirs(ino)])?;
+        let row = |i: usize| rows.get(i).and_then(|row| row.as_deref());
+        let changed = moment_from_u64(decode_u64(row(0)).map_err(damaged)?);
+        let subdirs = decode_i64(row(1)).map_err(damaged)?;
+        let mut record = record.with_entries_changed(changed);
+        record.nlink = u32::try_from(subdirs.max(0))
+            .unwrap_or(u32::MAX)
+            .saturating_add(2);
+        Ok(record)
+    }
+
+    fn decoded<T>(
+        &self,
+        key: &Key,
+        decode: impl FnOnce(&[u8]) -> Result<T, BadRecord>,
+    ) -> Result<Option<T>, StoreError> {
+        self.store
+            .get(key)?
+            .map(|row| decode(&row))
+            .transpose()
+            .map_err(damaged)
+    }
+
+    /// What a name stands for.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; so for all reads here.
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Option<Dentry>, StoreError> {
+        self.decoded(&Key::dentry(parent, name), Dentry::decode)
+    }
+
+    /// An inode as it is stored, whether it has a name or not.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn inode(&self, ino: Ino) -> Result<Option<InodeRecord>, StoreError> {
+        if let Some(record) = self.decoded(&Key::inode(ino), InodeRecord::decode)? {
+            return Ok(Some(record));
+        }
+        // A removed directory's record lives on in its orphan row; other orphan rows are empty.
+        let row = self.store.get(&Key::orphan(ino))?.filter(|row| !row.is_empty());
+        row.map(|row| InodeRecord::decode(&row))
+            .transpose()
+            .map_err(damaged)
+    }
+
+    /// An inode as stat(2) shows it: a directory's link count (2 and its subdirectories, 0 once removed) and its
+    /// times are complete.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn attr(&self, ino: Ino) -> Result<Option<InodeRecord>, StoreError> {
+        self.inode(ino)?
+            .map(|record| self.complete(ino, record))
+            .transpose()
+    }
+
+    /// About `limit` entries of a directory from `position` on (0: all), in order of position; none when there are no
+    /// more. Entries that are there throughout are found exactly once, whatever comes and goes meanwhile, if each
+    /// listing goes on at the last position + 1.
+    ///
+    /// Positions are hashes: two names may have one. They are always in one answer, even if it becomes longer than
+    /// `limit`, and a caller who hands entries on must not stop between them: going on after the first would lose the
+    /// second.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn readdir(&self, dir: Ino, position: u64, limit: usize) -> Result<Vec<Listed>, StoreError> {
+        let range = Key::dentries(dir, position);
+        let mut rows = self.store.scan(&range, limit.max(1))?;
+        if rows.len() >= limit
+            && let Some((last, _)) = rows.last()
+            && let Some(entry) = last.as_dentry()
+        {
+            let rest = KeyRange {
+                start: last.successor(),
+                end: Key::dentries(dir, entry.position + 1).start,
+            };
+            rows.extend(self.store.scan(&rest, usize::MAX)?);
+        }
+        rows.iter().map(|(key, value)| listed(key, value)).collect()
+    }
+
+    /// The extents of a page of a file; one that is not there is all hole.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn extents(&self, ino: Ino, page: u32) -> Result<ExtentPage, StoreError> {
+        match self.store.get(&Key::extents(ino, page))? {
+            Some(row) => decode_page(&row),
+            None => Ok(ExtentPage::new()),
+        }
+    }
+
+    /// At most `limit` pages of a file that hold data, from page `from` on.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn extent_pages(
+        &self,
+        ino: Ino,
+        from: u32,
+        limit: usize,
+    ) -> Result<Vec<(u32, ExtentPage)>, StoreError> {
+        let rows = self.store.scan(&Key::extents_from(ino, from), limit)?;
+        let page = |(key, row): &(Key, Value)| {
+            let (_, number) = key.as_extents().ok_or_else(|| bad_key(key))?;
+            Ok((number, decode_page(row)?))
+        };
+        rows.iter().map(page).collect()
+    }
+
+    /// The bytes of an inline file, or a symbolic link's target.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn inline(&self, ino: Ino) -> Result<Option<Value>, StoreError> {
+        self.store.get(&Key::inline(ino))
+    }
+
+    /// An extended attribute's value.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Option<Value>, StoreError> {
+        self.store.get(&Key::xattr(ino, name))
+    }
+
+    /// The names of all extended attributes of an inode.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn xattrs(&self, ino: Ino) -> Result<Vec<Box<[u8]>>, StoreError> {
+        let rows = self.store.scan(&Key::xattrs(ino), usize::MAX)?;
+        Ok(rows
+            .iter()
+            .filter_map(|(key, _)| Some(key.as_xattr()?.1.into()))
+            .collect())
+    }
+
+    /// A pack's row.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn pack(&self, pack: PackNo) -> Result<Option<PackRow>, StoreError> {
+        self.decoded(&Key::pack(pack), PackRow::decode)
+    }
+
+    /// At most `limit` packs from number `from` on.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn packs(&self, from: PackNo, limit: usize) -> Result<Vec<(PackNo, PackRow)>, StoreError> {
+        let mut range = Key::kind(crate::key::tags::PACK);
+        range.start = Key::pack(from);
+        let pack = |(key, row): &(Key, Value)| {
+            let number = key.number().ok_or_else(|| bad_key(key))?;
+            Ok((PackNo(number), PackRow::decode(row).map_err(damaged)?))
+        };
+        self.store.scan(&range, limit)?.iter().map(pack).collect()
+    }
+
+    /// How many bytes of a pack are referred to, each reference counted.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn pack_live(&self, pack: PackNo) -> Result<u64, StoreError> {
+        let live = decode_i64(self.store.get(&Key::pack_live(pack))?.as_deref()).map_err(damaged)?;
+        u64::try_from(live).map_err(|_| StoreError::Damaged(format!("{pack:?} has {live} live bytes")))
+    }
+
+    /// At most `limit` pages of files that refer to a pack, from (inode, page) `from` on.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn pack_users(
+        &self,
+        pack: PackNo,
+        from: (Ino, u32),
+        limit: usize,
+    ) -> Result<Vec<(Ino, u32)>, StoreError> {
+        let mut range = Key::pack_users(pack);
+        range.start = Key::pack_user(pack, from.0, from.1);
+        let user = |(key, _): &(Key, Value)| {
+            key.as_pack_user()
+                .map(|(_, ino, page)| (ino, page))
+                .ok_or_else(|| bad_key(key))
+        };
+        self.store.scan(&range, limit)?.iter().map(user).collect()
+    }
+
+    /// The packs, sealed or condemned, that are this blob.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn blob_packs(&self, blob: &BlobId) -> Result<Vec<PackNo>, StoreError> {
+        let rows = self.store.scan(&Key::blob_packs(blob), usize::MAX)?;
+        rows.iter()
+            .map(|(key, _)| Ok(key.as_blob_pack().ok_or_else(|| bad_key(key))?.1))
+            .collect()
+    }
+
+    /// Where a small file's content was stored. Its pack may be condemned or gone since.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn content(&self, hash: &BlobId) -> Result<Option<ContentRow>, StoreError> {
+        self.decoded(&Key::content(hash), ContentRow::decode)
+    }
+
+    /// At most `limit` inodes without a name, from `from` on.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn orphans(&self, from: Ino, limit: usize) -> Result<Vec<Ino>, StoreError> {
+        let range = KeyRange {
+            start: Key::orphan(from),
+            end: Key::orphans().end,
+        };
+        let rows = self.store.scan(&range, limit)?;
+        rows.iter()
+            .map(|(key, _)| key.number().map(Ino).ok_or_else(|| bad_key(key)))
+            .collect()
+    }
+
+    /// A row of the volume, as [`Op::Format`] wrote it.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn volume_row(&self, name: &str) -> Result<Option<Value>, StoreError> {
+        self.store.get(&Key::volume(name))
+    }
+
+    /// How many inodes and bytes there are.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn totals(&self) -> Result<Totals, StoreError> {
+        let rows = self
+            .store
+            .get_many(&[Key::volume("inodes"), Key::volume("bytes")])?;
+        let count = |i: usize| {
+            let count = decode_i64(rows.get(i).and_then(|row| row.as_deref())).map_err(damaged)?;
+            Ok::<u64, StoreError>(count.max(0).unsigned_abs())
+        };
+        Ok(Totals {
+            inodes: count(0)?,
+            bytes: count(1)?,
+        })
+    }
+}
+
+fn listed(key: &Key, value: &Value) -> Result<Listed, StoreError> {
+    let entry = key.as_dentry().ok_or_else(|| bad_key(key))?;
+    let dentry = Dentry::decode(value).map_err(damaged)?;
+    Ok(Listed {
+        position: entry.position,
+        name: entry.name.into(),
+        dentry,
+    })
+}
+
+fn decode_page(row: &[u8]) -> Result<ExtentPage, StoreError> {
+    ExtentPage::decode(row).map_err(|error| StoreError::Damaged(error.to_string()))
+}
+
+fn damaged(error: BadRecord) -> StoreError {
+    StoreError::Damaged(error.to_string())
+}
+
+fn bad_key(key: &Key) -> StoreError {
+    StoreError::Damaged(format!("the key {key:?} is none of this format"))
+}

@@ -1,0 +1,80 @@
+//! Attributes: permissions, owners, times, and the size.
+
+use base::Ino;
+
+use crate::key::Key;
+use crate::record::{InodeRecord, mode};
+
+use super::acl::Acl;
+use super::draft::{Draft, needs_entries_changed};
+use super::op::{Change, Ctx, Refusal, SetAttrs};
+use super::pages::Ledger;
+use super::size::{charge, resize};
+use super::view::{Ask, Node, Stop, View};
+use super::xattr::ACCESS_ACL;
+
+/// [`super::Op::SetAttr`]
+pub(super) fn set(view: &View, ctx: &Ctx, ino: Ino, set: &SetAttrs) -> Result<Change, Stop> {
+    let node = view.node(ino)?;
+    let mut draft = Draft::new();
+    if *set == SetAttrs::default() {
+        draft.change.inode = Some((ino, node.record));
+        return Ok(draft.finish());
+    }
+    let moves_acl = set.perm.is_some() && node.record.has(InodeRecord::HAS_ACL);
+    let mut ask = Ask::new(view);
+    if needs_entries_changed(&node) {
+        ask.row(&Key::dir_changed(ino));
+    }
+    if moves_acl {
+        ask.row(&Key::xattr(ino, ACCESS_ACL));
+    }
+    ask.done()?;
+
+    let mut record = draft.touched(view, ctx, &node)?;
+    if let Some(size) = set.size {
+        let mut ledger = Ledger::default();
+        let more = resize(&mut draft, view, &mut ledger, &node, &mut record, size)?;
+        charge(&mut draft, ledger, &mut record);
+        record.mtime = ctx.now;
+        if more {
+            draft.change.more = true;
+            draft.update(&node, record);
+            return Ok(draft.finish());
+        }
+    }
+    set_owner(&mut draft, ino, set, &mut record);
+    if let Some(perm) = set.perm {
+        record.mode = record.kind() | perm & mode::PERM;
+        if moves_acl {
+            move_acl(&mut draft, view, &node, record.mode)?;
+        }
+    }
+    record.atime = set.atime.unwrap_or(record.atime);
+    record.mtime = set.mtime.unwrap_or(record.mtime);
+    if let Some(ctime) = set.ctime.filter(|_| !record.is_dir()) {
+        record.ctime = ctime;
+    }
+    draft.update(&node, record);
+    Ok(draft.finish())
+}
+
+fn set_owner(draft: &mut Draft, ino: Ino, set: &SetAttrs, record: &mut InodeRecord) {
+    let chown = set.uid.is_some() || set.gid.is_some();
+    if chown || set.kill_suid_sgid || set.size.is_some() {
+        draft.drop_privileges(ino, record, chown || set.kill_suid_sgid);
+    }
+    record.uid = set.uid.unwrap_or(record.uid);
+    record.gid = set.gid.unwrap_or(record.gid);
+}
+
+/// The access list follows the mode.
+fn move_acl(draft: &mut Draft, view: &View, node: &Node, mode: u32) -> Result<(), Stop> {
+    let key = Key::xattr(node.ino, ACCESS_ACL);
+    let row = view.row(&key)?.ok_or(Refusal::Damaged)?;
+    let mut acl = Acl::parse(row).ok().flatten().ok_or(Refusal::Damaged)?;
+    acl.set_mode_bits(mode);
+    draft.check_seen(key.clone(), Some(row));
+    draft.put(key, acl.encode().into());
+    Ok(())
+}

@@ -1,0 +1,234 @@
+//! Names that come and go: link, attach, unlink, rmdir, and the end of an inode that has none.
+
+use base::Ino;
+
+use crate::key::Key;
+use crate::record::{Dentry, InodeRecord};
+
+use super::create::check_name;
+use super::draft::Draft;
+use super::op::{Change, Ctx, Refusal};
+use super::pages::{Ledger, PageWork};
+use super::rename::{Ancestors, check_not_within};
+use super::view::{Ask, Stop, View};
+
+/// More names than this an inode cannot have.
+const LINK_MAX: u32 = 1 << 31;
+/// How many pages of an orphan go in one commit.
+const PAGES_PER_REAP: usize = 1024;
+/// More attributes than this a list of names of 64 KiB cannot hold.
+pub(super) const XATTRS_MAX: usize = 16_384;
+
+/// [`super::Op::Link`]
+pub(super) fn link(view: &View, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Change, Stop> {
+    check_name(name)?;
+    let entry = Key::dentry(parent, name);
+    Ask::new(view)
+        .row(&Key::inode(ino))
+        .row(&Key::inode(parent))
+        .row(&entry)
+        .done()?;
+    let dir = view.live_dir(parent)?;
+    let node = view.node(ino)?;
+    if node.record.is_dir() {
+        return Err(Refusal::NotPermitted.into());
+    }
+    if view.row(&entry)?.is_some() {
+        return Err(Refusal::Exists.into());
+    }
+    if node.record.nlink >= LINK_MAX {
+        return Err(Refusal::TooManyLinks.into());
+    }
+    let mut draft = Draft::new();
+    let mut record = draft.touched(view, ctx, &node)?;
+    record.parent = if record.nlink == 0 { parent } else { Ino(0) };
+    if record.nlink == 0 {
+        draft.del(Key::orphan(ino));
+    }
+    record.nlink += 1;
+    draft.check_live(parent);
+    draft.check_seen(entry.clone(), None);
+    draft.put(
+        entry,
+        Dentry {
+            ino,
+            kind: record.kind(),
+        }
+        .encode(),
+    );
+    draft.entries_changed(parent, &dir, ctx.now);
+    draft.update(&node, record);
+    Ok(draft.finish())
+}
+
+/// [`super::Op::Attach`]
+pub(super) fn attach(view: &View, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Change, Stop> {
+    check_name(name)?;
+    let entry = Key::dentry(parent, name);
+    Ask::new(view)
+        .row(&Key::inode(ino))
+        .row(&Key::inode(parent))
+        .row(&entry)
+        .done()?;
+    let dir = view.live_dir(parent)?;
+    let node = view.node(ino)?;
+    if node.is_removed() || node.record.nlink != 0 {
+        return Err(Refusal::Invalid.into());
+    }
+    if view.row(&entry)?.is_some() {
+        return Err(Refusal::Exists.into());
+    }
+    if node.record.is_dir() {
+        view.row(&Key::dir_changed(ino))?;
+    }
+    let mut draft = Draft::new();
+    draft.check_seen(entry.clone(), None);
+    let mut record = draft.touched(view, ctx, &node)?;
+    if record.is_dir() {
+        check_not_within(&mut draft, view, &mut Ancestors::default(), ino, parent)?;
+        draft.add(Key::subdirs(parent), 1);
+    } else {
+        draft.check_live(parent);
+    }
+    record.nlink = 1;
+    record.parent = parent;
+    draft.del(Key::orphan(ino));
+    draft.put(
+        entry,
+        Dentry {
+            ino,
+            kind: record.kind(),
+        }
+        .encode(),
+    );
+    draft.entries_changed(parent, &dir, ctx.now);
+    draft.update(&node, record);
+    Ok(draft.finish())
+}
+
+/// [`super::Op::Unlink`]
+pub(super) fn unlink(view: &View, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Change, Stop> {
+    check_name(name)?;
+    let entry = Key::dentry(parent, name);
+    Ask::new(view).row(&Key::inode(parent)).row(&entry).done()?;
+    let dir = view.live_dir(parent)?;
+    let (dentry, seen) = view.dentry(&entry)?.ok_or(Refusal::NotFound)?;
+    if dentry.is_dir() {
+        return Err(Refusal::IsDir.into());
+    }
+    let node = view.named_node(dentry.ino)?;
+    let mut draft = Draft::new();
+    draft.check_seen(entry.clone(), Some(seen));
+    draft.del(entry);
+    draft.entries_changed(parent, &dir, ctx.now);
+    draft.lose_name(view, ctx, &node)?;
+    Ok(draft.finish())
+}
+
+/// [`super::Op::Rmdir`]
+pub(super) fn rmdir(view: &View, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Change, Stop> {
+    check_name(name)?;
+    let entry = Key::dentry(parent, name);
+    Ask::new(view).row(&Key::inode(parent)).row(&entry).done()?;
+    let dir = view.live_dir(parent)?;
+    let (dentry, seen) = view.dentry(&entry)?.ok_or(Refusal::NotFound)?;
+    if !dentry.is_dir() {
+        return Err(Refusal::NotDir.into());
+    }
+    let inside = Key::dentries(dentry.ino, 0);
+    let mut ask = Ask::new(view);
+    ask.row(&Key::inode(dentry.ino))
+        .row(&Key::dir_changed(dentry.ino))
+        .range(&inside, 1)
+        .done()?;
+    let node = view.named_node(dentry.ino)?;
+    if !view.range(&inside, 1)?.is_empty() {
+        return Err(Refusal::NotEmpty.into());
+    }
+    let mut draft = Draft::new();
+    draft.check_seen(entry.clone(), Some(seen));
+    draft.del(entry);
+    draft.entries_changed(parent, &dir, ctx.now);
+    draft.add(Key::subdirs(parent), -1);
+    draft.lose_name(view, ctx, &node)?;
+    Ok(draft.finish())
+}
+
+/// [`super::Op::Reap`]
+pub(super) fn reap(view: &View, ino: Ino) -> Result<Change, Stop> {
+    let orphan = Key::orphan(ino);
+    Ask::new(view).row(&Key::inode(ino)).row(&orphan).done()?;
+    let Some(mark) = view.row(&orphan)? else {
+        return Ok(Change::default());
+    };
+    let node = view.node(ino)?;
+    if node.record.nlink != 0 {
+        return Err(Refusal::Damaged.into());
+    }
+    let (inside, pages, xattrs) = (Key::dentries(ino, 0), Key::extents_from(ino, 0), Key::xattrs(ino));
+    let has_xattrs = node.record.has(InodeRecord::HAS_XATTRS);
+    let has_pages = node.record.is_file() && node.record.stored > 0 && !node.record.has(InodeRecord::INLINE);
+    let mut ask = Ask::new(view);
+    if node.record.is_dir() {
+        ask.range(&inside, 1);
+    }
+    if has_pages {
+        ask.range(&pages, PAGES_PER_REAP + 1);
+    }
+    if has_xattrs {
+        ask.range(&xattrs, XATTRS_MAX);
+    }
+    ask.done()?;
+
+    let mut draft = Draft::new();
+    if node.record.is_dir() {
+        if !view.range(&inside, 1)?.is_empty() {
+            return Err(Refusal::NotEmpty.into());
+        }
+        draft.check_empty(inside);
+    }
+    let mut ledger = Ledger::default();
+    if has_pages {
+        let rows = view.range(&pages, PAGES_PER_REAP + 1)?;
+        draft.change.more = rows.len() > PAGES_PER_REAP;
+        for (key, value) in rows.iter().take(PAGES_PER_REAP) {
+            let mut page = PageWork::from_row(key, value)?;
+            page.clear(&mut ledger);
+            page.finish(&mut draft);
+            draft.change.done += 1;
+        }
+    }
+    if draft.change.more {
+        let mut record = node.record;
+        record.stored = record.stored.saturating_add_signed(ledger.stored);
+        draft.total_bytes(ledger.stored);
+        ledger.settle(&mut draft);
+        draft.update(&node, record);
+        return Ok(draft.finish());
+    }
+    ledger.settle(&mut draft);
+    if has_xattrs {
+        for (key, _) in view.range(&xattrs, XATTRS_MAX)? {
+            draft.del(key.clone());
+        }
+    }
+    if node.record.has(InodeRecord::INLINE) {
+        draft.del(Key::inline(ino));
+    }
+    if node.record.is_dir() {
+        draft.del(Key::dir_changed(ino));
+        draft.del(Key::subdirs(ino));
+    }
+    draft.check_seen(node.key.clone(), Some(&node.seen));
+    if node.is_removed() {
+        draft.del(orphan);
+    } else {
+        draft.check_seen(orphan.clone(), Some(mark));
+        draft.del(node.key.clone());
+        draft.del(orphan);
+    }
+    draft.total_inodes(-1);
+    draft.total_bytes(-(node.record.stored as i64));
+    draft.change.inode = Some((ino, node.record));
+    Ok(draft.finish())
+}

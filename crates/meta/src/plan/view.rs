@@ -1,0 +1,248 @@
+//! What a plan has been shown so far, and how it asks for more.
+//!
+//! A [`View`] knows three things of a row: its value, that it is not there, or nothing. A planning function asks for all the rows
+//! it can name with [`Ask`], then reads them; `?` on a missing one ends the attempt with [`Stop::Need`]. It begins again from
+//! the top with the fuller view, so there is no state between attempts.
+//!
+//! **What a plan may believe.** Rows are read at different moments. So every row that a plan relies on becomes a check of its
+//! commit ([`super::draft::Draft::check_seen`]); a range is relied on only through a checked row that changes whenever the range
+//! does, and that was shown before or with the range. Whoever runs plans forgets all ranges after a conflict, and shows
+//! the rows of one `Need` before its ranges.
+
+use blob::ExtentPage;
+use hashbrown::HashMap;
+
+use base::{Ino, Timestamp};
+
+use crate::key::{Key, KeyRange};
+use crate::record::{BadRecord, Dentry, InodeRecord, decode_u64, moment_from_u64};
+use crate::store::{Rows, Value};
+
+use super::op::Refusal;
+
+/// Rows and ranges shown so far.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    rows: HashMap<Key, Option<Value>>,
+    ranges: Vec<Shown>,
+}
+
+#[derive(Clone, Debug)]
+struct Shown {
+    range: KeyRange,
+    limit: usize,
+    rows: Rows,
+}
+
+impl View {
+    /// Nothing is known.
+    pub fn new() -> View {
+        View::default()
+    }
+
+    /// Shows a row, or that it is not there; replaces what was shown before.
+    pub fn show(&mut self, key: Key, value: Option<Value>) {
+        self.rows.insert(key, value);
+    }
+
+    /// Shows the first `limit` rows of a range.
+    pub fn show_range(&mut self, range: KeyRange, limit: usize, rows: Rows) {
+        self.ranges.retain(|shown| shown.range != range);
+        self.ranges.push(Shown { range, limit, rows });
+    }
+
+    /// Forgets every range, so that they are asked for again.
+    pub fn forget_ranges(&mut self) {
+        self.ranges.clear();
+    }
+
+    /// Whether a range was shown.
+    pub fn has_ranges(&self) -> bool {
+        !self.ranges.is_empty()
+    }
+
+    /// All rows shown, in no order.
+    pub fn rows(&self) -> impl Iterator<Item = (&Key, Option<&Value>)> {
+        self.rows.iter().map(|(key, value)| (key, value.as_ref()))
+    }
+
+    /// A row that may be there or not.
+    pub(super) fn row(&self, key: &Key) -> Result<Option<&Value>, Stop> {
+        match self.rows.get(key) {
+            Some(known) => Ok(known.as_ref()),
+            None => Err(Stop::Need {
+                keys: vec![key.clone()],
+                ranges: Vec::new(),
+            }),
+        }
+    }
+
+    /// The first rows of a range: all of them if there are fewer than `limit`.
+    pub(super) fn range(&self, range: &KeyRange, limit: usize) -> Result<&[(Key, Value)], Stop> {
+        let shown = self
+            .ranges
+            .iter()
+            .find(|shown| shown.limit >= limit && shown.range == *range);
+        match shown {
+            Some(shown) => Ok(&shown.rows[..shown.rows.len().min(limit)]),
+            None => Err(Stop::Need {
+                keys: Vec::new(),
+                ranges: vec![(range.clone(), limit)],
+            }),
+        }
+    }
+
+    /// A name.
+    pub(super) fn dentry(&self, key: &Key) -> Result<Option<(Dentry, &Value)>, Stop> {
+        let Some(value) = self.row(key)? else {
+            return Ok(None);
+        };
+        Ok(Some((Dentry::decode(value)?, value)))
+    }
+
+    /// An inode, with or without a name. Refused with `NotFound` if there is none.
+    pub(super) fn node(&self, ino: Ino) -> Result<Node, Stop> {
+        let mut key = Key::inode(ino);
+        let mut value = self.row(&key)?;
+        if value.is_none() {
+            // A removed directory's record lives on in its orphan row; other orphan rows are empty.
+            key = Key::orphan(ino);
+            value = self.row(&key)?.filter(|value| !value.is_empty());
+        }
+        let value = value.ok_or(Refusal::NotFound)?;
+        Ok(Node {
+            ino,
+            key,
+            record: InodeRecord::decode(value)?,
+            seen: value.clone(),
+        })
+    }
+
+    /// An inode that some name or row speaks of: that it is not there is damage.
+    pub(super) fn named_node(&self, ino: Ino) -> Result<Node, Stop> {
+        let key = Key::inode(ino);
+        let value = self.row(&key)?.ok_or(Refusal::Damaged)?;
+        Ok(Node {
+            ino,
+            record: InodeRecord::decode(value)?,
+            seen: value.clone(),
+            key,
+        })
+    }
+
+    /// A directory that can take names: not a removed one. Refused with `NotFound` or `NotDir`.
+    pub(super) fn live_dir(&self, ino: Ino) -> Result<InodeRecord, Stop> {
+        let value = self.row(&Key::inode(ino))?.ok_or(Refusal::NotFound)?;
+        let record = InodeRecord::decode(value)?;
+        if record.is_dir() {
+            Ok(record)
+        } else {
+            Err(Refusal::NotDir.into())
+        }
+    }
+
+    /// When a directory's entries last changed, as its row says.
+    pub(super) fn entries_changed(&self, dir: Ino) -> Result<(Option<&Value>, Timestamp), Stop> {
+        let row = self.row(&Key::dir_changed(dir))?;
+        Ok((row, moment_from_u64(decode_u64(row.map(|value| &value[..]))?)))
+    }
+
+    /// An extent page; one that is not there is all hole.
+    pub(super) fn page(&self, ino: Ino, page: u32) -> Result<(Option<&Value>, ExtentPage), Stop> {
+        let row = self.row(&Key::extents(ino, page))?;
+        Ok((row, decode_page(row)?))
+    }
+}
+
+/// A page's row as a page.
+pub(super) fn decode_page(row: Option<&Value>) -> Result<ExtentPage, Refusal> {
+    row.map_or_else(
+        || Ok(ExtentPage::new()),
+        |row| ExtentPage::decode(row).map_err(|_| Refusal::Damaged),
+    )
+}
+
+/// An inode as it was shown.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub ino: Ino,
+    /// The row that holds it: `01`, or `0C` for a removed directory.
+    pub key: Key,
+    /// That row's value.
+    pub seen: Value,
+    /// The same, decoded.
+    pub record: InodeRecord,
+}
+
+impl Node {
+    /// Whether it is a directory whose name is gone.
+    pub fn is_removed(&self) -> bool {
+        self.key.tag() == crate::key::tags::ORPHAN
+    }
+}
+
+/// Why a plan ended before there was a change.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// These must be shown first.
+    Need {
+        keys: Vec<Key>,
+        ranges: Vec<(KeyRange, usize)>,
+    },
+    /// The operation is refused.
+    Refused(Refusal),
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Stop {
+        Stop::Refused(refusal)
+    }
+}
+
+impl From<BadRecord> for Stop {
+    fn from(_: BadRecord) -> Stop {
+        Stop::Refused(Refusal::Damaged)
+    }
+}
+
+/// Collects what a plan wants to see, so that it is asked for at once.
+pub(super) struct Ask<'v> {
+    view: &'v View,
+    keys: Vec<Key>,
+    ranges: Vec<(KeyRange, usize)>,
+}
+
+impl<'v> Ask<'v> {
+    pub fn new(view: &'v View) -> Ask<'v> {
+        Ask {
+            view,
+            keys: Vec::new(),
+            ranges: Vec::new(),
+        }
+    }
+
+    pub fn row(&mut self, key: &Key) -> &mut Self {
+        if !self.view.rows.contains_key(key) && !self.keys.contains(key) {
+            self.keys.push(key.clone());
+        }
+        self
+    }
+
+    pub fn range(&mut self, range: &KeyRange, limit: usize) -> &mut Self {
+        if self.view.range(range, limit).is_err() {
+            self.ranges.push((range.clone(), limit));
+        }
+        self
+    }
+
+    /// Ends the attempt if something is missing.
+    pub fn done(&mut self) -> Result<(), Stop> {
+        if self.keys.is_empty() && self.ranges.is_empty() {
+            return Ok(());
+        }
+        Err(Stop::Need {
+            keys: std::mem::take(&mut self.keys),
+            ranges: std::mem::take(&mut self.ranges),
+        })
+    }
+}

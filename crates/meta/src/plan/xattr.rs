@@ -1,0 +1,169 @@
+//! Extended attributes, and the two that are access control lists.
+//!
+//! The inode's record keeps which of the special ones it has and how long the list of names is, so that nothing here
+//! needs to look at the other attributes.
+
+use base::Ino;
+
+use crate::key::Key;
+use crate::record::{InodeRecord, mode};
+
+use super::acl::Acl;
+use super::draft::{Draft, needs_entries_changed};
+use super::op::{Change, Ctx, Refusal, XattrMode};
+use super::view::{Ask, Node, Stop, View};
+
+/// File capabilities.
+pub(super) const CAPABILITY: &[u8] = b"security.capability";
+/// Who may do what.
+pub(super) const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+/// What is inherited.
+pub(super) const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+
+/// The largest value, as everywhere on Linux.
+const VALUE_MAX: usize = 64 << 10;
+/// The largest list of names, each with a NUL: more could not be listed.
+const LIST_MAX: usize = 64 << 10;
+/// The longest name.
+const NAME_MAX: usize = 255;
+
+/// Keeps the record in step with an attribute that comes or goes.
+pub(super) fn count_name(record: &mut InodeRecord, name: &[u8], comes: bool) {
+    let len = name.len() as u32 + 1;
+    record.xattr_list = if comes {
+        record.xattr_list.saturating_add(len)
+    } else {
+        record.xattr_list.saturating_sub(len)
+    };
+    record.set(InodeRecord::HAS_XATTRS, record.xattr_list > 0);
+    let special = match name {
+        CAPABILITY => InodeRecord::HAS_CAPABILITY,
+        ACCESS_ACL => InodeRecord::HAS_ACL,
+        DEFAULT_ACL => InodeRecord::HAS_DEFAULT_ACL,
+        _ => return,
+    };
+    record.set(special, comes);
+}
+
+/// Which of the namespaces a name is in that are served; `Unsupported` for others.
+fn check_name(name: &[u8]) -> Result<(), Refusal> {
+    if name == ACCESS_ACL || name == DEFAULT_ACL {
+        return Ok(());
+    }
+    let prefixes: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+    let prefix = prefixes.into_iter().find(|prefix| name.starts_with(prefix));
+    let prefix = prefix.ok_or(Refusal::Unsupported)?;
+    if name.len() == prefix.len() || name.contains(&0) {
+        return Err(Refusal::Invalid);
+    }
+    if name.len() > NAME_MAX {
+        Err(Refusal::AttributeTooLarge)
+    } else {
+        Ok(())
+    }
+}
+
+/// The inode and the attribute's row; a directory's times too.
+fn load(view: &View, ino: Ino, name: &[u8]) -> Result<Node, Stop> {
+    Ask::new(view)
+        .row(&Key::inode(ino))
+        .row(&Key::xattr(ino, name))
+        .done()?;
+    let node = view.node(ino)?;
+    if needs_entries_changed(&node) {
+        view.row(&Key::dir_changed(ino))?;
+    }
+    Ok(node)
+}
+
+/// [`super::Op::SetXattr`]
+pub(super) struct Set<'a> {
+    pub ino: Ino,
+    pub name: &'a [u8],
+    pub value: &'a [u8],
+    pub mode: XattrMode,
+    pub kill_sgid: bool,
+}
+
+pub(super) fn set(view: &View, ctx: &Ctx, op: &Set<'_>) -> Result<Change, Stop> {
+    check_name(op.name)?;
+    if op.value.len() > VALUE_MAX {
+        return Err(Refusal::AttributeTooLarge.into());
+    }
+    let node = load(view, op.ino, op.name)?;
+    let key = Key::xattr(op.ino, op.name);
+    let there = view.row(&key)?;
+    match (op.mode, there) {
+        (XattrMode::Create, Some(_)) => return Err(Refusal::Exists.into()),
+        (XattrMode::Replace, None) => return Err(Refusal::NoAttribute.into()),
+        _ => {}
+    }
+    let mut draft = Draft::new();
+    let mut record = draft.touched(view, ctx, &node)?;
+    if op.kill_sgid {
+        record.mode &= !mode::S_ISGID;
+    }
+    let value = if op.name == ACCESS_ACL || op.name == DEFAULT_ACL {
+        acl_value(&mut record, op.name, op.value)?
+    } else {
+        Some(op.value.to_vec())
+    };
+    draft.check_seen(key.clone(), there);
+    match (value, there.is_some()) {
+        (Some(value), was) => {
+            if !was {
+                count_name(&mut record, op.name, true);
+            }
+            draft.put(key, value.into());
+        }
+        (None, true) => {
+            count_name(&mut record, op.name, false);
+            draft.del(key);
+        }
+        (None, false) => {}
+    }
+    if record.xattr_list as usize > LIST_MAX {
+        return Err(Refusal::AttributeTooLarge.into());
+    }
+    draft.update(&node, record);
+    Ok(draft.finish())
+}
+
+/// Checks a list and lets the mode follow it; what to store, or none if the mode says it all.
+fn acl_value(record: &mut InodeRecord, name: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>, Refusal> {
+    if record.kind() == mode::S_IFLNK {
+        return Err(Refusal::Unsupported);
+    }
+    let acl = Acl::parse(value)?;
+    if name == DEFAULT_ACL {
+        if acl.is_some() && !record.is_dir() {
+            return Err(Refusal::NotPermitted);
+        }
+        return Ok(acl.map(|acl| acl.encode()));
+    }
+    let Some(acl) = acl else { return Ok(None) };
+    record.mode = record.mode & !0o777 | acl.mode_bits();
+    Ok((!acl.is_mode_alone()).then(|| acl.encode()))
+}
+
+/// [`super::Op::RemoveXattr`]
+pub(super) fn remove(view: &View, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Change, Stop> {
+    check_name(name)?;
+    let node = load(view, ino, name)?;
+    let key = Key::xattr(ino, name);
+    let mut draft = Draft::new();
+    let Some(there) = view.row(&key)? else {
+        // Local filesystems take the removal of a list that is not there for done.
+        if name == ACCESS_ACL || name == DEFAULT_ACL {
+            draft.change.inode = Some((ino, node.record));
+            return Ok(draft.finish());
+        }
+        return Err(Refusal::NoAttribute.into());
+    };
+    let mut record = draft.touched(view, ctx, &node)?;
+    draft.check_seen(key.clone(), Some(there));
+    draft.del(key);
+    count_name(&mut record, name, false);
+    draft.update(&node, record);
+    Ok(draft.finish())
+}
