@@ -1,0 +1,200 @@
+//! What goes wrong around a volume: rot, a second mount, a full disk.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use covey_tests::loopfs::LoopFs;
+use covey_tests::program::covey_run;
+use covey_tests::{Need, Rng, Volume, requires, say};
+
+/// Where below a folder these bytes lie: file and position.
+fn find(folder: &Path, wanted: &[u8]) -> Vec<(PathBuf, u64)> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.is_file() {
+                let bytes = fs::read(&path).unwrap();
+                let places = bytes
+                    .windows(wanted.len())
+                    .enumerate()
+                    .filter(|(_, window)| *window == wanted);
+                found.extend(places.map(|(at, _)| (path.clone(), at as u64)));
+            }
+        }
+    }
+    found
+}
+
+fn flip(path: &Path, at: u64) {
+    let file = fs::File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+}
+
+/// A flipped bit in a stored blob gives EIO, never bytes.
+#[test]
+fn a_flipped_bit_gives_eio_and_never_bytes() {
+    requires!(Need::Covey);
+    let volume = Volume::new();
+    let mounted = volume.mount();
+    let mut rng = Rng::new(7);
+    let sizes = [700usize, 5_000, 100_000, 300_000, 9 << 20];
+    let files: Vec<(String, Vec<u8>)> = sizes
+        .iter()
+        .map(|size| (format!("file{size}"), rng.bytes(*size)))
+        .collect();
+    for (name, bytes) in &files {
+        fs::write(mounted.join(name), bytes).unwrap();
+    }
+    mounted.umount();
+    for (name, bytes) in &files {
+        let at = bytes.len() / 2;
+        let places = find(&volume.source, &bytes[at..at + 32]);
+        assert!(!places.is_empty(), "{name}: its bytes are nowhere in the volume");
+        places.iter().for_each(|(path, at)| flip(path, *at));
+        let mounted = volume.mount();
+        match fs::read(mounted.join(name)) {
+            Ok(got) => panic!(
+                "{name}: read {} bytes past the damage, right ones: {}",
+                got.len(),
+                got == *bytes
+            ),
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EIO), "{name}: {error}"),
+        }
+        for (other, wanted) in files.iter().filter(|(other, _)| other != name) {
+            // Small files share a pack; only the damaged segment may be refused.
+            match fs::read(mounted.join(other)) {
+                Ok(got) => assert!(got == *wanted, "{other}: wrong bytes"),
+                Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EIO), "{other}: {error}"),
+            }
+        }
+        mounted.umount();
+        let found = volume.fsck().unwrap();
+        assert_eq!(
+            found.code(),
+            1,
+            "{name}: fsck did not find the flipped bit: {found:?}"
+        );
+        places.iter().for_each(|(path, at)| flip(path, *at));
+        let mounted = volume.mount();
+        assert!(
+            fs::read(mounted.join(name)).unwrap() == *bytes,
+            "{name}: undamaged again, it must read"
+        );
+        mounted.umount();
+    }
+    volume.must_be_clean();
+}
+
+#[test]
+fn a_second_mount_of_a_volume_is_refused() {
+    requires!(Need::Covey);
+    let volume = Volume::new();
+    let mounted = volume.mount();
+    fs::write(mounted.join("file"), "here").unwrap();
+    let elsewhere = covey_tests::scratch();
+    let second = covey_run(&[
+        "mount".as_ref(),
+        volume.source.as_os_str(),
+        elsewhere.path().as_os_str(),
+        "-d".as_ref(),
+    ]);
+    assert!(matches!(second.code(), 1 | 2), "{second:?}");
+    assert!(
+        second.stderr.contains("mounted"),
+        "the message does not say why: {second:?}"
+    );
+    assert_eq!(fs::read(mounted.join("file")).unwrap(), b"here");
+    mounted.umount();
+    volume.must_be_clean();
+}
+
+/// Writes files until the disk below is full; how many were written whole, and the error.
+fn fill(folder: &Path, seed: u64) -> (Vec<(PathBuf, u64)>, std::io::Error) {
+    let mut written = Vec::new();
+    for number in 0.. {
+        let path = folder.join(format!("file{number}"));
+        let mut data = vec![0; 1 << 20];
+        Rng::new(seed + number).fill(&mut data);
+        let done =
+            fs::File::create(&path).and_then(|mut file| file.write_all(&data).and_then(|()| file.sync_all()));
+        match done {
+            Ok(()) => written.push((path, seed + number)),
+            Err(error) => return (written, error),
+        }
+        assert!(number < 10_000, "the disk never fills");
+    }
+    unreachable!()
+}
+
+fn holds(path: &Path, seed: u64) -> bool {
+    let mut data = vec![0; 1 << 20];
+    Rng::new(seed).fill(&mut data);
+    fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())) == data
+}
+
+/// On a full disk writes get ENOSPC, rm works and frees room within seconds, and nothing else breaks.
+#[test]
+fn a_full_disk_refuses_writes_and_rm_frees_it() {
+    requires!(Need::Covey, Need::Ext4);
+    let disk = LoopFs::new(200);
+    let volume = Volume::below(disk.path(), &[]);
+    let mounted = volume.mount();
+    fs::create_dir(mounted.join("many")).unwrap();
+    for round in 0..3 {
+        let (written, error) = fill(&mounted.join("many"), round * 100_000);
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
+        assert!(
+            written.len() > 40,
+            "only {} MiB fitted on a disk of 200",
+            written.len()
+        );
+        assert!(
+            written.iter().all(|(path, seed)| holds(path, *seed)),
+            "a file changed when the disk filled"
+        );
+        assert!(fs::read_dir(mounted.join("many")).unwrap().count() >= written.len());
+        for entry in fs::read_dir(mounted.join("many")).unwrap() {
+            fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+        let since = Instant::now();
+        loop {
+            let probe = mounted.join("probe");
+            let done = fs::write(&probe, Rng::new(5).bytes(8 << 20))
+                .and_then(|()| fs::File::open(&probe).and_then(|file| file.sync_all()));
+            fs::remove_file(&probe).ok();
+            if done.is_ok() {
+                break;
+            }
+            assert!(
+                since.elapsed() < Duration::from_secs(10),
+                "rm freed nothing in 10 seconds: {done:?}"
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        say(format_args!(
+            "round {round}: {} MiB, free again after {:?}",
+            written.len(),
+            since.elapsed()
+        ));
+    }
+    let (written, _) = fill(&mounted.join("many"), 9_000_000);
+    // Killed when full, it must come back all the same.
+    mounted.kill();
+    let mounted = volume.mount();
+    assert!(
+        written.iter().all(|(path, seed)| holds(path, *seed)),
+        "a synced file was lost when killed on a full disk"
+    );
+    fs::remove_dir_all(mounted.join("many")).unwrap();
+    mounted.umount();
+    volume.must_be_clean();
+}

@@ -1,0 +1,80 @@
+//! SQLite on the mount, through kill -9 of the daemon.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use covey_tests::program::wait;
+use covey_tests::{Need, Rng, Volume, requires, run_ok, say, seeds};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/sqlite.py");
+
+/// Commits until the daemon is killed; the highest row whose commit returned.
+fn work_and_kill(volume: &Volume, mode: &str, pause: Duration) -> u64 {
+    let mounted = volume.mount();
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut client = Command::new("python3");
+    client.arg(SCRIPT).arg("work").arg(mounted.join("db")).arg(mode);
+    client.stdout(log.reopen().unwrap()).stderr(Stdio::null());
+    let mut client = client.spawn().unwrap();
+    std::thread::sleep(pause);
+    assert!(
+        client.try_wait().unwrap().is_none(),
+        "the client ended before the daemon was killed"
+    );
+    mounted.kill();
+    // It ends by itself at its next call; on a plain folder nothing stops it.
+    if volume.fsck().is_none() || wait(&mut client, Duration::from_secs(30)).is_none() {
+        client.kill().ok();
+    }
+    client.wait().unwrap();
+    let printed = std::fs::read_to_string(log.path()).unwrap();
+    // A last line without its end was not printed whole.
+    let whole = printed.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.lines().last().map_or(0, |line| line.parse().unwrap())
+}
+
+fn check(database: &Path, least: u64) {
+    let mut check = Command::new("python3");
+    check
+        .arg(SCRIPT)
+        .arg("check")
+        .arg(database)
+        .arg(least.to_string());
+    run_ok(&mut check, Duration::from_secs(120));
+}
+
+fn rounds(mode: &str, first: u64, rounds: u64) {
+    let volume = Volume::new();
+    let mut committed = 0;
+    for seed in seeds(first, rounds) {
+        let pause = Duration::from_millis(400 + Rng::new(seed).below(1_500));
+        committed = work_and_kill(&volume, mode, pause).max(committed);
+        let mounted = volume.mount();
+        if committed > 0 {
+            check(&mounted.join("db"), committed);
+        }
+        mounted.umount();
+        volume.must_be_clean();
+    }
+    assert!(committed > 0, "nothing was ever committed");
+    say(format_args!(
+        "{mode}: {rounds} kills, {committed} rows committed and there"
+    ));
+}
+
+#[test]
+fn sqlite_recovers_after_kill_9() {
+    requires!(Need::Mount, Need::PythonSqlite);
+    rounds("delete", 1, 2);
+    rounds("wal", 2, 2);
+}
+
+#[test]
+#[ignore = "minutes: make test-workloads"]
+fn long_sqlite_recovers_after_kill_9() {
+    requires!(Need::Mount, Need::PythonSqlite);
+    for (first, mode) in [(100, "delete"), (200, "wal"), (300, "truncate"), (400, "persist")] {
+        rounds(mode, first, 15);
+    }
+}
