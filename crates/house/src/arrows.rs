@@ -61,10 +61,7 @@ pub fn check_manifest(name: &str, text: &str) -> Vec<Finding> {
         }
         let free_in_tests = section == "dev-dependencies" && below_in_tests.contains(&to);
         if !(below.contains(&to) || free_in_tests) {
-            let message = format!(
-                "{name} may not depend on {to}; below it are: {}",
-                below.join(", ")
-            );
+            let message = format!("{name} may not depend on {to}; below it are: {}", below.join(", "));
             findings.push(Finding::new(&path, number + 1, message));
         }
     }
@@ -73,10 +70,7 @@ pub fn check_manifest(name: &str, text: &str) -> Vec<Finding> {
 
 /// Checks the names that a source of `crates/<name>` mentions.
 pub fn check_source(source: &Source) -> Vec<Finding> {
-    let name = source
-        .path
-        .strip_prefix("crates/")
-        .and_then(|rest| rest.split('/').next());
+    let name = source.path.strip_prefix("crates/").and_then(|rest| rest.split('/').next());
     let Some((name, below)) = name.and_then(|name| Some((name, allowed(ARROWS, name)?))) else {
         return Vec::new();
     };
@@ -107,17 +101,11 @@ fn misused(source: &Source, at: usize, to: &str, below: &[&str]) -> Option<Strin
         ));
     }
     let through = before.strip_suffix("::")?;
-    let prefix = through
-        .rsplit(|c: char| !c.is_ascii() || !is_word(c as u8))
-        .next()
-        .unwrap_or("");
+    let prefix = through.rsplit(|c: char| !c.is_ascii() || !is_word(c as u8)).next().unwrap_or("");
     let absolute = prefix.is_empty() && !through.ends_with('>');
     let chained = is_ours(prefix) && below.contains(&prefix) && after.starts_with("::");
     if (absolute || chained) && !below.contains(&to) {
-        return Some(format!(
-            "{to} is not below this crate; below it are: {}",
-            below.join(", ")
-        ));
+        return Some(format!("{to} is not below this crate; below it are: {}", below.join(", ")));
     }
     None
 }
@@ -137,18 +125,12 @@ mod tests {
 
     #[test]
     fn every_way_to_write_an_arrow_is_found() {
-        for line in [
-            "cache = { path = \"../cache\" }",
-            "cache.workspace = true",
-            "covey-cache = \"0.1\"",
-            "cache={}",
-        ] {
-            for section in [
-                "dependencies",
-                "dev-dependencies",
-                "build-dependencies",
-                "target.'cfg(unix)'.dependencies",
-            ] {
+        for line in
+            ["cache = { path = \"../cache\" }", "cache.workspace = true", "covey-cache = \"0.1\"", "cache={}"]
+        {
+            for section in
+                ["dependencies", "dev-dependencies", "build-dependencies", "target.'cfg(unix)'.dependencies"]
+            {
                 let found = check_manifest("meta", &format!("[{section}]\n{line}\n"));
                 assert_eq!(found.len(), 1, "{section} {line}");
             }
@@ -170,11 +152,8 @@ mod tests {
     #[test]
     fn features_and_other_crates_are_no_arrows() {
         assert!(
-            check_manifest(
-                "base",
-                "[features]\nfs = []\n[dependencies]\nthiserror.workspace = true\n"
-            )
-            .is_empty()
+            check_manifest("base", "[features]\nfs = []\n[dependencies]\nthiserror.workspace = true\n")
+                .is_empty()
         );
     }
 

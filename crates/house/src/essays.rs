@@ -5,11 +5,7 @@ use crate::source::Source;
 
 /// Checks one source: its first line is a `//!`, and it says something.
 pub fn check(source: &Source) -> Option<Finding> {
-    let said = source
-        .text
-        .lines()
-        .next()
-        .and_then(|line| line.strip_prefix("//!"));
+    let said = source.text.lines().next().and_then(|line| line.strip_prefix("//!"));
     let sibling = source.path.ends_with("/tests.rs");
     if sibling || said.is_some_and(|words| words.trim().len() > 8) {
         return None;

@@ -11,12 +11,8 @@ const FOREIGN: &[&str] = &["LICENSE", "Cargo.lock"];
 
 // Written in pieces, so that this file passes its own rule.
 const UNFINISHED: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
-const FOLDERS: &[&str] = &[
-    concat!("/ho", "me/"),
-    concat!("/Us", "ers/"),
-    concat!("/ro", "ot/"),
-    concat!("/wo", "rk/"),
-];
+const FOLDERS: &[&str] =
+    &[concat!("/ho", "me/"), concat!("/Us", "ers/"), concat!("/ro", "ot/"), concat!("/wo", "rk/")];
 const HOSTS: &[&str] = &[
     concat!("crates", ".io"),
     concat!("pypi", ".org"),
@@ -60,11 +56,7 @@ pub fn check(path: &str, text: &str) -> Vec<Finding> {
     }
     for host in HOSTS {
         for (at, _) in text.match_indices(host) {
-            findings.push(Finding::new(
-                path,
-                line_of(text, at),
-                format!("names the registry host {host}"),
-            ));
+            findings.push(Finding::new(path, line_of(text, at), format!("names the registry host {host}")));
         }
     }
     findings
@@ -77,18 +69,10 @@ mod tests {
     #[test]
     fn every_planted_word_is_found() {
         for word in UNFINISHED.iter().chain(HOSTS) {
-            assert_eq!(
-                check("docs/a.md", &format!("first\nsecond {word}: x\n"))[0].line,
-                2,
-                "{word}"
-            );
+            assert_eq!(check("docs/a.md", &format!("first\nsecond {word}: x\n"))[0].line, 2, "{word}");
         }
         for folder in FOLDERS {
-            for form in [
-                format!("cd {folder}me/x"),
-                format!("\"{folder}me\""),
-                format!("p={folder}"),
-            ] {
+            for form in [format!("cd {folder}me/x"), format!("\"{folder}me\""), format!("p={folder}")] {
                 assert_eq!(check("scripts/a", &form).len(), 1, "{form}");
             }
         }

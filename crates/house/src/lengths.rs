@@ -27,10 +27,7 @@ pub fn check_files(sources: &[Source], list: &[(&str, usize)]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in sources {
         let lines = source.text.lines().count();
-        let row = list
-            .iter()
-            .find(|(path, _)| *path == source.path)
-            .map(|(_, lines)| *lines);
+        let row = list.iter().find(|(path, _)| *path == source.path).map(|(_, lines)| *lines);
         let aim = if source.is_test() { FILE_FENCE } else { FILE_AIM };
         let message = match row {
             _ if lines > FILE_FENCE => format!("{lines} lines; the fence is {FILE_FENCE}: split it"),
@@ -45,9 +42,7 @@ pub fn check_files(sources: &[Source], list: &[(&str, usize)]) -> Vec<Finding> {
         };
         findings.push(Finding::new(&source.path, 0, message));
     }
-    let gone = list
-        .iter()
-        .filter(|(path, _)| !sources.iter().any(|source| source.path == *path));
+    let gone = list.iter().filter(|(path, _)| !sources.iter().any(|source| source.path == *path));
     findings.extend(gone.map(|(path, _)| Finding::new(path, 0, "is gone: remove its row in LONG_FILES")));
     findings
 }
@@ -59,9 +54,7 @@ pub fn check_functions(sources: &[Source], list: &[(&str, &str, usize)]) -> Vec<
     for source in sources {
         for function in functions(source).filter(|function| function.lines > FUNCTION_FENCE) {
             let Function { name, line, lines } = function;
-            let row = list
-                .iter()
-                .position(|(path, listed, _)| *path == source.path && *listed == name);
+            let row = list.iter().position(|(path, listed, _)| *path == source.path && *listed == name);
             let message = match row.map(|row| (row, list[row].2)) {
                 None => format!(
                     "fn {name} has {lines} lines; the fence is {FUNCTION_FENCE}: split it by its steps"
@@ -79,11 +72,7 @@ pub fn check_functions(sources: &[Source], list: &[(&str, &str, usize)]) -> Vec<
     }
     let idle = list.iter().zip(used).filter(|(_, used)| !used);
     findings.extend(idle.map(|((path, name, _), _)| {
-        Finding::new(
-            path,
-            0,
-            format!("fn {name} is short or gone: remove its row in LONG_FUNCTIONS"),
-        )
+        Finding::new(path, 0, format!("fn {name} is short or gone: remove its row in LONG_FUNCTIONS"))
     }));
     findings
 }
@@ -99,10 +88,7 @@ fn functions(source: &Source) -> impl Iterator<Item = Function> + '_ {
     source.find("fn").filter_map(|at| {
         let code = &source.code;
         let rest = code.get(at + 2..)?.trim_start();
-        let name: String = rest
-            .chars()
-            .take_while(|c| c.is_alphanumeric() || *c == '_')
-            .collect();
+        let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
         let end = item_end(code, at);
         let has_body = code.get(..end)?.ends_with('}');
         let line = source.line_of(at);
@@ -152,11 +138,7 @@ mod tests {
         let found = check_functions(&[function(71)], &[]);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].line, 3);
-        assert!(
-            found[0].message.contains("fn long has 71 lines"),
-            "{}",
-            found[0].message
-        );
+        assert!(found[0].message.contains("fn long has 71 lines"), "{}", found[0].message);
     }
 
     #[test]
@@ -172,9 +154,7 @@ mod tests {
     #[test]
     fn declarations_and_pointers_are_no_functions() {
         let text = "trait T { fn a(&self); }\ntype F = fn(u8) -> u8;\nextern \"C\" { fn b(); }\n";
-        let names: Vec<_> = functions(&Source::new("a.rs", text))
-            .map(|function| function.name)
-            .collect();
+        let names: Vec<_> = functions(&Source::new("a.rs", text)).map(|function| function.name).collect();
         assert!(names.is_empty(), "{names:?}");
     }
 }

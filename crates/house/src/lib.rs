@@ -43,11 +43,7 @@ pub struct Finding {
 impl Finding {
     /// A finding at a line of a file.
     pub fn new(path: &str, line: usize, message: impl Into<String>) -> Finding {
-        Finding {
-            path: path.to_owned(),
-            line,
-            message: message.into(),
-        }
+        Finding { path: path.to_owned(), line, message: message.into() }
     }
 }
 

@@ -9,11 +9,7 @@ use serde_json::Value;
 /// The list `allow = [..]` below `[licenses]` of deny.toml.
 pub fn allowed(deny_toml: &str) -> Vec<String> {
     let section = deny_toml.split("[licenses]").nth(1).unwrap_or("");
-    let list = section
-        .split("allow = [")
-        .nth(1)
-        .and_then(|rest| rest.split(']').next())
-        .unwrap_or("");
+    let list = section.split("allow = [").nth(1).and_then(|rest| rest.split(']').next()).unwrap_or("");
     list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
@@ -30,9 +26,7 @@ pub fn check(metadata: &str, allowed: &[String]) -> Result<Vec<Finding>, String>
         .iter()
         .filter_map(|node| node["id"].as_str())
         .collect();
-    let packages = metadata["packages"]
-        .as_array()
-        .ok_or("cargo metadata: no packages")?;
+    let packages = metadata["packages"].as_array().ok_or("cargo metadata: no packages")?;
     let mut findings = Vec::new();
     for package in packages {
         let in_use = package["id"].as_str().is_some_and(|id| used.contains(&id));
@@ -55,10 +49,7 @@ pub fn check(metadata: &str, allowed: &[String]) -> Result<Vec<Finding>, String>
 
 /// Whether a licence expression can be met with the allowed licences: any side of OR, both sides of AND.
 fn satisfied(expression: &str, allowed: &[String]) -> bool {
-    let spaced = expression
-        .replace('/', " OR ")
-        .replace('(', " ( ")
-        .replace(')', " ) ");
+    let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let tokens: Vec<&str> = spaced.split_whitespace().collect();
     let mut at = 0;
     !tokens.is_empty() && any_of(&tokens, &mut at, allowed) && at == tokens.len()
@@ -125,14 +116,7 @@ mod tests {
             "(GPL-3.0 OR MIT) AND ISC",
             "Apache-2.0 WITH LLVM-exception",
         ];
-        let bad = [
-            "",
-            "GPL-3.0",
-            "MIT AND GPL-3.0",
-            "Apache-2.0",
-            "(MIT OR ISC) AND GPL-3.0",
-            "MIT ISC",
-        ];
+        let bad = ["", "GPL-3.0", "MIT AND GPL-3.0", "Apache-2.0", "(MIT OR ISC) AND GPL-3.0", "MIT ISC"];
         for (expressions, expected) in [(&good, true), (&bad, false)] {
             for expression in expressions {
                 assert_eq!(satisfied(expression, &list()), expected, "{expression}");

@@ -15,23 +15,11 @@ pub fn check(path: &str, texts: &BTreeMap<String, String>, exists: impl Fn(&str)
             continue;
         }
         let (file, heading) = target.split_once('#').unwrap_or((&target, ""));
-        let file = if file.is_empty() {
-            path.to_owned()
-        } else {
-            resolve(path, file)
-        };
+        let file = if file.is_empty() { path.to_owned() } else { resolve(path, file) };
         if !exists(&file) {
-            findings.push(Finding::new(
-                path,
-                line,
-                format!("links to {target}, which does not exist"),
-            ));
+            findings.push(Finding::new(path, line, format!("links to {target}, which does not exist")));
         } else if !heading.is_empty() && texts.get(&file).is_some_and(|text| !has_heading(text, heading)) {
-            findings.push(Finding::new(
-                path,
-                line,
-                format!("links to {target}: no such heading"),
-            ));
+            findings.push(Finding::new(path, line, format!("links to {target}: no such heading")));
         }
     }
     findings
@@ -76,11 +64,8 @@ fn resolve(from: &str, to: &str) -> String {
 /// Whether a heading of the text has this anchor, made as the usual renderers make it.
 fn has_heading(text: &str, anchor: &str) -> bool {
     prose(text).any(|(_, line)| {
-        let kept = line
-            .trim_start_matches('#')
-            .trim()
-            .chars()
-            .filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        let kept =
+            line.trim_start_matches('#').trim().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
         line.starts_with('#') && kept.collect::<String>().to_lowercase().replace(' ', "-") == anchor
     })
 }
@@ -91,24 +76,16 @@ mod tests {
 
     fn findings(text: &str) -> Vec<Finding> {
         let style = "# Style\n\n## What we refuse, and why\n".to_owned();
-        let texts = BTreeMap::from([
-            ("docs/a.md".to_owned(), text.to_owned()),
-            ("docs/STYLE.md".to_owned(), style),
-        ]);
-        check("docs/a.md", &texts, |path| {
-            texts.contains_key(path) || path == "README.md" || path == "docs"
-        })
+        let texts =
+            BTreeMap::from([("docs/a.md".to_owned(), text.to_owned()), ("docs/STYLE.md".to_owned(), style)]);
+        check("docs/a.md", &texts, |path| texts.contains_key(path) || path == "README.md" || path == "docs")
     }
 
     #[test]
     fn a_dead_link_is_found() {
-        for dead in [
-            "[x](GONE.md)",
-            "[x](../docs/GONE.md)",
-            "[x](STYLE.md#no-such)",
-            "[x](#nothing)",
-            "![x](a.png)",
-        ] {
+        for dead in
+            ["[x](GONE.md)", "[x](../docs/GONE.md)", "[x](STYLE.md#no-such)", "[x](#nothing)", "![x](a.png)"]
+        {
             assert_eq!(findings(&format!("# A\n\n{dead}\n")).len(), 1, "{dead}");
         }
     }

@@ -10,14 +10,9 @@ pub fn check(source: &Source) -> Vec<Finding> {
     let mut findings = Vec::new();
     for at in source.find("unsafe") {
         let rest = source.code[at + "unsafe".len()..].trim_start();
-        let opens = ["{", "impl", "fn ", "extern", "trait"]
-            .iter()
-            .any(|form| rest.starts_with(form));
+        let opens = ["{", "impl", "fn ", "extern", "trait"].iter().any(|form| rest.starts_with(form));
         let is_type = rest.starts_with("extern")
-            && rest
-                .split(['{', ';'])
-                .next()
-                .is_some_and(|head| head.contains("fn("));
+            && rest.split(['{', ';']).next().is_some_and(|head| head.contains("fn("));
         let line = source.line_of(at);
         if opens && !is_type && !explained(&lines, line - 1) {
             let message = "unsafe without a `// SAFETY:` comment right above it that says why it is sound";

@@ -23,17 +23,9 @@ impl Source {
     /// Masks a text.
     pub fn new(path: &str, text: &str) -> Source {
         let code = mask(text);
-        let tests = if is_test_path(path) {
-            std::iter::once(0..code.len()).collect()
-        } else {
-            test_items(&code)
-        };
-        Source {
-            path: path.to_owned(),
-            text: text.to_owned(),
-            code,
-            tests,
-        }
+        let tests =
+            if is_test_path(path) { std::iter::once(0..code.len()).collect() } else { test_items(&code) };
+        Source { path: path.to_owned(), text: text.to_owned(), code, tests }
     }
 
     /// Declares the whole file test code (a module whose `mod` line carries `#[cfg(test)]`).
@@ -48,9 +40,7 @@ impl Source {
 
     /// Whether only tests compile the whole file.
     pub fn is_test(&self) -> bool {
-        self.tests
-            .first()
-            .is_some_and(|range| *range == (0..self.code.len()))
+        self.tests.first().is_some_and(|range| *range == (0..self.code.len()))
     }
 
     /// The line of a byte position, from 1.
@@ -61,33 +51,24 @@ impl Source {
     /// Positions where `word` stands in the code, not as a part of a longer word.
     pub fn find<'a>(&'a self, word: &'a str) -> impl Iterator<Item = usize> + 'a {
         let code = self.code.as_bytes();
-        self.code
-            .match_indices(word)
-            .map(|(at, _)| at)
-            .filter(move |&at| {
-                let joined = |edge: Option<u8>, other: Option<&u8>| {
-                    edge.is_some_and(is_word) && other.is_some_and(|&byte| is_word(byte))
-                };
-                let before = at.checked_sub(1).and_then(|i| code.get(i));
-                let after = code.get(at + word.len());
-                !joined(word.bytes().next(), before) && !joined(word.bytes().last(), after)
-            })
+        self.code.match_indices(word).map(|(at, _)| at).filter(move |&at| {
+            let joined = |edge: Option<u8>, other: Option<&u8>| {
+                edge.is_some_and(is_word) && other.is_some_and(|&byte| is_word(byte))
+            };
+            let before = at.checked_sub(1).and_then(|i| code.get(i));
+            let after = code.get(at + word.len());
+            !joined(word.bytes().next(), before) && !joined(word.bytes().last(), after)
+        })
     }
 
     /// Paths (relative, without `.rs`) of the modules that this file declares for tests only.
     pub fn test_modules(&self) -> Vec<String> {
         let stem = self.path.trim_end_matches(".rs");
         let (folder, name) = stem.rsplit_once('/').unwrap_or(("", stem));
-        let below = if matches!(name, "lib" | "main" | "mod") {
-            folder
-        } else {
-            stem
-        };
+        let below = if matches!(name, "lib" | "main" | "mod") { folder } else { stem };
         let declared = self.tests.iter().filter_map(|range| {
             let item = self.code.get(range.clone())?.trim_end();
-            item.strip_suffix(';')?
-                .rsplit_once("mod ")
-                .map(|(_, name)| name.trim())
+            item.strip_suffix(';')?.rsplit_once("mod ").map(|(_, name)| name.trim())
         });
         declared.map(|module| format!("{below}/{module}")).collect()
     }
@@ -138,9 +119,7 @@ pub fn item_end(code: &str, start: usize) -> usize {
 
 fn is_test_path(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
-    ["/tests/", "/benches/", "/examples/"]
-        .iter()
-        .any(|folder| path.contains(folder))
+    ["/tests/", "/benches/", "/examples/"].iter().any(|folder| path.contains(folder))
         || path.starts_with("tests/")
         || path.starts_with("bench/")
         || name == "tests.rs"
@@ -154,11 +133,7 @@ fn test_items(code: &str) -> Vec<Range<usize>> {
             continue;
         }
         let end = close_of(code, start + 1);
-        let attribute: String = code
-            .get(start + 2..end - 1)
-            .unwrap_or("")
-            .split_whitespace()
-            .collect();
+        let attribute: String = code.get(start + 2..end - 1).unwrap_or("").split_whitespace().collect();
         let for_tests = attribute == "test"
             || attribute == "cfg(test)"
             || attribute.starts_with("cfg(all(test,") && !attribute.contains("any(");
@@ -228,9 +203,7 @@ fn raw_string(bytes: &[u8], at: usize) -> Option<usize> {
     if preceded {
         return None;
     }
-    let prefix = [&b"r"[..], b"br", b"cr"]
-        .into_iter()
-        .find(|prefix| bytes[at..].starts_with(prefix))?;
+    let prefix = [&b"r"[..], b"br", b"cr"].into_iter().find(|prefix| bytes[at..].starts_with(prefix))?;
     let rest = &bytes[at + prefix.len()..];
     let hashes = rest.iter().take_while(|&&byte| byte == b'#').count();
     (rest.get(hashes) == Some(&b'"')).then_some(hashes)
@@ -283,10 +256,7 @@ mod tests {
     #[test]
     fn lifetimes_do_not_swallow_code() {
         let code = mask("fn f<'a>(x: &'a str, y: &'static str) -> char { 'x' }");
-        assert!(
-            code.contains("x: &'a str, y: &'static str) -> char { ' ' }"),
-            "{code}"
-        );
+        assert!(code.contains("x: &'a str, y: &'static str) -> char { ' ' }"), "{code}");
     }
 
     #[test]
@@ -301,10 +271,7 @@ mod tests {
         let text = "fn a() {}\n#[cfg(test)]\nmod tests {\n    fn b() {}\n}\nfn c() {}\n#[cfg(not(test))]\nfn d() {}\n#[test]\nfn e() {}\n";
         let source = Source::new("crates/a/src/b.rs", text);
         let at = |name: &str| source.in_test(text.find(name).unwrap());
-        assert_eq!(
-            ["fn a", "fn b", "fn c", "fn d", "fn e"].map(at),
-            [false, true, false, false, true]
-        );
+        assert_eq!(["fn a", "fn b", "fn c", "fn d", "fn e"].map(at), [false, true, false, false, true]);
     }
 
     #[test]

@@ -22,9 +22,7 @@ impl Tree {
     /// # Errors
     /// A file cannot be read.
     pub fn load() -> io::Result<Tree> {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../..")
-            .canonicalize()?;
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
         let paths = match listed_by_git(&root) {
             Some(paths) => paths,
             None => walked(&root)?,
@@ -71,21 +69,9 @@ fn sources_of(texts: &BTreeMap<String, String>) -> Vec<Source> {
 
 fn listed_by_git(root: &Path) -> Option<Vec<String>> {
     let arguments = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
-    let output = Command::new("git")
-        .arg("-C")
-        .arg(root)
-        .args(arguments)
-        .output()
-        .ok()?;
-    let listed = output
-        .status
-        .success()
-        .then(|| String::from_utf8_lossy(&output.stdout).into_owned())?;
-    let paths: Vec<String> = listed
-        .split('\0')
-        .filter(|path| !path.is_empty())
-        .map(str::to_owned)
-        .collect();
+    let output = Command::new("git").arg("-C").arg(root).args(arguments).output().ok()?;
+    let listed = output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())?;
+    let paths: Vec<String> = listed.split('\0').filter(|path| !path.is_empty()).map(str::to_owned).collect();
     (!paths.is_empty()).then_some(paths)
 }
 
@@ -95,9 +81,7 @@ fn walked(root: &Path) -> io::Result<Vec<String>> {
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
-            let hidden = path
-                .file_name()
-                .is_some_and(|name| name == ".git" || name == "target");
+            let hidden = path.file_name().is_some_and(|name| name == ".git" || name == "target");
             if path.is_dir() && !hidden {
                 folders.push(path);
             } else if path.is_file() {
@@ -126,19 +110,13 @@ mod tests {
     #[test]
     fn a_module_declared_for_tests_is_a_test_in_every_file_of_it() {
         let texts = BTreeMap::from([
-            (
-                "crates/a/src/lib.rs".to_owned(),
-                "#[cfg(test)]\nmod model;\nmod real;\n".to_owned(),
-            ),
+            ("crates/a/src/lib.rs".to_owned(), "#[cfg(test)]\nmod model;\nmod real;\n".to_owned()),
             ("crates/a/src/model.rs".to_owned(), String::new()),
             ("crates/a/src/model/deep.rs".to_owned(), String::new()),
             ("crates/a/src/real.rs".to_owned(), "fn a() {}".to_owned()),
         ]);
-        let tests: Vec<_> = sources_of(&texts)
-            .into_iter()
-            .filter(Source::is_test)
-            .map(|source| source.path)
-            .collect();
+        let tests: Vec<_> =
+            sources_of(&texts).into_iter().filter(Source::is_test).map(|source| source.path).collect();
         assert_eq!(tests, ["crates/a/src/model.rs", "crates/a/src/model/deep.rs"]);
     }
 }

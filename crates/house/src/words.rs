@@ -22,71 +22,19 @@ const CANNOT_HAPPEN: &str = "return an error, or say why it cannot happen with b
 const FINISH: &str = "finish it or leave it out";
 
 const BANS: &[Ban] = &[
-    Ban {
-        word: ".unwrap()",
-        instead: CANNOT_HAPPEN,
-        doors: &[],
-    },
-    Ban {
-        word: ".expect(",
-        instead: CANNOT_HAPPEN,
-        doors: &[],
-    },
-    Ban {
-        word: ".unwrap_err()",
-        instead: CANNOT_HAPPEN,
-        doors: &[],
-    },
-    Ban {
-        word: "panic!",
-        instead: CANNOT_HAPPEN,
-        doors: MUST,
-    },
-    Ban {
-        word: "SystemTime::now",
-        instead: "the time of day comes from base::time::now",
-        doors: TIME,
-    },
-    Ban {
-        word: "Instant::now",
-        instead: "measure with base::time::monotonic",
-        doors: TIME,
-    },
-    Ban {
-        word: "std::thread::spawn",
-        instead: "base::thread::spawn gives the thread a name",
-        doors: THREAD,
-    },
-    Ban {
-        word: "thread::Builder",
-        instead: "base::thread::spawn gives the thread a name",
-        doors: THREAD,
-    },
-    Ban {
-        word: "rand::",
-        instead: "random bytes come from base::random",
-        doors: RANDOM,
-    },
-    Ban {
-        word: "getrandom::",
-        instead: "random bytes come from base::random",
-        doors: RANDOM,
-    },
-    Ban {
-        word: "todo!",
-        instead: FINISH,
-        doors: &[],
-    },
-    Ban {
-        word: "unimplemented!",
-        instead: FINISH,
-        doors: &[],
-    },
-    Ban {
-        word: "dbg!",
-        instead: "take it out",
-        doors: &[],
-    },
+    Ban { word: ".unwrap()", instead: CANNOT_HAPPEN, doors: &[] },
+    Ban { word: ".expect(", instead: CANNOT_HAPPEN, doors: &[] },
+    Ban { word: ".unwrap_err()", instead: CANNOT_HAPPEN, doors: &[] },
+    Ban { word: "panic!", instead: CANNOT_HAPPEN, doors: MUST },
+    Ban { word: "SystemTime::now", instead: "the time of day comes from base::time::now", doors: TIME },
+    Ban { word: "Instant::now", instead: "measure with base::time::monotonic", doors: TIME },
+    Ban { word: "std::thread::spawn", instead: "base::thread::spawn gives the thread a name", doors: THREAD },
+    Ban { word: "thread::Builder", instead: "base::thread::spawn gives the thread a name", doors: THREAD },
+    Ban { word: "rand::", instead: "random bytes come from base::random", doors: RANDOM },
+    Ban { word: "getrandom::", instead: "random bytes come from base::random", doors: RANDOM },
+    Ban { word: "todo!", instead: FINISH, doors: &[] },
+    Ban { word: "unimplemented!", instead: FINISH, doors: &[] },
+    Ban { word: "dbg!", instead: "take it out", doors: &[] },
 ];
 
 /// Checks one source.
@@ -94,25 +42,14 @@ pub fn check(source: &Source) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut found = |at: usize, word: &str, instead: &str| {
         if !source.in_test(at) {
-            findings.push(Finding::new(
-                &source.path,
-                source.line_of(at),
-                format!("{word}: {instead}"),
-            ));
+            findings.push(Finding::new(&source.path, source.line_of(at), format!("{word}: {instead}")));
         }
     };
-    for ban in BANS
-        .iter()
-        .filter(|ban| !ban.doors.contains(&source.path.as_str()))
-    {
-        source
-            .find(ban.word)
-            .for_each(|at| found(at, ban.word, ban.instead));
+    for ban in BANS.iter().filter(|ban| !ban.doors.contains(&source.path.as_str())) {
+        source.find(ban.word).for_each(|at| found(at, ban.word, ban.instead));
     }
     if imports_std_thread(source) && !THREAD.contains(&source.path.as_str()) {
-        let spawns = source
-            .find("thread::spawn")
-            .filter(|&at| !source.code[..at].ends_with("::"));
+        let spawns = source.find("thread::spawn").filter(|&at| !source.code[..at].ends_with("::"));
         spawns.for_each(|at| found(at, "thread::spawn", "base::thread::spawn gives the thread a name"));
     }
     findings
@@ -122,12 +59,7 @@ pub fn check(source: &Source) -> Vec<Finding> {
 fn imports_std_thread(source: &Source) -> bool {
     source.find("use").any(|at| {
         let statement = source.code[at..].split(';').next().unwrap_or("");
-        let tail = |form: &str| {
-            statement
-                .split(form)
-                .nth(1)
-                .is_some_and(|rest| !rest.starts_with("::"))
-        };
+        let tail = |form: &str| statement.split(form).nth(1).is_some_and(|rest| !rest.starts_with("::"));
         statement.starts_with("use std") && (tail("std::thread") || tail("{thread") || tail(" thread"))
     })
 }
@@ -159,18 +91,11 @@ mod tests {
 
     #[test]
     fn the_standard_threads_are_found_however_imported() {
-        for import in [
-            "use std::thread;",
-            "use std::{io, thread};",
-            "use std::{thread, io};",
-        ] {
+        for import in ["use std::thread;", "use std::{io, thread};", "use std::{thread, io};"] {
             let code = format!("{import}\nfn a() {{ thread::spawn(f); }}\n");
             assert_eq!(findings("crates/fs/src/a.rs", &code), 1, "{import}");
         }
-        assert_eq!(
-            findings("crates/fs/src/a.rs", "fn a() { std::thread::spawn(f); }"),
-            1
-        );
+        assert_eq!(findings("crates/fs/src/a.rs", "fn a() { std::thread::spawn(f); }"), 1);
     }
 
     #[test]
@@ -178,10 +103,7 @@ mod tests {
         let code = "use base::thread;\nuse std::thread::JoinHandle;\nfn a() { thread::spawn(\"x\", f); base::thread::spawn(\"y\", g); }\n";
         assert_eq!(findings("crates/fs/src/a.rs", code), 0);
         assert_eq!(
-            findings(
-                "crates/fs/src/a.rs",
-                "fn a() { base::random::u64(); brand::new(); debug_assert!(x); }"
-            ),
+            findings("crates/fs/src/a.rs", "fn a() { base::random::u64(); brand::new(); debug_assert!(x); }"),
             0
         );
     }

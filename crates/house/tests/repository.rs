@@ -9,12 +9,7 @@ static TREE: LazyLock<Tree> = LazyLock::new(|| Tree::load().expect("the reposito
 
 fn none(findings: Vec<Finding>) {
     let lines: Vec<String> = findings.iter().map(Finding::to_string).collect();
-    assert!(
-        lines.is_empty(),
-        "{} finding(s):\n{}",
-        lines.len(),
-        lines.join("\n")
-    );
+    assert!(lines.is_empty(), "{} finding(s):\n{}", lines.len(), lines.join("\n"));
 }
 
 #[test]
@@ -61,23 +56,14 @@ fn every_module_opens_with_an_essay() {
 
 #[test]
 fn files_name_no_machine_and_nothing_unfinished() {
-    none(
-        TREE.texts
-            .iter()
-            .flat_map(|(path, text)| hygiene::check(path, text))
-            .collect(),
-    );
+    none(TREE.texts.iter().flat_map(|(path, text)| hygiene::check(path, text)).collect());
 }
 
 #[test]
 fn links_of_the_documents_lead_somewhere() {
     let exists = |path: &str| TREE.root.join(path).exists();
     let documents = TREE.texts.keys().filter(|path| path.ends_with(".md"));
-    none(
-        documents
-            .flat_map(|path| links::check(path, &TREE.texts, exists))
-            .collect(),
-    );
+    none(documents.flat_map(|path| links::check(path, &TREE.texts, exists)).collect());
 }
 
 #[test]
@@ -99,16 +85,8 @@ fn licences_of_the_dependencies_are_in_the_list() {
     };
     // All of it is here already, since it was just built; the second form is for a cargo that was told otherwise.
     let offline = metadata(&["--offline"]);
-    let output = if offline.status.success() {
-        offline
-    } else {
-        metadata(&[])
-    };
-    assert!(
-        output.status.success(),
-        "cargo metadata: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let output = if offline.status.success() { offline } else { metadata(&[]) };
+    assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
     none(
         licences::check(&String::from_utf8_lossy(&output.stdout), &allowed)
             .expect("cargo metadata prints JSON"),
