@@ -57,12 +57,18 @@ deny: ## Licences, sources and bans of deny.toml, by cargo-deny (built once if m
 
 ##@ Check at length
 
+# Whole-program tests run against the program that ships. The long ones are marked `ignored` in the sources, so that
+# `make test` leaves them out; their names are the [[test]] sections of tests/Cargo.toml.
+at_length = COVEY_BIN="$(CURDIR)/$(program)" $(CARGO) test --package covey-tests $(addprefix --test ,$(1)) -- \
+	--include-ignored --nocapture --test-threads 1
+
 .PHONY: test-crash
-test-crash: build ## 200 rounds of kill -9 at random points, and the log cut at every record
-	@tests/crash/run
+test-crash: build ## 200 rounds of kill -9 at random points, power cuts, and the log cut at every record
+	$(call at_length,crash)
 
 .PHONY: test-posix
-test-posix: build ## Differential runs against a plain folder, and go-fuse's posixtest
+test-posix: build ## Differential runs against a plain folder, random I/O with mmap, and go-fuse's posixtest
+	$(call at_length,differential fsx)
 	@tests/posix/run
 
 .PHONY: test-pjdfstest
@@ -76,7 +82,7 @@ test-xfstests: build ## xfstests; XFSTESTS=path of its built tree
 .PHONY: test-workloads
 test-workloads: build ## Real programs through kill -9: SQLite, PostgreSQL, git, fio verify, stress-ng
 	@scripts/bootstrap workloads
-	@tests/workloads/run
+	$(call at_length,clients)
 
 .PHONY: test-million
 test-million: build ## A million files: import, walk, find, reopen after kill -9, beside ext4
