@@ -1,6 +1,8 @@
 //! The door to threads: every thread has a name, so that `top -H` and a backtrace can be read.
 
 use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 
 /// Starts a thread called `name` (at most 15 bytes are shown by the kernel).
@@ -13,4 +15,66 @@ where
     T: Send + 'static,
 {
     Builder::new().name(name.to_owned()).spawn(work)
+}
+
+/// Does `work` for every item, on up to `threads` threads of which this one is one, and waits for all. An error keeps
+/// what was not begun from beginning; the first is given back.
+///
+/// # Errors
+/// What `work` says. That the system has no room for a thread is none: the others do its share.
+pub fn for_each<T, E, F>(name: &str, threads: usize, items: &[T], work: F) -> Result<(), E>
+where
+    T: Sync,
+    E: Send + Sync,
+    F: Fn(&T) -> Result<(), E> + Sync,
+{
+    let next = AtomicUsize::new(0);
+    let failed = OnceLock::new();
+    let take = || {
+        while failed.get().is_none()
+            && let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed))
+        {
+            if let Err(error) = work(item) {
+                let _ = failed.set(error);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(items.len()) {
+            let _ = Builder::new().name(name.to_owned()).spawn_scoped(scope, take);
+        }
+        take();
+    });
+    failed.into_inner().map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_item_is_worked_on_once() {
+        for threads in [0, 1, 3, 50] {
+            let done: Vec<AtomicUsize> = (0..20).map(|_| AtomicUsize::new(0)).collect();
+            let items: Vec<usize> = (0..20).collect();
+            let work = |item: &usize| {
+                done[*item].fetch_add(1, Ordering::SeqCst);
+                Ok::<(), ()>(())
+            };
+            assert_eq!(for_each("test", threads, &items, work), Ok(()));
+            assert!(done.iter().all(|count| count.load(Ordering::SeqCst) == 1));
+        }
+    }
+
+    #[test]
+    fn an_error_stops_what_has_not_begun() {
+        let begun = AtomicUsize::new(0);
+        let work = |item: &usize| {
+            begun.fetch_add(1, Ordering::SeqCst);
+            if *item == 3 { Err(*item) } else { Ok(()) }
+        };
+        assert_eq!(for_each("test", 1, &(0..10).collect::<Vec<_>>(), work), Err(3));
+        assert_eq!(begun.load(Ordering::SeqCst), 4);
+        assert_eq!(for_each("test", 4, &(0..1000).collect::<Vec<_>>(), work), Err(3));
+    }
 }

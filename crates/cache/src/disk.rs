@@ -6,8 +6,10 @@
 //!
 //! **What is durable.** Each pack counts the writes that have returned, and remembers how many of them the last fdatasync
 //! covered. A sync that finds its own writes covered returns at once; one that arrives while another is at work waits and
-//! looks again. The folder is synced with a pack's first sync, for its name. After a failed fdatasync the kernel may have
-//! dropped pages that it now calls clean, so every later sync of that pack fails too.
+//! looks again. The folder, which holds the names of new packs, counts in the same way. After a failed fdatasync the kernel
+//! may have dropped pages that it now calls clean, so every later sync of that pack fails too. Several syncs go to the disk
+//! at the same time: each waits for the disk's cache to be flushed, and the kernel makes one flush of those that wait
+//! together (measured on ext4: 64 folders one after the other 185 ms, by four threads 3 to 10 ms).
 //!
 //! **File handles.** At most 512 are kept open; a pack whose handle was given up is opened again when it is next used.
 //! The kernel reports an error of writing back to a handle opened later too, as long as nobody has been told of it.
@@ -30,13 +32,18 @@ use blob::sums::Builder;
 use blob::{BlobError, Origin, PackStore, Space, Sums};
 
 use crate::{end_of, exists_already, no_such_pack, too_short};
-use file::{Pack, Packs};
+use file::{Durable, Pack, Packs};
+
+/// How many files are synced at the same time.
+const SYNC_THREADS: usize = 4;
 
 /// A node's open packs in a folder. See the [module](self).
 pub struct DiskPacks {
     dir: PathBuf,
     /// The folder itself, to be synced and to be asked for space.
     handle: File,
+    /// Of the folder: one change for each pack created.
+    names: Durable,
     packs: Packs,
     origin: Arc<dyn Origin>,
 }
@@ -62,6 +69,8 @@ impl DiskPacks {
         Ok(DiskPacks {
             dir: dir.to_owned(),
             handle: File::open(dir)?,
+            // The packs that are there may have been created just before a kill.
+            names: Durable::new(1),
             packs: Packs::new(),
             origin,
         })
@@ -106,20 +115,21 @@ impl DiskPacks {
 
     fn sync_pack(&self, no: PackNo, pack: &Pack) -> Result<(), BlobError> {
         // Opened first, so that a lack of file handles is not taken for a failed sync.
-        let file = self.file(no, pack)?;
-        pack.sync(|named| {
-            file.sync_data()?;
-            if named { Ok(()) } else { self.handle.sync_all() }
-        })
-    }
-
-    /// Asks the kernel to start writing; who waits for it comes after.
-    fn start_writing(&self, no: PackNo, pack: &Pack) {
-        if let Ok(file) = self.file(no, pack) {
-            // SAFETY: only a hint about an open descriptor; no memory of this process is involved.
-            unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+        let synced = self
+            .file(no, pack)
+            .and_then(|file| Ok(pack.durable.sync(|| file.sync_data())?));
+        match synced {
+            // Retired or discarded in the meantime.
+            Err(_) if !self.path(no).try_exists()? => Ok(()),
+            synced => synced,
         }
     }
+}
+
+/// A part of a sync.
+enum Part {
+    Pack(PackNo, Arc<Pack>),
+    Names,
 }
 
 impl PackStore for DiskPacks {
@@ -127,6 +137,7 @@ impl PackStore for DiskPacks {
         match file::create(&self.path(pack)) {
             Ok(file) => {
                 self.packs.insert_new(pack, file);
+                self.names.changed();
                 Ok(())
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(exists_already(pack)),
@@ -139,7 +150,7 @@ impl PackStore for DiskPacks {
         let pack = self.get(no)?;
         let result = self.file(no, &pack)?.write_all_at(bytes, u64::from(offset));
         // Also after an error: a part of it may have been written, and room on the disk was taken.
-        pack.wrote();
+        pack.durable.changed();
         Ok(result?)
     }
 
@@ -150,25 +161,22 @@ impl PackStore for DiskPacks {
     }
 
     fn sync(&self, packs: &[PackNo]) -> Result<(), BlobError> {
-        let mut todo = Vec::with_capacity(packs.len());
+        let mut parts = Vec::with_capacity(packs.len() + 1);
         for no in packs {
-            if let Some(pack) = self.find(*no)? {
-                todo.push((*no, pack));
-            }
+            parts.extend(self.find(*no)?.map(|pack| Part::Pack(*no, pack)));
         }
-        if todo.len() > 1 {
-            todo.iter()
-                .filter(|(_, pack)| pack.is_dirty())
-                .for_each(|(no, pack)| self.start_writing(*no, pack));
+        if parts.is_empty() {
+            return Ok(());
         }
-        for (no, pack) in todo {
-            match self.sync_pack(no, &pack) {
-                // Retired or discarded in the meantime.
-                Err(_) if !self.path(no).try_exists()? => {}
-                result => result?,
-            }
-        }
-        Ok(())
+        parts.push(Part::Names);
+        parts.retain(|part| match part {
+            Part::Pack(_, pack) => pack.durable.is_dirty(),
+            Part::Names => self.names.is_dirty(),
+        });
+        base::thread::for_each("covey-sync", SYNC_THREADS, &parts, |part| match part {
+            Part::Pack(no, pack) => self.sync_pack(*no, pack),
+            Part::Names => Ok(self.names.sync(|| self.handle.sync_all())?),
+        })
     }
 
     fn seal(&self, no: PackNo, len: u32) -> Result<BlobId, BlobError> {
@@ -181,7 +189,7 @@ impl PackStore for DiskPacks {
         }
         if holds > u64::from(len) {
             file.set_len(u64::from(len))?;
-            pack.wrote();
+            pack.durable.changed();
         }
         let sums = sums_of(&file, len)?;
         self.origin.adopt(&sums.id(), &sums, &self.path(no))?;

@@ -12,6 +12,11 @@ use super::{BlobFolder, ignore_missing, sums_path};
 use crate::source::BlobError;
 use crate::sums::Sums;
 
+/// How many files and folders are synced at the same time. Each waits for the disk's cache to be flushed, and the kernel
+/// makes one flush of those that wait together (measured on ext4: 64 folders one after the other 185 ms, by four threads 3 to
+/// 10 ms).
+const SYNC_THREADS: usize = 4;
+
 /// Why a sync did not do all it should.
 enum Unsynced {
     /// A file could not be opened; nothing is lost, and it can be tried again.
@@ -104,22 +109,22 @@ impl BlobFolder {
     }
 
     fn sync_all(&self, files: &[BlobId], folders: [u64; 4], root: bool) -> Result<(), Unsynced> {
-        for id in files {
-            match File::open(self.path(id)) {
-                Ok(file) => file.sync_data().map_err(Unsynced::Failed)?,
-                // Removed since.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(Unsynced::NotTried(error)),
-            }
-        }
-        let sync_folder = |dir: &Path| {
-            let dir = File::open(dir).map_err(Unsynced::NotTried)?;
-            dir.sync_all().map_err(Unsynced::Failed)
-        };
+        let mut paths: Vec<PathBuf> = files.iter().map(|id| self.path(id)).collect();
         for first in (0..256).filter(|first| folders[first / 64] >> (first % 64) & 1 == 1) {
-            sync_folder(&self.dir.join(format!("{first:02x}")))?;
+            paths.push(self.dir.join(format!("{first:02x}")));
         }
-        if root { sync_folder(&self.dir) } else { Ok(()) }
+        paths.extend(root.then(|| self.dir.clone()));
+        let blobs = files.len();
+        let paths: Vec<(usize, PathBuf)> = paths.into_iter().enumerate().collect();
+        base::thread::for_each("covey-sync", SYNC_THREADS, &paths, |(i, path)| {
+            match File::open(path) {
+                Ok(file) if *i < blobs => file.sync_data().map_err(Unsynced::Failed),
+                Ok(folder) => folder.sync_all().map_err(Unsynced::Failed),
+                // A blob that was removed since.
+                Err(error) if *i < blobs && error.kind() == io::ErrorKind::NotFound => Ok(()),
+                Err(error) => Err(Unsynced::NotTried(error)),
+            }
+        })
     }
 
     fn touch(&self, id: &BlobId) {

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use base::PackNo;
-use blob::BlobError;
 use parking_lot::Mutex;
 
 const SHARDS: usize = 16;
@@ -22,30 +21,28 @@ pub(super) struct Pack {
     file: Mutex<Option<Arc<File>>>,
     /// Since the bound's hand last passed.
     used: AtomicBool,
-    /// How many writes have returned.
-    writes: AtomicU64,
+    pub(super) durable: Durable,
+}
+
+/// How much of what was done to a file or folder survives a power cut.
+pub(super) struct Durable {
+    /// How many changes have returned.
+    changes: AtomicU64,
     synced: Mutex<Synced>,
 }
 
 struct Synced {
-    /// So many of the writes survive a power cut.
-    writes: u64,
-    /// Its name does.
-    named: bool,
+    /// So many of the changes survive.
+    changes: u64,
     failed: bool,
 }
 
 impl Pack {
-    fn new(file: File, writes: u64) -> Arc<Pack> {
+    fn new(file: File, changes: u64) -> Arc<Pack> {
         Arc::new(Pack {
             file: Mutex::new(Some(Arc::new(file))),
             used: AtomicBool::new(true),
-            writes: AtomicU64::new(writes),
-            synced: Mutex::new(Synced {
-                writes: 0,
-                named: false,
-                failed: false,
-            }),
+            durable: Durable::new(changes),
         })
     }
 
@@ -63,45 +60,52 @@ impl Pack {
         self.used.store(true, Ordering::Relaxed);
         Ok((opened, true))
     }
+}
 
-    /// To be called after every write.
-    pub(super) fn wrote(&self) {
-        self.writes.fetch_add(1, Ordering::Release);
+impl Durable {
+    /// `changes`: 1 for what was found, and may hold anything that is not on disk yet; 0 for what is new.
+    pub(super) fn new(changes: u64) -> Durable {
+        Durable {
+            changes: AtomicU64::new(changes),
+            synced: Mutex::new(Synced {
+                changes: 0,
+                failed: false,
+            }),
+        }
     }
 
-    /// Whether a sync would have something to do, as far as can be told without waiting.
+    /// To be called after every change.
+    pub(super) fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether [`Durable::sync`] would have something to do, or to wait for.
     pub(super) fn is_dirty(&self) -> bool {
+        let changes = self.changes.load(Ordering::Acquire);
         self.synced
             .try_lock()
-            .is_some_and(|synced| synced.writes < self.writes.load(Ordering::Acquire))
+            .is_none_or(|synced| synced.failed || synced.changes < changes)
     }
 
-    /// Sees to it that all writes that returned before this call survive a power cut. `work` does what is needed; it is told
-    /// whether the name survives already.
-    pub(super) fn sync(&self, work: impl FnOnce(bool) -> io::Result<()>) -> Result<(), BlobError> {
-        let wanted = self.writes.load(Ordering::Acquire);
+    /// Sees to it that all changes that returned before this call survive a power cut; `work` does it, if it is needed.
+    pub(super) fn sync(&self, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let wanted = self.changes.load(Ordering::Acquire);
         let mut synced = self.synced.lock();
         if synced.failed {
             return Err(io::Error::other(
-                "an earlier sync of this pack failed; what it holds on disk is not known",
-            )
-            .into());
+                "an earlier sync failed; what is on the disk is not known",
+            ));
         }
-        if synced.named && synced.writes >= wanted {
+        if synced.changes >= wanted {
             return Ok(());
         }
-        let covers = self.writes.load(Ordering::Acquire);
-        match work(synced.named) {
-            Ok(()) => {
-                synced.writes = covers;
-                synced.named = true;
-                Ok(())
-            }
-            Err(error) => {
-                synced.failed = true;
-                Err(error.into())
-            }
+        let covers = self.changes.load(Ordering::Acquire);
+        let result = work();
+        match result {
+            Ok(()) => synced.changes = covers,
+            Err(_) => synced.failed = true,
         }
+        result
     }
 }
 
