@@ -68,11 +68,7 @@ impl Device {
     /// # Errors
     /// There is none, or this user may not open it.
     pub fn open() -> io::Result<Device> {
-        let options = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_CLOEXEC)
-            .open(DEVICE)?;
+        let options = OpenOptions::new().read(true).write(true).custom_flags(libc::O_CLOEXEC).open(DEVICE)?;
         Ok(Device(options))
     }
 
@@ -103,11 +99,7 @@ impl Device {
         let number = self.number() as u32;
         // SAFETY: CLONE reads one u32, which `number` is, and both descriptors are open.
         let done = unsafe { libc::ioctl(other.number(), CLONE, &raw const number) };
-        if done < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(other)
-        }
+        if done < 0 { Err(io::Error::last_os_error()) } else { Ok(other) }
     }
 }
 

@@ -43,12 +43,7 @@ impl Counts {
 
     /// Requests that came so far, by opcode name, those that never came left out.
     pub fn totals(&self) -> Vec<(&'static str, u64)> {
-        let total = |kind: usize| {
-            self.0
-                .iter()
-                .map(|lane| lane.0[kind].load(Ordering::Relaxed))
-                .sum::<u64>()
-        };
+        let total = |kind: usize| self.0.iter().map(|lane| lane.0[kind].load(Ordering::Relaxed)).sum::<u64>();
         let mut totals: Vec<_> = OPCODES
             .iter()
             .filter(|line| (line.number as usize) < KINDS - 1)

@@ -55,19 +55,14 @@ impl Ticket {
     }
 
     fn start(&self) -> bool {
-        self.state
-            .compare_exchange(QUEUED, RUNNING, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
+        self.state.compare_exchange(QUEUED, RUNNING, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Takes the right to answer for an interrupt: always while queued, and while running if nothing is changed by it.
     fn interrupt(&self) -> bool {
         let harmless = self.waiting != Some(Waiting::Change);
-        let from = |state| {
-            self.state
-                .compare_exchange(state, ANSWERED, Ordering::AcqRel, Ordering::Acquire)
-                .is_ok()
-        };
+        let from =
+            |state| self.state.compare_exchange(state, ANSWERED, Ordering::AcqRel, Ordering::Acquire).is_ok();
         from(QUEUED) || (harmless && from(RUNNING))
     }
 }
@@ -91,11 +86,7 @@ impl Desk {
     /// # Errors
     /// The system has no room for another thread.
     pub fn start(deadline: Duration, late: impl Fn(Duration) + Send + 'static) -> io::Result<Arc<Desk>> {
-        let desk = Arc::new(Desk {
-            open: Mutex::default(),
-            changed: Condvar::new(),
-            deadline,
-        });
+        let desk = Arc::new(Desk { open: Mutex::default(), changed: Condvar::new(), deadline });
         let clock = Arc::clone(&desk);
         base::thread::spawn("fuse-clock", move || clock.run(&late))?;
         Ok(desk)
@@ -105,13 +96,7 @@ impl Desk {
     pub fn issue(&self, unique: u64, waiting: Option<Waiting>, sink: &Arc<dyn Sink>) -> Arc<Ticket> {
         let since = base::time::monotonic();
         let state = AtomicU8::new(QUEUED);
-        let ticket = Arc::new(Ticket {
-            unique,
-            waiting,
-            since,
-            state,
-            sink: Arc::clone(sink),
-        });
+        let ticket = Arc::new(Ticket { unique, waiting, since, state, sink: Arc::clone(sink) });
         let mut open = self.open.lock();
         open.tickets.insert(unique, Arc::clone(&ticket));
         if open.tickets.len() == 1 {
@@ -124,11 +109,7 @@ impl Desk {
     pub fn close_ticket(&self, ticket: &Ticket) {
         let mut open = self.open.lock();
         // The kernel may have given the same number to a new request since the answer: remove only our own.
-        if open
-            .tickets
-            .get(&ticket.unique)
-            .is_some_and(|held| std::ptr::eq(Arc::as_ptr(held), ticket))
-        {
+        if open.tickets.get(&ticket.unique).is_some_and(|held| std::ptr::eq(Arc::as_ptr(held), ticket)) {
             open.tickets.remove(&ticket.unique);
         }
     }
@@ -168,11 +149,8 @@ impl Desk {
             self.changed.wait_for(&mut open, step);
             let now = base::time::monotonic();
             let over = |ticket: &Arc<Ticket>| now.duration_since(ticket.since) >= self.deadline;
-            let expired: Vec<_> = open
-                .tickets
-                .extract_if(|_, ticket| over(ticket))
-                .map(|(_, ticket)| ticket)
-                .collect();
+            let expired: Vec<_> =
+                open.tickets.extract_if(|_, ticket| over(ticket)).map(|(_, ticket)| ticket).collect();
             if expired.is_empty() {
                 continue;
             }
@@ -208,12 +186,7 @@ struct PoolState {
 impl Pool {
     /// No thread yet, and never more than `most`.
     pub fn new(name: &'static str, most: usize) -> Arc<Pool> {
-        Arc::new(Pool {
-            name,
-            most: most.max(1),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        })
+        Arc::new(Pool { name, most: most.max(1), state: Mutex::default(), changed: Condvar::new() })
     }
 
     /// Queues work. When not even one thread can be had, the ticket is answered EIO.

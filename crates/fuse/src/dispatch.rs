@@ -184,10 +184,7 @@ impl Dispatcher {
             sent.is_err_and(|error| !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)));
         if ours {
             let name = opcodes::find(header.opcode).map_or("?", |line| line.name);
-            (self.0.log)(&format!(
-                "fuse: the kernel refused the reply to {name} of inode {}",
-                header.ino
-            ));
+            (self.0.log)(&format!("fuse: the kernel refused the reply to {name} of inode {}", header.ino));
         }
         self.undo(header, op, result);
     }
@@ -213,9 +210,7 @@ impl Dispatcher {
                 notifier.inval_entry(header.ino, name);
                 notifier.inval_inode(ino, -1, 0);
             }
-            Op::Rename {
-                name, to, to_name, ..
-            } => {
+            Op::Rename { name, to, to_name, .. } => {
                 notifier.inval_entry(header.ino, name);
                 notifier.inval_entry(to, to_name);
                 notifier.inval_inode(to, 0, 0);
@@ -243,8 +238,5 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 
 /// The line that is logged for a request that was not served in time.
 pub fn late_line(waited: Duration) -> String {
-    format!(
-        "fuse: a request was not served within {:.1} s and was answered EIO",
-        waited.as_secs_f64()
-    )
+    format!("fuse: a request was not served within {:.1} s and was answered EIO", waited.as_secs_f64())
 }

@@ -33,12 +33,7 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
             put.advance(count)?;
             None
         }
-        Op::Write {
-            offset,
-            data,
-            kill,
-            cached,
-        } => {
+        Op::Write { offset, data, kill, cached } => {
             fs.write(header.ino, offset, data, kill, cached)?;
             out::written(&mut put, data.len() as u32)?;
             None
@@ -53,10 +48,6 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
         },
         Op::Getattr => {
             out::attributes(&mut put, &fs.getattr(header.ino)?)?;
-            None
-        }
-        Op::Statx => {
-            out::statx(&mut put, &fs.getattr(header.ino)?)?;
             None
         }
         Op::Setattr(ref set) => {
@@ -81,10 +72,7 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
             }
         },
     };
-    Ok(Done {
-        len: put.len(),
-        referenced,
-    })
+    Ok(Done { len: put.len(), referenced })
 }
 
 fn entry(put: &mut Put<'_>, found: &Entry) -> api::Result<Ino> {
@@ -112,45 +100,21 @@ fn rest(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, put: &mut Put<'_>) ->
         Op::Readlink => put.bytes(&fs.readlink(ino)?),
         Op::Unlink { name } => fs.unlink(ino, name),
         Op::Rmdir { name } => fs.rmdir(ino, name),
-        Op::Rename {
-            name,
-            to,
-            to_name,
-            mode,
-        } => fs.rename(ino, name, to, to_name, mode),
+        Op::Rename { name, to, to_name, mode } => fs.rename(ino, name, to, to_name, mode),
         Op::Statfs => out::statfs(put, &fs.statfs()?),
         Op::Fsync { data_only } => fs.fsync(ino, data_only),
         Op::Syncfs => fs.sync(),
-        Op::Setxattr {
-            name,
-            value,
-            mode,
-            kill_sgid,
-        } => fs.setxattr(ino, name, value, mode, kill_sgid),
+        Op::Setxattr { name, value, mode, kill_sgid } => fs.setxattr(ino, name, value, mode, kill_sgid),
         Op::Getxattr { name, room } => sized(put, &fs.getxattr(ino, name)?, room),
         Op::Listxattr { room } => sized(put, &fs.listxattr(ino)?, room),
         Op::Removexattr { name } => fs.removexattr(ino, name),
         Op::Fallocate { offset, len, how } => fs.allocate(ino, offset, len, how),
         Op::Seek { offset, what } => put.u64(fs.seek(ino, offset, what)?),
-        Op::CopyRange {
-            from_offset,
-            to,
-            to_offset,
-            len,
-            wide,
-        } => {
+        Op::CopyRange { from_offset, to, to_offset, len, wide } => {
             // The older form has 32 bits for the answer; a program goes on from where it ended.
-            let len = if wide {
-                len
-            } else {
-                len.min(u64::from(u32::MAX) & !0xfff)
-            };
+            let len = if wide { len } else { len.min(u64::from(u32::MAX) & !0xfff) };
             let copied = fs.copy_range(ino, from_offset, to, to_offset, len)?;
-            if wide {
-                put.u64(copied)
-            } else {
-                out::written(put, copied as u32)
-            }
+            if wide { put.u64(copied) } else { out::written(put, copied as u32) }
         }
         Op::Forget { count } => {
             fs.forget(ino, count);

@@ -171,10 +171,7 @@ impl Mount {
     /// Only root may; some containers hide the file.
     pub fn set_read_ahead(&self, kib: u32) -> io::Result<()> {
         let (major, minor) = (libc::major(self.dev), libc::minor(self.dev));
-        std::fs::write(
-            format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"),
-            kib.to_string(),
-        )
+        std::fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), kib.to_string())
     }
 }
 
@@ -206,10 +203,7 @@ pub(crate) fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
                 Some(libc::ENOTCONN) => MountError::DeadMount(shown()),
                 Some(libc::ENOENT) => MountError::NoMountpoint(shown()),
                 Some(libc::ENOTDIR) => MountError::NotADirectory(shown()),
-                _ => MountError::Io {
-                    doing: "looking at the mountpoint",
-                    source: error,
-                },
+                _ => MountError::Io { doing: "looking at the mountpoint", source: error },
             });
         }
     };
@@ -217,20 +211,14 @@ pub(crate) fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     match find(&full) {
         Some(mounted) if mounted.is_fuse() && !mounted.answers() => return Err(MountError::DeadMount(full)),
         Some(mounted) if mounted.is_fuse() => {
-            return Err(MountError::InUse {
-                path: full,
-                source_name: mounted.source,
-            });
+            return Err(MountError::InUse { path: full, source_name: mounted.source });
         }
         _ => {}
     }
     match std::fs::metadata(&full) {
         Ok(found) if found.is_dir() => Ok(full),
         Ok(_) => Err(MountError::NotADirectory(full)),
-        Err(error) => Err(MountError::Io {
-            doing: "looking at the mountpoint",
-            source: error,
-        }),
+        Err(error) => Err(MountError::Io { doing: "looking at the mountpoint", source: error }),
     }
 }
 
@@ -240,45 +228,26 @@ pub(crate) fn mount(path: &Path, flags: &MountFlags, root_mode: u32) -> Result<(
         return Err(MountError::NoDevice);
     }
     let by_helper = !is_root();
-    let device = if by_helper {
-        helper::mount(path, flags)?
-    } else {
-        direct(path, flags, root_mode)?
-    };
+    let device = if by_helper { helper::mount(path, flags)? } else { direct(path, flags, root_mode)? };
     let dev = match dev_of(path) {
         Ok(dev) => dev,
         Err(error) => {
             let _ = detach(path, Unmount::Lazy, by_helper);
-            return Err(MountError::Io {
-                doing: "looking at the new mount",
-                source: error,
-            });
+            return Err(MountError::Io { doing: "looking at the new mount", source: error });
         }
     };
-    Ok((
-        device,
-        Mount {
-            path: path.to_owned(),
-            dev,
-            by_helper,
-        },
-    ))
+    Ok((device, Mount { path: path.to_owned(), dev, by_helper }))
 }
 
 fn direct(path: &Path, flags: &MountFlags, root_mode: u32) -> Result<Device, MountError> {
     let denied = |error: io::Error| match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => MountError::NotAllowed(error),
         Some(libc::ENODEV | libc::ENXIO | libc::ENOENT) => MountError::NoDevice,
-        _ => MountError::Io {
-            doing: "mounting",
-            source: error,
-        },
+        _ => MountError::Io { doing: "mounting", source: error },
     };
     let device = Device::open().map_err(denied)?;
-    let mut options = format!(
-        "fd={},rootmode={root_mode:o},user_id=0,group_id=0,default_permissions",
-        device.number()
-    );
+    let mut options =
+        format!("fd={},rootmode={root_mode:o},user_id=0,group_id=0,default_permissions", device.number());
     if flags.allow_other.unwrap_or(true) {
         options.push_str(",allow_other");
     }
@@ -288,29 +257,16 @@ fn direct(path: &Path, flags: &MountFlags, root_mode: u32) -> Result<Device, Mou
         (flags.nodev, libc::MS_NODEV),
         (flags.noexec, libc::MS_NOEXEC),
     ];
-    let bits = bits
-        .iter()
-        .filter(|(set, _)| *set)
-        .fold(0, |all, (_, bit)| all | bit);
+    let bits = bits.iter().filter(|(set, _)| *set).fold(0, |all, (_, bit)| all | bit);
     let source = c_string(flags.source.as_bytes())?;
     let target = c_string(path.as_os_str().as_bytes())?;
     let kind = c_string(FS_TYPE.as_bytes())?;
     let options = c_string(options.as_bytes())?;
     // SAFETY: all four are NUL-terminated strings that live until the call returns.
     let done = unsafe {
-        libc::mount(
-            source.as_ptr(),
-            target.as_ptr(),
-            kind.as_ptr(),
-            bits,
-            options.as_ptr().cast(),
-        )
+        libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), bits, options.as_ptr().cast())
     };
-    if done < 0 {
-        Err(denied(io::Error::last_os_error()))
-    } else {
-        Ok(device)
-    }
+    if done < 0 { Err(denied(io::Error::last_os_error())) } else { Ok(device) }
 }
 
 /// Takes a mount away by its path.
@@ -326,10 +282,7 @@ fn detach(path: &Path, how: Unmount, by_helper: bool) -> Result<(), UnmountError
         Unmount::Lazy => libc::MNT_DETACH,
         Unmount::Force => libc::MNT_DETACH | libc::MNT_FORCE,
     } | libc::UMOUNT_NOFOLLOW;
-    let failed = |source: io::Error| UnmountError::Io {
-        path: path.to_owned(),
-        source,
-    };
+    let failed = |source: io::Error| UnmountError::Io { path: path.to_owned(), source };
     let target = CString::new(path.as_os_str().as_bytes()).map_err(|error| failed(error.into()))?;
     // SAFETY: `target` is a NUL-terminated string that lives until the call returns.
     if unsafe { libc::umount2(target.as_ptr(), flags) } == 0 {
@@ -367,10 +320,7 @@ pub(crate) fn dev_of(path: &Path) -> io::Result<u64> {
 }
 
 fn c_string(bytes: &[u8]) -> Result<CString, MountError> {
-    CString::new(bytes).map_err(|error| MountError::Io {
-        doing: "mounting",
-        source: error.into(),
-    })
+    CString::new(bytes).map_err(|error| MountError::Io { doing: "mounting", source: error.into() })
 }
 
 #[cfg(test)]

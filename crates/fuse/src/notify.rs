@@ -44,11 +44,7 @@ impl Notifier {
     /// # Errors
     /// The system has no room for another thread.
     pub fn start(sink: Arc<dyn Sink>) -> io::Result<Notifier> {
-        let shared = Arc::new(Shared {
-            queue: Mutex::default(),
-            changed: Condvar::new(),
-            sink,
-        });
+        let shared = Arc::new(Shared { queue: Mutex::default(), changed: Condvar::new(), sink });
         let worker = Arc::clone(&shared);
         base::thread::spawn("fuse-notify", move || worker.run())?;
         Ok(Notifier(shared))
@@ -62,19 +58,12 @@ impl Notifier {
 
     /// The kernel drops a name, whether it stood for a file or for none.
     pub fn inval_entry(&self, parent: Ino, name: &[u8]) {
-        self.push(Note::Entry {
-            parent,
-            name: name.to_vec(),
-        });
+        self.push(Note::Entry { parent, name: name.to_vec() });
     }
 
     /// The kernel takes a name as removed, if it stood for this child.
     pub fn deleted(&self, parent: Ino, child: Ino, name: &[u8]) {
-        self.push(Note::Deleted {
-            parent,
-            child,
-            name: name.to_vec(),
-        });
+        self.push(Note::Deleted { parent, child, name: name.to_vec() });
     }
 
     /// Waits until everything queued before has reached the kernel. Never call it while answering a request.
@@ -128,17 +117,11 @@ impl Shared {
             Note::Inode { ino, offset, len } => inval_inode(&*self.sink, *ino, *offset, *len),
             Note::Entry { parent, name } => {
                 let fixed = [u64::to_ne_bytes(parent.0), two(name.len() as u32, 0)];
-                self.sink
-                    .notify(notify::INVAL_ENTRY, &[fixed.as_flattened(), name, &[0]])
+                self.sink.notify(notify::INVAL_ENTRY, &[fixed.as_flattened(), name, &[0]])
             }
             Note::Deleted { parent, child, name } => {
-                let fixed = [
-                    parent.0.to_ne_bytes(),
-                    child.0.to_ne_bytes(),
-                    two(name.len() as u32, 0),
-                ];
-                self.sink
-                    .notify(notify::DELETE, &[fixed.as_flattened(), name, &[0]])
+                let fixed = [parent.0.to_ne_bytes(), child.0.to_ne_bytes(), two(name.len() as u32, 0)];
+                self.sink.notify(notify::DELETE, &[fixed.as_flattened(), name, &[0]])
             }
         }
     }

@@ -28,18 +28,12 @@ impl Null {
     /// A new one.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Null {
-        Null {
-            next: AtomicU64::new(FIRST + FILES),
-        }
+        Null { next: AtomicU64::new(FIRST + FILES) }
     }
 
     fn attr(ino: Ino) -> Attr {
         let dir = ino == Ino::ROOT;
-        let size = if (FIRST..FIRST + FILES).contains(&ino.0) {
-            FILE_SIZE
-        } else {
-            0
-        };
+        let size = if (FIRST..FIRST + FILES).contains(&ino.0) { FILE_SIZE } else { 0 };
         Attr {
             ino,
             kind: if dir { FileKind::Dir } else { FileKind::File },
@@ -58,10 +52,7 @@ impl Null {
     }
 
     fn entry(ino: Ino) -> Entry {
-        Entry {
-            attr: Null::attr(ino),
-            generation: 0,
-        }
+        Entry { attr: Null::attr(ino), generation: 0 }
     }
 
     fn file(name: &[u8]) -> Option<u64> {
@@ -73,12 +64,7 @@ impl Null {
         for number in position..FILES {
             let ino = Ino(FIRST + number);
             let name = number.to_string();
-            let line = DirEntry {
-                name: name.as_bytes(),
-                ino,
-                kind: FileKind::File,
-                next: number + 1,
-            };
+            let line = DirEntry { name: name.as_bytes(), ino, kind: FileKind::File, next: number + 1 };
             if each(line, Some(&Null::entry(ino))).is_break() {
                 return;
             }
@@ -92,9 +78,7 @@ impl Filesystem for Null {
     }
 
     fn lookup(&self, _: Ino, name: &[u8]) -> api::Result<Entry> {
-        Null::file(name)
-            .map(|ino| Null::entry(Ino(ino)))
-            .ok_or(Errno::ENOENT)
+        Null::file(name).map(|ino| Null::entry(Ino(ino))).ok_or(Errno::ENOENT)
     }
 
     fn forget(&self, _: Ino, _: u64) {}
@@ -210,12 +194,6 @@ impl Filesystem for Null {
     }
 
     fn statfs(&self) -> api::Result<StatFs> {
-        Ok(StatFs {
-            total: 1 << 40,
-            free: 1 << 40,
-            available: 1 << 40,
-            inodes: FILES,
-            inodes_free: 1 << 30,
-        })
+        Ok(StatFs { total: 1 << 40, free: 1 << 40, available: 1 << 40, inodes: FILES, inodes_free: 1 << 30 })
     }
 }

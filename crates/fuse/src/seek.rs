@@ -35,11 +35,7 @@ impl PushDirty for ThroughMount {
                 | libc::SYNC_FILE_RANGE_WAIT_AFTER;
             // SAFETY: the descriptor is open; the call takes numbers only.
             let done = unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, flags) };
-            if done < 0 {
-                Err(io::Error::last_os_error())
-            } else {
-                Ok(file)
-            }
+            if done < 0 { Err(io::Error::last_os_error()) } else { Ok(file) }
         });
         match pushed {
             Ok(file) => Box::new(file),
@@ -67,11 +63,7 @@ impl ThroughMount {
     fn open(&self, ino: Ino) -> io::Result<OwnedFd> {
         let root = self.root()?;
         let number = [(ino.0 >> 32) as u32, ino.0 as u32, 0];
-        let mut handle = Handle {
-            bytes: size_of_val(&number) as u32,
-            kind: INO64_GEN,
-            number,
-        };
+        let mut handle = Handle { bytes: size_of_val(&number) as u32, kind: INO64_GEN, number };
         let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
         // SAFETY: `handle` has the layout of a file_handle with 12 bytes, which it announces; `root` is open.
         let fd = unsafe { libc::open_by_handle_at(root.as_raw_fd(), (&raw mut handle).cast(), flags) };

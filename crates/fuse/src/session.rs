@@ -52,10 +52,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         Options {
-            mount: MountFlags {
-                source: "covey".into(),
-                ..MountFlags::default()
-            },
+            mount: MountFlags { source: "covey".into(), ..MountFlags::default() },
             writeback: None,
             readers: 0,
             workers: 32,
@@ -130,10 +127,8 @@ impl Session {
         let frozen = fs.coherence() == Coherence::Frozen;
         options.mount.read_only |= frozen;
         let writable = !options.mount.read_only;
-        let wishes = Wishes {
-            writeback: writable && options.writeback.unwrap_or(true),
-            export: serves_dot(&*fs),
-        };
+        let wishes =
+            Wishes { writeback: writable && options.writeback.unwrap_or(true), export: serves_dot(&*fs) };
         let root_mode = root.kind.mode_bits() | u32::from(root.perm);
         let (device, mount) = mount::mount(&path, &options.mount, root_mode)?;
         let guard = MountGuard(Arc::new(mount));
@@ -158,9 +153,7 @@ impl Session {
     /// The same, but for so long at most; `None` when it goes on.
     pub fn wait_for(&self, at_most: Duration) -> Option<Ended> {
         let mut ended = self.shared.ended.lock();
-        self.shared
-            .changed
-            .wait_while_for(&mut ended, |ended| ended.is_none(), at_most);
+        self.shared.changed.wait_while_for(&mut ended, |ended| ended.is_none(), at_most);
         *ended
     }
 
@@ -339,11 +332,7 @@ fn start(
             }
         }
     }
-    Ok(Session {
-        shared,
-        agreed,
-        warnings: Vec::new(),
-    })
+    Ok(Session { shared, agreed, warnings: Vec::new() })
 }
 
 /// A descriptor for each reader; those that cannot be had share the first.
@@ -368,16 +357,13 @@ impl Shared {
         let aborted = loop {
             match device.receive(request.bytes()) {
                 Ok(Received::Request(len)) => {
-                    self.dispatcher
-                        .serve(lane, &request.bytes()[..len], reply.bytes(), &sink);
+                    self.dispatcher.serve(lane, &request.bytes()[..len], reply.bytes(), &sink);
                 }
                 Ok(Received::Nothing) => {}
                 Ok(Received::Unmounted) => break false,
                 Ok(Received::Aborted) => break true,
                 Err(error) => {
-                    (self.log)(&format!(
-                        "fuse: reading requests failed, this thread ends: {error}"
-                    ));
+                    (self.log)(&format!("fuse: reading requests failed, this thread ends: {error}"));
                     break true;
                 }
             }
@@ -400,10 +386,7 @@ impl Shared {
         }
         let synced = catch_unwind(AssertUnwindSafe(|| self.fs.sync())).unwrap_or(Err(Errno::EIO));
         let _ = catch_unwind(AssertUnwindSafe(|| self.fs.unmounted()));
-        *self.ended.lock() = Some(Ended {
-            aborted: aborted || dead,
-            synced,
-        });
+        *self.ended.lock() = Some(Ended { aborted: aborted || dead, synced });
         self.changed.notify_all();
     }
 }

@@ -45,23 +45,11 @@ impl Header {
         let opcode = take.u32()?;
         let unique = take.u64()?;
         let ino = Ino(take.u64()?);
-        let caller = Caller {
-            uid: take.u32()?,
-            gid: take.u32()?,
-            pid: take.u32()?,
-        };
+        let caller = Caller { uid: take.u32()?, gid: take.u32()?, pid: take.u32()? };
         // Length of extensions (in units of 8 bytes) and padding: we negotiate no extension.
         take.u32()?;
         let arguments = request.get(IN_HEADER..len).ok_or(Errno::EIO)?;
-        Ok((
-            Header {
-                opcode,
-                unique,
-                ino,
-                caller,
-            },
-            arguments,
-        ))
+        Ok((Header { opcode, unique, ino, caller }, arguments))
     }
 
     /// The request's number, even where the rest of it makes no sense.

@@ -148,10 +148,7 @@ impl Offer {
         if self.major != MAJOR || self.minor < MINOR_MIN || self.flags & NEEDED != NEEDED {
             return Err(Errno(libc::EPROTO));
         }
-        Ok(Agreed {
-            minor: self.minor.min(MINOR),
-            flags: self.flags & wanted,
-        })
+        Ok(Agreed { minor: self.minor.min(MINOR), flags: self.flags & wanted })
     }
 }
 

@@ -24,7 +24,6 @@ pub enum Op<'a> {
         pairs: &'a [u8],
     },
     Getattr,
-    Statx,
     Setattr(SetAttr),
     Readlink,
     Symlink {
@@ -133,7 +132,6 @@ impl<'a> Op<'a> {
             op::FORGET => Op::Forget { count: take.u64()? },
             op::BATCH_FORGET => batch_forget(take)?,
             op::GETATTR => Op::Getattr,
-            op::STATX => Op::Statx,
             op::SETATTR => Op::Setattr(setattr(take)?),
             op::READLINK => Op::Readlink,
             op::READ => read(take)?,
@@ -146,11 +144,7 @@ impl<'a> Op<'a> {
             op::READDIR | op::READDIRPLUS => {
                 take.skip(8)?;
                 let (position, room) = (take.u64()?, take.u32()?);
-                Op::Readdir {
-                    position,
-                    room,
-                    plus: header.opcode == op::READDIRPLUS,
-                }
+                Op::Readdir { position, room, plus: header.opcode == op::READDIRPLUS }
             }
             op::FALLOCATE => fallocate(take)?,
             op::LSEEK => lseek(take)?,
@@ -189,10 +183,7 @@ impl<'a> Op<'a> {
 /// Operations that make, remove or move names.
 fn names<'a>(take: &mut Take<'a>, opcode: u32) -> Result<Op<'a>, Errno> {
     Ok(match opcode {
-        op::SYMLINK => Op::Symlink {
-            name: take.name()?,
-            target: take.text()?,
-        },
+        op::SYMLINK => Op::Symlink { name: take.name()?, target: take.text()? },
         op::MKNOD => {
             let (mode, rdev, umask) = (take.u32()?, take.u32()?, take.u32()?);
             take.skip(4)?;
@@ -200,43 +191,23 @@ fn names<'a>(take: &mut Take<'a>, opcode: u32) -> Result<Op<'a>, Errno> {
             if matches!(kind, FileKind::Dir | FileKind::Symlink) {
                 return Err(Errno::EINVAL);
             }
-            let node = NewNode {
-                kind,
-                perm: perm(mode),
-                umask: perm(umask),
-                rdev,
-            };
-            Op::Mknod {
-                name: take.name()?,
-                node,
-            }
+            let node = NewNode { kind, perm: perm(mode), umask: perm(umask), rdev };
+            Op::Mknod { name: take.name()?, node }
         }
         op::MKDIR => {
             let (mode, umask) = (take.u32()?, take.u32()?);
-            Op::Mkdir {
-                perm: perm(mode),
-                umask: perm(umask),
-                name: take.name()?,
-            }
+            Op::Mkdir { perm: perm(mode), umask: perm(umask), name: take.name()? }
         }
         op::TMPFILE => {
             take.skip(4)?;
             let (mode, umask) = (take.u32()?, take.u32()?);
-            Op::Tmpfile {
-                perm: perm(mode),
-                umask: perm(umask),
-            }
+            Op::Tmpfile { perm: perm(mode), umask: perm(umask) }
         }
         op::UNLINK => Op::Unlink { name: take.name()? },
         op::RMDIR => Op::Rmdir { name: take.name()? },
         op::RENAME => {
             let to = Ino(take.u64()?);
-            Op::Rename {
-                to,
-                name: take.name()?,
-                to_name: take.name()?,
-                mode: RenameMode::Replace,
-            }
+            Op::Rename { to, name: take.name()?, to_name: take.name()?, mode: RenameMode::Replace }
         }
         op::RENAME2 => {
             let to = Ino(take.u64()?);
@@ -247,17 +218,9 @@ fn names<'a>(take: &mut Take<'a>, opcode: u32) -> Result<Op<'a>, Errno> {
                 _ => return Err(Errno::EINVAL),
             };
             take.skip(4)?;
-            Op::Rename {
-                to,
-                name: take.name()?,
-                to_name: take.name()?,
-                mode,
-            }
+            Op::Rename { to, name: take.name()?, to_name: take.name()?, mode }
         }
-        op::LINK => Op::Link {
-            ino: Ino(take.u64()?),
-            name: take.name()?,
-        },
+        op::LINK => Op::Link { ino: Ino(take.u64()?), name: take.name()? },
         _ => return Err(Errno::ENOSYS),
     })
 }
@@ -324,10 +287,7 @@ fn setattr(take: &mut Take<'_>) -> Result<SetAttr, Errno> {
 
 fn read<'a>(take: &mut Take<'a>) -> Result<Op<'a>, Errno> {
     take.skip(8)?; // file handle
-    Ok(Op::Read {
-        offset: take.u64()?,
-        len: take.u32()?,
-    })
+    Ok(Op::Read { offset: take.u64()?, len: take.u32()? })
 }
 
 fn write<'a>(take: &mut Take<'a>) -> Result<Op<'a>, Errno> {
@@ -337,19 +297,12 @@ fn write<'a>(take: &mut Take<'a>) -> Result<Op<'a>, Errno> {
     let (offset, len, flags) = (take.u64()?, take.u32()?, take.u32()?);
     take.skip(16)?; // owner of locks, open flags, padding
     let data = take.bytes(len as usize)?;
-    Ok(Op::Write {
-        offset,
-        data,
-        kill: flags & KILL_SUIDGID != 0,
-        cached: flags & CACHED != 0,
-    })
+    Ok(Op::Write { offset, data, kill: flags & KILL_SUIDGID != 0, cached: flags & CACHED != 0 })
 }
 
 fn fsync<'a>(take: &mut Take<'a>) -> Result<Op<'a>, Errno> {
     take.skip(8)?; // file handle
-    Ok(Op::Fsync {
-        data_only: take.u32()? & 1 != 0,
-    })
+    Ok(Op::Fsync { data_only: take.u32()? & 1 != 0 })
 }
 
 fn fallocate<'a>(take: &mut Take<'a>) -> Result<Op<'a>, Errno> {
@@ -359,13 +312,9 @@ fn fallocate<'a>(take: &mut Take<'a>) -> Result<Op<'a>, Errno> {
     take.skip(8)?; // file handle
     let (offset, len, mode) = (take.u64()?, take.u64()?, take.u32()?);
     let how = match mode {
-        0 | KEEP => Allocate::Reserve {
-            keep_size: mode == KEEP,
-        },
+        0 | KEEP => Allocate::Reserve { keep_size: mode == KEEP },
         PUNCH => Allocate::PunchHole,
-        _ if mode & !KEEP == ZERO => Allocate::Zero {
-            keep_size: mode & KEEP != 0,
-        },
+        _ if mode & !KEEP == ZERO => Allocate::Zero { keep_size: mode & KEEP != 0 },
         _ => return Err(Errno::EOPNOTSUPP),
     };
     Ok(Op::Fallocate { offset, len, how })
@@ -390,13 +339,7 @@ fn copy_range<'a>(take: &mut Take<'a>, opcode: u32) -> Result<Op<'a>, Errno> {
     if flags != 0 {
         return Err(Errno::EINVAL);
     }
-    Ok(Op::CopyRange {
-        from_offset,
-        to,
-        to_offset,
-        len,
-        wide: opcode == op::COPY_FILE_RANGE_64,
-    })
+    Ok(Op::CopyRange { from_offset, to, to_offset, len, wide: opcode == op::COPY_FILE_RANGE_64 })
 }
 
 fn xattr<'a>(take: &mut Take<'a>, opcode: u32, extended: bool) -> Result<Op<'a>, Errno> {
@@ -415,12 +358,7 @@ fn xattr<'a>(take: &mut Take<'a>, opcode: u32, extended: bool) -> Result<Op<'a>,
                 libc::XATTR_REPLACE => XattrMode::Replace,
                 _ => return Err(Errno::EINVAL),
             };
-            Op::Setxattr {
-                name: take.text()?,
-                value: take.bytes(len as usize)?,
-                mode,
-                kill_sgid,
-            }
+            Op::Setxattr { name: take.text()?, value: take.bytes(len as usize)?, mode, kill_sgid }
         }
         op::REMOVEXATTR => Op::Removexattr { name: take.text()? },
         _ => {
@@ -429,10 +367,7 @@ fn xattr<'a>(take: &mut Take<'a>, opcode: u32, extended: bool) -> Result<Op<'a>,
             if opcode == op::LISTXATTR {
                 Op::Listxattr { room }
             } else {
-                Op::Getxattr {
-                    name: take.text()?,
-                    room,
-                }
+                Op::Getxattr { name: take.text()?, room }
             }
         }
     })

@@ -1,6 +1,5 @@
 //! The bodies of replies.
 
-use base::Timestamp;
 use fs::Errno;
 use fs::api::{Attr, DirEntry, Entry, StatFs};
 
@@ -70,37 +69,6 @@ pub fn attributes(put: &mut Put<'_>, of: &Attr) -> Done {
     put.u64(FOREVER)?;
     put.u64(0)?;
     attr(put, of)
-}
-
-/// Attributes as statx(2) has them.
-pub fn statx(put: &mut Put<'_>, of: &Attr) -> Done {
-    put.u64(FOREVER)?;
-    put.zeros(24)?;
-    put.u32(libc::STATX_BASIC_STATS | libc::STATX_BTIME)?;
-    put.u32(super::PAGE as u32)?;
-    put.u64(0)?; // attributes such as "immutable": none
-    put.u32(of.nlink)?;
-    put.u32(of.uid)?;
-    put.u32(of.gid)?;
-    put.u16((of.kind.mode_bits() | u32::from(of.perm)) as u16)?;
-    put.u16(0)?;
-    put.u64(of.ino.0)?;
-    put.u64(of.size)?;
-    put.u64(of.blocks)?;
-    put.u64(0)?;
-    for time in [of.atime, of.btime, of.ctime, of.mtime] {
-        statx_time(put, time)?;
-    }
-    // The kernel packs a device number as 12 bits of major between 8 and 12 bits of minor.
-    put.u32((of.rdev >> 8) & 0xfff)?;
-    put.u32((of.rdev & 0xff) | ((of.rdev >> 12) & 0xfff00))?;
-    put.zeros(8 + 112)
-}
-
-fn statx_time(put: &mut Put<'_>, time: Timestamp) -> Done {
-    put.u64(time.seconds() as u64)?;
-    put.u32(time.nanos())?;
-    put.u32(0)
 }
 
 /// How many bytes were written or copied.

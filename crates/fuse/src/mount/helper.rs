@@ -22,19 +22,12 @@ pub(super) fn mount(path: &Path, flags: &MountFlags) -> Result<Device, MountErro
     let number = theirs.as_raw_fd();
     let mut command = Command::new(HELPER);
     command.arg("-o").arg(options(flags)).arg("--").arg(path);
-    command
-        .env("_FUSE_COMMFD", number.to_string())
-        .stdin(Stdio::null())
-        .stderr(Stdio::piped());
+    command.env("_FUSE_COMMFD", number.to_string()).stdin(Stdio::null()).stderr(Stdio::piped());
     // SAFETY: between fork and exec the closure calls fcntl only, which is async-signal-safe, on a descriptor that
     // the parent holds open until the child has been started.
     unsafe {
         command.pre_exec(move || {
-            if libc::fcntl(number, libc::F_SETFD, 0) < 0 {
-                Err(io::Error::last_os_error())
-            } else {
-                Ok(())
-            }
+            if libc::fcntl(number, libc::F_SETFD, 0) < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
         });
     }
     let child = match command.spawn() {
@@ -50,11 +43,7 @@ pub(super) fn mount(path: &Path, flags: &MountFlags) -> Result<Device, MountErro
         Ok(fd) if output.status.success() => Ok(Device::from_fd(fd)),
         _ => {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            Err(MountError::Helper(if said.is_empty() {
-                output.status.to_string()
-            } else {
-                said
-            }))
+            Err(MountError::Helper(if said.is_empty() { output.status.to_string() } else { said }))
         }
     }
 }
@@ -70,10 +59,7 @@ pub(super) fn unmount(path: &Path, how: Unmount) -> Result<(), UnmountError> {
         .arg(path)
         .stdin(Stdio::null())
         .status()
-        .map_err(|source| UnmountError::Io {
-            path: path.to_owned(),
-            source,
-        })?;
+        .map_err(|source| UnmountError::Io { path: path.to_owned(), source })?;
     match (status.success(), super::find(path)) {
         (true, _) => Ok(()),
         (false, Some(mounted)) if mounted.is_fuse() => Err(UnmountError::Busy(path.to_owned())),
@@ -106,10 +92,7 @@ pub(super) fn options(flags: &MountFlags) -> String {
 /// Takes one descriptor off the socket.
 fn receive_fd(socket: &UnixStream) -> io::Result<OwnedFd> {
     let mut byte = [0_u8; 1];
-    let mut slice = libc::iovec {
-        iov_base: byte.as_mut_ptr().cast(),
-        iov_len: 1,
-    };
+    let mut slice = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
     // Room for one descriptor; u64 elements give it the alignment of a control header.
     let mut control = [MaybeUninit::<u64>::zeroed(); 8];
     // SAFETY: msghdr is numbers and pointers, for which all zero bytes are a value.

@@ -49,10 +49,7 @@ pub fn find(path: &Path) -> Option<Mounted> {
 
 /// All mounts of this program, oldest first.
 pub fn mounted_by_us() -> Vec<Mounted> {
-    all()
-        .into_iter()
-        .filter(|mounted| mounted.kind == FS_TYPE)
-        .collect()
+    all().into_iter().filter(|mounted| mounted.kind == FS_TYPE).collect()
 }
 
 fn all() -> Vec<Mounted> {
@@ -72,12 +69,7 @@ pub(super) fn line(line: &[u8]) -> Option<Mounted> {
     let (major, minor) = dev.split_once(':')?;
     let dev = libc::makedev(major.parse().ok()?, minor.parse().ok()?);
     debug_assert!(!path.as_os_str().as_bytes().is_empty());
-    Some(Mounted {
-        path,
-        dev,
-        kind,
-        source,
-    })
+    Some(Mounted { path, dev, kind, source })
 }
 
 /// Spaces, tabs, newlines and backslashes are written as a backslash and three octal digits.

@@ -6,20 +6,14 @@ fn a_line_of_the_mount_table_is_read() {
     let mounted = table::line(line).unwrap();
     assert_eq!(mounted.path, Path::new("/mnt/a b"));
     assert_eq!(mounted.dev, libc::makedev(98, 7));
-    assert_eq!(
-        (mounted.kind.as_str(), mounted.source.as_str()),
-        ("fuse.covey", r"/vol\x")
-    );
+    assert_eq!((mounted.kind.as_str(), mounted.source.as_str()), ("fuse.covey", r"/vol\x"));
     assert!(mounted.is_fuse());
     assert!(table::line(b"").is_none());
 }
 
 #[test]
 fn a_source_with_a_comma_cannot_smuggle_options() {
-    let flags = MountFlags {
-        source: r"a,suid\b".into(),
-        ..MountFlags::default()
-    };
+    let flags = MountFlags { source: r"a,suid\b".into(), ..MountFlags::default() };
     assert!(helper::options(&flags).ends_with(r"fsname=a\,suid\\b"));
 }
 

@@ -1,0 +1,171 @@
+//! The floor of the transport: how long operations take when the filesystem below does nothing.
+//!
+//! ```text
+//! cargo run --release -p covey-fuse --example floor
+//! ```
+//!
+//! Prints medians and 99th percentiles in microseconds, with and without the kernel's writeback cache, and beside them
+//! the same operations on the directory given as an argument (say, one on tmpfs).
+
+extern crate covey_fuse as fuse;
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::time::monotonic;
+use fuse::null::{FILES, Null};
+use fuse::{Options, Session, Unmount};
+
+type Outcome = std::result::Result<(), Box<dyn std::error::Error>>;
+
+/// Durations of one operation.
+#[derive(Default)]
+struct Times(Vec<Duration>);
+
+impl Times {
+    fn take<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let begun = monotonic();
+        let done = work();
+        self.0.push(begun.elapsed());
+        done
+    }
+
+    fn show(&mut self, what: &str) {
+        self.0.sort_unstable();
+        let at = |share: f64| {
+            let index = (self.0.len() as f64 * share) as usize;
+            self.0.get(index).map_or(0.0, |time| time.as_secs_f64() * 1e6)
+        };
+        println!("  {what:34} p50 {:8.1} us   p99 {:8.1} us", at(0.5), at(0.99));
+    }
+}
+
+fn cycles(at: &Path) -> Outcome {
+    let data = [7; 4096];
+    let [mut create, mut write, mut close, mut unlink, mut cycle] = std::array::from_fn(|_| Times::default());
+    for i in 0..3000 {
+        let path = at.join(format!("new-{i}"));
+        let begun = monotonic();
+        let mut file = create.take(|| OpenOptions::new().write(true).create_new(true).open(&path))?;
+        write.take(|| file.write_all(&data))?;
+        close.take(|| drop(file));
+        unlink.take(|| std::fs::remove_file(&path))?;
+        cycle.0.push(begun.elapsed());
+    }
+    create.show("create");
+    write.show("write 4 KiB");
+    close.show("close");
+    unlink.show("unlink");
+    cycle.show("create+write+close+unlink");
+    Ok(())
+}
+
+fn small_writes(at: &Path) -> Outcome {
+    let data = [7; 4107];
+    let mut writes = Times::default();
+    let path = at.join("log");
+    let mut file = File::create(&path)?;
+    let begun = monotonic();
+    for _ in 0..16_000 {
+        writes.take(|| file.write_all(&data))?;
+    }
+    drop(file);
+    let speed = 16_000.0 * 4107.0 / begun.elapsed().as_secs_f64() / 1e6;
+    writes.show("write 4107 B");
+    println!("  {:34} {speed:12.0} MB/s with close", "");
+    std::fs::remove_file(&path)?;
+    Ok(())
+}
+
+fn stream(at: &Path) -> Outcome {
+    let data = vec![7; 1 << 20];
+    let path = at.join("large");
+    let begun = monotonic();
+    let mut file = File::create(&path)?;
+    for _ in 0..512 {
+        file.write_all(&data)?;
+    }
+    drop(file);
+    println!("  {:34} {:8.2} GiB/s", "write 512 MiB", 0.5 / begun.elapsed().as_secs_f64());
+    std::fs::remove_file(&path)?;
+    Ok(())
+}
+
+/// Opens the mount's own files; `cold` drops their pages before each read.
+fn reads(at: &Path, cold: bool, len: usize) -> Outcome {
+    let mut data = vec![0; len];
+    let [mut read, mut open, mut open_stat] = std::array::from_fn(|_| Times::default());
+    for round in 0..3 {
+        for i in 0..FILES {
+            let path = at.join(i.to_string());
+            let file = open.take(|| File::open(&path))?;
+            if cold {
+                // SAFETY: the descriptor is open; the rest are numbers.
+                unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+            }
+            read.take(|| file.read_at(&mut data, 0))?;
+            drop(file);
+            open_stat.take(|| -> std::io::Result<()> { File::open(&path)?.metadata().map(drop) })?;
+        }
+        if round == 0 {
+            // The first round looks names up.
+            (read.0.clear(), open.0.clear(), open_stat.0.clear());
+        }
+    }
+    let kind = if cold { "cold" } else { "warm" };
+    read.show(&format!("{kind} read {} KiB", len >> 10));
+    if !cold {
+        open.show("warm open");
+        open_stat.show("warm open+fstat+close");
+        let mut whole = Times::default();
+        for i in 0..FILES {
+            whole
+                .take(|| -> std::io::Result<usize> { File::open(at.join(i.to_string()))?.read(&mut data) })?;
+        }
+        whole.show("warm open+read+close");
+    }
+    Ok(())
+}
+
+fn all(at: &Path, files: bool) -> Outcome {
+    cycles(at)?;
+    small_writes(at)?;
+    stream(at)?;
+    if files {
+        reads(at, false, 4096)?;
+        reads(at, true, 4096)?;
+        reads(at, true, 65536)?;
+    }
+    Ok(())
+}
+
+fn main() -> Outcome {
+    let parent = std::env::temp_dir().join(format!("covey-floor-{}", std::process::id()));
+    std::fs::create_dir(&parent)?;
+    for writeback in [false, true] {
+        println!("null filesystem, writeback {}:", if writeback { "on" } else { "off" });
+        let options = Options { writeback: Some(writeback), ..Options::default() };
+        let session = Session::mount(Arc::new(Null::new()), &parent, options)?;
+        let done = all(&parent, true);
+        session.unmount(Unmount::Polite)?;
+        session.wait();
+        done?;
+    }
+    std::fs::remove_dir(&parent)?;
+    if let Some(other) = std::env::args().nth(1) {
+        println!("{other}:");
+        for i in 0..FILES {
+            std::fs::write(Path::new(&other).join(i.to_string()), vec![0; 65536])?;
+        }
+        all(Path::new(&other), true)?;
+        for i in 0..FILES {
+            std::fs::remove_file(Path::new(&other).join(i.to_string()))?;
+        }
+    }
+    Ok(())
+}

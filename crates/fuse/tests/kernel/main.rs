@@ -1,0 +1,108 @@
+//! The transport under the real kernel: every test mounts a filesystem of its own.
+//!
+//! What lacks (root, /dev/fuse) is printed and the test skipped.
+
+extern crate covey_fuse as fuse;
+
+mod budgets;
+mod files;
+mod listings;
+mod memory;
+mod traps;
+mod trouble;
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use fuse::{Options, Session, Unmount};
+use memory::Memory;
+use tempfile::TempDir;
+
+/// A mounted memory filesystem; unmounted when it goes.
+pub struct Rig {
+    pub session: Session,
+    pub fs: Arc<Memory>,
+    dir: TempDir,
+}
+
+/// What is missing for a real mount, if anything.
+pub fn lacking() -> Option<&'static str> {
+    // SAFETY: geteuid takes nothing and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return Some("root");
+    }
+    (!Path::new("/dev/fuse").exists()).then_some("/dev/fuse")
+}
+
+pub fn rig() -> Option<Rig> {
+    rig_with(Memory::new(), options())
+}
+
+pub fn options() -> Options {
+    Options { readers: 2, ..Options::default() }
+}
+
+pub fn rig_with(fs: Memory, options: Options) -> Option<Rig> {
+    if let Some(lack) = lacking() {
+        println!("no {lack}: skipped");
+        return None;
+    }
+    let dir = tempfile::Builder::new().prefix("covey-fuse-").tempdir().unwrap();
+    // Other users must get through to the mount.
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let fs = Arc::new(fs);
+    let session = Session::mount(Arc::clone(&fs) as _, dir.path(), options).unwrap();
+    Some(Rig { session, fs, dir })
+}
+
+impl Rig {
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn root(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Requests of one kind so far.
+    pub fn count(&self, name: &str) -> u64 {
+        self.session.counts().iter().find(|(kind, _)| *kind == name).map_or(0, |(_, count)| *count)
+    }
+
+    /// What came while `work` ran, without FORGETs, which come when they like.
+    pub fn during(&self, work: impl FnOnce()) -> Vec<(&'static str, u64)> {
+        let before = self.session.counts();
+        work();
+        let mut came = self.session.counts();
+        for (name, count) in &mut came {
+            *count -= before.iter().find(|(kind, _)| kind == name).map_or(0, |(_, count)| *count);
+        }
+        came.retain(|(name, count)| *count > 0 && !name.ends_with("FORGET"));
+        came
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.fs.stall(false);
+        if self.session.unmount(Unmount::Polite).is_err() {
+            let _ = self.session.unmount(Unmount::Force);
+        }
+    }
+}
+
+/// Runs a shell command as the user nobody.
+pub fn as_nobody(script: &str) -> Output {
+    Command::new("sh").arg("-c").arg(script).uid(65534).gid(65534).output().unwrap()
+}
+
+/// Runs `work` in a thread and fails if it has not returned in time, instead of hanging for ever.
+pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, wait) = mpsc::channel();
+    std::thread::spawn(move || done.send(work()));
+    wait.recv_timeout(limit).expect("finished in time")
+}

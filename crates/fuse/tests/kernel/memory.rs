@@ -1,0 +1,659 @@
+//! A filesystem in memory, good enough to be mounted and used, with traps to fall into.
+//!
+//! Files are blocks of 4 KiB, absent ones being holes. A listing's position is a number that a name got when it was
+//! made, so listings stay right while names come and go. Names beginning with `trap-panic` and `trap-stall` make files
+//! whose READ panics or hangs.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use base::{Ino, Timestamp};
+use fs::api::{self, *};
+use fs::{Errno, api::Result};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+const BLOCK: u64 = 4096;
+
+#[derive(Default)]
+pub struct Memory {
+    state: Mutex<State>,
+    /// While set, traps of the stalling kind hang, and fsync too.
+    stalled: Mutex<bool>,
+    released: Condvar,
+    pub frozen: bool,
+    /// Changes are said to wait.
+    pub changes_wait: AtomicBool,
+    /// While set, changes that wait hang too.
+    pub stall_changes: AtomicBool,
+    pub syncs: AtomicU64,
+    pub unmounts: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    nodes: BTreeMap<u64, Node>,
+    next: u64,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Trap {
+    None,
+    Panic,
+    Stall,
+}
+
+struct Node {
+    attr: Attr,
+    lookups: u64,
+    trap: Trap,
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    body: Body,
+}
+
+enum Body {
+    File(BTreeMap<u64, Box<[u8]>>),
+    Dir { names: BTreeMap<Vec<u8>, (u64, u64)>, order: BTreeMap<u64, Vec<u8>>, next: u64, parent: u64 },
+    Link(Vec<u8>),
+    Other,
+}
+
+fn now() -> Timestamp {
+    base::time::now()
+}
+
+impl State {
+    fn node(&mut self, ino: Ino) -> Result<&mut Node> {
+        self.nodes.get_mut(&ino.0).ok_or(Errno::ESTALE)
+    }
+
+    fn child(&mut self, parent: Ino, name: &[u8]) -> Result<Ino> {
+        match &self.node(parent)?.body {
+            Body::Dir { names, .. } => names.get(name).map(|&(ino, _)| Ino(ino)).ok_or(Errno::ENOENT),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    fn name(&mut self, parent: Ino, name: &[u8], child: Ino) -> Result<()> {
+        if name.len() > 255 {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        let dir = self.node(parent)?;
+        let Body::Dir { names, order, next, .. } = &mut dir.body else {
+            return Err(Errno::ENOTDIR);
+        };
+        if names.contains_key(name) {
+            return Err(Errno::EEXIST);
+        }
+        *next += 1;
+        names.insert(name.to_vec(), (child.0, *next));
+        order.insert(*next, name.to_vec());
+        let time = now();
+        (dir.attr.mtime, dir.attr.ctime) = (time, time);
+        Ok(())
+    }
+
+    fn unname(&mut self, parent: Ino, name: &[u8]) -> Result<Ino> {
+        let dir = self.node(parent)?;
+        let Body::Dir { names, order, .. } = &mut dir.body else {
+            return Err(Errno::ENOTDIR);
+        };
+        let (child, position) = names.remove(name).ok_or(Errno::ENOENT)?;
+        order.remove(&position);
+        let time = now();
+        (dir.attr.mtime, dir.attr.ctime) = (time, time);
+        Ok(Ino(child))
+    }
+
+    /// One name fewer, and the end if it was the last and the kernel has forgotten.
+    fn drop_name(&mut self, ino: Ino) {
+        let Ok(node) = self.node(ino) else { return };
+        node.attr.ctime = now();
+        node.attr.nlink -= if node.attr.kind == FileKind::Dir { 2 } else { 1 };
+        self.collect(ino);
+    }
+
+    fn collect(&mut self, ino: Ino) {
+        if self.nodes.get(&ino.0).is_some_and(|node| node.attr.nlink == 0 && node.lookups == 0) {
+            self.nodes.remove(&ino.0);
+        }
+    }
+
+    fn make(
+        &mut self,
+        caller: &Caller,
+        parent: Ino,
+        name: Option<&[u8]>,
+        mut attr: Attr,
+        body: Body,
+    ) -> Result<Entry> {
+        let above = self.node(parent)?.attr;
+        (attr.uid, attr.gid) = (caller.uid, caller.gid);
+        if u32::from(above.perm) & libc::S_ISGID != 0 {
+            attr.gid = above.gid;
+            if attr.kind == FileKind::Dir {
+                attr.perm |= libc::S_ISGID as u16;
+            }
+        }
+        self.next += 1;
+        attr.ino = Ino(self.next);
+        if let Some(name) = name {
+            self.name(parent, name, attr.ino)?;
+        }
+        if attr.kind == FileKind::Dir {
+            self.node(parent)?.attr.nlink += 1;
+        }
+        let trap = match name {
+            Some(name) if name.starts_with(b"trap-panic") => Trap::Panic,
+            Some(name) if name.starts_with(b"trap-stall") => Trap::Stall,
+            _ => Trap::None,
+        };
+        self.nodes.insert(self.next, Node { attr, lookups: 1, trap, xattrs: BTreeMap::new(), body });
+        Ok(Entry { attr, generation: 0 })
+    }
+}
+
+fn blank(kind: FileKind, perm: u16) -> Attr {
+    let time = now();
+    Attr {
+        ino: Ino(0),
+        kind,
+        perm,
+        nlink: if kind == FileKind::Dir { 2 } else { 1 },
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+    }
+}
+
+fn empty_dir(parent: u64) -> Body {
+    Body::Dir { names: BTreeMap::new(), order: BTreeMap::new(), next: 2, parent }
+}
+
+fn is_empty(body: &Body) -> bool {
+    !matches!(body, Body::Dir { names, .. } if !names.is_empty())
+}
+
+impl Node {
+    fn blocks(&mut self) -> Result<&mut BTreeMap<u64, Box<[u8]>>> {
+        match &mut self.body {
+            Body::File(blocks) => Ok(blocks),
+            Body::Dir { .. } => Err(Errno::EISDIR),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let count = (self.attr.size.saturating_sub(offset)).min(buf.len() as u64) as usize;
+        let blocks = self.blocks()?;
+        let mut done = 0;
+        while done < count {
+            let at = offset + done as u64;
+            let within = (at % BLOCK) as usize;
+            let step = (BLOCK as usize - within).min(count - done);
+            match blocks.get(&(at / BLOCK)) {
+                Some(block) => buf[done..done + step].copy_from_slice(&block[within..within + step]),
+                None => buf[done..done + step].fill(0),
+            }
+            done += step;
+        }
+        Ok(count)
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        let blocks = self.blocks()?;
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            let within = (at % BLOCK) as usize;
+            let step = (BLOCK as usize - within).min(data.len() - done);
+            let block = blocks.entry(at / BLOCK).or_insert_with(|| vec![0; BLOCK as usize].into());
+            block[within..within + step].copy_from_slice(&data[done..done + step]);
+            done += step;
+        }
+        self.attr.size = self.attr.size.max(offset + data.len() as u64);
+        self.attr.blocks = self.blocks()?.len() as u64 * 8;
+        Ok(())
+    }
+
+    /// Zeros from `offset` on, whole blocks as holes.
+    fn clear(&mut self, offset: u64, end: u64) -> Result<()> {
+        let blocks = self.blocks()?;
+        let touched: Vec<u64> =
+            blocks.range(offset / BLOCK..end.div_ceil(BLOCK)).map(|(&at, _)| at).collect();
+        for at in touched {
+            let (from, to) = (offset.max(at * BLOCK) - at * BLOCK, end.min((at + 1) * BLOCK) - at * BLOCK);
+            if to - from == BLOCK {
+                blocks.remove(&at);
+            } else if let Some(block) = blocks.get_mut(&at) {
+                block[from as usize..to as usize].fill(0);
+            }
+        }
+        self.attr.blocks = self.blocks()?.len() as u64 * 8;
+        Ok(())
+    }
+
+    fn truncate(&mut self, size: u64) -> Result<()> {
+        if size < self.attr.size {
+            self.clear(size, self.attr.size.next_multiple_of(BLOCK))?;
+        }
+        self.attr.size = size;
+        Ok(())
+    }
+}
+
+impl Memory {
+    pub fn new() -> Memory {
+        let memory = Memory::default();
+        {
+            let mut state = memory.state.lock();
+            let attr = Attr { ino: Ino::ROOT, ..blank(FileKind::Dir, 0o777) };
+            let root =
+                Node { attr, lookups: 1, trap: Trap::None, xattrs: BTreeMap::new(), body: empty_dir(1) };
+            state.nodes.insert(1, root);
+            state.next = 1;
+        }
+        memory
+    }
+
+    pub fn frozen() -> Memory {
+        Memory { frozen: true, ..Memory::new() }
+    }
+
+    /// Puts a file in without the kernel, as another node of a fleet would.
+    pub fn plant(&self, name: &[u8], data: &[u8]) -> Ino {
+        let mut state = self.state.lock();
+        let caller = Caller::default();
+        let body = Body::File(BTreeMap::new());
+        let entry = state.make(&caller, Ino::ROOT, Some(name), blank(FileKind::File, 0o644), body).unwrap();
+        let node = state.node(entry.attr.ino).unwrap();
+        node.lookups = 0;
+        node.write(0, data).unwrap();
+        entry.attr.ino
+    }
+
+    /// Overwrites a file without the kernel.
+    pub fn overwrite(&self, ino: Ino, data: &[u8]) {
+        self.state.lock().node(ino).unwrap().write(0, data).unwrap();
+    }
+
+    /// How many inodes there are, and how many of them without a name.
+    pub fn inodes(&self) -> (usize, usize) {
+        let state = self.state.lock();
+        (state.nodes.len(), state.nodes.values().filter(|node| node.attr.nlink == 0).count())
+    }
+
+    pub fn lookups(&self, ino: Ino) -> u64 {
+        self.state.lock().nodes.get(&ino.0).map_or(0, |node| node.lookups)
+    }
+
+    pub fn stall(&self, stalled: bool) {
+        *self.stalled.lock() = stalled;
+        self.released.notify_all();
+    }
+
+    fn hang(&self) {
+        let mut stalled = self.stalled.lock();
+        while *stalled {
+            self.released.wait(&mut stalled);
+        }
+    }
+
+    fn change(&self) -> MutexGuard<'_, State> {
+        if self.stall_changes.load(Ordering::SeqCst) {
+            self.hang();
+        }
+        self.state.lock()
+    }
+}
+
+impl Filesystem for Memory {
+    fn coherence(&self) -> Coherence {
+        if self.frozen { Coherence::Frozen } else { Coherence::Exclusive }
+    }
+
+    fn would_wait(&self, request: Waiting) -> bool {
+        match request {
+            Waiting::Read { ino, .. } => {
+                self.state.lock().node(ino).is_ok_and(|node| node.trap == Trap::Stall)
+            }
+            Waiting::Sync => true,
+            Waiting::Change => self.changes_wait.load(Ordering::SeqCst),
+        }
+    }
+
+    fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
+        if name.len() > 255 {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        let mut state = self.state.lock();
+        let child = match name {
+            b"." => parent,
+            _ => state.child(parent, name)?,
+        };
+        let node = state.node(child)?;
+        node.lookups += 1;
+        Ok(Entry { attr: node.attr, generation: 0 })
+    }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        let mut state = self.state.lock();
+        if let Ok(node) = state.node(ino) {
+            node.lookups =
+                node.lookups.checked_sub(count).expect("the kernel gives back no more than it took");
+        }
+        state.collect(ino);
+    }
+
+    fn getattr(&self, ino: Ino) -> Result<Attr> {
+        self.state.lock().node(ino).map(|node| node.attr)
+    }
+
+    fn setattr(&self, _: &Caller, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        let mut state = self.change();
+        let node = state.node(ino)?;
+        if let Some(size) = set.size {
+            node.truncate(size)?;
+        }
+        let time = now();
+        let pick = |new: Option<SetTime>, old| match new {
+            Some(SetTime::Now) => time,
+            Some(SetTime::To(moment)) => moment,
+            None => old,
+        };
+        let attr = &mut node.attr;
+        attr.perm = set.perm.unwrap_or(attr.perm);
+        if set.kill_suid_sgid {
+            attr.perm &= !0o4000;
+            if attr.perm & 0o010 != 0 {
+                attr.perm &= !0o2000;
+            }
+        }
+        attr.uid = set.uid.unwrap_or(attr.uid);
+        attr.gid = set.gid.unwrap_or(attr.gid);
+        attr.mtime =
+            if set.size.is_some() && set.mtime.is_none() { time } else { pick(set.mtime, attr.mtime) };
+        attr.atime = pick(set.atime, attr.atime);
+        attr.ctime = set.ctime.unwrap_or(time);
+        Ok(*attr)
+    }
+
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        match &self.state.lock().node(ino)?.body {
+            Body::Link(target) => Ok(target.clone()),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn mknod(&self, caller: &Caller, parent: Ino, name: &[u8], node: &NewNode) -> Result<Entry> {
+        let attr = Attr { rdev: node.rdev, ..blank(node.kind, node.perm & !node.umask) };
+        let body = if node.kind == FileKind::File { Body::File(BTreeMap::new()) } else { Body::Other };
+        self.change().make(caller, parent, Some(name), attr, body)
+    }
+
+    fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], perm: u16, umask: u16) -> Result<Entry> {
+        let attr = blank(FileKind::Dir, perm & !umask);
+        self.change().make(caller, parent, Some(name), attr, empty_dir(parent.0))
+    }
+
+    fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry> {
+        let attr = Attr { size: target.len() as u64, ..blank(FileKind::Symlink, 0o777) };
+        self.change().make(caller, parent, Some(name), attr, Body::Link(target.to_vec()))
+    }
+
+    fn tmpfile(&self, caller: &Caller, parent: Ino, perm: u16, umask: u16) -> Result<Entry> {
+        let attr = Attr { nlink: 0, ..blank(FileKind::File, perm & !umask) };
+        self.change().make(caller, parent, None, attr, Body::File(BTreeMap::new()))
+    }
+
+    fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
+        let mut state = self.change();
+        state.name(parent, name, ino)?;
+        let node = state.node(ino)?;
+        node.attr.nlink += 1;
+        node.attr.ctime = now();
+        node.lookups += 1;
+        Ok(Entry { attr: node.attr, generation: 0 })
+    }
+
+    fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        let mut state = self.change();
+        let child = state.child(parent, name)?;
+        if state.node(child)?.attr.kind == FileKind::Dir {
+            return Err(Errno::EISDIR);
+        }
+        state.unname(parent, name)?;
+        state.drop_name(child);
+        Ok(())
+    }
+
+    fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        let mut state = self.change();
+        let child = state.child(parent, name)?;
+        if !is_empty(&state.node(child)?.body) {
+            return Err(Errno::ENOTEMPTY);
+        }
+        state.unname(parent, name)?;
+        state.node(parent)?.attr.nlink -= 1;
+        state.drop_name(child);
+        Ok(())
+    }
+
+    fn rename(&self, parent: Ino, name: &[u8], to: Ino, to_name: &[u8], mode: RenameMode) -> Result<()> {
+        let mut state = self.change();
+        let moved = state.child(parent, name)?;
+        let there = state.child(to, to_name).ok();
+        if there == Some(moved) {
+            return Ok(());
+        }
+        match (mode, there) {
+            (RenameMode::NoReplace, Some(_)) => return Err(Errno::EEXIST),
+            (RenameMode::Exchange, None) => return Err(Errno::ENOENT),
+            (RenameMode::Replace, Some(there)) if !is_empty(&state.node(there)?.body) => {
+                return Err(Errno::ENOTEMPTY);
+            }
+            _ => {}
+        }
+        state.unname(parent, name)?;
+        if let Some(there) = there {
+            state.unname(to, to_name)?;
+            if mode == RenameMode::Exchange {
+                state.name(parent, name, there)?;
+                state.rehome(there, to, parent)?;
+            } else {
+                if state.node(there)?.attr.kind == FileKind::Dir {
+                    state.node(to)?.attr.nlink -= 1;
+                }
+                state.drop_name(there);
+            }
+        }
+        state.name(to, to_name, moved)?;
+        state.rehome(moved, parent, to)?;
+        Ok(())
+    }
+
+    fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let trap = self.state.lock().node(ino)?.trap;
+        match trap {
+            Trap::Panic => panic!("fell into the trap"),
+            Trap::Stall => self.hang(),
+            Trap::None => {}
+        }
+        self.state.lock().node(ino)?.read(offset, buf)
+    }
+
+    fn write(&self, ino: Ino, offset: u64, data: &[u8], kill_suid_sgid: bool, cached: bool) -> Result<()> {
+        let mut state = self.state.lock();
+        let node = state.node(ino)?;
+        node.write(offset, data)?;
+        if kill_suid_sgid {
+            node.attr.perm &= !0o6000;
+        }
+        if !cached {
+            let time = now();
+            (node.attr.mtime, node.attr.ctime) = (time, time);
+        }
+        Ok(())
+    }
+
+    fn allocate(&self, ino: Ino, offset: u64, len: u64, how: Allocate) -> Result<()> {
+        let mut state = self.change();
+        let node = state.node(ino)?;
+        let end = offset + len;
+        match how {
+            Allocate::PunchHole => node.clear(offset, end)?,
+            Allocate::Zero { .. } => node.clear(offset, end)?,
+            Allocate::Reserve { .. } => {}
+        }
+        if matches!(how, Allocate::Reserve { keep_size: false } | Allocate::Zero { keep_size: false }) {
+            node.attr.size = node.attr.size.max(end);
+        }
+        Ok(())
+    }
+
+    fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64> {
+        let mut state = self.state.lock();
+        let node = state.node(ino)?;
+        let size = node.attr.size;
+        if offset >= size {
+            return Err(Errno::ENXIO);
+        }
+        let blocks = node.blocks()?;
+        match what {
+            Seek::Data => {
+                let (&at, _) = blocks.range(offset / BLOCK..).next().ok_or(Errno::ENXIO)?;
+                Ok((at * BLOCK).max(offset))
+            }
+            Seek::Hole => {
+                let hole = (offset / BLOCK..).find(|at| !blocks.contains_key(at)).unwrap_or(u64::MAX / BLOCK);
+                Ok((hole * BLOCK).max(offset).min(size))
+            }
+        }
+    }
+
+    fn copy_range(&self, from: Ino, from_offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
+        let mut state = self.change();
+        let mut data = vec![0; len.min(1 << 26) as usize];
+        let count = state.node(from)?.read(from_offset, &mut data)?;
+        state.node(to)?.write(to_offset, &data[..count])?;
+        Ok(count as u64)
+    }
+
+    fn fsync(&self, _: Ino, _: bool) -> Result<()> {
+        self.hang();
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.syncs.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn readdir(
+        &self,
+        ino: Ino,
+        position: u64,
+        each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        for (name, child, next) in self.list(ino, position)? {
+            let kind = self.getattr(child).map_or(FileKind::File, |attr| attr.kind);
+            if each(DirEntry { name: &name, ino: child, kind, next }).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn readdir_plus(
+        &self,
+        ino: Ino,
+        position: u64,
+        each: &mut dyn FnMut(DirEntry<'_>, Option<&Entry>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        for (name, child, next) in self.list(ino, position)? {
+            let Ok(attr) = self.getattr(child) else { continue };
+            let line = DirEntry { name: &name, ino: child, kind: attr.kind, next };
+            let dots = matches!(&name[..], b"." | b"..");
+            if each(line, (!dots).then_some(&Entry { attr, generation: 0 })).is_break() {
+                break;
+            }
+            if !dots {
+                self.state.lock().node(child)?.lookups += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.state.lock().node(ino)?.xattrs.get(name).cloned().ok_or(Errno::ENODATA)
+    }
+
+    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode, _: bool) -> Result<()> {
+        let mut state = self.change();
+        let xattrs = &mut state.node(ino)?.xattrs;
+        match (mode, xattrs.contains_key(name)) {
+            (XattrMode::Create, true) => Err(Errno::EEXIST),
+            (XattrMode::Replace, false) => Err(Errno::ENODATA),
+            _ => {
+                xattrs.insert(name.to_vec(), value.to_vec());
+                Ok(())
+            }
+        }
+    }
+
+    fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
+        let mut state = self.state.lock();
+        let names = state.node(ino)?.xattrs.keys();
+        Ok(names.flat_map(|name| name.iter().copied().chain([0])).collect())
+    }
+
+    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        self.change().node(ino)?.xattrs.remove(name).map(drop).ok_or(Errno::ENODATA)
+    }
+
+    fn statfs(&self) -> api::Result<StatFs> {
+        Ok(StatFs { total: 1 << 30, free: 1 << 29, available: 1 << 28, inodes: 7, inodes_free: 93 })
+    }
+
+    fn unmounted(&self) {
+        self.unmounts.fetch_add(1, Ordering::SeqCst);
+        for node in self.state.lock().nodes.values_mut() {
+            node.lookups = 0;
+        }
+    }
+}
+
+impl State {
+    /// A directory that moved counts as a name of its new parent.
+    fn rehome(&mut self, moved: Ino, from: Ino, to: Ino) -> Result<()> {
+        let node = self.node(moved)?;
+        node.attr.ctime = now();
+        let Body::Dir { parent, .. } = &mut node.body else {
+            return Ok(());
+        };
+        *parent = to.0;
+        self.node(from)?.attr.nlink -= 1;
+        self.node(to)?.attr.nlink += 1;
+        Ok(())
+    }
+}
+
+impl Memory {
+    /// At most 500 lines from `position` on, as name, inode and where to go on.
+    fn list(&self, ino: Ino, position: u64) -> Result<Vec<(Vec<u8>, Ino, u64)>> {
+        let mut state = self.state.lock();
+        let Body::Dir { names, order, parent, .. } = &state.node(ino)?.body else {
+            return Err(Errno::ENOTDIR);
+        };
+        let dots = [(b".".to_vec(), ino, 1), (b"..".to_vec(), Ino(*parent), 2)];
+        let dots = dots.into_iter().filter(|&(_, _, next)| next > position);
+        let rest = order.range(position + 1..).map(|(&at, name)| (name.clone(), Ino(names[name].0), at));
+        Ok(dots.chain(rest).take(500).collect())
+    }
+}

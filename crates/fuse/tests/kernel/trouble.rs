@@ -1,0 +1,337 @@
+//! What goes wrong: handlers that panic or hang, mounts that end in every possible way.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use fuse::{MountError, Options, Session, Unmount, UnmountError};
+use parking_lot::Mutex;
+
+use crate::memory::Memory;
+use crate::{lacking, options, rig, rig_with, within};
+
+const SOON: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_panic_in_a_handler_is_eio_and_the_mount_lives() {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&lines);
+    let options = Options { log: Arc::new(move |line: &str| kept.lock().push(line.to_owned())), ..options() };
+    let Some(rig) = rig_with(Memory::new(), options) else {
+        return;
+    };
+    let path = rig.path("trap-panic");
+    std::fs::write(&path, b"x").unwrap();
+    let trapped = File::open(&path).unwrap();
+    let read = || {
+        // SAFETY: the descriptor is open: drop its pages so that READ is sent.
+        unsafe {
+            libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&trapped), 0, 0, libc::POSIX_FADV_DONTNEED)
+        };
+        let mut data = Vec::new();
+        (&trapped).read_to_end(&mut data).unwrap_err().raw_os_error()
+    };
+    for _ in 0..5 {
+        assert_eq!(read(), Some(libc::EIO));
+    }
+    std::fs::write(rig.path("after"), b"alive").unwrap();
+    assert_eq!(std::fs::read(rig.path("after")).unwrap(), b"alive");
+    let lines = lines.lock();
+    assert!(
+        lines.iter().any(|line| line.contains("READ") && line.contains("fell into the trap")),
+        "{lines:?}"
+    );
+}
+
+/// More stalled readers than worker threads; the rest of the mount goes on, and all of them end in time.
+#[test]
+fn a_stalled_read_is_eio_within_its_deadline_and_others_proceed() {
+    let deadline = Duration::from_millis(1500);
+    let Some(rig) = rig_with(Memory::new(), Options { deadline, workers: 2, ..options() }) else {
+        return;
+    };
+    for i in 0..6 {
+        std::fs::write(rig.path(&format!("trap-stall-{i}")), b"x").unwrap();
+        drop_pages(&rig.path(&format!("trap-stall-{i}")));
+    }
+    rig.fs.stall(true);
+    let begun = Instant::now();
+    let stuck: Vec<_> = (0..6)
+        .map(|i| {
+            let path = rig.path(&format!("trap-stall-{i}"));
+            std::thread::spawn(move || std::fs::read(path).unwrap_err().raw_os_error())
+        })
+        .collect();
+    while rig.session.waiting() < 6 {
+        assert!(begun.elapsed() < deadline, "all six are under way");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::fs::write(rig.path("other"), b"proceeds").unwrap();
+    assert_eq!(std::fs::read(rig.path("other")).unwrap(), b"proceeds");
+    assert!(begun.elapsed() < deadline, "others did not wait");
+    for reader in stuck {
+        assert_eq!(reader.join().unwrap(), Some(libc::EIO));
+    }
+    let took = begun.elapsed();
+    assert!(took >= deadline && took < deadline * 3, "{took:?}");
+    // The stall ends; late results are dropped, and the same files can be read again.
+    rig.fs.stall(false);
+    let path = rig.path("trap-stall-0");
+    assert_eq!(within(SOON, move || std::fs::read(path).unwrap()), b"x");
+}
+
+/// A change that was answered EIO for its lateness but then happened must not stay invisible.
+#[test]
+fn regression_a_late_change_is_seen_after_all() {
+    let deadline = Duration::from_millis(300);
+    let Some(rig) = rig_with(Memory::new(), Options { deadline, ..options() }) else {
+        return;
+    };
+    let path = rig.path("late");
+    assert!(!path.exists(), "the kernel now holds that there is no such name");
+    rig.fs.changes_wait.store(true, Ordering::SeqCst);
+    rig.fs.stall_changes.store(true, Ordering::SeqCst);
+    rig.fs.stall(true);
+    let refused = File::create(&path).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EIO));
+    rig.fs.stall_changes.store(false, Ordering::SeqCst);
+    rig.fs.stall(false);
+    let begun = Instant::now();
+    while !path.exists() {
+        assert!(begun.elapsed() < SOON, "the file was made and can be seen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // The reference that the lost reply would have carried was given back: only the kernel's own is left.
+    let ino = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&path).unwrap());
+    assert_eq!(rig.fs.lookups(base::Ino(ino)), 1);
+}
+
+#[test]
+fn an_interrupt_ends_a_waiting_read() {
+    let Some(rig) = rig() else { return };
+    std::fs::write(rig.path("trap-stall"), b"x").unwrap();
+    drop_pages(&rig.path("trap-stall"));
+    rig.fs.stall(true);
+    let mut child = Command::new("cat").arg(rig.path("trap-stall")).stdout(Stdio::null()).spawn().unwrap();
+    let begun = Instant::now();
+    while rig.session.waiting() == 0 {
+        assert!(begun.elapsed() < SOON);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    let status = within(SOON, move || child.wait().unwrap());
+    assert_eq!(status.signal(), Some(libc::SIGKILL));
+}
+
+#[test]
+fn the_filesystem_is_told_once_that_the_mount_ended() {
+    let Some(rig) = rig() else { return };
+    std::fs::write(rig.path("x"), b"kept").unwrap();
+    rig.session.unmount(Unmount::Polite).unwrap();
+    let ended = rig.session.wait_for(SOON).expect("ends");
+    assert!(!ended.aborted && ended.synced.is_ok());
+    assert_eq!((rig.fs.syncs.load(Ordering::SeqCst), rig.fs.unmounts.load(Ordering::SeqCst)), (1, 1));
+    rig.session.unmount(Unmount::Polite).expect("a second time is no error");
+    assert_eq!(std::fs::read_dir(rig.root()).unwrap().count(), 0, "what is below shows again");
+}
+
+#[test]
+fn a_busy_mount_refuses_politely_and_ends_lazily() {
+    let Some(rig) = rig() else { return };
+    let mut file = File::create(rig.path("busy")).unwrap();
+    assert!(matches!(rig.session.unmount(Unmount::Polite), Err(UnmountError::Busy(_))));
+    file.write_all(b"goes on").unwrap();
+    rig.session.unmount(Unmount::Lazy).unwrap();
+    assert!(!rig.path("busy").exists());
+    file.write_all(b" and on").unwrap();
+    assert!(rig.session.wait_for(Duration::from_millis(200)).is_none(), "served while in use");
+    drop(file);
+    assert!(rig.session.wait_for(SOON).is_some());
+    assert_eq!(rig.fs.unmounts.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_forced_end_hands_over_dirty_pages_first() {
+    let Some(rig) = rig() else { return };
+    let mut file = File::create(rig.path("busy")).unwrap();
+    file.write_all(&[1; 50_000]).unwrap();
+    assert_eq!(rig.count("WRITE"), 0);
+    rig.session.unmount(Unmount::Force).unwrap();
+    assert!(rig.session.wait_for(SOON).is_some(), "ends although a file is open");
+    assert!(rig.count("WRITE") > 0, "nothing was lost");
+    assert!(file.sync_all().is_err());
+}
+
+#[test]
+fn dropping_the_session_unmounts_even_when_busy() {
+    if let Some(lack) = lacking() {
+        println!("no {lack}: skipped");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let session = Session::mount(Arc::new(Memory::new()), dir.path(), options()).unwrap();
+    let _file = File::create(dir.path().join("busy")).unwrap();
+    let begun = Instant::now();
+    drop(session);
+    assert!(fuse::mount::find(dir.path()).is_none());
+    assert!(begun.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn an_abort_from_outside_ends_the_session_and_clears_the_mountpoint() {
+    let Some(rig) = rig() else { return };
+    std::fs::write(rig.path("x"), b"").unwrap();
+    let minor = libc::minor(std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(rig.root()).unwrap()));
+    let abort = format!("/sys/fs/fuse/connections/{minor}/abort");
+    if !Path::new(&abort).exists() {
+        println!("no {abort} (fusectl is not mounted): skipped");
+        return;
+    }
+    std::fs::write(&abort, b"1").unwrap();
+    let ended = rig.session.wait_for(SOON).expect("ends");
+    assert!(ended.aborted);
+    assert!(fuse::mount::find(rig.root()).is_none(), "no dead mount is left");
+}
+
+#[test]
+fn umount_dash_f_ends_the_session() {
+    let Some(rig) = rig() else { return };
+    std::fs::write(rig.path("x"), b"").unwrap();
+    let status = Command::new("umount").arg("-f").arg(rig.root()).status().unwrap();
+    assert!(status.success());
+    assert!(rig.session.wait_for(SOON).is_some());
+    assert_eq!(rig.fs.unmounts.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_second_mount_and_a_dead_one_are_refused_with_advice() {
+    let Some(rig) = rig() else { return };
+    let refused = Session::mount(Arc::new(Memory::new()), rig.root(), options()).err().unwrap();
+    assert!(matches!(refused, MountError::InUse { .. }), "{refused}");
+}
+
+const SERVE: &str = "COVEY_FUSE_TEST_SERVE";
+
+/// Not a test: the server of the next one, in a process of its own.
+#[test]
+fn helper_serve_until_killed() {
+    let Ok(at) = std::env::var(SERVE) else { return };
+    let fs = Memory::new();
+    fs.plant(b"there", b"served");
+    let session = Session::mount(Arc::new(fs), Path::new(&at), options()).unwrap();
+    session.wait();
+}
+
+fn serve_in_a_process(at: &Path) -> Child {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "trouble::helper_serve_until_killed", "--nocapture", "--test-threads=1"])
+        .env(SERVE, at)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let begun = Instant::now();
+    while !at.join("there").exists() {
+        assert!(begun.elapsed() < SOON, "the server mounts");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child
+}
+
+#[test]
+fn a_killed_daemon_leaves_a_mount_that_says_so_and_can_be_cleared() {
+    if let Some(lack) = lacking() {
+        println!("no {lack}: skipped");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = serve_in_a_process(dir.path());
+    let mut open = File::create(dir.path().join("dirty")).unwrap();
+    open.write_all(&[1; 100_000]).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let at = dir.path().to_owned();
+    within(SOON, move || {
+        assert!(std::fs::read_dir(&at).is_err() || std::fs::read(at.join("never")).is_err());
+        let refused = Session::mount(Arc::new(Memory::new()), &at, options()).err().unwrap();
+        assert!(matches!(refused, MountError::DeadMount(_)), "{refused}");
+        assert!(refused.to_string().contains("covey umount"));
+        // As a person would clear it, while a program still holds a file: lazily.
+        assert!(matches!(fuse::unmount(&at, Unmount::Polite), Err(UnmountError::Busy(_))));
+        fuse::unmount(&at, Unmount::Lazy).unwrap();
+        assert!(fuse::mount::find(&at).is_none());
+    });
+    drop(open);
+    // And the mountpoint is free for the next.
+    let again = Session::mount(Arc::new(Memory::new()), dir.path(), options()).unwrap();
+    std::fs::write(dir.path().join("new"), b"life").unwrap();
+    again.unmount(Unmount::Polite).unwrap();
+}
+
+#[test]
+fn what_others_changed_is_seen_after_a_notification() {
+    let Some(rig) = rig() else { return };
+    assert!(!rig.path("planted").exists());
+    let ino = rig.fs.plant(b"planted", b"first");
+    assert!(!rig.path("planted").exists(), "the kernel holds that it is not there");
+    let notifier = rig.session.notifier();
+    notifier.inval_entry(base::Ino::ROOT, b"planted");
+    notifier.inval_inode(base::Ino::ROOT, 0, 0);
+    notifier.settle();
+    assert_eq!(std::fs::read(rig.path("planted")).unwrap(), b"first");
+    rig.fs.overwrite(ino, b"FIRST");
+    assert_eq!(std::fs::read(rig.path("planted")).unwrap(), b"first", "the kernel's pages");
+    notifier.inval_inode(ino, 0, 0);
+    notifier.settle();
+    assert_eq!(std::fs::read(rig.path("planted")).unwrap(), b"FIRST");
+    notifier.deleted(base::Ino::ROOT, ino, b"planted");
+    notifier.settle();
+}
+
+/// A user other than root mounts through fusermount3: in a mount namespace of its own, where /dev/fuse is open to all
+/// as it is on most machines.
+#[test]
+fn others_mount_through_the_helper() {
+    if let Some(lack) = lacking() {
+        println!("no {lack}: skipped");
+        return;
+    }
+    for tool in ["fusermount3", "unshare", "setpriv"] {
+        if Command::new(tool).arg("--version").output().is_err() {
+            println!("no {tool}: skipped");
+            return;
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    // The test program itself must be within that user's reach.
+    std::fs::copy(std::env::current_exe().unwrap(), dir.path().join("server")).unwrap();
+    let script = format!(
+        "set -e
+        mkdir mnt && chown 65534:65534 mnt
+        mknod -m 666 fuse c 10 229 && mount --bind fuse /dev/fuse
+        nobody='setpriv --reuid 65534 --regid 65534 --clear-groups'
+        {SERVE}=$PWD/mnt $nobody ./server --exact trouble::helper_serve_until_killed --test-threads=1 >&2 &
+        for i in $(seq 500); do $nobody test -e mnt/there && break; sleep 0.02; done
+        $nobody cat mnt/there
+        $nobody sh -c 'echo written > mnt/new && cat mnt/new'
+        $nobody fusermount3 -u mnt
+        wait $!"
+    );
+    let done =
+        Command::new("unshare").args(["-m", "sh", "-c", &script]).current_dir(dir.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    assert_eq!(String::from_utf8_lossy(&done.stdout), "servedwritten\n", "{said}");
+}
+
+fn drop_pages(path: &Path) {
+    let file = File::open(path).unwrap();
+    file.sync_all().unwrap();
+    // SAFETY: the descriptor is open.
+    unsafe { libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, libc::POSIX_FADV_DONTNEED) };
+}
