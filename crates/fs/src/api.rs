@@ -352,7 +352,12 @@ pub trait Filesystem: Send + Sync {
 
     /// Hands `each` the entries from `position` (0: the start) on, `.` and `..` among them, until it breaks. An entry for which
     /// it broke was not taken. Entries that are there throughout a listing are seen exactly once, whatever comes and goes meanwhile.
-    fn readdir(&self, ino: Ino, position: u64, each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>) -> Result<()>;
+    fn readdir(
+        &self,
+        ino: Ino,
+        position: u64,
+        each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()>;
 
     /// The same with attributes, and one reference for each entry taken other than `.` and `..` (as by [`Filesystem::lookup`]).
     fn readdir_plus(

@@ -1,6 +1,13 @@
-//! Error numbers, as the kernel hands them to a program.
+//! Error numbers, as the kernel hands them to a program, and the one table that leads to them.
+//!
+//! Below this crate errors say what happened; here each becomes the number that tells a program what it can do. The
+//! table is exhaustive: a new kind of error does not compile until somebody has decided what a program is told.
 
 use std::fmt;
+
+use blob::BlobError;
+use meta::plan::Refusal;
+use meta::store::StoreError;
 
 /// A Linux error number, greater than 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -21,9 +28,41 @@ macro_rules! names {
 }
 
 names!(
-    EPERM, ENOENT, EINTR, EIO, ENXIO, E2BIG, EBADF, EAGAIN, ENOMEM, EACCES, EBUSY, EEXIST, EXDEV, ENODEV, ENOTDIR,
-    EISDIR, EINVAL, ETXTBSY, EFBIG, ENOSPC, ESPIPE, EROFS, EMLINK, ERANGE, ENAMETOOLONG, ENOSYS, ENOTEMPTY, ELOOP,
-    ENODATA, EOVERFLOW, EOPNOTSUPP, ETIMEDOUT, ESTALE, EDQUOT, ENOTTY,
+    EPERM,
+    ENOENT,
+    EINTR,
+    EIO,
+    ENXIO,
+    E2BIG,
+    EBADF,
+    EAGAIN,
+    ENOMEM,
+    EACCES,
+    EBUSY,
+    EEXIST,
+    EXDEV,
+    ENODEV,
+    ENOTDIR,
+    EISDIR,
+    EINVAL,
+    ETXTBSY,
+    EFBIG,
+    ENOSPC,
+    ESPIPE,
+    EROFS,
+    EMLINK,
+    ERANGE,
+    ENAMETOOLONG,
+    ENOSYS,
+    ENOTEMPTY,
+    ELOOP,
+    ENODATA,
+    EOVERFLOW,
+    EOPNOTSUPP,
+    ETIMEDOUT,
+    ESTALE,
+    EDQUOT,
+    ENOTTY,
 );
 
 impl fmt::Debug for Errno {
@@ -42,3 +81,96 @@ impl fmt::Display for Errno {
 }
 
 impl std::error::Error for Errno {}
+
+impl From<Refusal> for Errno {
+    fn from(refusal: Refusal) -> Errno {
+        match refusal {
+            Refusal::NotFound => Errno::ENOENT,
+            Refusal::Exists => Errno::EEXIST,
+            Refusal::NotDir => Errno::ENOTDIR,
+            Refusal::IsDir => Errno::EISDIR,
+            Refusal::NotEmpty => Errno::ENOTEMPTY,
+            Refusal::Invalid => Errno::EINVAL,
+            Refusal::NotPermitted => Errno::EPERM,
+            Refusal::TooManyLinks => Errno::EMLINK,
+            Refusal::TooLarge => Errno::EFBIG,
+            Refusal::NameTooLong => Errno::ENAMETOOLONG,
+            Refusal::NoAttribute => Errno::ENODATA,
+            Refusal::AttributeTooLarge => Errno::ERANGE,
+            Refusal::Busy => Errno::EBUSY,
+            Refusal::Unsupported => Errno::EOPNOTSUPP,
+            // The first two are met and answered inside; seeing one here is as bad as damage.
+            Refusal::MustOutline | Refusal::ContentGone | Refusal::Damaged => Errno::EIO,
+        }
+    }
+}
+
+impl From<&StoreError> for Errno {
+    fn from(error: &StoreError) -> Errno {
+        match error {
+            StoreError::Full => Errno::ENOSPC,
+            StoreError::Damaged(_) | StoreError::Unavailable(_) => Errno::EIO,
+        }
+    }
+}
+
+impl From<&BlobError> for Errno {
+    fn from(error: &BlobError) -> Errno {
+        match error {
+            BlobError::Full => Errno::ENOSPC,
+            BlobError::Missing(_)
+            | BlobError::Damaged { .. }
+            | BlobError::Unavailable(_)
+            | BlobError::Io(_) => Errno::EIO,
+        }
+    }
+}
+
+/// What goes wrong inside; it becomes an [`Errno`] where a request is answered, and is logged there.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The operation is not possible as things are.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The names could not be read or changed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Bytes could not be read or stored.
+    #[error(transparent)]
+    Blob(#[from] BlobError),
+    /// Decided here.
+    #[error("{0}")]
+    Errno(#[from] Errno),
+}
+
+impl From<&Error> for Errno {
+    fn from(error: &Error) -> Errno {
+        match error {
+            Error::Refused(refusal) => (*refusal).into(),
+            Error::Store(error) => error.into(),
+            Error::Blob(error) => error.into(),
+            Error::Errno(errno) => *errno,
+        }
+    }
+}
+
+impl From<meta::names::NamesError> for Error {
+    fn from(error: meta::names::NamesError) -> Error {
+        match error {
+            meta::names::NamesError::Refused(refusal) => Error::Refused(refusal),
+            meta::names::NamesError::Store(error) => Error::Store(error),
+        }
+    }
+}
+
+impl From<meta::record::BadRecord> for Error {
+    fn from(bad: meta::record::BadRecord) -> Error {
+        Error::Store(StoreError::Damaged(bad.to_string()))
+    }
+}
+
+impl From<blob::extent::BadPage> for Error {
+    fn from(bad: blob::extent::BadPage) -> Error {
+        Error::Store(StoreError::Damaged(bad.to_string()))
+    }
+}

@@ -2,10 +2,23 @@
 //!
 //! - [`api`]: the [`api::Filesystem`] trait, the types that cross it, and nothing else. A transport (`fuse`) knows
 //!   only this; so a volume, a null server and other backends can be mounted by the same transport.
-//! - [`errno`]: the one table from this crate's errors to error numbers.
+//! - [`volume`]: the real filesystem; `serve` is its face to the transport and `ops` what it does, one file per family.
+//! - `packs`, `gc`: where bytes go, and how they go away.
+//! - [`errno`]: the one table from errors to error numbers.
 
 pub mod api;
+mod bytes;
 pub mod errno;
+mod gc;
+mod numbers;
+mod ops;
+mod packs;
+mod refs;
+mod serve;
+mod space;
+pub mod stats;
+pub mod volume;
 
 pub use api::Filesystem;
 pub use errno::Errno;
+pub use volume::{FormatRequest, OpenError, Options, Parts, Volume};

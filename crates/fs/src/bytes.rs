@@ -1,0 +1,231 @@
+//! Bytes of files: reading what extents point to, and storing new ones.
+//!
+//! A read looks up the page's extents and then each pack. In between, a pack may be sealed, or compacted away and its blob deleted. So when
+//! bytes are not where they were said to be, the names are read again; only what is missing twice by the same names is lost, and that is EIO.
+
+use std::io;
+
+use base::size::BLOB_MAX;
+use base::{BlobId, Ino, PackNo};
+use blob::extent::{ExtentPage, Part};
+use blob::{BlobError, Extent};
+use meta::PackRow;
+use meta::plan::Op;
+use meta::plan::op::Piece;
+use meta::record::InodeRecord;
+
+use crate::errno::Error;
+use crate::packs::table::Place;
+use crate::packs::{Slot, Writer};
+use crate::volume::Core;
+
+/// How often names are read again when bytes were not where they said.
+const LOOKS: usize = 4;
+
+/// The page of a file that holds this byte, and where in the page it is.
+pub(crate) fn page_of(offset: u64) -> (u32, u32) {
+    ((offset / u64::from(BLOB_MAX)) as u32, (offset % u64::from(BLOB_MAX)) as u32)
+}
+
+/// Stored bytes of which no name speaks yet. Kept until the names are committed.
+#[derive(Default)]
+pub(crate) struct Stored {
+    pub(crate) pieces: Vec<Piece>,
+    slots: Vec<Slot>,
+}
+
+impl Core {
+    /// Reads a file of which `record` was just read. Answers how many bytes; fewer than asked only at the end.
+    pub(crate) fn read_file(
+        &self,
+        ino: Ino,
+        record: &InodeRecord,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize, Error> {
+        if offset >= record.size {
+            return Ok(0);
+        }
+        let len = (record.size - offset).min(buf.len() as u64) as usize;
+        let buf = &mut buf[..len];
+        if record.has(InodeRecord::INLINE) {
+            return self.read_inline(ino, offset, buf).map(|()| len);
+        }
+        let mut done = 0;
+        while done < len {
+            let (page, at) = page_of(offset + done as u64);
+            let part = (len - done).min((BLOB_MAX - at) as usize);
+            self.read_page(ino, page, at, &mut buf[done..done + part])?;
+            done += part;
+        }
+        Ok(len)
+    }
+
+    fn read_inline(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        let bytes = self.names.inline(ino)?;
+        let Some(bytes) = bytes else {
+            // It was moved to a pack since its record was read.
+            let (page, at) = page_of(offset);
+            return self.read_page(ino, page, at, buf);
+        };
+        let from = (offset as usize).min(bytes.len());
+        let have = (bytes.len() - from).min(buf.len());
+        buf[..have].copy_from_slice(&bytes[from..from + have]);
+        buf[have..].fill(0);
+        Ok(())
+    }
+
+    /// Reads a part of one page; holes are zeros.
+    fn read_page(&self, ino: Ino, page: u32, at: u32, buf: &mut [u8]) -> Result<(), Error> {
+        let mut before: Option<ExtentPage> = None;
+        for look in 0..LOOKS {
+            let extents = self.names.extents(ino, page)?;
+            match self.read_extents(&extents, at, buf) {
+                Err(error) if look + 1 < LOOKS && may_have_moved(&error) => {
+                    // The same names and fresh places said the same: it is lost.
+                    if look > 1 && before.as_ref() == Some(&extents) {
+                        return Err(error);
+                    }
+                    for extent in extents.extents() {
+                        self.table.drop(extent.pack);
+                    }
+                    before = Some(extents);
+                }
+                done => return done,
+            }
+        }
+        Ok(())
+    }
+
+    fn read_extents(&self, extents: &ExtentPage, at: u32, buf: &mut [u8]) -> Result<(), Error> {
+        let mut rest = buf;
+        for part in extents.parts(at, rest.len() as u32) {
+            match part {
+                Part::Hole { len, .. } => {
+                    let (zeros, after) = rest.split_at_mut(len as usize);
+                    zeros.fill(0);
+                    rest = after;
+                }
+                Part::Data(Extent { len, pack, offset, .. }) => {
+                    let (bytes, after) = rest.split_at_mut(len as usize);
+                    self.read_pack(pack, offset, bytes)?;
+                    rest = after;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a range of a pack, wherever its bytes are.
+    pub(crate) fn read_pack(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), Error> {
+        match self.place_of(pack)? {
+            Some(Place::Open) => self.parts.packs.read(pack, offset, buf)?,
+            Some(Place::Blob(blob)) => self.parts.source.read_at(&blob, offset, buf)?,
+            None => return Err(gone(pack)),
+        }
+        self.counters.read_bytes.add(buf.len() as u64);
+        Ok(())
+    }
+
+    pub(crate) fn place_of(&self, pack: PackNo) -> Result<Option<Place>, Error> {
+        if let Some(place) = self.table.get(pack) {
+            return Ok(Some(place));
+        }
+        let place = match self.pack_row(pack)? {
+            Some(PackRow::Open) => Place::Open,
+            Some(PackRow::Sealed { blob, .. } | PackRow::Condemned { blob, .. }) => Place::Blob(blob),
+            None => return Ok(None),
+        };
+        self.table.put(pack, place);
+        Ok(Some(place))
+    }
+
+    /// Stores bytes for a range of a file: a piece for each page that it touches.
+    pub(crate) fn store(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<Stored, Error> {
+        let mut stored = Stored::default();
+        self.store_into(&mut stored, ino, offset, data)?;
+        Ok(stored)
+    }
+
+    pub(crate) fn store_into(
+        &self,
+        stored: &mut Stored,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), Error> {
+        self.packs.wait_for_room();
+        let mut done = 0;
+        while done < data.len() {
+            let (page, at) = page_of(offset + done as u64);
+            let len = (data.len() - done).min((BLOB_MAX - at) as usize);
+            let bytes = &data[done..done + len];
+            let slot = self.store_range(Writer::Page(ino, page), bytes)?;
+            stored.pieces.push(Piece {
+                at: offset + done as u64,
+                len: len as u32,
+                pack: slot.pack(),
+                offset: slot.offset,
+                fresh: Some(blob::sums::crc32c(bytes)),
+            });
+            stored.slots.push(slot);
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes (at most 4 MiB) to an open pack.
+    pub(crate) fn store_range(&self, writer: Writer, bytes: &[u8]) -> Result<Slot, Error> {
+        let slot = self.packs.reserve(writer, bytes.len() as u32, || self.begin_pack())?;
+        match self.parts.packs.write(slot.pack(), slot.offset, bytes) {
+            Ok(()) => {
+                slot.filled();
+                self.counters.written_bytes.add(bytes.len() as u64);
+                Ok(slot)
+            }
+            Err(error) => {
+                slot.give_back();
+                if matches!(error, BlobError::Full) {
+                    self.space.met_full();
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    fn begin_pack(&self) -> Result<PackNo, Error> {
+        let pack = self.next_pack()?;
+        self.parts.packs.create(pack)?;
+        if let Err(error) = self.run(&Op::OpenPack { pack }) {
+            // Its file is empty and nothing knows it; if it cannot even go, the next open of the volume finds it.
+            let _ = self.parts.packs.discard(pack);
+            return Err(error);
+        }
+        self.table.put(pack, Place::Open);
+        Ok(pack)
+    }
+}
+
+/// Whether fresh names might say that the bytes are elsewhere.
+fn may_have_moved(error: &Error) -> bool {
+    match error {
+        Error::Blob(BlobError::Missing(_)) => true,
+        Error::Blob(BlobError::Io(error)) => {
+            matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof)
+        }
+        _ => false,
+    }
+}
+
+/// A pack that the names do not know.
+fn gone(pack: PackNo) -> Error {
+    Error::Blob(BlobError::Io(io::Error::new(
+        io::ErrorKind::NotFound,
+        format!("{pack:?} is named by an extent and is not in the pack table"),
+    )))
+}
+
+/// The name of a file's whole content.
+pub(crate) fn content_id(bytes: &[u8]) -> BlobId {
+    BlobId(*blake3::hash(bytes).as_bytes())
+}

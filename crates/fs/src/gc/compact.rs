@@ -1,0 +1,155 @@
+//! Moving live bytes out of packs that are mostly dead, or too small to be worth a blob.
+//!
+//! ```text
+//!   users of the pack ─► their extents in it ─► ranges, merged ─► copied to the pack of moved bytes
+//!                                                                            │
+//!        each user's page follows: extents that still point to the old range point to the new one
+//! ```
+//!
+//! A page that changed in between keeps its change: only what still refers to the old range follows. The old pack is
+//! left with no live byte, and is condemned like any other.
+
+use std::time::{Duration, Instant};
+
+use base::size::MIB;
+use base::{Ino, PackNo, time};
+use blob::Extent;
+use meta::plan::Op;
+use meta::plan::op::Move;
+
+use super::START;
+use crate::errno::Error;
+use crate::packs::{Slot, Writer};
+use crate::volume::Core;
+
+/// A round of compaction ends after so long, so that flushes and deletions are not late.
+const ROUND: Duration = Duration::from_millis(400);
+/// Packs chosen at a time.
+const CHOICE: usize = 16;
+/// Packs more live than this are never worth copying (percent).
+const FULL: u32 = 90;
+/// When nobody writes, packs less live than this are compacted without need (percent).
+const HALF: u32 = 50;
+/// Users read at a time.
+const USERS: usize = 1024;
+
+impl Core {
+    /// Whether there is room to copy before deleting. The last of it is left to the names.
+    pub(crate) fn may_copy(&self) -> bool {
+        let room = |space: blob::Space| space.available > crate::space::floor(space.total) / 2 + 4 * MIB;
+        !self.options.read_only && self.parts.packs.space().is_ok_and(room)
+    }
+
+    /// Compacts while there is too much dead, for a while; then a little of what is half dead, if nobody writes; then merges small packs.
+    pub(crate) fn compact_round(&self) -> Result<(), Error> {
+        let began = time::monotonic();
+        let in_time = |began: Instant| time::monotonic().saturating_duration_since(began) < ROUND;
+        while self.garbage.totals().exceeds(START) && in_time(began) && !self.stopping() {
+            let packs = self.garbage.emptiest(CHOICE, FULL);
+            if packs.is_empty() {
+                break;
+            }
+            self.compact(&packs)?;
+        }
+        if self.sweep.nobody_writes(self.counters.written_bytes.get() - self.counters.moved_bytes.get()) {
+            self.compact(&self.garbage.emptiest(CHOICE / 2, HALF))?;
+        }
+        let merge = self.garbage.to_merge();
+        self.compact(&merge)
+    }
+
+    fn compact(&self, packs: &[PackNo]) -> Result<(), Error> {
+        for pack in packs {
+            if self.stopping() {
+                return Ok(());
+            }
+            self.move_live(*pack)?;
+            self.judge_touched()?;
+        }
+        Ok(())
+    }
+
+    /// Copies all live bytes of a pack elsewhere, and lets what refers to them follow.
+    pub(crate) fn move_live(&self, pack: PackNo) -> Result<(), Error> {
+        let (users, mut ranges) = self.live_ranges(pack)?;
+        merge_ranges(&mut ranges);
+        let mut moved = Moved { from: pack, slots: Vec::new(), moves: Vec::new() };
+        for (offset, len) in ranges {
+            self.copy_range_of_pack(&mut moved, offset, len)?;
+        }
+        for (ino, page) in users {
+            self.run(&Op::Follow { ino, page, moves: &moved.moves })?;
+        }
+        // Also when nothing referred to it: it must be judged.
+        self.garbage.touch(&[pack]);
+        Ok(())
+    }
+
+    /// Who refers to a pack, and to which ranges of it.
+    fn live_ranges(&self, pack: PackNo) -> Result<(Vec<(Ino, u32)>, Vec<(u32, u32)>), Error> {
+        let (mut users, mut ranges) = (Vec::new(), Vec::new());
+        let mut from = (Ino(0), 0);
+        loop {
+            let batch = self.names.pack_users(pack, from, USERS)?;
+            for (ino, page) in &batch {
+                let extents = self.names.extents(*ino, *page)?;
+                let mine = extents.extents().iter().filter(|extent| extent.pack == pack);
+                ranges.extend(mine.map(|Extent { offset, len, .. }| (*offset, *len)));
+            }
+            users.extend_from_slice(&batch);
+            match batch.last() {
+                Some((ino, u32::MAX)) if batch.len() == USERS => from = (Ino(ino.0 + 1), 0),
+                Some((ino, page)) if batch.len() == USERS => from = (*ino, page + 1),
+                _ => return Ok((users, ranges)),
+            }
+        }
+    }
+
+    fn copy_range_of_pack(&self, moved: &mut Moved, offset: u32, len: u32) -> Result<(), Error> {
+        let mut bytes = vec![0; len as usize];
+        self.read_pack(moved.from, offset, &mut bytes)?;
+        let slot = self.store_range(Writer::Mover, &bytes)?;
+        self.counters.moved_bytes.add(u64::from(len));
+        moved.moves.push(Move {
+            from: moved.from,
+            from_offset: offset,
+            len,
+            to: slot.pack(),
+            to_offset: slot.offset,
+            crc: blob::sums::crc32c(&bytes),
+        });
+        moved.slots.push(slot);
+        Ok(())
+    }
+}
+
+/// What was copied, until all that refers to it has followed.
+struct Moved {
+    from: PackNo,
+    slots: Vec<Slot>,
+    moves: Vec<Move>,
+}
+
+/// Sorts ranges (offset, length) and joins those that touch or overlap.
+fn merge_ranges(ranges: &mut Vec<(u32, u32)>) {
+    ranges.sort_unstable();
+    ranges.dedup_by(|next, last| {
+        let joins = next.0 <= last.0 + last.1;
+        if joins {
+            last.1 = last.1.max(next.0 + next.1 - last.0);
+        }
+        joins
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::merge_ranges;
+
+    #[test]
+    fn ranges_that_touch_become_one() {
+        let mut ranges = vec![(10, 5), (0, 4), (4, 2), (12, 10), (30, 1), (10, 1)];
+        merge_ranges(&mut ranges);
+        assert_eq!(ranges, [(0, 6), (10, 12), (30, 1)]);
+    }
+}

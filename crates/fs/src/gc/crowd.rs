@@ -1,0 +1,100 @@
+//! Pages of many small extents are written anew as one.
+//!
+//! Small writes all over a file cut its pages into pieces, and each piece is a read of its own later and some ten bytes of the page's row, which
+//! every write to the page writes again. A rewrite costs up to 4 MiB. With `n` extents a rewrite spares the writes to come about `5 n`
+//! bytes of row each and costs them `8 MiB / n` each, so below some 1,300 extents it costs the writer more than it
+//! spares. Hence:
+//!
+//! - a page that nobody has written to for a moment is rewritten in the background: that is for the readers to come;
+//! - a page with more than [`FAR_TOO_MANY`] extents is rewritten whether it is quiet or not.
+
+use std::time::Duration;
+
+use base::size::BLOB_MAX;
+use base::{Ino, PackNo};
+use blob::Extent;
+use meta::plan::Op;
+use meta::plan::op::Move;
+
+use crate::errno::Error;
+use crate::packs::Writer;
+use crate::volume::Core;
+
+/// How long a page must have been left alone.
+const QUIET: Duration = Duration::from_secs(2);
+/// Pages rewritten in a round: at most 64 MiB in each second.
+const PER_ROUND: usize = 4;
+/// Fewer extents than this are no longer a crowd (somebody truncated or overwrote them).
+const FEW: usize = 32;
+/// Above this the row itself is the cost. See the module's essay.
+pub(crate) const FAR_TOO_MANY: usize = 1300;
+
+impl Core {
+    /// Rewrites some pages that were left alone.
+    pub(crate) fn crowd_round(&self) -> Result<(), Error> {
+        for (ino, page) in self.garbage.take_crowded(QUIET, PER_ROUND) {
+            if self.stopping() {
+                return Ok(());
+            }
+            self.rewrite_page(ino, page)?;
+        }
+        Ok(())
+    }
+
+    /// After a write that left a page crowded: rewrites it at once if it is far too crowded.
+    pub(crate) fn relieve(&self, crowded: &[(Ino, u32)]) -> Result<(), Error> {
+        for (ino, page) in crowded {
+            if self.names.extents(*ino, *page)?.extents().len() > FAR_TOO_MANY && self.may_copy() {
+                self.rewrite_page(*ino, *page)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies a page's bytes into one range of a pack and lets its extents follow. Whatever changes meanwhile stays changed.
+    pub(crate) fn rewrite_page(&self, ino: Ino, page: u32) -> Result<(), Error> {
+        let extents = self.names.extents(ino, page)?;
+        if extents.extents().len() < FEW {
+            return Ok(());
+        }
+        if refers_twice(extents.extents()) {
+            // It refers to the same bytes twice; a copy in one piece would have to store them twice.
+            return Ok(());
+        }
+        let pieces = extents.extents();
+        let total: u32 = pieces.iter().map(|extent| extent.len).sum();
+        let mut bytes = vec![0; total.min(BLOB_MAX) as usize];
+        let mut at = 0;
+        for extent in pieces {
+            let end = at + extent.len as usize;
+            self.read_pack(extent.pack, extent.offset, &mut bytes[at..end])?;
+            at = end;
+        }
+        let slot = self.store_range(Writer::Page(ino, page), &bytes)?;
+        self.counters.moved_bytes.add(bytes.len() as u64);
+        let mut at = 0;
+        let mut moves: Vec<Move> = Vec::with_capacity(pieces.len());
+        for extent in pieces {
+            let end = at + extent.len as usize;
+            moves.push(Move {
+                from: extent.pack,
+                from_offset: extent.offset,
+                len: extent.len,
+                to: slot.pack(),
+                to_offset: slot.offset + at as u32,
+                crc: blob::sums::crc32c(&bytes[at..end]),
+            });
+            at = end;
+        }
+        moves.sort_unstable_by_key(|step| (step.from, step.from_offset));
+        self.run(&Op::Follow { ino, page, moves: &moves })?;
+        Ok(())
+    }
+}
+
+/// Whether two of the extents refer to the same byte of a pack.
+fn refers_twice(extents: &[Extent]) -> bool {
+    let mut by_pack: Vec<(PackNo, u32, u32)> = extents.iter().map(|e| (e.pack, e.offset, e.len)).collect();
+    by_pack.sort_unstable();
+    by_pack.windows(2).any(|pair| pair[0].0 == pair[1].0 && pair[0].1 + pair[0].2 > pair[1].1)
+}

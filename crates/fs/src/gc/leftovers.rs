@@ -1,0 +1,130 @@
+//! What a crash or a kill left: open packs, condemned blobs, and the count of what is stored.
+//!
+//! Names are already a prefix of what was done when a volume is opened, and speak only of bytes that are there. So an open pack is
+//! judged by its row alone:
+//!
+//! | row | live bytes | what is done |
+//! |---|---|---|
+//! | none, condemned | | its file goes |
+//! | open | none | row and file go |
+//! | open | some | it is sealed as long as it is |
+//! | sealed | | sealed again (the origin may not have kept it), then its open name goes |
+
+use std::sync::atomic::Ordering;
+
+use base::PackNo;
+use base::size::BLOB_MAX;
+use meta::PackRow;
+use meta::plan::{Op, Refusal};
+
+use crate::errno::Error;
+use crate::volume::Core;
+
+/// Pack rows read at a time.
+const BATCH: usize = 1024;
+
+impl Core {
+    /// Deals with the open packs that were found. What the origin does not take now stays open and is taken later.
+    pub(crate) fn adopt_leftovers(&self) -> Result<(), Error> {
+        for (pack, len) in self.parts.packs.open_packs()? {
+            let len = u32::try_from(len).unwrap_or(u32::MAX).min(BLOB_MAX);
+            let adopted = match self.pack_row(pack)? {
+                None => {
+                    self.sweep.discard(pack);
+                    Ok(())
+                }
+                Some(PackRow::Condemned { .. }) => {
+                    self.sweep.discard(pack);
+                    Ok(())
+                }
+                Some(PackRow::Open) if self.names.pack_live(pack)? == 0 => self.forget_open(pack),
+                Some(PackRow::Open) => self.seal_leftover(pack, len),
+                Some(PackRow::Sealed { blob, size }) => self.reseal(pack, blob, size),
+            };
+            match adopted {
+                Ok(()) => {}
+                Err(Error::Blob(error)) => {
+                    self.report(&format!("{pack:?}, left open by the last run, stays open: {error}"));
+                    self.packs.adopt(pack, len);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn seal_leftover(&self, pack: PackNo, len: u32) -> Result<(), Error> {
+        let shared = self.blobs.read();
+        let blob = self.parts.packs.seal(pack, len)?;
+        self.run(&Op::SealPack { pack, blob, size: len })?;
+        drop(shared);
+        self.sweep.retire(pack);
+        Ok(())
+    }
+
+    fn reseal(&self, pack: PackNo, blob: base::BlobId, size: u32) -> Result<(), Error> {
+        if self.parts.origin.size(&blob)?.is_none() {
+            let again = self.parts.packs.seal(pack, size)?;
+            if again != blob {
+                // The blob it was is lost; a read of it says so. The bytes that are here are not its own.
+                self.report(&format!(
+                    "{pack:?} was sealed as {blob} and its bytes are now {again}: fsck says which files"
+                ));
+                return Ok(());
+            }
+        }
+        self.sweep.retire(pack);
+        Ok(())
+    }
+
+    /// Goes through the pack table: what is condemned goes on its way, what is open here and has no file is reported by fsck, and what is
+    /// sealed is counted.
+    pub(crate) fn count_packs(&self) -> Result<(), Error> {
+        let mut from = PackNo(0);
+        loop {
+            // Packs sealed from now on count themselves; the row read here may be either side of that.
+            let rows = self.names.packs(from, BATCH)?;
+            for (pack, row) in &rows {
+                self.count_pack(*pack, *row)?;
+                if self.stopping() {
+                    return Ok(());
+                }
+            }
+            match rows.last() {
+                Some((last, _)) if rows.len() == BATCH => from = PackNo(last.0 + 1),
+                _ => break,
+            }
+        }
+        self.garbage.all_counted();
+        Ok(())
+    }
+
+    fn count_pack(&self, pack: PackNo, row: PackRow) -> Result<(), Error> {
+        match row {
+            PackRow::Condemned { blob, size } => self.sweep.condemned(pack, blob, size),
+            PackRow::Sealed { size, .. } if pack < self.first_pack() && !self.packs.was_adopted(pack) => {
+                let live = self.names.pack_live(pack)?;
+                self.garbage.sealed(pack, size, live);
+                if live == 0 {
+                    self.garbage.touch(&[pack]);
+                }
+            }
+            // A pack that was opened and whose file a power cut took, or was never made: nothing can refer to it.
+            PackRow::Open if pack < self.first_pack() && !self.packs.has(pack) => {
+                if self.names.pack_live(pack)? == 0 {
+                    match self.run(&Op::ForgetPack { pack }) {
+                        Ok(_) | Err(Error::Refused(Refusal::Busy)) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
+            PackRow::Sealed { .. } | PackRow::Open => {}
+        }
+        Ok(())
+    }
+
+    /// Packs with lower numbers were there when the volume was opened.
+    fn first_pack(&self) -> PackNo {
+        PackNo(self.first_pack.load(Ordering::Acquire))
+    }
+}

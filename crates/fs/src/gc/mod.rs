@@ -1,0 +1,232 @@
+//! What nobody refers to any more, and how it goes.
+//!
+//! ```text
+//!   inode without a name, not held ──► reap ──► its extents' packs have fewer live bytes ("touched")
+//!                                                      │
+//!                      ┌──── no live byte ─────────────┴───────── few live bytes, or a small pack ────┐
+//!                      ▼                                                                              ▼
+//!               condemn (sealed)                                                        compact: copy the live ranges,
+//!               or forget (open)                                                        let the extents follow; then
+//!                      ▼                                                                no live byte is left
+//!               flush: no crash brings a name back that refers to it
+//!                      ▼
+//!               delete the blob, unless another pack is the same blob; forget the row
+//! ```
+//!
+//! **What is stored stays within twice of what is live.** Packs that lost bytes are known in memory ([`Garbage`]). While their dead
+//! bytes are more than [`START`] of what is live, the emptiest are compacted: the emptier a pack, the less is copied for what is freed. When
+//! they are more than [`HARD`], writers wait a little before each write, so that compaction keeps up.
+
+mod compact;
+pub(crate) mod crowd;
+mod leftovers;
+pub(crate) mod reap;
+pub(crate) mod sweep;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use base::size::MIB;
+use base::{Ino, PackNo, time};
+use hashbrown::{HashMap, HashSet};
+use parking_lot::{Condvar, Mutex};
+
+/// Compaction begins when dead bytes are more than this percentage of the live ones. The lower it is, the more is copied
+/// for each byte freed: at 70 the emptiest packs of a volume overwritten at random are about a third full.
+pub(crate) const START: u64 = 70;
+/// Writers wait from this percentage on.
+pub(crate) const HARD: u64 = 90;
+/// Volumes with little in them may have this much more dead than the percentages say.
+const SLACK: u64 = 8 * MIB;
+/// A sealed pack with fewer bytes is merged with others.
+pub(crate) const SMALL: u32 = MIB as u32;
+/// So many small packs are merged at once ...
+pub(crate) const MERGE_COUNT: usize = 16;
+/// ... or so many that they hold this together. Either way fewer packs come of it.
+pub(crate) const MERGE_BYTES: u64 = 4 * MIB;
+/// More packs than this are not remembered as partly dead; those left out are found when the volume is next counted.
+const KNOWN_MAX: usize = 512 << 10;
+/// A writer waits at most this long before a write.
+const HOLD_BACK: Duration = Duration::from_millis(50);
+
+/// A sealed pack that is partly dead.
+#[derive(Clone, Copy, Debug)]
+struct Partly {
+    size: u32,
+    live: u32,
+}
+
+#[derive(Default)]
+struct State {
+    /// Packs whose live bytes became fewer; not looked at yet.
+    touched: HashSet<PackNo>,
+    partly: HashMap<PackNo, Partly>,
+    /// Sealed packs under [`SMALL`], with their sizes.
+    small: HashMap<PackNo, u32>,
+    /// Crowded pages, and when each was last written to.
+    crowded: HashMap<(Ino, u32), Instant>,
+}
+
+/// What is known of dead bytes. See the [module](self).
+pub(crate) struct Garbage {
+    state: Mutex<State>,
+    /// Bytes of sealed packs, dead ones among them.
+    stored: AtomicU64,
+    packs: AtomicU64,
+    garbage: AtomicU64,
+    /// All packs have been counted since the volume was opened.
+    counted: AtomicBool,
+    /// Writers wait here while there is too much.
+    less: Condvar,
+    gate: Mutex<()>,
+}
+
+/// Sums over the sealed packs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stored {
+    pub(crate) stored_bytes: u64,
+    pub(crate) garbage_bytes: u64,
+    pub(crate) packs: u64,
+    pub(crate) counted: bool,
+}
+
+impl Stored {
+    /// Whether dead bytes are more than this percentage of the live ones.
+    pub(crate) fn exceeds(&self, percent: u64) -> bool {
+        let live = self.stored_bytes.saturating_sub(self.garbage_bytes);
+        self.counted && self.garbage_bytes > live / 100 * percent + SLACK
+    }
+}
+
+impl Garbage {
+    pub(crate) fn new() -> Garbage {
+        Garbage {
+            state: Mutex::default(),
+            stored: AtomicU64::new(0),
+            packs: AtomicU64::new(0),
+            garbage: AtomicU64::new(0),
+            counted: AtomicBool::new(false),
+            less: Condvar::new(),
+            gate: Mutex::default(),
+        }
+    }
+
+    /// These packs have fewer live bytes than before.
+    pub(crate) fn touch(&self, packs: &[PackNo]) {
+        self.state.lock().touched.extend(packs.iter().copied());
+    }
+
+    /// These pages have more extents than is good.
+    pub(crate) fn crowd(&self, pages: &[(Ino, u32)]) {
+        let now = time::monotonic();
+        let mut state = self.state.lock();
+        for page in pages {
+            state.crowded.insert(*page, now);
+        }
+    }
+
+    pub(crate) fn totals(&self) -> Stored {
+        Stored {
+            stored_bytes: self.stored.load(Ordering::Acquire),
+            garbage_bytes: self.garbage.load(Ordering::Acquire),
+            packs: self.packs.load(Ordering::Acquire),
+            counted: self.counted.load(Ordering::Acquire),
+        }
+    }
+
+    /// A pack was sealed (or found sealed).
+    pub(crate) fn sealed(&self, pack: PackNo, size: u32, live: u64) {
+        self.stored.fetch_add(u64::from(size), Ordering::AcqRel);
+        self.packs.fetch_add(1, Ordering::AcqRel);
+        if size < SMALL {
+            self.state.lock().small.insert(pack, size);
+        }
+        self.seen(pack, size, live);
+    }
+
+    /// A sealed pack has so many live bytes now.
+    pub(crate) fn seen(&self, pack: PackNo, size: u32, live: u64) {
+        let live = live.min(u64::from(size)) as u32;
+        let mut state = self.state.lock();
+        let before = state.partly.remove(&pack).map_or(0, |p| u64::from(p.size - p.live));
+        let mut dead = 0;
+        if live < size && state.partly.len() < KNOWN_MAX {
+            state.partly.insert(pack, Partly { size, live });
+            dead = u64::from(size - live);
+        }
+        self.garbage.fetch_add(dead, Ordering::AcqRel);
+        self.garbage.fetch_sub(before, Ordering::AcqRel);
+    }
+
+    /// A sealed pack is no more.
+    pub(crate) fn gone(&self, pack: PackNo, size: u32) {
+        self.seen(pack, size, u64::from(size));
+        self.state.lock().small.remove(&pack);
+        self.stored.fetch_sub(u64::from(size), Ordering::AcqRel);
+        self.packs.fetch_sub(1, Ordering::AcqRel);
+        if !self.totals().exceeds(HARD) {
+            self.less.notify_all();
+        }
+    }
+
+    /// All packs were counted.
+    pub(crate) fn all_counted(&self) {
+        self.counted.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn take_touched(&self) -> Vec<PackNo> {
+        self.state.lock().touched.drain().collect()
+    }
+
+    /// Slows a writer while there is far too much.
+    pub(crate) fn hold_back(&self) {
+        if self.totals().exceeds(HARD) {
+            let mut gate = self.gate.lock();
+            self.less.wait_for(&mut gate, HOLD_BACK);
+        }
+    }
+
+    /// The partly dead packs with the fewest live bytes for their size, at most `count`, none that is more than `percent` live.
+    pub(crate) fn emptiest(&self, count: usize, percent: u32) -> Vec<PackNo> {
+        let state = self.state.lock();
+        let share = |p: &Partly| u64::from(p.live) * 1000 / u64::from(p.size.max(1));
+        let mut found: Vec<(u64, PackNo)> = state
+            .partly
+            .iter()
+            .map(|(pack, partly)| (share(partly), *pack))
+            .filter(|(share, _)| *share < u64::from(percent) * 10)
+            .collect();
+        if found.len() > count {
+            found.select_nth_unstable(count);
+            found.truncate(count);
+        }
+        found.sort_unstable();
+        found.into_iter().map(|(_, pack)| pack).collect()
+    }
+
+    /// Small packs that are worth merging now, oldest first.
+    pub(crate) fn to_merge(&self) -> Vec<PackNo> {
+        let state = self.state.lock();
+        let total: u64 = state.small.values().map(|size| u64::from(*size)).sum();
+        if state.small.len() < 2 || (state.small.len() < MERGE_COUNT && total < MERGE_BYTES) {
+            return Vec::new();
+        }
+        let mut packs: Vec<PackNo> = state.small.keys().copied().collect();
+        packs.sort_unstable();
+        packs.truncate(256);
+        packs
+    }
+
+    /// Takes crowded pages that were left alone for `quiet`, at most `count`.
+    pub(crate) fn take_crowded(&self, quiet: Duration, count: usize) -> Vec<(Ino, u32)> {
+        let mut state = self.state.lock();
+        let now = time::monotonic();
+        let old = |at: &Instant| now.saturating_duration_since(*at) >= quiet;
+        let pages: Vec<(Ino, u32)> =
+            state.crowded.iter().filter(|(_, at)| old(at)).take(count).map(|(page, _)| *page).collect();
+        for page in &pages {
+            state.crowded.remove(page);
+        }
+        pages
+    }
+}

@@ -1,0 +1,172 @@
+//! Inodes that have lost their last name: they go when the kernel no longer refers to them.
+//!
+//! Each is removed in steps of bounded size, behind the requests. What a crash interrupts is found in the orphans' rows when the
+//! volume is opened next.
+
+use std::time::Duration;
+
+use base::Ino;
+use meta::plan::{Op, Refusal};
+use parking_lot::{Condvar, Mutex};
+
+use crate::errno::Error;
+use crate::volume::Core;
+
+/// Inodes reaped between two looks at what else there is.
+const BATCH: usize = 512;
+/// Whoever unlinks waits while more than this are to be reaped, so that the rows of what is gone do not pile up.
+const MANY: usize = 100_000;
+
+#[derive(Default)]
+struct Queue {
+    inos: Vec<Ino>,
+    /// The reaper works on a batch.
+    busy: bool,
+    stop: bool,
+}
+
+/// Inodes to look at.
+pub(crate) struct Reaper {
+    queue: Mutex<Queue>,
+    work: Condvar,
+    /// Some were reaped.
+    less: Condvar,
+}
+
+impl Reaper {
+    pub(crate) fn new() -> Reaper {
+        Reaper { queue: Mutex::default(), work: Condvar::new(), less: Condvar::new() }
+    }
+
+    /// These inodes have no name, or lost their last reference. Never waits.
+    pub(crate) fn push(&self, inos: &[Ino]) {
+        let mut queue = self.queue.lock();
+        queue.inos.extend_from_slice(inos);
+        if !queue.busy {
+            self.work.notify_one();
+        }
+    }
+
+    /// Waits a little while far too many are to be reaped.
+    pub(crate) fn hold_back(&self) {
+        let mut queue = self.queue.lock();
+        if queue.inos.len() > MANY && !queue.stop {
+            self.less.wait_for(&mut queue, Duration::from_millis(100));
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        self.queue.lock().stop = true;
+        self.work.notify_all();
+        self.less.notify_all();
+    }
+
+    /// Whether nothing is left to do.
+    pub(crate) fn is_idle(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.inos.is_empty() && !queue.busy
+    }
+
+    /// The next batch; none when told to stop.
+    fn next(&self) -> Option<Vec<Ino>> {
+        let mut queue = self.queue.lock();
+        queue.busy = false;
+        loop {
+            if queue.stop {
+                return None;
+            }
+            if !queue.inos.is_empty() {
+                queue.busy = true;
+                let from = queue.inos.len().saturating_sub(BATCH);
+                let batch = queue.inos.split_off(from);
+                if queue.inos.capacity() > 4 * BATCH && queue.inos.len() < queue.inos.capacity() / 4 {
+                    queue.inos.shrink_to(2 * BATCH);
+                }
+                self.less.notify_all();
+                return Some(batch);
+            }
+            self.work.wait(&mut queue);
+        }
+    }
+}
+
+impl Core {
+    /// The reaper's thread.
+    pub(crate) fn reaper(&self) {
+        if let Err(error) = self.queue_orphans() {
+            self.report(&format!("inodes without a name could not be listed: {error}"));
+        }
+        while let Some(mut batch) = self.reaper.next() {
+            self.refs.unheld(&mut batch);
+            for ino in batch {
+                if self.stopping() {
+                    break;
+                }
+                if let Err(error) = self.reap(ino) {
+                    self.report(&format!("{ino:?} has no name and could not be removed: {error}"));
+                }
+            }
+        }
+    }
+
+    /// What a crash or a kill left without a name.
+    fn queue_orphans(&self) -> Result<(), Error> {
+        let mut from = Ino(0);
+        loop {
+            let found = self.names.orphans(from, 4096)?;
+            let Some(last) = found.last() else { return Ok(()) };
+            from = Ino(last.0 + 1);
+            self.reaper.push(&found);
+            if self.stopping() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Removes an inode that has no name. A directory's entries, where a clone was left half built, go first.
+    pub(crate) fn reap(&self, ino: Ino) -> Result<(), Error> {
+        loop {
+            match self.run(&Op::Reap { ino }) {
+                Ok(change) if change.more => {}
+                Err(Error::Refused(Refusal::NotEmpty)) => self.empty_nameless(ino)?,
+                done => return done.map(drop),
+            }
+            if self.stopping() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Unlinks what is in a directory that has no name, the deepest first.
+    fn empty_nameless(&self, dir: Ino) -> Result<(), Error> {
+        let mut todo = vec![dir];
+        while let Some(&at) = todo.last() {
+            let mut deeper = false;
+            let batch = self.names.readdir(at, 0, 256)?;
+            if batch.is_empty() {
+                todo.pop();
+                continue;
+            }
+            for entry in &batch {
+                let removed = match entry.dentry.is_dir() {
+                    true => self.run(&Op::Rmdir { parent: at, name: &entry.name }),
+                    false => self.run(&Op::Unlink { parent: at, name: &entry.name }),
+                };
+                match removed {
+                    Err(Error::Refused(Refusal::NotEmpty)) => {
+                        todo.push(entry.dentry.ino);
+                        deeper = true;
+                        break;
+                    }
+                    Err(Error::Refused(Refusal::NotFound)) => {}
+                    Err(error) => return Err(error),
+                    Ok(_) => {}
+                }
+            }
+            if deeper && self.stopping() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}

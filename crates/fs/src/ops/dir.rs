@@ -1,0 +1,125 @@
+//! Listings.
+//!
+//! A position is a number that a listing can be resumed from with nothing remembered: 0 is the start, 1 follows `.`, 2 follows
+//! `..`, and a name stands at the number that its hash gives ([`meta::key::name_position`]). Two names may, at odds of one
+//! in 2^63, have the same number. They are then never parted: the first of them says that the listing goes on *at* their number, so
+//! that a reader whose buffer ended between them gets both again rather than only one.
+
+use std::ops::ControlFlow;
+
+use base::Ino;
+use meta::Key;
+use meta::names::Listed;
+use meta::record::InodeRecord;
+
+use crate::api::{DirEntry, Entry, FileKind};
+use crate::errno::{Errno, Error};
+use crate::volume::Core;
+
+/// Names read from the store at a time.
+const BATCH: usize = 256;
+
+impl Core {
+    pub(crate) fn readdir(
+        &self,
+        ino: Ino,
+        position: u64,
+        each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        self.list(ino, position, false, &mut |entry, _| each(entry))
+    }
+
+    pub(crate) fn readdir_plus(
+        &self,
+        ino: Ino,
+        position: u64,
+        each: &mut dyn FnMut(DirEntry<'_>, Option<&Entry>) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        let finding = self.refs.finding();
+        self.list(ino, position, true, &mut |entry, plus| {
+            let child = entry.ino;
+            let taken = each(entry, plus);
+            if taken.is_continue() && plus.is_some() {
+                finding.hold(child);
+            }
+            taken
+        })
+    }
+
+    fn list(
+        &self,
+        ino: Ino,
+        position: u64,
+        plus: bool,
+        each: &mut dyn FnMut(DirEntry<'_>, Option<&Entry>) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        let dir = self.inode(ino)?;
+        if !dir.is_dir() {
+            return Err(Errno::ENOTDIR.into());
+        }
+        let up = if ino == Ino::ROOT { ino } else { dir.parent };
+        let dots: [(&[u8], Ino); 2] = [(b".", ino), (b"..", up)];
+        for (at, (name, ino)) in dots.into_iter().enumerate().skip(position as usize) {
+            let dot = DirEntry { name, ino, kind: FileKind::Dir, next: at as u64 + 1 };
+            if each(dot, None).is_break() {
+                return Ok(());
+            }
+        }
+        let mut position = position.max(meta::key::FIRST_POSITION);
+        loop {
+            match self.list_batch(ino, position, plus, each)? {
+                ControlFlow::Continue(Some(next)) => position = next,
+                ControlFlow::Continue(None) | ControlFlow::Break(()) => return Ok(()),
+            }
+        }
+    }
+
+    /// Hands out one batch; answers where the next one begins, if there may be more.
+    fn list_batch(
+        &self,
+        dir: Ino,
+        position: u64,
+        plus: bool,
+        each: &mut dyn FnMut(DirEntry<'_>, Option<&Entry>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<(), Option<u64>>, Error> {
+        let batch = self.names.readdir(dir, position, BATCH)?;
+        let mut records = if plus { self.records_of(&batch)? } else { Vec::new() }.into_iter();
+        for (at, found) in batch.iter().enumerate() {
+            let follows = batch.get(at + 1).is_some_and(|next| next.position == found.position);
+            let next = if follows { found.position } else { found.position + 1 };
+            let record = records.next().flatten();
+            let entry = match record {
+                Some(record) if !is_gone(&record) => Some(self.entry_of(found.dentry.ino, &record)?),
+                // Unlinked since the batch was read.
+                _ if plus => continue,
+                _ => None,
+            };
+            let kind = FileKind::from_mode(found.dentry.kind).ok_or(Errno::EIO)?;
+            let row = DirEntry { name: &found.name, ino: found.dentry.ino, kind, next };
+            if each(row, entry.as_ref()).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        let next = batch.last().filter(|_| batch.len() >= BATCH).map(|last| last.position + 1);
+        Ok(ControlFlow::Continue(next))
+    }
+
+    /// The inodes of a batch, read together; a directory's counts and times are in further rows.
+    fn records_of(&self, batch: &[Listed]) -> Result<Vec<Option<InodeRecord>>, Error> {
+        let keys: Vec<Key> = batch.iter().map(|name| Key::inode(name.dentry.ino)).collect();
+        let rows = self.parts.store.get_many(&keys)?;
+        let mut records = Vec::with_capacity(batch.len());
+        for (name, row) in batch.iter().zip(rows) {
+            records.push(match row {
+                Some(_) if name.dentry.is_dir() => self.names.attr(name.dentry.ino)?,
+                Some(row) => Some(InodeRecord::decode(&row)?),
+                None => None,
+            });
+        }
+        Ok(records)
+    }
+}
+
+fn is_gone(record: &InodeRecord) -> bool {
+    record.nlink == 0
+}

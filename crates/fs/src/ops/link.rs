@@ -1,0 +1,42 @@
+//! More names, and fewer.
+
+use base::Ino;
+use meta::plan::{Change, Op};
+use meta::record::InodeRecord;
+
+use super::check_name;
+use crate::api::Entry;
+use crate::errno::{Errno, Error};
+use crate::volume::Core;
+
+impl Core {
+    /// The inode that a change speaks of, as it is afterwards.
+    pub(crate) fn outcome(&self, change: &Change) -> Result<(Ino, InodeRecord), Error> {
+        change.inode.ok_or(Error::Errno(Errno::EIO))
+    }
+
+    pub(crate) fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry, Error> {
+        check_name(name)?;
+        self.admit(0)?;
+        let finding = self.refs.finding();
+        let change = self.run(&Op::Link { ino, parent, name })?;
+        let (ino, record) = self.outcome(&change)?;
+        let entry = self.entry_of(ino, &record)?;
+        finding.hold(ino);
+        Ok(entry)
+    }
+
+    pub(crate) fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), Error> {
+        check_name(name)?;
+        self.run(&Op::Unlink { parent, name }).map(drop)
+    }
+
+    pub(crate) fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<(), Error> {
+        match name {
+            b"." => return Err(Errno::EINVAL.into()),
+            b".." => return Err(Errno::ENOTEMPTY.into()),
+            _ => check_name(name)?,
+        }
+        self.run(&Op::Rmdir { parent, name }).map(drop)
+    }
+}

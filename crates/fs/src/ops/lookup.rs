@@ -1,0 +1,108 @@
+//! Finding inodes, and letting go of them.
+
+use base::{Ino, Timestamp};
+use meta::record::{InodeRecord, mode};
+
+use super::check_name;
+use crate::api::{Attr, Entry, FileKind};
+use crate::errno::{Errno, Error};
+use crate::refs::Finding;
+use crate::volume::Core;
+
+/// What stat(2) shows of an inode.
+pub(crate) fn attr_of(ino: Ino, record: &InodeRecord) -> Result<Attr, Error> {
+    let damaged = || meta::store::StoreError::Damaged(format!("{ino:?} is of no kind that there is"));
+    Ok(Attr {
+        ino,
+        kind: FileKind::from_mode(record.mode).ok_or_else(damaged)?,
+        perm: (record.mode & mode::PERM) as u16,
+        nlink: record.nlink,
+        uid: record.uid,
+        gid: record.gid,
+        rdev: record.rdev,
+        size: record.size,
+        blocks: record.stored.div_ceil(512),
+        atime: record.atime,
+        mtime: record.mtime,
+        ctime: record.ctime,
+        btime: record.btime,
+    })
+}
+
+impl Core {
+    /// Finds a name; the caller's [`Finding`] counts the inode.
+    pub(crate) fn lookup_in(&self, finding: &Finding<'_>, parent: Ino, name: &[u8]) -> Result<Entry, Error> {
+        let (ino, record) = self.find(parent, name)?.ok_or(Errno::ENOENT)?;
+        let entry = self.entry_of(ino, &record)?;
+        finding.hold(ino);
+        Ok(entry)
+    }
+
+    pub(crate) fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry, Error> {
+        let finding = self.refs.finding();
+        self.lookup_in(&finding, parent, name)
+    }
+
+    /// What a name stands for, `.` and `..` too, without counting it.
+    pub(crate) fn find(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, InodeRecord)>, Error> {
+        if name == b"." || name == b".." {
+            let dir = self.attr(parent)?;
+            if !dir.is_dir() {
+                return Err(Errno::ENOTDIR.into());
+            }
+            if name == b"." {
+                return Ok(Some((parent, dir)));
+            }
+            let up = if parent == Ino::ROOT { parent } else { dir.parent };
+            return Ok(Some((up, self.attr(up)?)));
+        }
+        check_name(name)?;
+        match self.names.lookup(parent, name)? {
+            // The inode may have gone since the name was read.
+            Some(dentry) => Ok(self.names.attr(dentry.ino)?.filter(|r| r.nlink > 0).map(|r| (dentry.ino, r))),
+            None if self.inode(parent)?.is_dir() => Ok(None),
+            None => Err(Errno::ENOTDIR.into()),
+        }
+    }
+
+    /// The entry of an inode that was changed: what the change left behind is its newest record.
+    pub(crate) fn entry_of(&self, ino: Ino, record: &InodeRecord) -> Result<Entry, Error> {
+        Ok(Entry { attr: attr_of(ino, record)?, generation: 0 })
+    }
+
+    pub(crate) fn forget(&self, ino: Ino, count: u64) {
+        if self.refs.forget(ino, count) {
+            self.reaper.push(&[ino]);
+        }
+    }
+
+    pub(crate) fn getattr(&self, ino: Ino) -> Result<Attr, Error> {
+        attr_of(ino, &self.attr(ino)?)
+    }
+
+    pub(crate) fn readlink(&self, ino: Ino) -> Result<Vec<u8>, Error> {
+        let record = self.inode(ino)?;
+        if record.kind() != mode::S_IFLNK {
+            return Err(Errno::EINVAL.into());
+        }
+        match self.names.inline(ino)? {
+            Some(target) => Ok(target.to_vec()),
+            None => {
+                Err(meta::store::StoreError::Damaged(format!("{ino:?} is a link without a target")).into())
+            }
+        }
+    }
+
+    /// Moves the access time as `-o atime=relatime` has it: when it is not after the last change, or a day old.
+    pub(crate) fn touch_relative(&self, ino: Ino, record: &InodeRecord, now: Timestamp) {
+        const DAY_NANOS: i64 = 86_400_000_000_000;
+        let old = now.0.saturating_sub(record.atime.0) >= DAY_NANOS;
+        if !(old || record.atime <= record.mtime || record.atime <= record.ctime) {
+            return;
+        }
+        let set =
+            meta::plan::op::SetAttrs { atime: Some(now), ctime: Some(record.ctime), ..Default::default() };
+        // A time that cannot be kept is no reason for a read to fail.
+        let _ = self.run(&meta::plan::Op::SetAttr { ino, set });
+    }
+}

@@ -1,0 +1,29 @@
+//! The operations, one file per family. They speak of names and bytes and answer [`crate::errno::Error`]; `serve` turns
+//! that into what a transport wants.
+
+mod attr;
+mod create;
+mod dir;
+mod link;
+mod lookup;
+mod read;
+mod rename;
+mod space;
+mod sync;
+pub(crate) mod write;
+mod xattr;
+
+use base::size::NAME_MAX;
+
+use crate::errno::{Errno, Error};
+
+/// Refuses what cannot be a name.
+pub(crate) fn check_name(name: &[u8]) -> Result<(), Error> {
+    if name.len() > NAME_MAX {
+        return Err(Errno::ENAMETOOLONG.into());
+    }
+    if name.is_empty() || name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0) {
+        return Err(Errno::EINVAL.into());
+    }
+    Ok(())
+}

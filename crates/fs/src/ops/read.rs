@@ -1,0 +1,101 @@
+//! Reading, and finding data and holes.
+
+use base::size::BLOB_MAX;
+use base::{Ino, time};
+use meta::record::InodeRecord;
+
+use crate::api::{Seek, Waiting};
+use crate::bytes::page_of;
+use crate::errno::{Errno, Error};
+use crate::packs::table::Place;
+use crate::volume::{Atime, Core};
+
+impl Core {
+    pub(crate) fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        let record = self.file(ino)?;
+        let done = self.read_file(ino, &record, offset, buf)?;
+        if self.options.atime == Atime::Relative && !self.options.read_only && done > 0 {
+            self.touch_relative(ino, &record, time::now());
+        }
+        Ok(done)
+    }
+
+    pub(crate) fn would_wait(&self, request: Waiting) -> bool {
+        match request {
+            Waiting::Read { ino, offset, len } => !self.options.near && self.read_is_far(ino, offset, len),
+            Waiting::Sync => true,
+            Waiting::Change => false,
+        }
+    }
+
+    /// Whether a byte of the range is on no disk of this machine. What cannot be told is left to the read to find out.
+    fn read_is_far(&self, ino: Ino, offset: u64, len: u32) -> bool {
+        let end = offset.saturating_add(u64::from(len));
+        let (first, at) = page_of(offset);
+        let (last, _) = page_of(end.saturating_sub(1));
+        (first..=last).any(|page| {
+            let Ok(extents) = self.names.extents(ino, page) else { return false };
+            let from = if page == first { at } else { 0 };
+            let until = (end - u64::from(page) * u64::from(BLOB_MAX)).min(u64::from(BLOB_MAX)) as u32;
+            extents.extents().iter().filter(|e| e.at < until && e.end() > from).any(|e| {
+                matches!(self.place_of(e.pack), Ok(Some(Place::Blob(blob))) if !self.parts.source.is_near(&blob))
+            })
+        })
+    }
+
+    pub(crate) fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64, Error> {
+        let record = self.file(ino)?;
+        if offset >= record.size {
+            return Err(Errno::ENXIO.into());
+        }
+        if record.has(InodeRecord::INLINE) {
+            return Ok(match what {
+                Seek::Data => offset,
+                Seek::Hole => record.size,
+            });
+        }
+        let found = match what {
+            Seek::Data => self.next_data(ino, offset)?,
+            Seek::Hole => Some(self.next_hole(ino, offset, record.size)?),
+        };
+        match (found, what) {
+            (Some(at), Seek::Data) if at >= record.size => Err(Errno::ENXIO.into()),
+            (Some(at), _) => Ok(at.min(record.size)),
+            (None, _) => Err(Errno::ENXIO.into()),
+        }
+    }
+
+    fn next_data(&self, ino: Ino, offset: u64) -> Result<Option<u64>, Error> {
+        let (page, at) = page_of(offset);
+        let mut from = page;
+        // Pages without a row are holes: a sparse file of any size takes a step for each page that has data.
+        while let Some((found, extents)) = self.names.extent_pages(ino, from, 1)?.pop() {
+            let start = u64::from(found) * u64::from(BLOB_MAX);
+            if let Some(data) = extents.next_data(if found == page { at } else { 0 }) {
+                return Ok(Some(start + u64::from(data)));
+            }
+            match found.checked_add(1) {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        Ok(None)
+    }
+
+    fn next_hole(&self, ino: Ino, offset: u64, size: u64) -> Result<u64, Error> {
+        let (mut page, mut at) = page_of(offset);
+        loop {
+            let start = u64::from(page) * u64::from(BLOB_MAX);
+            if start >= size {
+                return Ok(size);
+            }
+            if let Some(hole) = self.names.extents(ino, page)?.next_hole(at) {
+                return Ok(start + u64::from(hole));
+            }
+            match page.checked_add(1) {
+                Some(next) => (page, at) = (next, 0),
+                None => return Ok(size),
+            }
+        }
+    }
+}

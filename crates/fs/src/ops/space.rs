@@ -1,0 +1,85 @@
+//! fallocate(2) and statfs(2).
+
+use base::Ino;
+use base::size::{FILE_MAX, INLINE_MAX};
+use meta::plan::op::Body;
+use meta::plan::{Op, Refusal};
+use meta::record::InodeRecord;
+
+use crate::api::{Allocate, StatFs};
+use crate::errno::{Errno, Error};
+use crate::volume::Core;
+
+/// What statfs(2) shows as free inodes: numbers do not run out, but tools divide by them.
+const INODES_FREE: u64 = 1 << 40;
+
+impl Core {
+    pub(crate) fn allocate(&self, ino: Ino, offset: u64, len: u64, how: Allocate) -> Result<(), Error> {
+        if len == 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let end = offset.checked_add(len).filter(|end| *end <= FILE_MAX).ok_or(Errno::EFBIG)?;
+        let _whole = self.lock_of(ino).write();
+        let record = self.file(ino)?;
+        let (punch, grow_to) = match how {
+            Allocate::Reserve { keep_size } => {
+                // Nothing is set aside: packs are append-only, so room set aside would be for other bytes. But what could never fit is refused.
+                self.admit(len)?;
+                (0, (!keep_size && end > record.size).then_some(end))
+            }
+            Allocate::PunchHole => (len, None),
+            Allocate::Zero { keep_size } => {
+                self.admit(0)?;
+                (len, (!keep_size && end > record.size).then_some(end))
+            }
+        };
+        if punch == 0 && grow_to.is_none() {
+            return Ok(());
+        }
+        if record.has(InodeRecord::INLINE) {
+            let size = grow_to.unwrap_or(record.size);
+            if size <= INLINE_MAX as u64 {
+                return self.zero_inline(ino, &record, offset, punch, size);
+            }
+            self.outline(ino)?;
+        }
+        loop {
+            match self.run(&Op::Punch { ino, offset, len: punch, grow_to }) {
+                Err(Error::Refused(Refusal::MustOutline)) => self.outline(ino)?,
+                Ok(change) if change.more => {}
+                done => return done.map(drop),
+            }
+        }
+    }
+
+    fn zero_inline(
+        &self,
+        ino: Ino,
+        record: &InodeRecord,
+        offset: u64,
+        len: u64,
+        size: u64,
+    ) -> Result<(), Error> {
+        let mut bytes = vec![0; record.size as usize];
+        self.read_file(ino, record, 0, &mut bytes)?;
+        bytes.resize(size as usize, 0);
+        let from = offset.min(size) as usize;
+        let to = offset.saturating_add(len).min(size) as usize;
+        bytes[from..to].fill(0);
+        let op =
+            Op::Write { ino, body: Body::Inline(&bytes), kill_suid_sgid: false, cached: false, intern: None };
+        self.run(&op).map(drop)
+    }
+
+    pub(crate) fn statfs(&self) -> Result<StatFs, Error> {
+        let space = self.parts.packs.space()?;
+        let totals = self.names.totals()?;
+        Ok(StatFs {
+            total: space.total,
+            free: space.available,
+            available: space.available.saturating_sub(crate::space::floor(space.total)),
+            inodes: totals.inodes,
+            inodes_free: INODES_FREE,
+        })
+    }
+}

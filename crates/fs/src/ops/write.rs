@@ -1,0 +1,240 @@
+//! Writing.
+//!
+//! ```text
+//!   whole file at most 512 bytes  ──► inline, under the file's lock taken whole
+//!   an inline file grows past that ─► all of it to a pack, likewise
+//!   a whole new file, 513 B..1 MiB ─► hashed: the same content may be there already
+//!   everything else                ─► to a pack first, then the names, sharing the lock
+//! ```
+
+use base::size::{FILE_MAX, INLINE_MAX, MIB};
+use base::{BlobId, Ino, time};
+use meta::plan::op::{Body, Piece};
+use meta::plan::{Op, Refusal};
+use meta::record::InodeRecord;
+
+use crate::api::Caller;
+use crate::bytes::{Stored, content_id};
+use crate::errno::{Errno, Error};
+use crate::volume::Core;
+
+/// The largest content that is looked up by its hash as a whole.
+const WHOLE_MAX: usize = MIB as usize;
+
+/// How a write was asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct How {
+    pub(crate) kill_suid_sgid: bool,
+    pub(crate) cached: bool,
+}
+
+impl Core {
+    pub(crate) fn write(&self, ino: Ino, offset: u64, data: &[u8], how: How) -> Result<(), Error> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_MAX).ok_or(Errno::EFBIG)?;
+        self.admit(data.len() as u64)?;
+        self.garbage.hold_back();
+        let record = self.file(ino)?;
+        if record.has(InodeRecord::INLINE) || (end <= INLINE_MAX as u64 && is_blank(&record)) {
+            return self.write_small(ino, offset, data, how);
+        }
+        if offset == 0
+            && record.size == 0
+            && record.stored == 0
+            && data.len() > INLINE_MAX
+            && data.len() <= WHOLE_MAX
+        {
+            return self.write_whole(ino, data, how);
+        }
+        let stored = self.store(ino, offset, data)?;
+        let _shared = self.lock_of(ino).read();
+        match self.commit_write(ino, Body::Packed(&stored.pieces), how, None) {
+            Err(Error::Refused(Refusal::MustOutline)) => {}
+            done => return done,
+        }
+        drop(_shared);
+        self.write_small(ino, offset, data, how)
+    }
+
+    fn commit_write(&self, ino: Ino, body: Body<'_>, how: How, intern: Option<BlobId>) -> Result<(), Error> {
+        let How { kill_suid_sgid, cached } = how;
+        let op = Op::Write { ino, body, kill_suid_sgid, cached, intern };
+        let change = self.run_as(&Caller::default(), time::now(), &op)?;
+        if !change.crowded.is_empty() {
+            // The write is done; that its page could not be put in order is no failure of the write.
+            let _ = self.relieve(&change.crowded);
+        }
+        Ok(())
+    }
+
+    /// A write to a file that is kept inline, or could be.
+    fn write_small(&self, ino: Ino, offset: u64, data: &[u8], how: How) -> Result<(), Error> {
+        let _whole = self.lock_of(ino).write();
+        let record = self.file(ino)?;
+        let end = offset + data.len() as u64;
+        let inline = record.has(InodeRecord::INLINE);
+        if (inline || is_blank(&record)) && end.max(record.size) <= INLINE_MAX as u64 {
+            let mut bytes =
+                if inline { self.inline_bytes(ino, &record)? } else { vec![0; record.size as usize] };
+            bytes.resize(record.size.max(end) as usize, 0);
+            bytes[offset as usize..end as usize].copy_from_slice(data);
+            return self.commit_write(ino, Body::Inline(&bytes), how, None);
+        }
+        let stored = if inline {
+            self.store_over_inline(ino, &record, offset, data)?
+        } else {
+            self.store(ino, offset, data)?
+        };
+        self.commit_write(ino, Body::Packed(&stored.pieces), how, None)
+    }
+
+    /// Stores an inline file's bytes with `data` written over them, so that all of it is packed.
+    fn store_over_inline(
+        &self,
+        ino: Ino,
+        record: &InodeRecord,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Stored, Error> {
+        let mut old = self.inline_bytes(ino, record)?;
+        let mut stored = Stored::default();
+        if offset > old.len() as u64 {
+            self.store_into(&mut stored, ino, 0, &old)?;
+            self.store_into(&mut stored, ino, offset, data)?;
+            return Ok(stored);
+        }
+        let tail_from = (offset as usize + data.len()).min(old.len());
+        let tail = old.split_off(tail_from);
+        old.truncate(offset as usize);
+        old.extend_from_slice(data);
+        old.extend_from_slice(&tail);
+        self.store_into(&mut stored, ino, 0, &old)?;
+        Ok(stored)
+    }
+
+    fn inline_bytes(&self, ino: Ino, record: &InodeRecord) -> Result<Vec<u8>, Error> {
+        let mut bytes = self.names.inline(ino)?.map(|bytes| bytes.to_vec()).unwrap_or_default();
+        bytes.resize(record.size.min(INLINE_MAX as u64) as usize, 0);
+        Ok(bytes)
+    }
+
+    /// Moves an inline file's bytes to a pack. The caller holds the file's lock, whole.
+    pub(crate) fn outline(&self, ino: Ino) -> Result<(), Error> {
+        let record = self.file(ino)?;
+        if !record.has(InodeRecord::INLINE) {
+            return Ok(());
+        }
+        let bytes = self.inline_bytes(ino, &record)?;
+        let stored = self.store(ino, 0, &bytes)?;
+        // As a cached write: no time moves because bytes moved.
+        let how = How { cached: true, ..How::default() };
+        self.commit_write(ino, Body::Packed(&stored.pieces), how, None)
+    }
+
+    /// The whole content of an empty file: perhaps it is stored already.
+    fn write_whole(&self, ino: Ino, data: &[u8], how: How) -> Result<(), Error> {
+        let hash = content_id(data);
+        if let Some(found) = self.names.content(&hash)?.filter(|found| found.len as usize == data.len()) {
+            let piece = Piece { at: 0, len: found.len, pack: found.pack, offset: found.offset, fresh: None };
+            let _shared = self.lock_of(ino).read();
+            match self.commit_write(ino, Body::Packed(&[piece]), how, None) {
+                Err(Error::Refused(Refusal::ContentGone)) => {}
+                Err(Error::Refused(Refusal::MustOutline)) => {
+                    drop(_shared);
+                    return self.write_small(ino, 0, data, how);
+                }
+                done => {
+                    if done.is_ok() {
+                        self.counters.dedup_hits.add(1);
+                        self.counters.dedup_bytes.add(data.len() as u64);
+                    }
+                    return done;
+                }
+            }
+        }
+        let stored = self.store(ino, 0, data)?;
+        let _shared = self.lock_of(ino).read();
+        match self.commit_write(ino, Body::Packed(&stored.pieces), how, Some(hash)) {
+            Err(Error::Refused(Refusal::MustOutline)) => {}
+            done => return done,
+        }
+        drop(_shared);
+        self.write_small(ino, 0, data, how)
+    }
+
+    /// Copies a range by names only. Answers how many bytes.
+    pub(crate) fn copy_range(
+        &self,
+        from: Ino,
+        from_offset: u64,
+        to: Ino,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<u64, Error> {
+        self.admit(0)?;
+        let source = self.file(from)?;
+        self.file(to)?;
+        let len = len.min(source.size.saturating_sub(from_offset));
+        if len == 0 {
+            return Ok(0);
+        }
+        if to_offset.checked_add(len).is_none_or(|end| end > FILE_MAX) {
+            return Err(Errno::EFBIG.into());
+        }
+        if from == to && from_offset < to_offset + len && to_offset < from_offset + len {
+            return Err(Errno::EINVAL.into());
+        }
+        if source.has(InodeRecord::INLINE) {
+            let mut bytes = vec![0; len as usize];
+            let done = self.read_file(from, &source, from_offset, &mut bytes)?;
+            self.write(to, to_offset, &bytes[..done], How::default())?;
+            return Ok(done as u64);
+        }
+        self.with_both(from, to, || self.copy_locked(from, from_offset, to, to_offset, len))
+    }
+
+    fn copy_locked(
+        &self,
+        from: Ino,
+        from_offset: u64,
+        to: Ino,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<u64, Error> {
+        let mut done = 0;
+        while done < len {
+            let op = Op::CopyRange {
+                from,
+                from_offset: from_offset + done,
+                to,
+                to_offset: to_offset + done,
+                len: len - done,
+            };
+            match self.run(&op) {
+                Err(Error::Refused(Refusal::MustOutline)) => {
+                    self.outline(from)?;
+                    self.outline(to)?;
+                }
+                Ok(change) if change.done == 0 => break,
+                Ok(change) => done += change.done,
+                // What was copied before stays copied, and the caller is told how much that is.
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// The extents of the page that a byte is in.
+    #[cfg(test)]
+    pub(crate) fn extents_at(&self, ino: Ino, offset: u64) -> blob::ExtentPage {
+        self.names.extents(ino, crate::bytes::page_of(offset).0).unwrap()
+    }
+}
+
+/// A file without any stored byte that is small enough to be inline.
+fn is_blank(record: &InodeRecord) -> bool {
+    record.stored == 0 && record.size <= INLINE_MAX as u64
+}

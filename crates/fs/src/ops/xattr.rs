@@ -1,0 +1,68 @@
+//! Extended attributes and access control lists.
+
+use base::Ino;
+use base::size::NAME_MAX;
+use meta::plan::Op;
+
+use crate::api::XattrMode;
+use crate::errno::{Errno, Error};
+use crate::volume::Core;
+
+/// Names of attributes that a file may have; `system` is only for ACLs, which the planner checks.
+const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system."];
+
+fn check_xattr_name(name: &[u8]) -> Result<(), Error> {
+    if name.len() > NAME_MAX {
+        return Err(Errno::ERANGE.into());
+    }
+    if !NAMESPACES.iter().any(|space| name.starts_with(space)) || name.contains(&0) {
+        return Err(Errno::EOPNOTSUPP.into());
+    }
+    if NAMESPACES.contains(&name) {
+        return Err(Errno::EINVAL.into());
+    }
+    Ok(())
+}
+
+impl Core {
+    pub(crate) fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Error> {
+        check_xattr_name(name)?;
+        match self.names.xattr(ino, name)? {
+            Some(value) => Ok(value.to_vec()),
+            None => Err(Errno::ENODATA.into()),
+        }
+    }
+
+    pub(crate) fn setxattr(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+        kill_sgid: bool,
+    ) -> Result<(), Error> {
+        check_xattr_name(name)?;
+        self.admit(0)?;
+        let mode = match mode {
+            XattrMode::Set => meta::plan::op::XattrMode::Set,
+            XattrMode::Create => meta::plan::op::XattrMode::Create,
+            XattrMode::Replace => meta::plan::op::XattrMode::Replace,
+        };
+        self.run(&Op::SetXattr { ino, name, value, mode, kill_sgid }).map(drop)
+    }
+
+    pub(crate) fn listxattr(&self, ino: Ino) -> Result<Vec<u8>, Error> {
+        self.inode(ino)?;
+        let mut list = Vec::new();
+        for name in self.names.xattrs(ino)? {
+            list.extend_from_slice(&name);
+            list.push(0);
+        }
+        Ok(list)
+    }
+
+    pub(crate) fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<(), Error> {
+        check_xattr_name(name)?;
+        self.run(&Op::RemoveXattr { ino, name }).map(drop)
+    }
+}

@@ -1,0 +1,398 @@
+//! This node's open packs: where new bytes go.
+//!
+//! ```text
+//!             full mebibytes             everything else          what compaction moves
+//!                   |                          |                          |
+//!        a pack for each (file, page)     the shared pack          the pack of moved bytes
+//!                   \__________________________|__________________________/
+//!                                 full, idle or one too many
+//!                                              v
+//!                                   closed: no new ranges are given
+//!                                              v      the last slot is given back
+//!                                      sealed ([`seal`])
+//! ```
+//!
+//! A *slot* is a range of an open pack that was given to one writer. It is held until the names that mention the range
+//! are committed (or the write was given up): a closed pack without slots has exactly the live bytes that the names
+//! say, so it can be judged and sealed. Ranges are given under a short lock; bytes are written outside of it.
+//!
+//! Full mebibytes of a large file go to a pack of that page's own, so that a large file becomes whole blobs that can be
+//! found again, moved and deleted with it. Small writes share a pack, so that small files cost no blob each.
+
+mod seal;
+pub(crate) mod table;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use base::size::{BLOB_MAX, MIB};
+use base::{Ino, PackNo, time};
+use hashbrown::HashMap;
+use parking_lot::{Condvar, Mutex};
+
+/// A write of at least this many bytes begins a pack of the page's own.
+pub(crate) const OWN_PACK_MIN: u32 = MIB as u32;
+/// More packs of pages' own than this are not kept open: each is a file descriptor and up to 4 MiB that no CRC guards yet.
+const OWN_PACKS_MAX: usize = 32;
+/// A pack that nothing was added to for so long is sealed.
+const IDLE: Duration = Duration::from_secs(1);
+/// A pack under 1 MiB waits longer, because it would have to be merged with others later.
+const IDLE_SMALL: Duration = Duration::from_secs(5);
+/// Writers wait (for a while) when so many closed packs await sealing.
+const CLOSED_MAX: usize = 48;
+
+/// Who writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writer {
+    /// A file's page.
+    Page(Ino, u32),
+    /// Compaction.
+    Mover,
+}
+
+/// An open pack.
+#[derive(Debug)]
+pub(crate) struct OpenPack {
+    pub(crate) no: PackNo,
+    /// Bytes given out.
+    given: AtomicU32,
+    /// Where the last written byte ends: what is sealed.
+    written: AtomicU32,
+    /// Slots not given back.
+    slots: AtomicU32,
+    /// When a range was last given, in ms since the packs were opened.
+    last_ms: AtomicU64,
+}
+
+impl OpenPack {
+    /// How long the pack is: where its last written byte ends.
+    pub(crate) fn len(&self) -> u32 {
+        self.written.load(Ordering::Acquire)
+    }
+}
+
+/// A range of an open pack that only its holder writes.
+pub(crate) struct Slot {
+    pack: Arc<OpenPack>,
+    pub(crate) offset: u32,
+    len: u32,
+    packs: Arc<Shared>,
+}
+
+impl Slot {
+    pub(crate) fn pack(&self) -> PackNo {
+        self.pack.no
+    }
+
+    /// The range holds its bytes now.
+    pub(crate) fn filled(&self) {
+        self.pack.written.fetch_max(self.offset + self.len, Ordering::AcqRel);
+    }
+
+    /// The bytes could not be written. The range is given again if it is the last one.
+    pub(crate) fn give_back(self) {
+        let end = self.offset + self.len;
+        // Under the lock: a range given between the test and the change would otherwise be given twice.
+        let _state = self.packs.state.lock();
+        let given = &self.pack.given;
+        let _ = given.compare_exchange(end, self.offset, Ordering::AcqRel, Ordering::Acquire);
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if self.pack.slots.fetch_sub(1, Ordering::AcqRel) == 1
+            && self.packs.closed.load(Ordering::Acquire) > 0
+        {
+            self.packs.wake_sealer();
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    shared: Option<Arc<OpenPack>>,
+    moved: Option<Arc<OpenPack>>,
+    own: HashMap<(Ino, u32), Arc<OpenPack>>,
+    /// Packs that get no more ranges, oldest first; sealed when their slots are back.
+    closed: Vec<Arc<OpenPack>>,
+    /// Closed packs that are being sealed right now.
+    sealing: Vec<PackNo>,
+    /// Packs of the last run that could not be sealed at once.
+    adopted: Vec<PackNo>,
+    /// The sealer was told that there is something to do.
+    woken: bool,
+    stop: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// The sealer waits here.
+    work: Condvar,
+    /// Writers wait here while too much awaits sealing.
+    room: Condvar,
+    /// Packs closed and not yet sealed.
+    closed: AtomicU32,
+    started: Instant,
+}
+
+impl Shared {
+    fn wake_sealer(&self) {
+        let mut state = self.state.lock();
+        state.woken = true;
+        drop(state);
+        self.work.notify_one();
+    }
+
+    fn now_ms(&self) -> u64 {
+        time::monotonic().duration_since(self.started).as_millis() as u64
+    }
+}
+
+/// The open packs. See the [module](self).
+#[derive(Clone)]
+pub(crate) struct Packs(Arc<Shared>);
+
+impl Packs {
+    pub(crate) fn new() -> Packs {
+        Packs(Arc::new(Shared {
+            state: Mutex::default(),
+            work: Condvar::new(),
+            room: Condvar::new(),
+            closed: AtomicU32::new(0),
+            started: time::monotonic(),
+        }))
+    }
+
+    /// Gives `len` bytes (1 to 4 MiB) of an open pack. `begin` makes a new pack and answers its number; it is called under the lock,
+    /// once for every 4 MiB.
+    pub(crate) fn reserve<E>(
+        &self,
+        writer: Writer,
+        len: u32,
+        begin: impl FnOnce() -> Result<PackNo, E>,
+    ) -> Result<Slot, E> {
+        let mut state = self.0.state.lock();
+        let mut closed = false;
+        let pack = match Self::place(&mut state, writer, len) {
+            Some(pack) => pack,
+            None => {
+                let pack = Arc::new(OpenPack {
+                    no: begin()?,
+                    given: AtomicU32::new(0),
+                    written: AtomicU32::new(0),
+                    slots: AtomicU32::new(0),
+                    last_ms: AtomicU64::new(0),
+                });
+                closed = self.begin_at(&mut state, writer, len, pack.clone());
+                pack
+            }
+        };
+        let offset = pack.given.fetch_add(len, Ordering::AcqRel);
+        pack.slots.fetch_add(1, Ordering::AcqRel);
+        pack.last_ms.store(self.0.now_ms(), Ordering::Release);
+        if offset + len == BLOB_MAX {
+            closed |= self.close(&mut state, &pack);
+        }
+        if closed {
+            state.woken = true;
+            self.0.work.notify_one();
+        }
+        Ok(Slot { pack, offset, len, packs: self.0.clone() })
+    }
+
+    /// The pack that has room for this write, if one is open.
+    fn place(state: &mut State, writer: Writer, len: u32) -> Option<Arc<OpenPack>> {
+        let fits = |pack: &&Arc<OpenPack>| pack.given.load(Ordering::Acquire) + len <= BLOB_MAX;
+        match writer {
+            Writer::Mover => state.moved.as_ref().filter(fits).cloned(),
+            Writer::Page(ino, page) => {
+                let own = if state.own.is_empty() { None } else { state.own.get(&(ino, page)).filter(fits) };
+                match own {
+                    Some(own) => Some(own.clone()),
+                    None if len < OWN_PACK_MIN => state.shared.as_ref().filter(fits).cloned(),
+                    None => None,
+                }
+            }
+        }
+    }
+
+    /// Puts a new pack in its place; what was there is closed. True if something was closed.
+    fn begin_at(&self, state: &mut State, writer: Writer, len: u32, pack: Arc<OpenPack>) -> bool {
+        let before = match writer {
+            Writer::Mover => state.moved.replace(pack),
+            Writer::Page(ino, page) if len >= OWN_PACK_MIN => {
+                let before = state.own.insert((ino, page), pack);
+                let oldest = state.own.iter().min_by_key(|(_, p)| p.last_ms.load(Ordering::Acquire).max(1));
+                match oldest {
+                    Some((key, _))
+                        if before.is_none() && state.own.len() > OWN_PACKS_MAX && *key != (ino, page) =>
+                    {
+                        let key = *key;
+                        state.own.remove(&key)
+                    }
+                    _ => before,
+                }
+            }
+            Writer::Page(..) => state.shared.replace(pack),
+        };
+        let Some(before) = before else {
+            return false;
+        };
+        self.push_closed(state, before);
+        true
+    }
+
+    /// Takes the pack out of where writers find it.
+    fn close(&self, state: &mut State, pack: &Arc<OpenPack>) -> bool {
+        let is = |other: &Arc<OpenPack>| Arc::ptr_eq(other, pack);
+        if state.shared.as_ref().is_some_and(is) {
+            state.shared = None;
+        } else if state.moved.as_ref().is_some_and(is) {
+            state.moved = None;
+        } else {
+            state.own.retain(|_, other| !is(other));
+        }
+        self.push_closed(state, pack.clone());
+        true
+    }
+
+    fn push_closed(&self, state: &mut State, pack: Arc<OpenPack>) {
+        state.closed.push(pack);
+        self.0.closed.store(state.closed.len() as u32, Ordering::Release);
+    }
+
+    /// Waits, but not long, while more awaits sealing than should.
+    pub(crate) fn wait_for_room(&self) {
+        if self.0.closed.load(Ordering::Acquire) as usize <= CLOSED_MAX {
+            return;
+        }
+        let mut state = self.0.state.lock();
+        if state.closed.len() > CLOSED_MAX {
+            self.0.room.wait_for(&mut state, Duration::from_millis(200));
+        }
+    }
+
+    /// Closes every pack, or those that were idle for long enough.
+    fn close_idle(&self, state: &mut State, all: bool) {
+        let now = self.0.now_ms();
+        let old = |pack: &Arc<OpenPack>| {
+            let idle = now.saturating_sub(pack.last_ms.load(Ordering::Acquire));
+            let small = u64::from(pack.given.load(Ordering::Acquire)) < MIB;
+            all || u128::from(idle) >= if small { IDLE_SMALL } else { IDLE }.as_millis()
+        };
+        let mut out: Vec<Arc<OpenPack>> = Vec::new();
+        out.extend(state.shared.take_if(|pack| old(pack)));
+        out.extend(state.moved.take_if(|pack| old(pack)));
+        state.own.retain(|_, pack| {
+            let keep = !old(pack);
+            if !keep {
+                out.push(pack.clone());
+            }
+            keep
+        });
+        out.into_iter().for_each(|pack| self.push_closed(state, pack));
+    }
+
+    /// Closes every open pack, so that all of them are sealed soon.
+    pub(crate) fn close_all(&self) {
+        let mut state = self.0.state.lock();
+        self.close_idle(&mut state, true);
+        state.woken = true;
+        self.0.work.notify_one();
+    }
+
+    /// Waits until there is a closed pack without slots, and takes it; none after `timeout`, or when told to stop.
+    fn next_to_seal(&self, timeout: Duration) -> Option<Arc<OpenPack>> {
+        let mut state = self.0.state.lock();
+        for waited in [false, true] {
+            self.close_idle(&mut state, false);
+            let ready = |pack: &Arc<OpenPack>| pack.slots.load(Ordering::Acquire) == 0;
+            if let Some(at) = state.closed.iter().position(ready) {
+                let pack = state.closed.remove(at);
+                state.sealing.push(pack.no);
+                self.0.closed.store(state.closed.len() as u32, Ordering::Release);
+                return Some(pack);
+            }
+            if waited || state.stop {
+                break;
+            }
+            if !state.woken {
+                self.0.work.wait_for(&mut state, timeout);
+            }
+            state.woken = false;
+        }
+        None
+    }
+
+    /// The pack taken by [`Packs::next_to_seal`] is done with, or goes back to be sealed later.
+    fn sealed(&self, pack: Arc<OpenPack>, again: bool) {
+        let mut state = self.0.state.lock();
+        state.sealing.retain(|no| *no != pack.no);
+        if again {
+            self.push_closed(&mut state, pack);
+        }
+        drop(state);
+        self.0.room.notify_all();
+    }
+
+    /// Takes in a pack that the last run left open; it is sealed when that is possible again.
+    pub(crate) fn adopt(&self, no: PackNo, len: u32) {
+        let pack = Arc::new(OpenPack {
+            no,
+            given: AtomicU32::new(len),
+            written: AtomicU32::new(len),
+            slots: AtomicU32::new(0),
+            last_ms: AtomicU64::new(0),
+        });
+        let mut state = self.0.state.lock();
+        state.adopted.push(no);
+        self.push_closed(&mut state, pack);
+    }
+
+    /// Whether the pack was left open by the last run and is sealed, if at all, by this one.
+    pub(crate) fn was_adopted(&self, no: PackNo) -> bool {
+        self.0.state.lock().adopted.contains(&no)
+    }
+
+    /// Whether the pack is open, closed or just being sealed.
+    pub(crate) fn has(&self, no: PackNo) -> bool {
+        let state = self.0.state.lock();
+        let is = |pack: &Arc<OpenPack>| pack.no == no;
+        state.shared.iter().any(is)
+            || state.moved.iter().any(is)
+            || state.own.values().any(is)
+            || state.closed.iter().any(is)
+            || state.sealing.contains(&no)
+    }
+
+    /// How many packs are open or closed but not sealed, and the bytes they hold.
+    pub(crate) fn open_count(&self) -> (u64, u64) {
+        let state = self.0.state.lock();
+        let all = state.shared.iter().chain(&state.moved).chain(state.own.values()).chain(&state.closed);
+        all.fold((state.sealing.len() as u64, 0), |(n, bytes), pack| (n + 1, bytes + u64::from(pack.len())))
+    }
+
+    /// Whether nothing is left to seal.
+    pub(crate) fn all_sealed(&self) -> bool {
+        let state = self.0.state.lock();
+        state.sealing.is_empty()
+            && state.closed.is_empty()
+            && state.shared.is_none()
+            && state.moved.is_none()
+            && state.own.is_empty()
+    }
+
+    /// Makes the sealer return from its wait.
+    pub(crate) fn wake(&self) {
+        self.0.wake_sealer();
+    }
+
+    /// The sealer is to end.
+    pub(crate) fn stop(&self) {
+        self.0.state.lock().stop = true;
+        self.0.work.notify_all();
+        self.0.room.notify_all();
+    }
+}

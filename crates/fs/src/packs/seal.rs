@@ -1,0 +1,98 @@
+//! Closed packs become blobs.
+//!
+//! A pack that nothing refers to any more is forgotten instead, and one that is mostly dead gives its live ranges to another pack first. What
+//! cannot be sealed (the origin does not answer) stays an open pack: readable, durable, and tried again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::PackNo;
+use meta::plan::{Op, Refusal};
+
+use super::OpenPack;
+use super::table::Place;
+use crate::errno::Error;
+use crate::volume::Core;
+
+/// How often idle packs are looked for.
+const LOOK: Duration = Duration::from_millis(250);
+/// After a failure sealing is tried again this much later.
+const AGAIN: Duration = Duration::from_secs(1);
+/// A pack this small is sealed as it is, however dead.
+const TOO_SMALL_TO_MOVE: u32 = 64 << 10;
+
+impl Core {
+    /// The sealer's thread.
+    pub(crate) fn sealer(&self) {
+        let mut complained = false;
+        while !self.stopping() {
+            let Some(pack) = self.packs.next_to_seal(LOOK) else { continue };
+            let done = self.seal(&pack, true);
+            self.packs.sealed(pack.clone(), done.is_err());
+            match done {
+                Ok(()) => complained = false,
+                Err(error) => {
+                    if !complained {
+                        let no = pack.no;
+                        self.report(&format!(
+                            "{no:?} cannot be sealed and stays open; it is tried again: {error}"
+                        ));
+                    }
+                    complained = true;
+                    self.sweep.pause(AGAIN);
+                }
+            }
+        }
+    }
+
+    /// Seals what is closed, without waiting for more; the first failure ends it. For the end of a volume.
+    pub(crate) fn seal_all(&self) -> Result<(), Error> {
+        self.packs.close_all();
+        while let Some(pack) = self.packs.next_to_seal(Duration::ZERO) {
+            let done = self.seal(&pack, false);
+            self.packs.sealed(pack, done.is_err());
+            done?;
+        }
+        Ok(())
+    }
+
+    fn seal(&self, pack: &Arc<OpenPack>, may_move: bool) -> Result<(), Error> {
+        let (no, len) = (pack.no, pack.len());
+        let mut live = self.names.pack_live(no)?;
+        if may_move && live > 0 && live < u64::from(len / 2) && len > TOO_SMALL_TO_MOVE && self.may_copy() {
+            self.move_live(no)?;
+            live = self.names.pack_live(no)?;
+        }
+        if live == 0 {
+            match self.forget_open(no) {
+                // The same content was written again, meanwhile, and refers to it.
+                Err(Error::Refused(Refusal::Busy)) => {}
+                done => return done,
+            }
+        }
+        self.seal_as_blob(no, len)
+    }
+
+    /// Turns an open pack that nobody writes to into a blob.
+    pub(crate) fn seal_as_blob(&self, no: PackNo, len: u32) -> Result<(), Error> {
+        let shared = self.blobs.read();
+        let blob = self.parts.packs.seal(no, len)?;
+        self.run(&Op::SealPack { pack: no, blob, size: len })?;
+        drop(shared);
+        self.table.put(no, Place::Blob(blob));
+        self.counters.sealed.add(1);
+        // Asked after the commit: whatever died before is seen now, and what dies later touches the pack.
+        self.garbage.sealed(no, len, self.names.pack_live(no)?);
+        self.garbage.touch(&[no]);
+        self.sweep.retire(no);
+        Ok(())
+    }
+
+    /// An open pack that nothing refers to: its row goes now, its file after the next flush.
+    pub(crate) fn forget_open(&self, no: PackNo) -> Result<(), Error> {
+        self.run(&Op::ForgetPack { pack: no })?;
+        self.table.drop(no);
+        self.sweep.discard(no);
+        Ok(())
+    }
+}

@@ -1,0 +1,156 @@
+//! How often the kernel refers to each inode, and which inodes without a name it still holds.
+//!
+//! **At most 64 bytes for each inode the kernel holds**: an entry is two numbers and a control byte in a table that is
+//! at least 7/16 full.
+//!
+//! An inode that lost its last name may go as soon as the kernel does not refer to it. That moment must not be missed,
+//! and must not be seen too early by a lookup that has found the name but has not counted itself yet. So whoever finds
+//! inodes by name holds a [`Finding`] until each is counted, and [`Refs::unheld`] waits for those that are under way:
+//! after it, nobody can come to hold an inode that has no name.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::Ino;
+use hashbrown::{HashMap, HashSet};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+
+const SHARDS: usize = 64;
+
+/// The counts. See the [module](self).
+pub(crate) struct Refs {
+    shards: [Mutex<HashMap<u64, u64>>; SHARDS],
+    /// Shared by who finds or forgets; taken whole by who decides that nobody holds an inode.
+    gate: RwLock<()>,
+    /// Inodes without a name that the kernel still refers to.
+    nameless: Mutex<HashSet<u64>>,
+    nameless_count: AtomicU64,
+}
+
+/// Held while inodes are found by name and counted. Holders must not wait for a [`Refs::unheld`] of their own.
+pub(crate) struct Finding<'a> {
+    refs: &'a Refs,
+    _gate: RwLockReadGuard<'a, ()>,
+}
+
+impl Finding<'_> {
+    /// Counts one more reference.
+    pub(crate) fn hold(&self, ino: Ino) {
+        *self.refs.shard(ino).lock().entry(ino.0).or_insert(0) += 1;
+    }
+}
+
+impl Refs {
+    pub(crate) fn new() -> Refs {
+        Refs {
+            shards: std::array::from_fn(|_| Mutex::default()),
+            gate: RwLock::new(()),
+            nameless: Mutex::default(),
+            nameless_count: AtomicU64::new(0),
+        }
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<u64, u64>> {
+        // Neighbouring numbers are used together, and should not wait for one another.
+        &self.shards[ino.0 as usize % SHARDS]
+    }
+
+    /// Begins to look for names.
+    pub(crate) fn finding(&self) -> Finding<'_> {
+        Finding { refs: self, _gate: self.gate.read() }
+    }
+
+    /// Takes back `count` references. True if the inode has no name and nobody refers to it any more.
+    pub(crate) fn forget(&self, ino: Ino, count: u64) -> bool {
+        let _gate = self.gate.read();
+        let mut shard = self.shard(ino).lock();
+        let Some(held) = shard.get_mut(&ino.0) else {
+            return false;
+        };
+        *held = held.saturating_sub(count);
+        if *held > 0 {
+            return false;
+        }
+        shard.remove(&ino.0);
+        if shard.capacity() > 64 && shard.len() < shard.capacity() / 4 {
+            let keep = shard.len() * 2;
+            shard.shrink_to(keep);
+        }
+        drop(shard);
+        if self.nameless_count.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let mut nameless = self.nameless.lock();
+        let was = nameless.remove(&ino.0);
+        self.nameless_count.store(nameless.len() as u64, Ordering::Release);
+        was
+    }
+
+    /// Of these inodes without a name, takes out those that are still held, and remembers them: [`Refs::forget`] will
+    /// tell. What is left can be collected.
+    pub(crate) fn unheld(&self, inos: &mut Vec<Ino>) {
+        let _gate = self.gate.write();
+        let mut nameless = self.nameless.lock();
+        inos.retain(|ino| {
+            let held = self.shard(*ino).lock().contains_key(&ino.0);
+            if held {
+                nameless.insert(ino.0);
+            }
+            !held
+        });
+        self.nameless_count.store(nameless.len() as u64, Ordering::Release);
+    }
+
+    /// Voids everything; answers the inodes without a name that were held.
+    pub(crate) fn clear(&self) -> Vec<Ino> {
+        let _gate = self.gate.write();
+        for shard in &self.shards {
+            *shard.lock() = HashMap::new();
+        }
+        let nameless = std::mem::take(&mut *self.nameless.lock());
+        self.nameless_count.store(0, Ordering::Release);
+        nameless.into_iter().map(Ino).collect()
+    }
+
+    /// How many inodes are held, and how many of them have no name.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let held = self.shards.iter().map(|shard| shard.lock().len() as u64).sum();
+        (held, self.nameless_count.load(Ordering::Acquire))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_forget_of_a_nameless_inode_says_so() {
+        let refs = Refs::new();
+        let found = refs.finding();
+        found.hold(Ino(7));
+        found.hold(Ino(7));
+        drop(found);
+        let mut lost = vec![Ino(7), Ino(8)];
+        refs.unheld(&mut lost);
+        assert_eq!(lost, [Ino(8)]);
+        assert_eq!(refs.counts(), (1, 1));
+        assert!(!refs.forget(Ino(7), 1));
+        assert!(refs.forget(Ino(7), 1));
+        assert_eq!(refs.counts(), (0, 0));
+        assert!(!refs.forget(Ino(7), 1), "told once");
+    }
+
+    #[test]
+    fn a_held_inode_takes_at_most_64_bytes() {
+        let refs = Refs::new();
+        for ino in 0..1_000_000 {
+            refs.finding().hold(Ino(ino));
+        }
+        let room: usize = refs.shards.iter().map(|s| s.lock().allocation_size()).sum();
+        assert!(room <= 64_000_000, "{room}");
+        for ino in 0..1_000_000 {
+            refs.forget(Ino(ino), 1);
+        }
+        let room: usize = refs.shards.iter().map(|s| s.lock().allocation_size()).sum();
+        assert!(room <= 1_000_000, "what is forgotten gives its room back: {room}");
+    }
+}

@@ -1,0 +1,201 @@
+//! The volume as a transport sees it: read-only mounts refuse changes here, and what went wrong inside becomes an error number and,
+//! where a person should know, one line.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::Ino;
+use blob::BlobError;
+use meta::store::StoreError;
+
+use crate::api::{
+    Allocate, Attr, Caller, Coherence, DirEntry, Entry, Filesystem, NewNode, RenameMode, Result, Seek,
+    SetAttr, StatFs, Waiting, XattrMode,
+};
+use crate::errno::{Errno, Error};
+use crate::ops::write::How;
+use crate::volume::{Core, Volume};
+
+/// Lines about the same kind of trouble are written for the first of it and then for every so many.
+const EVERY: u64 = 1000;
+
+/// What was already said.
+#[derive(Default)]
+pub(crate) struct Said(AtomicU64);
+
+impl Core {
+    /// What a program is told; damage and failures are counted and reported.
+    pub(crate) fn answer(&self, what: &str, ino: Ino, error: Error) -> Errno {
+        let errno = Errno::from(&error);
+        let worth_a_line = match &error {
+            Error::Store(StoreError::Full) | Error::Blob(BlobError::Full) | Error::Errno(_) => false,
+            Error::Refused(refusal) => errno == Errno::EIO && *refusal == meta::plan::Refusal::Damaged,
+            Error::Store(_) | Error::Blob(_) => true,
+        };
+        if errno == Errno::EIO {
+            self.counters.io_errors.add(1);
+        }
+        if worth_a_line {
+            let said = self.said.0.fetch_add(1, Ordering::Relaxed);
+            if said < 20 || said.is_multiple_of(EVERY) {
+                self.report(&format!("{what} of {ino:?} failed: {error}"));
+            }
+        }
+        errno
+    }
+
+    fn may_change(&self) -> Result<()> {
+        if self.options.read_only { Err(Errno::EROFS) } else { Ok(()) }
+    }
+}
+
+impl Volume {
+    fn ask<T>(&self, what: &str, ino: Ino, done: std::result::Result<T, Error>) -> Result<T> {
+        done.map_err(|error| self.core.answer(what, ino, error))
+    }
+
+    fn change<T>(
+        &self,
+        what: &str,
+        ino: Ino,
+        work: impl FnOnce(&Core) -> std::result::Result<T, Error>,
+    ) -> Result<T> {
+        self.core.may_change()?;
+        self.ask(what, ino, work(&self.core))
+    }
+}
+
+impl Filesystem for Volume {
+    fn coherence(&self) -> Coherence {
+        if self.core.options.frozen { Coherence::Frozen } else { Coherence::Exclusive }
+    }
+
+    fn would_wait(&self, request: Waiting) -> bool {
+        self.core.would_wait(request)
+    }
+
+    fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
+        self.ask("lookup", parent, self.core.lookup(parent, name))
+    }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        self.core.forget(ino, count);
+    }
+
+    fn getattr(&self, ino: Ino) -> Result<Attr> {
+        self.ask("getattr", ino, self.core.getattr(ino))
+    }
+
+    fn setattr(&self, caller: &Caller, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        self.change("setattr", ino, |core| core.setattr(caller, ino, set))
+    }
+
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.ask("readlink", ino, self.core.readlink(ino))
+    }
+
+    fn mknod(&self, caller: &Caller, parent: Ino, name: &[u8], node: &NewNode) -> Result<Entry> {
+        self.change("mknod", parent, |core| core.mknod(caller, parent, name, node))
+    }
+
+    fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], perm: u16, umask: u16) -> Result<Entry> {
+        self.change("mkdir", parent, |core| core.mkdir(caller, parent, name, perm, umask))
+    }
+
+    fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry> {
+        self.change("symlink", parent, |core| core.symlink(caller, parent, name, target))
+    }
+
+    fn tmpfile(&self, caller: &Caller, parent: Ino, perm: u16, umask: u16) -> Result<Entry> {
+        self.change("tmpfile", parent, |core| core.tmpfile(caller, parent, perm, umask))
+    }
+
+    fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
+        self.change("link", ino, |core| core.link(ino, parent, name))
+    }
+
+    fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        let done = self.change("unlink", parent, |core| core.unlink(parent, name));
+        self.core.reaper.hold_back();
+        done
+    }
+
+    fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        self.change("rmdir", parent, |core| core.rmdir(parent, name))
+    }
+
+    fn rename(&self, parent: Ino, name: &[u8], to: Ino, to_name: &[u8], mode: RenameMode) -> Result<()> {
+        self.change("rename", parent, |core| core.rename(parent, name, to, to_name, mode))
+    }
+
+    fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.ask("read", ino, self.core.read(ino, offset, buf))
+    }
+
+    fn write(&self, ino: Ino, offset: u64, data: &[u8], kill_suid_sgid: bool, cached: bool) -> Result<()> {
+        self.change("write", ino, |core| core.write(ino, offset, data, How { kill_suid_sgid, cached }))
+    }
+
+    fn allocate(&self, ino: Ino, offset: u64, len: u64, how: Allocate) -> Result<()> {
+        self.change("allocate", ino, |core| core.allocate(ino, offset, len, how))
+    }
+
+    fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64> {
+        self.ask("seek", ino, self.core.seek(ino, offset, what))
+    }
+
+    fn copy_range(&self, from: Ino, from_offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64> {
+        self.change("copy", from, |core| core.copy_range(from, from_offset, to, to_offset, len))
+    }
+
+    fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
+        self.ask("fsync", ino, self.core.fsync(ino))
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.ask("sync", Ino::ROOT, self.core.sync())
+    }
+
+    fn readdir(
+        &self,
+        ino: Ino,
+        position: u64,
+        each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.ask("readdir", ino, self.core.readdir(ino, position, each))
+    }
+
+    fn readdir_plus(
+        &self,
+        ino: Ino,
+        position: u64,
+        each: &mut dyn FnMut(DirEntry<'_>, Option<&Entry>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.ask("readdir", ino, self.core.readdir_plus(ino, position, each))
+    }
+
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.ask("getxattr", ino, self.core.getxattr(ino, name))
+    }
+
+    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode, kill_sgid: bool) -> Result<()> {
+        self.change("setxattr", ino, |core| core.setxattr(ino, name, value, mode, kill_sgid))
+    }
+
+    fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.ask("listxattr", ino, self.core.listxattr(ino))
+    }
+
+    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        self.change("removexattr", ino, |core| core.removexattr(ino, name))
+    }
+
+    fn statfs(&self) -> Result<StatFs> {
+        self.ask("statfs", Ino::ROOT, self.core.statfs())
+    }
+
+    fn unmounted(&self) {
+        let nameless = self.core.refs.clear();
+        self.core.reaper.push(&nameless);
+    }
+}

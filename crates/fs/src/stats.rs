@@ -1,0 +1,111 @@
+//! What a volume tells about itself.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::errno::Error;
+use crate::volume::{Core, Volume};
+
+/// A number that only grows.
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Counted since the volume was opened.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) read_bytes: Counter,
+    pub(crate) written_bytes: Counter,
+    pub(crate) dedup_hits: Counter,
+    pub(crate) dedup_bytes: Counter,
+    pub(crate) sealed: Counter,
+    pub(crate) freed_bytes: Counter,
+    pub(crate) moved_bytes: Counter,
+    pub(crate) io_errors: Counter,
+}
+
+/// A volume's figures. Those "since open" are this node's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Inodes in use.
+    pub inodes: u64,
+    /// Bytes of files, as their extents and inline bytes count them.
+    pub logical_bytes: u64,
+    /// Bytes of sealed packs; counted in the background after an open.
+    pub stored_bytes: u64,
+    /// Of these, bytes that nothing refers to.
+    pub garbage_bytes: u64,
+    /// Packs that are not sealed yet.
+    pub open_packs: u64,
+    /// Bytes in them.
+    pub open_bytes: u64,
+    /// Sealed packs; counted in the background after an open.
+    pub sealed_packs: u64,
+    /// Whether the background count is complete.
+    pub counted: bool,
+    /// Since open: bytes that were not stored because the same content was.
+    pub dedup_bytes: u64,
+    /// Since open: how often that was so.
+    pub dedup_hits: u64,
+    /// Since open: bytes written to packs, compaction's among them.
+    pub written_bytes: u64,
+    /// Since open: bytes read from packs and blobs.
+    pub read_bytes: u64,
+    /// Since open: bytes of packs deleted.
+    pub freed_bytes: u64,
+    /// Since open: bytes copied by compaction.
+    pub moved_bytes: u64,
+    /// Since open: requests answered with EIO.
+    pub io_errors: u64,
+    /// Inodes that the kernel refers to.
+    pub held_inodes: u64,
+    /// Of these, without a name.
+    pub nameless_inodes: u64,
+}
+
+impl Volume {
+    /// The figures now.
+    ///
+    /// # Errors
+    /// The names could not be read.
+    pub fn stats(&self) -> Result<Stats, Error> {
+        self.core.stats()
+    }
+}
+
+impl Core {
+    fn stats(&self) -> Result<Stats, Error> {
+        let (open_packs, open_bytes) = self.packs.open_count();
+        let (held_inodes, nameless_inodes) = self.refs.counts();
+        let totals = self.names.totals()?;
+        let stored = self.garbage.totals();
+        let c = &self.counters;
+        Ok(Stats {
+            inodes: totals.inodes,
+            logical_bytes: totals.bytes,
+            stored_bytes: stored.stored_bytes,
+            garbage_bytes: stored.garbage_bytes,
+            open_packs,
+            open_bytes,
+            sealed_packs: stored.packs,
+            counted: stored.counted,
+            dedup_bytes: c.dedup_bytes.get(),
+            dedup_hits: c.dedup_hits.get(),
+            written_bytes: c.written_bytes.get(),
+            read_bytes: c.read_bytes.get(),
+            freed_bytes: c.freed_bytes.get(),
+            moved_bytes: c.moved_bytes.get(),
+            io_errors: c.io_errors.get(),
+            held_inodes,
+            nameless_inodes,
+        })
+    }
+}

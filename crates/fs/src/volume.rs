@@ -1,0 +1,425 @@
+//! A volume: POSIX semantics over names and blobs. The real [`crate::api::Filesystem`].
+//!
+//! ```text
+//!   fuse ──► serve.rs ──► ops/*.rs ──► names (meta)      inodes, directories, extents
+//!                              │
+//!                              ├─────► packs/            new bytes: open packs, sealing
+//!                              ├─────► source            bytes of sealed packs
+//!                              └─────► gc/               what nobody refers to any more
+//! ```
+//!
+//! What is always true:
+//!
+//! - **Bytes before names.** A write's bytes are in their pack before the commit that mentions them; only then is the
+//!   slot in the pack given back.
+//! - **Nothing is deleted that a crash could bring back.** Bytes go only after the commit that let go of them was flushed.
+//! - **An inode without a name lives while the kernel refers to it** ([`crate::refs`]).
+//! - **Small files change whole.** What decides whether a file is kept inline happens under its lock, taken whole;
+//!   what only adds packed bytes shares it.
+//!
+//! Three threads work behind: one seals packs, one sweeps (flush, retire, delete, compact), one reaps inodes. All end in
+//! [`Volume::close`], and when a volume is dropped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use base::{Ino, PackNo, Timestamp, time};
+use blob::{BlobError, BlobSource, Origin, PackStore};
+use meta::plan::{Change, Ctx, Op};
+use meta::record::InodeRecord;
+use meta::store::StoreError;
+use meta::{MetaStore, Names, PackRow};
+use parking_lot::{Mutex, RwLock};
+
+use crate::api::Caller;
+use crate::errno::{Errno, Error};
+use crate::gc::Garbage;
+use crate::gc::reap::Reaper;
+use crate::gc::sweep::Sweep;
+use crate::numbers::Numbers;
+use crate::packs::Packs;
+use crate::packs::table::Table;
+use crate::refs::Refs;
+use crate::serve::Said;
+use crate::space::SpaceGate;
+use crate::stats::Counters;
+
+/// The format this program writes, and the only one it reads.
+pub const FORMAT: u32 = 1;
+/// Names of the volume's own rows.
+pub(crate) const ROW_FORMAT: &str = "format";
+pub(crate) const ROW_ID: &str = "id";
+const INOS_AT_ONCE: u64 = 64 << 10;
+const PACKS_AT_ONCE: u64 = 1 << 10;
+/// Locks that files share by number.
+const LOCKS: usize = 256;
+
+/// What a volume consists of.
+#[derive(Clone)]
+pub struct Parts {
+    /// Names.
+    pub store: Arc<dyn MetaStore>,
+    /// This node's open packs.
+    pub packs: Arc<dyn PackStore>,
+    /// Where sealed blobs are read from.
+    pub source: Arc<dyn BlobSource>,
+    /// Where blobs are kept for good.
+    pub origin: Arc<dyn Origin>,
+}
+
+/// When a read moves the access time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Atime {
+    /// Never: it is kept as it was set.
+    #[default]
+    AsSet,
+    /// When it is not after the last change, or a day old.
+    Relative,
+}
+
+/// Takes a line for the person who runs the node.
+pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// How a volume is opened.
+#[derive(Clone)]
+pub struct Options {
+    /// Nothing is changed, also nothing of what a crash left behind.
+    pub read_only: bool,
+    /// The tree cannot change while it is open; implies `read_only`.
+    pub frozen: bool,
+    /// See [`Atime`].
+    pub atime: Atime,
+    /// What was done is made to survive a power cut at least this often.
+    pub commit: Duration,
+    /// All blobs are on this machine: no read waits for a network.
+    pub near: bool,
+    /// Where messages go; the standard error output by default.
+    pub report: Report,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            read_only: false,
+            frozen: false,
+            atime: Atime::AsSet,
+            commit: Duration::from_secs(1),
+            near: true,
+            report: Arc::new(|line| eprintln!("covey: {line}")),
+        }
+    }
+}
+
+/// What a new volume is given.
+#[derive(Clone, Debug, Default)]
+pub struct FormatRequest {
+    /// The volume's identity; random by default.
+    pub id: Option<[u8; 16]>,
+    /// Owner and group of the root directory.
+    pub owner: (u32, u32),
+    /// Further rows to be kept, by name: at most 64 bytes of name, 4 KiB each.
+    pub rows: Vec<(String, Vec<u8>)>,
+}
+
+/// Why a volume could not be opened or made.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// There is no volume in this store.
+    #[error("there is no volume here; `covey format` makes one")]
+    NotFormatted,
+    /// There is one already.
+    #[error("there is a volume here already; choose another place, or remove it first")]
+    Exists,
+    /// A newer program made it.
+    #[error(
+        "the volume has format {found}, and this program reads format {FORMAT}: use the program that made it, or a newer one"
+    )]
+    Format {
+        /// Its format.
+        found: u32,
+    },
+    /// What is stored is damaged.
+    #[error("the volume is damaged: {0}; `covey fsck` says more")]
+    Damaged(String),
+    /// The names cannot be read or written.
+    #[error(transparent)]
+    Store(StoreError),
+    /// The packs or blobs cannot.
+    #[error(transparent)]
+    Blob(BlobError),
+    /// No thread could be started.
+    #[error("the system has no room for another thread: {0}")]
+    Thread(std::io::Error),
+}
+
+impl From<Error> for OpenError {
+    fn from(error: Error) -> OpenError {
+        match error {
+            Error::Store(StoreError::Damaged(what)) => OpenError::Damaged(what),
+            Error::Store(error) => OpenError::Store(error),
+            Error::Blob(error) => OpenError::Blob(error),
+            Error::Refused(refusal) => OpenError::Damaged(refusal.to_string()),
+            Error::Errno(errno) => OpenError::Damaged(errno.to_string()),
+        }
+    }
+}
+
+/// An open volume. See the [module](self).
+pub struct Volume {
+    pub(crate) core: Arc<Core>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What the operations and the threads share.
+pub(crate) struct Core {
+    pub(crate) names: Names,
+    pub(crate) parts: Parts,
+    pub(crate) options: Options,
+    pub(crate) packs: Packs,
+    pub(crate) table: Table,
+    pub(crate) refs: Refs,
+    inos: Numbers,
+    pack_nos: Numbers,
+    locks: Box<[RwLock<()>]>,
+    pub(crate) space: SpaceGate,
+    pub(crate) garbage: Garbage,
+    pub(crate) reaper: Reaper,
+    pub(crate) sweep: Sweep,
+    pub(crate) counters: Counters,
+    pub(crate) said: Said,
+    /// Something was committed since the last flush.
+    pub(crate) dirty: AtomicBool,
+    pub(crate) stopping: AtomicBool,
+    /// Shared while a pack becomes a blob and its row is written; taken whole while a blob is found to be nobody's and deleted. So
+    /// a blob that comes back with the same content is not deleted under the new pack.
+    pub(crate) blobs: RwLock<()>,
+    /// Packs with lower numbers were there when the volume was opened.
+    pub(crate) first_pack: AtomicU64,
+}
+
+impl Volume {
+    /// Makes a new, empty volume in these parts.
+    ///
+    /// # Errors
+    /// [`OpenError::Exists`], or what the store said.
+    pub fn format(parts: &Parts, request: &FormatRequest) -> Result<(), OpenError> {
+        let id = request.id.unwrap_or_else(base::random::id16);
+        let mut rows = vec![(ROW_FORMAT, FORMAT.to_be_bytes().to_vec()), (ROW_ID, id.to_vec())];
+        rows.extend(request.rows.iter().map(|(name, value)| (name.as_str(), value.clone())));
+        let ctx = Ctx { now: time::now(), uid: request.owner.0, gid: request.owner.1 };
+        let names = Names::new(parts.store.clone());
+        match names.run(&Op::Format { rows: &rows }, &ctx).map_err(Error::from) {
+            Ok(_) => parts.store.flush().map_err(OpenError::Store),
+            Err(Error::Refused(meta::plan::Refusal::Exists)) => Err(OpenError::Exists),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether there is a volume in this store, of a format that this program reads.
+    ///
+    /// # Errors
+    /// [`OpenError::NotFormatted`], [`OpenError::Format`], or what the store said.
+    pub fn probe(store: &dyn MetaStore) -> Result<[u8; 16], OpenError> {
+        let row = |name| store.get(&meta::Key::volume(name)).map_err(OpenError::Store);
+        let format = row(ROW_FORMAT)?.ok_or(OpenError::NotFormatted)?;
+        let number = <[u8; 4]>::try_from(&format[..]).map(u32::from_be_bytes);
+        match number {
+            Ok(FORMAT) => {}
+            Ok(found) => return Err(OpenError::Format { found }),
+            Err(_) => return Err(OpenError::Damaged("the row of its format is no number".into())),
+        }
+        let id = row(ROW_ID)?.ok_or_else(|| OpenError::Damaged("it has no identity".into()))?;
+        <[u8; 16]>::try_from(&id[..]).map_err(|_| OpenError::Damaged("its identity is not 16 bytes".into()))
+    }
+
+    /// Opens a volume. What a crash left is put in order: at once where names depend on it, else behind.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(parts: Parts, mut options: Options) -> Result<Volume, OpenError> {
+        Volume::probe(&*parts.store)?;
+        options.read_only |= options.frozen;
+        let core = Arc::new(Core {
+            names: Names::new(parts.store.clone()),
+            parts,
+            packs: Packs::new(),
+            table: Table::new(),
+            refs: Refs::new(),
+            inos: Numbers::new(INOS_AT_ONCE),
+            pack_nos: Numbers::new(PACKS_AT_ONCE),
+            locks: (0..LOCKS).map(|_| RwLock::new(())).collect(),
+            space: SpaceGate::new(),
+            garbage: Garbage::new(),
+            reaper: Reaper::new(),
+            sweep: Sweep::new(options.commit),
+            counters: Counters::default(),
+            said: Said::default(),
+            dirty: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            blobs: RwLock::new(()),
+            first_pack: AtomicU64::new(0),
+            options,
+        });
+        let volume = Volume { core: core.clone(), threads: Mutex::default() };
+        if !core.options.read_only {
+            core.first_pack.store(core.next_pack()?.0, Ordering::Release);
+            core.adopt_leftovers()?;
+            volume.start("covey-seal", Core::sealer)?;
+            volume.start("covey-sweep", Core::sweeper)?;
+            volume.start("covey-reap", Core::reaper)?;
+        }
+        Ok(volume)
+    }
+
+    fn start(&self, name: &str, work: fn(&Core)) -> Result<(), OpenError> {
+        let core = self.core.clone();
+        let thread = base::thread::spawn(name, move || work(&core)).map_err(OpenError::Thread)?;
+        self.threads.lock().push(thread);
+        Ok(())
+    }
+
+    /// Ends the volume in good order: every pack is sealed, everything survives a power cut, the threads end. What cannot be
+    /// sealed now (the origin is gone) stays as it is and is sealed when the volume is opened again.
+    ///
+    /// # Errors
+    /// What could not be written.
+    pub fn close(&self) -> Result<(), OpenError> {
+        if self.core.options.read_only || self.core.stopping.load(Ordering::Acquire) {
+            self.stop();
+            return Ok(());
+        }
+        let nameless = self.core.refs.clear();
+        self.core.reaper.push(&nameless);
+        self.core.packs.close_all();
+        self.stop();
+        self.core.finish().map_err(OpenError::from)
+    }
+
+    fn stop(&self) {
+        self.core.stopping.store(true, Ordering::Release);
+        self.core.packs.stop();
+        self.core.sweep.stop();
+        self.core.reaper.stop();
+        for thread in self.threads.lock().drain(..) {
+            if thread.join().is_err() {
+                (self.core.options.report)("one of the volume's own threads ended by a panic");
+            }
+        }
+    }
+
+    /// The volume's identity.
+    ///
+    /// # Errors
+    /// What the store said.
+    pub fn id(&self) -> Result<[u8; 16], OpenError> {
+        Volume::probe(&*self.core.parts.store)
+    }
+
+    /// The parts it was opened with.
+    pub fn parts(&self) -> &Parts {
+        &self.core.parts
+    }
+}
+
+impl Drop for Volume {
+    /// As after a kill, only tidier: the threads end, nothing is sealed or flushed.
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Core {
+    /// Runs an operation now, for nobody in particular.
+    pub(crate) fn run(&self, op: &Op<'_>) -> Result<Change, Error> {
+        self.run_as(&Caller::default(), time::now(), op)
+    }
+
+    /// Runs an operation, and takes note of what it lets go of.
+    pub(crate) fn run_as(&self, caller: &Caller, now: Timestamp, op: &Op<'_>) -> Result<Change, Error> {
+        let ctx = Ctx { now, uid: caller.uid, gid: caller.gid };
+        let change = self.names.run(op, &ctx)?;
+        if !self.dirty.load(Ordering::Relaxed) {
+            self.dirty.store(true, Ordering::Release);
+        }
+        if !change.orphaned.is_empty() {
+            self.reaper.push(&change.orphaned);
+        }
+        if !change.released.is_empty() {
+            self.garbage.touch(&change.released);
+        }
+        if !change.crowded.is_empty() {
+            self.garbage.crowd(&change.crowded);
+        }
+        Ok(change)
+    }
+
+    /// An inode, for reading or for what depends on its kind.
+    pub(crate) fn inode(&self, ino: Ino) -> Result<InodeRecord, Error> {
+        self.names.inode(ino)?.ok_or(Error::Errno(Errno::ENOENT))
+    }
+
+    /// An inode as stat(2) shows it.
+    pub(crate) fn attr(&self, ino: Ino) -> Result<InodeRecord, Error> {
+        self.names.attr(ino)?.ok_or(Error::Errno(Errno::ENOENT))
+    }
+
+    /// An inode that must be a regular file.
+    pub(crate) fn file(&self, ino: Ino) -> Result<InodeRecord, Error> {
+        let record = self.inode(ino)?;
+        match () {
+            () if record.is_file() => Ok(record),
+            () if record.is_dir() => Err(Errno::EISDIR.into()),
+            () => Err(Errno::EINVAL.into()),
+        }
+    }
+
+    pub(crate) fn lock_of(&self, ino: Ino) -> &RwLock<()> {
+        &self.locks[ino.0 as usize % LOCKS]
+    }
+
+    /// Locks two files whole, in an order that all keep.
+    pub(crate) fn with_both<T>(&self, a: Ino, b: Ino, work: impl FnOnce() -> T) -> T {
+        let (first, second) = (a.0 as usize % LOCKS, b.0 as usize % LOCKS);
+        let _first = self.locks[first.min(second)].write();
+        let _second = (first != second).then(|| self.locks[first.max(second)].write());
+        work()
+    }
+
+    pub(crate) fn next_ino(&self) -> Result<Ino, Error> {
+        Ok(Ino(self.inos.take(|count| self.allocate_numbers("next-ino", count))?))
+    }
+
+    pub(crate) fn next_pack(&self) -> Result<PackNo, Error> {
+        Ok(PackNo(self.pack_nos.take(|count| self.allocate_numbers("next-pack", count))?))
+    }
+
+    fn allocate_numbers(&self, counter: &'static str, count: u64) -> Result<u64, Error> {
+        Ok(self.run(&Op::Allocate { counter, count })?.first)
+    }
+
+    /// Refuses when the disk is near its end.
+    pub(crate) fn admit(&self, bytes: u64) -> Result<(), Error> {
+        Ok(self.space.admit(bytes, || self.parts.packs.space())?)
+    }
+
+    pub(crate) fn report(&self, line: &str) {
+        (self.options.report)(line);
+    }
+
+    /// Makes everything done so far survive a power cut.
+    pub(crate) fn flush(&self) -> Result<(), Error> {
+        // Before the flush, so that what is committed meanwhile counts as not flushed.
+        self.dirty.store(false, Ordering::Release);
+        self.parts.store.flush().map_err(|error| {
+            self.dirty.store(true, Ordering::Release);
+            error.into()
+        })
+    }
+
+    /// What the pack table says of a pack.
+    pub(crate) fn pack_row(&self, pack: PackNo) -> Result<Option<PackRow>, Error> {
+        Ok(self.names.pack(pack)?)
+    }
+}
