@@ -27,13 +27,9 @@ impl Arena {
         self.attempts += 1;
         let name = format!("run{}", self.attempts);
         let folders = [self.ours.join(&name), self.plain.join(&name)];
-        folders
-            .iter()
-            .for_each(|folder| std::fs::create_dir(folder).unwrap());
+        folders.iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
         let found = compare(&folders, ops);
-        folders
-            .iter()
-            .for_each(|folder| std::fs::remove_dir_all(folder).unwrap());
+        folders.iter().for_each(|folder| std::fs::remove_dir_all(folder).unwrap());
         found
     }
 
@@ -42,11 +38,7 @@ impl Arena {
         say(format_args!("seed {seed} differs; shrinking"));
         let (short, why) = shrink::shrink(ops, reason, Duration::from_secs(60), |some| self.differs(some));
         let lines: Vec<String> = short.iter().map(|op| format!("    {op:x?}")).collect();
-        panic!(
-            "COVEY_SEED={seed}: {} operations differ:\n{}\n{why}",
-            short.len(),
-            lines.join("\n")
-        );
+        panic!("COVEY_SEED={seed}: {} operations differ:\n{}\n{why}", short.len(), lines.join("\n"));
     }
 }
 
@@ -87,10 +79,7 @@ impl Plain {
         if rustix::fs::statfs(folder.path()).unwrap().f_type as i64 == EXT4 {
             return Some(Plain::Scratch(folder));
         }
-        Need::Ext4
-            .lacking()
-            .is_none()
-            .then(|| Plain::Loop(LoopFs::new(512)))
+        Need::Ext4.lacking().is_none().then(|| Plain::Loop(LoopFs::new(512)))
     }
 
     fn path(&self) -> &Path {
@@ -106,25 +95,15 @@ fn differential(first: u64, runs: u64, steps: usize, users: bool) {
         return say(format_args!("skipped: lacks an ext4 to compare with"));
     };
     let volume = Volume::new();
-    let mounted = volume.mount_with(if rustix::process::geteuid().is_root() {
-        &["allow_other"]
-    } else {
-        &[]
-    });
+    let mounted =
+        volume.mount_with(if rustix::process::geteuid().is_root() { &["allow_other"] } else { &[] });
     let ours = mounted.join("ours");
     std::fs::create_dir(&ours).unwrap();
-    let mut arena = Arena {
-        ours,
-        plain: plain.path().to_owned(),
-        attempts: 0,
-    };
+    let mut arena = Arena { ours, plain: plain.path().to_owned(), attempts: 0 };
     for seed in seeds(first, runs) {
         arena.must_agree(seed, &sequence(seed, steps, users));
     }
-    say(format_args!(
-        "{runs} runs of {steps} operations from seed {first} agree ({:?})",
-        ground()
-    ));
+    say(format_args!("{runs} runs of {steps} operations from seed {first} agree ({:?})", ground()));
     mounted.umount();
     volume.must_be_clean();
 }

@@ -63,22 +63,11 @@ fn step(rng: &mut Rng, shape: Shape) -> Step {
     }
     let file = rng.below(FILES as u64) as usize;
     let at = rng.length(shape.largest);
-    let len = if rng.one_in(20) {
-        rng.length(shape.largest)
-    } else {
-        rng.length(100_000)
-    } as usize;
-    let range = Range {
-        file,
-        at,
-        len: len.min((shape.largest - at) as usize).max(1),
-    };
+    let len = if rng.one_in(20) { rng.length(shape.largest) } else { rng.length(100_000) } as usize;
+    let range = Range { file, at, len: len.min((shape.largest - at) as usize).max(1) };
     // O_DIRECT wants whole pages on most filesystems.
-    let pages = Range {
-        at: at / PAGE * PAGE,
-        len: (range.len as u64).next_multiple_of(PAGE) as usize,
-        ..range
-    };
+    let pages =
+        Range { at: at / PAGE * PAGE, len: (range.len as u64).next_multiple_of(PAGE) as usize, ..range };
     match rng.below(40) {
         0..8 => Step::Read(range),
         8..17 => Step::Write(range, rng.u64()),
@@ -121,22 +110,13 @@ impl<'a> Bench<'a> {
     }
 
     fn path(&self, file: usize) -> PathBuf {
-        self.mounted
-            .as_ref()
-            .unwrap()
-            .join(&self.folder)
-            .join(format!("file{file}"))
+        self.mounted.as_ref().unwrap().join(&self.folder).join(format!("file{file}"))
     }
 
     fn opened(&self, file: usize) -> (File, File) {
         let open = |flags| {
             let mut options = File::options();
-            options
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .custom_flags(flags);
+            options.read(true).write(true).create(true).truncate(false).custom_flags(flags);
             options.open(self.path(file)).unwrap()
         };
         (open(0), open(libc::O_DIRECT))
@@ -159,16 +139,11 @@ impl<'a> Bench<'a> {
             }
             Step::DirectWrite(r, seed) => {
                 let data = Aligned::of(&Rng::new(seed).bytes(r.len));
-                self.open[r.file]
-                    .1
-                    .write_all_at(data.bytes(), r.at)
-                    .map_err(failed)?;
+                self.open[r.file].1.write_all_at(data.bytes(), r.at).map_err(failed)?;
                 self.expect(r, data.bytes());
             }
             Step::MmapWrite(r, seed, sync) => {
-                let inside = (self.expected[r.file].len() as u64)
-                    .saturating_sub(r.at)
-                    .min(r.len as u64);
+                let inside = (self.expected[r.file].len() as u64).saturating_sub(r.at).min(r.len as u64);
                 if inside > 0 {
                     let data = Rng::new(seed).bytes(inside as usize);
                     mapped(&self.open[r.file].0, r.at, Mapped::Write(&data, sync)).map_err(failed)?;
@@ -203,16 +178,8 @@ impl<'a> Bench<'a> {
     fn allocate(&mut self, step: &Step, r: Range) -> std::io::Result<()> {
         let (how, grows, zeros) = match step {
             Step::Allocate(_) => (FallocateFlags::empty(), true, false),
-            Step::Punch(_) => (
-                FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-                false,
-                true,
-            ),
-            Step::Zero(_, true) => (
-                FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
-                false,
-                true,
-            ),
+            Step::Punch(_) => (FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, false, true),
+            Step::Zero(_, true) => (FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE, false, true),
             _ => (FallocateFlags::ZERO_RANGE, true, true),
         };
         fallocate(&self.open[r.file].0, how, r.at, r.len as u64)?;
@@ -244,14 +211,7 @@ impl<'a> Bench<'a> {
         if (r.at as usize) < end {
             let data = self.expected[r.file][r.at as usize..end].to_vec();
             assert_eq!(b - to_at, data.len() as u64, "copy_file_range stopped early");
-            self.expect(
-                Range {
-                    file: to,
-                    at: to_at,
-                    len: data.len(),
-                },
-                &data,
-            );
+            self.expect(Range { file: to, at: to_at, len: data.len() }, &data);
         }
         Ok(())
     }
@@ -275,31 +235,20 @@ impl<'a> Bench<'a> {
         read: impl Fn(&(File, File), &mut [u8]) -> std::io::Result<usize>,
     ) -> Result<(), String> {
         let expected = &self.expected[r.file];
-        let (from, to) = (
-            expected.len().min(r.at as usize),
-            expected.len().min(r.at as usize + r.len),
-        );
+        let (from, to) = (expected.len().min(r.at as usize), expected.len().min(r.at as usize + r.len));
         let mut buf = vec![0xaa; r.len];
         let got = read(&self.open[r.file], &mut buf).map_err(|error| format!("{r:?}: {error}"))?;
-        differs(&buf[..got], &expected[from..to]).map_or(Ok(()), |what| {
-            Err(format!("file{}, from {:#x}: {what}", r.file, r.at))
-        })
+        differs(&buf[..got], &expected[from..to])
+            .map_or(Ok(()), |what| Err(format!("file{}, from {:#x}: {what}", r.file, r.at)))
     }
 
     fn check_all(&self) -> Result<(), String> {
         for (file, expected) in self.expected.iter().enumerate() {
             let size = self.open[file].0.metadata().unwrap().len();
             if size != expected.len() as u64 {
-                return Err(format!(
-                    "file{file}: stat says {size:#x} bytes, expected {:#x}",
-                    expected.len()
-                ));
+                return Err(format!("file{file}: stat says {size:#x} bytes, expected {:#x}", expected.len()));
             }
-            let whole = Range {
-                file,
-                at: 0,
-                len: expected.len() + 1,
-            };
+            let whole = Range { file, at: 0, len: expected.len() + 1 };
             self.check(whole, |open, buf| read_all(&open.0, buf, 0))?;
         }
         Ok(())
@@ -308,23 +257,14 @@ impl<'a> Bench<'a> {
 
 fn differs(got: &[u8], expected: &[u8]) -> Option<String> {
     if got.len() != expected.len() {
-        return Some(format!(
-            "read {:#x} bytes, expected {:#x}",
-            got.len(),
-            expected.len()
-        ));
+        return Some(format!("read {:#x} bytes, expected {:#x}", got.len(), expected.len()));
     }
     let first = got.iter().zip(expected).position(|(a, b)| a != b)?;
     let last = got.iter().zip(expected).rposition(|(a, b)| a != b)?;
     let zeros = got[first..=last].iter().all(|byte| *byte == 0);
-    let (g, e) = (
-        &got[first..(first + 8).min(got.len())],
-        &expected[first..(first + 8).min(got.len())],
-    );
+    let (g, e) = (&got[first..(first + 8).min(got.len())], &expected[first..(first + 8).min(got.len())]);
     let note = if zeros { " (all zeros)" } else { "" };
-    Some(format!(
-        "bytes +{first:#x}..=+{last:#x} differ{note}: got {g:02x?}.., expected {e:02x?}.."
-    ))
+    Some(format!("bytes +{first:#x}..=+{last:#x} differ{note}: got {g:02x?}.., expected {e:02x?}.."))
 }
 
 fn read_all(file: &File, buf: &mut [u8], at: u64) -> std::io::Result<usize> {
@@ -362,11 +302,7 @@ impl Aligned {
     fn of(bytes: &[u8]) -> Aligned {
         let room = vec![0; bytes.len() + PAGE as usize];
         let start = room.as_ptr().align_offset(PAGE as usize);
-        let mut aligned = Aligned {
-            room,
-            start,
-            len: bytes.len(),
-        };
+        let mut aligned = Aligned { room, start, len: bytes.len() };
         aligned.bytes_mut().copy_from_slice(bytes);
         aligned
     }
@@ -458,66 +394,28 @@ fn random_io(first: u64, runs: u64, count: usize, shape: Shape) {
         say(format_args!("seed {seed} fails; shrinking"));
         let (short, why) = shrink::shrink(&steps, reason, Duration::from_secs(90), fails);
         let lines: Vec<String> = short.iter().map(|step| format!("    {step:x?}")).collect();
-        panic!(
-            "COVEY_SEED={seed}: {} steps fail:\n{}\n{why}",
-            short.len(),
-            lines.join("\n")
-        );
+        panic!("COVEY_SEED={seed}: {} steps fail:\n{}\n{why}", short.len(), lines.join("\n"));
     }
-    say(format_args!(
-        "{runs} runs of {count} steps from seed {first} read back right"
-    ));
+    say(format_args!("{runs} runs of {count} steps from seed {first} read back right"));
     volume.must_be_clean();
 }
 
 #[test]
 fn random_io_reads_back_what_was_written() {
     requires!(Need::Mount);
-    random_io(
-        1,
-        6,
-        400,
-        Shape {
-            largest: 1 << 20,
-            remounts: 60,
-        },
-    );
+    random_io(1, 6, 400, Shape { largest: 1 << 20, remounts: 60 });
 }
 
 #[test]
 fn random_io_on_larger_files_reads_back_what_was_written() {
     requires!(Need::Mount);
-    random_io(
-        500,
-        2,
-        300,
-        Shape {
-            largest: 10 << 20,
-            remounts: 100,
-        },
-    );
+    random_io(500, 2, 300, Shape { largest: 10 << 20, remounts: 100 });
 }
 
 #[test]
 #[ignore = "minutes: make test-posix"]
 fn long_random_io_reads_back_what_was_written() {
     requires!(Need::Mount);
-    random_io(
-        10_000,
-        60,
-        1_500,
-        Shape {
-            largest: 1 << 20,
-            remounts: 150,
-        },
-    );
-    random_io(
-        20_000,
-        20,
-        1_500,
-        Shape {
-            largest: 20 << 20,
-            remounts: 300,
-        },
-    );
+    random_io(10_000, 60, 1_500, Shape { largest: 1 << 20, remounts: 150 });
+    random_io(20_000, 20, 1_500, Shape { largest: 20 << 20, remounts: 300 });
 }

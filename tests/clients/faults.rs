@@ -21,10 +21,7 @@ fn find(folder: &Path, wanted: &[u8]) -> Vec<(PathBuf, u64)> {
                 folders.push(path);
             } else if path.is_file() {
                 let bytes = fs::read(&path).unwrap();
-                let places = bytes
-                    .windows(wanted.len())
-                    .enumerate()
-                    .filter(|(_, window)| *window == wanted);
+                let places = bytes.windows(wanted.len()).enumerate().filter(|(_, window)| *window == wanted);
                 found.extend(places.map(|(at, _)| (path.clone(), at as u64)));
             }
         }
@@ -47,10 +44,8 @@ fn a_flipped_bit_gives_eio_and_never_bytes() {
     let mounted = volume.mount();
     let mut rng = Rng::new(7);
     let sizes = [700usize, 5_000, 100_000, 300_000, 9 << 20];
-    let files: Vec<(String, Vec<u8>)> = sizes
-        .iter()
-        .map(|size| (format!("file{size}"), rng.bytes(*size)))
-        .collect();
+    let files: Vec<(String, Vec<u8>)> =
+        sizes.iter().map(|size| (format!("file{size}"), rng.bytes(*size))).collect();
     for (name, bytes) in &files {
         fs::write(mounted.join(name), bytes).unwrap();
     }
@@ -62,11 +57,9 @@ fn a_flipped_bit_gives_eio_and_never_bytes() {
         places.iter().for_each(|(path, at)| flip(path, *at));
         let mounted = volume.mount();
         match fs::read(mounted.join(name)) {
-            Ok(got) => panic!(
-                "{name}: read {} bytes past the damage, right ones: {}",
-                got.len(),
-                got == *bytes
-            ),
+            Ok(got) => {
+                panic!("{name}: read {} bytes past the damage, right ones: {}", got.len(), got == *bytes)
+            }
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EIO), "{name}: {error}"),
         }
         for (other, wanted) in files.iter().filter(|(other, _)| other != name) {
@@ -78,17 +71,10 @@ fn a_flipped_bit_gives_eio_and_never_bytes() {
         }
         mounted.umount();
         let found = volume.fsck().unwrap();
-        assert_eq!(
-            found.code(),
-            1,
-            "{name}: fsck did not find the flipped bit: {found:?}"
-        );
+        assert_eq!(found.code(), 1, "{name}: fsck did not find the flipped bit: {found:?}");
         places.iter().for_each(|(path, at)| flip(path, *at));
         let mounted = volume.mount();
-        assert!(
-            fs::read(mounted.join(name)).unwrap() == *bytes,
-            "{name}: undamaged again, it must read"
-        );
+        assert!(fs::read(mounted.join(name)).unwrap() == *bytes, "{name}: undamaged again, it must read");
         mounted.umount();
     }
     volume.must_be_clean();
@@ -108,10 +94,7 @@ fn a_second_mount_of_a_volume_is_refused() {
         "-d".as_ref(),
     ]);
     assert!(matches!(second.code(), 1 | 2), "{second:?}");
-    assert!(
-        second.stderr.contains("mounted"),
-        "the message does not say why: {second:?}"
-    );
+    assert!(second.stderr.contains("mounted"), "the message does not say why: {second:?}");
     assert_eq!(fs::read(mounted.join("file")).unwrap(), b"here");
     mounted.umount();
     volume.must_be_clean();
@@ -152,15 +135,8 @@ fn a_full_disk_refuses_writes_and_rm_frees_it() {
     for round in 0..3 {
         let (written, error) = fill(&mounted.join("many"), round * 100_000);
         assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
-        assert!(
-            written.len() > 40,
-            "only {} MiB fitted on a disk of 200",
-            written.len()
-        );
-        assert!(
-            written.iter().all(|(path, seed)| holds(path, *seed)),
-            "a file changed when the disk filled"
-        );
+        assert!(written.len() > 40, "only {} MiB fitted on a disk of 200", written.len());
+        assert!(written.iter().all(|(path, seed)| holds(path, *seed)), "a file changed when the disk filled");
         assert!(fs::read_dir(mounted.join("many")).unwrap().count() >= written.len());
         for entry in fs::read_dir(mounted.join("many")).unwrap() {
             fs::remove_file(entry.unwrap().path()).unwrap();
@@ -174,17 +150,10 @@ fn a_full_disk_refuses_writes_and_rm_frees_it() {
             if done.is_ok() {
                 break;
             }
-            assert!(
-                since.elapsed() < Duration::from_secs(10),
-                "rm freed nothing in 10 seconds: {done:?}"
-            );
+            assert!(since.elapsed() < Duration::from_secs(10), "rm freed nothing in 10 seconds: {done:?}");
             std::thread::sleep(Duration::from_millis(100));
         }
-        say(format_args!(
-            "round {round}: {} MiB, free again after {:?}",
-            written.len(),
-            since.elapsed()
-        ));
+        say(format_args!("round {round}: {} MiB, free again after {:?}", written.len(), since.elapsed()));
     }
     let (written, _) = fill(&mounted.join("many"), 9_000_000);
     // Killed when full, it must come back all the same.

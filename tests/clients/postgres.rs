@@ -20,18 +20,9 @@ struct Cluster {
 
 impl Cluster {
     fn new(data: PathBuf) -> Cluster {
-        let id = |flag| {
-            run_ok(Command::new("id").args([flag, "postgres"]), LIMIT)
-                .stdout
-                .trim()
-                .parse()
-                .unwrap()
-        };
-        let cluster = Cluster {
-            user: (id("-u"), id("-g")),
-            data,
-            aside: covey_tests::scratch(),
-        };
+        let id =
+            |flag| run_ok(Command::new("id").args([flag, "postgres"]), LIMIT).stdout.trim().parse().unwrap();
+        let cluster = Cluster { user: (id("-u"), id("-g")), data, aside: covey_tests::scratch() };
         std::os::unix::fs::chown(cluster.aside.path(), Some(cluster.user.0), Some(cluster.user.1)).unwrap();
         cluster
     }
@@ -40,10 +31,7 @@ impl Cluster {
     fn program(&self, name: &str) -> Command {
         let mut command = Command::new(postgres_bin(name).unwrap());
         command.uid(self.user.0).gid(self.user.1).current_dir("/");
-        command
-            .env("PGHOST", self.aside.path())
-            .env("PGDATABASE", "postgres")
-            .env("PGUSER", "postgres");
+        command.env("PGHOST", self.aside.path()).env("PGDATABASE", "postgres").env("PGUSER", "postgres");
         command.env("LC_ALL", "C");
         command
     }
@@ -53,13 +41,7 @@ impl Cluster {
         std::os::unix::fs::chown(&self.data, Some(self.user.0), Some(self.user.1)).unwrap();
         let mut initdb = self.program("initdb");
         initdb
-            .args([
-                "--auth=trust",
-                "--no-locale",
-                "--encoding=UTF8",
-                "--data-checksums",
-                "-D",
-            ])
+            .args(["--auth=trust", "--no-locale", "--encoding=UTF8", "--data-checksums", "-D"])
             .arg(&self.data);
         run_ok(&mut initdb, LIMIT);
     }
@@ -69,25 +51,10 @@ impl Cluster {
         loop {
             let mut server = self.program("postgres");
             server.arg("-D").arg(&self.data).arg("-k").arg(self.aside.path());
-            server.args([
-                "-c",
-                "listen_addresses=",
-                "-c",
-                "shared_buffers=16MB",
-                "-c",
-                "max_wal_size=64MB",
-            ]);
-            let log = std::fs::File::options()
-                .append(true)
-                .create(true)
-                .open(self.log())
-                .unwrap();
-            let mut server = server
-                .stdout(log.try_clone().unwrap())
-                .stderr(log)
-                .stdin(Stdio::null())
-                .spawn()
-                .unwrap();
+            server.args(["-c", "listen_addresses=", "-c", "shared_buffers=16MB", "-c", "max_wal_size=64MB"]);
+            let log = std::fs::File::options().append(true).create(true).open(self.log()).unwrap();
+            let mut server =
+                server.stdout(log.try_clone().unwrap()).stderr(log).stdin(Stdio::null()).spawn().unwrap();
             while server.try_wait().unwrap().is_none() {
                 if run(&mut self.sql("select 1"), LIMIT).status.success() {
                     return server;
@@ -110,15 +77,7 @@ impl Cluster {
 
     fn sql(&self, query: &str) -> Command {
         let mut psql = self.program("psql");
-        psql.args([
-            "--no-psqlrc",
-            "--tuples-only",
-            "--no-align",
-            "-v",
-            "ON_ERROR_STOP=1",
-            "-c",
-            query,
-        ]);
+        psql.args(["--no-psqlrc", "--tuples-only", "--no-align", "-v", "ON_ERROR_STOP=1", "-c", query]);
         psql
     }
 
@@ -133,20 +92,14 @@ impl Cluster {
         )
         .unwrap();
         let ended = wait(&mut server, LIMIT);
-        assert!(
-            ended.is_some_and(|status| status.success()),
-            "postgres stopped with {ended:?}"
-        );
+        assert!(ended.is_some_and(|status| status.success()), "postgres stopped with {ended:?}");
     }
 
     /// Transactions that pgbench saw committed, by the logs it wrote.
     fn committed(&self) -> u64 {
-        let entries = std::fs::read_dir(self.aside.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().path());
+        let entries = std::fs::read_dir(self.aside.path()).unwrap().map(|entry| entry.unwrap().path());
         let logs = entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("tx"));
-        logs.map(|log| std::fs::read_to_string(log).unwrap().matches('\n').count() as u64)
-            .sum()
+        logs.map(|log| std::fs::read_to_string(log).unwrap().matches('\n').count() as u64).sum()
     }
 
     /// pgbench's own book-keeping: each transaction moves the same amount in four tables.
@@ -169,10 +122,7 @@ fn work_and_kill(volume: &Volume, cluster: &Cluster, mounted: covey_tests::Mount
     let mut server = cluster.start();
     let mut bench = cluster.program("pgbench");
     bench.args(["--client=3", "--time=120", "--no-vacuum", "--log", "--log-prefix"]);
-    bench
-        .arg(cluster.aside.path().join(format!("tx{seed}")))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+    bench.arg(cluster.aside.path().join(format!("tx{seed}"))).stdout(Stdio::null()).stderr(Stdio::null());
     let mut bench = bench.spawn().unwrap();
     std::thread::sleep(Duration::from_millis(1_500 + Rng::new(seed).below(3_000)));
     if volume.fsck().is_none() {
@@ -195,12 +145,7 @@ fn rounds(first: u64, rounds: u64) {
     let cluster = Cluster::new(mounted.join("cluster"));
     cluster.create();
     let server = cluster.start();
-    run_ok(
-        cluster
-            .program("pgbench")
-            .args(["--initialize", "--quiet", "--scale=2"]),
-        LIMIT,
-    );
+    run_ok(cluster.program("pgbench").args(["--initialize", "--quiet", "--scale=2"]), LIMIT);
     cluster.stop(server);
     let mut mounted = mounted;
     let mut rows = 0;
@@ -214,18 +159,13 @@ fn rounds(first: u64, rounds: u64) {
         check_sums(&cluster.data, &cluster);
     }
     assert!(rows > 0, "no transaction was ever committed");
-    say(format_args!(
-        "PostgreSQL: {rounds} kills of the daemon, {rows} transactions there and adding up"
-    ));
+    say(format_args!("PostgreSQL: {rounds} kills of the daemon, {rows} transactions there and adding up"));
     mounted.umount();
     volume.must_be_clean();
 }
 
 fn check_sums(data: &Path, cluster: &Cluster) {
-    run_ok(
-        cluster.program("pg_checksums").arg("--check").arg("-D").arg(data),
-        LIMIT,
-    );
+    run_ok(cluster.program("pg_checksums").arg("--check").arg("-D").arg(data), LIMIT);
 }
 
 #[test]

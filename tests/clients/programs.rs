@@ -10,25 +10,10 @@ const LIMIT: Duration = Duration::from_secs(1_800);
 
 fn fio(folder: &Path, extra: &[&str]) {
     let mut fio = Command::new("fio");
-    fio.arg("--name=verify")
-        .arg("--directory")
-        .arg(folder)
-        .current_dir(folder);
-    fio.args([
-        "--rw=randwrite",
-        "--bs=4k",
-        "--verify=crc32c",
-        "--do_verify=1",
-        "--verify_fatal=1",
-    ]);
+    fio.arg("--name=verify").arg("--directory").arg(folder).current_dir(folder);
+    fio.args(["--rw=randwrite", "--bs=4k", "--verify=crc32c", "--do_verify=1", "--verify_fatal=1"]);
     // Fresh bytes each time, or a store that keeps equal blobs once would have it easy.
-    fio.args([
-        "--randrepeat=0",
-        "--refill_buffers",
-        "--fallocate=none",
-        "--unlink=1",
-    ])
-    .args(extra);
+    fio.args(["--randrepeat=0", "--refill_buffers", "--fallocate=none", "--unlink=1"]).args(extra);
     run_ok(&mut fio, LIMIT);
 }
 
@@ -41,13 +26,7 @@ fn fio_verifies_random_writes() {
     fio(mounted.path(), &["--size=16m", "--ioengine=mmap"]);
     fio(
         mounted.path(),
-        &[
-            "--size=16m",
-            "--ioengine=psync",
-            "--direct=1",
-            "--bsrange=4k-128k",
-            "--blockalign=4k",
-        ],
+        &["--size=16m", "--ioengine=psync", "--direct=1", "--bsrange=4k-128k", "--blockalign=4k"],
     );
     mounted.umount();
     volume.must_be_clean();
@@ -59,39 +38,17 @@ fn long_fio_verifies_four_gib_of_random_overwrites() {
     requires!(Need::Mount, Need::Program("fio"), Need::Free(8 << 30));
     let volume = Volume::new();
     let mounted = volume.mount();
-    fio(
-        mounted.path(),
-        &["--size=512m", "--loops=8", "--ioengine=psync", "--do_verify=0"],
-    );
+    fio(mounted.path(), &["--size=512m", "--loops=8", "--ioengine=psync", "--do_verify=0"]);
     fio(mounted.path(), &["--size=512m", "--loops=1", "--ioengine=psync"]);
-    fio(
-        mounted.path(),
-        &[
-            "--size=256m",
-            "--ioengine=libaio",
-            "--iodepth=16",
-            "--direct=1",
-            "--numjobs=2",
-        ],
-    );
+    fio(mounted.path(), &["--size=256m", "--ioengine=libaio", "--iodepth=16", "--direct=1", "--numjobs=2"]);
     mounted.umount();
     volume.must_be_clean();
 }
 
 fn git(folder: &Path, args: &[&str]) -> String {
     let mut git = Command::new("git");
-    git.arg("-C")
-        .arg(folder)
-        .args(["-c", "user.name=Test", "-c", "user.email=test@example.org"]);
-    git.args([
-        "-c",
-        "init.defaultBranch=main",
-        "-c",
-        "gc.auto=0",
-        "-c",
-        "safe.directory=*",
-    ])
-    .args(args);
+    git.arg("-C").arg(folder).args(["-c", "user.name=Test", "-c", "user.email=test@example.org"]);
+    git.args(["-c", "init.defaultBranch=main", "-c", "gc.auto=0", "-c", "safe.directory=*"]).args(args);
     run_ok(git.env("GIT_CONFIG_NOSYSTEM", "1"), LIMIT).stdout
 }
 
@@ -104,21 +61,11 @@ fn git_finds_nothing_wrong_with_its_clones() {
     std::fs::create_dir(&first).unwrap();
     git(&first, &["init", "--quiet"]);
     let headers = Path::new("/usr/include/linux");
-    let source = if headers.is_dir() {
-        headers
-    } else {
-        Path::new(env!("CARGO_MANIFEST_DIR"))
-    };
-    run_ok(
-        Command::new("cp").arg("-r").arg(source).arg(first.join("tree")),
-        LIMIT,
-    );
+    let source = if headers.is_dir() { headers } else { Path::new(env!("CARGO_MANIFEST_DIR")) };
+    run_ok(Command::new("cp").arg("-r").arg(source).arg(first.join("tree")), LIMIT);
     git(&first, &["add", "."]);
     git(&first, &["commit", "--quiet", "-m", "all"]);
-    git(
-        mounted.path(),
-        &["clone", "--quiet", "--no-hardlinks", "first", "second"],
-    );
+    git(mounted.path(), &["clone", "--quiet", "--no-hardlinks", "first", "second"]);
     git(mounted.path(), &["clone", "--quiet", "--bare", "second", "third"]);
     for clone in ["first", "second", "third"] {
         git(&mounted.join(clone), &["gc", "--quiet"]);
@@ -137,9 +84,7 @@ fn git_finds_nothing_wrong_with_its_clones() {
 fn stress(folder: &Path, args: &[&str]) {
     let mut stress = Command::new("stress-ng");
     stress.arg("--temp-path").arg(folder).current_dir(folder);
-    stress
-        .args(["--verify", "--metrics-brief", "--oomable"])
-        .args(args);
+    stress.args(["--verify", "--metrics-brief", "--oomable"]).args(args);
     let done = run(&mut stress, LIMIT);
     const NOT_IMPLEMENTED: i32 = 4;
     assert!([0, NOT_IMPLEMENTED].contains(&done.code()), "{done:#?}");
@@ -176,10 +121,7 @@ fn long_stress_ng_filesystem_class_finds_nothing_wrong() {
     requires!(Need::Mount, Need::Program("stress-ng"));
     let volume = Volume::new();
     let mounted = volume.mount();
-    stress(
-        mounted.path(),
-        &["--class", "filesystem", "--sequential", "2", "-t", "5"],
-    );
+    stress(mounted.path(), &["--class", "filesystem", "--sequential", "2", "-t", "5"]);
     mounted.umount();
     volume.must_be_clean();
 }

@@ -18,10 +18,7 @@ fn work_and_kill(volume: &Volume, mode: &str, pause: Duration) -> u64 {
     client.stdout(log.reopen().unwrap()).stderr(Stdio::null());
     let mut client = client.spawn().unwrap();
     std::thread::sleep(pause);
-    assert!(
-        client.try_wait().unwrap().is_none(),
-        "the client ended before the daemon was killed"
-    );
+    assert!(client.try_wait().unwrap().is_none(), "the client ended before the daemon was killed");
     mounted.kill();
     // It ends by itself at its next call; on a plain folder nothing stops it.
     if volume.fsck().is_none() || wait(&mut client, Duration::from_secs(30)).is_none() {
@@ -36,11 +33,7 @@ fn work_and_kill(volume: &Volume, mode: &str, pause: Duration) -> u64 {
 
 fn check(database: &Path, least: u64) {
     let mut check = Command::new("python3");
-    check
-        .arg(SCRIPT)
-        .arg("check")
-        .arg(database)
-        .arg(least.to_string());
+    check.arg(SCRIPT).arg("check").arg(database).arg(least.to_string());
     run_ok(&mut check, Duration::from_secs(120));
 }
 
@@ -58,9 +51,7 @@ fn rounds(mode: &str, first: u64, rounds: u64) {
         volume.must_be_clean();
     }
     assert!(committed > 0, "nothing was ever committed");
-    say(format_args!(
-        "{mode}: {rounds} kills, {committed} rows committed and there"
-    ));
+    say(format_args!("{mode}: {rounds} kills, {committed} rows committed and there"));
 }
 
 #[test]

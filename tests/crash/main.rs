@@ -37,12 +37,7 @@ fn kill_round(volume: &Volume, seed: u64, models: &mut Vec<Model>) -> usize {
     let starts = models.drain(..).enumerate();
     let workers: Vec<_> = starts
         .map(|(number, model)| {
-            start(
-                &mounted.join(folder(number)),
-                seed * 100 + number as u64,
-                model,
-                &shared,
-            )
+            start(&mounted.join(folder(number)), seed * 100 + number as u64, model, &shared)
         })
         .collect();
     std::thread::sleep(Duration::from_millis(rng.length(1_500)));
@@ -86,9 +81,7 @@ fn kill_rounds(first: u64, rounds: u64) {
         }
     }
     assert!(calls as u64 > rounds, "only {calls} calls in {rounds} rounds");
-    say(format_args!(
-        "{rounds} kills from seed {first}, {calls} calls that returned: nothing of them lost"
-    ));
+    say(format_args!("{rounds} kills from seed {first}, {calls} calls that returned: nothing of them lost"));
 }
 
 /// After kill -9 of the daemon everything whose close, fsync or msync returned is there.
@@ -160,9 +153,9 @@ fn prefix(worker: &Worker, durable: usize, actual: &Actual) -> Result<usize, Str
     }
     match longest {
         Some(count) if count >= durable => Ok(count),
-        Some(count) => Err(format!(
-            "lost what an fsync had promised: {durable} calls were durable, {count} are there"
-        )),
+        Some(count) => {
+            Err(format!("lost what an fsync had promised: {durable} calls were durable, {count} are there"))
+        }
         None => {
             let around = &calls[durable.saturating_sub(5)..calls.len().min(durable + 10)];
             Err(format!(
@@ -207,18 +200,11 @@ mod of_the_model {
     use std::sync::Arc;
 
     fn write(name: &str, text: &str) -> Call {
-        Call::Write {
-            name: name.into(),
-            at: 0,
-            data: Arc::new(text.as_bytes().to_vec()),
-        }
+        Call::Write { name: name.into(), at: 0, data: Arc::new(text.as_bytes().to_vec()) }
     }
 
     fn settle(name: &str) -> Call {
-        Call::Settle {
-            name: name.into(),
-            durable: false,
-        }
+        Call::Settle { name: name.into(), durable: false }
     }
 
     fn model(calls: &[Call]) -> Model {
@@ -229,9 +215,7 @@ mod of_the_model {
 
     fn folder(files: &[(&str, &str)]) -> Actual {
         let folder = covey_tests::scratch();
-        files
-            .iter()
-            .for_each(|(name, text)| std::fs::write(folder.path().join(name), text).unwrap());
+        files.iter().for_each(|(name, text)| std::fs::write(folder.path().join(name), text).unwrap());
         Actual::read(folder.path()).unwrap()
     }
 
@@ -241,11 +225,7 @@ mod of_the_model {
         let settled = [loose[0].clone(), loose[1].clone(), settle("a")];
         for text in ["", "new", "ne", "n\0w"] {
             assert_eq!(model(&loose).refuses(&folder(&[("a", text)])), None, "{text:?}");
-            assert_eq!(
-                model(&settled).refuses(&folder(&[("a", text)])).is_some(),
-                text != "new",
-                "{text:?}"
-            );
+            assert_eq!(model(&settled).refuses(&folder(&[("a", text)])).is_some(), text != "new", "{text:?}");
         }
         assert!(model(&loose).refuses(&folder(&[("a", "bad")])).is_some());
         assert!(model(&loose).refuses(&folder(&[])).is_some());

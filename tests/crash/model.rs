@@ -16,11 +16,7 @@ pub enum Call {
     /// open(2) with `O_CREAT | O_EXCL`
     Create(String),
     /// pwrite(2), or a store through a shared mapping
-    Write {
-        name: String,
-        at: usize,
-        data: Arc<Vec<u8>>,
-    },
+    Write { name: String, at: usize, data: Arc<Vec<u8>> },
     /// fsync(2) or msync(2), or the last close(2)
     Settle { name: String, durable: bool },
     /// truncate(2)
@@ -89,10 +85,7 @@ impl FileState {
 
     /// Size with all loose bytes there.
     pub fn len(&self) -> usize {
-        self.loose
-            .iter()
-            .map(|(at, data)| at + data.len())
-            .fold(self.settled.len(), usize::max)
+        self.loose.iter().map(|(at, data)| at + data.len()).fold(self.settled.len(), usize::max)
     }
 
     fn settle(&mut self) {
@@ -129,14 +122,8 @@ impl FileState {
         };
         let wrong = (0..actual.len()).find(|&at| !may(at, actual[at]))?;
         let count = (0..actual.len()).filter(|&at| !may(at, actual[at])).count();
-        let zero = if actual[wrong..].iter().take(64).all(|byte| *byte == 0) {
-            " (zeros)"
-        } else {
-            ""
-        };
-        Some(format!(
-            "{count} bytes are nothing that was written there, the first at {wrong:#x}{zero}"
-        ))
+        let zero = if actual[wrong..].iter().take(64).all(|byte| *byte == 0) { " (zeros)" } else { "" };
+        Some(format!("{count} bytes are nothing that was written there, the first at {wrong:#x}{zero}"))
     }
 }
 
@@ -197,13 +184,7 @@ impl Model {
         let named: BTreeSet<u64> = self
             .names
             .values()
-            .filter_map(|thing| {
-                if let Thing::File(id) = thing {
-                    Some(*id)
-                } else {
-                    None
-                }
-            })
+            .filter_map(|thing| if let Thing::File(id) = thing { Some(*id) } else { None })
             .collect();
         self.files.retain(|id, _| named.contains(id));
     }
@@ -253,10 +234,7 @@ impl Model {
                         model.next += 1;
                         model.files.insert(
                             model.next,
-                            FileState {
-                                settled: Arc::new(bytes.clone()),
-                                loose: Vec::new(),
-                            },
+                            FileState { settled: Arc::new(bytes.clone()), loose: Vec::new() },
                         );
                         model.next
                     });
@@ -315,10 +293,7 @@ impl Actual {
                             bytes.len()
                         ));
                     }
-                    Node::File {
-                        ino: meta.ino(),
-                        bytes,
-                    }
+                    Node::File { ino: meta.ino(), bytes }
                 };
                 found.insert(name.to_string_lossy().into_owned(), node);
             }

@@ -38,20 +38,8 @@ pub struct Worker {
     pub largest: u64,
 }
 
-const NAMES: [&str; 12] = [
-    "n0",
-    "n1",
-    "n2",
-    "n3",
-    "n4",
-    "n5",
-    "n6",
-    "d/n0",
-    "d/n1",
-    "d/n2",
-    "d/n3",
-    "temporary",
-];
+const NAMES: [&str; 12] =
+    ["n0", "n1", "n2", "n3", "n4", "n5", "n6", "d/n0", "d/n1", "d/n2", "d/n3", "temporary"];
 
 impl Worker {
     /// A worker that starts from what is there.
@@ -125,11 +113,7 @@ impl Worker {
         }
         self.call(Call::Create(new.clone()))?;
         let data = self.data();
-        self.call(Call::Write {
-            name: new.clone(),
-            at: 0,
-            data,
-        })?;
+        self.call(Call::Write { name: new.clone(), at: 0, data })?;
         let durable = self.rng.one_in(4);
         self.settle(&new, durable)?;
         self.call(Call::Rename(new, name.to_owned()))
@@ -137,16 +121,9 @@ impl Worker {
 
     fn overwrite(&mut self, name: &str) -> io::Result<()> {
         for _ in 0..self.rng.range(1, 4) {
-            let at = self
-                .rng
-                .length(self.model.file(name).map_or(0, |(_, file)| file.len() as u64))
-                as usize;
+            let at = self.rng.length(self.model.file(name).map_or(0, |(_, file)| file.len() as u64)) as usize;
             let data = self.data();
-            self.call(Call::Write {
-                name: name.to_owned(),
-                at,
-                data,
-            })?;
+            self.call(Call::Write { name: name.to_owned(), at, data })?;
         }
         let durable = self.rng.one_in(2);
         self.settle(name, durable)
@@ -158,11 +135,7 @@ impl Worker {
             return self.call(Call::Unlink(name.to_owned()));
         }
         let data = self.data();
-        self.call(Call::Write {
-            name: name.to_owned(),
-            at,
-            data,
-        })?;
+        self.call(Call::Write { name: name.to_owned(), at, data })?;
         let durable = self.rng.one_in(4);
         self.settle(name, durable)
     }
@@ -171,11 +144,7 @@ impl Worker {
     fn leave(&mut self, name: &str) -> io::Result<()> {
         let at = self.rng.length(200_000) as usize;
         let data = self.data();
-        self.call(Call::Write {
-            name: name.to_owned(),
-            at,
-            data,
-        })
+        self.call(Call::Write { name: name.to_owned(), at, data })
     }
 
     /// Stores through a shared mapping, and msync.
@@ -191,28 +160,15 @@ impl Worker {
         let mut data = (*self.data()).clone();
         data.truncate(len - at);
         self.opened(id, name)?;
-        let call = Call::Write {
-            name: name.to_owned(),
-            at,
-            data: Arc::new(data.clone()),
-        };
+        let call = Call::Write { name: name.to_owned(), at, data: Arc::new(data.clone()) };
         self.pending = Some(call.clone());
         let done = map_and_store(&self.open[&id], at, &data);
         self.returned(call, done)?;
-        self.returned(
-            Call::Settle {
-                name: name.to_owned(),
-                durable: true,
-            },
-            Ok(()),
-        )
+        self.returned(Call::Settle { name: name.to_owned(), durable: true }, Ok(()))
     }
 
     fn settle(&mut self, name: &str, durable: bool) -> io::Result<()> {
-        self.call(Call::Settle {
-            name: name.to_owned(),
-            durable,
-        })
+        self.call(Call::Settle { name: name.to_owned(), durable })
     }
 
     fn call(&mut self, call: Call) -> io::Result<()> {
@@ -224,10 +180,7 @@ impl Worker {
     fn returned(&mut self, call: Call, done: io::Result<()>) -> io::Result<()> {
         if let Err(error) = done {
             let ending = self.shared.ending.load(Ordering::SeqCst);
-            assert!(
-                ending,
-                "{call:?} failed though nobody had killed the filesystem: {error}"
-            );
+            assert!(ending, "{call:?} failed though nobody had killed the filesystem: {error}");
             return Err(error);
         }
         self.pending = None;
@@ -244,11 +197,7 @@ impl Worker {
         let path = |name: &String| self.root.join(name);
         match call {
             Call::Create(name) => {
-                let file = File::options()
-                    .read(true)
-                    .write(true)
-                    .create_new(true)
-                    .open(path(name))?;
+                let file = File::options().read(true).write(true).create_new(true).open(path(name))?;
                 // The number that the model is about to give it.
                 let mut after = self.model.clone();
                 after.apply(call);
@@ -277,11 +226,7 @@ impl Worker {
                 // Not by dropping: what close(2) returns is the point.
                 // SAFETY: the descriptor is owned and not used again.
                 let closed = unsafe { libc::close(std::os::fd::IntoRawFd::into_raw_fd(file.unwrap())) };
-                if closed == 0 {
-                    Ok(())
-                } else {
-                    Err(io::Error::last_os_error())
-                }
+                if closed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
             }
             Call::Truncate(name, len) => File::options().write(true).open(path(name))?.set_len(*len as u64),
             Call::Rename(from, to) => std::fs::rename(path(from), path(to)),
@@ -295,10 +240,7 @@ impl Worker {
 
     fn opened(&mut self, id: u64, name: &str) -> io::Result<()> {
         if !self.open.contains_key(&id) {
-            let file = File::options()
-                .read(true)
-                .write(true)
-                .open(self.root.join(name))?;
+            let file = File::options().read(true).write(true).open(self.root.join(name))?;
             self.open.insert(id, file);
         }
         Ok(())
@@ -316,14 +258,8 @@ fn map_and_store(file: &File, at: usize, data: &[u8]) -> io::Result<()> {
     // SAFETY: a fresh mapping, wholly inside the file, which only this worker changes; unmapped before returning.
     unsafe {
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        let map = mmap(
-            std::ptr::null_mut(),
-            whole,
-            ProtFlags::READ | ProtFlags::WRITE,
-            flags,
-            file,
-            start as u64,
-        )?;
+        let map =
+            mmap(std::ptr::null_mut(), whole, ProtFlags::READ | ProtFlags::WRITE, flags, file, start as u64)?;
         let mut answer = rustix::mm::madvise(map, whole, rustix::mm::Advice::LinuxPopulateWrite);
         if answer.is_ok() {
             std::ptr::copy_nonoverlapping(data.as_ptr(), map.cast::<u8>().add(at - start), data.len());

@@ -60,10 +60,7 @@ pub fn say(line: std::fmt::Arguments<'_>) {
 /// A folder for one test's files, removed when it is dropped.
 pub fn scratch() -> tempfile::TempDir {
     let below = std::env::var_os("COVEY_TEST_TMP").map_or_else(std::env::temp_dir, PathBuf::from);
-    let folder = tempfile::Builder::new()
-        .prefix("covey-test-")
-        .tempdir_in(&below)
-        .unwrap();
+    let folder = tempfile::Builder::new().prefix("covey-test-").tempdir_in(&below).unwrap();
     // Programs that run as another user must be able to pass through.
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), open).unwrap();
@@ -92,8 +89,6 @@ pub fn ground() -> Ground {
 
 /// The seeds of `count` runs: a fixed list, or one that starts where `COVEY_SEED` says. `first` differs from test to test.
 pub fn seeds(first: u64, count: u64) -> impl Iterator<Item = u64> {
-    let first = std::env::var("COVEY_SEED")
-        .ok()
-        .map_or(first, |text| text.parse().unwrap());
+    let first = std::env::var("COVEY_SEED").ok().map_or(first, |text| text.parse().unwrap());
     (0..count).map(move |n| first.wrapping_add(n))
 }

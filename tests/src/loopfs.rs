@@ -25,43 +25,48 @@ pub struct LoopFs {
 impl LoopFs {
     /// Makes and mounts an ext4 of this many MiB.
     pub fn new(mib: u64) -> LoopFs {
-        let folder = image_folder();
+        LoopFs::made(image_folder(), mib)
+    }
+
+    /// The same, with its image on the disk where the other scratch files are: to measure against.
+    pub fn on_disk(mib: u64) -> LoopFs {
+        LoopFs::made(crate::scratch(), mib)
+    }
+
+    fn made(folder: tempfile::TempDir, mib: u64) -> LoopFs {
         let image = folder.path().join("image");
         fs::File::create(&image).unwrap().set_len(mib << 20).unwrap();
         // No lazy initialisation: a background thread of the kernel would write while we look.
         let mut mkfs = Command::new("mkfs.ext4");
-        mkfs.args([
-            "-q",
-            "-F",
-            "-m",
-            "0",
-            "-E",
-            "lazy_itable_init=0,lazy_journal_init=0",
-        ])
-        .arg(&image);
+        mkfs.args(["-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0"]).arg(&image);
         mkfs.env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin");
         run_ok(&mut mkfs, LIMIT);
         LoopFs::attach(folder)
     }
 
+    /// Unmounts and mounts again, so that nothing of it is left in memory.
+    pub fn remount(&self) {
+        rustix::mount::unmount(&self.path, rustix::mount::UnmountFlags::empty()).unwrap();
+        run_ok(
+            Command::new("mount").args(["-t", "ext4", "-o", "noatime", &self.device]).arg(&self.path),
+            LIMIT,
+        );
+    }
+
+    /// Bytes in use, by the filesystem's own account.
+    pub fn used(&self) -> u64 {
+        let room = rustix::fs::statvfs(&self.path).unwrap();
+        (room.f_blocks - room.f_bfree) * room.f_frsize
+    }
+
     fn attach(folder: tempfile::TempDir) -> LoopFs {
         let (image, path) = (folder.path().join("image"), folder.path().join("disk"));
         fs::create_dir_all(&path).unwrap();
-        let shown = run_ok(
-            Command::new("losetup").args(["--find", "--show"]).arg(&image),
-            LIMIT,
-        );
+        let shown = run_ok(Command::new("losetup").args(["--find", "--show"]).arg(&image), LIMIT);
         let device = shown.stdout.trim().to_owned();
-        let mounted = LoopFs {
-            image,
-            device,
-            path,
-            _folder: folder,
-        };
+        let mounted = LoopFs { image, device, path, _folder: folder };
         run_ok(
-            Command::new("mount")
-                .args(["-t", "ext4", "-o", "noatime", &mounted.device])
-                .arg(&mounted.path),
+            Command::new("mount").args(["-t", "ext4", "-o", "noatime", &mounted.device]).arg(&mounted.path),
             LIMIT,
         );
         mounted
@@ -93,10 +98,7 @@ impl LoopFs {
     fn writes(&self) -> Option<u64> {
         let name = self.device.rsplit('/').next().unwrap();
         let text = fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
-        let fields: Vec<u64> = text
-            .split_whitespace()
-            .map(|field| field.parse().unwrap())
-            .collect();
+        let fields: Vec<u64> = text.split_whitespace().map(|field| field.parse().unwrap()).collect();
         (fields[8] == 0).then_some(fields[4])
     }
 }
@@ -112,10 +114,7 @@ impl Drop for LoopFs {
         if tries == 100 {
             rustix::mount::unmount(&self.path, rustix::mount::UnmountFlags::DETACH).ok();
         }
-        Command::new("losetup")
-            .args(["--detach", &self.device])
-            .status()
-            .ok();
+        Command::new("losetup").args(["--detach", &self.device]).status().ok();
     }
 }
 
@@ -123,10 +122,7 @@ impl Drop for LoopFs {
 fn image_folder() -> tempfile::TempDir {
     let roomy = rustix::fs::statvfs("/dev/shm").is_ok_and(|room| room.f_bavail * room.f_frsize > 4 << 30);
     if roomy {
-        tempfile::Builder::new()
-            .prefix("covey-test-")
-            .tempdir_in("/dev/shm")
-            .unwrap()
+        tempfile::Builder::new().prefix("covey-test-").tempdir_in("/dev/shm").unwrap()
     } else {
         crate::scratch()
     }

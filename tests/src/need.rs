@@ -68,10 +68,7 @@ fn lacking_mount() -> Option<String> {
     if crate::ground() != Ground::Covey {
         return None;
     }
-    let device = rustix::fs::access(
-        "/dev/fuse",
-        rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK,
-    );
+    let device = rustix::fs::access("/dev/fuse", rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK);
     if device.is_err() {
         return Some("/dev/fuse".into());
     }
@@ -83,21 +80,14 @@ fn lacking_mount() -> Option<String> {
 pub fn which(name: &str) -> Option<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     let folders = path.split(':').chain(["/usr/sbin", "/sbin"]);
-    folders
-        .map(|folder| Path::new(folder).join(name))
-        .find(|file| file.is_file())
+    folders.map(|folder| Path::new(folder).join(name)).find(|file| file.is_file())
 }
 
 /// Where one of PostgreSQL's programs is; Debian keeps the server's off PATH.
 pub fn postgres_bin(name: &str) -> Option<PathBuf> {
-    let versions = std::fs::read_dir("/usr/lib/postgresql")
-        .into_iter()
-        .flatten()
-        .flatten();
-    let mut found: Vec<PathBuf> = versions
-        .map(|entry| entry.path().join("bin").join(name))
-        .filter(|file| file.is_file())
-        .collect();
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> =
+        versions.map(|entry| entry.path().join("bin").join(name)).filter(|file| file.is_file()).collect();
     found.sort();
     found.pop().or_else(|| which(name))
 }

@@ -74,10 +74,7 @@ pub enum When {
 
 /// One operation. Paths are relative to the side's root.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(
-    missing_docs,
-    reason = "the names of the fields are those of the system call's manual page"
-)]
+#[allow(missing_docs, reason = "the names of the fields are those of the system call's manual page")]
 pub enum Op {
     Open {
         slot: usize,

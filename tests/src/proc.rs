@@ -14,20 +14,14 @@ pub fn rss_kib(pid: u32) -> u64 {
 
 fn status_kib(pid: u32, key: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix(key))
-        .unwrap_or("0");
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or("0");
     line.split_whitespace().next().unwrap_or("0").parse().unwrap()
 }
 
 /// Bytes a process caused to be written to disks (`write_bytes` of its io file), if one may look.
 pub fn bytes_written(pid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
-    let value = |key: &str| {
-        text.lines()
-            .find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok())
-    };
+    let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
     Some(value("write_bytes:")? - value("cancelled_write_bytes:").unwrap_or(0))
 }
 

@@ -34,23 +34,15 @@ impl Finished {
 pub fn run(command: &mut Command, limit: Duration) -> Finished {
     let mut files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
     command.stdin(Stdio::null());
-    command
-        .stdout(files[0].try_clone().unwrap())
-        .stderr(files[1].try_clone().unwrap());
-    let mut child = command
-        .spawn()
-        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    command.stdout(files[0].try_clone().unwrap()).stderr(files[1].try_clone().unwrap());
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let status = wait(&mut child, limit);
     let [stdout, stderr] = [text(&mut files[0]), text(&mut files[1])];
     let Some(status) = status else {
         child.kill().ok();
         panic!("{command:?} did not end within {limit:?}\n{stdout}\n{stderr}");
     };
-    Finished {
-        status,
-        stdout,
-        stderr,
-    }
+    Finished { status, stdout, stderr }
 }
 
 /// The same for a program that must succeed.
@@ -110,15 +102,7 @@ fn build() -> PathBuf {
     let release = std::env::var_os("COVEY_RELEASE").is_some_and(|value| value != "0");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
-    cargo.args([
-        "build",
-        "--quiet",
-        "--locked",
-        "--package",
-        "covey-cli",
-        "--bin",
-        "covey",
-    ]);
+    cargo.args(["build", "--quiet", "--locked", "--package", "covey-cli", "--bin", "covey"]);
     cargo.args(["--message-format", "json-render-diagnostics"]);
     if release {
         cargo.arg("--release");

@@ -45,9 +45,7 @@ impl Rng {
         let length = match self.below(4) {
             0 => self.below(600),
             1 => unit * self.below(20),
-            2 => (unit * self.below(20))
-                .saturating_add(self.below(3))
-                .saturating_sub(1),
+            2 => (unit * self.below(20)).saturating_add(self.below(3)).saturating_sub(1),
             _ => self.below(end.max(1)),
         };
         length % end.max(1)

@@ -52,9 +52,8 @@ pub fn read(root: &Path) -> Tree {
     let mut folders = vec![PathBuf::new()];
     while let Some(folder) = folders.pop() {
         let Ok(entries) = fs::read_dir(root.join(&folder)) else {
-            tree.get_mut(&folder)
-                .unwrap_or_else(|| panic!("{} cannot be listed", root.display()))
-                .content = Content::Error(0);
+            tree.get_mut(&folder).unwrap_or_else(|| panic!("{} cannot be listed", root.display())).content =
+                Content::Error(0);
             continue;
         };
         for entry in entries {
@@ -63,11 +62,7 @@ pub fn read(root: &Path) -> Tree {
             if node.mode & libc::S_IFMT == libc::S_IFDIR {
                 folders.push(path.clone());
             }
-            assert!(
-                tree.insert(path.clone(), node).is_none(),
-                "{} is listed twice",
-                path.display()
-            );
+            assert!(tree.insert(path.clone(), node).is_none(), "{} is listed twice", path.display());
         }
     }
     tree
@@ -103,10 +98,7 @@ pub fn node(path: &Path) -> Node {
 
 /// A time, unless it is of the last day.
 pub fn old(seconds: i64, nanos: i64) -> Option<(i64, i64)> {
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap()
-        .as_secs() as i64;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;
     (!(now - 86_400..=now + 10).contains(&seconds)).then_some((seconds, nanos))
 }
 
@@ -116,10 +108,7 @@ fn xattrs(path: &Path) -> BTreeMap<OsString, Vec<u8>> {
         return BTreeMap::new();
     };
     let mut found = BTreeMap::new();
-    for name in names[..length]
-        .split(|byte| *byte == 0)
-        .filter(|name| !name.is_empty())
-    {
+    for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let mut value = vec![0u8; 65_536];
         let got = rustix::fs::lgetxattr(path, name, &mut value);
         value.truncate(got.unwrap_or(0));
@@ -178,16 +167,11 @@ pub fn disk_bytes(root: &Path) -> u64 {
 
 /// Whether two paths are one file's.
 pub fn same_file(a: &Path, b: &Path) -> bool {
-    let ino = |path: &Path| {
-        fs::symlink_metadata(path)
-            .map(|meta| (meta.dev(), meta.ino()))
-            .ok()
-    };
+    let ino = |path: &Path| fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
     ino(a).is_some() && ino(a) == ino(b)
 }
 
 /// A name as a test prints it: bytes that are no text in hexadecimal.
 pub fn shown(name: &std::ffi::OsStr) -> String {
-    name.to_str()
-        .map_or_else(|| format!("{:02x?}", name.as_bytes()), str::to_owned)
+    name.to_str().map_or_else(|| format!("{:02x?}", name.as_bytes()), str::to_owned)
 }

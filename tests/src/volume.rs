@@ -30,10 +30,9 @@ impl Volume {
     /// Formats a fresh volume in a scratch folder.
     pub fn new() -> Volume {
         let folder = match ground() {
-            Ground::Below(folder) => tempfile::Builder::new()
-                .prefix("covey-test-")
-                .tempdir_in(folder)
-                .unwrap(),
+            Ground::Below(folder) => {
+                tempfile::Builder::new().prefix("covey-test-").tempdir_in(folder).unwrap()
+            }
             _ => crate::scratch(),
         };
         let mut volume = Volume::below(folder.path(), &[]);
@@ -55,12 +54,7 @@ impl Volume {
     pub fn existing(folder: &Path) -> Volume {
         let (source, mountpoint) = (folder.join("volume"), folder.join("mnt"));
         std::fs::create_dir_all(&mountpoint).unwrap();
-        Volume {
-            source,
-            mountpoint,
-            ground: ground(),
-            _folder: None,
-        }
+        Volume { source, mountpoint, ground: ground(), _folder: None }
     }
 
     /// A volume that lives in the daemon's memory; its mountpoint in a scratch folder.
@@ -79,8 +73,7 @@ impl Volume {
 
     /// Mounts it with options (each becomes `-o OPTION`).
     pub fn mount_with(&self, options: &[&str]) -> Mounted {
-        self.try_mount(options)
-            .unwrap_or_else(|complaint| panic!("covey mount: {complaint}"))
+        self.try_mount(options).unwrap_or_else(|complaint| panic!("covey mount: {complaint}"))
     }
 
     /// Mounts it, or answers what the program said instead.
@@ -97,11 +90,7 @@ impl Volume {
         }
         // A folder of its own: the daemon must not hold the test's, nor the mount itself.
         command.stdin(Stdio::null()).current_dir("/");
-        let file = std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&log)
-            .unwrap();
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
         command.stdout(file.try_clone().unwrap()).stderr(file);
         let mut daemon = command.spawn().unwrap();
         let end = Instant::now() + PATIENCE;
@@ -118,10 +107,7 @@ impl Volume {
         }
         // Listed is not yet answering: the first answer is.
         std::fs::metadata(&path).map_err(|error| format!("{error} on {}", path.display()))?;
-        Ok(Mounted {
-            path,
-            daemon: Some(daemon),
-        })
+        Ok(Mounted { path, daemon: Some(daemon) })
     }
 
     /// Starts a mount and kills the daemon after a while, wherever it is by then.
@@ -131,10 +117,7 @@ impl Volume {
         }
         let mut command = covey();
         command.arg("mount").arg(&self.source).arg(&self.mountpoint);
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut daemon = command.current_dir("/").spawn().unwrap();
         std::thread::sleep(after);
         daemon.kill().ok();
@@ -175,11 +158,7 @@ impl Volume {
 
     /// Bytes that the volume takes on the disk below.
     pub fn disk_bytes(&self) -> u64 {
-        let source = if self.ground == Ground::Covey {
-            &self.source
-        } else {
-            &self.mountpoint
-        };
+        let source = if self.ground == Ground::Covey { &self.source } else { &self.mountpoint };
         crate::tree::disk_bytes(source)
     }
 }
@@ -219,10 +198,7 @@ impl Mounted {
         }
         detach(&self.path);
         assert!(done.status.success(), "covey umount: {done:?}");
-        assert!(
-            ended.is_some_and(|status| status.success()),
-            "the daemon ended with {ended:?}"
-        );
+        assert!(ended.is_some_and(|status| status.success()), "the daemon ended with {ended:?}");
     }
 
     /// Kills the daemon as `kill -9` does and takes the dead mount away.
@@ -252,12 +228,7 @@ impl Drop for Mounted {
         let Some(mut daemon) = self.daemon.take() else {
             return;
         };
-        let asked = covey()
-            .arg("umount")
-            .arg(&self.path)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
+        let asked = covey().arg("umount").arg(&self.path).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let gone = asked
             .is_ok_and(|mut child| wait(&mut child, Duration::from_secs(20)).is_some_and(|s| s.success()));
         if !(gone && wait(&mut daemon, Duration::from_secs(20)).is_some()) {
@@ -276,11 +247,7 @@ pub fn detach(path: &Path) {
         if rustix::mount::unmount(path, flags).is_ok() {
             continue;
         }
-        let helper = Command::new("fusermount3")
-            .args(["-u", "-z"])
-            .arg(path)
-            .stderr(Stdio::null())
-            .status();
+        let helper = Command::new("fusermount3").args(["-u", "-z"]).arg(path).stderr(Stdio::null()).status();
         if !helper.is_ok_and(|status| status.success()) {
             return;
         }

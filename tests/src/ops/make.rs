@@ -27,16 +27,11 @@ pub fn sequence(seed: u64, count: usize, users: bool) -> Vec<Op> {
     let mut ops = Vec::with_capacity(count);
     // A tree to begin with, or most early operations would meet nothing.
     for folder in ["a", "b", "a/c", "a/c/d"] {
-        ops.push(Op::Mkdir {
-            path: folder.into(),
-            mode: 0o777,
-        });
+        ops.push(Op::Mkdir { path: folder.into(), mode: 0o777 });
     }
     while ops.len() < count {
         ops.push(if users && rng.one_in(25) {
-            Op::Become {
-                user: *rng.pick(&USERS),
-            }
+            Op::Become { user: *rng.pick(&USERS) }
         } else {
             one(&mut rng)
         });
@@ -47,12 +42,7 @@ pub fn sequence(seed: u64, count: usize, users: bool) -> Vec<Op> {
 fn one(rng: &mut Rng) -> Op {
     match rng.below(100) {
         0..34 => on_slot(rng),
-        34..52 => Op::Open {
-            slot: slot(rng),
-            path: path(rng),
-            how: how(rng),
-            mode: mode(rng),
-        },
+        34..52 => Op::Open { slot: slot(rng), path: path(rng), how: how(rng), mode: mode(rng) },
         52..76 => on_names(rng),
         _ => on_attributes(rng),
     }
@@ -63,57 +53,20 @@ fn on_slot(rng: &mut Rng) -> Op {
     match rng.below(16) {
         0 => Op::Close { slot },
         1..4 => Op::Read { slot, offset, len },
-        4..7 => Op::Write {
-            slot,
-            offset,
-            len,
-            seed: rng.u64(),
-        },
-        7 => Op::Append {
-            slot,
-            len,
-            seed: rng.u64(),
-        },
-        8 => Op::MmapWrite {
-            slot,
-            offset,
-            len,
-            seed: rng.u64(),
-        },
-        9 => Op::Ftruncate {
-            slot,
-            len: rng.length(LARGEST),
-        },
+        4..7 => Op::Write { slot, offset, len, seed: rng.u64() },
+        7 => Op::Append { slot, len, seed: rng.u64() },
+        8 => Op::MmapWrite { slot, offset, len, seed: rng.u64() },
+        9 => Op::Ftruncate { slot, len: rng.length(LARGEST) },
         10 => {
-            let all = [
-                Falloc::Grow,
-                Falloc::Keep,
-                Falloc::Punch,
-                Falloc::Zero,
-                Falloc::ZeroKeep,
-            ];
-            Op::Fallocate {
-                slot,
-                how: *rng.pick(&all),
-                offset,
-                len: len as u64,
-            }
+            let all = [Falloc::Grow, Falloc::Keep, Falloc::Punch, Falloc::Zero, Falloc::ZeroKeep];
+            Op::Fallocate { slot, how: *rng.pick(&all), offset, len: len as u64 }
         }
         11 | 12 => {
             let (to, to_offset) = (rng.below(SLOTS as u64) as usize, rng.length(LARGEST));
-            Op::CopyRange {
-                from: slot,
-                to,
-                from_offset: offset,
-                to_offset,
-                len,
-            }
+            Op::CopyRange { from: slot, to, from_offset: offset, to_offset, len }
         }
         13 => Op::Fsync { slot },
-        14 => Op::Fchmod {
-            slot,
-            mode: mode(rng),
-        },
+        14 => Op::Fchmod { slot, mode: mode(rng) },
         _ => Op::Fstat { slot },
     }
 }
@@ -121,39 +74,18 @@ fn on_slot(rng: &mut Rng) -> Op {
 fn on_names(rng: &mut Rng) -> Op {
     match rng.below(12) {
         0..4 => {
-            let how = *rng.pick(&[
-                Renaming::Replace,
-                Renaming::Replace,
-                Renaming::NoReplace,
-                Renaming::Exchange,
-            ]);
-            Op::Rename {
-                from: path(rng),
-                to: path(rng),
-                how,
-            }
+            let how =
+                *rng.pick(&[Renaming::Replace, Renaming::Replace, Renaming::NoReplace, Renaming::Exchange]);
+            Op::Rename { from: path(rng), to: path(rng), how }
         }
-        4 => Op::Link {
-            from: path(rng),
-            to: path(rng),
-        },
+        4 => Op::Link { from: path(rng), to: path(rng) },
         5 | 6 => Op::Unlink { path: path(rng) },
-        7 | 8 => Op::Mkdir {
-            path: path(rng),
-            mode: mode(rng),
-        },
+        7 | 8 => Op::Mkdir { path: path(rng), mode: mode(rng) },
         9 => Op::Rmdir { path: path(rng) },
-        10 => Op::Symlink {
-            target: target(rng),
-            path: path(rng),
-        },
+        10 => Op::Symlink { target: target(rng), path: path(rng) },
         _ => {
             let kind = *rng.pick(&[libc::S_IFIFO, libc::S_IFSOCK, libc::S_IFCHR, libc::S_IFREG]);
-            Op::Mknod {
-                path: path(rng),
-                mode: kind | mode(rng),
-                device: libc::makedev(1, 3),
-            }
+            Op::Mknod { path: path(rng), mode: kind | mode(rng), device: libc::makedev(1, 3) }
         }
     }
 }
@@ -161,53 +93,20 @@ fn on_names(rng: &mut Rng) -> Op {
 fn on_attributes(rng: &mut Rng) -> Op {
     let path = path(rng);
     match rng.below(14) {
-        0 | 1 => Op::Chmod {
-            path,
-            mode: mode(rng),
-        },
-        2 => Op::Chown {
-            path,
-            uid: some_user(rng),
-            gid: some_user(rng),
-        },
-        3 | 4 => Op::Utimens {
-            path,
-            atime: when(rng),
-            mtime: when(rng),
-        },
-        5 => Op::Truncate {
-            path,
-            len: rng.length(LARGEST),
-        },
+        0 | 1 => Op::Chmod { path, mode: mode(rng) },
+        2 => Op::Chown { path, uid: some_user(rng), gid: some_user(rng) },
+        3 | 4 => Op::Utimens { path, atime: when(rng), mtime: when(rng) },
+        5 => Op::Truncate { path, len: rng.length(LARGEST) },
         6 | 7 => {
             let name = *rng.pick(&XATTRS);
-            let value = if name.starts_with("system.") {
-                acl(rng)
-            } else {
-                short(rng)
-            };
-            Op::SetXattr {
-                path,
-                name,
-                value,
-                create: rng.one_in(6),
-                replace: rng.one_in(6),
-            }
+            let value = if name.starts_with("system.") { acl(rng) } else { short(rng) };
+            Op::SetXattr { path, name, value, create: rng.one_in(6), replace: rng.one_in(6) }
         }
-        8 => Op::GetXattr {
-            path,
-            name: *rng.pick::<&str>(&XATTRS),
-        },
-        9 => Op::RemoveXattr {
-            path,
-            name: *rng.pick::<&str>(&XATTRS),
-        },
+        8 => Op::GetXattr { path, name: *rng.pick::<&str>(&XATTRS) },
+        9 => Op::RemoveXattr { path, name: *rng.pick::<&str>(&XATTRS) },
         10 => Op::List { path },
         11 => Op::Readlink { path },
-        12 => Op::Access {
-            path,
-            mode: rng.below(8) as u32,
-        },
+        12 => Op::Access { path, mode: rng.below(8) as u32 },
         _ => Op::Stat { path },
     }
 }
@@ -240,10 +139,7 @@ fn when(rng: &mut Rng) -> When {
         0 => When::Now,
         1 => When::Omit,
         2 => When::At(-rng.range(1, 1_000_000_000).cast_signed(), 999_999_999),
-        _ => When::At(
-            rng.below(1_500_000_000).cast_signed(),
-            rng.below(1_000_000_000).cast_signed(),
-        ),
+        _ => When::At(rng.below(1_500_000_000).cast_signed(), rng.below(1_000_000_000).cast_signed()),
     }
 }
 

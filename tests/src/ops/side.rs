@@ -32,11 +32,7 @@ impl Side {
     pub fn new(root: &Path) -> Side {
         rfs::chmod(root, Mode::from_raw_mode(0o777)).unwrap();
         let folder = rfs::open(root, OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty()).unwrap();
-        Side {
-            root: root.to_owned(),
-            folder,
-            slots: Default::default(),
-        }
+        Side { root: root.to_owned(), folder, slots: Default::default() }
     }
 
     /// Everything that is there, as root sees it.
@@ -47,22 +43,15 @@ impl Side {
     /// Carries out one operation as `user`.
     pub fn run(&mut self, op: &Op, user: u32) -> Answer {
         act_as(user);
-        let answer = self
-            .on_slots(op)
-            .or_else(|| self.on_names(op))
-            .unwrap_or_else(|| self.on_attributes(op));
+        let answer =
+            self.on_slots(op).or_else(|| self.on_names(op)).unwrap_or_else(|| self.on_attributes(op));
         act_as(0);
         answer.unwrap_or_else(Answer::Error)
     }
 
     fn on_slots(&mut self, op: &Op) -> Option<Result<Answer>> {
         let answer = match op {
-            Op::Open {
-                slot,
-                path,
-                how,
-                mode,
-            } => {
+            Op::Open { slot, path, how, mode } => {
                 self.slots[*slot] = None;
                 let opened = rfs::openat(&self.folder, path, flags(*how), Mode::from_raw_mode(*mode));
                 opened.map(|file| {
@@ -74,13 +63,7 @@ impl Side {
                 self.slots[*slot] = None;
                 Ok(Answer::Done)
             }
-            Op::CopyRange {
-                from,
-                to,
-                from_offset,
-                to_offset,
-                len,
-            } => {
+            Op::CopyRange { from, to, from_offset, to_offset, len } => {
                 let (Some(a), Some(b)) = (&self.slots[*from], &self.slots[*to]) else {
                     return Some(Ok(Answer::NoSlot));
                 };
@@ -138,19 +121,10 @@ impl Side {
                 rfs::chownat(at, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
             }
             Op::Utimens { path, atime, mtime } => {
-                let times = rfs::Timestamps {
-                    last_access: spec(*atime),
-                    last_modification: spec(*mtime),
-                };
+                let times = rfs::Timestamps { last_access: spec(*atime), last_modification: spec(*mtime) };
                 rfs::utimensat(at, path, &times, AtFlags::SYMLINK_NOFOLLOW)
             }
-            Op::SetXattr {
-                path,
-                name,
-                value,
-                create,
-                replace,
-            } => {
+            Op::SetXattr { path, name, value, create, replace } => {
                 let mut flags = XattrFlags::empty();
                 flags.set(XattrFlags::CREATE, *create);
                 flags.set(XattrFlags::REPLACE, *replace);
@@ -182,12 +156,7 @@ impl Side {
                 act_as(0);
                 Ok(Answer::Node(Box::new(tree::node(&self.root.join(path)))))
             }
-            Op::List { path } => list(&rfs::openat(
-                &self.folder,
-                path,
-                OFlags::DIRECTORY,
-                Mode::empty(),
-            )?),
+            Op::List { path } => list(&rfs::openat(&self.folder, path, OFlags::DIRECTORY, Mode::empty())?),
             other => panic!("{other:?} is nobody's"),
         }
     }
@@ -207,9 +176,7 @@ fn on_file(file: &OwnedFd, op: &Op) -> Result<Answer> {
             }
             Ok(Answer::Bytes(got, tree::hash(&buf[..got])))
         }
-        Op::Write {
-            offset, len, seed, ..
-        } => {
+        Op::Write { offset, len, seed, .. } => {
             let data = Rng::new(*seed).bytes(*len);
             Ok(Answer::Count(rustix::io::pwrite(file, &data, *offset)? as u64))
         }
@@ -218,9 +185,7 @@ fn on_file(file: &OwnedFd, op: &Op) -> Result<Answer> {
             let data = Rng::new(*seed).bytes(*len);
             Ok(Answer::Count(rustix::io::write(file, &data)? as u64))
         }
-        Op::MmapWrite {
-            offset, len, seed, ..
-        } => mmap_write(file, *offset, *len, *seed).map(Answer::Count),
+        Op::MmapWrite { offset, len, seed, .. } => mmap_write(file, *offset, *len, *seed).map(Answer::Count),
         Op::Ftruncate { len, .. } => done(rfs::ftruncate(file, *len)),
         Op::Fallocate { how, offset, len, .. } => done(rfs::fallocate(file, falloc(*how), *offset, *len)),
         Op::Fsync { .. } => done(rfs::fsync(file)),
@@ -232,11 +197,7 @@ fn on_file(file: &OwnedFd, op: &Op) -> Result<Answer> {
                 nlink: stat.st_nlink as u64,
                 uid: stat.st_uid,
                 gid: stat.st_gid,
-                size: if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
-                    0
-                } else {
-                    stat.st_size as u64
-                },
+                size: if stat.st_mode & libc::S_IFMT == libc::S_IFDIR { 0 } else { stat.st_size as u64 },
                 rdev: 0,
                 mtime: tree::old(stat.st_mtime as i64, stat.st_mtime_nsec as i64),
                 xattrs: Default::default(),
@@ -315,11 +276,7 @@ fn truncate(path: &Path, len: u64) -> Result<()> {
 fn flags(how: How) -> OFlags {
     // Never to wait for a fifo's other end, nor to be a terminal's owner.
     let mut flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    flags |= if how.read_only {
-        OFlags::RDONLY
-    } else {
-        OFlags::RDWR
-    };
+    flags |= if how.read_only { OFlags::RDONLY } else { OFlags::RDWR };
     flags.set(OFlags::CREATE, how.create);
     flags.set(OFlags::EXCL, how.exclusive);
     flags.set(OFlags::TRUNC, how.truncate);

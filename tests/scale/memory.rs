@@ -1,0 +1,151 @@
+//! How much memory the daemon needs, and how much disk a volume that is overwritten all the time.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use covey_tests::{Mounted, Need, Rng, Volume, proc, requires, say};
+
+const MIB: u64 = 1 << 20;
+/// What the daemon may hold at its peak, whatever it does.
+const PEAK: u64 = 200 * MIB;
+
+fn peak(mounted: &Mounted) -> u64 {
+    mounted.pid().map_or(0, |pid| proc::peak_rss_kib(pid) << 10)
+}
+
+/// Writes this many MiB of fresh bytes to a file and reads them back.
+fn write_and_read(mounted: &Mounted, mib: u64) -> [Duration; 2] {
+    let path = mounted.join("large");
+    let mut buf = vec![0; MIB as usize];
+    let since = Instant::now();
+    let mut file = File::create(&path).unwrap();
+    for number in 0..mib {
+        Rng::new(number).fill(&mut buf);
+        file.write_all(&buf).unwrap();
+    }
+    file.sync_all().unwrap();
+    let written = since.elapsed();
+    // Otherwise the kernel would answer, and the daemon would not be asked.
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    drop(file);
+    let since = Instant::now();
+    let (mut file, mut wanted) = (File::open(&path).unwrap(), vec![0; MIB as usize]);
+    for number in 0..mib {
+        file.read_exact(&mut buf).unwrap();
+        Rng::new(number).fill(&mut wanted);
+        assert!(buf == wanted, "MiB {number} differs");
+    }
+    assert_eq!(file.read(&mut buf).unwrap(), 0, "longer than it was written");
+    [written, since.elapsed()]
+}
+
+fn large_file(mib: u64) {
+    let volume = Volume::new();
+    let mounted = volume.mount();
+    let [written, read] = write_and_read(&mounted, mib);
+    let (peak, disk) = (peak(&mounted), volume.disk_bytes());
+    let rate = |time: Duration| mib as f64 / time.as_secs_f64();
+    say(format_args!(
+        "{mib} MiB written at {:.0} MiB/s, read at {:.0} MiB/s; peak {} MiB, disk {} MiB",
+        rate(written),
+        rate(read),
+        peak / MIB,
+        disk / MIB
+    ));
+    mounted.umount();
+    assert!(peak < PEAK, "the daemon held {} MiB", peak / MIB);
+    volume.must_be_clean();
+}
+
+#[test]
+fn the_daemon_stays_small_through_a_large_file() {
+    requires!(Need::Mount, Need::Free(2 << 30));
+    large_file(400);
+}
+
+#[test]
+#[ignore = "minutes, 20 GiB of disk: make test-memory"]
+fn long_the_daemon_stays_small_through_twenty_gib() {
+    let gib = super::setting("COVEY_GIB", 20);
+    requires!(Need::Mount, Need::Free((gib + 5) << 30));
+    large_file(gib << 10);
+}
+
+/// A volume in memory holds at most 1.1 times what is stored, beyond what every daemon holds.
+#[test]
+fn a_volume_in_memory_holds_little_more_than_what_is_stored() {
+    requires!(Need::Covey);
+    let volume = Volume::in_memory();
+    let mounted = volume.mount();
+    let mib = 600;
+    write_and_read(&mounted, mib);
+    let (peak, allowed) = (peak(&mounted), PEAK + mib * MIB * 11 / 10);
+    say(format_args!("{mib} MiB in memory: peak {} MiB, allowed {}", peak / MIB, allowed / MIB));
+    mounted.umount();
+    assert!(peak < allowed, "the daemon held {} MiB", peak / MIB);
+}
+
+/// Overwrites random pages of a file until `times` its size was written; the disk must not hold more than twice what lives.
+fn overwrites(mib: u64, times: u64) {
+    let volume = Volume::new();
+    let mounted = volume.mount();
+    write_and_read(&mounted, mib);
+    let file = File::options().read(true).write(true).open(mounted.join("large")).unwrap();
+    let mut rng = Rng::new(mib);
+    let mut last = vec![u64::MAX; (mib * MIB / 4096) as usize];
+    let mut most = 0;
+    let total = last.len() as u64 * times;
+    for number in 0..total {
+        let page = rng.below(last.len() as u64);
+        file.write_all_at(&Rng::new(number).bytes(4096), page * 4096).unwrap();
+        last[page as usize] = number;
+        if number % 4096 == 4095 {
+            file.sync_data().unwrap();
+            most = most.max(volume.disk_bytes());
+        }
+    }
+    file.sync_all().unwrap();
+    // Live: the file. The rest of a volume (log, database) may take this much beside.
+    let allowed = 2 * mib * MIB + 48 * MIB;
+    let since = Instant::now();
+    while volume.disk_bytes() > allowed && since.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let (disk, peak, waited) = (volume.disk_bytes(), peak(&mounted), since.elapsed());
+    say(format_args!(
+        "{mib} MiB overwritten {times} times: disk {} MiB after {waited:?}, at most {} meanwhile; peak memory {} MiB",
+        disk / MIB,
+        most / MIB,
+        peak / MIB
+    ));
+    check_pages(&file, &last);
+    drop(file);
+    mounted.umount();
+    volume.must_be_clean();
+    assert!(disk <= allowed, "the disk holds {} MiB, {} are allowed", disk / MIB, allowed / MIB);
+    assert!(most <= allowed + allowed / 2, "the disk held {} MiB at one time", most / MIB);
+    assert!(peak < PEAK, "the daemon held {} MiB", peak / MIB);
+}
+
+fn check_pages(file: &File, last: &[u64]) {
+    let mut buf = vec![0; 4096];
+    for (page, number) in last.iter().enumerate().filter(|(_, number)| **number != u64::MAX) {
+        file.read_exact_at(&mut buf, page as u64 * 4096).unwrap();
+        assert!(buf == Rng::new(*number).bytes(4096), "page {page} differs");
+    }
+}
+
+#[test]
+fn random_overwrites_leave_at_most_twice_what_lives() {
+    requires!(Need::Mount, Need::Free(2 << 30));
+    overwrites(96, 3);
+}
+
+#[test]
+#[ignore = "minutes: make test-memory"]
+fn long_random_overwrites_leave_at_most_twice_what_lives() {
+    requires!(Need::Mount, Need::Free(8 << 30));
+    overwrites(1_024, 8);
+}
