@@ -9,11 +9,7 @@ pub struct Timestamp(pub i64);
 impl Timestamp {
     /// From the two numbers the kernel uses. `nanos` below 10^9; what does not fit is cut to the nearest that does.
     pub fn from_parts(seconds: i64, nanos: u32) -> Timestamp {
-        Timestamp(
-            seconds
-                .saturating_mul(1_000_000_000)
-                .saturating_add(i64::from(nanos)),
-        )
+        Timestamp(seconds.saturating_mul(1_000_000_000).saturating_add(i64::from(nanos)))
     }
 
     /// Whole seconds, rounded down (also before 1970).

@@ -60,20 +60,11 @@ impl Extent {
     fn cut(&self, from: u32, to: u32) -> Extent {
         let at = self.at.max(from);
         let end = self.end().min(to);
-        Extent {
-            at,
-            len: end - at,
-            pack: self.pack,
-            offset: self.offset + (at - self.at),
-        }
+        Extent { at, len: end - at, pack: self.pack, offset: self.offset + (at - self.at) }
     }
 
     fn is_sound(&self) -> bool {
-        let fits = |start: u32| {
-            start
-                .checked_add(self.len)
-                .is_some_and(|end| end <= ExtentPage::SPAN)
-        };
+        let fits = |start: u32| start.checked_add(self.len).is_some_and(|end| end <= ExtentPage::SPAN);
         self.len > 0 && fits(self.at) && fits(self.offset)
     }
 }
@@ -131,18 +122,12 @@ impl ExtentPage {
     /// page's end is not part of it.
     pub fn parts(&self, at: u32, len: u32) -> Parts<'_> {
         let end = at.saturating_add(len).min(Self::SPAN);
-        Parts {
-            extents: &self.extents[self.first_ending_after(at)..],
-            at: at.min(end),
-            end,
-        }
+        Parts { extents: &self.extents[self.first_ending_after(at)..], at: at.min(end), end }
     }
 
     /// The first byte of data at or after `at`; none if only a hole follows.
     pub fn next_data(&self, at: u32) -> Option<u32> {
-        self.extents
-            .get(self.first_ending_after(at))
-            .map(|extent| extent.at.max(at))
+        self.extents.get(self.first_ending_after(at)).map(|extent| extent.at.max(at))
     }
 
     /// The first byte of a hole at or after `at`; none if all the rest of the page is data (or `at` is past its end).
@@ -166,10 +151,7 @@ impl ExtentPage {
         if extent.len == 0 {
             return Vec::new();
         }
-        extent
-            .is_sound()
-            .then_some(())
-            .must("an extent lies within its page and its pack");
+        extent.is_sound().then_some(()).must("an extent lies within its page and its pack");
         self.replace(extent.at, extent.end(), Some(extent))
     }
 
@@ -199,10 +181,7 @@ impl ExtentPage {
         let touched = &self.extents[first..last];
         let removed: Vec<Extent> = touched.iter().map(|extent| extent.cut(from, to)).collect();
         let mut before = touched.first().filter(|e| e.at < from).map(|e| e.cut(0, from));
-        let mut after = touched
-            .last()
-            .filter(|e| e.end() > to)
-            .map(|e| e.cut(to, Self::SPAN));
+        let mut after = touched.last().filter(|e| e.end() > to).map(|e| e.cut(to, Self::SPAN));
 
         let mut middle = new;
         if let Some(extent) = &mut middle {
@@ -211,20 +190,12 @@ impl ExtentPage {
                 first -= 1;
                 before = Some(self.extents[first]);
             }
-            if after.is_none()
-                && self
-                    .extents
-                    .get(last)
-                    .is_some_and(|next| extent.continues_in(next))
-            {
+            if after.is_none() && self.extents.get(last).is_some_and(|next| extent.continues_in(next)) {
                 after = Some(self.extents[last]);
                 last += 1;
             }
             if let Some(left) = before.filter(|left| left.continues_in(extent)) {
-                *extent = Extent {
-                    len: left.len + extent.len,
-                    ..left
-                };
+                *extent = Extent { len: left.len + extent.len, ..left };
                 before = None;
             }
             if let Some(right) = after.filter(|right| extent.continues_in(right)) {
@@ -232,8 +203,7 @@ impl ExtentPage {
                 after = None;
             }
         }
-        self.extents
-            .splice(first..last, [before, middle, after].into_iter().flatten());
+        self.extents.splice(first..last, [before, middle, after].into_iter().flatten());
         removed
     }
 }

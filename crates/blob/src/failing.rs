@@ -89,9 +89,7 @@ impl Faults {
 
     /// Everything off again.
     pub fn heal(&self) {
-        self.failing
-            .iter()
-            .for_each(|left| left.store(0, Ordering::SeqCst));
+        self.failing.iter().for_each(|left| left.store(0, Ordering::SeqCst));
         self.full_after(NO_LIMIT);
         self.damage(false);
         self.delay(Duration::ZERO);
@@ -121,11 +119,7 @@ impl Faults {
 
     fn take_room(&self, bytes: u64) -> Result<(), BlobError> {
         let less = |room: u64| {
-            if room == NO_LIMIT {
-                Some(room)
-            } else {
-                room.checked_sub(bytes)
-            }
+            if room == NO_LIMIT { Some(room) } else { room.checked_sub(bytes) }
         };
         match self.room.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) {
             Ok(_) => Ok(()),
@@ -200,10 +194,7 @@ impl PackStore for FailingPacks {
 
     fn space(&self) -> Result<Space, BlobError> {
         let space = self.inner.space()?;
-        Ok(Space {
-            available: space.available.min(self.faults.room.load(Ordering::SeqCst)),
-            ..space
-        })
+        Ok(Space { available: space.available.min(self.faults.room.load(Ordering::SeqCst)), ..space })
     }
 }
 
@@ -229,10 +220,7 @@ impl BlobSource for FailingOrigin {
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
         self.faults.meet(Op::Read)?;
         if self.faults.is_damaging() {
-            return Err(BlobError::Damaged {
-                id: *id,
-                what: "a test damaged it".to_owned(),
-            });
+            return Err(BlobError::Damaged { id: *id, what: "a test damaged it".to_owned() });
         }
         self.inner.read_at(id, offset, buf)
     }
@@ -281,10 +269,7 @@ impl Origin for FailingOrigin {
     fn verify(&self, id: &BlobId) -> Result<(), BlobError> {
         self.faults.meet(Op::Look)?;
         if self.faults.is_damaging() {
-            return Err(BlobError::Damaged {
-                id: *id,
-                what: "a test damaged it".to_owned(),
-            });
+            return Err(BlobError::Damaged { id: *id, what: "a test damaged it".to_owned() });
         }
         self.inner.verify(id)
     }

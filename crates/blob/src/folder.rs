@@ -81,15 +81,17 @@ impl BlobFolder {
     /// # Errors
     /// What the system says.
     pub fn create(dir: &Path) -> io::Result<BlobFolder> {
-        let missing = !dir.try_exists()?;
+        let mut missing = Vec::new();
+        for dir in dir.ancestors().filter(|dir| !dir.as_os_str().is_empty()) {
+            if dir.try_exists()? {
+                break;
+            }
+            missing.push(dir);
+        }
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-        if missing && let Some(parent) = dir.parent() {
-            let parent = if parent.as_os_str().is_empty() {
-                Path::new(".")
-            } else {
-                parent
-            };
-            File::open(parent)?.sync_all()?;
+        for made in missing {
+            let parent = made.parent().filter(|parent| !parent.as_os_str().is_empty());
+            File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
         }
         BlobFolder::open(dir)
     }
@@ -112,9 +114,7 @@ impl BlobFolder {
         for entry in entries {
             let entry = entry?;
             let modified = entry.metadata().and_then(|m| m.modified());
-            let since = modified
-                .ok()
-                .and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+            let since = modified.ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
             let old = since.is_some_and(|at| {
                 now.seconds().saturating_sub_unsigned(at.as_secs()) > SWEEP_AFTER.as_secs() as i64
             });
@@ -294,11 +294,7 @@ fn hash_file(id: &BlobId, file: &File) -> Result<Sums, BlobError> {
         builder.push(group);
     }
     let sums = builder.finish();
-    if sums.id() == *id {
-        Ok(sums)
-    } else {
-        Err(damaged(format!("its bytes have the hash {}", sums.id())))
-    }
+    if sums.id() == *id { Ok(sums) } else { Err(damaged(format!("its bytes have the hash {}", sums.id()))) }
 }
 
 fn sums_path(blob: &Path) -> PathBuf {

@@ -163,10 +163,7 @@ impl Sums {
         for (i, group) in bytes.chunks(GROUP as usize).enumerate() {
             let index = first + i;
             if chaining_value(index, self.groups.len() == 1, group) != self.groups[index] {
-                return Err(Mismatch::Group {
-                    offset: index as u32 * GROUP,
-                    len: group.len() as u32,
-                });
+                return Err(Mismatch::Group { offset: index as u32 * GROUP, len: group.len() as u32 });
             }
         }
         Ok(())
@@ -179,11 +176,7 @@ impl Sums {
         if offset.is_multiple_of(unit) && len > 0 && whole {
             Ok(())
         } else {
-            Err(Mismatch::Range {
-                offset,
-                len,
-                size: self.size,
-            })
+            Err(Mismatch::Range { offset, len, size: self.size })
         }
     }
 
@@ -208,9 +201,7 @@ impl Sums {
         out.extend_from_slice(&VERSION.to_le_bytes());
         out.extend_from_slice(&self.size.to_le_bytes());
         self.groups.iter().for_each(|group| out.extend_from_slice(group));
-        self.segments
-            .iter()
-            .for_each(|crc| out.extend_from_slice(&crc.to_le_bytes()));
+        self.segments.iter().for_each(|crc| out.extend_from_slice(&crc.to_le_bytes()));
         let own = crc32c(&out);
         out.extend_from_slice(&own.to_le_bytes());
         out
@@ -243,19 +234,9 @@ impl Sums {
         }
         let (groups, segments) = content[HEAD..].split_at(parts(size, GROUP) * 32);
         let groups: Vec<ChainingValue> = groups.as_chunks().0.to_vec();
-        let segments = segments
-            .as_chunks()
-            .0
-            .iter()
-            .map(|crc| u32::from_le_bytes(*crc))
-            .collect();
+        let segments = segments.as_chunks().0.iter().map(|crc| u32::from_le_bytes(*crc)).collect();
         let id = Sums::root_of(&groups).ok_or(BadSums("they name no group"))?;
-        Ok(Sums {
-            id,
-            size,
-            groups,
-            segments,
-        })
+        Ok(Sums { id, size, groups, segments })
     }
 }
 
@@ -293,15 +274,15 @@ impl Builder {
     /// # Panics
     /// When they are more or fewer.
     pub fn push(&mut self, group: &[u8]) {
-        (group.len() == self.next_len() as usize)
-            .then_some(())
-            .must("a group is pushed whole");
+        (group.len() == self.next_len() as usize).then_some(()).must("a group is pushed whole");
         if group.is_empty() {
             return;
         }
+        // The hash first: it computes long enough for the next bytes to arrive from memory meanwhile, and the CRCs then find
+        // the group in the processor's cache.
+        let value = chaining_value(self.groups.len(), self.size <= GROUP, group);
+        self.groups.push(value);
         self.segments.extend(group.chunks(SEGMENT as usize).map(crc32c));
-        self.groups
-            .push(chaining_value(self.groups.len(), self.size <= GROUP, group));
         self.done += group.len() as u32;
     }
 
@@ -310,19 +291,12 @@ impl Builder {
     /// # Panics
     /// When fewer bytes were pushed than the blob has.
     pub fn finish(mut self) -> Sums {
-        (self.done == self.size)
-            .then_some(())
-            .must("all groups were pushed");
+        (self.done == self.size).then_some(()).must("all groups were pushed");
         if self.size == 0 {
             self.groups.push(*blake3::hash(&[]).as_bytes());
         }
         let id = Sums::root_of(&self.groups).must("a blob has at least one group");
-        Sums {
-            id,
-            size: self.size,
-            groups: self.groups,
-            segments: self.segments,
-        }
+        Sums { id, size: self.size, groups: self.groups, segments: self.segments }
     }
 }
 
@@ -339,10 +313,7 @@ fn chaining_value(index: usize, only: bool, group: &[u8]) -> ChainingValue {
     if only {
         return *blake3::hash(group).as_bytes();
     }
-    blake3::Hasher::new()
-        .set_input_offset(index as u64 * u64::from(GROUP))
-        .update(group)
-        .finalize_non_root()
+    blake3::Hasher::new().set_input_offset(index as u64 * u64::from(GROUP)).update(group).finalize_non_root()
 }
 
 /// Of the groups of a tree, those left of its root: the largest power of two that leaves something on the right.

@@ -8,7 +8,7 @@
 use std::io;
 use std::sync::Arc;
 
-use base::BlobId;
+use base::{BlobId, Must};
 
 use crate::source::{BlobError, BlobSource};
 
@@ -23,16 +23,12 @@ pub struct Tiered {
 
 impl Tiered {
     /// `sources` from the nearest to the one that has everything.
+    ///
+    /// # Panics
+    /// When there are more than 64.
     pub fn new(sources: Vec<Arc<dyn BlobSource>>, on_damage: OnDamage) -> Tiered {
+        (sources.len() <= 64).then_some(()).must("a node has a handful of sources");
         Tiered { sources, on_damage }
-    }
-
-    /// The places of the sources in the order in which to ask them for this blob.
-    fn order(&self, id: &BlobId) -> Vec<usize> {
-        let (mut order, far): (Vec<usize>, Vec<usize>) =
-            (0..self.sources.len()).partition(|place| self.sources[*place].is_near(id));
-        order.extend(far);
-        order
     }
 }
 
@@ -40,18 +36,29 @@ impl BlobSource for Tiered {
     /// The error, if nobody had the bytes, is the last that said more than "not here".
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
         let mut told = BlobError::Missing(*id);
-        for place in self.order(id) {
-            match self.sources[place].read_at(id, offset, buf) {
-                Ok(()) => return Ok(()),
-                Err(BlobError::Missing(_)) => {}
-                Err(BlobError::Io(error)) if error.kind() == io::ErrorKind::InvalidInput => {
-                    return Err(error.into());
+        // One bit for each source that was near; it is asked once, also if that changes meanwhile.
+        let mut near = 0u64;
+        for far in [false, true] {
+            for (place, source) in self.sources.iter().enumerate() {
+                let bit = 1u64 << place;
+                if !far && source.is_near(id) {
+                    near |= bit;
                 }
-                Err(error) => {
-                    if let BlobError::Damaged { what, .. } = &error {
-                        (self.on_damage)(place, id, what);
+                if (near & bit != 0) == far {
+                    continue;
+                }
+                match source.read_at(id, offset, buf) {
+                    Ok(()) => return Ok(()),
+                    Err(BlobError::Missing(_)) => {}
+                    Err(BlobError::Io(error)) if error.kind() == io::ErrorKind::InvalidInput => {
+                        return Err(error.into());
                     }
-                    told = error;
+                    Err(error) => {
+                        if let BlobError::Damaged { what, .. } = &error {
+                            (self.on_damage)(place, id, what);
+                        }
+                        told = error;
+                    }
                 }
             }
         }

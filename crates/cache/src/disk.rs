@@ -115,9 +115,7 @@ impl DiskPacks {
 
     fn sync_pack(&self, no: PackNo, pack: &Pack) -> Result<(), BlobError> {
         // Opened first, so that a lack of file handles is not taken for a failed sync.
-        let synced = self
-            .file(no, pack)
-            .and_then(|file| Ok(pack.durable.sync(|| file.sync_data())?));
+        let synced = self.file(no, pack).and_then(|file| Ok(pack.durable.sync(|| file.sync_data())?));
         match synced {
             // Retired or discarded in the meantime.
             Err(_) if !self.path(no).try_exists()? => Ok(()),
@@ -238,10 +236,7 @@ impl PackStore for DiskPacks {
         if unsafe { libc::fstatvfs(self.handle.as_raw_fd(), &mut stat) } != 0 {
             return Err(io::Error::last_os_error().into());
         }
-        Ok(Space {
-            total: stat.f_blocks * stat.f_frsize,
-            available: stat.f_bavail * stat.f_frsize,
-        })
+        Ok(Space { total: stat.f_blocks * stat.f_frsize, available: stat.f_bavail * stat.f_frsize })
     }
 }
 

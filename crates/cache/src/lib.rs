@@ -25,27 +25,18 @@ pub use memory::MemoryPacks;
 /// The end of a range in a pack, which is at most as long as a blob.
 fn end_of(pack: PackNo, offset: u32, len: usize) -> Result<u32, BlobError> {
     let end = u64::from(offset) + len as u64;
-    u32::try_from(end)
-        .ok()
-        .filter(|end| *end <= BLOB_MAX)
-        .ok_or_else(|| {
-            let what = format!("pack {pack}: a range of {len} bytes at {offset} reaches past 4 MiB");
-            BlobError::Io(io::Error::new(io::ErrorKind::InvalidInput, what))
-        })
+    u32::try_from(end).ok().filter(|end| *end <= BLOB_MAX).ok_or_else(|| {
+        let what = format!("pack {pack}: a range of {len} bytes at {offset} reaches past 4 MiB");
+        BlobError::Io(io::Error::new(io::ErrorKind::InvalidInput, what))
+    })
 }
 
 fn no_such_pack(pack: PackNo) -> BlobError {
-    BlobError::Io(io::Error::new(
-        io::ErrorKind::NotFound,
-        format!("pack {pack} is not open on this node"),
-    ))
+    BlobError::Io(io::Error::new(io::ErrorKind::NotFound, format!("pack {pack} is not open on this node")))
 }
 
 fn exists_already(pack: PackNo) -> BlobError {
-    BlobError::Io(io::Error::new(
-        io::ErrorKind::AlreadyExists,
-        format!("pack {pack} exists already"),
-    ))
+    BlobError::Io(io::Error::new(io::ErrorKind::AlreadyExists, format!("pack {pack} exists already")))
 }
 
 fn too_short(pack: PackNo, wanted: u32, holds: u64) -> BlobError {

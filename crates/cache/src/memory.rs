@@ -51,19 +51,11 @@ impl AsRef<[u8]> for Region {
 impl MemoryPacks {
     /// None open yet. Sealed packs go to `origin`.
     pub fn new(origin: Arc<dyn Origin>) -> MemoryPacks {
-        MemoryPacks {
-            packs: RwLock::default(),
-            origin,
-            room: Room::new(),
-        }
+        MemoryPacks { packs: RwLock::default(), origin, room: Room::new() }
     }
 
     fn get(&self, no: PackNo) -> Result<Arc<RwLock<Pack>>, BlobError> {
-        self.packs
-            .read()
-            .get(&no)
-            .map(Arc::clone)
-            .ok_or_else(|| no_such_pack(no))
+        self.packs.read().get(&no).map(Arc::clone).ok_or_else(|| no_such_pack(no))
     }
 }
 
@@ -78,10 +70,7 @@ impl PackStore for MemoryPacks {
         })?;
         // A huge page would hold up to 2 MiB that nobody wrote. Kernels without huge pages refuse the advice; all is well then.
         let _ = map.advise(Advice::NoHugePage);
-        let pack = Pack {
-            region: Arc::new(Region { map, len: 0 }),
-            sealed: false,
-        };
+        let pack = Pack { region: Arc::new(Region { map, len: 0 }), sealed: false };
         let mut packs = self.packs.write();
         if packs.contains_key(&no) {
             return Err(exists_already(no));
@@ -111,11 +100,7 @@ impl PackStore for MemoryPacks {
         let pack = pack.read();
         let bytes = (*pack.region).as_ref();
         let range = offset as usize..end as usize;
-        buf.copy_from_slice(
-            bytes
-                .get(range)
-                .ok_or_else(|| too_short(no, end, bytes.len() as u64))?,
-        );
+        buf.copy_from_slice(bytes.get(range).ok_or_else(|| too_short(no, end, bytes.len() as u64))?);
         Ok(())
     }
 
@@ -163,10 +148,7 @@ impl PackStore for MemoryPacks {
 
     fn open_packs(&self) -> Result<Vec<(PackNo, u64)>, BlobError> {
         let all = self.packs.read();
-        let mut all: Vec<_> = all
-            .iter()
-            .map(|(no, pack)| (*no, pack.read().region.len as u64))
-            .collect();
+        let mut all: Vec<_> = all.iter().map(|(no, pack)| (*no, pack.read().region.len as u64)).collect();
         all.sort();
         Ok(all)
     }

@@ -59,13 +59,14 @@ fn disk(dir: &Path, origin: Arc<dyn Origin>) -> Arc<dyn PackStore> {
     Arc::new(DiskPacks::open(&dir.join("open"), origin).unwrap())
 }
 
+type MakeOrigin = fn(&Path) -> Arc<dyn Origin>;
+type MakePacks = fn(&Path, Arc<dyn Origin>) -> Arc<dyn PackStore>;
+
 /// Runs `check` over every store with every origin.
 fn conform(check: impl Fn(&Node)) {
-    let origins: [(&str, fn(&Path) -> Arc<dyn Origin>); 2] = [
-        ("folder", |dir| Arc::new(InFolder::new(dir))),
-        ("memory", |_| Arc::new(InMemory::default())),
-    ];
-    let stores: [(&str, fn(&Path, Arc<dyn Origin>) -> Arc<dyn PackStore>); 3] = [
+    let origins: [(&str, MakeOrigin); 2] =
+        [("folder", |dir| Arc::new(InFolder::new(dir))), ("memory", |_| Arc::new(InMemory::default()))];
+    let stores: [(&str, MakePacks); 3] = [
         ("disk", disk),
         ("memory", |_, origin| Arc::new(MemoryPacks::new(origin))),
         ("failing disk, fault off", |dir, origin| {
@@ -78,11 +79,7 @@ fn conform(check: impl Fn(&Node)) {
             let home = tempfile::tempdir().unwrap();
             let origin = make_origin(home.path());
             let packs = make(home.path(), Arc::clone(&origin));
-            check(&Node {
-                packs,
-                origin,
-                dir: home.path().to_owned(),
-            });
+            check(&Node { packs, origin, dir: home.path().to_owned() });
         }
     }
 }
@@ -97,10 +94,7 @@ fn is_io<T: std::fmt::Debug>(result: Result<T, BlobError>, kind: io::ErrorKind) 
 #[test]
 fn a_pack_goes_its_way_from_open_to_blob() {
     conform(|node| {
-        for (i, size) in [0, 1, 5000, 65_536, 300_000, BLOB_MAX as usize]
-            .into_iter()
-            .enumerate()
-        {
+        for (i, size) in [0, 1, 5000, 65_536, 300_000, BLOB_MAX as usize].into_iter().enumerate() {
             let (no, bytes) = (i as u64 + 1, noise(size, i as u64));
             node.packs.create(PackNo(no)).unwrap();
             // Ranges come in any order.
@@ -152,18 +146,9 @@ fn gaps_read_as_zeros_and_the_end_is_an_end() {
         assert_eq!(node.read(7, 98, 5).unwrap(), b"\0\0far");
         assert!(is_io(node.read(7, 100, 4), io::ErrorKind::UnexpectedEof));
         assert!(is_io(node.read(7, 4000, 1), io::ErrorKind::UnexpectedEof));
-        assert!(is_io(
-            node.packs.write(PackNo(7), BLOB_MAX - 1, b"xy"),
-            io::ErrorKind::InvalidInput
-        ));
-        assert!(is_io(
-            node.packs.write(PackNo(7), u32::MAX, b"xy"),
-            io::ErrorKind::InvalidInput
-        ));
-        assert!(is_io(
-            node.packs.seal(PackNo(7), BLOB_MAX + 1),
-            io::ErrorKind::InvalidInput
-        ));
+        assert!(is_io(node.packs.write(PackNo(7), BLOB_MAX - 1, b"xy"), io::ErrorKind::InvalidInput));
+        assert!(is_io(node.packs.write(PackNo(7), u32::MAX, b"xy"), io::ErrorKind::InvalidInput));
+        assert!(is_io(node.packs.seal(PackNo(7), BLOB_MAX + 1), io::ErrorKind::InvalidInput));
         node.packs.write(PackNo(7), BLOB_MAX - 1, b"x").unwrap();
     });
 }
@@ -171,10 +156,7 @@ fn gaps_read_as_zeros_and_the_end_is_an_end() {
 #[test]
 fn what_is_not_open_is_an_error_or_passed_over() {
     conform(|node| {
-        assert!(is_io(
-            node.packs.write(PackNo(1), 0, b"x"),
-            io::ErrorKind::NotFound
-        ));
+        assert!(is_io(node.packs.write(PackNo(1), 0, b"x"), io::ErrorKind::NotFound));
         assert!(is_io(node.packs.seal(PackNo(1), 0), io::ErrorKind::NotFound));
         node.packs.sync(&[PackNo(1), PackNo(2)]).unwrap();
         node.packs.discard(PackNo(1)).unwrap();
@@ -214,17 +196,12 @@ fn many_threads_fill_one_pack_and_many_packs() {
                     let own = noise(4096, thread);
                     node.packs.create(PackNo(thread)).unwrap();
                     for i in 0..40u32 {
-                        node.packs
-                            .write(PackNo(1000), (i * 4 + thread as u32) * 4096, &own)
-                            .unwrap();
+                        node.packs.write(PackNo(1000), (i * 4 + thread as u32) * 4096, &own).unwrap();
                         node.packs.write(PackNo(thread), i * 4096, &own).unwrap();
                         if i % 10 == thread as u32 {
                             node.packs.sync(&[PackNo(1000), PackNo(thread)]).unwrap();
                         }
-                        assert_eq!(
-                            node.read(1000, (i * 4 + thread as u32) * 4096, 4096).unwrap(),
-                            own
-                        );
+                        assert_eq!(node.read(1000, (i * 4 + thread as u32) * 4096, 4096).unwrap(), own);
                     }
                     node.packs.seal(PackNo(thread), 40 * 4096).unwrap();
                     node.packs.retire(&[PackNo(thread)]).unwrap();
@@ -232,9 +209,7 @@ fn many_threads_fill_one_pack_and_many_packs() {
             }
         });
         let id = node.packs.seal(PackNo(1000), 160 * 4096).unwrap();
-        let expected: Vec<u8> = (0..40)
-            .flat_map(|_| (0..4).flat_map(|thread| noise(4096, thread)))
-            .collect();
+        let expected: Vec<u8> = (0..40).flat_map(|_| (0..4).flat_map(|thread| noise(4096, thread))).collect();
         assert_eq!(node.blob(&id, expected.len()), expected);
     });
 }
@@ -259,19 +234,12 @@ fn a_seal_that_failed_leaves_the_pack_open() {
         } else {
             disk(home.path(), Arc::clone(&origin))
         };
-        let node = Node {
-            packs,
-            origin,
-            dir: home.path().to_owned(),
-        };
+        let node = Node { packs, origin, dir: home.path().to_owned() };
         node.filled(1, b"four");
         faults.full_after(3);
         assert!(matches!(node.packs.seal(PackNo(1), 4), Err(BlobError::Full)));
         faults.fail(Op::Store, 1);
-        assert!(is_io(
-            node.packs.seal(PackNo(1), 4),
-            io::Error::from_raw_os_error(libc::EIO).kind()
-        ));
+        assert!(is_io(node.packs.seal(PackNo(1), 4), io::Error::from_raw_os_error(libc::EIO).kind()));
         assert_eq!(node.read(1, 0, 4).unwrap(), b"four");
         faults.heal();
         let id = node.packs.seal(PackNo(1), 4).unwrap();
@@ -284,15 +252,51 @@ fn a_seal_that_failed_leaves_the_pack_open() {
 }
 
 #[test]
+fn faults_of_a_store_happen_when_they_are_on_and_only_then() {
+    let home = tempfile::tempdir().unwrap();
+    let (faults, origin) = (Faults::new(), Arc::new(InMemory::default()));
+    let packs: Arc<dyn PackStore> =
+        Arc::new(FailingPacks::new(disk(home.path(), Arc::clone(&origin) as _), Arc::clone(&faults)));
+    let node = Node { packs, origin, dir: home.path().to_owned() };
+    node.filled(1, b"bytes");
+    faults.full_after(7);
+    node.packs.write(PackNo(1), 5, b"fits").unwrap();
+    assert!(matches!(node.packs.write(PackNo(1), 9, b"does not"), Err(BlobError::Full)));
+    assert_eq!(node.packs.space().unwrap().available, 3);
+    faults.damage(true);
+    assert_ne!(node.read(1, 0, 9).unwrap(), b"bytesfits");
+    faults.heal();
+    assert_eq!(node.read(1, 0, 9).unwrap(), b"bytesfits");
+    for op in [Op::Read, Op::Write, Op::Sync, Op::Seal, Op::Retire, Op::Look, Op::Create, Op::Discard] {
+        faults.fail(op, 1);
+        let results = || {
+            [
+                node.read(1, 0, 1).is_ok(),
+                node.packs.write(PackNo(1), 9, b"x").is_ok(),
+                node.packs.sync(&[PackNo(1)]).is_ok(),
+                node.packs.open_packs().is_ok(),
+                node.packs.create(PackNo(2)).is_ok(),
+                node.packs.discard(PackNo(2)).is_ok(),
+                node.packs.seal(PackNo(1), 9).is_ok(),
+                node.packs.retire(&[]).is_ok(),
+            ]
+        };
+        assert_eq!(results().iter().filter(|ok| !**ok).count(), 1, "{op:?} fails once");
+        node.packs.discard(PackNo(2)).unwrap();
+        assert!(results().iter().all(|ok| *ok), "{op:?} is over");
+    }
+    faults.delay(std::time::Duration::from_millis(20));
+    let start = base::time::monotonic();
+    node.read(1, 0, 1).unwrap();
+    assert!(start.elapsed().as_millis() >= 20);
+}
+
+#[test]
 fn a_crash_leaves_what_was_written() {
     let home = tempfile::tempdir().unwrap();
     let start = || {
         let origin: Arc<dyn Origin> = Arc::new(InFolder::new(home.path()));
-        Node {
-            packs: disk(home.path(), Arc::clone(&origin)),
-            origin,
-            dir: home.path().to_owned(),
-        }
+        Node { packs: disk(home.path(), Arc::clone(&origin)), origin, dir: home.path().to_owned() }
     };
     let (open, sealed) = (noise(10_000, 1), noise(90_000, 2));
     let before = start();
@@ -305,10 +309,7 @@ fn a_crash_leaves_what_was_written() {
     }
 
     let node = start();
-    assert_eq!(
-        node.packs.open_packs().unwrap(),
-        [(PackNo(3), 10_000), (PackNo(12), 90_000)]
-    );
+    assert_eq!(node.packs.open_packs().unwrap(), [(PackNo(3), 10_000), (PackNo(12), 90_000)]);
     assert!(is_io(node.packs.create(PackNo(3)), io::ErrorKind::AlreadyExists));
     assert_eq!(node.read(3, 0, 10_000).unwrap(), open);
     node.packs.sync(&[PackNo(3), PackNo(12)]).unwrap();
@@ -336,10 +337,7 @@ fn on_one_filesystem_sealing_writes_no_byte_twice() {
     node.filled(1, &noise(500_000, 3));
     let id = node.packs.seal(PackNo(1), 500_000).unwrap();
     let (pack, blob) = (node.dir.join("open/1"), origin.path(&id));
-    assert_eq!(
-        fs::metadata(pack).unwrap().ino(),
-        fs::metadata(&blob).unwrap().ino()
-    );
+    assert_eq!(fs::metadata(pack).unwrap().ino(), fs::metadata(&blob).unwrap().ino());
     node.packs.retire(&[PackNo(1)]).unwrap();
     assert_eq!(fs::metadata(&blob).unwrap().nlink(), 1);
 }
@@ -358,9 +356,7 @@ fn file_handles_are_bounded() {
         packs.read(PackNo(no), 0, &mut buf).unwrap();
         assert_eq!(buf, no.to_le_bytes());
     }
-    packs
-        .sync(&(0..1500).step_by(100).map(PackNo).collect::<Vec<_>>())
-        .unwrap();
+    packs.sync(&(0..1500).step_by(100).map(PackNo).collect::<Vec<_>>()).unwrap();
     assert!(packs.handles() <= 512, "{}", packs.handles());
 }
 
@@ -374,8 +370,7 @@ impl SmallDisk {
             .args(["-t", "tmpfs", "-o", "size=1m", "none"])
             .arg(disk.path())
             .output();
-        done.is_ok_and(|done| done.status.success())
-            .then(|| SmallDisk(disk))
+        done.is_ok_and(|done| done.status.success()).then(|| SmallDisk(disk))
     }
 }
 
@@ -391,33 +386,20 @@ fn a_full_disk_says_so_and_recovers() {
         return println!("a small filesystem cannot be mounted here (not root): skipped");
     };
     let origin: Arc<dyn Origin> = Arc::new(InFolder::new(small.0.path()));
-    let node = Node {
-        packs: disk(small.0.path(), Arc::clone(&origin)),
-        origin,
-        dir: small.0.path().to_owned(),
-    };
+    let node =
+        Node { packs: disk(small.0.path(), Arc::clone(&origin)), origin, dir: small.0.path().to_owned() };
     assert!(node.packs.space().unwrap().total <= MIB);
     node.filled(1, &noise(300_000, 1));
     node.packs.create(PackNo(2)).unwrap();
-    assert!(matches!(
-        node.packs.write(PackNo(2), 0, &noise(2 << 20, 2)),
-        Err(BlobError::Full)
-    ));
+    assert!(matches!(node.packs.write(PackNo(2), 0, &noise(2 << 20, 2)), Err(BlobError::Full)));
     assert!(node.packs.space().unwrap().available < 64 << 10);
     // Not even the sums of the first pack find room; it stays open.
     let mut fill = 3;
-    while node
-        .packs
-        .create(PackNo(fill))
-        .and_then(|()| node.packs.write(PackNo(fill), 0, &[1; 4096]))
-        .is_ok()
+    while node.packs.create(PackNo(fill)).and_then(|()| node.packs.write(PackNo(fill), 0, &[1; 4096])).is_ok()
     {
         fill += 1;
     }
-    assert!(matches!(
-        node.packs.seal(PackNo(1), 300_000),
-        Err(BlobError::Full)
-    ));
+    assert!(matches!(node.packs.seal(PackNo(1), 300_000), Err(BlobError::Full)));
     assert_eq!(node.read(1, 0, 300_000).unwrap(), noise(300_000, 1));
     node.packs.discard(PackNo(2)).unwrap();
     let id = node.packs.seal(PackNo(1), 300_000).unwrap();
@@ -428,17 +410,8 @@ fn a_full_disk_says_so_and_recovers() {
 /// The memory this process holds that is no file's, in bytes.
 fn anonymous_memory() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"))
-        .unwrap();
-    line.trim()
-        .strip_suffix(" kB")
-        .unwrap()
-        .trim()
-        .parse::<u64>()
-        .unwrap()
-        * 1024
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() * 1024
 }
 
 /// In a process of its own, so that other tests' memory is not counted: `cargo test` runs it there by its name.
@@ -453,11 +426,7 @@ fn sealed_memory_is_shared_and_goes_back_at_once() {
             .env(CHILD, "1")
             .output()
             .unwrap();
-        assert!(
-            child.status.success(),
-            "{}",
-            String::from_utf8_lossy(&child.stdout)
-        );
+        assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
         return;
     }
     let origin = Arc::new(InMemory::default());
@@ -476,17 +445,9 @@ fn sealed_memory_is_shared_and_goes_back_at_once() {
         ids.push(packs.seal(PackNo(no), size as u32).unwrap());
         stored += size as u64;
     }
-    assert!(
-        held() <= stored + stored / 20,
-        "{} held for {stored} stored, before retiring",
-        held()
-    );
+    assert!(held() <= stored + stored / 20, "{} held for {stored} stored, before retiring", held());
     packs.retire(&(0..48).map(PackNo).collect::<Vec<_>>()).unwrap();
-    assert!(
-        held() >= stored && held() <= stored + stored / 20,
-        "{} held for {stored} stored",
-        held()
-    );
+    assert!(held() >= stored && held() <= stored + stored / 20, "{} held for {stored} stored", held());
     ids.iter().for_each(|id| origin.remove(id).unwrap());
     assert!(held() < MIB, "{} held for nothing stored", held());
 }
@@ -557,50 +518,33 @@ fn pack_speed() {
         }
         println!("  write in pieces of 128 KiB: {:.2} GiB/s", gib(start));
         let start = base::time::monotonic();
-        let ids: Vec<BlobId> = all
-            .iter()
-            .map(|no| node.packs.seal(*no, BLOB_MAX).unwrap())
-            .collect();
+        let ids: Vec<BlobId> = all.iter().map(|no| node.packs.seal(*no, BLOB_MAX).unwrap()).collect();
         println!("  seal: {:.2} GiB/s", gib(start));
         let start = base::time::monotonic();
         node.packs.sync(&all).unwrap();
-        println!(
-            "  sync of {PACKS} packs: {:.2} GiB/s, {:?}",
-            gib(start),
-            start.elapsed()
-        );
+        println!("  sync of {PACKS} packs: {:.2} GiB/s, {:?}", gib(start), start.elapsed());
         let start = base::time::monotonic();
         node.packs.retire(&all).unwrap();
         println!("  retire of {PACKS} packs: {:?}", start.elapsed());
         let mut buf = vec![0; 128 << 10];
         let start = base::time::monotonic();
         for id in &ids {
-            (0..BLOB_MAX)
-                .step_by(buf.len())
-                .for_each(|at| node.origin.read_at(id, at, &mut buf).unwrap());
+            (0..BLOB_MAX).step_by(buf.len()).for_each(|at| node.origin.read_at(id, at, &mut buf).unwrap());
         }
         println!("  origin, read_at of 128 KiB: {:.2} GiB/s", gib(start));
         let start = base::time::monotonic();
         for (i, id) in ids.iter().enumerate() {
             for at in (0..BLOB_MAX).step_by(64 << 10) {
-                node.origin
-                    .read_at(id, at + (i as u32 * 4096) % (60 << 10), &mut buf[..4096])
-                    .unwrap();
+                node.origin.read_at(id, at + (i as u32 * 4096) % (60 << 10), &mut buf[..4096]).unwrap();
             }
         }
-        println!(
-            "  origin, read_at of 4 KiB: {:?} each",
-            start.elapsed() / (PACKS as u32 * 64)
-        );
+        println!("  origin, read_at of 4 KiB: {:?} each", start.elapsed() / (PACKS as u32 * 64));
         let start = base::time::monotonic();
         node.packs.create(PackNo(5000)).unwrap();
         (0..1000u32).for_each(|i| node.packs.write(PackNo(5000), i * 4096, &buf[..4096]).unwrap());
         println!("  write of 4 KiB: {:?} each", start.elapsed() / 1000);
         let start = base::time::monotonic();
         (0..1000u32).for_each(|i| node.packs.read(PackNo(5000), i * 4096, &mut buf[..4096]).unwrap());
-        println!(
-            "  read of 4 KiB from an open pack: {:?} each",
-            start.elapsed() / 1000
-        );
+        println!("  read of 4 KiB from an open pack: {:?} each", start.elapsed() / 1000);
     });
 }

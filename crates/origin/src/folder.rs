@@ -45,14 +45,10 @@ impl Folder {
             io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
                 OriginError::NotAFolder(dir.to_owned())
             }
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => OriginError::ReadOnly {
-                dir: dir.to_owned(),
-                source,
-            },
-            _ => OriginError::Io {
-                dir: dir.to_owned(),
-                source,
-            },
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                OriginError::ReadOnly { dir: dir.to_owned(), source }
+            }
+            _ => OriginError::Io { dir: dir.to_owned(), source },
         };
         let blobs = BlobFolder::create(dir).map_err(failed)?;
         match check_marker(dir) {
@@ -69,10 +65,7 @@ impl Folder {
             }
         }
         write_marker(dir).map_err(failed)?;
-        Ok(Folder {
-            blobs,
-            access: Access::ReadWrite,
-        })
+        Ok(Folder { blobs, access: Access::ReadWrite })
     }
 
     /// Opens an origin that [`Folder::format`] made.
@@ -83,17 +76,11 @@ impl Folder {
         let blobs = BlobFolder::open(dir).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => OriginError::Absent(dir.to_owned()),
             io::ErrorKind::NotADirectory => OriginError::NotAFolder(dir.to_owned()),
-            _ => OriginError::Io {
-                dir: dir.to_owned(),
-                source,
-            },
+            _ => OriginError::Io { dir: dir.to_owned(), source },
         })?;
         check_marker(dir)?;
         if access == Access::ReadWrite {
-            let refused = |source| OriginError::ReadOnly {
-                dir: dir.to_owned(),
-                source,
-            };
+            let refused = |source| OriginError::ReadOnly { dir: dir.to_owned(), source };
             match blobs.probe() {
                 // A full disk is no reason to refuse: what is there can be read and removed.
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => {}
@@ -152,9 +139,7 @@ impl Folder {
 
 impl BlobSource for Folder {
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
-        self.blobs
-            .read_at(id, offset, buf)
-            .map_err(|error| self.explain(error))
+        self.blobs.read_at(id, offset, buf).map_err(|error| self.explain(error))
     }
 
     /// Always: also that a blob is missing is said by this machine, without waiting.
@@ -209,38 +194,25 @@ impl Origin for Folder {
 fn check_marker(dir: &Path) -> Result<(), OriginError> {
     let file = File::open(dir.join(MARKER)).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => OriginError::NotAnOrigin(dir.to_owned()),
-        _ => OriginError::Io {
-            dir: dir.to_owned(),
-            source,
-        },
+        _ => OriginError::Io { dir: dir.to_owned(), source },
     })?;
     let mut found = Vec::new();
     file.take(64)
         .read_to_end(&mut found)
-        .map_err(|source| OriginError::Io {
-            dir: dir.to_owned(),
-            source,
-        })?;
+        .map_err(|source| OriginError::Io { dir: dir.to_owned(), source })?;
     let found = String::from_utf8_lossy(&found);
     if found == MARKER_LINE {
         Ok(())
     } else if found.starts_with("covey origin ") {
-        Err(OriginError::Newer {
-            dir: dir.to_owned(),
-            found: found.trim_end().to_owned(),
-        })
+        Err(OriginError::Newer { dir: dir.to_owned(), found: found.trim_end().to_owned() })
     } else {
         Err(OriginError::NotAnOrigin(dir.to_owned()))
     }
 }
 
 fn write_marker(dir: &Path) -> io::Result<()> {
-    let mut marker = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(dir.join(MARKER))?;
+    let mut marker =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(dir.join(MARKER))?;
     marker.write_all(MARKER_LINE.as_bytes())?;
     marker.sync_all()?;
     File::open(dir)?.sync_all()

@@ -95,14 +95,9 @@ pub fn parse(text: &str) -> Result<Spec, OriginError> {
     if text == "mem:" {
         return Ok(Spec::Memory);
     }
-    let dir = text
-        .strip_prefix("file:")
-        .ok_or_else(|| OriginError::Unknown(text.to_owned()))?;
+    let dir = text.strip_prefix("file:").ok_or_else(|| OriginError::Unknown(text.to_owned()))?;
     // A URL has an empty host before the path.
-    let dir = dir
-        .strip_prefix("//")
-        .filter(|rest| rest.starts_with('/'))
-        .unwrap_or(dir);
+    let dir = dir.strip_prefix("//").filter(|rest| rest.starts_with('/')).unwrap_or(dir);
     if dir.is_empty() {
         return Err(OriginError::NoFolder(text.to_owned()));
     }

@@ -37,28 +37,17 @@ impl Memory {
 
     /// The bytes of all blobs together.
     pub fn bytes(&self) -> u64 {
-        self.blobs
-            .read()
-            .values()
-            .map(|blob| (**blob).as_ref().len() as u64)
-            .sum()
+        self.blobs.read().values().map(|blob| (**blob).as_ref().len() as u64).sum()
     }
 
     fn get(&self, id: &BlobId) -> Result<SharedBytes, BlobError> {
-        self.blobs
-            .read()
-            .get(id)
-            .map(Arc::clone)
-            .ok_or(BlobError::Missing(*id))
+        self.blobs.read().get(id).map(Arc::clone).ok_or(BlobError::Missing(*id))
     }
 
     fn keep(&self, id: &BlobId, sums: &Sums, bytes: SharedBytes) -> Result<(), BlobError> {
         let len = (*bytes).as_ref().len();
         if sums.id() != *id || sums.size() as usize != len {
-            let what = format!(
-                "the sums of {} do not belong to the {len} bytes of {id}",
-                sums.id()
-            );
+            let what = format!("the sums of {} do not belong to the {len} bytes of {id}", sums.id());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what).into());
         }
         // What it replaces has the same name and so the same bytes; it is freed after the lock.
@@ -71,10 +60,7 @@ impl BlobSource for Memory {
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
         let blob = self.get(id)?;
         let bytes = (*blob).as_ref();
-        let range = Range {
-            start: offset as usize,
-            end: offset as usize + buf.len(),
-        };
+        let range = Range { start: offset as usize, end: offset as usize + buf.len() };
         buf.copy_from_slice(bytes.get(range).ok_or_else(|| past_end(id, bytes.len() as u32))?);
         Ok(())
     }
@@ -117,21 +103,13 @@ impl Origin for Memory {
     }
 
     fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
-        Ok(self
-            .blobs
-            .read()
-            .get(id)
-            .map(|blob| (**blob).as_ref().len() as u64))
+        Ok(self.blobs.read().get(id).map(|blob| (**blob).as_ref().len() as u64))
     }
 
     fn list(&self, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<(), BlobError> {
         // A copy of the names, so that `each` may remove blobs.
-        let all: Vec<(BlobId, u64)> = self
-            .blobs
-            .read()
-            .iter()
-            .map(|(id, blob)| (*id, (**blob).as_ref().len() as u64))
-            .collect();
+        let all: Vec<(BlobId, u64)> =
+            self.blobs.read().iter().map(|(id, blob)| (*id, (**blob).as_ref().len() as u64)).collect();
         all.into_iter().all(|(id, size)| each(id, size));
         Ok(())
     }
@@ -142,10 +120,7 @@ impl Origin for Memory {
         if found == *id {
             return Ok(());
         }
-        Err(BlobError::Damaged {
-            id: *id,
-            what: format!("its bytes in memory have the hash {found}"),
-        })
+        Err(BlobError::Damaged { id: *id, what: format!("its bytes in memory have the hash {found}") })
     }
 
     fn describe(&self) -> String {

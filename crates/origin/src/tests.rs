@@ -36,12 +36,8 @@ fn every_origin() -> [(&'static str, Make); 4] {
     [
         ("folder", folder),
         ("memory", memory),
-        ("failing folder, fault off", |dir| {
-            Arc::new(FailingOrigin::new(folder(dir), Faults::new()))
-        }),
-        ("failing memory, fault off", |dir| {
-            Arc::new(FailingOrigin::new(memory(dir), Faults::new()))
-        }),
+        ("failing folder, fault off", |dir| Arc::new(FailingOrigin::new(folder(dir), Faults::new()))),
+        ("failing memory, fault off", |dir| Arc::new(FailingOrigin::new(memory(dir), Faults::new()))),
     ]
 }
 
@@ -71,9 +67,7 @@ fn adopt(origin: &dyn Origin, dir: &Path, bytes: &[u8]) -> BlobId {
 
 fn put_shared(origin: &dyn Origin, bytes: &[u8]) -> BlobId {
     let (sums, bytes) = (Sums::of(bytes), Arc::new(bytes.to_vec()));
-    origin
-        .put_shared(&sums.id(), &sums, bytes as SharedBytes)
-        .unwrap();
+    origin.put_shared(&sums.id(), &sums, bytes as SharedBytes).unwrap();
     sums.id()
 }
 
@@ -101,11 +95,7 @@ fn what_is_stored_is_read_whichever_way_it_came() {
     conform(|origin, dir| {
         for (i, size) in SIZES.into_iter().enumerate() {
             let bytes = [0, 1, 2].map(|way| noise(size, (i * 3 + way) as u64));
-            let ids = [
-                put(origin, &bytes[0]),
-                adopt(origin, dir, &bytes[1]),
-                put_shared(origin, &bytes[2]),
-            ];
+            let ids = [put(origin, &bytes[0]), adopt(origin, dir, &bytes[1]), put_shared(origin, &bytes[2])];
             for (id, bytes) in ids.iter().zip(&bytes) {
                 assert!(origin.is_near(id));
                 assert_eq!(read(origin, id, 0, size).unwrap(), *bytes);
@@ -130,11 +120,7 @@ fn storing_again_is_no_error_and_changes_nothing() {
         let id = put(origin, &bytes);
         for _ in 0..2 {
             assert_eq!(
-                [
-                    put(origin, &bytes),
-                    adopt(origin, dir, &bytes),
-                    put_shared(origin, &bytes)
-                ],
+                [put(origin, &bytes), adopt(origin, dir, &bytes), put_shared(origin, &bytes)],
                 [id; 3]
             );
             assert_eq!(read(origin, &id, 0, bytes.len()).unwrap(), bytes);
@@ -147,13 +133,7 @@ fn storing_again_is_no_error_and_changes_nothing() {
 fn a_range_past_the_end_is_invalid() {
     conform(|origin, _| {
         let id = put(origin, &noise(70_000, 2));
-        for (at, len) in [
-            (0, 70_001),
-            (69_999, 2),
-            (70_000, 1),
-            (70_001, 0),
-            (u32::MAX as usize, 5),
-        ] {
+        for (at, len) in [(0, 70_001), (69_999, 2), (70_000, 1), (70_001, 0), (u32::MAX as usize, 5)] {
             match read(origin, &id, at, len) {
                 Err(BlobError::Io(error)) => assert_eq!(error.kind(), io::ErrorKind::InvalidInput),
                 other => panic!("{other:?}"),
@@ -222,10 +202,7 @@ fn a_listing_ends_when_told_and_allows_removal() {
 fn sums_that_do_not_belong_are_refused() {
     conform(|origin, _| {
         let id = Sums::of(b"one").id();
-        assert!(matches!(
-            origin.put(&id, &Sums::of(b"two"), b"one"),
-            Err(BlobError::Io(_))
-        ));
+        assert!(matches!(origin.put(&id, &Sums::of(b"two"), b"one"), Err(BlobError::Io(_))));
         assert_eq!(origin.size(&id).unwrap(), None);
     });
 }
@@ -240,11 +217,8 @@ fn many_threads_store_the_same_and_read_it() {
                 scope.spawn(move || {
                     fs::create_dir(&own).unwrap();
                     for bytes in blobs {
-                        let id = if thread % 2 == 0 {
-                            put(origin, bytes)
-                        } else {
-                            adopt(origin, &own, bytes)
-                        };
+                        let id =
+                            if thread % 2 == 0 { put(origin, bytes) } else { adopt(origin, &own, bytes) };
                         assert_eq!(read(origin, &id, 0, bytes.len()).unwrap(), *bytes);
                         origin.sync().unwrap();
                     }
@@ -252,9 +226,7 @@ fn many_threads_store_the_same_and_read_it() {
             }
         });
         assert_eq!(listed(origin).len(), 6);
-        listed(origin)
-            .iter()
-            .for_each(|(id, _)| origin.verify(id).unwrap());
+        listed(origin).iter().for_each(|(id, _)| origin.verify(id).unwrap());
     });
 }
 
@@ -291,17 +263,11 @@ fn faults_happen_when_they_are_on_and_only_then() {
     let id = put(&origin, b"bytes");
     faults.fail(Op::Store, 1);
     let (sums, bytes) = (Sums::of(b"more"), b"more");
-    assert!(matches!(
-        origin.put(&sums.id(), &sums, bytes),
-        Err(BlobError::Io(_))
-    ));
+    assert!(matches!(origin.put(&sums.id(), &sums, bytes), Err(BlobError::Io(_))));
     assert_eq!(origin.size(&sums.id()).unwrap(), None);
     faults.full_after(5);
     origin.put(&sums.id(), &sums, bytes).unwrap();
-    assert!(matches!(
-        origin.put(&sums.id(), &sums, bytes),
-        Err(BlobError::Full)
-    ));
+    assert!(matches!(origin.put(&sums.id(), &sums, bytes), Err(BlobError::Full)));
     faults.damage(true);
     assert!(matches!(read(&origin, &id, 0, 5), Err(BlobError::Damaged { .. })));
     faults.heal();
@@ -316,51 +282,28 @@ fn faults_happen_when_they_are_on_and_only_then() {
 #[test]
 fn what_a_user_writes_is_understood_or_explained() {
     assert_eq!(parse("mem:").unwrap(), Spec::Memory);
-    for (text, dir) in [
-        ("file:/srv/x", "/srv/x"),
-        ("file:x/y", "x/y"),
-        ("file:///srv/x", "/srv/x"),
-        ("file:a b", "a b"),
-    ] {
+    for (text, dir) in
+        [("file:/srv/x", "/srv/x"), ("file:x/y", "x/y"), ("file:///srv/x", "/srv/x"), ("file:a b", "a b")]
+    {
         assert_eq!(parse(text).unwrap(), Spec::Folder(dir.into()));
-        assert_eq!(
-            parse(&parse(text).unwrap().to_string()).unwrap(),
-            parse(text).unwrap()
-        );
+        assert_eq!(parse(&parse(text).unwrap().to_string()).unwrap(), parse(text).unwrap());
     }
     for text in ["", "s3://bucket", "/srv/x", "memory", "mem:x", "FILE:/x"] {
         let message = text.parse::<Spec>().unwrap_err().to_string();
-        assert!(
-            message.contains("file:DIR") && message.contains("mem:"),
-            "{message}"
-        );
+        assert!(message.contains("file:DIR") && message.contains("mem:"), "{message}");
     }
-    assert!(
-        parse("file:")
-            .unwrap_err()
-            .to_string()
-            .contains("file:/srv/covey/blobs")
-    );
+    assert!(parse("file:").unwrap_err().to_string().contains("file:/srv/covey/blobs"));
 }
 
 #[test]
 fn a_folder_is_formatted_once_and_opened_after() {
     let dir = tempfile::tempdir().unwrap();
     let home = dir.path().join("new/origin");
-    assert!(matches!(
-        Folder::open(&home, Access::ReadWrite),
-        Err(OriginError::Absent(_))
-    ));
+    assert!(matches!(Folder::open(&home, Access::ReadWrite), Err(OriginError::Absent(_))));
     let id = put(&Folder::format(&home).unwrap(), b"kept");
-    assert_eq!(
-        read(&Folder::open(&home, Access::ReadWrite).unwrap(), &id, 0, 4).unwrap(),
-        b"kept"
-    );
+    assert_eq!(read(&Folder::open(&home, Access::ReadWrite).unwrap(), &id, 0, 4).unwrap(), b"kept");
     assert_eq!(read(&Folder::format(&home).unwrap(), &id, 0, 4).unwrap(), b"kept");
-    assert_eq!(
-        Folder::open(&home, Access::ReadOnly).unwrap().describe(),
-        format!("file:{}", home.display())
-    );
+    assert_eq!(Folder::open(&home, Access::ReadOnly).unwrap().describe(), format!("file:{}", home.display()));
 }
 
 #[test]
@@ -369,28 +312,16 @@ fn a_folder_that_is_no_origin_is_refused_with_a_reason() {
     let refusal = |home: &Path| Folder::open(home, Access::ReadWrite).err().unwrap().to_string();
     assert!(refusal(dir.path()).contains("is the disk it should be on mounted?"));
     fs::write(dir.path().join("thesis.txt"), b"mine").unwrap();
-    assert!(matches!(
-        Folder::format(dir.path()),
-        Err(OriginError::NotEmpty(_))
-    ));
-    assert!(matches!(
-        Folder::format(&dir.path().join("thesis.txt")),
-        Err(OriginError::NotAFolder(_))
-    ));
-    assert!(matches!(
-        Folder::format(&dir.path().join("thesis.txt/x")),
-        Err(OriginError::NotAFolder(_))
-    ));
+    assert!(matches!(Folder::format(dir.path()), Err(OriginError::NotEmpty(_))));
+    assert!(matches!(Folder::format(&dir.path().join("thesis.txt")), Err(OriginError::NotAFolder(_))));
+    assert!(matches!(Folder::format(&dir.path().join("thesis.txt/x")), Err(OriginError::NotAFolder(_))));
     let home = dir.path().join("home");
     Folder::format(&home).unwrap();
     fs::write(home.join(folder::MARKER), b"covey origin 2\nmore").unwrap();
     assert!(refusal(&home).contains("newer covey"));
     assert!(matches!(Folder::format(&home), Err(OriginError::Newer { .. })));
     fs::write(home.join(folder::MARKER), b"\xff\xfe").unwrap();
-    assert!(matches!(
-        Folder::open(&home, Access::ReadOnly),
-        Err(OriginError::NotAnOrigin(_))
-    ));
+    assert!(matches!(Folder::open(&home, Access::ReadOnly), Err(OriginError::NotAnOrigin(_))));
 }
 
 #[test]
@@ -398,10 +329,7 @@ fn a_format_that_was_killed_half_way_is_done_again() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("lost+found")).unwrap();
     fs::write(dir.path().join(folder::MARKER), b"").unwrap();
-    assert!(matches!(
-        Folder::open(dir.path(), Access::ReadWrite),
-        Err(OriginError::NotAnOrigin(_))
-    ));
+    assert!(matches!(Folder::open(dir.path(), Access::ReadWrite), Err(OriginError::NotAnOrigin(_))));
     Folder::format(dir.path()).unwrap();
     Folder::open(dir.path(), Access::ReadWrite).unwrap();
 }
@@ -413,10 +341,7 @@ fn a_folder_opened_for_reading_takes_nothing() {
     let id = put(&Folder::format(&home).unwrap(), b"kept");
     let origin = Folder::open(&home, Access::ReadOnly).unwrap();
     let sums = Sums::of(b"new");
-    assert!(matches!(
-        origin.put(&sums.id(), &sums, b"new"),
-        Err(BlobError::Io(_))
-    ));
+    assert!(matches!(origin.put(&sums.id(), &sums, b"new"), Err(BlobError::Io(_))));
     assert!(matches!(origin.remove(&id), Err(BlobError::Io(_))));
     assert_eq!(read(&origin, &id, 0, 4).unwrap(), b"kept");
 }
@@ -430,10 +355,7 @@ fn a_folder_without_write_permission_is_refused_for_writing() {
     let home = dir.path().join("home");
     Folder::format(&home).unwrap();
     fs::set_permissions(&home, fs::Permissions::from_mode(0o500)).unwrap();
-    assert!(matches!(
-        Folder::open(&home, Access::ReadWrite),
-        Err(OriginError::ReadOnly { .. })
-    ));
+    assert!(matches!(Folder::open(&home, Access::ReadWrite), Err(OriginError::ReadOnly { .. })));
     Folder::open(&home, Access::ReadOnly).unwrap();
 }
 
@@ -452,11 +374,7 @@ fn an_origin_whose_disk_went_away_is_unavailable_not_empty() {
     assert!(unavailable(origin.put(&sums.id(), &sums, b"new")));
     assert!(unavailable(origin.size(&id).map(drop)));
     assert!(unavailable(origin.list(&mut |_, _| true)));
-    assert_eq!(
-        fs::read_dir(&home).unwrap().count(),
-        0,
-        "nothing went to the wrong disk"
-    );
+    assert_eq!(fs::read_dir(&home).unwrap().count(), 0, "nothing went to the wrong disk");
     fs::remove_dir(&home).unwrap();
     fs::rename(&away, &home).unwrap();
     assert_eq!(read(&origin, &id, 0, 4).unwrap(), b"kept");

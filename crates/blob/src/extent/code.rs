@@ -51,15 +51,8 @@ impl ExtentPage {
             let len = take_u32(&mut rest)?;
             pack = pack.wrapping_add(unzigzag(take_varint(&mut rest)?));
             let offset = take_u32(&mut rest)?;
-            let at = end
-                .checked_add(gap)
-                .ok_or(BadPage("an extent lies past its end"))?;
-            let extent = Extent {
-                at,
-                len,
-                pack: PackNo(pack),
-                offset,
-            };
+            let at = end.checked_add(gap).ok_or(BadPage("an extent lies past its end"))?;
+            let extent = Extent { at, len, pack: PackNo(pack), offset };
             if !extent.is_sound() {
                 return Err(BadPage(
                     "an extent is empty, or reaches past the end of the page or of its pack",

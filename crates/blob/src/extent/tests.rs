@@ -12,19 +12,9 @@ const UNITS: usize = (ExtentPage::SPAN / UNIT) as usize;
 
 #[derive(Clone, Debug)]
 enum Change {
-    Insert {
-        at: u32,
-        len: u32,
-        pack: u64,
-        offset: u32,
-    },
-    Punch {
-        at: u32,
-        len: u32,
-    },
-    Truncate {
-        len: u32,
-    },
+    Insert { at: u32, len: u32, pack: u64, offset: u32 },
+    Punch { at: u32, len: u32 },
+    Truncate { len: u32 },
 }
 
 fn range() -> impl Strategy<Value = (u32, u32)> {
@@ -35,12 +25,7 @@ fn change() -> impl Strategy<Value = Change> {
     // Few packs and offsets, so that neighbours often continue one another.
     let insert = (range(), 0..3u64, 0..2u32).prop_map(|((at, len), pack, shift)| {
         let offset = (at + shift).min(UNITS as u32 - len);
-        Change::Insert {
-            at,
-            len,
-            pack,
-            offset,
-        }
+        Change::Insert { at, len, pack, offset }
     });
     let punch = (0..=UNITS as u32, 0..80u32).prop_map(|(at, len)| Change::Punch { at, len });
     let truncate = (0..=UNITS as u32).prop_map(|len| Change::Truncate { len });
@@ -161,38 +146,18 @@ proptest! {
 fn the_encoding_is_the_documented_one() {
     let mut page = ExtentPage::new();
     assert_eq!(page.encode(), [1, 0]);
-    page.insert(Extent {
-        at: 5,
-        len: 300,
-        pack: PackNo(7),
-        offset: 1,
-    });
-    page.insert(Extent {
-        at: 305,
-        len: 1,
-        pack: PackNo(6),
-        offset: 0,
-    });
+    page.insert(Extent { at: 5, len: 300, pack: PackNo(7), offset: 1 });
+    page.insert(Extent { at: 305, len: 1, pack: PackNo(6), offset: 0 });
     assert_eq!(page.encode(), [1, 2, 5, 0xac, 2, 14, 1, 0, 1, 1, 0]);
     let far = u64::MAX;
-    page.insert(Extent {
-        at: 0,
-        len: 1,
-        pack: PackNo(far),
-        offset: 0,
-    });
+    page.insert(Extent { at: 0, len: 1, pack: PackNo(far), offset: 0 });
     assert_eq!(ExtentPage::decode(&page.encode()), Ok(page));
 }
 
 #[test]
 fn a_range_past_the_page_is_cut() {
     let mut page = ExtentPage::new();
-    let last = Extent {
-        at: ExtentPage::SPAN - 10,
-        len: 10,
-        pack: PackNo(1),
-        offset: 0,
-    };
+    let last = Extent { at: ExtentPage::SPAN - 10, len: 10, pack: PackNo(1), offset: 0 };
     assert_eq!(page.insert(last), []);
     assert_eq!(
         page.parts(ExtentPage::SPAN - 4, u32::MAX).collect::<Vec<_>>(),
@@ -211,12 +176,7 @@ fn a_range_past_the_page_is_cut() {
 #[test]
 #[should_panic = "an extent lies within its page and its pack"]
 fn an_extent_past_its_pack_is_a_bug() {
-    ExtentPage::new().insert(Extent {
-        at: 0,
-        len: 2,
-        pack: PackNo(1),
-        offset: ExtentPage::SPAN - 1,
-    });
+    ExtentPage::new().insert(Extent { at: 0, len: 2, pack: PackNo(1), offset: ExtentPage::SPAN - 1 });
 }
 
 /// `cargo test --release -p covey-blob -- --ignored --nocapture page_speed`

@@ -58,10 +58,8 @@ impl OpenBlob {
         if head.is_empty() && tail.is_empty() {
             return read_exact(&self.file, body, u64::from(start));
         }
-        let slices = [&mut *head, &mut *body, &mut *tail].map(|s| libc::iovec {
-            iov_base: s.as_mut_ptr().cast(),
-            iov_len: s.len(),
-        });
+        let slices = [&mut *head, &mut *body, &mut *tail]
+            .map(|s| libc::iovec { iov_base: s.as_mut_ptr().cast(), iov_len: s.len() });
         // SAFETY: the three slices are exclusively borrowed and live through the call, and the kernel writes to nothing else.
         let got = unsafe { libc::preadv(self.file.as_raw_fd(), slices.as_ptr(), 3, i64::from(start)) };
         if usize::try_from(got) == Ok(total) {
@@ -97,10 +95,7 @@ impl OpenBlob {
                 // Only the last segment has a tail, and it has all of it.
                 crc.update(&tail[..len - from_head - from_body]);
                 if self.sums.segments().get((offset / SEGMENT) as usize) != Some(&crc.finish()) {
-                    return Err(damaged(Mismatch::Segment {
-                        offset,
-                        len: len as u32,
-                    }));
+                    return Err(damaged(Mismatch::Segment { offset, len: len as u32 }));
                 }
             }
             (head, body) = (&[], later);
@@ -142,9 +137,7 @@ struct Slot {
 
 impl OpenBlobs {
     pub(super) fn new() -> OpenBlobs {
-        OpenBlobs {
-            shards: std::array::from_fn(|_| Mutex::default()),
-        }
+        OpenBlobs { shards: std::array::from_fn(|_| Mutex::default()) }
     }
 
     fn shard(&self, id: &BlobId) -> &Mutex<Shard> {
@@ -164,11 +157,7 @@ impl OpenBlobs {
     }
 
     pub(super) fn insert(&self, id: BlobId, blob: Arc<OpenBlob>) {
-        let slot = Slot {
-            id,
-            blob,
-            used: false,
-        };
+        let slot = Slot { id, blob, used: false };
         // What is replaced is dropped, and its file closed, after the lock.
         let _replaced = self.shard(&id).lock().insert(slot);
     }

@@ -40,9 +40,7 @@ impl BlobFolder {
             }
             Err(error) if cannot_link(&error) => {
                 if !self.has_sound_copy(id, sums, &path)? {
-                    self.place(&path, |mut to| {
-                        io::copy(&mut File::open(file)?, &mut to).map(drop)
-                    })?;
+                    self.place(&path, |mut to| io::copy(&mut File::open(file)?, &mut to).map(drop))?;
                 }
                 self.unsynced.lock().push(*id);
             }
@@ -237,23 +235,13 @@ impl BlobFolder {
 }
 
 fn create_new(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// Another filesystem, or one that has no hard links, or a file that has too many.
 fn cannot_link(error: &io::Error) -> bool {
     let code = error.raw_os_error();
-    [
-        libc::EXDEV,
-        libc::EPERM,
-        libc::EMLINK,
-        libc::EOPNOTSUPP,
-        libc::ENOSYS,
-    ]
-    .into_iter()
-    .any(|c| code == Some(c))
+    [libc::EXDEV, libc::EPERM, libc::EMLINK, libc::EOPNOTSUPP, libc::ENOSYS]
+        .into_iter()
+        .any(|c| code == Some(c))
 }

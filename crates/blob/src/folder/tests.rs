@@ -7,10 +7,7 @@ use super::*;
 
 fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut out = vec![0; len];
-    blake3::Hasher::new()
-        .update(&seed.to_le_bytes())
-        .finalize_xof()
-        .fill(&mut out);
+    blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut out);
     out
 }
 
@@ -62,10 +59,7 @@ fn a_hard_link_brings_a_blob_in_and_it_outlives_its_first_name() {
     fs::write(&file, &bytes).unwrap();
     home.folder.adopt(&sums.id(), &sums, &file).unwrap();
     home.folder.adopt(&sums.id(), &sums, &file).unwrap();
-    assert_eq!(
-        fs::metadata(&file).unwrap().ino(),
-        fs::metadata(home.folder.path(&sums.id())).unwrap().ino()
-    );
+    assert_eq!(fs::metadata(&file).unwrap().ino(), fs::metadata(home.folder.path(&sums.id())).unwrap().ino());
     home.folder.sync().unwrap();
     fs::remove_file(&file).unwrap();
     assert_eq!(home.read(&sums.id(), bytes.len()).unwrap(), bytes);
@@ -153,12 +147,7 @@ fn a_file_cut_short_or_grown_is_damaged() {
     let id = home.put(&bytes);
     assert_eq!(home.read(&id, bytes.len()).unwrap(), bytes);
     let file = File::options().write(true).open(home.folder.path(&id)).unwrap();
-    for len in [
-        bytes.len() as u64 - 1,
-        bytes.len() as u64 + 1,
-        0,
-        u64::from(BLOB_MAX) + 1,
-    ] {
+    for len in [bytes.len() as u64 - 1, bytes.len() as u64 + 1, 0, u64::from(BLOB_MAX) + 1] {
         file.set_len(len).unwrap();
         if len < bytes.len() as u64 {
             assert!(is_damaged(home.read(&id, bytes.len())), "{len}");
@@ -211,19 +200,15 @@ fn what_is_not_there_is_missing() {
     let id = home.put(b"somebody");
     assert!(home.folder.is_near(&id));
     home.folder.remove(&id).unwrap();
-    assert!(matches!(
-        home.folder.read_at(&id, 0, &mut buf),
-        Err(BlobError::Missing(_))
-    ));
+    assert!(matches!(home.folder.read_at(&id, 0, &mut buf), Err(BlobError::Missing(_))));
     assert!(!sums_path(&home.folder.path(&id)).exists());
 }
 
 #[test]
 fn a_listing_shows_blobs_and_nothing_else() {
     let home = Home::new();
-    let mut blobs: Vec<(BlobId, u64)> = (0..50)
-        .map(|i| (home.put(&noise(i * 10, i as u64)), i as u64 * 10))
-        .collect();
+    let mut blobs: Vec<(BlobId, u64)> =
+        (0..50).map(|i| (home.put(&noise(i * 10, i as u64)), i as u64 * 10)).collect();
     fs::write(home.folder.dir().join("ab-stray"), b"").unwrap();
     let folder = home.folder.path(&blobs[0].0).parent().unwrap().to_owned();
     fs::write(folder.join("notes.txt"), b"").unwrap();
@@ -269,10 +254,7 @@ fn files_are_the_owners_alone() {
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     let path = home.folder.path(&id);
     assert_eq!((mode(&path), mode(&sums_path(&path))), (0o600, 0o600));
-    assert_eq!(
-        (mode(home.folder.dir()), mode(path.parent().unwrap())),
-        (0o700, 0o700)
-    );
+    assert_eq!((mode(home.folder.dir()), mode(path.parent().unwrap())), (0o700, 0o700));
 }
 
 #[test]
@@ -284,12 +266,7 @@ fn sweeping_takes_old_temporaries_only() {
     fs::write(&young, b"").unwrap();
     let two_hours_ago =
         std::time::UNIX_EPOCH + Duration::from_secs(base::time::now().seconds() as u64 - 7200);
-    File::options()
-        .write(true)
-        .open(&old)
-        .unwrap()
-        .set_modified(two_hours_ago)
-        .unwrap();
+    File::options().write(true).open(&old).unwrap().set_modified(two_hours_ago).unwrap();
     home.folder.sweep().unwrap();
     assert!(!old.exists() && young.exists());
 }
@@ -298,10 +275,7 @@ fn sweeping_takes_old_temporaries_only() {
 fn sums_of_another_blob_are_refused() {
     let home = Home::new();
     let id = Sums::of(b"one").id();
-    assert!(matches!(
-        home.folder.put(&id, &Sums::of(b"two"), b"one"),
-        Err(BlobError::Io(_))
-    ));
+    assert!(matches!(home.folder.put(&id, &Sums::of(b"two"), b"one"), Err(BlobError::Io(_))));
     assert_eq!(home.folder.size(&id).unwrap(), None);
 }
 
@@ -310,14 +284,8 @@ fn a_folder_must_be_one() {
     let home = Home::new();
     let file = home.dir.path().join("file");
     fs::write(&file, b"").unwrap();
-    assert_eq!(
-        BlobFolder::open(&file).err().unwrap().kind(),
-        io::ErrorKind::NotADirectory
-    );
-    assert_eq!(
-        BlobFolder::open(&file.with_file_name("x")).err().unwrap().kind(),
-        io::ErrorKind::NotFound
-    );
+    assert_eq!(BlobFolder::open(&file).err().unwrap().kind(), io::ErrorKind::NotADirectory);
+    assert_eq!(BlobFolder::open(&file.with_file_name("x")).err().unwrap().kind(), io::ErrorKind::NotFound);
 }
 
 proptest! {

@@ -12,11 +12,7 @@ struct Says {
 }
 
 fn says(near: bool, answer: fn(&BlobId) -> Result<u8, BlobError>) -> Arc<Says> {
-    Arc::new(Says {
-        near,
-        answer,
-        asked: AtomicUsize::new(0),
-    })
+    Arc::new(Says { near, answer, asked: AtomicUsize::new(0) })
 }
 
 impl BlobSource for Says {
@@ -35,10 +31,7 @@ fn missing(id: &BlobId) -> Result<u8, BlobError> {
 }
 
 fn damaged(id: &BlobId) -> Result<u8, BlobError> {
-    Err(BlobError::Damaged {
-        id: *id,
-        what: "rot".to_owned(),
-    })
+    Err(BlobError::Damaged { id: *id, what: "rot".to_owned() })
 }
 
 fn past_end(id: &BlobId) -> Result<u8, BlobError> {
@@ -56,10 +49,7 @@ type Seen = Arc<Mutex<Vec<(usize, String)>>>;
 fn tiered(sources: &[&Arc<Says>]) -> (Tiered, Seen) {
     let seen = Seen::default();
     let note = Arc::clone(&seen);
-    let sources = sources
-        .iter()
-        .map(|source| Arc::clone(source) as Arc<dyn BlobSource>)
-        .collect();
+    let sources = sources.iter().map(|source| Arc::clone(source) as Arc<dyn BlobSource>).collect();
     let on_damage = move |place: usize, id: &BlobId, what: &str| {
         assert_eq!(*id, ID);
         note.lock().push((place, what.to_owned()));
@@ -84,46 +74,25 @@ fn the_nearest_is_asked_first_and_alone() {
 
 #[test]
 fn whatever_goes_wrong_the_next_is_asked_and_damage_is_told() {
-    let sources = [
-        says(true, missing),
-        says(true, damaged),
-        says(false, away),
-        says(false, |_| Ok(9)),
-    ];
+    let sources = [says(true, missing), says(true, damaged), says(false, away), says(false, |_| Ok(9))];
     let (all, seen) = tiered(&sources.each_ref());
     assert_eq!(read(&all).unwrap(), 9);
     assert_eq!(*seen.lock(), [(1, "rot".to_owned())]);
-    assert!(
-        sources
-            .iter()
-            .all(|source| source.asked.load(Ordering::SeqCst) == 1)
-    );
+    assert!(sources.iter().all(|source| source.asked.load(Ordering::SeqCst) == 1));
 }
 
 #[test]
 fn the_error_is_the_last_that_says_more_than_missing() {
     assert!(matches!(read(&tiered(&[]).0), Err(BlobError::Missing(_))));
     let (nobody, rotten, asleep) = (says(true, missing), says(true, damaged), says(true, away));
-    assert!(matches!(
-        read(&tiered(&[&nobody, &nobody]).0),
-        Err(BlobError::Missing(_))
-    ));
-    assert!(matches!(
-        read(&tiered(&[&asleep, &rotten, &nobody]).0),
-        Err(BlobError::Damaged { .. })
-    ));
-    assert!(matches!(
-        read(&tiered(&[&rotten, &asleep, &nobody]).0),
-        Err(BlobError::Unavailable(_))
-    ));
+    assert!(matches!(read(&tiered(&[&nobody, &nobody]).0), Err(BlobError::Missing(_))));
+    assert!(matches!(read(&tiered(&[&asleep, &rotten, &nobody]).0), Err(BlobError::Damaged { .. })));
+    assert!(matches!(read(&tiered(&[&rotten, &asleep, &nobody]).0), Err(BlobError::Unavailable(_))));
 }
 
 #[test]
 fn a_range_past_the_end_is_refused_at_once() {
     let (first, second) = (says(true, past_end), says(true, |_| Ok(1)));
-    assert!(matches!(
-        read(&tiered(&[&first, &second]).0),
-        Err(BlobError::Io(_))
-    ));
+    assert!(matches!(read(&tiered(&[&first, &second]).0), Err(BlobError::Io(_))));
     assert_eq!(second.asked.load(Ordering::SeqCst), 0);
 }

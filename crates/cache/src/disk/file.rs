@@ -65,13 +65,7 @@ impl Pack {
 impl Durable {
     /// `changes`: 1 for what was found, and may hold anything that is not on disk yet; 0 for what is new.
     pub(super) fn new(changes: u64) -> Durable {
-        Durable {
-            changes: AtomicU64::new(changes),
-            synced: Mutex::new(Synced {
-                changes: 0,
-                failed: false,
-            }),
-        }
+        Durable { changes: AtomicU64::new(changes), synced: Mutex::new(Synced { changes: 0, failed: false }) }
     }
 
     /// To be called after every change.
@@ -82,9 +76,7 @@ impl Durable {
     /// Whether [`Durable::sync`] would have something to do, or to wait for.
     pub(super) fn is_dirty(&self) -> bool {
         let changes = self.changes.load(Ordering::Acquire);
-        self.synced
-            .try_lock()
-            .is_none_or(|synced| synced.failed || synced.changes < changes)
+        self.synced.try_lock().is_none_or(|synced| synced.failed || synced.changes < changes)
     }
 
     /// Sees to it that all changes that returned before this call survive a power cut; `work` does it, if it is needed.
@@ -92,9 +84,7 @@ impl Durable {
         let wanted = self.changes.load(Ordering::Acquire);
         let mut synced = self.synced.lock();
         if synced.failed {
-            return Err(io::Error::other(
-                "an earlier sync failed; what is on the disk is not known",
-            ));
+            return Err(io::Error::other("an earlier sync failed; what is on the disk is not known"));
         }
         if synced.changes >= wanted {
             return Ok(());
@@ -123,9 +113,7 @@ struct Shard {
 
 impl Packs {
     pub(super) fn new() -> Packs {
-        Packs {
-            shards: std::array::from_fn(|_| Mutex::default()),
-        }
+        Packs { shards: std::array::from_fn(|_| Mutex::default()) }
     }
 
     fn shard(&self, no: PackNo) -> &Mutex<Shard> {
@@ -144,13 +132,7 @@ impl Packs {
 
     /// A pack that was there before; it may hold anything that is not on disk yet. Another thread may have found it first.
     pub(super) fn insert_found(&self, no: PackNo, file: File) -> Arc<Pack> {
-        let pack = Arc::clone(
-            self.shard(no)
-                .lock()
-                .packs
-                .entry(no)
-                .or_insert_with(|| Pack::new(file, 1)),
-        );
+        let pack = Arc::clone(self.shard(no).lock().packs.entry(no).or_insert_with(|| Pack::new(file, 1)));
         self.bound(no);
         pack
     }
@@ -189,27 +171,27 @@ impl Packs {
 
     #[cfg(test)]
     pub(crate) fn handles(&self) -> usize {
-        let open = |shard: &Mutex<Shard>| {
-            shard
-                .lock()
-                .packs
-                .values()
-                .filter(|p| p.file.lock().is_some())
-                .count()
-        };
+        let open =
+            |shard: &Mutex<Shard>| shard.lock().packs.values().filter(|p| p.file.lock().is_some()).count();
         self.shards.iter().map(open).sum()
     }
 }
 
 pub(super) fn create(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
+    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
+/// Opens a pack's file; only for reading where it cannot be written to.
 pub(super) fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).open(path)
+    match OpenOptions::new().read(true).write(true).open(path) {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied
+            ) =>
+        {
+            File::open(path)
+        }
+        result => result,
+    }
 }

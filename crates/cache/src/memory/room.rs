@@ -21,9 +21,7 @@ pub(super) struct Room {
 
 impl Room {
     pub(super) fn new() -> Room {
-        Room {
-            last: Mutex::new(None),
-        }
+        Room { last: Mutex::new(None) }
     }
 
     pub(super) fn space(&self) -> Result<Space, BlobError> {
@@ -51,25 +49,16 @@ fn read() -> Result<Space, BlobError> {
 }
 
 fn least(a: Space, b: Space) -> Space {
-    Space {
-        total: a.total.min(b.total),
-        available: a.available.min(b.available),
-    }
+    Space { total: a.total.min(b.total), available: a.available.min(b.available) }
 }
 
 fn leave_a_reserve(space: Space) -> Space {
-    Space {
-        total: space.total,
-        available: space.available.saturating_sub(space.total / 16),
-    }
+    Space { total: space.total, available: space.available.saturating_sub(space.total / 16) }
 }
 
 fn machine(meminfo: &str) -> Option<Space> {
     let kib = |name: &str| number_after(meminfo, name).map(|kib| kib * KIB);
-    Some(Space {
-        total: kib("MemTotal:")?,
-        available: kib("MemAvailable:")?,
-    })
+    Some(Space { total: kib("MemTotal:")?, available: kib("MemAvailable:")? })
 }
 
 /// The limits of the control group (version 2) and of those above it; none where there is no such thing.
@@ -80,10 +69,7 @@ fn groups() -> Vec<Space> {
     };
     let top = Path::new(GROUPS);
     let path: PathBuf = top.join(own);
-    path.ancestors()
-        .take_while(|dir| dir.starts_with(top))
-        .filter_map(group)
-        .collect()
+    path.ancestors().take_while(|dir| dir.starts_with(top)).filter_map(group).collect()
 }
 
 fn group(dir: &Path) -> Option<Space> {
@@ -94,14 +80,9 @@ fn group(dir: &Path) -> Option<Space> {
 }
 
 fn within(limit: u64, current: u64, stat: &str) -> Space {
-    let cached: u64 = ["inactive_file", "active_file"]
-        .iter()
-        .filter_map(|name| number_after(stat, name))
-        .sum();
-    Space {
-        total: limit,
-        available: limit.saturating_sub(current.saturating_sub(cached)),
-    }
+    let cached: u64 =
+        ["inactive_file", "active_file"].iter().filter_map(|name| number_after(stat, name)).sum();
+    Space { total: limit, available: limit.saturating_sub(current.saturating_sub(cached)) }
 }
 
 /// The number that follows a word at the start of a line.
@@ -125,32 +106,10 @@ mod tests {
     #[test]
     fn the_least_counts_and_page_cache_is_free() {
         let machine = machine("MemTotal:       1024 kB\nMemFree: 1 kB\nMemAvailable:    512 kB\n").unwrap();
-        assert_eq!(
-            machine,
-            Space {
-                total: 1 << 20,
-                available: 1 << 19
-            }
-        );
-        let group = within(
-            1000,
-            900,
-            "anon 300\nactive_file 200\ninactive_file 400\nshmem 5\n",
-        );
-        assert_eq!(
-            group,
-            Space {
-                total: 1000,
-                available: 700
-            }
-        );
-        assert_eq!(
-            leave_a_reserve(least(machine, group)),
-            Space {
-                total: 1000,
-                available: 638
-            }
-        );
+        assert_eq!(machine, Space { total: 1 << 20, available: 1 << 19 });
+        let group = within(1000, 900, "anon 300\nactive_file 200\ninactive_file 400\nshmem 5\n");
+        assert_eq!(group, Space { total: 1000, available: 700 });
+        assert_eq!(leave_a_reserve(least(machine, group)), Space { total: 1000, available: 638 });
         assert_eq!(within(10, 20, "").available, 0);
         assert_eq!(super::machine("MemTotal: 5 kB"), None);
     }

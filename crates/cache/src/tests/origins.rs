@@ -112,10 +112,7 @@ impl Origin for InMemory {
     }
 
     fn list(&self, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<(), BlobError> {
-        self.0
-            .read()
-            .iter()
-            .all(|(id, bytes)| each(*id, (**bytes).as_ref().len() as u64));
+        self.0.read().iter().all(|(id, bytes)| each(*id, (**bytes).as_ref().len() as u64));
         Ok(())
     }
 
