@@ -58,9 +58,9 @@ deny: ## Licences, sources and bans of deny.toml, by cargo-deny (built once if m
 ##@ Check at length
 
 # Whole-program tests run against the program that ships. The long ones are marked `ignored` in the sources, so that
-# `make test` leaves them out; their names are the [[test]] sections of tests/Cargo.toml.
+# `make test` leaves them out. $(1): sections [[test]] of tests/Cargo.toml; $(2): a part of the names of their tests.
 at_length = COVEY_BIN="$(CURDIR)/$(program)" $(CARGO) test --package covey-tests $(addprefix --test ,$(1)) -- \
-	--include-ignored --nocapture --test-threads 1
+	--include-ignored --nocapture --test-threads 1 $(2)
 
 .PHONY: test-crash
 test-crash: build ## 200 rounds of kill -9 at random points, power cuts, and the log cut at every record
@@ -69,15 +69,17 @@ test-crash: build ## 200 rounds of kill -9 at random points, power cuts, and the
 .PHONY: test-posix
 test-posix: build ## Differential runs against a plain folder, random I/O with mmap, and go-fuse's posixtest
 	$(call at_length,differential fsx)
-	@tests/posix/run
+	$(call at_length,suites,posixtest)
 
 .PHONY: test-pjdfstest
 test-pjdfstest: build ## pjdfstest; PJDFSTEST=path of its program
-	@tests/pjdfstest/run
+	@[ -x "$(PJDFSTEST)" ] || { echo "make test-pjdfstest: PJDFSTEST= must name the program (pjdfstest's rust/ folder, built)" >&2; exit 2; }
+	PJDFSTEST="$(abspath $(PJDFSTEST))" $(call at_length,suites,pjdfstest)
 
 .PHONY: test-xfstests
-test-xfstests: build ## xfstests; XFSTESTS=path of its built tree
-	@tests/xfstests/run
+test-xfstests: build ## xfstests; XFSTESTS=path of its built tree, XFSTESTS_ARGS="-g quick"
+	@[ -x "$(XFSTESTS)/check" ] || { echo "make test-xfstests: XFSTESTS= must name the folder of a built xfstests" >&2; exit 2; }
+	XFSTESTS="$(abspath $(XFSTESTS))" $(call at_length,suites,xfstests)
 
 .PHONY: test-workloads
 test-workloads: build ## Real programs through kill -9: SQLite, PostgreSQL, git, fio verify, stress-ng
@@ -86,17 +88,17 @@ test-workloads: build ## Real programs through kill -9: SQLite, PostgreSQL, git,
 
 .PHONY: test-million
 test-million: build ## A million files: import, walk, find, reopen after kill -9, beside ext4
-	@tests/million/run
+	$(call at_length,scale,million)
 
 .PHONY: test-memory
 test-memory: build ## Peak memory through 20 GiB written and read, and disk use under random overwrites
-	@tests/memory/run
+	$(call at_length,scale,memory)
 
 ##@ Measure
 
 .PHONY: bench-basic
 bench-basic: build ## The basic figures against ext4 and tmpfs, interleaved; raw results are kept
-	@bench/basic/run
+	$(CARGO) run --release --package covey-bench -- --covey "$(program)"
 
 ##@ Tidy
 
