@@ -132,14 +132,34 @@ fn reads(at: &Path, cold: bool, len: usize) -> Outcome {
     Ok(())
 }
 
-fn all(at: &Path, files: bool) -> Outcome {
+fn all(at: &Path) -> Outcome {
     cycles(at)?;
     small_writes(at)?;
     stream(at)?;
-    if files {
-        reads(at, false, 4096)?;
-        reads(at, true, 4096)?;
-        reads(at, true, 65536)?;
+    reads(at, false, 4096)?;
+    reads(at, true, 4096)?;
+    reads(at, true, 65536)
+}
+
+/// Listings as the first thing after mounting: of a mount that holds nothing of ours yet.
+fn first_listings(parent: &Path) -> Outcome {
+    for stat in [false, true] {
+        let mut list = Times::default();
+        for _ in 0..20 {
+            let session = Session::mount(Arc::new(Null::new()), parent, Options::default())?;
+            list.take(|| -> std::io::Result<()> {
+                for entry in std::fs::read_dir(parent)? {
+                    let entry = entry?;
+                    if stat {
+                        entry.metadata()?;
+                    }
+                }
+                Ok(())
+            })?;
+            session.unmount(Unmount::Polite)?;
+            session.wait();
+        }
+        list.show(if stat { "first listing of 1000 with stat" } else { "first listing of 1000" });
     }
     Ok(())
 }
@@ -151,18 +171,19 @@ fn main() -> Outcome {
         println!("null filesystem, writeback {}:", if writeback { "on" } else { "off" });
         let options = Options { writeback: Some(writeback), ..Options::default() };
         let session = Session::mount(Arc::new(Null::new()), &parent, options)?;
-        let done = all(&parent, true);
+        let done = all(&parent);
         session.unmount(Unmount::Polite)?;
         session.wait();
         done?;
     }
+    first_listings(&parent)?;
     std::fs::remove_dir(&parent)?;
     if let Some(other) = std::env::args().nth(1) {
         println!("{other}:");
         for i in 0..FILES {
             std::fs::write(Path::new(&other).join(i.to_string()), vec![0; 65536])?;
         }
-        all(Path::new(&other), true)?;
+        all(Path::new(&other))?;
         for i in 0..FILES {
             std::fs::remove_file(Path::new(&other).join(i.to_string()))?;
         }

@@ -16,6 +16,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -230,7 +231,8 @@ impl Pool {
             if let Some((ticket, work)) = state.queue.pop_front() {
                 parking_lot::MutexGuard::unlocked(&mut state, || {
                     if ticket.start() {
-                        work(&ticket, buffer.bytes());
+                        // Whoever hands work in answers for its panics; here they must only not end the thread.
+                        let _ = catch_unwind(AssertUnwindSafe(|| work(&ticket, buffer.bytes())));
                     }
                 });
                 continue;
@@ -248,3 +250,6 @@ impl Pool {
         state.threads -= 1;
     }
 }
+
+#[cfg(test)]
+mod tests;

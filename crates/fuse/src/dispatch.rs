@@ -240,3 +240,6 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 pub fn late_line(waited: Duration) -> String {
     format!("fuse: a request was not served within {:.1} s and was answered EIO", waited.as_secs_f64())
 }
+
+#[cfg(test)]
+mod tests;

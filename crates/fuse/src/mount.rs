@@ -11,6 +11,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use crate::channel::{DEVICE, Device};
 
@@ -296,11 +298,20 @@ fn detach(path: &Path, how: Unmount, by_helper: bool) -> Result<(), UnmountError
     })
 }
 
-/// Has all dirty pages of a mount handed to its daemon.
+/// Has all dirty pages of a mount handed to its daemon, and waits for it, but not for ever: a daemon that hangs is a
+/// reason to use force.
 fn push_all(path: &Path) {
-    if let Ok(root) = std::fs::File::open(path) {
-        // SAFETY: the descriptor is open; syncfs reads nothing else.
+    const AT_MOST: Duration = Duration::from_secs(30);
+    let Ok(root) = std::fs::File::open(path) else { return };
+    let (done, wait) = mpsc::channel();
+    let pushing = base::thread::spawn("fuse-push", move || {
+        // SAFETY: the descriptor is open; syncfs takes nothing else.
         let _ = unsafe { libc::syncfs(root.as_raw_fd()) };
+        drop(root);
+        let _ = done.send(());
+    });
+    if pushing.is_ok() {
+        let _ = wait.recv_timeout(AT_MOST);
     }
 }
 

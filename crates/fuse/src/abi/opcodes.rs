@@ -3,6 +3,8 @@
 //! The dispatcher looks a request up here before it looks at anything else, and a test sends each of them through it;
 //! so the table cannot drift from what is served. The documentation's table is generated from it.
 
+use fs::Errno;
+
 /// What happens to requests of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
@@ -106,4 +108,18 @@ pub fn find(number: u32) -> Option<&'static Opcode> {
     // All but the last follow each other with few gaps: start where it can be at the latest, and walk back.
     let start = (number as usize).min(OPCODES.len());
     OPCODES[..start].iter().rev().chain(OPCODES.last()).find(|line| line.number == number)
+}
+
+/// The table as Markdown, one line per opcode, for the documentation.
+pub fn markdown() -> String {
+    let mut text = String::from("| opcode | | what is done | why |\n|---|---|---|---|\n");
+    for line in OPCODES {
+        let done = match line.policy {
+            Policy::Served => "served".to_owned(),
+            Policy::Refused(error) => format!("refused: {}", Errno(error)),
+            Policy::Kernel => "left to the kernel".to_owned(),
+        };
+        text.push_str(&format!("| {} | {} | {done} | {} |\n", line.number, line.name, line.why));
+    }
+    text
 }

@@ -37,8 +37,7 @@ fn a_warm_open_read_stat_and_close_send_nothing() {
         assert_eq!(came, NONE, "writeback {writeback}");
         let came =
             rig.during(|| (0..rounds).for_each(|_| assert_eq!(std::fs::read(&path).unwrap().len(), 100_000)));
-        let budget = if fstat == 0 { NONE } else { vec![("GETATTR", fstat * rounds)] };
-        assert_eq!(came, budget, "writeback {writeback}");
+        assert!(came.iter().all(|(name, count)| *name == "GETATTR" && *count <= fstat * rounds), "{came:?}");
     }
 }
 

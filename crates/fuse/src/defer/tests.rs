@@ -1,0 +1,115 @@
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc;
+
+use super::*;
+
+/// Counts answers by error.
+#[derive(Default)]
+struct Kept(Mutex<Vec<(u64, i32)>>);
+
+impl Sink for Kept {
+    fn reply(&self, unique: u64, error: i32, _: &[u8]) -> io::Result<()> {
+        self.0.lock().push((unique, error));
+        Ok(())
+    }
+
+    fn notify(&self, _: i32, _: &[&[u8]]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn parts(deadline: Duration) -> (Arc<Kept>, Arc<dyn Sink>, Arc<Desk>) {
+    let kept = Arc::new(Kept::default());
+    let sink = Arc::clone(&kept) as Arc<dyn Sink>;
+    (kept, sink, Desk::start(deadline, |_| ()).unwrap())
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_request_is_answered_once_whoever_is_first() {
+    let (kept, sink, desk) = parts(LONG);
+    let ticket = desk.issue(1, Some(Waiting::Sync), &sink);
+    assert!(ticket.start());
+    desk.interrupt(1);
+    assert!(!ticket.claim(), "the interrupt was first");
+    desk.interrupt(1);
+    assert_eq!(*kept.0.lock(), [(1, -libc::EINTR)]);
+    assert_eq!(desk.len(), 0);
+}
+
+#[test]
+fn a_change_under_way_is_not_interrupted_but_a_queued_one_is() {
+    let (kept, sink, desk) = parts(LONG);
+    let running = desk.issue(1, Some(Waiting::Change), &sink);
+    assert!(running.start());
+    desk.interrupt(1);
+    assert!(running.claim(), "its outcome must be told");
+    let queued = desk.issue(2, Some(Waiting::Change), &sink);
+    desk.interrupt(2);
+    assert!(!queued.start(), "it never runs");
+    assert_eq!(*kept.0.lock(), [(2, -libc::EINTR)]);
+}
+
+#[test]
+fn the_deadline_answers_what_is_queued_and_what_is_stuck() {
+    let (kept, sink, desk) = parts(Duration::from_millis(80));
+    let pool = Pool::new("test", 1);
+    let (release, wait) = mpsc::channel::<()>();
+    let begun = base::time::monotonic();
+    pool.push(desk.issue(1, None, &sink), Box::new(move |_, _| assert!(wait.recv().is_err())));
+    pool.push(desk.issue(2, None, &sink), Box::new(|_, _| panic!("never runs: its time was over")));
+    while kept.0.lock().len() < 2 {
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(80));
+    let mut answers = kept.0.lock().clone();
+    answers.sort_unstable();
+    assert_eq!(answers, [(1, -libc::EIO), (2, -libc::EIO)]);
+    drop(release);
+}
+
+#[test]
+fn a_number_given_anew_is_not_confused_with_the_old() {
+    let (_, sink, desk) = parts(LONG);
+    let old = desk.issue(1, None, &sink);
+    let new = desk.issue(1, None, &sink);
+    desk.close_ticket(&old);
+    assert_eq!(desk.len(), 1, "the new one stays");
+    desk.close_ticket(&new);
+    assert_eq!(desk.len(), 0);
+}
+
+#[test]
+fn workers_are_as_many_as_needed_and_never_more_than_allowed() {
+    let (_, sink, desk) = parts(LONG);
+    let pool = Pool::new("test", 3);
+    let (at_once, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (done, wait) = mpsc::channel();
+    for unique in 0..20 {
+        let (at_once, most, done) = (Arc::clone(&at_once), Arc::clone(&most), done.clone());
+        let work = move |_: &Ticket, _: &mut [u8]| {
+            let now = at_once.fetch_add(1, Ordering::SeqCst) + 1;
+            most.fetch_max(now, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(10));
+            at_once.fetch_sub(1, Ordering::SeqCst);
+            done.send(()).unwrap();
+        };
+        pool.push(desk.issue(unique, None, &sink), Box::new(work));
+    }
+    for _ in 0..20 {
+        wait.recv_timeout(Duration::from_secs(10)).unwrap();
+    }
+    assert_eq!(most.load(Ordering::SeqCst), 3);
+}
+
+#[test]
+fn regression_a_panic_in_a_worker_does_not_use_it_up() {
+    let (_, sink, desk) = parts(LONG);
+    let pool = Pool::new("test", 1);
+    let (done, wait) = mpsc::channel();
+    pool.push(desk.issue(1, None, &sink), Box::new(|_, _| panic!("on purpose")));
+    pool.push(desk.issue(2, None, &sink), Box::new(move |_, _| done.send(()).unwrap()));
+    wait.recv_timeout(Duration::from_secs(10)).unwrap();
+}

@@ -1,0 +1,143 @@
+use std::io;
+
+use parking_lot::Mutex;
+
+use super::*;
+use crate::abi::header::IN_HEADER;
+use crate::abi::opcodes::OPCODES;
+use crate::buffer::PageBuf;
+use crate::counts::Counts;
+use crate::null::Null;
+
+/// Keeps what was answered.
+#[derive(Default)]
+struct Kept(Mutex<Vec<(u64, i32, Vec<u8>)>>);
+
+impl Sink for Kept {
+    fn reply(&self, unique: u64, error: i32, body: &[u8]) -> io::Result<()> {
+        self.0.lock().push((unique, error, body.to_vec()));
+        Ok(())
+    }
+
+    fn notify(&self, _: i32, _: &[&[u8]]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn dispatcher(sink: &Arc<Kept>) -> Dispatcher {
+    Dispatcher::new(Parts {
+        fs: Arc::new(Null::new()),
+        agreed: Agreed::default(),
+        desk: Desk::start(Duration::from_secs(5), |_| ()).unwrap(),
+        workers: Pool::new("test", 1),
+        seeker: Pool::new("test", 1),
+        dirty: None,
+        notifier: Notifier::start(Arc::clone(sink) as _).unwrap(),
+        log: Arc::new(|_| ()),
+    })
+}
+
+/// The answers to one request of this kind with these arguments.
+fn answers(opcode: u32, arguments: &[u8]) -> Vec<(u64, i32, Vec<u8>)> {
+    let mut request = ((IN_HEADER + arguments.len()) as u32).to_ne_bytes().to_vec();
+    request.extend(opcode.to_ne_bytes());
+    request.extend(99_u64.to_ne_bytes());
+    request.extend(2_u64.to_ne_bytes());
+    request.extend([0; 16]);
+    request.extend(arguments);
+    raw(&request)
+}
+
+fn raw(request: &[u8]) -> Vec<(u64, i32, Vec<u8>)> {
+    let kept = Arc::new(Kept::default());
+    let sink: Arc<dyn Sink> = Arc::clone(&kept) as _;
+    let counts = Counts::new(1);
+    let dispatcher = dispatcher(&kept);
+    dispatcher.serve(counts.lane(0), request, PageBuf::for_reply().bytes(), &sink);
+    dispatcher.0.desk.close();
+    dispatcher.0.notifier.close();
+    std::mem::take(&mut *kept.0.lock())
+}
+
+/// Plausible arguments: zeros in front, a small length, names behind.
+fn arguments(opcode: u32) -> Vec<u8> {
+    let fixed = match opcode {
+        op::SETATTR => 88,
+        op::RENAME | op::LINK | op::FORGET | op::INTERRUPT | op::MKDIR | op::GETXATTR | op::BATCH_FORGET => 8,
+        op::MKNOD | op::TMPFILE | op::RENAME2 | op::SETXATTR => 16,
+        op::READ | op::READDIR | op::READDIRPLUS | op::WRITE => 40,
+        op::LOOKUP | op::UNLINK | op::RMDIR | op::SYMLINK | op::REMOVEXATTR => 0,
+        op::LSEEK => {
+            let mut all = vec![0; 24];
+            all[16] = libc::SEEK_DATA as u8;
+            return all;
+        }
+        _ => 64,
+    };
+    [vec![0; fixed], b"one\0two\0".to_vec()].concat()
+}
+
+#[test]
+fn the_table_says_what_the_dispatcher_does() {
+    for line in OPCODES {
+        let answers = answers(line.number, &arguments(line.number));
+        let quiet = !wants_reply(line.number);
+        assert_eq!(answers.len(), usize::from(!quiet), "{}", line.name);
+        let Some((unique, error, _)) = answers.first() else { continue };
+        assert_eq!(*unique, 99);
+        match line.policy {
+            Policy::Refused(number) => assert_eq!(*error, -number, "{}", line.name),
+            Policy::Kernel => assert_eq!(*error, -libc::ENOSYS, "{}", line.name),
+            // INIT is answered before there is a dispatcher.
+            Policy::Served if line.number == op::INIT => {}
+            Policy::Served => assert_ne!(*error, -libc::ENOSYS, "{}", line.name),
+        }
+    }
+}
+
+#[test]
+fn what_is_unknown_is_enosys() {
+    for opcode in [0, 7, 54, 1000, u32::MAX] {
+        assert_eq!(answers(opcode, &[0; 64]), [(99, -libc::ENOSYS, vec![])]);
+    }
+}
+
+#[test]
+fn what_is_cut_short_is_eio_and_not_silence() {
+    assert_eq!(answers(op::READ, &[0; 5]), [(99, -libc::EIO, vec![])]);
+    let mut lying = vec![0; 40];
+    lying[..4].copy_from_slice(&500_u32.to_ne_bytes());
+    lying[8] = 7;
+    assert_eq!(raw(&lying), [(7, -libc::EIO, vec![])]);
+    assert_eq!(raw(&lying[..10]), [], "without a number there is nobody to answer");
+}
+
+#[test]
+fn a_missing_name_is_answered_so_that_it_is_remembered() {
+    let answers = answers(op::LOOKUP, b"absent\0");
+    let (_, error, body) = &answers[0];
+    assert_eq!((*error, body.len()), (0, 128));
+    assert_eq!(body[..8], [0; 8], "inode 0: none");
+    assert_ne!(body[16..24], [0; 8], "for a long time");
+}
+
+#[test]
+fn a_read_is_answered_with_its_bytes_only() {
+    let mut arguments = vec![0; 40];
+    arguments[16..20].copy_from_slice(&100_000_u32.to_ne_bytes());
+    assert_eq!(answers(op::READ, &arguments)[0].2.len(), 65_536);
+    arguments[16..20].copy_from_slice(&u32::MAX.to_ne_bytes());
+    assert_eq!(answers(op::READ, &arguments)[0].2.len(), 65_536, "more than the buffer holds was asked for");
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::test_runner::Config::with_cases(300))]
+    #[test]
+    fn every_request_is_answered_once_and_none_panics(
+        opcode in 0..60_u32,
+        bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200),
+    ) {
+        let expected = usize::from(wants_reply(opcode));
+        proptest::prop_assert_eq!(answers(opcode, &bytes).len(), expected);
+    }
+}
