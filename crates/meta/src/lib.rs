@@ -11,12 +11,17 @@
 //!
 //! [`key`] and [`record`] say how rows are written down; docs/FORMAT.md is their prose.
 
+pub mod audit;
+pub mod engine;
+pub mod journal;
 pub mod key;
 pub mod names;
 pub mod plan;
 pub mod record;
 pub mod store;
 
+pub use engine::{Memory, Sqlite};
+pub use journal::Journal;
 pub use key::Key;
 pub use names::{Names, NamesError};
 pub use record::{Dentry, InodeRecord, PackRow};

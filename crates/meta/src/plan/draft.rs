@@ -13,7 +13,7 @@ use super::op::{Change, Ctx, Refusal};
 use super::view::{Node, Stop, View};
 
 /// The value of rows whose key says everything.
-pub(super) fn nothing() -> Value {
+pub(crate) fn nothing() -> Value {
     static NOTHING: std::sync::LazyLock<Value> = std::sync::LazyLock::new(|| Value::from(&[][..]));
     NOTHING.clone()
 }

@@ -29,7 +29,11 @@ pub mod view;
 mod xattr;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
+
+pub(crate) use draft::nothing;
+pub(crate) use pages::packs_of;
+pub(crate) use xattr::{ACCESS_ACL, CAPABILITY, DEFAULT_ACL};
 
 pub use op::{Change, Ctx, Op, Plan, Refusal};
 pub use view::View;

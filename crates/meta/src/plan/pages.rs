@@ -158,7 +158,7 @@ impl PageWork {
 }
 
 /// The packs that a page refers to, in order, each once.
-pub(super) fn packs_of(page: &ExtentPage) -> Vec<PackNo> {
+pub(crate) fn packs_of(page: &ExtentPage) -> Vec<PackNo> {
     let mut packs: Vec<PackNo> = page.extents().iter().map(|extent| extent.pack).collect();
     packs.sort_unstable();
     packs.dedup();

@@ -1,1 +1,11 @@
+//! Tests of the planner: against a model of POSIX, under two threads, and case by case.
 
+mod acls;
+mod cases;
+mod large;
+mod machine;
+mod model;
+mod packs;
+pub(crate) mod store;
+mod threads;
+pub(crate) mod world;

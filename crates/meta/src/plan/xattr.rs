@@ -14,11 +14,11 @@ use super::op::{Change, Ctx, Refusal, XattrMode};
 use super::view::{Ask, Node, Stop, View};
 
 /// File capabilities.
-pub(super) const CAPABILITY: &[u8] = b"security.capability";
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 /// Who may do what.
-pub(super) const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+pub(crate) const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 /// What is inherited.
-pub(super) const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+pub(crate) const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 /// The largest value, as everywhere on Linux.
 const VALUE_MAX: usize = 64 << 10;
