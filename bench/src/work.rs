@@ -1,0 +1,75 @@
+//! Small helpers of the measurements: fresh bytes, sorted times, programs that must succeed.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::Result;
+
+/// Bytes that nothing can compress or deduplicate; quick to make, so that making them does not drown the measurement.
+pub struct Fresh(u64);
+
+impl Fresh {
+    /// Starts from the kernel's randomness: no two runs write the same.
+    pub fn new() -> Fresh {
+        Fresh(base::random::u64())
+    }
+
+    /// Fills a buffer (splitmix64).
+    pub fn fill(&mut self, buf: &mut [u8]) {
+        for chunk in buf.chunks_mut(8) {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = self.0;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            z ^= z >> 31;
+            chunk.copy_from_slice(&z.to_le_bytes()[..chunk.len()]);
+        }
+    }
+
+    /// A number below `end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        let mut bytes = [0; 8];
+        self.fill(&mut bytes);
+        u64::from_le_bytes(bytes) % end.max(1)
+    }
+}
+
+/// The time below which this share of the times lie, in microseconds. Sorts them.
+pub fn micros_at(times: &mut [Duration], share: f64) -> f64 {
+    times.sort_unstable();
+    let last = times.len().saturating_sub(1);
+    times.get(((times.len() as f64 * share) as usize).min(last)).map_or(0.0, |time| time.as_secs_f64() * 1e6)
+}
+
+/// Runs a program that must succeed; its output is shown only if it does not.
+///
+/// # Errors
+/// It cannot be started, or fails.
+pub fn run(command: &mut Command) -> Result<()> {
+    let done = command.stdin(Stdio::null()).output().map_err(|error| format!("{command:?}: {error}"))?;
+    if done.status.success() {
+        return Ok(());
+    }
+    Err(format!("{command:?}: {}: {}", done.status, String::from_utf8_lossy(&done.stderr)).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_the_sorted_times() {
+        let mut times: Vec<Duration> = (1..=100).rev().map(Duration::from_micros).collect();
+        assert!((micros_at(&mut times, 0.5) - 51.0).abs() < 0.01);
+        assert!((micros_at(&mut times, 0.99) - 100.0).abs() < 0.01);
+        assert!(micros_at(&mut [], 0.5).abs() < 0.01);
+    }
+
+    #[test]
+    fn fresh_bytes_differ() {
+        let [mut a, mut b] = [[0; 64]; 2];
+        Fresh::new().fill(&mut a);
+        Fresh::new().fill(&mut b);
+        assert_ne!(a, b);
+    }
+}
