@@ -1,0 +1,331 @@
+//! Rows in SQLite: one table, a write-ahead log, one writer and a few readers.
+//!
+//! ```text
+//!   kv(k blob primary key, v blob not null) without rowid      the rows
+//!   log(one = 1, id, segment, seq)                             how far the journal's log is applied
+//! ```
+//!
+//! - **Every transaction is durable when it returns** (`synchronous=FULL`): so [`MetaStore::flush`] has nothing to do, and
+//!   the journal may let go of a log segment once [`Sqlite::apply`] has returned. Fresh data is the journal's business.
+//! - **The log position changes in the transaction that applies the rows**, so after any crash the rows are exactly those up to
+//!   the position.
+//! - Memory is bounded: [`WRITER_CACHE_KIB`] and [`READER_CACHE_KIB`] per connection, no mapping of the file (a mapping counts as the
+//!   process's memory, and a disk error in it is a signal, not an error).
+//! - SQLite's own log is moved into the database when it has [`CHECKPOINT_PAGES`], by the thread that applies; readers are not
+//!   stopped. Should readers hold it back past [`WAL_MAX`], that thread waits for them once.
+
+mod errors;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
+
+use super::resolve;
+use crate::key::{Key, KeyRange};
+use crate::store::{Commit, CommitError, MetaStore, Rows, StoreError, Value};
+use errors::Door;
+
+/// Says in the file's header whose database it is: "Covy".
+const APPLICATION_ID: i32 = 0x436F_7679;
+/// The version of the two tables.
+const FORMAT: i32 = 1;
+/// Page cache of the connection that writes, in KiB.
+const WRITER_CACHE_KIB: u32 = 8 << 10;
+/// Page cache of each connection that reads, in KiB.
+const READER_CACHE_KIB: u32 = 2 << 10;
+/// How many connections read.
+const READERS: usize = 4;
+/// SQLite's log is moved into the database when it has this many pages of 4 KiB: 16 MiB.
+const CHECKPOINT_PAGES: u32 = 4096;
+/// The size SQLite's log is cut back to when it begins anew, in bytes.
+const WAL_KEPT: u64 = 32 << 20;
+/// A log of this size waits for readers, so that it can begin anew, in bytes.
+const WAL_MAX: u64 = 128 << 20;
+/// How long to wait for a lock of the file that another program (somebody's `sqlite3`) holds.
+const BUSY: Duration = Duration::from_secs(5);
+
+const GET: &str = "select v from kv where k = ?1";
+const SCAN: &str = "select k, v from kv where k >= ?1 and k < ?2 order by k";
+const PUT: &str = "insert into kv(k, v) values(?1, ?2) on conflict(k) do update set v = excluded.v";
+const DELETE: &str = "delete from kv where k = ?1";
+const POSITION: &str = "update log set segment = ?1, seq = ?2 where one = 1";
+
+/// How far a journal's log is applied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// Segments of the log with a lower number than this are over, whatever they hold.
+    pub segment: u64,
+    /// The last record whose rows are here.
+    pub seq: u64,
+}
+
+/// Rows in a SQLite file.
+pub struct Sqlite {
+    path: PathBuf,
+    log_id: [u8; 16],
+    writer: Mutex<Connection>,
+    readers: Vec<Mutex<Connection>>,
+    next_reader: AtomicUsize,
+}
+
+impl Sqlite {
+    /// Opens the database at `path`, or makes it when there is none.
+    ///
+    /// # Errors
+    /// `Damaged` for a file that is no database of this program, or is cut short; `Unavailable` for one of a newer format, and when the
+    /// system refuses. The message says what to do next.
+    pub fn open(path: &Path) -> Result<Sqlite, StoreError> {
+        let door = Door { path };
+        if path.metadata().is_ok_and(|meta| meta.len() == 0) {
+            return Err(door.damaged("is empty"));
+        }
+        let writer = connect(
+            path,
+            OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE,
+            WRITER_CACHE_KIB,
+        );
+        let mut writer = writer.map_err(|error| door.error(error))?;
+        let log_id = door.prepare(&mut writer)?;
+        let readers = (0..READERS).map(|_| {
+            let reader = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE_KIB);
+            reader.map(Mutex::new).map_err(|error| door.error(error))
+        });
+        let readers = readers.collect::<Result<Vec<_>, _>>()?;
+        Ok(Sqlite {
+            path: path.to_owned(),
+            log_id,
+            writer: Mutex::new(writer),
+            readers,
+            next_reader: AtomicUsize::new(0),
+        })
+    }
+
+    /// Writes final values (none: the row goes) and the log position they are as of, in one durable transaction.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; nothing was then written.
+    pub fn apply<'a>(
+        &self,
+        rows: impl IntoIterator<Item = (&'a Key, &'a Option<Value>)>,
+        position: Position,
+    ) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock();
+        self.transaction(&mut writer, |tx| {
+            write(tx, rows)?;
+            let (segment, seq) = (position.segment as i64, position.seq as i64);
+            tx.prepare_cached(POSITION)?.execute(params![segment, seq]).map(drop)
+        })?;
+        self.bound_wal(&writer)
+    }
+
+    /// The log position that the rows are as of.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn applied(&self) -> Result<Position, StoreError> {
+        let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?));
+        let row = self.writer.lock().query_row("select segment, seq from log where one = 1", [], read);
+        let (segment, seq) = row.map_err(|error| self.error(error))?;
+        Ok(Position { segment: segment as u64, seq: seq as u64 })
+    }
+
+    /// What the segments of this database's log are marked with: random, made with the database.
+    pub fn log_id(&self) -> [u8; 16] {
+        self.log_id
+    }
+
+    /// Moves SQLite's log into the database and empties it.
+    ///
+    /// # Errors
+    /// See [`StoreError`]. That readers were in the way is none.
+    pub fn checkpoint(&self) -> Result<(), StoreError> {
+        truncate_wal(&self.writer.lock()).map_err(|error| self.error(error))
+    }
+
+    /// Bytes on disk: the database and its log.
+    pub fn disk_bytes(&self) -> u64 {
+        let len = |path: &Path| path.metadata().map_or(0, |meta| meta.len());
+        len(&self.path) + len(&wal_path(&self.path))
+    }
+
+    /// Looks through the whole file for damage: pages, their order, keys. Returns what it found, in SQLite's words; empty is sound.
+    /// Reads everything once: for `fsck`.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn integrity(&self) -> Result<Vec<String>, StoreError> {
+        let reader = self.reader();
+        let found = (|| {
+            let mut statement = reader.prepare("pragma integrity_check(100)")?;
+            statement.query_map([], |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()
+        })();
+        match found.map_err(|error| self.error(error)) {
+            Ok(lines) => Ok(lines.into_iter().filter(|line| line != "ok").collect()),
+            Err(StoreError::Damaged(what)) => Ok(vec![what]),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// Calls `each` with the rows of a range, in key order and as of one moment, until it answers false.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn each(&self, range: &KeyRange, each: impl FnMut(&[u8], &[u8]) -> bool) -> Result<(), StoreError> {
+        if range.start >= range.end {
+            return Ok(());
+        }
+        each_row(&self.reader(), range, each).map_err(|error| self.error(error))
+    }
+
+    /// One row as of a reader's moment, for a caller that keeps the rows from changing itself.
+    pub(crate) fn read_rows(&self, keys: &[&Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        let reader = self.reader();
+        keys.iter().map(|key| read(&reader, key)).collect::<Result<_, _>>().map_err(|error| self.error(error))
+    }
+
+    fn error(&self, error: rusqlite::Error) -> StoreError {
+        Door { path: &self.path }.error(error)
+    }
+
+    /// A connection nobody uses; if all are in use, the one whose turn it is.
+    fn reader(&self) -> MutexGuard<'_, Connection> {
+        let free = self.readers.iter().find_map(|reader| reader.try_lock());
+        free.unwrap_or_else(|| {
+            let turn = self.next_reader.fetch_add(1, Ordering::Relaxed);
+            self.readers[turn % self.readers.len()].lock()
+        })
+    }
+
+    fn transaction<T>(
+        &self,
+        writer: &mut Connection,
+        work: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
+    ) -> Result<T, StoreError> {
+        let run = || {
+            // Rolls back when dropped before the commit.
+            let tx = writer.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+            let done = work(&tx)?;
+            tx.commit()?;
+            Ok(done)
+        };
+        run().map_err(|error| self.error(error))
+    }
+
+    fn bound_wal(&self, writer: &Connection) -> Result<(), StoreError> {
+        if wal_path(&self.path).metadata().is_ok_and(|meta| meta.len() > WAL_MAX) {
+            truncate_wal(writer).map_err(|error| self.error(error))?;
+        }
+        Ok(())
+    }
+}
+
+fn wal_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push("-wal");
+    PathBuf::from(name)
+}
+
+fn connect(path: &Path, how: OpenFlags, cache_kib: u32) -> Result<Connection, rusqlite::Error> {
+    let connection = Connection::open_with_flags(path, how | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    connection.busy_timeout(BUSY)?;
+    connection.set_prepared_statement_cache_capacity(16);
+    connection.pragma_update(None, "cache_size", -i64::from(cache_kib))?;
+    connection.pragma_update(None, "mmap_size", 0)?;
+    connection.pragma_update(None, "temp_store", "memory")?;
+    Ok(connection)
+}
+
+fn truncate_wal(writer: &Connection) -> Result<(), rusqlite::Error> {
+    writer.query_row("pragma wal_checkpoint(truncate)", [], |_| Ok(()))
+}
+
+fn write<'a>(
+    tx: &Connection,
+    rows: impl IntoIterator<Item = (&'a Key, &'a Option<Value>)>,
+) -> Result<(), rusqlite::Error> {
+    let mut put = tx.prepare_cached(PUT)?;
+    let mut delete = tx.prepare_cached(DELETE)?;
+    for (key, value) in rows {
+        match value {
+            Some(value) => put.execute(params![key.as_bytes(), &**value])?,
+            None => delete.execute(params![key.as_bytes()])?,
+        };
+    }
+    Ok(())
+}
+
+fn read(connection: &Connection, key: &Key) -> Result<Option<Value>, rusqlite::Error> {
+    let mut statement = connection.prepare_cached(GET)?;
+    statement.query_row(params![key.as_bytes()], |row| Ok(Arc::from(row.get_ref(0)?.as_blob()?))).optional()
+}
+
+fn each_row(
+    connection: &Connection,
+    range: &KeyRange,
+    mut each: impl FnMut(&[u8], &[u8]) -> bool,
+) -> Result<(), rusqlite::Error> {
+    let mut statement = connection.prepare_cached(SCAN)?;
+    let mut rows = statement.query(params![range.start.as_bytes(), range.end.as_bytes()])?;
+    while let Some(row) = rows.next()? {
+        if !each(row.get_ref(0)?.as_blob()?, row.get_ref(1)?.as_blob()?) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+impl MetaStore for Sqlite {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        read(&self.reader(), key).map_err(|error| self.error(error))
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        let mut reader = self.reader();
+        let mut run = || {
+            // One read transaction: all rows are of one moment.
+            let tx = reader.transaction()?;
+            keys.iter().map(|key| read(&tx, key)).collect::<Result<_, _>>()
+        };
+        run().map_err(|error| self.error(error))
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
+        let mut rows = Rows::new();
+        if limit > 0 {
+            self.each(range, |key, value| {
+                rows.push((Key::from_bytes(key), value.into()));
+                rows.len() < limit
+            })?;
+        }
+        Ok(rows)
+    }
+
+    fn commit(&self, commit: Commit) -> Result<(), CommitError> {
+        let mut writer = self.writer.lock();
+        let tx = writer.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate);
+        let tx = tx.map_err(|error| self.error(error))?;
+        let one = |key: &Key| read(&tx, key).map_err(|error| self.error(error));
+        let occupied = |range: &KeyRange| {
+            let mut any = false;
+            let found = each_row(&tx, range, |_, _| {
+                any = true;
+                false
+            });
+            found.map(|()| any).map_err(|error| self.error(error))
+        };
+        let rows = resolve(commit, one, occupied)?;
+        let done = write(&tx, rows.iter().map(|(key, value)| (key, value)));
+        done.and_then(|()| tx.commit()).map_err(|error| self.error(error))?;
+        Ok(self.bound_wal(&writer)?)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}

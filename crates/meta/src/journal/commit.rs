@@ -1,0 +1,199 @@
+//! A commit: look, check, one write, done.
+//!
+//! Rows are looked up before the log's lock is taken; if another commit came between, once more under it. The record is written
+//! before the overlay changes, so nobody reads what a kill could take back, and a refused write leaves nothing to undo.
+
+use std::sync::atomic::Ordering;
+
+use base::size::GIB;
+
+use super::format::{self, Kind};
+use super::{Fresh, LogGuard, LogState, Shared, Stuck, io_error};
+use crate::engine::{Final, read_keys, resolve};
+use crate::key::{Key, tags};
+use crate::record::PackRow;
+use crate::store::{Commit, CommitError, FreshData, StoreError};
+
+/// A record is never larger, in bytes.
+const RECORD_MAX: u64 = GIB;
+/// More ranges than this are synced in their packs, however small they are.
+const RANGES_MAX: usize = 4096;
+/// A buffer larger than this is given back after use.
+const BUFFER_KEPT: usize = 1 << 20;
+
+impl Fresh {
+    fn note(&mut self, fresh: &[FreshData], rows: &[Final], inline_bytes: u64) {
+        for data in fresh {
+            self.bytes += u64::from(data.len);
+            self.packs.insert(data.pack);
+            if self.bytes <= inline_bytes && self.ranges.len() < RANGES_MAX {
+                self.ranges.push(*data);
+            } else {
+                // Too much for the log: packs will be synced, and ranges are of no more use.
+                self.bytes = self.bytes.max(inline_bytes + 1);
+                self.ranges = Vec::new();
+            }
+        }
+        self.sealed |= rows.iter().any(|(key, value)| {
+            key.tag() == tags::PACK
+                && value.as_deref().is_some_and(|row| PackRow::decode(row) != Ok(PackRow::Open))
+        });
+    }
+}
+
+impl Shared {
+    pub(super) fn commit(&self, commit: Commit) -> Result<(), CommitError> {
+        let mut commit = commit;
+        loop {
+            self.alive()?;
+            match self.try_commit(commit) {
+                Ok(()) => return Ok(()),
+                Err(NotYet::No(error)) => {
+                    if matches!(error, CommitError::Conflict { .. }) {
+                        self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
+                    }
+                    return Err(error);
+                }
+                Err(NotYet::Room(back)) => commit = *back,
+            }
+            self.wait_for_room(estimate(&commit))?;
+        }
+    }
+
+    fn try_commit(&self, commit: Commit) -> Result<(), NotYet> {
+        let _gate = self.gate.read();
+        let keys: Vec<&Key> = read_keys(&commit).collect();
+        let (mut rows, version) = self.rows(&keys)?;
+        let mut state = self.log.lock();
+        // Under its lock: after a failed flush nothing that follows may be acknowledged.
+        self.alive()?;
+        let (now, size, draining) = {
+            let overlay = self.overlay.read();
+            (overlay.version(), overlay.active_size(), overlay.draining().is_some())
+        };
+        if now != version {
+            rows = self.rows(&keys)?.0;
+        }
+        drop(keys);
+        // Room is looked for before the commit is taken apart: it may be needed whole for another try.
+        let half_full = self.is_half_full(size);
+        if (half_full && draining) || !state.log.has_room(estimate(&commit)) {
+            return Err(NotYet::Room(Box::new(commit)));
+        }
+        if !draining && (half_full || state.log.used_bytes() > self.options.log_bytes / 2) {
+            self.rotate(&state);
+        }
+        let mut commit = commit;
+        let fresh = std::mem::take(&mut commit.fresh);
+        let mut rows = rows.into_iter();
+        let writes =
+            resolve(commit, |_| Ok(rows.next().flatten()), |range| Ok(!self.range(range, 1)?.is_empty()))?;
+        if writes.is_empty() && fresh.is_empty() {
+            return Ok(());
+        }
+        let begun = state.log.begun();
+        self.write_record(&mut state, &writes, &fresh)?;
+        let spare = state.log.begun() != begun && state.log.wants_spare();
+        state.fresh.note(&fresh, &writes, self.options.inline_bytes);
+        self.overlay.write().apply(writes);
+        drop(state);
+        self.counters.commits.fetch_add(1, Ordering::Relaxed);
+        self.wake(spare);
+        Ok(())
+    }
+
+    fn write_record(
+        &self,
+        state: &mut LogGuard<'_>,
+        rows: &[Final],
+        fresh: &[FreshData],
+    ) -> Result<(), StoreError> {
+        let LogState { log, buf, .. } = &mut **state;
+        format::begin(buf);
+        format::put_commit(buf, rows, fresh);
+        if buf.len() as u64 > RECORD_MAX {
+            *buf = Vec::new();
+            return Err(StoreError::Unavailable(
+                "one operation is larger than the log takes (1 GiB)".to_owned(),
+            ));
+        }
+        // The bound was looked at before; this record may pass it by what the estimate was short of.
+        let done = log.append(Kind::Commit, buf);
+        if buf.capacity() > BUFFER_KEPT {
+            *buf = Vec::new();
+        }
+        done.map(drop).map_err(|error| {
+            let error = io_error(error);
+            if matches!(error, StoreError::Full) {
+                // What frees space needs the log too: the thread drains, and so frees segments.
+                self.wake(true);
+            }
+            error
+        })
+    }
+
+    /// Whether *active* holds its share of what the overlay may.
+    fn is_half_full(&self, (rows, bytes): (usize, usize)) -> bool {
+        rows >= self.options.overlay_rows / 2 || bytes >= self.options.overlay_bytes / 2
+    }
+
+    /// Makes what was committed so far the generation to drain, unless there is one. The log's lock is held.
+    pub(super) fn rotate(&self, state: &LogState) {
+        if self.overlay.write().rotate(state.log.seq()) {
+            self.wake(true);
+        }
+    }
+
+    /// Waits until there is room for a record of `len` bytes and its rows. Neither gate nor lock is held.
+    fn wait_for_room(&self, len: u64) -> Result<(), StoreError> {
+        self.counters.waits.fetch_add(1, Ordering::Relaxed);
+        if !self.options.background {
+            self.drain_all()?;
+            return self.make_spares();
+        }
+        let mut state = self.log.lock();
+        loop {
+            self.alive()?;
+            let (half_full, draining) = {
+                let overlay = self.overlay.read();
+                (self.is_half_full(overlay.active_size()), overlay.draining().is_some())
+            };
+            let log_full = !state.log.has_room(len);
+            if !(half_full && draining) && !log_full {
+                return Ok(());
+            }
+            if let Some(stuck) = &state.stuck {
+                return Err(Stuck::error(stuck));
+            }
+            if !draining {
+                self.rotate(&state);
+            }
+            self.wake(true);
+            self.room.wait(&mut state);
+        }
+    }
+}
+
+/// Why a commit did not happen.
+enum NotYet {
+    /// It is refused.
+    No(CommitError),
+    /// There is no room for it; here it is again.
+    Room(Box<Commit>),
+}
+
+impl<E: Into<CommitError>> From<E> for NotYet {
+    fn from(error: E) -> Self {
+        NotYet::No(error.into())
+    }
+}
+
+/// About how long the commit's record will be, in bytes; not less than it.
+fn estimate(commit: &Commit) -> u64 {
+    let key = |key: &Key| 6 + key.as_bytes().len();
+    let puts: usize = commit.puts.iter().map(|(k, value)| key(k) + value.len()).sum();
+    let dels: usize = commit.dels.iter().map(key).sum();
+    let adds: usize = commit.adds.iter().map(|(k, _)| key(k) + 8).sum();
+    let maxs: usize = commit.maxs.iter().map(|(k, _)| key(k) + 8).sum();
+    (format::RECORD_HEADER + 8 + puts + dels + adds + maxs + 20 * commit.fresh.len()) as u64
+}

@@ -1,0 +1,358 @@
+//! The log: records in order, in segments that are made in advance and used again.
+//!
+//! ```text
+//!   full, full, ...     active            free, free
+//!   (until applied)     (appended to)     (zeros, or stale records of an earlier life)
+//! ```
+//!
+//! A record gets the next number and goes into the active segment with one write. When it does not fit, the next segment
+//! begins; a record larger than a segment gets one of its own length, which is removed and not used again. A segment is full until
+//! everything in it is applied to the database durably. Nothing here locks: the journal does.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use super::disk::{LogDisk, LogFile};
+use super::format::{self, FoundHeader, Kind, Place, SEGMENT_HEADER, SegmentHeader};
+use super::io_error;
+use crate::store::StoreError;
+
+/// A file of the log.
+pub(super) struct Slot {
+    pub(super) name: String,
+    pub(super) file: Arc<dyn LogFile>,
+}
+
+struct Active {
+    slot: Slot,
+    segment: u64,
+    /// Where the next record goes.
+    at: u64,
+    /// Whether it stands in `Log::unsynced`.
+    dirty: bool,
+}
+
+/// Sizes of the log, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    /// A segment, with its header.
+    pub(super) segment: u64,
+    /// All segments together, except for records larger than this.
+    pub(super) max: u64,
+}
+
+/// See the module.
+pub(super) struct Log {
+    disk: Arc<dyn LogDisk>,
+    log_id: [u8; 16],
+    sizes: Sizes,
+    active: Option<Active>,
+    /// With the number of the last record in each.
+    full: VecDeque<(Slot, u64)>,
+    free: Vec<Slot>,
+    unsynced: Vec<Arc<dyn LogFile>>,
+    next_segment: u64,
+    next_slot: u64,
+    seq: u64,
+}
+
+impl Log {
+    /// A log that goes on behind record `seq`, in new segments from number `next_segment` on. `slots`: files that may be used.
+    pub(super) fn new(
+        disk: Arc<dyn LogDisk>,
+        log_id: [u8; 16],
+        sizes: Sizes,
+        from: Place,
+        slots: Vec<Slot>,
+    ) -> Log {
+        let numbers = slots.iter().filter_map(|slot| slot_number(&slot.name));
+        let next_slot = numbers.max().map_or(0, |number| number + 1);
+        let (unsynced, full) = (Vec::new(), VecDeque::new());
+        let Place { segment: next_segment, seq } = from;
+        let mut log = Log {
+            disk,
+            log_id,
+            sizes,
+            active: None,
+            full,
+            free: Vec::new(),
+            unsynced,
+            next_segment,
+            next_slot,
+            seq,
+        };
+        slots.into_iter().for_each(|slot| log.give_back(slot));
+        log
+    }
+
+    /// The number of the last record.
+    pub(super) fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// Bytes of records and headers that are not free.
+    pub(super) fn used_bytes(&self) -> u64 {
+        let full: u64 = self.full.iter().map(|(slot, _)| slot.file.len()).sum();
+        full + self.active.as_ref().map_or(0, |active| active.at)
+    }
+
+    /// Bytes of all files.
+    pub(super) fn file_bytes(&self) -> u64 {
+        let free: u64 = self.free.iter().map(|slot| slot.file.len()).sum();
+        let full: u64 = self.full.iter().map(|(slot, _)| slot.file.len()).sum();
+        free + full + self.active.as_ref().map_or(0, |active| active.slot.file.len())
+    }
+
+    /// Whether a record of `len` bytes can be appended without making a file, unless it is one of its own for a large record. If not, it
+    /// can be when a spare was made or records have been applied.
+    pub(super) fn has_room(&self, len: u64) -> bool {
+        let alone = SEGMENT_HEADER + len;
+        if alone > self.sizes.segment {
+            // A log that holds one segment takes a record of any length: waiting would not make more room.
+            return self.in_use() <= 1 || self.file_bytes() + alone <= self.sizes.max;
+        }
+        let fits = self.active.as_ref().is_some_and(|active| active.at + len <= active.slot.file.len());
+        fits || !self.free.is_empty()
+    }
+
+    /// How many segments were begun, by this process or before: when it changes, a spare may be missing.
+    pub(super) fn begun(&self) -> u64 {
+        self.next_segment
+    }
+
+    /// Appends the record whose payload stands in `buf` behind [`format::begin`], also past the log's bound.
+    ///
+    /// # Errors
+    /// The disk's; the log is then as before.
+    pub(super) fn append(&mut self, kind: Kind, buf: &mut [u8]) -> io::Result<u64> {
+        let len = buf.len() as u64;
+        let mut active = match self.active.take() {
+            Some(active) if active.at + len <= active.slot.file.len() => active,
+            before => self.advance(before, len)?,
+        };
+        let done = self.append_to(&mut active, kind, buf);
+        self.active = Some(active);
+        done
+    }
+
+    fn append_to(&mut self, active: &mut Active, kind: Kind, buf: &mut [u8]) -> io::Result<u64> {
+        let seq = self.seq + 1;
+        format::finish(buf, kind, Place { segment: active.segment, seq });
+        if let Err(error) = active.slot.file.write_at(active.at, buf) {
+            // All of it may have arrived, and the caller will hear that it failed: then it must not be found later.
+            let _ = active.slot.file.write_at(active.at, &[0; format::RECORD_HEADER]);
+            return Err(error);
+        }
+        if !active.dirty {
+            active.dirty = true;
+            self.unsynced.push(active.slot.file.clone());
+        }
+        active.at += buf.len() as u64;
+        self.seq = seq;
+        Ok(seq)
+    }
+
+    /// The files that hold what is not durable yet, oldest first; the caller syncs them in this order.
+    pub(super) fn take_unsynced(&mut self) -> Vec<Arc<dyn LogFile>> {
+        if let Some(active) = &mut self.active {
+            active.dirty = false;
+        }
+        std::mem::take(&mut self.unsynced)
+    }
+
+    /// Frees the segments that hold nothing behind record `applied`.
+    pub(super) fn recycle(&mut self, applied: u64) {
+        while self.full.front().is_some_and(|(_, last)| *last <= applied) {
+            if let Some((slot, _)) = self.full.pop_front() {
+                self.give_back(slot);
+            }
+        }
+    }
+
+    /// Whether a file made in advance would be of use.
+    pub(super) fn wants_spare(&self) -> bool {
+        let bounded =
+            self.in_use() + self.free.len() < 2 || self.file_bytes() + self.sizes.segment <= self.sizes.max;
+        self.free.is_empty() && bounded
+    }
+
+    /// The name and length of such a file. The name is used once.
+    pub(super) fn spare(&mut self) -> (String, u64) {
+        (self.slot_name(), self.sizes.segment)
+    }
+
+    /// Takes the file that [`Log::spare`] described.
+    pub(super) fn add_spare(&mut self, name: String, file: Arc<dyn LogFile>) {
+        self.free.push(Slot { name, file });
+    }
+
+    /// Removes free segments but for `kept`.
+    pub(super) fn trim(&mut self, kept: usize) {
+        for slot in self.free.drain(kept.min(self.free.len())..) {
+            // One that cannot be removed is found, and used, at the next start.
+            let _ = self.disk.remove(&slot.name);
+        }
+    }
+
+    fn in_use(&self) -> usize {
+        self.full.len() + usize::from(self.active.is_some())
+    }
+
+    fn slot_name(&mut self) -> String {
+        let number = self.next_slot;
+        self.next_slot += 1;
+        format!("{number:06}.log")
+    }
+
+    fn give_back(&mut self, slot: Slot) {
+        if slot.file.len() == self.sizes.segment {
+            self.free.push(slot);
+        } else {
+            let _ = self.disk.remove(&slot.name);
+        }
+    }
+
+    /// Begins a segment with room for a record of `len` bytes. What was active before is full.
+    fn advance(&mut self, before: Option<Active>, len: u64) -> io::Result<Active> {
+        let begun = self.begin(len);
+        match (before, begun) {
+            (Some(before), Ok(active)) => {
+                self.full.push_back((before.slot, self.seq));
+                Ok(active)
+            }
+            (before, begun) => {
+                self.active = before;
+                begun
+            }
+        }
+    }
+
+    fn begin(&mut self, len: u64) -> io::Result<Active> {
+        let slot = self.slot_for(SEGMENT_HEADER + len)?;
+        let segment = self.next_segment;
+        let (log_id, first_seq, slot_len) = (self.log_id, self.seq + 1, slot.file.len());
+        let header = SegmentHeader { log_id, segment, first_seq, len: slot_len }.encode();
+        if let Err(error) = slot.file.write_at(0, &header) {
+            self.give_back(slot);
+            return Err(error);
+        }
+        // Numbers are not used twice, also when the first record of a segment is refused.
+        self.next_segment += 1;
+        self.unsynced.push(slot.file.clone());
+        Ok(Active { slot, segment, at: SEGMENT_HEADER, dirty: true })
+    }
+
+    fn slot_for(&mut self, len: u64) -> io::Result<Slot> {
+        if len <= self.sizes.segment
+            && let Some(slot) = self.free.pop()
+        {
+            return Ok(slot);
+        }
+        let (name, len) = (self.slot_name(), len.max(self.sizes.segment));
+        let file = self.disk.create(&name, len)?;
+        Ok(Slot { name, file })
+    }
+}
+
+fn slot_number(name: &str) -> Option<u64> {
+    name.strip_suffix(".log")?.parse().ok()
+}
+
+/// The segments that a process before this one left.
+pub(super) struct Left {
+    /// In order.
+    segments: Vec<(SegmentHeader, Slot)>,
+    /// Files without anything to read.
+    unused: Vec<Slot>,
+    /// Higher than every segment's number.
+    next_segment: u64,
+}
+
+/// Why a walk through the records ended where it did.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// There are no more.
+    Clean,
+    /// The next one is there in part, or what follows it is there without it.
+    Cut(String),
+    /// The caller said so.
+    Stopped,
+}
+
+impl Left {
+    /// Looks at every file of the folder. Segments below number `floor` and those of another log are over.
+    pub(super) fn find(disk: &dyn LogDisk, log_id: [u8; 16], floor: u64) -> Result<Left, StoreError> {
+        let mut left = Left { segments: Vec::new(), unused: Vec::new(), next_segment: floor.max(1) };
+        for name in disk.list().map_err(io_error)?.into_iter().filter(|name| slot_number(name).is_some()) {
+            let file = disk.open(&name).map_err(io_error)?;
+            let mut bytes = vec![0; file.len().min(SEGMENT_HEADER) as usize];
+            file.read_at(0, &mut bytes).map_err(io_error)?;
+            let slot = Slot { name, file };
+            match SegmentHeader::decode(&bytes) {
+                FoundHeader::Unknown(version) => {
+                    return Err(StoreError::Unavailable(format!(
+                        "the log has format {version} and this program knows {}; use the version of covey that wrote it, or a newer one",
+                        format::VERSION
+                    )));
+                }
+                FoundHeader::Good(header) if header.log_id == log_id => {
+                    left.next_segment = left.next_segment.max(header.segment + 1);
+                    if header.segment >= floor && header.len == slot.file.len() {
+                        left.segments.push((header, slot));
+                    } else {
+                        left.unused.push(slot);
+                    }
+                }
+                FoundHeader::Good(_) | FoundHeader::None => left.unused.push(slot),
+            }
+        }
+        left.segments.sort_by_key(|(header, _)| header.segment);
+        Ok(left)
+    }
+
+    /// A number for the next segment.
+    pub(super) fn next_segment(&self) -> u64 {
+        self.next_segment
+    }
+
+    /// Calls `each` with the records behind number `applied`, in order, until it answers false.
+    pub(super) fn walk(
+        &self,
+        applied: u64,
+        mut each: impl FnMut(u64, Kind, &[u8]) -> Result<bool, StoreError>,
+    ) -> Result<End, StoreError> {
+        let starts = |(header, _): &&(SegmentHeader, Slot)| header.first_seq <= applied + 1;
+        let skipped = self.segments.iter().take_while(starts).count().saturating_sub(1);
+        let mut next = applied + 1;
+        for (index, (header, slot)) in self.segments.iter().enumerate().skip(skipped) {
+            let first = index == skipped;
+            if header.first_seq != next && !(first && header.first_seq < next) {
+                return Ok(End::Cut(format!("record {next} is missing")));
+            }
+            let mut bytes = vec![0; slot.file.len() as usize];
+            slot.file.read_at(0, &mut bytes).map_err(io_error)?;
+            let (mut at, mut seq) = (SEGMENT_HEADER as usize, header.first_seq);
+            loop {
+                match format::find(&bytes[at..], Place { segment: header.segment, seq }) {
+                    format::Found::Record(kind, payload) => {
+                        if seq > applied && !each(seq, kind, payload)? {
+                            return Ok(End::Stopped);
+                        }
+                        at += format::RECORD_HEADER + payload.len();
+                        seq += 1;
+                    }
+                    format::Found::Torn => return Ok(End::Cut(format!("record {seq} is torn"))),
+                    format::Found::End => break,
+                }
+            }
+            next = next.max(seq);
+        }
+        Ok(End::Clean)
+    }
+
+    /// All files, for the log that begins.
+    pub(super) fn into_slots(self) -> Vec<Slot> {
+        self.unused.into_iter().chain(self.segments.into_iter().map(|(_, slot)| slot)).collect()
+    }
+}

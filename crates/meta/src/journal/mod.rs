@@ -1,0 +1,510 @@
+//! The journal: what makes a commit cost microseconds, and one disk flush enough for all who wait.
+//!
+//! ```text
+//!   commit --> overlay (memory) + log (one write) --> acknowledged: survives a kill
+//!   flush  --> data of small writes into the log, or packs synced; one fdatasync of the log: survives a power cut
+//!   drain  --> every second, or when the overlay is half full: packs synced, log synced, then one SQLite transaction with rows
+//!              and log position; then the generation and its log segments go
+//! ```
+//!
+//! What is always true:
+//!
+//! 1. **The log is in the order of commits**, and SQLite holds exactly the rows up to its log position. So whatever is left after a
+//!    crash is a prefix of the commits.
+//! 2. **SQLite never mentions bytes that a power cut could lose**: a drain syncs every pack that the generation mentions, also those
+//!    whose bytes a flush had put into the log only.
+//! 3. **Fresh data is proven.** A record carries the CRC of the pack bytes it mentions first. Recovery stops at the first record whose
+//!    bytes are not there. A flush leaves a *mark* in the log behind what it made durable: records up to it need no proof. So a pack may be
+//!    retired once a flush that followed its `Sealed` row has returned: everything about it is marked or in SQLite. (A flush that follows a
+//!    `Sealed` row always syncs packs, so that no bytes of a sealed pack exist in the log alone.)
+//! 4. **After an error on the way to stable storage nothing is acknowledged any more** (the journal is poisoned): the system may have
+//!    dropped the bytes and reported it once. A full disk is no such error: nothing is applied, and the journal goes on.
+//! 5. **Bounded**: overlay, log, clean rows. Who commits faster than SQLite takes waits.
+//!
+//! Reads are consistent without a lock held over I/O. A reader holds the *gate* shared, looks at the overlay, and asks SQLite for the
+//! rest. SQLite changes only in rows of the draining generation, which the overlay hides; and a generation is written only
+//! after everyone who looked before it was rotated has left the gate.
+//!
+//! Locks, in the order they may be taken: drain, flush leadership, gate, log, overlay, clean rows. Commits are serialised by the log's.
+//!
+//! - [`format`], [`log`], [`disk`]: the log's bytes, its segments, the disk below (also one that loses power).
+//! - [`commit`](self::commit), [`flush`](self::flush), [`drain`](self::drain), [`recover`](self::recover): one step each.
+
+mod commit;
+pub mod disk;
+mod drain;
+mod flush;
+pub mod format;
+mod log;
+mod overlay;
+mod recover;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use base::PackNo;
+use base::size::{KIB, MIB};
+use blob::{BlobError, PackStore};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+
+use crate::engine::Sqlite;
+use crate::key::{Key, KeyRange};
+use crate::store::{Commit, CommitError, FreshData, MetaStore, Rows, StoreError, Value};
+use disk::{Folder, LogDisk};
+use log::{Log, Sizes};
+use overlay::{Merge, Overlay};
+use rows::CleanRows;
+
+pub use recover::Recovered;
+
+/// How a journal behaves. The defaults are what a mount uses.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What was committed is made durable, and drained, after at most this long.
+    pub commit_every: Duration,
+    /// A flush puts fresh data of at most this many bytes into the log instead of syncing packs.
+    pub inline_bytes: u64,
+    /// Rows that are not in SQLite yet: at most this many.
+    pub overlay_rows: usize,
+    /// Bytes of such rows.
+    pub overlay_bytes: usize,
+    /// Bytes of rows that SQLite was asked for and that are kept.
+    pub clean_bytes: usize,
+    /// Length of a log segment, in bytes.
+    pub segment_bytes: u64,
+    /// Bytes of all segments together.
+    pub log_bytes: u64,
+    /// Room kept in reserve for removing things on a full disk: one 32nd of the disk, within these bytes.
+    pub reserve_bytes: (u64, u64),
+    /// Whether a thread of the journal's own flushes and drains. Without it commits drain when they must.
+    pub background: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            commit_every: Duration::from_secs(1),
+            inline_bytes: 64 * KIB,
+            overlay_rows: 64 << 10,
+            overlay_bytes: 32 << 20,
+            clean_bytes: 8 << 20,
+            segment_bytes: 8 * MIB,
+            log_bytes: 64 * MIB,
+            reserve_bytes: (8 * MIB, 64 * MIB),
+            background: true,
+        }
+    }
+}
+
+/// What a journal holds and has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Rows not in SQLite yet.
+    pub overlay_rows: u64,
+    /// Their bytes, with what keeping them costs.
+    pub overlay_bytes: u64,
+    /// Bytes of the log that are in use.
+    pub log_bytes: u64,
+    /// Bytes of the log's files.
+    pub log_file_bytes: u64,
+    /// Commits since the journal was opened.
+    pub commits: u64,
+    /// Commits refused because a check did not hold.
+    pub conflicts: u64,
+    /// Records that are now in SQLite.
+    pub drained: u64,
+    /// Times the log was made durable.
+    pub flushes: u64,
+    /// Times a commit had to wait for a drain.
+    pub waits: u64,
+    /// The room in reserve has been given up, since the disk is full: only what frees space should be done now.
+    pub reserve_used: bool,
+}
+
+#[derive(Default)]
+struct Counters {
+    conflicts: AtomicU64,
+    commits: AtomicU64,
+    drained: AtomicU64,
+    flushes: AtomicU64,
+    waits: AtomicU64,
+    reserve_used: AtomicBool,
+}
+
+/// Fresh data that is not durable in its packs yet.
+#[derive(Default)]
+struct Fresh {
+    /// Every range neither synced nor logged, unless there are too many of them for the log.
+    ranges: Vec<FreshData>,
+    bytes: u64,
+    /// The packs they are of.
+    packs: BTreeSet<PackNo>,
+    /// Packs with bytes that are durable in the log only.
+    logged: BTreeSet<PackNo>,
+    /// A pack was sealed: see the module, 3.
+    sealed: bool,
+}
+
+/// What commits take turns at.
+struct LogState {
+    log: Log,
+    fresh: Fresh,
+    /// The record being put together.
+    buf: Vec<u8>,
+    /// The last record whose rows are in SQLite.
+    applied: u64,
+    /// Why the last drain did not succeed. The next may.
+    stuck: Option<Stuck>,
+}
+
+/// An error that is told to several.
+#[derive(Clone)]
+enum Stuck {
+    Full,
+    Damaged(String),
+    Unavailable(String),
+}
+
+#[derive(Default)]
+struct Flushing {
+    /// The last record that is durable, with its data.
+    durable: u64,
+    /// Somebody is at it.
+    led: bool,
+}
+
+#[derive(Default)]
+struct Wake {
+    /// There is something to make durable.
+    dirty: bool,
+    /// Somebody waits for room.
+    urgent: bool,
+    stop: bool,
+}
+
+struct Shared {
+    options: Options,
+    sqlite: Sqlite,
+    packs: Arc<dyn PackStore>,
+    disk: Arc<dyn LogDisk>,
+    /// Segments below this are over: see [`crate::engine::sqlite::Position`].
+    floor: u64,
+    gate: RwLock<()>,
+    log: Mutex<LogState>,
+    room: Condvar,
+    overlay: RwLock<Overlay>,
+    clean: CleanRows,
+    flushing: Mutex<Flushing>,
+    flushed: Condvar,
+    draining: Mutex<()>,
+    wake: Mutex<Wake>,
+    woken: Condvar,
+    /// `wake.dirty`, to be looked at without its lock.
+    dirty: AtomicBool,
+    dead: AtomicBool,
+    why_dead: Mutex<String>,
+    counters: Counters,
+}
+
+/// See the module. Dropping it leaves everything as a kill of the process would; [`Journal::close`] ends it in order.
+pub struct Journal {
+    shared: Arc<Shared>,
+    committer: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Journal {
+    /// Opens the journal of the folder `dir`, which holds `names.db`, `log/` and `reserve`, or makes it when there is none. What a crash
+    /// left in the log is brought into the database first, and bytes of packs that only the log holds into `packs`.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; the message says what to do next.
+    pub fn open(
+        dir: &Path,
+        packs: Arc<dyn PackStore>,
+        options: Options,
+    ) -> Result<(Journal, Recovered), StoreError> {
+        let reserve = dir.join("reserve");
+        let disk = Folder::open(&dir.join("log"), &reserve, options.reserve_bytes);
+        let disk = disk.map_err(|error| {
+            StoreError::Unavailable(format!(
+                "{} cannot be opened: {error}; check that you may write to it",
+                dir.display()
+            ))
+        })?;
+        Journal::open_on(dir, Arc::new(disk), packs, options)
+    }
+
+    /// The same with a log on another disk than the folder's.
+    ///
+    /// # Errors
+    /// See [`Journal::open`].
+    pub fn open_on(
+        dir: &Path,
+        disk: Arc<dyn LogDisk>,
+        packs: Arc<dyn PackStore>,
+        options: Options,
+    ) -> Result<(Journal, Recovered), StoreError> {
+        let database = dir.join("names.db");
+        if !database.exists() && !disk.list().map_err(io_error)?.is_empty() {
+            return Err(StoreError::Damaged(format!(
+                "{} is not there, but its log is. Bring the file back from a backup; without it the volume's names are lost",
+                database.display()
+            )));
+        }
+        let sqlite = Sqlite::open(&database)?;
+        let sizes = Sizes { segment: options.segment_bytes, max: options.log_bytes };
+        let (mut log, floor, recovered) = recover::recover(&sqlite, &disk, &*packs, sizes)?;
+        log.trim(2);
+        let durable = log.seq();
+        let state = LogState { log, fresh: Fresh::default(), buf: Vec::new(), applied: durable, stuck: None };
+        let shared = Arc::new(Shared {
+            clean: CleanRows::new(options.clean_bytes),
+            options,
+            sqlite,
+            packs,
+            disk,
+            floor,
+            gate: RwLock::new(()),
+            log: Mutex::new(state),
+            room: Condvar::new(),
+            overlay: RwLock::default(),
+            flushing: Mutex::new(Flushing { durable, led: false }),
+            flushed: Condvar::new(),
+            draining: Mutex::new(()),
+            wake: Mutex::default(),
+            woken: Condvar::new(),
+            dirty: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
+            why_dead: Mutex::default(),
+            counters: Counters::default(),
+        });
+        shared.make_spares()?;
+        shared.renew_reserve();
+        let committer = if shared.options.background { Some(drain::start(&shared)?) } else { None };
+        Ok((Journal { shared, committer: Mutex::new(committer) }, recovered))
+    }
+
+    /// Makes everything durable, brings it into SQLite, and ends. Further commits are refused; reads go on.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; what was committed is then brought in at the next open, as far as it was durable.
+    pub fn close(&self) -> Result<(), StoreError> {
+        self.stop();
+        self.shared.alive()?;
+        self.shared.drain_all()?;
+        self.shared.die("the volume is being unmounted");
+        self.shared.log.lock().log.trim(1);
+        self.shared.sqlite.checkpoint()
+    }
+
+    /// Brings everything committed so far into SQLite, durably.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn drain(&self) -> Result<(), StoreError> {
+        self.shared.alive()?;
+        self.shared.drain_all()
+    }
+
+    /// What it holds and has done.
+    pub fn stats(&self) -> Stats {
+        let shared = &self.shared;
+        let (log_bytes, log_file_bytes) = {
+            let state = shared.log.lock();
+            (state.log.used_bytes(), state.log.file_bytes())
+        };
+        let (rows, bytes) = shared.overlay.read().size();
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Stats {
+            overlay_rows: rows as u64,
+            overlay_bytes: bytes as u64,
+            log_bytes,
+            log_file_bytes,
+            commits: count(&shared.counters.commits),
+            conflicts: count(&shared.counters.conflicts),
+            drained: count(&shared.counters.drained),
+            flushes: count(&shared.counters.flushes),
+            waits: count(&shared.counters.waits),
+            reserve_used: shared.counters.reserve_used.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Looks through the database's file for damage, once what was committed is in it: see [`Sqlite::integrity`].
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn integrity(&self) -> Result<Vec<String>, StoreError> {
+        self.drain()?;
+        self.shared.sqlite.integrity()
+    }
+
+    fn stop(&self) {
+        self.shared.wake.lock().stop = true;
+        self.shared.woken.notify_all();
+        if let Some(committer) = self.committer.lock().take() {
+            // It ends only by returning: it does not panic.
+            let _ = committer.join();
+        }
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    /// An error if nothing may be acknowledged any more.
+    fn alive(&self) -> Result<(), StoreError> {
+        if self.dead.load(Ordering::Acquire) {
+            return Err(StoreError::Unavailable(self.why_dead.lock().clone()));
+        }
+        Ok(())
+    }
+
+    /// From now on nothing is acknowledged. The first reason counts.
+    fn die(&self, why: &str) -> StoreError {
+        let mut reason = self.why_dead.lock();
+        if !self.dead.load(Ordering::Acquire) {
+            *reason = why.to_owned();
+            self.dead.store(true, Ordering::Release);
+        }
+        let error = StoreError::Unavailable(reason.clone());
+        drop(reason);
+        // Whoever waits looks again. Its lock is taken, so that nobody is just about to wait.
+        drop(self.log.lock());
+        self.room.notify_all();
+        error
+    }
+
+    fn poison(&self, what: &str, error: &dyn std::fmt::Display) -> StoreError {
+        self.die(&format!(
+            "{what} could not be made durable ({error}). What was written before may be lost, so nothing more is accepted: unmount the volume, check the disk (`dmesg`), then mount again"
+        ))
+    }
+
+    /// One row, as of a moment while the gate is held.
+    fn row(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        if let Some(row) = self.overlay.read().get(key) {
+            return Ok(row.clone());
+        }
+        self.below(key)
+    }
+
+    /// A row that the overlay does not hide. The gate is held.
+    fn below(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        if let Some(row) = self.clean.get(key) {
+            return Ok(row);
+        }
+        let row = self.sqlite.read_rows(&[key])?.pop().flatten();
+        self.clean.insert(key, &row);
+        Ok(row)
+    }
+
+    /// Rows as of one moment, and the overlay's version then. The gate is held.
+    fn rows(&self, keys: &[&Key]) -> Result<(Vec<Option<Value>>, u64), StoreError> {
+        let overlay = self.overlay.read();
+        let version = overlay.version();
+        let found: Vec<_> = keys.iter().map(|key| overlay.get(key).cloned()).collect();
+        drop(overlay);
+        let each = found.into_iter().zip(keys).map(|(row, key)| row.map_or_else(|| self.below(key), Ok));
+        Ok((each.collect::<Result<_, _>>()?, version))
+    }
+
+    /// Rows of a range as of one moment. The gate is held.
+    fn range(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
+        if limit == 0 {
+            return Ok(Rows::new());
+        }
+        let captured = self.overlay.read().capture(range, limit);
+        let mut merge = Merge::new(captured.rows, limit);
+        self.sqlite.each(&captured.range, |key, value| merge.below(key, value))?;
+        Ok(merge.finish())
+    }
+
+    /// Wakes the thread that flushes and drains; at once if somebody waits.
+    fn wake(&self, urgent: bool) {
+        if !urgent && self.dirty.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut wake = self.wake.lock();
+        wake.dirty = true;
+        wake.urgent |= urgent;
+        self.dirty.store(true, Ordering::Relaxed);
+        self.woken.notify_one();
+    }
+}
+
+impl MetaStore for Journal {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        let _gate = self.shared.gate.read();
+        self.shared.row(key)
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        let _gate = self.shared.gate.read();
+        let keys: Vec<&Key> = keys.iter().collect();
+        Ok(self.shared.rows(&keys)?.0)
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
+        let _gate = self.shared.gate.read();
+        self.shared.range(range, limit)
+    }
+
+    fn commit(&self, commit: Commit) -> Result<(), CommitError> {
+        self.shared.commit(commit)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        self.shared.flush()
+    }
+}
+
+impl Stuck {
+    fn new(error: &StoreError) -> Stuck {
+        match error {
+            StoreError::Full => Stuck::Full,
+            StoreError::Damaged(what) => Stuck::Damaged(what.clone()),
+            StoreError::Unavailable(what) => Stuck::Unavailable(what.clone()),
+        }
+    }
+
+    fn error(&self) -> StoreError {
+        match self {
+            Stuck::Full => StoreError::Full,
+            Stuck::Damaged(what) => StoreError::Damaged(what.clone()),
+            Stuck::Unavailable(what) => StoreError::Unavailable(what.clone()),
+        }
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// What an error of the log's disk means.
+fn io_error(error: io::Error) -> StoreError {
+    if is_full(&error) {
+        return StoreError::Full;
+    }
+    StoreError::Unavailable(format!("the log: {error}; check the disk (`dmesg`), then mount again"))
+}
+
+fn pack_error(error: BlobError) -> StoreError {
+    match error {
+        BlobError::Full => StoreError::Full,
+        other => StoreError::Unavailable(format!("open packs: {other}")),
+    }
+}
+
+type LogGuard<'a> = MutexGuard<'a, LogState>;

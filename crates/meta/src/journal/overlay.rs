@@ -1,0 +1,177 @@
+//! What is not in the database yet: rows of recent commits, in two generations.
+//!
+//! ```text
+//!   get:   active  ->  draining  ->  (clean rows)  ->  database
+//! ```
+//!
+//! Commits write to *active*. When it is to be drained it becomes *draining*, which nobody changes any more, until the database
+//! holds it. A row that is to go is kept as none and hides the database's.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use crate::engine::Final;
+use crate::key::{Key, KeyRange};
+use crate::store::Value;
+
+/// Rows by key; none: the row is to go.
+pub(super) type RowMap = BTreeMap<Key, Option<Value>>;
+
+/// What a row takes beside its bytes: two counted allocations and a slot of the tree.
+const ROW_OVERHEAD: usize = 128;
+
+/// Rows as of one record of the log, on their way to the database.
+pub(super) struct Generation {
+    pub(super) rows: RowMap,
+    /// The last record whose rows these are.
+    pub(super) upto: u64,
+    bytes: usize,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Overlay {
+    active: RowMap,
+    active_bytes: usize,
+    draining: Option<Arc<Generation>>,
+    /// Changes with every commit.
+    version: u64,
+}
+
+/// A part of the overlay, as of one moment.
+pub(super) struct Captured {
+    /// In order.
+    pub(super) rows: Vec<Final>,
+    /// The range they are all of the overlay's rows of.
+    pub(super) range: KeyRange,
+}
+
+impl Overlay {
+    /// The row's value here; none if this does not say.
+    pub(super) fn get(&self, key: &Key) -> Option<&Option<Value>> {
+        self.active.get(key).or_else(|| self.draining.as_ref()?.rows.get(key))
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Rows and bytes that commits have put into *active*.
+    pub(super) fn active_size(&self) -> (usize, usize) {
+        (self.active.len(), self.active_bytes)
+    }
+
+    /// Rows and bytes of both generations.
+    pub(super) fn size(&self) -> (usize, usize) {
+        let draining =
+            self.draining.as_ref().map_or((0, 0), |generation| (generation.rows.len(), generation.bytes));
+        (self.active.len() + draining.0, self.active_bytes + draining.1)
+    }
+
+    /// A commit's rows.
+    pub(super) fn apply(&mut self, rows: Vec<Final>) {
+        let weigh = |key: &Key, value: &Option<Value>| {
+            key.as_bytes().len() + value.as_ref().map_or(0, |value| value.len()) + ROW_OVERHEAD
+        };
+        for (key, value) in rows {
+            let key_len = key.as_bytes().len();
+            self.active_bytes += weigh(&key, &value);
+            if let Some(before) = self.active.insert(key, value) {
+                self.active_bytes -= key_len + before.map_or(0, |value| value.len()) + ROW_OVERHEAD;
+            }
+        }
+        self.version += 1;
+    }
+
+    pub(super) fn draining(&self) -> Option<&Arc<Generation>> {
+        self.draining.as_ref()
+    }
+
+    /// Makes *active*, which holds the rows up to record `upto`, the generation to drain, also if it is empty. False if there is one.
+    pub(super) fn rotate(&mut self, upto: u64) -> bool {
+        if self.draining.is_some() {
+            return false;
+        }
+        let (rows, bytes) = (std::mem::take(&mut self.active), std::mem::take(&mut self.active_bytes));
+        self.draining = Some(Arc::new(Generation { rows, upto, bytes }));
+        true
+    }
+
+    /// The database holds it.
+    pub(super) fn drained(&mut self) -> Option<Arc<Generation>> {
+        self.draining.take()
+    }
+
+    /// The overlay's rows at the beginning of a range: as many as hold `limit` rows that are there.
+    pub(super) fn capture(&self, range: &KeyRange, limit: usize) -> Captured {
+        let mut captured = Captured { rows: Vec::new(), range: range.clone() };
+        if range.start >= range.end {
+            return captured;
+        }
+        let bounds = (Bound::Included(&range.start), Bound::Excluded(&range.end));
+        let mut newer = self.active.range::<Key, _>(bounds).peekable();
+        let older = self.draining.as_ref().map(|generation| generation.rows.range::<Key, _>(bounds));
+        let mut older = older.into_iter().flatten().peekable();
+        let mut live = 0;
+        while live < limit {
+            let next = match (newer.peek(), older.peek()) {
+                (Some((new, _)), Some((old, _))) if new == old => {
+                    older.next();
+                    newer.next()
+                }
+                (Some((new, _)), Some((old, _))) if old < new => older.next(),
+                (Some(_), _) => newer.next(),
+                (None, _) => older.next(),
+            };
+            let Some((key, value)) = next else { return captured };
+            live += usize::from(value.is_some());
+            captured.rows.push((key.clone(), value.clone()));
+        }
+        if let Some((last, _)) = captured.rows.last() {
+            captured.range.end = last.successor();
+        }
+        captured
+    }
+}
+
+/// Merges captured rows with those of the database below them.
+pub(super) struct Merge {
+    above: std::iter::Peekable<std::vec::IntoIter<Final>>,
+    out: Vec<(Key, Value)>,
+    limit: usize,
+}
+
+impl Merge {
+    pub(super) fn new(rows: Vec<Final>, limit: usize) -> Merge {
+        Merge { above: rows.into_iter().peekable(), out: Vec::new(), limit }
+    }
+
+    /// The database's next row. False when there are enough.
+    pub(super) fn below(&mut self, key: &[u8], value: &[u8]) -> bool {
+        while let Some((above, hides)) = self.above.next_if(|(above, _)| above.as_bytes() <= key) {
+            let same = above.as_bytes() == key;
+            if !self.push(above, hides) {
+                return false;
+            }
+            if same {
+                return true;
+            }
+        }
+        self.push(Key::from_bytes(key), Some(value.into()))
+    }
+
+    /// The database has no more.
+    pub(super) fn finish(mut self) -> Vec<(Key, Value)> {
+        while self.out.len() < self.limit {
+            let Some((key, value)) = self.above.next() else { break };
+            self.push(key, value);
+        }
+        self.out
+    }
+
+    fn push(&mut self, key: Key, value: Option<Value>) -> bool {
+        self.out.extend(value.map(|value| (key, value)));
+        self.out.len() < self.limit
+    }
+}
