@@ -114,7 +114,9 @@ fn reads(at: &Path, cold: bool, len: usize) -> Outcome {
         }
         if round == 0 {
             // The first round looks names up.
-            (read.0.clear(), open.0.clear(), open_stat.0.clear());
+            for times in [&mut read, &mut open, &mut open_stat] {
+                times.0.clear();
+            }
         }
     }
     let kind = if cold { "cold" } else { "warm" };

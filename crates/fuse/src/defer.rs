@@ -127,7 +127,7 @@ impl Desk {
     }
 
     /// How many requests wait.
-    pub fn len(&self) -> usize {
+    pub fn waiting(&self) -> usize {
         self.open.lock().tickets.len()
     }
 

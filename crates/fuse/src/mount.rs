@@ -156,10 +156,11 @@ impl Mount {
     /// Unmounts it. Not being there any more is success.
     ///
     /// # Errors
-    /// [`UnmountError::Busy`] when polite and in use, or what the system said.
+    /// [`UnmountError::Busy`] when polite and in use, or when another mount covers it; or what the system said.
     pub fn unmount(&self, how: Unmount) -> Result<(), UnmountError> {
         if !self.is_there() {
-            return Ok(());
+            let covered = table::holds(&self.path, self.dev);
+            return if covered { Err(UnmountError::Busy(self.path.clone())) } else { Ok(()) };
         }
         match detach(&self.path, how, self.by_helper) {
             Err(UnmountError::NotMounted(_)) => Ok(()),

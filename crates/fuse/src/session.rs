@@ -182,7 +182,7 @@ impl Session {
 
     /// Requests that wait at the moment.
     pub fn waiting(&self) -> usize {
-        self.shared.desk.len()
+        self.shared.desk.waiting()
     }
 
     /// What could not be set up, in words; the mount works without it.

@@ -183,7 +183,7 @@ fn init_takes_what_is_offered_and_wanted_and_nothing_dangerous() {
     assert!(!plain.has(flag::WRITEBACK_CACHE) && !plain.has(flag::EXPORT_SUPPORT));
     let old = Offer { minor: 35, ..all };
     assert_eq!(old.agree(&Wishes::default()), Err(Errno(libc::EPROTO)));
-    let poor = Offer { flags: u64::MAX & !flag::NO_OPEN_SUPPORT, ..all };
+    let poor = Offer { flags: !flag::NO_OPEN_SUPPORT, ..all };
     assert_eq!(poor.agree(&Wishes::default()), Err(Errno(libc::EPROTO)));
 }
 

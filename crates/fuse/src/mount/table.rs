@@ -47,6 +47,11 @@ pub fn find(path: &Path) -> Option<Mounted> {
     all().into_iter().rev().find(|mounted| mounted.path == path)
 }
 
+/// Whether a mount with this device number is at this path, covered or not.
+pub(super) fn holds(path: &Path, dev: u64) -> bool {
+    all().iter().any(|mounted| mounted.path == path && mounted.dev == dev)
+}
+
 /// All mounts of this program, oldest first.
 pub fn mounted_by_us() -> Vec<Mounted> {
     all().into_iter().filter(|mounted| mounted.kind == FS_TYPE).collect()

@@ -116,7 +116,7 @@ fn names_of_255_bytes_and_any_bytes() {
         std::fs::write(&path, &name).unwrap();
         let listed: Vec<_> =
             std::fs::read_dir(rig.root()).unwrap().map(|e| e.unwrap().file_name().into_vec()).collect();
-        assert_eq!(listed, [name.clone()]);
+        assert_eq!(listed, std::slice::from_ref(&name));
         assert_eq!(std::fs::read(&path).unwrap(), name);
         std::fs::remove_file(&path).unwrap();
     }

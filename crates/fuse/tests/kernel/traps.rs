@@ -251,7 +251,7 @@ fn regression_open_creates_with_any_mode() {
     assert!(!as_nobody(&format!("echo > {}/new", rig.path("closed").display())).status.success());
     let dir = OpenOptions::new().read(true).custom_flags(libc::O_CREAT).open(rig.path("closed"));
     assert_eq!(dir.unwrap_err().raw_os_error(), Some(libc::EISDIR));
-    let missing = OpenOptions::new().write(true).create(true).open(rig.path("no/such"));
+    let missing = OpenOptions::new().write(true).create_new(true).open(rig.path("no/such"));
     assert_eq!(missing.unwrap_err().kind(), std::io::ErrorKind::NotFound);
 }
 

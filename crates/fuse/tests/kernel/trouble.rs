@@ -215,6 +215,60 @@ fn a_second_mount_and_a_dead_one_are_refused_with_advice() {
     assert!(matches!(refused, MountError::InUse { .. }), "{refused}");
 }
 
+#[test]
+fn a_mount_that_another_covers_is_not_taken_for_gone() {
+    let Some(rig) = rig() else { return };
+    let run = |program: &str, args: &[&str]| {
+        let status = Command::new(program).args(args).arg(rig.root()).status().unwrap();
+        assert!(status.success(), "{program}");
+    };
+    run("mount", &["-t", "tmpfs", "covering"]);
+    let refused = rig.session.unmount(Unmount::Polite);
+    run("umount", &[]);
+    assert!(matches!(refused, Err(UnmountError::Busy(_))));
+    rig.session.unmount(Unmount::Polite).unwrap();
+    assert!(rig.session.wait_for(SOON).is_some());
+}
+
+/// The kernel reads ahead as far as asked; its own 128 KiB make large files read several times slower.
+#[test]
+fn readahead_is_set_for_the_mount() {
+    let Some(rig) = rig() else { return };
+    let dev = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(rig.root()).unwrap());
+    let path = format!("/sys/class/bdi/{}:{}/read_ahead_kb", libc::major(dev), libc::minor(dev));
+    match std::fs::read_to_string(&path) {
+        Ok(kib) if rig.session.warnings().is_empty() => assert_eq!(kib.trim(), "1024"),
+        _ => println!("{path} cannot be written: {:?}: skipped", rig.session.warnings()),
+    }
+}
+
+/// Programs that work in the mount while it is taken away by force get errors, and all threads end.
+#[test]
+fn a_forced_end_under_load_comes_back() {
+    let Some(rig) = rig() else { return };
+    let root = rig.root().to_owned();
+    let busy: Vec<_> = (0..4)
+        .map(|thread| {
+            let root = root.clone();
+            std::thread::spawn(move || {
+                for round in 0_u64.. {
+                    let path = root.join(format!("{thread}-{round}"));
+                    let done = std::fs::write(&path, vec![1; 20_000]).and_then(|()| std::fs::read(&path));
+                    if done.is_err() || fuse::mount::find(&root).is_none() {
+                        return round;
+                    }
+                }
+                0
+            })
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(300));
+    rig.session.unmount(Unmount::Force).unwrap();
+    assert!(rig.session.wait_for(SOON).is_some());
+    let rounds: u64 = within(SOON, move || busy.into_iter().map(|thread| thread.join().unwrap()).sum());
+    assert!(rounds > 0);
+}
+
 const SERVE: &str = "COVEY_FUSE_TEST_SERVE";
 
 /// Not a test: the server of the next one, in a process of its own.
