@@ -5,7 +5,7 @@ mod attr;
 mod create;
 mod dir;
 mod link;
-mod lookup;
+pub(crate) mod lookup;
 mod read;
 mod rename;
 mod space;

@@ -1,0 +1,196 @@
+//! Clones of files and trees: names only, no byte moves.
+//!
+//! The copy is built without a name of its own and gets it last: nobody sees half a clone, and what a crash leaves is
+//! collected like any other inode without a name. Each file is as it was at one moment of the clone; a writer who changes
+//! several files meanwhile may find one as before and another as after. Hard links within the tree stay hard links.
+
+use std::ops::ControlFlow;
+
+use base::Ino;
+use hashbrown::HashMap;
+use meta::names::Listed;
+use meta::plan::Op;
+use meta::plan::op::SetAttrs;
+use meta::record::InodeRecord;
+
+use crate::errno::{Errno, Error};
+use crate::ops::check_name;
+use crate::volume::{Core, Volume};
+
+/// What a clone has made so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cloned {
+    /// Directories.
+    pub dirs: u64,
+    /// Everything else, each inode once.
+    pub files: u64,
+    /// Further names of files that were there already.
+    pub links: u64,
+    /// Bytes that the copies refer to.
+    pub bytes: u64,
+}
+
+/// Entries of a directory read at a time.
+const BATCH: usize = 512;
+/// Progress is told after so many inodes.
+const TELL: u64 = 64;
+
+/// A directory whose entries are being copied.
+struct Level {
+    from: Ino,
+    to: Ino,
+    /// As it was: its times are set again once its entries are made.
+    record: InodeRecord,
+    position: u64,
+    batch: Vec<Listed>,
+}
+
+impl Volume {
+    /// Makes `name` in `parent` a copy of `from`, a file or a whole tree. `progress` is called now and then, and ends the clone (EINTR) when
+    /// it breaks.
+    ///
+    /// # Errors
+    /// `EEXIST` where the name is taken; else as for creating files.
+    pub fn clone_tree(
+        &self,
+        from: Ino,
+        parent: Ino,
+        name: &[u8],
+        progress: &mut dyn FnMut(Cloned) -> ControlFlow<()>,
+    ) -> Result<Cloned, Errno> {
+        if self.core.options.read_only {
+            return Err(Errno::EROFS);
+        }
+        self.core
+            .clone_tree(from, parent, name, progress)
+            .map_err(|error| self.core.answer("clone", from, error))
+    }
+}
+
+impl Core {
+    fn clone_tree(
+        &self,
+        from: Ino,
+        parent: Ino,
+        name: &[u8],
+        progress: &mut dyn FnMut(Cloned) -> ControlFlow<()>,
+    ) -> Result<Cloned, Error> {
+        check_name(name)?;
+        self.admit(0)?;
+        if self.names.lookup(parent, name)?.is_some() {
+            return Err(Errno::EEXIST.into());
+        }
+        let mut counts = Cloned::default();
+        let (top, record) = self.clone_inode(from)?;
+        let built = self.clone_below(from, top, &record, &mut counts, progress);
+        let attached = built.and_then(|()| self.run(&Op::Attach { ino: top, parent, name }));
+        if attached.is_err() {
+            self.reaper.push(&[top]);
+        }
+        attached?;
+        progress(counts).is_continue();
+        Ok(counts)
+    }
+
+    /// Copies one inode, all of its contents; the copy has no name yet. Answers it and what it was copied from.
+    fn clone_inode(&self, from: Ino) -> Result<(Ino, InodeRecord), Error> {
+        let ino = self.next_ino()?;
+        // Keeps writers away from a file that is copied in steps.
+        let _whole = self.lock_of(from).write();
+        let record = self.attr(from)?;
+        let mut change = self.run(&Op::CloneInode { from, ino })?;
+        while change.more {
+            let page = change.done as u32;
+            match self.run(&Op::CloneMore { from, ino, page }) {
+                Ok(next) => change = next,
+                Err(error) => {
+                    self.reaper.push(&[ino]);
+                    return Err(error);
+                }
+            }
+        }
+        Ok((ino, record))
+    }
+
+    fn clone_below(
+        &self,
+        from: Ino,
+        top: Ino,
+        record: &InodeRecord,
+        counts: &mut Cloned,
+        progress: &mut dyn FnMut(Cloned) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        if !record.is_dir() {
+            counts.files += 1;
+            counts.bytes += record.stored;
+            return Ok(());
+        }
+        counts.dirs += 1;
+        let level = |from, to, record| Level { from, to, record, position: 0, batch: Vec::new() };
+        let mut stack = vec![level(from, top, *record)];
+        let mut linked: HashMap<Ino, Ino> = HashMap::new();
+        let mut told = 0;
+        while let Some(at) = stack.last_mut() {
+            let Some(entry) = self.next_entry(at)? else {
+                self.settle_times(at)?;
+                stack.pop();
+                continue;
+            };
+            let (to, child) = (at.to, entry.dentry.ino);
+            if let Some(copy) = linked.get(&child) {
+                self.run(&Op::Link { ino: *copy, parent: to, name: &entry.name })?;
+                counts.links += 1;
+                continue;
+            }
+            let (copy, record) = match self.clone_inode(child) {
+                // Removed since the listing was read.
+                Err(Error::Errno(Errno::ENOENT) | Error::Refused(meta::plan::Refusal::NotFound)) => continue,
+                made => made?,
+            };
+            if let Err(error) = self.run(&Op::Attach { ino: copy, parent: to, name: &entry.name }) {
+                self.reaper.push(&[copy]);
+                return Err(error);
+            }
+            if record.is_dir() {
+                counts.dirs += 1;
+                stack.push(level(child, copy, record));
+            } else {
+                counts.files += 1;
+                counts.bytes += record.stored;
+                if record.nlink > 1 {
+                    linked.insert(child, copy);
+                }
+            }
+            if counts.files + counts.dirs >= told + TELL {
+                told = counts.files + counts.dirs;
+                self.admit(0)?;
+                if progress(*counts).is_break() || self.stopping() {
+                    return Err(Errno::EINTR.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn next_entry(&self, level: &mut Level) -> Result<Option<Listed>, Error> {
+        if level.batch.is_empty() {
+            level.batch = self.names.readdir(level.from, level.position, BATCH)?;
+            match level.batch.last() {
+                Some(last) => level.position = last.position + 1,
+                None => return Ok(None),
+            }
+            level.batch.reverse();
+        }
+        Ok(level.batch.pop())
+    }
+
+    /// Making a directory's entries moved its times; they become those of what it was copied from.
+    fn settle_times(&self, level: &Level) -> Result<(), Error> {
+        let set = SetAttrs {
+            atime: Some(level.record.atime),
+            mtime: Some(level.record.mtime),
+            ..SetAttrs::default()
+        };
+        self.run(&Op::SetAttr { ino: level.to, set }).map(drop)
+    }
+}

@@ -1,0 +1,515 @@
+//! Checks a volume: its names against one another, and its names against its bytes.
+//!
+//! ```text
+//!   1 names    meta::audit: rows, links, counts, extents, packs' books
+//!   2 blobs    every sealed pack: its blob is there, has its size, and is what its name says
+//!   3 open     every open pack that something refers to: its file is there and long enough
+//!   4 strays   every blob of the origin is some pack's
+//! ```
+//!
+//! Everything streams; held in memory are what an audit holds and the findings. The volume must not be in use. What is read from a lost blob is an error
+//! before and after: a repair never puts zeros where bytes were. It mends what the names know to be wrong, brings
+//! back what lost its name, and removes what is nobody's.
+
+use std::fmt;
+
+use base::size::GROUP;
+use base::{BlobId, Ino, PackNo};
+use blob::BlobError;
+use meta::audit::{self, Listener};
+use meta::plan::{Ctx, Op};
+use meta::store::CommitError;
+use meta::{Names, PackRow};
+
+use crate::errno::Error;
+use crate::volume::{OpenError, Parts, Volume};
+
+/// How closely blobs are looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Depth {
+    /// They are there, with their sizes. Reads no data.
+    Presence,
+    /// Their stored sums fit. Reads all data.
+    Sums,
+    /// Their hash is their name. Reads all data.
+    #[default]
+    Full,
+}
+
+/// Which part of a check is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Rows of names; counted in rows.
+    Names,
+    /// Sealed packs; counted in bytes.
+    Blobs,
+    /// Open packs; counted each.
+    OpenPacks,
+    /// What the origin holds; counted in blobs.
+    Strays,
+}
+
+/// How far a check is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being done.
+    pub phase: Phase,
+    /// How much of it is done.
+    pub done: u64,
+}
+
+/// A range of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileRange {
+    /// The file.
+    pub ino: Ino,
+    /// One of its paths, where one is known.
+    pub path: Option<String>,
+    /// First byte.
+    pub offset: u64,
+    /// How many.
+    pub len: u64,
+}
+
+/// Something that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// Names disagree with one another.
+    Names(audit::Finding),
+    /// A sealed pack's blob is not there. Reads of these ranges fail.
+    MissingBlob {
+        /// The pack.
+        pack: PackNo,
+        /// The blob.
+        blob: BlobId,
+        /// What was in it; at most [`RANGES_MAX`].
+        files: Vec<FileRange>,
+    },
+    /// A sealed pack's blob is not what its name says, or not of its size. Reads of what is damaged fail.
+    DamagedBlob {
+        /// The pack.
+        pack: PackNo,
+        /// The blob.
+        blob: BlobId,
+        /// What is wrong with it.
+        what: String,
+        /// What is in it; at most [`RANGES_MAX`].
+        files: Vec<FileRange>,
+    },
+    /// An open pack's file is not there, or shorter than what refers to it. Reads of these ranges fail.
+    LostOpenPack {
+        /// The pack.
+        pack: PackNo,
+        /// How long its file is, if there is one.
+        len: Option<u64>,
+        /// What was in it; at most [`RANGES_MAX`].
+        files: Vec<FileRange>,
+    },
+    /// An open pack that has a row, no file, and no use. Harmless; the repair forgets it.
+    DeadPack {
+        /// The pack.
+        pack: PackNo,
+    },
+    /// A blob of the origin that is no pack's. Harmless; the repair removes it.
+    StrayBlob {
+        /// The blob.
+        blob: BlobId,
+        /// Its size in bytes.
+        size: u64,
+    },
+}
+
+/// Not more ranges than this are listed for a blob.
+pub const RANGES_MAX: usize = 1000;
+
+impl Finding {
+    /// Whether no file is affected: room is wasted, no more.
+    pub fn is_harmless(&self) -> bool {
+        match self {
+            Finding::Names(finding) => finding.is_harmless(),
+            Finding::DeadPack { .. } | Finding::StrayBlob { .. } => true,
+            Finding::MissingBlob { .. } | Finding::DamagedBlob { .. } | Finding::LostOpenPack { .. } => false,
+        }
+    }
+
+    /// Whether [`repair`] can do something about it.
+    pub fn can_be_repaired(&self) -> bool {
+        match self {
+            Finding::Names(finding) => audit::repair(finding).is_some(),
+            other => other.is_harmless(),
+        }
+    }
+
+    /// The ranges of files that cannot be read.
+    pub fn files(&self) -> &[FileRange] {
+        match self {
+            Finding::MissingBlob { files, .. }
+            | Finding::DamagedBlob { files, .. }
+            | Finding::LostOpenPack { files, .. } => files,
+            Finding::Names(_) | Finding::DeadPack { .. } | Finding::StrayBlob { .. } => &[],
+        }
+    }
+}
+
+impl fmt::Display for FileRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.path {
+            Some(path) => write!(f, "{path}")?,
+            None => write!(f, "inode {}", self.ino)?,
+        }
+        write!(f, " bytes {} to {}", self.offset, self.offset + self.len)
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Finding::Names(finding) => write!(f, "{finding}"),
+            Finding::MissingBlob { pack, blob, .. } => write!(f, "blob {blob} (pack {pack}) is missing"),
+            Finding::DamagedBlob { pack, blob, what, .. } => {
+                write!(f, "blob {blob} (pack {pack}) is damaged: {what}")
+            }
+            Finding::LostOpenPack { pack, len: None, .. } => write!(f, "open pack {pack} is missing"),
+            Finding::LostOpenPack { pack, len: Some(len), .. } => {
+                write!(f, "open pack {pack} has {len} bytes, fewer than are in use")
+            }
+            Finding::DeadPack { pack } => write!(f, "pack {pack} was opened and never used (harmless)"),
+            Finding::StrayBlob { blob, size } => {
+                write!(f, "blob {blob} of {size} bytes is nobody's (harmless)")
+            }
+        }?;
+        match self.files() {
+            [] => Ok(()),
+            files if files.len() >= RANGES_MAX => {
+                write!(f, "; {} ranges or more of files are lost", files.len())
+            }
+            files => write!(f, "; {} range(s) of files are lost", files.len()),
+        }
+    }
+}
+
+/// What was gone through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// What the audit of names counted.
+    pub names: audit::Summary,
+    /// Sealed packs looked at.
+    pub blobs: u64,
+    /// Bytes of them.
+    pub blob_bytes: u64,
+    /// All findings.
+    pub findings: u64,
+    /// Findings that are not harmless.
+    pub serious: u64,
+}
+
+/// Who listens to a check.
+pub struct Ears<'a> {
+    /// Called with each finding.
+    pub found: &'a mut dyn FnMut(Finding),
+    /// Called now and then.
+    pub progress: &'a mut dyn FnMut(Progress),
+}
+
+impl Ears<'_> {
+    fn done(&mut self, phase: Phase, done: u64) {
+        (self.progress)(Progress { phase, done });
+    }
+}
+
+/// Checks a volume that is not in use.
+///
+/// # Errors
+/// It is no volume, or its store or origin failed altogether.
+pub fn check(parts: &Parts, depth: Depth, ears: &mut Ears<'_>) -> Result<Summary, OpenError> {
+    Volume::probe(&*parts.store)?;
+    let mut summary = Summary::default();
+    let mut found = Vec::new();
+    summary.names = {
+        let mut listener = Listener {
+            found: &mut |finding| found.push(Finding::Names(finding)),
+            progress: &mut |rows| ears.done(Phase::Names, rows),
+        };
+        audit::audit(&*parts.store, &mut listener).map_err(OpenError::Store)?
+    };
+    let mut check = Check { parts, names: Names::new(parts.store.clone()), depth, ears, summary };
+    found.into_iter().for_each(|finding| check.report(finding));
+    check.packs().map_err(OpenError::from)?;
+    check.strays().map_err(OpenError::from)?;
+    Ok(check.summary)
+}
+
+/// A check under way.
+struct Check<'a, 'e> {
+    parts: &'a Parts,
+    names: Names,
+    depth: Depth,
+    ears: &'a mut Ears<'e>,
+    summary: Summary,
+}
+
+impl Check<'_, '_> {
+    fn report(&mut self, finding: Finding) {
+        self.summary.findings += 1;
+        self.summary.serious += u64::from(!finding.is_harmless());
+        (self.ears.found)(finding);
+    }
+
+    fn packs(&mut self) -> Result<(), Error> {
+        let open = self.parts.packs.open_packs()?;
+        let mut from = PackNo(0);
+        let mut open_seen = 0;
+        loop {
+            let rows = self.names.packs(from, 256)?;
+            let Some((last, _)) = rows.last() else { return Ok(()) };
+            from = PackNo(last.0 + 1);
+            for (pack, row) in rows {
+                match row {
+                    PackRow::Sealed { blob, size } => self.sealed(pack, blob, size, &open)?,
+                    PackRow::Open => {
+                        open_seen += 1;
+                        let len = open.iter().find(|(no, _)| *no == pack).map(|(_, len)| *len);
+                        self.open(pack, len)?;
+                        self.ears.done(Phase::OpenPacks, open_seen);
+                    }
+                    PackRow::Condemned { .. } => {}
+                }
+            }
+        }
+    }
+
+    fn sealed(&mut self, pack: PackNo, blob: BlobId, size: u32, open: &[(PackNo, u64)]) -> Result<(), Error> {
+        let looked = self.look_at(blob, size);
+        self.summary.blobs += 1;
+        self.summary.blob_bytes += u64::from(size);
+        let done = self.summary.blob_bytes;
+        self.ears.done(Phase::Blobs, done);
+        match looked {
+            Ok(None) => Ok(()),
+            Ok(Some(what)) => {
+                let files = self.users(pack)?;
+                self.report(Finding::DamagedBlob { pack, blob, what, files });
+                Ok(())
+            }
+            // Sealed, but a crash came before the origin kept it: its bytes are still in the open pack, and go there when the volume is opened.
+            Err(BlobError::Missing(_)) if open.contains(&(pack, u64::from(size))) => Ok(()),
+            Err(BlobError::Missing(_)) => {
+                let files = self.users(pack)?;
+                self.report(Finding::MissingBlob { pack, blob, files });
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What is wrong with a blob, if anything.
+    fn look_at(&self, blob: BlobId, size: u32) -> Result<Option<String>, BlobError> {
+        let origin = &self.parts.origin;
+        match origin.size(&blob)? {
+            None => return Err(BlobError::Missing(blob)),
+            Some(found) if found != u64::from(size) => {
+                return Ok(Some(format!("it has {found} bytes instead of {size}")));
+            }
+            Some(_) => {}
+        }
+        let looked = match self.depth {
+            Depth::Presence => Ok(()),
+            Depth::Full => origin.verify(&blob),
+            Depth::Sums => {
+                let mut buf = vec![0; GROUP as usize];
+                (0..size).step_by(GROUP as usize).try_for_each(|at| {
+                    let len = GROUP.min(size - at) as usize;
+                    origin.read_at(&blob, at, &mut buf[..len])
+                })
+            }
+        };
+        match looked {
+            Ok(()) => Ok(None),
+            Err(BlobError::Damaged { what, .. }) => Ok(Some(what)),
+            Err(BlobError::Io(error)) => Ok(Some(error.to_string())),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn open(&mut self, pack: PackNo, len: Option<u64>) -> Result<(), Error> {
+        if self.names.pack_live(pack).unwrap_or(0) == 0 {
+            if len.is_none() {
+                self.report(Finding::DeadPack { pack });
+            }
+            return Ok(());
+        }
+        let needed = self.end_of(pack)?;
+        if len.is_none_or(|len| len < needed) {
+            let files = self.users(pack)?;
+            self.report(Finding::LostOpenPack { pack, len, files });
+        }
+        Ok(())
+    }
+
+    /// Where the last byte of a pack that is in use ends.
+    fn end_of(&self, pack: PackNo) -> Result<u64, Error> {
+        let mut end = 0;
+        self.each_extent(pack, &mut |_, _, extent| {
+            end = end.max(u64::from(extent.offset) + u64::from(extent.len));
+            true
+        })?;
+        Ok(end)
+    }
+
+    /// The ranges of files that a pack holds.
+    fn users(&self, pack: PackNo) -> Result<Vec<FileRange>, Error> {
+        let mut files: Vec<FileRange> = Vec::new();
+        self.each_extent(pack, &mut |ino, page, extent| {
+            let offset = u64::from(page) * u64::from(blob::ExtentPage::SPAN) + u64::from(extent.at);
+            files.push(FileRange { ino, path: None, offset, len: u64::from(extent.len) });
+            files.len() < RANGES_MAX
+        })?;
+        for at in 0..files.len() {
+            let known = at > 0 && files[at - 1].ino == files[at].ino;
+            files[at].path = if known { files[at - 1].path.clone() } else { self.path_of(files[at].ino)? };
+        }
+        Ok(files)
+    }
+
+    fn each_extent(
+        &self,
+        pack: PackNo,
+        each: &mut dyn FnMut(Ino, u32, &blob::Extent) -> bool,
+    ) -> Result<(), Error> {
+        let mut from = (Ino(0), 0);
+        loop {
+            let users = self.names.pack_users(pack, from, 256)?;
+            for (ino, page) in &users {
+                let extents = self.names.extents(*ino, *page)?;
+                for extent in extents.extents().iter().filter(|extent| extent.pack == pack) {
+                    if !each(*ino, *page, extent) {
+                        return Ok(());
+                    }
+                }
+            }
+            match users.last() {
+                Some((ino, u32::MAX)) => from = (Ino(ino.0 + 1), 0),
+                Some((ino, page)) => from = (*ino, page + 1),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// A path of an inode, as far up as its rows lead.
+    fn path_of(&self, ino: Ino) -> Result<Option<String>, Error> {
+        const DEEPEST: usize = 4096;
+        let (mut path, mut at) = (String::new(), ino);
+        for _ in 0..DEEPEST {
+            if at == Ino::ROOT {
+                return Ok(Some(path));
+            }
+            let Some(record) = self.names.inode(at)? else { return Ok(None) };
+            let Some(name) = self.name_in(record.parent, at)? else { return Ok(None) };
+            path = format!("/{}{path}", name.escape_ascii());
+            at = record.parent;
+        }
+        Ok(None)
+    }
+
+    fn name_in(&self, dir: Ino, ino: Ino) -> Result<Option<Box<[u8]>>, Error> {
+        let mut position = 0;
+        loop {
+            let batch = self.names.readdir(dir, position, 512)?;
+            let Some(last) = batch.last() else { return Ok(None) };
+            position = last.position + 1;
+            if let Some(found) = batch.into_iter().find(|entry| entry.dentry.ino == ino) {
+                return Ok(Some(found.name));
+            }
+        }
+    }
+
+    fn strays(&mut self) -> Result<(), Error> {
+        let origin = self.parts.origin.clone();
+        let (mut seen, mut failed) = (0, None);
+        origin.list(&mut |blob, size| {
+            seen += 1;
+            match self.names.blob_packs(&blob) {
+                Ok(packs) if packs.is_empty() => self.report(Finding::StrayBlob { blob, size }),
+                Ok(_) => {}
+                Err(error) => {
+                    failed = Some(error);
+                    return false;
+                }
+            }
+            self.ears.done(Phase::Strays, seen);
+            true
+        })?;
+        failed.map_or(Ok(()), |error| Err(error.into()))
+    }
+}
+
+/// Mends a finding of a check of this volume, which nobody has used since. True if something was done; false if it cannot be mended, or is
+/// no longer so.
+///
+/// # Errors
+/// The store or the origin failed.
+pub fn repair(parts: &Parts, finding: &Finding) -> Result<bool, OpenError> {
+    match finding {
+        Finding::Names(finding) => {
+            let Some(commit) = audit::repair(finding) else { return Ok(false) };
+            match parts.store.commit(commit) {
+                Ok(()) => Ok(true),
+                Err(CommitError::Conflict { .. }) => Ok(false),
+                Err(CommitError::Store(error)) => Err(OpenError::Store(error)),
+            }
+        }
+        Finding::DeadPack { pack } => {
+            let ctx = Ctx { now: base::time::now(), uid: 0, gid: 0 };
+            let names = Names::new(parts.store.clone());
+            match names.run(&Op::ForgetPack { pack: *pack }, &ctx).map_err(Error::from) {
+                Ok(_) => Ok(true),
+                Err(Error::Refused(_)) => Ok(false),
+                Err(error) => Err(error.into()),
+            }
+        }
+        Finding::StrayBlob { blob, .. } => {
+            let packs = Names::new(parts.store.clone()).blob_packs(blob).map_err(OpenError::Store)?;
+            if !packs.is_empty() {
+                return Ok(false);
+            }
+            parts.origin.remove(blob).map_err(OpenError::Blob)?;
+            Ok(true)
+        }
+        Finding::MissingBlob { .. } | Finding::DamagedBlob { .. } | Finding::LostOpenPack { .. } => Ok(false),
+    }
+}
+
+/// Checks, repairs what can be repaired, and checks again until a check finds nothing more to repair. `found` hears every finding, and whether it was repaired.
+///
+/// # Errors
+/// As [`check`] and [`repair`].
+pub fn check_and_repair(
+    parts: &Parts,
+    depth: Depth,
+    found: &mut dyn FnMut(&Finding, bool),
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Summary, OpenError> {
+    /// Repairs bring others to light, but each only a few.
+    const PASSES: usize = 8;
+    let mut told: Vec<Finding> = Vec::new();
+    for pass in 1.. {
+        let mut findings = Vec::new();
+        let depth = if pass == 1 { depth } else { Depth::Presence };
+        let summary =
+            check(parts, depth, &mut Ears { found: &mut |finding| findings.push(finding), progress })?;
+        let mut repaired = 0;
+        for finding in &findings {
+            let done = pass < PASSES && repair(parts, finding)?;
+            repaired += u64::from(done);
+            if done || !told.contains(finding) {
+                found(finding, done);
+            }
+        }
+        told.extend(findings);
+        if repaired == 0 {
+            return Ok(summary);
+        }
+        parts.store.flush().map_err(OpenError::Store)?;
+    }
+    Ok(Summary::default())
+}

@@ -1,0 +1,211 @@
+//! Full disks, damaged blobs, an origin that is away.
+
+use base::size::MIB;
+use blob::failing::Op as Fault;
+
+use super::*;
+
+/// A small disk.
+struct Small {
+    inner: Arc<dyn PackStore>,
+    origin: Arc<origin::Memory>,
+    total: u64,
+    others: std::sync::atomic::AtomicU64,
+}
+
+impl Small {
+    fn used(&self) -> u64 {
+        let open: u64 = self.inner.open_packs().unwrap().iter().map(|(_, len)| len).sum();
+        open + self.origin.bytes() + self.others.load(std::sync::atomic::Ordering::SeqCst)
+    }
+}
+
+impl PackStore for Small {
+    fn create(&self, pack: base::PackNo) -> Result<(), blob::BlobError> {
+        self.inner.create(pack)
+    }
+    fn write(&self, pack: base::PackNo, offset: u32, bytes: &[u8]) -> Result<(), blob::BlobError> {
+        if self.used() + bytes.len() as u64 > self.total {
+            return Err(blob::BlobError::Full);
+        }
+        self.inner.write(pack, offset, bytes)
+    }
+    fn read(&self, pack: base::PackNo, offset: u32, buf: &mut [u8]) -> Result<(), blob::BlobError> {
+        self.inner.read(pack, offset, buf)
+    }
+    fn sync(&self, packs: &[base::PackNo]) -> Result<(), blob::BlobError> {
+        self.inner.sync(packs)
+    }
+    fn seal(&self, pack: base::PackNo, len: u32) -> Result<base::BlobId, blob::BlobError> {
+        self.inner.seal(pack, len)
+    }
+    fn retire(&self, packs: &[base::PackNo]) -> Result<(), blob::BlobError> {
+        self.inner.retire(packs)
+    }
+    fn discard(&self, pack: base::PackNo) -> Result<(), blob::BlobError> {
+        self.inner.discard(pack)
+    }
+    fn open_packs(&self) -> Result<Vec<(base::PackNo, u64)>, blob::BlobError> {
+        self.inner.open_packs()
+    }
+    fn space(&self) -> Result<blob::Space, blob::BlobError> {
+        Ok(blob::Space { total: self.total, available: self.total.saturating_sub(self.used()) })
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_bytes_and_frees_them_again() {
+    let mut world = World::new();
+    let small = Arc::new(Small {
+        inner: world.parts.packs.clone(),
+        origin: world.origin.clone(),
+        total: 64 * MIB,
+        others: Default::default(),
+    });
+    world.parts.packs = small.clone();
+    let v = world.open();
+    let f = v.file(Ino::ROOT, "f");
+    let g = v.file(Ino::ROOT, "g");
+    v.put(g, 0, &noise(1, 1000));
+    let full = (0..100).find_map(|n| {
+        match Filesystem::write(&v, f, n * MIB, &noise(n, MIB as usize), false, false) {
+            Ok(()) => None,
+            Err(errno) => Some((n, errno)),
+        }
+    });
+    let (written, errno) = full.expect("the disk must be full some time");
+    assert_eq!(errno, Errno::ENOSPC);
+    assert!((30..=48).contains(&written), "{written} MiB");
+    assert_eq!(v.statfs().unwrap().available, 0);
+    let node = NewNode { kind: FileKind::File, perm: 0o644, umask: 0, rdev: 0 };
+    assert_eq!(v.mknod(&ROOT, Ino::ROOT, b"h", &node), Err(Errno::ENOSPC));
+    // What is there can be read; names can still go.
+    assert!(v.get(g) == noise(1, 1000));
+    v.rename(Ino::ROOT, b"g", Ino::ROOT, b"g2", crate::api::RenameMode::Replace).unwrap();
+    v.unlink(Ino::ROOT, b"f").unwrap();
+    v.forget(f, 1);
+    let began = Instant::now();
+    eventually("there is room again", || v.mknod(&ROOT, Ino::ROOT, b"h", &node).is_ok());
+    eventually("all of it", || small.used() < 2 * MIB);
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    let h = v.find(Ino::ROOT, "h").unwrap().ino;
+    v.put(h, 0, &noise(5, MIB as usize));
+    v.close().unwrap();
+    assert_eq!(*world.lines.lock(), [""; 0]);
+}
+
+/// Less than the floor is free, but something else took it and the disk itself is full in the middle of a write.
+#[test]
+fn a_write_that_meets_the_end_of_the_disk_leaves_nothing_behind() {
+    let world = World::new();
+    let v = world.open();
+    let f = v.file(Ino::ROOT, "f");
+    v.put(f, 0, &noise(1, 5000));
+    world.faults.full_after(10_000);
+    assert_eq!(Filesystem::write(&v, f, 5000, &noise(2, 20_000), false, false), Err(Errno::ENOSPC));
+    world.faults.heal();
+    v.put(f, 5000, &noise(3, 20_000));
+    let mut model = noise(1, 5000);
+    model.extend(noise(3, 20_000));
+    assert!(v.get(f) == model);
+    v.close().unwrap();
+    drop(v);
+    let v = world.open();
+    assert!(v.get(f) == model);
+    v.close().unwrap();
+}
+
+#[test]
+fn a_damaged_blob_is_an_error_never_bytes() {
+    let world = World::new();
+    let v = world.open();
+    let f = v.file(Ino::ROOT, "f");
+    v.put(f, 0, &noise(1, 3 * MIB as usize));
+    v.core.packs.close_all();
+    eventually("sealed", || v.core.packs.all_sealed());
+    world.faults.damage(true);
+    let mut buf = [0; 4096];
+    for _ in 0..3 {
+        assert_eq!(v.read(f, 0, &mut buf), Err(Errno::EIO));
+    }
+    assert_eq!(v.stats().unwrap().io_errors, 3);
+    assert!(world.lines.lock().iter().all(|line| line.contains("damaged")), "{:?}", world.lines.lock());
+    world.faults.heal();
+    assert_eq!(v.read(f, 0, &mut buf), Ok(4096));
+    v.close().unwrap();
+}
+
+#[test]
+fn a_blob_that_is_lost_is_an_error() {
+    let world = World::new();
+    let v = world.open();
+    let f = v.file(Ino::ROOT, "f");
+    v.put(f, 0, &noise(1, 100_000));
+    v.close().unwrap();
+    drop(v);
+    let mut all = Vec::new();
+    world
+        .parts
+        .origin
+        .list(&mut |id, _| {
+            all.push(id);
+            true
+        })
+        .unwrap();
+    world.parts.origin.remove(&all[0]).unwrap();
+    let v = world.open();
+    let mut buf = [0; 4096];
+    assert_eq!(v.read(f, 0, &mut buf), Err(Errno::EIO));
+    assert!(world.lines.lock()[0].contains("not here"), "{:?}", world.lines.lock());
+    v.close().unwrap();
+}
+
+#[test]
+fn while_the_origin_is_away_packs_stay_open_and_nothing_is_lost() {
+    let world = World::new();
+    let v = world.open();
+    world.faults.fail(Fault::Seal, u64::MAX);
+    let f = v.file(Ino::ROOT, "f");
+    for n in 0..20 {
+        v.put(f, n * MIB, &noise(n, MIB as usize));
+    }
+    eventually("somebody is told", || !world.lines.lock().is_empty());
+    let bytes = v.get(f);
+    assert!((0..20).all(|n| bytes[(n * MIB) as usize..((n + 1) * MIB) as usize] == noise(n, MIB as usize)));
+    v.sync().unwrap();
+    assert!(v.close().is_err(), "it cannot be closed in good order");
+    drop(v);
+    // Opened again while it is still away, and once more when it is back.
+    let v = world.open();
+    assert!(v.get(f) == bytes);
+    drop(v);
+    world.faults.heal();
+    let v = world.open();
+    eventually("all is sealed", || world.parts.packs.open_packs().unwrap().is_empty());
+    assert!(v.get(f) == bytes);
+    v.close().unwrap();
+    assert_eq!(world.origin.bytes(), 20 * MIB);
+}
+
+#[test]
+fn an_origin_that_cannot_delete_keeps_the_volume_going() {
+    let world = World::new();
+    let v = world.open();
+    let f = v.file(Ino::ROOT, "f");
+    v.put(f, 0, &noise(1, MIB as usize));
+    v.core.packs.close_all();
+    eventually("sealed", || world.origin.bytes() == MIB);
+    world.faults.fail(Fault::Remove, u64::MAX);
+    v.unlink(Ino::ROOT, b"f").unwrap();
+    v.forget(f, 1);
+    eventually("somebody is told", || !world.lines.lock().is_empty());
+    let g = v.file(Ino::ROOT, "g");
+    v.put(g, 0, &noise(1, MIB as usize));
+    v.sync().unwrap();
+    world.faults.heal();
+    v.core.packs.close_all();
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(v.get(g) == noise(1, MIB as usize), "the same content, written again");
+    assert_eq!(world.origin.bytes(), MIB);
+    v.close().unwrap();
+}
