@@ -1,0 +1,14 @@
+//! The commands: one file each, with its arguments, what it does and what it prints.
+
+pub mod clone;
+pub mod df;
+pub mod doctor;
+pub mod format;
+pub mod fsck;
+pub mod gc;
+pub mod import;
+pub mod info;
+pub mod mount;
+pub mod status;
+pub mod umount;
+pub mod up;

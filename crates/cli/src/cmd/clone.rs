@@ -1,0 +1,73 @@
+//! `covey clone`: a copy by names only, of a file or a whole tree: no byte moves, and the two change apart from then on.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use crate::control::{self, Ear, Request, Tick};
+use crate::error::{Context, Failure, Result};
+use crate::node::{CloneSummary, Node, NodeOptions};
+use crate::sys;
+use crate::table::count;
+use crate::target::{Place, Target, resolve};
+use crate::term::{Progress, Term};
+
+/// Copies a file or a tree within a volume by names only: at once, and without taking room
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  covey clone /mnt/covey/model /mnt/covey/model-before\n  covey clone /srv/volume:/a /srv/volume:/b      a volume that is not mounted")]
+pub struct Args {
+    /// A file or folder: a path on a mount, or VOLUME:/PATH
+    src: PathBuf,
+    /// Where the copy goes, in the same volume; must not be there yet
+    dest: PathBuf,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    let mut progress = term.progress("clone");
+    let mut tick = |tick: &Tick| show(&mut progress, tick);
+    let summary = match (resolve(&args.src)?, resolve(&args.dest)?) {
+        (Target::Mounted(src), Target::Mounted(dest)) => mounted(&src, &dest, &mut tick)?,
+        (Target::Closed { dir, inner }, Target::Closed { dir: other, inner: to }) if dir.path() == other.path() => {
+            let node = Node::open(&dir, &NodeOptions::writing("clone"))?;
+            let cloned = node.clone_tree(&inner, &to, &mut |now| tick(&now));
+            node.close()?;
+            cloned?.summary
+        }
+        _ => return Err(two_volumes(args)),
+    };
+    progress.done();
+    term.result(&summary, || {
+        format!("Cloned {} files and folders in {:.2} s; no data was copied.", count(summary.files), summary.seconds)
+    });
+    Ok(0)
+}
+
+fn mounted(src: &Place, dest: &Place, tick: &mut dyn FnMut(&Tick)) -> Result<CloneSummary> {
+    if src.mount.dev != dest.mount.dev {
+        return Err(Failure::usage(format!(
+            "{} and {} are on different volumes",
+            src.path.display(),
+            dest.path.display()
+        ))
+        .next("copy between volumes with cp -a or covey import"));
+    }
+    // What programs wrote may still be in the kernel only: the daemon is to see it before it copies names.
+    File::open(&src.mount.path).and_then(|root| sys::syncfs(&root)).at("sync", &src.mount.path)?;
+    let ear: Ear = src.ear();
+    let request = Request::Clone { from: src.inner().into(), to: dest.inner().into() };
+    control::ask(&ear, &request, tick)
+}
+
+fn two_volumes(args: &Args) -> Failure {
+    let (src, dest): (&Path, &Path) = (&args.src, &args.dest);
+    Failure::usage(format!("{} and {} are not in the same volume", src.display(), dest.display()))
+        .next("copy between volumes with covey import")
+}
+
+/// Shows what a daemon says of its progress.
+pub fn show(progress: &mut Progress, tick: &Tick) {
+    if tick.of > 0 {
+        progress.total(tick.of);
+    }
+    progress.set(tick.done, |_| tick.what.clone());
+}

@@ -1,0 +1,260 @@
+//! `covey doctor`: what on this machine would keep Covey from mounting or from being quick, and the command that mends it.
+
+use std::ffi::CString;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use fuse::mount::{Mounted, mounted_by_us};
+use serde::Serialize;
+
+use crate::error::{Failure, Result};
+use crate::table::bytes;
+use crate::term::Term;
+use crate::volume_dir::VolumeDir;
+
+/// Looks for what keeps Covey from mounting, or from being quick, and names the command that mends it
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  covey doctor\n  covey doctor /srv/volume      also looks at a volume and its disk\n\n\
+    Exit status: 0 nothing is wrong, 1 something is.")]
+pub struct Args {
+    /// A volume to look at as well
+    volume: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Level {
+    /// As it should be.
+    Ok,
+    /// Works, could be better.
+    Note,
+    /// Does not work.
+    Wrong,
+}
+
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    level: Level,
+    found: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mend: Option<String>,
+}
+
+fn ok(name: &'static str, found: impl Into<String>) -> Check {
+    Check { name, level: Level::Ok, found: found.into(), mend: None }
+}
+
+fn note(name: &'static str, found: impl Into<String>, mend: impl Into<String>) -> Check {
+    Check { name, level: Level::Note, found: found.into(), mend: Some(mend.into()) }
+}
+
+fn wrong(name: &'static str, found: impl Into<String>, mend: impl Into<String>) -> Check {
+    Check { name, level: Level::Wrong, found: found.into(), mend: Some(mend.into()) }
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    let mut checks = vec![kernel(), filesystem(), device(), rights()];
+    checks.extend(allow_other());
+    checks.push(uring());
+    checks.push(open_files());
+    checks.push(disk(args.volume.as_deref()));
+    checks.extend(args.volume.as_deref().map(volume));
+    checks.extend(mounted_by_us().iter().map(present_mount));
+    let wrong = checks.iter().filter(|check| check.level == Level::Wrong).count();
+    term.result(&checks, || text(&checks, wrong));
+    Ok(u8::from(wrong > 0))
+}
+
+fn text(checks: &[Check], wrong: usize) -> String {
+    let mut text = String::new();
+    for check in checks {
+        let mark = match check.level {
+            Level::Ok => "ok   ",
+            Level::Note => "note ",
+            Level::Wrong => "WRONG",
+        };
+        text.push_str(&format!("{mark}  {:14} {}\n", check.name, check.found));
+        if let Some(mend) = &check.mend {
+            text.push_str(&format!("{:22}mend: {mend}\n", ""));
+        }
+    }
+    text.push_str(&match wrong {
+        0 => "\nNothing is wrong.\n".to_owned(),
+        1 => "\n1 thing is wrong.\n".to_owned(),
+        n => format!("\n{n} things are wrong.\n"),
+    });
+    text
+}
+
+fn kernel() -> Check {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = release.trim();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    match version {
+        (5, 17..) | (6.., _) => ok("kernel", format!("Linux {release}")),
+        _ => wrong("kernel", format!("Linux {release}: its FUSE is too old"), "use Linux 5.17 or newer"),
+    }
+}
+
+fn filesystem() -> Check {
+    let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    if known.lines().any(|line| line.trim_start_matches("nodev").trim() == "fuse") {
+        return ok("fuse", "the kernel knows FUSE");
+    }
+    wrong("fuse", "the kernel does not know FUSE", "modprobe fuse   (as root; a kernel without the module needs CONFIG_FUSE_FS)")
+}
+
+fn device() -> Check {
+    let path = Path::new("/dev/fuse");
+    if !path.exists() {
+        let mend = "modprobe fuse   (as root; in a container start it with --device /dev/fuse --cap-add SYS_ADMIN)";
+        return wrong("/dev/fuse", "it is not there", mend);
+    }
+    match fs::OpenOptions::new().read(true).write(true).open(path) {
+        Ok(_) => ok("/dev/fuse", "can be opened"),
+        Err(error) => {
+            let found = format!("cannot be opened: {}", crate::error::plain(&error));
+            wrong("/dev/fuse", found, "chmod 666 /dev/fuse   (as root; in a container --device /dev/fuse --cap-add SYS_ADMIN)")
+        }
+    }
+}
+
+fn rights() -> Check {
+    if may_mount() {
+        return ok("rights", "this user may mount");
+    }
+    match find_program("fusermount3") {
+        Some(path) => match fs::metadata(&path) {
+            Ok(meta) if meta.permissions().mode() & 0o4000 != 0 => ok("rights", format!("mounts through {}", path.display())),
+            _ => wrong("rights", format!("{} is not set-user-id", path.display()), format!("chmod u+s {}   (as root)", path.display())),
+        },
+        None => wrong("rights", "this user may not mount and fusermount3 is missing", "apt-get install fuse3   (or run covey as root)"),
+    }
+}
+
+/// Whether this process has CAP_SYS_ADMIN, which mount(2) asks for.
+pub fn may_mount() -> bool {
+    const CAP_SYS_ADMIN: u32 = 21;
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let capabilities = line.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).unwrap_or(0);
+    capabilities >> CAP_SYS_ADMIN & 1 == 1
+}
+
+/// Looks a program up as a shell does, and in the system's own folders.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let more = ["/usr/bin", "/bin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(more).map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+fn allow_other() -> Option<Check> {
+    if may_mount() {
+        return None;
+    }
+    let conf = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
+    let allowed = conf.lines().any(|line| line.trim() == "user_allow_other");
+    let mend = "echo user_allow_other >> /etc/fuse.conf   (as root)";
+    Some(match allowed {
+        true => ok("allow_other", "users may share their mounts"),
+        false => note("allow_other", "mounts of this user cannot be shared with other users (-o allow_other)", mend),
+    })
+}
+
+fn uring() -> Check {
+    match fs::read_to_string("/sys/module/fuse/parameters/enable_uring") {
+        Ok(text) if text.trim() == "Y" => ok("io_uring", "FUSE over io_uring is on"),
+        Ok(_) => note(
+            "io_uring",
+            "FUSE over io_uring is off on this host; mounts use /dev/fuse",
+            "echo Y > /sys/module/fuse/parameters/enable_uring   (as root; a switch for the whole host)",
+        ),
+        Err(_) => ok("io_uring", "this kernel has no FUSE over io_uring; mounts use /dev/fuse"),
+    }
+}
+
+fn open_files() -> Check {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a living value of the type that getrlimit(2) fills.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
+        return note("open files", "the limit cannot be read", "ulimit -n 65536");
+    }
+    match limit.rlim_cur {
+        1024.. => ok("open files", format!("up to {}", limit.rlim_cur)),
+        few => wrong("open files", format!("only {few} are allowed"), "ulimit -n 65536"),
+    }
+}
+
+/// Free room for this user below a folder that may not exist yet.
+pub fn free_room(path: &Path) -> Option<u64> {
+    let there = path.ancestors().find(|folder| folder.exists())?;
+    let name = CString::new(there.as_os_str().as_bytes()).ok()?;
+    // SAFETY: all zeros is a value of statvfs, which is plain numbers.
+    let mut room: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `name` ends with NUL and lives through the call, as does `room`.
+    (unsafe { libc::statvfs(name.as_ptr(), &mut room) } == 0).then(|| room.f_bavail * room.f_frsize)
+}
+
+fn disk(volume: Option<&Path>) -> Check {
+    let path = volume.map(Path::to_owned).or_else(crate::cmd::up::default_volume);
+    let Some(path) = path else {
+        return note("disk", "there is no home folder to keep a volume in", "covey up --volume FOLDER");
+    };
+    let shown = path.display();
+    match free_room(&path) {
+        None => wrong("disk", format!("the disk below {shown} cannot be asked for its room"), "check the path"),
+        Some(free @ ..0x1000_0000) => {
+            wrong("disk", format!("only {} are free below {shown}", bytes(free)), "free some room on that disk")
+        }
+        Some(free @ ..0x1_0000_0000) => {
+            note("disk", format!("{} are free below {shown}", bytes(free)), "more room, or a volume on another disk")
+        }
+        Some(free) => ok("disk", format!("{} are free below {shown}", bytes(free))),
+    }
+}
+
+fn volume(path: &Path) -> Check {
+    let failed = |failure: Failure| {
+        let why = failure.why.first().map(|why| format!(" ({why})")).unwrap_or_default();
+        wrong("volume", format!("{}{why}", failure.what), failure.next.join("; or "))
+    };
+    let dir = match VolumeDir::open(path) {
+        Ok(dir) => dir,
+        Err(failure) => return failed(failure),
+    };
+    if let Err(failure) = crate::node::check_origin(&dir) {
+        return failed(failure);
+    }
+    match dir.holder() {
+        Err(failure) => failed(failure),
+        Ok(None) => ok("volume", format!("{}, not in use", dir.path().display())),
+        Ok(Some(holder)) => match holder.mountpoint {
+            Some(place) => ok("volume", format!("{}, mounted at {}", dir.path().display(), place.display())),
+            None => ok("volume", format!("{}, in use by process {}", dir.path().display(), holder.pid)),
+        },
+    }
+}
+
+/// Dead mounts, and mounts whose read-ahead is the kernel's small default.
+fn present_mount(mount: &Mounted) -> Check {
+    let place = mount.path.display();
+    if !mount.answers() {
+        return wrong("mount", format!("{place} is dead: its daemon is gone"), format!("covey umount {place}"));
+    }
+    let knob = format!("/sys/class/bdi/{}:{}/read_ahead_kb", libc::major(mount.dev), libc::minor(mount.dev));
+    let ahead = fs::read_to_string(&knob).ok().and_then(|text| text.trim().parse::<u32>().ok());
+    match ahead {
+        Some(kib @ ..1024) => note(
+            "mount",
+            format!("{place} reads only {kib} KiB ahead; large files are slow through mmap"),
+            format!("echo 1024 > {knob}   (as root)"),
+        ),
+        Some(kib) => ok("mount", format!("{place} reads {kib} KiB ahead")),
+        None => ok("mount", format!("{place}")),
+    }
+}

@@ -1,0 +1,39 @@
+//! `covey gc`: frees what nothing refers to, now rather than when the daemon gets to it.
+
+use std::path::PathBuf;
+
+use crate::cmd::clone::show;
+use crate::control::{self, Request};
+use crate::error::Result;
+use crate::node::{GcSummary, Node, NodeOptions};
+use crate::table::bytes;
+use crate::target::{Target, resolve};
+use crate::term::Term;
+
+/// Frees what nothing refers to any more, and gathers what lies scattered
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  covey gc /srv/volume\n  covey gc /mnt/covey      a mounted volume: its daemon does it\n\n\
+    A mounted volume does this by itself all the time; the command is for not waiting.")]
+pub struct Args {
+    /// A volume's folder, or a path on a mount
+    volume: PathBuf,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    let mut progress = term.progress("gc");
+    let summary: GcSummary = match resolve(&args.volume)? {
+        Target::Mounted(place) => control::ask(&place.ear(), &Request::Gc, &mut |tick| show(&mut progress, tick))?,
+        Target::Closed { dir, .. } => {
+            let node = Node::open(&dir, &NodeOptions::writing("gc"))?;
+            let summary = node.gc(&mut |tick| show(&mut progress, &tick));
+            node.close()?;
+            summary?
+        }
+    };
+    progress.done();
+    term.result(&summary, || {
+        format!("Freed {}; {} are stored, {} of them dead.", bytes(summary.freed_bytes), bytes(summary.stored_bytes), bytes(summary.garbage_bytes))
+    });
+    Ok(0)
+}

@@ -1,0 +1,98 @@
+//! `covey import`: a folder or an archive into a volume, mounted or not.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::error::{Failure, Result};
+use crate::import::archive::Tar;
+use crate::import::direct::Direct;
+use crate::import::folder::Folder;
+use crate::import::place::Place;
+use crate::import::{self, Sink, Source, Summary};
+use crate::node::{Node, NodeOptions};
+use crate::target::{Target, resolve};
+use crate::term::{Term, files_and_rates};
+
+/// Copies a folder or a tar archive (plain, gzip, zstd) into a volume
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  covey import /usr/share /mnt/covey/share\n  covey import linux.tar.zst /srv/volume:/linux      a volume that is not mounted\n  \
+    xz -dc linux.tar.xz | covey import - /mnt/covey/linux\n\n\
+    DEST becomes what SRC is: the folder's contents are found right below it. Modes, times, extended attributes, hard\n\
+    and symbolic links, holes, and as root owners and device nodes arrive as they were.")]
+pub struct Args {
+    /// A folder, a tar archive, or - for an archive on standard input
+    src: PathBuf,
+    /// A path on a mount, or VOLUME:/PATH; made if it is not there
+    dest: PathBuf,
+    /// Replace files that are there already; without it the first one ends the import
+    #[arg(long)]
+    overwrite: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Outcome<'a> {
+    source: &'a Path,
+    destination: &'a Path,
+    #[serde(flatten)]
+    summary: Summary,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    let label = args.src.file_name().map_or_else(|| "import".to_owned(), |name| name.to_string_lossy().into_owned());
+    let summary = match resolve(&args.dest)? {
+        Target::Mounted(place) => {
+            let source = source(&args.src, Some(place.mount.dev))?;
+            let mut sink = Place::new(&place.path, args.overwrite)?;
+            import::run(source, &mut sink, &label, term)?
+        }
+        Target::Closed { dir, inner } => {
+            let source = source(&args.src, None)?;
+            let node = Arc::new(Node::open(&dir, &NodeOptions::writing("import"))?);
+            let outcome = offline(&node, source, &inner, args, &label, term);
+            // Close in any case: what has been imported so far is kept.
+            let closed = node.close();
+            let summary = outcome?;
+            closed?;
+            summary
+        }
+    };
+    Ok(report(args, summary, term))
+}
+
+fn offline(node: &Node, source: Box<dyn Source>, inner: &Path, args: &Args, label: &str, term: Term) -> Result<Summary> {
+    let mut sink = Direct::new(node.filesystem(), node.name(), inner, args.overwrite)?;
+    let sink: &mut dyn Sink = &mut sink;
+    import::run(source, sink, label, term)
+}
+
+fn source(path: &Path, not_into: Option<u64>) -> Result<Box<dyn Source>> {
+    if path.is_dir() {
+        return Ok(Box::new(Folder::new(path, not_into)?));
+    }
+    if path != Path::new("-") && path.symlink_metadata().is_err() {
+        return Err(Failure::new("not-found", format!("{} is not there", path.display())).next("check the path"));
+    }
+    Ok(Box::new(Tar::open(path)?))
+}
+
+fn report(args: &Args, summary: Summary, term: Term) -> u8 {
+    const SHOWN: usize = 10;
+    for skipped in summary.skipped.iter().take(SHOWN) {
+        term.say(format_args!("left out: {} ({})", skipped.path, skipped.why));
+    }
+    let left_out = summary.skipped.len();
+    if left_out > SHOWN {
+        term.say(format_args!("left out: {} more; --json lists them", left_out - SHOWN));
+    }
+    let outcome = Outcome { source: &args.src, destination: &args.dest, summary };
+    term.result(&outcome, || {
+        let Summary { files, bytes, seconds, .. } = outcome.summary;
+        let took = std::time::Duration::from_secs_f64(seconds);
+        let rest = if left_out == 0 { String::new() } else { format!("; {left_out} left out") };
+        format!("Imported {} in {seconds:.1} s{rest}", files_and_rates(files, bytes, took))
+    });
+    u8::from(left_out > 0)
+}

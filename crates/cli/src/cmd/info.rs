@@ -1,0 +1,74 @@
+//! `covey info`: what a file is made of.
+
+use std::path::PathBuf;
+
+use meta::Names;
+
+use crate::control::{self, Request};
+use crate::error::Result;
+use crate::info::{self, Info};
+use crate::node::{Node, NodeOptions};
+use crate::table::{Pairs, Table, bytes, count};
+use crate::target::{Target, resolve};
+use crate::term::Term;
+
+/// Shows what a file is made of: inode, extents, packs, blobs
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  covey info /mnt/covey/usr/bin/git\n  covey info /srv/volume:/usr/bin/git      a volume that is not mounted")]
+pub struct Args {
+    /// A path on a mount, or VOLUME:/PATH
+    path: PathBuf,
+    /// List every pack, however many there are
+    #[arg(long)]
+    all: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    let info: Info = match resolve(&args.path)? {
+        Target::Mounted(place) => {
+            let request = Request::Info { path: place.inner().into() };
+            control::ask(&place.ear(), &request, &mut |_| ())?
+        }
+        Target::Closed { dir, inner } => {
+            let node = Node::open(&dir, &NodeOptions::reading("info"))?;
+            let info = info::of(&Names::new(node.store()), &inner)?;
+            node.close()?;
+            info
+        }
+    };
+    term.result(&info, || text(&info, if args.all { usize::MAX } else { 20 }));
+    Ok(0)
+}
+
+fn text(info: &Info, most: usize) -> String {
+    let mut pairs = Pairs::new();
+    pairs
+        .row("inode", info.inode.to_string())
+        .row("kind", &info.kind)
+        .row("mode", format!("{:04o}", info.mode & 0o7777))
+        .row("owner", format!("{}:{}", info.uid, info.gid))
+        .row("links", count(u64::from(info.links)))
+        .row("size", format!("{} ({})", bytes(info.size), count(info.size)))
+        .row("stored", bytes(info.stored_bytes))
+        .row("modified", &info.modified);
+    match info.inline {
+        true => pairs.row("bytes", "kept among the names"),
+        false => pairs.row("extents", format!("{} in {} pages of 4 MiB", count(info.extents), count(info.pages))),
+    };
+    let mut text = pairs.text();
+    if info.packs.is_empty() {
+        return text;
+    }
+    let mut table = Table::new(&["pack ", "state", "extents ", "bytes ", "blob"]);
+    for pack in info.packs.iter().take(most) {
+        let blob = pack.blob.clone().unwrap_or_else(|| "-".to_owned());
+        table.row(vec![pack.pack.to_string(), pack.state.clone(), count(pack.extents), bytes(pack.bytes), blob]);
+    }
+    text.push('\n');
+    text.push_str(&table.text());
+    if info.packs.len() > most {
+        text.push_str(&format!("and {} more: covey info --all\n", info.packs.len() - most));
+    }
+    text
+}

@@ -1,0 +1,53 @@
+//! `covey mount`: a volume on a mountpoint, in the foreground or (`-d`) in the background.
+
+use std::path::{Path, PathBuf};
+
+use crate::daemon::{self, Plan};
+use crate::error::Result;
+use crate::node::Source;
+use crate::options::MountOptions;
+use crate::term::Term;
+use crate::volume_dir::VolumeDir;
+
+/// Mounts a volume; stays until it is unmounted or Ctrl-C
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!(
+    "Examples:\n  covey mount /srv/volume /mnt/covey\n  covey mount -d -o ro,nosuid /srv/volume /mnt/covey\n  \
+     covey mount mem: /mnt/scratch      a volume that lives in memory\n\nMount options:\n{}", crate::options::help()))]
+pub struct Args {
+    /// The volume's folder, or mem: for one that lives in memory
+    volume: PathBuf,
+    /// An existing folder
+    mountpoint: PathBuf,
+    /// Stay in the background once it is mounted; messages go to VOLUME/covey.log
+    #[arg(long, short = 'd')]
+    background: bool,
+    /// Mount options, see below
+    #[arg(short = 'o', value_name = "OPTION,...")]
+    options: Vec<String>,
+    /// Threads that read requests [default: one per core]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    readers: usize,
+    /// The descriptor on which a parent waits for news
+    #[arg(long, hide = true)]
+    ready_fd: Option<i32>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    daemon::with_parent(args.ready_fd, |parent| {
+        let source = if args.volume == Path::new("mem:") { Source::Memory } else { Source::Folder(VolumeDir::open(&args.volume)?) };
+        let plan = Plan {
+            source,
+            mountpoint: args.mountpoint.clone(),
+            options: MountOptions::parse(&args.options)?,
+            readers: args.readers,
+            status_line: false,
+        };
+        if args.background {
+            daemon::in_background(&plan, term)
+        } else {
+            daemon::run(plan, parent, term)
+        }
+    })
+}

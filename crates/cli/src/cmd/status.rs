@@ -1,0 +1,81 @@
+//! `covey status`: a volume's figures, from its daemon where it is mounted, else by opening it.
+
+use std::path::PathBuf;
+
+use fuse::mount::mounted_by_us;
+
+use crate::control::{self, Request};
+use crate::error::{Failure, Result};
+use crate::node::{Node, NodeOptions, Status};
+use crate::table::{Pairs, bytes, count, span};
+use crate::target::{Target, resolve};
+use crate::term::Term;
+
+/// Shows a volume's figures: files, bytes, what is stored and saved, memory
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  covey status                     every mounted volume\n  covey status /mnt/covey\n  \
+    covey status /srv/volume --json  also one that is not mounted")]
+pub struct Args {
+    /// A path on a mount, or a volume's folder [default: all mounts]
+    path: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    if let Some(path) = &args.path {
+        let status = of(path)?;
+        term.result(&status, || text(&status));
+        return Ok(0);
+    }
+    let mounts = mounted_by_us();
+    if mounts.is_empty() {
+        return Err(Failure::new("not-mounted", "no volume is mounted")
+            .next("name a volume: covey status VOLUME")
+            .next("or mount one: covey mount VOLUME MOUNTPOINT"));
+    }
+    let all = mounts.iter().map(|mount| of(&mount.path)).collect::<Result<Vec<Status>>>()?;
+    term.result(&all, || all.iter().map(text).collect::<Vec<_>>().join("\n"));
+    Ok(0)
+}
+
+fn of(path: &std::path::Path) -> Result<Status> {
+    match resolve(path)? {
+        Target::Mounted(place) => control::ask(&place.ear(), &Request::Status, &mut |_| ()),
+        Target::Closed { dir, .. } => {
+            let node = Node::open(&dir, &NodeOptions::reading("status"))?;
+            let status = node.status();
+            node.close()?;
+            status
+        }
+    }
+}
+
+fn text(status: &Status) -> String {
+    let mut pairs = Pairs::new();
+    pairs.row("volume", &status.volume);
+    if let Some(id) = &status.id {
+        pairs.row("id", id);
+    }
+    pairs.row("origin", &status.origin);
+    match &status.served {
+        Some(served) => pairs
+            .row("mounted on", format!("{} ({})", served.mountpoint.display(), status.mode.word()))
+            .row("up for", span(served.uptime_seconds as f64))
+            .row("requests", format!("{} served, {} waiting", count(served.requests), served.waiting)),
+        None => pairs.row("mounted on", "-"),
+    };
+    pairs
+        .row("files", count(status.files))
+        .row("bytes", bytes(status.bytes))
+        .row("stored", format!("{} in {} blobs and {} open packs", bytes(status.stored_bytes), count(status.blobs), count(status.open_packs)))
+        .row("saved", format!("{} by clones and by storing equal contents once", bytes(status.saved_bytes)))
+        .row("dead", format!("{} that compaction will free", bytes(status.garbage_bytes)))
+        .row("names", format!("{} on disk", bytes(status.names_bytes)))
+        .row("log", format!("{} on disk, {} in memory not yet in the database", bytes(status.log_bytes), bytes(status.overlay_bytes)))
+        .row("memory", format!("{} (peak {})", bytes(status.memory_bytes), bytes(status.memory_peak_bytes)));
+    if status.io_errors > 0 {
+        pairs.row("I/O errors", format!("{}: see the log, then covey fsck", count(status.io_errors)));
+    }
+    let note = if status.counted { "" } else { "(blobs are still being counted: stored, saved and dead are not final)\n" };
+    pairs.text() + note
+}

@@ -1,0 +1,170 @@
+//! `covey umount`: ends a mount and waits until its volume is closed.
+//!
+//! A mount can go for good only when nobody uses it; so when the kernel says busy, the processes that keep it are named. The
+//! mount of a daemon that died can always be taken away. After unmounting, the daemon still writes down what it held: the
+//! command returns when the volume's lock is free, so that what follows it (a copy, another mount) finds the volume whole.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fuse::mount::Mounted;
+use fuse::{Unmount, UnmountError};
+use serde::Serialize;
+
+use crate::error::{Failure, Result};
+use crate::mounts;
+use crate::table::span;
+use crate::term::Term;
+use crate::volume_dir::VolumeDir;
+
+/// Unmounts a volume and waits until it is closed
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  covey umount /mnt/covey\n  covey umount --lazy /mnt/covey      detach now, end when its last user is gone")]
+pub struct Args {
+    /// Where it is mounted (or the volume's folder)
+    mountpoint: PathBuf,
+    /// Detach it from the tree at once; it ends when its last user is gone
+    #[arg(long, short, conflicts_with = "force")]
+    lazy: bool,
+    /// End it even if its daemon does not answer: requests under way fail, what it had not written down is lost
+    #[arg(long, short)]
+    force: bool,
+    /// How long to wait for the volume to be closed, in seconds
+    #[arg(long, default_value_t = 120)]
+    wait: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Outcome {
+    mountpoint: PathBuf,
+    volume: String,
+    was_dead: bool,
+    closed: bool,
+    seconds: f64,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    let started = base::time::monotonic();
+    let mount = find(&args.mountpoint)?;
+    let was_dead = !mount.answers();
+    let how = match args {
+        _ if was_dead => Unmount::Lazy,
+        Args { force: true, .. } => Unmount::Force,
+        Args { lazy: true, .. } => Unmount::Lazy,
+        _ => Unmount::Polite,
+    };
+    fuse::unmount(&mount.path, how).map_err(|error| refused(&mount.path, error))?;
+    let closed = wait_closed(&mount, args, term)?;
+    let outcome = Outcome {
+        mountpoint: mount.path.clone(),
+        volume: mount.source.clone(),
+        was_dead,
+        closed,
+        seconds: (base::time::monotonic() - started).as_secs_f64(),
+    };
+    term.result(&outcome, || {
+        let place = outcome.mountpoint.display();
+        match (was_dead, closed) {
+            (true, _) => format!("Took away the dead mount at {place}."),
+            (false, true) => format!("Unmounted {place}; the volume is closed ({}).", span(outcome.seconds)),
+            (false, false) => format!("Detached {place}; the volume closes when its last user is gone."),
+        }
+    });
+    Ok(0)
+}
+
+/// The mount that is meant: at the path, or of the volume that the path is.
+fn find(path: &Path) -> Result<Mounted> {
+    let shown = path.display();
+    let found = match mounts::at(path)? {
+        None => mounts::of_volume(&mounts::absolute(path)?),
+        found => found,
+    };
+    match found {
+        Some(mount) if mounts::is_covey(&mount) => Ok(mount),
+        Some(mount) => Err(Failure::new("not-mounted", format!("what is mounted at {shown} is not Covey's"))
+            .why(format!("it is of type {}", mount.kind))
+            .next(format!("umount {shown}"))),
+        None => {
+            let failure = Failure::new("not-mounted", format!("nothing is mounted at {shown}"));
+            Err(match mounts::covey_of(path).ok().flatten() {
+                Some(mount) => failure
+                    .why("it is inside a mount, not its top")
+                    .next(format!("covey umount {}", mount.path.display())),
+                None => failure.next("covey df lists what is mounted"),
+            })
+        }
+    }
+}
+
+/// An unmount that did not come about, in our words.
+pub fn refused(mountpoint: &Path, error: UnmountError) -> Failure {
+    let place = mountpoint.display();
+    match error {
+        UnmountError::Busy(_) => busy(mountpoint),
+        UnmountError::Io { source, .. } => Failure::io(format!("cannot unmount {place}"), &source),
+        other => Failure::new("not-mounted", other.to_string()).next("covey df lists what is mounted"),
+    }
+}
+
+/// "It is busy", and who keeps it so.
+pub fn busy(mountpoint: &Path) -> Failure {
+    const NAMED: usize = 5;
+    let place = mountpoint.display();
+    let mut failure = Failure::new("busy", format!("{place} is busy"));
+    let users = mounts::users_of(mountpoint);
+    for user in users.iter().take(NAMED) {
+        failure = failure.why(format!("process {} ({}) has it as {}", user.pid, user.name, user.holds));
+    }
+    if users.len() > NAMED {
+        failure = failure.why(format!("and {} more processes", users.len() - NAMED));
+    }
+    if users.is_empty() {
+        failure = failure.why("something uses it that this user may not see, or another filesystem is mounted below it");
+    }
+    failure
+        .next("leave that folder or end those processes, then unmount again")
+        .next(format!("or detach it now, to end with its last user: covey umount --lazy {place}"))
+}
+
+fn wait_closed(mount: &Mounted, args: &Args, term: Term) -> Result<bool> {
+    let Some(dir) = mounts::volume_of(mount).and_then(|path| VolumeDir::open(&path).ok()) else {
+        return Ok(true); // in memory: nothing is left to be written down
+    };
+    let quick = Duration::from_millis(1_500);
+    if dir.wait_free(quick)? {
+        return Ok(true);
+    }
+    if args.lazy {
+        return Ok(false);
+    }
+    term.say(format_args!("Unmounted; waiting for the daemon to write down the rest ..."));
+    if dir.wait_free(Duration::from_secs(args.wait))? {
+        return Ok(true);
+    }
+    let pid = dir.holder()?.map_or(0, |holder| holder.pid);
+    Err(Failure::new("busy", format!("{} is unmounted, but its volume is not closed yet", mount.path.display()))
+        .why(format!("process {pid} still writes, after {} s", args.wait))
+        .next(format!("look at {} and wait; the volume is sound even if that process is killed", dir.log().display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_ours_is_left_alone() {
+        assert_eq!(find(Path::new("/proc")).unwrap_err().code, "not-mounted");
+        assert!(find(Path::new("/proc")).unwrap_err().next[0].starts_with("umount "));
+        assert_eq!(find(Path::new("/proc/self")).unwrap_err().code, "not-mounted");
+    }
+
+    #[test]
+    fn the_busy_are_named() {
+        let program = std::env::current_exe().unwrap();
+        let folder = program.parent().unwrap();
+        let failure = busy(folder);
+        assert!(failure.to_string().contains(&format!("process {}", std::process::id())), "{failure}");
+    }
+}

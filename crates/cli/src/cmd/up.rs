@@ -1,0 +1,83 @@
+//! `covey up`: from nothing to a mounted volume in one command.
+
+use std::path::{Path, PathBuf};
+
+use crate::cmd::format;
+use crate::daemon::{self, Plan};
+use crate::error::{Context, Failure, Result};
+use crate::mounts;
+use crate::node::Source;
+use crate::options::MountOptions;
+use crate::term::Term;
+use crate::volume_dir::VolumeDir;
+
+/// Makes a volume if there is none, mounts it, and stays with a status line
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  covey up                                  ~/covey, kept in ~/.local/share/covey/volume\n  \
+    covey up /mnt/covey --volume /srv/volume\n  covey up -d /mnt/covey                    in the background; covey umount /mnt/covey ends it\n\n\
+    Ctrl-C unmounts. Nothing is lost: the next covey up shows the same files.")]
+pub struct Args {
+    /// Where to mount it; made if it is not there [default: ~/covey]
+    mountpoint: Option<PathBuf>,
+    /// The volume's folder, or mem: [default: ~/.local/share/covey/volume]
+    #[arg(long)]
+    volume: Option<PathBuf>,
+    /// Where a new volume keeps its blobs: file:DIR [default: inside the volume]
+    #[arg(long, value_name = "file:DIR")]
+    origin: Option<String>,
+    /// Stay in the background once it is mounted
+    #[arg(long, short = 'd')]
+    background: bool,
+    /// Mount options, see covey mount --help
+    #[arg(short = 'o', value_name = "OPTION,...")]
+    options: Vec<String>,
+}
+
+/// Where a volume is kept by default.
+pub fn default_volume() -> Option<PathBuf> {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let data = absolute("XDG_DATA_HOME").or_else(|| Some(absolute("HOME")?.join(".local/share")));
+    Some(data?.join("covey/volume"))
+}
+
+fn default_mountpoint() -> Option<PathBuf> {
+    Some(std::env::home_dir().filter(|path| path.is_absolute())?.join("covey"))
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    let options = MountOptions::parse(&args.options)?;
+    let no_home = |what: &str| Failure::usage(format!("there is no home folder to put the {what} in"));
+    let mountpoint = args.mountpoint.clone().or_else(default_mountpoint);
+    let mountpoint = mountpoint.ok_or_else(|| no_home("mountpoint").next("name one: covey up MOUNTPOINT"))?;
+    let volume = args.volume.clone().or_else(default_volume);
+    let volume = volume.ok_or_else(|| no_home("volume").next("name one: covey up --volume FOLDER"))?;
+    let source = source(&volume, args.origin.as_deref(), term)?;
+    // A mountpoint that is there, or a dead mount on it, is judged by the mount itself.
+    if mountpoint.symlink_metadata().is_err() && mounts::at(&mountpoint)?.is_none() {
+        std::fs::create_dir_all(&mountpoint).at("make the mountpoint", &mountpoint)?;
+        term.say(format_args!("Made the mountpoint {}.", mountpoint.display()));
+    }
+    let plan = Plan { source, mountpoint, options, readers: 0, status_line: true };
+    if args.background {
+        daemon::in_background(&plan, term)
+    } else {
+        daemon::run(plan, None, term)
+    }
+}
+
+fn source(volume: &Path, origin: Option<&str>, term: Term) -> Result<Source> {
+    if volume == Path::new("mem:") {
+        return Ok(Source::Memory);
+    }
+    if volume.join("covey.json").exists() {
+        if origin.is_some() {
+            return Err(Failure::usage(format!("{} is a volume already, and has its origin", volume.display()))
+                .next("leave --origin out, or name another folder with --volume"));
+        }
+        return Ok(Source::Folder(VolumeDir::open(volume)?));
+    }
+    let dir = format::format(volume, origin)?;
+    term.say(format_args!("Made the volume {}.", dir.path().display()));
+    Ok(Source::Folder(dir))
+}

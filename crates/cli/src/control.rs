@@ -1,0 +1,363 @@
+//! How a command talks to the daemon that has a volume mounted: one request, some progress, one answer.
+//!
+//! ```text
+//!   covey gc VOLUME ──"{"op":"gc"}\n"──► unix socket of the daemon
+//!                   ◄──{"progress":{"done":3,"of":10,"what":"..."}}\n ... {"done":{...}}\n  or  {"failed":{...}}\n
+//! ```
+//!
+//! The socket of a volume in a folder lies in that folder, whose owner alone may enter it; a volume in memory has a name in the
+//! kernel's table instead of a file. In both cases the daemon asks the kernel who is calling and serves only root and its own user.
+//! One thread per caller: requests are rare, and a long one (a collection) must not keep `status` waiting.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::panic::AssertUnwindSafe;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Failure, Result};
+
+/// A path that need not be UTF-8: text where it is, numbers where it is not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum RawPath {
+    /// The usual.
+    Text(String),
+    /// Bytes that are no UTF-8.
+    Bytes(Vec<u8>),
+}
+
+impl From<&Path> for RawPath {
+    fn from(path: &Path) -> RawPath {
+        match path.to_str() {
+            Some(text) => RawPath::Text(text.to_owned()),
+            None => RawPath::Bytes(path.as_os_str().as_bytes().to_vec()),
+        }
+    }
+}
+
+impl From<RawPath> for PathBuf {
+    fn from(path: RawPath) -> PathBuf {
+        match path {
+            RawPath::Text(text) => text.into(),
+            RawPath::Bytes(bytes) => std::ffi::OsString::from_vec(bytes).into(),
+        }
+    }
+}
+
+/// What can be asked of a daemon. Paths are relative to the volume's root.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "kebab-case")]
+pub enum Request {
+    /// Figures: [`crate::node::Status`].
+    Status,
+    /// What a file is made of: [`crate::info::Info`].
+    Info {
+        /// Which.
+        path: RawPath,
+    },
+    /// Copy by names only.
+    Clone {
+        /// A file or folder.
+        from: RawPath,
+        /// A path that does not exist; its folder does.
+        to: RawPath,
+    },
+    /// Remove what nothing refers to.
+    Gc,
+    /// Make everything written so far survive a power cut.
+    Flush,
+}
+
+/// How far long work has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tick {
+    /// Done so far.
+    pub done: u64,
+    /// Of so many; 0 while that is not known.
+    pub of: u64,
+    /// In words.
+    pub what: String,
+}
+
+/// One line of the daemon's.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Reply {
+    Progress(Tick),
+    Done(serde_json::Value),
+    Failed(Failure),
+}
+
+/// Where a daemon listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ear {
+    /// A socket file.
+    File(PathBuf),
+    /// A name in the kernel's table, for a volume without a folder.
+    Name(String),
+}
+
+impl Ear {
+    /// The ear of the daemon whose mount has this source.
+    pub fn of_source(source: &Path) -> Ear {
+        match source.to_str().and_then(|text| text.strip_prefix("mem:")) {
+            Some(id) => Ear::Name(format!("covey-{id}")),
+            None => Ear::File(source.join("control.sock")),
+        }
+    }
+
+    fn address(&self) -> io::Result<(SocketAddr, Option<File>)> {
+        match self {
+            Ear::Name(name) => Ok((SocketAddr::from_abstract_name(name.as_bytes())?, None)),
+            // An address holds 107 bytes: a longer path goes through a descriptor of its folder.
+            Ear::File(path) if path.as_os_str().len() > 100 => {
+                let folder = File::open(path.parent().unwrap_or(Path::new("/")))?;
+                let name = path.file_name().unwrap_or_default();
+                let short = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
+                Ok((SocketAddr::from_pathname(short)?, Some(folder)))
+            }
+            Ear::File(path) => Ok((SocketAddr::from_pathname(path)?, None)),
+        }
+    }
+
+    fn connect(&self) -> io::Result<UnixStream> {
+        let (address, _folder) = self.address()?;
+        UnixStream::connect_addr(&address)
+    }
+
+    fn bind(&self) -> io::Result<UnixListener> {
+        if let Ear::File(path) = self {
+            // Whoever binds holds the volume's lock, so a socket that is there is a dead daemon's.
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        let (address, _folder) = self.address()?;
+        UnixListener::bind_addr(&address)
+    }
+}
+
+/// Asks a daemon. `tick` is told how far long work has come.
+pub fn ask<T: DeserializeOwned>(ear: &Ear, request: &Request, tick: &mut dyn FnMut(&Tick)) -> Result<T> {
+    let lost = |error: io::Error| {
+        Failure::new("no-answer", "the daemon that has this volume mounted does not answer")
+            .why(crate::error::plain(&error))
+            .next("if it died: covey umount MOUNTPOINT, then mount again")
+    };
+    let stream = ear.connect().map_err(lost)?;
+    // Progress comes more often than this; only a daemon that is stuck is silent for so long.
+    stream.set_read_timeout(Some(Duration::from_secs(120))).map_err(lost)?;
+    let mut line = serde_json::to_string(request).map_err(|error| lost(error.into()))?;
+    line.push('\n');
+    (&stream).write_all(line.as_bytes()).map_err(lost)?;
+    let mut lines = BufReader::new(&stream).lines();
+    loop {
+        let line = match lines.next() {
+            Some(line) => line.map_err(lost)?,
+            None => return Err(lost(io::Error::other("it closed the connection"))),
+        };
+        match serde_json::from_str(&line) {
+            Ok(Reply::Progress(progress)) => tick(&progress),
+            Ok(Reply::Failed(failure)) => return Err(failure),
+            Ok(Reply::Done(value)) => {
+                return serde_json::from_value(value).map_err(|error| {
+                    Failure::new("no-answer", "the daemon's answer cannot be understood")
+                        .why(error.to_string())
+                        .next("it may run another version of covey: unmount, and mount again with this one")
+                });
+            }
+            Err(error) => return Err(lost(error.into())),
+        }
+    }
+}
+
+/// Serves requests: what the daemon does.
+pub trait Serve: Send + Sync {
+    /// Does one. Blocks as long as that takes, and calls `tick` at least once a second meanwhile when it may take long.
+    fn serve(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<serde_json::Value>;
+}
+
+/// The daemon's side. Stops listening when dropped.
+#[derive(Debug)]
+pub struct Listener {
+    ear: Ear,
+    stop: Arc<AtomicBool>,
+}
+
+/// Callers served at a time; more are turned away.
+const CALLERS: usize = 32;
+
+impl Listener {
+    /// Starts to listen.
+    pub fn start(ear: Ear, serve: Arc<dyn Serve>) -> Result<Listener> {
+        let cannot = |error: io::Error| Failure::io("cannot open the control socket", &error);
+        let socket = ear.bind().map_err(cannot)?;
+        if let Ear::File(path) = &ear {
+            use std::os::unix::fs::PermissionsExt;
+            fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(cannot)?;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        base::thread::spawn("covey-control", move || accept(&socket, &serve, &stopped)).map_err(cannot)?;
+        Ok(Listener { ear, stop })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        // The thread waits in accept(2): a call of our own wakes it.
+        let _ = self.ear.connect();
+        if let Ear::File(path) = &self.ear {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn accept(socket: &UnixListener, serve: &Arc<dyn Serve>, stop: &AtomicBool) {
+    let callers = Arc::new(AtomicUsize::new(0));
+    while let Ok((stream, _)) = socket.accept() {
+        if stop.load(Ordering::SeqCst) {
+            return;
+        }
+        if callers.fetch_add(1, Ordering::SeqCst) >= CALLERS {
+            callers.fetch_sub(1, Ordering::SeqCst);
+            continue;
+        }
+        let (serve, done) = (serve.clone(), callers.clone());
+        let spawned = base::thread::spawn("covey-caller", move || {
+            // A handler's panic is written to the log by the hook; it costs this caller his answer and nobody else anything.
+            let _ = std::panic::catch_unwind(AssertUnwindSafe(|| answer(&stream, serve.as_ref())));
+            done.fetch_sub(1, Ordering::SeqCst);
+        });
+        if spawned.is_err() {
+            callers.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+fn answer(stream: &UnixStream, serve: &dyn Serve) {
+    let send = |reply: &Reply| {
+        let mut line = serde_json::to_string(reply).unwrap_or_default();
+        line.push('\n');
+        let mut out = stream;
+        let _ = out.write_all(line.as_bytes());
+    };
+    let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
+    let _ = stream.set_write_timeout(Some(Duration::from_secs(10)));
+    if !may_ask(stream) {
+        let who = "only root and the user who mounted the volume may ask its daemon";
+        return send(&Reply::Failed(Failure::new("not-permitted", who).next("use sudo")));
+    }
+    let mut line = String::new();
+    // A request is short; who sends more is no command of ours.
+    let read = BufReader::new(stream.take(64 << 10)).read_line(&mut line);
+    if read.is_err() || line.is_empty() {
+        return;
+    }
+    let outcome = match serde_json::from_str(&line) {
+        Ok(request) => serve.serve(request, &mut |tick| send(&Reply::Progress(tick))),
+        Err(error) => Err(Failure::usage("this daemon does not know that request").why(error.to_string())),
+    };
+    send(&match outcome {
+        Ok(value) => Reply::Done(value),
+        Err(failure) => Reply::Failed(failure),
+    });
+}
+
+/// Whether the caller is root or the daemon's own user.
+fn may_ask(stream: &UnixStream) -> bool {
+    let mut who = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the descriptor is open; `who` and `len` are living values, and `len` is the size of `who`.
+    let status = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut who).cast(),
+            &mut len,
+        )
+    };
+    // SAFETY: geteuid(2) takes nothing and cannot fail.
+    status == 0 && (who.uid == 0 || who.uid == unsafe { libc::geteuid() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Parrot;
+
+    impl Serve for Parrot {
+        fn serve(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<serde_json::Value> {
+            match request {
+                Request::Gc => {
+                    (1..=3).for_each(|done| tick(Tick { done, of: 3, what: "x".into() }));
+                    Ok(serde_json::json!(42))
+                }
+                Request::Flush => panic!("as a handler might"),
+                other => Err(Failure::usage(format!("{other:?}")).next("nothing")),
+            }
+        }
+    }
+
+    fn ask_all(ear: &Ear) {
+        let mut ticks = 0;
+        let answer: u32 = ask(ear, &Request::Gc, &mut |tick| ticks += tick.done).unwrap();
+        assert_eq!((answer, ticks), (42, 6));
+        let failed = ask::<u32>(ear, &Request::Status, &mut |_| ()).unwrap_err();
+        assert_eq!((failed.status, failed.next.len()), (2, 1), "{failed}");
+        assert_eq!(ask::<String>(ear, &Request::Gc, &mut |_| ()).unwrap_err().code, "no-answer");
+    }
+
+    #[test]
+    fn a_daemon_answers_and_outlives_a_panic_of_a_handler() {
+        let temp = tempfile::tempdir().unwrap();
+        let deep = temp.path().join("d".repeat(120));
+        fs::create_dir(&deep).unwrap();
+        let id = base::random::u64();
+        for ear in [
+            Ear::of_source(temp.path()),
+            Ear::of_source(&deep),
+            Ear::of_source(Path::new(&format!("mem:{id:x}"))),
+        ] {
+            let listener = Listener::start(ear.clone(), Arc::new(Parrot)).unwrap();
+            ask_all(&ear);
+            assert_eq!(ask::<u32>(&ear, &Request::Flush, &mut |_| ()).unwrap_err().code, "no-answer");
+            ask_all(&ear);
+            drop(listener);
+            assert_eq!(ask::<u32>(&ear, &Request::Gc, &mut |_| ()).unwrap_err().code, "no-answer");
+        }
+    }
+
+    #[test]
+    fn a_dead_daemons_socket_is_no_obstacle() {
+        let temp = tempfile::tempdir().unwrap();
+        let ear = Ear::of_source(temp.path());
+        drop(ear.bind().unwrap());
+        let _listener = Listener::start(ear.clone(), Arc::new(Parrot)).unwrap();
+        ask_all(&ear);
+    }
+
+    #[test]
+    fn a_path_survives_whatever_its_bytes() {
+        for bytes in [&b"a/b"[..], b"\xff/\xfe", b""] {
+            let path = Path::new(std::ffi::OsStr::from_bytes(bytes));
+            let text = serde_json::to_string(&RawPath::from(path)).unwrap();
+            let back: RawPath = serde_json::from_str(&text).unwrap();
+            assert_eq!(PathBuf::from(back), path);
+        }
+    }
+}

@@ -1,0 +1,488 @@
+//! A mount from beginning to end: open the volume, mount it, listen, wait, unmount, close.
+//!
+//! ```text
+//!   foreground   says that it is mounted, shows a status line (up), ends with the mount
+//!   background   the same program again, in a session of its own, messages in VOLUME/covey.log; its parent waits on a
+//!                pipe until it says "ready" or what went wrong, and tells the user
+//! ```
+//!
+//! **Signals** are blocked in all threads and taken by one, so no handler ever runs in the middle of anything. The first asks
+//! politely; when the mount is busy that thread says who keeps it so. A second one detaches it, a third ends the program. Without
+//! a terminal (SIGTERM from a service manager) these steps follow one another by themselves, so that a stop always ends.
+
+use std::io::{self, BufRead, BufReader, PipeWriter, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fuse::{MountError, Session, Unmount, UnmountError, Unmounter};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::cmd::umount;
+use crate::control::{Ear, Listener, Request, Serve, Tick};
+use crate::error::{Failure, Result};
+use crate::node::{Mode, Node, NodeOptions, Served, Source};
+use crate::options::MountOptions;
+use crate::table::{bytes, count};
+use crate::term::{self, Term};
+use crate::{log, mounts};
+
+/// A mount to be made.
+#[derive(Debug)]
+pub struct Plan {
+    /// What.
+    pub source: Source,
+    /// Where.
+    pub mountpoint: PathBuf,
+    /// How.
+    pub options: MountOptions,
+    /// Reader threads; 0: one per core.
+    pub readers: usize,
+    /// Show a status line on a terminal.
+    pub status_line: bool,
+}
+
+/// What a background mount tells the parent that waits for it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum News {
+    Ready(Mounted),
+    Failed(Failure),
+}
+
+/// A mount that is there.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Mounted {
+    volume: String,
+    mountpoint: PathBuf,
+    mode: Mode,
+    pid: u32,
+}
+
+/// The parent's end of a background mount.
+pub struct Parent(PipeWriter);
+
+/// Runs a command that may have been started by [`in_background`]; the parent hears of a failure.
+pub fn with_parent(fd: Option<i32>, work: impl FnOnce(Option<Parent>) -> Result<u8>) -> Result<u8> {
+    let Some(fd) = fd else {
+        return work(None);
+    };
+    // SAFETY: fcntl(2) on a number; a descriptor that is not open is an error.
+    if fd < 3 || unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        return Err(Failure::usage("--ready-fd is for covey's own use").next("start a background mount with -d"));
+    }
+    // SAFETY: the descriptor is open, and the parent passed it to be ours alone.
+    let pipe = PipeWriter::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    log::with_time();
+    let Ok(copy) = pipe.try_clone() else {
+        return Err(Failure::new("io", "no descriptor is left").next("ulimit -n 65536"));
+    };
+    let outcome = work(Some(Parent(pipe)));
+    if let Err(failure) = &outcome {
+        tell(copy, &News::Failed(failure.clone()));
+    }
+    outcome
+}
+
+fn tell(mut pipe: PipeWriter, news: &News) {
+    let line = serde_json::to_string(news).unwrap_or_default() + "\n";
+    let _ = pipe.write_all(line.as_bytes());
+}
+
+/// Mounts in the background; returns when the mount answers, or with what went wrong.
+pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
+    let cannot = |error: io::Error| Failure::io("cannot start the background process", &error);
+    let (news, theirs) = io::pipe().map_err(cannot)?;
+    let number = theirs.as_raw_fd();
+    let log_path = plan.source.log();
+    let output = || -> Result<Stdio> {
+        match &log_path {
+            Some(path) => Ok(log::open(path).map_err(|error| Failure::io("cannot open the log", &error))?.into()),
+            None => Ok(Stdio::null()),
+        }
+    };
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("mount").arg(plan.source.name()).arg(mounts::absolute(&plan.mountpoint)?);
+    command.arg("-o").arg(plan.options.to_words());
+    command.args(["--readers", &plan.readers.to_string(), "--ready-fd", &number.to_string()]);
+    command.stdin(Stdio::null()).stdout(output()?).stderr(output()?).current_dir("/");
+    // SAFETY: between fork and exec only setsid and fcntl are called, both async-signal-safe; the descriptor is open, since
+    // `theirs` lives until after spawn.
+    unsafe {
+        command.pre_exec(move || {
+            libc::setsid();
+            match libc::fcntl(number, libc::F_SETFD, 0) {
+                0.. => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        });
+    }
+    let mut child = command.spawn().map_err(cannot)?;
+    drop(theirs);
+    let mut line = String::new();
+    let _ = BufReader::new(news).read_line(&mut line);
+    match serde_json::from_str(&line) {
+        Ok(News::Ready(mounted)) => {
+            term.result(&mounted, || {
+                let (volume, place, pid) = (&mounted.volume, mounted.mountpoint.display(), mounted.pid);
+                format!("Mounted {volume} at {place} (process {pid}). Unmount: covey umount {place}")
+            });
+            Ok(0)
+        }
+        Ok(News::Failed(failure)) => Err(failure),
+        Err(_) => {
+            let how = child.wait().map_err(cannot)?;
+            let failure = Failure::new("io", "the background process ended before it had mounted").why(how.to_string());
+            let Some(path) = log_path else { return Err(failure) };
+            let failure = log::tail(&path, 3).into_iter().fold(failure, Failure::why);
+            Err(failure.next(format!("look at {}", path.display())))
+        }
+    }
+}
+
+/// Mounts and stays until the mount has ended and the volume is closed.
+pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
+    let interactive = parent.is_none() && term::is_terminal();
+    block_signals();
+    raise_file_limit();
+    let mountpoint = mounts::absolute(&plan.mountpoint)?;
+    check_places(&plan.source, &mountpoint)?;
+    let node = Arc::new(Node::open_source(&plan.source, &node_options(&plan.options, &mountpoint))?);
+    let session = match Session::mount(node.filesystem(), &mountpoint, session_options(&plan, &node)) {
+        Ok(session) => Arc::new(session),
+        Err(error) => {
+            node.close()?;
+            return Err(not_mounted(error));
+        }
+    };
+    session.warnings().iter().for_each(|warning| log::line(warning));
+    let served = Arc::new(Daemon { node: node.clone(), session: session.clone() });
+    let ear = Ear::of_source(Path::new(&node.name()));
+    let listener = match Listener::start(ear, served.clone()) {
+        Ok(listener) => listener,
+        Err(failure) => {
+            let _ = session.unmount(Unmount::Lazy);
+            session.wait_for(Duration::from_secs(5));
+            node.close()?;
+            return Err(failure);
+        }
+    };
+    let ended = Arc::new(AtomicBool::new(false));
+    start_signals(session.unmounter(), node.clone(), ended.clone(), interactive)?;
+    ready(&node, &session, parent, term);
+    wait(&served, plan.status_line && interactive);
+    finish(&node, &session, listener, &ended, term)
+}
+
+fn ready(node: &Node, session: &Session, parent: Option<Parent>, term: Term) {
+    let mounted = Mounted {
+        volume: node.name(),
+        mountpoint: session.mountpoint().to_owned(),
+        mode: node.mode(),
+        pid: std::process::id(),
+    };
+    let place = mounted.mountpoint.display();
+    match parent {
+        Some(Parent(pipe)) => {
+            log::line(&format!("mounted {} at {place} ({:?})", mounted.volume, mounted.mode));
+            tell(pipe, &News::Ready(mounted));
+        }
+        None if term.is_json() => term.result(&mounted, String::new),
+        None => term.say(format_args!("Mounted {} at {place}. Ctrl-C unmounts.", mounted.volume)),
+    }
+}
+
+/// Waits for the mount's end, with a status line if one is wanted.
+fn wait(served: &Daemon, status_line: bool) {
+    let mut before = served.requests();
+    loop {
+        if served.session.wait_for(Duration::from_secs(1)).is_some() {
+            break;
+        }
+        if status_line {
+            let now = served.requests();
+            if let Ok(status) = served.status() {
+                term::status_line(&format!(
+                    "{} files   {}   stored {}   {} requests/s   memory {}",
+                    count(status.files),
+                    bytes(status.bytes),
+                    bytes(status.stored_bytes),
+                    count(now.saturating_sub(before)),
+                    bytes(status.memory_bytes),
+                ));
+            }
+            before = now;
+        }
+    }
+    if status_line {
+        term::clear_status_line();
+    }
+}
+
+fn finish(node: &Arc<Node>, session: &Session, listener: Listener, ended: &AtomicBool, term: Term) -> Result<u8> {
+    ended.store(true, Ordering::SeqCst);
+    let end = session.wait();
+    drop(listener);
+    let closed = node.close();
+    if end.aborted {
+        log::line("the mount was cut off by force; what the kernel had not handed over is lost, all else is here");
+    }
+    closed?;
+    if let Err(errno) = end.synced {
+        return Err(Failure::new("io", "the volume could not be made durable at the end of the mount")
+            .why(errno.to_string())
+            .next(format!("check it: covey fsck {}", node.name())));
+    }
+    let place = session.mountpoint().display();
+    if !term.is_json() {
+        log::line(&format!("unmounted {place}; the volume is closed"));
+    }
+    Ok(u8::from(end.aborted))
+}
+
+fn node_options(options: &MountOptions, mountpoint: &Path) -> NodeOptions {
+    NodeOptions {
+        does: "mount",
+        mountpoint: Some(mountpoint.to_owned()),
+        read_only: options.read_only || options.frozen,
+        frozen: options.frozen,
+        relatime: options.relatime,
+        commit: options.commit,
+    }
+}
+
+fn session_options(plan: &Plan, node: &Node) -> fuse::Options {
+    let options = &plan.options;
+    let defaults = fuse::Options::default();
+    fuse::Options {
+        mount: fuse::MountFlags {
+            source: node.name(),
+            read_only: options.read_only || options.frozen,
+            allow_other: options.allow_other,
+            nosuid: options.nosuid,
+            nodev: options.nodev,
+            noexec: options.noexec,
+        },
+        writeback: options.writeback,
+        readers: plan.readers,
+        deadline: options.deadline,
+        read_ahead_kib: options.read_ahead_kib.or(defaults.read_ahead_kib),
+        log: log::sink(),
+        ..defaults
+    }
+}
+
+/// Neither may hide the other.
+fn check_places(source: &Source, mountpoint: &Path) -> Result<()> {
+    let Some(dir) = source.dir() else { return Ok(()) };
+    let (volume, place) = (dir.path().display(), mountpoint.display());
+    if dir.path().starts_with(mountpoint) {
+        return Err(Failure::usage(format!("the volume {volume} lies below the mountpoint {place}"))
+            .why("once mounted, it would be hidden from its own daemon")
+            .next("name a mountpoint elsewhere"));
+    }
+    if mountpoint.starts_with(dir.path()) {
+        return Err(Failure::usage(format!("the mountpoint {place} lies in the volume's own folder"))
+            .next("name a mountpoint elsewhere"));
+    }
+    Ok(())
+}
+
+fn not_mounted(error: MountError) -> Failure {
+    match error {
+        MountError::NoDevice => Failure::new("no-fuse", "cannot mount: there is no /dev/fuse")
+            .next("load the kernel's module: modprobe fuse (as root)")
+            .next("in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN"),
+        MountError::NotAllowed(why) => Failure::io("this user may not mount", &why)
+            .next("or install fusermount3, with which every user may mount: apt-get install fuse3"),
+        MountError::NoMountpoint(path) => {
+            Failure::new("no-mountpoint", format!("the mountpoint {} is not there", path.display()))
+                .next(format!("make it: mkdir -p {}", path.display()))
+        }
+        MountError::NotADirectory(path) => {
+            Failure::new("no-mountpoint", format!("the mountpoint {} is not a folder", path.display()))
+                .next("name a folder, best an empty one")
+        }
+        MountError::DeadMount(path) => {
+            Failure::new("stale-mount", format!("a dead mount is at {}", path.display()))
+                .why("its daemon is gone")
+                .next(format!("take it away: covey umount {}", path.display()))
+        }
+        MountError::InUse { path, source_name } => {
+            Failure::new("mountpoint-in-use", format!("the mountpoint {} is in use", path.display()))
+                .why(format!("{source_name} is mounted there"))
+                .next(format!("unmount that first: covey umount {}", path.display()))
+                .next("or name another folder")
+        }
+        other => Failure::new("not-mounted", "cannot mount").why(other.to_string()).next("covey doctor looks for the cause"),
+    }
+}
+
+/// What is served while mounted.
+struct Daemon {
+    node: Arc<Node>,
+    session: Arc<Session>,
+}
+
+impl Daemon {
+    fn requests(&self) -> u64 {
+        self.session.counts().iter().map(|(_, count)| count).sum()
+    }
+
+    fn status(&self) -> Result<crate::node::Status> {
+        let mut status = self.node.status()?;
+        status.served = Some(Served {
+            mountpoint: self.session.mountpoint().to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: self.node.age().as_secs(),
+            requests: self.requests(),
+            waiting: self.session.waiting() as u64,
+        });
+        Ok(status)
+    }
+}
+
+impl Serve for Daemon {
+    fn serve(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<Value> {
+        let value = match request {
+            Request::Status => serde_json::to_value(self.status()?),
+            Request::Info { path } => serde_json::to_value(self.node.info(&PathBuf::from(path))?),
+            Request::Gc => serde_json::to_value(self.node.gc(tick)?),
+            Request::Flush => serde_json::to_value(self.node.flush()?),
+            Request::Clone { from, to } => {
+                let cloned = self.node.clone_tree(&PathBuf::from(from), &PathBuf::from(to), tick)?;
+                // The kernel believes that the new name is not there, and keeps the folder's listing and times.
+                let notifier = self.session.notifier();
+                notifier.inval_entry(cloned.parent, &cloned.name);
+                notifier.inval_inode(cloned.parent, 0, 0);
+                notifier.settle();
+                serde_json::to_value(cloned.summary)
+            }
+        };
+        value.map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
+    }
+}
+
+/// The signals that end a mount, as a set.
+fn ending_signals() -> libc::sigset_t {
+    // SAFETY: sigemptyset fills the set before it is read; all zeros is a value of the type.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: `set` is a living set and the number is a signal's.
+        unsafe { libc::sigaddset(&mut set, signal) };
+    }
+    set
+}
+
+/// Threads started later inherit this.
+fn block_signals() {
+    // SAFETY: the set is living; the old mask is not asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &ending_signals(), std::ptr::null_mut()) };
+}
+
+fn next_signal() -> i32 {
+    let mut signal = 0;
+    // SAFETY: both are living values; the signals are blocked in every thread.
+    while unsafe { libc::sigwait(&ending_signals(), &mut signal) } != 0 {}
+    signal
+}
+
+fn start_signals(unmounter: Unmounter, node: Arc<Node>, ended: Arc<AtomicBool>, interactive: bool) -> Result<()> {
+    let ender = Ender { unmounter, node, ended };
+    base::thread::spawn("covey-signals", move || match interactive {
+        true => ender.ask_each_time(),
+        false => ender.insist(),
+    })
+    .map(drop)
+    .map_err(|error| Failure::io("cannot start a thread", &error))
+}
+
+struct Ender {
+    unmounter: Unmounter,
+    node: Arc<Node>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Ender {
+    /// With a person at the terminal: each Ctrl-C goes one step further.
+    fn ask_each_time(&self) {
+        next_signal();
+        log::line("unmounting ...");
+        loop {
+            match self.unmounter.unmount(Unmount::Polite) {
+                Err(UnmountError::Busy(path)) => {
+                    let failure = umount::busy(&path);
+                    log::line(&failure.to_string().replacen("covey: ", "", 1));
+                    log::line("Ctrl-C again detaches it now; it then ends with its last user");
+                }
+                Err(error) => log::line(&error.to_string()),
+                Ok(()) => {}
+            }
+            next_signal();
+            if self.unmounter.unmount(Unmount::Lazy).is_ok() {
+                break;
+            }
+        }
+        log::line("detached; it ends when its last user is gone. Ctrl-C once more ends it at once");
+        next_signal();
+        self.end_now();
+    }
+
+    /// With nobody there: every step by itself, so that it ends in any case.
+    fn insist(&self) {
+        let signal = next_signal();
+        log::line(&format!("signal {signal}: unmounting"));
+        for _ in 0..30 {
+            match self.unmounter.unmount(Unmount::Polite) {
+                Err(UnmountError::Busy(_)) => std::thread::sleep(Duration::from_millis(100)),
+                Err(error) => {
+                    log::line(&error.to_string());
+                    break;
+                }
+                Ok(()) => return self.wait_then_end(Duration::from_secs(120)),
+            }
+        }
+        log::line("busy for 3 s: detaching");
+        let _ = self.unmounter.unmount(Unmount::Lazy);
+        self.wait_then_end(Duration::from_secs(7));
+    }
+
+    fn wait_then_end(&self, patience: Duration) {
+        let end = base::time::monotonic() + patience;
+        while !self.ended.load(Ordering::SeqCst) {
+            if base::time::monotonic() >= end {
+                return self.end_now();
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Ends under the feet of whoever still uses it. What was handed over is made durable first.
+    fn end_now(&self) {
+        if self.ended.load(Ordering::SeqCst) {
+            return;
+        }
+        log::line("ending now");
+        if let Err(failure) = self.node.flush() {
+            log::line(&failure.to_string());
+        }
+        std::process::exit(1);
+    }
+}
+
+/// A pack, a database and many sockets are open at a time: the soft limit of 1,024 is for other programs.
+fn raise_file_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a living value of the type that getrlimit(2) fills.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0 {
+        limit.rlim_cur = limit.rlim_max.min(65_536);
+        // SAFETY: as above; the value is within the hard limit.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    }
+}
+

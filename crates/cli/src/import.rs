@@ -1,0 +1,240 @@
+//! Bringing what is elsewhere into a volume: a folder or an archive on one side, a mount or a closed volume on the other.
+//!
+//! ```text
+//!   folder ──┐                        ┌── place   (a mounted path: system calls below an open folder)
+//!            ├── items, with contents ┤
+//!   archive ─┘                        └── direct  (a volume that is not mounted: the filesystem itself)
+//! ```
+//!
+//! A source hands out [`Item`]s, a folder always before what is in it and a hard link after what it links to; a sink makes them.
+//! Modes, owners (as root), times, extended attributes, hard links, symbolic links, device nodes and holes arrive as they were.
+//! Sinks never follow a symbolic link on the way to a name, so an archive cannot write outside the place it was told.
+//!
+//! The source reads on one thread and the sink writes on another: contents travel in pieces through a short queue.
+
+pub mod archive;
+pub mod direct;
+pub mod folder;
+pub mod place;
+
+use std::ffi::OsString;
+use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base::Timestamp;
+use serde::Serialize;
+
+use crate::error::{Failure, Result};
+use crate::term::{Progress, Term};
+
+/// One thing to make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Where, relative to the place that everything goes to; empty for that place itself.
+    pub path: PathBuf,
+    /// What.
+    pub kind: Kind,
+    /// Permission bits (07777).
+    pub perm: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Access time.
+    pub atime: Timestamp,
+    /// Modification time.
+    pub mtime: Timestamp,
+    /// Extended attributes, names with their namespaces.
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// What an [`Item`] is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A folder.
+    Dir,
+    /// A regular file; its contents follow, holes left out.
+    File {
+        /// Bytes, holes included.
+        size: u64,
+    },
+    /// A symbolic link.
+    Symlink(OsString),
+    /// One more name of an item that came before.
+    HardLink(PathBuf),
+    /// A pipe, socket or device.
+    Node {
+        /// The `S_IFMT` bits.
+        format: u32,
+        /// Device number, as the kernel encodes it.
+        rdev: u64,
+    },
+}
+
+/// Contents are read and written in pieces of at most this many bytes.
+pub const PIECE: usize = 1 << 20;
+
+/// What goes through the queue.
+pub enum Step {
+    /// Make this.
+    Item(Item),
+    /// Bytes of the file last made, at this offset.
+    Piece(u64, Vec<u8>),
+    /// The file last made is complete.
+    End,
+}
+
+/// How far both sides have come.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Items seen by a quick look ahead, 0 while that is not known.
+    pub expected: AtomicU64,
+    /// How far the source is, in the unit of `expected`.
+    pub at: AtomicU64,
+    /// Items made.
+    pub files: AtomicU64,
+    /// Bytes written.
+    pub bytes: AtomicU64,
+}
+
+/// A thing that was left out, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Skipped {
+    /// Where it was.
+    pub path: String,
+    /// Why.
+    pub why: String,
+}
+
+/// What a source writes to: the queue, and the list of what it had to leave out.
+pub struct Feed {
+    queue: SyncSender<Step>,
+    skipped: Arc<Mutex<Vec<Skipped>>>,
+    /// See [`Counters`].
+    pub counters: Arc<Counters>,
+}
+
+/// The sink is gone: it failed, and its failure is what the user hears.
+#[derive(Debug)]
+pub struct Hangup;
+
+impl Feed {
+    /// Hands on one step.
+    pub fn send(&self, step: Step) -> std::result::Result<(), Hangup> {
+        self.queue.send(step).map_err(|_| Hangup)
+    }
+
+    /// Notes what was left out.
+    pub fn skip(&self, path: &Path, why: impl Into<String>) {
+        let skipped = Skipped { path: path.display().to_string(), why: why.into() };
+        self.skipped.lock().unwrap_or_else(PoisonError::into_inner).push(skipped);
+    }
+}
+
+/// A folder or an archive.
+pub trait Source: Send {
+    /// Hands everything to the feed. An error ends the import.
+    fn run(&mut self, feed: &Feed) -> Result<()>;
+}
+
+/// A place that things are made in.
+pub trait Sink {
+    /// Makes an item; a file is then open for [`Sink::piece`].
+    fn item(&mut self, item: Item) -> Result<()>;
+
+    /// Writes bytes of the file last made.
+    fn piece(&mut self, offset: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Completes the file last made.
+    fn end(&mut self) -> Result<()>;
+
+    /// Gives folders their times, after everything in them was made, and makes all of it durable.
+    fn finish(&mut self) -> Result<()>;
+}
+
+/// What an import came to.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// Items made: files, folders, links, nodes.
+    pub files: u64,
+    /// Bytes of contents written, holes not counted.
+    pub bytes: u64,
+    /// Wall time.
+    pub seconds: f64,
+    /// What was left out.
+    pub skipped: Vec<Skipped>,
+}
+
+/// Moves everything from the source to the sink.
+pub fn run(mut source: Box<dyn Source>, sink: &mut dyn Sink, label: &str, term: Term) -> Result<Summary> {
+    let counters = Arc::new(Counters::default());
+    let skipped = Arc::new(Mutex::new(Vec::new()));
+    let (queue, steps) = sync_channel(64);
+    let feed = Feed { queue, skipped: skipped.clone(), counters: counters.clone() };
+    let reader = base::thread::spawn("covey-read", move || source.run(&feed))
+        .map_err(|error| Failure::io("cannot start a thread", &error))?;
+    let mut progress = term.progress(label);
+    let written = drain(&steps, sink, &counters, &mut progress);
+    drop(steps);
+    let read = reader.join().unwrap_or_else(|_| Err(Failure::new("io", "the reading side of the import failed")));
+    // A sink that failed makes the source stop, so the sink's failure is the cause.
+    written?;
+    read?;
+    progress.set(u64::MAX, |_| "making it durable ...".to_owned());
+    sink.finish()?;
+    let seconds = progress.elapsed().as_secs_f64();
+    progress.done();
+    let skipped = std::mem::take(&mut *skipped.lock().unwrap_or_else(PoisonError::into_inner));
+    Ok(Summary {
+        files: counters.files.load(Ordering::Relaxed),
+        bytes: counters.bytes.load(Ordering::Relaxed),
+        seconds,
+        skipped,
+    })
+}
+
+fn drain(steps: &Receiver<Step>, sink: &mut dyn Sink, counters: &Counters, progress: &mut Progress) -> Result<()> {
+    let (mut files, mut bytes) = (0u64, 0u64);
+    for step in steps {
+        match step {
+            Step::Item(item) => {
+                files += 1;
+                sink.item(item)?;
+            }
+            Step::Piece(offset, data) => {
+                bytes += data.len() as u64;
+                sink.piece(offset, &data)?;
+            }
+            Step::End => sink.end()?,
+        }
+        counters.files.store(files, Ordering::Relaxed);
+        counters.bytes.store(bytes, Ordering::Relaxed);
+        let expected = counters.expected.load(Ordering::Relaxed);
+        if expected > 0 {
+            progress.total(expected);
+        }
+        progress.set_files(counters.at.load(Ordering::Relaxed), files, bytes);
+    }
+    Ok(())
+}
+
+/// A path of an archive made relative: no leading `/`, no `.`; none when it climbs with `..`.
+pub fn inside(path: &Path) -> Option<PathBuf> {
+    let mut clean = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => clean.push(name),
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+            Component::ParentDir => return None,
+        }
+    }
+    Some(clean)
+}
+
+/// "It is there already".
+pub fn exists(path: &Path) -> Failure {
+    Failure::new("exists", format!("{} is there already", path.display()))
+        .next("name another place, or replace what is there with --overwrite")
+}

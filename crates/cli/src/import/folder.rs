@@ -1,0 +1,232 @@
+//! A folder as a source: walked in the order of its names, symbolic links never followed.
+//!
+//! A second thread counts entries meanwhile, so that progress has a total; the count is only for the eye.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base::Timestamp;
+
+use crate::error::{Context, Failure, Result, plain};
+use crate::import::{Counters, Feed, Hangup, Item, Kind, PIECE, Source, Step};
+use crate::sys;
+
+/// A folder to import.
+pub struct Folder {
+    root: PathBuf,
+    /// The device of the destination: where the walk meets it, it turns back.
+    not_into: Option<u64>,
+    /// Names of files with several, by device and inode.
+    links: HashMap<(u64, u64), PathBuf>,
+}
+
+impl Folder {
+    /// The folder `root`. `not_into` is the destination's device number when that is mounted.
+    pub fn new(root: &Path, not_into: Option<u64>) -> Result<Folder> {
+        let root = fs::canonicalize(root).at("open", root)?;
+        if not_into.is_some_and(|device| fs::metadata(&root).is_ok_and(|meta| meta.dev() == device)) {
+            return Err(Failure::usage(format!("{} lies on the volume itself", root.display()))
+                .next("copy within a volume with covey clone: it takes no room and no time"));
+        }
+        Ok(Folder { root, not_into, links: HashMap::new() })
+    }
+
+    /// Hands on one entry; true when it is a folder to walk into.
+    fn entry(&mut self, path: &Path, feed: &Feed) -> std::result::Result<bool, Hangup> {
+        feed.counters.at.fetch_add(1, Ordering::Relaxed);
+        let full = join(&self.root, path);
+        let read = || -> io::Result<(Metadata, Item)> {
+            let meta = fs::symlink_metadata(&full)?;
+            let item = self.item(path, &full, &meta)?;
+            Ok((meta, item))
+        };
+        let (meta, item) = match read() {
+            Ok(both) => both,
+            Err(error) => {
+                feed.skip(&full, plain(&error));
+                return Ok(false);
+            }
+        };
+        if self.not_into == Some(meta.dev()) {
+            feed.skip(&full, "it is the volume that is being imported into");
+            return Ok(false);
+        }
+        let is_file = matches!(item.kind, Kind::File { .. });
+        if !meta.is_dir() && meta.nlink() > 1 && !matches!(item.kind, Kind::HardLink(_)) {
+            self.links.insert((meta.dev(), meta.ino()), path.to_owned());
+        }
+        if is_file {
+            contents(&full, &meta, item, feed)?;
+        } else {
+            feed.send(Step::Item(item))?;
+        }
+        Ok(meta.is_dir())
+    }
+
+    fn item(&self, path: &Path, full: &Path, meta: &Metadata) -> io::Result<Item> {
+        let first_name = self.links.get(&(meta.dev(), meta.ino())).filter(|_| !meta.is_dir());
+        let kind = match first_name {
+            Some(first) => Kind::HardLink(first.clone()),
+            None => kind(full, meta)?,
+        };
+        let xattrs = if matches!(kind, Kind::HardLink(_)) { Vec::new() } else { sys::xattrs(full)? };
+        let nanos = |n: i64| u32::try_from(n).unwrap_or(0);
+        Ok(Item {
+            path: path.to_owned(),
+            kind,
+            perm: meta.mode() & 0o7777,
+            uid: meta.uid(),
+            gid: meta.gid(),
+            atime: Timestamp::from_parts(meta.atime(), nanos(meta.atime_nsec())),
+            mtime: Timestamp::from_parts(meta.mtime(), nanos(meta.mtime_nsec())),
+            xattrs,
+        })
+    }
+
+    /// Walks below `path`. Names only are held for the folders on the way down.
+    fn walk(&mut self, feed: &Feed) -> std::result::Result<(), Hangup> {
+        if !self.entry(Path::new(""), feed)? {
+            return Ok(());
+        }
+        let mut stack = vec![(PathBuf::new(), self.names(Path::new(""), feed))];
+        while let Some((folder, names)) = stack.last_mut() {
+            let Some(name) = names.pop() else {
+                stack.pop();
+                continue;
+            };
+            let path = folder.join(name);
+            if self.entry(&path, feed)? {
+                let names = self.names(&path, feed);
+                stack.push((path, names));
+            }
+        }
+        Ok(())
+    }
+
+    /// The names in a folder, last first.
+    fn names(&self, path: &Path, feed: &Feed) -> Vec<OsString> {
+        let full = join(&self.root, path);
+        let read = || fs::read_dir(&full)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<OsString>>>();
+        match read() {
+            Ok(mut names) => {
+                names.sort_unstable_by(|a, b| b.cmp(a));
+                names
+            }
+            Err(error) => {
+                feed.skip(&full, plain(&error));
+                Vec::new()
+            }
+        }
+    }
+}
+
+/// Without the trailing slash that joining an empty path gives.
+fn join(root: &Path, path: &Path) -> PathBuf {
+    if path.as_os_str().is_empty() { root.to_owned() } else { root.join(path) }
+}
+
+impl Source for Folder {
+    fn run(&mut self, feed: &Feed) -> Result<()> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (root, counters, stopped) = (self.root.clone(), feed.counters.clone(), stop.clone());
+        let counter = base::thread::spawn("covey-count", move || count(&root, &counters, &stopped));
+        // A hangup is the sink's failure, which is reported there.
+        let _ = self.walk(feed);
+        stop.store(true, Ordering::Relaxed);
+        if let Ok(counter) = counter {
+            let _ = counter.join();
+        }
+        Ok(())
+    }
+}
+
+fn count(root: &Path, counters: &Counters, stop: &AtomicBool) {
+    let mut total = 1u64;
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            total += 1;
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                folders.push(entry.path());
+            }
+        }
+    }
+    counters.expected.store(total, Ordering::Relaxed);
+}
+
+fn kind(full: &Path, meta: &Metadata) -> io::Result<Kind> {
+    let kind = meta.file_type();
+    Ok(if kind.is_dir() {
+        Kind::Dir
+    } else if kind.is_file() {
+        Kind::File { size: meta.size() }
+    } else if kind.is_symlink() {
+        Kind::Symlink(fs::read_link(full)?.into_os_string())
+    } else {
+        let device = kind.is_char_device() || kind.is_block_device();
+        Kind::Node { format: meta.mode() & libc::S_IFMT, rdev: if device { meta.rdev() } else { 0 } }
+    })
+}
+
+/// Hands on a regular file and its bytes. One that cannot be opened is left out; one that cannot be read to its end too, as far
+/// as it can: what was read is kept and the rest is noted.
+fn contents(full: &Path, meta: &Metadata, item: Item, feed: &Feed) -> std::result::Result<(), Hangup> {
+    let open = fs::OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(full);
+    let file = match open {
+        Ok(file) => file,
+        Err(error) => {
+            feed.skip(full, plain(&error));
+            return Ok(());
+        }
+    };
+    feed.send(Step::Item(item))?;
+    let mut at = 0;
+    let sparse = meta.blocks() * 512 < meta.size();
+    loop {
+        let range = match sparse {
+            true => sys::next_data(&file, at).map(|found| found.map(|(start, end)| (start, end.min(meta.size())))),
+            false => Ok((at < meta.size()).then_some((at, meta.size()))),
+        };
+        let outcome = match range {
+            Ok(None) => break,
+            Ok(Some((start, end))) if start >= end => break,
+            Ok(Some((start, end))) => pieces(&file, start, end, feed)?,
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok(end) => at = end,
+            Err(error) => {
+                feed.skip(full, format!("could be read only in part: {}", plain(&error)));
+                break;
+            }
+        }
+    }
+    feed.send(Step::End)
+}
+
+/// Hands on a range of data; answers where it ended. A file that shrank meanwhile ends early: the end is then as asked.
+fn pieces(file: &File, start: u64, end: u64, feed: &Feed) -> std::result::Result<io::Result<u64>, Hangup> {
+    let mut at = start;
+    while at < end {
+        let mut buf = vec![0; (end - at).min(PIECE as u64) as usize];
+        let got = match file.read_at(&mut buf, at) {
+            Ok(0) => return Ok(Ok(end)),
+            Ok(got) => got,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Ok(Err(error)),
+        };
+        buf.truncate(got);
+        feed.send(Step::Piece(at, buf))?;
+        at += got as u64;
+    }
+    Ok(Ok(end))
+}

@@ -1,0 +1,140 @@
+//! Which mount of Covey's a path is in, and who uses it.
+//!
+//! A mount of Covey's is known by its type; its source is the volume: an absolute folder, or `mem:<id>` for a
+//! volume in memory. So the kernel's own table is the only registry: a command finds the volume (and with it the control
+//! socket) from any path on the mount, and nothing can be out of date.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use fuse::mount::{Mounted, find, mounted_by_us};
+
+use crate::error::{Context, Failure, Result};
+
+/// The topmost mount at exactly this path, Covey's or not.
+pub fn at(mountpoint: &Path) -> Result<Option<Mounted>> {
+    Ok(find(&absolute(mountpoint)?))
+}
+
+/// Whether it is one of ours.
+pub fn is_covey(mount: &Mounted) -> bool {
+    mount.kind == fuse::mount::FS_TYPE
+}
+
+/// The mount of Covey's that a path is in, if it is in one. The path must exist; on a dead mount it need not.
+pub fn covey_of(path: &Path) -> Result<Option<Mounted>> {
+    let mut ours = mounted_by_us();
+    if ours.is_empty() {
+        return Ok(None);
+    }
+    match fs::symlink_metadata(path).and_then(|_| fs::metadata(path).or_else(|_| fs::symlink_metadata(path))) {
+        Ok(meta) => {
+            ours.retain(|mount| mount.dev == meta.dev());
+            Ok(ours.pop())
+        }
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+            let place = absolute(path)?;
+            ours.retain(|mount| place.starts_with(&mount.path));
+            Ok(ours.pop())
+        }
+        Err(error) => Err(Failure::io(format!("cannot open {}", path.display()), &error)),
+    }
+}
+
+/// The folder that holds a mounted volume, if one does.
+pub fn volume_of(mount: &Mounted) -> Option<PathBuf> {
+    mount.source.starts_with('/').then(|| PathBuf::from(&mount.source))
+}
+
+/// The mount of a volume's folder, if it is mounted.
+pub fn of_volume(volume: &Path) -> Option<Mounted> {
+    mounted_by_us().into_iter().rev().find(|mount| Path::new(&mount.source) == volume)
+}
+
+/// The absolute form of a path, with symbolic links resolved where that can be done: a dead mountpoint can be named, too.
+pub fn absolute(path: &Path) -> Result<PathBuf> {
+    let here = std::path::absolute(path).at("resolve", path)?;
+    let clean: PathBuf = here.components().collect();
+    if let Ok(full) = fs::canonicalize(&clean) {
+        return Ok(full);
+    }
+    let (Some(folder), Some(name)) = (clean.parent(), clean.file_name()) else {
+        return Ok(clean);
+    };
+    Ok(fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned()).join(name))
+}
+
+/// A process that keeps a mount busy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// Its number.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+    /// What it holds: its working directory, an open file.
+    pub holds: String,
+}
+
+/// The processes with a working directory, root, program or open file below a mountpoint, as far as this user may see. Reads links
+/// only, so a dead mount does not hold it up.
+pub fn users_of(mountpoint: &Path) -> Vec<User> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter_map(|pid| user(pid, mountpoint)).collect()
+}
+
+fn user(pid: u32, mountpoint: &Path) -> Option<User> {
+    let proc = PathBuf::from(format!("/proc/{pid}"));
+    let below = |link: PathBuf| fs::read_link(link).ok().filter(|target| target.starts_with(mountpoint));
+    let whole = [("cwd", "working directory"), ("root", "root"), ("exe", "program")];
+    let held = whole.iter().find_map(|(link, what)| Some(format!("{what} {}", below(proc.join(link))?.display())));
+    let held = held.or_else(|| {
+        let mut open = fs::read_dir(proc.join("fd")).ok()?.flatten();
+        open.find_map(|entry| Some(format!("open file {}", below(entry.path())?.display())))
+    });
+    let held = held.or_else(|| mapped(&proc, mountpoint));
+    held.map(|holds| User {
+        pid,
+        name: fs::read_to_string(proc.join("comm")).unwrap_or_default().trim().to_owned(),
+        holds,
+    })
+}
+
+fn mapped(proc: &Path, mountpoint: &Path) -> Option<String> {
+    let maps = fs::read(proc.join("maps")).ok()?;
+    let mut prefix = b" ".to_vec();
+    prefix.extend_from_slice(mountpoint.as_os_str().as_bytes());
+    prefix.push(b'/');
+    let line = maps.split(|&byte| byte == b'\n').find(|line| line.windows(prefix.len()).any(|part| part == prefix))?;
+    let at = line.windows(prefix.len()).position(|part| part == prefix)?;
+    Some(format!("mapped file {}", String::from_utf8_lossy(&line[at + 1..])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_mounted_is_found() {
+        assert_eq!(at(Path::new("/proc")).unwrap().unwrap().kind, "proc");
+        assert!(at(Path::new("/proc/self")).unwrap().is_none());
+        assert!(covey_of(Path::new("/proc")).unwrap().is_none());
+    }
+
+    #[test]
+    fn absolute_needs_no_file() {
+        assert_eq!(absolute(Path::new("/proc/../proc/nothing/")).unwrap(), Path::new("/proc/nothing"));
+        assert_eq!(absolute(Path::new("/")).unwrap(), Path::new("/"));
+    }
+
+    #[test]
+    fn this_process_uses_its_program() {
+        let program = std::env::current_exe().unwrap();
+        let users = users_of(program.parent().unwrap());
+        assert!(users.iter().any(|user| user.pid == std::process::id()), "{users:?}");
+    }
+}

@@ -1,0 +1,133 @@
+//! What a path on the command line means: a place on a mount, or a volume's folder, or `VOLUME:/PATH`.
+//!
+//! A volume that is mounted is always reached through its mount: whoever names its folder is led there. So a command has two cases
+//! only: ask the daemon, or open a volume that nobody has.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use fuse::mount::Mounted;
+
+use crate::control::Ear;
+use crate::error::{Failure, Result};
+use crate::mounts;
+use crate::volume_dir::VolumeDir;
+
+/// What a path means.
+#[derive(Debug)]
+pub enum Target {
+    /// On a mount, whose daemon lives.
+    Mounted(Place),
+    /// In a volume that is not mounted (somebody else may still hold it).
+    Closed {
+        /// The volume.
+        dir: VolumeDir,
+        /// Below its root; empty for the root.
+        inner: PathBuf,
+    },
+}
+
+/// A place on a mount.
+#[derive(Debug)]
+pub struct Place {
+    /// The mount.
+    pub mount: Mounted,
+    /// The place, absolute.
+    pub path: PathBuf,
+}
+
+impl Place {
+    /// The place below the volume's root.
+    pub fn inner(&self) -> &Path {
+        self.path.strip_prefix(&self.mount.path).unwrap_or(Path::new(""))
+    }
+
+    /// Where its daemon listens.
+    pub fn ear(&self) -> Ear {
+        Ear::of_source(Path::new(&self.mount.source))
+    }
+
+    fn on(mount: Mounted, path: PathBuf) -> Result<Target> {
+        if mount.answers() {
+            return Ok(Target::Mounted(Place { mount, path }));
+        }
+        let place = mount.path.display();
+        Err(Failure::new("stale-mount", format!("the mount at {place} is dead"))
+            .why("its daemon is gone")
+            .next(format!("take it away with: covey umount {place}"))
+            .next(format!("then mount again: covey mount {} {place}", mount.source)))
+    }
+}
+
+/// What a path on the command line means. Its last component need not exist.
+pub fn resolve(text: &Path) -> Result<Target> {
+    if let Some((volume, inner)) = split(text) {
+        return in_volume(&volume, &inner);
+    }
+    let path = name(text)?;
+    let exists = path.symlink_metadata().is_ok();
+    let holder = if exists { &path } else { path.parent().unwrap_or(&path) };
+    if let Some(mount) = mounts::covey_of(holder)? {
+        return Place::on(mount, path);
+    }
+    if path.is_dir() {
+        return in_volume(&path, Path::new(""));
+    }
+    let failure = Failure::new("not-a-volume", format!("{} is in no mounted volume and is none itself", text.display()));
+    Err(failure
+        .next("name a path on a mount (covey df lists them), a volume's folder, or VOLUME:/PATH"))
+}
+
+/// The place in a volume, through its mount where it has one.
+pub fn in_volume(volume: &Path, inner: &Path) -> Result<Target> {
+    let dir = VolumeDir::open(volume)?;
+    match mounts::of_volume(dir.path()) {
+        Some(mount) => {
+            let path = mount.path.join(inner);
+            Place::on(mount, path)
+        }
+        None => Ok(Target::Closed { dir, inner: inner.to_owned() }),
+    }
+}
+
+/// `VOLUME:/PATH` in its two parts, where the first is a volume.
+fn split(text: &Path) -> Option<(PathBuf, PathBuf)> {
+    let bytes = text.as_os_str().as_bytes();
+    let part = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
+    let at = (0..bytes.len()).find(|&at| bytes[at..].starts_with(b":/") && part(&bytes[..at]).join("covey.json").is_file())?;
+    let inner = part(&bytes[at + 1..]);
+    Some((part(&bytes[..at]), crate::import::inside(&inner)?))
+}
+
+/// The absolute path of a name itself: links on the way are followed, a link at its end is not.
+fn name(path: &Path) -> Result<PathBuf> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return mounts::absolute(path);
+    };
+    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    Ok(mounts::absolute(parent)?.join(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volume_dir::ORIGIN_INSIDE;
+
+    #[test]
+    fn a_volume_and_a_path_in_it_are_told_apart() {
+        let temp = tempfile::tempdir().unwrap();
+        let volume = temp.path().join("a:b");
+        VolumeDir::create(&volume, ORIGIN_INSIDE, |_| Ok(())).unwrap();
+        let inner = |text: String| match resolve(Path::new(&text)) {
+            Ok(Target::Closed { inner, .. }) => inner,
+            other => panic!("{other:?}"),
+        };
+        let shown = volume.display();
+        assert_eq!(inner(format!("{shown}")), Path::new(""));
+        assert_eq!(inner(format!("{shown}:/")), Path::new(""));
+        assert_eq!(inner(format!("{shown}:/x/./y")), Path::new("x/y"));
+        assert_eq!(resolve(temp.path()).unwrap_err().code, "not-a-volume");
+        assert_eq!(resolve(&temp.path().join("none/at/all")).unwrap_err().code, "not-found");
+    }
+}

@@ -1,0 +1,424 @@
+//! A volume as a folder: what lies where, the file that says which format it is, and the lock that makes sure of one user.
+//!
+//! ```text
+//!   VOLUME/covey.json    format version, id, when it was made, where its blobs live for good
+//!   VOLUME/lock          flock(2) is held by whoever has the volume open; its text says who that is
+//!   VOLUME/control.sock  while mounted: the daemon's ear
+//!   VOLUME/covey.log     what a daemon in the background had to say
+//!   VOLUME/meta/         names
+//!   VOLUME/open/         packs in the making
+//!   VOLUME/blobs/        sealed blobs, unless the origin is elsewhere
+//! ```
+//!
+//! The lock is the kernel's: it goes with the process, however that ends, so a crash never leaves a volume locked. The text in it
+//! is for messages only and means nothing while nobody holds the lock. A folder is a volume when `covey.json` is there, which is
+//! therefore written last when a volume is made. Chapter "The volume folder" of docs/FORMAT.md is the prose of this file.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Context, Failure, Result};
+use crate::table::utc;
+
+/// The newest format this program reads, and the one it writes.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// The origin of a volume that keeps its blobs in its own folder.
+pub const ORIGIN_INSIDE: &str = "file:blobs";
+
+/// What `covey.json` says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Format {
+    /// The format's version. First in the file, and the only field whose meaning never changes.
+    pub format: u32,
+    /// The volume's id: 32 hexadecimal digits.
+    pub id: String,
+    /// When it was made, UTC.
+    pub created: String,
+    /// Where its blobs live: `file:DIR`; a relative folder is below the volume's.
+    pub origin: String,
+}
+
+/// Who holds a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// The process.
+    pub pid: u32,
+    /// What it does: `mount`, `fsck`, `import`, ...
+    pub does: String,
+    /// Where it has it mounted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mountpoint: Option<PathBuf>,
+}
+
+/// A folder that is a volume of a format that this program reads.
+#[derive(Clone, Debug)]
+pub struct VolumeDir {
+    path: PathBuf,
+    format: Format,
+}
+
+impl VolumeDir {
+    /// Opens the folder of a volume.
+    pub fn open(path: &Path) -> Result<VolumeDir> {
+        let path = canonical(path)?;
+        let file = path.join("covey.json");
+        let text = match fs::read(&file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(not_a_volume(&path)),
+            Err(error) => return Err(Failure::io(format!("cannot read {}", file.display()), &error)),
+        };
+        let format = read_format(&text).map_err(|why| unreadable(&file, why))?;
+        if format.format > FORMAT_VERSION {
+            return Err(newer(&path, format.format));
+        }
+        let format: Format = serde_json::from_slice(&text).map_err(|error| unreadable(&file, error.to_string()))?;
+        Ok(VolumeDir { path, format })
+    }
+
+    /// Makes an empty volume's folder, except for its names: `fill` writes those, and only then the folder becomes a volume.
+    /// The folder may exist if it is empty.
+    pub fn create(path: &Path, origin: &str, fill: impl FnOnce(&VolumeDir) -> Result<()>) -> Result<VolumeDir> {
+        let made = !path.exists();
+        private_folder(path)?;
+        let path = canonical(path)?;
+        check_empty(&path)?;
+        let id = base::random::id16().iter().map(|byte| format!("{byte:02x}")).collect();
+        let created = utc(base::time::now().seconds());
+        let format = Format {
+            format: FORMAT_VERSION,
+            id,
+            created,
+            origin: origin.to_owned(),
+        };
+        let volume = VolumeDir { path, format };
+        let outcome = volume.build(fill);
+        if outcome.is_err() {
+            // Nothing of a half-made volume is worth keeping, and left-overs would be in the way of the next attempt.
+            for name in ["meta", "open", "blobs"] {
+                let _ = fs::remove_dir_all(volume.path.join(name));
+            }
+            let _ = fs::remove_file(volume.path.join("lock"));
+            if made {
+                let _ = fs::remove_dir(&volume.path);
+            }
+        }
+        outcome.map(|()| volume)
+    }
+
+    fn build(&self, fill: impl FnOnce(&VolumeDir) -> Result<()>) -> Result<()> {
+        for folder in [self.meta(), self.open_packs()] {
+            private_folder(&folder)?;
+        }
+        fill(self)?;
+        let text = serde_json::to_string_pretty(&self.format).or_json()? + "\n";
+        let (temporary, file) = (self.path.join("covey.json.new"), self.path.join("covey.json"));
+        let write = || {
+            let mut out = File::create(&temporary)?;
+            out.write_all(text.as_bytes())?;
+            out.sync_all()?;
+            fs::rename(&temporary, &file)?;
+            File::open(&self.path)?.sync_all()
+        };
+        write().at("write", &file)
+    }
+
+    /// The folder, absolute.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What `covey.json` says.
+    pub fn format(&self) -> &Format {
+        &self.format
+    }
+
+    /// Where the names are.
+    pub fn meta(&self) -> PathBuf {
+        self.path.join("meta")
+    }
+
+    /// Where packs in the making are.
+    pub fn open_packs(&self) -> PathBuf {
+        self.path.join("open")
+    }
+
+    /// What a daemon in the background had to say.
+    pub fn log(&self) -> PathBuf {
+        self.path.join("covey.log")
+    }
+
+    /// The origin, with a relative folder made absolute: `file:/srv/v/blobs`.
+    pub fn origin(&self) -> String {
+        match self.format.origin.strip_prefix("file:") {
+            Some(folder) => format!("file:{}", self.path.join(folder).display()),
+            None => self.format.origin.clone(),
+        }
+    }
+
+    /// Takes the volume for this process.
+    pub fn lock(&self, holder: &Holder) -> Result<Lock> {
+        let path = self.path.join("lock");
+        let mut file = open_lock(&path).at("open", &path)?;
+        if !try_lock(&file, libc::LOCK_EX).at("lock", &path)? {
+            return Err(self.in_use(self.holder()?));
+        }
+        let text = serde_json::to_string(holder).or_json()?;
+        let mut write = || {
+            file.set_len(0)?;
+            file.seek(SeekFrom::Start(0))?;
+            file.write_all(text.as_bytes())
+        };
+        // A full disk must not be in the way of a mount: the text is for messages only.
+        let _ = write();
+        Ok(Lock { _file: file })
+    }
+
+    /// Who holds the volume, if anybody does. A holder whose text cannot be read has pid 0.
+    pub fn holder(&self) -> Result<Option<Holder>> {
+        let path = self.path.join("lock");
+        let mut file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Failure::io(format!("cannot open {}", path.display()), &error)),
+        };
+        if try_lock(&file, libc::LOCK_SH).at("lock", &path)? {
+            return Ok(None);
+        }
+        // Whoever has just taken the lock writes its text right after.
+        for _ in 0..20 {
+            let mut text = Vec::new();
+            file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_end(&mut text)).at("read", &path)?;
+            if let Ok(holder) = serde_json::from_slice(&text) {
+                return Ok(Some(holder));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Some(Holder {
+            pid: 0,
+            does: "something".to_owned(),
+            mountpoint: None,
+        }))
+    }
+
+    /// Waits until nobody holds the volume; false when that took too long.
+    pub fn wait_free(&self, patience: Duration) -> Result<bool> {
+        let end = base::time::monotonic() + patience;
+        while self.holder()?.is_some() {
+            if base::time::monotonic() >= end {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(true)
+    }
+
+    /// "It is in use", by whom, and how to end that.
+    pub fn in_use(&self, holder: Option<Holder>) -> Failure {
+        let failure = Failure::new("in-use", format!("the volume {} is in use", self.path.display()));
+        match holder {
+            Some(Holder { pid, mountpoint: Some(place), .. }) => failure
+                .why(format!("process {pid} has it mounted at {}", place.display()))
+                .next(format!("use it there, or unmount it first: covey umount {}", place.display())),
+            Some(Holder { pid, does, .. }) => failure
+                .why(format!("process {pid} is busy with it (covey {does})"))
+                .next("wait until that is done, then try again"),
+            None => failure.why("another process had it a moment ago").next("try again"),
+        }
+    }
+}
+
+/// The volume belongs to this process until this is dropped.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+fn open_lock(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o644);
+    options.open(path)
+}
+
+/// Whether the lock could be had.
+fn try_lock(file: &File, how: i32) -> io::Result<bool> {
+    loop {
+        // SAFETY: flock(2) on a descriptor that `file` keeps open.
+        if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
+            return Ok(true);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EWOULDBLOCK) => return Ok(false),
+            Some(libc::EINTR) => {}
+            _ => return Err(error),
+        }
+    }
+}
+
+/// Makes a folder that only its owner can look into, with the folders above it as usual.
+pub fn private_folder(path: &Path) -> Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).at("make the folder", path)
+}
+
+fn canonical(path: &Path) -> Result<PathBuf> {
+    match fs::canonicalize(path) {
+        Ok(full) if full.is_dir() => Ok(full),
+        Ok(_) => Err(Failure::new("not-a-volume", format!("{} is not a folder, and a volume is one", path.display()))
+            .next("name a volume's folder, or make one: covey format FOLDER")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(Failure::new("not-found", format!("there is no volume {}", path.display()))
+                .why("no such folder")
+                .next(format!("make one: covey format {}", path.display())))
+        }
+        Err(error) => Err(Failure::io(format!("cannot open {}", path.display()), &error)),
+    }
+}
+
+fn check_empty(path: &Path) -> Result<()> {
+    let shown = path.display();
+    if path.join("covey.json").exists() {
+        return Err(Failure::new("exists", format!("{shown} is a Covey volume already"))
+            .next(format!("use it: covey mount {shown} MOUNTPOINT"))
+            .next("or remove that folder first, if what it holds is not wanted any more"));
+    }
+    let found = fs::read_dir(path).at("read", path)?.flatten().find(|entry| entry.file_name() != "lost+found");
+    match found {
+        Some(entry) => Err(Failure::new("exists", format!("the folder {shown} is not empty"))
+            .why(format!("it holds {}", entry.file_name().to_string_lossy()))
+            .next("name an empty folder, or one that does not exist yet")),
+        None => Ok(()),
+    }
+}
+
+/// Only the version: other fields may mean anything in another one.
+#[derive(Deserialize)]
+struct Version {
+    format: u32,
+}
+
+fn read_format(text: &[u8]) -> std::result::Result<Version, String> {
+    serde_json::from_slice(text).map_err(|error| error.to_string())
+}
+
+fn unreadable(file: &Path, why: String) -> Failure {
+    Failure::new("damaged", format!("{} cannot be understood", file.display()))
+        .why(why)
+        .next("restore this small file from a backup; it holds the format version, the volume's id and its origin")
+}
+
+fn newer(path: &Path, version: u32) -> Failure {
+    Failure::new("newer-format", format!("the volume {} has format {version}", path.display()))
+        .why(format!("this covey reads formats up to {FORMAT_VERSION}; a newer one wrote it"))
+        .next("use the newer covey; nothing was changed")
+}
+
+fn not_a_volume(path: &Path) -> Failure {
+    let shown = path.display();
+    let failure = Failure::new("not-a-volume", format!("{shown} is not a Covey volume")).why("it has no covey.json");
+    let mounted = crate::mounts::at(path).ok().flatten().filter(crate::mounts::is_covey);
+    if let Some(mount) = mounted {
+        return failure.next(format!("a volume is mounted there; the volume itself is {}", mount.source));
+    }
+    match check_empty(path) {
+        Ok(()) => failure.next(format!("make one there: covey format {shown}")),
+        Err(_) => failure.next("check the path, or make a volume in a new folder: covey format FOLDER"),
+    }
+}
+
+/// JSON that cannot be written is a bug, and still no reason to panic.
+trait OrJson<T> {
+    fn or_json(self) -> Result<T>;
+}
+
+impl<T> OrJson<T> for serde_json::Result<T> {
+    fn or_json(self) -> Result<T> {
+        self.map_err(|error| Failure::new("io", "cannot write JSON").why(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn make(path: &Path) -> VolumeDir {
+        VolumeDir::create(path, ORIGIN_INSIDE, |_| Ok(())).unwrap()
+    }
+
+    fn me() -> Holder {
+        Holder {
+            pid: std::process::id(),
+            does: "test".to_owned(),
+            mountpoint: Some("/mnt/x".into()),
+        }
+    }
+
+    #[test]
+    fn a_volume_is_made_and_opened() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("deep/er");
+        let made = make(&path);
+        let opened = VolumeDir::open(&path).unwrap();
+        assert_eq!(made.format(), opened.format());
+        assert_eq!(opened.format().id.len(), 32);
+        assert_eq!(opened.origin(), format!("file:{}", opened.path().join("blobs").display()));
+        let again = VolumeDir::create(&path, ORIGIN_INSIDE, |_| Ok(())).unwrap_err();
+        assert!(again.what.contains("already"), "{again}");
+    }
+
+    #[test]
+    fn what_is_no_volume_is_refused() {
+        let temp = tempfile::tempdir().unwrap();
+        assert_eq!(VolumeDir::open(&temp.path().join("none")).unwrap_err().code, "not-found");
+        let empty = VolumeDir::open(temp.path()).unwrap_err();
+        assert!(empty.code == "not-a-volume" && empty.next[0].contains("covey format"), "{empty}");
+        fs::write(temp.path().join("thesis.tex"), "years of work").unwrap();
+        let full = VolumeDir::create(temp.path(), ORIGIN_INSIDE, |_| Ok(())).unwrap_err();
+        assert!(full.why[0].contains("thesis.tex"), "{full}");
+        assert_eq!(VolumeDir::open(&temp.path().join("thesis.tex")).unwrap_err().code, "not-a-volume");
+    }
+
+    #[test]
+    fn a_newer_format_is_named_and_a_torn_file_too() {
+        let temp = tempfile::tempdir().unwrap();
+        let file = make(&temp.path().join("v")).path().join("covey.json");
+        fs::write(&file, "{\"format\": 7, \"shape\": \"unheard of\"}").unwrap();
+        let newer = VolumeDir::open(&temp.path().join("v")).unwrap_err();
+        assert!(newer.code == "newer-format" && newer.what.contains("format 7"), "{newer}");
+        for torn in ["", "{\"form", "{\"format\": 1}"] {
+            fs::write(&file, torn).unwrap();
+            assert_eq!(VolumeDir::open(&temp.path().join("v")).unwrap_err().code, "damaged", "{torn:?}");
+        }
+    }
+
+    #[test]
+    fn a_failed_format_leaves_nothing() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("v");
+        let failed = VolumeDir::create(&path, ORIGIN_INSIDE, |_| Err(Failure::new("disk-full", "full")));
+        assert_eq!(failed.unwrap_err().code, "disk-full");
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn only_one_holds_it_and_is_named() {
+        let temp = tempfile::tempdir().unwrap();
+        let volume = make(&temp.path().join("v"));
+        assert_eq!(volume.holder().unwrap(), None);
+        let lock = volume.lock(&me()).unwrap();
+        let refused = volume.lock(&me()).unwrap_err();
+        assert!(refused.why[0].contains(&format!("process {}", std::process::id())), "{refused}");
+        assert!(refused.next[0].contains("covey umount /mnt/x"), "{refused}");
+        assert_eq!(volume.holder().unwrap(), Some(me()));
+        assert!(!volume.wait_free(Duration::from_millis(30)).unwrap());
+        drop(lock);
+        assert!(volume.wait_free(Duration::ZERO).unwrap());
+        volume.lock(&me()).unwrap();
+    }
+}
