@@ -239,7 +239,11 @@ impl fmt::Display for Finding {
                 write!(f, "{} is a second name of directory {ino}", Name(parent, name))
             }
             Finding::Loop { ino, parent, name, .. } => {
-                write!(f, "directory {ino}, {}, is not below the root: it is within itself", Name(parent, name))
+                write!(
+                    f,
+                    "directory {ino}, {}, is not below the root: it is within itself",
+                    Name(parent, name)
+                )
             }
             Finding::OrphanInode { ino, .. } => write!(f, "inode {ino} has no name"),
             Finding::WrongInode { ino, row, right, .. } => {
@@ -268,7 +272,9 @@ impl fmt::Display for Finding {
                 write!(f, "pack {pack} is not there or too short, and {bytes} bytes of files were in it")
             }
             Finding::CondemnedInUse { pack, .. } => write!(f, "pack {pack} is condemned and in use"),
-            Finding::MissingBlobRow { pack, blob } => write!(f, "pack {pack} cannot be found by its blob {blob}"),
+            Finding::MissingBlobRow { pack, blob } => {
+                write!(f, "pack {pack} cannot be found by its blob {blob}")
+            }
             Finding::StaleContent { hash, .. } => {
                 write!(f, "content {hash} is looked for where it no longer is (harmless)")
             }

@@ -34,7 +34,13 @@ struct Tally {
 
 impl Tallies {
     /// Takes in a page as it should be.
-    pub fn add(&mut self, audit: &mut Audit<'_, '_>, ino: Ino, number: u32, page: &ExtentPage) -> Result<(), StoreError> {
+    pub fn add(
+        &mut self,
+        audit: &mut Audit<'_, '_>,
+        ino: Ino,
+        number: u32,
+        page: &ExtentPage,
+    ) -> Result<(), StoreError> {
         for extent in page.extents() {
             let tally = self.packs.entry(extent.pack).or_default();
             tally.live += u64::from(extent.len);
@@ -48,7 +54,8 @@ impl Tallies {
     }
 
     pub fn look_up(&mut self, audit: &mut Audit<'_, '_>) -> Result<(), StoreError> {
-        let keys: Vec<Key> = self.pending.iter().map(|&(pack, ino, page)| Key::pack_user(pack, ino, page)).collect();
+        let keys: Vec<Key> =
+            self.pending.iter().map(|&(pack, ino, page)| Key::pack_user(pack, ino, page)).collect();
         let rows = audit.store.get_many(&keys)?;
         for ((pack, ino, page), row) in self.pending.drain(..).zip(rows) {
             if row.is_none() {
@@ -162,7 +169,9 @@ fn check_blobs(audit: &mut Audit<'_, '_>) -> Result<(), StoreError> {
             Some((blob, pack)) => {
                 let pack = audit.store.get(&Key::pack(pack))?.and_then(|row| PackRow::decode(&row).ok());
                 match pack {
-                    Some(PackRow::Sealed { blob: of, .. } | PackRow::Condemned { blob: of, .. }) => of == blob,
+                    Some(PackRow::Sealed { blob: of, .. } | PackRow::Condemned { blob: of, .. }) => {
+                        of == blob
+                    }
                     Some(PackRow::Open) | None => false,
                 }
             }

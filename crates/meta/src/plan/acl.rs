@@ -24,16 +24,9 @@ enum Tag {
 
 impl Tag {
     fn from_bits(bits: u16) -> Option<Tag> {
-        [
-            Tag::Owner,
-            Tag::User,
-            Tag::Group,
-            Tag::NamedGroup,
-            Tag::Mask,
-            Tag::Other,
-        ]
-        .into_iter()
-        .find(|tag| *tag as u16 == bits)
+        [Tag::Owner, Tag::User, Tag::Group, Tag::NamedGroup, Tag::Mask, Tag::Other]
+            .into_iter()
+            .find(|tag| *tag as u16 == bits)
     }
 }
 
@@ -63,20 +56,13 @@ impl Acl {
         if rest.len() % ENTRY != 0 {
             return Err(Refusal::Invalid);
         }
-        let entries: Vec<Entry> = rest
-            .chunks_exact(ENTRY)
-            .map(parse_entry)
-            .collect::<Option<_>>()
-            .ok_or(Refusal::Invalid)?;
+        let entries: Vec<Entry> =
+            rest.chunks_exact(ENTRY).map(parse_entry).collect::<Option<_>>().ok_or(Refusal::Invalid)?;
         if entries.is_empty() {
             return Ok(None);
         }
         let acl = Acl { entries };
-        if acl.is_valid() {
-            Ok(Some(acl))
-        } else {
-            Err(Refusal::Invalid)
-        }
+        if acl.is_valid() { Ok(Some(acl)) } else { Err(Refusal::Invalid) }
     }
 
     /// The kernel's form.
@@ -95,18 +81,13 @@ impl Acl {
         let count = |tag| self.entries.iter().filter(|entry| entry.tag == tag).count();
         let names_someone = count(Tag::User) + count(Tag::NamedGroup) > 0;
         self.entries.is_sorted_by_key(|entry| entry.tag)
-            && [Tag::Owner, Tag::Group, Tag::Other]
-                .into_iter()
-                .all(|tag| count(tag) == 1)
+            && [Tag::Owner, Tag::Group, Tag::Other].into_iter().all(|tag| count(tag) == 1)
             && count(Tag::Mask) <= 1
             && (!names_someone || count(Tag::Mask) == 1)
     }
 
     fn perm(&self, tag: Tag) -> Option<u32> {
-        self.entries
-            .iter()
-            .find(|entry| entry.tag == tag)
-            .map(|entry| u32::from(entry.perm))
+        self.entries.iter().find(|entry| entry.tag == tag).map(|entry| u32::from(entry.perm))
     }
 
     fn change(&mut self, tag: Tag, to: impl FnOnce(u16) -> u16) {
@@ -117,11 +98,7 @@ impl Acl {
 
     /// Whose bits are the mode's group bits: the mask's if there is one.
     fn group_class(&self) -> Tag {
-        if self.perm(Tag::Mask).is_some() {
-            Tag::Mask
-        } else {
-            Tag::Group
-        }
+        if self.perm(Tag::Mask).is_some() { Tag::Mask } else { Tag::Group }
     }
 
     /// The mode's nine bits that this list means.
@@ -161,10 +138,6 @@ fn parse_entry(bytes: &[u8]) -> Option<Entry> {
     let id = u32::from_le_bytes(*rest.first_chunk::<4>()?);
     match tag {
         Tag::User | Tag::NamedGroup => (id != NOBODY).then_some(Entry { tag, perm, id }),
-        _ => Some(Entry {
-            tag,
-            perm,
-            id: NOBODY,
-        }),
+        _ => Some(Entry { tag, perm, id: NOBODY }),
     }
 }

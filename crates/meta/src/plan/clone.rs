@@ -80,10 +80,7 @@ pub(super) fn clone(view: &View, ctx: &Ctx, from: Ino, ino: Ino) -> Result<Chang
 pub(super) fn more(view: &View, from: Ino, ino: Ino, page: u32) -> Result<Change, Stop> {
     let pages = Key::extents_from(from, page);
     let mut ask = Ask::new(view);
-    ask.row(&Key::inode(from))
-        .row(&Key::inode(ino))
-        .range(&pages, PAGES_PER_CLONE + 1)
-        .done()?;
+    ask.row(&Key::inode(from)).row(&Key::inode(ino)).range(&pages, PAGES_PER_CLONE + 1).done()?;
     let node = view.node(ino)?;
     if !node.record.is_file() || node.record.nlink != 0 || node.record.has(InodeRecord::INLINE) {
         return Err(Refusal::Invalid.into());
@@ -115,10 +112,7 @@ fn copy_pages(
         let mut page = decode_page(Some(value))?;
         let cut = !page.truncate((size - start).min(SPAN) as u32).is_empty();
         draft.check_seen(key.clone(), Some(value));
-        draft.put(
-            Key::extents(ino, number),
-            if cut { page.encode().into() } else { value.clone() },
-        );
+        draft.put(Key::extents(ino, number), if cut { page.encode().into() } else { value.clone() });
         for pack in packs_of(&page) {
             draft.put(Key::pack_user(pack, ino, number), nothing());
         }

@@ -47,14 +47,7 @@ pub(super) fn create(
     draft.check_live(parent);
     draft.check_seen(entry.clone(), None);
     let record = new_inode(&mut draft, view, ctx, (parent, &dir), make, 1)?;
-    draft.put(
-        entry,
-        Dentry {
-            ino: make.ino,
-            kind: record.kind(),
-        }
-        .encode(),
-    );
+    draft.put(entry, Dentry { ino: make.ino, kind: record.kind() }.encode());
     draft.entries_changed(parent, &dir, ctx.now);
     if record.is_dir() {
         draft.add(Key::subdirs(parent), 1);
@@ -156,9 +149,7 @@ fn inherit_acl(
     ino: Ino,
     record: &mut InodeRecord,
 ) -> Result<(), Stop> {
-    let row = view
-        .row(&Key::xattr(parent, DEFAULT_ACL))?
-        .ok_or(Refusal::Damaged)?;
+    let row = view.row(&Key::xattr(parent, DEFAULT_ACL))?.ok_or(Refusal::Damaged)?;
     let mut acl = Acl::parse(row).ok().flatten().ok_or(Refusal::Damaged)?;
     if record.is_dir() {
         draft.put(Key::xattr(ino, DEFAULT_ACL), row.clone());

@@ -55,11 +55,7 @@ pub(super) fn write(view: &View, ctx: &Ctx, op: &Write<'_>) -> Result<Change, St
     if let (Some(hash), Body::Packed([piece])) = (&op.intern, op.body)
         && piece.fresh.is_some()
     {
-        let row = ContentRow {
-            pack: piece.pack,
-            offset: piece.offset,
-            len: piece.len,
-        };
+        let row = ContentRow { pack: piece.pack, offset: piece.offset, len: piece.len };
         draft.put(Key::content(hash), row.encode());
     }
     draft.update(&node, record);
@@ -74,11 +70,7 @@ fn check_pieces(pieces: &[Piece]) -> Result<(), Refusal> {
         {
             return Err(Refusal::Invalid);
         }
-        end = piece
-            .at
-            .checked_add(len)
-            .filter(|end| *end <= FILE_MAX)
-            .ok_or(Refusal::TooLarge)?;
+        end = piece.at.checked_add(len).filter(|end| *end <= FILE_MAX).ok_or(Refusal::TooLarge)?;
     }
     Ok(())
 }
@@ -90,10 +82,7 @@ fn pages<'a>(pieces: &'a [Piece]) -> impl Iterator<Item = &'a [Piece]> {
 
 /// Packs that pieces refer to whose bytes were stored before: each must still be usable.
 fn old_packs(pieces: &[Piece]) -> impl Iterator<Item = PackNo> {
-    pieces
-        .iter()
-        .filter(|piece| piece.fresh.is_none())
-        .map(|piece| piece.pack)
+    pieces.iter().filter(|piece| piece.fresh.is_none()).map(|piece| piece.pack)
 }
 
 fn write_inline(
@@ -148,12 +137,7 @@ fn write_packed(
     }
     let fresh = pieces.iter().filter_map(|piece| {
         let crc = piece.fresh?;
-        Some(FreshData {
-            pack: piece.pack,
-            offset: piece.offset,
-            len: piece.len,
-            crc,
-        })
+        Some(FreshData { pack: piece.pack, offset: piece.offset, len: piece.len, crc })
     });
     draft.change.commit.fresh.extend(fresh);
     charge(draft, ledger, record);
@@ -163,23 +147,12 @@ fn write_packed(
 
 /// How far the pieces go without a gap from the file's first byte.
 fn covered(pieces: &[Piece]) -> u64 {
-    pieces.iter().fold(0, |end, piece| {
-        if piece.at == end {
-            end + u64::from(piece.len)
-        } else {
-            end
-        }
-    })
+    pieces.iter().fold(0, |end, piece| if piece.at == end { end + u64::from(piece.len) } else { end })
 }
 
 fn extent_of(piece: &Piece) -> Extent {
     let at = (piece.at % u64::from(ExtentPage::SPAN)) as u32;
-    Extent {
-        at,
-        len: piece.len,
-        pack: piece.pack,
-        offset: piece.offset,
-    }
+    Extent { at, len: piece.len, pack: piece.pack, offset: piece.offset }
 }
 
 /// The pack is there and not condemned, and stays so until the commit.

@@ -23,11 +23,7 @@ pub(super) const XATTRS_MAX: usize = 16_384;
 pub(super) fn link(view: &View, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Change, Stop> {
     check_name(name)?;
     let entry = Key::dentry(parent, name);
-    Ask::new(view)
-        .row(&Key::inode(ino))
-        .row(&Key::inode(parent))
-        .row(&entry)
-        .done()?;
+    Ask::new(view).row(&Key::inode(ino)).row(&Key::inode(parent)).row(&entry).done()?;
     let dir = view.live_dir(parent)?;
     let node = view.node(ino)?;
     if node.record.is_dir() {
@@ -48,14 +44,7 @@ pub(super) fn link(view: &View, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -
     record.nlink += 1;
     draft.check_live(parent);
     draft.check_seen(entry.clone(), None);
-    draft.put(
-        entry,
-        Dentry {
-            ino,
-            kind: record.kind(),
-        }
-        .encode(),
-    );
+    draft.put(entry, Dentry { ino, kind: record.kind() }.encode());
     draft.entries_changed(parent, &dir, ctx.now);
     draft.update(&node, record);
     Ok(draft.finish())
@@ -65,11 +54,7 @@ pub(super) fn link(view: &View, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -
 pub(super) fn attach(view: &View, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Change, Stop> {
     check_name(name)?;
     let entry = Key::dentry(parent, name);
-    Ask::new(view)
-        .row(&Key::inode(ino))
-        .row(&Key::inode(parent))
-        .row(&entry)
-        .done()?;
+    Ask::new(view).row(&Key::inode(ino)).row(&Key::inode(parent)).row(&entry).done()?;
     let dir = view.live_dir(parent)?;
     let node = view.node(ino)?;
     if node.is_removed() || node.record.nlink != 0 {
@@ -93,14 +78,7 @@ pub(super) fn attach(view: &View, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8])
     record.nlink = 1;
     record.parent = parent;
     draft.del(Key::orphan(ino));
-    draft.put(
-        entry,
-        Dentry {
-            ino,
-            kind: record.kind(),
-        }
-        .encode(),
-    );
+    draft.put(entry, Dentry { ino, kind: record.kind() }.encode());
     draft.entries_changed(parent, &dir, ctx.now);
     draft.update(&node, record);
     Ok(draft.finish())
@@ -137,10 +115,7 @@ pub(super) fn rmdir(view: &View, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<
     }
     let inside = Key::dentries(dentry.ino, 0);
     let mut ask = Ask::new(view);
-    ask.row(&Key::inode(dentry.ino))
-        .row(&Key::dir_changed(dentry.ino))
-        .range(&inside, 1)
-        .done()?;
+    ask.row(&Key::inode(dentry.ino)).row(&Key::dir_changed(dentry.ino)).range(&inside, 1).done()?;
     let node = view.named_node(dentry.ino)?;
     if !view.range(&inside, 1)?.is_empty() {
         return Err(Refusal::NotEmpty.into());

@@ -52,94 +52,29 @@ pub fn plan(op: &Op<'_>, ctx: &Ctx, view: &View) -> Plan {
 fn attempt(op: &Op<'_>, ctx: &Ctx, view: &View) -> Result<Change, Stop> {
     match *op {
         Op::Format { rows } => create::format(view, ctx, rows),
-        Op::Create {
-            parent,
-            name,
-            ref make,
-        } => create::create(view, ctx, parent, name, make),
+        Op::Create { parent, name, ref make } => create::create(view, ctx, parent, name, make),
         Op::Tmpfile { parent, ref make } => create::tmpfile(view, ctx, parent, make),
         Op::Link { ino, parent, name } => link::link(view, ctx, ino, parent, name),
         Op::Unlink { parent, name } => link::unlink(view, ctx, parent, name),
         Op::Rmdir { parent, name } => link::rmdir(view, ctx, parent, name),
-        Op::Rename {
-            parent,
-            name,
-            to,
-            to_name,
-            mode,
-        } => rename::rename(
-            view,
-            ctx,
-            &rename::Rename {
-                parent,
-                name,
-                to,
-                to_name,
-                mode,
-            },
-        ),
+        Op::Rename { parent, name, to, to_name, mode } => {
+            rename::rename(view, ctx, &rename::Rename { parent, name, to, to_name, mode })
+        }
         Op::SetAttr { ino, ref set } => attr::set(view, ctx, ino, set),
-        Op::Write {
-            ino,
-            ref body,
-            kill_suid_sgid,
-            cached,
-            intern,
-        } => data::write(
-            view,
-            ctx,
-            &data::Write {
-                ino,
-                body,
-                kill_suid_sgid,
-                cached,
-                intern,
-            },
-        ),
-        Op::Punch {
-            ino,
-            offset,
-            len,
-            grow_to,
-        } => range::punch(view, ctx, ino, (offset, len), grow_to),
-        Op::CopyRange {
-            from,
-            from_offset,
-            to,
-            to_offset,
-            len,
-        } => range::copy(
-            view,
-            ctx,
-            &range::Copy {
-                from,
-                from_offset,
-                to,
-                to_offset,
-                len,
-            },
-        ),
+        Op::Write { ino, ref body, kill_suid_sgid, cached, intern } => {
+            data::write(view, ctx, &data::Write { ino, body, kill_suid_sgid, cached, intern })
+        }
+        Op::Punch { ino, offset, len, grow_to } => range::punch(view, ctx, ino, (offset, len), grow_to),
+        Op::CopyRange { from, from_offset, to, to_offset, len } => {
+            range::copy(view, ctx, &range::Copy { from, from_offset, to, to_offset, len })
+        }
         Op::CloneInode { from, ino } => clone::clone(view, ctx, from, ino),
         Op::CloneMore { from, ino, page } => clone::more(view, from, ino, page),
         Op::Attach { ino, parent, name } => link::attach(view, ctx, ino, parent, name),
         Op::Reap { ino } => link::reap(view, ino),
-        Op::SetXattr {
-            ino,
-            name,
-            value,
-            mode,
-            kill_sgid,
-        } => xattr::set(
-            view,
-            ctx,
-            &xattr::Set {
-                ino,
-                name,
-                value,
-                mode,
-                kill_sgid,
-            },
-        ),
+        Op::SetXattr { ino, name, value, mode, kill_sgid } => {
+            xattr::set(view, ctx, &xattr::Set { ino, name, value, mode, kill_sgid })
+        }
         Op::RemoveXattr { ino, name } => xattr::remove(view, ctx, ino, name),
         Op::OpenPack { pack } => pack::open(view, pack),
         Op::SealPack { pack, blob, size } => pack::seal(view, pack, blob, size),

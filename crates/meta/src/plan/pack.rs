@@ -17,10 +17,7 @@ use super::pages::{Ledger, PageWork};
 use super::view::{Ask, Stop, View};
 
 fn row(view: &View, pack: PackNo) -> Result<Option<PackRow>, Stop> {
-    Ok(view
-        .row(&Key::pack(pack))?
-        .map(|row| PackRow::decode(row))
-        .transpose()?)
+    Ok(view.row(&Key::pack(pack))?.map(|row| PackRow::decode(row)).transpose()?)
 }
 
 /// [`super::Op::OpenPack`]
@@ -66,11 +63,7 @@ fn check_unused(draft: &mut Draft, view: &View, pack: PackNo) -> Result<(), Stop
 /// [`super::Op::CondemnPack`]
 pub(super) fn condemn(view: &View, pack: PackNo) -> Result<Change, Stop> {
     let key = Key::pack(pack);
-    Ask::new(view)
-        .row(&key)
-        .row(&Key::pack_live(pack))
-        .range(&Key::pack_users(pack), 1)
-        .done()?;
+    Ask::new(view).row(&key).row(&Key::pack_live(pack)).range(&Key::pack_users(pack), 1).done()?;
     let (blob, size) = match row(view, pack)?.ok_or(Refusal::NotFound)? {
         PackRow::Sealed { blob, size } => (blob, size),
         PackRow::Condemned { .. } => return Ok(Change::default()),
@@ -86,11 +79,7 @@ pub(super) fn condemn(view: &View, pack: PackNo) -> Result<Change, Stop> {
 /// [`super::Op::ForgetPack`]
 pub(super) fn forget(view: &View, pack: PackNo) -> Result<Change, Stop> {
     let key = Key::pack(pack);
-    Ask::new(view)
-        .row(&key)
-        .row(&Key::pack_live(pack))
-        .range(&Key::pack_users(pack), 1)
-        .done()?;
+    Ask::new(view).row(&key).row(&Key::pack_live(pack)).range(&Key::pack_users(pack), 1).done()?;
     let mut draft = Draft::new();
     match row(view, pack)? {
         None => return Ok(Change::default()),
@@ -147,12 +136,7 @@ pub(super) fn follow(view: &View, ino: Ino, number: u32, moves: &[Move]) -> Resu
             return Err(Refusal::Invalid.into());
         }
         page.insert(&mut ledger, moved);
-        let fresh = FreshData {
-            pack: step.to,
-            offset: step.to_offset,
-            len: step.len,
-            crc: step.crc,
-        };
+        let fresh = FreshData { pack: step.to, offset: step.to_offset, len: step.len, crc: step.crc };
         if !draft.change.commit.fresh.contains(&fresh) {
             draft.change.commit.fresh.push(fresh);
         }

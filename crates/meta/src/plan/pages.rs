@@ -79,26 +79,14 @@ impl PageWork {
     /// The page as the view shows it.
     pub fn load(view: &View, ino: Ino, number: u32) -> Result<PageWork, Stop> {
         let (row, page) = view.page(ino, number)?;
-        Ok(PageWork {
-            ino,
-            number,
-            seen: row.cloned(),
-            before: packs_of(&page),
-            page,
-        })
+        Ok(PageWork { ino, number, seen: row.cloned(), before: packs_of(&page), page })
     }
 
     /// The page of a row of a scan.
     pub fn from_row(key: &Key, value: &Value) -> Result<PageWork, Refusal> {
         let (ino, number) = key.as_extents().ok_or(Refusal::Damaged)?;
         let page = decode_page(Some(value))?;
-        Ok(PageWork {
-            ino,
-            number,
-            seen: Some(value.clone()),
-            before: packs_of(&page),
-            page,
-        })
+        Ok(PageWork { ino, number, seen: Some(value.clone()), before: packs_of(&page), page })
     }
 
     pub fn number(&self) -> u32 {
@@ -138,17 +126,10 @@ impl PageWork {
             draft.put(key, self.page.encode().into());
         }
         let after = packs_of(&self.page);
-        for &pack in after
-            .iter()
-            .filter(|pack| self.before.binary_search(pack).is_err())
-        {
+        for &pack in after.iter().filter(|pack| self.before.binary_search(pack).is_err()) {
             draft.put(Key::pack_user(pack, self.ino, self.number), nothing());
         }
-        for &pack in self
-            .before
-            .iter()
-            .filter(|pack| after.binary_search(pack).is_err())
-        {
+        for &pack in self.before.iter().filter(|pack| after.binary_search(pack).is_err()) {
             draft.del(Key::pack_user(pack, self.ino, self.number));
         }
         if self.page.extents().len() > CROWDED {

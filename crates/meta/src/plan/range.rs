@@ -114,10 +114,7 @@ impl Copy {
     /// The same, no longer than the source goes and than one commit takes.
     fn cut(&self, source: &InodeRecord) -> Result<Copy, Refusal> {
         let len = self.len.min(source.size.saturating_sub(self.from_offset));
-        let (from_end, to_end) = (
-            self.from_offset.saturating_add(len),
-            self.to_offset.saturating_add(len),
-        );
+        let (from_end, to_end) = (self.from_offset.saturating_add(len), self.to_offset.saturating_add(len));
         if self.from == self.to && len > 0 && self.from_offset < to_end && self.to_offset < from_end {
             return Err(Refusal::Invalid);
         }
@@ -125,18 +122,12 @@ impl Copy {
             return Err(Refusal::TooLarge);
         }
         let reach = (self.to_offset / SPAN + PAGES_PER_COPY) * SPAN - self.to_offset;
-        Ok(Copy {
-            len: len.min(reach),
-            ..*self
-        })
+        Ok(Copy { len: len.min(reach), ..*self })
     }
 }
 
 pub(super) fn copy(view: &View, ctx: &Ctx, op: &Copy) -> Result<Change, Stop> {
-    Ask::new(view)
-        .row(&Key::inode(op.from))
-        .row(&Key::inode(op.to))
-        .done()?;
+    Ask::new(view).row(&Key::inode(op.from)).row(&Key::inode(op.to)).done()?;
     let source = view.node(op.from)?;
     let node = view.node(op.to)?;
     check_file(&source.record)?;
@@ -154,12 +145,8 @@ pub(super) fn copy(view: &View, ctx: &Ctx, op: &Copy) -> Result<Change, Stop> {
     let to_pages = page_of(op.to_offset)..=last(op.to_offset);
     let from_pages = page_of(op.from_offset)..=last(op.from_offset);
     let mut ask = Ask::new(view);
-    to_pages
-        .clone()
-        .for_each(|page| _ = ask.row(&Key::extents(op.to, page)));
-    from_pages
-        .clone()
-        .for_each(|page| _ = ask.row(&Key::extents(op.from, page)));
+    to_pages.clone().for_each(|page| _ = ask.row(&Key::extents(op.to, page)));
+    from_pages.clone().for_each(|page| _ = ask.row(&Key::extents(op.from, page)));
     ask.done()?;
 
     let mut ledger = Ledger::default();

@@ -44,10 +44,7 @@ pub(super) fn rename(view: &View, ctx: &Ctx, op: &Rename<'_>) -> Result<Change, 
     let Ends { source, target, .. } = &ends;
 
     let mut ask = Ask::new(view);
-    for dentry in [Some(source), target.as_ref().map(|(dentry, _)| dentry)]
-        .into_iter()
-        .flatten()
-    {
+    for dentry in [Some(source), target.as_ref().map(|(dentry, _)| dentry)].into_iter().flatten() {
         ask.row(&Key::inode(dentry.ino));
         if dentry.is_dir() {
             ask.row(&Key::dir_changed(dentry.ino));
@@ -62,10 +59,7 @@ pub(super) fn rename(view: &View, ctx: &Ctx, op: &Rename<'_>) -> Result<Change, 
 
     let moved = view.named_node(source.ino)?;
     let mut draft = Draft::new();
-    if target
-        .as_ref()
-        .is_some_and(|(dentry, _)| dentry.ino == source.ino)
-    {
+    if target.as_ref().is_some_and(|(dentry, _)| dentry.ino == source.ino) {
         // Two names of one file: POSIX wants nothing to happen.
         draft.change.inode = Some((moved.ino, moved.record));
         return Ok(draft.finish());
@@ -80,10 +74,7 @@ pub(super) fn rename(view: &View, ctx: &Ctx, op: &Rename<'_>) -> Result<Change, 
     draft.check_seen(ends.from_key.clone(), Some(ends.source_seen));
     draft.check_seen(ends.to_key.clone(), target.as_ref().map(|(_, seen)| *seen));
     draft.put(ends.to_key.clone(), source.encode());
-    let mut subdirs = [
-        (op.parent, -i64::from(source.is_dir())),
-        (op.to, i64::from(source.is_dir())),
-    ];
+    let mut subdirs = [(op.parent, -i64::from(source.is_dir())), (op.to, i64::from(source.is_dir()))];
     if let Some((dentry, _)) = target {
         let other = view.named_node(dentry.ino)?;
         subdirs[1].1 -= i64::from(dentry.is_dir());
@@ -102,9 +93,7 @@ pub(super) fn rename(view: &View, ctx: &Ctx, op: &Rename<'_>) -> Result<Change, 
     if op.parent == op.to {
         draft.add(Key::subdirs(op.to), subdirs[0].1 + subdirs[1].1);
     } else {
-        subdirs
-            .into_iter()
-            .for_each(|(dir, by)| draft.add(Key::subdirs(dir), by));
+        subdirs.into_iter().for_each(|(dir, by)| draft.add(Key::subdirs(dir), by));
     }
     draft.entries_changed(op.parent, &ends.parent_record, ctx.now);
     draft.entries_changed(op.to, &ends.to_record, ctx.now);
@@ -118,11 +107,7 @@ fn ends<'v>(view: &'v View, op: &Rename<'_>) -> Result<Ends<'v>, Stop> {
     let from_key = Key::dentry(op.parent, op.name);
     let to_key = Key::dentry(op.to, op.to_name);
     let mut ask = Ask::new(view);
-    ask.row(&Key::inode(op.parent))
-        .row(&Key::inode(op.to))
-        .row(&from_key)
-        .row(&to_key)
-        .done()?;
+    ask.row(&Key::inode(op.parent)).row(&Key::inode(op.to)).row(&from_key).row(&to_key).done()?;
     let parent_record = view.live_dir(op.parent)?;
     let to_record = view.live_dir(op.to)?;
     let (source, source_seen) = view.dentry(&from_key)?.ok_or(Refusal::NotFound)?;
@@ -131,24 +116,12 @@ fn ends<'v>(view: &'v View, op: &Rename<'_>) -> Result<Ends<'v>, Stop> {
         (RenameMode::NoReplace, Some(_)) => return Err(Refusal::Exists.into()),
         (RenameMode::Exchange, None) => return Err(Refusal::NotFound.into()),
         (RenameMode::Replace, Some((target, _))) if source.is_dir() != target.is_dir() => {
-            let refusal = if source.is_dir() {
-                Refusal::NotDir
-            } else {
-                Refusal::IsDir
-            };
+            let refusal = if source.is_dir() { Refusal::NotDir } else { Refusal::IsDir };
             return Err(refusal.into());
         }
         _ => {}
     }
-    Ok(Ends {
-        from_key,
-        to_key,
-        source,
-        source_seen,
-        target,
-        parent_record,
-        to_record,
-    })
+    Ok(Ends { from_key, to_key, source, source_seen, target, parent_record, to_record })
 }
 
 /// No directory may come to be inside itself; and both parents must still take names when the commit is made.

@@ -123,11 +123,7 @@ pub(super) fn inline_body(draft: &mut Draft, view: &View, node: &Node) -> Result
 
 /// These bytes become the whole of a file that has no extents.
 pub(super) fn put_inline(draft: &mut Draft, node: &Node, record: &mut InodeRecord, body: &[u8]) {
-    let was = if node.record.has(InodeRecord::INLINE) {
-        node.record.stored
-    } else {
-        0
-    };
+    let was = if node.record.has(InodeRecord::INLINE) { node.record.stored } else { 0 };
     draft.total_bytes(body.len() as i64 - was as i64);
     record.size = body.len() as u64;
     record.stored = body.len() as u64;

@@ -70,25 +70,16 @@ impl View {
     pub(super) fn row(&self, key: &Key) -> Result<Option<&Value>, Stop> {
         match self.rows.get(key) {
             Some(known) => Ok(known.as_ref()),
-            None => Err(Stop::Need {
-                keys: vec![key.clone()],
-                ranges: Vec::new(),
-            }),
+            None => Err(Stop::Need { keys: vec![key.clone()], ranges: Vec::new() }),
         }
     }
 
     /// The first rows of a range: all of them if there are fewer than `limit`.
     pub(super) fn range(&self, range: &KeyRange, limit: usize) -> Result<&[(Key, Value)], Stop> {
-        let shown = self
-            .ranges
-            .iter()
-            .find(|shown| shown.limit >= limit && shown.range == *range);
+        let shown = self.ranges.iter().find(|shown| shown.limit >= limit && shown.range == *range);
         match shown {
             Some(shown) => Ok(&shown.rows[..shown.rows.len().min(limit)]),
-            None => Err(Stop::Need {
-                keys: Vec::new(),
-                ranges: vec![(range.clone(), limit)],
-            }),
+            None => Err(Stop::Need { keys: Vec::new(), ranges: vec![(range.clone(), limit)] }),
         }
     }
 
@@ -110,35 +101,21 @@ impl View {
             value = self.row(&key)?.filter(|value| !value.is_empty());
         }
         let value = value.ok_or(Refusal::NotFound)?;
-        Ok(Node {
-            ino,
-            key,
-            record: InodeRecord::decode(value)?,
-            seen: value.clone(),
-        })
+        Ok(Node { ino, key, record: InodeRecord::decode(value)?, seen: value.clone() })
     }
 
     /// An inode that some name or row speaks of: that it is not there is damage.
     pub(super) fn named_node(&self, ino: Ino) -> Result<Node, Stop> {
         let key = Key::inode(ino);
         let value = self.row(&key)?.ok_or(Refusal::Damaged)?;
-        Ok(Node {
-            ino,
-            record: InodeRecord::decode(value)?,
-            seen: value.clone(),
-            key,
-        })
+        Ok(Node { ino, record: InodeRecord::decode(value)?, seen: value.clone(), key })
     }
 
     /// A directory that can take names: not a removed one. Refused with `NotFound` or `NotDir`.
     pub(super) fn live_dir(&self, ino: Ino) -> Result<InodeRecord, Stop> {
         let value = self.row(&Key::inode(ino))?.ok_or(Refusal::NotFound)?;
         let record = InodeRecord::decode(value)?;
-        if record.is_dir() {
-            Ok(record)
-        } else {
-            Err(Refusal::NotDir.into())
-        }
+        if record.is_dir() { Ok(record) } else { Err(Refusal::NotDir.into()) }
     }
 
     /// When a directory's entries last changed, as its row says.
@@ -156,10 +133,7 @@ impl View {
 
 /// A page's row as a page.
 pub(super) fn decode_page(row: Option<&Value>) -> Result<ExtentPage, Refusal> {
-    row.map_or_else(
-        || Ok(ExtentPage::new()),
-        |row| ExtentPage::decode(row).map_err(|_| Refusal::Damaged),
-    )
+    row.map_or_else(|| Ok(ExtentPage::new()), |row| ExtentPage::decode(row).map_err(|_| Refusal::Damaged))
 }
 
 /// An inode as it was shown.
@@ -185,10 +159,7 @@ impl Node {
 #[derive(Debug)]
 pub(super) enum Stop {
     /// These must be shown first.
-    Need {
-        keys: Vec<Key>,
-        ranges: Vec<(KeyRange, usize)>,
-    },
+    Need { keys: Vec<Key>, ranges: Vec<(KeyRange, usize)> },
     /// The operation is refused.
     Refused(Refusal),
 }
@@ -214,11 +185,7 @@ pub(super) struct Ask<'v> {
 
 impl<'v> Ask<'v> {
     pub fn new(view: &'v View) -> Ask<'v> {
-        Ask {
-            view,
-            keys: Vec::new(),
-            ranges: Vec::new(),
-        }
+        Ask { view, keys: Vec::new(), ranges: Vec::new() }
     }
 
     pub fn row(&mut self, key: &Key) -> &mut Self {
@@ -240,9 +207,6 @@ impl<'v> Ask<'v> {
         if self.keys.is_empty() && self.ranges.is_empty() {
             return Ok(());
         }
-        Err(Stop::Need {
-            keys: std::mem::take(&mut self.keys),
-            ranges: std::mem::take(&mut self.ranges),
-        })
+        Err(Stop::Need { keys: std::mem::take(&mut self.keys), ranges: std::mem::take(&mut self.ranges) })
     }
 }

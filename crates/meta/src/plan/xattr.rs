@@ -30,11 +30,8 @@ const NAME_MAX: usize = 255;
 /// Keeps the record in step with an attribute that comes or goes.
 pub(super) fn count_name(record: &mut InodeRecord, name: &[u8], comes: bool) {
     let len = name.len() as u32 + 1;
-    record.xattr_list = if comes {
-        record.xattr_list.saturating_add(len)
-    } else {
-        record.xattr_list.saturating_sub(len)
-    };
+    record.xattr_list =
+        if comes { record.xattr_list.saturating_add(len) } else { record.xattr_list.saturating_sub(len) };
     record.set(InodeRecord::HAS_XATTRS, record.xattr_list > 0);
     let special = match name {
         CAPABILITY => InodeRecord::HAS_CAPABILITY,
@@ -56,19 +53,12 @@ fn check_name(name: &[u8]) -> Result<(), Refusal> {
     if name.len() == prefix.len() || name.contains(&0) {
         return Err(Refusal::Invalid);
     }
-    if name.len() > NAME_MAX {
-        Err(Refusal::AttributeTooLarge)
-    } else {
-        Ok(())
-    }
+    if name.len() > NAME_MAX { Err(Refusal::AttributeTooLarge) } else { Ok(()) }
 }
 
 /// The inode and the attribute's row; a directory's times too.
 fn load(view: &View, ino: Ino, name: &[u8]) -> Result<Node, Stop> {
-    Ask::new(view)
-        .row(&Key::inode(ino))
-        .row(&Key::xattr(ino, name))
-        .done()?;
+    Ask::new(view).row(&Key::inode(ino)).row(&Key::xattr(ino, name)).done()?;
     let node = view.node(ino)?;
     if needs_entries_changed(&node) {
         view.row(&Key::dir_changed(ino))?;

@@ -94,6 +94,17 @@ impl Machine {
         if of_kind.is_empty() { self.any(number) } else { of_kind[usize::from(number) % of_kind.len()] }
     }
 
+    /// A name that is there, where there is one and chance wants it so.
+    fn name_in(&self, dir: u64, raw: Raw) -> &'static str {
+        let fits = |name: &&&str| {
+            let ino = self.model.nodes.get(&dir).and_then(|node| node.entries.get(name.as_bytes()));
+            let wants_dir = (28..33).contains(&raw.what) || raw.how & 64 != 0;
+            ino.is_some_and(|ino| !wants_dir || self.model.nodes[ino].is_dir())
+        };
+        let any = NAMES[usize::from(raw.name)];
+        if raw.how < 40 { any } else { NAMES.iter().find(fits).copied().unwrap_or(any) }
+    }
+
     fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut out = Vec::with_capacity(len + 8);
         while out.len() < len {
@@ -114,13 +125,14 @@ impl Machine {
         let file = self.pick(raw.a, mode::S_IFREG);
         let other = self.pick(raw.b, mode::S_IFREG);
         let (name, to_name) = (NAMES[usize::from(raw.name)], NAMES[usize::from(raw.to_name)]);
+        let there = self.name_in(dir, raw);
         match raw.what {
             0..16 => self.create(dir, Some(name), raw),
             16..18 => self.create(dir, None, raw),
             18..22 => self.link(file, to, name),
-            22..28 => self.unlink(dir, name),
-            28..33 => self.rmdir(dir, name),
-            33..47 => self.rename(dir, name, to, to_name, raw),
+            22..28 => self.unlink(dir, there),
+            28..33 => self.rmdir(dir, there),
+            33..47 => self.rename(dir, there, to, to_name, raw),
             47..53 => self.set_attr(raw),
             53..57 => self.truncate(file, raw),
             57..71 => self.write(file, raw),
@@ -144,7 +156,15 @@ impl Machine {
     fn create(&mut self, dir: u64, name: Option<&str>, raw: Raw) {
         let ino = self.next_ino;
         self.next_ino += 1;
-        let kinds = [mode::S_IFREG, mode::S_IFDIR, mode::S_IFREG, mode::S_IFDIR, mode::S_IFLNK, mode::S_IFIFO, mode::S_IFCHR];
+        let kinds = [
+            mode::S_IFREG,
+            mode::S_IFDIR,
+            mode::S_IFREG,
+            mode::S_IFDIR,
+            mode::S_IFLNK,
+            mode::S_IFIFO,
+            mode::S_IFCHR,
+        ];
         let kind = if name.is_some() { kinds[usize::from(raw.how) % 7] } else { mode::S_IFREG };
         let (perm, umask) = (u32::from(raw.at) & 0o7777, u32::from(raw.len) & 0o777);
         let target: &[u8] = if kind == mode::S_IFLNK { b"some/where" } else { b"" };
@@ -317,7 +337,9 @@ impl Machine {
         let parent = self.model.nodes.get(&to);
         let blocked = match parent {
             Some(node) if !node.is_dir() => Some(Refusal::NotDir),
-            Some(node) if !node.removed => node.entries.contains_key(name.as_bytes()).then_some(Refusal::Exists),
+            Some(node) if !node.removed => {
+                node.entries.contains_key(name.as_bytes()).then_some(Refusal::Exists)
+            }
             _ => Some(Refusal::NotFound),
         };
         match blocked {
@@ -348,8 +370,11 @@ impl Machine {
 
     fn some_sealed(&self, raw: Raw) -> Option<PackNo> {
         let packs = self.world.names.packs(PackNo(0), usize::MAX).unwrap();
-        let sealed: Vec<PackNo> =
-            packs.iter().filter(|(_, row)| matches!(row, PackRow::Sealed { .. })).map(|(no, _)| *no).collect();
+        let sealed: Vec<PackNo> = packs
+            .iter()
+            .filter(|(_, row)| matches!(row, PackRow::Sealed { .. }))
+            .map(|(no, _)| *no)
+            .collect();
         sealed.get(usize::from(raw.a) % sealed.len().max(1)).copied()
     }
 
@@ -420,7 +445,7 @@ impl Machine {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 3000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 3000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn names_do_what_posix_says(steps in prop::collection::vec(raw(), 1..120)) {

@@ -91,7 +91,15 @@ impl Model {
         ino
     }
 
-    pub fn create(&mut self, parent: u64, name: Option<&[u8]>, new: &New<'_>, uid: u32, gid: u32, now: i64) -> R {
+    pub fn create(
+        &mut self,
+        parent: u64,
+        name: Option<&[u8]>,
+        new: &New<'_>,
+        uid: u32,
+        gid: u32,
+        now: i64,
+    ) -> R {
         let dir = self.live_dir(parent)?;
         if name.is_some_and(|name| dir.entries.contains_key(name)) {
             return Err(Refusal::Exists);
@@ -353,16 +361,7 @@ impl Model {
 }
 
 fn fresh(kind: u32, now: i64) -> Node {
-    Node {
-        kind,
-        uid: 1000,
-        gid: 100,
-        atime: now,
-        mtime: now,
-        ctime: now,
-        btime: now,
-        ..Node::default()
-    }
+    Node { kind, uid: 1000, gid: 100, atime: now, mtime: now, ctime: now, btime: now, ..Node::default() }
 }
 
 fn without_set_ids(perm: u32) -> u32 {

@@ -67,8 +67,10 @@ impl MetaStore for TestStore {
             (Expect::Absent, None) | (Expect::Exists, Some(_)) => true,
             _ => false,
         };
-        let failed: Vec<Key> = commit.checks.iter().filter(|c| !holds(c)).map(|(key, _)| key.clone()).collect();
-        let not_empty = commit.empty.iter().any(|r| rows.range(r.start.clone()..r.end.clone()).next().is_some());
+        let failed: Vec<Key> =
+            commit.checks.iter().filter(|c| !holds(c)).map(|(key, _)| key.clone()).collect();
+        let not_empty =
+            commit.empty.iter().any(|r| rows.range(r.start.clone()..r.end.clone()).next().is_some());
         if !failed.is_empty() || not_empty {
             let rows = failed.into_iter().map(|key| (key.clone(), rows.get(&key).cloned())).collect();
             return Err(CommitError::Conflict { rows, not_empty });
