@@ -12,7 +12,7 @@ mod bytes;
 pub mod clone;
 pub mod errno;
 pub mod fsck;
-mod gc;
+pub mod gc;
 mod numbers;
 mod ops;
 mod packs;

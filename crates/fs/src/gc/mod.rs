@@ -17,7 +17,9 @@
 //! bytes are more than [`START`] of what is live, the emptiest are compacted: the emptier a pack, the less is copied for what is freed. When
 //! they are more than [`HARD`], writers wait a little before each write, so that compaction keeps up.
 
+pub mod all;
 mod compact;
+mod contents;
 pub(crate) mod crowd;
 mod leftovers;
 pub(crate) mod reap;

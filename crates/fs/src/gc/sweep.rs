@@ -47,6 +47,8 @@ pub(crate) struct Sweep {
     last_flush: Mutex<Instant>,
     /// How much had been written by users at the last round.
     seen_written: AtomicU64,
+    /// Packs forgotten since contents were last gone through.
+    pub(crate) forgotten: AtomicU64,
     /// Held through a round: rounds are one after another, whoever makes them.
     round: Mutex<()>,
 }
@@ -59,6 +61,7 @@ impl Sweep {
             commit: commit.max(Duration::from_millis(10)),
             last_flush: Mutex::new(time::monotonic()),
             seen_written: AtomicU64::new(0),
+            forgotten: AtomicU64::new(0),
             round: Mutex::default(),
         }
     }
@@ -133,6 +136,7 @@ impl Core {
         if compact && self.may_copy() {
             self.compact_round()?;
             self.crowd_round()?;
+            self.contents_round()?;
         }
         Ok(())
     }
@@ -242,6 +246,7 @@ impl Core {
             self.parts.origin.remove(&blob)?;
         }
         self.run(&Op::ForgetPack { pack })?;
+        self.sweep.forgotten.fetch_add(1, Ordering::AcqRel);
         drop(whole);
         self.table.drop(pack);
         if last {

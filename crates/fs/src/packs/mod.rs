@@ -374,19 +374,18 @@ impl Packs {
         all.fold((state.sealing.len() as u64, 0), |(n, bytes), pack| (n + 1, bytes + u64::from(pack.len())))
     }
 
-    /// Whether nothing is left to seal.
-    pub(crate) fn all_sealed(&self) -> bool {
+    /// Whether nothing that was closed is left to seal.
+    pub(crate) fn all_closed_sealed(&self) -> bool {
         let state = self.0.state.lock();
-        state.sealing.is_empty()
-            && state.closed.is_empty()
-            && state.shared.is_none()
-            && state.moved.is_none()
-            && state.own.is_empty()
+        state.sealing.is_empty() && state.closed.is_empty()
     }
 
-    /// Makes the sealer return from its wait.
-    pub(crate) fn wake(&self) {
-        self.0.wake_sealer();
+    /// Whether nothing is open at all.
+    #[cfg(test)]
+    pub(crate) fn all_sealed(&self) -> bool {
+        let state = self.0.state.lock();
+        let none = state.shared.is_none() && state.moved.is_none() && state.own.is_empty();
+        none && state.sealing.is_empty() && state.closed.is_empty()
     }
 
     /// The sealer is to end.

@@ -4,6 +4,7 @@
 //! cannot be sealed (the origin does not answer) stays an open pack: readable, durable, and tried again.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use base::PackNo;
@@ -91,6 +92,7 @@ impl Core {
     /// An open pack that nothing refers to: its row goes now, its file after the next flush.
     pub(crate) fn forget_open(&self, no: PackNo) -> Result<(), Error> {
         self.run(&Op::ForgetPack { pack: no })?;
+        self.sweep.forgotten.fetch_add(1, Ordering::AcqRel);
         self.table.drop(no);
         self.sweep.discard(no);
         Ok(())

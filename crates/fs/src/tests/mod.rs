@@ -2,9 +2,11 @@
 
 mod collect;
 mod data;
+mod disk;
 mod faults;
 mod model;
 mod tree;
+mod whole;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -1,0 +1,86 @@
+//! Collection on request: everything that would be done some time, done now.
+
+use std::time::Duration;
+
+use base::time;
+
+use super::{MERGE_COUNT, Stored};
+use crate::errno::{Errno, Error};
+use crate::volume::{Core, Volume};
+
+/// Packs less live than this are compacted (percent).
+const WORTH: u32 = 50;
+/// How long deletions, which other threads do, are waited for at most.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// What a collection came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Bytes of blobs and packs deleted.
+    pub freed_bytes: u64,
+    /// Bytes copied to free them.
+    pub moved_bytes: u64,
+    /// Bytes stored now.
+    pub stored_bytes: u64,
+    /// Of these, dead.
+    pub garbage_bytes: u64,
+    /// Sealed packs now.
+    pub packs: u64,
+}
+
+impl Volume {
+    /// Frees everything that nothing refers to, compacts what is more than half dead and merges small packs. `progress` is
+    /// told now and then how far it is. Requests go on being answered meanwhile.
+    ///
+    /// # Errors
+    /// `EROFS`; or what could not be read, written or deleted.
+    pub fn collect(&self, progress: &mut dyn FnMut(Collected)) -> Result<Collected, Errno> {
+        if self.core.options.read_only {
+            return Err(Errno::EROFS);
+        }
+        let done = self.core.collect(progress);
+        done.map_err(|error| self.core.answer("collection", base::Ino::ROOT, error))
+    }
+}
+
+impl Core {
+    fn collect(&self, progress: &mut dyn FnMut(Collected)) -> Result<Collected, Error> {
+        let (freed, moved) = (self.counters.freed_bytes.get(), self.counters.moved_bytes.get());
+        let now = |core: &Core| {
+            let Stored { stored_bytes, garbage_bytes, packs, .. } = core.garbage.totals();
+            let freed_bytes = core.counters.freed_bytes.get() - freed;
+            let moved_bytes = core.counters.moved_bytes.get() - moved;
+            Collected { freed_bytes, moved_bytes, stored_bytes, garbage_bytes, packs }
+        };
+        let began = time::monotonic();
+        let patient = || time::monotonic().saturating_duration_since(began) < PATIENCE && !self.stopping();
+        while !(self.reaper.is_idle() && self.garbage.totals().counted) && patient() {
+            progress(now(self));
+            self.sweep.pause(Duration::from_millis(20));
+        }
+        self.packs.close_all();
+        while !self.packs.all_closed_sealed() && patient() {
+            progress(now(self));
+            self.sweep.pause(Duration::from_millis(20));
+        }
+        // Moved bytes make packs of their own, which are sealed at the end.
+        loop {
+            self.sweep_round(false)?;
+            progress(now(self));
+            let mut packs = self.garbage.emptiest(MERGE_COUNT, WORTH);
+            packs.extend(self.garbage.to_merge());
+            if packs.is_empty() || !self.may_copy() || !patient() {
+                break;
+            }
+            for pack in packs {
+                self.move_live(pack)?;
+            }
+        }
+        self.packs.close_all();
+        self.sweep_contents()?;
+        // Once to condemn what is empty now, once to delete it.
+        self.sweep_round(false)?;
+        self.sweep_round(false)?;
+        Ok(now(self))
+    }
+}

@@ -1,0 +1,182 @@
+//! The volume on a disk: what a kill leaves is what was acknowledged.
+
+use std::path::Path;
+
+use base::size::MIB;
+use meta::Journal;
+
+use super::*;
+use crate::fsck::{self, Depth, Ears};
+
+/// A folder with everything that a volume has on a disk.
+struct Disk {
+    dir: tempfile::TempDir,
+}
+
+impl Disk {
+    fn new() -> Disk {
+        let disk = Disk { dir: tempfile::tempdir().unwrap() };
+        origin::Folder::format(&disk.path().join("blobs")).unwrap();
+        std::fs::create_dir(disk.path().join("meta")).unwrap();
+        let (parts, journal) = disk.parts();
+        Volume::format(&parts, &FormatRequest::default()).unwrap();
+        journal.close().unwrap();
+        disk
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn parts(&self) -> (Parts, Arc<Journal>) {
+        let kept = origin::Folder::open(&self.path().join("blobs"), origin::Access::ReadWrite).unwrap();
+        let origin: Arc<dyn Origin> = Arc::new(kept);
+        let packs = cache::DiskPacks::open(&self.path().join("open"), origin.clone()).unwrap();
+        let packs: Arc<dyn PackStore> = Arc::new(packs);
+        let options = meta::journal::Options { background: false, ..Default::default() };
+        let (journal, _) = Journal::open(&self.path().join("meta"), packs.clone(), options).unwrap();
+        let journal = Arc::new(journal);
+        (Parts { store: journal.clone(), packs, source: Arc::new(Near(origin.clone())), origin }, journal)
+    }
+
+    fn open(&self) -> (Volume, Arc<Journal>) {
+        let (parts, journal) = self.parts();
+        let options = Options { commit: Duration::from_millis(100), ..Options::default() };
+        (Volume::open(parts, options).unwrap(), journal)
+    }
+
+    fn stored(&self) -> u64 {
+        fn size(path: &Path) -> u64 {
+            let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+            entries
+                .map(
+                    |e| if e.path().is_dir() { size(&e.path()) } else { e.metadata().map_or(0, |m| m.len()) },
+                )
+                .sum()
+        }
+        size(&self.path().join("blobs")) + size(&self.path().join("open"))
+    }
+
+    fn check(&self) {
+        let (parts, _journal) = self.parts();
+        let mut findings = Vec::new();
+        let mut ears = Ears { found: &mut |finding| findings.push(finding), progress: &mut |_| {} };
+        fsck::check(&parts, Depth::Full, &mut ears).unwrap();
+        findings.retain(|finding| !finding.is_harmless());
+        assert_eq!(findings, []);
+    }
+}
+
+#[test]
+fn what_was_acknowledged_survives_a_kill_at_any_moment() {
+    let disk = Disk::new();
+    let mut model: Vec<(String, Vec<u8>)> = Vec::new();
+    for round in 0..8u64 {
+        let (v, journal) = disk.open();
+        for (name, bytes) in &model {
+            let attr = v.resolve(name.as_bytes(), true).unwrap();
+            assert!(v.get(attr.ino) == *bytes, "{name} in round {round}");
+        }
+        for n in 0..30u64 {
+            let name = format!("r{round}n{n}");
+            let f = v.file(Ino::ROOT, &name);
+            let mut bytes = noise(round * 100 + n, [100, 700, 40_000, MIB as usize][(n % 4) as usize]);
+            v.put(f, 0, &bytes);
+            v.put(f, 50, &noise(n, 600));
+            let len = bytes.len().max(650);
+            bytes.resize(len, 0);
+            bytes[50..650].copy_from_slice(&noise(n, 600));
+            model.push((name, bytes));
+            if n % 7 == 0 && model.len() > 3 {
+                let (gone, _) = model.remove((round * 13 + n) as usize % (model.len() - 2));
+                v.unlink(Ino::ROOT, gone.as_bytes()).unwrap();
+                v.unmounted();
+            }
+            if n == 20 {
+                v.core.packs.close_all();
+            }
+        }
+        if round % 2 == 0 {
+            v.sync().unwrap();
+        }
+        if round % 4 == 3 {
+            std::thread::sleep(Duration::from_millis(700));
+        }
+        drop(v);
+        drop(journal);
+        disk.check();
+    }
+    let (v, journal) = disk.open();
+    for name in v.names(Ino::ROOT).iter().filter(|name| !name.starts_with('.')) {
+        v.unlink(Ino::ROOT, name.as_bytes()).unwrap();
+    }
+    eventually("all is gone", || {
+        v.core.packs.close_all();
+        disk.stored() < 4096
+    });
+    v.close().unwrap();
+    journal.close().unwrap();
+}
+
+/// One write of every byte: the pack's file becomes the blob.
+#[test]
+fn sealing_writes_nothing_twice() {
+    let disk = Disk::new();
+    let (v, journal) = disk.open();
+    let f = v.file(Ino::ROOT, "f");
+    for n in 0..32 {
+        v.put(f, n * MIB, &noise(n, MIB as usize));
+    }
+    v.close().unwrap();
+    journal.close().unwrap();
+    let stored = disk.stored();
+    assert!(stored < 32 * MIB + MIB / 4, "{stored}");
+    assert_eq!(v.stats().unwrap().written_bytes, 32 * MIB);
+    drop(v);
+    drop(journal);
+    disk.check();
+}
+
+#[test]
+fn a_flipped_bit_on_the_disk_is_an_error_and_fsck_names_the_file() {
+    let disk = Disk::new();
+    let (v, journal) = disk.open();
+    let f = v.file(Ino::ROOT, "f");
+    for n in 0..4 {
+        v.put(f, n * MIB, &noise(n, MIB as usize));
+    }
+    v.close().unwrap();
+    journal.close().unwrap();
+    drop((v, journal));
+    let (parts, _journal) = disk.parts();
+    let mut id = None;
+    parts
+        .origin
+        .list(&mut |found, _| {
+            id = Some(found);
+            false
+        })
+        .unwrap();
+    let hex = id.unwrap().to_string();
+    let blob = disk.path().join("blobs").join(&hex[..2]).join(&hex);
+    let mut bytes = std::fs::read(&blob).unwrap();
+    bytes[2_000_000] ^= 4;
+    std::fs::write(&blob, &bytes).unwrap();
+    let lines: Arc<Mutex<Vec<String>>> = Arc::default();
+    let sink = lines.clone();
+    let report: crate::volume::Report = Arc::new(move |line| sink.lock().push(line.to_owned()));
+    let v = Volume::open(parts.clone(), Options { report, ..Options::default() }).unwrap();
+    let mut buf = vec![0; 4096];
+    assert_eq!(v.read(f, 2_000_000 - 100, &mut buf), Err(Errno::EIO));
+    assert_eq!(v.read(f, 0, &mut buf), Ok(4096));
+    assert!(buf == noise(0, MIB as usize)[..4096]);
+    assert!(lines.lock().iter().any(|line| line.contains("damaged")), "{:?}", lines.lock());
+    drop(v);
+    let mut findings = Vec::new();
+    let mut ears = Ears { found: &mut |finding| findings.push(finding), progress: &mut |_| {} };
+    fsck::check(&parts, Depth::Full, &mut ears).unwrap();
+    assert!(
+        matches!(&findings[..], [fsck::Finding::DamagedBlob { files, .. }] if files[0].path.as_deref() == Some("/f")),
+        "{findings:?}"
+    );
+}
