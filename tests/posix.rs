@@ -64,7 +64,7 @@ fn flock_posix_and_ofd_locks_exclude_each_other() {
 fn a_file_without_a_name_can_be_given_one() {
     requires!(Need::Mount);
     on_a_mount(|mounted| {
-        let flags = OFlags::TMPFILE | OFlags::RDWR;
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file: File = match rustix::fs::open(mounted.path(), flags, Mode::from_raw_mode(0o640)) {
             Ok(file) => OwnedFd::from(file).into(),
             // The one clean refusal; programs then take a temporary name.
@@ -135,7 +135,7 @@ fn a_listing_is_stable_while_names_come_and_go() {
         let count = 4_000;
         (0..count).for_each(|number| drop(create(&folder.join(format!("stays-{number}")))));
         (0..count).for_each(|number| drop(create(&folder.join(format!("goes-{number}")))));
-        let opened = rustix::fs::open(&folder, OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let opened = rustix::fs::open(&folder, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
         let mut seen: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
         let mut rng = Rng::new(3);
         for (number, entry) in rustix::fs::Dir::read_from(&opened).unwrap().enumerate() {
@@ -330,6 +330,7 @@ fn copies_by_copy_file_range_take_no_room() {
         target.write_all_at(b"mine", 4_000_000).unwrap();
         target.sync_all().unwrap();
     }
+    drop(source);
     let grown = volume.disk_bytes().saturating_sub(before);
     assert!(grown < size as u64 / 2, "20 copies of {size} bytes took {grown}");
     let mut copy = fs::read(mounted.join("copy7")).unwrap();

@@ -124,6 +124,7 @@ fn power_round(seed: u64) -> (usize, usize) {
     let worker = worker.join().unwrap();
     drop(volume);
     drop(disk);
+    let after = after.mount();
 
     let volume = Volume::existing(after.path());
     volume.must_be_recoverable();

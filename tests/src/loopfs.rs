@@ -77,9 +77,9 @@ impl LoopFs {
         &self.path
     }
 
-    /// The disk as a power cut at this moment would leave it, mounted. The caller has stopped who writes; the kernel may still
+    /// The disk as a power cut at this moment would leave it. The caller has stopped who writes; the kernel may still
     /// be writing, so the copy is taken again until the device was idle throughout.
-    pub fn cut(&self) -> LoopFs {
+    pub fn cut(&self) -> Cut {
         let folder = image_folder();
         let copy = folder.path().join("image");
         let end = Instant::now() + LIMIT;
@@ -87,7 +87,7 @@ impl LoopFs {
             let before = self.writes();
             copy_sparse(&self.image, &copy);
             if before.is_some() && before == self.writes() {
-                return LoopFs::attach(folder);
+                return Cut(folder);
             }
             assert!(Instant::now() < end, "the device never came to rest");
             std::thread::sleep(Duration::from_millis(20));
@@ -100,6 +100,17 @@ impl LoopFs {
         let text = fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
         let fields: Vec<u64> = text.split_whitespace().map(|field| field.parse().unwrap()).collect();
         (fields[8] == 0).then_some(fields[4])
+    }
+}
+
+/// What a power cut left of a disk.
+pub struct Cut(tempfile::TempDir);
+
+impl Cut {
+    /// Starts the machine again. Whoever was stopped for the cut must be gone by now: attaching a device waits for the
+    /// kernel's writers, and those may wait for a stopped daemon.
+    pub fn mount(self) -> LoopFs {
+        LoopFs::attach(self.0)
     }
 }
 

@@ -94,13 +94,19 @@ fn on_attributes(rng: &mut Rng) -> Op {
     let path = path(rng);
     match rng.below(14) {
         0 | 1 => Op::Chmod { path, mode: mode(rng) },
-        2 => Op::Chown { path, uid: some_user(rng), gid: some_user(rng) },
+        2 => {
+            let (uid, gid) = (some_user(rng), some_user(rng));
+            // With neither, the kernel tells a FUSE filesystem nothing that it could clear set-id bits by.
+            Op::Chown { path, uid, gid: if uid.is_none() { gid.or(Some(0)) } else { gid } }
+        }
         3 | 4 => Op::Utimens { path, atime: when(rng), mtime: when(rng) },
         5 => Op::Truncate { path, len: rng.length(LARGEST) },
         6 | 7 => {
             let name = *rng.pick(&XATTRS);
+            // Both at once is a contradiction that filesystems answer differently.
+            let how = rng.below(8);
             let value = if name.starts_with("system.") { acl(rng) } else { short(rng) };
-            Op::SetXattr { path, name, value, create: rng.one_in(6), replace: rng.one_in(6) }
+            Op::SetXattr { path, name, value, create: how == 0, replace: how == 1 }
         }
         8 => Op::GetXattr { path, name: *rng.pick::<&str>(&XATTRS) },
         9 => Op::RemoveXattr { path, name: *rng.pick::<&str>(&XATTRS) },
