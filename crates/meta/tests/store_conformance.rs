@@ -76,11 +76,8 @@ fn checks_hold_or_give_the_fresh_values() {
     each_store(|name, store| {
         store.commit(put("a", "1")).unwrap();
         let checked = |checks: Vec<(Key, Expect)>| Commit { checks, ..put("out", "x") };
-        let good = vec![
-            (key("a"), Expect::Is(value("1"))),
-            (key("a"), Expect::Exists),
-            (key("b"), Expect::Absent),
-        ];
+        let good =
+            vec![(key("a"), Expect::Is(value("1"))), (key("a"), Expect::Exists), (key("b"), Expect::Absent)];
         store.commit(checked(good)).unwrap();
         store.commit(del("out")).unwrap();
         let bad = vec![
@@ -128,7 +125,10 @@ fn counters_add_and_vanish_at_zero() {
         assert_eq!(all(store), [], "{name}");
         store.commit(put("n", "not a counter")).unwrap();
         let error = store.commit(add(1)).unwrap_err();
-        assert!(matches!(error, CommitError::Store(meta::store::StoreError::Damaged(_))), "{name}: {error:?}");
+        assert!(
+            matches!(error, CommitError::Store(meta::store::StoreError::Damaged(_))),
+            "{name}: {error:?}"
+        );
         store.commit(put("n", i64::MAX.to_be_bytes())).unwrap();
         store.commit(add(1)).unwrap_err();
         assert_eq!(store.get(&key("n")).unwrap(), Some(value(i64::MAX.to_be_bytes())), "{name}");
@@ -159,7 +159,12 @@ fn scans_are_ordered_and_limited() {
         }
         let left: Vec<u8> = (0..100).filter(|n| n % 3 != 0).collect();
         let keys = |from: u8, to: u8, limit| -> Vec<u8> {
-            store.scan(&range([from], [to]), limit).unwrap().iter().map(|(key, _)| key.as_bytes()[0]).collect()
+            store
+                .scan(&range([from], [to]), limit)
+                .unwrap()
+                .iter()
+                .map(|(key, _)| key.as_bytes()[0])
+                .collect()
         };
         assert_eq!(keys(0, 255, usize::MAX), left, "{name}");
         for limit in [0, 1, 2, 7, 66, 67] {
@@ -314,7 +319,8 @@ fn commit() -> impl Strategy<Value = Commit> {
     let change = (row_key(), 0..8u8, 0..4u8);
     (checks, empty, prop::collection::vec(change, 0..6)).prop_map(|(checks, empty, changes)| {
         let mut commit = Commit { checks, empty, ..Commit::default() };
-        let changes: BTreeMap<u8, (u8, u8)> = changes.into_iter().map(|(k, what, n)| (k, (what, n))).collect();
+        let changes: BTreeMap<u8, (u8, u8)> =
+            changes.into_iter().map(|(k, what, n)| (k, (what, n))).collect();
         for (k, (what, n)) in changes {
             match what {
                 0..=2 => commit.puts.push((key([k]), value([n; 8]))),

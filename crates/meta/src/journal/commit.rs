@@ -148,8 +148,7 @@ impl Shared {
     fn wait_for_room(&self, len: u64) -> Result<(), StoreError> {
         self.counters.waits.fetch_add(1, Ordering::Relaxed);
         if !self.options.background {
-            self.drain_all()?;
-            return self.make_spares();
+            return self.make_room(len);
         }
         let mut state = self.log.lock();
         loop {
@@ -171,6 +170,20 @@ impl Shared {
             self.wake(true);
             self.room.wait(&mut state);
         }
+    }
+
+    /// What the thread would do for somebody who waits.
+    fn make_room(&self, len: u64) -> Result<(), StoreError> {
+        let spares = self.make_spares();
+        let is_enough = {
+            let state = self.log.lock();
+            state.log.has_room(len) && self.overlay.read().draining().is_none()
+        };
+        if is_enough {
+            return Ok(());
+        }
+        self.drain_all()?;
+        spares.or_else(|_| self.make_spares())
     }
 }
 

@@ -170,11 +170,10 @@ impl Log {
         }
     }
 
-    /// Whether a file made in advance would be of use.
+    /// Whether a file made in advance would be of use. Two there must always be: one to write to while the other is freed.
     pub(super) fn wants_spare(&self) -> bool {
-        let bounded =
-            self.in_use() + self.free.len() < 2 || self.file_bytes() + self.sizes.segment <= self.sizes.max;
-        self.free.is_empty() && bounded
+        let room = self.file_bytes() + self.sizes.segment <= self.sizes.max;
+        self.in_use() + self.free.len() < 2 || (self.free.is_empty() && room)
     }
 
     /// The name and length of such a file. The name is used once.
