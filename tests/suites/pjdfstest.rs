@@ -1,7 +1,8 @@
 //! pjdfstest, the Rust one: `PJDFSTEST` is the path of its program.
 //!
 //! What is skipped, and why: in the first run the tests of a read-only filesystem, which remount it and are therefore run
-//! a second time by themselves; nothing else.
+//! a second time by themselves; and `link_count_max`, because the C library knows a limit on links for a few types of
+//! filesystem only, and ours is none of them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -81,11 +82,15 @@ fn pjdfstest_finds_no_failure() {
     assert!(failed == 0, "{failed} failed:\n{}", done.stdout);
     let unexplained: Vec<_> = skips
         .iter()
-        .filter(|line| !line.contains("erofs") && (ground() == Ground::Covey || !line.contains("exdev")))
+        .filter(|line| {
+            !line.contains("erofs")
+                && !line.contains("link_count_max")
+                && (ground() == Ground::Covey || !line.contains("exdev"))
+        })
         .collect();
     assert!(unexplained.is_empty(), "skipped without a reason: {unexplained:#?}");
     say(format_args!(
-        "pjdfstest: {passed} passed, {failed} failed, {skipped} skipped (read-only remounts, run apart)"
+        "pjdfstest: {passed} passed, {failed} failed, {skipped} skipped (read-only remounts, run apart; a limit that the C library does not know)"
     ));
 }
 
