@@ -74,11 +74,22 @@ impl Failure {
         self
     }
 
+    /// Replaces what to do next.
+    pub fn map_next(mut self, next: impl Into<String>) -> Failure {
+        self.next = vec![next.into()];
+        self
+    }
+
     /// Adds what to do next.
     pub fn next(mut self, next: impl Into<String>) -> Failure {
         self.next.push(next.into());
         self
     }
+}
+
+/// An error number of the filesystem's, in words.
+pub fn errno_failure(what: impl Into<String>, errno: fs::Errno) -> Failure {
+    Failure::io(what, &io::Error::from_raw_os_error(errno.0))
 }
 
 /// The system's words without Rust's "(os error 13)".

@@ -29,9 +29,9 @@ pub fn line(text: &str) {
     let _ = if TIMED.load(Ordering::Relaxed) {
         writeln!(out, "{} {text}", utc(base::time::now().seconds()))
     } else {
-        if term::is_terminal() {
-            let _ = write!(out, "\r\x1b[K");
-        }
+        drop(out);
+        term::clear_if_terminal();
+        out = io::stderr().lock();
         writeln!(out, "covey: {text}")
     };
 }

@@ -5,6 +5,7 @@
 //! socket) from any path on the mount, and nothing can be out of date.
 
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -34,13 +35,18 @@ pub fn covey_of(path: &Path) -> Result<Option<Mounted>> {
             ours.retain(|mount| mount.dev == meta.dev());
             Ok(ours.pop())
         }
-        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+        Err(error) if is_dead(&error) => {
             let place = absolute(path)?;
             ours.retain(|mount| place.starts_with(&mount.path));
             Ok(ours.pop())
         }
         Err(error) => Err(Failure::io(format!("cannot open {}", path.display()), &error)),
     }
+}
+
+/// Whether the system says so of a path on a mount whose daemon is gone.
+fn is_dead(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
 
 /// The folder that holds a mounted volume, if one does.

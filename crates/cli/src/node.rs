@@ -10,6 +10,8 @@
 //! A volume in memory has the same parts, all of them in memory. Everything is opened in this order and closed in the opposite one; the
 //! lock goes last, so that whoever gets it next finds the volume closed.
 
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,16 +21,17 @@ use blob::{BlobSource, Origin, PackStore};
 use cache::{DiskPacks, MemoryPacks};
 use fs::api::Filesystem;
 use fs::volume::{Atime, FormatRequest, Options, Parts, Volume};
-use fs::OpenError;
+use fs::{Errno, OpenError};
 use meta::{Journal, MetaStore, Names};
 use origin::{Access, OriginError, Spec};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::control::Tick;
-use crate::error::{Context, Failure, Result};
+use crate::error::{Context, Failure, Result, errno_failure};
 use crate::info::{self, Info};
 use crate::log;
+use crate::table::count;
 use crate::volume_dir::{Holder, Lock, VolumeDir};
 
 /// What is to be opened.
@@ -351,7 +354,7 @@ impl Node {
 
     /// Makes everything written so far survive a power cut.
     pub fn flush(&self) -> Result<()> {
-        self.volume.sync().map_err(|errno| crate::import::direct::failure("cannot make the volume durable".to_owned(), errno))
+        self.volume.sync().map_err(|errno| errno_failure("cannot make the volume durable", errno))
     }
 
     /// Frees what nothing refers to.
@@ -359,9 +362,33 @@ impl Node {
         Err(nowhere())
     }
 
-    /// Copies by names.
-    pub fn clone_tree(&self, _from: &Path, _to: &Path, _tick: &mut dyn FnMut(Tick)) -> Result<Cloned> {
-        Err(nowhere())
+    /// Makes `to` a copy of `from` by names only; both are below the root.
+    pub fn clone_tree(&self, from: &Path, to: &Path, tick: &mut dyn FnMut(Tick)) -> Result<Cloned> {
+        let started = base::time::monotonic();
+        let shown = |path: &Path| format!("/{}", path.display());
+        let failed = |what: String| move |errno: Errno| errno_failure(what, errno);
+        let name = to.file_name().ok_or_else(|| Failure::usage("the volume's root is there already").next("name a path below it"))?;
+        let found = self.volume.resolve(from.as_os_str().as_bytes(), false);
+        let source = found.map_err(failed(format!("cannot clone {}", shown(from))))?;
+        let folder = to.parent().unwrap_or(Path::new(""));
+        let parent = self.volume.resolve(folder.as_os_str().as_bytes(), true);
+        let parent = parent.map_err(failed(format!("cannot clone into {}", shown(folder))))?.ino;
+        let mut progress = |done: fs::clone::Cloned| {
+            let files = done.files + done.dirs;
+            tick(Tick { done: files, of: 0, what: format!("{} files and folders", count(files)) });
+            ControlFlow::Continue(())
+        };
+        let done = self.volume.clone_tree(source.ino, parent, name.as_bytes(), &mut progress);
+        let done = match done {
+            Err(Errno::EEXIST) => return Err(crate::import::exists(Path::new(&shown(to))).map_next("name another path")),
+            other => other.map_err(failed(format!("cannot clone {} to {}", shown(from), shown(to))))?,
+        };
+        let summary = CloneSummary {
+            files: done.files + done.dirs,
+            bytes: done.bytes,
+            seconds: (base::time::monotonic() - started).as_secs_f64(),
+        };
+        Ok(Cloned { summary, parent, name: name.as_bytes().to_vec() })
     }
 
     fn say_fsck(&self) -> String {
@@ -455,6 +482,22 @@ fn id_bytes(text: &str) -> Option<[u8; 16]> {
     u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)
 }
 
+/// The parts of a volume that is to be checked, with nothing done to it but what its log asks for.
+pub struct Bare {
+    /// Its parts.
+    pub parts: Parts,
+    /// In front of its names.
+    pub journal: Arc<Journal>,
+    _lock: Lock,
+}
+
+/// Opens the parts of a volume and not the volume itself.
+pub fn open_bare(dir: &VolumeDir, does: &'static str, read_only: bool) -> Result<Bare> {
+    let lock = dir.lock(&Holder { pid: std::process::id(), does: does.to_owned(), mountpoint: None })?;
+    let (parts, journal) = folder_parts(dir, read_only, Duration::from_secs(1))?;
+    Ok(Bare { parts, journal, _lock: lock })
+}
+
 /// Whether the volume's origin is there.
 pub fn check_origin(dir: &VolumeDir) -> Result<()> {
     spec(dir)?.open(Access::ReadOnly).map(drop).map_err(origin_failure)
@@ -489,7 +532,8 @@ fn origin_failure(error: OriginError) -> Failure {
     Failure::new(code, what).next(next)
 }
 
-fn open_failure(path: &Path, error: OpenError) -> Failure {
+/// Why a volume could not be opened, in our words.
+pub fn open_failure(path: &Path, error: OpenError) -> Failure {
     let shown = path.display();
     let why = error.to_string();
     let fsck = format!("covey fsck {shown} says more; covey fsck --repair {shown} mends what can be mended");

@@ -66,8 +66,9 @@ pub fn resolve(text: &Path) -> Result<Target> {
         return in_volume(&volume, &inner);
     }
     let path = name(text)?;
-    let exists = path.symlink_metadata().is_ok();
-    let holder = if exists { &path } else { path.parent().unwrap_or(&path) };
+    // A dead mount has paths that can no longer be looked at.
+    let missing = matches!(path.symlink_metadata(), Err(error) if error.kind() == std::io::ErrorKind::NotFound);
+    let holder = if missing { path.parent().unwrap_or(&path) } else { &path };
     if let Some(mount) = mounts::covey_of(holder)? {
         return Place::on(mount, path);
     }

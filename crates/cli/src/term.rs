@@ -76,6 +76,13 @@ pub fn clear_status_line() {
     let _ = write!(io::stderr().lock(), "\r\x1b[K");
 }
 
+/// Removes the status line, where there may be one.
+pub fn clear_if_terminal() {
+    if is_terminal() {
+        clear_status_line();
+    }
+}
+
 /// How often a plain line is printed where there is no terminal.
 const PLAIN_EVERY: Duration = Duration::from_secs(5);
 

@@ -2,21 +2,232 @@
 
 use std::path::PathBuf;
 
-use crate::error::Result;
-use crate::term::Term;
+use base::PackNo;
+use fs::fsck::{Depth, Ears, Finding, Phase, Progress as Step, Summary, check, check_and_repair};
+use meta::{Names, PackRow};
+use serde::Serialize;
+
+use crate::error::{Failure, Result};
+use crate::node::{self, Bare};
+use crate::table::{bytes, count, span};
+use crate::target::{Target, resolve};
+use crate::term::{Progress, Term};
+use crate::volume_dir::VolumeDir;
 
 /// Checks a volume that is not mounted, and repairs it when asked
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  covey fsck /srv/volume\n  covey fsck --repair /srv/volume\n\nExit status: 0 sound (or mended), 1 damage found, 2 wrong usage.")]
+#[command(after_help = "Examples:\n  covey fsck /srv/volume\n  covey fsck --quick /srv/volume       names only, and whether all blobs are there\n  \
+    covey fsck --repair /srv/volume\n\nEvery blob is read and compared with its name, so a check takes as long as reading the volume.\n\
+    What is lost is never replaced by zeros: reads of it go on to fail, and the files are listed.\n\n\
+    Exit status: 0 sound, or mended; 1 damage found; 2 wrong usage.")]
 pub struct Args {
     /// The volume's folder
     volume: PathBuf,
-    /// Mend what can be mended
+    /// Mend what can be mended: counts, links, lost names, blobs that are nobody's
     #[arg(long)]
     repair: bool,
+    /// Do not read the blobs
+    #[arg(long)]
+    quick: bool,
+}
+
+/// One finding, as JSON has it.
+#[derive(Debug, Serialize)]
+struct Found {
+    what: String,
+    harmless: bool,
+    repaired: bool,
+    files: Vec<Range>,
+}
+
+/// A range of a file that cannot be read.
+#[derive(Debug, Serialize)]
+struct Range {
+    inode: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<String>,
+    offset: u64,
+    bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Outcome {
+    volume: PathBuf,
+    sound: bool,
+    findings: Vec<Found>,
+    damage_left: u64,
+    names: u64,
+    inodes: u64,
+    bytes: u64,
+    blobs: u64,
+    blob_bytes: u64,
+    seconds: f64,
 }
 
 /// Runs the command.
-pub fn run(_args: &Args, _term: Term) -> Result<u8> {
-    Ok(0)
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    let dir = closed(&args.volume)?;
+    let bare = node::open_bare(&dir, "fsck", !args.repair)?;
+    let mut findings = database(&bare)?;
+    findings.iter().for_each(|found| say(found, term));
+    let mut progress = term.progress("fsck");
+    let total = blob_bytes(&bare)?;
+    let mut step = |step: Step| show(&mut progress, step, total);
+    let summary = if findings.is_empty() {
+        look(args, &bare, &mut findings, &mut step, term)
+    } else {
+        // With a broken database below, what the names say means little.
+        Ok(Summary { serious: findings.len() as u64, ..Summary::default() })
+    };
+    let seconds = progress.elapsed().as_secs_f64();
+    progress.done();
+    let failed = |error| node::open_failure(dir.path(), error);
+    let summary = summary.map_err(failed)?;
+    bare.journal.close().map_err(|error| failed(fs::OpenError::Store(error)))?;
+    let outcome = Outcome {
+        volume: dir.path().to_owned(),
+        sound: summary.serious == 0,
+        damage_left: summary.serious,
+        findings,
+        names: summary.names.names,
+        inodes: summary.names.inodes,
+        bytes: summary.names.bytes,
+        blobs: summary.blobs,
+        blob_bytes: summary.blob_bytes,
+        seconds,
+    };
+    term.result(&outcome, || text(&outcome, args));
+    Ok(u8::from(!outcome.sound))
+}
+
+/// The volume's folder, which must not be mounted.
+fn closed(path: &std::path::Path) -> Result<VolumeDir> {
+    match resolve(path)? {
+        Target::Closed { dir, .. } => Ok(dir),
+        Target::Mounted(place) => {
+            let point = place.mount.path.display();
+            Err(Failure::new("in-use", format!("{} is mounted", place.mount.source))
+                .why("a volume cannot be checked while it changes")
+                .next(format!("unmount it first: covey umount {point}")))
+        }
+    }
+}
+
+/// Damage of the database's own file.
+fn database(bare: &Bare) -> Result<Vec<Found>> {
+    let lines = bare.journal.integrity().map_err(|error| {
+        Failure::new("damaged", "the database of the volume's names cannot be read")
+            .why(error.to_string())
+            .next("keep a copy of the volume's folder, then bring its meta/ back from a backup")
+    })?;
+    let found = |line: String| Found { what: format!("names.db: {line}"), harmless: false, repaired: false, files: Vec::new() };
+    Ok(lines.into_iter().map(found).collect())
+}
+
+fn look(
+    args: &Args,
+    bare: &Bare,
+    findings: &mut Vec<Found>,
+    step: &mut dyn FnMut(Step),
+    term: Term,
+) -> std::result::Result<Summary, fs::OpenError> {
+    let depth = if args.quick { Depth::Presence } else { Depth::Full };
+    let mut take = |finding: &Finding, repaired: bool| {
+        let found = found(finding, repaired);
+        say(&found, term);
+        findings.push(found);
+    };
+    if args.repair {
+        return check_and_repair(&bare.parts, depth, &mut take, step);
+    }
+    check(&bare.parts, depth, &mut Ears { found: &mut |finding| take(&finding, false), progress: step })
+}
+
+fn found(finding: &Finding, repaired: bool) -> Found {
+    let range = |file: &fs::fsck::FileRange| Range {
+        inode: file.ino.0,
+        path: file.path.clone(),
+        offset: file.offset,
+        bytes: file.len,
+    };
+    Found {
+        what: finding.to_string(),
+        harmless: finding.is_harmless(),
+        repaired,
+        files: finding.files().iter().map(range).collect(),
+    }
+}
+
+/// One line per finding, and the files it costs.
+fn say(found: &Found, term: Term) {
+    const SHOWN: usize = 5;
+    let mark = match found {
+        Found { repaired: true, .. } => "mended",
+        Found { harmless: true, .. } => "note  ",
+        _ => "DAMAGE",
+    };
+    crate::term::clear_if_terminal();
+    term.say(format_args!("{mark}  {}", found.what));
+    for file in found.files.iter().take(SHOWN) {
+        let path = file.path.clone().unwrap_or_else(|| format!("inode {}", file.inode));
+        term.say(format_args!("        lost: {path}, {} at {}", bytes(file.bytes), count(file.offset)));
+    }
+    if found.files.len() > SHOWN {
+        term.say(format_args!("        and {} more; --json lists them", found.files.len() - SHOWN));
+    }
+}
+
+/// Bytes of all sealed packs: what a full check reads.
+fn blob_bytes(bare: &Bare) -> Result<u64> {
+    let names = Names::new(bare.parts.store.clone());
+    let (mut total, mut from) = (0, PackNo(0));
+    // A row that cannot be read is a finding of the check itself; progress then has no total.
+    while let Ok(rows) = names.packs(from, 1024) {
+        let Some((last, _)) = rows.last() else { break };
+        from = PackNo(last.0 + 1);
+        total += rows.iter().map(|(_, row)| if let PackRow::Sealed { size, .. } = row { u64::from(*size) } else { 0 }).sum::<u64>();
+    }
+    Ok(total)
+}
+
+fn show(progress: &mut Progress, step: Step, total: u64) {
+    match step.phase {
+        Phase::Names => progress.set(0, |_| format!("names: {} rows", count(step.done))),
+        Phase::Blobs => {
+            progress.total(total);
+            progress.set(step.done, |elapsed| {
+                let rate = (step.done as f64 / elapsed.as_secs_f64().max(0.001)) as u64;
+                format!("blobs: {} of {}, {}/s", bytes(step.done), bytes(total), bytes(rate))
+            });
+        }
+        Phase::OpenPacks => progress.set(total, |_| format!("open packs: {}", count(step.done))),
+        Phase::Strays => progress.set(total, |_| format!("blobs that are nobody's: {} looked at", count(step.done))),
+    }
+}
+
+fn text(outcome: &Outcome, args: &Args) -> String {
+    let shown = outcome.volume.display();
+    let size = format!(
+        "{} inodes, {} blobs of {}, in {}",
+        count(outcome.inodes),
+        count(outcome.blobs),
+        bytes(outcome.blob_bytes),
+        span(outcome.seconds)
+    );
+    let mended = outcome.findings.iter().filter(|found| found.repaired).count();
+    let notes = outcome.findings.iter().filter(|found| found.harmless && !found.repaired).count();
+    let mut text = match (outcome.sound, mended) {
+        (true, 0) => format!("{shown} is sound ({size})."),
+        (true, _) => format!("{shown} is sound now: {mended} mended ({size})."),
+        (false, _) => format!("{shown} is damaged: {} findings are left ({size}).", outcome.damage_left),
+    };
+    if notes > 0 {
+        text += &format!("\n{notes} harmless: room that is wasted. covey fsck --repair {shown} frees it.");
+    }
+    if !outcome.sound && !args.repair {
+        text += &format!("\ncovey fsck --repair {shown} mends what can be mended; it never replaces lost bytes by zeros.");
+    } else if !outcome.sound {
+        text += "\nWhat is left cannot be mended: bring those files, or the volume's folder, back from a backup.";
+    }
+    text
 }

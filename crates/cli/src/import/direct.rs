@@ -9,7 +9,7 @@ use base::{Ino, Must};
 use fs::api::{Caller, Entry, FileKind, Filesystem, NewNode, SetAttr, SetTime, XattrMode};
 use fs::Errno;
 
-use crate::error::{Failure, Result};
+use crate::error::{Result, errno_failure};
 use crate::import::{Item, Kind, Sink, exists};
 
 /// Who makes things: root, so that owners and device nodes arrive as they were.
@@ -38,7 +38,7 @@ impl Direct {
                 Err(Errno::ENOENT) if index + 1 == parts.len() => volume.mkdir(&ROOT, at, name, 0o755, 0),
                 other => other,
             };
-            at = entry.map_err(|errno| failure(place(), errno))?.attr.ino;
+            at = entry.map_err(|errno| errno_failure(place(), errno))?.attr.ino;
         }
         let folders = HashMap::from([(PathBuf::new(), at)]);
         Ok(Direct { volume, shown: format!("{shown}:/{}", root.display()), overwrite, folders, open: None, late: Vec::new() })
@@ -49,7 +49,7 @@ impl Direct {
     }
 
     fn or_fail<T>(&self, verb: &str, path: &Path, outcome: fs::api::Result<T>) -> Result<T> {
-        outcome.map_err(|errno| failure(format!("cannot {verb} {}", self.shown(path)), errno))
+        outcome.map_err(|errno| errno_failure(format!("cannot {verb} {}", self.shown(path)), errno))
     }
 
     /// The folder at a path, made with those above it where an archive left it out.
@@ -66,7 +66,7 @@ impl Direct {
         let entry = self.or_fail("enter", path, entry)?;
         if entry.attr.kind != FileKind::Dir {
             self.volume.forget(entry.attr.ino, 1);
-            return Err(failure(format!("cannot enter {}", self.shown(path)), Errno::ENOTDIR));
+            return Err(errno_failure(format!("cannot enter {}", self.shown(path)), Errno::ENOTDIR));
         }
         self.folders.insert(path.to_owned(), entry.attr.ino);
         Ok(entry.attr.ino)
@@ -215,9 +215,3 @@ fn kernel_device(device: u64) -> u32 {
     let (major, minor) = (libc::major(device), libc::minor(device));
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
-
-/// An error number of the filesystem's, in words.
-pub fn failure(what: String, errno: Errno) -> Failure {
-    Failure::io(what, &std::io::Error::from_raw_os_error(errno.0))
-}
-
