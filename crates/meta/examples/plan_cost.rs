@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use base::{Ino, PackNo, Timestamp};
+use covey_meta as meta;
 use meta::plan::op::{Body, Make, Piece, RenameMode, SetAttrs};
 use meta::plan::{Ctx, Op, Plan, View, plan};
 use meta::record::{Dentry, mode};
@@ -72,7 +73,8 @@ fn main() {
         cached: true,
         intern: None,
     };
-    apply(&mut rows, &write(2, &[piece(0, 4096)]), &ctx);
+    let first = [piece(0, 4096)];
+    apply(&mut rows, &write(2, &first), &ctx);
     let many: Vec<Piece> = (0..64).map(|i| Piece { offset: 1 << 20, ..piece(i * 8192, 4096) }).collect();
     apply(&mut rows, &write(3, &many), &ctx);
     assert!(rows.contains_key(&Key::dentry(Ino::ROOT, b"file")));
@@ -83,9 +85,10 @@ fn main() {
     measure("unlink", &rows, &ctx, &Op::Unlink { parent, name: b"file" });
     let op = Op::Rename { parent, name: b"file", to: parent, to_name: b"to", mode: RenameMode::Replace };
     measure("rename in a directory", &rows, &ctx, &op);
-    measure("write 4 KiB at the end", &rows, &ctx, &write(2, &[piece(4096, 4096)]));
-    measure("write 4 KiB over the same range", &rows, &ctx, &write(2, &[Piece { pack: PackNo(4), ..piece(0, 4096) }]));
-    measure("write 4 KiB into a page of 64 extents", &rows, &ctx, &write(3, &[piece(9000, 4096)]));
+    let (end, same, within) = ([piece(4096, 4096)], [Piece { pack: PackNo(4), ..piece(0, 4096) }], [piece(9000, 4096)]);
+    measure("write 4 KiB at the end", &rows, &ctx, &write(2, &end));
+    measure("write 4 KiB over the same range", &rows, &ctx, &write(2, &same));
+    measure("write 4 KiB into a page of 64 extents", &rows, &ctx, &write(3, &within));
     let op = Op::Write { ino: Ino(2), body: Body::Inline(&[1; 300]), kill_suid_sgid: false, cached: false, intern: None };
     measure("write 300 B inline", &rows, &ctx, &op);
     let set = SetAttrs { mtime: Some(Timestamp(5)), ..SetAttrs::default() };
