@@ -3,4 +3,5 @@
 mod faults;
 mod postgres;
 mod programs;
+mod refusals;
 mod sqlite;
