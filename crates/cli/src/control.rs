@@ -58,7 +58,7 @@ impl From<RawPath> for PathBuf {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case")]
 pub enum Request {
-    /// Figures: [`crate::node::Status`].
+    /// Figures: [`crate::status::Status`].
     Status,
     /// What a file is made of: [`crate::info::Info`].
     Info {

@@ -26,8 +26,9 @@ use serde_json::Value;
 use crate::cmd::umount;
 use crate::control::{Ear, Listener, Request, Serve, Tick};
 use crate::error::{Failure, Result};
-use crate::node::{Mode, Node, NodeOptions, Served, Source};
+use crate::node::{Node, NodeOptions, Source};
 use crate::options::MountOptions;
+use crate::status::{Mode, Served, Status};
 use crate::table::{bytes, count};
 use crate::term::{self, Term};
 use crate::{log, mounts};
@@ -74,7 +75,9 @@ pub fn with_parent(fd: Option<i32>, work: impl FnOnce(Option<Parent>) -> Result<
     };
     // SAFETY: fcntl(2) on a number; a descriptor that is not open is an error.
     if fd < 3 || unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
-        return Err(Failure::usage("--ready-fd is for covey's own use").next("start a background mount with -d"));
+        return Err(
+            Failure::usage("--ready-fd is for covey's own use").next("start a background mount with -d")
+        );
     }
     // SAFETY: the descriptor is open, and the parent passed it to be ours alone.
     let pipe = PipeWriter::from(unsafe { OwnedFd::from_raw_fd(fd) });
@@ -102,7 +105,9 @@ pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
     let log_path = plan.source.log();
     let output = || -> Result<Stdio> {
         match &log_path {
-            Some(path) => Ok(log::open(path).map_err(|error| Failure::io("cannot open the log", &error))?.into()),
+            Some(path) => {
+                Ok(log::open(path).map_err(|error| Failure::io("cannot open the log", &error))?.into())
+            }
             None => Ok(Stdio::null()),
         }
     };
@@ -137,7 +142,8 @@ pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
         Ok(News::Failed(failure)) => Err(failure),
         Err(_) => {
             let how = child.wait().map_err(cannot)?;
-            let failure = Failure::new("io", "the background process ended before it had mounted").why(how.to_string());
+            let failure =
+                Failure::new("io", "the background process ended before it had mounted").why(how.to_string());
             let Some(path) = log_path else { return Err(failure) };
             let failure = log::tail(&path, 3).into_iter().fold(failure, Failure::why);
             Err(failure.next(format!("look at {}", path.display())))
@@ -224,13 +230,21 @@ fn wait(served: &Daemon, status_line: bool) {
     }
 }
 
-fn finish(node: &Arc<Node>, session: &Session, listener: Listener, ended: &AtomicBool, term: Term) -> Result<u8> {
+fn finish(
+    node: &Arc<Node>,
+    session: &Session,
+    listener: Listener,
+    ended: &AtomicBool,
+    term: Term,
+) -> Result<u8> {
     ended.store(true, Ordering::SeqCst);
     let end = session.wait();
     drop(listener);
     let closed = node.close();
     if end.aborted {
-        log::line("the mount was cut off by force; what the kernel had not handed over is lost, all else is here");
+        log::line(
+            "the mount was cut off by force; what the kernel had not handed over is lost, all else is here",
+        );
     }
     closed?;
     if let Err(errno) = end.synced {
@@ -319,7 +333,9 @@ fn not_mounted(error: MountError) -> Failure {
                 .next(format!("unmount that first: covey umount {}", path.display()))
                 .next("or name another folder")
         }
-        other => Failure::new("not-mounted", "cannot mount").why(other.to_string()).next("covey doctor looks for the cause"),
+        other => Failure::new("not-mounted", "cannot mount")
+            .why(other.to_string())
+            .next("covey doctor looks for the cause"),
     }
 }
 
@@ -334,7 +350,7 @@ impl Daemon {
         self.session.counts().iter().map(|(_, count)| count).sum()
     }
 
-    fn status(&self) -> Result<crate::node::Status> {
+    fn status(&self) -> Result<Status> {
         let mut status = self.node.status()?;
         status.served = Some(Served {
             mountpoint: self.session.mountpoint().to_owned(),
@@ -392,7 +408,12 @@ fn next_signal() -> i32 {
     signal
 }
 
-fn start_signals(unmounter: Unmounter, node: Arc<Node>, ended: Arc<AtomicBool>, interactive: bool) -> Result<()> {
+fn start_signals(
+    unmounter: Unmounter,
+    node: Arc<Node>,
+    ended: Arc<AtomicBool>,
+    interactive: bool,
+) -> Result<()> {
     let ender = Ender { unmounter, node, ended };
     base::thread::spawn("covey-signals", move || match interactive {
         true => ender.ask_each_time(),
@@ -485,4 +506,3 @@ fn raise_file_limit() {
         unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
     }
 }
-

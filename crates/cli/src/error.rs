@@ -34,21 +34,12 @@ pub struct Failure {
 impl Failure {
     /// Something failed.
     pub fn new(code: &'static str, what: impl Into<String>) -> Failure {
-        Failure {
-            code: Cow::Borrowed(code),
-            what: what.into(),
-            why: Vec::new(),
-            next: Vec::new(),
-            status: 1,
-        }
+        Failure { code: Cow::Borrowed(code), what: what.into(), why: Vec::new(), next: Vec::new(), status: 1 }
     }
 
     /// The command was called wrongly.
     pub fn usage(what: impl Into<String>) -> Failure {
-        Failure {
-            status: 2,
-            ..Failure::new("usage", what)
-        }
+        Failure { status: 2, ..Failure::new("usage", what) }
     }
 
     /// Something failed because the system said so. What to do next follows from the kind of error.
@@ -59,9 +50,13 @@ impl Failure {
             Some(libc::EACCES | libc::EPERM) => {
                 failure.next("run it as root (or with sudo), or use a folder that is yours")
             }
-            Some(libc::EROFS) => failure.next("that filesystem is mounted read-only: remount it, or use another folder"),
+            Some(libc::EROFS) => {
+                failure.next("that filesystem is mounted read-only: remount it, or use another folder")
+            }
             Some(libc::ENOENT) => failure.next("check the path"),
-            Some(libc::EMFILE | libc::ENFILE) => failure.next("raise the limit of open files: ulimit -n 65536"),
+            Some(libc::EMFILE | libc::ENFILE) => {
+                failure.next("raise the limit of open files: ulimit -n 65536")
+            }
             Some(libc::EIO) => failure.next("look at the kernel's messages: dmesg | tail"),
             Some(libc::ENOTCONN) => failure.next("a dead mount is in the way: covey umount MOUNTPOINT"),
             _ => failure,

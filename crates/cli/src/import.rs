@@ -178,7 +178,8 @@ pub fn run(mut source: Box<dyn Source>, sink: &mut dyn Sink, label: &str, term: 
     let mut progress = term.progress(label);
     let written = drain(&steps, sink, &counters, &mut progress);
     drop(steps);
-    let read = reader.join().unwrap_or_else(|_| Err(Failure::new("io", "the reading side of the import failed")));
+    let read =
+        reader.join().unwrap_or_else(|_| Err(Failure::new("io", "the reading side of the import failed")));
     // A sink that failed makes the source stop, so the sink's failure is the cause.
     written?;
     read?;
@@ -195,7 +196,12 @@ pub fn run(mut source: Box<dyn Source>, sink: &mut dyn Sink, label: &str, term: 
     })
 }
 
-fn drain(steps: &Receiver<Step>, sink: &mut dyn Sink, counters: &Counters, progress: &mut Progress) -> Result<()> {
+fn drain(
+    steps: &Receiver<Step>,
+    sink: &mut dyn Sink,
+    counters: &Counters,
+    progress: &mut Progress,
+) -> Result<()> {
     let (mut files, mut bytes) = (0u64, 0u64);
     for step in steps {
         match step {

@@ -116,7 +116,10 @@ fn pack_info(names: &Names, pack: PackNo, (extents, bytes): (u64, u64)) -> Resul
 }
 
 fn find(names: &Names, path: &Path) -> Result<(Ino, InodeRecord)> {
-    let gone = || Failure::new("not-found", format!("there is no /{} in the volume", path.display())).next("check the path");
+    let gone = || {
+        Failure::new("not-found", format!("there is no /{} in the volume", path.display()))
+            .next("check the path")
+    };
     let mut ino = Ino::ROOT;
     for part in path.components() {
         if let Component::Normal(name) = part {

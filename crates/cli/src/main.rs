@@ -22,6 +22,7 @@ mod log;
 mod mounts;
 mod node;
 mod options;
+mod status;
 mod sys;
 mod table;
 mod target;
@@ -39,9 +40,11 @@ use crate::term::Term;
 /// A filesystem whose bytes live in an object store and whose cache is every machine that mounts it
 #[derive(Debug, Parser)]
 #[command(name = "covey", version, arg_required_else_help = true, max_term_width = 100)]
-#[command(after_help = "Examples:\n  covey up /mnt/covey                     format a volume if there is none, mount it, stay\n  \
+#[command(
+    after_help = "Examples:\n  covey up /mnt/covey                     format a volume if there is none, mount it, stay\n  \
     covey format /srv/volume\n  covey mount -d /srv/volume /mnt/covey\n  covey import linux.tar.zst /mnt/covey/linux\n  \
-    covey status /mnt/covey\n  covey umount /mnt/covey\n\nExit status: 0 done, 1 failed or damage found, 2 wrong usage.")]
+    covey status /mnt/covey\n  covey umount /mnt/covey\n\nExit status: 0 done, 1 failed or damage found, 2 wrong usage."
+)]
 struct Cli {
     /// Print results as JSON on standard output, and nothing else there
     #[arg(long, global = true)]

@@ -30,7 +30,8 @@ pub fn covey_of(path: &Path) -> Result<Option<Mounted>> {
     if ours.is_empty() {
         return Ok(None);
     }
-    match fs::symlink_metadata(path).and_then(|_| fs::metadata(path).or_else(|_| fs::symlink_metadata(path))) {
+    match fs::symlink_metadata(path).and_then(|_| fs::metadata(path).or_else(|_| fs::symlink_metadata(path)))
+    {
         Ok(meta) => {
             ours.retain(|mount| mount.dev == meta.dev());
             Ok(ours.pop())
@@ -97,7 +98,8 @@ fn user(pid: u32, mountpoint: &Path) -> Option<User> {
     let proc = PathBuf::from(format!("/proc/{pid}"));
     let below = |link: PathBuf| fs::read_link(link).ok().filter(|target| target.starts_with(mountpoint));
     let whole = [("cwd", "working directory"), ("root", "root"), ("exe", "program")];
-    let held = whole.iter().find_map(|(link, what)| Some(format!("{what} {}", below(proc.join(link))?.display())));
+    let held =
+        whole.iter().find_map(|(link, what)| Some(format!("{what} {}", below(proc.join(link))?.display())));
     let held = held.or_else(|| {
         let mut open = fs::read_dir(proc.join("fd")).ok()?.flatten();
         open.find_map(|entry| Some(format!("open file {}", below(entry.path())?.display())))
@@ -115,7 +117,9 @@ fn mapped(proc: &Path, mountpoint: &Path) -> Option<String> {
     let mut prefix = b" ".to_vec();
     prefix.extend_from_slice(mountpoint.as_os_str().as_bytes());
     prefix.push(b'/');
-    let line = maps.split(|&byte| byte == b'\n').find(|line| line.windows(prefix.len()).any(|part| part == prefix))?;
+    let line = maps
+        .split(|&byte| byte == b'\n')
+        .find(|line| line.windows(prefix.len()).any(|part| part == prefix))?;
     let at = line.windows(prefix.len()).position(|part| part == prefix)?;
     Some(format!("mapped file {}", String::from_utf8_lossy(&line[at + 1..])))
 }

@@ -20,8 +20,10 @@ use base::Ino;
 use blob::{BlobSource, Origin, PackStore};
 use cache::{DiskPacks, MemoryPacks};
 use fs::api::Filesystem;
+use fs::gc::all::Collected;
 use fs::volume::{Atime, FormatRequest, Options, Parts, Volume};
 use fs::{Errno, OpenError};
+use meta::store::StoreError;
 use meta::{Journal, MetaStore, Names};
 use origin::{Access, OriginError, Spec};
 use parking_lot::Mutex;
@@ -31,7 +33,8 @@ use crate::control::Tick;
 use crate::error::{Context, Failure, Result, errno_failure};
 use crate::info::{self, Info};
 use crate::log;
-use crate::table::count;
+use crate::status::Mode;
+use crate::table::{bytes, count};
 use crate::volume_dir::{Holder, Lock, VolumeDir};
 
 /// What is to be opened.
@@ -99,93 +102,6 @@ impl NodeOptions {
     }
 }
 
-/// What a mount promises.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// All changes come through this mount.
-    Exclusive,
-    /// The mount changes nothing.
-    ReadOnly,
-    /// Nothing changes at all.
-    Frozen,
-}
-
-impl Mode {
-    /// As it is shown.
-    pub fn word(self) -> &'static str {
-        match self {
-            Mode::Exclusive => "exclusive",
-            Mode::ReadOnly => "read-only",
-            Mode::Frozen => "frozen",
-        }
-    }
-}
-
-/// A volume's figures. Field names are stable.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Status {
-    /// Its folder, or `mem:<id>`.
-    pub volume: String,
-    /// Its id.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// Where its blobs live.
-    pub origin: String,
-    /// What it was opened for.
-    pub mode: Mode,
-    /// The daemon, where there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub served: Option<Served>,
-    /// Inodes in use: files, folders, links.
-    pub files: u64,
-    /// Bytes of files, holes not counted.
-    pub bytes: u64,
-    /// Bytes of packs, sealed and open.
-    pub stored_bytes: u64,
-    /// Of these, bytes that nothing refers to.
-    pub garbage_bytes: u64,
-    /// Bytes of files that take no room of their own: clones, and equal contents.
-    pub saved_bytes: u64,
-    /// Of these, found by hash since the volume was opened.
-    pub dedup_bytes: u64,
-    /// Sealed packs.
-    pub blobs: u64,
-    /// Packs in the making.
-    pub open_packs: u64,
-    /// Whether blobs have been counted since the volume was opened; until then the figures above are too low.
-    pub counted: bool,
-    /// Bytes of the names' database on disk.
-    pub names_bytes: u64,
-    /// Bytes of the redo log on disk.
-    pub log_bytes: u64,
-    /// Bytes of rows in memory that are in the log and not yet in the database.
-    pub overlay_bytes: u64,
-    /// Inodes that the kernel refers to.
-    pub held_inodes: u64,
-    /// Requests answered with EIO since the volume was opened.
-    pub io_errors: u64,
-    /// Bytes of memory that the process holds.
-    pub memory_bytes: u64,
-    /// The most it ever held.
-    pub memory_peak_bytes: u64,
-}
-
-/// The daemon of a mounted volume.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Served {
-    /// Where.
-    pub mountpoint: PathBuf,
-    /// Its process.
-    pub pid: u32,
-    /// Since when.
-    pub uptime_seconds: u64,
-    /// Requests that the kernel sent.
-    pub requests: u64,
-    /// Of these, waiting at the moment.
-    pub waiting: u64,
-}
-
 /// What a clone came to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CloneSummary {
@@ -213,10 +129,14 @@ pub struct Cloned {
 pub struct GcSummary {
     /// Bytes of packs deleted.
     pub freed_bytes: u64,
+    /// Bytes copied for that.
+    pub moved_bytes: u64,
     /// Bytes stored now.
     pub stored_bytes: u64,
     /// Of these, bytes that nothing refers to.
     pub garbage_bytes: u64,
+    /// Blobs now.
+    pub blobs: u64,
 }
 
 /// An open volume with everything that belongs to it.
@@ -234,7 +154,11 @@ pub struct Node {
 impl Node {
     /// Opens a volume in a folder.
     pub fn open(dir: &VolumeDir, options: &NodeOptions) -> Result<Node> {
-        let holder = Holder { pid: std::process::id(), does: options.does.to_owned(), mountpoint: options.mountpoint.clone() };
+        let holder = Holder {
+            pid: std::process::id(),
+            does: options.does.to_owned(),
+            mountpoint: options.mountpoint.clone(),
+        };
         let lock = dir.lock(&holder)?;
         let failed = |error: OpenError| open_failure(dir.path(), error);
         let (parts, journal) = folder_parts(dir, options.read_only, options.commit)?;
@@ -296,6 +220,21 @@ impl Node {
         self.volume.clone()
     }
 
+    /// The volume itself.
+    pub fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
+    /// Its folder, if it has one.
+    pub fn dir(&self) -> Option<&VolumeDir> {
+        self.dir.as_ref()
+    }
+
+    /// What stands in front of its database, if it has one.
+    pub fn journal(&self) -> Option<&Journal> {
+        self.journal.as_deref()
+    }
+
     /// Its names.
     pub fn store(&self) -> Arc<dyn MetaStore> {
         self.volume.parts().store.clone()
@@ -312,39 +251,6 @@ impl Node {
         volume.and(journal.map_err(|error| failed(OpenError::Store(error))))
     }
 
-    /// The figures now.
-    pub fn status(&self) -> Result<Status> {
-        let stats = self.volume.stats().map_err(|error| {
-            Failure::new("damaged", "the volume's figures cannot be read").why(error.to_string()).next(self.say_fsck())
-        })?;
-        let memory = Memory::now();
-        let journal = self.journal.as_ref().map(|journal| journal.stats()).unwrap_or_default();
-        let stored = stats.stored_bytes + stats.open_bytes;
-        Ok(Status {
-            volume: self.name(),
-            id: self.dir.as_ref().map(|dir| dir.format().id.clone()),
-            origin: self.dir.as_ref().map_or_else(|| "mem:".to_owned(), VolumeDir::origin),
-            mode: self.mode,
-            served: None,
-            files: stats.inodes,
-            bytes: stats.logical_bytes,
-            stored_bytes: stored,
-            garbage_bytes: stats.garbage_bytes,
-            saved_bytes: stats.logical_bytes.saturating_sub(stored.saturating_sub(stats.garbage_bytes)),
-            dedup_bytes: stats.dedup_bytes,
-            blobs: stats.sealed_packs,
-            open_packs: stats.open_packs,
-            counted: stats.counted,
-            names_bytes: self.dir.as_ref().map_or(0, names_bytes),
-            log_bytes: journal.log_file_bytes,
-            overlay_bytes: journal.overlay_bytes,
-            held_inodes: stats.held_inodes,
-            io_errors: stats.io_errors,
-            memory_bytes: memory.now,
-            memory_peak_bytes: memory.peak,
-        })
-    }
-
     /// What a file is made of.
     pub fn info(&self, path: &Path) -> Result<Info> {
         // What is still being gathered in memory is written down first, so that it is seen.
@@ -357,9 +263,25 @@ impl Node {
         self.volume.sync().map_err(|errno| errno_failure("cannot make the volume durable", errno))
     }
 
-    /// Frees what nothing refers to.
-    pub fn gc(&self, _tick: &mut dyn FnMut(Tick)) -> Result<GcSummary> {
-        Err(nowhere())
+    /// Frees what nothing refers to, and gathers what lies scattered.
+    pub fn gc(&self, tick: &mut dyn FnMut(Tick)) -> Result<GcSummary> {
+        let mut progress = |so_far: Collected| {
+            let (freed, moved) = (so_far.freed_bytes, so_far.moved_bytes);
+            tick(Tick {
+                done: freed,
+                of: 0,
+                what: format!("freed {}, moved {}", bytes(freed), bytes(moved)),
+            });
+        };
+        let done = self.volume.collect(&mut progress);
+        let done = done.map_err(|errno| errno_failure(format!("cannot collect {}", self.name), errno))?;
+        Ok(GcSummary {
+            freed_bytes: done.freed_bytes,
+            moved_bytes: done.moved_bytes,
+            stored_bytes: done.stored_bytes,
+            garbage_bytes: done.garbage_bytes,
+            blobs: done.packs,
+        })
     }
 
     /// Makes `to` a copy of `from` by names only; both are below the root.
@@ -367,7 +289,9 @@ impl Node {
         let started = base::time::monotonic();
         let shown = |path: &Path| format!("/{}", path.display());
         let failed = |what: String| move |errno: Errno| errno_failure(what, errno);
-        let name = to.file_name().ok_or_else(|| Failure::usage("the volume's root is there already").next("name a path below it"))?;
+        let name = to.file_name().ok_or_else(|| {
+            Failure::usage("the volume's root is there already").next("name a path below it")
+        })?;
         let found = self.volume.resolve(from.as_os_str().as_bytes(), false);
         let source = found.map_err(failed(format!("cannot clone {}", shown(from))))?;
         let folder = to.parent().unwrap_or(Path::new(""));
@@ -380,7 +304,9 @@ impl Node {
         };
         let done = self.volume.clone_tree(source.ino, parent, name.as_bytes(), &mut progress);
         let done = match done {
-            Err(Errno::EEXIST) => return Err(crate::import::exists(Path::new(&shown(to))).map_next("name another path")),
+            Err(Errno::EEXIST) => {
+                return Err(crate::import::exists(Path::new(&shown(to))).map_next("name another path"));
+            }
             other => other.map_err(failed(format!("cannot clone {} to {}", shown(from), shown(to))))?,
         };
         let summary = CloneSummary {
@@ -390,10 +316,6 @@ impl Node {
         };
         Ok(Cloned { summary, parent, name: name.as_bytes().to_vec() })
     }
-
-    fn say_fsck(&self) -> String {
-        format!("unmount it and check it: covey fsck {}", self.name)
-    }
 }
 
 /// What a crash had left, in one line; nothing after an orderly end.
@@ -401,7 +323,10 @@ fn recovery_line(found: &meta::journal::Recovered) -> Option<String> {
     if found.replayed == 0 && found.cut == 0 && found.restored == 0 {
         return None;
     }
-    let mut line = format!("the volume was not closed in good order: {} operations brought in from the log", found.replayed);
+    let mut line = format!(
+        "the volume was not closed in good order: {} operations brought in from the log",
+        found.replayed
+    );
     if found.cut > 0 {
         let reason = found.reason.as_deref().unwrap_or("they cannot be shown to be whole");
         line += &format!(", the last {} given up, never synced ({reason})", found.cut);
@@ -538,45 +463,29 @@ pub fn open_failure(path: &Path, error: OpenError) -> Failure {
     let why = error.to_string();
     let fsck = format!("covey fsck {shown} says more; covey fsck --repair {shown} mends what can be mended");
     match error {
-        OpenError::Format { .. } => Failure::new("newer-format", format!("the volume {shown} has another format"))
-            .why(why)
-            .next("use the covey that made it; nothing was changed"),
+        OpenError::Format { .. } => {
+            Failure::new("newer-format", format!("the volume {shown} has another format"))
+                .why(why)
+                .next("use the covey that made it; nothing was changed")
+        }
         OpenError::NotFormatted => Failure::new("damaged", format!("the volume {shown} holds no names"))
             .why("its database is there, and empty")
             .next("restore its folder from a backup"),
-        OpenError::Damaged(_) => Failure::new("damaged", format!("the volume {shown} is damaged")).why(why).next(fsck),
-        OpenError::Store(meta::store::StoreError::Full) | OpenError::Blob(blob::BlobError::Full) => {
+        OpenError::Damaged(_) => {
+            Failure::new("damaged", format!("the volume {shown} is damaged")).why(why).next(fsck)
+        }
+        OpenError::Store(StoreError::Full) | OpenError::Blob(blob::BlobError::Full) => {
             Failure::new("disk-full", format!("the disk of the volume {shown} is full"))
                 .why(why)
                 .next("free some room on that disk, then try again; the volume is sound")
         }
-        OpenError::Store(meta::store::StoreError::Damaged(_)) => {
-            Failure::new("damaged", format!("the names of the volume {shown} are damaged")).why(why).next(fsck)
+        OpenError::Store(StoreError::Damaged(_)) => {
+            Failure::new("damaged", format!("the names of the volume {shown} are damaged"))
+                .why(why)
+                .next(fsck)
         }
-        _ => Failure::new("io", format!("the volume {shown} cannot be used")).why(why).next("covey doctor looks for the cause"),
+        _ => Failure::new("io", format!("the volume {shown} cannot be used"))
+            .why(why)
+            .next("covey doctor looks for the cause"),
     }
-}
-
-/// This process's memory, in bytes.
-struct Memory {
-    now: u64,
-    peak: u64,
-}
-
-impl Memory {
-    fn now() -> Memory {
-        let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let field = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("");
-            line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) << 10
-        };
-        Memory { now: field("VmRSS:"), peak: field("VmHWM:") }
-    }
-}
-
-/// Bytes of the names' database on disk, SQLite's own log included.
-fn names_bytes(dir: &VolumeDir) -> u64 {
-    let files = std::fs::read_dir(dir.meta()).into_iter().flatten().flatten();
-    let ours = files.filter(|entry| entry.file_name().to_string_lossy().starts_with("names.db"));
-    ours.map(|entry| entry.metadata().map_or(0, |meta| meta.len())).sum()
 }

@@ -55,7 +55,10 @@ pub const KNOWN: &[(&str, &str)] = &[
     ("frozen", "read-only, and the tree cannot change while mounted"),
     ("allow_other, noallow_other", "let other users in (as root that is the default)"),
     ("default_permissions", "the kernel checks permissions: always so, accepted for old habits"),
-    ("nosuid, nodev, noexec", "ignore set-user-id bits; device nodes; execute nothing (suid, dev, exec: the opposite)"),
+    (
+        "nosuid, nodev, noexec",
+        "ignore set-user-id bits; device nodes; execute nothing (suid, dev, exec: the opposite)",
+    ),
     ("commit=SECONDS", "what was done survives a power cut after at most this (default 1)"),
     ("atime=relatime|off", "whether reads move access times (default off; also relatime, noatime)"),
     ("writeback=on|off", "let the kernel hold written bytes back until close or fsync (default on)"),
@@ -64,8 +67,19 @@ pub const KNOWN: &[(&str, &str)] = &[
 ];
 
 /// Options of fstab that are for mount(8) or systemd and mean nothing to a filesystem.
-const PASSED_OVER: &[&str] =
-    &["defaults", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "async", "diratime", "nodiratime"];
+const PASSED_OVER: &[&str] = &[
+    "defaults",
+    "auto",
+    "noauto",
+    "nofail",
+    "_netdev",
+    "user",
+    "nouser",
+    "users",
+    "async",
+    "diratime",
+    "nodiratime",
+];
 
 impl MountOptions {
     /// Reads options; later ones win.
@@ -107,7 +121,8 @@ impl MountOptions {
             ("deadline", Some(text)) => self.deadline = seconds(word, text, 3_600)?,
             ("read_ahead" | "max_read_ahead", Some(text)) => {
                 let kib = text.parse().ok().filter(|kib| (4..=1 << 20).contains(kib));
-                self.read_ahead_kib = Some(kib.ok_or_else(|| bad(word, "a number of KiB from 4 to 1048576"))?);
+                self.read_ahead_kib =
+                    Some(kib.ok_or_else(|| bad(word, "a number of KiB from 4 to 1048576"))?);
             }
             ("", None) => {}
             _ if PASSED_OVER.contains(&word) || word.starts_with("x-") || word.starts_with("comment=") => {}
@@ -148,12 +163,14 @@ fn seconds(word: &str, text: &str, most: u64) -> Result<Duration> {
 }
 
 fn bad(word: &str, wanted: &str) -> Failure {
-    Failure::usage(format!("the mount option {word} cannot be understood")).why(format!("its value is to be {wanted}"))
+    Failure::usage(format!("the mount option {word} cannot be understood"))
+        .why(format!("its value is to be {wanted}"))
 }
 
 fn unknown(word: &str) -> Failure {
     let known: Vec<&str> = KNOWN.iter().map(|(name, _)| *name).collect();
-    Failure::usage(format!("there is no mount option {word}")).next(format!("known are: {}", known.join("; ")))
+    Failure::usage(format!("there is no mount option {word}"))
+        .next(format!("known are: {}", known.join("; ")))
 }
 
 /// The list of options for a help text.
@@ -187,7 +204,16 @@ mod tests {
         let failure = parse("ro,compress=zstd").unwrap_err();
         assert_eq!(failure.status, 2);
         assert!(failure.next[0].contains("writeback=on|off"), "{failure}");
-        for bad in ["commit=soon", "commit=0", "commit=-1", "commit=NaN", "writeback=maybe", "atime=yes", "read_ahead=0", "ro=1"] {
+        for bad in [
+            "commit=soon",
+            "commit=0",
+            "commit=-1",
+            "commit=NaN",
+            "writeback=maybe",
+            "atime=yes",
+            "read_ahead=0",
+            "ro=1",
+        ] {
             assert_eq!(parse(bad).unwrap_err().status, 2, "{bad}");
         }
     }

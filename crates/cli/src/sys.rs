@@ -71,7 +71,9 @@ pub fn unlink_at(dir: &impl AsFd, name: &OsStr) -> io::Result<()> {
 pub fn chown_at(dir: &impl AsFd, name: &OsStr, uid: u32, gid: u32) -> io::Result<()> {
     let name = c(name)?;
     // SAFETY: the descriptor is open, `name` ends with NUL.
-    check(unsafe { libc::fchownat(dir.as_fd().as_raw_fd(), name.as_ptr(), uid, gid, libc::AT_SYMLINK_NOFOLLOW) })
+    check(unsafe {
+        libc::fchownat(dir.as_fd().as_raw_fd(), name.as_ptr(), uid, gid, libc::AT_SYMLINK_NOFOLLOW)
+    })
 }
 
 /// Permissions; follows symbolic links, so only for names known to be none.
@@ -145,7 +147,8 @@ pub fn xattrs(path: &Path) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
         match value {
             Ok(value) => found.push((name.to_vec(), value)),
             // Gone since, or not for this user's eyes.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EPERM | libc::EACCES)) => {}
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EPERM | libc::EACCES)) => {}
             Err(error) => return Err(error),
         }
     }

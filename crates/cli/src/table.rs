@@ -73,10 +73,7 @@ pub struct Table {
 impl Table {
     /// A table with these columns.
     pub fn new(head: &[&str]) -> Table {
-        Table {
-            head: head.iter().map(|&cell| cell.to_owned()).collect(),
-            rows: Vec::new(),
-        }
+        Table { head: head.iter().map(|&cell| cell.to_owned()).collect(), rows: Vec::new() }
     }
 
     /// Adds a row of as many cells as there are columns.
@@ -137,11 +134,20 @@ mod tests {
 
     #[test]
     fn numbers_read_well() {
-        assert_eq!([bytes(0), bytes(1023), bytes(1024), bytes(1536), bytes(20 << 30)], ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "20.0 GiB"]);
+        assert_eq!(
+            [bytes(0), bytes(1023), bytes(1024), bytes(1536), bytes(20 << 30)],
+            ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "20.0 GiB"]
+        );
         assert_eq!(bytes((1 << 20) - 1), "1.0 MiB", "never 1024.0 KiB");
         assert_eq!(bytes(u64::MAX), "16.0 EiB");
-        assert_eq!([count(0), count(999), count(1_000), count(1_234_567)], ["0", "999", "1,000", "1,234,567"]);
-        assert_eq!([span(0.42), span(35.4), span(245.0), span(10_920.0)], ["0.4 s", "35 s", "4 min 5 s", "3 h 2 min"]);
+        assert_eq!(
+            [count(0), count(999), count(1_000), count(1_234_567)],
+            ["0", "999", "1,000", "1,234,567"]
+        );
+        assert_eq!(
+            [span(0.42), span(35.4), span(245.0), span(10_920.0)],
+            ["0.4 s", "35 s", "4 min 5 s", "3 h 2 min"]
+        );
     }
 
     #[test]

@@ -67,7 +67,8 @@ pub fn resolve(text: &Path) -> Result<Target> {
     }
     let path = name(text)?;
     // A dead mount has paths that can no longer be looked at.
-    let missing = matches!(path.symlink_metadata(), Err(error) if error.kind() == std::io::ErrorKind::NotFound);
+    let missing =
+        matches!(path.symlink_metadata(), Err(error) if error.kind() == std::io::ErrorKind::NotFound);
     let holder = if missing { path.parent().unwrap_or(&path) } else { &path };
     if let Some(mount) = mounts::covey_of(holder)? {
         return Place::on(mount, path);
@@ -75,9 +76,11 @@ pub fn resolve(text: &Path) -> Result<Target> {
     if path.is_dir() {
         return in_volume(&path, Path::new(""));
     }
-    let failure = Failure::new("not-a-volume", format!("{} is in no mounted volume and is none itself", text.display()));
-    Err(failure
-        .next("name a path on a mount (covey df lists them), a volume's folder, or VOLUME:/PATH"))
+    let failure = Failure::new(
+        "not-a-volume",
+        format!("{} is in no mounted volume and is none itself", text.display()),
+    );
+    Err(failure.next("name a path on a mount (covey df lists them), a volume's folder, or VOLUME:/PATH"))
 }
 
 /// The place in a volume, through its mount where it has one.
@@ -96,7 +99,8 @@ pub fn in_volume(volume: &Path, inner: &Path) -> Result<Target> {
 fn split(text: &Path) -> Option<(PathBuf, PathBuf)> {
     let bytes = text.as_os_str().as_bytes();
     let part = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
-    let at = (0..bytes.len()).find(|&at| bytes[at..].starts_with(b":/") && part(&bytes[..at]).join("covey.json").is_file())?;
+    let at = (0..bytes.len())
+        .find(|&at| bytes[at..].starts_with(b":/") && part(&bytes[..at]).join("covey.json").is_file())?;
     let inner = part(&bytes[at + 1..]);
     Some((part(&bytes[..at]), crate::import::inside(&inner)?))
 }

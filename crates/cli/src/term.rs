@@ -105,14 +105,7 @@ impl Progress {
             bar
         });
         let now = base::time::monotonic();
-        Progress {
-            label: label.to_owned(),
-            bar,
-            silent,
-            started: now,
-            last: now,
-            total: None,
-        }
+        Progress { label: label.to_owned(), bar, silent, started: now, last: now, total: None }
     }
 
     /// The amount of work, once it is known; in the unit of `done` in [`Progress::set`].
@@ -148,7 +141,8 @@ impl Progress {
                     Some(total) if total > 0 => format!(" {}%", done.saturating_mul(100) / total),
                     _ => String::new(),
                 };
-                let _ = writeln!(io::stderr().lock(), "{}:{percent} {}", self.label, message(now - self.started));
+                let _ =
+                    writeln!(io::stderr().lock(), "{}:{percent} {}", self.label, message(now - self.started));
             }
             None => {}
         }
@@ -193,5 +187,7 @@ pub fn files_and_rates(files: u64, size: u64, elapsed: Duration) -> String {
 }
 
 fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner()).progress_chars("=> ")
+    ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_spinner())
+        .progress_chars("=> ")
 }

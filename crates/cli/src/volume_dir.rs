@@ -78,25 +78,25 @@ impl VolumeDir {
         if format.format > FORMAT_VERSION {
             return Err(newer(&path, format.format));
         }
-        let format: Format = serde_json::from_slice(&text).map_err(|error| unreadable(&file, error.to_string()))?;
+        let format: Format =
+            serde_json::from_slice(&text).map_err(|error| unreadable(&file, error.to_string()))?;
         Ok(VolumeDir { path, format })
     }
 
     /// Makes an empty volume's folder, except for its names: `fill` writes those, and only then the folder becomes a volume.
     /// The folder may exist if it is empty.
-    pub fn create(path: &Path, origin: &str, fill: impl FnOnce(&VolumeDir) -> Result<()>) -> Result<VolumeDir> {
+    pub fn create(
+        path: &Path,
+        origin: &str,
+        fill: impl FnOnce(&VolumeDir) -> Result<()>,
+    ) -> Result<VolumeDir> {
         let made = !path.exists();
         private_folder(path)?;
         let path = canonical(path)?;
         check_empty(&path)?;
         let id = base::random::id16().iter().map(|byte| format!("{byte:02x}")).collect();
         let created = utc(base::time::now().seconds());
-        let format = Format {
-            format: FORMAT_VERSION,
-            id,
-            created,
-            origin: origin.to_owned(),
-        };
+        let format = Format { format: FORMAT_VERSION, id, created, origin: origin.to_owned() };
         let volume = VolumeDir { path, format };
         let outcome = volume.build(fill);
         if outcome.is_err() {
@@ -200,11 +200,7 @@ impl VolumeDir {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(Some(Holder {
-            pid: 0,
-            does: "something".to_owned(),
-            mountpoint: None,
-        }))
+        Ok(Some(Holder { pid: 0, does: "something".to_owned(), mountpoint: None }))
     }
 
     /// Waits until nobody holds the volume; false when that took too long.
@@ -270,8 +266,11 @@ pub fn private_folder(path: &Path) -> Result<()> {
 fn canonical(path: &Path) -> Result<PathBuf> {
     match fs::canonicalize(path) {
         Ok(full) if full.is_dir() => Ok(full),
-        Ok(_) => Err(Failure::new("not-a-volume", format!("{} is not a folder, and a volume is one", path.display()))
-            .next("name a volume's folder, or make one: covey format FOLDER")),
+        Ok(_) => Err(Failure::new(
+            "not-a-volume",
+            format!("{} is not a folder, and a volume is one", path.display()),
+        )
+        .next("name a volume's folder, or make one: covey format FOLDER")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(Failure::new("not-found", format!("there is no volume {}", path.display()))
                 .why("no such folder")
@@ -288,7 +287,8 @@ fn check_empty(path: &Path) -> Result<()> {
             .next(format!("use it: covey mount {shown} MOUNTPOINT"))
             .next("or remove that folder first, if what it holds is not wanted any more"));
     }
-    let found = fs::read_dir(path).at("read", path)?.flatten().find(|entry| entry.file_name() != "lost+found");
+    let found =
+        fs::read_dir(path).at("read", path)?.flatten().find(|entry| entry.file_name() != "lost+found");
     match found {
         Some(entry) => Err(Failure::new("exists", format!("the folder {shown} is not empty"))
             .why(format!("it holds {}", entry.file_name().to_string_lossy()))
@@ -308,9 +308,9 @@ fn read_format(text: &[u8]) -> std::result::Result<Version, String> {
 }
 
 fn unreadable(file: &Path, why: String) -> Failure {
-    Failure::new("damaged", format!("{} cannot be understood", file.display()))
-        .why(why)
-        .next("restore this small file from a backup; it holds the format version, the volume's id and its origin")
+    Failure::new("damaged", format!("{} cannot be understood", file.display())).why(why).next(
+        "restore this small file from a backup; it holds the format version, the volume's id and its origin",
+    )
 }
 
 fn newer(path: &Path, version: u32) -> Failure {
@@ -321,7 +321,8 @@ fn newer(path: &Path, version: u32) -> Failure {
 
 fn not_a_volume(path: &Path) -> Failure {
     let shown = path.display();
-    let failure = Failure::new("not-a-volume", format!("{shown} is not a Covey volume")).why("it has no covey.json");
+    let failure =
+        Failure::new("not-a-volume", format!("{shown} is not a Covey volume")).why("it has no covey.json");
     let mounted = crate::mounts::at(path).ok().flatten().filter(crate::mounts::is_covey);
     if let Some(mount) = mounted {
         return failure.next(format!("a volume is mounted there; the volume itself is {}", mount.source));
@@ -352,11 +353,7 @@ mod tests {
     }
 
     fn me() -> Holder {
-        Holder {
-            pid: std::process::id(),
-            does: "test".to_owned(),
-            mountpoint: Some("/mnt/x".into()),
-        }
+        Holder { pid: std::process::id(), does: "test".to_owned(), mountpoint: Some("/mnt/x".into()) }
     }
 
     #[test]

@@ -13,7 +13,9 @@ use crate::term::{Progress, Term};
 
 /// Copies a file or a tree within a volume by names only: at once, and without taking room
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  covey clone /mnt/covey/model /mnt/covey/model-before\n  covey clone /srv/volume:/a /srv/volume:/b      a volume that is not mounted")]
+#[command(
+    after_help = "Examples:\n  covey clone /mnt/covey/model /mnt/covey/model-before\n  covey clone /srv/volume:/a /srv/volume:/b      a volume that is not mounted"
+)]
 pub struct Args {
     /// A file or folder: a path on a mount, or VOLUME:/PATH
     src: PathBuf,
@@ -27,7 +29,9 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mut tick = |tick: &Tick| show(&mut progress, tick);
     let summary = match (resolve(&args.src)?, resolve(&args.dest)?) {
         (Target::Mounted(src), Target::Mounted(dest)) => mounted(&src, &dest, &mut tick)?,
-        (Target::Closed { dir, inner }, Target::Closed { dir: other, inner: to }) if dir.path() == other.path() => {
+        (Target::Closed { dir, inner }, Target::Closed { dir: other, inner: to })
+            if dir.path() == other.path() =>
+        {
             let node = Node::open(&dir, &NodeOptions::writing("clone"))?;
             let cloned = node.clone_tree(&inner, &to, &mut |now| tick(&now));
             node.close()?;
@@ -37,7 +41,11 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     };
     progress.done();
     term.result(&summary, || {
-        format!("Cloned {} files and folders in {:.2} s; no data was copied.", count(summary.files), summary.seconds)
+        format!(
+            "Cloned {} files and folders in {:.2} s; no data was copied.",
+            count(summary.files),
+            summary.seconds
+        )
     });
     Ok(0)
 }

@@ -16,8 +16,10 @@ use crate::volume_dir::VolumeDir;
 
 /// Looks for what keeps Covey from mounting, or from being quick, and names the command that mends it
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  covey doctor\n  covey doctor /srv/volume      also looks at a volume and its disk\n\n\
-    Exit status: 0 nothing is wrong, 1 something is.")]
+#[command(
+    after_help = "Examples:\n  covey doctor\n  covey doctor /srv/volume      also looks at a volume and its disk\n\n\
+    Exit status: 0 nothing is wrong, 1 something is."
+)]
 pub struct Args {
     /// A volume to look at as well
     volume: Option<PathBuf>,
@@ -93,7 +95,8 @@ fn text(checks: &[Check], wrong: usize) -> String {
 fn kernel() -> Check {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let release = release.trim();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     match version {
         (5, 17..) | (6.., _) => ok("kernel", format!("Linux {release}")),
@@ -106,20 +109,29 @@ fn filesystem() -> Check {
     if known.lines().any(|line| line.trim_start_matches("nodev").trim() == "fuse") {
         return ok("fuse", "the kernel knows FUSE");
     }
-    wrong("fuse", "the kernel does not know FUSE", "modprobe fuse   (as root; a kernel without the module needs CONFIG_FUSE_FS)")
+    wrong(
+        "fuse",
+        "the kernel does not know FUSE",
+        "modprobe fuse   (as root; a kernel without the module needs CONFIG_FUSE_FS)",
+    )
 }
 
 fn device() -> Check {
     let path = Path::new("/dev/fuse");
     if !path.exists() {
-        let mend = "modprobe fuse   (as root; in a container start it with --device /dev/fuse --cap-add SYS_ADMIN)";
+        let mend =
+            "modprobe fuse   (as root; in a container start it with --device /dev/fuse --cap-add SYS_ADMIN)";
         return wrong("/dev/fuse", "it is not there", mend);
     }
     match fs::OpenOptions::new().read(true).write(true).open(path) {
         Ok(_) => ok("/dev/fuse", "can be opened"),
         Err(error) => {
             let found = format!("cannot be opened: {}", crate::error::plain(&error));
-            wrong("/dev/fuse", found, "chmod 666 /dev/fuse   (as root; in a container --device /dev/fuse --cap-add SYS_ADMIN)")
+            wrong(
+                "/dev/fuse",
+                found,
+                "chmod 666 /dev/fuse   (as root; in a container --device /dev/fuse --cap-add SYS_ADMIN)",
+            )
         }
     }
 }
@@ -130,10 +142,20 @@ fn rights() -> Check {
     }
     match find_program("fusermount3") {
         Some(path) => match fs::metadata(&path) {
-            Ok(meta) if meta.permissions().mode() & 0o4000 != 0 => ok("rights", format!("mounts through {}", path.display())),
-            _ => wrong("rights", format!("{} is not set-user-id", path.display()), format!("chmod u+s {}   (as root)", path.display())),
+            Ok(meta) if meta.permissions().mode() & 0o4000 != 0 => {
+                ok("rights", format!("mounts through {}", path.display()))
+            }
+            _ => wrong(
+                "rights",
+                format!("{} is not set-user-id", path.display()),
+                format!("chmod u+s {}   (as root)", path.display()),
+            ),
         },
-        None => wrong("rights", "this user may not mount and fusermount3 is missing", "apt-get install fuse3   (or run covey as root)"),
+        None => wrong(
+            "rights",
+            "this user may not mount and fusermount3 is missing",
+            "apt-get install fuse3   (or run covey as root)",
+        ),
     }
 }
 
@@ -162,7 +184,11 @@ fn allow_other() -> Option<Check> {
     let mend = "echo user_allow_other >> /etc/fuse.conf   (as root)";
     Some(match allowed {
         true => ok("allow_other", "users may share their mounts"),
-        false => note("allow_other", "mounts of this user cannot be shared with other users (-o allow_other)", mend),
+        false => note(
+            "allow_other",
+            "mounts of this user cannot be shared with other users (-o allow_other)",
+            mend,
+        ),
     })
 }
 
@@ -207,13 +233,19 @@ fn disk(volume: Option<&Path>) -> Check {
     };
     let shown = path.display();
     match free_room(&path) {
-        None => wrong("disk", format!("the disk below {shown} cannot be asked for its room"), "check the path"),
-        Some(free @ ..0x1000_0000) => {
-            wrong("disk", format!("only {} are free below {shown}", bytes(free)), "free some room on that disk")
+        None => {
+            wrong("disk", format!("the disk below {shown} cannot be asked for its room"), "check the path")
         }
-        Some(free @ ..0x1_0000_0000) => {
-            note("disk", format!("{} are free below {shown}", bytes(free)), "more room, or a volume on another disk")
-        }
+        Some(free @ ..0x1000_0000) => wrong(
+            "disk",
+            format!("only {} are free below {shown}", bytes(free)),
+            "free some room on that disk",
+        ),
+        Some(free @ ..0x1_0000_0000) => note(
+            "disk",
+            format!("{} are free below {shown}", bytes(free)),
+            "more room, or a volume on another disk",
+        ),
         Some(free) => ok("disk", format!("{} are free below {shown}", bytes(free))),
     }
 }
@@ -244,7 +276,11 @@ fn volume(path: &Path) -> Check {
 fn present_mount(mount: &Mounted) -> Check {
     let place = mount.path.display();
     if !mount.answers() {
-        return wrong("mount", format!("{place} is dead: its daemon is gone"), format!("covey umount {place}"));
+        return wrong(
+            "mount",
+            format!("{place} is dead: its daemon is gone"),
+            format!("covey umount {place}"),
+        );
     }
     let knob = format!("/sys/class/bdi/{}:{}/read_ahead_kb", libc::major(mount.dev), libc::minor(mount.dev));
     let ahead = fs::read_to_string(&knob).ok().and_then(|text| text.trim().parse::<u32>().ok());

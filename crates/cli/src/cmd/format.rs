@@ -11,8 +11,10 @@ use crate::volume_dir::{ORIGIN_INSIDE, VolumeDir};
 
 /// Makes an empty volume
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  covey format /srv/volume\n  covey format /ssd/volume --origin file:/big-disk/blobs      names and new bytes on the SSD, blobs on the big disk\n\n\
-    A volume in memory needs no format: covey mount mem: MOUNTPOINT")]
+#[command(
+    after_help = "Examples:\n  covey format /srv/volume\n  covey format /ssd/volume --origin file:/big-disk/blobs      names and new bytes on the SSD, blobs on the big disk\n\n\
+    A volume in memory needs no format: covey mount mem: MOUNTPOINT"
+)]
 pub struct Args {
     /// The volume's folder: empty, or not there yet
     volume: PathBuf,

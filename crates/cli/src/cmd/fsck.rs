@@ -16,10 +16,12 @@ use crate::volume_dir::VolumeDir;
 
 /// Checks a volume that is not mounted, and repairs it when asked
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  covey fsck /srv/volume\n  covey fsck --quick /srv/volume       names only, and whether all blobs are there\n  \
+#[command(
+    after_help = "Examples:\n  covey fsck /srv/volume\n  covey fsck --quick /srv/volume       names only, and whether all blobs are there\n  \
     covey fsck --repair /srv/volume\n\nEvery blob is read and compared with its name, so a check takes as long as reading the volume.\n\
     What is lost is never replaced by zeros: reads of it go on to fail, and the files are listed.\n\n\
-    Exit status: 0 sound, or mended; 1 damage found; 2 wrong usage.")]
+    Exit status: 0 sound, or mended; 1 damage found; 2 wrong usage."
+)]
 pub struct Args {
     /// The volume's folder
     volume: PathBuf,
@@ -120,7 +122,12 @@ fn database(bare: &Bare) -> Result<Vec<Found>> {
             .why(error.to_string())
             .next("keep a copy of the volume's folder, then bring its meta/ back from a backup")
     })?;
-    let found = |line: String| Found { what: format!("names.db: {line}"), harmless: false, repaired: false, files: Vec::new() };
+    let found = |line: String| Found {
+        what: format!("names.db: {line}"),
+        harmless: false,
+        repaired: false,
+        files: Vec::new(),
+    };
     Ok(lines.into_iter().map(found).collect())
 }
 
@@ -185,7 +192,10 @@ fn blob_bytes(bare: &Bare) -> Result<u64> {
     while let Ok(rows) = names.packs(from, 1024) {
         let Some((last, _)) = rows.last() else { break };
         from = PackNo(last.0 + 1);
-        total += rows.iter().map(|(_, row)| if let PackRow::Sealed { size, .. } = row { u64::from(*size) } else { 0 }).sum::<u64>();
+        total += rows
+            .iter()
+            .map(|(_, row)| if let PackRow::Sealed { size, .. } = row { u64::from(*size) } else { 0 })
+            .sum::<u64>();
     }
     Ok(total)
 }
@@ -201,7 +211,9 @@ fn show(progress: &mut Progress, step: Step, total: u64) {
             });
         }
         Phase::OpenPacks => progress.set(total, |_| format!("open packs: {}", count(step.done))),
-        Phase::Strays => progress.set(total, |_| format!("blobs that are nobody's: {} looked at", count(step.done))),
+        Phase::Strays => {
+            progress.set(total, |_| format!("blobs that are nobody's: {} looked at", count(step.done)))
+        }
     }
 }
 
@@ -225,9 +237,12 @@ fn text(outcome: &Outcome, args: &Args) -> String {
         text += &format!("\n{notes} harmless: room that is wasted. covey fsck --repair {shown} frees it.");
     }
     if !outcome.sound && !args.repair {
-        text += &format!("\ncovey fsck --repair {shown} mends what can be mended; it never replaces lost bytes by zeros.");
+        text += &format!(
+            "\ncovey fsck --repair {shown} mends what can be mended; it never replaces lost bytes by zeros."
+        );
     } else if !outcome.sound {
-        text += "\nWhat is left cannot be mended: bring those files, or the volume's folder, back from a backup.";
+        text +=
+            "\nWhat is left cannot be mended: bring those files, or the volume's folder, back from a backup.";
     }
     text
 }

@@ -6,14 +6,16 @@ use crate::cmd::clone::show;
 use crate::control::{self, Request};
 use crate::error::Result;
 use crate::node::{GcSummary, Node, NodeOptions};
-use crate::table::bytes;
+use crate::table::{bytes, count};
 use crate::target::{Target, resolve};
 use crate::term::Term;
 
 /// Frees what nothing refers to any more, and gathers what lies scattered
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  covey gc /srv/volume\n  covey gc /mnt/covey      a mounted volume: its daemon does it\n\n\
-    A mounted volume does this by itself all the time; the command is for not waiting.")]
+#[command(
+    after_help = "Examples:\n  covey gc /srv/volume\n  covey gc /mnt/covey      a mounted volume: its daemon does it\n\n\
+    A mounted volume does this by itself all the time; the command is for not waiting."
+)]
 pub struct Args {
     /// A volume's folder, or a path on a mount
     volume: PathBuf,
@@ -23,7 +25,9 @@ pub struct Args {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mut progress = term.progress("gc");
     let summary: GcSummary = match resolve(&args.volume)? {
-        Target::Mounted(place) => control::ask(&place.ear(), &Request::Gc, &mut |tick| show(&mut progress, tick))?,
+        Target::Mounted(place) => {
+            control::ask(&place.ear(), &Request::Gc, &mut |tick| show(&mut progress, tick))?
+        }
         Target::Closed { dir, .. } => {
             let node = Node::open(&dir, &NodeOptions::writing("gc"))?;
             let summary = node.gc(&mut |tick| show(&mut progress, &tick));
@@ -33,7 +37,9 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     };
     progress.done();
     term.result(&summary, || {
-        format!("Freed {}; {} are stored, {} of them dead.", bytes(summary.freed_bytes), bytes(summary.stored_bytes), bytes(summary.garbage_bytes))
+        let GcSummary { freed_bytes, stored_bytes, garbage_bytes, blobs, .. } = summary;
+        let (freed, stored, dead) = (bytes(freed_bytes), bytes(stored_bytes), bytes(garbage_bytes));
+        format!("Freed {freed}; {stored} are stored in {} blobs, {dead} of it dead.", count(blobs))
     });
     Ok(0)
 }

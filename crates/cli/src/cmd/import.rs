@@ -17,10 +17,12 @@ use crate::term::{Term, files_and_rates};
 
 /// Copies a folder or a tar archive (plain, gzip, zstd) into a volume
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  covey import /usr/share /mnt/covey/share\n  covey import linux.tar.zst /srv/volume:/linux      a volume that is not mounted\n  \
+#[command(
+    after_help = "Examples:\n  covey import /usr/share /mnt/covey/share\n  covey import linux.tar.zst /srv/volume:/linux      a volume that is not mounted\n  \
     xz -dc linux.tar.xz | covey import - /mnt/covey/linux\n\n\
     DEST becomes what SRC is: the folder's contents are found right below it. Modes, times, extended attributes, hard\n\
-    and symbolic links, holes, and as root owners and device nodes arrive as they were.")]
+    and symbolic links, holes, and as root owners and device nodes arrive as they were."
+)]
 pub struct Args {
     /// A folder, a tar archive, or - for an archive on standard input
     src: PathBuf,
@@ -41,7 +43,8 @@ struct Outcome<'a> {
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
-    let label = args.src.file_name().map_or_else(|| "import".to_owned(), |name| name.to_string_lossy().into_owned());
+    let label =
+        args.src.file_name().map_or_else(|| "import".to_owned(), |name| name.to_string_lossy().into_owned());
     let summary = match resolve(&args.dest)? {
         Target::Mounted(place) => {
             let source = source(&args.src, Some(place.mount.dev))?;
@@ -62,7 +65,14 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(report(args, summary, term))
 }
 
-fn offline(node: &Node, source: Box<dyn Source>, inner: &Path, args: &Args, label: &str, term: Term) -> Result<Summary> {
+fn offline(
+    node: &Node,
+    source: Box<dyn Source>,
+    inner: &Path,
+    args: &Args,
+    label: &str,
+    term: Term,
+) -> Result<Summary> {
     let mut sink = Direct::new(node.filesystem(), node.name(), inner, args.overwrite)?;
     let sink: &mut dyn Sink = &mut sink;
     import::run(source, sink, label, term)
@@ -73,7 +83,9 @@ fn source(path: &Path, not_into: Option<u64>) -> Result<Box<dyn Source>> {
         return Ok(Box::new(Folder::new(path, not_into)?));
     }
     if path != Path::new("-") && path.symlink_metadata().is_err() {
-        return Err(Failure::new("not-found", format!("{} is not there", path.display())).next("check the path"));
+        return Err(
+            Failure::new("not-found", format!("{} is not there", path.display())).next("check the path")
+        );
     }
     Ok(Box::new(Tar::open(path)?))
 }

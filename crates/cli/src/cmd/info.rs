@@ -14,7 +14,9 @@ use crate::term::Term;
 
 /// Shows what a file is made of: inode, extents, packs, blobs
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  covey info /mnt/covey/usr/bin/git\n  covey info /srv/volume:/usr/bin/git      a volume that is not mounted")]
+#[command(
+    after_help = "Examples:\n  covey info /mnt/covey/usr/bin/git\n  covey info /srv/volume:/usr/bin/git      a volume that is not mounted"
+)]
 pub struct Args {
     /// A path on a mount, or VOLUME:/PATH
     path: PathBuf,
@@ -54,7 +56,9 @@ fn text(info: &Info, most: usize) -> String {
         .row("modified", &info.modified);
     match info.inline {
         true => pairs.row("bytes", "kept among the names"),
-        false => pairs.row("extents", format!("{} in {} pages of 4 MiB", count(info.extents), count(info.pages))),
+        false => {
+            pairs.row("extents", format!("{} in {} pages of 4 MiB", count(info.extents), count(info.pages)))
+        }
     };
     let mut text = pairs.text();
     if info.packs.is_empty() {
@@ -63,7 +67,13 @@ fn text(info: &Info, most: usize) -> String {
     let mut table = Table::new(&["pack ", "state", "extents ", "bytes ", "blob"]);
     for pack in info.packs.iter().take(most) {
         let blob = pack.blob.clone().unwrap_or_else(|| "-".to_owned());
-        table.row(vec![pack.pack.to_string(), pack.state.clone(), count(pack.extents), bytes(pack.bytes), blob]);
+        table.row(vec![
+            pack.pack.to_string(),
+            pack.state.clone(),
+            count(pack.extents),
+            bytes(pack.bytes),
+            blob,
+        ]);
     }
     text.push('\n');
     text.push_str(&table.text());

@@ -36,7 +36,11 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     daemon::with_parent(args.ready_fd, |parent| {
-        let source = if args.volume == Path::new("mem:") { Source::Memory } else { Source::Folder(VolumeDir::open(&args.volume)?) };
+        let source = if args.volume == Path::new("mem:") {
+            Source::Memory
+        } else {
+            Source::Folder(VolumeDir::open(&args.volume)?)
+        };
         let plan = Plan {
             source,
             mountpoint: args.mountpoint.clone(),
@@ -44,10 +48,6 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             readers: args.readers,
             status_line: false,
         };
-        if args.background {
-            daemon::in_background(&plan, term)
-        } else {
-            daemon::run(plan, parent, term)
-        }
+        if args.background { daemon::in_background(&plan, term) } else { daemon::run(plan, parent, term) }
     })
 }

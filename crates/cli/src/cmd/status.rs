@@ -6,15 +6,18 @@ use fuse::mount::mounted_by_us;
 
 use crate::control::{self, Request};
 use crate::error::{Failure, Result};
-use crate::node::{Node, NodeOptions, Status};
+use crate::node::{Node, NodeOptions};
+use crate::status::Status;
 use crate::table::{Pairs, bytes, count, span};
 use crate::target::{Target, resolve};
 use crate::term::Term;
 
 /// Shows a volume's figures: files, bytes, what is stored and saved, memory
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  covey status                     every mounted volume\n  covey status /mnt/covey\n  \
-    covey status /srv/volume --json  also one that is not mounted")]
+#[command(
+    after_help = "Examples:\n  covey status                     every mounted volume\n  covey status /mnt/covey\n  \
+    covey status /srv/volume --json  also one that is not mounted"
+)]
 pub struct Args {
     /// A path on a mount, or a volume's folder [default: all mounts]
     path: Option<PathBuf>,
@@ -67,15 +70,29 @@ fn text(status: &Status) -> String {
     pairs
         .row("files", count(status.files))
         .row("bytes", bytes(status.bytes))
-        .row("stored", format!("{} in {} blobs and {} open packs", bytes(status.stored_bytes), count(status.blobs), count(status.open_packs)))
+        .row(
+            "stored",
+            format!(
+                "{} in {} blobs and {} open packs",
+                bytes(status.stored_bytes),
+                count(status.blobs),
+                count(status.open_packs)
+            ),
+        )
         .row("saved", format!("{} by clones and by storing equal contents once", bytes(status.saved_bytes)))
         .row("dead", format!("{} that compaction will free", bytes(status.garbage_bytes)))
         .row("names", format!("{} on disk", bytes(status.names_bytes)))
-        .row("log", format!("{} on disk, {} in memory not yet in the database", bytes(status.log_bytes), bytes(status.overlay_bytes)))
+        .row(
+            "log",
+            format!(
+                "{} on disk, {} in memory not yet in the database",
+                bytes(status.log_bytes),
+                bytes(status.overlay_bytes)
+            ),
+        )
         .row("memory", format!("{} (peak {})", bytes(status.memory_bytes), bytes(status.memory_peak_bytes)));
     if status.io_errors > 0 {
         pairs.row("I/O errors", format!("{}: see the log, then covey fsck", count(status.io_errors)));
     }
-    let note = if status.counted { "" } else { "(blobs are still being counted: stored, saved and dead are not final)\n" };
-    pairs.text() + note
+    pairs.text()
 }

@@ -19,7 +19,9 @@ use crate::volume_dir::VolumeDir;
 
 /// Unmounts a volume and waits until it is closed
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  covey umount /mnt/covey\n  covey umount --lazy /mnt/covey      detach now, end when its last user is gone")]
+#[command(
+    after_help = "Examples:\n  covey umount /mnt/covey\n  covey umount --lazy /mnt/covey      detach now, end when its last user is gone"
+)]
 pub struct Args {
     /// Where it is mounted (or the volume's folder)
     mountpoint: PathBuf,
@@ -121,7 +123,8 @@ pub fn busy(mountpoint: &Path) -> Failure {
         failure = failure.why(format!("and {} more processes", users.len() - NAMED));
     }
     if users.is_empty() {
-        failure = failure.why("something uses it that this user may not see, or another filesystem is mounted below it");
+        failure = failure
+            .why("something uses it that this user may not see, or another filesystem is mounted below it");
     }
     failure
         .next("leave that folder or end those processes, then unmount again")
@@ -144,9 +147,15 @@ fn wait_closed(mount: &Mounted, args: &Args, term: Term) -> Result<bool> {
         return Ok(true);
     }
     let pid = dir.holder()?.map_or(0, |holder| holder.pid);
-    Err(Failure::new("busy", format!("{} is unmounted, but its volume is not closed yet", mount.path.display()))
-        .why(format!("process {pid} still writes, after {} s", args.wait))
-        .next(format!("look at {} and wait; the volume is sound even if that process is killed", dir.log().display())))
+    Err(Failure::new(
+        "busy",
+        format!("{} is unmounted, but its volume is not closed yet", mount.path.display()),
+    )
+    .why(format!("process {pid} still writes, after {} s", args.wait))
+    .next(format!(
+        "look at {} and wait; the volume is sound even if that process is killed",
+        dir.log().display()
+    )))
 }
 
 #[cfg(test)]

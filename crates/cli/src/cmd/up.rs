@@ -13,9 +13,11 @@ use crate::volume_dir::VolumeDir;
 
 /// Makes a volume if there is none, mounts it, and stays with a status line
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  covey up                                  ~/covey, kept in ~/.local/share/covey/volume\n  \
+#[command(
+    after_help = "Examples:\n  covey up                                  ~/covey, kept in ~/.local/share/covey/volume\n  \
     covey up /mnt/covey --volume /srv/volume\n  covey up -d /mnt/covey                    in the background; covey umount /mnt/covey ends it\n\n\
-    Ctrl-C unmounts. Nothing is lost: the next covey up shows the same files.")]
+    Ctrl-C unmounts. Nothing is lost: the next covey up shows the same files."
+)]
 pub struct Args {
     /// Where to mount it; made if it is not there [default: ~/covey]
     mountpoint: Option<PathBuf>,
@@ -59,11 +61,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         term.say(format_args!("Made the mountpoint {}.", mountpoint.display()));
     }
     let plan = Plan { source, mountpoint, options, readers: 0, status_line: true };
-    if args.background {
-        daemon::in_background(&plan, term)
-    } else {
-        daemon::run(plan, None, term)
-    }
+    if args.background { daemon::in_background(&plan, term) } else { daemon::run(plan, None, term) }
 }
 
 fn source(volume: &Path, origin: Option<&str>, term: Term) -> Result<Source> {
@@ -72,8 +70,11 @@ fn source(volume: &Path, origin: Option<&str>, term: Term) -> Result<Source> {
     }
     if volume.join("covey.json").exists() {
         if origin.is_some() {
-            return Err(Failure::usage(format!("{} is a volume already, and has its origin", volume.display()))
-                .next("leave --origin out, or name another folder with --volume"));
+            return Err(Failure::usage(format!(
+                "{} is a volume already, and has its origin",
+                volume.display()
+            ))
+            .next("leave --origin out, or name another folder with --volume"));
         }
         return Ok(Source::Folder(VolumeDir::open(volume)?));
     }

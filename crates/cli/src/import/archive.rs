@@ -70,14 +70,19 @@ fn unpack(name: &str, bytes: Bytes) -> Result<Bytes> {
         }
         [0xfd, b'7', b'z', b'X', b'Z', ..] => return Err(packed(name, "xz")),
         [b'B', b'Z', b'h', ..] => return Err(packed(name, "bzip2")),
-        [b'P', b'K', 3, 4, ..] => return Err(no_archive(name, "it is a zip file").next("unpack it with unzip and import the folder")),
+        [b'P', b'K', 3, 4, ..] => {
+            return Err(
+                no_archive(name, "it is a zip file").next("unpack it with unzip and import the folder")
+            );
+        }
         _ => bytes,
     };
     let (head, plain) = peek(name, plain)?;
     if is_tar(&head) {
         return Ok(plain);
     }
-    Err(no_archive(name, "it is neither a folder nor a tar archive (plain, gzip or zstd)").next("copy a single file with cp"))
+    Err(no_archive(name, "it is neither a folder nor a tar archive (plain, gzip or zstd)")
+        .next("copy a single file with cp"))
 }
 
 fn packed(name: &str, program: &str) -> Failure {
@@ -101,8 +106,14 @@ fn is_tar(head: &[u8]) -> bool {
     if head.len() < 512 {
         return false;
     }
-    let field = |range: std::ops::Range<usize>| std::str::from_utf8(&head[range]).unwrap_or("").trim_matches(['\0', ' ']).to_owned();
-    let sum: u32 = head.iter().enumerate().map(|(at, &byte)| if (148..156).contains(&at) { 32 } else { u32::from(byte) }).sum();
+    let field = |range: std::ops::Range<usize>| {
+        std::str::from_utf8(&head[range]).unwrap_or("").trim_matches(['\0', ' ']).to_owned()
+    };
+    let sum: u32 = head
+        .iter()
+        .enumerate()
+        .map(|(at, &byte)| if (148..156).contains(&at) { 32 } else { u32::from(byte) })
+        .sum();
     u32::from_str_radix(&field(148..156), 8) == Ok(sum) || head.iter().all(|&byte| byte == 0)
 }
 
@@ -193,7 +204,9 @@ fn kind(entry: &Entry<'_, impl Read>) -> io::Result<Option<Kind>> {
     };
     Ok(Some(match header.entry_type() {
         EntryType::Regular | EntryType::Continuous if named_as_folder(entry) => Kind::Dir,
-        EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => Kind::File { size: entry.size() },
+        EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+            Kind::File { size: entry.size() }
+        }
         EntryType::Directory => Kind::Dir,
         EntryType::Symlink => Kind::Symlink(target()?.into_os_string()),
         EntryType::Link => match inside(&target()?) {
@@ -255,7 +268,8 @@ fn seconds(text: &str) -> Option<Timestamp> {
     let digits: String = part.chars().chain(std::iter::repeat('0')).take(9).collect();
     let nanos: i64 = digits.parse().ok()?;
     let negative = whole.starts_with('-');
-    let total = whole_seconds.checked_mul(1_000_000_000)?.checked_add(if negative { -nanos } else { nanos })?;
+    let total =
+        whole_seconds.checked_mul(1_000_000_000)?.checked_add(if negative { -nanos } else { nanos })?;
     Some(Timestamp(total))
 }
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base::{Ino, Must};
-use fs::api::{Caller, Entry, FileKind, Filesystem, NewNode, SetAttr, SetTime, XattrMode};
 use fs::Errno;
+use fs::api::{Caller, Entry, FileKind, Filesystem, NewNode, SetAttr, SetTime, XattrMode};
 
 use crate::error::{Result, errno_failure};
 use crate::import::{Item, Kind, Sink, exists};
@@ -41,7 +41,14 @@ impl Direct {
             at = entry.map_err(|errno| errno_failure(place(), errno))?.attr.ino;
         }
         let folders = HashMap::from([(PathBuf::new(), at)]);
-        Ok(Direct { volume, shown: format!("{shown}:/{}", root.display()), overwrite, folders, open: None, late: Vec::new() })
+        Ok(Direct {
+            volume,
+            shown: format!("{shown}:/{}", root.display()),
+            overwrite,
+            folders,
+            open: None,
+            late: Vec::new(),
+        })
     }
 
     fn shown(&self, path: &Path) -> String {

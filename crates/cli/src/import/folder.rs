@@ -112,7 +112,9 @@ impl Folder {
     /// The names in a folder, last first.
     fn names(&self, path: &Path, feed: &Feed) -> Vec<OsString> {
         let full = join(&self.root, path);
-        let read = || fs::read_dir(&full)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<OsString>>>();
+        let read = || {
+            fs::read_dir(&full)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<OsString>>>()
+        };
         match read() {
             Ok(mut names) => {
                 names.sort_unstable_by(|a, b| b.cmp(a));
@@ -193,7 +195,9 @@ fn contents(full: &Path, meta: &Metadata, item: Item, feed: &Feed) -> std::resul
     let sparse = meta.blocks() * 512 < meta.size();
     loop {
         let range = match sparse {
-            true => sys::next_data(&file, at).map(|found| found.map(|(start, end)| (start, end.min(meta.size())))),
+            true => {
+                sys::next_data(&file, at).map(|found| found.map(|(start, end)| (start, end.min(meta.size()))))
+            }
             false => Ok((at < meta.size()).then_some((at, meta.size()))),
         };
         let outcome = match range {

@@ -152,7 +152,8 @@ impl Place {
             match sys::set_xattr(path, name, value) {
                 Err(error) if error.raw_os_error() == Some(libc::EPERM) && !self.owners => {}
                 // Labels of a security module that this filesystem does not carry.
-                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) && name.starts_with(b"security.") => {}
+                Err(error)
+                    if error.raw_os_error() == Some(libc::EOPNOTSUPP) && name.starts_with(b"security.") => {}
                 other => other.or_fail(|| {
                     let name = String::from_utf8_lossy(name);
                     format!("cannot set the attribute {name} of {}", self.shown(&item.path).display())

@@ -1,0 +1,179 @@
+//! A volume's figures: what `status` shows, from a daemon or from a volume that is opened for it.
+
+use std::path::PathBuf;
+
+use base::PackNo;
+use meta::store::StoreError;
+use meta::{Names, PackRow};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Failure, Result};
+use crate::node::Node;
+use crate::volume_dir::VolumeDir;
+
+/// What a mount promises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// All changes come through this mount.
+    Exclusive,
+    /// The mount changes nothing.
+    ReadOnly,
+    /// Nothing changes at all.
+    Frozen,
+}
+
+impl Mode {
+    /// As it is shown.
+    pub fn word(self) -> &'static str {
+        match self {
+            Mode::Exclusive => "exclusive",
+            Mode::ReadOnly => "read-only",
+            Mode::Frozen => "frozen",
+        }
+    }
+}
+
+/// A volume's figures. Field names are stable.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// Its folder, or `mem:<id>`.
+    pub volume: String,
+    /// Its id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Where its blobs live.
+    pub origin: String,
+    /// What it was opened for.
+    pub mode: Mode,
+    /// The daemon, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served: Option<Served>,
+    /// Inodes in use: files, folders, links.
+    pub files: u64,
+    /// Bytes of files, holes not counted.
+    pub bytes: u64,
+    /// Bytes of packs, sealed and open.
+    pub stored_bytes: u64,
+    /// Of these, bytes that nothing refers to.
+    pub garbage_bytes: u64,
+    /// Bytes of files that take no room of their own: clones, and equal contents.
+    pub saved_bytes: u64,
+    /// Of these, found by hash since the volume was opened.
+    pub dedup_bytes: u64,
+    /// Sealed packs.
+    pub blobs: u64,
+    /// Packs in the making.
+    pub open_packs: u64,
+    /// Bytes of the names' database on disk.
+    pub names_bytes: u64,
+    /// Bytes of the redo log on disk.
+    pub log_bytes: u64,
+    /// Bytes of rows in memory that are in the log and not yet in the database.
+    pub overlay_bytes: u64,
+    /// Inodes that the kernel refers to.
+    pub held_inodes: u64,
+    /// Requests answered with EIO since the volume was opened.
+    pub io_errors: u64,
+    /// Bytes of memory that the process holds.
+    pub memory_bytes: u64,
+    /// The most it ever held.
+    pub memory_peak_bytes: u64,
+}
+
+/// The daemon of a mounted volume.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Served {
+    /// Where.
+    pub mountpoint: PathBuf,
+    /// Its process.
+    pub pid: u32,
+    /// Since when.
+    pub uptime_seconds: u64,
+    /// Requests that the kernel sent.
+    pub requests: u64,
+    /// Of these, waiting at the moment.
+    pub waiting: u64,
+}
+
+impl Node {
+    /// The figures now.
+    pub fn status(&self) -> Result<Status> {
+        let damaged = |why: String| {
+            let fsck = format!("unmount it and check it: covey fsck {}", self.name());
+            Failure::new("damaged", "the volume's figures cannot be read").why(why).next(fsck)
+        };
+        let mut stats = self.volume().stats().map_err(|error| damaged(error.to_string()))?;
+        if !stats.counted {
+            count_packs(&Names::new(self.store()), &mut stats).map_err(|error| damaged(error.to_string()))?;
+        }
+        let memory = Memory::now();
+        let journal = self.journal().map(|journal| journal.stats()).unwrap_or_default();
+        let stored = stats.stored_bytes + stats.open_bytes;
+        Ok(Status {
+            volume: self.name(),
+            id: self.dir().map(|dir| dir.format().id.clone()),
+            origin: self.dir().map_or_else(|| "mem:".to_owned(), VolumeDir::origin),
+            mode: self.mode(),
+            served: None,
+            files: stats.inodes,
+            bytes: stats.logical_bytes,
+            stored_bytes: stored,
+            garbage_bytes: stats.garbage_bytes,
+            saved_bytes: stats.logical_bytes.saturating_sub(stored.saturating_sub(stats.garbage_bytes)),
+            dedup_bytes: stats.dedup_bytes,
+            blobs: stats.sealed_packs,
+            open_packs: stats.open_packs,
+            names_bytes: self.dir().map_or(0, names_bytes),
+            log_bytes: journal.log_file_bytes,
+            overlay_bytes: journal.overlay_bytes,
+            held_inodes: stats.held_inodes,
+            io_errors: stats.io_errors,
+            memory_bytes: memory.now,
+            memory_peak_bytes: memory.peak,
+        })
+    }
+}
+
+/// What the volume's own count, which goes on behind or not at all, has not come to yet: sealed packs, and what is dead in them.
+fn count_packs(names: &Names, stats: &mut fs::stats::Stats) -> std::result::Result<(), StoreError> {
+    (stats.stored_bytes, stats.garbage_bytes, stats.sealed_packs) = (0, 0, 0);
+    let mut from = PackNo(0);
+    loop {
+        let rows = names.packs(from, 1024)?;
+        let Some((last, _)) = rows.last() else { return Ok(()) };
+        from = PackNo(last.0 + 1);
+        for (pack, row) in rows {
+            if let PackRow::Sealed { size, .. } = row {
+                let size = u64::from(size);
+                stats.sealed_packs += 1;
+                stats.stored_bytes += size;
+                stats.garbage_bytes += size.saturating_sub(names.pack_live(pack)?);
+            }
+        }
+    }
+}
+
+/// This process's memory, in bytes.
+struct Memory {
+    now: u64,
+    peak: u64,
+}
+
+impl Memory {
+    fn now() -> Memory {
+        let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let field = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("");
+            line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) << 10
+        };
+        Memory { now: field("VmRSS:"), peak: field("VmHWM:") }
+    }
+}
+
+/// Bytes of the names' database on disk, SQLite's own log included.
+fn names_bytes(dir: &VolumeDir) -> u64 {
+    let files = std::fs::read_dir(dir.meta()).into_iter().flatten().flatten();
+    let ours = files.filter(|entry| entry.file_name().to_string_lossy().starts_with("names.db"));
+    ours.map(|entry| entry.metadata().map_or(0, |meta| meta.len())).sum()
+}
