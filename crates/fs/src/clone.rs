@@ -84,32 +84,41 @@ impl Core {
         let (top, record) = self.clone_inode(from)?;
         let built = self.clone_below(from, top, &record, &mut counts, progress);
         let attached = built.and_then(|()| self.run(&Op::Attach { ino: top, parent, name }));
-        if attached.is_err() {
-            self.reaper.push(&[top]);
-        }
+        self.let_go(top, attached.is_ok());
         attached?;
         progress(counts).is_continue();
         Ok(counts)
     }
 
-    /// Copies one inode, all of its contents; the copy has no name yet. Answers it and what it was copied from.
+    /// Copies one inode, all of its contents; the copy has no name yet. Answers it and what it was copied from. The copy is held, so that
+    /// the reaper, which looks for inodes without a name when a volume is opened, leaves it alone: see [`Core::let_go`].
     fn clone_inode(&self, from: Ino) -> Result<(Ino, InodeRecord), Error> {
         let ino = self.next_ino()?;
+        self.refs.finding().hold(ino);
+        let copied = self.clone_contents(from, ino);
+        if copied.is_err() {
+            self.let_go(ino, false);
+        }
+        Ok((ino, copied?))
+    }
+
+    /// A copy has its name now, or never gets one.
+    fn let_go(&self, copy: Ino, named: bool) {
+        if self.refs.forget(copy, 1) || !named {
+            self.reaper.push(&[copy]);
+        }
+    }
+
+    fn clone_contents(&self, from: Ino, ino: Ino) -> Result<InodeRecord, Error> {
         // Keeps writers away from a file that is copied in steps.
         let _whole = self.lock_of(from).write();
         let record = self.attr(from)?;
         let mut change = self.run(&Op::CloneInode { from, ino })?;
         while change.more {
             let page = change.done as u32;
-            match self.run(&Op::CloneMore { from, ino, page }) {
-                Ok(next) => change = next,
-                Err(error) => {
-                    self.reaper.push(&[ino]);
-                    return Err(error);
-                }
-            }
+            change = self.run(&Op::CloneMore { from, ino, page })?;
         }
-        Ok((ino, record))
+        Ok(record)
     }
 
     fn clone_below(
@@ -147,10 +156,9 @@ impl Core {
                 Err(Error::Errno(Errno::ENOENT) | Error::Refused(meta::plan::Refusal::NotFound)) => continue,
                 made => made?,
             };
-            if let Err(error) = self.run(&Op::Attach { ino: copy, parent: to, name: &entry.name }) {
-                self.reaper.push(&[copy]);
-                return Err(error);
-            }
+            let attached = self.run(&Op::Attach { ino: copy, parent: to, name: &entry.name });
+            self.let_go(copy, attached.is_ok());
+            attached?;
             if record.is_dir() {
                 counts.dirs += 1;
                 stack.push(level(child, copy, record));

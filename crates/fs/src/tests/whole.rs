@@ -105,6 +105,26 @@ fn a_clone_that_is_ended_leaves_nothing() {
 }
 
 #[test]
+fn regression_a_clone_under_way_is_not_reaped_as_left_over() {
+    let world = World::new();
+    let v = world.open();
+    let top = v.dir(Ino::ROOT, "top");
+    (0..300).for_each(|f| drop(v.file(top, &format!("f{f}"))));
+    let cloned = v.clone_tree(top, Ino::ROOT, b"copy", &mut |_| {
+        // As the reaper does when a volume is opened: whatever has no name.
+        let orphans = v.core.names.orphans(Ino(0), 10).unwrap();
+        v.core.reaper.push(&orphans);
+        eventually("the reaper has looked", || v.core.reaper.is_idle());
+        ControlFlow::Continue(())
+    });
+    assert_eq!(cloned.unwrap().files, 300);
+    assert!(v.core.names.orphans(Ino(0), 1).unwrap().is_empty());
+    v.close().unwrap();
+    drop(v);
+    assert_eq!(check(&world, Depth::Full), []);
+}
+
+#[test]
 fn paths_are_followed_as_the_kernel_does() {
     let world = World::new();
     let v = world.open();
