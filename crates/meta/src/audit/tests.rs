@@ -51,7 +51,10 @@ fn mend(world: &World) -> (Vec<Finding>, Vec<Finding>) {
     let (_, first) = world.audit();
     let mut left = first.clone();
     for _ in 0..6 {
-        let mended = left.iter().filter_map(repair).filter(|commit| world.names.store().commit(commit.clone()).is_ok());
+        let mended = left
+            .iter()
+            .filter_map(repair)
+            .filter(|commit| world.names.store().commit(commit.clone()).is_ok());
         if mended.count() == 0 {
             break;
         }
@@ -96,9 +99,10 @@ fn a_dangling_name() {
     let world = world();
     world.store.plant(Key::inode(SMALL), None);
     world.store.plant(Key::inline(SMALL), None);
-    assert_mended(&world, |finding| {
-        matches!(finding, Finding::DanglingName { parent: SUB, ino: SMALL, name, .. } if **name == *b"small")
-    });
+    assert_mended(
+        &world,
+        |finding| matches!(finding, Finding::DanglingName { parent: SUB, ino: SMALL, name, .. } if **name == *b"small"),
+    );
     assert_eq!(world.names.lookup(SUB, b"small").unwrap(), None);
 }
 
@@ -124,9 +128,10 @@ fn a_directory_whose_name_was_lost() {
 fn names_in_a_directory_that_is_not_there() {
     let world = world();
     world.store.plant(Key::inode(SUB), None);
-    assert_mended(&world, |finding| {
-        matches!(finding, Finding::StrayRow { key, .. } if *key == Key::dentry(SUB, b"small"))
-    });
+    assert_mended(
+        &world,
+        |finding| matches!(finding, Finding::StrayRow { key, .. } if *key == Key::dentry(SUB, b"small")),
+    );
     assert_eq!(world.names.lookup(ROOT, b"lost+5").unwrap().unwrap().ino, SMALL);
 }
 
@@ -145,9 +150,10 @@ fn wrong_counts() {
         assert_mended(&world, |finding| matches!(finding, Finding::WrongCount { key: it, .. } if *it == key));
         world.store.plant(key.clone(), None);
         if key != Key::subdirs(SUB) {
-            assert_mended(&world, |finding| {
-                matches!(finding, Finding::WrongCount { key: it, found: None, .. } if *it == key)
-            });
+            assert_mended(
+                &world,
+                |finding| matches!(finding, Finding::WrongCount { key: it, found: None, .. } if *it == key),
+            );
         }
     }
 }
@@ -223,7 +229,10 @@ fn directories_within_one_another() {
 fn marks_of_nameless_inodes() {
     let world = world();
     world.store.plant(Key::orphan(BIG), Some(nothing()));
-    assert_mended(&world, |finding| matches!(finding, Finding::StrayRow { key, .. } if *key == Key::orphan(BIG)));
+    assert_mended(
+        &world,
+        |finding| matches!(finding, Finding::StrayRow { key, .. } if *key == Key::orphan(BIG)),
+    );
     world.store.plant(Key::orphan(Ino(99)), Some(nothing()));
     assert_mended(&world, |finding| matches!(finding, Finding::StrayRow { .. }));
     world.store.plant(Key::orphan(UNNAMED), None);
@@ -234,7 +243,9 @@ fn marks_of_nameless_inodes() {
 fn bytes_past_the_end() {
     let world = world();
     change_inode(&world, BIG, |record| record.size = 5000);
-    assert_mended(&world, |finding| matches!(finding, Finding::PastEnd { ino: BIG, page: 1, right: None, .. }));
+    assert_mended(&world, |finding| {
+        matches!(finding, Finding::PastEnd { ino: BIG, page: 1, right: None, .. })
+    });
     assert_eq!(world.read(4).len(), 5000);
     assert_eq!(world.names.totals().unwrap().bytes, 5003);
 }
@@ -243,12 +254,16 @@ fn bytes_past_the_end() {
 fn bytes_inline_and_in_extents() {
     let world = world();
     world.store.plant(Key::inline(BIG), Some(b"huh".as_slice().into()));
-    assert_mended(&world, |finding| matches!(finding, Finding::StrayRow { key, .. } if *key == Key::inline(BIG)));
+    assert_mended(
+        &world,
+        |finding| matches!(finding, Finding::StrayRow { key, .. } if *key == Key::inline(BIG)),
+    );
     let page = row(&world, &Key::extents(BIG, 0));
     world.store.plant(Key::extents(SMALL, 0), Some(page));
-    assert_mended(&world, |finding| {
-        matches!(finding, Finding::StrayRow { key, .. } if *key == Key::extents(SMALL, 0))
-    });
+    assert_mended(
+        &world,
+        |finding| matches!(finding, Finding::StrayRow { key, .. } if *key == Key::extents(SMALL, 0)),
+    );
     assert_eq!(world.read(5), b"few");
     world.store.plant(Key::inline(SMALL), None);
     assert_mended(&world, is_wrong(SMALL));
@@ -327,7 +342,10 @@ fn rows_that_make_no_sense() {
         let (found, _) = mend(&world);
         assert!(found.contains(&Finding::BadRow { key: key.clone() }), "{key:?} {found:#?}");
         // What cannot be read still counts: nothing it may refer to is given up.
-        assert!(!found.iter().any(|finding| matches!(finding, Finding::WrongCount { .. })), "{key:?} {found:#?}");
+        assert!(
+            !found.iter().any(|finding| matches!(finding, Finding::WrongCount { .. })),
+            "{key:?} {found:#?}"
+        );
     }
 }
 

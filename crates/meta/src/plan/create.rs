@@ -10,7 +10,7 @@ use crate::store::Expect;
 use super::acl::Acl;
 use super::draft::{Draft, nothing};
 use super::op::{Change, Ctx, Make, Refusal};
-use super::view::{Ask, Stop, View};
+use super::view::{Ask, Node, Stop, View};
 use super::xattr::{ACCESS_ACL, DEFAULT_ACL, count_name};
 
 /// The longest target of a symbolic link: a page less its NUL.
@@ -44,11 +44,10 @@ pub(super) fn create(
         return Err(Refusal::Exists.into());
     }
     let mut draft = Draft::new();
-    draft.check_live(parent);
     draft.check_seen(entry.clone(), None);
-    let record = new_inode(&mut draft, view, ctx, (parent, &dir), make, 1)?;
+    let record = new_inode(&mut draft, view, ctx, &dir, make, 1)?;
     draft.put(entry, Dentry { ino: make.ino, kind: record.kind() }.encode());
-    draft.entries_changed(parent, &dir, ctx.now);
+    draft.entries_changed(&dir, ctx.now);
     if record.is_dir() {
         draft.add(Key::subdirs(parent), 1);
     }
@@ -62,8 +61,8 @@ pub(super) fn tmpfile(view: &View, ctx: &Ctx, parent: Ino, make: &Make<'_>) -> R
     }
     let dir = view.live_dir(parent)?;
     let mut draft = Draft::new();
-    draft.check_live(parent);
-    new_inode(&mut draft, view, ctx, (parent, &dir), make, 0)?;
+    draft.check_seen(dir.key.clone(), Some(&dir.seen));
+    new_inode(&mut draft, view, ctx, &dir, make, 0)?;
     draft.put(Key::orphan(make.ino), nothing());
     Ok(draft.finish())
 }
@@ -73,7 +72,7 @@ fn new_inode(
     draft: &mut Draft,
     view: &View,
     ctx: &Ctx,
-    (parent, dir): (Ino, &InodeRecord),
+    parent: &Node,
     make: &Make<'_>,
     nlink: u32,
 ) -> Result<InodeRecord, Stop> {
@@ -88,9 +87,10 @@ fn new_inode(
         gid: ctx.gid,
         nlink,
         rdev: if is_device { make.rdev } else { 0 },
-        parent: if nlink == 0 { Ino(0) } else { parent },
+        parent: if nlink == 0 { Ino(0) } else { parent.ino },
         ..blank(ctx.now)
     };
+    let dir = &parent.record;
     if dir.mode & mode::S_ISGID != 0 {
         record.gid = dir.gid;
         if record.is_dir() {
@@ -100,7 +100,7 @@ fn new_inode(
     if kind == mode::S_IFLNK {
         symlink(draft, &mut record, make)?;
     } else if dir.has(InodeRecord::HAS_DEFAULT_ACL) {
-        inherit_acl(draft, view, parent, make.ino, &mut record)?;
+        inherit_acl(draft, view, parent.ino, make.ino, &mut record)?;
     } else {
         record.mode &= !(make.umask & 0o777);
     }

@@ -76,7 +76,7 @@ fn check_pieces(pieces: &[Piece]) -> Result<(), Refusal> {
 }
 
 /// The pieces of one page after those of another.
-fn pages<'a>(pieces: &'a [Piece]) -> impl Iterator<Item = &'a [Piece]> {
+fn pages(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
     pieces.chunk_by(|a, b| page_of(a.at) == page_of(b.at))
 }
 

@@ -3,6 +3,8 @@
 //! The draft keeps the rules that every family must keep: an inode is written only over the value that was seen, its `change` goes up,
 //! additions to one counter are one addition, and a directory's own times are settled before its record is written.
 
+use std::sync::LazyLock;
+
 use base::{Ino, Timestamp};
 
 use crate::key::{Key, KeyRange};
@@ -14,7 +16,7 @@ use super::view::{Node, Stop, View};
 
 /// The value of rows whose key says everything.
 pub(crate) fn nothing() -> Value {
-    static NOTHING: std::sync::LazyLock<Value> = std::sync::LazyLock::new(|| Value::from(&[][..]));
+    static NOTHING: LazyLock<Value> = LazyLock::new(|| Value::from(&[][..]));
     NOTHING.clone()
 }
 
@@ -35,11 +37,6 @@ impl Draft {
         self.change.commit.checks.push((key, expect));
     }
 
-    /// The directory must still be able to take names.
-    pub fn check_live(&mut self, dir: Ino) {
-        self.change.commit.checks.push((Key::inode(dir), Expect::Exists));
-    }
-
     pub fn check_empty(&mut self, range: KeyRange) {
         self.change.commit.empty.push(range);
     }
@@ -54,10 +51,12 @@ impl Draft {
 
     /// Adds to a counter; several additions to one are summed.
     pub fn add(&mut self, key: Key, by: i64) {
+        if by == 0 {
+            return;
+        }
         let adds = &mut self.change.commit.adds;
         match adds.iter_mut().find(|(other, _)| *other == key) {
             Some((_, sum)) => *sum += by,
-            None if by == 0 => {}
             None => adds.push((key, by)),
         }
     }
@@ -70,20 +69,24 @@ impl Draft {
     }
 
     pub fn total_inodes(&mut self, by: i64) {
-        self.add(Key::volume("inodes"), by);
+        static INODES: LazyLock<Key> = LazyLock::new(|| Key::volume("inodes"));
+        self.add(INODES.clone(), by);
     }
 
     pub fn total_bytes(&mut self, by: i64) {
-        self.add(Key::volume("bytes"), by);
+        static BYTES: LazyLock<Key> = LazyLock::new(|| Key::volume("bytes"));
+        self.add(BYTES.clone(), by);
     }
 
-    /// A directory's entries change now: seen as its modification and change time, without writing its row.
-    pub fn entries_changed(&mut self, dir: Ino, record: &InodeRecord, now: Timestamp) {
-        let moment = moment_to_u64(now.max(Timestamp(record.ctime.0.saturating_add(1))));
+    /// A directory's entries change now: seen as its modification and change time, without writing its row. The row is a check: whether
+    /// the directory can still take names, and what they inherit, is as it was shown. Changes of entries do not write it, so any
+    /// number of them go on side by side.
+    pub fn entries_changed(&mut self, dir: &Node, now: Timestamp) {
+        let moment = moment_to_u64(now.max(Timestamp(dir.record.ctime.0.saturating_add(1))));
         let maxs = &mut self.change.commit.maxs;
-        match maxs.iter_mut().find(|(key, _)| key.number() == Some(dir.0)) {
-            Some((_, highest)) => *highest = moment.max(*highest),
-            None => maxs.push((Key::dir_changed(dir), moment)),
+        if maxs.iter().all(|(key, _)| key.number() != Some(dir.ino.0)) {
+            maxs.push((Key::dir_changed(dir.ino), moment));
+            self.check_seen(dir.key.clone(), Some(&dir.seen));
         }
     }
 

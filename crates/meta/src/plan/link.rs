@@ -2,7 +2,7 @@
 
 use base::Ino;
 
-use crate::key::Key;
+use crate::key::{Key, KeyRange};
 use crate::record::{Dentry, InodeRecord};
 
 use super::create::check_name;
@@ -10,7 +10,8 @@ use super::draft::Draft;
 use super::op::{Change, Ctx, Refusal};
 use super::pages::{Ledger, PageWork};
 use super::rename::{Ancestors, check_not_within};
-use super::view::{Ask, Stop, View};
+use super::size::{charge, has_pages};
+use super::view::{Ask, Node, Stop, View};
 
 /// More names than this an inode cannot have.
 const LINK_MAX: u32 = 1 << 31;
@@ -42,10 +43,9 @@ pub(super) fn link(view: &View, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -
         draft.del(Key::orphan(ino));
     }
     record.nlink += 1;
-    draft.check_live(parent);
     draft.check_seen(entry.clone(), None);
     draft.put(entry, Dentry { ino, kind: record.kind() }.encode());
-    draft.entries_changed(parent, &dir, ctx.now);
+    draft.entries_changed(&dir, ctx.now);
     draft.update(&node, record);
     Ok(draft.finish())
 }
@@ -73,13 +73,12 @@ pub(super) fn attach(view: &View, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8])
         check_not_within(&mut draft, view, &mut Ancestors::default(), ino, parent)?;
         draft.add(Key::subdirs(parent), 1);
     } else {
-        draft.check_live(parent);
     }
     record.nlink = 1;
     record.parent = parent;
     draft.del(Key::orphan(ino));
     draft.put(entry, Dentry { ino, kind: record.kind() }.encode());
-    draft.entries_changed(parent, &dir, ctx.now);
+    draft.entries_changed(&dir, ctx.now);
     draft.update(&node, record);
     Ok(draft.finish())
 }
@@ -98,7 +97,7 @@ pub(super) fn unlink(view: &View, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result
     let mut draft = Draft::new();
     draft.check_seen(entry.clone(), Some(seen));
     draft.del(entry);
-    draft.entries_changed(parent, &dir, ctx.now);
+    draft.entries_changed(&dir, ctx.now);
     draft.lose_name(view, ctx, &node)?;
     Ok(draft.finish())
 }
@@ -123,7 +122,7 @@ pub(super) fn rmdir(view: &View, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<
     let mut draft = Draft::new();
     draft.check_seen(entry.clone(), Some(seen));
     draft.del(entry);
-    draft.entries_changed(parent, &dir, ctx.now);
+    draft.entries_changed(&dir, ctx.now);
     draft.add(Key::subdirs(parent), -1);
     draft.lose_name(view, ctx, &node)?;
     Ok(draft.finish())
@@ -133,21 +132,27 @@ pub(super) fn rmdir(view: &View, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<
 pub(super) fn reap(view: &View, ino: Ino) -> Result<Change, Stop> {
     let orphan = Key::orphan(ino);
     Ask::new(view).row(&Key::inode(ino)).row(&orphan).done()?;
-    let Some(mark) = view.row(&orphan)? else {
-        return Ok(Change::default());
+    let Some(mark) = view.row(&orphan)? else { return Ok(Change::default()) };
+    let node = match view.node(ino) {
+        Err(Stop::Refused(Refusal::NotFound)) => {
+            // The mark of an inode that is not there: nothing is left to collect but the mark.
+            let mut draft = Draft::new();
+            draft.check_seen(orphan.clone(), Some(mark));
+            draft.del(orphan);
+            return Ok(draft.finish());
+        }
+        node => node?,
     };
-    let node = view.node(ino)?;
     if node.record.nlink != 0 {
         return Err(Refusal::Damaged.into());
     }
     let (inside, pages, xattrs) = (Key::dentries(ino, 0), Key::extents_from(ino, 0), Key::xattrs(ino));
     let has_xattrs = node.record.has(InodeRecord::HAS_XATTRS);
-    let has_pages = node.record.is_file() && node.record.stored > 0 && !node.record.has(InodeRecord::INLINE);
     let mut ask = Ask::new(view);
     if node.record.is_dir() {
         ask.range(&inside, 1);
     }
-    if has_pages {
+    if has_pages(&node.record) {
         ask.range(&pages, PAGES_PER_REAP + 1);
     }
     if has_xattrs {
@@ -162,30 +167,11 @@ pub(super) fn reap(view: &View, ino: Ino) -> Result<Change, Stop> {
         }
         draft.check_empty(inside);
     }
-    let mut ledger = Ledger::default();
-    if has_pages {
-        let rows = view.range(&pages, PAGES_PER_REAP + 1)?;
-        draft.change.more = rows.len() > PAGES_PER_REAP;
-        for (key, value) in rows.iter().take(PAGES_PER_REAP) {
-            let mut page = PageWork::from_row(key, value)?;
-            page.clear(&mut ledger);
-            page.finish(&mut draft);
-            draft.change.done += 1;
-        }
-    }
-    if draft.change.more {
-        let mut record = node.record;
-        record.stored = record.stored.saturating_add_signed(ledger.stored);
-        draft.total_bytes(ledger.stored);
-        ledger.settle(&mut draft);
-        draft.update(&node, record);
+    if reap_pages(&mut draft, view, &node, &pages)? {
         return Ok(draft.finish());
     }
-    ledger.settle(&mut draft);
     if has_xattrs {
-        for (key, _) in view.range(&xattrs, XATTRS_MAX)? {
-            draft.del(key.clone());
-        }
+        view.range(&xattrs, XATTRS_MAX)?.iter().for_each(|(key, _)| draft.del(key.clone()));
     }
     if node.record.has(InodeRecord::INLINE) {
         draft.del(Key::inline(ino));
@@ -195,15 +181,39 @@ pub(super) fn reap(view: &View, ino: Ino) -> Result<Change, Stop> {
         draft.del(Key::subdirs(ino));
     }
     draft.check_seen(node.key.clone(), Some(&node.seen));
-    if node.is_removed() {
-        draft.del(orphan);
-    } else {
+    if !node.is_removed() {
         draft.check_seen(orphan.clone(), Some(mark));
         draft.del(node.key.clone());
-        draft.del(orphan);
     }
+    draft.del(orphan);
     draft.total_inodes(-1);
     draft.total_bytes(-(node.record.stored as i64));
     draft.change.inode = Some((ino, node.record));
     Ok(draft.finish())
+}
+
+/// Takes pages away. True if there are more than one commit takes: then this is all that the commit does.
+fn reap_pages(draft: &mut Draft, view: &View, node: &Node, pages: &KeyRange) -> Result<bool, Stop> {
+    if !has_pages(&node.record) {
+        return Ok(false);
+    }
+    let mut ledger = Ledger::default();
+    let rows = view.range(pages, PAGES_PER_REAP + 1)?;
+    for (key, value) in rows.iter().take(PAGES_PER_REAP) {
+        let mut page = PageWork::from_row(key, value)?;
+        page.clear(&mut ledger);
+        page.finish(draft);
+        draft.change.done += 1;
+    }
+    let more = rows.len() > PAGES_PER_REAP;
+    if more {
+        let mut record = node.record;
+        charge(draft, ledger, &mut record);
+        draft.update(node, record);
+        draft.change.more = true;
+    } else {
+        // What is left of its bytes goes from the total with the inode.
+        ledger.settle(draft);
+    }
+    Ok(more)
 }

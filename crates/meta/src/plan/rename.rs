@@ -34,8 +34,8 @@ struct Ends<'v> {
     source: Dentry,
     source_seen: &'v Value,
     target: Option<(Dentry, &'v Value)>,
-    parent_record: InodeRecord,
-    to_record: InodeRecord,
+    parent: Node,
+    to: Node,
 }
 
 pub(super) fn rename(view: &View, ctx: &Ctx, op: &Rename<'_>) -> Result<Change, Stop> {
@@ -95,8 +95,8 @@ pub(super) fn rename(view: &View, ctx: &Ctx, op: &Rename<'_>) -> Result<Change, 
     } else {
         subdirs.into_iter().for_each(|(dir, by)| draft.add(Key::subdirs(dir), by));
     }
-    draft.entries_changed(op.parent, &ends.parent_record, ctx.now);
-    draft.entries_changed(op.to, &ends.to_record, ctx.now);
+    draft.entries_changed(&ends.parent, ctx.now);
+    draft.entries_changed(&ends.to, ctx.now);
     Ok(draft.finish())
 }
 
@@ -108,8 +108,8 @@ fn ends<'v>(view: &'v View, op: &Rename<'_>) -> Result<Ends<'v>, Stop> {
     let to_key = Key::dentry(op.to, op.to_name);
     let mut ask = Ask::new(view);
     ask.row(&Key::inode(op.parent)).row(&Key::inode(op.to)).row(&from_key).row(&to_key).done()?;
-    let parent_record = view.live_dir(op.parent)?;
-    let to_record = view.live_dir(op.to)?;
+    let parent = view.live_dir(op.parent)?;
+    let to = view.live_dir(op.to)?;
     let (source, source_seen) = view.dentry(&from_key)?.ok_or(Refusal::NotFound)?;
     let target = view.dentry(&to_key)?;
     match (op.mode, &target) {
@@ -121,13 +121,12 @@ fn ends<'v>(view: &'v View, op: &Rename<'_>) -> Result<Ends<'v>, Stop> {
         }
         _ => {}
     }
-    Ok(Ends { from_key, to_key, source, source_seen, target, parent_record, to_record })
+    Ok(Ends { from_key, to_key, source, source_seen, target, parent, to })
 }
 
-/// No directory may come to be inside itself; and both parents must still take names when the commit is made.
+/// No directory may come to be inside itself.
 fn check_loops(draft: &mut Draft, view: &View, op: &Rename<'_>, ends: &Ends<'_>) -> Result<(), Stop> {
     if op.parent == op.to {
-        // The name's check shows that the directory is there.
         return Ok(());
     }
     let mut walked = Ancestors::default();
@@ -138,9 +137,6 @@ fn check_loops(draft: &mut Draft, view: &View, op: &Rename<'_>, ends: &Ends<'_>)
         && op.mode == RenameMode::Exchange
     {
         check_not_within(draft, view, &mut walked, target.ino, op.parent)?;
-    }
-    if walked.0.is_empty() {
-        draft.check_live(op.to);
     }
     Ok(())
 }

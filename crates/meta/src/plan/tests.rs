@@ -2,6 +2,7 @@
 
 mod acls;
 mod cases;
+mod interleaved;
 mod large;
 mod machine;
 mod model;

@@ -112,10 +112,15 @@ impl View {
     }
 
     /// A directory that can take names: not a removed one. Refused with `NotFound` or `NotDir`.
-    pub(super) fn live_dir(&self, ino: Ino) -> Result<InodeRecord, Stop> {
-        let value = self.row(&Key::inode(ino))?.ok_or(Refusal::NotFound)?;
+    pub(super) fn live_dir(&self, ino: Ino) -> Result<Node, Stop> {
+        let key = Key::inode(ino);
+        let value = self.row(&key)?.ok_or(Refusal::NotFound)?;
         let record = InodeRecord::decode(value)?;
-        if record.is_dir() { Ok(record) } else { Err(Refusal::NotDir.into()) }
+        if record.is_dir() {
+            Ok(Node { ino, key, record, seen: value.clone() })
+        } else {
+            Err(Refusal::NotDir.into())
+        }
     }
 
     /// When a directory's entries last changed, as its row says.

@@ -1,0 +1,293 @@
+//! Every pair of operations, with the second coming in between at each step of the first: what comes of it is what would
+//! have come of the one and then the other, or of the other and then the one. Row by row, and refusal by refusal.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use base::{BlobId, Ino, PackNo, Timestamp};
+
+use crate::key::{Key, KeyRange};
+use crate::names::{Names, NamesError};
+use crate::plan::op::{Body, Make, Move, Piece, RenameMode, SetAttrs, XattrMode};
+use crate::plan::{ACCESS_ACL, Ctx, DEFAULT_ACL, Op, Refusal};
+use crate::record::mode;
+use crate::store::{Commit, CommitError, MetaStore, Rows, StoreError, Value};
+
+use super::store::TestStore;
+use super::world::{World, dir, file};
+
+type All = BTreeMap<Key, Value>;
+
+/// Runs something before its n-th call.
+struct Interposed {
+    below: Arc<TestStore>,
+    calls: AtomicUsize,
+    at: usize,
+    what: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Interposed {
+    fn call(&self) {
+        if self.calls.fetch_add(1, Ordering::Relaxed) == self.at {
+            let what = self.what.lock().unwrap().take();
+            what.unwrap()();
+        }
+    }
+}
+
+impl MetaStore for Interposed {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        self.call();
+        self.below.get(key)
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        self.call();
+        self.below.get_many(keys)
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
+        self.call();
+        self.below.scan(range, limit)
+    }
+
+    fn commit(&self, commit: Commit) -> Result<(), CommitError> {
+        self.call();
+        self.below.commit(commit)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        self.below.flush()
+    }
+}
+
+fn store_of(rows: &All) -> Arc<TestStore> {
+    let store = TestStore::default();
+    *store.rows.lock().unwrap() = rows.clone();
+    Arc::new(store)
+}
+
+fn run(names: &Names, op: &Op<'_>, now: i64) -> Option<Refusal> {
+    match names.run(op, &Ctx { now: Timestamp(now), uid: 1000, gid: 100 }) {
+        Ok(_) => None,
+        Err(NamesError::Refused(refusal)) => Some(refusal),
+        Err(NamesError::Store(error)) => panic!("{error}"),
+    }
+}
+
+const SEALED: PackNo = PackNo(1);
+const UNUSED: PackNo = PackNo(2);
+const OPEN: PackNo = PackNo(3);
+const SPARE: PackNo = PackNo(4);
+
+/// Inodes: 2 `d/`, 3 `d/f`, 4 `d/s` inline, 5 `e/`, 6 `e/g` and `d/g`, 7 `d/sub/`, 8 an orphan, 9 a removed directory, 10 a tree being cloned
+/// with 11 in it, 12 `e/deep/`.
+fn base() -> All {
+    let mut world = World::new();
+    world.create(1, "d", dir(2, 0o755)).unwrap();
+    world.create(2, "f", file(3, 0o644)).unwrap();
+    world.write_packed(3, 0, &[1; 6000]).unwrap();
+    world.seal();
+    world.pack(0, &[7; 100]);
+    world.seal();
+    world.create(2, "s", file(4, 0o644)).unwrap();
+    world.write(4, 0, b"small").unwrap();
+    world.create(1, "e", dir(5, 0o2775)).unwrap();
+    world.create(5, "g", file(6, 0o4755)).unwrap();
+    world.run(&Op::Link { ino: Ino(6), parent: Ino(2), name: b"g" }).unwrap();
+    world.create(2, "sub", dir(7, 0o755)).unwrap();
+    world.run(&Op::Tmpfile { parent: Ino(1), make: file(8, 0o600) }).unwrap();
+    world.create(1, "gone", dir(9, 0o755)).unwrap();
+    world.run(&Op::Rmdir { parent: Ino(1), name: b"gone" }).unwrap();
+    world.run(&Op::CloneInode { from: Ino(7), ino: Ino(10) }).unwrap();
+    world.create(10, "in", dir(11, 0o755)).unwrap();
+    world.create(5, "deep", dir(12, 0o755)).unwrap();
+    world.write_packed(8, 0, &[2; 600]).unwrap();
+    let op =
+        Op::SetXattr { ino: Ino(3), name: b"user.x", value: b"y", mode: XattrMode::Set, kill_sgid: false };
+    world.run(&op).unwrap();
+    world.run(&Op::OpenPack { pack: SPARE }).unwrap();
+    assert_eq!(world.open, OPEN);
+    world.assert_sound();
+    world.store.rows.lock().unwrap().clone()
+}
+
+fn rename(from: (u64, &'static [u8]), to: (u64, &'static [u8]), mode: RenameMode) -> Op<'static> {
+    Op::Rename { parent: Ino(from.0), name: from.1, to: Ino(to.0), to_name: to.1, mode }
+}
+
+fn set(ino: u64, set: SetAttrs) -> Op<'static> {
+    Op::SetAttr { ino: Ino(ino), set }
+}
+
+fn write(ino: u64, body: Body<'static>, cached: bool) -> Op<'static> {
+    Op::Write { ino: Ino(ino), body, kill_suid_sgid: true, cached, intern: Some(BlobId([1; 32])) }
+}
+
+fn xattr(ino: u64, name: &'static [u8], value: &'static [u8]) -> Op<'static> {
+    Op::SetXattr { ino: Ino(ino), name, value, mode: XattrMode::Set, kill_sgid: false }
+}
+
+const fn piece(at: u64, len: u32, pack: PackNo, offset: u32, fresh: Option<u32>) -> Piece {
+    Piece { at, len, pack, offset, fresh }
+}
+
+/// Owner rwx, user 42 rw, group rx, mask rwx, others nothing.
+const ACL: &[u8] = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x06\0\x2a\0\0\0\
+    \x04\0\x05\0\xff\xff\xff\xff\x10\0\x07\0\xff\xff\xff\xff\x20\0\0\0\xff\xff\xff\xff";
+
+static FRESH: [Piece; 2] =
+    [piece(1000, 500, OPEN, 2000, Some(1)), piece((4 << 20) - 8, 8, OPEN, 2500, Some(2))];
+static REUSED: [Piece; 1] = [piece(3000, 100, UNUSED, 0, None)];
+static WHOLE: [Piece; 1] = [piece(0, 700, OPEN, 3000, Some(3))];
+static MOVES: [Move; 1] =
+    [Move { from: SEALED, from_offset: 100, len: 4000, to: OPEN, to_offset: 4000, crc: 5 }];
+static AWAY: [Move; 1] = [Move { from: SEALED, from_offset: 0, len: 6000, to: SPARE, to_offset: 0, crc: 6 }];
+
+fn names_ops() -> Vec<Op<'static>> {
+    use RenameMode::{Exchange, NoReplace, Replace};
+    let link = Make { mode: mode::S_IFLNK, target: b"to", ..file(31, 0) };
+    vec![
+        Op::Create { parent: Ino(2), name: b"new", make: file(30, 0o666) },
+        Op::Create { parent: Ino(7), name: b"new", make: link },
+        Op::Create { parent: Ino(5), name: b"new", make: dir(32, 0o777) },
+        Op::Create { parent: Ino(10), name: b"new", make: file(33, 0o666) },
+        Op::Tmpfile { parent: Ino(7), make: file(34, 0o600) },
+        Op::Link { ino: Ino(3), parent: Ino(5), name: b"new" },
+        Op::Link { ino: Ino(8), parent: Ino(7), name: b"new" },
+        Op::Unlink { parent: Ino(2), name: b"f" },
+        Op::Unlink { parent: Ino(5), name: b"g" },
+        Op::Rmdir { parent: Ino(2), name: b"sub" },
+        Op::Rmdir { parent: Ino(1), name: b"e" },
+        rename((2, b"f"), (5, b"f"), Replace),
+        rename((2, b"f"), (7, b"f"), NoReplace),
+        rename((2, b"s"), (2, b"f"), Replace),
+        rename((2, b"f"), (5, b"g"), Exchange),
+        rename((2, b"g"), (5, b"g"), Replace),
+        rename((2, b"sub"), (5, b"moved"), Replace),
+        rename((1, b"d"), (12, b"moved"), Replace),
+        rename((1, b"e"), (7, b"moved"), Replace),
+        rename((5, b"deep"), (2, b"sub"), Replace),
+        rename((2, b"sub"), (5, b"deep"), Exchange),
+        Op::Attach { ino: Ino(10), parent: Ino(7), name: b"new" },
+        Op::CloneInode { from: Ino(2), ino: Ino(35) },
+        Op::Reap { ino: Ino(9) },
+        Op::Allocate { counter: "next-ino", count: 7 },
+    ]
+}
+
+fn inode_ops() -> Vec<Op<'static>> {
+    let perm = |perm| SetAttrs { perm: Some(perm), ..SetAttrs::default() };
+    let size = |size| SetAttrs { size: Some(size), ..SetAttrs::default() };
+    let times = SetAttrs { mtime: Some(Timestamp(5)), atime: Some(Timestamp(6)), ..SetAttrs::default() };
+    vec![
+        set(2, perm(0o2700)),
+        set(2, times),
+        set(7, SetAttrs { gid: Some(9), ..perm(0o2770) }),
+        set(9, perm(0o700)),
+        set(3, perm(0o600)),
+        set(3, size(100)),
+        set(3, size(9_000_000)),
+        set(4, size(2)),
+        set(4, size(2000)),
+        set(8, size(0)),
+        xattr(3, b"user.x", b"z"),
+        xattr(3, b"security.capability", b"z"),
+        xattr(3, ACCESS_ACL, ACL),
+        xattr(2, DEFAULT_ACL, ACL),
+        xattr(7, DEFAULT_ACL, ACL),
+        Op::RemoveXattr { ino: Ino(3), name: b"user.x" },
+    ]
+}
+
+fn byte_ops() -> Vec<Op<'static>> {
+    let blob = BlobId([3; 32]);
+    let copy = |from, to, to_offset| Op::CopyRange {
+        from: Ino(from),
+        from_offset: 500,
+        to: Ino(to),
+        to_offset,
+        len: 3000,
+    };
+    vec![
+        write(3, Body::Packed(&FRESH), true),
+        write(3, Body::Packed(&REUSED), false),
+        write(3, Body::Inline(b"short"), false),
+        write(4, Body::Inline(b"other"), true),
+        write(4, Body::Packed(&WHOLE), false),
+        write(6, Body::Packed(&WHOLE), true),
+        write(8, Body::Packed(&WHOLE), true),
+        Op::Punch { ino: Ino(3), offset: 50, len: 2000, grow_to: Some(7000) },
+        copy(3, 6, 0),
+        copy(3, 3, (4 << 20) - 700),
+        Op::CloneInode { from: Ino(3), ino: Ino(36) },
+        Op::CloneInode { from: Ino(4), ino: Ino(37) },
+        Op::Reap { ino: Ino(8) },
+        Op::Follow { ino: Ino(3), page: 0, moves: &MOVES },
+        Op::Follow { ino: Ino(3), page: 0, moves: &AWAY },
+        Op::CondemnPack { pack: UNUSED },
+        Op::ForgetPack { pack: SPARE },
+        Op::SealPack { pack: OPEN, blob, size: 9000 },
+    ]
+}
+
+/// The rows after both, and what each was refused with.
+type Outcome = (All, Option<Refusal>, Option<Refusal>);
+
+fn in_order(rows: &All, first: (&Op<'_>, i64), second: (&Op<'_>, i64)) -> (All, [Option<Refusal>; 2]) {
+    let store = store_of(rows);
+    let names = Names::new(store.clone());
+    let refusals = [run(&names, first.0, first.1), run(&names, second.0, second.1)];
+    (store.rows.lock().unwrap().clone(), refusals)
+}
+
+/// The second operation comes before the n-th call of the first. None if there are not so many calls.
+fn interposed(rows: &All, a: &Op<'static>, b: &Op<'static>, at: usize) -> Option<Outcome> {
+    let below = store_of(rows);
+    let refused = Arc::new(Mutex::new(None));
+    let (inner, out, op) = (Names::new(below.clone()), refused.clone(), b.clone());
+    let what = move || *out.lock().unwrap() = Some(run(&inner, &op, 6000));
+    let store = Interposed {
+        below: below.clone(),
+        calls: AtomicUsize::new(0),
+        at,
+        what: Mutex::new(Some(Box::new(what))),
+    };
+    let refused_a = run(&Names::new(Arc::new(store)), a, 5000);
+    let refused_b = (*refused.lock().unwrap())?;
+    let rows = below.rows.lock().unwrap().clone();
+    Some((rows, refused_a, refused_b))
+}
+
+fn differences(got: &All, expected: &All) -> String {
+    let keys: std::collections::BTreeSet<&Key> = got.keys().chain(expected.keys()).collect();
+    let differ = keys.into_iter().filter(|key| got.get(*key) != expected.get(*key));
+    differ.map(|key| format!("\n  {key:?}: {:?} not {:?}", got.get(key), expected.get(key))).collect()
+}
+
+#[test]
+fn two_operations_at_once_are_as_one_after_the_other() {
+    let rows = base();
+    let ops: Vec<Op<'static>> = [names_ops(), inode_ops(), byte_ops()].concat();
+    let mut runs = 0;
+    for a in &ops {
+        for b in &ops {
+            let (ab, [a1, b1]) = in_order(&rows, (a, 5000), (b, 6000));
+            let (ba, [b2, a2]) = in_order(&rows, (b, 6000), (a, 5000));
+            for at in 0.. {
+                let Some((got, refused_a, refused_b)) = interposed(&rows, a, b, at) else { break };
+                runs += 1;
+                let is_ab = got == ab && (refused_a, refused_b) == (a1, b1);
+                let is_ba = got == ba && (refused_a, refused_b) == (a2, b2);
+                assert!(
+                    is_ab || is_ba,
+                    "{a:?}\nwith, at call {at}, {b:?}\ngave {refused_a:?} {refused_b:?}; in order {a1:?} {b1:?}, the other way {a2:?} {b2:?}\nnot as in order: {}\nnot as the other way: {}",
+                    differences(&got, &ab),
+                    differences(&got, &ba)
+                );
+            }
+        }
+    }
+    assert!(runs > 5000, "{runs} runs");
+}
