@@ -373,6 +373,8 @@ fn others_mount_through_the_helper() {
         for i in $(seq 500); do $nobody test -e mnt/there && break; sleep 0.02; done
         $nobody cat mnt/there
         $nobody sh -c 'echo written > mnt/new && cat mnt/new'
+        # Copying looks for holes: without privilege, dirty pages are pushed by a notification.
+        $nobody sh -c 'head -c 300000 /dev/urandom > mnt/s && truncate -s 8M mnt/s && cp mnt/s mnt/t && cmp mnt/s mnt/t'
         $nobody fusermount3 -u mnt
         wait $!"
     );
