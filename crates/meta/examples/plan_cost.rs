@@ -85,11 +85,18 @@ fn main() {
     measure("unlink", &rows, &ctx, &Op::Unlink { parent, name: b"file" });
     let op = Op::Rename { parent, name: b"file", to: parent, to_name: b"to", mode: RenameMode::Replace };
     measure("rename in a directory", &rows, &ctx, &op);
-    let (end, same, within) = ([piece(4096, 4096)], [Piece { pack: PackNo(4), ..piece(0, 4096) }], [piece(9000, 4096)]);
+    let (end, same, within) =
+        ([piece(4096, 4096)], [Piece { pack: PackNo(4), ..piece(0, 4096) }], [piece(9000, 4096)]);
     measure("write 4 KiB at the end", &rows, &ctx, &write(2, &end));
     measure("write 4 KiB over the same range", &rows, &ctx, &write(2, &same));
     measure("write 4 KiB into a page of 64 extents", &rows, &ctx, &write(3, &within));
-    let op = Op::Write { ino: Ino(2), body: Body::Inline(&[1; 300]), kill_suid_sgid: false, cached: false, intern: None };
+    let op = Op::Write {
+        ino: Ino(2),
+        body: Body::Inline(&[1; 300]),
+        kill_suid_sgid: false,
+        cached: false,
+        intern: None,
+    };
     measure("write 300 B inline", &rows, &ctx, &op);
     let set = SetAttrs { mtime: Some(Timestamp(5)), ..SetAttrs::default() };
     measure("utimens", &rows, &ctx, &Op::SetAttr { ino: Ino(2), set });

@@ -48,10 +48,7 @@ pub mod mode {
 
     /// Whether these are the `S_IFMT` bits of something there is.
     pub fn is_kind(kind: u32) -> bool {
-        matches!(
-            kind,
-            S_IFIFO | S_IFCHR | S_IFDIR | S_IFBLK | S_IFREG | S_IFLNK | S_IFSOCK
-        )
+        matches!(kind, S_IFIFO | S_IFCHR | S_IFDIR | S_IFBLK | S_IFREG | S_IFLNK | S_IFSOCK)
     }
 }
 
@@ -89,6 +86,8 @@ pub struct InodeRecord {
     pub change: u64,
     /// How long the list of its extended attributes' names is, each with a NUL.
     pub xattr_list: u32,
+    /// How many bytes the values of its extended attributes take; `security.capability` is not counted.
+    pub xattr_bytes: u32,
 }
 
 impl InodeRecord {
@@ -154,20 +153,12 @@ impl InodeRecord {
         }
         let [atime, mtime, ctime, btime] =
             [self.atime, self.mtime, self.ctime, self.btime].map(|t| t.0 as u64);
-        let longs = [
-            self.size,
-            self.stored,
-            self.parent.0,
-            atime,
-            mtime,
-            ctime,
-            btime,
-            self.change,
-        ];
+        let longs = [self.size, self.stored, self.parent.0, atime, mtime, ctime, btime, self.change];
         for (to, long) in out[24..88].chunks_exact_mut(8).zip(longs) {
             to.copy_from_slice(&long.to_be_bytes());
         }
         out[88..92].copy_from_slice(&self.xattr_list.to_be_bytes());
+        out[92..].copy_from_slice(&self.xattr_bytes.to_be_bytes());
         out.as_slice().into()
     }
 
@@ -194,14 +185,14 @@ impl InodeRecord {
             btime: fields.time(),
             change: fields.u64(),
             xattr_list: fields.u32(),
+            xattr_bytes: fields.u32(),
         };
-        let tail = fields.u32() == 0;
         let known = record.flags & !Self::KNOWN == 0
             && mode::is_kind(record.kind())
             && record.mode & !(mode::S_IFMT | mode::PERM) == 0
             && record.size <= FILE_MAX
             && record.has(Self::HAS_XATTRS) == (record.xattr_list > 0);
-        fields.good(head && tail && known, record)
+        fields.good(head && known, record)
     }
 }
 
@@ -236,10 +227,7 @@ impl Dentry {
     /// The row is not one that [`Dentry::encode`] gives.
     pub fn decode(bytes: &[u8]) -> Result<Dentry, BadRecord> {
         let mut fields = Fields::of("name", bytes, Self::LEN)?;
-        let dentry = Dentry {
-            ino: Ino(fields.u64()),
-            kind: u32::from(fields.u8()) << 12,
-        };
+        let dentry = Dentry { ino: Ino(fields.u64()), kind: u32::from(fields.u8()) << 12 };
         fields.good(dentry.ino.0 != 0 && mode::is_kind(dentry.kind), dentry)
     }
 }
@@ -336,11 +324,7 @@ impl ContentRow {
     /// The row is not one that [`ContentRow::encode`] gives.
     pub fn decode(bytes: &[u8]) -> Result<ContentRow, BadRecord> {
         let mut fields = Fields::of("content", bytes, Self::LEN)?;
-        let row = ContentRow {
-            pack: PackNo(fields.u64()),
-            offset: fields.u32(),
-            len: fields.u32(),
-        };
+        let row = ContentRow { pack: PackNo(fields.u64()), offset: fields.u32(), len: fields.u32() };
         let end = row.offset.checked_add(row.len);
         fields.good(row.len > 0 && end.is_some_and(|end| end <= BLOB_MAX), row)
     }
@@ -391,11 +375,7 @@ struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     fn of(what: &'static str, bytes: &'a [u8], len: usize) -> Result<Fields<'a>, BadRecord> {
-        if bytes.len() == len {
-            Ok(Fields { what, rest: bytes })
-        } else {
-            Err(BadRecord { what })
-        }
+        if bytes.len() == len { Ok(Fields { what, rest: bytes }) } else { Err(BadRecord { what }) }
     }
 
     fn take<const N: usize>(&mut self) -> [u8; N] {

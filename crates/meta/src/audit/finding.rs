@@ -290,6 +290,7 @@ fn differences(f: &mut fmt::Formatter<'_>, row: &InodeRecord, right: &InodeRecor
         ("stored bytes", row.stored, right.stored),
         ("parent", row.parent.0, right.parent.0),
         ("attribute list", u64::from(row.xattr_list), u64::from(right.xattr_list)),
+        ("attribute bytes", u64::from(row.xattr_bytes), u64::from(right.xattr_bytes)),
     ];
     for (what, says, is) in fields.into_iter().filter(|(_, says, is)| says != is) {
         write!(f, " {what}: says {says}, is {is}.")?;

@@ -335,11 +335,14 @@ fn check_xattrs(side: &mut Side<'_>, ino: Ino, right: &mut InodeRecord) -> Resul
         (ACCESS_ACL, InodeRecord::HAS_ACL),
         (DEFAULT_ACL, InodeRecord::HAS_DEFAULT_ACL),
     ];
-    right.xattr_list = 0;
+    (right.xattr_list, right.xattr_bytes) = (0, 0);
     special.iter().for_each(|(_, flag)| right.set(*flag, false));
-    while let Some((key, _)) = side.xattrs.next_of(ino.0)? {
+    while let Some((key, value)) = side.xattrs.next_of(ino.0)? {
         let Some((_, name)) = key.as_xattr() else { continue };
         right.xattr_list += name.len() as u32 + 1;
+        if name != CAPABILITY {
+            right.xattr_bytes = right.xattr_bytes.saturating_add(value.len() as u32);
+        }
         for (_, flag) in special.iter().filter(|(special, _)| *special == name) {
             right.set(*flag, true);
         }

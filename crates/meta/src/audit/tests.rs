@@ -190,6 +190,8 @@ fn flags_for_attributes() {
     world.store.plant(Key::xattr(DIR, b"user.x"), Some(nothing()));
     assert_mended(&world, is_wrong(DIR));
     assert_eq!(world.attr(2).xattr_list, 7);
+    change_inode(&world, DIR, |record| record.xattr_bytes = 3);
+    assert_mended(&world, is_wrong(DIR));
 }
 
 #[test]

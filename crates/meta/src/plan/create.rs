@@ -11,7 +11,7 @@ use super::acl::Acl;
 use super::draft::{Draft, nothing};
 use super::op::{Change, Ctx, Make, Refusal};
 use super::view::{Ask, Node, Stop, View};
-use super::xattr::{ACCESS_ACL, DEFAULT_ACL, count_name};
+use super::xattr::{ACCESS_ACL, DEFAULT_ACL, recount};
 
 /// The longest target of a symbolic link: a page less its NUL.
 const TARGET_MAX: usize = 4095;
@@ -126,6 +126,7 @@ fn blank(now: Timestamp) -> InodeRecord {
         btime: now,
         change: 0,
         xattr_list: 0,
+        xattr_bytes: 0,
     }
 }
 
@@ -153,12 +154,13 @@ fn inherit_acl(
     let mut acl = Acl::parse(row).ok().flatten().ok_or(Refusal::Damaged)?;
     if record.is_dir() {
         draft.put(Key::xattr(ino, DEFAULT_ACL), row.clone());
-        count_name(record, DEFAULT_ACL, true);
+        recount(record, DEFAULT_ACL, None, Some(row.len()));
     }
     record.mode = record.mode & !0o777 | acl.inherit(record.mode);
     if !acl.is_mode_alone() {
-        draft.put(Key::xattr(ino, ACCESS_ACL), acl.encode().into());
-        count_name(record, ACCESS_ACL, true);
+        let value = acl.encode();
+        recount(record, ACCESS_ACL, None, Some(value.len()));
+        draft.put(Key::xattr(ino, ACCESS_ACL), value.into());
     }
     Ok(())
 }

@@ -161,7 +161,8 @@ impl Draft {
         }
         if record.has(InodeRecord::HAS_CAPABILITY) {
             self.del(Key::xattr(ino, super::xattr::CAPABILITY));
-            super::xattr::count_name(record, super::xattr::CAPABILITY, false);
+            // Its value is not counted, so how long it was need not be known.
+            super::xattr::recount(record, super::xattr::CAPABILITY, Some(0), None);
         }
     }
 

@@ -357,7 +357,7 @@ pub enum Refusal {
     /// ENODATA
     #[error("no such attribute")]
     NoAttribute,
-    /// ERANGE, E2BIG: an extended attribute is too large (64 KiB)
+    /// ERANGE, E2BIG, ENOSPC: an extended attribute is too large (64 KiB), or an inode's are together (1 MiB; names 64 KiB)
     #[error("attribute too large")]
     AttributeTooLarge,
     /// EBUSY

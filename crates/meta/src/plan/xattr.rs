@@ -23,15 +23,20 @@ pub(crate) const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 /// The largest value, as everywhere on Linux.
 const VALUE_MAX: usize = 64 << 10;
 /// The largest list of names, each with a NUL: more could not be listed.
-const LIST_MAX: usize = 64 << 10;
+const LIST_MAX: u32 = 64 << 10;
+/// What all values of an inode may take together: 1 MiB. They are collected, and copied, in one commit.
+const TOTAL_MAX: u32 = 1 << 20;
+/// The kernel's capabilities take at most 24 bytes.
+const CAPABILITY_MAX: usize = 64;
 /// The longest name.
 const NAME_MAX: usize = 255;
 
-/// Keeps the record in step with an attribute that comes or goes.
-pub(super) fn count_name(record: &mut InodeRecord, name: &[u8], comes: bool) {
-    let len = name.len() as u32 + 1;
-    record.xattr_list =
-        if comes { record.xattr_list.saturating_add(len) } else { record.xattr_list.saturating_sub(len) };
+/// Keeps the record in step with an attribute whose value had one length and has another; none: it is not there.
+pub(super) fn recount(record: &mut InodeRecord, name: &[u8], old: Option<usize>, new: Option<usize>) {
+    let name_len = |there: Option<usize>| if there.is_some() { name.len() as u32 + 1 } else { 0 };
+    let value_len = |there: Option<usize>| if name == CAPABILITY { 0 } else { there.unwrap_or(0) as u32 };
+    record.xattr_list = record.xattr_list.saturating_sub(name_len(old)).saturating_add(name_len(new));
+    record.xattr_bytes = record.xattr_bytes.saturating_sub(value_len(old)).saturating_add(value_len(new));
     record.set(InodeRecord::HAS_XATTRS, record.xattr_list > 0);
     let special = match name {
         CAPABILITY => InodeRecord::HAS_CAPABILITY,
@@ -39,7 +44,7 @@ pub(super) fn count_name(record: &mut InodeRecord, name: &[u8], comes: bool) {
         DEFAULT_ACL => InodeRecord::HAS_DEFAULT_ACL,
         _ => return,
     };
-    record.set(special, comes);
+    record.set(special, new.is_some());
 }
 
 /// Which of the namespaces a name is in that are served; `Unsupported` for others.
@@ -80,6 +85,9 @@ pub(super) fn set(view: &View, ctx: &Ctx, op: &Set<'_>) -> Result<Change, Stop> 
     if op.value.len() > VALUE_MAX {
         return Err(Refusal::AttributeTooLarge.into());
     }
+    if op.name == CAPABILITY && op.value.len() > CAPABILITY_MAX {
+        return Err(Refusal::Invalid.into());
+    }
     let node = load(view, op.ino, op.name)?;
     let key = Key::xattr(op.ino, op.name);
     let there = view.row(&key)?;
@@ -99,21 +107,15 @@ pub(super) fn set(view: &View, ctx: &Ctx, op: &Set<'_>) -> Result<Change, Stop> 
         Some(op.value.to_vec())
     };
     draft.check_seen(key.clone(), there);
-    match (value, there.is_some()) {
-        (Some(value), was) => {
-            if !was {
-                count_name(&mut record, op.name, true);
-            }
-            draft.put(key, value.into());
-        }
-        (None, true) => {
-            count_name(&mut record, op.name, false);
-            draft.del(key);
-        }
-        (None, false) => {}
-    }
-    if record.xattr_list as usize > LIST_MAX {
+    recount(&mut record, op.name, there.map(|row| row.len()), value.as_ref().map(Vec::len));
+    let grows = record.xattr_bytes > node.record.xattr_bytes && record.xattr_bytes > TOTAL_MAX;
+    if record.xattr_list > LIST_MAX || grows {
         return Err(Refusal::AttributeTooLarge.into());
+    }
+    match value {
+        Some(value) => draft.put(key, value.into()),
+        None if there.is_some() => draft.del(key),
+        None => {}
     }
     draft.update(&node, record);
     Ok(draft.finish())
@@ -153,7 +155,7 @@ pub(super) fn remove(view: &View, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Ch
     let mut record = draft.touched(view, ctx, &node)?;
     draft.check_seen(key.clone(), Some(there));
     draft.del(key);
-    count_name(&mut record, name, false);
+    recount(&mut record, name, Some(there.len()), None);
     draft.update(&node, record);
     Ok(draft.finish())
 }

@@ -177,6 +177,28 @@ fn more_names_than_a_list_can_hold_are_refused() {
 }
 
 #[test]
+fn more_bytes_than_a_commit_should_carry_are_refused() {
+    let world = World::new();
+    world.create(1, "f", file(2, 0o600)).unwrap();
+    let name = |i: u32| format!("user.{i}").into_bytes();
+    for i in 0..16 {
+        set(&world, 2, &name(i), &[1; 65536]).unwrap();
+    }
+    assert_eq!(set(&world, 2, b"user.x", b"1"), Err(Refusal::AttributeTooLarge));
+    set(&world, 2, b"user.x", b"").unwrap();
+    set(&world, 2, b"security.capability", &[1; 24]).unwrap();
+    assert_eq!(set(&world, 2, b"security.capability", &[1; 65]), Err(Refusal::Invalid));
+    assert_eq!(world.attr(2).xattr_bytes, 1 << 20);
+    set(&world, 2, &name(3), b"less").unwrap();
+    set(&world, 2, b"user.x", b"1").unwrap();
+    world.assert_sound();
+    world.run(&Op::CloneInode { from: Ino(2), ino: Ino(3) }).unwrap();
+    assert_eq!(world.attr(3).xattr_bytes, world.attr(2).xattr_bytes);
+    world.run(&Op::Reap { ino: Ino(3) }).unwrap();
+    world.assert_sound();
+}
+
+#[test]
 fn an_attribute_that_comes_and_goes_leaves_no_trace_in_the_flags() {
     let world = World::new();
     world.create(1, "f", file(2, 0o600)).unwrap();

@@ -107,6 +107,15 @@ fn base() -> All {
     let op =
         Op::SetXattr { ino: Ino(3), name: b"user.x", value: b"y", mode: XattrMode::Set, kill_sgid: false };
     world.run(&op).unwrap();
+    world
+        .run(&Op::SetXattr {
+            ino: Ino(6),
+            name: ACCESS_ACL,
+            value: ACL,
+            mode: XattrMode::Set,
+            kill_sgid: false,
+        })
+        .unwrap();
     world.run(&Op::OpenPack { pack: SPARE }).unwrap();
     assert_eq!(world.open, OPEN);
     world.assert_sound();
@@ -132,6 +141,10 @@ fn xattr(ino: u64, name: &'static [u8], value: &'static [u8]) -> Op<'static> {
 const fn piece(at: u64, len: u32, pack: PackNo, offset: u32, fresh: Option<u32>) -> Piece {
     Piece { at, len, pack, offset, fresh }
 }
+
+/// Owner rwx, user 43 r, group r, mask r, others r.
+const OTHER_ACL: &[u8] = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x04\0\x2b\0\0\0\
+    \x04\0\x04\0\xff\xff\xff\xff\x10\0\x04\0\xff\xff\xff\xff\x20\0\x04\0\xff\xff\xff\xff";
 
 /// Owner rwx, user 42 rw, group rx, mask rwx, others nothing.
 const ACL: &[u8] = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x06\0\x2a\0\0\0\
@@ -195,6 +208,9 @@ fn inode_ops() -> Vec<Op<'static>> {
         xattr(3, b"user.x", b"z"),
         xattr(3, b"security.capability", b"z"),
         xattr(3, ACCESS_ACL, ACL),
+        xattr(6, ACCESS_ACL, OTHER_ACL),
+        Op::RemoveXattr { ino: Ino(6), name: ACCESS_ACL },
+        set(6, perm(0o751)),
         xattr(2, DEFAULT_ACL, ACL),
         xattr(7, DEFAULT_ACL, ACL),
         Op::RemoveXattr { ino: Ino(3), name: b"user.x" },
@@ -232,30 +248,58 @@ fn byte_ops() -> Vec<Op<'static>> {
     ]
 }
 
-/// The rows after both, and what each was refused with.
-type Outcome = (All, Option<Refusal>, Option<Refusal>);
-
-fn in_order(rows: &All, first: (&Op<'_>, i64), second: (&Op<'_>, i64)) -> (All, [Option<Refusal>; 2]) {
-    let store = store_of(rows);
-    let names = Names::new(store.clone());
-    let refusals = [run(&names, first.0, first.1), run(&names, second.0, second.1)];
-    (store.rows.lock().unwrap().clone(), refusals)
+/// What comes in between: mostly one operation.
+fn between() -> Vec<Vec<Op<'static>>> {
+    let single = [names_ops(), inode_ops(), byte_ops()].concat().into_iter().map(|op| vec![op]);
+    let moved_and_condemned =
+        vec![Op::Follow { ino: Ino(3), page: 0, moves: &AWAY }, Op::CondemnPack { pack: SEALED }];
+    let unlinked_and_collected = vec![
+        Op::Unlink { parent: Ino(2), name: b"f" },
+        Op::Reap { ino: Ino(3) },
+        Op::CondemnPack { pack: SEALED },
+    ];
+    let removed_and_collected = vec![Op::Rmdir { parent: Ino(2), name: b"sub" }, Op::Reap { ino: Ino(7) }];
+    let renamed_and_remade = vec![
+        rename((2, b"f"), (5, b"f"), RenameMode::Replace),
+        Op::Create { parent: Ino(2), name: b"f", make: dir(40, 0o755) },
+    ];
+    single
+        .chain([moved_and_condemned, unlinked_and_collected, removed_and_collected, renamed_and_remade])
+        .collect()
 }
 
-/// The second operation comes before the n-th call of the first. None if there are not so many calls.
-fn interposed(rows: &All, a: &Op<'static>, b: &Op<'static>, at: usize) -> Option<Outcome> {
+/// What operations were refused with, one by one.
+type Refusals = Vec<Option<Refusal>>;
+
+/// The rows after both, and what each was refused with.
+type Outcome = (All, Refusals, Refusals);
+
+fn run_all(names: &Names, ops: &[Op<'_>], now: i64) -> Refusals {
+    ops.iter().map(|op| run(names, op, now)).collect()
+}
+
+fn in_order(rows: &All, first: (&[Op<'_>], i64), second: (&[Op<'_>], i64)) -> Outcome {
+    let store = store_of(rows);
+    let names = Names::new(store.clone());
+    let first = run_all(&names, first.0, first.1);
+    let second = run_all(&names, second.0, second.1);
+    (store.rows.lock().unwrap().clone(), first, second)
+}
+
+/// The others come before the n-th call of the first. None if there are not so many calls.
+fn interposed(rows: &All, a: &Op<'static>, b: &[Op<'static>], at: usize) -> Option<Outcome> {
     let below = store_of(rows);
     let refused = Arc::new(Mutex::new(None));
-    let (inner, out, op) = (Names::new(below.clone()), refused.clone(), b.clone());
-    let what = move || *out.lock().unwrap() = Some(run(&inner, &op, 6000));
+    let (inner, out, ops) = (Names::new(below.clone()), refused.clone(), b.to_vec());
+    let what = move || *out.lock().unwrap() = Some(run_all(&inner, &ops, 6000));
     let store = Interposed {
         below: below.clone(),
         calls: AtomicUsize::new(0),
         at,
         what: Mutex::new(Some(Box::new(what))),
     };
-    let refused_a = run(&Names::new(Arc::new(store)), a, 5000);
-    let refused_b = (*refused.lock().unwrap())?;
+    let refused_a = run_all(&Names::new(Arc::new(store)), std::slice::from_ref(a), 5000);
+    let refused_b = refused.lock().unwrap().take()?;
     let rows = below.rows.lock().unwrap().clone();
     Some((rows, refused_a, refused_b))
 }
@@ -272,14 +316,15 @@ fn two_operations_at_once_are_as_one_after_the_other() {
     let ops: Vec<Op<'static>> = [names_ops(), inode_ops(), byte_ops()].concat();
     let mut runs = 0;
     for a in &ops {
-        for b in &ops {
-            let (ab, [a1, b1]) = in_order(&rows, (a, 5000), (b, 6000));
-            let (ba, [b2, a2]) = in_order(&rows, (b, 6000), (a, 5000));
+        for b in &between() {
+            let one = std::slice::from_ref(a);
+            let (ab, a1, b1) = in_order(&rows, (one, 5000), (b, 6000));
+            let (ba, b2, a2) = in_order(&rows, (b, 6000), (one, 5000));
             for at in 0.. {
                 let Some((got, refused_a, refused_b)) = interposed(&rows, a, b, at) else { break };
                 runs += 1;
-                let is_ab = got == ab && (refused_a, refused_b) == (a1, b1);
-                let is_ba = got == ba && (refused_a, refused_b) == (a2, b2);
+                let is_ab = got == ab && (&refused_a, &refused_b) == (&a1, &b1);
+                let is_ba = got == ba && (&refused_a, &refused_b) == (&a2, &b2);
                 assert!(
                     is_ab || is_ba,
                     "{a:?}\nwith, at call {at}, {b:?}\ngave {refused_a:?} {refused_b:?}; in order {a1:?} {b1:?}, the other way {a2:?} {b2:?}\nnot as in order: {}\nnot as the other way: {}",
@@ -290,4 +335,18 @@ fn two_operations_at_once_are_as_one_after_the_other() {
         }
     }
     assert!(runs > 5000, "{runs} runs");
+}
+
+/// While creates checked only that their directory was there, one that met a chmod of it was stamped earlier than the
+/// chmod had just written, and showed in none of the directory's times.
+#[test]
+fn regression_a_create_beside_a_chmod_shows_in_its_directorys_times() {
+    let rows = base();
+    let create = Op::Create { parent: Ino(2), name: b"new", make: file(30, 0o666) };
+    let chmod = set(2, SetAttrs { perm: Some(0o700), ..SetAttrs::default() });
+    let before = Names::new(store_of(&rows)).attr(Ino(2)).unwrap().unwrap().mtime;
+    for at in 0.. {
+        let Some((got, ..)) = interposed(&rows, &create, std::slice::from_ref(&chmod), at) else { break };
+        assert!(Names::new(store_of(&got)).attr(Ino(2)).unwrap().unwrap().mtime > before);
+    }
 }

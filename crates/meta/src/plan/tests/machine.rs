@@ -317,7 +317,7 @@ impl Machine {
             let expected = self.model.remove_xattr(ino, name, self.now());
             return self.same(format!("removexattr {ino} {name:?}"), got.map(|_| ()), expected);
         }
-        let value = self.bytes(usize::from(raw.b));
+        let value = self.bytes(usize::from(raw.b) % 65);
         let mode = [XattrMode::Set, XattrMode::Create, XattrMode::Replace][usize::from(raw.how) % 3];
         let op = Op::SetXattr { ino: Ino(ino), name, value: &value, mode, kill_sgid: false };
         let got = self.world.run(&op);
