@@ -120,7 +120,13 @@ impl Core {
     pub(crate) fn read_pack(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), Error> {
         match self.place_of(pack)? {
             Some(Place::Open) => self.parts.packs.read(pack, offset, buf)?,
-            Some(Place::Blob(blob)) => self.parts.source.read_at(&blob, offset, buf)?,
+            Some(Place::Blob(blob)) => match self.parts.source.read_at(&blob, offset, buf) {
+                // After a crash the origin may not have kept what was sealed; then the open pack is still there.
+                Err(missing @ BlobError::Missing(_)) => {
+                    self.parts.packs.read(pack, offset, buf).map_err(|_| missing)?;
+                }
+                done => done?,
+            },
             None => return Err(gone(pack)),
         }
         self.counters.read_bytes.add(buf.len() as u64);

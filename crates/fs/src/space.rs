@@ -52,7 +52,9 @@ impl SpaceGate {
         self.total.store(space.total, Ordering::Relaxed);
         self.available.store(space.available, Ordering::Relaxed);
         self.full.store(space.available < floor(space.total), Ordering::Relaxed);
-        self.credit.store(AFTER_BYTES, Ordering::Relaxed);
+        let above_floor =
+            i64::try_from(space.available.saturating_sub(floor(space.total))).unwrap_or(i64::MAX);
+        self.credit.store(above_floor.min(AFTER_BYTES), Ordering::Relaxed);
         self.seen_ms.store(self.now_ms(), Ordering::Relaxed);
         Ok(())
     }

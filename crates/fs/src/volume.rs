@@ -53,6 +53,8 @@ pub(crate) const ROW_FORMAT: &str = "format";
 pub(crate) const ROW_ID: &str = "id";
 const INOS_AT_ONCE: u64 = 64 << 10;
 const PACKS_AT_ONCE: u64 = 1 << 10;
+/// Closing waits at most so long for inodes to be reaped; the rest is reaped after the next open.
+const REAP_PATIENCE: Duration = Duration::from_secs(10);
 /// Locks that files share by number.
 const LOCKS: usize = 256;
 
@@ -292,6 +294,12 @@ impl Volume {
         }
         let nameless = self.core.refs.clear();
         self.core.reaper.push(&nameless);
+        let began = time::monotonic();
+        while !self.core.reaper.is_idle()
+            && time::monotonic().saturating_duration_since(began) < REAP_PATIENCE
+        {
+            self.core.sweep.pause(Duration::from_millis(5));
+        }
         self.core.packs.close_all();
         self.stop();
         self.core.finish().map_err(OpenError::from)
@@ -336,10 +344,10 @@ impl Core {
         self.run_as(&Caller::default(), time::now(), op)
     }
 
-    /// Runs an operation, and takes note of what it lets go of.
+    /// Runs an operation, and takes note of what it lets go of. Of the crowded pages the change is left with those that should be looked at now.
     pub(crate) fn run_as(&self, caller: &Caller, now: Timestamp, op: &Op<'_>) -> Result<Change, Error> {
         let ctx = Ctx { now, uid: caller.uid, gid: caller.gid };
-        let change = self.names.run(op, &ctx)?;
+        let mut change = self.names.run(op, &ctx)?;
         if !self.dirty.load(Ordering::Relaxed) {
             self.dirty.store(true, Ordering::Release);
         }
@@ -350,7 +358,7 @@ impl Core {
             self.garbage.touch(&change.released);
         }
         if !change.crowded.is_empty() {
-            self.garbage.crowd(&change.crowded);
+            change.crowded = self.garbage.crowd(&change.crowded);
         }
         Ok(change)
     }

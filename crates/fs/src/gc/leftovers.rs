@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | none, condemned | | its file goes |
 //! | open | none | row and file go |
-//! | open | some | it is sealed as long as it is |
+//! | open | some | it is closed as it is, and sealed behind |
 //! | sealed | | sealed again (the origin may not have kept it), then its open name goes |
 
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ use crate::volume::Core;
 const BATCH: usize = 1024;
 
 impl Core {
-    /// Deals with the open packs that were found. What the origin does not take now stays open and is taken later.
+    /// Deals with the open packs that were found.
     pub(crate) fn adopt_leftovers(&self) -> Result<(), Error> {
         for (pack, len) in self.parts.packs.open_packs()? {
             let len = u32::try_from(len).unwrap_or(u32::MAX).min(BLOB_MAX);
@@ -38,27 +38,20 @@ impl Core {
                     Ok(())
                 }
                 Some(PackRow::Open) if self.names.pack_live(pack)? == 0 => self.forget_open(pack),
-                Some(PackRow::Open) => self.seal_leftover(pack, len),
+                Some(PackRow::Open) => {
+                    self.packs.adopt(pack, len);
+                    Ok(())
+                }
                 Some(PackRow::Sealed { blob, size }) => self.reseal(pack, blob, size),
             };
             match adopted {
                 Ok(()) => {}
                 Err(Error::Blob(error)) => {
                     self.report(&format!("{pack:?}, left open by the last run, stays open: {error}"));
-                    self.packs.adopt(pack, len);
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
-    }
-
-    fn seal_leftover(&self, pack: PackNo, len: u32) -> Result<(), Error> {
-        let shared = self.blobs.read();
-        let blob = self.parts.packs.seal(pack, len)?;
-        self.run(&Op::SealPack { pack, blob, size: len })?;
-        drop(shared);
-        self.sweep.retire(pack);
         Ok(())
     }
 

@@ -48,6 +48,8 @@ pub(crate) const MERGE_COUNT: usize = 16;
 pub(crate) const MERGE_BYTES: u64 = 4 * MIB;
 /// More packs than this are not remembered as partly dead; those left out are found when the volume is next counted.
 const KNOWN_MAX: usize = 512 << 10;
+/// A write adds at most two extents to a page; how many a crowded one has is looked at once in so many writes.
+const LOOK_EVERY: u32 = 256;
 /// A writer waits at most this long before a write.
 const HOLD_BACK: Duration = Duration::from_millis(50);
 
@@ -58,6 +60,15 @@ struct Partly {
     live: u32,
 }
 
+/// A page with many extents.
+#[derive(Clone, Copy, Debug)]
+struct Crowded {
+    /// When it was last written to.
+    last: Instant,
+    /// How often it was written to since it became crowded.
+    writes: u32,
+}
+
 #[derive(Default)]
 struct State {
     /// Packs whose live bytes became fewer; not looked at yet.
@@ -65,8 +76,8 @@ struct State {
     partly: HashMap<PackNo, Partly>,
     /// Sealed packs under [`SMALL`], with their sizes.
     small: HashMap<PackNo, u32>,
-    /// Crowded pages, and when each was last written to.
-    crowded: HashMap<(Ino, u32), Instant>,
+    /// Pages that writes left crowded.
+    crowded: HashMap<(Ino, u32), Crowded>,
 }
 
 /// What is known of dead bytes. See the [module](self).
@@ -118,13 +129,20 @@ impl Garbage {
         self.state.lock().touched.extend(packs.iter().copied());
     }
 
-    /// These pages have more extents than is good.
-    pub(crate) fn crowd(&self, pages: &[(Ino, u32)]) {
+    /// A write left these pages with more extents than is good. Answers those that may now have far too many.
+    pub(crate) fn crowd(&self, pages: &[(Ino, u32)]) -> Vec<(Ino, u32)> {
         let now = time::monotonic();
+        let mut far = Vec::new();
         let mut state = self.state.lock();
         for page in pages {
-            state.crowded.insert(*page, now);
+            let crowded = state.crowded.entry(*page).or_insert(Crowded { last: now, writes: 0 });
+            crowded.last = now;
+            crowded.writes += 1;
+            if crowded.writes.is_multiple_of(LOOK_EVERY) {
+                far.push(*page);
+            }
         }
+        far
     }
 
     pub(crate) fn totals(&self) -> Stored {
@@ -223,9 +241,9 @@ impl Garbage {
     pub(crate) fn take_crowded(&self, quiet: Duration, count: usize) -> Vec<(Ino, u32)> {
         let mut state = self.state.lock();
         let now = time::monotonic();
-        let old = |at: &Instant| now.saturating_duration_since(*at) >= quiet;
+        let old = |page: &Crowded| now.saturating_duration_since(page.last) >= quiet;
         let pages: Vec<(Ino, u32)> =
-            state.crowded.iter().filter(|(_, at)| old(at)).take(count).map(|(page, _)| *page).collect();
+            state.crowded.iter().filter(|(_, page)| old(page)).take(count).map(|(page, _)| *page).collect();
         for page in &pages {
             state.crowded.remove(page);
         }

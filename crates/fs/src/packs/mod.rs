@@ -23,7 +23,7 @@ mod seal;
 pub(crate) mod table;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use base::size::{BLOB_MAX, MIB};
@@ -63,9 +63,23 @@ pub(crate) struct OpenPack {
     slots: AtomicU32,
     /// When a range was last given, in ms since the packs were opened.
     last_ms: AtomicU64,
+    /// No more ranges are given.
+    closed: AtomicBool,
 }
 
 impl OpenPack {
+    /// A pack whose first `len` bytes are written.
+    fn new(no: PackNo, len: u32) -> OpenPack {
+        OpenPack {
+            no,
+            given: AtomicU32::new(len),
+            written: AtomicU32::new(len),
+            slots: AtomicU32::new(0),
+            last_ms: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        }
+    }
+
     /// How long the pack is: where its last written byte ends.
     pub(crate) fn len(&self) -> u32 {
         self.written.load(Ordering::Acquire)
@@ -102,9 +116,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if self.pack.slots.fetch_sub(1, Ordering::AcqRel) == 1
-            && self.packs.closed.load(Ordering::Acquire) > 0
-        {
+        if self.pack.slots.fetch_sub(1, Ordering::AcqRel) == 1 && self.pack.closed.load(Ordering::Acquire) {
             self.packs.wake_sealer();
         }
     }
@@ -119,7 +131,7 @@ struct State {
     closed: Vec<Arc<OpenPack>>,
     /// Closed packs that are being sealed right now.
     sealing: Vec<PackNo>,
-    /// Packs of the last run that could not be sealed at once.
+    /// Packs that the last run left open.
     adopted: Vec<PackNo>,
     /// The sealer was told that there is something to do.
     woken: bool,
@@ -178,13 +190,7 @@ impl Packs {
         let pack = match Self::place(&mut state, writer, len) {
             Some(pack) => pack,
             None => {
-                let pack = Arc::new(OpenPack {
-                    no: begin()?,
-                    given: AtomicU32::new(0),
-                    written: AtomicU32::new(0),
-                    slots: AtomicU32::new(0),
-                    last_ms: AtomicU64::new(0),
-                });
+                let pack = Arc::new(OpenPack::new(begin()?, 0));
                 closed = self.begin_at(&mut state, writer, len, pack.clone());
                 pack
             }
@@ -259,6 +265,7 @@ impl Packs {
     }
 
     fn push_closed(&self, state: &mut State, pack: Arc<OpenPack>) {
+        pack.closed.store(true, Ordering::Release);
         state.closed.push(pack);
         self.0.closed.store(state.closed.len() as u32, Ordering::Release);
     }
@@ -339,13 +346,7 @@ impl Packs {
 
     /// Takes in a pack that the last run left open; it is sealed when that is possible again.
     pub(crate) fn adopt(&self, no: PackNo, len: u32) {
-        let pack = Arc::new(OpenPack {
-            no,
-            given: AtomicU32::new(len),
-            written: AtomicU32::new(len),
-            slots: AtomicU32::new(0),
-            last_ms: AtomicU64::new(0),
-        });
+        let pack = Arc::new(OpenPack::new(no, len));
         let mut state = self.0.state.lock();
         state.adopted.push(no);
         self.push_closed(&mut state, pack);
