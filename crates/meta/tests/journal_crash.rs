@@ -27,7 +27,7 @@ type State = BTreeMap<Key, Value>;
 fn options() -> Options {
     Options {
         background: false,
-        segment_bytes: 16 << 10,
+        segment_bytes: 8 << 10,
         log_bytes: 256 << 10,
         inline_bytes: 1000,
         ..Options::default()
@@ -434,6 +434,23 @@ fn sealing_brings_logged_bytes_into_the_pack() {
     assert!(world.packs.holds_durably(&data));
 }
 
+/// What was cut stays cut: also when the bytes that were missing come to be there after all, and the log that went on is lost.
+#[test]
+fn what_was_cut_does_not_come_back() {
+    let mut world = World::new();
+    world.flush();
+    world.write(300);
+    world.step(vec![(key("first life"), value(""))], vec![]);
+    world.journal = None;
+    let mut second = world.left(world.disk.after_kill(), world.packs.after_power_cut(|| false));
+    assert_eq!(second.survives(1), 1);
+    second.write(300);
+    second.step(vec![(key("second life"), value(""))], vec![]);
+    second.journal = None;
+    let third = second.left(second.disk.after_power_cut(|| false), second.packs.after_kill());
+    assert_eq!(third.prefix(), 1);
+}
+
 /// A failed sync is the end: no later flush or commit is acknowledged, reads go on, and the next mount finds what was flushed before.
 #[test]
 fn a_failed_sync_poisons() {
@@ -521,7 +538,11 @@ fn a_newer_log_is_refused() {
 fn a_missing_database_is_not_made_anew() {
     let mut world = World::new();
     world.journal = None;
-    fs::remove_file(world.folder.path().join("names.db")).unwrap();
+    let database = world.folder.path().join("names.db");
+    fs::write(&database, "").unwrap();
+    let opened = Journal::open_on(world.folder.path(), world.disk.clone(), world.packs.clone(), options());
+    assert!(matches!(opened.err().unwrap(), StoreError::Damaged(what) if what.contains("backup")));
+    fs::remove_file(&database).unwrap();
     let opened = Journal::open_on(world.folder.path(), world.disk.clone(), world.packs.clone(), options());
     assert!(matches!(opened.err().unwrap(), StoreError::Damaged(what) if what.contains("backup")));
     assert!(!world.disk.list().unwrap().is_empty());

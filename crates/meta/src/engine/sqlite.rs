@@ -12,7 +12,8 @@
 //! - Memory is bounded: [`WRITER_CACHE_KIB`] and [`READER_CACHE_KIB`] per connection, no mapping of the file (a mapping counts as the
 //!   process's memory, and a disk error in it is a signal, not an error).
 //! - SQLite's own log is moved into the database when it has [`CHECKPOINT_PAGES`], by the thread that applies; readers are not
-//!   stopped. Should readers hold it back past [`WAL_MAX`], that thread waits for them once.
+//!   stopped. Should readers hold it back past [`WAL_MAX`], that thread waits for them once. On a full disk it is noticed at once that
+//!   the database cannot grow, not when the log has taken what was left.
 
 mod errors;
 #[cfg(test)]
@@ -41,10 +42,10 @@ const WRITER_CACHE_KIB: u32 = 8 << 10;
 const READER_CACHE_KIB: u32 = 2 << 10;
 /// How many connections read.
 const READERS: usize = 4;
-/// SQLite's log is moved into the database when it has this many pages of 4 KiB: 16 MiB.
-const CHECKPOINT_PAGES: u32 = 4096;
+/// SQLite's log is moved into the database when it has this many pages of 4 KiB: 4 MiB.
+const CHECKPOINT_PAGES: i64 = 1024;
 /// The size SQLite's log is cut back to when it begins anew, in bytes.
-const WAL_KEPT: u64 = 32 << 20;
+const WAL_KEPT: u64 = 16 << 20;
 /// A log of this size waits for readers, so that it can begin anew, in bytes.
 const WAL_MAX: u64 = 128 << 20;
 /// How long to wait for a lock of the file that another program (somebody's `sqlite3`) holds.
@@ -69,22 +70,20 @@ pub struct Position {
 pub struct Sqlite {
     path: PathBuf,
     log_id: [u8; 16],
-    writer: Mutex<Connection>,
     readers: Vec<Mutex<Connection>>,
+    /// Behind the readers, so that it is closed last: the last one to go moves SQLite's log into the database.
+    writer: Mutex<Connection>,
     next_reader: AtomicUsize,
 }
 
 impl Sqlite {
-    /// Opens the database at `path`, or makes it when there is none.
+    /// Opens the database at `path`, or makes it when there is none, or an empty file (a crash while it was made leaves one).
     ///
     /// # Errors
     /// `Damaged` for a file that is no database of this program, or is cut short; `Unavailable` for one of a newer format, and when the
     /// system refuses. The message says what to do next.
     pub fn open(path: &Path) -> Result<Sqlite, StoreError> {
         let door = Door { path };
-        if path.metadata().is_ok_and(|meta| meta.len() == 0) {
-            return Err(door.damaged("is empty"));
-        }
         let writer = connect(
             path,
             OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE,
@@ -109,7 +108,8 @@ impl Sqlite {
     /// Writes final values (none: the row goes) and the log position they are as of, in one durable transaction.
     ///
     /// # Errors
-    /// See [`StoreError`]; nothing was then written.
+    /// See [`StoreError`]; all of it was written, or nothing. `Full` also when it was, and the disk has no room for the database to grow by what
+    /// its log holds: see [`Sqlite::checkpoint`].
     pub fn apply<'a>(
         &self,
         rows: impl IntoIterator<Item = (&'a Key, &'a Option<Value>)>,
@@ -121,7 +121,7 @@ impl Sqlite {
             let (segment, seq) = (position.segment as i64, position.seq as i64);
             tx.prepare_cached(POSITION)?.execute(params![segment, seq]).map(drop)
         })?;
-        self.bound_wal(&writer)
+        self.settle(&writer)
     }
 
     /// The log position that the rows are as of.
@@ -189,6 +189,12 @@ impl Sqlite {
         keys.iter().map(|key| read(&reader, key)).collect::<Result<_, _>>().map_err(|error| self.error(error))
     }
 
+    /// The database may not have more pages than this, or than it has: what a full disk is to SQLite.
+    #[cfg(test)]
+    pub(crate) fn limit_pages(&self, pages: i64) {
+        self.writer.lock().pragma_update_and_check(None, "max_page_count", pages, |_| Ok(())).unwrap();
+    }
+
     fn error(&self, error: rusqlite::Error) -> StoreError {
         Door { path: &self.path }.error(error)
     }
@@ -217,11 +223,24 @@ impl Sqlite {
         run().map_err(|error| self.error(error))
     }
 
-    fn bound_wal(&self, writer: &Connection) -> Result<(), StoreError> {
-        if wal_path(&self.path).metadata().is_ok_and(|meta| meta.len() > WAL_MAX) {
-            truncate_wal(writer).map_err(|error| self.error(error))?;
-        }
-        Ok(())
+    /// Keeps SQLite's log short.
+    fn settle(&self, writer: &Connection) -> Result<(), StoreError> {
+        let waiting = |mode: &str| {
+            let count = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(1)?, row.get::<_, i64>(2)?));
+            writer
+                .query_row(&format!("pragma wal_checkpoint({mode})"), [], count)
+                .map(|(all, moved)| all - moved)
+        };
+        let run = || {
+            if waiting("noop")? >= CHECKPOINT_PAGES {
+                waiting("passive")?;
+            }
+            if wal_path(&self.path).metadata().is_ok_and(|meta| meta.len() > WAL_MAX) {
+                truncate_wal(writer)?;
+            }
+            Ok(())
+        };
+        run().map_err(|error| self.error(error))
     }
 }
 
@@ -322,7 +341,9 @@ impl MetaStore for Sqlite {
         let rows = resolve(commit, one, occupied)?;
         let done = write(&tx, rows.iter().map(|(key, value)| (key, value)));
         done.and_then(|()| tx.commit()).map_err(|error| self.error(error))?;
-        Ok(self.bound_wal(&writer)?)
+        // The commit is done. If this is not, the next one will meet the reason.
+        let _ = self.settle(&writer);
+        Ok(())
     }
 
     fn flush(&self) -> Result<(), StoreError> {

@@ -12,7 +12,7 @@ use super::{Fresh, LogGuard, LogState, Shared, Stuck, io_error};
 use crate::engine::{Final, read_keys, resolve};
 use crate::key::{Key, tags};
 use crate::record::PackRow;
-use crate::store::{Commit, CommitError, FreshData, StoreError};
+use crate::store::{Commit, CommitError, Expect, FreshData, StoreError};
 
 /// A record is never larger, in bytes.
 const RECORD_MAX: u64 = GIB;
@@ -44,6 +44,11 @@ impl Fresh {
 impl Shared {
     pub(super) fn commit(&self, commit: Commit) -> Result<(), CommitError> {
         let mut commit = commit;
+        if self.tight.load(Ordering::Relaxed) && grows(&commit) {
+            // To look whether there is room again.
+            self.wake(false);
+            return Err(StoreError::Full.into());
+        }
         loop {
             self.alive()?;
             match self.try_commit(commit) {
@@ -199,6 +204,13 @@ impl<E: Into<CommitError>> From<E> for NotYet {
     fn from(error: E) -> Self {
         NotYet::No(error.into())
     }
+}
+
+/// Whether the volume is larger after it: new rows or new data, and nothing removed.
+fn grows(commit: &Commit) -> bool {
+    let put = |key: &Key| commit.puts.iter().any(|(put, _)| put == key);
+    let is_new = |(key, expected): &(Key, Expect)| *expected == Expect::Absent && put(key);
+    commit.dels.is_empty() && (!commit.fresh.is_empty() || commit.checks.iter().any(is_new))
 }
 
 /// About how long the commit's record will be, in bytes; not less than it.

@@ -69,11 +69,12 @@ pub trait LogDisk: Send + Sync {
     /// The system's.
     fn remove(&self, name: &str) -> io::Result<()>;
 
-    /// Keeps room in reserve: a share of the disk, given to nobody else until [`LogDisk::release`]. No error if it is kept already.
+    /// Keeps room in reserve: a share of the disk, given to nobody else until [`LogDisk::release`]; what there is if there is less. Answers
+    /// whether the share is whole, and something is left beside it.
     ///
     /// # Errors
-    /// `StorageFull` while there is not at least twice as much free; the system's.
-    fn reserve(&self) -> io::Result<()>;
+    /// The system's.
+    fn reserve(&self) -> io::Result<bool>;
 
     /// Gives the reserve up. Returns whether there was one.
     ///
@@ -88,6 +89,8 @@ pub struct Folder {
     reserve: PathBuf,
     /// The reserve's share of the disk is at least and at most this many bytes.
     bounds: (u64, u64),
+    /// It counts as whole while there are this many bytes beside it.
+    margin: u64,
 }
 
 /// The reserve is one part in this many of the disk.
@@ -95,16 +98,16 @@ const RESERVE_SHARE: u64 = 32;
 const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Folder {
-    /// The folder, made if it is not there. The reserve is a share of the disk, within `reserve_bounds` bytes.
+    /// The folder, made if it is not there. The reserve is a share of the disk, within `bounds` bytes; it is whole while there is `margin` beside it.
     ///
     /// # Errors
     /// The system's.
-    pub fn open(folder: &Path, reserve: &Path, reserve_bounds: (u64, u64)) -> io::Result<Folder> {
+    pub fn open(folder: &Path, reserve: &Path, bounds: (u64, u64), margin: u64) -> io::Result<Folder> {
         if !folder.is_dir() {
             fs::create_dir_all(folder)?;
             sync_parent(folder)?;
         }
-        Ok(Folder { folder: folder.to_owned(), reserve: reserve.to_owned(), bounds: reserve_bounds })
+        Ok(Folder { folder: folder.to_owned(), reserve: reserve.to_owned(), bounds, margin })
     }
 
     fn make(&self, name: &str, len: u64) -> io::Result<Arc<dyn LogFile>> {
@@ -147,20 +150,19 @@ impl LogDisk for Folder {
         fs::remove_file(self.folder.join(name))
     }
 
-    fn reserve(&self) -> io::Result<()> {
-        if self.reserve.exists() {
-            return Ok(());
-        }
+    fn reserve(&self) -> io::Result<bool> {
         let disk = rustix::fs::statvfs(&self.folder)?;
-        let size = (disk.f_blocks * disk.f_frsize / RESERVE_SHARE).clamp(self.bounds.0, self.bounds.1);
-        if disk.f_bavail * disk.f_frsize < 2 * size {
-            return Err(io::ErrorKind::StorageFull.into());
+        let share = (disk.f_blocks * disk.f_frsize / RESERVE_SHARE).clamp(self.bounds.0, self.bounds.1);
+        let kept = self.reserve.metadata().map_or(0, |meta| meta.len());
+        let there = kept + disk.f_bavail * disk.f_frsize;
+        let is_whole = there >= share + self.margin;
+        let wanted = share.min(there);
+        if kept < wanted {
+            let file = OpenOptions::new().write(true).create(true).truncate(false).open(&self.reserve)?;
+            // Somebody else may have been quicker: then it is as long as it was.
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, wanted)?;
         }
-        let file = OpenOptions::new().write(true).create_new(true).open(&self.reserve)?;
-        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size).map_err(|error| {
-            let _ = fs::remove_file(&self.reserve);
-            error.into()
-        })
+        Ok(is_whole)
     }
 
     fn release(&self) -> io::Result<bool> {

@@ -12,8 +12,10 @@ use std::thread::JoinHandle;
 
 use base::time::monotonic;
 
-use super::overlay::Generation;
-use super::{Shared, Stuck, flush::Depth, io_error, is_full};
+use super::disk::LogDisk;
+use super::overlay::{Generation, RowMap};
+use super::{Shared, Stuck, flush::Depth, io_error};
+use crate::engine::Sqlite;
 use crate::engine::sqlite::Position;
 use crate::store::StoreError;
 
@@ -42,8 +44,9 @@ impl Shared {
                 last = monotonic();
             }
             let done = done.and_then(|()| spares.or_else(|_| self.make_spares()));
-            self.report(done);
+            // Before those who wait are told, so that they see whether the journal is tight.
             self.renew_reserve();
+            self.report(done);
         }
     }
 
@@ -102,7 +105,8 @@ impl Shared {
         // Whoever looked at the overlay before the generation was rotated may still be reading SQLite beside it.
         drop(self.gate.write());
         self.flush_to(generation.upto, Depth::Packs)?;
-        self.apply(&generation)?;
+        let from = self.log.lock().applied;
+        self.apply(&generation, from)?;
         self.clean.refresh(&generation.rows);
         self.overlay.write().drained();
         let mut state = self.log.lock();
@@ -114,18 +118,18 @@ impl Shared {
         Ok(())
     }
 
-    fn apply(&self, generation: &Generation) -> Result<(), StoreError> {
-        let position = Position { segment: self.floor, seq: generation.upto };
-        match self.sqlite.apply(&generation.rows, position) {
-            Err(StoreError::Full) if self.give_up_reserve() => self.sqlite.apply(&generation.rows, position),
+    fn apply(&self, generation: &Generation, from: u64) -> Result<(), StoreError> {
+        let position = |seq: u64| Position { segment: self.floor, seq };
+        let (from, to) = (position(from), position(generation.upto));
+        match self.sqlite.apply(&generation.rows, to) {
+            Err(StoreError::Full) => {
+                self.log.lock().log.trim(1);
+                let done = apply_on_full_disk(&self.sqlite, &*self.disk, &generation.rows, from, to);
+                self.renew_reserve();
+                done
+            }
             other => other,
         }
-    }
-
-    /// Whether there was a reserve.
-    fn give_up_reserve(&self) -> bool {
-        self.counters.reserve_used.store(true, Ordering::Relaxed);
-        self.disk.release().unwrap_or(false)
     }
 
     /// Makes the log's next file in advance. No lock is held while the disk works.
@@ -138,18 +142,51 @@ impl Shared {
                 }
                 state.log.spare()
             };
-            let made = match self.disk.create(&name, len) {
-                Err(error) if is_full(&error) && self.give_up_reserve() => self.disk.create(&name, len),
-                other => other,
-            };
-            self.log.lock().log.add_spare(name, made.map_err(io_error)?);
+            let made = self.disk.create(&name, len).map_err(io_error)?;
+            self.log.lock().log.add_spare(name, made);
         }
     }
 
-    /// Room in reserve again, once there is enough of it.
+    /// Room in reserve, as much as there is.
     pub(super) fn renew_reserve(&self) {
-        // While it cannot be had, commits go on without; the next drain asks again.
-        let kept = self.disk.reserve().is_ok();
-        self.counters.reserve_used.store(!kept, Ordering::Relaxed);
+        // If it cannot be had at all the journal is tight, and the next drain asks again.
+        let is_whole = self.disk.reserve().unwrap_or(false);
+        self.tight.store(!is_whole, Ordering::Relaxed);
     }
+}
+
+/// Rows that go into SQLite at a time when room is short, and when it is shorter still. Each can cost some pages of 4 KiB in SQLite's log.
+const PART_ROWS: usize = 512;
+const PART_ROWS_MIN: usize = 8;
+
+/// Applies rows with what is kept in reserve, which is let go of here and taken back by the caller.
+///
+/// SQLite's own log is emptied after every few rows, so that little room does. The position changes with the last of them: until then the
+/// rows of records behind it are partly there, and since those are durable in the log, a crash in between only has them written again.
+pub(super) fn apply_on_full_disk(
+    sqlite: &Sqlite,
+    disk: &dyn LogDisk,
+    rows: &RowMap,
+    from: Position,
+    to: Position,
+) -> Result<(), StoreError> {
+    disk.release().map_err(io_error)?;
+    sqlite.checkpoint()?;
+    // Rows that go first: the pages they leave are room for the others.
+    let mut order: Vec<_> = rows.iter().filter(|(_, value)| value.is_none()).collect();
+    order.extend(rows.iter().filter(|(_, value)| value.is_some()));
+    let (mut rest, mut step) = (&order[..], PART_ROWS);
+    while !rest.is_empty() {
+        let (part, after) = rest.split_at(step.min(rest.len()));
+        match sqlite.apply(part.iter().copied(), from).and_then(|()| sqlite.checkpoint()) {
+            Ok(()) => rest = after,
+            Err(StoreError::Full) if step > PART_ROWS_MIN => {
+                step /= 4;
+                sqlite.checkpoint()?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    sqlite.apply(&RowMap::new(), to)?;
+    sqlite.checkpoint()
 }

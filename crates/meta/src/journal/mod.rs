@@ -19,7 +19,9 @@
 //!    `Sealed` row always syncs packs, so that no bytes of a sealed pack exist in the log alone.)
 //! 4. **After an error on the way to stable storage nothing is acknowledged any more** (the journal is poisoned): the system may have
 //!    dropped the bytes and reported it once. A full disk is no such error: nothing is applied, and the journal goes on.
-//! 5. **Bounded**: overlay, log, clean rows. Who commits faster than SQLite takes waits.
+//! 5. **A full disk can be emptied.** The log has two segments at least, made in advance; what SQLite needs to remove rows is kept in reserve, lent to
+//!    a drain that finds the disk full and taken back at once. While the reserve is not whole, commits that only grow are refused.
+//! 6. **Bounded**: overlay, log, clean rows. Who commits faster than SQLite takes waits.
 //!
 //! Reads are consistent without a lock held over I/O. A reader holds the *gate* shared, looks at the overlay, and asks SQLite for the
 //! rest. SQLite changes only in rows of the draining generation, which the overlay hides; and a generation is written only
@@ -74,7 +76,7 @@ pub struct Options {
     pub inline_bytes: u64,
     /// Rows that are not in SQLite yet: at most this many.
     pub overlay_rows: usize,
-    /// Bytes of such rows.
+    /// Bytes of such rows, with what keeping them costs. Half of it is drained at a time, and must have room in the smallest reserve.
     pub overlay_bytes: usize,
     /// Bytes of rows that SQLite was asked for and that are kept.
     pub clean_bytes: usize,
@@ -94,7 +96,7 @@ impl Default for Options {
             commit_every: Duration::from_secs(1),
             inline_bytes: 64 * KIB,
             overlay_rows: 64 << 10,
-            overlay_bytes: 32 << 20,
+            overlay_bytes: 16 << 20,
             clean_bytes: 8 << 20,
             segment_bytes: 8 * MIB,
             log_bytes: 64 * MIB,
@@ -125,8 +127,8 @@ pub struct Stats {
     pub flushes: u64,
     /// Times a commit had to wait for a drain.
     pub waits: u64,
-    /// The room in reserve has been given up, since the disk is full: only what frees space should be done now.
-    pub reserve_used: bool,
+    /// See [`Journal::is_tight`].
+    pub tight: bool,
 }
 
 #[derive(Default)]
@@ -136,7 +138,6 @@ struct Counters {
     drained: AtomicU64,
     flushes: AtomicU64,
     waits: AtomicU64,
-    reserve_used: AtomicBool,
 }
 
 /// Fresh data that is not durable in its packs yet.
@@ -209,6 +210,8 @@ struct Shared {
     woken: Condvar,
     /// `wake.dirty`, to be looked at without its lock.
     dirty: AtomicBool,
+    /// The reserve is not whole: see [`Journal::is_tight`].
+    tight: AtomicBool,
     dead: AtomicBool,
     why_dead: Mutex<String>,
     counters: Counters,
@@ -232,7 +235,8 @@ impl Journal {
         options: Options,
     ) -> Result<(Journal, Recovered), StoreError> {
         let reserve = dir.join("reserve");
-        let disk = Folder::open(&dir.join("log"), &reserve, options.reserve_bytes);
+        let disk =
+            Folder::open(&dir.join("log"), &reserve, options.reserve_bytes, options.overlay_bytes as u64);
         let disk = disk.map_err(|error| {
             StoreError::Unavailable(format!(
                 "{} cannot be opened: {error}; check that you may write to it",
@@ -253,13 +257,18 @@ impl Journal {
         options: Options,
     ) -> Result<(Journal, Recovered), StoreError> {
         let database = dir.join("names.db");
-        if !database.exists() && !disk.list().map_err(io_error)?.is_empty() {
+        let is_there = database.metadata().is_ok_and(|meta| meta.len() > 0);
+        if !is_there && !disk.list().map_err(io_error)?.is_empty() {
             return Err(StoreError::Damaged(format!(
-                "{} is not there, but its log is. Bring the file back from a backup; without it the volume's names are lost",
+                "{} is not there or empty, but its log is there. Bring the file back from a backup; without it the volume's names are lost",
                 database.display()
             )));
         }
-        let sqlite = Sqlite::open(&database)?;
+        let sqlite = match Sqlite::open(&database) {
+            // A disk so full that SQLite cannot even begin: this is what the reserve is for.
+            Err(StoreError::Full) if disk.release().unwrap_or(false) => Sqlite::open(&database)?,
+            other => other?,
+        };
         let sizes = Sizes { segment: options.segment_bytes, max: options.log_bytes };
         let (mut log, floor, recovered) = recover::recover(&sqlite, &disk, &*packs, sizes)?;
         log.trim(2);
@@ -282,6 +291,7 @@ impl Journal {
             wake: Mutex::default(),
             woken: Condvar::new(),
             dirty: AtomicBool::new(false),
+            tight: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             why_dead: Mutex::default(),
             counters: Counters::default(),
@@ -333,8 +343,15 @@ impl Journal {
             drained: count(&shared.counters.drained),
             flushes: count(&shared.counters.flushes),
             waits: count(&shared.counters.waits),
-            reserve_used: shared.counters.reserve_used.load(Ordering::Relaxed),
+            tight: self.is_tight(),
         }
+    }
+
+    /// Whether the disk is so full that room is not kept in reserve as it should be. What is left of it is for removing things: commits that
+    /// bring new rows or fresh data, and remove nothing, are refused with [`StoreError::Full`]. So is a write of data best, before it
+    /// takes what is left. Ends by itself within a second or so of there being room again.
+    pub fn is_tight(&self) -> bool {
+        self.shared.tight.load(Ordering::Relaxed)
     }
 
     /// Looks through the database's file for damage, once what was committed is in it: see [`Sqlite::integrity`].

@@ -20,7 +20,7 @@ use super::disk::LogDisk;
 use super::format::{self, Kind, Place};
 use super::log::{End, Left, Log, Sizes};
 use super::overlay::RowMap;
-use super::pack_error;
+use super::{drain, pack_error};
 use crate::engine::Sqlite;
 use crate::engine::sqlite::Position;
 use crate::key::{Key, tags};
@@ -225,8 +225,12 @@ impl Recovery<'_> {
         let rows = std::mem::take(&mut self.rows);
         self.bytes = 0;
         match self.sqlite.apply(&rows, position) {
-            Err(StoreError::Full) if self.disk.release().unwrap_or(false) => {
-                self.sqlite.apply(&rows, position)
+            Err(StoreError::Full) => {
+                let from = self.sqlite.applied()?;
+                let done = drain::apply_on_full_disk(self.sqlite, self.disk, &rows, from, position);
+                // Taken back at once, if only in part; the journal asks whether it is whole when it begins.
+                let _ = self.disk.reserve();
+                done
             }
             other => other,
         }

@@ -1,1 +1,227 @@
+use std::time::Instant;
+
+use proptest::prelude::*;
+
+use super::format::{Found, FoundHeader, Kind, Place, SegmentHeader};
 use super::*;
+use crate::engine::Final;
+
+fn arbitrary_rows() -> impl Strategy<Value = Vec<Final>> {
+    let bytes = || prop::collection::vec(any::<u8>(), 0..40);
+    let row = (bytes(), prop::option::of(bytes()));
+    prop::collection::vec(row.prop_map(|(k, v)| (Key::from_bytes(&k), v.map(Into::into))), 0..10)
+}
+
+fn arbitrary_fresh() -> impl Strategy<Value = Vec<FreshData>> {
+    let one = any::<(u64, u32, u32, u32)>();
+    let fresh = one.prop_map(|(pack, offset, len, crc)| FreshData { pack: PackNo(pack), offset, len, crc });
+    prop::collection::vec(fresh, 0..4)
+}
+
+proptest! {
+    #[test]
+    fn commits_survive_being_written_down(rows in arbitrary_rows(), fresh in arbitrary_fresh(), seq: u64, segment: u64) {
+        let mut buf = Vec::new();
+        format::begin(&mut buf);
+        format::put_commit(&mut buf, &rows, &fresh);
+        let place = Place { segment, seq };
+        format::finish(&mut buf, Kind::Commit, place);
+        let Found::Record(Kind::Commit, payload) = format::find(&buf, place) else { panic!("not found") };
+        prop_assert_eq!(format::get_commit(payload), Some((rows, fresh)));
+        // Nothing that is cut or stands elsewhere is taken for it.
+        for len in 0..buf.len() {
+            prop_assert!(!matches!(format::find(&buf[..len], place), Found::Record(..)));
+        }
+        prop_assert_eq!(format::find(&buf, Place { segment, seq: seq.wrapping_add(1) }), Found::End);
+        prop_assert_eq!(format::find(&buf, Place { segment: segment.wrapping_add(1), seq }), Found::End);
+        for len in 0..payload.len() {
+            prop_assert_eq!(format::get_commit(&payload[..len]), None);
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_read_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = format::get_commit(&bytes);
+        let _ = format::get_data(&bytes);
+        let _ = format::get_mark(&bytes);
+        let _ = format::find(&bytes, Place { segment: 0, seq: 0 });
+        prop_assert_eq!(SegmentHeader::decode(&bytes), FoundHeader::None);
+    }
+
+    #[test]
+    fn a_turned_bit_is_noticed(rows in arbitrary_rows(), at: prop::sample::Index, bit in 0..8u8) {
+        let mut buf = Vec::new();
+        format::begin(&mut buf);
+        format::put_commit(&mut buf, &rows, &[]);
+        let place = Place { segment: 3, seq: 9 };
+        format::finish(&mut buf, Kind::Commit, place);
+        let at = at.index(buf.len());
+        buf[at] ^= 1 << bit;
+        prop_assert!(!matches!(format::find(&buf, place), Found::Record(..)));
+    }
+}
+
+#[test]
+fn zeros_are_the_end_of_the_log() {
+    assert_eq!(format::find(&[0; 4096], Place { segment: 1, seq: 1 }), Found::End);
+    assert_eq!(SegmentHeader::decode(&[0; 4096]), FoundHeader::None);
+}
+
+#[test]
+fn headers_survive_being_written_down() {
+    let header = SegmentHeader { log_id: [9; 16], segment: 5, first_seq: 1 << 40, len: 8 << 20 };
+    assert_eq!(SegmentHeader::decode(&header.encode()), FoundHeader::Good(header));
+    let mut newer = header.encode();
+    newer[11] = 9;
+    assert_eq!(SegmentHeader::decode(&newer), FoundHeader::Unknown(9));
+    let mut torn = header.encode();
+    torn[20] ^= 1;
+    assert_eq!(SegmentHeader::decode(&torn), FoundHeader::None);
+}
+
+#[test]
+fn clean_rows_stay_within_their_bytes_and_keep_what_is_hot() {
+    let clean = CleanRows::new(1 << 20);
+    let key = |n: u64| Key::from_bytes(&n.to_be_bytes());
+    let row = |n: u64| Some(Value::from([n as u8; 100].as_slice()));
+    clean.insert(&key(0), &row(0));
+    for n in 1..50_000 {
+        clean.insert(&key(n), &row(n));
+        assert_eq!(clean.get(&key(0)), Some(row(0)), "row 0 was used all the time");
+    }
+    let kept = (0..50_000).filter(|n| clean.get(&key(*n)).is_some()).count();
+    assert!(kept > 1000 && kept * 200 < 2 << 20, "{kept} rows are kept");
+    assert_eq!(clean.get(&key(49_999)), Some(row(49_999)));
+    clean.insert(&key(0), &row(0));
+    clean.insert(&key(49_999), &row(49_999));
+    // Brought up to date: what is kept is new, what is not kept is not there.
+    let rows = [(key(0), row(77)), (key(49_999), None)].into_iter().collect();
+    clean.refresh(&rows);
+    assert_eq!(clean.get(&key(0)), Some(row(77)));
+    assert_eq!(clean.get(&key(49_999)), Some(None));
+    clean.insert(&key(0), &Some(vec![0; 1 << 20].into()));
+    assert_eq!(clean.get(&key(0)), None, "too large to keep");
+}
+
+struct NoPacks;
+
+impl PackStore for NoPacks {
+    fn create(&self, _: PackNo) -> Result<(), BlobError> {
+        Ok(())
+    }
+    fn write(&self, _: PackNo, _: u32, _: &[u8]) -> Result<(), BlobError> {
+        Ok(())
+    }
+    fn read(&self, _: PackNo, _: u32, _: &mut [u8]) -> Result<(), BlobError> {
+        Err(BlobError::Io(io::ErrorKind::NotFound.into()))
+    }
+    fn sync(&self, _: &[PackNo]) -> Result<(), BlobError> {
+        Ok(())
+    }
+    fn seal(&self, _: PackNo, _: u32) -> Result<base::BlobId, BlobError> {
+        Err(BlobError::Full)
+    }
+    fn retire(&self, _: &[PackNo]) -> Result<(), BlobError> {
+        Ok(())
+    }
+    fn discard(&self, _: PackNo) -> Result<(), BlobError> {
+        Ok(())
+    }
+    fn open_packs(&self) -> Result<Vec<(PackNo, u64)>, BlobError> {
+        Ok(Vec::new())
+    }
+    fn space(&self) -> Result<blob::Space, BlobError> {
+        Ok(blob::Space::default())
+    }
+}
+
+fn put(k: impl AsRef<[u8]>, v: impl AsRef<[u8]>) -> Commit {
+    Commit { puts: vec![(Key::from_bytes(k.as_ref()), v.as_ref().into())], ..Commit::default() }
+}
+
+fn small() -> Options {
+    Options {
+        reserve_bytes: (1 << 20, 1 << 20),
+        segment_bytes: 256 << 10,
+        log_bytes: 1 << 20,
+        ..Options::default()
+    }
+}
+
+/// What is committed is in SQLite after the interval, without anybody asking; then nothing more happens.
+#[test]
+fn the_thread_drains_by_itself_and_then_rests() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { commit_every: Duration::from_millis(30), ..small() };
+    let (journal, _) = Journal::open(folder.path(), Arc::new(NoPacks), options).unwrap();
+    for n in 0..10u8 {
+        journal.commit(put([n], "x")).unwrap();
+    }
+    let before = Instant::now();
+    while journal.stats().overlay_rows > 0 {
+        assert!(before.elapsed() < Duration::from_secs(20), "{:?}", journal.stats());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let rested = journal.stats();
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(journal.stats(), rested);
+    assert_eq!(journal.shared.sqlite.get(&Key::from_bytes(&[3])).unwrap().as_deref(), Some(&b"x"[..]));
+}
+
+/// Many threads commit and flush: few syncs serve all of them, bounds hold, and all is there.
+#[test]
+fn flushes_are_shared_and_bounds_hold() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Arc::new(disk::sim::SimDisk::new());
+    let options = Options { overlay_rows: 1000, ..small() };
+    let (journal, _) = Journal::open_on(folder.path(), disk.clone(), Arc::new(NoPacks), options).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..8u64 {
+            let journal = &journal;
+            scope.spawn(move || {
+                for n in 0..500u64 {
+                    journal.commit(put((thread * 500 + n).to_be_bytes(), [0; 300])).unwrap();
+                    if n % 5 == 0 {
+                        journal.flush().unwrap();
+                    }
+                    let stats = journal.stats();
+                    assert!(
+                        stats.overlay_rows <= 1000 + 16 && stats.log_file_bytes <= (1 << 20) + (256 << 10),
+                        "{stats:?}"
+                    );
+                }
+            });
+        }
+    });
+    journal.close().unwrap();
+    let all = KeyRange { start: Key::from_bytes(b""), end: Key::from_bytes(&[0xFF; 9]) };
+    assert_eq!(journal.shared.sqlite.scan(&all, 10_000).unwrap().len(), 4000);
+    assert!(disk.syncs() < 900, "{} syncs for 800 flushes", disk.syncs());
+    assert!(journal.commit(put("late", "")).is_err());
+    let files: u64 = disk.contents().values().map(|bytes| bytes.len() as u64).sum();
+    assert_eq!(files, 2 * (256 << 10), "a closed log has two segments");
+}
+
+/// The database's own room runs out while the log still takes commits: nothing is lost, reads go on, and once there is room all goes in.
+#[test]
+fn the_reserve_is_lent_and_taken_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open(folder.path(), Arc::new(NoPacks), small()).unwrap();
+    let reserve = folder.path().join("reserve");
+    assert_eq!(reserve.metadata().unwrap().len(), 1 << 20);
+    assert!(!journal.is_tight());
+    {
+        // No page more than there are now.
+        let limit = |pages: i64| journal.shared.sqlite.limit_pages(pages);
+        limit(1);
+        for n in 0..200u8 {
+            journal.commit(put([n, 1], [n; 500])).unwrap();
+        }
+        assert!(matches!(journal.drain(), Err(StoreError::Full)));
+        assert_eq!(journal.get(&Key::from_bytes(&[7, 1])).unwrap().as_deref(), Some(&[7; 500][..]));
+        limit(1 << 30);
+    }
+    journal.drain().unwrap();
+    assert_eq!(reserve.metadata().unwrap().len(), 1 << 20, "it was lent and taken back");
+    assert!(!journal.is_tight());
+}

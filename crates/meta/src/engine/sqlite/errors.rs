@@ -1,10 +1,13 @@
 //! The door of a database file: is it one, is it ours, is it whole; and what an error of SQLite's means to a person.
 
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rusqlite::{Connection, ErrorCode, ffi, params};
 
-use super::{APPLICATION_ID, CHECKPOINT_PAGES, FORMAT, WAL_KEPT, truncate_wal};
+use super::{APPLICATION_ID, FORMAT, WAL_KEPT, truncate_wal};
 use crate::store::StoreError;
 
 /// A database file on its way to being opened.
@@ -26,7 +29,8 @@ impl Door<'_> {
             };
         };
         match (cause.code, cause.extended_code) {
-            (ErrorCode::DiskFull, _) => StoreError::Full,
+            // The second: no room for the index of its log, a file beside it.
+            (ErrorCode::DiskFull, _) | (_, ffi::SQLITE_IOERR_SHMSIZE) => StoreError::Full,
             (ErrorCode::NotADatabase, _) => self.damaged("is not a database"),
             (ErrorCode::DatabaseCorrupt, _)
             | (_, ffi::SQLITE_IOERR_SHORT_READ | ffi::SQLITE_IOERR_CORRUPTFS) => {
@@ -54,25 +58,30 @@ impl Door<'_> {
         ))
     }
 
-    /// Checks whose database it is, makes its tables if it has none, and that it is whole. Returns the log's id.
+    /// Checks that it is whole and whose it is, and makes its tables if it is new. Returns the log's id.
     pub(super) fn prepare(&self, writer: &mut Connection) -> Result<[u8; 16], StoreError> {
-        self.check_owner(writer)?;
+        // Before anything is written: SQLite would make a file that was cut short as long as it was, with zeros.
+        self.check_whole()?;
+        let is_new = self.check_owner(writer)?;
         let setup = |writer: &Connection| {
             writer.pragma_update(None, "journal_mode", "wal")?;
             writer.pragma_update(None, "synchronous", "full")?;
-            writer.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+            writer.pragma_update(None, "wal_autocheckpoint", 0)?;
             writer.pragma_update(None, "journal_size_limit", WAL_KEPT as i64)
         };
         setup(writer).map_err(|error| self.error(error))?;
-        self.make_tables(writer).map_err(|error| self.error(error))?;
-        self.check_whole(writer)?;
+        if is_new {
+            self.make_tables(writer).map_err(|error| self.error(error))?;
+        }
+        truncate_wal(writer).map_err(|error| self.error(error))?;
         let id: Vec<u8> = writer
             .query_row("select id from log where one = 1", [], |row| row.get(0))
             .map_err(|error| self.error(error))?;
         id.try_into().map_err(|_| self.damaged("has a log of an unknown kind"))
     }
 
-    fn check_owner(&self, writer: &Connection) -> Result<(), StoreError> {
+    /// Whether it is new; an error if it is not ours.
+    fn check_owner(&self, writer: &Connection) -> Result<bool, StoreError> {
         let number = |name: &str| writer.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
         let error = |error| self.error(error);
         let tables: i64 =
@@ -80,7 +89,7 @@ impl Door<'_> {
         let (owner, format) =
             (number("application_id").map_err(error)?, number("user_version").map_err(error)?);
         if tables == 0 && owner == 0 && format == 0 {
-            return Ok(());
+            return Ok(true);
         }
         if owner != APPLICATION_ID {
             return Err(StoreError::Unavailable(format!(
@@ -94,35 +103,45 @@ impl Door<'_> {
                 self.path.display()
             )));
         }
-        Ok(())
+        Ok(false)
     }
 
     fn make_tables(&self, writer: &mut Connection) -> Result<(), rusqlite::Error> {
         // A whole database in one transaction: after a crash it is there with everything or not at all.
         let tx = writer.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
         tx.execute_batch(
-            "create table if not exists kv(k blob primary key, v blob not null) without rowid;
-             create table if not exists log(one integer primary key check (one = 1), id blob not null, segment integer not null, seq integer not null);",
+            "create table kv(k blob primary key, v blob not null) without rowid;
+             create table log(one integer primary key check (one = 1), id blob not null, segment integer not null, seq integer not null);",
         )?;
-        tx.execute(
-            "insert or ignore into log values(1, ?1, 0, 0)",
-            params![base::random::id16().as_slice()],
-        )?;
+        tx.execute("insert into log values(1, ?1, 0, 0)", params![base::random::id16().as_slice()])?;
         tx.pragma_update(None, "application_id", APPLICATION_ID)?;
         tx.pragma_update(None, "user_version", FORMAT)?;
         tx.commit()
     }
 
     /// A file that was cut short is noticed here, not weeks later when a row at its end is asked for.
-    fn check_whole(&self, writer: &Connection) -> Result<(), StoreError> {
-        // After this every page is in the file itself, if no other program reads it at this moment.
-        truncate_wal(writer).map_err(|error| self.error(error))?;
-        let number = |name: &str| writer.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-        let whole = number("page_count").and_then(|pages| Ok(pages as u64 * number("page_size")? as u64));
-        let whole = whole.map_err(|error| self.error(error))?;
-        let there = self.path.metadata().map_or(0, |meta| meta.len());
-        if there < whole && !super::wal_path(self.path).metadata().is_ok_and(|meta| meta.len() > 0) {
-            return Err(self.damaged(&format!("is cut short: {there} of {whole} bytes")));
+    fn check_whole(&self) -> Result<(), StoreError> {
+        // With a log beside it, pages may be there that are not in the file yet; SQLite looks at those itself.
+        if super::wal_path(self.path).metadata().is_ok_and(|meta| meta.len() > 0) {
+            return Ok(());
+        }
+        let unreadable =
+            |error: std::io::Error| StoreError::Unavailable(format!("{}: {error}", self.path.display()));
+        let file = match File::open(self.path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            file => file.map_err(unreadable)?,
+        };
+        let there = file.metadata().map_err(unreadable)?.len();
+        let mut header = [0u8; 32];
+        if there > 0 && file.read_exact_at(&mut header, 0).is_ok() && header.starts_with(b"SQLite format 3\0")
+        {
+            // As in SQLite's description of its file: the page size, where 1 means 65536, and the number of pages.
+            let page = u64::from(u16::from_be_bytes([header[16], header[17]]));
+            let page = if page == 1 { 65_536 } else { page };
+            let pages = u64::from(u32::from_be_bytes([header[28], header[29], header[30], header[31]]));
+            if there < page * pages {
+                return Err(self.damaged(&format!("is cut short: {there} of {} bytes", page * pages)));
+            }
         }
         Ok(())
     }

@@ -148,9 +148,9 @@ impl LogDisk for SimDisk {
         self.files.lock().remove(name).map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    fn reserve(&self) -> io::Result<()> {
+    fn reserve(&self) -> io::Result<bool> {
         self.reserved.store(true, Ordering::SeqCst);
-        Ok(())
+        Ok(true)
     }
 
     fn release(&self) -> io::Result<bool> {
