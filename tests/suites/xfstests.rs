@@ -1,72 +1,26 @@
 //! xfstests: `XFSTESTS` is the folder of a built tree, which is not changed. `XFSTESTS_ARGS` are arguments to its `check`
 //! (default `-g quick`).
 //!
-//! The suite mounts by mount(8), so while it runs a helper `/sbin/mount.fuse.covey` maps its device names `covey:test` and
-//! `covey:scratch` to volumes in a scratch folder. It knows FUSE filesystems by the type `fuse` alone; a `df` put before
-//! the real one on PATH says that instead of `fuse.covey`. `xfstests-excluded.txt` lists what is not run, and why.
+//! The suite thinks in devices and mounts them with mount(8). `as-covey.sh`, put before mount, umount, df and findmnt on
+//! PATH, makes volumes of them; nothing is installed. `xfstests-excluded.txt` lists what is not run, and why.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use covey_tests::{Need, need, requires, say};
+use covey_tests::{Need, requires, say};
 
-const HELPER: &str = "/sbin/mount.fuse.covey";
+const AS_COVEY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/suites/as-covey.sh");
 const EXCLUDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/suites/xfstests-excluded.txt");
-
-/// The mount helper, installed while this lives.
-struct Helper;
-
-impl Helper {
-    fn install(volumes: &Path) -> Helper {
-        let there = fs::read_to_string(HELPER).unwrap_or_default();
-        assert!(there.is_empty() || there.contains("covey-test-"), "{HELPER} is there already and not ours");
-        let covey = fs::canonicalize(covey_tests::program::covey().get_program()).unwrap();
-        let text = format!(
-            "#!/bin/sh\n# mount.fuse.covey DEVICE MOUNTPOINT [-o OPTIONS]...: for xfstests, while it runs\n\
-             device=$1 mountpoint=$2; shift 2\n\
-             volume={volumes}/${{device#covey:}}\n\
-             options=fsname=$device\n\
-             while [ $# -gt 0 ]; do\n\
-             \tcase $1 in\n\
-             \t-o) shift; options=$options,$1 ;;\n\
-             \t-o*) options=$options,${{1#-o}} ;;\n\
-             \t-t) shift ;;\n\
-             \tesac\n\
-             \tshift\n\
-             done\n\
-             [ -d \"$volume\" ] || {covey} format \"$volume\" || exit 32\n\
-             {covey} mount \"$volume\" \"$mountpoint\" -d -o \"$options\" || exit 32\n",
-            volumes = volumes.display(),
-            covey = covey.display()
-        );
-        script(Path::new(HELPER), &text);
-        Helper
-    }
-}
-
-impl Drop for Helper {
-    fn drop(&mut self) {
-        fs::remove_file(HELPER).ok();
-    }
-}
-
-fn script(path: &Path, text: &str) {
-    fs::write(path, text).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
-}
 
 /// What `check` reads: devices, mountpoints and options.
 fn config(aside: &Path) -> PathBuf {
     for folder in ["test", "scratch", "results", "volumes", "bin"] {
         fs::create_dir_all(aside.join(folder)).unwrap();
     }
-    let df = need::which("df").unwrap();
-    script(
-        &aside.join("bin/df"),
-        &format!("#!/bin/sh\n{} \"$@\" | sed 's/fuse\\.covey/fuse      /'\n", df.display()),
-    );
+    for name in ["mount", "umount", "df", "findmnt"] {
+        std::os::unix::fs::symlink(AS_COVEY, aside.join("bin").join(name)).unwrap();
+    }
     let at = aside.display();
     let text = format!(
         "export FSTYP=fuse\nexport FUSE_SUBTYP=.covey\n\
@@ -108,12 +62,13 @@ fn long_xfstests_finds_no_failure() {
     requires!(Need::Root, Need::Covey, Need::Env("XFSTESTS"));
     let aside = covey_tests::scratch();
     let (config, excluded) = (config(aside.path()), excluded(aside.path()));
-    let helper = Helper::install(&aside.path().join("volumes"));
     let arguments = std::env::var("XFSTESTS_ARGS").unwrap_or_else(|_| "-g quick".into());
     let path = format!("{}:{}", aside.path().join("bin").display(), std::env::var("PATH").unwrap());
     let log = aside.path().join("log");
     let mut check = Command::new("./check");
     check.current_dir(std::env::var_os("XFSTESTS").unwrap()).env("HOST_OPTIONS", config).env("PATH", path);
+    check.env("VOLUMES", aside.path().join("volumes"));
+    check.env("COVEY", fs::canonicalize(covey_tests::program::covey().get_program()).unwrap());
     check.arg("-E").arg(excluded).args(arguments.split_whitespace()).stdin(Stdio::null());
     // It takes long: what it prints goes to the terminal as it comes, and to a file to be counted.
     let mut both = Command::new("tee");
@@ -124,7 +79,6 @@ fn long_xfstests_finds_no_failure() {
     for name in ["test", "scratch"] {
         covey_tests::volume::detach(&aside.path().join(name));
     }
-    drop(helper);
     let printed = fs::read_to_string(log).unwrap();
     let failures = printed.lines().find(|line| line.starts_with("Failures:")).unwrap_or("");
     let not_run = printed.lines().find(|line| line.starts_with("Not run:")).unwrap_or("");

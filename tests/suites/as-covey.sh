@@ -1,0 +1,68 @@
+#!/bin/bash
+# mount, umount, df and findmnt as xfstests needs them: put before the real ones on PATH under those names.
+#
+# The suite thinks in devices, `covey:test` and `covey:scratch`; here they are volumes in the folder $VOLUMES, formatted at
+# their first mount by the program $COVEY. And it knows FUSE filesystems by the plain type `fuse`.
+name=${0##*/}
+bin=${0%/*}
+
+# The program that this one stands before.
+real() {
+    local program=$1 folder
+    shift
+    IFS=: read -ra folders <<<"$PATH"
+    for folder in "${folders[@]}"; do
+        [ "$folder" != "$bin" ] && [ -x "$folder/$program" ] && exec "$folder/$program" "$@"
+    done
+    exit 127
+}
+
+mount_volume() {
+    local options=rw words=()
+    while [ $# -gt 0 ]; do
+        case $1 in
+            -t) shift ;;
+            -o) options+=,$2 && shift ;;
+            -o*) options+=,${1#-o} ;;
+            *) words+=("$1") ;;
+        esac
+        shift
+    done
+    local volume=$VOLUMES/${words[0]#covey:}
+    [ -d "$volume" ] || "$COVEY" format "$volume" >/dev/null || exit 32
+    "$COVEY" mount -d -o "$options" "$volume" "${words[1]}" >/dev/null || exit 32
+    exit 0
+}
+
+case " $name  $* " in
+    *remount*) ;;
+    *" mount "*" -t fuse.covey "*) mount_volume "$@" ;;
+esac
+words=()
+for word; do
+    case $word in
+        covey:*) words+=("$VOLUMES/${word#covey:}") ;;
+        *) words+=("$word") ;;
+    esac
+done
+case $name in
+    umount)
+        # A volume is a folder, and umount takes a folder for a mountpoint: say where it is mounted.
+        for at in "${!words[@]}"; do
+            target=$(awk -v volume="${words[$at]}" '$1 == volume { print $2 }' /proc/mounts | tail -n 1)
+            [ -z "$target" ] || words[$at]=$target
+        done
+        # umount(8) returns before the daemon has closed the volume, and the suite mounts again at once: so the last of a
+        # volume's mounts (there may be bind mounts) is taken away by covey, which waits.
+        last=${words[-1]%/}
+        source=$(awk -v at="$last" '$2 == at && $3 == "fuse.covey" { print $1 }' /proc/mounts | tail -n 1)
+        if [ -n "$source" ] && [ "$(grep -c "^$source " /proc/mounts)" = 1 ] && [[ "${words[*]}" != *-l* ]]; then
+            exec "$COVEY" umount "$last" >/dev/null
+        fi
+        real umount "${words[@]}"
+        ;;
+    # No helper of the type's: the kernel remounts by itself.
+    mount) [[ "$*" != *remount* ]] || real mount -i "${words[@]}" ;;
+esac
+set -o pipefail
+(real "$name" "${words[@]}") | sed -e "s#^$VOLUMES/#covey:#" -e "s#\([ \"]\)$VOLUMES/#\1covey:#g" -e 's#fuse\.covey#fuse#'
