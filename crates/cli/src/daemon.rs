@@ -28,7 +28,7 @@ use crate::control::{Ear, Listener, Request, Serve, Tick};
 use crate::error::{Failure, Result};
 use crate::node::{Node, NodeOptions, Source};
 use crate::options::MountOptions;
-use crate::status::{Mode, Served, Status};
+use crate::status::{Memory, Mode, Served, Status};
 use crate::table::{bytes, count};
 use crate::term::{self, Term};
 use crate::{log, mounts};
@@ -212,14 +212,14 @@ fn wait(served: &Daemon, status_line: bool) {
         }
         if status_line {
             let now = served.requests();
-            if let Ok(status) = served.status() {
+            if let Ok(stats) = served.node.volume().stats() {
                 term::status_line(&format!(
                     "{} files   {}   stored {}   {} requests/s   memory {}",
-                    count(status.files),
-                    bytes(status.bytes),
-                    bytes(status.stored_bytes),
+                    count(stats.inodes),
+                    bytes(stats.logical_bytes),
+                    bytes(stats.stored_bytes + stats.open_bytes),
                     count(now.saturating_sub(before)),
-                    bytes(status.memory_bytes),
+                    bytes(Memory::now().now),
                 ));
             }
             before = now;

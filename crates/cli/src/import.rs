@@ -16,6 +16,7 @@ pub mod archive;
 pub mod direct;
 pub mod folder;
 pub mod place;
+pub mod tar;
 
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};

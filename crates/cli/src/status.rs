@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use base::PackNo;
+use meta::key::tags;
 use meta::store::StoreError;
-use meta::{Names, PackRow};
+use meta::{Key, Names, PackRow};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
@@ -107,9 +108,10 @@ impl Node {
         if !stats.counted {
             count_packs(&Names::new(self.store()), &mut stats).map_err(|error| damaged(error.to_string()))?;
         }
+        let twice = Twice::count(&Names::new(self.store())).map_err(|error| damaged(error.to_string()))?;
         let memory = Memory::now();
         let journal = self.journal().map(|journal| journal.stats()).unwrap_or_default();
-        let stored = stats.stored_bytes + stats.open_bytes;
+        let stored = (stats.stored_bytes + stats.open_bytes).saturating_sub(twice.bytes);
         Ok(Status {
             volume: self.name(),
             id: self.dir().map(|dir| dir.format().id.clone()),
@@ -122,7 +124,7 @@ impl Node {
             garbage_bytes: stats.garbage_bytes,
             saved_bytes: stats.logical_bytes.saturating_sub(stored.saturating_sub(stats.garbage_bytes)),
             dedup_bytes: stats.dedup_bytes,
-            blobs: stats.sealed_packs,
+            blobs: stats.sealed_packs.saturating_sub(twice.packs),
             open_packs: stats.open_packs,
             names_bytes: self.dir().map_or(0, names_bytes),
             log_bytes: journal.log_file_bytes,
@@ -154,14 +156,46 @@ fn count_packs(names: &Names, stats: &mut fs::stats::Stats) -> std::result::Resu
     }
 }
 
+/// Packs whose bytes are another pack's as well: both are one blob, stored once.
+#[derive(Default)]
+struct Twice {
+    packs: u64,
+    bytes: u64,
+}
+
+impl Twice {
+    fn count(names: &Names) -> std::result::Result<Twice, StoreError> {
+        let mut twice = Twice::default();
+        let mut range = Key::kind(tags::BLOB_PACK);
+        let mut last = None;
+        loop {
+            let rows = names.store().scan(&range, 4096)?;
+            let Some((key, _)) = rows.last() else { return Ok(twice) };
+            range.start = key.successor();
+            for (blob, pack) in rows.iter().filter_map(|(key, _)| key.as_blob_pack()) {
+                if last == Some(blob)
+                    && let Some(PackRow::Sealed { size, .. }) = names.pack(pack)?
+                {
+                    twice.packs += 1;
+                    twice.bytes += u64::from(size);
+                }
+                last = Some(blob);
+            }
+        }
+    }
+}
+
 /// This process's memory, in bytes.
-struct Memory {
-    now: u64,
-    peak: u64,
+pub struct Memory {
+    /// Held now.
+    pub now: u64,
+    /// The most ever held.
+    pub peak: u64,
 }
 
 impl Memory {
-    fn now() -> Memory {
+    /// As the kernel counts it.
+    pub fn now() -> Memory {
         let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let field = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("");

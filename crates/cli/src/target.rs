@@ -4,6 +4,7 @@
 //! only: ask the daemon, or open a volume that nobody has.
 
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -60,16 +61,31 @@ impl Place {
     }
 }
 
-/// What a path on the command line means. Its last component need not exist.
+/// What a path that is there means.
 pub fn resolve(text: &Path) -> Result<Target> {
+    find(text, false)
+}
+
+/// What a path means that something is to be made at: its last component need not be there.
+pub fn resolve_new(text: &Path) -> Result<Target> {
+    find(text, true)
+}
+
+fn find(text: &Path, new: bool) -> Result<Target> {
     if let Some((volume, inner)) = split(text) {
         return in_volume(&volume, &inner);
     }
     let path = name(text)?;
-    // A dead mount has paths that can no longer be looked at.
+    // A dead mount has paths that can no longer be looked at: those count as being there.
     let missing =
-        matches!(path.symlink_metadata(), Err(error) if error.kind() == std::io::ErrorKind::NotFound);
-    let holder = if missing { path.parent().unwrap_or(&path) } else { &path };
+        |path: &Path| matches!(path.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound);
+    let gone = missing(&path);
+    let holder = if gone && new { path.parent().unwrap_or(&path) } else { &path };
+    if missing(holder) {
+        return Err(
+            Failure::new("not-found", format!("{} is not there", holder.display())).next("check the path")
+        );
+    }
     if let Some(mount) = mounts::covey_of(holder)? {
         return Place::on(mount, path);
     }

@@ -8,7 +8,7 @@ use crate::error::{Context, Failure, Result};
 use crate::node::{CloneSummary, Node, NodeOptions};
 use crate::sys;
 use crate::table::count;
-use crate::target::{Place, Target, resolve};
+use crate::target::{Place, Target, resolve, resolve_new};
 use crate::term::{Progress, Term};
 
 /// Copies a file or a tree within a volume by names only: at once, and without taking room
@@ -27,7 +27,7 @@ pub struct Args {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mut progress = term.progress("clone");
     let mut tick = |tick: &Tick| show(&mut progress, tick);
-    let summary = match (resolve(&args.src)?, resolve(&args.dest)?) {
+    let summary = match (resolve(&args.src)?, resolve_new(&args.dest)?) {
         (Target::Mounted(src), Target::Mounted(dest)) => mounted(&src, &dest, &mut tick)?,
         (Target::Closed { dir, inner }, Target::Closed { dir: other, inner: to })
             if dir.path() == other.path() =>

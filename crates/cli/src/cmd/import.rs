@@ -12,7 +12,7 @@ use crate::import::folder::Folder;
 use crate::import::place::Place;
 use crate::import::{self, Sink, Source, Summary};
 use crate::node::{Node, NodeOptions};
-use crate::target::{Target, resolve};
+use crate::target::{Target, resolve_new};
 use crate::term::{Term, files_and_rates};
 
 /// Copies a folder or a tar archive (plain, gzip, zstd) into a volume
@@ -45,7 +45,7 @@ struct Outcome<'a> {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let label =
         args.src.file_name().map_or_else(|| "import".to_owned(), |name| name.to_string_lossy().into_owned());
-    let summary = match resolve(&args.dest)? {
+    let summary = match resolve_new(&args.dest)? {
         Target::Mounted(place) => {
             let source = source(&args.src, Some(place.mount.dev))?;
             let mut sink = Place::new(&place.path, args.overwrite)?;

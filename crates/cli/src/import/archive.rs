@@ -1,16 +1,18 @@
 //! A tar archive as a source, plain or compressed with gzip or zstd; which it is follows from its first bytes, never from its name.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Cursor, Read};
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use base::{Must, Timestamp};
-use tar::{Archive, Entry, EntryType};
+use base::Must;
 
 use crate::error::{Context, Failure, Result, plain};
-use crate::import::{Counters, Feed, Hangup, Item, Kind, PIECE, Source, Step, inside};
+use crate::import::tar::{Entry, Reader, is_header};
+use crate::import::{Feed, Hangup, Item, Kind, Source, Step, inside};
 
 type Bytes = Box<dyn Read + Send>;
 
@@ -101,189 +103,99 @@ fn peek(name: &str, mut bytes: Bytes) -> Result<(Vec<u8>, Bytes)> {
     Ok((head.clone(), Box::new(Cursor::new(head).chain(bytes))))
 }
 
-/// The sum in a tar header is right, or it is the end mark of an empty archive.
+/// A header, or the end mark of an empty archive.
 fn is_tar(head: &[u8]) -> bool {
-    if head.len() < 512 {
-        return false;
-    }
-    let field = |range: std::ops::Range<usize>| {
-        std::str::from_utf8(&head[range]).unwrap_or("").trim_matches(['\0', ' ']).to_owned()
-    };
-    let sum: u32 = head
-        .iter()
-        .enumerate()
-        .map(|(at, &byte)| if (148..156).contains(&at) { 32 } else { u32::from(byte) })
-        .sum();
-    u32::from_str_radix(&field(148..156), 8) == Ok(sum) || head.iter().all(|&byte| byte == 0)
+    is_header(head) || head.len() == 512 && head.iter().all(|&byte| byte == 0)
 }
 
 impl Source for Tar {
     fn run(&mut self, feed: &Feed) -> Result<()> {
         let bytes = self.bytes.take().must("a source runs once");
         feed.counters.expected.store(self.size, Ordering::Relaxed);
-        let mut archive = Archive::new(bytes);
-        let entries = archive.entries().map_err(|error| self.broken(&error))?;
-        for entry in entries {
-            let mut entry = entry.map_err(|error| self.broken(&error))?;
-            feed.counters.at.store(self.read.load(Ordering::Relaxed), Ordering::Relaxed);
-            match one(&mut entry, feed, &self.read, &feed.counters) {
-                Ok(Ok(())) => {}
-                Ok(Err(Hangup)) => return Ok(()),
+        let mut reader = Reader::new(bytes);
+        loop {
+            match self.one(&mut reader, feed) {
+                Ok(Some(Ok(()))) => {}
+                Ok(Some(Err(Hangup)) | None) => return Ok(()),
                 Err(error) => return Err(self.broken(&error)),
             }
         }
-        Ok(())
     }
 }
 
-type Outcome = io::Result<std::result::Result<(), Hangup>>;
-
-/// Hands on one entry. An error is one of the archive itself.
-fn one(entry: &mut Entry<'_, impl Read>, feed: &Feed, read: &AtomicU64, counters: &Counters) -> Outcome {
-    let named = entry.path()?.into_owned();
-    let Some(path) = inside(&named) else {
-        feed.skip(&named, "its path leads out of the archive (..)");
-        return Ok(Ok(()));
-    };
-    let Some(kind) = kind(entry)? else {
-        feed.skip(&named, format!("an entry of type {:?}, which is no file", entry.header().entry_type()));
-        return Ok(Ok(()));
-    };
-    let sparse = entry.header().entry_type() == EntryType::GNUSparse;
-    let item = item(entry, path, kind)?;
-    let is_file = matches!(item.kind, Kind::File { .. });
-    if feed.send(Step::Item(item)).is_err() {
-        return Ok(Err(Hangup));
-    }
-    if !is_file {
-        return Ok(Ok(()));
-    }
-    let mut at = 0u64;
-    loop {
-        let mut buf = Vec::with_capacity(PIECE.min(entry.size().saturating_sub(at) as usize + 1));
-        entry.by_ref().take(PIECE as u64).read_to_end(&mut buf)?;
-        if buf.is_empty() {
-            break;
-        }
-        let len = buf.len() as u64;
-        counters.at.store(read.load(Ordering::Relaxed), Ordering::Relaxed);
-        // A sparse entry's holes come as zeros; they become holes again.
-        let sent = if sparse { send_data(feed, at, &buf) } else { feed.send(Step::Piece(at, buf)) };
-        if sent.is_err() {
-            return Ok(Err(Hangup));
-        }
-        at += len;
-    }
-    Ok(feed.send(Step::End))
-}
-
-fn send_data(feed: &Feed, at: u64, bytes: &[u8]) -> std::result::Result<(), Hangup> {
-    const GRAIN: usize = 64 << 10;
-    for (index, part) in bytes.chunks(GRAIN).enumerate() {
-        if part.iter().any(|&byte| byte != 0) {
-            feed.send(Step::Piece(at + (index * GRAIN) as u64, part.to_vec()))?;
-        }
-    }
-    Ok(())
-}
-
-/// None for entries that are no files.
-fn kind(entry: &Entry<'_, impl Read>) -> io::Result<Option<Kind>> {
-    let header = entry.header();
-    let target = || -> io::Result<PathBuf> {
-        let name = entry.link_name()?.ok_or_else(|| io::Error::other("a link without a target"))?;
-        Ok(name.into_owned())
-    };
-    let node = |format: u32| -> io::Result<Kind> {
-        let number = |field: io::Result<Option<u32>>| Ok::<u32, io::Error>(field?.unwrap_or(0));
-        let rdev = match format {
-            libc::S_IFIFO => 0,
-            _ => libc::makedev(number(header.device_major())?, number(header.device_minor())?),
+impl Tar {
+    /// Hands on one member; none at the end. An error is one of the archive itself.
+    fn one(
+        &self,
+        reader: &mut Reader<Bytes>,
+        feed: &Feed,
+    ) -> io::Result<Option<std::result::Result<(), Hangup>>> {
+        let Some(mut entry) = reader.next()? else {
+            return Ok(None);
         };
-        Ok(Kind::Node { format, rdev })
-    };
-    Ok(Some(match header.entry_type() {
-        EntryType::Regular | EntryType::Continuous if named_as_folder(entry) => Kind::Dir,
-        EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-            Kind::File { size: entry.size() }
-        }
-        EntryType::Directory => Kind::Dir,
-        EntryType::Symlink => Kind::Symlink(target()?.into_os_string()),
-        EntryType::Link => match inside(&target()?) {
-            Some(first) => Kind::HardLink(first),
-            None => return Ok(None),
-        },
-        EntryType::Char => node(libc::S_IFCHR)?,
-        EntryType::Block => node(libc::S_IFBLK)?,
-        EntryType::Fifo => node(libc::S_IFIFO)?,
-        _ => return Ok(None),
-    }))
-}
-
-/// The oldest archives mark a folder only by the slash at the end of its name.
-fn named_as_folder(entry: &Entry<'_, impl Read>) -> bool {
-    entry.path_bytes().ends_with(b"/")
-}
-
-fn item(entry: &mut Entry<'_, impl Read>, path: PathBuf, kind: Kind) -> io::Result<Item> {
-    let header = entry.header();
-    let perm = header.mode()? & 0o7777;
-    let (mut uid, mut gid) = (header.uid()?, header.gid()?);
-    let mut mtime = Timestamp::from_parts(i64::try_from(header.mtime()?).unwrap_or(0), 0);
-    let mut atime = None;
-    let mut xattrs = Vec::new();
-    for extension in entry.pax_extensions()?.into_iter().flatten() {
-        let extension = extension?;
-        let (key, value) = (extension.key_bytes(), extension.value_bytes());
-        let text = || std::str::from_utf8(value).unwrap_or("");
-        match key {
-            b"mtime" => mtime = seconds(text()).unwrap_or(mtime),
-            b"atime" => atime = seconds(text()),
-            b"uid" => uid = text().parse().unwrap_or(uid),
-            b"gid" => gid = text().parse().unwrap_or(gid),
-            _ => {
-                if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
-                    xattrs.push((name.to_vec(), value.to_vec()));
-                }
+        let at = || feed.counters.at.store(self.read.load(Ordering::Relaxed), Ordering::Relaxed);
+        at();
+        let named = Path::new(OsStr::from_bytes(&entry.path)).to_owned();
+        let Some(path) = inside(&named) else {
+            feed.skip(&named, "its path leads out of the archive (..)");
+            return Ok(Some(Ok(())));
+        };
+        let kind = match kind(&entry) {
+            Ok(kind) => kind,
+            Err(why) => {
+                feed.skip(&named, why);
+                return Ok(Some(Ok(())));
+            }
+        };
+        let is_file = matches!(kind, Kind::File { .. });
+        let id = |id: u64| u32::try_from(id).unwrap_or(65_534);
+        let item = Item {
+            path,
+            kind,
+            perm: entry.mode,
+            uid: id(entry.uid),
+            gid: id(entry.gid),
+            atime: entry.atime.unwrap_or(entry.mtime),
+            mtime: entry.mtime,
+            xattrs: std::mem::take(&mut entry.xattrs),
+        };
+        let mut outcome = feed.send(Step::Item(item));
+        if is_file && outcome.is_ok() {
+            reader.data(&entry, &mut |offset, piece| {
+                at();
+                outcome = feed.send(Step::Piece(offset, piece));
+                outcome.is_ok()
+            })?;
+            if outcome.is_ok() {
+                outcome = feed.send(Step::End);
             }
         }
+        Ok(Some(outcome))
     }
-    let number = |id: u64| u32::try_from(id).unwrap_or(65_534);
-    Ok(Item {
-        path,
-        kind,
-        perm,
-        uid: number(uid),
-        gid: number(gid),
-        atime: atime.unwrap_or(mtime),
-        mtime,
-        xattrs,
-    })
 }
 
-/// `1700000000.123456789`, also negative.
-fn seconds(text: &str) -> Option<Timestamp> {
-    let (whole, part) = text.split_once('.').unwrap_or((text, ""));
-    let whole_seconds: i64 = whole.parse().ok()?;
-    let digits: String = part.chars().chain(std::iter::repeat('0')).take(9).collect();
-    let nanos: i64 = digits.parse().ok()?;
-    let negative = whole.starts_with('-');
-    let total =
-        whole_seconds.checked_mul(1_000_000_000)?.checked_add(if negative { -nanos } else { nanos })?;
-    Some(Timestamp(total))
+/// What a member is, or why it is no file.
+fn kind(entry: &Entry) -> std::result::Result<Kind, String> {
+    let (major, minor) = entry.device;
+    let node = |format| Kind::Node { format, rdev: libc::makedev(major, minor) };
+    Ok(match entry.kind {
+        b'0' => Kind::File { size: entry.size },
+        b'1' => match inside(Path::new(OsStr::from_bytes(&entry.link))) {
+            Some(first) => Kind::HardLink(first),
+            None => return Err("a hard link to what is not in the archive (..)".to_owned()),
+        },
+        b'2' => Kind::Symlink(OsStr::from_bytes(&entry.link).to_owned()),
+        b'3' => node(libc::S_IFCHR),
+        b'4' => node(libc::S_IFBLK),
+        b'5' => Kind::Dir,
+        b'6' => Kind::Node { format: libc::S_IFIFO, rdev: 0 },
+        other => return Err(format!("a member of type {:?}, which is no file", char::from(other))),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_are_read_to_the_nanosecond() {
-        assert_eq!(seconds("1700000000.5"), Some(Timestamp(1_700_000_000_500_000_000)));
-        assert_eq!(seconds("-1.25"), Some(Timestamp(-1_250_000_000)));
-        assert_eq!(seconds("12"), Some(Timestamp(12_000_000_000)));
-        assert_eq!(seconds("soon"), None);
-    }
 
     #[test]
     fn what_is_no_archive_is_named() {

@@ -1,0 +1,7 @@
+//! The real program, as a user runs it: what it prints, how it exits, and that nothing stays mounted.
+
+mod errors;
+mod imports;
+mod mounts;
+mod offline;
+mod world;

@@ -1,0 +1,175 @@
+//! Mounts: foreground, background, signals, dead mounts, and the commands that talk to a daemon.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::world::{World, covey, end_of, json, kill, run_command, soon};
+
+#[test]
+fn what_is_written_is_there_after_the_next_mount() {
+    let Some(world) = World::mountable() else { return };
+    world.mount("");
+    fs::write(world.mnt().join("a"), "hello").unwrap();
+    let status = world.status();
+    assert_eq!((status["mode"].as_str(), status["files"].as_u64()), (Some("exclusive"), Some(2)), "{status}");
+    assert_eq!(Path::new(status["served"]["mountpoint"].as_str().unwrap()), world.mnt());
+    assert!(status["memory_bytes"].as_u64().unwrap() > 0);
+    let by_volume = json(&[Path::new("status"), &world.volume()]).ok().json();
+    assert_eq!(
+        by_volume["served"]["pid"], status["served"]["pid"],
+        "a mounted volume is reached by its folder too"
+    );
+    let rows = json(&[Path::new("df"), &world.mnt()]).ok().json();
+    assert_eq!(rows[0]["alive"], true, "{rows}");
+    let info = json(&[Path::new("info"), &world.mnt().join("a")]).ok().json();
+    assert_eq!(info["size"], 5, "{info}");
+    world.umount().ok();
+    assert!(!world.is_mounted());
+    world.mount("ro");
+    assert_eq!(fs::read_to_string(world.mnt().join("a")).unwrap(), "hello");
+    let refused = fs::write(world.mnt().join("b"), "x").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+    world.umount().ok();
+}
+
+#[test]
+fn one_volume_is_mounted_once_and_one_mountpoint_used_once() {
+    let Some(world) = World::mountable() else { return };
+    world.mount("");
+    let other = world.path("other");
+    fs::create_dir(&other).unwrap();
+    let twice = json(&[Path::new("mount"), &world.volume(), &other]);
+    twice.fails(1, "in-use");
+    assert!(twice.err.contains(world.mnt().to_str().unwrap()), "says where: {twice:?}");
+    let second = world.path("second");
+    json(&[Path::new("format"), &second]).ok();
+    json(&[Path::new("mount"), &second, &world.mnt()]).fails(1, "mountpoint-in-use");
+    json(&[Path::new("mount"), Path::new("-d"), &second, &world.mnt()]).fails(1, "mountpoint-in-use");
+    json(&[Path::new("mount"), &second, &world.path("nowhere")]).fails(1, "no-mountpoint");
+    json(&[Path::new("mount"), &second, &second.join("blobs")]).fails(2, "usage");
+    json(&[Path::new("fsck"), &world.volume()]).fails(1, "in-use");
+    world.umount().ok();
+}
+
+#[test]
+fn a_busy_mount_is_not_taken_away_and_its_user_is_named() {
+    let Some(world) = World::mountable() else { return };
+    world.mount("");
+    let mut user = std::process::Command::new("sleep").arg("600").current_dir(world.mnt()).spawn().unwrap();
+    soon("the user is there", || {
+        fs::read_link(format!("/proc/{}/cwd", user.id())).is_ok_and(|cwd| cwd == world.mnt())
+    });
+    let busy = world.umount();
+    busy.fails(1, "busy");
+    assert!(busy.err.contains(&format!("process {} (sleep)", user.id())), "{busy:?}");
+    json(&[Path::new("umount"), Path::new("--lazy"), &world.mnt()]).ok();
+    assert!(!world.is_mounted());
+    user.kill().unwrap();
+    user.wait().unwrap();
+    soon("the volume is free", || json(&[Path::new("status"), &world.volume()]).code == 0);
+}
+
+#[test]
+fn a_killed_daemon_leaves_a_mount_that_can_be_taken_away() {
+    let Some(world) = World::mountable() else { return };
+    let pid = world.mount("");
+    fs::write(world.mnt().join("kept"), vec![9; 300_000]).unwrap();
+    kill(pid, libc::SIGKILL);
+    soon("the daemon is gone", || !Path::new(&format!("/proc/{pid}/exe")).exists());
+    json(&[Path::new("status"), &world.mnt()]).fails(1, "stale-mount");
+    json(&[Path::new("mount"), &world.volume(), &world.mnt()]).fails(1, "stale-mount");
+    let rows = json(&["df"]).ok().json();
+    let dead =
+        |row: &serde_json::Value| row["mountpoint"].as_str() == world.mnt().to_str() && row["alive"] == false;
+    assert!(rows.as_array().unwrap().iter().any(dead), "{rows}");
+    assert_eq!(world.umount().ok().json()["was_dead"], true);
+    world.mount("");
+    assert_eq!(fs::read(world.mnt().join("kept")).unwrap(), vec![9; 300_000]);
+    world.umount().ok();
+    assert_eq!(world.fsck(&[])["sound"], true);
+}
+
+#[test]
+fn signals_end_a_foreground_mount_in_good_order() {
+    let Some(world) = World::mountable() else { return };
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        let mut command = covey(&[Path::new("mount"), &world.volume(), &world.mnt()]);
+        let mut daemon = command.stderr(Stdio::null()).spawn().unwrap();
+        soon("it is mounted", || world.is_mounted());
+        fs::write(world.mnt().join(format!("s{signal}")), "x").unwrap();
+        kill(daemon.id(), signal);
+        assert_eq!(end_of(&mut daemon, "a signalled mount"), 0);
+        assert!(!world.is_mounted());
+    }
+    let mut command = covey(&[Path::new("mount"), &world.volume(), &world.mnt()]);
+    let mut daemon = command.stderr(Stdio::null()).spawn().unwrap();
+    soon("it is mounted", || world.is_mounted());
+    assert_eq!(fs::read_dir(world.mnt()).unwrap().count(), 3);
+    // Busy, and nobody at a terminal: it ends all the same.
+    let mut user = std::process::Command::new("sleep").arg("600").current_dir(world.mnt()).spawn().unwrap();
+    soon("the user is there", || {
+        fs::read_link(format!("/proc/{}/cwd", user.id())).is_ok_and(|cwd| cwd == world.mnt())
+    });
+    kill(daemon.id(), libc::SIGTERM);
+    end_of(&mut daemon, "a signalled busy mount");
+    assert!(!world.is_mounted());
+    user.kill().unwrap();
+    user.wait().unwrap();
+    assert_eq!(world.fsck(&[])["sound"], true);
+}
+
+#[test]
+fn a_tree_is_cloned_under_the_kernels_eyes() {
+    let Some(world) = World::mountable() else { return };
+    world.mount("");
+    let (a, b) = (world.mnt().join("a"), world.mnt().join("b"));
+    fs::create_dir(&a).unwrap();
+    // Not synced: the clone must see it all the same.
+    fs::write(a.join("f"), vec![5; 1 << 20]).unwrap();
+    assert!(fs::metadata(&b).is_err(), "the kernel now believes that there is no b");
+    assert_eq!(fs::read_dir(world.mnt()).unwrap().count(), 1);
+    json(&[Path::new("clone"), &a, &b]).ok();
+    assert_eq!(fs::read(b.join("f")).unwrap(), vec![5; 1 << 20]);
+    assert_eq!(fs::read_dir(world.mnt()).unwrap().count(), 2);
+    fs::write(b.join("f"), "changed").unwrap();
+    assert_eq!(fs::read(a.join("f")).unwrap(), vec![5; 1 << 20], "the two change apart");
+    json(&[Path::new("clone"), &a, &b]).fails(1, "exists");
+    json(&[Path::new("gc"), &world.mnt()]).ok();
+    world.umount().ok();
+    assert_eq!(world.fsck(&[])["sound"], true);
+}
+
+#[test]
+fn a_volume_in_memory_lives_as_long_as_its_mount() {
+    let Some(world) = World::mountable() else { return };
+    let mnt = world.mnt();
+    json(&[Path::new("mount"), Path::new("-d"), Path::new("mem:"), &mnt]).ok();
+    fs::write(mnt.join("a"), vec![3; 5 << 20]).unwrap();
+    let status = world.status();
+    assert!(status["volume"].as_str().unwrap().starts_with("mem:"), "{status}");
+    assert_eq!(fs::read(mnt.join("a")).unwrap(), vec![3; 5 << 20]);
+    world.umount().ok();
+    assert!(!world.is_mounted());
+}
+
+#[test]
+fn up_goes_from_nothing_to_a_mount() {
+    let Some(world) = World::mountable() else { return };
+    let home = world.path("home");
+    fs::create_dir(&home).unwrap();
+    let up = |extra: &[&str]| {
+        let mut command = covey(&["up", "-d", "--json"]);
+        run_command(command.args(extra).env("HOME", &home).env_remove("XDG_DATA_HOME"))
+    };
+    let mounted = up(&[]).ok().json();
+    let place = home.join("covey");
+    assert_eq!(mounted["mountpoint"].as_str(), place.to_str());
+    assert!(home.join(".local/share/covey/volume/covey.json").exists());
+    fs::write(place.join("a"), "x").unwrap();
+    up(&[]).fails(1, "in-use");
+    json(&[Path::new("umount"), &place]).ok();
+    up(&[]).ok();
+    assert!(place.join("a").exists());
+    json(&[Path::new("umount"), &place]).ok();
+}
