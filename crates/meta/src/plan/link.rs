@@ -72,7 +72,6 @@ pub(super) fn attach(view: &View, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8])
     if record.is_dir() {
         check_not_within(&mut draft, view, &mut Ancestors::default(), ino, parent)?;
         draft.add(Key::subdirs(parent), 1);
-    } else {
     }
     record.nlink = 1;
     record.parent = parent;
