@@ -163,7 +163,7 @@ impl Shared {
                 (self.is_half_full(overlay.active_size()), overlay.draining().is_some())
             };
             let log_full = !state.log.has_room(len);
-            if !(half_full && draining) && !log_full {
+            if !(log_full || half_full && draining) {
                 return Ok(());
             }
             if let Some(stuck) = &state.stuck {

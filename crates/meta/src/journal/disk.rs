@@ -95,7 +95,7 @@ pub struct Folder {
 
 /// The reserve is one part in this many of the disk.
 const RESERVE_SHARE: u64 = 32;
-const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Folder {
     /// The folder, made if it is not there. The reserve is a share of the disk, within `bounds` bytes; it is whole while there is `margin` beside it.
