@@ -140,11 +140,7 @@ impl Key {
     pub fn as_dentry(&self) -> Option<DentryKey<'_>> {
         let (&tag, _) = self.0.split_first()?;
         let name = self.0.get(17..).filter(|_| tag == tags::DENTRY)?;
-        Some(DentryKey {
-            parent: Ino(self.number_at(1)?),
-            position: self.number_at(9)?,
-            name,
-        })
+        Some(DentryKey { parent: Ino(self.number_at(1)?), position: self.number_at(9)?, name })
     }
 
     /// The inode and page of an extent page's key; none for other keys.
@@ -162,20 +158,13 @@ impl Key {
     /// The pack, inode and page of a [`Key::pack_user`]; none for other keys.
     pub fn as_pack_user(&self) -> Option<(PackNo, Ino, u32)> {
         (self.tag() == tags::PACK_USER && self.0.len() == 21).then_some(())?;
-        Some((
-            PackNo(self.number_at(1)?),
-            Ino(self.number_at(9)?),
-            self.page_at(17)?,
-        ))
+        Some((PackNo(self.number_at(1)?), Ino(self.number_at(9)?), self.page_at(17)?))
     }
 
     /// The blob and pack of a [`Key::blob_pack`]; none for other keys.
     pub fn as_blob_pack(&self) -> Option<(BlobId, PackNo)> {
         (self.tag() == tags::BLOB_PACK && self.0.len() == 41).then_some(())?;
-        Some((
-            BlobId(self.0.get(1..33)?.try_into().ok()?),
-            PackNo(self.number_at(33)?),
-        ))
+        Some((BlobId(self.0.get(1..33)?.try_into().ok()?), PackNo(self.number_at(33)?)))
     }
 
     /// The hash of a [`Key::content`]; none for other keys.
@@ -212,12 +201,7 @@ impl Key {
 
     /// A name in a directory.
     pub fn dentry(parent: Ino, name: &[u8]) -> Key {
-        build!(
-            tags::DENTRY,
-            &parent.0.to_be_bytes(),
-            &name_position(name).to_be_bytes(),
-            name
-        )
+        build!(tags::DENTRY, &parent.0.to_be_bytes(), &name_position(name).to_be_bytes(), name)
     }
 
     /// All names of a directory from a listing position on.
@@ -276,10 +260,7 @@ impl Key {
 
     /// All inodes without a name.
     pub fn orphans() -> KeyRange {
-        KeyRange {
-            start: build!(tags::ORPHAN),
-            end: build!(tags::ORPHAN + 1),
-        }
+        KeyRange { start: build!(tags::ORPHAN), end: build!(tags::ORPHAN + 1) }
     }
 
     /// A small file's content.
@@ -299,12 +280,7 @@ impl Key {
 
     /// A page of a file refers to a pack.
     pub fn pack_user(pack: PackNo, ino: Ino, page: u32) -> Key {
-        build!(
-            tags::PACK_USER,
-            &pack.0.to_be_bytes(),
-            &ino.0.to_be_bytes(),
-            &page.to_be_bytes()
-        )
+        build!(tags::PACK_USER, &pack.0.to_be_bytes(), &ino.0.to_be_bytes(), &page.to_be_bytes())
     }
 
     /// All pages that refer to a pack.
@@ -330,10 +306,7 @@ impl Key {
 
     /// Every row of one kind: the first byte of its key.
     pub fn kind(tag: u8) -> KeyRange {
-        KeyRange {
-            start: build!(tag),
-            end: build!(tag + 1),
-        }
+        KeyRange { start: build!(tag), end: build!(tag + 1) }
     }
 }
 

@@ -125,9 +125,7 @@ impl Names {
             view.show(key.clone(), value);
         } else if !keys.is_empty() {
             let values = self.store.get_many(&keys)?;
-            keys.into_iter()
-                .zip(values)
-                .for_each(|(key, value)| view.show(key, value));
+            keys.into_iter().zip(values).for_each(|(key, value)| view.show(key, value));
         }
         for (range, limit) in ranges {
             let rows = self.store.scan(&range, limit)?;
@@ -138,18 +136,14 @@ impl Names {
 
     /// Whether every row is still as it was shown. If not, the view has the new ones, and its ranges are forgotten.
     fn is_current(&self, view: &mut View) -> Result<bool, StoreError> {
-        let (keys, seen): (Vec<Key>, Vec<Option<Value>>) = view
-            .rows()
-            .map(|(key, value)| (key.clone(), value.cloned()))
-            .unzip();
+        let (keys, seen): (Vec<Key>, Vec<Option<Value>>) =
+            view.rows().map(|(key, value)| (key.clone(), value.cloned())).unzip();
         let values = self.store.get_many(&keys)?;
         if values == seen {
             return Ok(true);
         }
         view.forget_ranges();
-        keys.into_iter()
-            .zip(values)
-            .for_each(|(key, value)| view.show(key, value));
+        keys.into_iter().zip(values).for_each(|(key, value)| view.show(key, value));
         Ok(false)
     }
 
@@ -162,9 +156,7 @@ impl Names {
         let changed = moment_from_u64(decode_u64(row(0)).map_err(damaged)?);
         let subdirs = decode_i64(row(1)).map_err(damaged)?;
         let mut record = record.with_entries_changed(changed);
-        record.nlink = u32::try_from(subdirs.max(0))
-            .unwrap_or(u32::MAX)
-            .saturating_add(2);
+        record.nlink = u32::try_from(subdirs.max(0)).unwrap_or(u32::MAX).saturating_add(2);
         Ok(record)
     }
 
@@ -173,11 +165,7 @@ impl Names {
         key: &Key,
         decode: impl FnOnce(&[u8]) -> Result<T, BadRecord>,
     ) -> Result<Option<T>, StoreError> {
-        self.store
-            .get(key)?
-            .map(|row| decode(&row))
-            .transpose()
-            .map_err(damaged)
+        self.store.get(key)?.map(|row| decode(&row)).transpose().map_err(damaged)
     }
 
     /// What a name stands for.
@@ -198,9 +186,7 @@ impl Names {
         }
         // A removed directory's record lives on in its orphan row; other orphan rows are empty.
         let row = self.store.get(&Key::orphan(ino))?.filter(|row| !row.is_empty());
-        row.map(|row| InodeRecord::decode(&row))
-            .transpose()
-            .map_err(damaged)
+        row.map(|row| InodeRecord::decode(&row)).transpose().map_err(damaged)
     }
 
     /// An inode as stat(2) shows it: a directory's link count (2 and its subdirectories, 0 once removed) and its
@@ -209,9 +195,7 @@ impl Names {
     /// # Errors
     /// See [`StoreError`].
     pub fn attr(&self, ino: Ino) -> Result<Option<InodeRecord>, StoreError> {
-        self.inode(ino)?
-            .map(|record| self.complete(ino, record))
-            .transpose()
+        self.inode(ino)?.map(|record| self.complete(ino, record)).transpose()
     }
 
     /// About `limit` entries of a directory from `position` on (0: all), in order of position; none when there are no
@@ -231,10 +215,8 @@ impl Names {
             && let Some((last, _)) = rows.last()
             && let Some(entry) = last.as_dentry()
         {
-            let rest = KeyRange {
-                start: last.successor(),
-                end: Key::dentries(dir, entry.position + 1).start,
-            };
+            let rest =
+                KeyRange { start: last.successor(), end: Key::dentries(dir, entry.position + 1).start };
             rows.extend(self.store.scan(&rest, usize::MAX)?);
         }
         rows.iter().map(|(key, value)| listed(key, value)).collect()
@@ -291,10 +273,7 @@ impl Names {
     /// See [`StoreError`].
     pub fn xattrs(&self, ino: Ino) -> Result<Vec<Box<[u8]>>, StoreError> {
         let rows = self.store.scan(&Key::xattrs(ino), usize::MAX)?;
-        Ok(rows
-            .iter()
-            .filter_map(|(key, _)| Some(key.as_xattr()?.1.into()))
-            .collect())
+        Ok(rows.iter().filter_map(|(key, _)| Some(key.as_xattr()?.1.into())).collect())
     }
 
     /// A pack's row.
@@ -341,9 +320,7 @@ impl Names {
         let mut range = Key::pack_users(pack);
         range.start = Key::pack_user(pack, from.0, from.1);
         let user = |(key, _): &(Key, Value)| {
-            key.as_pack_user()
-                .map(|(_, ino, page)| (ino, page))
-                .ok_or_else(|| bad_key(key))
+            key.as_pack_user().map(|(_, ino, page)| (ino, page)).ok_or_else(|| bad_key(key))
         };
         self.store.scan(&range, limit)?.iter().map(user).collect()
     }
@@ -354,9 +331,7 @@ impl Names {
     /// See [`StoreError`].
     pub fn blob_packs(&self, blob: &BlobId) -> Result<Vec<PackNo>, StoreError> {
         let rows = self.store.scan(&Key::blob_packs(blob), usize::MAX)?;
-        rows.iter()
-            .map(|(key, _)| Ok(key.as_blob_pack().ok_or_else(|| bad_key(key))?.1))
-            .collect()
+        rows.iter().map(|(key, _)| Ok(key.as_blob_pack().ok_or_else(|| bad_key(key))?.1)).collect()
     }
 
     /// Where a small file's content was stored. Its pack may be condemned or gone since.
@@ -372,14 +347,9 @@ impl Names {
     /// # Errors
     /// See [`StoreError`].
     pub fn orphans(&self, from: Ino, limit: usize) -> Result<Vec<Ino>, StoreError> {
-        let range = KeyRange {
-            start: Key::orphan(from),
-            end: Key::orphans().end,
-        };
+        let range = KeyRange { start: Key::orphan(from), end: Key::orphans().end };
         let rows = self.store.scan(&range, limit)?;
-        rows.iter()
-            .map(|(key, _)| key.number().map(Ino).ok_or_else(|| bad_key(key)))
-            .collect()
+        rows.iter().map(|(key, _)| key.number().map(Ino).ok_or_else(|| bad_key(key))).collect()
     }
 
     /// A row of the volume, as [`Op::Format`] wrote it.
@@ -395,28 +365,19 @@ impl Names {
     /// # Errors
     /// See [`StoreError`].
     pub fn totals(&self) -> Result<Totals, StoreError> {
-        let rows = self
-            .store
-            .get_many(&[Key::volume("inodes"), Key::volume("bytes")])?;
+        let rows = self.store.get_many(&[Key::volume("inodes"), Key::volume("bytes")])?;
         let count = |i: usize| {
             let count = decode_i64(rows.get(i).and_then(|row| row.as_deref())).map_err(damaged)?;
             Ok::<u64, StoreError>(count.max(0).unsigned_abs())
         };
-        Ok(Totals {
-            inodes: count(0)?,
-            bytes: count(1)?,
-        })
+        Ok(Totals { inodes: count(0)?, bytes: count(1)? })
     }
 }
 
 fn listed(key: &Key, value: &Value) -> Result<Listed, StoreError> {
     let entry = key.as_dentry().ok_or_else(|| bad_key(key))?;
     let dentry = Dentry::decode(value).map_err(damaged)?;
-    Ok(Listed {
-        position: entry.position,
-        name: entry.name.into(),
-        dentry,
-    })
+    Ok(Listed { position: entry.position, name: entry.name.into(), dentry })
 }
 
 fn decode_page(row: &[u8]) -> Result<ExtentPage, StoreError> {
