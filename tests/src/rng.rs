@@ -7,7 +7,7 @@ pub struct Rng(u64);
 impl Rng {
     /// Starts a stream.
     pub fn new(seed: u64) -> Rng {
-        Rng(seed ^ 0x005e_ed0f_c0fe_fe)
+        Rng(seed ^ 0x5eed_0fc0_fefe)
     }
 
     /// The next 64 bits.

@@ -106,8 +106,9 @@ impl Volume {
             std::thread::sleep(Duration::from_millis(2));
         }
         // Listed is not yet answering: the first answer is.
-        std::fs::metadata(&path).map_err(|error| format!("{error} on {}", path.display()))?;
-        Ok(Mounted { path, daemon: Some(daemon) })
+        let mounted = Mounted { path, daemon: Some(daemon) };
+        std::fs::metadata(&mounted.path).map_err(|error| format!("{error} on {}", mounted.path.display()))?;
+        Ok(mounted)
     }
 
     /// Starts a mount and kills the daemon after a while, wherever it is by then.

@@ -108,8 +108,8 @@ fn on_attributes(rng: &mut Rng) -> Op {
             let value = if name.starts_with("system.") { acl(rng) } else { short(rng) };
             Op::SetXattr { path, name, value, create: how == 0, replace: how == 1 }
         }
-        8 => Op::GetXattr { path, name: *rng.pick::<&str>(&XATTRS) },
-        9 => Op::RemoveXattr { path, name: *rng.pick::<&str>(&XATTRS) },
+        8 => Op::GetXattr { path, name: rng.pick::<&str>(&XATTRS) },
+        9 => Op::RemoveXattr { path, name: rng.pick::<&str>(&XATTRS) },
         10 => Op::List { path },
         11 => Op::Readlink { path },
         12 => Op::Access { path, mode: rng.below(8) as u32 },

@@ -303,8 +303,8 @@ fn falloc(how: Falloc) -> FallocateFlags {
 
 fn spec(when: When) -> rfs::Timespec {
     let (tv_sec, tv_nsec) = match when {
-        When::Now => (0, rfs::UTIME_NOW.into()),
-        When::Omit => (0, rfs::UTIME_OMIT.into()),
+        When::Now => (0, rfs::UTIME_NOW),
+        When::Omit => (0, rfs::UTIME_OMIT),
         When::At(seconds, nanos) => (seconds, nanos),
     };
     rfs::Timespec { tv_sec, tv_nsec }

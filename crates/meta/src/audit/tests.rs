@@ -160,7 +160,8 @@ fn wrong_counts() {
 
 #[test]
 fn inodes_wrong_about_themselves() {
-    let damages: [(Ino, fn(&mut InodeRecord)); 10] = [
+    type Damage = fn(&mut InodeRecord);
+    let damages: [(Ino, Damage); 10] = [
         (LINKED, |record| record.nlink = 3),
         (LINKED, |record| record.parent = ROOT),
         (SMALL, |record| record.parent = DIR),

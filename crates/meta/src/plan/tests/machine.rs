@@ -288,7 +288,7 @@ impl Machine {
 
     fn punch(&mut self, ino: u64, raw: Raw) {
         let (at, len) = (offset(raw.at), length(raw.len) as u64 - 1);
-        let grow_to = (raw.how % 3 == 0).then_some(at + len);
+        let grow_to = raw.how.is_multiple_of(3).then_some(at + len);
         let op = Op::Punch { ino: Ino(ino), offset: at, len, grow_to };
         let got = self.world.outlining(&[ino], &op);
         let now = self.world.attr(ino).ctime.0;
