@@ -19,6 +19,7 @@ mod place;
 mod report;
 mod work;
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -94,6 +95,7 @@ fn run(args: &Args) -> Result<()> {
         places.push(Place::set_up(kind, scratch.path(), &covey, args.options.as_deref())?);
     }
     let mut samples = Samples::default();
+    let terminal = std::io::stderr().is_terminal();
     for round in 0..args.rounds {
         for cell in CELLS
             .iter()
@@ -118,7 +120,9 @@ fn run(args: &Args) -> Result<()> {
             }
         }
     }
-    eprintln!("\r\x1b[K");
+    if terminal {
+        eprintln!("\r\x1b[K");
+    }
     for place in places {
         place.tear_down()?;
     }

@@ -48,6 +48,8 @@ pub struct Place {
     folder: PathBuf,
     root: PathBuf,
     server: Option<Child>,
+    /// Processor time of servers that ended, in seconds.
+    cpu_before: f64,
     device: String,
     covey: PathBuf,
     options: Option<String>,
@@ -63,7 +65,16 @@ impl Place {
         let root = folder.join("mnt");
         std::fs::create_dir_all(&root)?;
         let (covey, options) = (covey.to_owned(), options.map(str::to_owned));
-        let mut place = Place { kind, folder, root, server: None, device: String::new(), covey, options };
+        let mut place = Place {
+            kind,
+            folder,
+            root,
+            server: None,
+            cpu_before: 0.0,
+            device: String::new(),
+            covey,
+            options,
+        };
         match kind {
             Kind::Covey => {
                 run(Command::new(&place.covey).arg("format").arg(place.folder.join("volume")))?;
@@ -95,12 +106,12 @@ impl Place {
 
     /// Processor time that its server used so far, in seconds; 0 where the kernel does the work itself.
     pub fn cpu_seconds(&self) -> f64 {
-        let Some(server) = &self.server else { return 0.0 };
+        let Some(server) = &self.server else { return self.cpu_before };
         let text = std::fs::read_to_string(format!("/proc/{}/stat", server.id())).unwrap_or_default();
         // The name in parentheses may hold spaces; user and system time are the 12th and 13th words after it.
         let words: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
         let ticks = |at: usize| words.get(at).and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0);
-        (ticks(11) + ticks(12)) / rustix::param::clock_ticks_per_second() as f64
+        self.cpu_before + (ticks(11) + ticks(12)) / rustix::param::clock_ticks_per_second() as f64
     }
 
     fn serve(&mut self) -> Result<()> {
@@ -154,6 +165,7 @@ impl Place {
     }
 
     fn stop(&mut self) -> Result<()> {
+        self.cpu_before = self.cpu_seconds();
         let Some(mut server) = self.server.take() else { return Ok(()) };
         let asked = unmount(&self.root, UnmountFlags::empty());
         if asked.is_err() {
