@@ -107,13 +107,15 @@ fn run(args: &Args) -> Result<()> {
                 if !cell.runs_on(place.kind) {
                     continue;
                 }
-                eprint!(
-                    "\r\x1b[Kround {} of {}: {} on {}",
-                    round + 1,
-                    args.rounds,
-                    cell.name,
-                    place.kind.name()
-                );
+                if terminal {
+                    eprint!(
+                        "\r\x1b[Kround {} of {}: {} on {}",
+                        round + 1,
+                        args.rounds,
+                        cell.name,
+                        place.kind.name()
+                    );
+                }
                 let cpu = place.cpu_seconds();
                 let figures = cell.measure(place, &inputs)?;
                 samples.add(cell.name, place.kind, &figures, place.cpu_seconds() - cpu);
