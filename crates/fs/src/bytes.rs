@@ -120,13 +120,7 @@ impl Core {
     pub(crate) fn read_pack(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), Error> {
         match self.place_of(pack)? {
             Some(Place::Open) => self.parts.packs.read(pack, offset, buf)?,
-            Some(Place::Blob(blob)) => match self.parts.source.read_at(&blob, offset, buf) {
-                // After a crash the origin may not have kept what was sealed; then the open pack is still there.
-                Err(missing @ BlobError::Missing(_)) => {
-                    self.parts.packs.read(pack, offset, buf).map_err(|_| missing)?;
-                }
-                done => done?,
-            },
+            Some(Place::Blob(blob)) => self.parts.source.read_at(&blob, offset, buf)?,
             None => return Err(gone(pack)),
         }
         self.counters.read_bytes.add(buf.len() as u64);
@@ -139,6 +133,7 @@ impl Core {
         }
         let place = match self.pack_row(pack)? {
             Some(PackRow::Open) => Place::Open,
+            Some(PackRow::Sealed { .. }) if self.resealing.lock().contains(&pack) => Place::Open,
             Some(PackRow::Sealed { blob, .. } | PackRow::Condemned { blob, .. }) => Place::Blob(blob),
             None => return Ok(None),
         };

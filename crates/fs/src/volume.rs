@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use base::{Ino, PackNo, Timestamp, time};
 use blob::{BlobError, BlobSource, Origin, PackStore};
+use hashbrown::HashSet;
 use meta::plan::{Change, Ctx, Op};
 use meta::record::InodeRecord;
 use meta::store::StoreError;
@@ -197,6 +198,8 @@ pub(crate) struct Core {
     /// Shared while a pack becomes a blob and its row is written; taken whole while a blob is found to be nobody's and deleted. So
     /// a blob that comes back with the same content is not deleted under the new pack.
     pub(crate) blobs: RwLock<()>,
+    /// Packs that the last run sealed and did not retire: their bytes are in their open packs for certain.
+    pub(crate) resealing: Mutex<HashSet<PackNo>>,
     /// Packs with lower numbers were there when the volume was opened.
     pub(crate) first_pack: AtomicU64,
 }
@@ -261,10 +264,12 @@ impl Volume {
             dirty: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             blobs: RwLock::new(()),
+            resealing: Mutex::default(),
             first_pack: AtomicU64::new(0),
             options,
         });
         let volume = Volume { core: core.clone(), threads: Mutex::default() };
+        core.note_resealing()?;
         if !core.options.read_only {
             core.first_pack.store(core.next_pack()?.0, Ordering::Release);
             core.adopt_leftovers()?;

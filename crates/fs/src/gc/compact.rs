@@ -86,7 +86,7 @@ impl Core {
     }
 
     /// Who refers to a pack, and to which ranges of it.
-    fn live_ranges(&self, pack: PackNo) -> Result<(Vec<(Ino, u32)>, Vec<(u32, u32)>), Error> {
+    fn live_ranges(&self, pack: PackNo) -> Result<Uses, Error> {
         let (mut users, mut ranges) = (Vec::new(), Vec::new());
         let mut from = (Ino(0), 0);
         loop {
@@ -122,6 +122,9 @@ impl Core {
         Ok(())
     }
 }
+
+/// Pages of files that refer to a pack, and the ranges (offset, length) of it that they refer to.
+type Uses = (Vec<(Ino, u32)>, Vec<(u32, u32)>);
 
 /// What was copied, until all that refers to it has followed.
 struct Moved {

@@ -8,7 +8,7 @@
 //! | none, condemned | | its file goes |
 //! | open | none | row and file go |
 //! | open | some | it is closed as it is, and sealed behind |
-//! | sealed | | sealed again (the origin may not have kept it), then its open name goes |
+//! | sealed | | read from its file until it is sealed again behind (a power cut may have taken what the origin had); then its open name goes |
 
 use std::sync::atomic::Ordering;
 
@@ -29,11 +29,7 @@ impl Core {
         for (pack, len) in self.parts.packs.open_packs()? {
             let len = u32::try_from(len).unwrap_or(u32::MAX).min(BLOB_MAX);
             let adopted = match self.pack_row(pack)? {
-                None => {
-                    self.sweep.discard(pack);
-                    Ok(())
-                }
-                Some(PackRow::Condemned { .. }) => {
+                None | Some(PackRow::Condemned { .. }) => {
                     self.sweep.discard(pack);
                     Ok(())
                 }
@@ -42,7 +38,7 @@ impl Core {
                     self.packs.adopt(pack, len);
                     Ok(())
                 }
-                Some(PackRow::Sealed { blob, size }) => self.reseal(pack, blob, size),
+                Some(PackRow::Sealed { .. }) => Ok(()),
             };
             match adopted {
                 Ok(()) => {}
@@ -55,18 +51,43 @@ impl Core {
         Ok(())
     }
 
-    fn reseal(&self, pack: PackNo, blob: base::BlobId, size: u32) -> Result<(), Error> {
-        if self.parts.origin.size(&blob)?.is_none() {
-            let again = self.parts.packs.seal(pack, size)?;
-            if again != blob {
-                // The blob it was is lost; a read of it says so. The bytes that are here are not its own.
-                self.report(&format!(
-                    "{pack:?} was sealed as {blob} and its bytes are now {again}: fsck says which files"
-                ));
-                return Ok(());
+    /// Sealed packs whose open names are still there: their bytes are read from the open packs, since a power cut may have left half of a blob
+    /// under its name. For a volume that changes nothing, too.
+    pub(crate) fn note_resealing(&self) -> Result<(), Error> {
+        for (pack, _) in self.parts.packs.open_packs()? {
+            if let Some(PackRow::Sealed { .. }) = self.pack_row(pack)? {
+                self.resealing.lock().insert(pack);
             }
         }
-        self.sweep.retire(pack);
+        Ok(())
+    }
+
+    /// Seals what [`Core::note_resealing`] found once more: the origin looks at what it has. Done behind, by the sealer.
+    pub(crate) fn reseal_noted(&self) -> Result<(), Error> {
+        let mut noted: Vec<PackNo> = self.resealing.lock().iter().copied().collect();
+        noted.sort_unstable();
+        for pack in noted {
+            if self.stopping() {
+                break;
+            }
+            self.reseal(pack)?;
+            self.table.drop(pack);
+            self.resealing.lock().remove(&pack);
+        }
+        Ok(())
+    }
+
+    fn reseal(&self, pack: PackNo) -> Result<(), Error> {
+        let Some(PackRow::Sealed { blob, size }) = self.pack_row(pack)? else {
+            return Ok(());
+        };
+        let again = self.parts.packs.seal(pack, size)?;
+        if again == blob {
+            self.sweep.retire(pack);
+        } else {
+            // The bytes that are here are not the blob's. Whether the origin has them, a read will tell.
+            self.report(&format!("{pack:?} was sealed as {blob} and its bytes are now {again}; `covey fsck` says which files it holds"));
+        }
         Ok(())
     }
 

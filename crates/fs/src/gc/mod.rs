@@ -39,7 +39,7 @@ pub(crate) const START: u64 = 70;
 /// Writers wait from this percentage on.
 pub(crate) const HARD: u64 = 90;
 /// Volumes with little in them may have this much more dead than the percentages say.
-const SLACK: u64 = 8 * MIB;
+const SLACK: u64 = 4 * MIB;
 /// A sealed pack with fewer bytes is merged with others.
 pub(crate) const SMALL: u32 = MIB as u32;
 /// So many small packs are merged at once ...

@@ -177,7 +177,7 @@ impl Core {
             self.garbage.seen(pack, size, live);
             return Ok(());
         }
-        if self.sweep.is_retiring(pack) {
+        if self.sweep.is_retiring(pack) || self.resealing.lock().contains(&pack) {
             // After its open name has gone.
             self.garbage.touch(&[pack]);
             return Ok(());

@@ -1,4 +1,4 @@
-//! Renames.
+//! Renames: within a directory, between two, over something, and exchanging two names.
 
 use base::Ino;
 use meta::plan::Op;

@@ -1,4 +1,4 @@
-//! Writing.
+//! Writing: where the bytes of a write go, and copying ranges by names only.
 //!
 //! ```text
 //!   whole file at most 512 bytes  ──► inline, under the file's lock taken whole

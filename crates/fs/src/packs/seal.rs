@@ -26,7 +26,11 @@ impl Core {
     /// The sealer's thread.
     pub(crate) fn sealer(&self) {
         let mut complained = false;
+        let mut resealed = false;
         while !self.stopping() {
+            if !resealed {
+                resealed = self.reseal_noted().is_ok();
+            }
             let Some(pack) = self.packs.next_to_seal(LOOK) else { continue };
             let done = self.seal(&pack, true);
             self.packs.sealed(pack.clone(), done.is_err());

@@ -5,6 +5,7 @@ mod data;
 mod disk;
 mod faults;
 mod model;
+mod stress;
 mod tree;
 mod whole;
 
