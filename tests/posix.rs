@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -66,7 +66,7 @@ fn a_file_without_a_name_can_be_given_one() {
     on_a_mount(|mounted| {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file: File = match rustix::fs::open(mounted.path(), flags, Mode::from_raw_mode(0o640)) {
-            Ok(file) => OwnedFd::from(file).into(),
+            Ok(file) => file.into(),
             // The one clean refusal; programs then take a temporary name.
             Err(error) => return assert_eq!(error, Errno::OPNOTSUPP),
         };

@@ -38,8 +38,8 @@ fn snapshot(volume: &Path) -> tree::Tree {
     let touched = ["lock", "covey.log", "control.sock", "meta/names.db-shm"];
     let mut tree = tree::read(volume);
     tree.retain(|path, node| {
-        !touched.iter().any(|name| path == Path::new(name))
-            && !(path.ends_with("names.db-wal") && node.size == 0)
+        let empty_log = path.ends_with("names.db-wal") && node.size == 0;
+        !empty_log && !touched.iter().any(|name| path == Path::new(name))
     });
     tree
 }
