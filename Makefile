@@ -68,6 +68,7 @@ at_length = COVEY_BIN="$(CURDIR)/$(program)" $(CARGO) test --package covey-tests
 
 .PHONY: test-crash
 test-crash: build ## 200 rounds of kill -9 at random points, power cuts, and the log cut at every record
+	$(CARGO) test --package covey-meta --test journal_crash --test journal_kill -- --include-ignored
 	$(call at_length,crash)
 
 .PHONY: test-posix

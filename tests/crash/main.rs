@@ -11,6 +11,7 @@ mod worker;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use covey_tests::loopfs::LoopFs;
@@ -20,15 +21,16 @@ use worker::{Shared, Worker};
 
 const WORKERS: usize = 3;
 
-fn start(root: &Path, seed: u64, model: Model, shared: &Arc<Shared>) -> std::thread::JoinHandle<Worker> {
-    let worker = Worker::new(root, seed, model, shared.clone());
+fn start(root: &Path, seed: u64, model: Model, shared: &Arc<Shared>, options: &[&str]) -> JoinHandle<Worker> {
+    let mut worker = Worker::new(root, seed, model, shared.clone());
+    worker.writes_settle = options.contains(&"writeback=off");
     std::thread::spawn(move || worker.work())
 }
 
 /// One round: work, kill, mount again, look. The models go on from what was found.
-fn kill_round(volume: &Volume, seed: u64, models: &mut Vec<Model>) -> usize {
+fn kill_round(volume: &Volume, seed: u64, models: &mut Vec<Model>, options: &[&str]) -> usize {
     let mut rng = Rng::new(seed);
-    let mounted = volume.mount();
+    let mounted = volume.mount_with(options);
     let shared = Arc::new(Shared::default());
     let folder = |number: usize| format!("worker{number}");
     for number in 0..WORKERS {
@@ -37,7 +39,7 @@ fn kill_round(volume: &Volume, seed: u64, models: &mut Vec<Model>) -> usize {
     let starts = models.drain(..).enumerate();
     let workers: Vec<_> = starts
         .map(|(number, model)| {
-            start(&mounted.join(folder(number)), seed * 100 + number as u64, model, &shared)
+            start(&mounted.join(folder(number)), seed * 100 + number as u64, model, &shared, options)
         })
         .collect();
     std::thread::sleep(Duration::from_millis(rng.length(1_500)));
@@ -70,12 +72,12 @@ fn kill_round(volume: &Volume, seed: u64, models: &mut Vec<Model>) -> usize {
     calls
 }
 
-fn kill_rounds(first: u64, rounds: u64) {
+fn kill_rounds(first: u64, rounds: u64, options: &[&str]) {
     let volume = Volume::new();
     let mut models = vec![Model::default(); WORKERS];
     let mut calls = 0;
     for (round, seed) in seeds(first, rounds).enumerate() {
-        calls += kill_round(&volume, seed, &mut models);
+        calls += kill_round(&volume, seed, &mut models, options);
         if round % 20 == 19 {
             say(format_args!("{} rounds, {calls} calls", round + 1));
         }
@@ -88,14 +90,22 @@ fn kill_rounds(first: u64, rounds: u64) {
 #[test]
 fn what_returned_survives_kill_9() {
     requires!(Need::Mount);
-    kill_rounds(1, 8);
+    kill_rounds(1, 8, &[]);
+}
+
+/// Without the kernel's writeback cache every write(2) that returned is there, too.
+#[test]
+fn every_write_survives_kill_9_without_writeback() {
+    requires!(Need::Mount);
+    kill_rounds(100, 4, &["writeback=off"]);
 }
 
 #[test]
 #[ignore = "minutes: make test-crash"]
 fn long_what_returned_survives_kill_9() {
     requires!(Need::Mount);
-    kill_rounds(1_000, 200);
+    kill_rounds(1_000, 200, &[]);
+    kill_rounds(5_000, 50, &["writeback=off"]);
 }
 
 /// One round: a volume on a disk of its own, work, cut the power, look at what the disk holds.

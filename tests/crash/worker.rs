@@ -36,6 +36,8 @@ pub struct Worker {
     pub history: Vec<Call>,
     /// Largest write, in bytes.
     pub largest: u64,
+    /// Whether a write(2) that returned is as good as closed: so it is without the kernel's writeback cache.
+    pub writes_settle: bool,
 }
 
 const NAMES: [&str; 12] =
@@ -53,6 +55,7 @@ impl Worker {
             pending: None,
             history: Vec::new(),
             largest: 150_000,
+            writes_settle: false,
         }
     }
 
@@ -185,6 +188,9 @@ impl Worker {
         }
         self.pending = None;
         self.model.apply(&call);
+        if let (Call::Write { name, .. }, true) = (&call, self.writes_settle) {
+            self.model.apply(&Call::Settle { name: name.clone(), durable: false });
+        }
         let durable = call.is_durable();
         self.history.push(call);
         if durable {

@@ -202,3 +202,52 @@ fn long_a_million_files_are_imported_and_found() {
     requires!(Need::Covey, Need::Ext4, Need::Free(25 << 30));
     many_files(super::setting("COVEY_FILES", 1_000_000), 300 << 20);
 }
+
+/// Makes, lists, looks up and removes this many names in one folder, and answers how long each took.
+fn one_folder(root: &Path, names: u64) -> [Duration; 4] {
+    let folder = root.join("folder");
+    fs::create_dir(&folder).unwrap();
+    let name = |number: u64| folder.join(format!("a name of ordinary length {number}"));
+    let timed = |work: &mut dyn FnMut()| {
+        let since = Instant::now();
+        work();
+        since.elapsed()
+    };
+    let made = timed(&mut || (0..names).for_each(|number| drop(fs::File::create_new(name(number)).unwrap())));
+    let listed = timed(&mut || assert_eq!(fs::read_dir(&folder).unwrap().count() as u64, names));
+    let mut rng = Rng::new(names);
+    let found = timed(&mut || (0..10_000).for_each(|_| drop(fs::metadata(name(rng.below(names))).unwrap())));
+    let removed = timed(&mut || (0..names).for_each(|number| fs::remove_file(name(number)).unwrap()));
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+    fs::remove_dir(&folder).unwrap();
+    [made, listed, found, removed]
+}
+
+fn one_folder_of(names: u64) {
+    let volume = Volume::new();
+    let mounted = volume.mount();
+    let covey = one_folder(mounted.path(), names);
+    let peak = mounted.pid().map_or(0, proc::peak_rss_kib) >> 10;
+    mounted.umount();
+    volume.must_be_clean();
+    let disk = LoopFs::on_disk((names / 64 + 256) * 5 / 4);
+    let ext4 = one_folder(disk.path(), names);
+    eprintln!(
+        "\n{names} names in one folder (made, listed, 10,000 looked up, removed); daemon's peak {peak} MiB"
+    );
+    eprintln!("covey {covey:.2?}\next4  {ext4:.2?}\n");
+    assert!(peak < 300, "the daemon held {peak} MiB");
+}
+
+#[test]
+fn a_folder_of_ten_thousand_names() {
+    requires!(Need::Covey, Need::Ext4);
+    one_folder_of(10_000);
+}
+
+#[test]
+#[ignore = "minutes: make test-million"]
+fn long_a_folder_of_a_million_names() {
+    requires!(Need::Covey, Need::Ext4, Need::Free(25 << 30));
+    one_folder_of(super::setting("COVEY_FILES", 1_000_000));
+}
