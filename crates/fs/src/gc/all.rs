@@ -64,17 +64,18 @@ impl Core {
             self.sweep.pause(Duration::from_millis(20));
         }
         // Moved bytes make packs of their own, which are sealed at the end.
+        let mut before = Vec::new();
         loop {
             self.sweep_round(false)?;
             progress(now(self));
             let mut packs = self.garbage.emptiest(MERGE_COUNT, WORTH);
             packs.extend(self.garbage.to_merge());
-            if packs.is_empty() || !self.may_copy() || !patient() {
+            // What was chosen twice could not be moved.
+            if packs.is_empty() || packs == before || !self.may_copy() || !patient() {
                 break;
             }
-            for pack in packs {
-                self.move_live(pack)?;
-            }
+            self.compact(&packs)?;
+            before = packs;
         }
         self.packs.close_all();
         self.sweep_contents()?;

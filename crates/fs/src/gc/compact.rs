@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use base::size::MIB;
 use base::{Ino, PackNo, time};
-use blob::Extent;
+use blob::{BlobError, Extent};
 use meta::plan::Op;
 use meta::plan::op::Move;
 
@@ -58,12 +58,20 @@ impl Core {
         self.compact(&merge)
     }
 
-    fn compact(&self, packs: &[PackNo]) -> Result<(), Error> {
+    /// Moves the live bytes of these packs elsewhere. Those that cannot be read are left alone, now and later.
+    pub(crate) fn compact(&self, packs: &[PackNo]) -> Result<(), Error> {
         for pack in packs {
             if self.stopping() {
                 return Ok(());
             }
-            self.move_live(*pack)?;
+            match self.move_live(*pack) {
+                Err(Error::Blob(BlobError::Full)) => return Ok(()),
+                Err(Error::Blob(error)) => {
+                    self.report(&format!("{pack:?} cannot be read, so it is not compacted; `covey fsck` says which files it holds: {error}"));
+                    self.garbage.give_up(*pack);
+                }
+                done => done?,
+            }
             self.judge_touched()?;
         }
         Ok(())

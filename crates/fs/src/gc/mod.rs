@@ -76,6 +76,8 @@ struct State {
     partly: HashMap<PackNo, Partly>,
     /// Sealed packs under [`SMALL`], with their sizes.
     small: HashMap<PackNo, u32>,
+    /// Packs that could not be read; nothing is moved out of them.
+    given_up: HashSet<PackNo>,
     /// Pages that writes left crowded.
     crowded: HashMap<(Ino, u32), Crowded>,
 }
@@ -178,6 +180,13 @@ impl Garbage {
         self.garbage.fetch_sub(before, Ordering::AcqRel);
     }
 
+    /// A pack's bytes cannot be read: it stays as it is.
+    pub(crate) fn give_up(&self, pack: PackNo) {
+        let mut state = self.state.lock();
+        state.small.remove(&pack);
+        state.given_up.insert(pack);
+    }
+
     /// A sealed pack is no more.
     pub(crate) fn gone(&self, pack: PackNo, size: u32) {
         self.seen(pack, size, u64::from(size));
@@ -198,9 +207,10 @@ impl Garbage {
         self.state.lock().touched.drain().collect()
     }
 
-    /// Slows a writer while there is far too much.
-    pub(crate) fn hold_back(&self) {
+    /// Slows a writer while there is far too much; `wake` calls the sweeper.
+    pub(crate) fn hold_back(&self, wake: impl FnOnce()) {
         if self.totals().exceeds(HARD) {
+            wake();
             let mut gate = self.gate.lock();
             self.less.wait_for(&mut gate, HOLD_BACK);
         }
@@ -214,7 +224,7 @@ impl Garbage {
             .partly
             .iter()
             .map(|(pack, partly)| (share(partly), *pack))
-            .filter(|(share, _)| *share < u64::from(percent) * 10)
+            .filter(|(share, pack)| *share < u64::from(percent) * 10 && !state.given_up.contains(pack))
             .collect();
         if found.len() > count {
             found.select_nth_unstable(count);

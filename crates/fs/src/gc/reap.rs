@@ -14,6 +14,8 @@ use crate::volume::Core;
 
 /// Inodes reaped between two looks at what else there is.
 const BATCH: usize = 512;
+/// After a failure of the store it is asked again this much later.
+const AGAIN: Duration = Duration::from_millis(500);
 /// Whoever unlinks waits while more than this are to be reaped, so that the rows of what is gone do not pile up.
 const MANY: usize = 100_000;
 
@@ -96,15 +98,32 @@ impl Core {
         if let Err(error) = self.queue_orphans() {
             self.report(&format!("inodes without a name could not be listed: {error}"));
         }
+        let mut complained = false;
         while let Some(mut batch) = self.reaper.next() {
             self.refs.unheld(&mut batch);
-            for ino in batch {
+            while let Some(ino) = batch.pop() {
                 if self.stopping() {
                     break;
                 }
-                if let Err(error) = self.reap(ino) {
-                    self.report(&format!("{ino:?} has no name and could not be removed: {error}"));
+                match self.reap(ino) {
+                    Ok(()) => complained = false,
+                    Err(Error::Store(_)) => {
+                        batch.push(ino);
+                        break;
+                    }
+                    // What makes no sense is fsck's; it keeps its mark, and is met again when the volume is opened next.
+                    Err(error) => {
+                        self.report(&format!("{ino:?} has no name and could not be removed: {error}"))
+                    }
                 }
+            }
+            if !batch.is_empty() && !self.stopping() {
+                if !complained {
+                    self.report("inodes without a name cannot be removed now; it is tried again");
+                }
+                complained = true;
+                self.reaper.push(&batch);
+                self.sweep.pause(AGAIN);
             }
         }
     }

@@ -93,6 +93,11 @@ impl Sweep {
         self.wake.notify_all();
     }
 
+    /// Ends a wait.
+    pub(crate) fn wake(&self) {
+        self.wake.notify_all();
+    }
+
     /// Waits, unless told to stop.
     pub(crate) fn pause(&self, time: Duration) {
         let mut waiting = self.waiting.lock();
@@ -154,16 +159,15 @@ impl Core {
 
     /// Packs that lost live bytes: those without any are condemned.
     pub(crate) fn judge_touched(&self) -> Result<(), Error> {
-        for pack in self.garbage.take_touched() {
-            if self.packs.has(pack) {
-                // Judged when it is sealed, which touches it again.
-                continue;
-            }
-            let judged = self.judge(pack);
+        let mut touched = self.garbage.take_touched();
+        while let Some(pack) = touched.last() {
+            // An open pack is judged when it is sealed, which touches it again.
+            let judged = if self.packs.has(*pack) { Ok(()) } else { self.judge(*pack) };
             if judged.is_err() {
-                self.garbage.touch(&[pack]);
+                self.garbage.touch(&touched);
+                return judged;
             }
-            judged?;
+            touched.pop();
         }
         Ok(())
     }

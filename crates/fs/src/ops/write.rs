@@ -35,7 +35,7 @@ impl Core {
         }
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_MAX).ok_or(Errno::EFBIG)?;
         self.admit(data.len() as u64)?;
-        self.garbage.hold_back();
+        self.garbage.hold_back(|| self.sweep.wake());
         let record = self.file(ino)?;
         if record.has(InodeRecord::INLINE) || (end <= INLINE_MAX as u64 && is_blank(&record)) {
             return self.write_small(ino, offset, data, how);

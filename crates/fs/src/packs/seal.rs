@@ -65,7 +65,11 @@ impl Core {
         let (no, len) = (pack.no, pack.len());
         let mut live = self.names.pack_live(no)?;
         if may_move && live > 0 && live < u64::from(len / 2) && len > TOO_SMALL_TO_MOVE && self.may_copy() {
-            self.move_live(no)?;
+            match self.move_live(no) {
+                // It is sealed as it is.
+                Err(Error::Blob(_)) => {}
+                done => done?,
+            }
             live = self.names.pack_live(no)?;
         }
         if live == 0 {

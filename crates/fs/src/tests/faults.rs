@@ -209,3 +209,36 @@ fn an_origin_that_cannot_delete_keeps_the_volume_going() {
     assert_eq!(world.origin.bytes(), MIB);
     v.close().unwrap();
 }
+
+/// One pack that cannot be read must not keep the others from being compacted, nor fill the log with lines.
+#[test]
+fn a_pack_that_cannot_be_read_does_not_stop_the_collector() {
+    let world = World::new();
+    let v = world.open();
+    let mut files = Vec::new();
+    for n in 0..4u64 {
+        let f = v.file(Ino::ROOT, &format!("f{n}"));
+        for m in 0..4 {
+            v.put(f, m * MIB, &noise(n * 10 + m, MIB as usize));
+        }
+        files.push(f);
+    }
+    v.core.packs.close_all();
+    eventually("sealed", || v.core.packs.all_sealed());
+    let pack = v.core.extents_at(files[1], 0).extents()[0].pack;
+    let Some(meta::PackRow::Sealed { blob, .. }) = v.core.names.pack(pack).unwrap() else { panic!("sealed") };
+    world.parts.origin.remove(&blob).unwrap();
+    for f in &files {
+        v.allocate(*f, 0, 3 * MIB, crate::api::Allocate::PunchHole).unwrap();
+    }
+    eventually("the others are compacted", || {
+        world.origin.bytes() + v.stats().unwrap().open_bytes <= 3 * MIB + MIB / 2
+    });
+    for n in [0, 2, 3] {
+        assert!(v.get(files[n])[3 * MIB as usize..] == noise(n as u64 * 10 + 3, MIB as usize));
+    }
+    assert_eq!(v.read(files[1], 3 * MIB, &mut [0; 10]), Err(Errno::EIO));
+    let lines = world.lines.lock().clone();
+    assert_eq!(lines.iter().filter(|line| line.contains("not compacted")).count(), 1, "{lines:?}");
+    v.close().unwrap();
+}
