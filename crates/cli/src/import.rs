@@ -146,7 +146,7 @@ pub trait Sink {
     fn item(&mut self, item: Item) -> Result<()>;
 
     /// Writes bytes of the file last made.
-    fn piece(&mut self, offset: u64, bytes: &[u8]) -> Result<()>;
+    fn piece(&mut self, offset: u64, bytes: Vec<u8>) -> Result<()>;
 
     /// Completes the file last made.
     fn end(&mut self) -> Result<()>;
@@ -212,7 +212,7 @@ fn drain(
             }
             Step::Piece(offset, data) => {
                 bytes += data.len() as u64;
-                sink.piece(offset, &data)?;
+                sink.piece(offset, data)?;
             }
             Step::End => sink.end()?,
         }

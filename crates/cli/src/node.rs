@@ -444,16 +444,19 @@ pub fn absolute_origin(text: &str) -> Result<String> {
 }
 
 fn origin_failure(error: OriginError) -> Failure {
-    let text = error.to_string();
-    // The room below says both in one sentence: what is wrong, a colon, what to do.
-    let (what, next) = text.rsplit_once(": ").unwrap_or((&text, "check the origin's folder"));
-    let code = match error {
+    let code = match &error {
         OriginError::Absent(_) | OriginError::NotAnOrigin(_) => "origin-gone",
         OriginError::ReadOnly { .. } => "origin-read-only",
         OriginError::Newer { .. } => "newer-format",
         OriginError::Unknown(_) | OriginError::NoFolder(_) => "usage",
+        OriginError::Io { dir, source } => {
+            return Failure::io(format!("cannot use the origin's folder {}", dir.display()), source);
+        }
         _ => "origin",
     };
+    let text = error.to_string();
+    // The room below says both in one sentence: what is wrong, a colon, what to do.
+    let (what, next) = text.rsplit_once(": ").unwrap_or((&text, "check the origin's folder"));
     Failure::new(code, what).next(next)
 }
 

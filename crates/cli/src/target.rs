@@ -82,6 +82,9 @@ fn find(text: &Path, new: bool) -> Result<Target> {
     let gone = missing(&path);
     let holder = if gone && new { path.parent().unwrap_or(&path) } else { &path };
     if missing(holder) {
+        if let Some(volume) = before_colon(text) {
+            VolumeDir::open(volume)?;
+        }
         return Err(
             Failure::new("not-found", format!("{} is not there", holder.display())).next("check the path")
         );
@@ -119,6 +122,13 @@ fn split(text: &Path) -> Option<(PathBuf, PathBuf)> {
         .find(|&at| bytes[at..].starts_with(b":/") && part(&bytes[..at]).join("covey.json").is_file())?;
     let inner = part(&bytes[at + 1..]);
     Some((part(&bytes[..at]), crate::import::inside(&inner)?))
+}
+
+/// What would be the volume if this is meant as `VOLUME:/PATH`.
+fn before_colon(text: &Path) -> Option<&Path> {
+    let bytes = text.as_os_str().as_bytes();
+    let at = bytes.windows(2).position(|two| two == b":/")?;
+    Some(Path::new(OsStr::from_bytes(&bytes[..at])))
 }
 
 /// The absolute path of a name itself: links on the way are followed, a link at its end is not.

@@ -54,5 +54,9 @@ pub fn format(path: &Path, origin: Option<&str>) -> Result<VolumeDir> {
         None => ORIGIN_INSIDE.to_owned(),
         Some(text) => node::absolute_origin(text)?,
     };
-    VolumeDir::create(path, &origin, node::fill)
+    VolumeDir::create(path, &origin, node::fill).map_err(|failure| match failure.code.as_ref() {
+        "disk-full" => failure
+            .map_next("a new volume takes 32 MiB for its log and a reserve: free some room on that disk"),
+        _ => failure,
+    })
 }

@@ -182,9 +182,9 @@ impl Sink for Direct {
         Ok(())
     }
 
-    fn piece(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+    fn piece(&mut self, offset: u64, bytes: Vec<u8>) -> Result<()> {
         let (item, ino) = self.open.as_ref().must("pieces follow a file");
-        self.or_fail("write", &item.path, self.volume.write(*ino, offset, bytes, false, false))
+        self.or_fail("write", &item.path, self.volume.write(*ino, offset, &bytes, false, false))
     }
 
     fn end(&mut self) -> Result<()> {

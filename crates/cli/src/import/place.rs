@@ -1,17 +1,24 @@
 //! A mounted path as a sink: system calls relative to open folders, so that no symbolic link is followed on the way.
+//!
+//! Each call on a mount waits for the daemon, so files of one piece are handed to a few [`workers`]; folders, links and
+//! large files are made here, in order. A hard link waits until all that came before it is there.
+
+mod workers;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use base::{Must, Timestamp};
 
 use crate::error::{Context, Failure, Result};
-use crate::import::{Item, Kind, Sink, exists};
+use crate::import::{Item, Kind, PIECE, Sink, exists};
 use crate::sys;
+use workers::{Job, Workers};
 
 const FOLDER: i32 = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_PATH;
 
@@ -23,22 +30,36 @@ struct Late {
     mtime: Timestamp,
 }
 
-/// A place on a mount.
-pub struct Place {
+/// What holds for everything that is made.
+struct Rules {
     root: PathBuf,
-    root_fd: OwnedFd,
     overwrite: bool,
+    /// Whether owners are set: only root may.
     owners: bool,
-    /// The folder that was worked in last, and its open form.
-    folder: (PathBuf, Option<OwnedFd>),
-    open: Option<Open>,
-    late: Vec<Late>,
 }
 
-/// The file being written.
-struct Open {
+/// A place on a mount.
+pub struct Place {
+    rules: Arc<Rules>,
+    root: Arc<OwnedFd>,
+    /// The folder that was worked in last, and its open form.
+    folder: (PathBuf, Arc<OwnedFd>),
+    open: Option<Open>,
+    late: Vec<Late>,
+    workers: Workers,
+}
+
+/// The file being received.
+enum Open {
+    /// Not made yet; it may be small enough for a worker.
+    Waiting(Item, Vec<(u64, Vec<u8>)>),
+    /// Being written.
+    Made(Made),
+}
+
+/// A file that is open for writing.
+struct Made {
     item: Item,
-    size: u64,
     file: File,
     /// The end of the last bytes written: the rest up to its size is a hole.
     end: u64,
@@ -56,94 +77,234 @@ impl Place {
         }
         let here = File::open("/").at("open", Path::new("/"))?;
         let absolute = std::fs::canonicalize(root).at("open", root)?;
-        let root_fd = sys::open_at(&here, absolute.as_os_str(), libc::O_DIRECTORY, 0).at("open", root)?;
+        let fd = sys::open_at(&here, absolute.as_os_str(), libc::O_DIRECTORY, 0).at("open", root)?;
+        let rules = Arc::new(Rules { root: root.to_owned(), overwrite, owners: sys::euid() == 0 });
+        let root = Arc::new(fd);
         Ok(Place {
-            root: root.to_owned(),
-            root_fd,
-            overwrite,
-            owners: sys::euid() == 0,
-            folder: (PathBuf::new(), None),
+            workers: Workers::start(rules.clone())?,
+            rules,
+            folder: (PathBuf::new(), root.clone()),
+            root,
             open: None,
             late: Vec::new(),
         })
     }
 
-    fn shown(&self, path: &Path) -> PathBuf {
-        self.root.join(path)
-    }
-
     /// Opens a folder below the root, making what is missing on the way (archives may leave folders out).
-    fn descend(&self, path: &Path) -> io::Result<Option<OwnedFd>> {
-        let mut at: Option<OwnedFd> = None;
+    fn descend(&self, path: &Path) -> io::Result<Arc<OwnedFd>> {
+        let mut at = self.root.clone();
         for name in path.components() {
-            let dir = at.as_ref().unwrap_or(&self.root_fd);
-            let next = match sys::open_at(dir, name.as_os_str(), FOLDER, 0) {
+            let next = match sys::open_at(&at, name.as_os_str(), FOLDER, 0) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    sys::mkdir_at(dir, name.as_os_str(), 0o755)?;
-                    sys::open_at(dir, name.as_os_str(), FOLDER, 0)?
+                    sys::mkdir_at(&at, name.as_os_str(), 0o755)?;
+                    sys::open_at(&at, name.as_os_str(), FOLDER, 0)?
                 }
                 other => other?,
             };
-            at = Some(next);
+            at = Arc::new(next);
         }
         Ok(at)
     }
 
     /// Makes the folder of `path` the one that is worked in.
-    fn enter(&mut self, path: &Path) -> Result<()> {
+    fn enter(&mut self, path: &Path) -> Result<Arc<OwnedFd>> {
         let folder = path.parent().unwrap_or(Path::new(""));
-        if self.folder.0 != folder || (self.folder.1.is_none() && !folder.as_os_str().is_empty()) {
-            self.folder.1 = self.descend(folder).at("enter", &self.shown(folder))?;
-            self.folder.0 = folder.to_owned();
+        if self.folder.0 != folder {
+            let fd = self.descend(folder).at("enter", &self.rules.shown(folder))?;
+            self.folder = (folder.to_owned(), fd);
         }
+        Ok(self.folder.1.clone())
+    }
+
+    fn make_folder(&mut self, dir: &OwnedFd, item: &Item, name: &OsStr) -> Result<()> {
+        let made = match sys::mkdir_at(dir, name, 0o700 | item.perm) {
+            // Only a folder may be there already; a link to one is none.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => sys::open_at(dir, name, FOLDER, 0)
+                .map(drop)
+                .map_err(|_| exists(&self.rules.shown(&item.path))),
+            other => other.at("make", &self.rules.shown(&item.path)),
+        };
+        made?;
+        self.rules.dress(dir, item, name)?;
+        let Item { path, perm, atime, mtime, .. } = item;
+        self.late.push(Late { path: path.clone(), perm: *perm, atime: *atime, mtime: *mtime });
         Ok(())
     }
 
-    fn here(&self) -> &OwnedFd {
-        self.folder.1.as_ref().unwrap_or(&self.root_fd)
+    /// The place itself takes over what the source's top folder has.
+    fn dress_root(&mut self, item: &Item) -> Result<()> {
+        if self.rules.owners {
+            sys::chown(&self.root, item.uid, item.gid).at("set the owner of", &self.rules.root)?;
+        }
+        self.rules.attributes(item, &sys::through(&self.root, OsStr::new(".")))?;
+        let Item { perm, atime, mtime, .. } = item;
+        self.late.push(Late { path: PathBuf::new(), perm: *perm, atime: *atime, mtime: *mtime });
+        Ok(())
+    }
+
+    fn link(&mut self, dir: &OwnedFd, item: &Item, name: &OsStr, first: &Path) -> Result<()> {
+        // What it links to may still be in a worker's hands.
+        self.workers.settle()?;
+        let parent = first.parent().unwrap_or(Path::new(""));
+        let from = self.descend(parent).at("enter", &self.rules.shown(parent))?;
+        let first_name = first.file_name().unwrap_or_default();
+        self.rules.make(dir, &item.path, name, |to| sys::link_at(&from, first_name, to, name))
+    }
+}
+
+impl Sink for Place {
+    fn item(&mut self, item: Item) -> Result<()> {
+        let Some(name) = item.path.file_name().map(OsString::from) else {
+            return self.dress_root(&item);
+        };
+        let dir = self.enter(&item.path)?;
+        match &item.kind {
+            Kind::Dir => self.make_folder(&dir, &item, &name),
+            Kind::File { .. } => {
+                self.open = Some(Open::Waiting(item, Vec::new()));
+                Ok(())
+            }
+            Kind::HardLink(first) => self.link(&dir, &item, &name, first),
+            Kind::Symlink(target) => {
+                self.rules.make(&dir, &item.path, &name, |dir| sys::symlink_at(target, dir, &name))?;
+                self.rules.dress(&dir, &item, &name)
+            }
+            Kind::Node { format, rdev } => {
+                let mode = format | item.perm;
+                self.rules.make(&dir, &item.path, &name, |dir| sys::mknod_at(dir, &name, mode, *rdev))?;
+                self.rules.dress(&dir, &item, &name)
+            }
+        }
+    }
+
+    fn piece(&mut self, offset: u64, bytes: Vec<u8>) -> Result<()> {
+        let mut made = match self.open.take().must("pieces follow a file") {
+            Open::Waiting(item, mut pieces) => {
+                if bytes.len() < PIECE && pieces.is_empty() {
+                    pieces.push((offset, bytes));
+                    self.open = Some(Open::Waiting(item, pieces));
+                    return Ok(());
+                }
+                let mut made = self.rules.create(&self.folder.1, item)?;
+                for (at, piece) in pieces {
+                    self.rules.write(&mut made, at, &piece)?;
+                }
+                made
+            }
+            Open::Made(made) => made,
+        };
+        self.rules.write(&mut made, offset, &bytes)?;
+        self.open = Some(Open::Made(made));
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<()> {
+        match self.open.take().must("an end follows a file") {
+            Open::Waiting(item, pieces) => {
+                self.workers.send(Job { dir: self.folder.1.clone(), item, pieces })
+            }
+            Open::Made(made) => self.rules.complete(&self.folder.1, made),
+        }
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.workers.settle()?;
+        // The deepest first: setting a folder's times does not move those of the folder above.
+        while let Some(late) = self.late.pop() {
+            let shown = self.rules.shown(&late.path);
+            let dir = self.enter(&late.path)?;
+            let (dir, name) = match late.path.file_name() {
+                Some(name) => (&dir, name),
+                None => (&self.root, OsStr::new(".")),
+            };
+            sys::chmod_at(dir, name, late.perm).at("set the mode of", &shown)?;
+            sys::times_at(dir, name, late.atime, late.mtime).at("set the times of", &shown)?;
+        }
+        sys::syncfs(&self.root).at("sync", &self.rules.root)
+    }
+}
+
+impl Rules {
+    fn shown(&self, path: &Path) -> PathBuf {
+        self.root.join(path)
     }
 
     /// Makes a name with `make`; one that is there is removed first if that was asked for.
-    fn make<T>(&self, path: &Path, name: &OsStr, make: impl Fn(&OwnedFd) -> io::Result<T>) -> Result<T> {
+    fn make<T>(
+        &self,
+        dir: &OwnedFd,
+        path: &Path,
+        name: &OsStr,
+        make: impl Fn(&OwnedFd) -> io::Result<T>,
+    ) -> Result<T> {
         let shown = || self.shown(path);
-        match make(self.here()) {
+        match make(dir) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 if !self.overwrite {
                     return Err(exists(&shown()));
                 }
-                sys::unlink_at(self.here(), name).at("replace", &shown())?;
-                make(self.here()).at("make", &shown())
+                sys::unlink_at(dir, name).at("replace", &shown())?;
+                make(dir).at("make", &shown())
             }
             other => other.at("make", &shown()),
         }
     }
 
-    fn folder(&mut self, item: &Item, name: &OsStr) -> Result<()> {
-        match sys::mkdir_at(self.here(), name, 0o700 | item.perm) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                // Only a folder may be there already; a link to one is none.
-                sys::open_at(self.here(), name, FOLDER, 0).map_err(|_| exists(&self.shown(&item.path)))?;
-                Ok(())
-            }
-            other => other.at("make", &self.shown(&item.path)),
-        }
+    /// Makes a file and opens it.
+    fn create(&self, dir: &OwnedFd, item: Item) -> Result<Made> {
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+        let name = item.path.file_name().unwrap_or_default();
+        let mode = item.perm & 0o777;
+        let fd = self.make(dir, &item.path, name, |dir| sys::open_at(dir, name, flags, mode))?;
+        Ok(Made { item, file: fd.into(), end: 0 })
     }
 
-    /// Owner, attributes, times of a name that is no file and no folder's end.
-    fn dress(&self, item: &Item, name: &OsStr) -> Result<()> {
-        let dir = self.here();
+    fn write(&self, made: &mut Made, offset: u64, bytes: &[u8]) -> Result<()> {
+        made.end = made.end.max(offset + bytes.len() as u64);
+        made.file.write_all_at(bytes, offset).at("write", &self.shown(&made.item.path))
+    }
+
+    /// Size, owner, mode, attributes and, last, times of a file.
+    fn complete(&self, dir: &OwnedFd, made: Made) -> Result<()> {
+        let Made { item, file, end } = made;
+        let Kind::File { size } = item.kind else { return Ok(()) };
+        let finish = || -> io::Result<()> {
+            if end < size {
+                file.set_len(size)?;
+            }
+            if self.owners {
+                // A question of the kernel's own memory, where a change would go to the daemon.
+                let now = file.metadata()?;
+                if (now.uid(), now.gid()) != (item.uid, item.gid) {
+                    sys::chown(&file, item.uid, item.gid)?;
+                }
+            }
+            if item.perm & 0o7000 != 0 {
+                sys::chmod(&file, item.perm)?;
+            }
+            Ok(())
+        };
+        finish().at("complete", &self.shown(&item.path))?;
+        if !item.xattrs.is_empty() {
+            self.attributes(&item, &sys::through(dir, item.path.file_name().unwrap_or_default()))?;
+        }
+        sys::times(&file, item.atime, item.mtime).at("set the times of", &self.shown(&item.path))
+    }
+
+    /// Owner and attributes of a name that is no file, and times of one that is no folder either.
+    fn dress(&self, dir: &OwnedFd, item: &Item, name: &OsStr) -> Result<()> {
         let shown = || self.shown(&item.path);
         if self.owners {
             sys::chown_at(dir, name, item.uid, item.gid).at("set the owner of", &shown())?;
         }
         self.attributes(item, &sys::through(dir, name))?;
-        if !matches!(item.kind, Kind::Dir) {
-            if matches!(item.kind, Kind::Node { .. }) && self.owners {
-                sys::chmod_at(dir, name, item.perm).at("set the mode of", &shown())?;
-            }
-            sys::times_at(dir, name, item.atime, item.mtime).at("set the times of", &shown())?;
+        if matches!(item.kind, Kind::Dir) {
+            return Ok(());
         }
-        Ok(())
+        if matches!(item.kind, Kind::Node { .. }) && self.owners {
+            sys::chmod_at(dir, name, item.perm).at("set the mode of", &shown())?;
+        }
+        sys::times_at(dir, name, item.atime, item.mtime).at("set the times of", &shown())
     }
 
     /// An ordinary user cannot set those that only root has; everything else must work.
@@ -160,105 +321,6 @@ impl Place {
                 })?,
             }
         }
-        Ok(())
-    }
-}
-
-impl Sink for Place {
-    fn item(&mut self, item: Item) -> Result<()> {
-        let Some(name) = item.path.file_name().map(OsString::from) else {
-            return self.root(&item);
-        };
-        self.enter(&item.path)?;
-        let perm = item.perm;
-        match &item.kind {
-            Kind::Dir => {
-                self.folder(&item, &name)?;
-                self.dress(&item, &name)?;
-                self.late.push(Late { path: item.path.clone(), perm, atime: item.atime, mtime: item.mtime });
-            }
-            Kind::File { size } => {
-                let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
-                let fd = self.make(&item.path, &name, |dir| sys::open_at(dir, &name, flags, perm & 0o777))?;
-                let size = *size;
-                self.open = Some(Open { size, file: fd.into(), end: 0, item });
-            }
-            Kind::Symlink(target) => {
-                self.make(&item.path, &name, |dir| sys::symlink_at(target, dir, &name))?;
-                self.dress(&item, &name)?;
-            }
-            Kind::HardLink(first) => {
-                let parent = first.parent().unwrap_or(Path::new(""));
-                let first_name = first.file_name().unwrap_or_default();
-                let dir = self.descend(parent).at("enter", &self.shown(parent))?;
-                let from = dir.as_ref().unwrap_or(&self.root_fd);
-                self.make(&item.path, &name, |to| sys::link_at(from, first_name, to, &name))?;
-            }
-            Kind::Node { format, rdev } => {
-                self.make(&item.path, &name, |dir| sys::mknod_at(dir, &name, format | perm, *rdev))?;
-                self.dress(&item, &name)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn piece(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let open = self.open.as_mut().must("pieces follow a file");
-        open.end = open.end.max(offset + bytes.len() as u64);
-        let outcome = open.file.write_all_at(bytes, offset);
-        outcome.map_err(|error| {
-            let shown = self.open.as_ref().map(|open| self.shown(&open.item.path)).unwrap_or_default();
-            Failure::io(format!("cannot write {}", shown.display()), &error)
-        })
-    }
-
-    fn end(&mut self) -> Result<()> {
-        let open = self.open.take().must("an end follows a file");
-        let Open { item, size, file, end } = open;
-        let finish = || -> io::Result<()> {
-            if end < size {
-                file.set_len(size)?;
-            }
-            if self.owners {
-                sys::chown(&file, item.uid, item.gid)?;
-            }
-            if item.perm & 0o7000 != 0 {
-                sys::chmod(&file, item.perm)?;
-            }
-            Ok(())
-        };
-        finish().at("complete", &self.shown(&item.path))?;
-        if !item.xattrs.is_empty() {
-            let name = item.path.file_name().unwrap_or_default();
-            self.attributes(&item, &sys::through(self.here(), name))?;
-        }
-        sys::times(&file, item.atime, item.mtime).at("set the times of", &self.shown(&item.path))
-    }
-
-    fn finish(&mut self) -> Result<()> {
-        // The deepest first: setting a folder's times does not move those of the folder above.
-        while let Some(late) = self.late.pop() {
-            let shown = self.shown(&late.path);
-            self.enter(&late.path)?;
-            let (dir, name) = match late.path.file_name() {
-                Some(name) => (self.here(), name),
-                None => (&self.root_fd, OsStr::new(".")),
-            };
-            sys::chmod_at(dir, name, late.perm).at("set the mode of", &shown)?;
-            sys::times_at(dir, name, late.atime, late.mtime).at("set the times of", &shown)?;
-        }
-        sys::syncfs(&self.root_fd).at("sync", &self.root)
-    }
-}
-
-impl Place {
-    /// The place itself takes over what the source's top folder has.
-    fn root(&mut self, item: &Item) -> Result<()> {
-        if self.owners {
-            sys::chown(&self.root_fd, item.uid, item.gid).at("set the owner of", &self.root)?;
-        }
-        self.attributes(item, &sys::through(&self.root_fd, OsStr::new(".")))?;
-        self.late.push(Late { path: PathBuf::new(), perm: item.perm, atime: item.atime, mtime: item.mtime });
         Ok(())
     }
 }

@@ -1,0 +1,119 @@
+//! A few threads that make small files, each whole: while one waits for the daemon, another prepares its next request.
+//!
+//! The first failure is kept; after it jobs are passed over, and whoever sends or settles next hears of it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::Rules;
+use crate::error::{Failure, Result};
+use crate::import::Item;
+
+/// A file to be made.
+pub(super) struct Job {
+    /// Its folder.
+    pub dir: Arc<OwnedFd>,
+    /// What.
+    pub item: Item,
+    /// Its bytes.
+    pub pieces: Vec<(u64, Vec<u8>)>,
+}
+
+/// Jobs that wait; each holds less than one piece.
+const QUEUE: usize = 32;
+
+#[derive(Default)]
+struct State {
+    /// Jobs sent and not done.
+    pending: usize,
+    failure: Option<Failure>,
+}
+
+struct Shared {
+    rules: Arc<Rules>,
+    state: Mutex<State>,
+    done: Condvar,
+}
+
+/// The threads. They end when this is dropped.
+pub(super) struct Workers {
+    shared: Arc<Shared>,
+    queue: Option<SyncSender<Job>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Workers {
+    /// Starts two for each core.
+    pub(super) fn start(rules: Arc<Rules>) -> Result<Workers> {
+        let count = std::thread::available_parallelism().map_or(2, |cores| (cores.get() * 2).clamp(2, 16));
+        let shared = Arc::new(Shared { rules, state: Mutex::default(), done: Condvar::new() });
+        let (queue, jobs) = sync_channel(QUEUE);
+        let jobs = Arc::new(Mutex::new(jobs));
+        let mut workers = Workers { shared: shared.clone(), queue: Some(queue), threads: Vec::new() };
+        for _ in 0..count {
+            let (jobs, shared) = (jobs.clone(), shared.clone());
+            let thread = base::thread::spawn("covey-file", move || shared.work(&jobs));
+            workers.threads.push(thread.map_err(|error| Failure::io("cannot start a thread", &error))?);
+        }
+        Ok(workers)
+    }
+
+    /// Hands on a job; answers what an earlier one failed of.
+    pub(super) fn send(&self, job: Job) -> Result<()> {
+        let mut state = self.shared.state.lock();
+        if let Some(failure) = state.failure.take() {
+            return Err(failure);
+        }
+        state.pending += 1;
+        drop(state);
+        let sent = self.queue.as_ref().is_some_and(|queue| queue.send(job).is_ok());
+        if sent { Ok(()) } else { Err(Failure::new("io", "the threads of the import are gone")) }
+    }
+
+    /// Waits until everything handed on is made; answers what one failed of.
+    pub(super) fn settle(&self) -> Result<()> {
+        let mut state = self.shared.state.lock();
+        while state.pending > 0 {
+            self.shared.done.wait(&mut state);
+        }
+        state.failure.take().map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.queue = None;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self, jobs: &Mutex<Receiver<Job>>) {
+        loop {
+            let next = jobs.lock().recv();
+            let Ok(job) = next else { return };
+            let failed = self.state.lock().failure.is_some();
+            let outcome = if failed { Ok(()) } else { self.make(job) };
+            let mut state = self.state.lock();
+            state.pending -= 1;
+            if let Err(failure) = outcome {
+                state.failure.get_or_insert(failure);
+            }
+            self.done.notify_all();
+        }
+    }
+
+    fn make(&self, Job { dir, item, pieces }: Job) -> Result<()> {
+        let mut made = self.rules.create(&dir, item)?;
+        for (at, bytes) in pieces {
+            self.rules.write(&mut made, at, &bytes)?;
+        }
+        self.rules.complete(&dir, made)
+    }
+}
