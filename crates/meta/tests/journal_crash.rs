@@ -144,7 +144,7 @@ impl World {
         puts.push((key("count"), value(n.to_be_bytes())));
         puts.push((key(format!("some {}", n % 5)), value(n.to_be_bytes())));
         puts.extend(fresh.iter().map(|data| (key(format!("uses {}", n % 9)), told(data))));
-        let dels = if n % 4 == 0 { vec![key(format!("uses {}", (n + 3) % 9))] } else { vec![] };
+        let dels = if n.is_multiple_of(4) { vec![key(format!("uses {}", (n + 3) % 9))] } else { vec![] };
         self.commit(Commit { puts, dels, fresh, ..Commit::default() });
     }
 
@@ -451,6 +451,36 @@ fn what_was_cut_does_not_come_back() {
     assert_eq!(third.prefix(), 1);
 }
 
+/// Commits that come while a generation is being drained stay in the log, however many segments they fill, and are seen all the time.
+#[test]
+fn a_drain_takes_only_what_it_rotated() {
+    let mut world = World::new();
+    world.write(10);
+    let journal = Arc::new(world.journal.take().unwrap());
+    let (inner, first) = (journal.clone(), world.states.len() as u64);
+    *world.packs.in_sync.lock() = Some(Box::new(move || {
+        for n in first..first + 40 {
+            inner.commit(put("count", n.to_be_bytes())).unwrap();
+            inner.commit(put(format!("wide {n}"), vec![n as u8; 400])).unwrap();
+            assert_eq!(inner.get(&key("count")).unwrap(), Some(value(n.to_be_bytes())));
+        }
+        assert_eq!(inner.scan(&range("wide", "x"), 100).unwrap().len(), 40);
+    }));
+    journal.drain().unwrap();
+    assert!(world.packs.in_sync.lock().is_none());
+    drop(journal);
+    let folder = copy(world.folder.path());
+    let again = Journal::open_on(
+        folder.path(),
+        Arc::new(world.disk.after_kill()),
+        Arc::new(world.packs.after_kill()),
+        options(),
+    );
+    let (journal, recovered) = again.unwrap();
+    assert_eq!((recovered.replayed, recovered.cut), (80, 0));
+    assert_eq!(journal.scan(&range("wide", "x"), 100).unwrap().len(), 40);
+}
+
 /// A failed sync is the end: no later flush or commit is acknowledged, reads go on, and the next mount finds what was flushed before.
 #[test]
 fn a_failed_sync_poisons() {
@@ -478,21 +508,25 @@ fn a_failed_sync_poisons() {
     }
 }
 
-/// A write that the log's disk refuses: the commit is not there, neither now nor after a kill, and the next one works.
+/// A write that the log's disk refuses, in the middle or having done it: the commit is not there, neither now nor after a kill, and the next
+/// one works.
 #[test]
 fn a_refused_write_leaves_nothing() {
-    let mut world = World::new();
-    world.step(vec![], vec![]);
-    let before = world.states.len() - 1;
-    world.disk.faults().writes.store(true, Ordering::SeqCst);
-    assert!(world.journal().commit(put("count", 99u64.to_be_bytes())).is_err());
-    world.disk.faults().writes.store(false, Ordering::SeqCst);
-    assert_eq!(world.prefix(), before);
-    let left = world.left(world.disk.after_kill(), world.packs.after_kill());
-    assert_eq!(left.prefix(), before);
-    world.step(vec![], vec![]);
-    let left = world.left(world.disk.after_kill(), world.packs.after_kill());
-    assert_eq!(left.prefix(), before + 1);
+    for late in [false, true] {
+        let mut world = World::new();
+        world.step(vec![], vec![]);
+        let before = world.states.len() - 1;
+        let faults = if late { &world.disk.faults().late_writes } else { &world.disk.faults().writes };
+        faults.store(true, Ordering::SeqCst);
+        assert!(world.journal().commit(put("count", 99u64.to_be_bytes())).is_err());
+        faults.store(false, Ordering::SeqCst);
+        assert_eq!(world.prefix(), before);
+        let left = world.left(world.disk.after_kill(), world.packs.after_kill());
+        assert_eq!(left.prefix(), before);
+        world.step(vec![], vec![]);
+        let left = world.left(world.disk.after_kill(), world.packs.after_kill());
+        assert_eq!(left.prefix(), before + 1);
+    }
 }
 
 /// No room for more of the log: small commits go on, since drains free segments; one that needs a file of its own is refused and nothing

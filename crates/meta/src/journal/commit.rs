@@ -149,6 +149,14 @@ impl Shared {
         }
     }
 
+    /// Whether a record of `len` bytes and its rows have room; and if not, whether a generation is being drained. The log's lock is held.
+    fn room(&self, state: &LogState, len: u64) -> Result<(), bool> {
+        let overlay = self.overlay.read();
+        let draining = overlay.draining().is_some();
+        let overlay_full = draining && self.is_half_full(overlay.active_size());
+        if overlay_full || !state.log.has_room(len) { Err(draining) } else { Ok(()) }
+    }
+
     /// Waits until there is room for a record of `len` bytes and its rows. Neither gate nor lock is held.
     fn wait_for_room(&self, len: u64) -> Result<(), StoreError> {
         self.counters.waits.fetch_add(1, Ordering::Relaxed);
@@ -156,16 +164,8 @@ impl Shared {
             return self.make_room(len);
         }
         let mut state = self.log.lock();
-        loop {
+        while let Err(draining) = self.room(&state, len) {
             self.alive()?;
-            let (half_full, draining) = {
-                let overlay = self.overlay.read();
-                (self.is_half_full(overlay.active_size()), overlay.draining().is_some())
-            };
-            let log_full = !state.log.has_room(len);
-            if !(log_full || half_full && draining) {
-                return Ok(());
-            }
             if let Some(stuck) = &state.stuck {
                 return Err(Stuck::error(stuck));
             }
@@ -175,16 +175,13 @@ impl Shared {
             self.wake(true);
             self.room.wait(&mut state);
         }
+        Ok(())
     }
 
     /// What the thread would do for somebody who waits.
     fn make_room(&self, len: u64) -> Result<(), StoreError> {
         let spares = self.make_spares();
-        let is_enough = {
-            let state = self.log.lock();
-            state.log.has_room(len) && self.overlay.read().draining().is_none()
-        };
-        if is_enough {
+        if self.room(&self.log.lock(), len).is_ok() {
             return Ok(());
         }
         self.drain_all()?;

@@ -443,8 +443,8 @@ impl Shared {
             return Ok(Rows::new());
         }
         let captured = self.overlay.read().capture(range, limit);
-        let mut merge = Merge::new(captured.rows, limit);
-        self.sqlite.each(&captured.range, |key, value| merge.below(key, value))?;
+        let mut merge = Merge::new(captured, limit);
+        self.sqlite.each(range, |key, value| merge.below(key, value))?;
         Ok(merge.finish())
     }
 

@@ -39,14 +39,6 @@ pub(super) struct Overlay {
     version: u64,
 }
 
-/// A part of the overlay, as of one moment.
-pub(super) struct Captured {
-    /// In order.
-    pub(super) rows: Vec<Final>,
-    /// The range they are all of the overlay's rows of.
-    pub(super) range: KeyRange,
-}
-
 impl Overlay {
     /// The row's value here; none if this does not say.
     pub(super) fn get(&self, key: &Key) -> Option<&Option<Value>> {
@@ -103,9 +95,10 @@ impl Overlay {
         self.draining.take()
     }
 
-    /// The overlay's rows at the beginning of a range: as many as hold `limit` rows that are there.
-    pub(super) fn capture(&self, range: &KeyRange, limit: usize) -> Captured {
-        let mut captured = Captured { rows: Vec::new(), range: range.clone() };
+    /// The overlay's rows at the beginning of a range, in order: as many as hold `limit` rows that are there. No more are needed for the first
+    /// `limit` rows of overlay and database together.
+    pub(super) fn capture(&self, range: &KeyRange, limit: usize) -> Vec<Final> {
+        let mut captured = Vec::new();
         if range.start >= range.end {
             return captured;
         }
@@ -124,12 +117,9 @@ impl Overlay {
                 (Some(_), _) => newer.next(),
                 (None, _) => older.next(),
             };
-            let Some((key, value)) = next else { return captured };
+            let Some((key, value)) = next else { break };
             live += usize::from(value.is_some());
-            captured.rows.push((key.clone(), value.clone()));
-        }
-        if let Some((last, _)) = captured.rows.last() {
-            captured.range.end = last.successor();
+            captured.push((key.clone(), value.clone()));
         }
         captured
     }

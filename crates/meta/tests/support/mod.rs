@@ -72,6 +72,8 @@ pub struct SimPacks {
     packs: Mutex<BTreeMap<PackNo, Pack>>,
     pub fail_syncs: AtomicBool,
     pub fail_reads: AtomicBool,
+    /// Called once, in the middle of the next sync.
+    pub in_sync: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     pub syncs: AtomicU64,
 }
 
@@ -168,6 +170,10 @@ impl PackStore for SimPacks {
 
     fn sync(&self, packs: &[PackNo]) -> Result<(), BlobError> {
         self.syncs.fetch_add(1, Ordering::SeqCst);
+        let act = self.in_sync.lock().take();
+        if let Some(act) = act {
+            act();
+        }
         if self.fail_syncs.load(Ordering::SeqCst) {
             return Err(fault());
         }

@@ -23,6 +23,8 @@ pub const SECTOR: usize = 512;
 pub struct Faults {
     /// Writes fail with EIO, after their first half.
     pub writes: AtomicBool,
+    /// Writes fail with EIO, after all of it.
+    pub late_writes: AtomicBool,
     /// Syncs fail with EIO.
     pub syncs: AtomicBool,
     /// Bytes of files that can still be made.
@@ -56,7 +58,12 @@ impl Default for SimDisk {
 impl SimDisk {
     /// An empty disk without faults.
     pub fn new() -> SimDisk {
-        let faults = Faults { writes: false.into(), syncs: false.into(), room: u64::MAX.into() };
+        let faults = Faults {
+            writes: false.into(),
+            late_writes: false.into(),
+            syncs: false.into(),
+            room: u64::MAX.into(),
+        };
         SimDisk {
             files: Mutex::default(),
             reserved: false.into(),
@@ -180,6 +187,7 @@ impl LogFile for SimFile {
             .ok_or(io::ErrorKind::InvalidInput)?
             .copy_from_slice(bytes);
         data.unsynced.push((start, bytes.len()));
+        let failing = failing || self.faults.late_writes.load(Ordering::SeqCst);
         if failing { Err(io::Error::other("a fault that a test asked for")) } else { Ok(()) }
     }
 
