@@ -39,7 +39,7 @@ pub struct Stats {
     pub inodes: u64,
     /// Bytes of files, as their extents and inline bytes count them.
     pub logical_bytes: u64,
-    /// Bytes of sealed packs; counted in the background after an open.
+    /// Bytes of sealed packs, those that are the same blob once; counted in the background after an open.
     pub stored_bytes: u64,
     /// Of these, bytes that nothing refers to.
     pub garbage_bytes: u64,
@@ -91,7 +91,7 @@ impl Core {
         Ok(Stats {
             inodes: totals.inodes,
             logical_bytes: totals.bytes,
-            stored_bytes: stored.stored_bytes,
+            stored_bytes: stored.stored_bytes.saturating_sub(stored.twice_bytes),
             garbage_bytes: stored.garbage_bytes,
             open_packs,
             open_bytes,

@@ -47,7 +47,8 @@ impl Core {
     fn collect(&self, progress: &mut dyn FnMut(Collected)) -> Result<Collected, Error> {
         let (freed, moved) = (self.counters.freed_bytes.get(), self.counters.moved_bytes.get());
         let now = |core: &Core| {
-            let Stored { stored_bytes, garbage_bytes, packs, .. } = core.garbage.totals();
+            let Stored { stored_bytes, twice_bytes, garbage_bytes, packs, .. } = core.garbage.totals();
+            let stored_bytes = stored_bytes.saturating_sub(twice_bytes);
             let freed_bytes = core.counters.freed_bytes.get() - freed;
             let moved_bytes = core.counters.moved_bytes.get() - moved;
             Collected { freed_bytes, moved_bytes, stored_bytes, garbage_bytes, packs }

@@ -12,8 +12,8 @@
 
 use std::sync::atomic::Ordering;
 
-use base::PackNo;
 use base::size::BLOB_MAX;
+use base::{BlobId, PackNo};
 use meta::PackRow;
 use meta::plan::{Op, Refusal};
 
@@ -115,10 +115,14 @@ impl Core {
 
     fn count_pack(&self, pack: PackNo, row: PackRow) -> Result<(), Error> {
         match row {
-            PackRow::Condemned { blob, size } => self.sweep.condemned(pack, blob, size),
-            PackRow::Sealed { size, .. } if pack < self.first_pack() && !self.packs.was_adopted(pack) => {
+            PackRow::Condemned { blob, size } if pack < self.first_pack() => {
+                self.count_twice(pack, blob, size)?;
+                self.sweep.condemned(pack, blob, size);
+            }
+            PackRow::Sealed { blob, size } if pack < self.first_pack() && !self.packs.was_adopted(pack) => {
                 let live = self.names.pack_live(pack)?;
                 self.garbage.sealed(pack, size, live);
+                self.count_twice(pack, blob, size)?;
                 if live == 0 {
                     self.garbage.touch(&[pack]);
                 }
@@ -132,7 +136,15 @@ impl Core {
                     }
                 }
             }
-            PackRow::Sealed { .. } | PackRow::Open => {}
+            PackRow::Sealed { .. } | PackRow::Open | PackRow::Condemned { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Of the packs that are one blob, all but the first are counted as stored twice.
+    fn count_twice(&self, pack: PackNo, blob: BlobId, size: u32) -> Result<(), Error> {
+        if self.names.blob_packs(&blob)?.first() != Some(&pack) {
+            self.garbage.twice(size, true);
         }
         Ok(())
     }

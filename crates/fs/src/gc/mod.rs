@@ -88,6 +88,8 @@ pub(crate) struct Garbage {
     /// Bytes of sealed packs, dead ones among them.
     stored: AtomicU64,
     packs: AtomicU64,
+    /// Bytes of those whose blob is another pack's too, all but one counted.
+    twice: AtomicU64,
     garbage: AtomicU64,
     /// All packs have been counted since the volume was opened.
     counted: AtomicBool,
@@ -100,6 +102,8 @@ pub(crate) struct Garbage {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stored {
     pub(crate) stored_bytes: u64,
+    /// Of these, bytes that the origin has only once for several packs.
+    pub(crate) twice_bytes: u64,
     pub(crate) garbage_bytes: u64,
     pub(crate) packs: u64,
     pub(crate) counted: bool,
@@ -119,6 +123,7 @@ impl Garbage {
             state: Mutex::default(),
             stored: AtomicU64::new(0),
             packs: AtomicU64::new(0),
+            twice: AtomicU64::new(0),
             garbage: AtomicU64::new(0),
             counted: AtomicBool::new(false),
             less: Condvar::new(),
@@ -150,6 +155,7 @@ impl Garbage {
     pub(crate) fn totals(&self) -> Stored {
         Stored {
             stored_bytes: self.stored.load(Ordering::Acquire),
+            twice_bytes: self.twice.load(Ordering::Acquire),
             garbage_bytes: self.garbage.load(Ordering::Acquire),
             packs: self.packs.load(Ordering::Acquire),
             counted: self.counted.load(Ordering::Acquire),
@@ -195,6 +201,16 @@ impl Garbage {
         self.packs.fetch_sub(1, Ordering::AcqRel);
         if !self.totals().exceeds(HARD) {
             self.less.notify_all();
+        }
+    }
+
+    /// A pack is the same blob as another, or was and is gone now.
+    pub(crate) fn twice(&self, size: u32, is: bool) {
+        if is {
+            self.twice.fetch_add(u64::from(size), Ordering::AcqRel);
+        } else {
+            let less = |sum: u64| Some(sum.saturating_sub(u64::from(size)));
+            let _ = self.twice.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
         }
     }
 

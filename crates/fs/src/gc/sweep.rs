@@ -253,7 +253,9 @@ impl Core {
         self.sweep.forgotten.fetch_add(1, Ordering::AcqRel);
         drop(whole);
         self.table.drop(pack);
-        if last {
+        if !last {
+            self.garbage.twice(size, false);
+        } else {
             self.counters.freed_bytes.add(u64::from(size));
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! ```text
 //!   whole file at most 512 bytes  ──► inline, under the file's lock taken whole
 //!   an inline file grows past that ─► all of it to a pack, likewise
-//!   a whole new file, 513 B..1 MiB ─► hashed: the same content may be there already
+//!   a whole new file below 1 MiB    ─► hashed: the same content may be there already
 //!   everything else                ─► to a pack first, then the names, sharing the lock
 //! ```
 
@@ -18,8 +18,9 @@ use crate::bytes::{Stored, content_id};
 use crate::errno::{Errno, Error};
 use crate::volume::Core;
 
-/// The largest content that is looked up by its hash as a whole.
-const WHOLE_MAX: usize = MIB as usize;
+/// The largest content that is looked up by its hash as a whole. The kernel sends at most a mebibyte at a time: a full one
+/// is most likely the beginning of more.
+const WHOLE_MAX: usize = MIB as usize - 1;
 
 /// How a write was asked for.
 #[derive(Clone, Copy, Debug, Default)]

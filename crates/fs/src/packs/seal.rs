@@ -87,6 +87,11 @@ impl Core {
         let shared = self.blobs.read();
         let blob = self.parts.packs.seal(no, len)?;
         self.run(&Op::SealPack { pack: no, blob, size: len })?;
+        if self.names.blob_packs(&blob)?.len() > 1 {
+            self.counters.dedup_hits.add(1);
+            self.counters.dedup_bytes.add(u64::from(len));
+            self.garbage.twice(len, true);
+        }
         drop(shared);
         self.table.put(no, Place::Blob(blob));
         self.counters.sealed.add(1);

@@ -89,11 +89,14 @@ fn a_blob_that_two_packs_are_goes_with_the_last() {
     }
     v.core.packs.close_all();
     eventually("sealed", || v.core.packs.all_sealed());
+    let stats = v.stats().unwrap();
+    assert_eq!((stats.sealed_packs, stats.stored_bytes, stats.dedup_bytes), (2, 4 * MIB, 4 * MIB));
     v.unlink(Ino::ROOT, b"a").unwrap();
     v.forget(files[0], 1);
     eventually("one is gone", || v.stats().unwrap().sealed_packs == 1);
     std::thread::sleep(Duration::from_millis(700));
     assert!(v.get(files[1]) == bytes);
+    assert_eq!(v.stats().unwrap().stored_bytes, 4 * MIB);
     v.unlink(Ino::ROOT, b"b").unwrap();
     v.forget(files[1], 1);
     eventually("the blob is gone", || world.origin.bytes() == 0);
