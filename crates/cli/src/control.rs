@@ -151,6 +151,13 @@ impl Ear {
 /// Asks a daemon. `tick` is told how far long work has come.
 pub fn ask<T: DeserializeOwned>(ear: &Ear, request: &Request, tick: &mut dyn FnMut(&Tick)) -> Result<T> {
     let lost = |error: io::Error| {
+        if error.kind() == io::ErrorKind::PermissionDenied {
+            return Failure::new(
+                "not-permitted",
+                "only root and the user who mounted a volume may ask its daemon",
+            )
+            .next("use sudo");
+        }
         Failure::new("no-answer", "the daemon that has this volume mounted does not answer")
             .why(crate::error::plain(&error))
             .next("if it died: covey umount MOUNTPOINT, then mount again")

@@ -66,9 +66,18 @@ pub fn is_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
-/// Replaces the last line of the terminal.
+/// Replaces the last line of the terminal. What is too long for it is cut: a line that wraps could not be replaced.
 pub fn status_line(line: &str) {
-    let _ = write!(io::stderr().lock(), "\r\x1b[K{line}");
+    let cut: String = line.chars().take(columns().saturating_sub(1)).collect();
+    let _ = write!(io::stderr().lock(), "\r\x1b[K{cut}");
+}
+
+/// How wide the terminal is.
+fn columns() -> usize {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: `size` is a living value of the type that this request fills.
+    let status = unsafe { libc::ioctl(libc::STDERR_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    if status == 0 && size.ws_col > 0 { usize::from(size.ws_col) } else { 80 }
 }
 
 /// Removes the status line.

@@ -36,8 +36,21 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             .next("name a volume: covey status VOLUME")
             .next("or mount one: covey mount VOLUME MOUNTPOINT"));
     }
-    let all = mounts.iter().map(|mount| of(&mount.path)).collect::<Result<Vec<Status>>>()?;
-    term.result(&all, || all.iter().map(text).collect::<Vec<_>>().join("\n"));
+    // Another user's mount, or a dead one, must not hide those that can be seen.
+    let (mut all, mut failed) = (Vec::new(), None);
+    for mount in &mounts {
+        match of(&mount.path) {
+            Ok(status) => all.push(status),
+            Err(failure) => {
+                term.say(format_args!("{}: {}", mount.path.display(), failure.what));
+                failed = Some(failure);
+            }
+        }
+    }
+    match failed {
+        Some(failure) if all.is_empty() => return Err(failure),
+        _ => term.result(&all, || all.iter().map(text).collect::<Vec<_>>().join("\n")),
+    }
     Ok(0)
 }
 
