@@ -105,13 +105,15 @@ impl Node {
             Failure::new("damaged", "the volume's figures cannot be read").why(why).next(fsck)
         };
         let mut stats = self.volume().stats().map_err(|error| damaged(error.to_string()))?;
+        let names = Names::new(self.store());
+        let twice = Twice::count(&names).map_err(|error| damaged(error.to_string()))?;
         if !stats.counted {
-            count_packs(&Names::new(self.store()), &mut stats).map_err(|error| damaged(error.to_string()))?;
+            count_packs(&names, &mut stats).map_err(|error| damaged(error.to_string()))?;
+            stats.stored_bytes = stats.stored_bytes.saturating_sub(twice.bytes);
         }
-        let twice = Twice::count(&Names::new(self.store())).map_err(|error| damaged(error.to_string()))?;
         let memory = Memory::now();
         let journal = self.journal().map(|journal| journal.stats()).unwrap_or_default();
-        let stored = (stats.stored_bytes + stats.open_bytes).saturating_sub(twice.bytes);
+        let stored = stats.stored_bytes + stats.open_bytes;
         Ok(Status {
             volume: self.name(),
             id: self.dir().map(|dir| dir.format().id.clone()),
