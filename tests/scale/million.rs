@@ -216,7 +216,8 @@ fn one_folder(root: &Path, names: u64) -> [Duration; 4] {
     let made = timed(&mut || (0..names).for_each(|number| drop(fs::File::create_new(name(number)).unwrap())));
     let listed = timed(&mut || assert_eq!(fs::read_dir(&folder).unwrap().count() as u64, names));
     let mut rng = Rng::new(names);
-    let found = timed(&mut || (0..10_000).for_each(|_| assert!(fs::metadata(name(rng.below(names))).is_ok())));
+    let found =
+        timed(&mut || (0..10_000).for_each(|_| assert!(fs::metadata(name(rng.below(names))).is_ok())));
     let removed = timed(&mut || (0..names).for_each(|number| fs::remove_file(name(number)).unwrap()));
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
     fs::remove_dir(&folder).unwrap();
