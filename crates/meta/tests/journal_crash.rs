@@ -468,6 +468,10 @@ fn a_drain_takes_only_what_it_rotated() {
     }));
     journal.drain().unwrap();
     assert!(world.packs.in_sync.lock().is_none());
+    // Into segments that are free now.
+    for n in 0..40u8 {
+        journal.commit(put("last", vec![n; 400])).unwrap();
+    }
     drop(journal);
     let folder = copy(world.folder.path());
     let again = Journal::open_on(
@@ -477,8 +481,25 @@ fn a_drain_takes_only_what_it_rotated() {
         options(),
     );
     let (journal, recovered) = again.unwrap();
-    assert_eq!((recovered.replayed, recovered.cut), (80, 0));
+    assert_eq!((recovered.replayed, recovered.cut), (120, 0), "{recovered:?}");
     assert_eq!(journal.scan(&range("wide", "x"), 100).unwrap().len(), 40);
+}
+
+/// A commit that comes while a flush syncs packs is not covered by that flush's mark: if its bytes are lost, it is cut.
+#[test]
+fn a_flush_speaks_for_what_came_before_it() {
+    let mut world = World::new();
+    world.write(5000);
+    world.packs.create(PackNo(9)).unwrap();
+    let journal = Arc::new(world.journal.take().unwrap());
+    let inner = journal.clone();
+    let late = Commit { fresh: vec![world.packs.fresh(9, &[1; 50])], ..put("count", 99u64.to_be_bytes()) };
+    *world.packs.in_sync.lock() = Some(Box::new(move || inner.commit(late).unwrap()));
+    journal.flush().unwrap();
+    drop(journal);
+    let left = world.left(world.disk.after_kill(), world.packs.after_power_cut(|| false));
+    assert_eq!(left.prefix(), world.states.len() - 1);
+    assert_eq!(left.recovered.cut, 1);
 }
 
 /// A failed sync is the end: no later flush or commit is acknowledged, reads go on, and the next mount finds what was flushed before.

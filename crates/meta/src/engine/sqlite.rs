@@ -154,6 +154,17 @@ impl Sqlite {
         len(&self.path) + len(&wal_path(&self.path))
     }
 
+    /// Bytes of the database that rows were removed from: new rows go there before it grows.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn free_bytes(&self) -> Result<u64, StoreError> {
+        let writer = self.writer.lock();
+        let number = |name: &str| writer.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        let free = number("freelist_count").and_then(|pages| Ok(pages * number("page_size")?));
+        free.map(|bytes| bytes as u64).map_err(|error| self.error(error))
+    }
+
     /// Looks through the whole file for damage: pages, their order, keys. Returns what it found, in SQLite's words; empty is sound.
     /// Reads everything once: for `fsck`.
     ///

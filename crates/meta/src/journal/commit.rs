@@ -66,7 +66,7 @@ impl Shared {
     }
 
     fn try_commit(&self, commit: Commit) -> Result<(), NotYet> {
-        let _gate = self.gate.read();
+        let _inside = self.gate.enter();
         let keys: Vec<&Key> = read_keys(&commit).collect();
         let (mut rows, version) = self.rows(&keys)?;
         let mut state = self.log.lock();
@@ -98,7 +98,7 @@ impl Shared {
         }
         let begun = state.log.begun();
         self.write_record(&mut state, &writes, &fresh)?;
-        let spare = state.log.begun() != begun && state.log.wants_spare();
+        let spare = state.log.begun() != begun && state.log.wants_spare(false);
         state.fresh.note(&fresh, &writes, self.options.inline_bytes);
         self.overlay.write().apply(writes);
         drop(state);
@@ -157,7 +157,7 @@ impl Shared {
         if overlay_full || !state.log.has_room(len) { Err(draining) } else { Ok(()) }
     }
 
-    /// Waits until there is room for a record of `len` bytes and its rows. Neither gate nor lock is held.
+    /// Waits until there is room for a record of `len` bytes and its rows. The caller is not inside the gate and holds no lock.
     fn wait_for_room(&self, len: u64) -> Result<(), StoreError> {
         self.counters.waits.fetch_add(1, Ordering::Relaxed);
         if !self.options.background {

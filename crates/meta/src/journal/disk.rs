@@ -69,12 +69,12 @@ pub trait LogDisk: Send + Sync {
     /// The system's.
     fn remove(&self, name: &str) -> io::Result<()>;
 
-    /// Keeps room in reserve: a share of the disk, given to nobody else until [`LogDisk::release`]; what there is if there is less. Answers
-    /// whether the share is whole, and something is left beside it.
+    /// Keeps room in reserve: a share of the disk, given to nobody else until [`LogDisk::release`]; what there is if there is less. `inside` bytes
+    /// of new rows need no more of the disk. Answers whether that is enough: the share whole, and something beside it.
     ///
     /// # Errors
     /// The system's.
-    fn reserve(&self) -> io::Result<bool>;
+    fn reserve(&self, inside: u64) -> io::Result<bool>;
 
     /// Gives the reserve up. Returns whether there was one.
     ///
@@ -150,17 +150,17 @@ impl LogDisk for Folder {
         fs::remove_file(self.folder.join(name))
     }
 
-    fn reserve(&self) -> io::Result<bool> {
+    fn reserve(&self, inside: u64) -> io::Result<bool> {
         let disk = rustix::fs::statvfs(&self.folder)?;
         let share = (disk.f_blocks * disk.f_frsize / RESERVE_SHARE).clamp(self.bounds.0, self.bounds.1);
         let kept = self.reserve.metadata().map_or(0, |meta| meta.len());
         let there = kept + disk.f_bavail * disk.f_frsize;
-        let is_whole = there >= share + self.margin;
+        // What the database has inside saves it from growing, but its log still needs some of the reserve.
+        let is_whole = there >= share / 2 && there + inside >= share + self.margin;
         let wanted = share.min(there);
         if kept < wanted {
             let file = OpenOptions::new().write(true).create(true).truncate(false).open(&self.reserve)?;
-            // Somebody else may have been quicker: then it is as long as it was.
-            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, wanted)?;
+            hold(&file, kept, wanted)?;
         }
         Ok(is_whole)
     }
@@ -172,6 +172,21 @@ impl LogDisk for Folder {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Lengthens the reserve to `wanted` bytes, or as far as there is room.
+fn hold(file: &File, kept: u64, wanted: u64) -> io::Result<()> {
+    let mut more = wanted - kept;
+    while more >= 4096 {
+        match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, kept + more) {
+            // Somebody else was quicker, or the filesystem needs some of it for itself.
+            Err(rustix::io::Errno::NOSPC) => more /= 2,
+            // One that cannot keep room: what is free is all there is to go by.
+            Err(rustix::io::Errno::OPNOTSUPP) => return Ok(()),
+            done => return Ok(done?),
+        }
+    }
+    Ok(())
 }
 
 fn sync_parent(path: &Path) -> io::Result<()> {

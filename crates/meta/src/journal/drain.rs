@@ -14,10 +14,11 @@ use base::time::monotonic;
 
 use super::disk::LogDisk;
 use super::overlay::{Generation, RowMap};
-use super::{Shared, Stuck, flush::Depth, io_error};
+use super::{Shared, Stuck, flush::Depth, io_error, is_full};
 use crate::engine::Sqlite;
 use crate::engine::sqlite::Position;
-use crate::store::StoreError;
+use crate::key::Key;
+use crate::store::{StoreError, Value};
 
 /// Starts the thread.
 pub(super) fn start(shared: &Arc<Shared>) -> Result<JoinHandle<()>, StoreError> {
@@ -103,7 +104,7 @@ impl Shared {
     fn drain_generation(&self) -> Result<(), StoreError> {
         let Some(generation) = self.overlay.read().draining().cloned() else { return Ok(()) };
         // Whoever looked at the overlay before the generation was rotated may still be reading SQLite beside it.
-        drop(self.gate.write());
+        self.gate.wait();
         self.flush_to(generation.upto, Depth::Packs)?;
         let from = self.log.lock().applied;
         self.apply(&generation, from)?;
@@ -123,6 +124,8 @@ impl Shared {
         let (from, to) = (position(from), position(generation.upto));
         match self.sqlite.apply(&generation.rows, to) {
             Err(StoreError::Full) => {
+                // First, so that nobody who asks takes what is about to be let go of.
+                self.tight.store(true, Ordering::Relaxed);
                 self.log.lock().log.trim(1);
                 let done = apply_on_full_disk(&self.sqlite, &*self.disk, &generation.rows, from, to);
                 self.renew_reserve();
@@ -137,7 +140,7 @@ impl Shared {
         loop {
             let (name, len) = {
                 let mut state = self.log.lock();
-                if !state.log.wants_spare() {
+                if !state.log.wants_spare(self.tight.load(Ordering::Relaxed)) {
                     return Ok(());
                 }
                 state.log.spare()
@@ -149,15 +152,20 @@ impl Shared {
 
     /// Room in reserve, as much as there is.
     pub(super) fn renew_reserve(&self) {
-        // If it cannot be had at all the journal is tight, and the next drain asks again.
-        let is_whole = self.disk.reserve().unwrap_or(false);
-        self.tight.store(!is_whole, Ordering::Relaxed);
+        let inside = self.sqlite.free_bytes().unwrap_or(0);
+        let is_tight = match self.disk.reserve(inside) {
+            Ok(is_whole) => !is_whole,
+            // Nothing else is a reason to refuse growth: a disk that keeps no room for anybody is used without.
+            Err(error) => is_full(&error),
+        };
+        self.tight.store(is_tight, Ordering::Relaxed);
     }
 }
 
-/// Rows that go into SQLite at a time when room is short, and when it is shorter still. Each can cost some pages of 4 KiB in SQLite's log.
-const PART_ROWS: usize = 512;
-const PART_ROWS_MIN: usize = 8;
+/// Rows, and bytes of rows, that go into SQLite at a time when room is short. A row can cost three pages in SQLite's log and one in the
+/// database: so both together are a small part of the smallest reserve, and what is in the log always finds room in the database.
+const PART_ROWS: usize = 64;
+const PART_BYTES: usize = 128 << 10;
 
 /// Applies rows with what is kept in reserve, which is let go of here and taken back by the caller.
 ///
@@ -175,17 +183,18 @@ pub(super) fn apply_on_full_disk(
     // Rows that go first: the pages they leave are room for the others.
     let mut order: Vec<_> = rows.iter().filter(|(_, value)| value.is_none()).collect();
     order.extend(rows.iter().filter(|(_, value)| value.is_some()));
-    let (mut rest, mut step) = (&order[..], PART_ROWS);
+    let mut rest = &order[..];
     while !rest.is_empty() {
-        let (part, after) = rest.split_at(step.min(rest.len()));
-        match sqlite.apply(part.iter().copied(), from).and_then(|()| sqlite.checkpoint()) {
-            Ok(()) => rest = after,
-            Err(StoreError::Full) if step > PART_ROWS_MIN => {
-                step /= 4;
-                sqlite.checkpoint()?;
-            }
-            Err(error) => return Err(error),
-        }
+        let mut bytes = 0;
+        let fits = |(_, value): &&(&Key, &Option<Value>)| {
+            bytes += value.as_ref().map_or(0, |value| value.len());
+            bytes <= PART_BYTES
+        };
+        let len = rest.iter().take(PART_ROWS).take_while(fits).count().max(1);
+        let (part, after) = rest.split_at(len);
+        sqlite.apply(part.iter().copied(), from)?;
+        sqlite.checkpoint()?;
+        rest = after;
     }
     sqlite.apply(&RowMap::new(), to)?;
     sqlite.checkpoint()

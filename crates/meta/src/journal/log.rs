@@ -170,9 +170,10 @@ impl Log {
         }
     }
 
-    /// Whether a file made in advance would be of use. Two there must always be: one to write to while the other is freed.
-    pub(super) fn wants_spare(&self) -> bool {
-        let room = self.file_bytes() + self.sizes.segment <= self.sizes.max;
+    /// Whether a file made in advance would be of use. Two there must always be, also when the disk is tight: one to write to while the other
+    /// is freed.
+    pub(super) fn wants_spare(&self, tight: bool) -> bool {
+        let room = !tight && self.file_bytes() + self.sizes.segment <= self.sizes.max;
         self.in_use() + self.free.len() < 2 || (self.free.is_empty() && room)
     }
 

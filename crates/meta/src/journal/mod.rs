@@ -23,11 +23,11 @@
 //!    a drain that finds the disk full and taken back at once. While the reserve is not whole, commits that only grow are refused.
 //! 6. **Bounded**: overlay, log, clean rows. Who commits faster than SQLite takes waits.
 //!
-//! Reads are consistent without a lock held over I/O. A reader holds the *gate* shared, looks at the overlay, and asks SQLite for the
+//! Reads are consistent without a lock held over I/O. A reader goes through the *gate*, looks at the overlay, and asks SQLite for the
 //! rest. SQLite changes only in rows of the draining generation, which the overlay hides; and a generation is written only
-//! after everyone who looked before it was rotated has left the gate.
+//! after everyone who was inside when it was rotated has left.
 //!
-//! Locks, in the order they may be taken: drain, flush leadership, gate, log, overlay, clean rows. Commits are serialised by the log's.
+//! Locks, in the order they may be taken: drain, flush leadership, log, overlay, clean rows. Commits are serialised by the log's.
 //!
 //! - [`format`], [`log`], [`disk`]: the log's bytes, its segments, the disk below (also one that loses power).
 //! - [`commit`](self::commit), [`flush`](self::flush), [`drain`](self::drain), [`recover`](self::recover): one step each.
@@ -37,6 +37,7 @@ pub mod disk;
 mod drain;
 mod flush;
 pub mod format;
+mod gate;
 mod log;
 mod overlay;
 mod recover;
@@ -61,6 +62,7 @@ use crate::engine::Sqlite;
 use crate::key::{Key, KeyRange};
 use crate::store::{Commit, CommitError, FreshData, MetaStore, Rows, StoreError, Value};
 use disk::{Folder, LogDisk};
+use gate::Gate;
 use log::{Log, Sizes};
 use overlay::{Merge, Overlay};
 use rows::CleanRows;
@@ -198,7 +200,7 @@ struct Shared {
     disk: Arc<dyn LogDisk>,
     /// Segments below this are over: see [`crate::engine::sqlite::Position`].
     floor: u64,
-    gate: RwLock<()>,
+    gate: Gate,
     log: Mutex<LogState>,
     room: Condvar,
     overlay: RwLock<Overlay>,
@@ -281,7 +283,7 @@ impl Journal {
             packs,
             disk,
             floor,
-            gate: RwLock::new(()),
+            gate: Gate::default(),
             log: Mutex::new(state),
             room: Condvar::new(),
             overlay: RwLock::default(),
@@ -308,9 +310,9 @@ impl Journal {
     /// See [`StoreError`]; what was committed is then brought in at the next open, as far as it was durable.
     pub fn close(&self) -> Result<(), StoreError> {
         self.stop();
-        self.shared.alive()?;
-        self.shared.drain_all()?;
+        let done = self.shared.flush().and_then(|()| self.shared.drain_all());
         self.shared.die("the volume is being unmounted");
+        done?;
         self.shared.log.lock().log.trim(1);
         self.shared.sqlite.checkpoint()
     }
@@ -348,8 +350,9 @@ impl Journal {
     }
 
     /// Whether the disk is so full that room is not kept in reserve as it should be. What is left of it is for removing things: commits that
-    /// bring new rows or fresh data, and remove nothing, are refused with [`StoreError::Full`]. So is a write of data best, before it
-    /// takes what is left. Ends by itself within a second or so of there being room again.
+    /// bring new rows or fresh data, and remove nothing, are refused with [`StoreError::Full`]. Whoever writes data to the same disk should ask
+    /// this before, and refuse too: while a drain borrows the reserve, what is free is meant for it. Ends by itself within a
+    /// second or so of there being room again.
     pub fn is_tight(&self) -> bool {
         self.shared.tight.load(Ordering::Relaxed)
     }
@@ -409,7 +412,7 @@ impl Shared {
         ))
     }
 
-    /// One row, as of a moment while the gate is held.
+    /// One row, as of a moment. The caller is inside the gate.
     fn row(&self, key: &Key) -> Result<Option<Value>, StoreError> {
         if let Some(row) = self.overlay.read().get(key) {
             return Ok(row.clone());
@@ -417,7 +420,7 @@ impl Shared {
         self.below(key)
     }
 
-    /// A row that the overlay does not hide. The gate is held.
+    /// A row that the overlay does not hide. The caller is inside the gate.
     fn below(&self, key: &Key) -> Result<Option<Value>, StoreError> {
         if let Some(row) = self.clean.get(key) {
             return Ok(row);
@@ -427,7 +430,7 @@ impl Shared {
         Ok(row)
     }
 
-    /// Rows as of one moment, and the overlay's version then. The gate is held.
+    /// Rows as of one moment, and the overlay's version then. The caller is inside the gate.
     fn rows(&self, keys: &[&Key]) -> Result<(Vec<Option<Value>>, u64), StoreError> {
         let overlay = self.overlay.read();
         let version = overlay.version();
@@ -437,7 +440,7 @@ impl Shared {
         Ok((each.collect::<Result<_, _>>()?, version))
     }
 
-    /// Rows of a range as of one moment. The gate is held.
+    /// Rows of a range as of one moment. The caller is inside the gate.
     fn range(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
         if limit == 0 {
             return Ok(Rows::new());
@@ -463,18 +466,18 @@ impl Shared {
 
 impl MetaStore for Journal {
     fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
-        let _gate = self.shared.gate.read();
+        let _inside = self.shared.gate.enter();
         self.shared.row(key)
     }
 
     fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
-        let _gate = self.shared.gate.read();
+        let _inside = self.shared.gate.enter();
         let keys: Vec<&Key> = keys.iter().collect();
         Ok(self.shared.rows(&keys)?.0)
     }
 
     fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
-        let _gate = self.shared.gate.read();
+        let _inside = self.shared.gate.enter();
         self.shared.range(range, limit)
     }
 

@@ -229,7 +229,7 @@ impl Recovery<'_> {
                 let from = self.sqlite.applied()?;
                 let done = drain::apply_on_full_disk(self.sqlite, self.disk, &rows, from, position);
                 // Taken back at once, if only in part; the journal asks whether it is whole when it begins.
-                let _ = self.disk.reserve();
+                let _ = self.disk.reserve(0);
                 done
             }
             other => other,

@@ -155,7 +155,7 @@ impl LogDisk for SimDisk {
         self.files.lock().remove(name).map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    fn reserve(&self) -> io::Result<bool> {
+    fn reserve(&self, _inside: u64) -> io::Result<bool> {
         self.reserved.store(true, Ordering::SeqCst);
         Ok(true)
     }
