@@ -129,11 +129,33 @@ fn flushes(journal: &Journal, packs: &FolderPacks, rounds: u64) {
     println!("the disk's own: {}", percentiles(times.collect()));
 }
 
+/// What a `mem:` volume's rows take.
+fn in_memory(files: u64) {
+    let before = memory("VmRSS");
+    let store = meta::Memory::new();
+    store
+        .commit(Commit { puts: vec![(Key::inode(Ino(1)), [7; 96].as_slice().into())], ..Commit::default() })
+        .unwrap();
+    let start = Instant::now();
+    for n in 0..files {
+        store.commit(create(n, 1000)).unwrap();
+    }
+    let (rows, bytes) = (store.rows(), store.bytes());
+    let grown = (memory("VmRSS") - before) << 20;
+    println!(
+        "memory: {:.0} creates/s, {rows} rows, {:.0} bytes each, {:.0} with everything",
+        files as f64 / start.elapsed().as_secs_f64(),
+        bytes as f64 / rows as f64,
+        grown as f64 / rows as f64,
+    );
+}
+
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let files: u64 = args.first().map_or(1_000_000, |n| n.parse().unwrap());
-    let kept: Option<PathBuf> = args.get(1).map(PathBuf::from);
-    let folder = tempfile::tempdir_in(kept.unwrap_or_else(std::env::temp_dir)).unwrap();
+    in_memory(files.min(500_000));
+    let kept = args.get(1).map_or_else(std::env::temp_dir, PathBuf::from);
+    let folder = tempfile::tempdir_in(kept).unwrap();
     let (journal, packs) = open(folder.path());
     journal
         .commit(Commit { puts: vec![(Key::inode(Ino(1)), [7; 96].as_slice().into())], ..Commit::default() })

@@ -225,3 +225,26 @@ fn the_reserve_is_lent_and_taken_back() {
     assert_eq!(reserve.metadata().unwrap().len(), 1 << 20, "it was lent and taken back");
     assert!(!journal.is_tight());
 }
+
+/// A drain waits for whoever was inside before it, and for nobody else; and nobody waits for the drain.
+#[test]
+fn the_gate_lets_in_and_waits_for_those_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let (journal, _) =
+        Journal::open(folder.path(), Arc::new(NoPacks), Options { background: false, ..small() }).unwrap();
+    journal.commit(put("a", "1")).unwrap();
+    let before = journal.shared.gate.enter();
+    std::thread::scope(|scope| {
+        let drain = scope.spawn(|| journal.drain());
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!drain.is_finished() && journal.stats().drained == 0, "somebody may still read beside it");
+        let later = journal.shared.gate.enter();
+        assert_eq!(journal.get(&Key::from_bytes(b"a")).unwrap().as_deref(), Some(&b"1"[..]));
+        journal.commit(put("a", "2")).unwrap();
+        drop(before);
+        drain.join().unwrap().unwrap();
+        drop(later);
+    });
+    assert_eq!(journal.stats().drained, 1);
+    assert_eq!(journal.get(&Key::from_bytes(b"a")).unwrap().as_deref(), Some(&b"2"[..]));
+}
