@@ -199,18 +199,23 @@ impl<'a> Bench<'a> {
         if overlaps {
             return Ok(());
         }
-        let (mut a, mut b, mut left) = (r.at, to_at, r.len);
-        while left > 0 {
+        // No further than the source's end: the first call may move it, if both are one file.
+        let end = self.expected[r.file].len().min(r.at as usize + r.len);
+        let Some(data) = self.expected[r.file].get(r.at as usize..end).map(<[u8]>::to_vec) else {
+            return Ok(());
+        };
+        let (mut a, mut b) = (r.at, to_at);
+        while b < to_at + data.len() as u64 {
             let [from, into] = [&self.open[r.file].0, &self.open[to].0];
-            match rustix::fs::copy_file_range(from, Some(&mut a), into, Some(&mut b), left)? {
-                0 => break,
-                copied => left -= copied,
+            let left = (to_at + data.len() as u64 - b) as usize;
+            if rustix::fs::copy_file_range(from, Some(&mut a), into, Some(&mut b), left)? == 0 {
+                return Err(std::io::Error::other(format!(
+                    "copy_file_range stopped after {:#x} bytes",
+                    b - to_at
+                )));
             }
         }
-        let end = self.expected[r.file].len().min(r.at as usize + r.len);
-        if (r.at as usize) < end {
-            let data = self.expected[r.file][r.at as usize..end].to_vec();
-            assert_eq!(b - to_at, data.len() as u64, "copy_file_range stopped early");
+        if !data.is_empty() {
             self.expect(Range { file: to, at: to_at, len: data.len() }, &data);
         }
         Ok(())

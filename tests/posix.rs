@@ -290,6 +290,53 @@ fn an_acl_lets_one_more_user_in() {
     mounted.umount();
 }
 
+/// A file handle as name_to_handle_at(2) writes it.
+#[repr(C)]
+struct Handle {
+    bytes: u32,
+    kind: i32,
+    room: [u8; 128],
+}
+
+/// File handles (open_by_handle_at, NFS) lead back to their files also when the kernel has forgotten the inode.
+#[test]
+fn regression_file_handles_outlive_the_kernels_memory() {
+    requires!(Need::Covey, Need::Root);
+    let volume = Volume::new();
+    let mounted = volume.mount();
+    fs::create_dir(mounted.join("folder")).unwrap();
+    fs::write(mounted.join("folder/file"), "by its handle").unwrap();
+    let mut handle = Handle { bytes: 128, kind: 0, room: [0; 128] };
+    let path = std::ffi::CString::new(mounted.join("folder/file").into_os_string().into_vec()).unwrap();
+    let mut mount_id = 0i32;
+    // SAFETY: the path ends with NUL, the handle has the room it says, and both live through the call.
+    let done = unsafe {
+        let handle = std::ptr::from_mut(&mut handle);
+        libc::syscall(libc::SYS_name_to_handle_at, libc::AT_FDCWD, path.as_ptr(), handle, &mut mount_id, 0)
+    };
+    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    mounted.umount();
+    let mounted = volume.mount();
+    let root = File::open(mounted.path()).unwrap();
+    // SAFETY: as above; the descriptor of the mount is open.
+    let opened = unsafe {
+        libc::syscall(
+            libc::SYS_open_by_handle_at,
+            root.as_raw_fd(),
+            std::ptr::from_mut(&mut handle),
+            libc::O_RDONLY,
+        )
+    };
+    assert!(opened >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: a descriptor that was just made, and is nobody else's.
+    let mut file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(opened as i32) };
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "by its handle");
+    drop((file, root));
+    mounted.umount();
+}
+
 #[test]
 fn what_cannot_be_says_the_right_errno() {
     requires!(Need::Covey);

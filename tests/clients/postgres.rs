@@ -92,7 +92,8 @@ impl Cluster {
         )
         .unwrap();
         let ended = wait(&mut server, LIMIT);
-        assert!(ended.is_some_and(|status| status.success()), "postgres stopped with {ended:?}");
+        let said = || std::fs::read_to_string(self.log()).unwrap();
+        assert!(ended.is_some_and(|status| status.success()), "postgres stopped with {ended:?}: {}", said());
     }
 
     /// Transactions that pgbench saw committed, by the logs it wrote.

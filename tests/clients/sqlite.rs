@@ -1,7 +1,7 @@
 //! SQLite on the mount, through kill -9 of the daemon.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use covey_tests::program::wait;
@@ -15,10 +15,14 @@ fn work_and_kill(volume: &Volume, mode: &str, pause: Duration) -> u64 {
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut client = Command::new("python3");
     client.arg(SCRIPT).arg("work").arg(mounted.join("db")).arg(mode);
-    client.stdout(log.reopen().unwrap()).stderr(Stdio::null());
+    let complaints = tempfile::NamedTempFile::new().unwrap();
+    client.stdout(log.reopen().unwrap()).stderr(complaints.reopen().unwrap());
     let mut client = client.spawn().unwrap();
     std::thread::sleep(pause);
-    assert!(client.try_wait().unwrap().is_none(), "the client ended before the daemon was killed");
+    if client.try_wait().unwrap().is_some() {
+        let said = std::fs::read_to_string(complaints.path()).unwrap();
+        panic!("the client ended before the daemon was killed: {said}\n{}", volume.log());
+    }
     mounted.kill();
     // It ends by itself at its next call; on a plain folder nothing stops it.
     if volume.fsck().is_none() || wait(&mut client, Duration::from_secs(30)).is_none() {

@@ -191,7 +191,13 @@ impl Mounted {
         let Some(mut daemon) = self.daemon.take() else {
             return;
         };
-        let done = run(covey().arg("umount").arg(&self.path), PATIENCE);
+        let end = Instant::now() + Duration::from_secs(5);
+        let mut done = run(covey().arg("umount").arg(&self.path), PATIENCE);
+        // Another process may be looking at all mounts (df does); it is gone in a moment.
+        while done.stderr.contains("is busy") && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(100));
+            done = run(covey().arg("umount").arg(&self.path), PATIENCE);
+        }
         let ended = wait(&mut daemon, PATIENCE);
         if ended.is_none() {
             daemon.kill().ok();

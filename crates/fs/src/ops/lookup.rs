@@ -40,6 +40,12 @@ impl Core {
 
     pub(crate) fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry, Error> {
         let finding = self.refs.finding();
+        if name == b"." {
+            // How the kernel brings back an inode that it knows by a file handle only; it need not be a directory.
+            let entry = self.entry_of(parent, &self.attr(parent)?)?;
+            finding.hold(parent);
+            return Ok(entry);
+        }
         self.lookup_in(&finding, parent, name)
     }
 

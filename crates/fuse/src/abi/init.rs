@@ -1,12 +1,14 @@
 //! INIT: what this transport asks of the kernel, and what it must never ask.
 //!
-//! The kernel offers flags, the reply takes those wanted. Three are traps for a mount that answers OPEN and FLUSH
+//! The kernel offers flags, the reply takes those wanted. Some are traps for a mount that answers OPEN and FLUSH
 //! with ENOSYS, and are never taken, however tempting:
 //!
 //! - `ATOMIC_O_TRUNC`: the kernel leaves truncation to OPEN, which never comes: O_TRUNC would be lost.
 //! - `POSIX_LOCKS`, `FLOCK_LOCKS`: locks would come here, but unlocking at close is a matter of FLUSH and RELEASE,
 //!   which never come. The kernel's own locks are right as long as one machine mounts.
 //! - `AUTO_INVAL_DATA`: pages would be dropped whenever a time changed; here the kernel's pages are always right.
+//! - `ASYNC_DIO`: after an asynchronous O_DIRECT write the kernel does not drop the pages that a reader brought in
+//!   meanwhile, and buffered reads would go on to see the old bytes. Without it such a write is done when submitted.
 //!
 //! `HANDLE_KILLPRIV_V2` is always taken: without it every write is preceded by a question for
 //! `security.capability` (4.5 times slower).
@@ -94,7 +96,6 @@ const ALWAYS: u64 = flag::ASYNC_READ
     | flag::DONT_MASK
     | flag::DO_READDIRPLUS
     | flag::READDIRPLUS_AUTO
-    | flag::ASYNC_DIO
     | flag::NO_OPEN_SUPPORT
     | flag::PARALLEL_DIROPS
     | flag::POSIX_ACL
