@@ -30,7 +30,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::control::Tick;
-use crate::error::{Context, Failure, Result, errno_failure};
+use crate::error::{Context, Failure, Result, errno_failure, plain};
 use crate::info::{self, Info};
 use crate::log;
 use crate::status::Mode;
@@ -446,9 +446,14 @@ pub fn absolute_origin(text: &str) -> Result<String> {
 fn origin_failure(error: OriginError) -> Failure {
     let code = match &error {
         OriginError::Absent(_) | OriginError::NotAnOrigin(_) => "origin-gone",
-        OriginError::ReadOnly { .. } => "origin-read-only",
         OriginError::Newer { .. } => "newer-format",
         OriginError::Unknown(_) | OriginError::NoFolder(_) => "usage",
+        OriginError::ReadOnly { dir, source } => {
+            let what = format!("the origin's folder {} cannot be written to", dir.display());
+            return Failure::new("origin-read-only", what)
+                .why(plain(source))
+                .next("make it writable, or mount the volume with -o ro");
+        }
         OriginError::Io { dir, source } => {
             return Failure::io(format!("cannot use the origin's folder {}", dir.display()), source);
         }

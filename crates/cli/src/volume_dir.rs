@@ -24,10 +24,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Failure, Result};
+use crate::mounts;
 use crate::table::utc;
 
 /// The newest format this program reads, and the one it writes.
 pub const FORMAT_VERSION: u32 = 1;
+
+/// How long a daemon that closes the volume is waited for.
+const CLOSING: Duration = Duration::from_secs(30);
 
 /// The origin of a volume that keeps its blobs in its own folder.
 pub const ORIGIN_INSIDE: &str = "file:blobs";
@@ -162,12 +166,19 @@ impl VolumeDir {
         }
     }
 
-    /// Takes the volume for this process.
+    /// Takes the volume for this process. A daemon whose mount has ended and who still writes down the rest is waited for.
     pub fn lock(&self, holder: &Holder) -> Result<Lock> {
         let path = self.path.join("lock");
         let mut file = open_lock(&path).at("open", &path)?;
-        if !try_lock(&file, libc::LOCK_EX).at("lock", &path)? {
-            return Err(self.in_use(self.holder()?));
+        let end = base::time::monotonic() + CLOSING;
+        while !try_lock(&file, libc::LOCK_EX).at("lock", &path)? {
+            let other = self.holder()?;
+            let closing = other.as_ref().is_none_or(|other| other.mountpoint.is_some())
+                && mounts::of_volume(&self.path).is_none();
+            if !closing || base::time::monotonic() >= end {
+                return Err(self.in_use(other));
+            }
+            std::thread::sleep(Duration::from_millis(20));
         }
         let text = serde_json::to_string(holder).or_json()?;
         let mut write = || {
@@ -323,7 +334,7 @@ fn not_a_volume(path: &Path) -> Failure {
     let shown = path.display();
     let failure =
         Failure::new("not-a-volume", format!("{shown} is not a Covey volume")).why("it has no covey.json");
-    let mounted = crate::mounts::at(path).ok().flatten().filter(crate::mounts::is_covey);
+    let mounted = mounts::at(path).ok().flatten().filter(mounts::is_covey);
     if let Some(mount) = mounted {
         return failure.next(format!("a volume is mounted there; the volume itself is {}", mount.source));
     }
@@ -411,11 +422,18 @@ mod tests {
         let lock = volume.lock(&me()).unwrap();
         let refused = volume.lock(&me()).unwrap_err();
         assert!(refused.why[0].contains(&format!("process {}", std::process::id())), "{refused}");
-        assert!(refused.next[0].contains("covey umount /mnt/x"), "{refused}");
+        let mounted = Holder { mountpoint: Some("/mnt/x".into()), ..me() };
+        assert!(volume.in_use(Some(mounted)).next[0].contains("covey umount /mnt/x"));
         assert_eq!(volume.holder().unwrap(), Some(me()));
         assert!(!volume.wait_free(Duration::from_millis(30)).unwrap());
         drop(lock);
         assert!(volume.wait_free(Duration::ZERO).unwrap());
-        volume.lock(&me()).unwrap();
+        // A daemon whose mount is gone is about to let go.
+        let closing = volume.lock(&Holder { mountpoint: Some("/mnt/x".into()), ..me() }).unwrap();
+        let waiting = std::thread::spawn(move || volume.lock(&me()).map(drop));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!waiting.is_finished());
+        drop(closing);
+        waiting.join().unwrap().unwrap();
     }
 }
