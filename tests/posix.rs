@@ -350,6 +350,11 @@ fn what_cannot_be_says_the_right_errno() {
         let whiteout = rustix::fs::RenameFlags::WHITEOUT;
         let renamed = rustix::fs::renameat_with(CWD, mounted.join("a"), CWD, mounted.join("c"), whiteout);
         assert_eq!(renamed, Err(Errno::INVAL));
+        // FS_IOC_FIEMAP, with a header of zeros.
+        let mut map = [0u8; 64];
+        // SAFETY: the descriptor is open, and the header has the room that the request writes to.
+        let mapped = unsafe { libc::ioctl(a.as_raw_fd(), 0xc020_660b, map.as_mut_ptr()) };
+        assert_eq!((mapped, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EOPNOTSUPP)));
         // SAFETY: the request takes no argument, and the descriptor is open.
         let unknown = unsafe { libc::ioctl(b.as_raw_fd(), libc::_IO(0x7a, 0x7a)) };
         assert_eq!((unknown, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::ENOTTY)));
