@@ -364,7 +364,7 @@ mod tests {
     }
 
     fn me() -> Holder {
-        Holder { pid: std::process::id(), does: "test".to_owned(), mountpoint: Some("/mnt/x".into()) }
+        Holder { pid: std::process::id(), does: "test".to_owned(), mountpoint: None }
     }
 
     #[test]

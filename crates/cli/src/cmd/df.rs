@@ -50,7 +50,7 @@ fn the_mount(path: &Path) -> Result<Mounted> {
 }
 
 fn row(mount: &Mounted) -> Row {
-    let room = room(&mount.path);
+    let room = mount.answers().then(|| room(&mount.path)).flatten();
     let (size, free, available, inodes) = room.unwrap_or_default();
     Row {
         volume: mount.source.clone(),
