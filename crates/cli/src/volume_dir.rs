@@ -31,7 +31,7 @@ use crate::table::utc;
 pub const FORMAT_VERSION: u32 = 1;
 
 /// How long a daemon that closes the volume is waited for.
-const CLOSING: Duration = Duration::from_secs(30);
+const CLOSING: Duration = Duration::from_secs(10);
 
 /// The origin of a volume that keeps its blobs in its own folder.
 pub const ORIGIN_INSIDE: &str = "file:blobs";
