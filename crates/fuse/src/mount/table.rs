@@ -1,9 +1,11 @@
 //! What is mounted, from /proc/self/mountinfo.
 
 use std::ffi::{CString, OsString};
-use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base::time;
 
 use super::FS_TYPE;
 
@@ -26,19 +28,52 @@ impl Mounted {
         self.kind == "fuse" || self.kind == "fuseblk" || self.kind.starts_with("fuse.")
     }
 
-    /// Whether its daemon lives. Asked by statfs(2), the one question that the kernel never answers from memory.
+    /// Whether its daemon answers within a few seconds. Asked by statfs(2), the one question that the kernel never
+    /// answers from memory. A process that asks a daemon which is stuck cannot be killed until that daemon is, so the
+    /// question is put by a child, which is left behind if it gets no answer.
     pub fn answers(&self) -> bool {
         let Ok(path) = CString::new(self.path.as_os_str().as_bytes()) else {
             return false;
         };
-        // SAFETY: statfs is plain numbers, for which all zero bytes are a value.
-        let mut found: libc::statfs = unsafe { std::mem::zeroed() };
-        // SAFETY: `path` is a NUL-terminated string, and `found` is room for one statfs.
-        if unsafe { libc::statfs(path.as_ptr(), &raw mut found) } == 0 {
-            return true;
+        // SAFETY: the child calls only statfs(2) and _exit(2), which are async-signal-safe, on memory it has a copy of.
+        match unsafe { libc::fork() } {
+            // Without room for a process nothing is known: it is taken to live, as most mounts do.
+            -1 => true,
+            0 => {
+                // SAFETY: statfs is plain numbers, for which all zero bytes are a value; `path` is NUL-terminated.
+                // _exit ends the child without running what belongs to the parent.
+                unsafe {
+                    let mut found: libc::statfs = std::mem::zeroed();
+                    let dead = libc::statfs(path.as_ptr(), &raw mut found) != 0
+                        && matches!(*libc::__errno_location(), libc::ENOTCONN | libc::ECONNABORTED);
+                    libc::_exit(i32::from(dead))
+                }
+            }
+            child => ends_well(child, ANSWER_WITHIN),
         }
-        let error = io::Error::last_os_error();
-        !matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
+    }
+}
+
+/// How long a daemon may take to answer before it is called dead.
+const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+
+/// Whether the child ends with status 0 in time. One that does not is told to end, and left to whoever collects orphans.
+fn ends_well(child: libc::pid_t, within: Duration) -> bool {
+    let until = time::monotonic() + within;
+    let mut pause = Duration::from_micros(50);
+    loop {
+        let mut status = 0;
+        // SAFETY: `status` is room for the answer, and the child is ours and not yet collected.
+        match unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } {
+            0 if time::monotonic() < until => std::thread::sleep(pause),
+            0 => {
+                // SAFETY: the child is ours and not yet collected, so the number is still its own.
+                unsafe { libc::kill(child, libc::SIGKILL) };
+                return false;
+            }
+            _ => return libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+        }
+        pause = (pause * 2).min(Duration::from_millis(50));
     }
 }
 

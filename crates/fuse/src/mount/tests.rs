@@ -28,3 +28,22 @@ fn a_mountpoint_that_cannot_be_used_says_what_to_do() {
     assert!(no_dir.to_string().contains("not a directory"), "{no_dir}");
     assert!(check_mountpoint(dir.path()).is_ok());
 }
+
+#[test]
+fn regression_a_stuck_daemon_is_called_dead_and_stops_nobody() {
+    if !is_root() || !Device::exists() {
+        println!("no root or no /dev/fuse: skipped");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().canonicalize().unwrap();
+    // Never served: whoever asks anything of it waits.
+    let flags = MountFlags { source: "stuck".into(), ..MountFlags::default() };
+    let (device, mount) = mount(&path, &flags, libc::S_IFDIR | 0o755).unwrap();
+    let began = base::time::monotonic();
+    let answered = find(&path).unwrap().answers();
+    mount.unmount(Unmount::Lazy).unwrap();
+    drop(device);
+    assert!(!answered);
+    assert!(began.elapsed() < std::time::Duration::from_secs(20));
+}
