@@ -57,7 +57,12 @@ case $name in
         last=${words[-1]%/}
         source=$(awk -v at="$last" '$2 == at && $3 == "fuse.covey" { print $1 }' /proc/mounts | tail -n 1)
         if [ -n "$source" ] && [ "$(grep -c "^$source " /proc/mounts)" = 1 ] && [[ "${words[*]}" != *-l* ]]; then
-            exec "$COVEY" umount "$last" >/dev/null
+            said=$("$COVEY" umount --wait 20 "$last" 2>&1) && exit 0
+            # A container that was started meanwhile has a copy of the mount: here it is gone, but its daemon waits.
+            daemon=$(sed -n 's/.*process \([0-9]*\) still writes.*/\1/p' <<<"$said")
+            [ -n "$daemon" ] && kill -9 "$daemon" && exit 0
+            echo "$said" >&2
+            exit 32
         fi
         real umount "${words[@]}"
         ;;
