@@ -50,13 +50,8 @@ fn regression_o_trunc_truncates() {
 fn what_must_never_be_negotiated_is_not() {
     let Some(rig) = rig() else { return };
     let agreed = rig.session.agreed();
-    let never = [
-        flag::ATOMIC_O_TRUNC,
-        flag::POSIX_LOCKS,
-        flag::FLOCK_LOCKS,
-        flag::AUTO_INVAL_DATA,
-        flag::ASYNC_DIO,
-    ];
+    let never =
+        [flag::ATOMIC_O_TRUNC, flag::POSIX_LOCKS, flag::FLOCK_LOCKS, flag::AUTO_INVAL_DATA, flag::ASYNC_DIO];
     for bad in never {
         assert!(!agreed.has(bad), "{bad:#x}");
     }
