@@ -35,7 +35,7 @@ run: ## Build, format a volume, mount it and do real work on it; ONCE=1 ends ins
 test: ## Format, lints, licences and every test that needs no other program: what CI runs
 	@scripts/bootstrap test
 	@$(MAKE) lint
-	$(CARGO) test --workspace --locked
+	$(CARGO) test --workspace --locked --no-fail-fast
 
 # Warnings are errors with the compiler of rust-toolchain.toml. A newer one knows newer lints: it shows them, no more.
 pinned := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
