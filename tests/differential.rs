@@ -97,9 +97,10 @@ fn differential(first: u64, runs: u64, steps: usize, users: bool) {
     let volume = Volume::new();
     let mounted =
         volume.mount_with(if rustix::process::geteuid().is_root() { &["allow_other"] } else { &[] });
-    let ours = mounted.join("ours");
+    let (ours, plain_root) = (mounted.join("ours"), plain.path().join("plain"));
     std::fs::create_dir(&ours).unwrap();
-    let mut arena = Arena { ours, plain: plain.path().to_owned(), attempts: 0 };
+    std::fs::create_dir(&plain_root).unwrap();
+    let mut arena = Arena { ours, plain: plain_root, attempts: 0 };
     for seed in seeds(first, runs) {
         arena.must_agree(seed, &sequence(seed, steps, users));
     }

@@ -184,7 +184,8 @@ fn path(rng: &mut Rng) -> PathBuf {
         1 => "n".repeat(256).into(),
         2 => OsString::from_vec(b"\xff\xfe \n".to_vec()),
         3 => ".".into(),
-        4 => "..".into(),
+        // Not above the tree: `..` only of a folder in it. (See `target`.)
+        4 if !folder.is_empty() => "..".into(),
         5 => "f0/".into(),
         6..9 => "l".into(),
         9..18 => return [*rng.pick(&["a", "b", "a/c", "a/c/d"])].iter().collect(),
@@ -193,14 +194,44 @@ fn path(rng: &mut Rng) -> PathBuf {
     PathBuf::from(folder).join(leaf)
 }
 
+/// A symlink's target: never `..`, `.` or absolute, so that no chain of links leads out of the tree, nor back to its root,
+/// whose parent is not ours.
 fn target(rng: &mut Rng) -> PathBuf {
     match rng.below(10) {
-        0 => "..".into(),
+        0 => "b".into(),
         1 => "l".into(),
         2 => "no such".into(),
         3 => "t".repeat(4000).into(),
         4 => "a/c".into(),
-        5 => "../a/c".into(),
+        5 => "c/d".into(),
         _ => format!("f{}", rng.below(5)).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::path::{Component, Path};
+
+    use super::*;
+
+    /// The operations run as root: they must never reach beyond the tree they are given.
+    #[test]
+    fn regression_no_path_leads_out_of_the_tree() {
+        let inside = |path: &Path| {
+            let mut parts = path.components();
+            matches!(parts.next(), None | Some(Component::Normal(_) | Component::CurDir))
+                && parts.all(|part| part == Component::ParentDir || matches!(part, Component::Normal(_)))
+        };
+        let mut rng = Rng::new(1);
+        for _ in 0..100_000 {
+            let path = path(&mut rng);
+            assert!(
+                inside(&path) && path.iter().filter(|part| *part == OsStr::new("..")).count() <= 1,
+                "{path:?}"
+            );
+            let target = target(&mut rng);
+            assert!(target.components().all(|part| matches!(part, Component::Normal(_))), "{target:?}");
+        }
     }
 }
