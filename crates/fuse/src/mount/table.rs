@@ -35,14 +35,16 @@ impl Mounted {
         let Ok(path) = CString::new(self.path.as_os_str().as_bytes()) else {
             return false;
         };
-        // SAFETY: the child calls only statfs(2) and _exit(2), which are async-signal-safe, on memory it has a copy of.
+        // SAFETY: the child makes three system calls, all async-signal-safe, on memory it has a copy of.
         match unsafe { libc::fork() } {
             // Without room for a process nothing is known: it is taken to live, as most mounts do.
             -1 => true,
             0 => {
                 // SAFETY: statfs is plain numbers, for which all zero bytes are a value; `path` is NUL-terminated.
+                // Every descriptor is closed first, or a child left behind would keep the parent's pipes and locks open.
                 // _exit ends the child without running what belongs to the parent.
                 unsafe {
+                    libc::close_range(0, libc::c_uint::MAX, 0);
                     let mut found: libc::statfs = std::mem::zeroed();
                     let dead = libc::statfs(path.as_ptr(), &raw mut found) != 0
                         && matches!(*libc::__errno_location(), libc::ENOTCONN | libc::ECONNABORTED);
