@@ -69,5 +69,11 @@ case $name in
     # No helper of the type's: the kernel remounts by itself.
     mount) [[ "$*" != *remount* ]] || real mount -i "${words[@]}" ;;
 esac
+if [ "$name" = df ] && [[ "$*" != */* ]]; then
+    # All filesystems are asked for, of which one may be dead and never answer; ours are the ones that matter.
+    mapfile -t ours < <(awk -v volumes="$VOLUMES/" 'index($1, volumes) == 1 { print $2 }' /proc/mounts)
+    [ ${#ours[@]} -gt 0 ] || exit 0
+    words+=("${ours[@]}")
+fi
 set -o pipefail
 (real "$name" "${words[@]}") | sed -e "s#^$VOLUMES/#covey:#" -e "s#\([ \"]\)$VOLUMES/#\1covey:#g" -e 's#fuse\.covey#fuse#'
