@@ -17,6 +17,9 @@ use crate::table::span;
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
 
+/// How long a busy mount that nobody can be named for is tried again.
+const PASSING: Duration = Duration::from_secs(2);
+
 /// Unmounts a volume and waits until it is closed
 #[derive(Debug, clap::Args)]
 #[command(
@@ -56,7 +59,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         Args { lazy: true, .. } => Unmount::Lazy,
         _ => Unmount::Polite,
     };
-    fuse::unmount(&mount.path, how).map_err(|error| refused(&mount.path, error))?;
+    detach(&mount.path, how)?;
     let closed = wait_closed(&mount, args, term)?;
     let outcome = Outcome {
         mountpoint: mount.path.clone(),
@@ -74,6 +77,22 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         }
     });
     Ok(0)
+}
+
+/// Unmounts. Busy with nobody to be named is often a program that asked about every mount just now (df does): it is
+/// tried again for a moment.
+fn detach(mountpoint: &Path, how: Unmount) -> Result<()> {
+    let until = base::time::monotonic() + PASSING;
+    loop {
+        match fuse::unmount(mountpoint, how) {
+            Err(UnmountError::Busy(_))
+                if base::time::monotonic() < until && mounts::users_of(mountpoint).is_empty() =>
+            {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            other => return other.map_err(|error| refused(mountpoint, error)),
+        }
+    }
 }
 
 /// The mount that is meant: at the path, or of the volume that the path is.

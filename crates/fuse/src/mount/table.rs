@@ -28,7 +28,7 @@ impl Mounted {
         self.kind == "fuse" || self.kind == "fuseblk" || self.kind.starts_with("fuse.")
     }
 
-    /// Whether its daemon answers within a few seconds. Asked by statfs(2), the one question that the kernel never
+    /// Whether its daemon answers within ten seconds. Asked by statfs(2), the one question that the kernel never
     /// answers from memory. A process that asks a daemon which is stuck cannot be killed until that daemon is, so the
     /// question is put by a child, which is left behind if it gets no answer.
     pub fn answers(&self) -> bool {
@@ -57,7 +57,7 @@ impl Mounted {
 }
 
 /// How long a daemon may take to answer before it is called dead.
-const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// Whether the child ends with status 0 in time. One that does not is told to end, and left to whoever collects orphans.
 fn ends_well(child: libc::pid_t, within: Duration) -> bool {

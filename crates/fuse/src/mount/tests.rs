@@ -45,5 +45,5 @@ fn regression_a_stuck_daemon_is_called_dead_and_stops_nobody() {
     mount.unmount(Unmount::Lazy).unwrap();
     drop(device);
     assert!(!answered);
-    assert!(began.elapsed() < std::time::Duration::from_secs(20));
+    assert!(began.elapsed() < std::time::Duration::from_secs(40));
 }
