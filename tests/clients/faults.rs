@@ -143,8 +143,9 @@ fn a_full_disk_refuses_writes_and_rm_frees_it() {
         }
         let since = Instant::now();
         loop {
+            // Large enough that most of what was removed must have been given back.
             let probe = mounted.join("probe");
-            let done = fs::write(&probe, Rng::new(5).bytes(8 << 20))
+            let done = fs::write(&probe, Rng::new(5).bytes(96 << 20))
                 .and_then(|()| fs::File::open(&probe).and_then(|file| file.sync_all()));
             fs::remove_file(&probe).ok();
             if done.is_ok() {
