@@ -2,6 +2,8 @@
 //!
 //! What lacks (root, /dev/fuse) is printed and the test skipped.
 
+#![allow(missing_docs, reason = "helpers of this test only")]
+
 extern crate covey_fuse as fuse;
 
 mod budgets;
