@@ -83,7 +83,8 @@ impl SpaceGate {
 
     /// A write failed for want of room: the next one asks the disk.
     pub(crate) fn met_full(&self) {
-        self.credit.store(0, Ordering::Relaxed);
+        // Below zero, so that also a write of nothing (a new name) asks.
+        self.credit.store(-1, Ordering::Relaxed);
     }
 }
 
@@ -106,7 +107,9 @@ mod tests {
         gate.met_full();
         assert!(matches!(gate.admit(1, || ask(15 * MIB)), Err(BlobError::Full)));
         gate.met_full();
-        gate.admit(1, || ask(17 * MIB)).unwrap();
+        assert!(matches!(gate.admit(0, || ask(15 * MIB)), Err(BlobError::Full)));
+        gate.met_full();
+        gate.admit(0, || ask(17 * MIB)).unwrap();
         assert!(matches!(gate.admit(50 * MIB, || ask(60 * MIB)), Err(BlobError::Full)));
     }
 }

@@ -412,9 +412,12 @@ impl Core {
         Ok(self.run(&Op::Allocate { counter, count })?.first)
     }
 
-    /// Refuses when the disk is near its end.
+    /// Refuses when the disk is near its end and nothing is on its way out that would make room.
     pub(crate) fn admit(&self, bytes: u64) -> Result<(), Error> {
-        Ok(self.space.admit(bytes, || self.parts.packs.space())?)
+        match self.space.admit(bytes, || self.parts.packs.space()) {
+            Err(BlobError::Full) => self.admit_after_freeing(bytes),
+            done => Ok(done?),
+        }
     }
 
     pub(crate) fn report(&self, line: &str) {

@@ -23,6 +23,7 @@ mod contents;
 pub(crate) mod crowd;
 mod leftovers;
 pub(crate) mod reap;
+mod relief;
 pub(crate) mod sweep;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -217,6 +218,11 @@ impl Garbage {
     /// All packs were counted.
     pub(crate) fn all_counted(&self) {
         self.counted.store(true, Ordering::Release);
+    }
+
+    /// Whether packs lost bytes and were not judged since.
+    pub(crate) fn has_touched(&self) -> bool {
+        !self.state.lock().touched.is_empty()
     }
 
     pub(crate) fn take_touched(&self) -> Vec<PackNo> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use base::{BlobId, PackNo, time};
 use meta::PackRow;
 use meta::plan::{Op, Refusal};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::errno::Error;
@@ -76,6 +76,16 @@ impl Sweep {
 
     pub(crate) fn condemned(&self, pack: PackNo, blob: BlobId, size: u32) {
         self.waiting.lock().condemned.push((pack, blob, size));
+    }
+
+    /// No round is made while this is held.
+    pub(crate) fn between_rounds(&self) -> MutexGuard<'_, ()> {
+        self.round.lock()
+    }
+
+    /// Whether anything waits for a flush.
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waiting.lock().is_empty()
     }
 
     /// Whether the pack was sealed and its open name is still there.

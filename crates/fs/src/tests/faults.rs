@@ -75,7 +75,8 @@ fn a_full_disk_refuses_bytes_and_frees_them_again() {
     });
     let (written, errno) = full.expect("the disk must be full some time");
     assert_eq!(errno, Errno::ENOSPC);
-    assert!((30..=48).contains(&written), "{written} MiB");
+    // All but the floor: what is there twice for a moment, being sealed, refuses nobody.
+    assert!((45..=48).contains(&written), "{written} MiB");
     assert_eq!(v.statfs().unwrap().available, 0);
     let node = NewNode { kind: FileKind::File, perm: 0o644, umask: 0, rdev: 0 };
     assert_eq!(v.mknod(&ROOT, Ino::ROOT, b"h", &node), Err(Errno::ENOSPC));
@@ -85,7 +86,8 @@ fn a_full_disk_refuses_bytes_and_frees_them_again() {
     v.unlink(Ino::ROOT, b"f").unwrap();
     v.forget(f, 1);
     let began = Instant::now();
-    eventually("there is room again", || v.mknod(&ROOT, Ino::ROOT, b"h", &node).is_ok());
+    // At once, as on any filesystem.
+    v.mknod(&ROOT, Ino::ROOT, b"h", &node).unwrap();
     eventually("all of it", || small.used() < 2 * MIB);
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     let h = v.find(Ino::ROOT, "h").unwrap().ino;

@@ -44,8 +44,8 @@ impl Fresh {
 impl Shared {
     pub(super) fn commit(&self, commit: Commit) -> Result<(), CommitError> {
         let mut commit = commit;
-        if self.tight.load(Ordering::Relaxed) && grows(&commit) {
-            // To look whether there is room again.
+        if self.tight.load(Ordering::Relaxed) && grows(&commit) && !self.is_eased() {
+            // To look again soon, also if nobody asks.
             self.wake(false);
             return Err(StoreError::Full.into());
         }

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use base::time::monotonic;
 
@@ -19,6 +20,9 @@ use crate::engine::Sqlite;
 use crate::engine::sqlite::Position;
 use crate::key::Key;
 use crate::store::{StoreError, Value};
+
+/// How long a commit that would be refused waits for a drain under way, which may free what it needs.
+const EASED_WAIT: Duration = Duration::from_millis(500);
 
 /// Starts the thread.
 pub(super) fn start(shared: &Arc<Shared>) -> Result<JoinHandle<()>, StoreError> {
@@ -148,6 +152,15 @@ impl Shared {
             let made = self.disk.create(&name, len).map_err(io_error)?;
             self.log.lock().log.add_spare(name, made);
         }
+    }
+
+    /// Whether there is room again by now, asked by whoever is about to be refused: what a removal freed a moment ago
+    /// counts at once. Not beside a drain, which may be living on the reserve that this would take back.
+    pub(super) fn is_eased(&self) -> bool {
+        if let Some(_one) = self.draining.try_lock_for(EASED_WAIT) {
+            self.renew_reserve();
+        }
+        !self.tight.load(Ordering::Relaxed)
     }
 
     /// Room in reserve, as much as there is.
