@@ -1,9 +1,10 @@
-//! Many files, large files, and what they cost in memory and on disk.
+//! Many files, large files, and what they cost in memory and on disk, in room and in writes.
 //!
 //! `COVEY_FILES` and `COVEY_GIB` set the sizes of the long forms (1,000,000 files; 20 GiB).
 
 mod memory;
 mod million;
+mod once;
 
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().map_or(default, |text| text.parse().unwrap())

@@ -24,6 +24,8 @@ pub enum Need {
     PythonSqlite,
     /// PostgreSQL's server programs and a user named postgres.
     Postgres,
+    /// Scratch folders on a real disk, not in memory.
+    Disk,
     /// This many free bytes where scratch folders are made.
     Free(u64),
 }
@@ -44,6 +46,7 @@ impl Need {
             }
             Need::PythonSqlite => succeeds("python3", &["-c", "import sqlite3"]),
             Need::Postgres => crate::need::postgres_bin("initdb").is_some() && succeeds("id", &["postgres"]),
+            Need::Disk => !is_in_memory(),
             Need::Free(bytes) => free_bytes() >= *bytes,
         };
         (!here).then(|| self.name())
@@ -59,6 +62,7 @@ impl Need {
             Need::Ext4 => "root with loop devices and mkfs.ext4".into(),
             Need::PythonSqlite => "python3 with sqlite3".into(),
             Need::Postgres => "PostgreSQL's programs and its user".into(),
+            Need::Disk => "scratch folders (TMPDIR) on a disk, not in memory".into(),
             Need::Free(bytes) => format!("{} GiB of free disk", bytes >> 30),
         }
     }
@@ -100,6 +104,11 @@ fn succeeds(program: &str, args: &[&str]) -> bool {
         .stderr(Stdio::null())
         .status();
     quiet.is_ok_and(|status| status.success())
+}
+
+fn is_in_memory() -> bool {
+    const TMPFS: i64 = 0x0102_1994;
+    rustix::fs::statfs(crate::scratch().path()).is_ok_and(|kind| kind.f_type as i64 == TMPFS)
 }
 
 fn free_bytes() -> u64 {

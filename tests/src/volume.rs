@@ -162,6 +162,11 @@ impl Volume {
         let source = if self.ground == Ground::Covey { &self.source } else { &self.mountpoint };
         crate::tree::disk_bytes(source)
     }
+
+    /// Bytes of sealed blobs and of what lies beside them, in an origin that is the volume's own.
+    pub fn blob_bytes(&self) -> u64 {
+        crate::tree::disk_bytes(&self.source.join("blobs"))
+    }
 }
 
 /// A mounted volume: unmounted, and the daemon's end awaited, when dropped.
