@@ -107,8 +107,8 @@ fn succeeds(program: &str, args: &[&str]) -> bool {
 }
 
 fn is_in_memory() -> bool {
-    const TMPFS: i64 = 0x0102_1994;
-    rustix::fs::statfs(crate::scratch().path()).is_ok_and(|kind| kind.f_type as i64 == TMPFS)
+    const TMPFS: i128 = 0x0102_1994;
+    rustix::fs::statfs(crate::scratch().path()).is_ok_and(|kind| i128::from(kind.f_type) == TMPFS)
 }
 
 fn free_bytes() -> u64 {
