@@ -11,6 +11,9 @@ const MIB: u64 = 1 << 20;
 /// What the daemon may hold at its peak, whatever it does.
 const PEAK: u64 = 200 * MIB;
 
+/// What a quick writer may put on the disk before compaction has caught up with it: a second or two of writing.
+const QUICK: u64 = 256 * MIB;
+
 fn peak(mounted: &Mounted) -> u64 {
     mounted.pid().map_or(0, |pid| proc::peak_rss_kib(pid) << 10)
 }
@@ -125,7 +128,7 @@ fn overwrites(mib: u64, times: u64) {
     mounted.umount();
     volume.must_be_clean();
     assert!(disk <= allowed, "the disk holds {} MiB, {} are allowed", disk / MIB, allowed / MIB);
-    assert!(most <= allowed + allowed / 2, "the disk held {} MiB at one time", most / MIB);
+    assert!(most <= allowed + QUICK, "the disk held {} MiB at one time", most / MIB);
     assert!(peak < PEAK, "the daemon held {} MiB", peak / MIB);
 }
 
@@ -140,7 +143,7 @@ fn check_pages(file: &File, last: &[u64]) {
 #[test]
 fn random_overwrites_leave_at_most_twice_what_lives() {
     requires!(Need::Mount, Need::Free(2 << 30));
-    overwrites(96, 3);
+    overwrites(96, 8);
 }
 
 #[test]

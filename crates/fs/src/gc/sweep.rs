@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use base::size::MIB;
 use base::{BlobId, PackNo, time};
 use meta::PackRow;
 use meta::plan::{Op, Refusal};
@@ -21,6 +22,9 @@ const SOON: Duration = Duration::from_millis(500);
 /// So many sealed packs are retired without waiting any longer: each holds a file open.
 const RETIRE_MANY: usize = 64;
 
+/// So many bytes that could go are let go of without waiting any longer: a quick writer would fill a disk with them.
+const CONDEMNED_MUCH: u64 = 32 * MIB;
+
 /// What waits for the next flush.
 #[derive(Default)]
 struct Waiting {
@@ -34,6 +38,10 @@ struct Waiting {
 }
 
 impl Waiting {
+    fn condemned_bytes(&self) -> u64 {
+        self.condemned.iter().map(|(_, _, size)| u64::from(*size)).sum()
+    }
+
     fn is_empty(&self) -> bool {
         self.retire.is_empty() && self.discard.is_empty() && self.condemned.is_empty()
     }
@@ -165,6 +173,7 @@ impl Core {
         (since >= commit && (self.dirty.load(Ordering::Acquire) || !waiting.is_empty()))
             || (since >= commit.min(SOON) && !(waiting.discard.is_empty() && waiting.condemned.is_empty()))
             || waiting.retire.len() >= RETIRE_MANY
+            || waiting.condemned_bytes() >= CONDEMNED_MUCH
     }
 
     /// Packs that lost live bytes: those without any are condemned.
