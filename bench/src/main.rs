@@ -26,7 +26,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use cells::{CELLS, Inputs};
-use place::{Kind, Place};
+use place::{Kind, Place, Switch};
 use report::Samples;
 
 /// What goes wrong ends the run with a sentence.
@@ -47,6 +47,9 @@ struct Args {
     /// Options for `covey mount -o`
     #[arg(long)]
     options: Option<String>,
+    /// How the kernel's requests reach Covey and the empty filesystem: uring, classic or auto
+    #[arg(long, default_value_t = fuse::Transport::Uring)]
+    transport: fuse::Transport,
     /// Where to work; its disk is the one that is measured
     #[arg(long)]
     scratch: Option<PathBuf>,
@@ -67,7 +70,7 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     let done = match &args.serve_null {
-        Some(mountpoint) => place::serve_null(mountpoint),
+        Some(mountpoint) => place::serve_null(mountpoint, args.transport),
         None => run(&args),
     };
     match done {
@@ -90,9 +93,10 @@ fn run(args: &Args) -> Result<()> {
     let below = args.scratch.clone().unwrap_or_else(std::env::temp_dir);
     let scratch = tempfile::Builder::new().prefix("covey-bench-").tempdir_in(below)?;
     let inputs = Inputs::make(scratch.path(), &args.tree, args.mib)?;
+    let switch = Switch::as_it_is();
     let mut places = Vec::new();
     for kind in Kind::ALL {
-        places.push(Place::set_up(kind, scratch.path(), &covey, args.options.as_deref())?);
+        places.push(Place::set_up(kind, scratch.path(), &covey, (args.options.as_deref(), args.transport))?);
     }
     let mut samples = Samples::default();
     let terminal = std::io::stderr().is_terminal();
@@ -128,7 +132,8 @@ fn run(args: &Args) -> Result<()> {
     for place in places {
         place.tear_down()?;
     }
-    let report = samples.report(args.rounds, &covey)?;
+    drop(switch);
+    let report = samples.report(args.rounds, &covey, args.transport)?;
     println!("{}", report.markdown);
     if args.results.as_os_str() != "none" {
         println!("kept in {}", report.keep(&args.results)?.display());

@@ -53,6 +53,7 @@ pub struct Place {
     device: String,
     covey: PathBuf,
     options: Option<String>,
+    transport: fuse::Transport,
 }
 
 impl Place {
@@ -60,7 +61,12 @@ impl Place {
     ///
     /// # Errors
     /// A program it needs is missing or failed.
-    pub fn set_up(kind: Kind, scratch: &Path, covey: &Path, options: Option<&str>) -> Result<Place> {
+    pub fn set_up(
+        kind: Kind,
+        scratch: &Path,
+        covey: &Path,
+        (options, transport): (Option<&str>, fuse::Transport),
+    ) -> Result<Place> {
         let folder = scratch.join(kind.name());
         let root = folder.join("mnt");
         std::fs::create_dir_all(&root)?;
@@ -74,6 +80,7 @@ impl Place {
             device: String::new(),
             covey,
             options,
+            transport,
         };
         match kind {
             Kind::Covey => {
@@ -117,11 +124,12 @@ impl Place {
     fn serve(&mut self) -> Result<()> {
         let mut command = if self.kind == Kind::Null {
             let mut command = Command::new(std::env::current_exe()?);
-            command.arg("--serve-null").arg(&self.root);
+            command.arg("--serve-null").arg(&self.root).args(["--transport", &self.transport.to_string()]);
             command
         } else {
             let mut command = Command::new(&self.covey);
             command.arg("mount").arg(self.folder.join("volume")).arg(&self.root);
+            command.args(["--transport", &self.transport.to_string()]);
             self.options.iter().for_each(|options| {
                 command.arg("-o").arg(options);
             });
@@ -219,9 +227,29 @@ fn forget_below(path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// It cannot be mounted.
-pub fn serve_null(mountpoint: &Path) -> Result<()> {
+pub fn serve_null(mountpoint: &Path, transport: fuse::Transport) -> Result<()> {
     let null = Arc::new(fuse::null::Null::new());
-    let session = fuse::Session::mount(null, mountpoint, fuse::Options::default())?;
+    let options = fuse::Options { transport, ..fuse::Options::default() };
+    let session = fuse::Session::mount(null, mountpoint, options)?;
     session.wait();
     Ok(())
+}
+
+/// The kernel's switch for FUSE over io_uring, put back to what it was at the end.
+pub struct Switch(Option<bool>);
+
+impl Switch {
+    /// Remembers it.
+    #[must_use]
+    pub fn as_it_is() -> Switch {
+        Switch(fuse::uring::switched_on())
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        if self.0 == Some(false) {
+            let _ = std::fs::write(fuse::uring::SWITCH, "N");
+        }
+    }
 }

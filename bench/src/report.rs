@@ -52,7 +52,7 @@ impl Samples {
     ///
     /// # Errors
     /// The program cannot be asked its version.
-    pub fn report(&self, rounds: usize, covey: &Path) -> Result<Report> {
+    pub fn report(&self, rounds: usize, covey: &Path, transport: fuse::Transport) -> Result<Report> {
         let said = |program: &str, args: &[&str]| {
             let output = Command::new(program).args(args).output().ok();
             let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
@@ -69,6 +69,7 @@ impl Samples {
             ("version", said(&covey.to_string_lossy(), &["--version"])),
             ("load", fs::read_to_string("/proc/loadavg")?.trim().to_owned()),
             ("rounds", rounds.to_string()),
+            ("transport", transport.to_string()),
         ];
         let mut markdown = String::new();
         for (name, value) in &facts {

@@ -42,10 +42,36 @@ pub struct Plan {
     pub mountpoint: PathBuf,
     /// How.
     pub options: MountOptions,
-    /// Reader threads; 0: one per core.
-    pub readers: usize,
+    /// How requests come and replies go.
+    pub transport: Transport,
     /// Show a status line on a terminal.
     pub status_line: bool,
+}
+
+/// How the kernel's requests reach the daemon.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Transport {
+    /// How requests come: uring (FUSE over io_uring; root turns the kernel's switch on), classic (/dev/fuse), or auto:
+    /// uring where the switch is on
+    #[arg(
+        id = "transport",
+        long = "transport",
+        value_name = "HOW",
+        default_value_t,
+        env = "COVEY_FUSE_TRANSPORT",
+        hide_env = true
+    )]
+    kind: fuse::Transport,
+    /// Threads that read requests from /dev/fuse [default: one per core]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        hide_default_value = true,
+        env = "COVEY_FUSE_READERS",
+        hide_env = true
+    )]
+    readers: usize,
 }
 
 /// What a background mount tells the parent that waits for it.
@@ -114,7 +140,9 @@ pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
     let mut command = Command::new("/proc/self/exe");
     command.arg("mount").arg(plan.source.name()).arg(mounts::absolute(&plan.mountpoint)?);
     command.arg("-o").arg(plan.options.to_words());
-    command.args(["--readers", &plan.readers.to_string(), "--ready-fd", &number.to_string()]);
+    let Transport { kind, readers } = &plan.transport;
+    command.args(["--transport", &kind.to_string(), "--readers", &readers.to_string()]);
+    command.args(["--ready-fd", &number.to_string()]);
     command.stdin(Stdio::null()).stdout(output()?).stderr(output()?).current_dir("/");
     // SAFETY: between fork and exec only setsid and fcntl are called, both async-signal-safe; the descriptor is open, since
     // `theirs` lives until after spawn.
@@ -283,7 +311,8 @@ fn session_options(plan: &Plan, node: &Node) -> fuse::Options {
             noexec: options.noexec,
         },
         writeback: options.writeback,
-        readers: plan.readers,
+        transport: plan.transport.kind,
+        readers: plan.transport.readers,
         deadline: options.deadline,
         read_ahead_kib: options.read_ahead_kib.or(defaults.read_ahead_kib),
         log: log::sink(),
@@ -358,6 +387,7 @@ impl Daemon {
             uptime_seconds: self.node.age().as_secs(),
             requests: self.requests(),
             waiting: self.session.waiting() as u64,
+            transport: self.session.transport().to_string(),
         });
         Ok(status)
     }

@@ -95,6 +95,8 @@ pub struct Served {
     pub requests: u64,
     /// Of these, waiting at the moment.
     pub waiting: u64,
+    /// How they come: `uring` or `classic`.
+    pub transport: String,
 }
 
 impl Node {

@@ -1,11 +1,14 @@
 //! The floor of the transport: how long operations take when the filesystem below does nothing.
 //!
 //! ```text
-//! cargo run --release -p covey-fuse --example floor
+//! cargo run --release -p covey-fuse --example floor [DIRECTORY]
+//! cargo run --release -p covey-fuse --example floor transports [ROUNDS]
 //! ```
 //!
 //! Prints medians and 99th percentiles in microseconds, with and without the kernel's writeback cache, and beside them
-//! the same operations on the directory given as an argument (say, one on tmpfs).
+//! the same operations on the directory given as an argument (say, one on tmpfs). With `transports` it compares
+//! /dev/fuse with io_uring (whose switch must be on, or is turned on), in turns: what one or sixteen callers get and what an
+//! operation costs both sides in processor time.
 
 extern crate covey_fuse as fuse;
 
@@ -19,7 +22,7 @@ use std::time::Duration;
 
 use base::time::monotonic;
 use fuse::null::{FILES, Null};
-use fuse::{Options, Session, Unmount};
+use fuse::{Options, Session, Transport, Unmount};
 
 type Outcome = std::result::Result<(), Box<dyn std::error::Error>>;
 
@@ -166,9 +169,87 @@ fn first_listings(parent: &Path) -> Outcome {
     Ok(())
 }
 
+/// Processor time of this process, which is both client and server.
+fn cpu() -> Duration {
+    // SAFETY: rusage is plain numbers, for which all zero bytes are a value.
+    let mut used: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `used` is room for one rusage.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut used) };
+    let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
+    time(used.ru_utime) + time(used.ru_stime)
+}
+
+/// Runs `work` in so many threads, `each` times in every one, and shows latency, rate and processor time.
+fn crowd(
+    what: &str,
+    threads: usize,
+    each: usize,
+    work: impl Fn(usize, usize) -> std::io::Result<Duration> + Sync,
+) -> Outcome {
+    let (begun, used) = (monotonic(), cpu());
+    let times: std::io::Result<Vec<Vec<Duration>>> = std::thread::scope(|scope| {
+        let work = &work;
+        let crowd: Vec<_> = (0..threads)
+            .map(|thread| scope.spawn(move || (0..each).map(|i| work(thread, i)).collect()))
+            .collect();
+        crowd
+            .into_iter()
+            .map(|one| one.join().unwrap_or_else(|_| Err(std::io::Error::other("panicked"))))
+            .collect()
+    });
+    let (took, used) = (begun.elapsed(), cpu() - used);
+    let mut times = Times(times?.concat());
+    let count = times.0.len() as f64;
+    times.show(what);
+    let (rate, cost) = (count / took.as_secs_f64() / 1e3, used.as_secs_f64() * 1e6 / count);
+    println!("  {:34} {rate:8.1} kop/s {cost:8.1} us of processor time each", "");
+    Ok(())
+}
+
+fn compare(parent: &Path, rounds: usize) -> Outcome {
+    for round in 1..=rounds {
+        for transport in [Transport::Classic, Transport::Uring] {
+            let options = Options { writeback: Some(false), transport, ..Options::default() };
+            let session = Session::mount(Arc::new(Null::new()), parent, options)?;
+            println!("round {round}, {}:", session.transport());
+            let read = |thread: usize, i: usize| {
+                let file = File::open(parent.join(((thread * 61 + i) as u64 % FILES).to_string()))?;
+                // SAFETY: the descriptor is open; the rest are numbers.
+                unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+                let begun = monotonic();
+                file.read_at(&mut [0; 4096], 0)?;
+                Ok(begun.elapsed())
+            };
+            let cycle = |thread: usize, i: usize| {
+                let path = parent.join(format!("new-{thread}-{i}"));
+                let begun = monotonic();
+                File::create_new(&path)?.write_all(&[7; 4096])?;
+                std::fs::remove_file(&path)?;
+                Ok(begun.elapsed())
+            };
+            // The first pass looks names up.
+            (0..FILES as usize).try_for_each(|i| read(0, i).map(drop))?;
+            for threads in [1, 16] {
+                crowd(&format!("cold read 4 KiB, {threads} threads"), threads, 16_000 / threads, read)?;
+                let what = format!("create+write+close+unlink, {threads} thr");
+                crowd(&what, threads, 4_000 / threads, cycle)?;
+            }
+            session.unmount(Unmount::Polite)?;
+            session.wait();
+        }
+    }
+    Ok(())
+}
+
 fn main() -> Outcome {
     let parent = std::env::temp_dir().join(format!("covey-floor-{}", std::process::id()));
     std::fs::create_dir(&parent)?;
+    if std::env::args().nth(1).as_deref() == Some("transports") {
+        let rounds = std::env::args().nth(2).and_then(|text| text.parse().ok()).unwrap_or(3);
+        let done = compare(&parent, rounds);
+        std::fs::remove_dir(&parent)?;
+        return done;
+    }
     for writeback in [false, true] {
         println!("null filesystem, writeback {}:", if writeback { "on" } else { "off" });
         let options = Options { writeback: Some(writeback), ..Options::default() };

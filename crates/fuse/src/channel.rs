@@ -4,10 +4,10 @@
 //!   Source::receive ──► dispatch: decode ─► Filesystem ─► encode ──► Sink::reply
 //! ```
 //!
-//! [`Device`] is both ends over /dev/fuse: one read(2) per request, one writev(2) per reply. Two more fit the same
-//! seam: an io_uring queue (its source hands out the requests of one CPU's ring; its sink gives a reply back to the ring that
-//! owns the entry) and a byte stream to a guest (a source that cuts the stream by the length in each header). Nothing
-//! above this file knows a file descriptor.
+//! [`Device`] is both ends over /dev/fuse: one read(2) per request, one writev(2) per reply. [`crate::uring`] brings
+//! requests by rings of its own and has a sink per ring entry, which gives a reply back to the ring that owns it. A byte
+//! stream to a guest fits the same seam (a source that cuts the stream by the length in each header). Nothing above this
+//! file knows a file descriptor.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, Read, Write};

@@ -2,13 +2,15 @@
 //!
 //! ```text
 //!  kernel ─► /dev/fuse ─► session (a reader thread per core) ─► dispatch ─► Filesystem
+//!        └─► io_uring, a ring per CPU ─────────────────────────────┘
 //!                ▲              channel: Source, Sink              │  │
 //!                └──────────────────── reply ◄─────────────────────┘  └─► defer (must wait; deadline)
 //! ```
 //!
 //! - [`session`]: mounting, the threads, the end. Start at [`Session::mount`].
 //! - [`mount`]: mount(2), fusermount3, umount, and what is mounted where.
-//! - [`channel`]: where requests come from and replies go; the seam for io_uring and for a byte stream.
+//! - [`channel`]: where requests come from and replies go; the seam for a byte stream.
+//! - [`uring`]: the same over io_uring, a ring per CPU.
 //! - [`dispatch`], [`execute`]: decode, ask, encode. [`defer`]: requests that must wait. [`seek`]: dirty pages first.
 //! - [`notify`]: what the kernel is to forget. [`counts`]: how many requests came.
 //! - [`abi`]: the bytes, and [`abi::opcodes::OPCODES`], the table of what is served.
@@ -30,10 +32,12 @@ pub mod notify;
 pub mod null;
 pub mod seek;
 pub mod session;
+pub mod uring;
 
 pub use mount::{MountError, MountFlags, Unmount, UnmountError, unmount};
 pub use notify::Notifier;
 pub use session::{Ended, Options, Session, Unmounter};
+pub use uring::Transport;
 
 /// Where lines meant for a person go.
 pub type Log = std::sync::Arc<dyn Fn(&str) + Send + Sync>;

@@ -79,6 +79,9 @@ pub enum MountError {
     /// `fusermount3` refused.
     #[error("fusermount3 could not mount: {0}")]
     Helper(String),
+    /// io_uring was demanded and cannot be had.
+    #[error("FUSE over io_uring: {0}")]
+    NoUring(String),
     /// The filesystem itself could not say what its root is.
     #[error("the volume's root directory cannot be read ({0}): check it with `covey fsck`")]
     Root(fs::Errno),
@@ -302,13 +305,15 @@ fn detach(path: &Path, how: Unmount, by_helper: bool) -> Result<(), UnmountError
 /// Has all dirty pages of a mount handed to its daemon, and waits for it, but not for ever: a daemon that hangs is a
 /// reason to use force.
 fn push_all(path: &Path) {
-    const AT_MOST: Duration = Duration::from_secs(30);
-    let Ok(root) = std::fs::File::open(path) else { return };
+    const AT_MOST: Duration = Duration::from_secs(10);
     let (done, wait) = mpsc::channel();
+    let path = path.to_owned();
     let pushing = base::thread::spawn("fuse-push", move || {
-        // SAFETY: the descriptor is open; syncfs takes nothing else.
-        let _ = unsafe { libc::syncfs(root.as_raw_fd()) };
-        drop(root);
+        // Already the opening may wait for ever.
+        if let Ok(root) = std::fs::File::open(path) {
+            // SAFETY: the descriptor is open; syncfs takes nothing else.
+            let _ = unsafe { libc::syncfs(root.as_raw_fd()) };
+        }
         let _ = done.send(());
     });
     if pushing.is_ok() {

@@ -1,14 +1,14 @@
 //! One mount from beginning to end.
 //!
 //! [`Session::mount`] mounts, answers INIT, and starts a reader thread per core, each with a /dev/fuse descriptor of
-//! its own. The session ends when the kernel says that the mount is gone, however that came about: umount, a forced
+//! its own, or a ring per CPU and one reader ([`crate::uring`]). The session ends when the kernel says that the mount is gone, however that came about: umount, a forced
 //! umount, an abort through /sys/fs/fuse/connections. The last thread to see it makes the filesystem durable
 //! ([`Filesystem::sync`]) and tells it that the kernel is gone ([`Filesystem::unmounted`]), once; [`Session::wait`] returns after that.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base::Ino;
@@ -19,7 +19,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::Log;
 use crate::abi::Put;
 use crate::abi::header::{Header, OUT_HEADER};
-use crate::abi::init::{self, Agreed, Offer, Wishes};
+use crate::abi::init::{self, Agreed, Offer, Wishes, flag};
 use crate::abi::opcodes::op;
 use crate::buffer::{PageBuf, RequestBuf};
 use crate::channel::{Device, Received, Sink, Source};
@@ -29,6 +29,7 @@ use crate::dispatch::{Dispatcher, Parts, PushDirty, late_line};
 use crate::mount::{self, Mount, MountError, MountFlags, Unmount, UnmountError};
 use crate::notify::Notifier;
 use crate::seek::ThroughMount;
+use crate::uring::{self, Host, Rings, Transport, WayBack};
 
 /// How to mount and serve.
 #[derive(Clone)]
@@ -37,7 +38,10 @@ pub struct Options {
     pub mount: MountFlags,
     /// Let the kernel hold written bytes back until close or fsync; `None`: yes, if the mount is exclusive and writable.
     pub writeback: Option<bool>,
-    /// Threads that read requests; 0: one per core.
+    /// How requests come and replies go.
+    pub transport: Transport,
+    /// Threads that read requests from /dev/fuse; 0: one per core. With io_uring there is one, for the few that still
+    /// come that way.
     pub readers: usize,
     /// The most threads for requests that must wait.
     pub workers: usize,
@@ -54,6 +58,7 @@ impl Default for Options {
         Options {
             mount: MountFlags { source: "covey".into(), ..MountFlags::default() },
             writeback: None,
+            transport: Transport::Auto,
             readers: 0,
             workers: 32,
             deadline: Duration::from_secs(60),
@@ -81,7 +86,10 @@ struct Shared {
     notifier: Notifier,
     dispatcher: Dispatcher,
     log: Log,
-    readers_left: AtomicUsize,
+    /// Reader and ring threads that have not ended, and one more while threads are being started.
+    threads_left: AtomicUsize,
+    rings: OnceLock<Rings>,
+    aborted: AtomicBool,
     ended: Mutex<Option<Ended>>,
     changed: Condvar,
 }
@@ -127,14 +135,25 @@ impl Session {
         let frozen = fs.coherence() == Coherence::Frozen;
         options.mount.read_only |= frozen;
         let writable = !options.mount.read_only;
-        let wishes =
-            Wishes { writeback: writable && options.writeback.unwrap_or(true), export: serves_dot(&*fs) };
+        let mut remarks = Vec::new();
+        let uring = uring::decide(options.transport, &mut remarks)?;
+        let mut wishes = Wishes {
+            writeback: writable && options.writeback.unwrap_or(true),
+            export: serves_dot(&*fs),
+            uring,
+        };
         let root_mode = root.kind.mode_bits() | u32::from(root.perm);
         let (device, mount) = mount::mount(&path, &options.mount, root_mode)?;
         let guard = MountGuard(Arc::new(mount));
+        let way_back = if uring { uring::prepare(options.transport, &device, &mut remarks)? } else { None };
+        wishes.uring = way_back.is_some();
         let agreed = handshake(&device, &wishes)?;
-        let mut session = start(fs, Arc::clone(&guard.0), device, agreed, &options, writable)?;
+        let mut session = start(fs, Arc::clone(&guard.0), device, (agreed, way_back), &options, writable)?;
         std::mem::forget(guard);
+        if wishes.uring && !agreed.has(flag::OVER_IO_URING) {
+            remarks.push(uring::fallback_line("this kernel did not offer it"));
+        }
+        session.warnings.splice(0..0, remarks);
         session.set_read_ahead(options.read_ahead_kib);
         Ok(session)
     }
@@ -193,6 +212,11 @@ impl Session {
     /// What INIT settled with the kernel.
     pub fn agreed(&self) -> Agreed {
         self.agreed
+    }
+
+    /// How requests come: [`Transport::Uring`] or [`Transport::Classic`].
+    pub fn transport(&self) -> Transport {
+        if self.shared.rings.get().is_some() { Transport::Uring } else { Transport::Classic }
     }
 
     /// The mountpoint, absolute.
@@ -285,13 +309,14 @@ fn start(
     fs: Arc<dyn Filesystem>,
     mount: Arc<Mount>,
     device: Device,
-    agreed: Agreed,
+    (agreed, way_back): (Agreed, Option<WayBack>),
     options: &Options,
     writable: bool,
 ) -> Result<Session, MountError> {
     let failed = MountError::io("starting threads");
-    let devices = devices(device, options.readers);
-    let sink: Arc<dyn Sink> = Arc::clone(&devices[0]) as _;
+    let device = Arc::new(device);
+    let readers = if options.readers == 0 { cores() } else { options.readers };
+    let sink: Arc<dyn Sink> = Arc::clone(&device) as _;
     let notifier = Notifier::start(sink).map_err(&failed)?;
     let log = Arc::clone(&options.log);
     let desk = Desk::start(options.deadline, move |waited| log(&late_line(waited))).map_err(&failed)?;
@@ -311,40 +336,80 @@ fn start(
     let shared = Arc::new(Shared {
         fs,
         mount,
-        counts: Counts::new(devices.len()),
+        counts: Counts::new(readers.max(1 + uring::possible_cpus())),
         desk,
         pools: [workers, seeker],
         notifier,
         dispatcher,
         log: Arc::clone(&options.log),
-        readers_left: AtomicUsize::new(devices.len()),
+        threads_left: AtomicUsize::new(1),
+        rings: OnceLock::new(),
+        aborted: AtomicBool::new(false),
         ended: Mutex::new(None),
         changed: Condvar::new(),
     });
+    let mut warnings = Vec::new();
+    if let Some(way_back) = way_back.filter(|_| agreed.has(flag::OVER_IO_URING)) {
+        match Rings::start(&device, &shared, way_back) {
+            Ok(rings) => drop(shared.rings.set(rings)),
+            Err(why) => warnings.push(uring::fallback_line(&why)),
+        }
+    }
+    let readers = if shared.rings.get().is_some() { 1 } else { readers };
+    let started = read_from(&shared, devices(device, readers));
+    shared.leave();
+    started.map_err(failed)?;
+    Ok(Session { shared, agreed, warnings })
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Starts the reader threads. Serving with fewer is better than not at all, but one there must be.
+fn read_from(shared: &Arc<Shared>, devices: Vec<Arc<Device>>) -> std::io::Result<()> {
     for (index, device) in devices.into_iter().enumerate() {
-        let reader = Arc::clone(&shared);
+        shared.begins();
+        let reader = Arc::clone(shared);
         let spawned = base::thread::spawn(&format!("fuse-{index}"), move || reader.read(index, &device));
         if let Err(error) = spawned {
-            // Serving with fewer threads is better than not at all, but one there must be.
-            shared.leave(false);
+            shared.leave();
             if index == 0 {
-                return Err(failed(error));
+                return Err(error);
             }
         }
     }
-    Ok(Session { shared, agreed, warnings: Vec::new() })
+    Ok(())
 }
 
 /// A descriptor for each reader; those that cannot be had share the first.
-fn devices(first: Device, readers: usize) -> Vec<Arc<Device>> {
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    let readers = if readers == 0 { cores() } else { readers };
-    let first = Arc::new(first);
+fn devices(first: Arc<Device>, readers: usize) -> Vec<Arc<Device>> {
     let mut devices = vec![Arc::clone(&first)];
     while devices.len() < readers {
         devices.push(first.cloned().map_or_else(|_| Arc::clone(&first), Arc::new));
     }
     devices
+}
+
+impl Host for Shared {
+    fn serve(&self, queue: usize, request: &[u8], room: &mut [u8], sink: &Arc<dyn Sink>) {
+        self.dispatcher.serve(self.counts.lane(1 + queue), request, room, sink);
+    }
+
+    fn begins(&self) {
+        self.threads_left.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn ended(&self, end: std::io::Result<()>) {
+        if let Err(error) = end {
+            // The kernel never moves a queue's requests to another: programs on that CPU would wait for ever.
+            (self.log)(&format!("fuse: a ring failed, the mount is taken away by force: {error}"));
+            let mount = Arc::clone(&self.mount);
+            let cut = move || mount.unmount(Unmount::Force);
+            let _ = base::thread::spawn("fuse-cut", cut);
+        }
+        self.leave();
+    }
 }
 
 impl Shared {
@@ -368,12 +433,19 @@ impl Shared {
                 }
             }
         };
-        self.leave(aborted);
+        if aborted {
+            self.aborted.store(true, Ordering::Release);
+        }
+        // A ring all of whose requests wait hears nothing of the end by itself.
+        if let Some(rings) = self.rings.get() {
+            rings.stop();
+        }
+        self.leave();
     }
 
-    /// A reader thread has ended; the last one ends the session.
-    fn leave(&self, aborted: bool) {
-        if self.readers_left.fetch_sub(1, Ordering::AcqRel) > 1 {
+    /// A thread has ended; the last one ends the session.
+    fn leave(&self) {
+        if self.threads_left.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
         self.desk.close();
@@ -386,7 +458,7 @@ impl Shared {
         }
         let synced = catch_unwind(AssertUnwindSafe(|| self.fs.sync())).unwrap_or(Err(Errno::EIO));
         let _ = catch_unwind(AssertUnwindSafe(|| self.fs.unmounted()));
-        *self.ended.lock() = Some(Ended { aborted: aborted || dead, synced });
+        *self.ended.lock() = Some(Ended { aborted: self.aborted.load(Ordering::Acquire) || dead, synced });
         self.changed.notify_all();
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::daemon::{self, Plan};
+use crate::daemon::{self, Plan, Transport};
 use crate::error::Result;
 use crate::node::Source;
 use crate::options::MountOptions;
@@ -25,9 +25,8 @@ pub struct Args {
     /// Mount options, see below
     #[arg(short = 'o', value_name = "OPTION,...")]
     options: Vec<String>,
-    /// Threads that read requests [default: one per core]
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
-    readers: usize,
+    #[command(flatten)]
+    transport: Transport,
     /// The descriptor on which a parent waits for news
     #[arg(long, hide = true)]
     ready_fd: Option<i32>,
@@ -45,7 +44,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             source,
             mountpoint: args.mountpoint.clone(),
             options: MountOptions::parse(&args.options)?,
-            readers: args.readers,
+            transport: args.transport.clone(),
             status_line: false,
         };
         if args.background { daemon::in_background(&plan, term) } else { daemon::run(plan, parent, term) }

@@ -66,6 +66,11 @@ fn of(path: &std::path::Path) -> Result<Status> {
     }
 }
 
+/// The transport in words.
+fn way(transport: &str) -> &str {
+    if transport == "uring" { "io_uring" } else { "/dev/fuse" }
+}
+
 fn text(status: &Status) -> String {
     let mut pairs = Pairs::new();
     pairs.row("volume", &status.volume);
@@ -77,7 +82,15 @@ fn text(status: &Status) -> String {
         Some(served) => pairs
             .row("mounted on", format!("{} ({})", served.mountpoint.display(), status.mode.word()))
             .row("up for", span(served.uptime_seconds as f64))
-            .row("requests", format!("{} served, {} waiting", count(served.requests), served.waiting)),
+            .row(
+                "requests",
+                format!(
+                    "{} served, {} waiting, by {}",
+                    count(served.requests),
+                    served.waiting,
+                    way(&served.transport)
+                ),
+            ),
         None => pairs.row("mounted on", "-"),
     };
     pairs

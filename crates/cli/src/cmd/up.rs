@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::cmd::format;
-use crate::daemon::{self, Plan};
+use crate::daemon::{self, Plan, Transport};
 use crate::error::{Context, Failure, Result};
 use crate::mounts;
 use crate::node::Source;
@@ -33,6 +33,8 @@ pub struct Args {
     /// Mount options, see covey mount --help
     #[arg(short = 'o', value_name = "OPTION,...")]
     options: Vec<String>,
+    #[command(flatten)]
+    transport: Transport,
 }
 
 /// Where a volume is kept by default.
@@ -60,7 +62,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         std::fs::create_dir_all(&mountpoint).at("make the mountpoint", &mountpoint)?;
         term.say(format_args!("Made the mountpoint {}.", mountpoint.display()));
     }
-    let plan = Plan { source, mountpoint, options, readers: 0, status_line: true };
+    let plan = Plan { source, mountpoint, options, transport: args.transport.clone(), status_line: true };
     if args.background { daemon::in_background(&plan, term) } else { daemon::run(plan, None, term) }
 }
 

@@ -50,6 +50,7 @@ pub mod flag {
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
+    pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
 /// What a mount wants.
@@ -59,6 +60,8 @@ pub struct Wishes {
     pub writeback: bool,
     /// Lookups of "." are served, so file handles (NFS, open_by_handle_at) can outlive the kernel's memory.
     pub export: bool,
+    /// Requests are to come through io_uring: only for one who then registers a ring for every CPU.
+    pub uring: bool,
 }
 
 /// What the kernel asked with.
@@ -145,6 +148,9 @@ impl Offer {
         }
         if wishes.export {
             wanted |= flag::EXPORT_SUPPORT;
+        }
+        if wishes.uring {
+            wanted |= flag::OVER_IO_URING;
         }
         if self.major != MAJOR || self.minor < MINOR_MIN || self.flags & NEEDED != NEEDED {
             return Err(Errno(libc::EPROTO));

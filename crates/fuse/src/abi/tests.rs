@@ -172,15 +172,17 @@ fn a_listing_stops_where_the_room_ends() {
 #[test]
 fn init_takes_what_is_offered_and_wanted_and_nothing_dangerous() {
     let all = Offer { major: 7, minor: 46, max_readahead: 131_072, flags: u64::MAX };
-    let agreed = all.agree(&Wishes { writeback: true, export: true }).unwrap();
+    let agreed = all.agree(&Wishes { writeback: true, export: true, uring: true }).unwrap();
     assert_eq!(agreed.minor, 45);
     assert!(agreed.has(flag::WRITEBACK_CACHE | flag::EXPORT_SUPPORT | flag::HANDLE_KILLPRIV_V2));
+    assert!(agreed.has(flag::OVER_IO_URING));
     for never in [flag::ATOMIC_O_TRUNC, flag::POSIX_LOCKS, flag::FLOCK_LOCKS, flag::AUTO_INVAL_DATA, 1 << 40]
     {
         assert!(!agreed.has(never));
     }
     let plain = all.agree(&Wishes::default()).unwrap();
     assert!(!plain.has(flag::WRITEBACK_CACHE) && !plain.has(flag::EXPORT_SUPPORT));
+    assert!(!plain.has(flag::OVER_IO_URING), "the kernel would wait for rings for ever");
     let old = Offer { minor: 35, ..all };
     assert_eq!(old.agree(&Wishes::default()), Err(Errno(libc::EPROTO)));
     let poor = Offer { flags: !flag::NO_OPEN_SUPPORT, ..all };

@@ -1,6 +1,7 @@
 //! The transport under the real kernel: every test mounts a filesystem of its own.
 //!
-//! What lacks (root, /dev/fuse) is printed and the test skipped.
+//! What lacks (root, /dev/fuse) is printed and the test skipped. `COVEY_FUSE_TRANSPORT` (`auto`, `uring`, `classic`) says
+//! how requests come; without it it is `classic`, and [`transports`] runs everything once more over io_uring.
 
 #![allow(missing_docs, reason = "helpers of this test only")]
 
@@ -10,9 +11,11 @@ mod budgets;
 mod files;
 mod listings;
 mod memory;
+mod transports;
 mod traps;
 mod trouble;
 
+use std::io::{Read, Seek};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -20,7 +23,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use fuse::{Options, Session, Unmount};
+use fuse::{Options, Session, Transport, Unmount};
 use memory::Memory;
 use tempfile::TempDir;
 
@@ -44,8 +47,12 @@ pub fn rig() -> Option<Rig> {
     rig_with(Memory::new(), options())
 }
 
+/// Says how requests come in these tests.
+pub const TRANSPORT: &str = "COVEY_FUSE_TRANSPORT";
+
 pub fn options() -> Options {
-    Options { readers: 2, ..Options::default() }
+    let transport = std::env::var(TRANSPORT).map_or(Transport::Classic, |name| name.parse().unwrap());
+    Options { readers: 2, transport, ..Options::default() }
 }
 
 pub fn rig_with(fs: Memory, options: Options) -> Option<Rig> {
@@ -107,4 +114,31 @@ pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Sen
     let (done, wait) = mpsc::channel();
     std::thread::spawn(move || done.send(work()));
     wait.recv_timeout(limit).expect("finished in time")
+}
+
+/// What a program printed. One that has not ended by then is killed, so that what it mounted goes with it, and the test fails.
+pub fn output_within(limit: Duration, command: &mut Command) -> std::io::Result<Output> {
+    let mut files = [tempfile::tempfile()?, tempfile::tempfile()?];
+    command.stdout(files[0].try_clone()?).stderr(files[1].try_clone()?);
+    let mut child = command.spawn()?;
+    let end = std::time::Instant::now() + limit;
+    let status = loop {
+        match child.try_wait()? {
+            Some(status) => break Some(status),
+            None if std::time::Instant::now() > end => break None,
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    if status.is_none() {
+        child.kill()?;
+        child.wait()?;
+    }
+    let [stdout, stderr] = files.each_mut().map(|file| {
+        let mut text = Vec::new();
+        file.rewind().and_then(|()| file.read_to_end(&mut text)).map(|_| text)
+    });
+    let (stdout, stderr) = (stdout?, stderr?);
+    let said = || format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    let status = status.unwrap_or_else(|| panic!("not at its end after {limit:?}:\n{}", said()));
+    Ok(Output { status, stdout, stderr })
 }

@@ -1,0 +1,284 @@
+//! FUSE over io_uring: requests come and replies go by one ring per CPU instead of read(2) and write(2).
+//!
+//! ```text
+//!  program on CPU 1 ─► kernel's queue 1 ─► ring 1: its thread serves ─► commit, which fetches the next
+//!                                              │ must wait          ▲ mailbox, eventfd
+//!                                              └─► worker, answers ─┘
+//!  FORGET, INTERRUPT ─► /dev/fuse ─► one reader thread          notifications ─► /dev/fuse
+//! ```
+//!
+//! The kernel puts a request into the queue of the CPU that its program runs on, and never moves it to another; so there
+//! is a ring for every CPU that could ever exist, and a ring's thread never waits. A request that must wait keeps its
+//! entry until it is answered: the depth is how many may wait per CPU before others queue behind them, for the
+//! deadline at most. Depth times 1 MiB times CPUs is held under [`MEMORY`] (never fewer than [`LEAST`] entries), and only
+//! what was written to is real memory: the kernel uses the entry that came back last, so that few of them ever are.
+//!
+//! **The switch.** The kernel offers this only where `enable_uring` is on, which is one switch for the whole machine and
+//! off by default. [`Transport::Auto`] takes what is offered; [`Transport::Uring`] turns it on, as root, and says so; it stays
+//! on, because other mounts may have come to use it. Turning it off does not touch a mount that already runs.
+//!
+//! **The order of things.** Having agreed in INIT, the kernel lets no request through until every queue has an entry. Rings
+//! are therefore registered one after another; until the last one's first entry is accepted there is a way back: a
+//! registration that fails, on purpose if need be ([`WayBack`]), makes the kernel serve everything through /dev/fuse.
+
+mod entry;
+mod ring;
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+pub(crate) use self::ring::WayBack;
+use self::ring::{Mailbox, Ring};
+use crate::channel::{Device, Sink};
+use crate::mount::MountError;
+
+/// The host-wide switch.
+pub const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+/// The most that the payloads of all entries of a mount may come to, in bytes.
+const MEMORY: usize = 64 << 20;
+/// Entries per ring: with one alone, a request that waits would stop its CPU.
+const LEAST: usize = 2;
+/// More waiting requests per CPU than this bring nothing.
+const MOST: usize = 32;
+
+/// How requests come and replies go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// io_uring where the kernel's switch is on, else classic.
+    #[default]
+    Auto,
+    /// io_uring; as root the switch is turned on.
+    Uring,
+    /// read(2) and write(2) on /dev/fuse.
+    Classic,
+}
+
+impl FromStr for Transport {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Transport, String> {
+        match text {
+            "auto" => Ok(Transport::Auto),
+            "uring" => Ok(Transport::Uring),
+            "classic" => Ok(Transport::Classic),
+            _ => Err(format!("there is no transport {text}: choose auto, uring or classic")),
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Transport::Auto => "auto",
+            Transport::Uring => "uring",
+            Transport::Classic => "classic",
+        })
+    }
+}
+
+/// Whether the kernel's switch is on; `None` when it has none.
+pub fn switched_on() -> Option<bool> {
+    let read = || std::fs::read_to_string(SWITCH).ok();
+    // The kernel's module may be loaded only when its device is first opened.
+    let text = read().or_else(|| Device::open().ok().and_then(|_| read()))?;
+    Some(matches!(text.trim(), "Y" | "1"))
+}
+
+/// Whether to ask the kernel for rings. What a person should know is added to `remarks`.
+///
+/// # Errors
+/// [`MountError::NoUring`] when it was demanded and cannot be had; its text says what to do.
+pub(crate) fn decide(wanted: Transport, remarks: &mut Vec<String>) -> Result<bool, MountError> {
+    match (wanted, switched_on()) {
+        (Transport::Classic, _) | (Transport::Auto, None | Some(false)) => return Ok(false),
+        (_, Some(true)) => {}
+        (_, None) => {
+            return Err(MountError::NoUring(
+                "this kernel has no FUSE over io_uring (Linux 6.14 or newer has it); use --transport auto"
+                    .into(),
+            ));
+        }
+        (_, Some(false)) => {
+            std::fs::write(SWITCH, "Y").map_err(|error| {
+                MountError::NoUring(format!(
+                    "the kernel's switch for it is off and cannot be turned on here ({error}); as root: \
+                     echo Y > {SWITCH}; or use --transport auto"
+                ))
+            })?;
+            remarks.push(format!(
+                "turned on FUSE over io_uring for the whole machine (off again: echo N > {SWITCH})"
+            ));
+        }
+    }
+    Ok(true)
+}
+
+/// Makes sure, before the kernel is promised rings, that they can be taken back; `None`: there can be none.
+///
+/// # Errors
+/// [`MountError::NoUring`] when they were demanded.
+pub(crate) fn prepare(
+    wanted: Transport,
+    device: &Device,
+    remarks: &mut Vec<String>,
+) -> Result<Option<WayBack>, MountError> {
+    match WayBack::prepare(device) {
+        Ok(way) => Ok(Some(way)),
+        Err(error) if wanted == Transport::Uring => Err(MountError::NoUring(format!(
+            "this system does not allow io_uring ({error}): see `sysctl kernel.io_uring_disabled` and, in a \
+             container, its seccomp profile; or use --transport auto"
+        ))),
+        Err(error) => {
+            remarks.push(fallback_line(&format!("this system does not allow io_uring: {error}")));
+            Ok(None)
+        }
+    }
+}
+
+/// The one line that says why io_uring is not used although it could be expected.
+pub(crate) fn fallback_line(why: &str) -> String {
+    format!("requests come through /dev/fuse instead of io_uring: {why}")
+}
+
+/// Who serves what the rings bring.
+pub(crate) trait Host: Send + Sync + 'static {
+    /// Serves one request of this queue.
+    fn serve(&self, queue: usize, request: &[u8], room: &mut [u8], sink: &Arc<dyn Sink>);
+
+    /// A ring is about to begin; [`Host::ended`] will be called for it.
+    fn begins(&self);
+
+    /// A ring has ended; an error means that its queue is no longer served although the mount is there.
+    fn ended(&self, end: io::Result<()>);
+}
+
+/// All rings of a mount.
+pub(crate) struct Rings(Vec<Arc<Mailbox>>);
+
+impl Rings {
+    /// Starts a thread per possible CPU and registers all queues.
+    ///
+    /// # Errors
+    /// Why not, in words; the kernel has then been told to use /dev/fuse.
+    pub(crate) fn start(device: &Arc<Device>, host: &Arc<impl Host>, way: WayBack) -> Result<Rings, String> {
+        let queues = possible_cpus();
+        let depth = depth(queues);
+        let (ready, started) = mpsc::channel();
+        let mut rings = Rings(Vec::with_capacity(queues));
+        for queue in 0..queues {
+            host.begins();
+            let (thread_device, thread_host, ready) = (Arc::clone(device), Arc::clone(host), ready.clone());
+            let spawned = base::thread::spawn(&format!("fuse-ring-{queue}"), move || {
+                live(queue, depth, &thread_device, &*thread_host, &ready);
+            });
+            let registered = match spawned {
+                Ok(_) => started.recv().map_err(io::Error::other).flatten(),
+                Err(error) => {
+                    host.ended(Ok(()));
+                    Err(error)
+                }
+            };
+            match registered {
+                Ok(mailbox) => rings.0.push(mailbox),
+                Err(error) => {
+                    rings.0.iter().for_each(|mailbox| mailbox.give_up());
+                    way.take();
+                    return Err(format!("registering queue {queue} of {queues} failed: {error}"));
+                }
+            }
+        }
+        Ok(rings)
+    }
+
+    /// Ends them all: the mount is gone.
+    pub(crate) fn stop(&self) {
+        self.0.iter().for_each(|mailbox| mailbox.close());
+    }
+}
+
+/// A ring thread's life.
+fn live(
+    queue: usize,
+    depth: usize,
+    device: &Arc<Device>,
+    host: &impl Host,
+    ready: &mpsc::Sender<io::Result<Arc<Mailbox>>>,
+) {
+    pin(queue);
+    let ring = match Ring::register(queue as u16, depth, device) {
+        Ok(ring) => ring,
+        Err(error) => {
+            host.ended(Ok(()));
+            let _ = ready.send(Err(error));
+            return;
+        }
+    };
+    let _ = ready.send(Ok(ring.mailbox()));
+    host.ended(ring.run(|request, room, sink| host.serve(queue, request, room, sink)));
+}
+
+/// Keeps the calling thread on the CPU whose requests it serves: woken there, it runs as soon as the program waits, on a warm cache
+/// and without waking another CPU, which on an idle machine costs more than the request. Where that is not allowed it runs anywhere.
+fn pin(cpu: usize) {
+    // SAFETY: a cpu_set_t is plain bits, all zeros is the empty set, and CPU_SET checks the index against its size.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+    }
+}
+
+/// Entries per ring.
+fn depth(queues: usize) -> usize {
+    (MEMORY / entry::PAYLOAD / queues.max(1)).clamp(LEAST, MOST)
+}
+
+/// How many CPUs this machine could ever have: the kernel has a queue for each.
+pub(crate) fn possible_cpus() -> usize {
+    let counted =
+        std::fs::read_to_string("/sys/devices/system/cpu/possible").ok().and_then(|text| count(&text));
+    counted.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// Counts a list of ranges: "0-3,8" is five.
+fn count(ranges: &str) -> Option<usize> {
+    let number = |text: &str| text.trim().parse::<usize>().ok();
+    ranges.split(',').try_fold(0, |all, range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(all + (number(last)? + 1).checked_sub(number(first)?)?)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_are_counted() {
+        assert_eq!(count("0\n"), Some(1));
+        assert_eq!(count("0-127\n"), Some(128));
+        assert_eq!(count("0-3,8,10-11\n"), Some(7));
+        for bad in ["", "x", "3-1", "1-"] {
+            assert_eq!(count(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn memory_is_bounded_and_no_ring_is_too_shallow() {
+        assert_eq!([1, 2, 4, 16, 64, 1024].map(depth), [32, 32, 16, 4, 2, 2]);
+        for queues in 2..=32 {
+            assert!(queues * depth(queues) * entry::PAYLOAD <= MEMORY);
+        }
+    }
+
+    #[test]
+    fn transports_are_named_as_they_are_shown() {
+        for transport in [Transport::Auto, Transport::Uring, Transport::Classic] {
+            assert_eq!(transport.to_string().parse(), Ok(transport));
+        }
+        assert!("iouring".parse::<Transport>().unwrap_err().contains("auto, uring or classic"));
+    }
+}

@@ -1,0 +1,247 @@
+//! One entry of a ring: the memory that one request and its reply travel in, and the sink that answers it.
+//!
+//! ```text
+//!  header page                                                  payload: 1 MiB, page-aligned
+//!  ├ in_out 128 │ op_in 128 │ in_out of the entry 32 │ ... free ... ║ names, data, replies
+//!                                              ◄─ request: header, arguments ─┘ (put together in place)
+//! ```
+//!
+//! The kernel hands a request over in three pieces: its header, the operation's fixed arguments, and the rest as payload.
+//! Copying the first two (at most 168 bytes) to just below the payload makes one contiguous request of them, so that
+//! a WRITE's data is never copied.
+//!
+//! **Who may touch the memory.** Between a fetch and the commit it is ours: first the ring thread's, which serves the
+//! request, and after that (`parked`) whoever takes the right to answer by setting `unique` to 0. At all other times it is the kernel's.
+//! Anonymous pages become real when written to: an entry that has only seen small requests costs 8 KiB.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::ring::Mailbox;
+use crate::abi::header::{IN_HEADER, OUT_HEADER, out_header};
+use crate::abi::{MAX_WRITE, PAGE};
+use crate::channel::{Device, Sink};
+
+/// Bytes of payload that the kernel demands of an entry: the largest READ and WRITE.
+pub(super) const PAYLOAD: usize = MAX_WRITE;
+/// Bytes of an entry, its header's page included.
+const ENTRY: usize = PAGE + PAYLOAD;
+/// Length of the kernel's header structure, and where its parts are.
+pub(super) const HEADERS: usize = 288;
+const OP_IN: usize = 128;
+const OP_IN_LEN: usize = 128;
+const PAYLOAD_LEN: usize = 256 + 16;
+
+/// The memory of all entries of one ring.
+pub(super) struct Region {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the region is plain memory; who may touch which part of it when is said above and kept by `Entry`.
+unsafe impl Send for Region {}
+// SAFETY: as for Send.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Memory for `depth` entries.
+    ///
+    /// # Errors
+    /// The system has no room.
+    pub(super) fn new(depth: usize) -> io::Result<Arc<Region>> {
+        let len = depth * ENTRY;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new anonymous mapping at a place of the kernel's choosing.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // Huge pages would make 2 MiB real for each name looked up. Where there are none, the call fails harmlessly.
+        // SAFETY: exactly the mapping made above.
+        unsafe { libc::madvise(base, len, libc::MADV_NOHUGEPAGE) };
+        Ok(Arc::new(Region { base: base.cast(), len }))
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `new`; the last one who could use it has let go.
+        unsafe { libc::munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// The body of a reply on its way to the ring thread.
+pub(super) enum Body {
+    /// It is in the payload already.
+    Here(usize),
+    /// An entry, attributes, a count: nearly every reply.
+    Small([u8; SMALL], usize),
+    /// Anything else.
+    Own(Vec<u8>),
+}
+
+/// Holds every reply of fixed size.
+const SMALL: usize = 160;
+
+/// One entry; also the sink for the request that it holds.
+pub(super) struct Entry {
+    index: usize,
+    headers: *mut u8,
+    unique: AtomicU64,
+    parked: AtomicBool,
+    mailbox: Arc<Mailbox>,
+    device: Arc<Device>,
+    _region: Arc<Region>,
+}
+
+// SAFETY: `headers` points into the region, which lives as long as this; the rules of access are said above.
+unsafe impl Send for Entry {}
+// SAFETY: as for Send.
+unsafe impl Sync for Entry {}
+
+impl Entry {
+    pub(super) fn new(
+        region: &Arc<Region>,
+        index: usize,
+        mailbox: &Arc<Mailbox>,
+        device: &Arc<Device>,
+    ) -> Entry {
+        assert!((index + 1) * ENTRY <= region.len);
+        Entry {
+            index,
+            // SAFETY: within the region, as just checked.
+            headers: unsafe { region.base.add(index * ENTRY) },
+            unique: AtomicU64::new(0),
+            parked: AtomicBool::new(false),
+            mailbox: Arc::clone(mailbox),
+            device: Arc::clone(device),
+            _region: Arc::clone(region),
+        }
+    }
+
+    /// Both pieces of memory, as the kernel wants them when the entry is registered.
+    pub(super) fn pieces(&self) -> [libc::iovec; 2] {
+        let piece = |base: *mut u8, len| libc::iovec { iov_base: base.cast(), iov_len: len };
+        [piece(self.headers, HEADERS), piece(self.payload(), PAYLOAD)]
+    }
+
+    fn payload(&self) -> *mut u8 {
+        // SAFETY: the payload follows the header's page within the entry.
+        unsafe { self.headers.add(PAGE) }
+    }
+
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "the room is the kernel's memory lent to us, not a part of this struct"
+    )]
+    /// Puts the request together that the kernel has just handed over. Gives its bytes and, where the payload is not
+    /// part of it, the payload as room for the reply. An empty request means that its lengths make no sense.
+    ///
+    /// # Safety
+    /// The caller is the ring thread, the entry has been fetched and not yet committed, and what is returned is not
+    /// used after [`Entry::park`].
+    pub(super) unsafe fn open(&self) -> (u64, &[u8], Option<&mut [u8]>) {
+        // SAFETY: the caller promises that the entry is ours; all places are within the header's page.
+        let (header, arguments, filled) = unsafe {
+            (
+                self.headers.cast::<[u8; IN_HEADER]>().read(),
+                self.headers.add(OP_IN).cast::<[u8; OP_IN_LEN]>().read(),
+                self.headers.add(PAYLOAD_LEN).cast::<u32>().read_unaligned() as usize,
+            )
+        };
+        let number = |at: usize, len: usize| {
+            header[at..at + len].iter().rev().fold(0_u64, |all, &byte| all << 8 | u64::from(byte))
+        };
+        let (total, unique) = (number(0, 4) as usize, number(8, 8));
+        self.parked.store(false, Ordering::Relaxed);
+        self.unique.store(unique, Ordering::Release);
+        let fixed = total.wrapping_sub(IN_HEADER).wrapping_sub(filled);
+        if fixed > OP_IN_LEN || filled > PAYLOAD {
+            return (unique, &[], None);
+        }
+        let before = IN_HEADER + fixed;
+        // SAFETY: `before` is at most 168, which is free room at the end of the header's page, and `filled` at most the
+        // payload; both slices are disjoint, and nobody else touches the entry until it is parked.
+        unsafe {
+            let begin = self.payload().sub(before);
+            begin.cast::<[u8; IN_HEADER]>().write(header);
+            begin.add(IN_HEADER).copy_from_nonoverlapping(arguments.as_ptr(), fixed);
+            let request = std::slice::from_raw_parts(begin, before + filled);
+            let room = (filled == 0).then(|| std::slice::from_raw_parts_mut(self.payload(), PAYLOAD));
+            (unique, request, room)
+        }
+    }
+
+    /// The ring thread has let go of the request; from now on a reply may be written to the payload by anyone.
+    pub(super) fn park(&self) {
+        self.parked.store(true, Ordering::Release);
+    }
+
+    /// Writes a reply where the kernel looks for it at the commit.
+    ///
+    /// # Safety
+    /// The caller is the ring thread, the request was answered ([`Sink::reply`] put it into the mailbox) and the
+    /// entry not committed since.
+    pub(super) unsafe fn seal(&self, unique: u64, error: i32, body: &Body) {
+        let len = match body {
+            Body::Here(len) => *len,
+            // SAFETY: at most SMALL bytes go to the payload, which is ours.
+            Body::Small(bytes, len) => unsafe { self.fill(&bytes[..*len]) },
+            // SAFETY: `reply` lets no body through that is longer than the payload.
+            Body::Own(bytes) => unsafe { self.fill(bytes) },
+        };
+        let header: [u8; OUT_HEADER] = out_header(len, error, unique);
+        // SAFETY: both places are within the header's page, which is ours.
+        unsafe {
+            self.headers.cast::<[u8; OUT_HEADER]>().write(header);
+            self.headers.add(PAYLOAD_LEN).cast::<u32>().write_unaligned(len as u32);
+        }
+    }
+
+    /// # Safety
+    /// The payload is the caller's, and `bytes` are not part of it.
+    unsafe fn fill(&self, bytes: &[u8]) -> usize {
+        let len = bytes.len().min(PAYLOAD);
+        // SAFETY: as the caller promises; never more than the payload holds.
+        unsafe { self.payload().copy_from_nonoverlapping(bytes.as_ptr(), len) };
+        len
+    }
+}
+
+impl Sink for Entry {
+    fn reply(&self, unique: u64, error: i32, body: &[u8]) -> io::Result<()> {
+        if body.len() > PAYLOAD {
+            return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+        }
+        if self.mailbox.is_closed() {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        }
+        // Whoever gets the number out of here answers, once; a reply to an earlier request finds another one.
+        if self.unique.compare_exchange(unique, 0, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return Err(io::Error::from_raw_os_error(libc::ENOENT));
+        }
+        let body = if body.is_empty() {
+            Body::Here(0)
+        } else if std::ptr::eq(body.as_ptr(), self.payload()) {
+            Body::Here(body.len())
+        } else if body.len() <= SMALL {
+            let mut bytes = [0; SMALL];
+            bytes[..body.len()].copy_from_slice(body);
+            Body::Small(bytes, body.len())
+        } else if self.parked.load(Ordering::Acquire) {
+            // SAFETY: the ring thread has parked the entry, and this call alone took the right to answer; `body` is
+            // the caller's own memory, as the test above shows.
+            Body::Here(unsafe { self.fill(body) })
+        } else {
+            Body::Own(body.to_vec())
+        };
+        self.mailbox.post(self.index, unique, error, body);
+        Ok(())
+    }
+
+    fn notify(&self, code: i32, parts: &[&[u8]]) -> io::Result<()> {
+        self.device.notify(code, parts)
+    }
+}

@@ -1,0 +1,382 @@
+//! The thread of one ring: fetch, serve, commit.
+//!
+//! All entries of a ring belong to the thread that registered them, because the kernel copies requests and replies in
+//! that thread's name and because a commit from elsewhere would move the entry to another ring. So a reply from any other
+//! thread is left in the [`Mailbox`], and an eventfd, on which the ring polls, wakes the owner.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::{JoinHandle, ThreadId};
+use std::time::Duration;
+
+use io_uring::types::{Fixed, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode, squeue};
+use parking_lot::Mutex;
+
+use super::entry::{Body, Entry, Region};
+use crate::buffer::PageBuf;
+use crate::channel::{Device, Sink};
+
+type Uring = IoUring<squeue::Entry128, cqueue::Entry>;
+
+const REGISTER: u32 = 1;
+const COMMIT_AND_FETCH: u32 = 2;
+/// Marks the completion of the poll on the eventfd; entries are marked by their index.
+const WOKEN: u64 = u64::MAX;
+/// How long a ring that ends waits for the kernel to hand its entries back.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A ring as this transport uses it. Works only where the system allows io_uring at all.
+///
+/// # Errors
+/// What the system said.
+pub(super) fn create(depth: usize) -> io::Result<Uring> {
+    let mut builder = Uring::builder();
+    builder.setup_single_issuer().setup_defer_taskrun().setup_cqsize(depth as u32 * 2 + 2).setup_clamp();
+    builder.dontfork();
+    // One submission per entry and one poll are under way at most, so the queue never runs over.
+    builder.build(depth as u32 + 2)
+}
+
+/// The way back: makes the kernel give up waiting for rings and serve the mount through /dev/fuse alone, by a registration that
+/// fails.
+///
+/// It is made before INIT promises rings, because making it may be just what fails (no descriptor is left, io_uring is
+/// forbidden). It lives in a thread of its own: a ring that is closed interrupts the thread that made it some time
+/// later, and whoever went on to other things would find a system call of its own ended with EINTR.
+pub(crate) struct WayBack {
+    take: mpsc::Sender<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WayBack {
+    /// Prepares it for the mount of this device.
+    ///
+    /// # Errors
+    /// What the system said: then there will be no rings either.
+    pub(crate) fn prepare(device: &Device) -> io::Result<WayBack> {
+        let number = device.number();
+        let (ready, made) = mpsc::channel();
+        let (take, taken) = mpsc::channel::<()>();
+        let thread = base::thread::spawn("fuse-way-back", move || {
+            let ring = create(1).and_then(|ring| ring.submitter().register_files(&[number]).map(|()| ring));
+            let (mut ring, outcome) = match ring {
+                Ok(ring) => (Some(ring), Ok(())),
+                Err(error) => (None, Err(error)),
+            };
+            let _ = ready.send(outcome);
+            if let Some(ring) = &mut ring
+                && taken.recv().is_ok()
+            {
+                fail_to_register(ring);
+            }
+        })?;
+        made.recv().map_err(io::Error::other).flatten()?;
+        Ok(WayBack { take, thread: Some(thread) })
+    }
+
+    /// Takes it. Afterwards the kernel serves the mount through /dev/fuse.
+    pub(super) fn take(mut self) {
+        let _ = self.take.send(());
+        // Not before it is done, so that whoever reads /dev/fuse next is heard.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Asks for a queue that no machine has.
+fn fail_to_register(ring: &mut Uring) {
+    // SAFETY: the command names no memory.
+    let pushed = unsafe { ring.submission().push(&command(REGISTER, u16::MAX, 0, None)) };
+    if pushed.is_ok() {
+        // Interrupted, it was submitted all the same; the refusal is all there is to it.
+        let _ = ring.submit_and_wait(1);
+    }
+}
+
+/// A command to the kernel's FUSE; `pieces` only for registering.
+fn command(kind: u32, queue: u16, unique: u64, pieces: Option<&[libc::iovec; 2]>) -> squeue::Entry128 {
+    let mut arguments = [0; 80];
+    arguments[8..16].copy_from_slice(&unique.to_ne_bytes());
+    arguments[16..18].copy_from_slice(&queue.to_ne_bytes());
+    let address = pieces.map(|pieces| pieces.as_ptr() as u64);
+    let mut entry = opcode::UringCmd80::new(Fixed(0), kind).cmd(arguments).addr(address).build();
+    if let Some(pieces) = pieces {
+        const { assert!(size_of::<squeue::Entry128>() == 128) };
+        const LEN: usize = 24;
+        // SAFETY: a submission entry is 128 plain bytes, with the length (32 bits) at this place, which the kernel has
+        // fixed for ever and the builder has no word for.
+        unsafe { (&raw mut entry).cast::<u8>().add(LEN).cast::<u32>().write(pieces.len() as u32) };
+    }
+    entry
+}
+
+/// One answer on its way to the ring thread.
+pub(super) struct Answer {
+    index: usize,
+    unique: u64,
+    error: i32,
+    body: Body,
+}
+
+/// Where replies wait for the ring thread.
+pub(super) struct Mailbox {
+    answers: Mutex<Vec<Answer>>,
+    wake: File,
+    woken: AtomicBool,
+    closed: AtomicBool,
+    unused: AtomicBool,
+    owner: OnceLock<ThreadId>,
+}
+
+impl Mailbox {
+    fn new() -> io::Result<Mailbox> {
+        // SAFETY: eventfd takes numbers only.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Mailbox {
+            answers: Mutex::default(),
+            // SAFETY: the call has just made this descriptor, and nobody else has it.
+            wake: unsafe { File::from_raw_fd(fd) },
+            woken: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            unused: AtomicBool::new(false),
+            owner: OnceLock::new(),
+        })
+    }
+
+    /// Leaves an answer; the ring thread itself needs no waking, for it looks here after each request.
+    pub(super) fn post(&self, index: usize, unique: u64, error: i32, body: Body) {
+        self.answers.lock().push(Answer { index, unique, error, body });
+        if self.owner.get() != Some(&std::thread::current().id()) {
+            self.wake();
+        }
+    }
+
+    /// Ends the ring.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Ends the ring before it was ever used: the connection lives on without it.
+    pub(super) fn give_up(&self) {
+        self.unused.store(true, Ordering::Release);
+        self.close();
+    }
+
+    fn is_unused(&self) -> bool {
+        self.unused.load(Ordering::Acquire)
+    }
+
+    /// Whether the ring has ended.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    fn wake(&self) {
+        if !self.woken.swap(true, Ordering::AcqRel) {
+            // It can only fail when the counter is full, and then the thread is woken anyway.
+            let _ = (&self.wake).write(&1_u64.to_ne_bytes());
+        }
+    }
+
+    fn awake(&self) {
+        let _ = (&self.wake).read(&mut [0; 8]);
+        self.woken.store(false, Ordering::Release);
+    }
+}
+
+/// What a ring thread works with.
+pub(super) struct Ring {
+    queue: u16,
+    uring: Uring,
+    mailbox: Arc<Mailbox>,
+    entries: Vec<Arc<Entry>>,
+    sinks: Vec<Arc<dyn Sink>>,
+    /// Which entries the kernel has.
+    away: Vec<bool>,
+    /// What completed: mark and result.
+    arrived: Vec<(u64, i32)>,
+    region: Arc<Region>,
+}
+
+impl Ring {
+    /// Makes the ring of one queue and registers its entries. To be called by the thread that will run it.
+    ///
+    /// # Errors
+    /// What the system said. Entries beyond the first that could not be had only make the ring shallower.
+    pub(super) fn register(queue: u16, depth: usize, device: &Arc<Device>) -> io::Result<Ring> {
+        let uring = create(depth)?;
+        uring.submitter().register_files(&[device.number()])?;
+        let mailbox = Arc::new(Mailbox::new()?);
+        let _ = mailbox.owner.set(std::thread::current().id());
+        let region = Region::new(depth)?;
+        let entries: Vec<_> =
+            (0..depth).map(|index| Arc::new(Entry::new(&region, index, &mailbox, device))).collect();
+        let sinks = entries.iter().map(|entry| Arc::clone(entry) as _).collect();
+        let mut ring = Ring {
+            queue,
+            uring,
+            mailbox,
+            entries,
+            sinks,
+            away: vec![false; depth],
+            arrived: Vec::new(),
+            region,
+        };
+        let refused = ring.register_entries()?;
+        match refused {
+            Some(error) if !ring.away.contains(&true) => Err(error),
+            _ => Ok(ring),
+        }
+    }
+
+    pub(super) fn mailbox(&self) -> Arc<Mailbox> {
+        Arc::clone(&self.mailbox)
+    }
+
+    fn register_entries(&mut self) -> io::Result<Option<io::Error>> {
+        let pieces: Vec<_> = self.entries.iter().map(|entry| entry.pieces()).collect();
+        for (index, pieces) in pieces.iter().enumerate() {
+            self.push(&command(REGISTER, self.queue, 0, Some(pieces)).user_data(index as u64));
+            self.away[index] = true;
+        }
+        self.poll();
+        // The kernel reads the pieces while it takes the submissions, that is before this returns. A refusal is
+        // there at once; what is accepted completes when a request comes.
+        self.uring.submit()?;
+        self.collect();
+        let mut refused = None;
+        // Requests come as soon as the last queue is there: those stay for `run`.
+        self.arrived.retain(|&(mark, result)| {
+            if mark == WOKEN || result >= 0 {
+                return true;
+            }
+            self.away[mark as usize] = false;
+            refused = Some(io::Error::from_raw_os_error(-result));
+            false
+        });
+        Ok(refused)
+    }
+
+    /// Takes what has completed.
+    fn collect(&mut self) {
+        let completed = self.uring.completion().map(|done| (done.user_data(), done.result()));
+        self.arrived.extend(completed);
+    }
+
+    /// Serves until the mount or the transport has ended.
+    ///
+    /// # Errors
+    /// What the system said when neither is the case but the ring cannot go on.
+    pub(super) fn run(mut self, mut serve: impl FnMut(&[u8], &mut [u8], &Arc<dyn Sink>)) -> io::Result<()> {
+        let mut scratch = PageBuf::for_reply();
+        let mut batch = Vec::with_capacity(self.away.len());
+        let end = loop {
+            std::mem::swap(&mut batch, &mut self.arrived);
+            let mut lost = None;
+            for (mark, result) in batch.drain(..) {
+                if mark == WOKEN {
+                    self.mailbox.awake();
+                    self.poll();
+                    continue;
+                }
+                self.away[mark as usize] = false;
+                if result < 0 {
+                    lost = Some(io::Error::from_raw_os_error(-result));
+                } else {
+                    self.serve(mark as usize, scratch.bytes(), &mut serve);
+                }
+            }
+            self.commit();
+            if let Some(error) = lost {
+                match error.raw_os_error() {
+                    Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED) => break Ok(()),
+                    // ENOENT: the request was withdrawn with the connection, whose end shows next.
+                    Some(libc::ENOENT) => {}
+                    _ => break Err(error),
+                }
+            }
+            if self.mailbox.is_closed() {
+                break Ok(());
+            }
+            match self.uring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(error)
+                    if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
+                Err(error) => break Err(error),
+            }
+            self.collect();
+        };
+        self.retire();
+        end
+    }
+
+    fn serve(
+        &self,
+        index: usize,
+        scratch: &mut [u8],
+        serve: &mut impl FnMut(&[u8], &mut [u8], &Arc<dyn Sink>),
+    ) {
+        let entry = &self.entries[index];
+        // SAFETY: this is the ring thread, and the kernel has just handed the entry over.
+        let (unique, request, room) = unsafe { entry.open() };
+        if request.is_empty() {
+            let _ = entry.reply(unique, -libc::EIO, &[]);
+        } else {
+            serve(request, room.unwrap_or(scratch), &self.sinks[index]);
+        }
+        entry.park();
+    }
+
+    /// Gives the kernel every answer that is there.
+    fn commit(&mut self) {
+        let answers = std::mem::take(&mut *self.mailbox.answers.lock());
+        for answer in &answers {
+            let Answer { index, unique, error, body } = answer;
+            // SAFETY: this is the ring thread, and an answer is posted once between a fetch and its commit.
+            unsafe { self.entries[*index].seal(*unique, *error, body) };
+            let commit = command(COMMIT_AND_FETCH, self.queue, *unique, None).user_data(*index as u64);
+            self.push(&commit);
+            self.away[*index] = true;
+        }
+    }
+
+    fn poll(&mut self) {
+        let wake = io_uring::types::Fd(self.mailbox.wake.as_raw_fd());
+        let poll = opcode::PollAdd::new(wake, libc::POLLIN as u32).build().user_data(WOKEN);
+        self.push(&poll.into());
+    }
+
+    /// Waits for the entries that the kernel still has: when a connection ends it hands all of them back. The memory of
+    /// one that stays away is never given up, since the kernel might write to it.
+    fn retire(&mut self) {
+        self.mailbox.closed.store(true, Ordering::Release);
+        let begun = base::time::monotonic();
+        let pause = Timespec::new().nsec(20_000_000);
+        while self.away.contains(&true) && !self.mailbox.is_unused() && begun.elapsed() < PATIENCE {
+            let _ = self.uring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&pause));
+            self.collect();
+            for (mark, _) in self.arrived.drain(..).filter(|(mark, _)| *mark != WOKEN) {
+                self.away[mark as usize] = false;
+            }
+        }
+        if self.away.contains(&true) {
+            std::mem::forget(Arc::clone(&self.region));
+        }
+    }
+
+    fn push(&mut self, entry: &squeue::Entry128) {
+        // SAFETY: what an entry names (pieces at registering, the descriptors) outlives the submission: the descriptors
+        // are this ring's, and an entry's memory is given up only when the kernel has handed it back.
+        let pushed = unsafe { self.uring.submission().push(entry) };
+        debug_assert!(pushed.is_ok(), "room for every entry and the poll");
+    }
+}
