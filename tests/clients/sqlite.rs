@@ -9,18 +9,19 @@ use covey_tests::{Need, Rng, Volume, requires, run_ok, say, seeds};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/sqlite.py");
 
-/// Commits until the daemon is killed; the highest row whose commit returned.
-fn work_and_kill(volume: &Volume, mode: &str, pause: Duration) -> u64 {
+/// Commits until the daemon is killed; the highest row whose commit returned, and what the client found at its start.
+fn work_and_kill(volume: &Volume, mode: &str, pause: Duration) -> (u64, String) {
     let mounted = volume.mount();
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut client = Command::new("python3");
     client.arg(SCRIPT).arg("work").arg(mounted.join("db")).arg(mode);
+    let complaints_of = |file: &tempfile::NamedTempFile| std::fs::read_to_string(file.path()).unwrap();
     let complaints = tempfile::NamedTempFile::new().unwrap();
     client.stdout(log.reopen().unwrap()).stderr(complaints.reopen().unwrap());
     let mut client = client.spawn().unwrap();
     std::thread::sleep(pause);
     if client.try_wait().unwrap().is_some() {
-        let said = std::fs::read_to_string(complaints.path()).unwrap();
+        let said = complaints_of(&complaints);
         panic!("the client ended before the daemon was killed: {said}\n{}", volume.log());
     }
     mounted.kill();
@@ -32,7 +33,8 @@ fn work_and_kill(volume: &Volume, mode: &str, pause: Duration) -> u64 {
     let printed = std::fs::read_to_string(log.path()).unwrap();
     // A last line without its end was not printed whole.
     let whole = printed.rsplit_once('\n').map_or("", |(whole, _)| whole);
-    whole.lines().last().map_or(0, |line| line.parse().unwrap())
+    let top = whole.lines().last().map_or(0, |line| line.parse().unwrap());
+    (top, complaints_of(&complaints).lines().next().unwrap_or("").to_owned())
 }
 
 fn check(database: &Path, least: u64) {
@@ -46,7 +48,15 @@ fn rounds(mode: &str, first: u64, rounds: u64) {
     let mut committed = 0;
     for seed in seeds(first, rounds) {
         let pause = Duration::from_millis(400 + Rng::new(seed).below(1_500));
-        committed = work_and_kill(&volume, mode, pause).max(committed);
+        let (top, found) = work_and_kill(&volume, mode, pause);
+        let was = committed;
+        committed = top.max(committed);
+        // Whoever begins anew has found another database than the one that was checked a moment before.
+        assert!(
+            top == 0 || top >= was,
+            "seed {seed}: {was} rows were there, then {top}; {found}\n{}",
+            volume.log()
+        );
         let mounted = volume.mount();
         if committed > 0 {
             check(&mounted.join("db"), committed);

@@ -10,7 +10,7 @@ use crate::{Finished, Ground, ground, proc};
 /// How long a mount, an unmount or a daemon's end may take before the test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A formatted volume and a mountpoint. On a plain ground, just a folder.
+/// A formatted volume and a mountpoint. On a plain ground, just a folder. Removed when it goes out of scope.
 pub struct Volume {
     /// What `covey mount` is given.
     pub source: PathBuf,
@@ -166,6 +166,18 @@ impl Volume {
     /// Bytes of sealed blobs and of what lies beside them, in an origin that is the volume's own.
     pub fn blob_bytes(&self) -> u64 {
         crate::tree::disk_bytes(&self.source.join("blobs"))
+    }
+}
+
+/// With `COVEY_KEEP` set, the volume of a failed test stays where it is, to be looked at.
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && std::env::var_os("COVEY_KEEP").is_some()
+            && let Some(folder) = self._folder.take()
+        {
+            eprintln!("kept: {}", folder.keep().display());
+        }
     }
 }
 
