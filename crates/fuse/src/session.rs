@@ -423,6 +423,7 @@ impl Shared {
             match device.receive(request.bytes()) {
                 Ok(Received::Request(len)) => {
                     self.dispatcher.serve(lane, &request.bytes()[..len], reply.bytes(), &sink);
+                    self.let_gather();
                 }
                 Ok(Received::Nothing) => {}
                 Ok(Received::Unmounted) => break false,
@@ -441,6 +442,15 @@ impl Shared {
             rings.stop();
         }
         self.leave();
+    }
+
+    /// Beside rings only FORGET and INTERRUPT come to a reader. The kernel gathers the former while nobody reads, so a program that
+    /// removes a tree does not wake this thread for every inode.
+    fn let_gather(&self) {
+        const GATHER: Duration = Duration::from_millis(5);
+        if self.rings.get().is_some() {
+            std::thread::sleep(GATHER);
+        }
     }
 
     /// A thread has ended; the last one ends the session.

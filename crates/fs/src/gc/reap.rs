@@ -14,6 +14,9 @@ use crate::volume::Core;
 
 /// Inodes reaped between two looks at what else there is.
 const BATCH: usize = 512;
+/// So long inodes are gathered before they are reaped, unless they make a batch: whoever unlinks in a loop is not held up by a thread that
+/// wakes for each.
+const GATHER: Duration = Duration::from_millis(20);
 /// After a failure of the store it is asked again this much later.
 const AGAIN: Duration = Duration::from_millis(500);
 /// Whoever unlinks waits while more than this are to be reaped, so that the rows of what is gone do not pile up.
@@ -43,10 +46,17 @@ impl Reaper {
     /// These inodes have no name, or lost their last reference. Never waits.
     pub(crate) fn push(&self, inos: &[Ino]) {
         let mut queue = self.queue.lock();
+        let were = queue.inos.len();
         queue.inos.extend_from_slice(inos);
-        if !queue.busy {
+        let are = queue.inos.len();
+        if !queue.busy && (were == 0 || were < BATCH && are >= BATCH) {
             self.work.notify_one();
         }
+    }
+
+    /// Gathers no longer.
+    pub(crate) fn hurry(&self) {
+        self.work.notify_one();
     }
 
     /// Waits a little while far too many are to be reaped.
@@ -73,9 +83,15 @@ impl Reaper {
     fn next(&self) -> Option<Vec<Ino>> {
         let mut queue = self.queue.lock();
         queue.busy = false;
+        let mut gathered = false;
         loop {
             if queue.stop {
                 return None;
+            }
+            if !queue.inos.is_empty() && !gathered && queue.inos.len() < BATCH {
+                gathered = true;
+                self.work.wait_for(&mut queue, GATHER);
+                continue;
             }
             if !queue.inos.is_empty() {
                 queue.busy = true;

@@ -25,6 +25,7 @@ impl Core {
     pub(crate) fn admit_after_freeing(&self, bytes: u64) -> Result<(), Error> {
         let began = time::monotonic();
         self.packs.close_all();
+        self.reaper.hurry();
         loop {
             // A round that fails frees nothing, and is the sweeper's to report.
             let coming = self.room_is_coming() && self.sweep_round(false).is_ok();
