@@ -268,6 +268,49 @@ fn other_users_are_kept_out() {
     mounted.umount();
 }
 
+/// Writing, truncating and changing the owner leave a set-group-id bit only on a file that its group may not run, and only
+/// where it is done by one of the file's group: by the first group or by another one.
+#[test]
+fn set_group_id_stays_only_where_one_of_the_group_writes() {
+    requires!(Need::Mount, Need::Root, Need::Program("setpriv"));
+    for options in [&["allow_other"][..], &["allow_other", "writeback=off"]] {
+        let volume = Volume::new();
+        let mounted = volume.mount_with(options);
+        fs::set_permissions(mounted.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let path = mounted.join("file");
+        for (doing, owner) in
+            [("echo x >> \"$1\"", false), ("truncate -s 9000 \"$1\"", false), ("chown +1234 \"$1\"", true)]
+        {
+            // User, first group, others; the mode before; whether set-group-id stays.
+            let rows = [
+                ("1234", "55", "--clear-groups", 0o6766, true),
+                ("1234", "77", "--groups=66,55", 0o6766, true),
+                ("1234", "77", "--groups=66", 0o6766, false),
+                ("1234", "77", "--groups=66", 0o2766, false),
+                ("1234", "55", "--clear-groups", 0o6776, false),
+                ("0", "0", "--clear-groups", 0o2766, true),
+            ];
+            for (user, group, others, mode, stays) in rows {
+                fs::write(&path, "text").unwrap();
+                std::os::unix::fs::chown(&path, Some(1_234), Some(55)).unwrap();
+                fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+                let mut shell = Command::new("setpriv");
+                shell.args(["--reuid", user, "--regid", group, others, "sh", "-c", doing, "sh"]).arg(&path);
+                run_ok(shell.current_dir("/"), LIMIT);
+                let root = user == "0" && !owner;
+                let left = if root { mode } else { mode & !0o6000 | if stays { 0o2000 } else { 0 } };
+                let found = fs::metadata(&path).unwrap().mode() & 0o7777;
+                assert_eq!(
+                    found, left,
+                    "{options:?} {doing} as {user}:{group} {others} of {mode:o}: {found:o}"
+                );
+            }
+        }
+        mounted.umount();
+        volume.must_be_clean();
+    }
+}
+
 #[test]
 fn an_acl_lets_one_more_user_in() {
     requires!(Need::Mount, Need::Root, Need::Program("setfacl"));

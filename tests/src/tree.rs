@@ -84,7 +84,7 @@ pub fn node(path: &Path) -> Node {
     };
     let device = kind.is_block_device() || kind.is_char_device();
     Node {
-        mode: comparable(meta.mode()),
+        mode: meta.mode(),
         nlink: meta.nlink(),
         uid: meta.uid(),
         gid: meta.gid(),
@@ -94,13 +94,6 @@ pub fn node(path: &Path) -> Node {
         xattrs: xattrs(path),
         content,
     }
-}
-
-/// Without the set-group-id bit of a file that its group may not run: it means nothing there, and whether a writer who is not
-/// of the group takes it away depends on what the kernel does not tell a FUSE filesystem.
-fn comparable(mode: u32) -> u32 {
-    let idle = mode & libc::S_IFMT == libc::S_IFREG && mode & libc::S_IXGRP == 0;
-    if idle { mode & !libc::S_ISGID } else { mode }
 }
 
 /// A time, unless it is of the last day.

@@ -27,7 +27,7 @@ pub struct Caller {
     pub uid: u32,
     /// Effective group.
     pub gid: u32,
-    /// Thread, for messages.
+    /// Thread, as this process numbers it; 0 where it cannot be seen from here.
     pub pid: u32,
 }
 
@@ -150,8 +150,8 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// Change time: sent only by a kernel that keeps the times itself (writeback cache).
     pub ctime: Option<Timestamp>,
-    /// Clear set-user-id and set-group-id (the latter where the group may execute), and the file's capabilities:
-    /// the caller may not keep them.
+    /// The caller is not privileged to leave set-user-id and set-group-id standing: clear them, the latter where the group may
+    /// execute or the caller is not of the file's group. Of a change of owner the kernel says so whoever asks.
     pub kill_suid_sgid: bool,
 }
 
@@ -331,9 +331,16 @@ pub trait Filesystem: Send + Sync {
     /// Reads at most `buf.len()` bytes; fewer only at the end of the file. Answers how many.
     fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
 
-    /// Writes all of `data`. `kill_suid_sgid` as in [`SetAttr`]. `cached`: the bytes come from the kernel's page cache, which keeps
-    /// size and times itself.
-    fn write(&self, ino: Ino, offset: u64, data: &[u8], kill_suid_sgid: bool, cached: bool) -> Result<()>;
+    /// Writes all of `data`. `unprivileged`: who writes, if set-id bits must go as with `kill_suid_sgid` of [`SetAttr`]; `None`:
+    /// they stay. `cached`: the bytes come from the kernel's page cache, which keeps size and times itself.
+    fn write(
+        &self,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        unprivileged: Option<&Caller>,
+        cached: bool,
+    ) -> Result<()>;
 
     /// fallocate(2).
     fn allocate(&self, ino: Ino, offset: u64, len: u64, how: Allocate) -> Result<()>;

@@ -132,8 +132,16 @@ impl Filesystem for Volume {
         self.ask("read", ino, self.core.read(ino, offset, buf))
     }
 
-    fn write(&self, ino: Ino, offset: u64, data: &[u8], kill_suid_sgid: bool, cached: bool) -> Result<()> {
-        self.change("write", ino, |core| core.write(ino, offset, data, How { kill_suid_sgid, cached }))
+    fn write(
+        &self,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        unprivileged: Option<&Caller>,
+        cached: bool,
+    ) -> Result<()> {
+        let how = How { unprivileged: unprivileged.copied(), cached };
+        self.change("write", ino, |core| core.write(ino, offset, data, how))
     }
 
     fn allocate(&self, ino: Ino, offset: u64, len: u64, how: Allocate) -> Result<()> {

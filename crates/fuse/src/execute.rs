@@ -34,7 +34,7 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
             None
         }
         Op::Write { offset, data, kill, cached } => {
-            fs.write(header.ino, offset, data, kill, cached)?;
+            fs.write(header.ino, offset, data, kill.then_some(&header.caller), cached)?;
             out::written(&mut put, data.len() as u32)?;
             None
         }

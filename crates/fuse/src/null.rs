@@ -128,7 +128,7 @@ impl Filesystem for Null {
         Ok(buf.len().min(left as usize))
     }
 
-    fn write(&self, _: Ino, _: u64, _: &[u8], _: bool, _: bool) -> api::Result<()> {
+    fn write(&self, _: Ino, _: u64, _: &[u8], _: Option<&Caller>, _: bool) -> api::Result<()> {
         Ok(())
     }
 

@@ -69,7 +69,7 @@ fn main() {
     let write = |ino, pieces| Op::Write {
         ino: Ino(ino),
         body: Body::Packed(pieces),
-        kill_suid_sgid: false,
+        unprivileged: None,
         cached: true,
         intern: None,
     };
@@ -93,7 +93,7 @@ fn main() {
     let op = Op::Write {
         ino: Ino(2),
         body: Body::Inline(&[1; 300]),
-        kill_suid_sgid: false,
+        unprivileged: None,
         cached: false,
         intern: None,
     };

@@ -77,7 +77,7 @@ impl Script {
                 let piece =
                     Piece { at: page + self.dice.below(100_000), len, pack: PACK, offset: 5, fresh: None };
                 let body = Body::Packed(&[piece]);
-                self.run(&Op::Write { ino, body, kill_suid_sgid: false, cached: true, intern: None });
+                self.run(&Op::Write { ino, body, unprivileged: None, cached: true, intern: None });
             }
             10 => {
                 let set = SetAttrs { size: Some(self.dice.below(9_000_000)), ..SetAttrs::default() };

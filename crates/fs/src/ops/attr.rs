@@ -28,7 +28,7 @@ impl Core {
             atime: set.atime.map(|t| moment(t, now)),
             mtime: set.mtime.map(|t| moment(t, now)),
             ctime: set.ctime,
-            kill_suid_sgid: set.kill_suid_sgid,
+            unprivileged: self.unprivileged(caller, ino, set)?,
         };
         let change = match set.size {
             Some(size) => self.resize(caller, now, ino, size, attrs)?,
@@ -36,6 +36,16 @@ impl Core {
         };
         let (ino, record) = self.outcome(&change)?;
         attr_of(ino, &record)
+    }
+
+    /// The group of a caller who may not leave set-id bits standing.
+    fn unprivileged(&self, caller: &Caller, ino: Ino, set: &SetAttr) -> Result<Option<u32>, Error> {
+        // Of a change of owner the kernel does not say whether the caller has CAP_FSETID: root has.
+        let chown = set.uid.is_some() || set.gid.is_some();
+        if !set.kill_suid_sgid || chown && caller.uid == 0 {
+            return Ok(None);
+        }
+        Ok(Some(caller.before(&self.inode(ino)?).gid))
     }
 
     fn resize(

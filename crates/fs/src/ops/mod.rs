@@ -8,6 +8,7 @@ mod link;
 pub(crate) mod lookup;
 mod read;
 mod rename;
+mod set_ids;
 mod space;
 mod sync;
 pub(crate) mod write;

@@ -67,7 +67,7 @@ impl Core {
         let to = offset.saturating_add(len).min(size) as usize;
         bytes[from..to].fill(0);
         let op =
-            Op::Write { ino, body: Body::Inline(&bytes), kill_suid_sgid: false, cached: false, intern: None };
+            Op::Write { ino, body: Body::Inline(&bytes), unprivileged: None, cached: false, intern: None };
         self.run(&op).map(drop)
     }
 

@@ -25,12 +25,13 @@ const WHOLE_MAX: usize = MIB as usize - 1;
 /// How a write was asked for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct How {
-    pub(crate) kill_suid_sgid: bool,
+    /// Who takes set-id bits away by it.
+    pub(crate) unprivileged: Option<Caller>,
     pub(crate) cached: bool,
 }
 
 impl Core {
-    pub(crate) fn write(&self, ino: Ino, offset: u64, data: &[u8], how: How) -> Result<(), Error> {
+    pub(crate) fn write(&self, ino: Ino, offset: u64, data: &[u8], mut how: How) -> Result<(), Error> {
         if data.is_empty() {
             return Ok(());
         }
@@ -38,6 +39,7 @@ impl Core {
         self.admit(data.len() as u64)?;
         self.garbage.hold_back(|| self.sweep.wake());
         let record = self.file(ino)?;
+        how.unprivileged = how.unprivileged.map(|caller| caller.before(&record));
         if record.has(InodeRecord::INLINE) || (end <= INLINE_MAX as u64 && is_blank(&record)) {
             return self.write_small(ino, offset, data, how);
         }
@@ -60,8 +62,9 @@ impl Core {
     }
 
     fn commit_write(&self, ino: Ino, body: Body<'_>, how: How, intern: Option<BlobId>) -> Result<(), Error> {
-        let How { kill_suid_sgid, cached } = how;
-        let op = Op::Write { ino, body, kill_suid_sgid, cached, intern };
+        let How { unprivileged, cached } = how;
+        let unprivileged = unprivileged.map(|caller| caller.gid);
+        let op = Op::Write { ino, body, unprivileged, cached, intern };
         let change = self.run_as(&Caller::default(), time::now(), &op)?;
         if !change.crowded.is_empty() {
             // The write is done; that its page could not be put in order is no failure of the write.

@@ -91,7 +91,7 @@ fn sparse_files_of_any_size() {
     let mut buf = [1u8; 20];
     assert_eq!(v.read(f, 100 * MIB, &mut buf).unwrap(), 10);
     assert_eq!(&buf[..10], b"mid\0\0\0\0\0\0\0");
-    let write = |at| Filesystem::write(&v, f, at, b"xy", false, false);
+    let write = |at| Filesystem::write(&v, f, at, b"xy", None, false);
     assert_eq!(write(base::size::FILE_MAX - 1), Err(Errno::EFBIG));
     assert_eq!(write(u64::MAX), Err(Errno::EFBIG));
     write(base::size::FILE_MAX - 2).unwrap();
@@ -192,8 +192,8 @@ fn times_move_as_posix_says_and_cached_writes_leave_them() {
     };
     v.setattr(&ROOT, f, &set).unwrap();
     let before = v.getattr(f).unwrap();
-    Filesystem::write(&v, f, 0, &noise(1, 100), false, true).unwrap();
-    Filesystem::write(&v, f, 100, &noise(1, 5000), false, true).unwrap();
+    Filesystem::write(&v, f, 0, &noise(1, 100), None, true).unwrap();
+    Filesystem::write(&v, f, 100, &noise(1, 5000), None, true).unwrap();
     let after = v.getattr(f).unwrap();
     assert_eq!((after.mtime, after.ctime, after.size), (old, before.ctime, 5100));
     v.get(f);

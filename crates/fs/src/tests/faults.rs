@@ -68,7 +68,7 @@ fn a_full_disk_refuses_bytes_and_frees_them_again() {
     let g = v.file(Ino::ROOT, "g");
     v.put(g, 0, &noise(1, 1000));
     let full = (0..100).find_map(|n| {
-        match Filesystem::write(&v, f, n * MIB, &noise(n, MIB as usize), false, false) {
+        match Filesystem::write(&v, f, n * MIB, &noise(n, MIB as usize), None, false) {
             Ok(()) => None,
             Err(errno) => Some((n, errno)),
         }
@@ -104,7 +104,7 @@ fn a_write_that_meets_the_end_of_the_disk_leaves_nothing_behind() {
     let f = v.file(Ino::ROOT, "f");
     v.put(f, 0, &noise(1, 5000));
     world.faults.full_after(10_000);
-    assert_eq!(Filesystem::write(&v, f, 5000, &noise(2, 20_000), false, false), Err(Errno::ENOSPC));
+    assert_eq!(Filesystem::write(&v, f, 5000, &noise(2, 20_000), None, false), Err(Errno::ENOSPC));
     world.faults.heal();
     v.put(f, 5000, &noise(3, 20_000));
     let mut model = noise(1, 5000);

@@ -85,7 +85,7 @@ pub(super) trait Easy: Filesystem {
     }
 
     fn put(&self, ino: Ino, offset: u64, data: &[u8]) {
-        Filesystem::write(self, ino, offset, data, false, false).unwrap();
+        Filesystem::write(self, ino, offset, data, None, false).unwrap();
     }
 
     fn get(&self, ino: Ino) -> Vec<u8> {

@@ -62,7 +62,7 @@ fn apply(v: &Volume, files: &[Ino], models: &mut [Vec<u8>], step: &Step) {
     match *step {
         Step::Write { file, at, len, seed, cached } => {
             let bytes = noise(seed, len);
-            Filesystem::write(v, files[file], at, &bytes, false, cached).unwrap();
+            Filesystem::write(v, files[file], at, &bytes, None, cached).unwrap();
             let model = &mut models[file];
             reach(model, at + len as u64);
             model[at as usize..at as usize + len].copy_from_slice(&bytes);

@@ -221,7 +221,7 @@ fn a_read_only_volume_changes_nothing() {
     assert_eq!(v.coherence(), crate::api::Coherence::Frozen);
     assert_eq!(v.get(f), b"text");
     assert_eq!(v.unlink(Ino::ROOT, b"f"), Err(Errno::EROFS));
-    assert_eq!(Filesystem::write(&v, f, 0, b"x", false, false), Err(Errno::EROFS));
+    assert_eq!(Filesystem::write(&v, f, 0, b"x", None, false), Err(Errno::EROFS));
     assert_eq!(v.mkdir(&ROOT, Ino::ROOT, b"d", 0o755, 0), Err(Errno::EROFS));
     v.fsync(f, true).unwrap();
     v.close().unwrap();

@@ -488,11 +488,18 @@ impl Filesystem for Memory {
         self.state.lock().node(ino)?.read(offset, buf)
     }
 
-    fn write(&self, ino: Ino, offset: u64, data: &[u8], kill_suid_sgid: bool, cached: bool) -> Result<()> {
+    fn write(
+        &self,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        unprivileged: Option<&Caller>,
+        cached: bool,
+    ) -> Result<()> {
         let mut state = self.state.lock();
         let node = state.node(ino)?;
         node.write(offset, data)?;
-        if kill_suid_sgid {
+        if unprivileged.is_some() {
             node.attr.perm &= !0o6000;
         }
         if !cached {

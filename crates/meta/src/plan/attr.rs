@@ -61,8 +61,9 @@ pub(super) fn set(view: &View, ctx: &Ctx, ino: Ino, set: &SetAttrs) -> Result<Ch
 
 fn set_owner(draft: &mut Draft, ino: Ino, set: &SetAttrs, record: &mut InodeRecord) {
     let chown = set.uid.is_some() || set.gid.is_some();
-    if chown || set.kill_suid_sgid || set.size.is_some() {
-        draft.drop_privileges(ino, record, chown || set.kill_suid_sgid);
+    if chown || set.unprivileged.is_some() || set.size.is_some() {
+        let member = chown.then_some(record.gid);
+        draft.drop_privileges(ino, record, set.unprivileged.or(member));
     }
     record.uid = set.uid.unwrap_or(record.uid);
     record.gid = set.gid.unwrap_or(record.gid);

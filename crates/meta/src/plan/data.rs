@@ -19,7 +19,7 @@ use super::view::{Ask, Node, Stop, View};
 pub(super) struct Write<'a> {
     pub ino: Ino,
     pub body: &'a Body<'a>,
-    pub kill_suid_sgid: bool,
+    pub unprivileged: Option<u32>,
     pub cached: bool,
     pub intern: Option<BlobId>,
 }
@@ -51,7 +51,7 @@ pub(super) fn write(view: &View, ctx: &Ctx, op: &Write<'_>) -> Result<Change, St
     } else {
         record.mtime = ctx.now;
     }
-    draft.drop_privileges(op.ino, &mut record, op.kill_suid_sgid);
+    draft.drop_privileges(op.ino, &mut record, op.unprivileged);
     if let (Some(hash), Body::Packed([piece])) = (&op.intern, op.body)
         && piece.fresh.is_some()
     {

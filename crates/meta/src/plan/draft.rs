@@ -148,14 +148,16 @@ impl Draft {
         Ok(())
     }
 
-    /// Writing, truncating and changing the owner take privileges away: set-id bits where `set_ids` says so, capabilities always.
-    pub fn drop_privileges(&mut self, ino: Ino, record: &mut InodeRecord, set_ids: bool) {
+    /// Writing, truncating and changing the owner take privileges away: capabilities always, set-id bits if it is done by one
+    /// who is not privileged. That one's group is `unprivileged`; set-group-id on a file that its group may not run means
+    /// something else to some, and stays where one of that group writes. `record` still has the group of before.
+    pub fn drop_privileges(&mut self, ino: Ino, record: &mut InodeRecord, unprivileged: Option<u32>) {
         if record.is_dir() {
             return;
         }
-        if set_ids {
+        if let Some(gid) = unprivileged {
             record.mode &= !mode::S_ISUID;
-            if record.mode & mode::S_IXGRP != 0 {
+            if record.mode & mode::S_IXGRP != 0 || gid != record.gid {
                 record.mode &= !mode::S_ISGID;
             }
         }

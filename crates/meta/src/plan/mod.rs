@@ -61,8 +61,8 @@ fn attempt(op: &Op<'_>, ctx: &Ctx, view: &View) -> Result<Change, Stop> {
             rename::rename(view, ctx, &rename::Rename { parent, name, to, to_name, mode })
         }
         Op::SetAttr { ino, ref set } => attr::set(view, ctx, ino, set),
-        Op::Write { ino, ref body, kill_suid_sgid, cached, intern } => {
-            data::write(view, ctx, &data::Write { ino, body, kill_suid_sgid, cached, intern })
+        Op::Write { ino, ref body, unprivileged, cached, intern } => {
+            data::write(view, ctx, &data::Write { ino, body, unprivileged, cached, intern })
         }
         Op::Punch { ino, offset, len, grow_to } => range::punch(view, ctx, ino, (offset, len), grow_to),
         Op::CopyRange { from, from_offset, to, to_offset, len } => {

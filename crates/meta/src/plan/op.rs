@@ -76,9 +76,10 @@ pub struct SetAttrs {
     pub mtime: Option<Timestamp>,
     /// Change time, where the kernel keeps it; else it becomes `now`.
     pub ctime: Option<Timestamp>,
-    /// Clear set-user-id and set-group-id (where the group may execute). Changing the owner does so too, and a change of
-    /// owner or size always takes capabilities away.
-    pub kill_suid_sgid: bool,
+    /// The group of one who may not leave set-id bits standing; `None`: they stay. Set-user-id goes; set-group-id goes where the
+    /// file's group may execute, or where this is not the file's group. Changing the owner does so too, as if by one of
+    /// the file's group where nobody is named here. A change of owner or size always takes capabilities away.
+    pub unprivileged: Option<u32>,
 }
 
 /// How rename treats what is in the way.
@@ -194,8 +195,8 @@ pub enum Op<'a> {
         ino: Ino,
         /// The bytes.
         body: Body<'a>,
-        /// Clear set-id bits. (Capabilities go with any write.)
-        kill_suid_sgid: bool,
+        /// Clears set-id bits, as in [`SetAttrs`]. (Capabilities go with any write.)
+        unprivileged: Option<u32>,
         /// The kernel keeps size and times itself: leave mtime and ctime alone (the size still grows to cover the bytes).
         cached: bool,
         /// The whole content, if it is one piece and should be found by later files of the same content.

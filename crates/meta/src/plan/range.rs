@@ -49,7 +49,7 @@ pub(super) fn punch(
         }
     }
     charge(&mut draft, ledger, &mut record);
-    draft.drop_privileges(ino, &mut record, false);
+    draft.drop_privileges(ino, &mut record, None);
     draft.change.more = more;
     draft.update(&node, record);
     Ok(draft.finish())
@@ -160,7 +160,7 @@ pub(super) fn copy(view: &View, ctx: &Ctx, op: &Copy) -> Result<Change, Stop> {
     record.mtime = ctx.now;
     charge(&mut draft, ledger, &mut record);
     record.size = record.size.max(op.to_offset + op.len);
-    draft.drop_privileges(op.to, &mut record, false);
+    draft.drop_privileges(op.to, &mut record, None);
     if op.from != op.to {
         draft.check_seen(source.key.clone(), Some(&source.seen));
     }

@@ -88,7 +88,7 @@ fn operations_take_few_round_trips() {
     };
     assert_eq!(cost(Op::Create { parent: Ino(2), name: b"a", make: file(3, 0o644) }), 2);
     let body = Body::Packed(&pieces);
-    assert_eq!(cost(Op::Write { ino: Ino(3), body, kill_suid_sgid: false, cached: false, intern: None }), 2);
+    assert_eq!(cost(Op::Write { ino: Ino(3), body, unprivileged: None, cached: false, intern: None }), 2);
     let how = RenameMode::Replace;
     assert_eq!(cost(Op::Rename { parent: Ino(2), name: b"a", to: Ino(2), to_name: b"b", mode: how }), 3);
     assert_eq!(cost(Op::Unlink { parent: Ino(2), name: b"b" }), 3);
@@ -134,22 +134,65 @@ fn writes_take_privileges_away_when_told_and_leave_times_when_cached() {
     world.create(1, "f", file(2, 0o6755)).unwrap();
     let before = world.attr(2);
     let pieces = world.pack(0, b"hello");
-    let write = |kill_suid_sgid, cached| Op::Write {
+    let write = |unprivileged, cached| Op::Write {
         ino: Ino(2),
         body: Body::Packed(&pieces),
-        kill_suid_sgid,
+        unprivileged,
         cached,
         intern: None,
     };
-    world.run(&write(false, true)).unwrap();
+    world.run(&write(None, true)).unwrap();
     let cached = world.attr(2);
     assert_eq!((cached.mtime, cached.ctime, cached.size), (before.mtime, before.ctime, 5));
     assert_eq!(cached.mode & 0o7777, 0o6755);
     assert!(cached.change > before.change, "a row that is the same must mean the same bytes");
-    world.run(&write(true, false)).unwrap();
+    world.run(&write(Some(0), false)).unwrap();
     let plain = world.attr(2);
     assert!(plain.mtime > before.mtime && plain.ctime == plain.mtime);
     assert_eq!(plain.mode & 0o7777, 0o755);
+}
+
+/// A set-group-id file that its group may not run kept the bit whoever wrote to it or cut it. Linux leaves it to those of the
+/// file's group only.
+#[test]
+fn regression_setgid_goes_when_one_of_another_group_writes() {
+    const FILE: Ino = Ino(2);
+    let left = |mode, writes: bool, by| {
+        let mut world = World::new();
+        world.create(1, "f", file(FILE.0, mode)).unwrap();
+        let own = SetAttrs { gid: Some(55), perm: Some(mode), ..SetAttrs::default() };
+        world.run(&Op::SetAttr { ino: FILE, set: own }).unwrap();
+        let pieces = world.pack(0, b"hello");
+        let op = if writes {
+            let body = Body::Packed(&pieces);
+            Op::Write { ino: FILE, body, unprivileged: by, cached: false, intern: None }
+        } else {
+            let set = SetAttrs { size: Some(9_000), unprivileged: by, ..SetAttrs::default() };
+            Op::SetAttr { ino: FILE, set }
+        };
+        world.run(&op).unwrap();
+        world.attr(FILE.0).mode & 0o7777
+    };
+    for writes in [true, false] {
+        assert_eq!(left(0o6766, writes, None), 0o6766, "by one who may");
+        assert_eq!(left(0o6766, writes, Some(55)), 0o2766, "by one of the group");
+        assert_eq!(left(0o6766, writes, Some(56)), 0o766, "by another");
+        assert_eq!(left(0o6776, writes, Some(55)), 0o776, "where the group may run it");
+    }
+}
+
+/// What root's chown leaves, an owner's takes away who is not of the file's group.
+#[test]
+fn changing_the_owner_counts_by_the_group_of_before() {
+    for (by, left) in [(None, 0o2744), (Some(55), 0o2744), (Some(56), 0o744)] {
+        let world = World::new();
+        world.create(1, "f", file(2, 0o644)).unwrap();
+        let own = SetAttrs { gid: Some(55), perm: Some(0o6744), ..SetAttrs::default() };
+        world.run(&Op::SetAttr { ino: Ino(2), set: own }).unwrap();
+        let set = SetAttrs { gid: Some(56), unprivileged: by, ..SetAttrs::default() };
+        world.run(&Op::SetAttr { ino: Ino(2), set }).unwrap();
+        assert_eq!(world.attr(2).mode & 0o7777, left, "by {by:?}");
+    }
 }
 
 #[test]

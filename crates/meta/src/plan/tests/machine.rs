@@ -225,7 +225,7 @@ impl Machine {
             gid: (bit(1) && bit(2)).then_some(u32::from(raw.a)),
             atime: bit(3).then_some(Timestamp(i64::from(raw.len) - 30_000)),
             mtime: bit(4).then_some(Timestamp(i64::from(raw.at) - 30_000)),
-            kill_suid_sgid: bit(5),
+            unprivileged: bit(5).then(|| u32::from(raw.b) % 3),
             ..SetAttrs::default()
         };
         let got = self.world.run(&Op::SetAttr { ino: Ino(ino), set });

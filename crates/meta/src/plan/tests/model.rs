@@ -256,8 +256,8 @@ impl Model {
             node.xattrs.remove(&b"security.capability"[..]);
         }
         let chown = set.uid.is_some() || set.gid.is_some();
-        if (chown || set.kill_suid_sgid) && !node.is_dir() {
-            node.perm = without_set_ids(node.perm);
+        if (chown || set.unprivileged.is_some()) && !node.is_dir() {
+            node.perm = without_set_ids(node.perm, set.unprivileged.is_none_or(|gid| gid == node.gid));
             node.xattrs.remove(&b"security.capability"[..]);
         }
         node.uid = set.uid.unwrap_or(node.uid);
@@ -364,7 +364,7 @@ fn fresh(kind: u32, now: i64) -> Node {
     Node { kind, uid: 1000, gid: 100, atime: now, mtime: now, ctime: now, btime: now, ..Node::default() }
 }
 
-fn without_set_ids(perm: u32) -> u32 {
+fn without_set_ids(perm: u32, member: bool) -> u32 {
     let perm = perm & !0o4000;
-    if perm & 0o010 != 0 { perm & !0o2000 } else { perm }
+    if perm & 0o010 != 0 || !member { perm & !0o2000 } else { perm }
 }

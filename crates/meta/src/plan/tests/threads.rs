@@ -118,11 +118,11 @@ impl Worker {
                 let piece = self.piece(at, len);
                 let cached = self.roll(2) == 0;
                 let body = Body::Packed(&[piece]);
-                self.run(&Op::Write { ino, body, kill_suid_sgid: false, cached, intern: None });
+                self.run(&Op::Write { ino, body, unprivileged: None, cached, intern: None });
             }
             13 => {
                 let body = Body::Inline(&[5; 40]);
-                self.run(&Op::Write { ino, body, kill_suid_sgid: false, cached: false, intern: None });
+                self.run(&Op::Write { ino, body, unprivileged: None, cached: false, intern: None });
             }
             14 => {
                 let set = SetAttrs { size: Some(self.roll(5_000_000)), ..SetAttrs::default() };

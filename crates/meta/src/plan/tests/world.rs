@@ -137,13 +137,8 @@ impl World {
     }
 
     pub fn write_body(&self, ino: u64, body: &Body<'_>) -> Result<Change, Refusal> {
-        let op = Op::Write {
-            ino: Ino(ino),
-            body: body.clone(),
-            kill_suid_sgid: false,
-            cached: false,
-            intern: None,
-        };
+        let op =
+            Op::Write { ino: Ino(ino), body: body.clone(), unprivileged: None, cached: false, intern: None };
         self.run(&op)
     }
 
