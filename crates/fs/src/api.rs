@@ -332,7 +332,8 @@ pub trait Filesystem: Send + Sync {
     fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
 
     /// Writes all of `data`. `unprivileged`: who writes, if set-id bits must go as with `kill_suid_sgid` of [`SetAttr`]; `None`:
-    /// they stay. `cached`: the bytes come from the kernel's page cache, which keeps size and times itself.
+    /// they stay. `cached`: the bytes come from the kernel's page cache, which keeps size and times itself. Answers whether set-id bits
+    /// went: the kernel does not ask for a mode again because of a write.
     fn write(
         &self,
         ino: Ino,
@@ -340,7 +341,7 @@ pub trait Filesystem: Send + Sync {
         data: &[u8],
         unprivileged: Option<&Caller>,
         cached: bool,
-    ) -> Result<()>;
+    ) -> Result<bool>;
 
     /// fallocate(2).
     fn allocate(&self, ino: Ino, offset: u64, len: u64, how: Allocate) -> Result<()>;

@@ -139,7 +139,7 @@ impl Filesystem for Volume {
         data: &[u8],
         unprivileged: Option<&Caller>,
         cached: bool,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let how = How { unprivileged: unprivileged.copied(), cached };
         self.change("write", ino, |core| core.write(ino, offset, data, how))
     }

@@ -22,7 +22,7 @@ use crate::channel::Sink;
 use crate::counts::Lane;
 use crate::defer::{Desk, Pool, Ticket};
 use crate::execute::{self, Done};
-use crate::notify::Notifier;
+use crate::notify::{self, Notifier};
 
 /// Makes the kernel hand over what was written to a file but still lies in its pages.
 pub trait PushDirty: Send + Sync {
@@ -94,6 +94,7 @@ impl Dispatcher {
         if !wants_reply(header.opcode) {
             return;
         }
+        tell_of_mode(&result, header.ino, &**sink);
         let sent = match &result {
             Ok(done) => sink.reply(header.unique, 0, &room[..done.len]),
             Err(error) => sink.reply(header.unique, -error.0, &[]),
@@ -159,6 +160,7 @@ impl Dispatcher {
             _ => None,
         };
         let result = self.run(&header, &op, room);
+        tell_of_mode(&result, header.ino, sink);
         self.0.desk.close_ticket(ticket);
         let delivered = ticket.claim()
             && match &result {
@@ -220,6 +222,14 @@ impl Dispatcher {
         }
         // Of a directory that drops its cached listing, of a file its attributes and pages.
         notifier.inval_inode(header.ino, 0, 0);
+    }
+}
+
+/// Has the kernel ask for attributes again, before it hears of the write that changed the mode.
+fn tell_of_mode(result: &Result<Done, Errno>, ino: Ino, sink: &dyn Sink) {
+    if matches!(result, Ok(Done { mode_changed: true, .. })) {
+        // Attributes alone: that waits for no lock that the request holds. It fails when the kernel has let go of the inode.
+        let _ = notify::inval_inode(sink, ino, -1, 0);
     }
 }
 

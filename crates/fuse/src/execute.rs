@@ -18,6 +18,8 @@ pub struct Done {
     /// The kernel takes one reference to this inode with the reply; if the reply is never delivered it must be
     /// given back.
     pub referenced: Option<Ino>,
+    /// The mode changed, and the kernel is to be told before the reply: after a write it asks anew for size and times only.
+    pub mode_changed: bool,
 }
 
 /// Runs one operation and writes the body of its reply to the start of `room`.
@@ -26,6 +28,7 @@ pub struct Done {
 /// The error number that the program shall see.
 pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -> api::Result<Done> {
     let mut put = Put::new(room);
+    let mut mode_changed = false;
     let referenced = match *op {
         Op::Read { offset, len } => {
             let place = put.room(len as usize);
@@ -34,7 +37,7 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
             None
         }
         Op::Write { offset, data, kill, cached } => {
-            fs.write(header.ino, offset, data, kill.then_some(&header.caller), cached)?;
+            mode_changed = fs.write(header.ino, offset, data, kill.then_some(&header.caller), cached)?;
             out::written(&mut put, data.len() as u32)?;
             None
         }
@@ -72,7 +75,7 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
             }
         },
     };
-    Ok(Done { len: put.len(), referenced })
+    Ok(Done { len: put.len(), referenced, mode_changed })
 }
 
 fn entry(put: &mut Put<'_>, found: &Entry) -> api::Result<Ino> {

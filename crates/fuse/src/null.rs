@@ -128,8 +128,8 @@ impl Filesystem for Null {
         Ok(buf.len().min(left as usize))
     }
 
-    fn write(&self, _: Ino, _: u64, _: &[u8], _: Option<&Caller>, _: bool) -> api::Result<()> {
-        Ok(())
+    fn write(&self, _: Ino, _: u64, _: &[u8], _: Option<&Caller>, _: bool) -> api::Result<bool> {
+        Ok(false)
     }
 
     fn allocate(&self, _: Ino, _: u64, _: u64, _: Allocate) -> api::Result<()> {

@@ -184,7 +184,7 @@ impl Sink for Direct {
 
     fn piece(&mut self, offset: u64, bytes: Vec<u8>) -> Result<()> {
         let (item, ino) = self.open.as_ref().must("pieces follow a file");
-        self.or_fail("write", &item.path, self.volume.write(*ino, offset, &bytes, None, false))
+        self.or_fail("write", &item.path, self.volume.write(*ino, offset, &bytes, None, false).map(drop))
     }
 
     fn end(&mut self) -> Result<()> {

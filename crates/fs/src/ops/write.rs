@@ -11,7 +11,7 @@ use base::size::{FILE_MAX, INLINE_MAX, MIB};
 use base::{BlobId, Ino, time};
 use meta::plan::op::{Body, Piece};
 use meta::plan::{Op, Refusal};
-use meta::record::InodeRecord;
+use meta::record::{InodeRecord, mode};
 
 use crate::api::Caller;
 use crate::bytes::{Stored, content_id};
@@ -31,7 +31,15 @@ pub(crate) struct How {
 }
 
 impl Core {
-    pub(crate) fn write(&self, ino: Ino, offset: u64, data: &[u8], mut how: How) -> Result<(), Error> {
+    /// Writes; true if that took set-id bits away.
+    pub(crate) fn write(&self, ino: Ino, offset: u64, data: &[u8], how: How) -> Result<bool, Error> {
+        const SET_IDS: u32 = mode::S_ISUID | mode::S_ISGID;
+        let before = if how.unprivileged.is_some() { self.file(ino)?.mode & SET_IDS } else { 0 };
+        self.write_bytes(ino, offset, data, how)?;
+        Ok(before != 0 && self.file(ino)?.mode & SET_IDS != before)
+    }
+
+    fn write_bytes(&self, ino: Ino, offset: u64, data: &[u8], mut how: How) -> Result<(), Error> {
         if data.is_empty() {
             return Ok(());
         }

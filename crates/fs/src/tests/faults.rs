@@ -69,7 +69,7 @@ fn a_full_disk_refuses_bytes_and_frees_them_again() {
     v.put(g, 0, &noise(1, 1000));
     let full = (0..100).find_map(|n| {
         match Filesystem::write(&v, f, n * MIB, &noise(n, MIB as usize), None, false) {
-            Ok(()) => None,
+            Ok(_) => None,
             Err(errno) => Some((n, errno)),
         }
     });

@@ -495,18 +495,20 @@ impl Filesystem for Memory {
         data: &[u8],
         unprivileged: Option<&Caller>,
         cached: bool,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let mut state = self.state.lock();
         let node = state.node(ino)?;
         node.write(offset, data)?;
+        let before = node.attr.perm;
         if unprivileged.is_some() {
             node.attr.perm &= !0o6000;
         }
+        let changed = node.attr.perm != before;
         if !cached {
             let time = now();
             (node.attr.mtime, node.attr.ctime) = (time, time);
         }
-        Ok(())
+        Ok(changed)
     }
 
     fn allocate(&self, ino: Ino, offset: u64, len: u64, how: Allocate) -> Result<()> {

@@ -258,7 +258,7 @@ fn regression_open_creates_with_any_mode() {
 
 /// Setting the set-user-id bit on a file and writing to it as someone else takes the bit away.
 #[test]
-fn writing_takes_the_set_user_id_bit_away() {
+fn regression_writing_takes_the_set_user_id_bit_away_at_once() {
     for writeback in [true, false] {
         let Some(rig) = rig_with(Memory::new(), Options { writeback: Some(writeback), ..options() }) else {
             return;
@@ -267,6 +267,9 @@ fn writing_takes_the_set_user_id_bit_away() {
         std::fs::write(&path, b"x").unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o4777)).unwrap();
         assert!(as_nobody(&format!("echo y >> {}", path.display())).status.success());
+        // Whoever asks for the mode alone is told by the kernel, which asks again for size and times only.
+        let mode = std::process::Command::new("stat").args(["-c", "%a"]).arg(&path).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&mode.stdout).trim(), "777", "writeback {writeback}");
         assert_eq!(
             std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777,
             0o777,

@@ -98,7 +98,8 @@ pub(super) fn set(view: &View, ctx: &Ctx, op: &Set<'_>) -> Result<Change, Stop> 
     }
     let mut draft = Draft::new();
     let mut record = draft.touched(view, ctx, &node)?;
-    if op.kill_sgid {
+    // The kernel says so of either list; only the one that changes the mode has a say in it.
+    if op.kill_sgid && op.name == ACCESS_ACL {
         record.mode &= !mode::S_ISGID;
     }
     let value = if op.name == ACCESS_ACL || op.name == DEFAULT_ACL {

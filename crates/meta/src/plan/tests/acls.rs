@@ -140,6 +140,17 @@ fn setting_a_list_can_clear_setgid() {
 }
 
 #[test]
+fn regression_setting_a_default_list_leaves_setgid() {
+    let world = World::new();
+    world.create(1, "d", Make { mode: mode::S_IFDIR | 0o2770, ..file(2, 0) }).unwrap();
+    let value = full();
+    let op =
+        Op::SetXattr { ino: Ino(2), name: DEFAULT_ACL, value: &value, mode: XattrMode::Set, kill_sgid: true };
+    world.run(&op).unwrap();
+    assert_eq!(world.attr(2).mode & 0o7777, 0o2770);
+}
+
+#[test]
 fn namespaces_and_sizes() {
     let world = World::new();
     world.create(1, "f", file(2, 0o600)).unwrap();
