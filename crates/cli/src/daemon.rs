@@ -89,6 +89,8 @@ pub struct Mounted {
     mountpoint: PathBuf,
     mode: Mode,
     pid: u32,
+    /// What a person should know of how it was mounted.
+    remarks: Vec<String>,
 }
 
 /// The parent's end of a background mount.
@@ -163,7 +165,9 @@ pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
         Ok(News::Ready(mounted)) => {
             term.result(&mounted, || {
                 let (volume, place, pid) = (&mounted.volume, mounted.mountpoint.display(), mounted.pid);
-                format!("Mounted {volume} at {place} (process {pid}). Unmount: covey umount {place}")
+                let first =
+                    format!("Mounted {volume} at {place} (process {pid}). Unmount: covey umount {place}");
+                mounted.remarks.iter().fold(first, |lines, remark| lines + "\n  " + remark)
             });
             Ok(0)
         }
@@ -219,6 +223,7 @@ fn ready(node: &Node, session: &Session, parent: Option<Parent>, term: Term) {
         mountpoint: session.mountpoint().to_owned(),
         mode: node.mode(),
         pid: std::process::id(),
+        remarks: session.warnings().to_vec(),
     };
     let place = mounted.mountpoint.display();
     match parent {

@@ -6,9 +6,14 @@
 //! undone as far as the kernel is concerned: a reference it would have taken is given back, and after a change the
 //! kernel is told to forget what it holds of the names involved.
 //!
+//! **Only who is being killed is interrupted.** The kernel sends INTERRUPT for any signal, but on a disk a handled signal ends no fsync(2) or
+//! read(2), and programs rely on that: PostgreSQL panics at an fsync that says EINTR. So an interrupt is granted when the caller has
+//! SIGKILL pending (which is what any fatal signal becomes). The kernel tells of the first signal alone, so the clock looks again
+//! at callers that had one.
+//!
 //! ```text
-//!   queued ──► running ──► answered        queued ──(deadline, interrupt)──► answered
-//!                 └──(deadline; interrupt, if nothing changes)──► answered
+//!   queued ──► running ──► answered        queued ──(deadline, kill)──► answered
+//!                 └──(deadline; kill, if nothing changes)──► answered
 //! ```
 //!
 //! Workers are started on demand, up to a bound, and end when idle. When all of them are stuck, what is queued behind
@@ -18,7 +23,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use fs::Errno;
@@ -35,9 +40,16 @@ const ANSWERED: u8 = 2;
 /// How long an idle worker stays.
 const IDLE: Duration = Duration::from_secs(10);
 
+/// How often callers that had a signal are looked at.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
 /// The right to answer one request, once.
 pub struct Ticket {
     unique: u64,
+    /// The thread that waits for the answer; 0: one that cannot be seen from here.
+    caller: u32,
+    /// It had a signal.
+    interrupted: AtomicBool,
     waiting: Option<Waiting>,
     since: Instant,
     state: AtomicU8,
@@ -59,7 +71,7 @@ impl Ticket {
         self.state.compare_exchange(QUEUED, RUNNING, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Takes the right to answer for an interrupt: always while queued, and while running if nothing is changed by it.
+    /// Takes the right to answer for a caller that is being killed: always while queued, and while running if nothing is changed by it.
     fn interrupt(&self) -> bool {
         let harmless = self.waiting != Some(Waiting::Change);
         let from =
@@ -94,10 +106,17 @@ impl Desk {
     }
 
     /// A ticket for this request.
-    pub fn issue(&self, unique: u64, waiting: Option<Waiting>, sink: &Arc<dyn Sink>) -> Arc<Ticket> {
+    pub fn issue(
+        &self,
+        unique: u64,
+        caller: u32,
+        waiting: Option<Waiting>,
+        sink: &Arc<dyn Sink>,
+    ) -> Arc<Ticket> {
         let since = base::time::monotonic();
-        let state = AtomicU8::new(QUEUED);
-        let ticket = Arc::new(Ticket { unique, waiting, since, state, sink: Arc::clone(sink) });
+        let (state, interrupted) = (AtomicU8::new(QUEUED), AtomicBool::new(false));
+        let sink = Arc::clone(sink);
+        let ticket = Arc::new(Ticket { unique, caller, interrupted, waiting, since, state, sink });
         let mut open = self.open.lock();
         open.tickets.insert(unique, Arc::clone(&ticket));
         if open.tickets.len() == 1 {
@@ -115,13 +134,26 @@ impl Desk {
         }
     }
 
-    /// The kernel no longer waits for this request with patience.
+    /// The caller of this request had a signal.
     pub fn interrupt(&self, unique: u64) {
-        let found = self.open.lock().tickets.get(&unique).cloned();
-        if let Some(ticket) = found
-            && ticket.interrupt()
-        {
-            self.close_ticket(&ticket);
+        let found = {
+            let open = self.open.lock();
+            let found = open.tickets.get(&unique).cloned();
+            if let Some(ticket) = &found {
+                ticket.interrupted.store(true, Ordering::Release);
+                // The clock has to look more often from now on.
+                self.changed.notify_all();
+            }
+            found
+        };
+        if let Some(ticket) = found {
+            self.end_if_killed(&ticket);
+        }
+    }
+
+    fn end_if_killed(&self, ticket: &Ticket) {
+        if is_being_killed(ticket.caller) && ticket.interrupt() {
+            self.close_ticket(ticket);
             ticket.answer(-Errno::EINTR.0, &[]);
         }
     }
@@ -147,7 +179,19 @@ impl Desk {
                 self.changed.wait(&mut open);
                 continue;
             }
+            let had_signal = |ticket: &&Arc<Ticket>| ticket.interrupted.load(Ordering::Acquire);
+            let step = if open.tickets.values().any(|ticket| had_signal(&ticket)) {
+                step.min(LOOK_AGAIN)
+            } else {
+                step
+            };
             self.changed.wait_for(&mut open, step);
+            let signalled: Vec<_> = open.tickets.values().filter(had_signal).cloned().collect();
+            if !signalled.is_empty() {
+                parking_lot::MutexGuard::unlocked(&mut open, || {
+                    signalled.iter().for_each(|ticket| self.end_if_killed(ticket));
+                });
+            }
             let now = base::time::monotonic();
             let over = |ticket: &Arc<Ticket>| now.duration_since(ticket.since) >= self.deadline;
             let expired: Vec<_> =
@@ -163,6 +207,17 @@ impl Desk {
             });
         }
     }
+}
+
+/// Whether a thread has SIGKILL pending, or is gone. Of one that cannot be seen nobody knows: it is let go.
+fn is_being_killed(thread: u32) -> bool {
+    const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{thread}/status")) else { return true };
+    let pending = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    };
+    (pending("SigPnd:") | pending("ShdPnd:")) & SIGKILL != 0
 }
 
 /// What a worker is to do with its own reply buffer.

@@ -138,7 +138,7 @@ impl Dispatcher {
         if !seek && !waiting.is_some_and(waits) {
             return false;
         }
-        let ticket = self.0.desk.issue(header.unique, waiting, sink);
+        let ticket = self.0.desk.issue(header.unique, header.caller.pid, waiting, sink);
         let (this, sink, request) = (self.clone(), Arc::clone(sink), request.to_vec());
         let pool = if seek { &self.0.seeker } else { &self.0.workers };
         let work = move |ticket: &Ticket, room: &mut [u8]| this.finish(ticket, &request, room, &*sink);

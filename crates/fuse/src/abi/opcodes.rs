@@ -82,7 +82,7 @@ table! {
     33 SETLKW Kernel, "as GETLK";
     34 ACCESS ENOSYS, "the kernel checks permissions itself (default_permissions)";
     35 CREATE ENOSYS, "the kernel uses MKNOD and opens by itself, so no RELEASE follows";
-    36 INTERRUPT Served, "a waiting request is answered EINTR; one being served at once is left to finish";
+    36 INTERRUPT Served, "a request that waits is answered EINTR if its caller is being killed; other signals interrupt nothing, as on a disk";
     37 BMAP ENOSYS, "no block device below";
     38 DESTROY Served, "";
     39 IOCTL Refused(libc::ENOTTY), "no ioctl is known; answered at once, because some programs ask at every open";

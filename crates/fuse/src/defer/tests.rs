@@ -29,7 +29,7 @@ const LONG: Duration = Duration::from_secs(60);
 #[test]
 fn a_request_is_answered_once_whoever_is_first() {
     let (kept, sink, desk) = parts(LONG);
-    let ticket = desk.issue(1, Some(Waiting::Sync), &sink);
+    let ticket = desk.issue(1, 0, Some(Waiting::Sync), &sink);
     assert!(ticket.start());
     desk.interrupt(1);
     assert!(!ticket.claim(), "the interrupt was first");
@@ -41,14 +41,46 @@ fn a_request_is_answered_once_whoever_is_first() {
 #[test]
 fn a_change_under_way_is_not_interrupted_but_a_queued_one_is() {
     let (kept, sink, desk) = parts(LONG);
-    let running = desk.issue(1, Some(Waiting::Change), &sink);
+    let running = desk.issue(1, 0, Some(Waiting::Change), &sink);
     assert!(running.start());
     desk.interrupt(1);
     assert!(running.claim(), "its outcome must be told");
-    let queued = desk.issue(2, Some(Waiting::Change), &sink);
+    let queued = desk.issue(2, 0, Some(Waiting::Change), &sink);
     desk.interrupt(2);
     assert!(!queued.start(), "it never runs");
     assert_eq!(*kept.0.lock(), [(2, -libc::EINTR)]);
+}
+
+#[test]
+fn regression_a_signal_that_kills_nobody_interrupts_nothing() {
+    let (kept, sink, desk) = parts(LONG);
+    // SAFETY: gettid takes nothing and cannot fail.
+    let me = unsafe { libc::gettid() } as u32;
+    for waiting in [Waiting::Sync, Waiting::Change] {
+        let ticket = desk.issue(1, me, Some(waiting), &sink);
+        desk.interrupt(1);
+        std::thread::sleep(3 * LOOK_AGAIN);
+        assert!(ticket.claim(), "the caller lives and waits");
+        desk.close_ticket(&ticket);
+    }
+    assert!(kept.0.lock().is_empty());
+}
+
+#[test]
+fn one_who_is_killed_after_another_signal_is_let_go() {
+    let (kept, sink, desk) = parts(LONG);
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    desk.issue(1, child.id(), Some(Waiting::Sync), &sink);
+    desk.interrupt(1);
+    assert_eq!(desk.waiting(), 1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let begun = base::time::monotonic();
+    while desk.waiting() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(*kept.0.lock(), [(1, -libc::EINTR)]);
 }
 
 #[test]
@@ -57,8 +89,8 @@ fn the_deadline_answers_what_is_queued_and_what_is_stuck() {
     let pool = Pool::new("test", 1);
     let (release, wait) = mpsc::channel::<()>();
     let begun = base::time::monotonic();
-    pool.push(desk.issue(1, None, &sink), Box::new(move |_, _| assert!(wait.recv().is_err())));
-    pool.push(desk.issue(2, None, &sink), Box::new(|_, _| panic!("never runs: its time was over")));
+    pool.push(desk.issue(1, 0, None, &sink), Box::new(move |_, _| assert!(wait.recv().is_err())));
+    pool.push(desk.issue(2, 0, None, &sink), Box::new(|_, _| panic!("never runs: its time was over")));
     while kept.0.lock().len() < 2 {
         assert!(begun.elapsed() < Duration::from_secs(10));
         std::thread::sleep(Duration::from_millis(5));
@@ -73,8 +105,8 @@ fn the_deadline_answers_what_is_queued_and_what_is_stuck() {
 #[test]
 fn a_number_given_anew_is_not_confused_with_the_old() {
     let (_, sink, desk) = parts(LONG);
-    let old = desk.issue(1, None, &sink);
-    let new = desk.issue(1, None, &sink);
+    let old = desk.issue(1, 0, None, &sink);
+    let new = desk.issue(1, 0, None, &sink);
     desk.close_ticket(&old);
     assert_eq!(desk.waiting(), 1, "the new one stays");
     desk.close_ticket(&new);
@@ -96,7 +128,7 @@ fn workers_are_as_many_as_needed_and_never_more_than_allowed() {
             at_once.fetch_sub(1, Ordering::SeqCst);
             done.send(()).unwrap();
         };
-        pool.push(desk.issue(unique, None, &sink), Box::new(work));
+        pool.push(desk.issue(unique, 0, None, &sink), Box::new(work));
     }
     for _ in 0..20 {
         wait.recv_timeout(Duration::from_secs(10)).unwrap();
@@ -109,7 +141,7 @@ fn regression_a_panic_in_a_worker_does_not_use_it_up() {
     let (_, sink, desk) = parts(LONG);
     let pool = Pool::new("test", 1);
     let (done, wait) = mpsc::channel();
-    pool.push(desk.issue(1, None, &sink), Box::new(|_, _| panic!("on purpose")));
-    pool.push(desk.issue(2, None, &sink), Box::new(move |_, _| done.send(()).unwrap()));
+    pool.push(desk.issue(1, 0, None, &sink), Box::new(|_, _| panic!("on purpose")));
+    pool.push(desk.issue(2, 0, None, &sink), Box::new(move |_, _| done.send(()).unwrap()));
     wait.recv_timeout(Duration::from_secs(10)).unwrap();
 }

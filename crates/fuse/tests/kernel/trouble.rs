@@ -129,6 +129,39 @@ fn an_interrupt_ends_a_waiting_read() {
 }
 
 #[test]
+fn regression_a_handled_signal_ends_no_read() {
+    let Some(rig) = rig() else { return };
+    std::fs::write(rig.path("trap-stall"), b"x").unwrap();
+    drop_pages(&rig.path("trap-stall"));
+    rig.fs.stall(true);
+    // A handler without SA_RESTART: what could be interrupted would say so.
+    let script = "import signal,os,sys\nsignal.signal(signal.SIGUSR1, lambda *_: None)\nsignal.siginterrupt(signal.SIGUSR1, True)\n\
+                  os.write(1, b'ready')\nfd = os.open(sys.argv[1], os.O_RDONLY)\n\
+                  import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nbuf = ctypes.create_string_buffer(8)\n\
+                  got = libc.read(fd, buf, 8)\nprint(got, ctypes.get_errno())";
+    let mut reader = Command::new("python3");
+    let reader = reader.args(["-c", script]).arg(rig.path("trap-stall")).stdout(Stdio::piped()).spawn();
+    let Ok(mut reader) = reader else {
+        println!("no python3: skipped");
+        return;
+    };
+    let begun = Instant::now();
+    while rig.session.waiting() == 0 {
+        assert!(begun.elapsed() < SOON);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for _ in 0..3 {
+        // SAFETY: kill takes numbers only.
+        unsafe { libc::kill(reader.id() as i32, libc::SIGUSR1) };
+        std::thread::sleep(Duration::from_millis(150));
+    }
+    assert!(reader.try_wait().unwrap().is_none(), "it waits on");
+    rig.fs.stall(false);
+    let done = within(SOON, move || reader.wait_with_output().unwrap());
+    assert_eq!(String::from_utf8_lossy(&done.stdout), "ready1 0\n");
+}
+
+#[test]
 fn the_filesystem_is_told_once_that_the_mount_ended() {
     let Some(rig) = rig() else { return };
     std::fs::write(rig.path("x"), b"kept").unwrap();
