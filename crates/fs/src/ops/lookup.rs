@@ -41,8 +41,13 @@ impl Core {
     pub(crate) fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry, Error> {
         let finding = self.refs.finding();
         if name == b"." {
-            // How the kernel brings back an inode that it knows by a file handle only; it need not be a directory.
-            let entry = self.entry_of(parent, &self.attr(parent)?)?;
+            // How the kernel brings back an inode that it knows by a file handle only; it need not be a directory. One without a name
+            // that it does not hold is gone, also while it waits to be reaped.
+            let record = self.attr(parent)?;
+            if record.nlink == 0 {
+                return Err(Errno::ENOENT.into());
+            }
+            let entry = self.entry_of(parent, &record)?;
             finding.hold(parent);
             return Ok(entry);
         }

@@ -5,6 +5,23 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::api::{RenameMode, XattrMode};
 
+/// A file handle is looked up as "." of the inode itself. While the inode waits to be reaped its record is still there.
+#[test]
+fn regression_a_handle_of_what_has_no_name_finds_nothing() {
+    let world = World::new();
+    let v = world.open();
+    let (f, d) = (v.file(Ino::ROOT, "f"), v.dir(Ino::ROOT, "d"));
+    for ino in [f, d] {
+        assert_eq!(v.lookup(ino, b".").unwrap().attr.ino, ino);
+    }
+    v.unlink(Ino::ROOT, b"f").unwrap();
+    v.rmdir(Ino::ROOT, b"d").unwrap();
+    for ino in [f, d] {
+        // Held, so it cannot be reaped here.
+        assert_eq!(v.lookup(ino, b"."), Err(Errno::ENOENT));
+    }
+}
+
 #[test]
 fn names_come_and_go() {
     let world = World::new();
