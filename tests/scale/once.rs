@@ -8,8 +8,9 @@ use covey_tests::{Need, Rng, Volume, proc, requires, say};
 
 const MIB: u64 = 1 << 20;
 const WRITTEN: u64 = 256 * MIB;
-/// Names, log and sums may cost this many percent beside the bytes.
-const BESIDE: u64 = 3;
+/// Names, log and sums may cost this many percent beside the bytes, and so may packs that a slow machine left so small that they
+/// are merged. A second write of everything would be a hundred.
+const BESIDE: u64 = 10;
 
 #[test]
 fn every_byte_is_written_once() {
