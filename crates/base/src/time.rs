@@ -1,6 +1,6 @@
 //! Timestamps, and the door to the clocks.
 
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A moment: nanoseconds since 1970-01-01 UTC, negative before it. Covers the years 1677 to 2262.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,12 +24,12 @@ impl Timestamp {
 }
 
 /// The time of day, for what users see (mtime and the like). It may jump; never measure with it.
-///
-/// It moves with the clock's tick, some milliseconds apart: the kernel stamps inodes by that clock, also those of FUSE whose times it
-/// keeps itself, and with a finer one here what was done later could bear the earlier time.
 pub fn now() -> Timestamp {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-    Timestamp::from_parts(now.tv_sec, u32::try_from(now.tv_nsec).unwrap_or(0))
+    let since = |d: Duration| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX);
+    match SystemTime::now().duration_since(UNIX_EPOCH) {
+        Ok(after) => Timestamp(since(after)),
+        Err(before) => Timestamp(-since(before.duration())),
+    }
 }
 
 /// The monotonic clock, for deadlines and measurements.
