@@ -263,9 +263,9 @@ fn map_and_store(file: &File, at: usize, data: &[u8]) -> io::Result<()> {
     file.read_at(&mut page_in, start as u64)?;
     // SAFETY: a fresh mapping, wholly inside the file, which only this worker changes; unmapped before returning.
     unsafe {
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        let map =
-            mmap(std::ptr::null_mut(), whole, ProtFlags::READ | ProtFlags::WRITE, flags, file, start as u64)?;
+        // Not with MAP_POPULATE: the kernel was seen to try for ever to bring in pages of a filesystem that had just died.
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        let map = mmap(std::ptr::null_mut(), whole, access, flags, file, start as u64)?;
         let mut answer = rustix::mm::madvise(map, whole, rustix::mm::Advice::LinuxPopulateWrite);
         if answer.is_ok() {
             std::ptr::copy_nonoverlapping(data.as_ptr(), map.cast::<u8>().add(at - start), data.len());
