@@ -3,6 +3,7 @@
 use base::Ino;
 use base::size::NAME_MAX;
 use meta::plan::Op;
+use meta::record::InodeRecord;
 
 use crate::api::XattrMode;
 use crate::errno::{Errno, Error};
@@ -27,6 +28,10 @@ fn check_xattr_name(name: &[u8]) -> Result<(), Error> {
 impl Core {
     pub(crate) fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Error> {
         check_xattr_name(name)?;
+        // The kernel asks for `security.capability` before the first write to every file.
+        if self.names.inode(ino)?.is_some_and(|record| !record.has(InodeRecord::HAS_XATTRS)) {
+            return Err(Errno::ENODATA.into());
+        }
         match self.names.xattr(ino, name)? {
             Some(value) => Ok(value.to_vec()),
             None => Err(Errno::ENODATA.into()),

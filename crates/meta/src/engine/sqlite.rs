@@ -53,6 +53,7 @@ const BUSY: Duration = Duration::from_secs(5);
 
 const GET: &str = "select v from kv where k = ?1";
 const SCAN: &str = "select k, v from kv where k >= ?1 and k < ?2 order by k";
+const LAST: &str = "select k from kv where k >= ?1 and k < ?2 order by k desc limit 1";
 const PUT: &str = "insert into kv(k, v) values(?1, ?2) on conflict(k) do update set v = excluded.v";
 const DELETE: &str = "delete from kv where k = ?1";
 const POSITION: &str = "update log set segment = ?1, seq = ?2 where one = 1";
@@ -192,6 +193,17 @@ impl Sqlite {
             return Ok(());
         }
         each_row(&self.reader(), range, each).map_err(|error| self.error(error))
+    }
+
+    /// The last key of a range that has a row.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub(crate) fn last_key(&self, range: &KeyRange) -> Result<Option<Key>, StoreError> {
+        let reader = self.reader();
+        let bounds = params![range.start.as_bytes(), range.end.as_bytes()];
+        let found = reader.query_row(LAST, bounds, |row| Ok(Key::from_bytes(row.get_ref(0)?.as_blob()?)));
+        found.optional().map_err(|error| self.error(error))
     }
 
     /// One row as of a reader's moment, for a caller that keeps the rows from changing itself.

@@ -32,9 +32,10 @@ pub(super) fn start(shared: &Arc<Shared>) -> Result<JoinHandle<()>, StoreError> 
 }
 
 impl Shared {
-    fn commit_loop(&self) {
+    fn commit_loop(self: &Arc<Self>) {
         let mut last = monotonic();
         loop {
+            self.renew_filter();
             let Some(urgent) = self.wait_for_work() else { return };
             if self.alive().is_err() {
                 // Only `stop` is left to wait for.
@@ -111,6 +112,7 @@ impl Shared {
         self.gate.wait();
         self.flush_to(generation.upto, Depth::Packs)?;
         let from = self.log.lock().applied;
+        self.absent.expect(&generation.rows);
         self.apply(&generation, from)?;
         self.clean.refresh(&generation.rows);
         self.overlay.write().drained();

@@ -30,8 +30,10 @@
 //! Locks, in the order they may be taken: drain, flush leadership, log, overlay, clean rows. Commits are serialised by the log's.
 //!
 //! - [`format`], [`log`], [`disk`]: the log's bytes, its segments, the disk below (also one that loses power).
+//! - [`absent`], [`overlay`], [`rows`]: what is known without asking SQLite.
 //! - [`commit`](self::commit), [`flush`](self::flush), [`drain`](self::drain), [`recover`](self::recover): one step each.
 
+mod absent;
 mod commit;
 pub mod disk;
 mod drain;
@@ -61,6 +63,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use crate::engine::Sqlite;
 use crate::key::{Key, KeyRange};
 use crate::store::{Commit, CommitError, FreshData, MetaStore, Rows, StoreError, Value};
+use absent::Absent;
 use disk::{Folder, LogDisk};
 use gate::Gate;
 use log::{Log, Sizes};
@@ -204,12 +207,15 @@ struct Shared {
     log: Mutex<LogState>,
     room: Condvar,
     overlay: RwLock<Overlay>,
+    absent: Absent,
     clean: CleanRows,
     flushing: Mutex<Flushing>,
     flushed: Condvar,
     draining: Mutex<()>,
     wake: Mutex<Wake>,
     woken: Condvar,
+    /// Makes a filter for `absent`.
+    scanner: Mutex<Option<JoinHandle<()>>>,
     /// `wake.dirty`, to be looked at without its lock.
     dirty: AtomicBool,
     /// The reserve is not whole: see [`Journal::is_tight`].
@@ -277,6 +283,7 @@ impl Journal {
         let durable = log.seq();
         let state = LogState { log, fresh: Fresh::default(), buf: Vec::new(), applied: durable, stuck: None };
         let shared = Arc::new(Shared {
+            absent: Absent::of(&sqlite)?,
             clean: CleanRows::new(options.clean_bytes),
             options,
             sqlite,
@@ -292,6 +299,7 @@ impl Journal {
             draining: Mutex::new(()),
             wake: Mutex::default(),
             woken: Condvar::new(),
+            scanner: Mutex::default(),
             dirty: AtomicBool::new(false),
             tight: AtomicBool::new(false),
             dead: AtomicBool::new(false),
@@ -373,6 +381,9 @@ impl Journal {
             // It ends only by returning: it does not panic.
             let _ = committer.join();
         }
+        if let Some(scanner) = self.shared.scanner.lock().take() {
+            let _ = scanner.join();
+        }
     }
 }
 
@@ -422,6 +433,9 @@ impl Shared {
 
     /// A row that the overlay does not hide. The caller is inside the gate.
     fn below(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        if self.absent.is_absent(key) {
+            return Ok(None);
+        }
         if let Some(row) = self.clean.get(key) {
             return Ok(row);
         }
@@ -447,7 +461,9 @@ impl Shared {
         }
         let captured = self.overlay.read().capture(range, limit);
         let mut merge = Merge::new(captured, limit);
-        self.sqlite.each(range, |key, value| merge.below(key, value))?;
+        if !self.absent.is_empty(range) {
+            self.sqlite.each(range, |key, value| merge.below(key, value))?;
+        }
         Ok(merge.finish())
     }
 

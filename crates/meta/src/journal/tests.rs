@@ -103,7 +103,7 @@ fn clean_rows_stay_within_their_bytes_and_keep_what_is_hot() {
     assert_eq!(clean.get(&key(0)), None, "too large to keep");
 }
 
-struct NoPacks;
+pub(super) struct NoPacks;
 
 impl PackStore for NoPacks {
     fn create(&self, _: PackNo) -> Result<(), BlobError> {
