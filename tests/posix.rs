@@ -311,6 +311,30 @@ fn set_group_id_stays_only_where_one_of_the_group_writes() {
     }
 }
 
+/// Some times are the kernel's, which keeps those of regular files itself, some the daemon's.
+#[test]
+fn regression_what_is_done_later_bears_no_earlier_time() {
+    requires!(Need::Mount);
+    let volume = Volume::new();
+    let mounted = volume.mount();
+    let ctime = |path: &Path| {
+        let meta = fs::symlink_metadata(path).unwrap();
+        (meta.ctime(), meta.ctime_nsec())
+    };
+    let file = mounted.join("file");
+    fs::write(&file, "text").unwrap();
+    for number in 0..200 {
+        let (folder, link) = (mounted.join(format!("d{number}")), mounted.join(format!("l{number}")));
+        fs::create_dir(&folder).unwrap();
+        fs::hard_link(&file, &link).unwrap();
+        assert!(ctime(&link) >= ctime(&folder), "{:?} {:?}", ctime(&link), ctime(&folder));
+        std::os::unix::fs::symlink("x", mounted.join(format!("s{number}"))).unwrap();
+        assert!(ctime(&mounted.join(format!("s{number}"))) >= ctime(&link));
+    }
+    mounted.umount();
+    volume.must_be_clean();
+}
+
 #[test]
 fn an_acl_lets_one_more_user_in() {
     requires!(Need::Mount, Need::Root, Need::Program("setfacl"));

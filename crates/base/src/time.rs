@@ -1,6 +1,6 @@
 //! Timestamps, and the door to the clocks.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// A moment: nanoseconds since 1970-01-01 UTC, negative before it. Covers the years 1677 to 2262.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,13 +23,16 @@ impl Timestamp {
     }
 }
 
+/// [`now`] moves at least this often: the slowest tick that kernels are built with, 100 Hz.
+pub const TICK_MAX: Duration = Duration::from_millis(10);
+
 /// The time of day, for what users see (mtime and the like). It may jump; never measure with it.
+///
+/// It moves with the clock's tick, some milliseconds apart: the kernel stamps inodes by that clock, also those of FUSE whose times it
+/// keeps itself, and with a finer one here what was done later could bear the earlier time.
 pub fn now() -> Timestamp {
-    let since = |d: Duration| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX);
-    match SystemTime::now().duration_since(UNIX_EPOCH) {
-        Ok(after) => Timestamp(since(after)),
-        Err(before) => Timestamp(-since(before.duration())),
-    }
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    Timestamp::from_parts(now.tv_sec, u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 /// The monotonic clock, for deadlines and measurements.

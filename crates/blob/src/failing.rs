@@ -228,6 +228,10 @@ impl BlobSource for FailingOrigin {
     fn is_near(&self, id: &BlobId) -> bool {
         self.inner.is_near(id)
     }
+
+    fn will_need(&self, id: &BlobId) {
+        self.inner.will_need(id);
+    }
 }
 
 impl Origin for FailingOrigin {

@@ -18,6 +18,7 @@
 //!
 //! Files are the owner's alone (0600, folders 0700): a blob holds bytes of files that others may not read.
 
+mod ahead;
 mod open;
 mod store;
 #[cfg(test)]
@@ -37,6 +38,7 @@ use parking_lot::Mutex;
 
 use crate::source::{BlobError, BlobSource};
 use crate::sums::{Builder, Sums};
+use ahead::Ahead;
 use open::{Fault, OpenBlob, OpenBlobs};
 
 /// What a crash left in `tmp/` is removed when it is this old; younger files may be another process's work.
@@ -46,6 +48,7 @@ const SWEEP_AFTER: Duration = Duration::from_secs(3600);
 pub struct BlobFolder {
     dir: PathBuf,
     open: OpenBlobs,
+    ahead: Ahead,
     /// One bit for each of the 256 folders: it has names that a power cut could take.
     touched: [AtomicU64; 4],
     /// The same for `DIR` itself.
@@ -69,6 +72,7 @@ impl BlobFolder {
         Ok(BlobFolder {
             dir: dir.to_owned(),
             open: OpenBlobs::new(),
+            ahead: Ahead::default(),
             touched: Default::default(),
             root_touched: AtomicBool::new(false),
             unsynced: Mutex::default(),
@@ -267,6 +271,10 @@ impl BlobSource for BlobFolder {
 
     fn is_near(&self, id: &BlobId) -> bool {
         self.open.has(id) || self.path(id).exists()
+    }
+
+    fn will_need(&self, id: &BlobId) {
+        self.ahead.hint(id, || self.path(id));
     }
 }
 

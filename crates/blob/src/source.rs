@@ -56,6 +56,9 @@ pub trait BlobSource: Send + Sync {
     /// Whether a read would be answered from this machine, without waiting for a network. Used to decide on which
     /// thread a request is served, so it must be quick; a wrong answer costs time, not truth.
     fn is_near(&self, id: &BlobId) -> bool;
+
+    /// All of the blob will be read soon. A hint, quick to give: who can, fetches it in the background.
+    fn will_need(&self, _id: &BlobId) {}
 }
 
 /// The object store that holds a volume's blobs for good.

@@ -68,6 +68,14 @@ impl BlobSource for Tiered {
     fn is_near(&self, id: &BlobId) -> bool {
         self.sources.iter().any(|source| source.is_near(id))
     }
+
+    /// Told to whoever would be asked first.
+    fn will_need(&self, id: &BlobId) {
+        let near = self.sources.iter().find(|source| source.is_near(id));
+        if let Some(source) = near.or(self.sources.first()) {
+            source.will_need(id);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -103,7 +103,7 @@ impl DiskPacks {
     }
 
     fn file(&self, no: PackNo, pack: &Pack) -> Result<Arc<File>, BlobError> {
-        let (file, opened) = pack.file(&self.path(no)).map_err(|error| match error.kind() {
+        let (file, opened) = pack.file(|| self.path(no)).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => no_such_pack(no),
             _ => error.into(),
         })?;

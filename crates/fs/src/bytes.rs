@@ -19,6 +19,11 @@ use crate::packs::table::Place;
 use crate::packs::{Slot, Writer};
 use crate::volume::Core;
 
+/// A read of at least so many bytes at the beginning of a page may be part of a stream.
+const STREAM_MIN: usize = 128 << 10;
+/// Pages that such a reader will want next, and how many of each one's extents are looked at.
+const PAGES_AHEAD: u32 = 4;
+const EXTENTS_AHEAD: usize = 4;
 /// How often names are read again when bytes were not where they said.
 const LOOKS: usize = 4;
 
@@ -55,10 +60,29 @@ impl Core {
         while done < len {
             let (page, at) = page_of(offset + done as u64);
             let part = (len - done).min((BLOB_MAX - at) as usize);
+            if part >= STREAM_MIN && (at as usize) < part {
+                self.look_ahead(ino, page);
+            }
             self.read_page(ino, page, at, &mut buf[done..done + part])?;
             done += part;
         }
         Ok(len)
+    }
+
+    /// Somebody seems to read a large file from one page to the next: says which blobs will be wanted. What cannot be told now, the read
+    /// itself will find out.
+    fn look_ahead(&self, ino: Ino, page: u32) {
+        for next in (1..=PAGES_AHEAD).filter_map(|n| page.checked_add(n)) {
+            let Ok(extents) = self.names.extents(ino, next) else { return };
+            let mut last = None;
+            for pack in extents.extents().iter().take(EXTENTS_AHEAD).map(|extent| extent.pack) {
+                if last.replace(pack) != Some(pack)
+                    && let Ok(Some(Place::Blob(blob))) = self.place_of(pack)
+                {
+                    self.parts.source.will_need(&blob);
+                }
+            }
+        }
     }
 
     fn read_inline(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<(), Error> {

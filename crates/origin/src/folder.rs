@@ -146,6 +146,10 @@ impl BlobSource for Folder {
     fn is_near(&self, _: &BlobId) -> bool {
         true
     }
+
+    fn will_need(&self, id: &BlobId) {
+        self.blobs.will_need(id);
+    }
 }
 
 impl Origin for Folder {

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -47,7 +47,7 @@ impl Pack {
     }
 
     /// The handle, and whether it had to be opened.
-    pub(super) fn file(&self, path: &Path) -> io::Result<(Arc<File>, bool)> {
+    pub(super) fn file(&self, path: impl FnOnce() -> PathBuf) -> io::Result<(Arc<File>, bool)> {
         let mut file = self.file.lock();
         if let Some(file) = &*file {
             if !self.used.load(Ordering::Relaxed) {
@@ -55,7 +55,7 @@ impl Pack {
             }
             return Ok((Arc::clone(file), false));
         }
-        let opened = Arc::new(open(path)?);
+        let opened = Arc::new(open(&path())?);
         *file = Some(Arc::clone(&opened));
         self.used.store(true, Ordering::Relaxed);
         Ok((opened, true))

@@ -4,6 +4,7 @@ use base::size::FILE_MAX;
 use base::{Ino, Timestamp, time};
 use meta::plan::op::SetAttrs;
 use meta::plan::{Change, Op, Refusal};
+use meta::record::mode;
 
 use super::lookup::attr_of;
 use crate::api::{Attr, Caller, SetAttr, SetTime};
@@ -19,6 +20,9 @@ fn moment(set: SetTime, now: Timestamp) -> Timestamp {
 
 impl Core {
     pub(crate) fn setattr(&self, caller: &Caller, ino: Ino, set: &SetAttr) -> Result<Attr, Error> {
+        if let Some(attr) = self.times_of_the_gone(ino, set)? {
+            return Ok(attr);
+        }
         let now = time::now();
         let attrs = SetAttrs {
             perm: set.perm.map(u32::from),
@@ -36,6 +40,32 @@ impl Core {
         };
         let (ino, record) = self.outcome(&change)?;
         attr_of(ino, &record)
+    }
+
+    /// A kernel that keeps the times of regular files itself hands them over once more when the last name goes. Nobody can ask for them
+    /// again but through this kernel, and a file whose name was removed never gets another: nothing is written.
+    fn times_of_the_gone(&self, ino: Ino, set: &SetAttr) -> Result<Option<Attr>, Error> {
+        let &SetAttr {
+            perm: None,
+            uid: None,
+            gid: None,
+            size: None,
+            atime: None,
+            mtime,
+            ctime: Some(ctime),
+            ..
+        } = set
+        else {
+            return Ok(None);
+        };
+        let mut record = self.inode(ino)?;
+        // Without a parent it was made without a name, and may get its first.
+        if record.nlink > 0 || record.parent == Ino(0) || record.kind() != mode::S_IFREG {
+            return Ok(None);
+        }
+        record.ctime = ctime;
+        record.mtime = mtime.map_or(record.mtime, |mtime| moment(mtime, ctime));
+        attr_of(ino, &record).map(Some)
     }
 
     /// The group of a caller who may not leave set-id bits standing.
