@@ -9,6 +9,8 @@
 //!   the journal may let go of a log segment once [`Sqlite::apply`] has returned. Fresh data is the journal's business.
 //! - **The log position changes in the transaction that applies the rows**, so after any crash the rows are exactly those up to
 //!   the position.
+//! - **A reader keeps its transaction open** until rows change: to begin and end one costs as much as to read a row. Whoever changes rows
+//!   ends all of them before it says so; nothing else waits for them.
 //! - Memory is bounded: [`WRITER_CACHE_KIB`] and [`READER_CACHE_KIB`] per connection, no mapping of the file (a mapping counts as the
 //!   process's memory, and a disk error in it is a signal, not an error).
 //! - SQLite's own log is moved into the database when it has [`CHECKPOINT_PAGES`], by the thread that applies; readers are not
@@ -106,7 +108,8 @@ impl Sqlite {
         })
     }
 
-    /// Writes final values (none: the row goes) and the log position they are as of, in one durable transaction.
+    /// Writes final values (none: the row goes) and the log position they are as of, in one durable transaction. Until it returns one
+    /// reader may see these rows as they will be and the next as they were: the journal's overlay hides them that long.
     ///
     /// # Errors
     /// See [`StoreError`]; all of it was written, or nothing. `Full` also when it was, and the disk has no room for the database to grow by what
@@ -122,6 +125,7 @@ impl Sqlite {
             let (segment, seq) = (position.segment as i64, position.seq as i64);
             tx.prepare_cached(POSITION)?.execute(params![segment, seq]).map(drop)
         })?;
+        drop(self.quiet()?);
         self.settle(&writer)
     }
 
@@ -146,7 +150,9 @@ impl Sqlite {
     /// # Errors
     /// See [`StoreError`]. That readers were in the way is none.
     pub fn checkpoint(&self) -> Result<(), StoreError> {
-        truncate_wal(&self.writer.lock()).map_err(|error| self.error(error))
+        let writer = self.writer.lock();
+        let _quiet = self.quiet()?;
+        truncate_wal(&writer).map_err(|error| self.error(error))
     }
 
     /// Bytes on disk: the database and its log.
@@ -172,7 +178,7 @@ impl Sqlite {
     /// # Errors
     /// See [`StoreError`].
     pub fn integrity(&self) -> Result<Vec<String>, StoreError> {
-        let reader = self.reader();
+        let reader = self.reader()?;
         let found = (|| {
             let mut statement = reader.prepare("pragma integrity_check(100)")?;
             statement.query_map([], |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()
@@ -192,7 +198,7 @@ impl Sqlite {
         if range.start >= range.end {
             return Ok(());
         }
-        each_row(&self.reader(), range, each).map_err(|error| self.error(error))
+        each_row(&*self.reader()?, range, each).map_err(|error| self.error(error))
     }
 
     /// The last key of a range that has a row.
@@ -200,15 +206,15 @@ impl Sqlite {
     /// # Errors
     /// See [`StoreError`].
     pub(crate) fn last_key(&self, range: &KeyRange) -> Result<Option<Key>, StoreError> {
-        let reader = self.reader();
+        let reader = self.reader()?;
         let bounds = params![range.start.as_bytes(), range.end.as_bytes()];
         let found = reader.query_row(LAST, bounds, |row| Ok(Key::from_bytes(row.get_ref(0)?.as_blob()?)));
         found.optional().map_err(|error| self.error(error))
     }
 
-    /// One row as of a reader's moment, for a caller that keeps the rows from changing itself.
+    /// Rows as of one moment.
     pub(crate) fn read_rows(&self, keys: &[&Key]) -> Result<Vec<Option<Value>>, StoreError> {
-        let reader = self.reader();
+        let reader = self.reader()?;
         keys.iter().map(|key| read(&reader, key)).collect::<Result<_, _>>().map_err(|error| self.error(error))
     }
 
@@ -222,13 +228,36 @@ impl Sqlite {
         Door { path: &self.path }.error(error)
     }
 
-    /// A connection nobody uses; if all are in use, the one whose turn it is.
-    fn reader(&self) -> MutexGuard<'_, Connection> {
+    /// A connection nobody uses; if all are in use, the one whose turn it is. It is inside a transaction: what it reads is of one moment.
+    fn reader(&self) -> Result<MutexGuard<'_, Connection>, StoreError> {
         let free = self.readers.iter().find_map(|reader| reader.try_lock());
-        free.unwrap_or_else(|| {
+        let reader = free.unwrap_or_else(|| {
             let turn = self.next_reader.fetch_add(1, Ordering::Relaxed);
             self.readers[turn % self.readers.len()].lock()
-        })
+        });
+        if reader.is_autocommit() {
+            reader.execute_batch("begin").map_err(|error| self.error(error))?;
+        }
+        Ok(reader)
+    }
+
+    fn read_once<T>(
+        &self,
+        work: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
+    ) -> Result<T, StoreError> {
+        let reader = self.reader()?;
+        let done = work(&reader);
+        let ended = if reader.is_autocommit() { Ok(()) } else { reader.execute_batch("commit") };
+        done.and_then(|done| ended.map(|()| done)).map_err(|error| self.error(error))
+    }
+
+    /// All readers, none of them inside a transaction: whoever reads next sees what is there now.
+    fn quiet(&self) -> Result<Vec<MutexGuard<'_, Connection>>, StoreError> {
+        let readers: Vec<_> = self.readers.iter().map(|reader| reader.lock()).collect();
+        for reader in readers.iter().filter(|reader| !reader.is_autocommit()) {
+            reader.execute_batch("commit").map_err(|error| self.error(error))?;
+        }
+        Ok(readers)
     }
 
     fn transaction<T>(
@@ -258,12 +287,14 @@ impl Sqlite {
             if waiting("noop")? >= CHECKPOINT_PAGES {
                 waiting("passive")?;
             }
-            if wal_path(&self.path).metadata().is_ok_and(|meta| meta.len() > WAL_MAX) {
-                truncate_wal(writer)?;
-            }
             Ok(())
         };
-        run().map_err(|error| self.error(error))
+        run().map_err(|error| self.error(error))?;
+        if wal_path(&self.path).metadata().is_ok_and(|meta| meta.len() > WAL_MAX) {
+            let _quiet = self.quiet()?;
+            truncate_wal(writer).map_err(|error| self.error(error))?;
+        }
+        Ok(())
     }
 }
 
@@ -322,29 +353,28 @@ fn each_row(
     Ok(())
 }
 
+/// By itself, without a journal in front of it, it promises that nobody sees rows as they were after somebody saw them as they are: so
+/// here each read is a transaction of its own.
 impl MetaStore for Sqlite {
     fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
-        read(&self.reader(), key).map_err(|error| self.error(error))
+        self.read_once(|reader| read(reader, key))
     }
 
     fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
-        let mut reader = self.reader();
-        let mut run = || {
-            // One read transaction: all rows are of one moment.
-            let tx = reader.transaction()?;
-            keys.iter().map(|key| read(&tx, key)).collect::<Result<_, _>>()
-        };
-        run().map_err(|error| self.error(error))
+        self.read_once(|reader| keys.iter().map(|key| read(reader, key)).collect())
     }
 
     fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
         let mut rows = Rows::new();
-        if limit > 0 {
-            self.each(range, |key, value| {
+        if limit == 0 || range.start >= range.end {
+            return Ok(rows);
+        }
+        self.read_once(|reader| {
+            each_row(reader, range, |key, value| {
                 rows.push((Key::from_bytes(key), value.into()));
                 rows.len() < limit
-            })?;
-        }
+            })
+        })?;
         Ok(rows)
     }
 

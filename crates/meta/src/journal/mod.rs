@@ -433,10 +433,7 @@ impl Shared {
 
     /// A row that the overlay does not hide. The caller is inside the gate.
     fn below(&self, key: &Key) -> Result<Option<Value>, StoreError> {
-        if self.absent.is_absent(key) {
-            return Ok(None);
-        }
-        if let Some(row) = self.clean.get(key) {
+        if let Some(row) = self.known(key) {
             return Ok(row);
         }
         let row = self.sqlite.read_rows(&[key])?.pop().flatten();
@@ -448,10 +445,29 @@ impl Shared {
     fn rows(&self, keys: &[&Key]) -> Result<(Vec<Option<Value>>, u64), StoreError> {
         let overlay = self.overlay.read();
         let version = overlay.version();
-        let found: Vec<_> = keys.iter().map(|key| overlay.get(key).cloned()).collect();
+        let mut found: Vec<_> = keys.iter().map(|key| overlay.get(key).cloned()).collect();
         drop(overlay);
-        let each = found.into_iter().zip(keys).map(|(row, key)| row.map_or_else(|| self.below(key), Ok));
-        Ok((each.collect::<Result<_, _>>()?, version))
+        let mut asked: Vec<&Key> = Vec::new();
+        for (row, key) in found.iter_mut().zip(keys).filter(|(row, _)| row.is_none()) {
+            *row = self.known(key);
+            if row.is_none() {
+                asked.push(key);
+            }
+        }
+        if !asked.is_empty() {
+            let mut rows = self.sqlite.read_rows(&asked)?.into_iter();
+            for (row, key) in found.iter_mut().zip(keys).filter(|(row, _)| row.is_none()) {
+                let read = rows.next().flatten();
+                self.clean.insert(key, &read);
+                *row = Some(read);
+            }
+        }
+        Ok((found.into_iter().map(Option::flatten).collect(), version))
+    }
+
+    /// What is known of a row that the overlay does not hide, without asking SQLite. The caller is inside the gate.
+    fn known(&self, key: &Key) -> Option<Option<Value>> {
+        if self.absent.is_absent(key) { Some(None) } else { self.clean.get(key) }
     }
 
     /// Rows of a range as of one moment. The caller is inside the gate.
