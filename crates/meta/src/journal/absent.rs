@@ -157,7 +157,7 @@ impl Absent {
     }
 
     /// These rows are about to be written to the database.
-    pub(super) fn expect(&self, rows: &RowMap) {
+    pub(super) fn announce(&self, rows: &RowMap) {
         let filters = self.filters.read();
         for key in rows.iter().filter(|(_, value)| value.is_some()).map(|(key, _)| key) {
             let tag = key.tag();

@@ -112,7 +112,7 @@ impl Shared {
         self.gate.wait();
         self.flush_to(generation.upto, Depth::Packs)?;
         let from = self.log.lock().applied;
-        self.absent.expect(&generation.rows);
+        self.absent.announce(&generation.rows);
         self.apply(&generation, from)?;
         self.clean.refresh(&generation.rows);
         self.overlay.write().drained();

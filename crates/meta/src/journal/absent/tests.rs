@@ -94,7 +94,7 @@ fn a_filter_that_was_told_of_too_much_is_made_anew() {
     let journal = open(dir.path());
     let first = journal.shared.absent.filters.read().0.clone();
     let rows: RowMap = (0..=KEYS_MIN as u64).map(|n| (name(n), Some(Value::from(&b""[..])))).collect();
-    journal.shared.absent.expect(&rows);
+    journal.shared.absent.announce(&rows);
     assert!(first.is_full());
     put(&journal, name(u64::MAX));
     until("no new filter", || {
@@ -110,7 +110,7 @@ fn rows_on_their_way_while_a_filter_is_made_are_in_it() {
     let dir = tempfile::tempdir().unwrap();
     let absent = Absent::of(&Sqlite::open(&dir.path().join("names.db")).unwrap()).unwrap();
     let made = absent.begin(0);
-    absent.expect(&[(name(1), Some(Value::from(&b""[..]))), (name(2), None)].into_iter().collect());
+    absent.announce(&[(name(1), Some(Value::from(&b""[..]))), (name(2), None)].into_iter().collect());
     absent.end(Some(made));
     assert!(!absent.is_absent(&name(1)));
     assert!(absent.is_absent(&name(2)) && absent.is_absent(&name(3)));
