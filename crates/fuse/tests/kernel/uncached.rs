@@ -42,7 +42,7 @@ fn readers_can_share_a_channel() {
     let files: Vec<_> = (0..8).map(|number| rig.path(&number.to_string())).collect();
     std::thread::scope(|scope| {
         for path in &files {
-            scope.spawn(|| (0..50).for_each(|_| std::fs::write(path, vec![1; 9_000]).unwrap()));
+            scope.spawn(move || (0..50).for_each(|_| std::fs::write(path, vec![1; 9_000]).unwrap()));
         }
     });
     assert!(files.iter().all(|path| std::fs::read(path).unwrap() == vec![1; 9_000]));
