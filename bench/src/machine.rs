@@ -20,6 +20,7 @@ pub fn facts(common: &Common, covey: &Path) -> Facts {
         ("commit", said("git", &["describe", "--always", "--dirty", "--abbrev=12"])),
         ("version", said(&covey.to_string_lossy(), &["--version"])),
         ("rounds", common.rounds().to_string()),
+        ("sizes", if common.quick { "quick" } else { "full" }.to_owned()),
         ("transport", common.transport.to_string()),
         ("mount options", common.options.clone().unwrap_or_else(|| "none".to_owned())),
         ("load at start", load()),
@@ -41,7 +42,8 @@ pub fn today() -> String {
     date(base::time::now().seconds())
 }
 
-fn said(program: &str, args: &[&str]) -> String {
+/// What a program says on its standard output, or "unknown".
+pub fn said(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output().ok();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
     text.filter(|text| !text.is_empty()).unwrap_or_else(|| "unknown".to_owned())

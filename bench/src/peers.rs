@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::Result;
 use crate::cells::{self, Tree};
+use crate::machine;
 use crate::parallel::Load;
 use crate::peer::{Peer, Tools};
 use crate::place::Kind;
@@ -43,6 +44,9 @@ pub fn run(args: &Args) -> Result<()> {
     let tools = Tools::find(args.juicefs.as_deref(), args.loopback.as_deref())?;
     let tree = Tree::make(bench.scratch(), &args.tree)?;
     let mut sheet = bench.sheet("peers", "F6, beside other FUSE filesystems");
+    if let Some(juicefs) = &tools.juicefs {
+        sheet.fact("juicefs", &machine::said(&juicefs.to_string_lossy(), &["version"]));
+    }
     let mut places = bench.places([Kind::Covey, Kind::Ext4].map(|kind| bench.setup(kind)), &tools)?;
     for peer in Peer::ALL {
         if let Some(why) = peer.missing(&tools) {

@@ -157,10 +157,15 @@ impl Place {
                     let said = String::from_utf8_lossy(&shown.stderr).trim().to_owned();
                     return Err(format!("no loop device for an ext4: {said}").into());
                 }
-                run(Command::new("mount").args(["-o", "noatime", &place.device]).arg(&place.root))?;
+                place.mount_ext4()?;
             }
         }
         Ok(place)
+    }
+
+    /// Without the kernel's thread that goes on formatting for minutes after the first mount.
+    fn mount_ext4(&self) -> Result<()> {
+        run(Command::new("mount").args(["-o", "noatime,noinit_itable", &self.device]).arg(&self.root))
     }
 
     fn image(&self) -> PathBuf {
@@ -290,7 +295,7 @@ impl Place {
                 unmount(&self.root, UnmountFlags::empty())?;
                 forget_below(&self.image())?;
                 forget_below(Path::new(&self.device))?;
-                run(Command::new("mount").args(["-o", "noatime", &self.device]).arg(&self.root))
+                self.mount_ext4()
             }
             Kind::Memory | Kind::Folder => forget_below(&self.root),
             Kind::Tmpfs | Kind::Null | Kind::Planner => Ok(()),
@@ -309,7 +314,7 @@ impl Place {
             }
             Kind::Ext4 => {
                 unmount(&self.root, UnmountFlags::empty())?;
-                run(Command::new("mount").args(["-o", "noatime", &self.device]).arg(&self.root))
+                self.mount_ext4()
             }
             _ => Ok(()),
         }
