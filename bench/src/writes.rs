@@ -138,7 +138,7 @@ fn walk(place: &mut Place, mib: u64) -> Result<Vec<Figure>> {
         // SAFETY: nobody else knows the file, so nothing changes or cuts it while it is mapped.
         let map = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file)? };
         let sum = map.iter().step_by(4096).fold(0_u64, |sum, byte| sum.wrapping_add(u64::from(*byte)));
-        times.push(begun.elapsed().as_secs_f64());
+        times.push(begun.elapsed().as_secs_f64() * 1e3);
         if sum == 0 || map.len() as u64 != mib << 20 {
             return Err(format!("{} does not hold what was written", path.display()).into());
         }
@@ -147,5 +147,5 @@ fn walk(place: &mut Place, mib: u64) -> Result<Vec<Figure>> {
     if place.kind() == Kind::Memory {
         fs::remove_file(&path)?;
     }
-    Ok(vec![("cold", "s", times[0]), ("warm", "s", times[1])])
+    Ok(vec![("cold", "ms", times[0]), ("warm", "ms", times[1])])
 }
