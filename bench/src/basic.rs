@@ -13,9 +13,9 @@ use crate::run::{Bench, Cell, Common};
 pub struct Args {
     #[command(flatten)]
     common: Common,
-    /// A tree to pack and to clone
-    #[arg(long, default_value = "/usr/include")]
-    tree: PathBuf,
+    /// A tree to pack and to clone [default: /usr/include; with --quick /usr/include/linux]
+    #[arg(long)]
+    tree: Option<PathBuf>,
     /// Size of the large file in MiB [default: 1024; with --quick 128]
     #[arg(long)]
     mib: Option<u64>,
@@ -27,7 +27,7 @@ pub struct Args {
 /// A place failed, or the results cannot be kept.
 pub fn run(args: &Args) -> Result<()> {
     let bench = Bench::begin(&args.common)?;
-    let tree = Tree::make(bench.scratch(), &args.tree)?;
+    let tree = Tree::make(bench.scratch(), args.common.tree(args.tree.as_deref()))?;
     let mib = args.mib.unwrap_or(args.common.size(1024, 128));
     let (reads, cycles) = (args.common.size(24_000, 4_800), args.common.size(3_000, 600));
     let writes = args.common.size(16_000, 4_000);

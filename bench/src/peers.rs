@@ -22,9 +22,9 @@ pub struct Args {
     /// go-fuse's example program loopback
     #[arg(long)]
     loopback: Option<PathBuf>,
-    /// A tree to pack and to clone
-    #[arg(long, default_value = "/usr/include")]
-    tree: PathBuf,
+    /// A tree to pack and to clone [default: /usr/include; with --quick /usr/include/linux]
+    #[arg(long)]
+    tree: Option<PathBuf>,
     /// Size of the large file in MiB [default: 1024; with --quick 128]
     #[arg(long)]
     mib: Option<u64>,
@@ -42,7 +42,7 @@ const PARALLEL: &str = "1024 files by 256 workers";
 pub fn run(args: &Args) -> Result<()> {
     let bench = Bench::begin(&args.common)?;
     let tools = Tools::find(args.juicefs.as_deref(), args.loopback.as_deref())?;
-    let tree = Tree::make(bench.scratch(), &args.tree)?;
+    let tree = Tree::make(bench.scratch(), args.common.tree(args.tree.as_deref()))?;
     let mut sheet = bench.sheet("peers", "F6, beside other FUSE filesystems");
     if let Some(juicefs) = &tools.juicefs {
         sheet.fact("juicefs", &machine::said(&juicefs.to_string_lossy(), &["version"]));

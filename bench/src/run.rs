@@ -46,6 +46,11 @@ impl Common {
         self.rounds.map_or(if self.quick { 3 } else { 5 }, |rounds| rounds as usize)
     }
 
+    /// The tree that is to be packed and cloned: the one given, or headers that a machine with a compiler has.
+    pub fn tree<'t>(&self, given: Option<&'t Path>) -> &'t Path {
+        given.unwrap_or(Path::new(if self.quick { "/usr/include/linux" } else { "/usr/include" }))
+    }
+
     /// A number that is smaller in a quick run.
     pub fn size(&self, full: u64, quick: u64) -> u64 {
         if self.quick { quick } else { full }
