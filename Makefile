@@ -101,9 +101,45 @@ test-memory: build ## Peak memory through 20 GiB written and read, and disk use 
 
 ##@ Measure
 
+# Figures are compared only within one run: each of these measures Covey beside what it is compared with, in turns, prints a
+# table with its targets, and keeps that with every sample and charts in bench/results/DATE-HOST/. They need root, and a quiet
+# machine. BENCH_ARGS are options of the figure, like BENCH_ARGS="--quick --rounds 9 --scratch /mnt/disk".
+# $(1): a figure of covey-bench; $(2): its options.
+figure = "$(CARGO_TARGET_DIR)/release/covey-bench" $(1) --covey "$(program)" $(2) $(BENCH_ARGS)
+
+.PHONY: bench-build
+bench-build: build
+	@scripts/bootstrap bench
+	$(CARGO) build --release --package covey-bench
+
+.PHONY: bench
+bench: bench-throughput bench-operations bench-peers ## Every published figure (hours); JUICEFS=path of juicefs 1.3.1 for the peers
+
+.PHONY: bench-quick
+bench-quick: bench-build ## The same figures at small sizes, some minutes: whether all works, and roughly how fast
+	$(call figure,operations,--quick)
+	$(call figure,parallel,--quick)
+	$(call figure,writes,--quick)
+	$(call figure,metadata,--quick)
+
+.PHONY: bench-throughput
+bench-throughput: bench-build ## F2 and F4: parallel small files by transport and readers; small writes, large files
+	$(call figure,parallel)
+	$(call figure,writes)
+
+.PHONY: bench-operations
+bench-operations: bench-build ## F3 and F7: one operation at a time, also with the kernel's caches off; names per second
+	$(call figure,operations)
+	$(call figure,metadata)
+
+.PHONY: bench-peers
+bench-peers: bench-build ## F6: beside JuiceFS and go-fuse's loopback; JUICEFS=path of juicefs 1.3.1
+	@scripts/bootstrap bench-peers
+	$(call figure,peers,$(if $(JUICEFS),--juicefs "$(JUICEFS)") $(addprefix --loopback ,$(wildcard $(cache)/peers/loopback)))
+
 .PHONY: bench-basic
-bench-basic: build ## The basic figures against ext4 and tmpfs, interleaved; raw results are kept
-	$(CARGO) run --release --package covey-bench -- --covey "$(program)"
+bench-basic: bench-build ## Everyday work against ext4 and tmpfs
+	$(call figure,basic)
 
 ##@ Tidy
 

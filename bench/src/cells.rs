@@ -1,6 +1,4 @@
-//! What is measured. A cell does one kind of work on one place and answers one or more figures.
-//!
-//! All figures but those named MiB/s are times: smaller is better.
+//! Work that several figures do. Times are smaller when better, MiB/s larger.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -12,24 +10,21 @@ use base::time::monotonic;
 
 use crate::Result;
 use crate::place::{Kind, Place};
+use crate::run::Figure;
 use crate::work::{Fresh, micros_at, run};
 
-/// A figure's name beside its cell's ("" for the only one), its unit, and its value.
-pub type Figure = (&'static str, &'static str, f64);
-
-/// What the cells work with: made once, outside the places.
-pub struct Inputs {
+/// A tree, packed and in a repository: made once, outside the places.
+pub struct Tree {
     tar: PathBuf,
     repository: PathBuf,
-    mib: u64,
 }
 
-impl Inputs {
+impl Tree {
     /// Packs a tree and commits it to a repository.
     ///
     /// # Errors
     /// tar or git is missing or fails.
-    pub fn make(scratch: &Path, tree: &Path, mib: u64) -> Result<Inputs> {
+    pub fn make(scratch: &Path, tree: &Path) -> Result<Tree> {
         let (tar, repository) = (scratch.join("tree.tar"), scratch.join("repository"));
         run(Command::new("tar").arg("-cf").arg(&tar).arg("-C").arg(tree).arg("."))?;
         fs::create_dir(&repository)?;
@@ -37,7 +32,7 @@ impl Inputs {
         for words in [&["init", "-q"][..], &["add", "-A"], &["commit", "-q", "-m", "all"], &["gc", "-q"]] {
             run(git(&repository).args(words))?;
         }
-        Ok(Inputs { tar, repository, mib })
+        Ok(Tree { tar, repository })
     }
 }
 
@@ -48,59 +43,17 @@ fn git(folder: &Path) -> Command {
     git
 }
 
-/// One cell.
-pub struct Cell {
-    /// Its row of the table.
-    pub name: &'static str,
-    /// Whether a filesystem that remembers nothing can do it.
-    on_null: bool,
-    work: fn(&mut Place, &Inputs) -> Result<Vec<Figure>>,
-}
-
-impl Cell {
-    /// Whether this place can do it.
-    pub fn runs_on(&self, kind: Kind) -> bool {
-        self.on_null || kind != Kind::Null
-    }
-
-    /// Does the work once.
-    ///
-    /// # Errors
-    /// The place failed to do it.
-    pub fn measure(&self, place: &mut Place, inputs: &Inputs) -> Result<Vec<Figure>> {
-        (self.work)(place, inputs)
-            .map_err(|error| format!("{} on {}: {error}", self.name, place.kind.name()).into())
-    }
-}
-
-/// All of them, in the order in which a round runs them: `rm -rf` removes what untar and git clone made.
-pub const CELLS: &[Cell] = &[
-    Cell {
-        name: "open+read+close of 64 KiB, warm, 1 thread",
-        on_null: true,
-        work: |place, _| warm_reads(place, 1),
-    },
-    Cell {
-        name: "open+read+close of 64 KiB, warm, 16 threads",
-        on_null: true,
-        work: |place, _| warm_reads(place, 16),
-    },
-    Cell { name: "create+write 4 KiB+close+unlink", on_null: true, work: |place, _| cycles(place) },
-    Cell { name: "writes of 4107 bytes, with close", on_null: true, work: |place, _| small_writes(place) },
-    Cell { name: "untar", on_null: false, work: untar },
-    Cell { name: "git clone", on_null: false, work: clone },
-    Cell { name: "rm -rf", on_null: false, work: |place, _| remove(place) },
-    Cell { name: "write a large file, with fsync", on_null: false, work: write_large },
-    Cell { name: "read it, warm", on_null: false, work: |place, _| read_large(place, false) },
-    Cell { name: "read it, cold", on_null: false, work: |place, _| read_large(place, true) },
-];
-
-const FILES: u64 = fuse::null::FILES;
-const FILE_SIZE: usize = fuse::null::FILE_SIZE as usize;
+/// How many small files there are.
+pub const FILES: u64 = fuse::null::FILES;
+/// Bytes of each.
+pub const FILE_SIZE: usize = fuse::null::FILE_SIZE as usize;
 
 /// The folder with the small files: made at the first visit. The empty filesystem has them in its root.
-fn small_files(place: &Place) -> Result<PathBuf> {
-    if place.kind == Kind::Null {
+///
+/// # Errors
+/// They cannot be written.
+pub fn small_files(place: &Place) -> Result<PathBuf> {
+    if place.kind() == Kind::Null {
         return Ok(place.root().to_owned());
     }
     let folder = place.root().join("small");
@@ -115,11 +68,15 @@ fn small_files(place: &Place) -> Result<PathBuf> {
     Ok(folder)
 }
 
-fn warm_reads(place: &mut Place, threads: u64) -> Result<Vec<Figure>> {
+/// Opens, reads whole and closes files that are in memory.
+///
+/// # Errors
+/// One cannot be read.
+pub fn warm_reads(place: &Place, threads: u64, times: u64) -> Result<Vec<Figure>> {
     let folder = small_files(place)?;
     // Whatever is not in memory yet comes in now.
     (0..FILES).try_for_each(|number| fs::read(folder.join(number.to_string())).map(drop))?;
-    let each = 24_000 / threads;
+    let each = times / threads;
     let mut workers = Vec::new();
     for _ in 0..threads {
         let folder = folder.clone();
@@ -144,9 +101,13 @@ fn reader(folder: &Path, count: u64) -> Result<Vec<Duration>> {
     Ok(times)
 }
 
-fn cycles(place: &mut Place) -> Result<Vec<Figure>> {
+/// Creates, writes 4 KiB to, closes and removes files, one after another.
+///
+/// # Errors
+/// As the filesystem says.
+pub fn cycles(place: &Place, count: u64) -> Result<Vec<Figure>> {
     let (mut data, mut fresh, mut times) = ([0; 4096], Fresh::new(), Vec::new());
-    for number in 0..3_000 {
+    for number in 0..count {
         fresh.fill(&mut data);
         let path = place.root().join(format!("cycle-{number}"));
         let begun = monotonic();
@@ -157,23 +118,22 @@ fn cycles(place: &mut Place) -> Result<Vec<Figure>> {
     Ok(vec![("p50", "us", micros_at(&mut times, 0.5)), ("p99", "us", micros_at(&mut times, 0.99))])
 }
 
-fn small_writes(place: &mut Place) -> Result<Vec<Figure>> {
-    const COUNT: u32 = 16_000;
-    let (mut data, mut fresh) = (vec![0; 4107], Fresh::new());
-    let path = place.root().join("log");
-    let mut spent = Duration::ZERO;
-    let mut file = File::options().write(true).create_new(true).open(&path)?;
-    for _ in 0..COUNT {
+/// Creates files of 4 KiB in a new folder that stays until [`remove`].
+///
+/// # Errors
+/// As the filesystem says.
+pub fn creates(place: &Place, count: u64) -> Result<Vec<Figure>> {
+    let folder = place.root().join("created");
+    fs::create_dir(&folder)?;
+    let (mut data, mut fresh, mut spent) = ([0; 4096], Fresh::new(), Duration::ZERO);
+    for number in 0..count {
         fresh.fill(&mut data);
+        let path = folder.join(number.to_string());
         let begun = monotonic();
-        file.write_all(&data)?;
+        File::options().write(true).create_new(true).open(&path)?.write_all(&data)?;
         spent += begun.elapsed();
     }
-    let begun = monotonic();
-    drop(file);
-    spent += begun.elapsed();
-    fs::remove_file(&path)?;
-    Ok(vec![("", "us each", spent.as_secs_f64() * 1e6 / f64::from(COUNT))])
+    Ok(vec![("", "us each", spent.as_secs_f64() * 1e6 / count as f64)])
 }
 
 /// Wall time of a program.
@@ -183,22 +143,42 @@ fn timed(command: &mut Command) -> Result<Vec<Figure>> {
     Ok(vec![("", "s", begun.elapsed().as_secs_f64())])
 }
 
-fn untar(place: &mut Place, inputs: &Inputs) -> Result<Vec<Figure>> {
+/// Unpacks the tree.
+///
+/// # Errors
+/// tar failed.
+pub fn untar(place: &Place, tree: &Tree) -> Result<Vec<Figure>> {
     let target = place.root().join("tree");
     fs::create_dir(&target)?;
-    timed(Command::new("tar").arg("-xf").arg(&inputs.tar).arg("-C").arg(target))
+    timed(Command::new("tar").arg("-xf").arg(&tree.tar).arg("-C").arg(target))
 }
 
-fn clone(place: &mut Place, inputs: &Inputs) -> Result<Vec<Figure>> {
-    timed(git(place.root()).args(["clone", "-q", "--no-hardlinks"]).arg(&inputs.repository).arg("clone"))
+/// Clones the repository.
+///
+/// # Errors
+/// git failed.
+pub fn clone(place: &Place, tree: &Tree) -> Result<Vec<Figure>> {
+    timed(git(place.root()).args(["clone", "-q", "--no-hardlinks"]).arg(&tree.repository).arg("clone"))
 }
 
-fn remove(place: &mut Place) -> Result<Vec<Figure>> {
-    let paths = [place.root().join("tree"), place.root().join("clone")];
+/// Removes what [`untar`], [`clone`] and [`creates`] made.
+///
+/// # Errors
+/// rm failed.
+pub fn remove(place: &Place) -> Result<Vec<Figure>> {
+    let paths = ["tree", "clone", "created"].map(|name| place.root().join(name));
     timed(Command::new("rm").arg("-rf").args(paths))
 }
 
-fn write_large(place: &mut Place, inputs: &Inputs) -> Result<Vec<Figure>> {
+fn rate(mib: u64, spent: Duration) -> Vec<Figure> {
+    vec![("", "MiB/s", mib as f64 / spent.as_secs_f64())]
+}
+
+/// Writes the large file anew, with fsync.
+///
+/// # Errors
+/// As the filesystem says.
+pub fn write_large(place: &Place, mib: u64) -> Result<Vec<Figure>> {
     let (mut data, mut fresh) = (vec![0; 1 << 20], Fresh::new());
     let path = place.root().join("large");
     // What the last round left must neither help nor hinder.
@@ -207,7 +187,7 @@ fn write_large(place: &mut Place, inputs: &Inputs) -> Result<Vec<Figure>> {
     }
     let mut spent = Duration::ZERO;
     let mut file = File::create(&path)?;
-    for _ in 0..inputs.mib {
+    for _ in 0..mib {
         fresh.fill(&mut data);
         let begun = monotonic();
         file.write_all(&data)?;
@@ -216,10 +196,14 @@ fn write_large(place: &mut Place, inputs: &Inputs) -> Result<Vec<Figure>> {
     let begun = monotonic();
     file.sync_all()?;
     spent += begun.elapsed();
-    Ok(vec![("", "MiB/s", inputs.mib as f64 / spent.as_secs_f64())])
+    Ok(rate(mib, spent))
 }
 
-fn read_large(place: &mut Place, cold: bool) -> Result<Vec<Figure>> {
+/// Reads the large file from beginning to end.
+///
+/// # Errors
+/// It was not written.
+pub fn read_large(place: &mut Place, cold: bool) -> Result<Vec<Figure>> {
     let path = place.root().join("large");
     if !path.exists() {
         return Err("the cell that writes the file must run before".into());
@@ -239,5 +223,28 @@ fn read_large(place: &mut Place, cold: bool) -> Result<Vec<Figure>> {
             got => total += got,
         }
     }
-    Ok(vec![("", "MiB/s", total as f64 / f64::from(1 << 20) / begun.elapsed().as_secs_f64())])
+    Ok(rate((total >> 20) as u64, begun.elapsed()))
+}
+
+/// Writes of 4107 bytes one after another, as git writes its packs: the median, and the mean with the close, in microseconds.
+///
+/// # Errors
+/// As the filesystem says.
+pub fn small_writes(place: &Place, count: u64) -> Result<Vec<Figure>> {
+    let (mut data, mut fresh) = (vec![0; 4107], Fresh::new());
+    let path = place.root().join("log");
+    let mut times = Vec::with_capacity(count as usize);
+    let mut file = File::options().write(true).create_new(true).open(&path)?;
+    for _ in 0..count {
+        fresh.fill(&mut data);
+        let begun = monotonic();
+        file.write_all(&data)?;
+        times.push(begun.elapsed());
+    }
+    let begun = monotonic();
+    drop(file);
+    let spent = begun.elapsed() + times.iter().sum::<Duration>();
+    fs::remove_file(&path)?;
+    let each = spent.as_secs_f64() * 1e6 / count as f64;
+    Ok(vec![("p50", "us", micros_at(&mut times, 0.5)), ("mean with close", "us", each)])
 }

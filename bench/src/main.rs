@@ -1,77 +1,83 @@
-//! The basic figures: what everyday work costs on Covey, on ext4, on tmpfs and on a FUSE filesystem that does nothing.
+//! The published figures: what work costs on Covey, and on what it is compared with.
 //!
 //! ```text
-//! make bench-basic                                       all of it, five rounds; root
-//! cargo run --release -p covey-bench -- --only untar --rounds 9
+//! make bench                                             all of it
+//! cargo run --release -p covey-bench -- operations --rounds 9
 //! ```
 //!
-//! All places are measured in one run, in turns, each cell once a round, so that whatever else the machine does hits them
-//! alike; a figure is the median of its rounds and a ratio is one of two medians. The order of the places changes from round
-//! to round. Ext4 is a fresh one in an image file on the disk that also holds Covey's volume. Bytes are fresh random ones:
-//! a store that keeps equal blobs once gets nothing for free.
+//! All places are measured in one run, in turns ([`run`]); a figure is the median of its rounds and a ratio is one of two medians.
+//! Ext4 is a fresh one in an image file on the disk that also holds Covey's volume. Bytes are fresh random ones: a store that keeps
+//! equal blobs once gets nothing for free. Targets are printed with whether they are met, never asserted.
 //!
-//! - [`place`]: what is measured on.
-//! - [`cells`]: what is measured.
-//! - [`report`]: the table, and the raw results kept in `bench/results`.
+//! - A figure each: [`basic`], [`parallel`] (F2), [`operations`] (F3), [`writes`] (F4), [`peers`] (F6), [`metadata`] (F7).
+//! - [`cells`]: work that several of them do.
+//! - [`place`], [`peer`]: what is measured on. [`process`]: what servers use of the machine. [`interrupt`]: Ctrl-C.
+//! - [`sheet`], [`chart`], [`machine`]: tables, targets, charts, raw results kept in `bench/results`.
 
+mod basic;
 mod cells;
+mod chart;
+mod interrupt;
+mod machine;
+mod metadata;
+mod operations;
+mod parallel;
+mod peer;
+mod peers;
 mod place;
-mod report;
+mod process;
+mod run;
+mod sheet;
 mod work;
+mod writes;
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use cells::{CELLS, Inputs};
-use place::{Kind, Place, Switch};
-use report::Samples;
+use clap::{Parser, Subcommand};
 
 /// What goes wrong ends the run with a sentence.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Measures Covey beside ext4, tmpfs and an empty FUSE filesystem, and keeps the raw results
+/// Measures Covey beside ext4, tmpfs, an empty FUSE filesystem and peers, and keeps the raw results
 #[derive(Debug, Parser)]
 struct Args {
-    /// The program to measure
-    #[arg(long, default_value = "target/release/covey")]
-    covey: PathBuf,
-    /// How often each cell is measured
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-    /// Only cells whose name contains this
-    #[arg(long)]
-    only: Option<String>,
-    /// Options for `covey mount -o`
-    #[arg(long)]
-    options: Option<String>,
-    /// How the kernel's requests reach Covey and the empty filesystem: uring, classic or auto
-    #[arg(long, default_value_t = fuse::Transport::Uring)]
-    transport: fuse::Transport,
-    /// Where to work; its disk is the one that is measured
-    #[arg(long)]
-    scratch: Option<PathBuf>,
-    /// Where raw results go, in a folder of their own; `none` keeps none
-    #[arg(long, default_value = "bench/results")]
-    results: PathBuf,
-    /// A tree to pack and to clone
-    #[arg(long, default_value = "/usr/include")]
-    tree: PathBuf,
-    /// Size of the large file in MiB
-    #[arg(long, default_value_t = 1024)]
-    mib: u64,
-    /// Serves the empty filesystem here until it is unmounted (the bench starts itself so)
-    #[arg(long, hide = true)]
-    serve_null: Option<PathBuf>,
+    #[command(subcommand)]
+    figure: Figure,
+}
+
+#[derive(Debug, Subcommand)]
+enum Figure {
+    Basic(basic::Args),
+    Parallel(parallel::Args),
+    Operations(operations::Args),
+    Writes(writes::Args),
+    Metadata(metadata::Args),
+    Peers(peers::Args),
+    /// Serves the empty filesystem until it is unmounted (the bench starts itself so)
+    #[command(hide = true)]
+    ServeNull {
+        mountpoint: PathBuf,
+        #[arg(long, default_value_t = fuse::Transport::Auto)]
+        transport: fuse::Transport,
+        #[arg(long, default_value_t = 0)]
+        readers: usize,
+        #[arg(long)]
+        uncached: bool,
+    },
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    let done = match &args.serve_null {
-        Some(mountpoint) => place::serve_null(mountpoint, args.transport),
-        None => run(&args),
+    let done = match Args::parse().figure {
+        Figure::Basic(args) => basic::run(&args),
+        Figure::Parallel(args) => parallel::run(&args),
+        Figure::Operations(args) => operations::run(&args),
+        Figure::Writes(args) => writes::run(&args),
+        Figure::Metadata(args) => metadata::run(&args),
+        Figure::Peers(args) => peers::run(&args),
+        Figure::ServeNull { mountpoint, transport, readers, uncached } => {
+            place::serve_null(&mountpoint, transport, readers, uncached)
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -80,63 +86,4 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-fn run(args: &Args) -> Result<()> {
-    if !rustix::process::geteuid().is_root() {
-        return Err("it mounts an ext4 and a tmpfs to compare with: run it as root".into());
-    }
-    let covey = args
-        .covey
-        .canonicalize()
-        .map_err(|error| format!("{}: {error}; run `make build` first", args.covey.display()))?;
-    let below = args.scratch.clone().unwrap_or_else(std::env::temp_dir);
-    let scratch = tempfile::Builder::new().prefix("covey-bench-").tempdir_in(below)?;
-    let inputs = Inputs::make(scratch.path(), &args.tree, args.mib)?;
-    let switch = Switch::as_it_is();
-    let mut places = Vec::new();
-    for kind in Kind::ALL {
-        places.push(Place::set_up(kind, scratch.path(), &covey, (args.options.as_deref(), args.transport))?);
-    }
-    let mut samples = Samples::default();
-    let terminal = std::io::stderr().is_terminal();
-    for round in 0..args.rounds {
-        for cell in CELLS
-            .iter()
-            .filter(|cell| args.only.as_ref().is_none_or(|only| cell.name.contains(only.as_str())))
-        {
-            let count = places.len();
-            for turn in 0..count {
-                let place = &mut places[(turn + round) % count];
-                if !cell.runs_on(place.kind) {
-                    continue;
-                }
-                if terminal {
-                    eprint!(
-                        "\r\x1b[Kround {} of {}: {} on {}",
-                        round + 1,
-                        args.rounds,
-                        cell.name,
-                        place.kind.name()
-                    );
-                }
-                let cpu = place.cpu_seconds();
-                let figures = cell.measure(place, &inputs)?;
-                samples.add(cell.name, place.kind, &figures, place.cpu_seconds() - cpu);
-            }
-        }
-    }
-    if terminal {
-        eprintln!("\r\x1b[K");
-    }
-    for place in places {
-        place.tear_down()?;
-    }
-    drop(switch);
-    let report = samples.report(args.rounds, &covey, args.transport)?;
-    println!("{}", report.markdown);
-    if args.results.as_os_str() != "none" {
-        println!("kept in {}", report.keep(&args.results)?.display());
-    }
-    Ok(())
 }

@@ -1,7 +1,10 @@
-//! Small helpers of the measurements: fresh bytes, sorted times, programs that must succeed.
+//! Small helpers of the measurements: fresh bytes, sorted times, programs that must succeed, workers that begin together.
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use base::time::monotonic;
 
 use crate::Result;
 
@@ -41,6 +44,36 @@ pub fn micros_at(times: &mut [Duration], share: f64) -> f64 {
     times.get(((times.len() as f64 * share) as usize).min(last)).map_or(0.0, |time| time.as_secs_f64() * 1e6)
 }
 
+/// Runs workers that begin together, each with what was prepared for its number. Answers how long it took from the first one's
+/// beginning to the last one's end: whoever only waits for them may itself be woken late.
+///
+/// # Errors
+/// A worker failed.
+pub fn together<T>(
+    workers: u64,
+    prepare: impl Fn(u64) -> T + Clone + Send + 'static,
+    work: impl Fn(T) -> Result<()> + Clone + Send + 'static,
+) -> Result<Duration> {
+    let gate = Arc::new(Barrier::new(workers as usize));
+    let mut threads = Vec::new();
+    for worker in 0..workers {
+        let (gate, prepare, work) = (Arc::clone(&gate), prepare.clone(), work.clone());
+        threads.push(base::thread::spawn("bench-worker", move || -> Result<(Instant, Instant)> {
+            let prepared = prepare(worker);
+            gate.wait();
+            let begun = monotonic();
+            work(prepared)?;
+            Ok((begun, monotonic()))
+        })?);
+    }
+    let mut span: Option<(Instant, Instant)> = None;
+    for thread in threads {
+        let (begun, ended) = thread.join().map_err(|_| "a worker panicked")??;
+        span = Some(span.map_or((begun, ended), |(first, last)| (first.min(begun), last.max(ended))));
+    }
+    Ok(span.map_or(Duration::ZERO, |(first, last)| last.duration_since(first)))
+}
+
 /// Runs a program that must succeed; its output is shown only if it does not.
 ///
 /// # Errors
@@ -63,6 +96,22 @@ mod tests {
         assert!((micros_at(&mut times, 0.5) - 51.0).abs() < 0.01);
         assert!((micros_at(&mut times, 0.99) - 100.0).abs() < 0.01);
         assert!(micros_at(&mut [], 0.5).abs() < 0.01);
+    }
+
+    /// The clock was once read by the thread that opens the gate, after it was woken: on a busy machine some workers were done
+    /// by then, and lookups came out at ten million a second.
+    #[test]
+    fn regression_the_time_of_workers_begins_with_the_first() {
+        let nap = Duration::from_millis(20);
+        for workers in [1, 32] {
+            let sleep = move |mine: u64| {
+                std::thread::sleep(nap);
+                if mine < 32 { Ok(()) } else { Err("a number too many".into()) }
+            };
+            let spent = together(workers, |worker| worker, sleep).unwrap();
+            assert!(spent >= nap, "{spent:?}");
+            assert!(together(workers, |worker| worker + 32, sleep).is_err());
+        }
     }
 
     #[test]

@@ -72,6 +72,9 @@ pub struct Transport {
         hide_env = true
     )]
     readers: usize,
+    /// The kernel keeps nothing: for measuring the daemon
+    #[arg(long, hide = true)]
+    uncached: bool,
 }
 
 /// What a background mount tells the parent that waits for it.
@@ -142,8 +145,9 @@ pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
     let mut command = Command::new("/proc/self/exe");
     command.arg("mount").arg(plan.source.name()).arg(mounts::absolute(&plan.mountpoint)?);
     command.arg("-o").arg(plan.options.to_words());
-    let Transport { kind, readers } = &plan.transport;
+    let Transport { kind, readers, uncached } = &plan.transport;
     command.args(["--transport", &kind.to_string(), "--readers", &readers.to_string()]);
+    command.args(uncached.then_some("--uncached"));
     command.args(["--ready-fd", &number.to_string()]);
     command.stdin(Stdio::null()).stdout(output()?).stderr(output()?).current_dir("/");
     // SAFETY: between fork and exec only setsid and fcntl are called, both async-signal-safe; the descriptor is open, since
@@ -318,6 +322,7 @@ fn session_options(plan: &Plan, node: &Node) -> fuse::Options {
         writeback: options.writeback,
         transport: plan.transport.kind,
         readers: plan.transport.readers,
+        uncached: plan.transport.uncached,
         deadline: options.deadline,
         read_ahead_kib: options.read_ahead_kib.or(defaults.read_ahead_kib),
         log: log::sink(),
@@ -391,6 +396,12 @@ impl Daemon {
             pid: std::process::id(),
             uptime_seconds: self.node.age().as_secs(),
             requests: self.requests(),
+            requests_by_kind: self
+                .session
+                .counts()
+                .into_iter()
+                .map(|(kind, n)| (kind.to_owned(), n))
+                .collect(),
             waiting: self.session.waiting() as u64,
             transport: self.session.transport().to_string(),
         });

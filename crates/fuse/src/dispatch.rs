@@ -23,6 +23,7 @@ use crate::counts::Lane;
 use crate::defer::{Desk, Pool, Ticket};
 use crate::execute::{self, Done};
 use crate::notify::{self, Notifier};
+use crate::uncached;
 
 /// Makes the kernel hand over what was written to a file but still lies in its pages.
 pub trait PushDirty: Send + Sync {
@@ -47,6 +48,8 @@ pub struct Parts {
     pub dirty: Option<Arc<dyn PushDirty>>,
     /// The kernel's ear.
     pub notifier: Notifier,
+    /// The kernel is to keep nothing: see [`Options::uncached`](crate::Options).
+    pub uncached: bool,
     /// Where lines for a person go.
     pub log: Log,
 }
@@ -74,6 +77,12 @@ impl Dispatcher {
             }
         };
         lane.count(header.opcode);
+        if self.0.uncached
+            && let Some(len) = uncached::answer(header.opcode, room)
+        {
+            let _ = sink.reply(header.unique, 0, &room[..len]);
+            return;
+        }
         let op = match self.admit(&header, arguments) {
             Ok(op) => op,
             Err(error) => {
@@ -115,7 +124,13 @@ impl Dispatcher {
 
     /// Asks the filesystem. A panic is EIO and a line in the log.
     fn run(&self, header: &Header, op: &Op<'_>, room: &mut [u8]) -> Result<Done, Errno> {
-        let work = || execute::run(&*self.0.fs, header, op, room);
+        let work = || {
+            let done = execute::run(&*self.0.fs, header, op, room)?;
+            if self.0.uncached {
+                uncached::expire(header.opcode, &mut room[..done.len]);
+            }
+            Ok(done)
+        };
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
             let name = opcodes::find(header.opcode).map_or("?", |line| line.name);
             let why = panic_text(&*panic);

@@ -14,7 +14,7 @@
 //! - [`dispatch`], [`execute`]: decode, ask, encode. [`defer`]: requests that must wait. [`seek`]: dirty pages first.
 //! - [`notify`]: what the kernel is to forget. [`counts`]: how many requests came.
 //! - [`abi`]: the bytes, and [`abi::opcodes::OPCODES`], the table of what is served.
-//! - [`null`]: a filesystem that does nothing, for the floor of measurements.
+//! - [`null`]: a filesystem that does nothing, for the floor of measurements; `uncached`: a mount as others are, for their ceiling.
 //!
 //! **What decides speed is how few requests come.** OPEN, OPENDIR, FLUSH and CREATE are answered ENOSYS, after which the
 //! kernel opens, closes and creates files by itself; what it was told of names and attributes it may keep for ever,
@@ -32,6 +32,7 @@ pub mod notify;
 pub mod null;
 pub mod seek;
 pub mod session;
+mod uncached;
 pub mod uring;
 
 pub use mount::{MountError, MountFlags, Unmount, UnmountError, unmount};

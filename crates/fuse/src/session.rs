@@ -49,6 +49,10 @@ pub struct Options {
     pub deadline: Duration,
     /// How far the kernel reads ahead, in KiB; `None` leaves the kernel's own value (128).
     pub read_ahead_kib: Option<u32>,
+    /// The kernel keeps nothing and asks for every open and read, as with a FUSE filesystem that caches nothing: for measuring only.
+    pub uncached: bool,
+    /// All readers share one descriptor of /dev/fuse instead of having one each: for measuring only.
+    pub one_channel: bool,
     /// Where lines for a person go: a handler's panic, a request answered too late.
     pub log: Log,
 }
@@ -63,6 +67,8 @@ impl Default for Options {
             workers: 32,
             deadline: Duration::from_secs(60),
             read_ahead_kib: Some(1024),
+            uncached: false,
+            one_channel: false,
             log: Arc::new(|line| eprintln!("{line}")),
         }
     }
@@ -141,6 +147,7 @@ impl Session {
             writeback: writable && options.writeback.unwrap_or(true),
             export: serves_dot(&*fs),
             uring,
+            uncached: options.uncached,
         };
         let root_mode = root.kind.mode_bits() | u32::from(root.perm);
         let (device, mount) = mount::mount(&path, &options.mount, root_mode)?;
@@ -331,6 +338,7 @@ fn start(
         seeker: Arc::clone(&seeker),
         dirty,
         notifier: notifier.clone(),
+        uncached: options.uncached,
         log: Arc::clone(&options.log),
     });
     let shared = Arc::new(Shared {
@@ -356,7 +364,7 @@ fn start(
         }
     }
     let readers = if shared.rings.get().is_some() { 1 } else { readers };
-    let started = read_from(&shared, devices(device, readers));
+    let started = read_from(&shared, devices(device, readers, options.one_channel));
     shared.leave();
     started.map_err(failed)?;
     Ok(Session { shared, agreed, warnings })
@@ -382,11 +390,12 @@ fn read_from(shared: &Arc<Shared>, devices: Vec<Arc<Device>>) -> std::io::Result
     Ok(())
 }
 
-/// A descriptor for each reader; those that cannot be had share the first.
-fn devices(first: Arc<Device>, readers: usize) -> Vec<Arc<Device>> {
+/// A descriptor for each reader; those that cannot be had, or shall not, share the first.
+fn devices(first: Arc<Device>, readers: usize, share: bool) -> Vec<Arc<Device>> {
     let mut devices = vec![Arc::clone(&first)];
     while devices.len() < readers {
-        devices.push(first.cloned().map_or_else(|_| Arc::clone(&first), Arc::new));
+        let own = if share { None } else { first.cloned().ok() };
+        devices.push(own.map_or_else(|| Arc::clone(&first), Arc::new));
     }
     devices
 }

@@ -62,6 +62,8 @@ pub struct Wishes {
     pub export: bool,
     /// Requests are to come through io_uring: only for one who then registers a ring for every CPU.
     pub uring: bool,
+    /// The kernel is to keep nothing, and to ask for every open: for measuring only.
+    pub uncached: bool,
 }
 
 /// What the kernel asked with.
@@ -154,6 +156,9 @@ impl Offer {
         }
         if self.major != MAJOR || self.minor < MINOR_MIN || self.flags & NEEDED != NEEDED {
             return Err(Errno(libc::EPROTO));
+        }
+        if wishes.uncached {
+            wanted &= !crate::uncached::NOT_ASKED;
         }
         Ok(Agreed { minor: self.minor.min(MINOR), flags: self.flags & wanted })
     }

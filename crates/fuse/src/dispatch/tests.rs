@@ -33,6 +33,7 @@ fn dispatcher(sink: &Arc<Kept>) -> Dispatcher {
         seeker: Pool::new("test", 1),
         dirty: None,
         notifier: Notifier::start(Arc::clone(sink) as _).unwrap(),
+        uncached: false,
         log: Arc::new(|_| ()),
     })
 }

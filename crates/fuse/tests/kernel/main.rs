@@ -14,6 +14,7 @@ mod memory;
 mod transports;
 mod traps;
 mod trouble;
+mod uncached;
 
 use std::io::{Read, Seek};
 use std::os::unix::process::CommandExt;

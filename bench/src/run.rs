@@ -1,0 +1,235 @@
+//! One run: what all figures share. Places are visited in turns, each cell once a round, so that whatever else the machine
+//! does hits them alike; their order changes from round to round.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+use crate::Result;
+use crate::interrupt;
+use crate::machine;
+use crate::peer::Tools;
+use crate::place::{Kind, Place, Setup, Switch};
+use crate::sheet::Sheet;
+
+/// Options of every figure.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Common {
+    /// The program to measure
+    #[arg(long, default_value = "target/release/covey")]
+    pub covey: PathBuf,
+    /// How often each cell is measured [default: 5; with --quick 3]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: Option<u32>,
+    /// Only cells whose name contains this
+    #[arg(long)]
+    pub only: Option<String>,
+    /// Options for `covey mount -o`
+    #[arg(long)]
+    pub options: Option<String>,
+    /// How the kernel's requests reach Covey and the empty filesystem: uring, classic or auto
+    #[arg(long, default_value_t = fuse::Transport::Uring)]
+    pub transport: fuse::Transport,
+    /// Where to work; its disk is the one that is measured
+    #[arg(long)]
+    pub scratch: Option<PathBuf>,
+    /// Where results go, in a folder named by date and host; `none` keeps none
+    #[arg(long, default_value = "bench/results")]
+    pub results: PathBuf,
+    /// Smaller sizes and fewer rounds: whether all works, and roughly how fast
+    #[arg(long)]
+    pub quick: bool,
+}
+
+impl Common {
+    /// How many rounds there are to be.
+    pub fn rounds(&self) -> usize {
+        self.rounds.map_or(if self.quick { 3 } else { 5 }, |rounds| rounds as usize)
+    }
+
+    /// The tree that is to be packed and cloned: the one given, or headers that a machine with a compiler has.
+    pub fn tree<'t>(&self, given: Option<&'t Path>) -> &'t Path {
+        given.unwrap_or(Path::new(if self.quick { "/usr/include/linux" } else { "/usr/include" }))
+    }
+
+    /// A number that is smaller in a quick run.
+    pub fn size(&self, full: u64, quick: u64) -> u64 {
+        if self.quick { quick } else { full }
+    }
+}
+
+/// What a cell answers: figures, each with a name beside the cell's ("" for the only one), a unit and a value; and, where that was
+/// counted, what FUSE requests its operations cost.
+pub struct Outcome {
+    /// Name, unit, value.
+    pub figures: Vec<Figure>,
+    /// Requests for one operation.
+    pub requests: Option<PerOperation>,
+}
+
+/// FUSE requests for one operation, by kind.
+pub type PerOperation = std::collections::BTreeMap<String, f64>;
+
+/// A figure's name beside its cell's, its unit, and its value.
+pub type Figure = (&'static str, &'static str, f64);
+
+impl From<Vec<Figure>> for Outcome {
+    fn from(figures: Vec<Figure>) -> Outcome {
+        Outcome { figures, requests: None }
+    }
+}
+
+type Work<'w> = Box<dyn Fn(&mut Place) -> Result<Outcome> + 'w>;
+
+/// One kind of work.
+pub struct Cell<'w> {
+    /// Its rows in the table.
+    pub name: String,
+    runs_on: fn(&Place) -> bool,
+    work: Work<'w>,
+}
+
+impl<'w> Cell<'w> {
+    /// One that every place can do.
+    pub fn new<O: Into<Outcome>>(
+        name: impl Into<String>,
+        work: impl Fn(&mut Place) -> Result<O> + 'w,
+    ) -> Cell<'w> {
+        let work: Work<'w> = Box::new(move |place| work(place).map(Into::into));
+        Cell { name: name.into(), runs_on: |_| true, work }
+    }
+
+    /// Only on places that pass.
+    #[must_use]
+    pub fn on(mut self, runs_on: fn(&Place) -> bool) -> Cell<'w> {
+        self.runs_on = runs_on;
+        self
+    }
+
+    /// Not on the filesystem that remembers nothing.
+    #[must_use]
+    pub fn not_on_null(self) -> Cell<'w> {
+        self.on(|place| place.kind() != Kind::Null)
+    }
+}
+
+/// A run that was begun: a scratch folder, taken away at the end.
+pub struct Bench {
+    /// Its options.
+    pub common: Common,
+    /// The program, absolute.
+    pub covey: PathBuf,
+    scratch: tempfile::TempDir,
+    _switch: Switch,
+}
+
+impl Bench {
+    /// Looks whether it can be done here at all.
+    ///
+    /// # Errors
+    /// Not root, or the program is not there.
+    pub fn begin(common: &Common) -> Result<Bench> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("it mounts an ext4 and a tmpfs to compare with: run it as root".into());
+        }
+        interrupt::listen();
+        let covey = common
+            .covey
+            .canonicalize()
+            .map_err(|error| format!("{}: {error}; run `make build` first", common.covey.display()))?;
+        let below = common.scratch.clone().unwrap_or_else(std::env::temp_dir);
+        let scratch = tempfile::Builder::new()
+            .prefix("covey-bench-")
+            .tempdir_in(&below)
+            .map_err(|error| format!("{}: {error}; name another folder with --scratch", below.display()))?;
+        Ok(Bench { common: common.clone(), covey, scratch, _switch: Switch::as_it_is() })
+    }
+
+    /// The scratch folder.
+    pub fn scratch(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// A setup with the options of this run.
+    pub fn setup(&self, kind: Kind) -> Setup {
+        Setup { options: self.common.options.clone(), ..Setup::new(kind, self.common.transport) }
+    }
+
+    /// Sets places up.
+    ///
+    /// # Errors
+    /// One of them cannot be.
+    pub fn places(&self, setups: impl IntoIterator<Item = Setup>, tools: &Tools) -> Result<Vec<Place>> {
+        setups.into_iter().map(|setup| Place::set_up(setup, self.scratch(), &self.covey, tools)).collect()
+    }
+
+    /// An empty table.
+    pub fn sheet(&self, figure: &'static str, title: &'static str) -> Sheet {
+        Sheet::new(figure, title, machine::facts(&self.common, &self.covey))
+    }
+
+    /// Measures all cells on all places, in turns.
+    ///
+    /// # Errors
+    /// A place failed. A peer that fails is noted in the table, and passed over from then on in that cell.
+    pub fn measure(&self, places: &mut [Place], cells: &[Cell<'_>], sheet: &mut Sheet) -> Result<()> {
+        let wanted =
+            |cell: &&Cell<'_>| self.common.only.as_ref().is_none_or(|only| cell.name.contains(only.as_str()));
+        let rounds = self.common.rounds();
+        sheet.columns(places.iter().map(|place| place.name().to_owned()));
+        for round in 0..rounds {
+            for cell in cells.iter().filter(wanted) {
+                let count = places.len();
+                for turn in 0..count {
+                    let place = &mut places[(turn + round) % count];
+                    if !(cell.runs_on)(place) || sheet.gave_up(&cell.name, place.name()) {
+                        continue;
+                    }
+                    progress(&format!("round {} of {rounds}: {} on {}", round + 1, cell.name, place.name()));
+                    interrupt::check()?;
+                    visit(cell, place, sheet)?;
+                }
+            }
+        }
+        progress("");
+        Ok(())
+    }
+
+    /// Takes the places away, prints the finished table and keeps it with its raw results and charts.
+    ///
+    /// # Errors
+    /// A place does not unmount, or the folder of results cannot be written.
+    pub fn finish(&self, mut sheet: Sheet, places: Vec<Place>) -> Result<()> {
+        places.into_iter().try_for_each(Place::tear_down)?;
+        sheet.close(machine::load());
+        println!("{}", sheet.markdown());
+        if self.common.results.as_os_str() != "none" {
+            println!("kept in {}\n", sheet.keep(&self.common.results)?.display());
+        }
+        Ok(())
+    }
+}
+
+fn visit(cell: &Cell<'_>, place: &mut Place, sheet: &mut Sheet) -> Result<()> {
+    let cpu = place.cpu_seconds();
+    match (cell.work)(place) {
+        Ok(outcome) => {
+            sheet.add(&cell.name, place.name(), &outcome.figures, place.cpu_seconds() - cpu);
+            if let Some(requests) = outcome.requests {
+                sheet.add_requests(&cell.name, place.name(), requests);
+            }
+            Ok(())
+        }
+        Err(error) if place.kind().is_peer() => {
+            sheet.give_up(&cell.name, place.name(), &error.to_string());
+            Ok(())
+        }
+        Err(error) => Err(format!("{} on {}: {error}", cell.name, place.name()).into()),
+    }
+}
+
+/// Shows what is being done, where somebody looks on; an empty line ends it.
+pub fn progress(line: &str) {
+    if std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[K{line}");
+    }
+}
