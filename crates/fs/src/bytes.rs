@@ -22,7 +22,7 @@ use crate::volume::Core;
 /// A read of at least so many bytes at the beginning of a page may be part of a stream.
 const STREAM_MIN: usize = 128 << 10;
 /// Pages that such a reader will want next, and how many of each one's extents are looked at.
-const PAGES_AHEAD: u32 = 4;
+const PAGES_AHEAD: u32 = 3;
 const EXTENTS_AHEAD: usize = 4;
 /// How often names are read again when bytes were not where they said.
 const LOOKS: usize = 4;
