@@ -105,6 +105,14 @@ test-memory: build ## Peak memory through 20 GiB written and read, and disk use 
 bench-basic: build ## The basic figures against ext4 and tmpfs, interleaved; raw results are kept
 	$(CARGO) run --release --package covey-bench -- --covey "$(program)"
 
+# Sources come once from the distribution's packages into the cache; MIRRORS=DIR names full-history mirrors instead.
+.PHONY: bench-workloads
+bench-workloads: build ## Six programs cloned, built, run, walked, packed, removed, beside ext4; WORKLOADS="--quick", MIRRORS=DIR
+	@scripts/bootstrap bench-workloads
+	@[ -n "$(MIRRORS)" ] || scripts/workload-sources "$(cache)/workloads"
+	$(CARGO) run --release --package covey-bench -- workloads --covey "$(program)" \
+		--mirrors "$(or $(MIRRORS),$(cache)/workloads)" $(WORKLOADS)
+
 ##@ Tidy
 
 .PHONY: clean

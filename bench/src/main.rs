@@ -12,12 +12,14 @@
 //!
 //! - [`place`]: what is measured on.
 //! - [`cells`]: what is measured.
+//! - [`workloads`]: `covey-bench workloads`, six real programs.
 //! - [`report`]: the table, and the raw results kept in `bench/results`.
 
 mod cells;
 mod place;
 mod report;
 mod work;
+mod workloads;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -68,6 +70,10 @@ struct Args {
 }
 
 fn main() -> ExitCode {
+    let mut words = std::env::args_os().skip(1).peekable();
+    if words.peek().is_some_and(|word| word == "workloads") {
+        return workloads::main(words);
+    }
     let args = Args::parse();
     let done = match &args.serve_null {
         Some(mountpoint) => place::serve_null(mountpoint, args.transport),

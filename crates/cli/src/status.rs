@@ -1,5 +1,6 @@
 //! A volume's figures: what `status` shows, from a daemon or from a volume that is opened for it.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use base::PackNo;
@@ -93,6 +94,9 @@ pub struct Served {
     pub uptime_seconds: u64,
     /// Requests that the kernel sent.
     pub requests: u64,
+    /// The same by kind, `LOOKUP` and so on; kinds that never came are left out.
+    #[serde(default)]
+    pub requests_by_kind: BTreeMap<String, u64>,
     /// Of these, waiting at the moment.
     pub waiting: u64,
     /// How they come: `uring` or `classic`.
