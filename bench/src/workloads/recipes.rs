@@ -27,7 +27,7 @@ await() {
     "$@"
 }
 get() {
-    exec 3<>"/dev/tcp/127.0.0.1/$PORT"
+    exec 3<>"/dev/tcp/127.0.0.1/$PORT" || return 1
     printf 'GET /%s HTTP/1.0\r\nHost: localhost\r\n\r\n' "$1" >&3
     cat <&3
     exec 3>&-
@@ -131,11 +131,12 @@ END
             chown nobody "$RUN/data"
             chmod 700 "$RUN/data"
             # It refuses to run as root.
-            as_nobody() { (cd / && exec setpriv --reuid=nobody --regid=nogroup --clear-groups "$@"); }
+            nobody="setpriv --reuid=nobody --regid=nogroup --clear-groups"
             bin=$RUN/installed/bin
-            as_nobody "$bin/initdb" --auth=trust --no-locale --encoding=UTF8 --username=postgres -D "$RUN/data"
+            cd /
+            $nobody "$bin/initdb" --auth=trust --no-locale --encoding=UTF8 --username=postgres -D "$RUN/data"
             # The socket lies in the data folder, on the place.
-            as_nobody "$bin/postgres" -D "$RUN/data" -k "$RUN/data" -c listen_addresses= -c shared_buffers=16MB &
+            $nobody "$bin/postgres" -D "$RUN/data" -k "$RUN/data" -c listen_addresses= -c shared_buffers=16MB &
             stop_at_exit $!
             sql() { "$bin/psql" -X -A -t -h "$RUN/data" -U postgres -d postgres -c "$1"; }
             await sql 'select 1'
@@ -154,7 +155,7 @@ END
         build: r#"make -j"$JOBS" main"#,
         check: r#"
             echo 'require "json"; puts JSON.generate([6 * 7, "ab".upcase])' >"$RUN/say.rb"
-            is "$(make -s runruby TESTRUN_SCRIPT="$RUN/say.rb")" '[42,"AB"]'
+            is "$(make -s runruby TESTRUN_SCRIPT="$RUN/say.rb" | tail -n 1)" '[42,"AB"]'
         "#,
     },
 ];
@@ -185,5 +186,7 @@ mod tests {
         };
         assert!(run("is a a"));
         assert!(!run("is a b; true"));
+        // Nobody listens on port 1.
+        assert!(!run("PORT=1; if get page; then true; else false; fi"));
     }
 }

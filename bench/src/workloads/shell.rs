@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use base::time::monotonic;
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::recipes::PRELUDE;
 use crate::Result;
@@ -62,8 +63,13 @@ impl Shell<'_> {
         }
         command.envs(self.env.iter().map(|(name, value)| (*name, value)));
         let begun = monotonic();
-        let status = command.status().map_err(|error| format!("timeout, of coreutils: {error}"))?;
+        let mut child = command.spawn().map_err(|error| format!("timeout, of coreutils: {error}"))?;
+        let status = child.wait()?;
         let spent = begun.elapsed();
+        // timeout leads a process group of its own. What a failed step left running would keep its place busy.
+        if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+            kill_process_group(group, Signal::KILL).ok();
+        }
         if status.success() {
             return Ok(spent);
         }
@@ -107,5 +113,19 @@ mod tests {
             error.contains("exit status: 1") && error.ends_with("49\n50") && !error.contains("\n30\n"),
             "{error}"
         );
+    }
+    #[test]
+    fn regression_what_a_step_leaves_running_ends_with_it() {
+        let scratch = tempfile::tempdir().unwrap();
+        let log = scratch.path().join("log");
+        let shell = Shell { folder: scratch.path(), log: &log, env: &[] };
+        shell.run("sleep 100 & echo $!").unwrap();
+        let process = std::path::PathBuf::from("/proc").join(shell.said().unwrap().trim());
+        // A server that outlived its check kept the place from being unmounted. A zombie has no program any more.
+        let begun = monotonic();
+        while fs::read_link(process.join("exe")).is_ok() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{} still runs", process.display());
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
