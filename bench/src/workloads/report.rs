@@ -215,7 +215,7 @@ impl Samples {
     }
 
     fn requests(&self, text: &mut String) -> Result<()> {
-        text.push_str("\nFUSE requests on the volume on disk, in the last round:\n\n| program | step | requests | the most frequent |\n|---|---|---:|---|\n");
+        text.push_str("\nFUSE requests on the volume on disk, in the last round (one STATFS each is the question itself):\n\n| program | step | requests | the most frequent |\n|---|---|---:|---|\n");
         for (program, step, samples) in &self.steps {
             let Some(sample) = samples.iter().rev().find(|sample| sample.kind == Kind::Covey) else {
                 continue;

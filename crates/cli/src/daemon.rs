@@ -391,7 +391,12 @@ impl Daemon {
             pid: std::process::id(),
             uptime_seconds: self.node.age().as_secs(),
             requests: self.requests(),
-            requests_by_kind: self.session.counts().into_iter().map(|(kind, n)| (kind.to_owned(), n)).collect(),
+            requests_by_kind: self
+                .session
+                .counts()
+                .into_iter()
+                .map(|(kind, n)| (kind.to_owned(), n))
+                .collect(),
             waiting: self.session.waiting() as u64,
             transport: self.session.transport().to_string(),
         });
