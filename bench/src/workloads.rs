@@ -48,14 +48,15 @@ const CODE: &str =
 
 /// Six programs cloned, built, run, walked, packed and removed, beside ext4
 #[derive(Debug, Parser)]
-#[command(name = "covey-bench workloads")]
+#[command(name = "workloads", bin_name = "covey-bench workloads")]
 struct Args {
     /// The program to measure
     #[arg(long, default_value = "target/release/covey")]
     covey: PathBuf,
-    /// A folder of bare repositories: redis.git, nginx.git, httpd.git, python.git, postgresql.git, ruby.git
+    /// A folder of bare repositories: redis.git, nginx.git, httpd.git, python.git, postgresql.git, ruby.git [default: where
+    /// `make bench-workloads` puts them, covey/workloads in the user's cache folder]
     #[arg(long, env = "MIRRORS")]
-    mirrors: PathBuf,
+    mirrors: Option<PathBuf>,
     /// Only these programs
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
@@ -117,9 +118,7 @@ fn run(args: &Args) -> Result<bool> {
         .canonicalize()
         .map_err(|error| format!("{}: {error}; run `make build` first", args.covey.display()))?;
     let recipes = chosen(args)?;
-    let mirrors = args.mirrors.canonicalize().map_err(|error| {
-        format!("{}: {error}; make it with scripts/workload-sources", args.mirrors.display())
-    })?;
+    let mirrors = mirrors(args)?;
     let mut samples = Samples::default();
     for recipe in &recipes {
         samples.programs.push(describe(&mirrors, recipe.name)?);
@@ -164,6 +163,18 @@ fn run(args: &Args) -> Result<bool> {
         println!("kept in {}", samples.keep(&args.results, &facts, &lines)?.display());
     }
     Ok(samples.failures.is_empty())
+}
+
+/// The folder of repositories: what was asked for, else where `make bench-workloads` keeps them.
+fn mirrors(args: &Args) -> Result<PathBuf> {
+    let folder = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = || folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
+    let mirrors = args.mirrors.clone().or_else(|| Some(cache()?.join("covey/workloads")));
+    let mirrors = mirrors.ok_or("say where the sources are: --mirrors DIR")?;
+    mirrors.canonicalize().map_err(|error| {
+        let here = mirrors.display();
+        format!("{here}: {error}; make it: scripts/workload-sources {here}").into()
+    })
 }
 
 fn chosen(args: &Args) -> Result<Vec<&'static Recipe>> {
