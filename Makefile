@@ -141,6 +141,14 @@ bench-peers: bench-build ## F6: beside JuiceFS and go-fuse's loopback; JUICEFS=p
 bench-basic: bench-build ## Everyday work against ext4 and tmpfs
 	$(call figure,basic)
 
+# Sources come once from the distribution's packages into the cache; MIRRORS=DIR names full-history mirrors instead.
+.PHONY: bench-workloads
+bench-workloads: build ## Six programs cloned, built, run, walked, packed, removed, beside ext4; WORKLOADS="--quick", MIRRORS=DIR
+	@scripts/bootstrap bench-workloads
+	@[ -n "$(MIRRORS)" ] || scripts/workload-sources "$(cache)/workloads"
+	$(CARGO) run --release --package covey-bench -- workloads --covey "$(program)" \
+		--mirrors "$(or $(MIRRORS),$(cache)/workloads)" $(WORKLOADS)
+
 ##@ Tidy
 
 .PHONY: clean

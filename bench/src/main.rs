@@ -9,7 +9,7 @@
 //! Ext4 is a fresh one in an image file on the disk that also holds Covey's volume. Bytes are fresh random ones: a store that keeps
 //! equal blobs once gets nothing for free. Targets are printed with whether they are met, never asserted.
 //!
-//! - A figure each: [`basic`], [`parallel`] (F2), [`operations`] (F3), [`writes`] (F4), [`peers`] (F6), [`metadata`] (F7).
+//! - A figure each: [`basic`], [`parallel`] (F2), [`operations`] (F3), [`writes`] (F4), [`workloads`] (F5), [`peers`] (F6), [`metadata`] (F7).
 //! - [`cells`]: work that several of them do.
 //! - [`place`], [`peer`]: what is measured on. [`process`]: what servers use of the machine. [`interrupt`]: Ctrl-C.
 //! - [`sheet`], [`chart`], [`machine`]: tables, targets, charts, raw results kept in `bench/results`.
@@ -29,6 +29,7 @@ mod process;
 mod run;
 mod sheet;
 mod work;
+mod workloads;
 mod writes;
 
 use std::path::PathBuf;
@@ -54,6 +55,7 @@ enum Figure {
     Writes(writes::Args),
     Metadata(metadata::Args),
     Peers(peers::Args),
+    Workloads(workloads::Args),
     /// Serves the empty filesystem until it is unmounted (the bench starts itself so)
     #[command(hide = true)]
     ServeNull {
@@ -75,6 +77,7 @@ fn main() -> ExitCode {
         Figure::Writes(args) => writes::run(&args),
         Figure::Metadata(args) => metadata::run(&args),
         Figure::Peers(args) => peers::run(&args),
+        Figure::Workloads(args) => workloads::run(&args),
         Figure::ServeNull { mountpoint, transport, readers, uncached } => {
             place::serve_null(&mountpoint, transport, readers, uncached)
         }
