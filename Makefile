@@ -141,6 +141,10 @@ bench-peers: bench-build ## F6: beside JuiceFS and go-fuse's loopback; JUICEFS=p
 bench-basic: bench-build ## Everyday work against ext4 and tmpfs
 	$(call figure,basic)
 
+.PHONY: bench-tail
+bench-tail: build ## F1: how long open() and read() take, 1 to 256 readers, beside tmpfs; raw results are kept
+	$(CARGO) run --release --package covey-bench -- tail --covey "$(program)"
+
 ##@ Tidy
 
 .PHONY: clean

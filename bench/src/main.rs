@@ -9,7 +9,7 @@
 //! Ext4 is a fresh one in an image file on the disk that also holds Covey's volume. Bytes are fresh random ones: a store that keeps
 //! equal blobs once gets nothing for free. Targets are printed with whether they are met, never asserted.
 //!
-//! - A figure each: [`basic`], [`parallel`] (F2), [`operations`] (F3), [`writes`] (F4), [`peers`] (F6), [`metadata`] (F7).
+//! - A figure each: [`basic`], [`tail`] (F1), [`parallel`] (F2), [`operations`] (F3), [`writes`] (F4), [`peers`] (F6), [`metadata`] (F7).
 //! - [`cells`]: work that several of them do.
 //! - [`place`], [`peer`]: what is measured on. [`process`]: what servers use of the machine. [`interrupt`]: Ctrl-C.
 //! - [`sheet`], [`chart`], [`machine`]: tables, targets, charts, raw results kept in `bench/results`.
@@ -28,6 +28,7 @@ mod place;
 mod process;
 mod run;
 mod sheet;
+mod tail;
 mod work;
 mod writes;
 
@@ -52,6 +53,7 @@ enum Figure {
     Parallel(parallel::Args),
     Operations(operations::Args),
     Writes(writes::Args),
+    Tail(tail::Args),
     Metadata(metadata::Args),
     Peers(peers::Args),
     /// Serves the empty filesystem until it is unmounted (the bench starts itself so)
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
         Figure::Parallel(args) => parallel::run(&args),
         Figure::Operations(args) => operations::run(&args),
         Figure::Writes(args) => writes::run(&args),
+        Figure::Tail(args) => tail::run(&args),
         Figure::Metadata(args) => metadata::run(&args),
         Figure::Peers(args) => peers::run(&args),
         Figure::ServeNull { mountpoint, transport, readers, uncached } => {

@@ -23,10 +23,11 @@ use fuse::{MountError, Session, Unmount, UnmountError, Unmounter};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::backend::{self, Backend};
 use crate::cmd::umount;
 use crate::control::{Ear, Listener, Request, Serve, Tick};
 use crate::error::{Failure, Result};
-use crate::node::{Node, NodeOptions, Source};
+use crate::node::{NodeOptions, Source};
 use crate::options::MountOptions;
 use crate::status::{Memory, Mode, Served, Status};
 use crate::table::{bytes, count};
@@ -194,8 +195,8 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     raise_file_limit();
     let mountpoint = mounts::absolute(&plan.mountpoint)?;
     check_places(&plan.source, &mountpoint)?;
-    let node = Arc::new(Node::open_source(&plan.source, &node_options(&plan.options, &mountpoint))?);
-    let session = match Session::mount(node.filesystem(), &mountpoint, session_options(&plan, &node)) {
+    let node = backend::open(&plan.source, &node_options(&plan.options, &mountpoint))?;
+    let session = match Session::mount(node.filesystem(), &mountpoint, session_options(&plan, &*node)) {
         Ok(session) => Arc::new(session),
         Err(error) => {
             node.close()?;
@@ -216,12 +217,12 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     };
     let ended = Arc::new(AtomicBool::new(false));
     start_signals(session.unmounter(), node.clone(), ended.clone(), interactive)?;
-    ready(&node, &session, parent, term);
+    ready(&*node, &session, parent, term);
     wait(&served, plan.status_line && interactive);
-    finish(&node, &session, listener, &ended, term)
+    finish(&*node, &session, listener, &ended, term)
 }
 
-fn ready(node: &Node, session: &Session, parent: Option<Parent>, term: Term) {
+fn ready(node: &dyn Backend, session: &Session, parent: Option<Parent>, term: Term) {
     let mounted = Mounted {
         volume: node.name(),
         mountpoint: session.mountpoint().to_owned(),
@@ -249,12 +250,12 @@ fn wait(served: &Daemon, status_line: bool) {
         }
         if status_line {
             let now = served.requests();
-            if let Ok(stats) = served.node.volume().stats() {
+            if let Some(short) = served.node.in_short() {
                 term::status_line(&format!(
                     "{} files   {}   stored {}   {} requests/s   memory {}",
-                    count(stats.inodes),
-                    bytes(stats.logical_bytes),
-                    bytes(stats.stored_bytes + stats.open_bytes),
+                    count(short.files),
+                    bytes(short.bytes),
+                    bytes(short.stored_bytes),
                     count(now.saturating_sub(before)),
                     bytes(Memory::now().now),
                 ));
@@ -268,7 +269,7 @@ fn wait(served: &Daemon, status_line: bool) {
 }
 
 fn finish(
-    node: &Arc<Node>,
+    node: &dyn Backend,
     session: &Session,
     listener: Listener,
     ended: &AtomicBool,
@@ -307,7 +308,7 @@ fn node_options(options: &MountOptions, mountpoint: &Path) -> NodeOptions {
     }
 }
 
-fn session_options(plan: &Plan, node: &Node) -> fuse::Options {
+fn session_options(plan: &Plan, node: &dyn Backend) -> fuse::Options {
     let options = &plan.options;
     let defaults = fuse::Options::default();
     fuse::Options {
@@ -380,7 +381,7 @@ fn not_mounted(error: MountError) -> Failure {
 
 /// What is served while mounted.
 struct Daemon {
-    node: Arc<Node>,
+    node: Arc<dyn Backend>,
     session: Arc<Session>,
 }
 
@@ -456,7 +457,7 @@ fn next_signal() -> i32 {
 
 fn start_signals(
     unmounter: Unmounter,
-    node: Arc<Node>,
+    node: Arc<dyn Backend>,
     ended: Arc<AtomicBool>,
     interactive: bool,
 ) -> Result<()> {
@@ -471,7 +472,7 @@ fn start_signals(
 
 struct Ender {
     unmounter: Unmounter,
-    node: Arc<Node>,
+    node: Arc<dyn Backend>,
     ended: Arc<AtomicBool>,
 }
 
