@@ -248,3 +248,37 @@ fn progress(line: &str) {
         eprint!("\r\x1b[K{line}");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(words: &str) -> std::result::Result<Args, clap::Error> {
+        Line::try_parse_from(words.split(' ')).map(|line| line.args)
+    }
+
+    /// The bench starts itself as a server, with options that stand beside its own.
+    #[test]
+    fn the_server_it_starts_is_the_one_it_meant() {
+        let args = parse("tail").unwrap();
+        assert_eq!(
+            (args.runs(), args.readers.as_slice(), args.parts.len()),
+            (10, &[1, 4, 16, 64, 256][..], 3)
+        );
+        for (_, how) in remedies() {
+            let How::Own(own) = how else { continue };
+            let line = format!("tail --serve corpus:7,10,4K --on /mnt {}", own.words().join(" "));
+            assert_eq!(parse(&line).unwrap().own, own, "{line}");
+        }
+        for bad in ["--readers 0", "--readers 5000", "--runs 0", "--parts hot", "--serve corpus:1,1,4K"] {
+            assert!(parse(&format!("tail {bad}")).is_err(), "{bad}");
+        }
+    }
+}

@@ -41,16 +41,16 @@ pub enum How {
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct Own {
     /// How requests come
-    #[arg(long = "own-transport", hide = true, default_value_t = fuse::Transport::Classic)]
+    #[arg(id = "own-transport", long = "own-transport", hide = true, default_value_t = fuse::Transport::Classic)]
     pub transport: fuse::Transport,
     /// Threads that read them
-    #[arg(long = "own-readers", hide = true, default_value_t = 1)]
+    #[arg(id = "own-readers", long = "own-readers", hide = true, default_value_t = 1)]
     pub readers: usize,
     /// All of them on one descriptor
-    #[arg(long = "own-one-channel", hide = true)]
+    #[arg(id = "own-one-channel", long = "own-one-channel", hide = true)]
     pub one_channel: bool,
     /// The kernel keeps nothing
-    #[arg(long = "own-uncached", hide = true)]
+    #[arg(id = "own-uncached", long = "own-uncached", hide = true)]
     pub uncached: bool,
 }
 
@@ -59,7 +59,8 @@ impl Own {
     pub const PLAIN: Own =
         Own { transport: fuse::Transport::Classic, readers: 1, one_channel: true, uncached: true };
 
-    fn words(&self) -> Vec<String> {
+    /// The same as options of this program.
+    pub fn words(&self) -> Vec<String> {
         let mut words = vec!["--own-transport".to_owned(), self.transport.to_string()];
         words.extend(["--own-readers".to_owned(), self.readers.to_string()]);
         words.extend(self.one_channel.then(|| "--own-one-channel".to_owned()));

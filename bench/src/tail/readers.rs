@@ -7,7 +7,7 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, Barrier};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::time::monotonic;
 use corpus::{Spec, content};
@@ -138,17 +138,20 @@ impl Paths {
                 start.wait();
                 let begun = monotonic();
                 let outcome = work(&mut reader, &mut seen);
-                seen.elapsed = begun.elapsed();
-                outcome.map(|()| seen)
+                outcome.map(|()| (seen, begun, monotonic()))
             })?);
         }
         start.wait();
-        let begun = monotonic();
         let mut all = Seen::new()?;
+        // By the readers' own clocks: this thread may get its turn only when they are done.
+        let mut whole: Option<(Instant, Instant)> = None;
         for thread in threads {
-            all.add(&thread.join().map_err(|_| "a reader panicked")??)?;
+            let (seen, begun, ended) = thread.join().map_err(|_| "a reader panicked")??;
+            all.add(&seen)?;
+            let (first, last) = whole.unwrap_or((begun, ended));
+            whole = Some((first.min(begun), last.max(ended)));
         }
-        all.elapsed = begun.elapsed();
+        all.elapsed = whole.map_or(Duration::ZERO, |(first, last)| last - first);
         Ok(all)
     }
 }

@@ -30,6 +30,7 @@ use crate::error::{Failure, Result};
 use crate::node::{NodeOptions, Source};
 use crate::options::MountOptions;
 use crate::status::{Memory, Mode, Served, Status};
+use crate::sys::Trimmer;
 use crate::table::{bytes, count};
 use crate::term::{self, Term};
 use crate::{log, mounts};
@@ -244,10 +245,12 @@ fn ready(node: &dyn Backend, session: &Session, parent: Option<Parent>, term: Te
 /// Waits for the mount's end, with a status line if one is wanted.
 fn wait(served: &Daemon, status_line: bool) {
     let mut before = served.requests();
+    let mut trimmer = Trimmer::new();
     loop {
         if served.session.wait_for(Duration::from_secs(1)).is_some() {
             break;
         }
+        trimmer.tick();
         if status_line {
             let now = served.requests();
             if let Some(short) = served.node.in_short() {
