@@ -153,23 +153,28 @@ impl Corpus {
     }
 }
 
+/// What one thread fills at a time: the first file's index, the names, the bytes.
+type Share<'a> = (usize, &'a mut [[u8; 32]], &'a mut [u8]);
+
 /// Fills the mapping and answers the names.
 fn derive_all(spec: &Spec, map: &mut [u8]) -> Vec<[u8; 32]> {
     let mut names = vec![[0; 32]; spec.count as usize];
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = names.len().div_ceil(cores * 4).max(1);
-    let parts = names.chunks_mut(share).zip(map.chunks_mut(share * spec.size as usize)).enumerate();
-    let parts: Vec<_> = parts.map(|(at, part)| Mutex::new((at * share, part))).collect();
-    let work = |part: &Mutex<(usize, (&mut [[u8; 32]], &mut [u8]))>| {
-        let (from, (names, bytes)) = &mut *part.lock();
+    // Some shares for each core, so that none waits long for the last.
+    let files = names.len().div_ceil(cores * 4).max(1);
+    let parts = names.chunks_mut(files).zip(map.chunks_mut(files * spec.size as usize)).enumerate();
+    let shares: Vec<Mutex<Share<'_>>> =
+        parts.map(|(at, (names, bytes))| Mutex::new((at * files, names, bytes))).collect();
+    let work = |share: &Mutex<Share<'_>>| {
+        let (from, names, bytes) = &mut *share.lock();
         for (at, (name, bytes)) in names.iter_mut().zip(bytes.chunks_mut(spec.size as usize)).enumerate() {
             content::fill(spec, (*from + at) as u64, bytes);
             *name = content::name(bytes);
         }
         Ok::<(), Infallible>(())
     };
-    let Ok(()) = base::thread::for_each("covey-corpus", cores, &parts, work);
-    drop(parts);
+    let Ok(()) = base::thread::for_each("covey-corpus", cores, &shares, work);
+    drop(shares);
     names
 }
 

@@ -91,7 +91,7 @@ impl fmt::Display for Spec {
     /// The one way in which [`Spec::from_str`] gets it back, in the shortest form.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unit = [(GIB, "G"), (MIB, "M"), (KIB, "K"), (1, "")];
-        let (by, letter) = unit.into_iter().find(|(by, _)| self.size % by == 0).unwrap_or((1, ""));
+        let (by, letter) = unit.into_iter().find(|(by, _)| self.size.is_multiple_of(*by)).unwrap_or((1, ""));
         write!(f, "{PREFIX}{},{},{}{letter}", self.seed, self.count, self.size / by)
     }
 }
