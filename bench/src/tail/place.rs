@@ -220,7 +220,7 @@ impl Drop for Place {
 /// It cannot be made or mounted.
 pub fn serve(spec: Spec, mountpoint: &Path, own: &Own) -> Result<()> {
     let room = rustix::system::sysinfo();
-    let corpus = Corpus::make(spec, (0, 0), room.totalram * u64::from(room.mem_unit))?;
+    let corpus = Corpus::make(spec, (0, 0), room.totalram * u64::from(room.mem_unit), &|| false)?;
     let options = fuse::Options {
         transport: own.transport,
         readers: own.readers,

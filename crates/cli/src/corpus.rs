@@ -38,7 +38,8 @@ impl Served {
         let room = cache::memory_room().map_err(|error| {
             Failure::new("io", "cannot tell how much memory is free").why(error.to_string())
         })?;
-        let corpus = Corpus::make(spec, (crate::sys::euid(), gid), room.available);
+        let corpus =
+            Corpus::make(spec, (crate::sys::euid(), gid), room.available, &crate::daemon::asked_to_end);
         Ok(Served {
             name: format!("{spec}{MARK}{:016x}", base::random::u64()),
             corpus: Arc::new(corpus.map_err(|error| refused(spec, &error))?),
@@ -55,6 +56,11 @@ fn refused(spec: Spec, error: &MakeError) -> Failure {
                 bytes(*needed),
                 bytes(*available)
             ))
+        }
+        MakeError::Stopped => {
+            return Failure::new("stopped", format!("{spec} was not mounted"))
+                .why("it was stopped while its files were being derived")
+                .next("mount it again; fewer or smaller files are quicker");
         }
         other => Failure::new("no-memory", format!("{spec} cannot be made")).why(other.to_string()),
     };

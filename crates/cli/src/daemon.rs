@@ -434,11 +434,14 @@ impl Serve for Daemon {
     }
 }
 
-/// The signals that end a mount, as a set.
+/// The signals that end a mount.
+const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+/// The same as a set.
 fn ending_signals() -> libc::sigset_t {
     // SAFETY: sigemptyset fills the set before it is read; all zeros is a value of the type.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    for signal in ENDING {
         // SAFETY: `set` is a living set and the number is a signal's.
         unsafe { libc::sigaddset(&mut set, signal) };
     }
@@ -449,6 +452,20 @@ fn ending_signals() -> libc::sigset_t {
 fn block_signals() {
     // SAFETY: the set is living; the old mask is not asked for.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &ending_signals(), std::ptr::null_mut()) };
+}
+
+/// Whether such a signal waits to be taken: while a mount is being prepared nobody takes one.
+pub fn asked_to_end() -> bool {
+    // SAFETY: all zeros is a value of the type, and sigpending(2) fills a living set.
+    let waiting = unsafe {
+        let mut waiting: libc::sigset_t = std::mem::zeroed();
+        if libc::sigpending(&mut waiting) != 0 {
+            return false;
+        }
+        waiting
+    };
+    // SAFETY: the set was filled above, and the numbers are signals'.
+    ENDING.iter().any(|signal| unsafe { libc::sigismember(&waiting, *signal) } == 1)
 }
 
 fn next_signal() -> i32 {

@@ -4,7 +4,6 @@
 //! the bytes, so there is no name without them. The root holds every file; file `index` is inode `index + 2`. Nothing ever
 //! changes, so nothing takes a lock, and every time is the beginning of 1970, the same for everybody.
 
-use std::convert::Infallible;
 use std::io;
 use std::ops::ControlFlow;
 
@@ -19,6 +18,8 @@ use parking_lot::Mutex;
 
 use crate::{Spec, content};
 
+/// After so many bytes it is asked whether to go on.
+const ASK_EVERY: u64 = 256 << 10;
 /// Inode number of file 0.
 const FIRST: u64 = 2;
 /// Listing position of file 0: `.` and `..` come before.
@@ -54,15 +55,23 @@ pub enum MakeError {
     /// Two files came out the same.
     #[error("two of its files have the same bytes, and so one name: use another seed, or a larger size")]
     Same,
+    /// Whoever asked for it does not want it any more.
+    #[error("it was stopped")]
+    Stopped,
 }
 
 impl Corpus {
     /// Derives all files, on as many threads as there are cores: about a second for each GiB. `owner` is the user and group that they
-    /// belong to, `available` the bytes of memory that may be taken.
+    /// belong to, `available` the bytes of memory that may be taken. `stop` is asked some thousand times for each GiB whether to give up.
     ///
     /// # Errors
     /// See [`MakeError`].
-    pub fn make(spec: Spec, owner: (u32, u32), available: u64) -> Result<Corpus, MakeError> {
+    pub fn make(
+        spec: Spec,
+        owner: (u32, u32),
+        available: u64,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Corpus, MakeError> {
         let needed = spec.bytes().saturating_add(spec.count * OVERHEAD);
         if needed > available {
             return Err(MakeError::NoRoom { needed, available });
@@ -70,7 +79,7 @@ impl Corpus {
         let mut map = MmapMut::map_anon(spec.bytes() as usize)?;
         // Every byte is going to be there, so a large page holds nothing in vain. Kernels without them refuse the advice.
         let _ = map.advise(Advice::HugePage);
-        let names = derive_all(&spec, &mut map);
+        let names = derive_all(&spec, &mut map, stop)?;
         let mut order: Vec<u32> = (0..spec.count as u32).collect();
         order.sort_unstable_by_key(|index| names[*index as usize]);
         let same = |pair: &[u32]| names[pair[0] as usize] == names[pair[1] as usize];
@@ -157,7 +166,11 @@ impl Corpus {
 type Share<'a> = (usize, &'a mut [[u8; 32]], &'a mut [u8]);
 
 /// Fills the mapping and answers the names.
-fn derive_all(spec: &Spec, map: &mut [u8]) -> Vec<[u8; 32]> {
+fn derive_all(
+    spec: &Spec,
+    map: &mut [u8],
+    stop: &(dyn Fn() -> bool + Sync),
+) -> Result<Vec<[u8; 32]>, MakeError> {
     let mut names = vec![[0; 32]; spec.count as usize];
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     // Some shares for each core, so that none waits long for the last.
@@ -165,17 +178,21 @@ fn derive_all(spec: &Spec, map: &mut [u8]) -> Vec<[u8; 32]> {
     let parts = names.chunks_mut(files).zip(map.chunks_mut(files * spec.size as usize)).enumerate();
     let shares: Vec<Mutex<Share<'_>>> =
         parts.map(|(at, (names, bytes))| Mutex::new((at * files, names, bytes))).collect();
+    let ask_every = (ASK_EVERY / spec.size).max(1) as usize;
     let work = |share: &Mutex<Share<'_>>| {
         let (from, names, bytes) = &mut *share.lock();
         for (at, (name, bytes)) in names.iter_mut().zip(bytes.chunks_mut(spec.size as usize)).enumerate() {
+            if at % ask_every == 0 && stop() {
+                return Err(MakeError::Stopped);
+            }
             content::fill(spec, (*from + at) as u64, bytes);
             *name = content::name(bytes);
         }
-        Ok::<(), Infallible>(())
+        Ok(())
     };
-    let Ok(()) = base::thread::for_each("covey-corpus", cores, &shares, work);
+    let done = base::thread::for_each("covey-corpus", cores, &shares, work);
     drop(shares);
-    names
+    done.map(|()| names)
 }
 
 impl Filesystem for Corpus {

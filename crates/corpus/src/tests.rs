@@ -17,7 +17,7 @@ fn spec(text: &str) -> Spec {
 }
 
 fn corpus(text: &str) -> Corpus {
-    Corpus::make(spec(text), OWNER, u64::MAX).unwrap()
+    Corpus::make(spec(text), OWNER, u64::MAX, &|| false).unwrap()
 }
 
 /// Whoever derives by these numbers elsewhere, or kept names of an earlier day, must find the same.
@@ -174,9 +174,18 @@ fn what_is_not_there_and_what_would_change_is_refused() {
 #[test]
 fn what_does_not_fit_is_refused_before_it_is_made() {
     let spec = spec("1,10000000,4G");
-    let refused = Corpus::make(spec, OWNER, 1 << 40).err().unwrap();
+    let refused = Corpus::make(spec, OWNER, 1 << 40, &|| false).err().unwrap();
     assert!(matches!(refused, MakeError::NoRoom { available: 0x100_0000_0000, .. }), "{refused}");
     // Even where memory is said to be without end, the system has the last word.
-    let refused = Corpus::make(spec, OWNER, u64::MAX).err().unwrap();
+    let refused = Corpus::make(spec, OWNER, u64::MAX, &|| false).err().unwrap();
     assert!(matches!(refused, MakeError::Refused(_)), "{refused}");
+}
+
+#[test]
+fn it_can_be_stopped_while_it_is_made() {
+    let asked = std::sync::atomic::AtomicU32::new(0);
+    let stop = || asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 5;
+    let stopped = Corpus::make(spec("1,2000,64K"), OWNER, u64::MAX, &stop).err().unwrap();
+    assert!(matches!(stopped, MakeError::Stopped), "{stopped}");
+    assert!(asked.into_inner() < 100, "the others stop soon after");
 }

@@ -3,10 +3,12 @@
 use std::fs;
 use std::io::Read;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use corpus::{Spec, content};
 
-use crate::world::{World, json};
+use crate::world::{World, covey, end_of, json, kill, soon};
 
 /// Derived here and in the daemon, with nothing exchanged.
 #[test]
@@ -66,6 +68,24 @@ fn what_is_no_corpus_is_refused() {
     }
     json(&[Path::new("mount"), Path::new("corpus:1,10000000,4G"), &world.mnt()]).fails(1, "no-memory");
     json(&[Path::new("mount"), Path::new("corpus:1,1,4K"), &world.path("none")]).fails(1, "no-mountpoint");
+}
+
+/// Files enough for seconds of work: the signal is heard in the middle of it.
+#[test]
+fn a_corpus_in_the_making_can_be_stopped() {
+    let Some(world) = World::mountable() else { return };
+    let mut command = covey(&[Path::new("mount"), Path::new("corpus:3,10000,64K"), &world.mnt()]);
+    let mut daemon = command.stderr(Stdio::null()).spawn().unwrap();
+    soon("it is at work", || {
+        let status = fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap_or_default();
+        let held = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0");
+        held.split_whitespace().next().and_then(|kib| kib.parse().ok()) > Some(60_000)
+    });
+    kill(daemon.id(), libc::SIGINT);
+    let since = Instant::now();
+    assert_eq!(end_of(&mut daemon, "a signalled mount"), 1);
+    assert!(!world.is_mounted(), "it never was");
+    assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
 }
 
 /// The kernel is told once that it may open, close and remember by itself; then nothing more comes.
