@@ -113,10 +113,11 @@ bench-build: build
 	$(CARGO) build --release --package covey-bench
 
 .PHONY: bench
-bench: bench-throughput bench-operations bench-peers ## Every published figure (hours); JUICEFS=path of juicefs 1.3.1 for the peers
+bench: bench-tail bench-throughput bench-operations bench-workloads bench-peers ## Every published figure (hours); JUICEFS=path of juicefs 1.3.1 for the peers
 
 .PHONY: bench-quick
 bench-quick: bench-build ## The same figures at small sizes, some minutes: whether all works, and roughly how fast
+	$(call figure,tail,--quick)
 	$(call figure,operations,--quick)
 	$(call figure,parallel,--quick)
 	$(call figure,writes,--quick)
@@ -141,13 +142,16 @@ bench-peers: bench-build ## F6: beside JuiceFS and go-fuse's loopback; JUICEFS=p
 bench-basic: bench-build ## Everyday work against ext4 and tmpfs
 	$(call figure,basic)
 
+.PHONY: bench-tail
+bench-tail: bench-build ## F1: how long open() and read() take, 1 to 256 readers, beside tmpfs
+	$(call figure,tail)
+
 # Sources come once from the distribution's packages into the cache; MIRRORS=DIR names full-history mirrors instead.
 .PHONY: bench-workloads
-bench-workloads: build ## Six programs cloned, built, run, walked, packed, removed, beside ext4; WORKLOADS="--quick", MIRRORS=DIR
+bench-workloads: bench-build ## F5: six programs cloned, built, run, walked, packed, removed, beside ext4; MIRRORS=DIR
 	@scripts/bootstrap bench-workloads
 	@[ -n "$(MIRRORS)" ] || scripts/workload-sources "$(cache)/workloads"
-	$(CARGO) run --release --package covey-bench -- workloads --covey "$(program)" \
-		--mirrors "$(or $(MIRRORS),$(cache)/workloads)" $(WORKLOADS)
+	$(call figure,workloads,--mirrors "$(or $(MIRRORS),$(cache)/workloads)")
 
 ##@ Tidy
 

@@ -9,7 +9,8 @@
 //! Ext4 is a fresh one in an image file on the disk that also holds Covey's volume. Bytes are fresh random ones: a store that keeps
 //! equal blobs once gets nothing for free. Targets are printed with whether they are met, never asserted.
 //!
-//! - A figure each: [`basic`], [`parallel`] (F2), [`operations`] (F3), [`writes`] (F4), [`workloads`] (F5), [`peers`] (F6), [`metadata`] (F7).
+//! - A figure each: [`basic`], [`tail`] (F1), [`parallel`] (F2), [`operations`] (F3), [`writes`] (F4), [`workloads`] (F5), [`peers`] (F6),
+//!   [`metadata`] (F7).
 //! - [`cells`]: work that several of them do.
 //! - [`place`], [`peer`]: what is measured on. [`process`]: what servers use of the machine. [`interrupt`]: Ctrl-C.
 //! - [`sheet`], [`chart`], [`machine`]: tables, targets, charts, raw results kept in `bench/results`.
@@ -28,6 +29,7 @@ mod place;
 mod process;
 mod run;
 mod sheet;
+mod tail;
 mod work;
 mod workloads;
 mod writes;
@@ -53,6 +55,7 @@ enum Figure {
     Parallel(parallel::Args),
     Operations(operations::Args),
     Writes(writes::Args),
+    Tail(tail::Args),
     Metadata(metadata::Args),
     Peers(peers::Args),
     Workloads(workloads::Args),
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         Figure::Parallel(args) => parallel::run(&args),
         Figure::Operations(args) => operations::run(&args),
         Figure::Writes(args) => writes::run(&args),
+        Figure::Tail(args) => tail::run(&args),
         Figure::Metadata(args) => metadata::run(&args),
         Figure::Peers(args) => peers::run(&args),
         Figure::Workloads(args) => workloads::run(&args),

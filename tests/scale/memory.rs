@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use covey_tests::program::covey_run;
 use covey_tests::{Mounted, Need, Rng, Volume, proc, requires, say};
 
 const MIB: u64 = 1 << 20;
@@ -151,4 +152,85 @@ fn random_overwrites_leave_at_most_twice_what_lives() {
 fn long_random_overwrites_leave_at_most_twice_what_lives() {
     requires!(Need::Mount, Need::Free(8 << 30));
     overwrites(1_024, 8);
+}
+
+/// What io_uring's rings may hold for requests' bytes: bounded, counted, and kept once touched.
+const RINGS: u64 = 64 * MIB;
+
+fn figures(mounted: &Mounted) -> serde_json::Value {
+    covey_run(&["status".as_ref(), mounted.path().as_os_str(), "--json".as_ref()]).json()
+}
+
+/// Small files in folders of a thousand, and a large one: all bytes differ.
+fn fill(mounted: &Mounted, files: u64, mib: u64) {
+    for number in 0..files {
+        let folder = mounted.join(format!("d{}", number / 1000));
+        if number % 1000 == 0 {
+            std::fs::create_dir(&folder).unwrap();
+        }
+        std::fs::write(folder.join(number.to_string()), Rng::new(number).bytes(4096)).unwrap();
+    }
+    write_and_read(mounted, mib);
+}
+
+/// Memory is what is stored and the names; when all of it is removed, it goes back to what it was at the beginning, every time.
+fn comes_back(files: u64, mib: u64, rounds: u32) {
+    let volume = Volume::in_memory();
+    let mounted = volume.mount();
+    let held = || proc::rss_kib(mounted.pid().unwrap()) << 10;
+    let number = |status: &serde_json::Value, name: &str| status[name].as_u64().unwrap();
+    let (start, status) = (held(), figures(&mounted));
+    let rings = if status["served"]["transport"] == "uring" { RINGS } else { 0 };
+    for round in 0..rounds {
+        fill(&mounted, files, mib);
+        let (full, status) = (held(), figures(&mounted));
+        let (stored, names) = (number(&status, "stored_bytes"), number(&status, "names_bytes"));
+        assert!(stored >= files * 4096 + mib * MIB, "{status}");
+        assert!(names > files * 100, "the names are counted: {status}");
+        assert_eq!(
+            (number(&status, "log_bytes"), number(&status, "overlay_bytes")),
+            (0, 0),
+            "no log: {status}"
+        );
+        let allowed = start + stored + stored / 10 + 2 * names + 50 * MIB + rings;
+        assert!(full < allowed, "{} MiB for {} MiB stored", full / MIB, stored / MIB);
+        for entry in std::fs::read_dir(mounted.path()).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) }.unwrap();
+        }
+        // Inodes are reaped, packs swept and the heap trimmed behind the programs' backs.
+        let since = Instant::now();
+        let gone = |status: &serde_json::Value| {
+            number(status, "files") == 1 && number(status, "stored_bytes") <= 8 * MIB
+        };
+        while !(gone(&figures(&mounted)) && held() <= start + 50 * MIB + rings)
+            && since.elapsed() < Duration::from_secs(120)
+        {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let (after, status) = (held(), figures(&mounted));
+        say(format_args!(
+            "round {round}: {} MiB at the start, {} with {} MiB stored, {} after all was removed, within {:?}",
+            start / MIB,
+            full / MIB,
+            stored / MIB,
+            after / MIB,
+            since.elapsed()
+        ));
+        assert!(gone(&status) && after <= start + 50 * MIB + rings, "{status}");
+    }
+    mounted.umount();
+}
+
+#[test]
+fn a_volume_in_memory_gives_back_what_is_removed() {
+    requires!(Need::Covey);
+    comes_back(4_000, 120, 2);
+}
+
+#[test]
+#[ignore = "minutes, gigabytes of memory: make test-memory"]
+fn long_a_volume_in_memory_gives_back_what_is_removed() {
+    requires!(Need::Covey);
+    comes_back(super::setting("COVEY_FILES", 200_000), 2_048, 3);
 }

@@ -20,7 +20,7 @@ use base::size::BLOB_MAX;
 use blob::BlobError;
 
 pub use disk::DiskPacks;
-pub use memory::MemoryPacks;
+pub use memory::{MemoryPacks, memory_room};
 
 /// The end of a range in a pack, which is at most as long as a blob.
 fn end_of(pack: PackNo, offset: u32, len: usize) -> Result<u32, BlobError> {

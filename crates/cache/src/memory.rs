@@ -22,6 +22,14 @@ use parking_lot::RwLock;
 use crate::{end_of, exists_already, no_such_pack, too_short};
 use room::Room;
 
+/// What a program that keeps bytes in memory may still take.
+///
+/// # Errors
+/// The system does not tell.
+pub fn memory_room() -> Result<Space, BlobError> {
+    Room::new().space()
+}
+
 /// A node's open packs in memory. See the [module](self).
 pub struct MemoryPacks {
     packs: RwLock<HashMap<PackNo, Arc<RwLock<Pack>>>>,

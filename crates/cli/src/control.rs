@@ -110,9 +110,11 @@ pub enum Ear {
 impl Ear {
     /// The ear of the daemon whose mount has this source.
     pub fn of_source(source: &Path) -> Ear {
-        match source.to_str().and_then(|text| text.strip_prefix("mem:")) {
-            Some(id) => Ear::Name(format!("covey-{id}")),
-            None => Ear::File(source.join("control.sock")),
+        match source.to_str() {
+            // The numbers of a corpus and what tells one mount of it from another.
+            Some(text) if text.starts_with(corpus::spec::PREFIX) => Ear::Name(format!("covey-{text}")),
+            Some(text) if text.starts_with("mem:") => Ear::Name(format!("covey-{}", &text[4..])),
+            _ => Ear::File(source.join("control.sock")),
         }
     }
 

@@ -23,12 +23,14 @@ use fuse::{MountError, Session, Unmount, UnmountError, Unmounter};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::backend::{self, Backend};
 use crate::cmd::umount;
 use crate::control::{Ear, Listener, Request, Serve, Tick};
 use crate::error::{Failure, Result};
-use crate::node::{Node, NodeOptions, Source};
+use crate::node::{NodeOptions, Source};
 use crate::options::MountOptions;
 use crate::status::{Memory, Mode, Served, Status};
+use crate::sys::Trimmer;
 use crate::table::{bytes, count};
 use crate::term::{self, Term};
 use crate::{log, mounts};
@@ -194,8 +196,8 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     raise_file_limit();
     let mountpoint = mounts::absolute(&plan.mountpoint)?;
     check_places(&plan.source, &mountpoint)?;
-    let node = Arc::new(Node::open_source(&plan.source, &node_options(&plan.options, &mountpoint))?);
-    let session = match Session::mount(node.filesystem(), &mountpoint, session_options(&plan, &node)) {
+    let node = backend::open(&plan.source, &node_options(&plan.options, &mountpoint))?;
+    let session = match Session::mount(node.filesystem(), &mountpoint, session_options(&plan, &*node)) {
         Ok(session) => Arc::new(session),
         Err(error) => {
             node.close()?;
@@ -216,12 +218,12 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     };
     let ended = Arc::new(AtomicBool::new(false));
     start_signals(session.unmounter(), node.clone(), ended.clone(), interactive)?;
-    ready(&node, &session, parent, term);
+    ready(&*node, &session, parent, term);
     wait(&served, plan.status_line && interactive);
-    finish(&node, &session, listener, &ended, term)
+    finish(&*node, &session, listener, &ended, term)
 }
 
-fn ready(node: &Node, session: &Session, parent: Option<Parent>, term: Term) {
+fn ready(node: &dyn Backend, session: &Session, parent: Option<Parent>, term: Term) {
     let mounted = Mounted {
         volume: node.name(),
         mountpoint: session.mountpoint().to_owned(),
@@ -243,18 +245,20 @@ fn ready(node: &Node, session: &Session, parent: Option<Parent>, term: Term) {
 /// Waits for the mount's end, with a status line if one is wanted.
 fn wait(served: &Daemon, status_line: bool) {
     let mut before = served.requests();
+    let mut trimmer = Trimmer::new();
     loop {
         if served.session.wait_for(Duration::from_secs(1)).is_some() {
             break;
         }
+        trimmer.tick();
         if status_line {
             let now = served.requests();
-            if let Ok(stats) = served.node.volume().stats() {
+            if let Some(short) = served.node.in_short() {
                 term::status_line(&format!(
                     "{} files   {}   stored {}   {} requests/s   memory {}",
-                    count(stats.inodes),
-                    bytes(stats.logical_bytes),
-                    bytes(stats.stored_bytes + stats.open_bytes),
+                    count(short.files),
+                    bytes(short.bytes),
+                    bytes(short.stored_bytes),
                     count(now.saturating_sub(before)),
                     bytes(Memory::now().now),
                 ));
@@ -268,7 +272,7 @@ fn wait(served: &Daemon, status_line: bool) {
 }
 
 fn finish(
-    node: &Arc<Node>,
+    node: &dyn Backend,
     session: &Session,
     listener: Listener,
     ended: &AtomicBool,
@@ -307,7 +311,7 @@ fn node_options(options: &MountOptions, mountpoint: &Path) -> NodeOptions {
     }
 }
 
-fn session_options(plan: &Plan, node: &Node) -> fuse::Options {
+fn session_options(plan: &Plan, node: &dyn Backend) -> fuse::Options {
     let options = &plan.options;
     let defaults = fuse::Options::default();
     fuse::Options {
@@ -380,7 +384,7 @@ fn not_mounted(error: MountError) -> Failure {
 
 /// What is served while mounted.
 struct Daemon {
-    node: Arc<Node>,
+    node: Arc<dyn Backend>,
     session: Arc<Session>,
 }
 
@@ -430,11 +434,14 @@ impl Serve for Daemon {
     }
 }
 
-/// The signals that end a mount, as a set.
+/// The signals that end a mount.
+const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+/// The same as a set.
 fn ending_signals() -> libc::sigset_t {
     // SAFETY: sigemptyset fills the set before it is read; all zeros is a value of the type.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    for signal in ENDING {
         // SAFETY: `set` is a living set and the number is a signal's.
         unsafe { libc::sigaddset(&mut set, signal) };
     }
@@ -447,6 +454,20 @@ fn block_signals() {
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &ending_signals(), std::ptr::null_mut()) };
 }
 
+/// Whether such a signal waits to be taken: while a mount is being prepared nobody takes one.
+pub fn asked_to_end() -> bool {
+    // SAFETY: all zeros is a value of the type, and sigpending(2) fills a living set.
+    let waiting = unsafe {
+        let mut waiting: libc::sigset_t = std::mem::zeroed();
+        if libc::sigpending(&mut waiting) != 0 {
+            return false;
+        }
+        waiting
+    };
+    // SAFETY: the set was filled above, and the numbers are signals'.
+    ENDING.iter().any(|signal| unsafe { libc::sigismember(&waiting, *signal) } == 1)
+}
+
 fn next_signal() -> i32 {
     let mut signal = 0;
     // SAFETY: both are living values; the signals are blocked in every thread.
@@ -456,7 +477,7 @@ fn next_signal() -> i32 {
 
 fn start_signals(
     unmounter: Unmounter,
-    node: Arc<Node>,
+    node: Arc<dyn Backend>,
     ended: Arc<AtomicBool>,
     interactive: bool,
 ) -> Result<()> {
@@ -471,7 +492,7 @@ fn start_signals(
 
 struct Ender {
     unmounter: Unmounter,
-    node: Arc<Node>,
+    node: Arc<dyn Backend>,
     ended: Arc<AtomicBool>,
 }
 

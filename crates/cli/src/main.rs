@@ -12,8 +12,10 @@
 //!
 //! Exit status: 0 done; 1 failed, or damage found; 2 wrong usage.
 
+mod backend;
 mod cmd;
 mod control;
+mod corpus;
 mod daemon;
 mod error;
 mod import;

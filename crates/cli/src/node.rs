@@ -42,22 +42,39 @@ use crate::volume_dir::{Holder, Lock, VolumeDir};
 pub enum Source {
     /// `mem:`: a volume that begins empty and ends with the process.
     Memory,
+    /// `corpus:`: deterministic random files, no volume at all.
+    Corpus(corpus::Spec),
     /// A folder.
     Folder(VolumeDir),
 }
 
 impl Source {
+    /// What has no folder, by its word: `mem:`, `corpus:...`; `None` for a folder's name.
+    pub fn by_word(text: &Path) -> Result<Option<Source>> {
+        Ok(match text.to_str() {
+            Some("mem:") => Some(Source::Memory),
+            Some(text) if text.starts_with(corpus::spec::PREFIX) => {
+                Some(Source::Corpus(crate::corpus::parse(text)?))
+            }
+            _ => None,
+        })
+    }
+
     /// The folder, if it is one.
     pub fn dir(&self) -> Option<&VolumeDir> {
         match self {
-            Source::Memory => None,
+            Source::Memory | Source::Corpus(_) => None,
             Source::Folder(dir) => Some(dir),
         }
     }
 
     /// How it is written on a command line.
     pub fn name(&self) -> PathBuf {
-        self.dir().map_or_else(|| "mem:".into(), |dir| dir.path().to_owned())
+        match self {
+            Source::Memory => "mem:".into(),
+            Source::Corpus(spec) => spec.to_string().into(),
+            Source::Folder(dir) => dir.path().to_owned(),
+        }
     }
 
     /// Where a daemon in the background writes.
@@ -146,6 +163,8 @@ pub struct Node {
     volume: Arc<Volume>,
     /// None in memory.
     journal: Option<Arc<Journal>>,
+    /// The rows of a volume in memory.
+    rows: Option<Arc<meta::Memory>>,
     mode: Mode,
     opened: Instant,
     lock: Mutex<Option<Lock>>,
@@ -174,6 +193,7 @@ impl Node {
             dir: Some(dir.clone()),
             volume: Arc::new(volume),
             journal: Some(journal),
+            rows: None,
             mode: mode(options),
             opened: base::time::monotonic(),
             lock: Mutex::new(Some(lock)),
@@ -185,7 +205,8 @@ impl Node {
         let Source::Memory = source else {
             return Node::open(source.dir().ok_or_else(nowhere)?, options);
         };
-        let parts = memory_parts();
+        let rows = Arc::new(meta::Memory::new());
+        let parts = memory_parts(rows.clone());
         let failed = |error: OpenError| open_failure(Path::new("mem:"), error);
         Volume::format(&parts, &format_request()).map_err(failed)?;
         let volume = Volume::open(parts, volume_options(options)).map_err(failed)?;
@@ -194,6 +215,7 @@ impl Node {
             dir: None,
             volume: Arc::new(volume),
             journal: None,
+            rows: Some(rows),
             mode: mode(options),
             opened: base::time::monotonic(),
             lock: Mutex::new(None),
@@ -233,6 +255,12 @@ impl Node {
     /// What stands in front of its database, if it has one.
     pub fn journal(&self) -> Option<&Journal> {
         self.journal.as_deref()
+    }
+
+    /// Bytes of memory that the names of a volume in memory take; `None` for one on a disk.
+    pub fn rows_bytes(&self) -> Option<u64> {
+        // Beside a row's own bytes the tree and the allocator take about 40.
+        self.rows.as_ref().map(|rows| rows.bytes() + 40 * rows.rows())
     }
 
     /// Its names.
@@ -368,9 +396,9 @@ fn parts(store: Arc<dyn MetaStore>, packs: Arc<dyn PackStore>, origin: Arc<dyn O
     Parts { store, packs, source, origin }
 }
 
-fn memory_parts() -> Parts {
+fn memory_parts(rows: Arc<meta::Memory>) -> Parts {
     let origin: Arc<dyn Origin> = Arc::new(origin::Memory::new());
-    parts(Arc::new(meta::Memory::new()), Arc::new(MemoryPacks::new(origin.clone())), origin)
+    parts(rows, Arc::new(MemoryPacks::new(origin.clone())), origin)
 }
 
 fn folder_parts(dir: &VolumeDir, read_only: bool, commit: Duration) -> Result<(Parts, Arc<Journal>)> {

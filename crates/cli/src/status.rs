@@ -67,9 +67,9 @@ pub struct Status {
     pub blobs: u64,
     /// Packs in the making.
     pub open_packs: u64,
-    /// Bytes of the names' database on disk.
+    /// Bytes of the names: their database on disk, or the rows of a volume in memory.
     pub names_bytes: u64,
-    /// Bytes of the redo log on disk.
+    /// Bytes of the redo log on disk; a volume in memory has no log.
     pub log_bytes: u64,
     /// Bytes of rows in memory that are in the log and not yet in the database.
     pub overlay_bytes: u64,
@@ -81,6 +81,17 @@ pub struct Status {
     pub memory_bytes: u64,
     /// The most it ever held.
     pub memory_peak_bytes: u64,
+}
+
+/// What kind of thing a status is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A volume in a folder.
+    Folder,
+    /// A volume in memory.
+    Memory,
+    /// No volume: a corpus.
+    Corpus,
 }
 
 /// The daemon of a mounted volume.
@@ -101,6 +112,43 @@ pub struct Served {
     pub waiting: u64,
     /// How they come: `uring` or `classic`.
     pub transport: String,
+}
+
+impl Status {
+    /// What it is of: its name tells.
+    pub fn kind(&self) -> Kind {
+        match &self.volume {
+            name if name.starts_with("mem:") => Kind::Memory,
+            name if name.starts_with(corpus::spec::PREFIX) => Kind::Corpus,
+            _ => Kind::Folder,
+        }
+    }
+
+    /// All figures 0.
+    pub fn empty(volume: String, mode: Mode) -> Status {
+        Status {
+            origin: volume.clone(),
+            volume,
+            id: None,
+            mode,
+            served: None,
+            files: 0,
+            bytes: 0,
+            stored_bytes: 0,
+            garbage_bytes: 0,
+            saved_bytes: 0,
+            dedup_bytes: 0,
+            blobs: 0,
+            open_packs: 0,
+            names_bytes: 0,
+            log_bytes: 0,
+            overlay_bytes: 0,
+            held_inodes: 0,
+            io_errors: 0,
+            memory_bytes: 0,
+            memory_peak_bytes: 0,
+        }
+    }
 }
 
 impl Node {
@@ -134,7 +182,7 @@ impl Node {
             dedup_bytes: stats.dedup_bytes,
             blobs: stats.sealed_packs.saturating_sub(twice.packs),
             open_packs: stats.open_packs,
-            names_bytes: self.dir().map_or(0, names_bytes),
+            names_bytes: self.rows_bytes().unwrap_or_else(|| self.dir().map_or(0, names_bytes)),
             log_bytes: journal.log_file_bytes,
             overlay_bytes: journal.overlay_bytes,
             held_inodes: stats.held_inodes,

@@ -205,3 +205,75 @@ pub fn clear_umask() {
     // SAFETY: umask(2) cannot fail.
     unsafe { libc::umask(0) };
 }
+
+/// Gives back to the system what was freed and lies unused inside the C library's heap.
+///
+/// The library returns by itself only what lies at the end of a heap. Names come and go in small pieces: after a tree was removed its
+/// pages would stay this process's for good, beneath the few pieces that are still in use.
+pub struct Trimmer {
+    /// Unused bytes that could not be given back when it was last tried, or since became used.
+    stuck: usize,
+}
+
+impl Trimmer {
+    /// So much has to be unused before it is worth looking through the heap.
+    const WORTH: usize = 8 << 20;
+
+    /// One that has not tried yet.
+    pub fn new() -> Trimmer {
+        Trimmer { stuck: 0 }
+    }
+
+    /// Call it now and then, from a thread that keeps nobody waiting. Answers whether it gave something back.
+    pub fn tick(&mut self) -> bool {
+        let unused = unused_heap();
+        self.stuck = self.stuck.min(unused);
+        if unused - self.stuck < Self::WORTH {
+            return false;
+        }
+        trim_heap();
+        self.stuck = unused_heap();
+        true
+    }
+}
+
+/// Bytes of the heap that are free, also those whose pages went back already.
+#[cfg(target_env = "gnu")]
+fn unused_heap() -> usize {
+    // SAFETY: mallinfo2(3) takes nothing, and locks what it looks at.
+    unsafe { libc::mallinfo2() }.fordblks
+}
+
+#[cfg(target_env = "gnu")]
+fn trim_heap() {
+    // SAFETY: malloc_trim(3) may be called at any time from any thread.
+    unsafe { libc::malloc_trim(0) };
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn unused_heap() -> usize {
+    0
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn trim_heap() {}
+
+#[cfg(all(test, target_env = "gnu"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freed_pieces_between_pieces_in_use_go_back() {
+        let held = || crate::status::Memory::now().now;
+        let mut trimmer = Trimmer::new();
+        trimmer.tick();
+        let mut pieces: Vec<Vec<u8>> = (0..400_000).map(|_| vec![1; 200]).collect();
+        let full = held();
+        // One in a thousand stays.
+        pieces =
+            pieces.into_iter().enumerate().filter(|(at, _)| at % 1000 == 0).map(|(_, piece)| piece).collect();
+        assert!(trimmer.tick(), "80 MB were freed");
+        assert!(held() + (40 << 20) < full, "{} of {full} are still held", held());
+        assert_eq!(pieces.len(), 400);
+    }
+}

@@ -57,7 +57,16 @@ impl Place {
         Err(Failure::new("stale-mount", format!("the mount at {place} is dead"))
             .why("its daemon is gone")
             .next(format!("take it away with: covey umount {place}"))
-            .next(format!("then mount again: covey mount {} {place}", mount.source)))
+            .next(format!("then mount again: covey mount {} {place}", again(&mount.source))))
+    }
+}
+
+/// What to mount again for what had this source: in memory it is told from others by what nobody types.
+fn again(source: &str) -> &str {
+    match source.split_once(crate::corpus::MARK) {
+        _ if source.starts_with("mem:") => "mem:",
+        Some((corpus, _)) if source.starts_with(corpus::spec::PREFIX) => corpus,
+        _ => source,
     }
 }
 
@@ -144,6 +153,15 @@ fn name(path: &Path) -> Result<PathBuf> {
 mod tests {
     use super::*;
     use crate::volume_dir::ORIGIN_INSIDE;
+
+    #[test]
+    fn what_is_typed_to_mount_again_is_what_was_typed_before() {
+        for (source, typed) in
+            [("/srv/a#b", "/srv/a#b"), ("mem:00ff", "mem:"), ("corpus:7,10,64K#00ff", "corpus:7,10,64K")]
+        {
+            assert_eq!(again(source), typed);
+        }
+    }
 
     #[test]
     fn a_volume_and_a_path_in_it_are_told_apart() {

@@ -1,7 +1,7 @@
 //! Which crate may know which. Arrows run downwards only:
 //!
 //! ```text
-//! base < blob < meta < fs < fuse < cli      base < blob < cache, origin < cli
+//! base < blob < meta < fs < fuse, corpus < cli      base < blob < cache, origin < cli
 //! ```
 //!
 //! So `fs` sees neither cache nor origin, which never see each other: only `cli` chooses among them. The compiler keeps
@@ -19,8 +19,9 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("cache", &["base", "blob"]),
     ("origin", &["base", "blob"]),
     ("fs", &["base", "blob", "meta"]),
+    ("corpus", &["base", "fs"]),
     ("fuse", &["base", "fs"]),
-    ("cli", &["base", "blob", "meta", "cache", "origin", "fs", "fuse"]),
+    ("cli", &["base", "blob", "meta", "cache", "origin", "fs", "corpus", "fuse"]),
     ("house", &[]),
 ];
 

@@ -1,6 +1,6 @@
 //! `covey mount`: a volume on a mountpoint, in the foreground or (`-d`) in the background.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::daemon::{self, Plan, Transport};
 use crate::error::Result;
@@ -13,9 +13,11 @@ use crate::volume_dir::VolumeDir;
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!(
     "Examples:\n  covey mount /srv/volume /mnt/covey\n  covey mount -d -o ro,nosuid /srv/volume /mnt/covey\n  \
-     covey mount mem: /mnt/scratch      a volume that lives in memory\n\nMount options:\n{}", crate::options::help()))]
+     covey mount mem: /mnt/scratch      a volume that lives in memory\n  \
+     covey mount -o frozen /srv/volume /mnt/covey      one whose tree stays as it is while it is mounted\n  \
+     covey mount corpus:7,1000,64K /mnt/c   1,000 files of 64 KiB, derived from the seed 7, named by their SHA-256\n\nMount options:\n{}", crate::options::help()))]
 pub struct Args {
-    /// The volume's folder, or mem: for one that lives in memory
+    /// The volume's folder; mem: for one that lives in memory; corpus:SEED,N,SIZE for N random files of a seed, read-only
     volume: PathBuf,
     /// An existing folder
     mountpoint: PathBuf,
@@ -35,10 +37,9 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     daemon::with_parent(args.ready_fd, |parent| {
-        let source = if args.volume == Path::new("mem:") {
-            Source::Memory
-        } else {
-            Source::Folder(VolumeDir::open(&args.volume)?)
+        let source = match Source::by_word(&args.volume)? {
+            Some(source) => source,
+            None => Source::Folder(VolumeDir::open(&args.volume)?),
         };
         let plan = Plan {
             source,

@@ -7,7 +7,7 @@ use fuse::mount::mounted_by_us;
 use crate::control::{self, Request};
 use crate::error::{Failure, Result};
 use crate::node::{Node, NodeOptions};
-use crate::status::Status;
+use crate::status::{Kind, Status};
 use crate::table::{Pairs, bytes, count, span};
 use crate::target::{Target, resolve};
 use crate::term::Term;
@@ -93,9 +93,22 @@ fn text(status: &Status) -> String {
             ),
         None => pairs.row("mounted on", "-"),
     };
+    pairs.row("files", count(status.files)).row("bytes", bytes(status.bytes));
+    if status.kind() == Kind::Corpus {
+        pairs.row("stored", format!("{} in memory", bytes(status.stored_bytes)));
+    } else {
+        volume_rows(&mut pairs, status);
+    }
+    pairs.row("memory", format!("{} (peak {})", bytes(status.memory_bytes), bytes(status.memory_peak_bytes)));
+    if status.io_errors > 0 {
+        pairs.row("I/O errors", format!("{}: see the log, then covey fsck", count(status.io_errors)));
+    }
+    pairs.text()
+}
+
+/// What only a volume has.
+fn volume_rows(pairs: &mut Pairs, status: &Status) {
     pairs
-        .row("files", count(status.files))
-        .row("bytes", bytes(status.bytes))
         .row(
             "stored",
             format!(
@@ -106,19 +119,17 @@ fn text(status: &Status) -> String {
             ),
         )
         .row("saved", format!("{} by clones and by storing equal contents once", bytes(status.saved_bytes)))
-        .row("dead", format!("{} that compaction will free", bytes(status.garbage_bytes)))
-        .row("names", format!("{} on disk", bytes(status.names_bytes)))
-        .row(
-            "log",
-            format!(
-                "{} on disk, {} in memory not yet in the database",
-                bytes(status.log_bytes),
-                bytes(status.overlay_bytes)
-            ),
-        )
-        .row("memory", format!("{} (peak {})", bytes(status.memory_bytes), bytes(status.memory_peak_bytes)));
-    if status.io_errors > 0 {
-        pairs.row("I/O errors", format!("{}: see the log, then covey fsck", count(status.io_errors)));
+        .row("dead", format!("{} that compaction will free", bytes(status.garbage_bytes)));
+    if status.kind() == Kind::Memory {
+        pairs.row("names", format!("{} in memory", bytes(status.names_bytes))).row("log", "none in memory");
+        return;
     }
-    pairs.text()
+    pairs.row("names", format!("{} on disk", bytes(status.names_bytes))).row(
+        "log",
+        format!(
+            "{} on disk, {} in memory not yet in the database",
+            bytes(status.log_bytes),
+            bytes(status.overlay_bytes)
+        ),
+    );
 }

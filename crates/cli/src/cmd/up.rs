@@ -67,8 +67,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
 }
 
 fn source(volume: &Path, origin: Option<&str>, term: Term) -> Result<Source> {
-    if volume == Path::new("mem:") {
-        return Ok(Source::Memory);
+    if let Some(source) = Source::by_word(volume)? {
+        return Ok(source);
     }
     if volume.join("covey.json").exists() {
         if origin.is_some() {

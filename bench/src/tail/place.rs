@@ -1,0 +1,234 @@
+//! The mounts whose tails are compared, each served by a process of its own.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::time::monotonic;
+use corpus::{Corpus, Spec};
+use rustix::mount::{UnmountFlags, unmount};
+
+use crate::Result;
+use crate::tail::readers::{Files, Paths};
+use crate::work::run;
+
+/// How a mount is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum How {
+    /// A tmpfs: what everything is held against.
+    Tmpfs,
+    /// A volume, by `covey mount` with these options.
+    Volume {
+        /// Its folder's name below the scratch folder.
+        folder: &'static str,
+        /// For `-o`.
+        options: &'static str,
+        /// How requests come.
+        transport: fuse::Transport,
+    },
+    /// `covey mount corpus:...`
+    Corpus {
+        /// How requests come.
+        transport: fuse::Transport,
+    },
+    /// The corpus, served by this program in ways that no user is offered.
+    Own(Own),
+}
+
+/// How this program serves a corpus by itself.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub struct Own {
+    /// How requests come
+    #[arg(id = "own-transport", long = "own-transport", hide = true, default_value_t = fuse::Transport::Classic)]
+    pub transport: fuse::Transport,
+    /// Threads that read them
+    #[arg(id = "own-readers", long = "own-readers", hide = true, default_value_t = 1)]
+    pub readers: usize,
+    /// All of them on one descriptor
+    #[arg(id = "own-one-channel", long = "own-one-channel", hide = true)]
+    pub one_channel: bool,
+    /// The kernel keeps nothing
+    #[arg(id = "own-uncached", long = "own-uncached", hide = true)]
+    pub uncached: bool,
+}
+
+impl Own {
+    /// What an ordinary FUSE filesystem is: one thread, one channel, nothing cached.
+    pub const PLAIN: Own =
+        Own { transport: fuse::Transport::Classic, readers: 1, one_channel: true, uncached: true };
+
+    /// The same as options of this program.
+    pub fn words(&self) -> Vec<String> {
+        let mut words = vec!["--own-transport".to_owned(), self.transport.to_string()];
+        words.extend(["--own-readers".to_owned(), self.readers.to_string()]);
+        words.extend(self.one_channel.then(|| "--own-one-channel".to_owned()));
+        words.extend(self.uncached.then(|| "--own-uncached".to_owned()));
+        words
+    }
+}
+
+/// A mount.
+pub struct Place {
+    /// Its name in tables.
+    pub name: String,
+    /// The corpus's files on it.
+    pub paths: Paths,
+    root: PathBuf,
+    server: Option<Child>,
+}
+
+/// What all places of one size share.
+pub struct Ground<'a> {
+    /// The program to measure.
+    pub covey: &'a Path,
+    /// Where to work.
+    pub scratch: &'a Path,
+    /// Which corpus.
+    pub spec: Spec,
+    /// Its files.
+    pub files: &'a Files,
+}
+
+impl Ground<'_> {
+    /// Makes a volume that holds the corpus, all of it in sealed blobs.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn volume(&self, folder: &'static str) -> Result<()> {
+        run(Command::new(self.covey).arg("format").arg(self.scratch.join(folder)))?;
+        let how = How::Volume { folder, options: "rw", transport: fuse::Transport::Classic };
+        let filled = self.mount("filled", &how)?;
+        self.files.write(&filled.root)?;
+        filled.unmount()
+    }
+
+    /// Mounts.
+    ///
+    /// # Errors
+    /// What the server said.
+    pub fn mount(&self, name: &str, how: &How) -> Result<Place> {
+        let root = self.scratch.join("mnt").join(name.replace(' ', "-"));
+        std::fs::create_dir_all(&root)?;
+        let server = match how {
+            How::Tmpfs => {
+                // Room for the files and for what a page is not filled by.
+                let mib = (self.spec.bytes() >> 20) + (self.spec.count >> 8) + 64;
+                run(Command::new("mount")
+                    .args(["-t", "tmpfs", "-o", &format!("size={mib}M"), "tmpfs"])
+                    .arg(&root))?;
+                None
+            }
+            how => Some(self.serve(how, &root)?),
+        };
+        let place = Place { name: name.to_owned(), paths: self.files.below(&root)?, root, server };
+        if *how == How::Tmpfs {
+            self.files.write(&place.root)?;
+        }
+        Ok(place)
+    }
+
+    fn serve(&self, how: &How, root: &Path) -> Result<Child> {
+        let mut command = match how {
+            How::Own(own) => {
+                let mut command = Command::new(std::env::current_exe()?);
+                command.args(["tail", "--serve", &self.spec.to_string(), "--on"]).arg(root).args(own.words());
+                command
+            }
+            How::Volume { folder, options, transport } => {
+                let mut command = self.covey_mount(*transport);
+                command.args(["-o", options]).arg(self.scratch.join(folder)).arg(root);
+                command
+            }
+            How::Corpus { transport } => {
+                let mut command = self.covey_mount(*transport);
+                command.arg(self.spec.to_string()).arg(root);
+                command
+            }
+            How::Tmpfs => return Err("a tmpfs has no server".into()),
+        };
+        let log = root.with_extension("log");
+        let out = File::create(&log)?;
+        command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out).current_dir("/");
+        let outside = rustix::fs::stat(self.scratch)?.st_dev;
+        let mut server = command.spawn()?;
+        let begun = monotonic();
+        while rustix::fs::stat(root)?.st_dev == outside {
+            if server.try_wait()?.is_some() || begun.elapsed() > Duration::from_secs(120) {
+                server.kill().ok();
+                server.wait()?;
+                let said = std::fs::read_to_string(&log)?;
+                return Err(format!("{how:?} did not mount: {said}").into());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(server)
+    }
+
+    fn covey_mount(&self, transport: fuse::Transport) -> Command {
+        let mut command = Command::new(self.covey);
+        command.arg("mount").args(["--transport", &transport.to_string()]);
+        command
+    }
+}
+
+impl Place {
+    /// Takes it away and waits for its server.
+    ///
+    /// # Errors
+    /// It does not unmount, or its server failed.
+    pub fn unmount(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let Some(mut server) = self.server.take() else {
+            return Ok(());
+        };
+        let asked = unmount(&self.root, UnmountFlags::empty());
+        if asked.is_err() {
+            server.kill()?;
+            unmount(&self.root, UnmountFlags::DETACH).ok();
+        }
+        let ended = server.wait()?;
+        asked.map_err(|error| format!("{}: {error}", self.root.display()))?;
+        if ended.success() {
+            Ok(())
+        } else {
+            Err(format!("{}: its server ended with {ended}", self.name).into())
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let served = self.server.is_some();
+        if let Err(error) = self.end() {
+            eprintln!("covey-bench: {error}");
+        }
+        if !served {
+            // A tmpfs, or what was unmounted already: then there is nothing at the place, and that is well.
+            unmount(&self.root, UnmountFlags::DETACH).ok();
+        }
+    }
+}
+
+/// Serves a corpus until it is unmounted.
+///
+/// # Errors
+/// It cannot be made or mounted.
+pub fn serve(spec: Spec, mountpoint: &Path, own: &Own) -> Result<()> {
+    let room = rustix::system::sysinfo();
+    let corpus = Corpus::make(spec, (0, 0), room.totalram * u64::from(room.mem_unit), &|| false)?;
+    let options = fuse::Options {
+        transport: own.transport,
+        readers: own.readers,
+        one_channel: own.one_channel,
+        uncached: own.uncached,
+        ..fuse::Options::default()
+    };
+    let session = fuse::Session::mount(Arc::new(corpus), mountpoint, options)?;
+    session.wait();
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! What a mount serves, as the daemon and the commands that ask it see it: a volume, or a corpus.
+//!
+//! A transport needs a [`Filesystem`] and nothing more. A daemon also has to say what it is, how it does, and to close it in good
+//! order; what only a volume has is refused by everything else, in words.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fs::api::Filesystem;
+
+use crate::control::Tick;
+use crate::error::{Failure, Result};
+use crate::info::Info;
+use crate::node::{Cloned, GcSummary, Node, NodeOptions, Source};
+use crate::status::{Mode, Status};
+
+/// What a status line shows.
+pub struct Short {
+    /// Inodes in use.
+    pub files: u64,
+    /// Bytes of files.
+    pub bytes: u64,
+    /// Bytes that are stored for them.
+    pub stored_bytes: u64,
+}
+
+/// Something that can be mounted and looked after.
+pub trait Backend: Send + Sync {
+    /// The source of its mount: a folder, or a word, a colon, and what no other mount has.
+    fn name(&self) -> String;
+
+    /// What its mount promises.
+    fn mode(&self) -> Mode;
+
+    /// As a transport sees it.
+    fn filesystem(&self) -> Arc<dyn Filesystem>;
+
+    /// How long it has been open.
+    fn age(&self) -> Duration;
+
+    /// The few figures that are had at once; `None` when they cannot be read.
+    fn in_short(&self) -> Option<Short>;
+
+    /// Its figures.
+    fn status(&self) -> Result<Status>;
+
+    /// Ends it in good order. The second call does nothing.
+    fn close(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Makes everything written so far survive a power cut.
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// What a file is made of.
+    fn info(&self, _: &Path) -> Result<Info> {
+        Err(not_a_volume(&self.name()))
+    }
+
+    /// Frees what nothing refers to.
+    fn gc(&self, _: &mut dyn FnMut(Tick)) -> Result<GcSummary> {
+        Err(not_a_volume(&self.name()))
+    }
+
+    /// Copies by names only.
+    fn clone_tree(&self, _: &Path, _: &Path, _: &mut dyn FnMut(Tick)) -> Result<Cloned> {
+        Err(not_a_volume(&self.name()))
+    }
+}
+
+/// Opens what is to be mounted.
+pub fn open(source: &Source, options: &NodeOptions) -> Result<Arc<dyn Backend>> {
+    Ok(match source {
+        Source::Corpus(spec) => Arc::new(crate::corpus::Served::make(*spec)?),
+        _ => Arc::new(Node::open_source(source, options)?),
+    })
+}
+
+fn not_a_volume(name: &str) -> Failure {
+    Failure::new("not-a-volume", format!("{name} is no volume: it has neither names nor blobs of its own"))
+        .next("name a volume, or a path on a volume's mount (covey df lists them)")
+}
+
+impl Backend for Node {
+    fn name(&self) -> String {
+        Node::name(self)
+    }
+
+    fn mode(&self) -> Mode {
+        Node::mode(self)
+    }
+
+    fn filesystem(&self) -> Arc<dyn Filesystem> {
+        Node::filesystem(self)
+    }
+
+    fn age(&self) -> Duration {
+        Node::age(self)
+    }
+
+    fn in_short(&self) -> Option<Short> {
+        let stats = self.volume().stats().ok()?;
+        let stored_bytes = stats.stored_bytes + stats.open_bytes;
+        Some(Short { files: stats.inodes, bytes: stats.logical_bytes, stored_bytes })
+    }
+
+    fn status(&self) -> Result<Status> {
+        Node::status(self)
+    }
+
+    fn close(&self) -> Result<()> {
+        Node::close(self)
+    }
+
+    fn flush(&self) -> Result<()> {
+        Node::flush(self)
+    }
+
+    fn info(&self, path: &Path) -> Result<Info> {
+        Node::info(self, path)
+    }
+
+    fn gc(&self, tick: &mut dyn FnMut(Tick)) -> Result<GcSummary> {
+        Node::gc(self, tick)
+    }
+
+    fn clone_tree(&self, from: &Path, to: &Path, tick: &mut dyn FnMut(Tick)) -> Result<Cloned> {
+        Node::clone_tree(self, from, to, tick)
+    }
+}

@@ -1,0 +1,21 @@
+//! Deterministic random files: a seed, a number of files and a size say every byte and every name.
+//!
+//! Whoever knows these three derives the whole corpus by himself. So a measuring program and the filesystem that it
+//! measures agree on what each name must hold with nothing exchanged and no listing read.
+//!
+//! - [`spec`]: the three numbers, and how they are written on a command line.
+//! - [`content`]: from (seed, index, size) to bytes, and from bytes to a name. **Version 1; never changed.**
+//! - [`memory`]: all of it in one mapping, as a frozen filesystem.
+//!
+//! A corpus is a filesystem without a volume: no names database, no blobs, no cache. It shows what
+//! [`fs::api::Filesystem`] is for: anything that implements it can be mounted.
+
+pub mod content;
+pub mod memory;
+pub mod spec;
+
+pub use memory::{Corpus, MakeError};
+pub use spec::{Spec, SpecError};
+
+#[cfg(test)]
+mod tests;
