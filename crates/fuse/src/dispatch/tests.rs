@@ -34,6 +34,8 @@ fn dispatcher(sink: &Arc<Kept>) -> Dispatcher {
         dirty: None,
         notifier: Notifier::start(Arc::clone(sink) as _).unwrap(),
         uncached: false,
+        counts: Arc::new(Counts::new(1)),
+        watch: Watch::new(2),
         log: Arc::new(|_| ()),
     })
 }
@@ -52,9 +54,8 @@ fn answers(opcode: u32, arguments: &[u8]) -> Vec<(u64, i32, Vec<u8>)> {
 fn raw(request: &[u8]) -> Vec<(u64, i32, Vec<u8>)> {
     let kept = Arc::new(Kept::default());
     let sink: Arc<dyn Sink> = Arc::clone(&kept) as _;
-    let counts = Counts::new(1);
     let dispatcher = dispatcher(&kept);
-    dispatcher.serve(counts.lane(0), request, PageBuf::for_reply().bytes(), &sink);
+    dispatcher.serve(0, request, PageBuf::for_reply().bytes(), &sink);
     dispatcher.0.desk.close();
     dispatcher.0.notifier.close();
     std::mem::take(&mut *kept.0.lock())
