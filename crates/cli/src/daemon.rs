@@ -24,14 +24,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::cmd::umount;
-use crate::control::{Ear, Listener, Request, Serve, Tick};
+use crate::control::{Ear, Listener, Request, Serve, Tick, Wire};
 use crate::error::{Failure, Result};
 use crate::node::{Node, NodeOptions, Source};
 use crate::options::MountOptions;
 use crate::status::{Memory, Mode, Served, Status};
 use crate::table::{bytes, count};
 use crate::term::{self, Term};
-use crate::{log, mounts};
+use crate::watch::{self, Wish};
+use crate::{log, metrics, mounts};
 
 /// A mount to be made.
 #[derive(Debug)]
@@ -46,6 +47,22 @@ pub struct Plan {
     pub transport: Transport,
     /// Show a status line on a terminal.
     pub status_line: bool,
+    /// What the daemon shows of itself while it serves.
+    pub shown: Shown,
+}
+
+/// What a daemon shows of itself while it serves.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Shown {
+    /// Serve figures for Prometheus at http://ADDRESS:PORT/metrics; see docs/METRICS.md
+    #[arg(long, value_name = "ADDRESS:PORT", env = "COVEY_METRICS", hide_env = true)]
+    pub metrics: Option<String>,
+    /// Let --metrics be seen from other machines
+    #[arg(long, env = "COVEY_METRICS_PUBLIC", hide_env = true, value_parser = clap::builder::FalseyValueParser::new())]
+    pub metrics_public: bool,
+    /// Write a line to the log for every Nth request [0: none]
+    #[arg(long, value_name = "N", env = "COVEY_FUSE_TRACE_RATE", default_value_t = 0, hide = true)]
+    pub trace_rate: u32,
 }
 
 /// How the kernel's requests reach the daemon.
@@ -148,6 +165,13 @@ pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
     let Transport { kind, readers, uncached } = &plan.transport;
     command.args(["--transport", &kind.to_string(), "--readers", &readers.to_string()]);
     command.args(uncached.then_some("--uncached"));
+    if let Some(metrics) = &plan.shown.metrics {
+        command.args(["--metrics", metrics]);
+    }
+    if plan.shown.metrics_public {
+        command.arg("--metrics-public");
+    }
+    command.args(["--trace-rate", &plan.shown.trace_rate.to_string()]);
     command.args(["--ready-fd", &number.to_string()]);
     command.stdin(Stdio::null()).stdout(output()?).stderr(output()?).current_dir("/");
     // SAFETY: between fork and exec only setsid and fcntl are called, both async-signal-safe; the descriptor is open, since
@@ -194,6 +218,7 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     raise_file_limit();
     let mountpoint = mounts::absolute(&plan.mountpoint)?;
     check_places(&plan.source, &mountpoint)?;
+    let page = plan.shown.metrics.as_deref().map(|at| metrics::bind(at, plan.shown.metrics_public)).transpose()?;
     let node = Arc::new(Node::open_source(&plan.source, &node_options(&plan.options, &mountpoint))?);
     let session = match Session::mount(node.filesystem(), &mountpoint, session_options(&plan, &node)) {
         Ok(session) => Arc::new(session),
@@ -214,11 +239,24 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
             return Err(failure);
         }
     };
+    show(&plan.shown, page, &served);
     let ended = Arc::new(AtomicBool::new(false));
     start_signals(session.unmounter(), node.clone(), ended.clone(), interactive)?;
     ready(&node, &session, parent, term);
     wait(&served, plan.status_line && interactive);
     finish(&node, &session, listener, &ended, term)
+}
+
+/// Begins to show what was asked for. The mount is there already and does not end for want of a thread.
+fn show(shown: &Shown, page: Option<metrics::Page>, served: &Daemon) {
+    let traced = match shown.trace_rate {
+        0 => Ok(()),
+        every => watch::write_every(&served.session, every),
+    };
+    let page = page.map_or(Ok(()), |page| page.serve(served.node.clone(), served.session.clone()));
+    for failure in [traced, page].into_iter().filter_map(Result::err) {
+        log::line(&failure.to_string());
+    }
 }
 
 fn ready(node: &Node, session: &Session, parent: Option<Parent>, term: Term) {
@@ -425,8 +463,13 @@ impl Serve for Daemon {
                 notifier.settle();
                 serde_json::to_value(cloned.summary)
             }
+            Request::Watch { .. } => return Err(Failure::usage("this is not answered at once")),
         };
         value.map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
+    }
+
+    fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<Value> {
+        watch::serve(&self.node, &self.session, wish, wire)
     }
 }
 
@@ -442,7 +485,7 @@ fn ending_signals() -> libc::sigset_t {
 }
 
 /// Threads started later inherit this.
-fn block_signals() {
+pub fn block_signals() {
     // SAFETY: the set is living; the old mask is not asked for.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &ending_signals(), std::ptr::null_mut()) };
 }
@@ -452,6 +495,20 @@ fn next_signal() -> i32 {
     // SAFETY: both are living values; the signals are blocked in every thread.
     while unsafe { libc::sigwait(&ending_signals(), &mut signal) } != 0 {}
     signal
+}
+
+/// Waits for a signal, at most so long. False when none came.
+pub fn next_signal_within(at_most: Option<Duration>) -> bool {
+    let Some(at_most) = at_most else {
+        next_signal();
+        return true;
+    };
+    let time = libc::timespec {
+        tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(at_most.subsec_nanos()),
+    };
+    // SAFETY: both are living values; what kind of signal it was is not asked for.
+    unsafe { libc::sigtimedwait(&ending_signals(), std::ptr::null_mut(), &time) >= 0 }
 }
 
 fn start_signals(

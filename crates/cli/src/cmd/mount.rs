@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::daemon::{self, Plan, Transport};
+use crate::daemon::{self, Plan, Shown, Transport};
 use crate::error::Result;
 use crate::node::Source;
 use crate::options::MountOptions;
@@ -27,6 +27,8 @@ pub struct Args {
     options: Vec<String>,
     #[command(flatten)]
     transport: Transport,
+    #[command(flatten)]
+    shown: Shown,
     /// The descriptor on which a parent waits for news
     #[arg(long, hide = true)]
     ready_fd: Option<i32>,
@@ -46,6 +48,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             options: MountOptions::parse(&args.options)?,
             transport: args.transport.clone(),
             status_line: false,
+            shown: args.shown.clone(),
         };
         if args.background { daemon::in_background(&plan, term) } else { daemon::run(plan, parent, term) }
     })

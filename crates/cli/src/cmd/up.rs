@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::cmd::format;
-use crate::daemon::{self, Plan, Transport};
+use crate::daemon::{self, Plan, Shown, Transport};
 use crate::error::{Context, Failure, Result};
 use crate::mounts;
 use crate::node::Source;
@@ -35,6 +35,8 @@ pub struct Args {
     options: Vec<String>,
     #[command(flatten)]
     transport: Transport,
+    #[command(flatten)]
+    shown: Shown,
 }
 
 /// Where a volume is kept by default.
@@ -62,7 +64,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         std::fs::create_dir_all(&mountpoint).at("make the mountpoint", &mountpoint)?;
         term.say(format_args!("Made the mountpoint {}.", mountpoint.display()));
     }
-    let plan = Plan { source, mountpoint, options, transport: args.transport.clone(), status_line: true };
+    let (transport, shown) = (args.transport.clone(), args.shown.clone());
+    let plan = Plan { source, mountpoint, options, transport, status_line: true, shown };
     if args.background { daemon::in_background(&plan, term) } else { daemon::run(plan, None, term) }
 }
 
