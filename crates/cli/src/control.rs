@@ -160,8 +160,11 @@ impl Ear {
 /// What a caller is told when the daemon cannot be asked.
 fn lost(error: io::Error) -> Failure {
     if error.kind() == io::ErrorKind::PermissionDenied {
-        return Failure::new("not-permitted", "only root and the user who mounted a volume may ask its daemon")
-            .next("use sudo");
+        return Failure::new(
+            "not-permitted",
+            "only root and the user who mounted a volume may ask its daemon",
+        )
+        .next("use sudo");
     }
     Failure::new("no-answer", "the daemon that has this volume mounted does not answer")
         .why(crate::error::plain(&error))
@@ -307,10 +310,13 @@ fn send(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
 pub struct Listener {
     ear: Ear,
     stop: Arc<AtomicBool>,
+    callers: Arc<AtomicUsize>,
 }
 
 /// Callers served at a time; more are turned away.
 const CALLERS: usize = 32;
+/// At the end those who are being served have so long to get their answers: one who looks on gets his summary.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Listener {
     /// Starts to listen.
@@ -322,9 +328,11 @@ impl Listener {
             fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(cannot)?;
         }
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        base::thread::spawn("covey-control", move || accept(&socket, &serve, &stopped)).map_err(cannot)?;
-        Ok(Listener { ear, stop })
+        let callers = Arc::new(AtomicUsize::new(0));
+        let (stopped, served) = (stop.clone(), callers.clone());
+        base::thread::spawn("covey-control", move || accept(&socket, &serve, &stopped, &served))
+            .map_err(cannot)?;
+        Ok(Listener { ear, stop, callers })
     }
 }
 
@@ -336,11 +344,14 @@ impl Drop for Listener {
         if let Ear::File(path) = &self.ear {
             let _ = fs::remove_file(path);
         }
+        let until = base::time::monotonic() + LAST_WORDS;
+        while self.callers.load(Ordering::SeqCst) > 0 && base::time::monotonic() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
-fn accept(socket: &UnixListener, serve: &Arc<dyn Serve>, stop: &AtomicBool) {
-    let callers = Arc::new(AtomicUsize::new(0));
+fn accept(socket: &UnixListener, serve: &Arc<dyn Serve>, stop: &AtomicBool, callers: &Arc<AtomicUsize>) {
     while let Ok((stream, _)) = socket.accept() {
         if stop.load(Ordering::SeqCst) {
             return;

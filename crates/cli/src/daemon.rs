@@ -218,7 +218,8 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     raise_file_limit();
     let mountpoint = mounts::absolute(&plan.mountpoint)?;
     check_places(&plan.source, &mountpoint)?;
-    let page = plan.shown.metrics.as_deref().map(|at| metrics::bind(at, plan.shown.metrics_public)).transpose()?;
+    let page =
+        plan.shown.metrics.as_deref().map(|at| metrics::bind(at, plan.shown.metrics_public)).transpose()?;
     let node = Arc::new(Node::open_source(&plan.source, &node_options(&plan.options, &mountpoint))?);
     let session = match Session::mount(node.filesystem(), &mountpoint, session_options(&plan, &node)) {
         Ok(session) => Arc::new(session),

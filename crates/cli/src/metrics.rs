@@ -28,7 +28,9 @@ pub fn bind(address: &str, public: bool) -> Result<Page> {
     let found: Vec<SocketAddr> = address
         .to_socket_addrs()
         .map_err(|error| {
-            Failure::usage(format!("{address} is no address for metrics")).why(crate::error::plain(&error)).next(example)
+            Failure::usage(format!("{address} is no address for metrics"))
+                .why(crate::error::plain(&error))
+                .next(example)
         })?
         .collect();
     if found.is_empty() {
@@ -41,7 +43,8 @@ pub fn bind(address: &str, public: bool) -> Result<Page> {
             .next("or say that this is wanted: --metrics-public"));
     }
     let listener = TcpListener::bind(&found[..]).map_err(|error| {
-        Failure::io(format!("cannot serve metrics at {address}"), &error).next("choose another port, or 0 for any")
+        Failure::io(format!("cannot serve metrics at {address}"), &error)
+            .next("choose another port, or 0 for any")
     })?;
     Ok(Page(listener))
 }

@@ -87,7 +87,8 @@ pub fn opcode_of(name: &str) -> Result<u32> {
     let found = known().find(|line| line.name.eq_ignore_ascii_case(name));
     found.map(|line| line.number).ok_or_else(|| {
         let names: Vec<_> = known().map(|line| line.name.to_lowercase()).collect();
-        Failure::usage(format!("there is no operation {name}")).next(format!("choose one of: {}", names.join(", ")))
+        Failure::usage(format!("there is no operation {name}"))
+            .next(format!("choose one of: {}", names.join(", ")))
     })
 }
 

@@ -87,7 +87,8 @@ impl Counts {
     }
 
     fn sums(&self, of: impl Fn(&Lane) -> &[AtomicU64; KINDS]) -> Vec<(&'static str, u64)> {
-        let total = |kind: usize| self.0.iter().map(|lane| of(lane)[kind].load(Ordering::Relaxed)).sum::<u64>();
+        let total =
+            |kind: usize| self.0.iter().map(|lane| of(lane)[kind].load(Ordering::Relaxed)).sum::<u64>();
         let mut totals: Vec<_> = OPCODES
             .iter()
             .filter(|line| (line.number as usize) < KINDS - 1)
@@ -100,7 +101,8 @@ impl Counts {
 
     /// The bytes moved so far.
     pub fn moved(&self) -> Moved {
-        let sum = |of: fn(&Lane) -> &AtomicU64| self.0.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum();
+        let sum =
+            |of: fn(&Lane) -> &AtomicU64| self.0.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum();
         Moved { read_bytes: sum(|lane| &lane.read_bytes), written_bytes: sum(|lane| &lane.written_bytes) }
     }
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::control::{Asked, Request};
 use crate::error::{Failure, Result};
 use crate::table::{bytes, count};
 use crate::term::Term;
 use crate::watch::client::{ear_of, parse_time, stop_by_signal};
 use crate::watch::{Hits, StatsLine, Wish};
-use crate::control::{Asked, Request};
 
 /// Shows what a mount does, a line a second: operations, bytes, where reads came from, latency
 #[derive(Debug, clap::Args)]

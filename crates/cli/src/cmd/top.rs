@@ -97,7 +97,8 @@ fn show(
     let in_place = std::io::stdout().is_terminal() && !term.is_json();
     let mut latest: Vec<Option<TopTable>> = places.iter().map(|_| None).collect();
     // Tables that each has yet to send; none for those that send no more.
-    let mut due: Vec<Option<u64>> = asked.iter().map(|asked| asked.then(|| args.count.unwrap_or(u64::MAX))).collect();
+    let mut due: Vec<Option<u64>> =
+        asked.iter().map(|asked| asked.then(|| args.count.unwrap_or(u64::MAX))).collect();
     let (mut failed, mut stopped) = (None, false);
     for (index, news) in heard {
         match news {
@@ -143,7 +144,8 @@ fn places(args: &Args) -> Result<Vec<(String, Ear)>> {
 
 /// Draws all tables over the terminal, as many lines as fit.
 fn draw(places: &[(String, Ear)], latest: &[Option<TopTable>]) {
-    let shown = places.iter().zip(latest).filter_map(|((mount, _), table)| Some(text(mount, table.as_ref()?)));
+    let shown =
+        places.iter().zip(latest).filter_map(|((mount, _), table)| Some(text(mount, table.as_ref()?)));
     let all: String = shown.collect();
     let (rows, columns) = crate::term::size();
     let mut screen = String::from("\x1b[H");
@@ -161,8 +163,7 @@ fn draw(places: &[(String, Ear)], latest: &[Option<TopTable>]) {
 fn text(mount: &str, table: &TopTable) -> String {
     let per_second = |n: u64| (n as f64 / table.seconds.max(0.001)).round() as u64;
     let mut out = format!("{mount}: {} requests/s\n", count(per_second(table.requests)));
-    for (head, rows) in
-        [("operation", &table.operations), ("caller", &table.callers), ("file", &table.files)]
+    for (head, rows) in [("operation", &table.operations), ("caller", &table.callers), ("file", &table.files)]
     {
         if rows.is_empty() {
             continue;
@@ -198,7 +199,15 @@ mod tests {
             files: vec![busy("/a/b")],
         };
         let shown = text("/mnt", &table);
-        for part in ["/mnt: 100 requests/s", "read", "cat 12", "/a/b", "50.0%", "512.0 KiB", "3 requests came too fast"] {
+        for part in [
+            "/mnt: 100 requests/s",
+            "read",
+            "cat 12",
+            "/a/b",
+            "50.0%",
+            "512.0 KiB",
+            "3 requests came too fast",
+        ] {
             assert!(shown.contains(part), "{part}: {shown}");
         }
     }

@@ -65,7 +65,10 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             term.line(Some(&json!({ "request": line })), || text(line));
         }
         if batch.hidden > 0 {
-            term.say(format_args!("... and {} more, too many to be shown: use --every, --op or --slow", count(batch.hidden)));
+            term.say(format_args!(
+                "... and {} more, too many to be shown: use --every, --op or --slow",
+                count(batch.hidden)
+            ));
         }
     };
     let summary: TraceSummary = look_on(&ear, wish, args.at_most, &mut each)?;
@@ -112,13 +115,11 @@ fn text(line: &TraceLine) -> String {
 }
 
 fn summary_text(summary: &TraceSummary) -> String {
-    let mut out = format!(
-        "\n{} requests in {:.1} s; microseconds\n",
-        count(summary.requests),
-        summary.seconds
-    );
+    let mut out =
+        format!("\n{} requests in {:.1} s; microseconds\n", count(summary.requests), summary.seconds);
     if !summary.operations.is_empty() {
-        let mut table = Table::new(&["operation", "count ", "errors ", "part", "p50 ", "p90 ", "p99 ", "max "]);
+        let mut table =
+            Table::new(&["operation", "count ", "errors ", "part", "p50 ", "p90 ", "p99 ", "max "]);
         summary.operations.iter().for_each(|operation| rows(&mut table, operation));
         out += &table.text();
     }
@@ -176,7 +177,10 @@ mod tests {
         };
         let shown = text(&line);
         let words: Vec<_> = shown.split_whitespace().collect();
-        assert_eq!(words[..12], ["read", "65.0", "?", "60.0", "20.0", "-", "-", "-", "30.0", "-", "10.0", "?"]);
+        assert_eq!(
+            words[..12],
+            ["read", "65.0", "?", "60.0", "20.0", "-", "-", "-", "30.0", "-", "10.0", "?"]
+        );
         assert!(shown.ends_with("4.0 KiB  inode 7  cat 12"), "{shown}");
         assert_eq!(head().split_whitespace().count(), HEAD.len() + 2);
     }

@@ -208,7 +208,11 @@ mod tests {
             .map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
             .collect();
         assert!(counts.is_sorted() && counts[0] == 1 && counts.ends_with(&[3, 4]), "{counts:?}");
-        assert!(page.0.contains("le=\"0.000001024\"") && page.0.contains("_count{op=\"read\"} 4"), "{}", page.0);
+        assert!(
+            page.0.contains("le=\"0.000001024\"") && page.0.contains("_count{op=\"read\"} 4"),
+            "{}",
+            page.0
+        );
         assert!(page.0.contains("_sum{op=\"read\"} 50.0050055\n"), "{}", page.0);
     }
 }

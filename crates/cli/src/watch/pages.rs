@@ -70,13 +70,22 @@ mod tests {
     fn every_kind_of_event_is_read() {
         let head = |kind: u32, delta: u32| kind | delta << 5;
         let words = [
-            head(2, 10), 0x1111_1111, 0x2222_2222,     // two words of data at 1,010
-            head(30, 1), 2,                            // 2 << 27 + 1 later
-            head(0, 5), 8, 0x3333_3333,                // one word of data, the long way
-            head(29, 3), 4,                            // padding
-            head(31, 7), 1,                            // from now on at 1 << 27 + 7
-            head(1, 1), 0x4444_4444,
-            head(29, 0), 99,
+            head(2, 10),
+            0x1111_1111,
+            0x2222_2222, // two words of data at 1,010
+            head(30, 1),
+            2, // 2 << 27 + 1 later
+            head(0, 5),
+            8,
+            0x3333_3333, // one word of data, the long way
+            head(29, 3),
+            4, // padding
+            head(31, 7),
+            1, // from now on at 1 << 27 + 7
+            head(1, 1),
+            0x4444_4444,
+            head(29, 0),
+            99,
         ];
         let later = 1_010 + (2 << 27) + 1 + 5;
         assert_eq!(

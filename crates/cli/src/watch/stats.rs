@@ -98,7 +98,8 @@ impl Now {
             .filter(|(_, count)| *count > 0)
             .collect();
         let times = self.times.since(&before.times);
-        let hits = |now: Reads, then: Reads| Hits { count: now.count - then.count, bytes: now.bytes - then.bytes };
+        let hits =
+            |now: Reads, then: Reads| Hits { count: now.count - then.count, bytes: now.bytes - then.bytes };
         let (now, then) = (&self.sources, &before.sources);
         let sources = [
             ("names", hits(now.names, then.names)),

@@ -208,7 +208,8 @@ impl Look {
         while let Some(record) = self.waiting.pop_front() {
             let over = record.at + record.served + record.reply + PATIENCE_NS;
             let ready = last || now >= over || !is_sent_and_ended(record.opcode);
-            let seen = self.kernel.as_mut().map_or(Seen::default(), |kernel| kernel.seen(record.unique, ready));
+            let seen =
+                self.kernel.as_mut().map_or(Seen::default(), |kernel| kernel.seen(record.unique, ready));
             if ready || self.kernel.is_none() || (seen.sent.is_some() && seen.ended.is_some()) {
                 each(&record, &split(&record, seen, self.reply_is_return));
             } else {
@@ -225,7 +226,13 @@ fn is_sent_and_ended(opcode: u32) -> bool {
 }
 
 /// Traces until the command has enough.
-pub(super) fn serve(session: &Session, every: u32, only: Option<u32>, slow_ns: u64, wire: &Wire<'_>) -> Result<Value> {
+pub(super) fn serve(
+    session: &Session,
+    every: u32,
+    only: Option<u32>,
+    slow_ns: u64,
+    wire: &Wire<'_>,
+) -> Result<Value> {
     let begun = base::time::monotonic();
     let dev = fuse::mount::find(session.mountpoint()).map(|mount| mount.dev);
     let (kernel, unseen) = match dev.map_or(Err("the mount has gone".to_owned()), Kernel::start) {
@@ -262,7 +269,8 @@ pub(super) fn serve(session: &Session, every: u32, only: Option<u32>, slow_ns: u
         }
     }
     let summary = summary(tallies, begun.elapsed(), look.cursor.lost, unseen);
-    serde_json::to_value(summary).map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
+    serde_json::to_value(summary)
+        .map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
 }
 
 impl Tally {
@@ -333,7 +341,10 @@ pub fn write_every(session: &Arc<Session>, every: u32) -> Result<()> {
             let ended = session.wait_for(LOOK_EVERY).is_some();
             look.each(ended, &mut |record, split| log::line(&log_line(record, split)));
             if look.cursor.lost > lost {
-                log::line(&format!("[TRACE] {} requests came too fast to be traced", look.cursor.lost - lost));
+                log::line(&format!(
+                    "[TRACE] {} requests came too fast to be traced",
+                    look.cursor.lost - lost
+                ));
                 lost = look.cursor.lost;
             }
             if ended {
@@ -358,7 +369,15 @@ mod tests {
 
     fn record() -> Record {
         let spent = [10_000, 20_000, 0, 30_000, 0, 0];
-        Record { at: 1_000_000, opcode: op::READ, served: 60_000, reply: 5_000, bytes: 9, spent, ..Record::default() }
+        Record {
+            at: 1_000_000,
+            opcode: op::READ,
+            served: 60_000,
+            reply: 5_000,
+            bytes: 9,
+            spent,
+            ..Record::default()
+        }
     }
 
     #[test]

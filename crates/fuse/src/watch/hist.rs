@@ -83,7 +83,11 @@ impl Histogram {
     /// What came since `before`, an earlier state of this one. The longest duration is not known for that alone.
     pub fn since(&self, before: &Histogram) -> Histogram {
         let mut newer = self.clone();
-        newer.counts.iter_mut().zip(before.counts.iter()).for_each(|(now, then)| *now = now.saturating_sub(*then));
+        newer
+            .counts
+            .iter_mut()
+            .zip(before.counts.iter())
+            .for_each(|(now, then)| *now = now.saturating_sub(*then));
         newer.sum = self.sum.saturating_sub(before.sum);
         newer.max = 0;
         newer
@@ -96,7 +100,12 @@ impl Histogram {
 
     /// How many are certainly below `ns`, which is a bucket's end.
     pub fn below(&self, ns: u64) -> u64 {
-        self.counts.iter().enumerate().take_while(|(bucket, _)| end_of(*bucket) <= ns).map(|(_, count)| count).sum()
+        self.counts
+            .iter()
+            .enumerate()
+            .take_while(|(bucket, _)| end_of(*bucket) <= ns)
+            .map(|(_, count)| count)
+            .sum()
     }
 
     /// The sum of all durations, in nanoseconds.
@@ -109,13 +118,17 @@ impl Histogram {
         self.max
     }
 
-    /// The duration that a share of all (0.5: the median) does not exceed: the middle of its bucket. 0 when there is none.
+    /// The duration that a share of all (0.5: the median) does not exceed: the middle of its bucket, or the longest itself. 0 when there
+    /// is none.
     pub fn quantile(&self, share: f64) -> u64 {
         let count = self.count();
         if count == 0 {
             return 0;
         }
         let rank = ((count as f64 * share).ceil() as u64).clamp(1, count);
+        if rank == count && self.max > 0 {
+            return self.max;
+        }
         let mut seen = 0;
         let found = self.counts.iter().position(|here| {
             seen += here;

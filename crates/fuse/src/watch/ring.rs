@@ -63,7 +63,8 @@ impl Record {
     }
 
     fn of(words: [u64; WORDS]) -> Record {
-        let [seq, unique, ino, at, kind, outcome, served, reply, wait, names, blob, cache, peer, origin, _] = words;
+        let [seq, unique, ino, at, kind, outcome, served, reply, wait, names, blob, cache, peer, origin, _] =
+            words;
         let mut spent = [0, names, blob, cache, peer, origin];
         // What is nobody's else is the daemon's own.
         spent[Phase::Own as usize] = served.saturating_sub(wait + spent[1..PHASES].iter().sum::<u64>());
