@@ -115,7 +115,7 @@ impl Ring {
         let slot = self.slot(number);
         let stamp = slot.stamp.load(Ordering::Relaxed);
         // Odd: somebody was overtaken by a whole round while he wrote. The slot is his.
-        let taken = stamp % 2 == 0
+        let taken = stamp.is_multiple_of(2)
             && slot
                 .stamp
                 .compare_exchange(stamp, number * 2 + 1, Ordering::Acquire, Ordering::Relaxed)
