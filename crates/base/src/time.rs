@@ -42,9 +42,7 @@ pub fn monotonic() -> Instant {
 
 /// The monotonic clock as a number of nanoseconds: the kernel's CLOCK_MONOTONIC, by which it can stamp its own traces too.
 pub fn monotonic_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a living value of the type that is filled; this clock is always there, so the call cannot fail.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
