@@ -31,7 +31,7 @@ use crate::options::MountOptions;
 use crate::status::{Memory, Mode, Served, Status};
 use crate::table::{bytes, count};
 use crate::term::{self, Term};
-use crate::watch::{self, Wish};
+use crate::watch::{self, Shown, Wish};
 use crate::{log, metrics, mounts};
 
 /// A mount to be made.
@@ -49,20 +49,6 @@ pub struct Plan {
     pub status_line: bool,
     /// What the daemon shows of itself while it serves.
     pub shown: Shown,
-}
-
-/// What a daemon shows of itself while it serves.
-#[derive(Clone, Debug, clap::Args)]
-pub struct Shown {
-    /// Serve figures for Prometheus at http://ADDRESS:PORT/metrics; see docs/METRICS.md
-    #[arg(long, value_name = "ADDRESS:PORT", env = "COVEY_METRICS", hide_env = true)]
-    pub metrics: Option<String>,
-    /// Let --metrics be seen from other machines
-    #[arg(long, env = "COVEY_METRICS_PUBLIC", hide_env = true, value_parser = clap::builder::FalseyValueParser::new())]
-    pub metrics_public: bool,
-    /// Write a line to the log for every Nth request [0: none]
-    #[arg(long, value_name = "N", env = "COVEY_FUSE_TRACE_RATE", default_value_t = 0, hide = true)]
-    pub trace_rate: u32,
 }
 
 /// How the kernel's requests reach the daemon.

@@ -37,6 +37,20 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// At least so often the command hears something.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
+/// What a daemon shows of itself while it serves.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Shown {
+    /// Serve figures for Prometheus at http://ADDRESS:PORT/metrics; see docs/METRICS.md
+    #[arg(long, value_name = "ADDRESS:PORT", env = "COVEY_METRICS", hide_env = true)]
+    pub metrics: Option<String>,
+    /// Let --metrics be seen from other machines
+    #[arg(long, env = "COVEY_METRICS_PUBLIC", hide_env = true, value_parser = clap::builder::FalseyValueParser::new())]
+    pub metrics_public: bool,
+    /// Write a line to the log for every Nth request [0: none]
+    #[arg(long, value_name = "N", env = "COVEY_FUSE_TRACE_RATE", default_value_t = 0, hide = true)]
+    pub trace_rate: u32,
+}
+
 /// What a command wants to see.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::daemon::{self, Plan, Shown, Transport};
+use crate::daemon::{self, Plan, Transport};
 use crate::error::Result;
 use crate::node::Source;
 use crate::options::MountOptions;
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
+use crate::watch::Shown;
 
 /// Mounts a volume; stays until it is unmounted or Ctrl-C
 #[derive(Debug, clap::Args)]

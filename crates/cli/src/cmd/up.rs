@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use crate::cmd::format;
-use crate::daemon::{self, Plan, Shown, Transport};
+use crate::daemon::{self, Plan, Transport};
 use crate::error::{Context, Failure, Result};
 use crate::mounts;
 use crate::node::Source;
 use crate::options::MountOptions;
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
+use crate::watch::Shown;
 
 /// Makes a volume if there is none, mounts it, and stays with a status line
 #[derive(Debug, clap::Args)]
