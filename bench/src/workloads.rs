@@ -302,10 +302,18 @@ impl Bench {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
     fn args(words: &[&str]) -> Args {
-        Args::try_parse_from(["workloads", "--mirrors", "here"].iter().chain(words)).unwrap()
+        Line::try_parse_from(["workloads", "--mirrors", "here"].iter().chain(words)).unwrap().args
     }
 
     #[test]

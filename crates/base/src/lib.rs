@@ -5,11 +5,13 @@
 //! - [`id`]: inode numbers, pack numbers, blob ids.
 //! - [`size`]: the sizes that the format fixes (a blob, a segment, a group, an inline file).
 //! - [`time`]: [`time::Timestamp`], and the door to the clocks.
+//! - [`phase`]: what a request's time is spent on.
 //! - [`random`], [`thread`]: the doors to random bytes and to threads.
 //! - [`must`]: the door for "cannot happen": it panics with a sentence that says why it could not.
 
 pub mod id;
 pub mod must;
+pub mod phase;
 #[allow(clippy::disallowed_methods, reason = "this is the door")]
 pub mod random;
 pub mod size;

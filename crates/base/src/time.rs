@@ -40,6 +40,12 @@ pub fn monotonic() -> Instant {
     Instant::now()
 }
 
+/// The monotonic clock as a number of nanoseconds: the kernel's CLOCK_MONOTONIC, by which it can stamp its own traces too.
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -26,6 +26,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use base::phase::{self, Phase};
 use base::size::GROUP;
 use base::{BlobId, PackNo};
 use blob::sums::Builder;
@@ -132,6 +133,7 @@ enum Part {
 
 impl PackStore for DiskPacks {
     fn create(&self, pack: PackNo) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Cache);
         match file::create(&self.path(pack)) {
             Ok(file) => {
                 self.packs.insert_new(pack, file);
@@ -144,6 +146,7 @@ impl PackStore for DiskPacks {
     }
 
     fn write(&self, no: PackNo, offset: u32, bytes: &[u8]) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Cache);
         end_of(no, offset, bytes.len())?;
         let pack = self.get(no)?;
         let result = self.file(no, &pack)?.write_all_at(bytes, u64::from(offset));
@@ -153,12 +156,14 @@ impl PackStore for DiskPacks {
     }
 
     fn read(&self, no: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Cache);
         end_of(no, offset, buf.len())?;
         let pack = self.get(no)?;
         Ok(self.file(no, &pack)?.read_exact_at(buf, u64::from(offset))?)
     }
 
     fn sync(&self, packs: &[PackNo]) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Cache);
         let mut parts = Vec::with_capacity(packs.len() + 1);
         for no in packs {
             parts.extend(self.find(*no)?.map(|pack| Part::Pack(*no, pack)));
@@ -178,6 +183,7 @@ impl PackStore for DiskPacks {
     }
 
     fn seal(&self, no: PackNo, len: u32) -> Result<BlobId, BlobError> {
+        let _phase = phase::enter(Phase::Cache);
         end_of(no, 0, len as usize)?;
         let pack = self.get(no)?;
         let file = self.file(no, &pack)?;
@@ -195,6 +201,7 @@ impl PackStore for DiskPacks {
     }
 
     fn retire(&self, packs: &[PackNo]) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Cache);
         self.sync(packs)?;
         self.origin.sync()?;
         packs.iter().try_for_each(|pack| self.discard(*pack))

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
+use base::phase::{self, Phase};
 use base::size::BLOB_MAX;
 use base::{BlobId, PackNo};
 use blob::{BlobError, Origin, PackStore, SharedBytes, Space, Sums};
@@ -69,6 +70,7 @@ impl MemoryPacks {
 
 impl PackStore for MemoryPacks {
     fn create(&self, no: PackNo) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Cache);
         if self.room.space()?.available < u64::from(BLOB_MAX) {
             return Err(BlobError::Full);
         }
@@ -88,6 +90,7 @@ impl PackStore for MemoryPacks {
     }
 
     fn write(&self, no: PackNo, offset: u32, bytes: &[u8]) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Cache);
         let end = end_of(no, offset, bytes.len())? as usize;
         let pack = self.get(no)?;
         let mut pack = pack.write();
@@ -103,6 +106,7 @@ impl PackStore for MemoryPacks {
     }
 
     fn read(&self, no: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Cache);
         let end = end_of(no, offset, buf.len())?;
         let pack = self.get(no)?;
         let pack = pack.read();
@@ -117,6 +121,7 @@ impl PackStore for MemoryPacks {
     }
 
     fn seal(&self, no: PackNo, len: u32) -> Result<BlobId, BlobError> {
+        let _phase = phase::enter(Phase::Cache);
         end_of(no, 0, len as usize)?;
         let pack = self.get(no)?;
         let region = {

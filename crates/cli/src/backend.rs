@@ -42,6 +42,11 @@ pub trait Backend: Send + Sync {
     /// The few figures that are had at once; `None` when they cannot be read.
     fn in_short(&self) -> Option<Short>;
 
+    /// The volume behind it, if there is one: names and packs that can be looked into.
+    fn node(&self) -> Option<&Node> {
+        None
+    }
+
     /// Its figures.
     fn status(&self) -> Result<Status>;
 
@@ -105,6 +110,10 @@ impl Backend for Node {
         let stats = self.volume().stats().ok()?;
         let stored_bytes = stats.stored_bytes + stats.open_bytes;
         Some(Short { files: stats.inodes, bytes: stats.logical_bytes, stored_bytes })
+    }
+
+    fn node(&self) -> Option<&Node> {
+        Some(self)
     }
 
     fn status(&self) -> Result<Status> {

@@ -8,6 +8,8 @@
 //! The socket of a volume in a folder lies in that folder, whose owner alone may enter it; a volume in memory has a name in the
 //! kernel's table instead of a file. In both cases the daemon asks the kernel who is calling and serves only root and its own user.
 //! One thread per caller: requests are rare, and a long one (a collection) must not keep `status` waiting.
+//!
+//! A command that looks on ([`Request::Watch`]) gets notes until it says `stop` or closes its end.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -25,6 +27,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
+use crate::watch::Wish;
 
 /// A path that need not be UTF-8: text where it is, numbers where it is not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +79,11 @@ pub enum Request {
     Gc,
     /// Make everything written so far survive a power cut.
     Flush,
+    /// Look on until told to stop.
+    Watch {
+        /// At what.
+        wish: Wish,
+    },
 }
 
 /// How far long work has come.
@@ -94,6 +102,7 @@ pub struct Tick {
 #[serde(rename_all = "kebab-case")]
 enum Reply {
     Progress(Tick),
+    Note(serde_json::Value),
     Done(serde_json::Value),
     Failed(Failure),
 }
@@ -150,27 +159,73 @@ impl Ear {
     }
 }
 
+/// What a caller is told when the daemon cannot be asked.
+fn lost(error: io::Error) -> Failure {
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        return Failure::new(
+            "not-permitted",
+            "only root and the user who mounted a volume may ask its daemon",
+        )
+        .next("use sudo");
+    }
+    Failure::new("no-answer", "the daemon that has this volume mounted does not answer")
+        .why(crate::error::plain(&error))
+        .next("if it died: covey umount MOUNTPOINT, then mount again")
+}
+
 /// Asks a daemon. `tick` is told how far long work has come.
 pub fn ask<T: DeserializeOwned>(ear: &Ear, request: &Request, tick: &mut dyn FnMut(&Tick)) -> Result<T> {
-    let lost = |error: io::Error| {
-        if error.kind() == io::ErrorKind::PermissionDenied {
-            return Failure::new(
-                "not-permitted",
-                "only root and the user who mounted a volume may ask its daemon",
-            )
-            .next("use sudo");
-        }
-        Failure::new("no-answer", "the daemon that has this volume mounted does not answer")
-            .why(crate::error::plain(&error))
-            .next("if it died: covey umount MOUNTPOINT, then mount again")
-    };
-    let stream = ear.connect().map_err(lost)?;
-    // Progress comes more often than this; only a daemon that is stuck is silent for so long.
-    stream.set_read_timeout(Some(Duration::from_secs(120))).map_err(lost)?;
-    let mut line = serde_json::to_string(request).map_err(|error| lost(error.into()))?;
-    line.push('\n');
-    (&stream).write_all(line.as_bytes()).map_err(lost)?;
-    let mut lines = BufReader::new(&stream).lines();
+    let asked = Asked::ask(ear, request)?;
+    asked.hear(tick, &mut |_| ())
+}
+
+/// A request that a daemon has been asked.
+pub struct Asked(UnixStream);
+
+impl Asked {
+    /// Asks.
+    pub fn ask(ear: &Ear, request: &Request) -> Result<Asked> {
+        let stream = ear.connect().map_err(lost)?;
+        // Progress comes more often than this; only a daemon that is stuck is silent for so long.
+        stream.set_read_timeout(Some(Duration::from_secs(120))).map_err(lost)?;
+        let mut line = serde_json::to_string(request).map_err(|error| lost(error.into()))?;
+        line.push('\n');
+        (&stream).write_all(line.as_bytes()).map_err(lost)?;
+        Ok(Asked(stream))
+    }
+
+    /// Something that tells the daemon that it is enough, from another thread. It then answers with its summary.
+    pub fn stopper(&self) -> Result<Stopper> {
+        self.0.try_clone().map(Stopper).map_err(lost)
+    }
+
+    /// Hears the daemon out.
+    pub fn hear<T: DeserializeOwned>(
+        &self,
+        tick: &mut dyn FnMut(&Tick),
+        note: &mut dyn FnMut(serde_json::Value),
+    ) -> Result<T> {
+        hear(&self.0, tick, note)
+    }
+}
+
+/// See [`Asked::stopper`].
+pub struct Stopper(UnixStream);
+
+impl Stopper {
+    /// It is enough.
+    pub fn stop(&self) {
+        // A daemon that has gone hears nothing, and whoever waits for it is told so.
+        let _ = (&self.0).write_all(b"stop\n");
+    }
+}
+
+fn hear<T: DeserializeOwned>(
+    stream: &UnixStream,
+    tick: &mut dyn FnMut(&Tick),
+    note: &mut dyn FnMut(serde_json::Value),
+) -> Result<T> {
+    let mut lines = BufReader::new(stream).lines();
     loop {
         let line = match lines.next() {
             Some(line) => line.map_err(lost)?,
@@ -178,6 +233,7 @@ pub fn ask<T: DeserializeOwned>(ear: &Ear, request: &Request, tick: &mut dyn FnM
         };
         match serde_json::from_str(&line) {
             Ok(Reply::Progress(progress)) => tick(&progress),
+            Ok(Reply::Note(value)) => note(value),
             Ok(Reply::Failed(failure)) => return Err(failure),
             Ok(Reply::Done(value)) => {
                 return serde_json::from_value(value).map_err(|error| {
@@ -195,6 +251,60 @@ pub fn ask<T: DeserializeOwned>(ear: &Ear, request: &Request, tick: &mut dyn FnM
 pub trait Serve: Send + Sync {
     /// Does one. Blocks as long as that takes, and calls `tick` at least once a second meanwhile when it may take long.
     fn serve(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<serde_json::Value>;
+
+    /// Grants a [`Wish`] until the caller has enough.
+    fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<serde_json::Value>;
+}
+
+/// What came from one who looks on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// Nothing in the time given.
+    Nothing,
+    /// It is enough; the summary is wanted.
+    Stop,
+    /// Nobody is there any more.
+    Gone,
+}
+
+/// The daemon's end of a conversation with one who looks on.
+pub struct Wire<'a> {
+    stream: &'a UnixStream,
+    /// The word to stop came with the request.
+    stopped: bool,
+}
+
+impl Wire<'_> {
+    /// Sends something. False when nobody takes it.
+    pub fn note(&self, value: &impl Serialize) -> bool {
+        let value = serde_json::to_value(value).unwrap_or_default();
+        send(self.stream, &Reply::Note(value)).is_ok()
+    }
+
+    /// Waits for a word, at most so long.
+    pub fn heard(&self, wait: Duration) -> Heard {
+        if self.stopped {
+            return Heard::Stop;
+        }
+        let ms = i32::try_from(wait.as_millis()).unwrap_or(i32::MAX);
+        let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: `poll` is one living entry, and the descriptor in it is open.
+        if unsafe { libc::poll(&raw mut poll, 1, ms) } <= 0 {
+            return Heard::Nothing;
+        }
+        let mut word = [0; 64];
+        let mut stream = self.stream;
+        match stream.read(&mut word) {
+            Ok(1..) => Heard::Stop,
+            _ => Heard::Gone,
+        }
+    }
+}
+
+fn send(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
+    let mut line = serde_json::to_string(reply)?;
+    line.push('\n');
+    stream.write_all(line.as_bytes())
 }
 
 /// The daemon's side. Stops listening when dropped.
@@ -202,10 +312,13 @@ pub trait Serve: Send + Sync {
 pub struct Listener {
     ear: Ear,
     stop: Arc<AtomicBool>,
+    callers: Arc<AtomicUsize>,
 }
 
 /// Callers served at a time; more are turned away.
 const CALLERS: usize = 32;
+/// At the end those who are being served have so long to get their answers: one who looks on gets his summary.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Listener {
     /// Starts to listen.
@@ -217,9 +330,11 @@ impl Listener {
             fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(cannot)?;
         }
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        base::thread::spawn("covey-control", move || accept(&socket, &serve, &stopped)).map_err(cannot)?;
-        Ok(Listener { ear, stop })
+        let callers = Arc::new(AtomicUsize::new(0));
+        let (stopped, served) = (stop.clone(), callers.clone());
+        base::thread::spawn("covey-control", move || accept(&socket, &serve, &stopped, &served))
+            .map_err(cannot)?;
+        Ok(Listener { ear, stop, callers })
     }
 }
 
@@ -231,11 +346,14 @@ impl Drop for Listener {
         if let Ear::File(path) = &self.ear {
             let _ = fs::remove_file(path);
         }
+        let until = base::time::monotonic() + LAST_WORDS;
+        while self.callers.load(Ordering::SeqCst) > 0 && base::time::monotonic() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
-fn accept(socket: &UnixListener, serve: &Arc<dyn Serve>, stop: &AtomicBool) {
-    let callers = Arc::new(AtomicUsize::new(0));
+fn accept(socket: &UnixListener, serve: &Arc<dyn Serve>, stop: &AtomicBool, callers: &Arc<AtomicUsize>) {
     while let Ok((stream, _)) = socket.accept() {
         if stop.load(Ordering::SeqCst) {
             return;
@@ -258,10 +376,7 @@ fn accept(socket: &UnixListener, serve: &Arc<dyn Serve>, stop: &AtomicBool) {
 
 fn answer(stream: &UnixStream, serve: &dyn Serve) {
     let send = |reply: &Reply| {
-        let mut line = serde_json::to_string(reply).unwrap_or_default();
-        line.push('\n');
-        let mut out = stream;
-        let _ = out.write_all(line.as_bytes());
+        let _ = send(stream, reply);
     };
     let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
     let _ = stream.set_write_timeout(Some(Duration::from_secs(10)));
@@ -271,11 +386,14 @@ fn answer(stream: &UnixStream, serve: &dyn Serve) {
     }
     let mut line = String::new();
     // A request is short; who sends more is no command of ours.
-    let read = BufReader::new(stream.take(64 << 10)).read_line(&mut line);
+    let mut reader = BufReader::new(stream.take(64 << 10));
+    let read = reader.read_line(&mut line);
+    let stopped = !reader.buffer().is_empty();
     if read.is_err() || line.is_empty() {
         return;
     }
     let outcome = match serde_json::from_str(&line) {
+        Ok(Request::Watch { wish }) => serve.watch(&wish, &Wire { stream, stopped }),
         Ok(request) => serve.serve(request, &mut |tick| send(&Reply::Progress(tick))),
         Err(error) => Err(Failure::usage("this daemon does not know that request").why(error.to_string())),
     };
@@ -320,6 +438,37 @@ mod tests {
                 other => Err(Failure::usage(format!("{other:?}")).next("nothing")),
             }
         }
+
+        fn watch(&self, _: &Wish, wire: &Wire<'_>) -> Result<serde_json::Value> {
+            let mut notes = 0;
+            while wire.heard(Duration::from_millis(1)) == Heard::Nothing {
+                notes += u64::from(wire.note(&notes));
+            }
+            Ok(serde_json::json!(notes))
+        }
+    }
+
+    #[test]
+    fn one_who_looks_on_hears_notes_until_he_says_stop() {
+        let temp = tempfile::tempdir().unwrap();
+        let ear = Ear::of_source(temp.path());
+        let _listener = Listener::start(ear.clone(), Arc::new(Parrot)).unwrap();
+        let request = Request::Watch { wish: Wish::Stats { interval_ms: 1 } };
+        let asked = Asked::ask(&ear, &request).unwrap();
+        let stopper = asked.stopper().unwrap();
+        let mut notes = 0_u64;
+        let said: u64 = asked
+            .hear(&mut |_| (), &mut |_| {
+                notes += 1;
+                if notes == 3 {
+                    stopper.stop();
+                }
+            })
+            .unwrap();
+        assert!(notes >= 3 && said == notes, "{notes} of {said}");
+        let hasty = Asked::ask(&ear, &request).unwrap();
+        hasty.stopper().unwrap().stop();
+        assert!(hasty.hear::<u64>(&mut |_| (), &mut |_| ()).is_ok(), "also when it comes with the request");
     }
 
     fn ask_all(ear: &Ear) {

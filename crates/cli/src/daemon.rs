@@ -25,7 +25,7 @@ use serde_json::Value;
 
 use crate::backend::{self, Backend};
 use crate::cmd::umount;
-use crate::control::{Ear, Listener, Request, Serve, Tick};
+use crate::control::{Ear, Listener, Request, Serve, Tick, Wire};
 use crate::error::{Failure, Result};
 use crate::node::{NodeOptions, Source};
 use crate::options::MountOptions;
@@ -33,7 +33,8 @@ use crate::status::{Memory, Mode, Served, Status};
 use crate::sys::Trimmer;
 use crate::table::{bytes, count};
 use crate::term::{self, Term};
-use crate::{log, mounts};
+use crate::watch::{self, Shown, Wish};
+use crate::{log, metrics, mounts};
 
 /// A mount to be made.
 #[derive(Debug)]
@@ -48,6 +49,8 @@ pub struct Plan {
     pub transport: Transport,
     /// Show a status line on a terminal.
     pub status_line: bool,
+    /// What the daemon shows of itself while it serves.
+    pub shown: Shown,
 }
 
 /// How the kernel's requests reach the daemon.
@@ -150,6 +153,13 @@ pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
     let Transport { kind, readers, uncached } = &plan.transport;
     command.args(["--transport", &kind.to_string(), "--readers", &readers.to_string()]);
     command.args(uncached.then_some("--uncached"));
+    if let Some(metrics) = &plan.shown.metrics {
+        command.args(["--metrics", metrics]);
+    }
+    if plan.shown.metrics_public {
+        command.arg("--metrics-public");
+    }
+    command.args(["--trace-rate", &plan.shown.trace_rate.to_string()]);
     command.args(["--ready-fd", &number.to_string()]);
     command.stdin(Stdio::null()).stdout(output()?).stderr(output()?).current_dir("/");
     // SAFETY: between fork and exec only setsid and fcntl are called, both async-signal-safe; the descriptor is open, since
@@ -196,6 +206,8 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     raise_file_limit();
     let mountpoint = mounts::absolute(&plan.mountpoint)?;
     check_places(&plan.source, &mountpoint)?;
+    let page =
+        plan.shown.metrics.as_deref().map(|at| metrics::bind(at, plan.shown.metrics_public)).transpose()?;
     let node = backend::open(&plan.source, &node_options(&plan.options, &mountpoint))?;
     let session = match Session::mount(node.filesystem(), &mountpoint, session_options(&plan, &*node)) {
         Ok(session) => Arc::new(session),
@@ -216,11 +228,24 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
             return Err(failure);
         }
     };
+    show(&plan.shown, page, &served);
     let ended = Arc::new(AtomicBool::new(false));
     start_signals(session.unmounter(), node.clone(), ended.clone(), interactive)?;
     ready(&*node, &session, parent, term);
     wait(&served, plan.status_line && interactive);
     finish(&*node, &session, listener, &ended, term)
+}
+
+/// Begins to show what was asked for. The mount is there already and does not end for want of a thread.
+fn show(shown: &Shown, page: Option<metrics::Page>, served: &Daemon) {
+    let traced = match shown.trace_rate {
+        0 => Ok(()),
+        every => watch::write_every(&served.session, every),
+    };
+    let page = page.map_or(Ok(()), |page| page.serve(served.node.clone(), served.session.clone()));
+    for failure in [traced, page].into_iter().filter_map(Result::err) {
+        log::line(&failure.to_string());
+    }
 }
 
 fn ready(node: &dyn Backend, session: &Session, parent: Option<Parent>, term: Term) {
@@ -429,8 +454,13 @@ impl Serve for Daemon {
                 notifier.settle();
                 serde_json::to_value(cloned.summary)
             }
+            Request::Watch { .. } => return Err(Failure::usage("this is not answered at once")),
         };
         value.map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
+    }
+
+    fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<Value> {
+        watch::serve(&*self.node, &self.session, wish, wire)
     }
 }
 
@@ -449,7 +479,7 @@ fn ending_signals() -> libc::sigset_t {
 }
 
 /// Threads started later inherit this.
-fn block_signals() {
+pub fn block_signals() {
     // SAFETY: the set is living; the old mask is not asked for.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &ending_signals(), std::ptr::null_mut()) };
 }
@@ -473,6 +503,20 @@ fn next_signal() -> i32 {
     // SAFETY: both are living values; the signals are blocked in every thread.
     while unsafe { libc::sigwait(&ending_signals(), &mut signal) } != 0 {}
     signal
+}
+
+/// Waits for a signal, at most so long. False when none came.
+pub fn next_signal_within(at_most: Option<Duration>) -> bool {
+    let Some(at_most) = at_most else {
+        next_signal();
+        return true;
+    };
+    let time = libc::timespec {
+        tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(at_most.subsec_nanos()),
+    };
+    // SAFETY: both are living values; what kind of signal it was is not asked for.
+    unsafe { libc::sigtimedwait(&ending_signals(), std::ptr::null_mut(), &time) >= 0 }
 }
 
 fn start_signals(

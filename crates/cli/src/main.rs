@@ -5,6 +5,7 @@
 //!   node.rs         the wiring: a volume's folder becomes lock, journal, packs, origin, volume
 //!   daemon.rs       a mount from beginning to end: signals, status line, background
 //!   control.rs      how other commands talk to it
+//!   watch.rs        looking on at a mount: trace, stats, top; metrics.rs: figures for Prometheus
 //!   volume_dir.rs   what lies where in a volume's folder; mounts.rs: what is mounted where
 //!   import.rs       folders and archives into volumes
 //!   error.rs        what happened, why, what to do next; term.rs, table.rs: how things look
@@ -21,6 +22,7 @@ mod error;
 mod import;
 mod info;
 mod log;
+mod metrics;
 mod mounts;
 mod node;
 mod options;
@@ -30,6 +32,7 @@ mod table;
 mod target;
 mod term;
 mod volume_dir;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -69,6 +72,9 @@ enum Command {
     Clone(cmd::clone::Args),
     Fsck(cmd::fsck::Args),
     Gc(cmd::gc::Args),
+    Trace(cmd::trace::Args),
+    Stats(cmd::stats::Args),
+    Top(cmd::top::Args),
     Doctor(cmd::doctor::Args),
 }
 
@@ -101,6 +107,9 @@ fn run(command: &Command, term: Term) -> Result<u8> {
         Command::Clone(args) => cmd::clone::run(args, term),
         Command::Fsck(args) => cmd::fsck::run(args, term),
         Command::Gc(args) => cmd::gc::run(args, term),
+        Command::Trace(args) => cmd::trace::run(args, term),
+        Command::Stats(args) => cmd::stats::run(args, term),
+        Command::Top(args) => cmd::top::run(args, term),
         Command::Doctor(args) => cmd::doctor::run(args, term),
     }
 }

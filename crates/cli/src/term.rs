@@ -48,6 +48,21 @@ impl Term {
         }
     }
 
+    /// Prints one of many results as it comes: `value` as JSON on a line of its own, or the text. Without a value, a line for people
+    /// only.
+    pub fn line<T: Serialize>(self, value: Option<&T>, text: impl FnOnce() -> String) {
+        let mut line = match (self.json, value) {
+            (true, None) => return,
+            (true, Some(value)) => serde_json::to_string(value).unwrap_or_default(),
+            (false, _) => text(),
+        };
+        line.push('\n');
+        let mut out = io::stdout().lock();
+        if out.write_all(line.as_bytes()).and_then(|()| out.flush()).is_err() {
+            std::process::exit(0);
+        }
+    }
+
     /// Says something on the way. Not said with `--json`.
     pub fn say(self, line: impl Display) {
         if !self.json {
@@ -74,10 +89,20 @@ pub fn status_line(line: &str) {
 
 /// How wide the terminal is.
 fn columns() -> usize {
+    size_of_terminal(libc::STDERR_FILENO).1
+}
+
+/// Lines and columns of the terminal that results are printed on.
+pub fn size() -> (usize, usize) {
+    size_of_terminal(libc::STDOUT_FILENO)
+}
+
+fn size_of_terminal(fd: i32) -> (usize, usize) {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: `size` is a living value of the type that this request fills.
-    let status = unsafe { libc::ioctl(libc::STDERR_FILENO, libc::TIOCGWINSZ, &raw mut size) };
-    if status == 0 && size.ws_col > 0 { usize::from(size.ws_col) } else { 80 }
+    let status = unsafe { libc::ioctl(fd, libc::TIOCGWINSZ, &raw mut size) };
+    let known = |n: u16, default: usize| if status == 0 && n > 0 { usize::from(n) } else { default };
+    (known(size.ws_row, 24), known(size.ws_col, 80))
 }
 
 /// Removes the status line.

@@ -5,6 +5,7 @@
 
 use std::io;
 
+use base::phase::{self, Phase};
 use base::size::BLOB_MAX;
 use base::{BlobId, Ino, PackNo};
 use blob::extent::{ExtentPage, Part};
@@ -96,6 +97,7 @@ impl Core {
         let have = (bytes.len() - from).min(buf.len());
         buf[..have].copy_from_slice(&bytes[from..from + have]);
         buf[have..].fill(0);
+        self.counters.from_names.add(buf.len());
         Ok(())
     }
 
@@ -143,11 +145,16 @@ impl Core {
     /// Reads a range of a pack, wherever its bytes are.
     pub(crate) fn read_pack(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), Error> {
         match self.place_of(pack)? {
-            Some(Place::Open) => self.parts.packs.read(pack, offset, buf)?,
-            Some(Place::Blob(blob)) => self.parts.source.read_at(&blob, offset, buf)?,
+            Some(Place::Open) => {
+                self.parts.packs.read(pack, offset, buf)?;
+                self.counters.from_open.add(buf.len());
+            }
+            Some(Place::Blob(blob)) => {
+                self.parts.source.read_at(&blob, offset, buf)?;
+                self.counters.from_blobs.add(buf.len());
+            }
             None => return Err(gone(pack)),
         }
-        self.counters.read_bytes.add(buf.len() as u64);
         Ok(())
     }
 
@@ -186,12 +193,16 @@ impl Core {
             let len = (data.len() - done).min((BLOB_MAX - at) as usize);
             let bytes = &data[done..done + len];
             let slot = self.store_range(Writer::Page(ino, page), bytes)?;
+            let crc = {
+                let _phase = phase::enter(Phase::Blob);
+                blob::sums::crc32c(bytes)
+            };
             stored.pieces.push(Piece {
                 at: offset + done as u64,
                 len: len as u32,
                 pack: slot.pack(),
                 offset: slot.offset,
-                fresh: Some(blob::sums::crc32c(bytes)),
+                fresh: Some(crc),
             });
             stored.slots.push(slot);
             done += len;
@@ -252,5 +263,6 @@ fn gone(pack: PackNo) -> Error {
 
 /// The name of a file's whole content.
 pub(crate) fn content_id(bytes: &[u8]) -> BlobId {
+    let _phase = phase::enter(Phase::Blob);
     BlobId(*blake3::hash(bytes).as_bytes())
 }

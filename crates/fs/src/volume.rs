@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use base::phase::{self, Phase};
 use base::{Ino, PackNo, Timestamp, time};
 use blob::{BlobError, BlobSource, Origin, PackStore};
 use hashbrown::HashSet;
@@ -428,6 +429,7 @@ impl Core {
     pub(crate) fn flush(&self) -> Result<(), Error> {
         // Before the flush, so that what is committed meanwhile counts as not flushed.
         self.dirty.store(false, Ordering::Release);
+        let _phase = phase::enter(Phase::Names);
         self.parts.store.flush().map_err(|error| {
             self.dirty.store(true, Ordering::Release);
             error.into()

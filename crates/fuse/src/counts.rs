@@ -1,29 +1,63 @@
-//! How many requests of each kind came: what the request budgets are tested against.
+//! How many requests of each kind came, how many failed, and the bytes they moved: what the request budgets are tested against.
 //!
 //! Each reader thread counts in a lane of its own, so that counting never moves a cache line between cores.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::abi::opcodes::OPCODES;
+use crate::abi::opcodes::{OPCODES, op};
+use crate::watch::Outcome;
 
 /// Opcodes below this are counted one by one; the others together, as "OTHER".
-const KINDS: usize = 64;
+pub(crate) const KINDS: usize = 64;
+
+/// Where an opcode is counted.
+pub(crate) fn kind_of(opcode: u32) -> usize {
+    (opcode as usize).min(KINDS - 1)
+}
 
 /// The counts of one reader thread.
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct Lane([AtomicU64; KINDS]);
+pub struct Lane {
+    came: [AtomicU64; KINDS],
+    failed: [AtomicU64; KINDS],
+    read_bytes: AtomicU64,
+    written_bytes: AtomicU64,
+}
 
 impl Lane {
     fn new() -> Lane {
-        Lane([const { AtomicU64::new(0) }; KINDS])
+        Lane {
+            came: [const { AtomicU64::new(0) }; KINDS],
+            failed: [const { AtomicU64::new(0) }; KINDS],
+            read_bytes: AtomicU64::new(0),
+            written_bytes: AtomicU64::new(0),
+        }
     }
 
     /// Counts one request.
     pub fn count(&self, opcode: u32) {
-        let kind = (opcode as usize).min(KINDS - 1);
-        self.0[kind].fetch_add(1, Ordering::Relaxed);
+        self.came[kind_of(opcode)].fetch_add(1, Ordering::Relaxed);
     }
+
+    /// Counts what it came to.
+    pub(crate) fn ended(&self, opcode: u32, outcome: Outcome) {
+        if outcome.error != 0 {
+            self.failed[kind_of(opcode)].fetch_add(1, Ordering::Relaxed);
+        } else if outcome.bytes != 0 {
+            let bytes = if opcode == op::WRITE { &self.written_bytes } else { &self.read_bytes };
+            bytes.fetch_add(u64::from(outcome.bytes), Ordering::Relaxed);
+        }
+    }
+}
+
+/// The bytes that requests moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Answered to READ.
+    pub read_bytes: u64,
+    /// Taken from WRITE.
+    pub written_bytes: u64,
 }
 
 /// The counts of a mount.
@@ -43,7 +77,18 @@ impl Counts {
 
     /// Requests that came so far, by opcode name, those that never came left out.
     pub fn totals(&self) -> Vec<(&'static str, u64)> {
-        let total = |kind: usize| self.0.iter().map(|lane| lane.0[kind].load(Ordering::Relaxed)).sum::<u64>();
+        self.sums(|lane| &lane.came)
+    }
+
+    /// Requests answered with an error so far, likewise. Also what the table of opcodes refuses, and names that are not there
+    /// when no negative entry can be given.
+    pub fn failures(&self) -> Vec<(&'static str, u64)> {
+        self.sums(|lane| &lane.failed)
+    }
+
+    fn sums(&self, of: impl Fn(&Lane) -> &[AtomicU64; KINDS]) -> Vec<(&'static str, u64)> {
+        let total =
+            |kind: usize| self.0.iter().map(|lane| of(lane)[kind].load(Ordering::Relaxed)).sum::<u64>();
         let mut totals: Vec<_> = OPCODES
             .iter()
             .filter(|line| (line.number as usize) < KINDS - 1)
@@ -52,5 +97,12 @@ impl Counts {
         totals.push(("OTHER", total(KINDS - 1)));
         totals.retain(|&(_, count)| count > 0);
         totals
+    }
+
+    /// The bytes moved so far.
+    pub fn moved(&self) -> Moved {
+        let sum =
+            |of: fn(&Lane) -> &AtomicU64| self.0.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum();
+        Moved { read_bytes: sum(|lane| &lane.read_bytes), written_bytes: sum(|lane| &lane.written_bytes) }
     }
 }

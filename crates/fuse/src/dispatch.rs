@@ -19,11 +19,12 @@ use crate::abi::init::Agreed;
 use crate::abi::opcodes::{self, Policy, op};
 use crate::abi::ops::Op;
 use crate::channel::Sink;
-use crate::counts::Lane;
+use crate::counts::Counts;
 use crate::defer::{Desk, Pool, Ticket};
 use crate::execute::{self, Done};
 use crate::notify::{self, Notifier};
 use crate::uncached;
+use crate::watch::{Outcome, Span, Watch};
 
 /// Makes the kernel hand over what was written to a file but still lies in its pages.
 pub trait PushDirty: Send + Sync {
@@ -50,6 +51,10 @@ pub struct Parts {
     pub notifier: Notifier,
     /// The kernel is to keep nothing: see [`Options::uncached`](crate::Options).
     pub uncached: bool,
+    /// How many requests come.
+    pub counts: Arc<Counts>,
+    /// How long they take; its last lane is the workers'.
+    pub watch: Arc<Watch>,
     /// Where lines for a person go.
     pub log: Log,
 }
@@ -64,11 +69,14 @@ impl Dispatcher {
         Dispatcher(Arc::new(parts))
     }
 
-    /// Serves one request: answers it on `sink`, or hands it to a worker that will. `room` is for the reply's body.
-    pub fn serve(&self, lane: &Lane, request: &[u8], room: &mut [u8], sink: &Arc<dyn Sink>) {
+    /// Serves one request: answers it on `sink`, or hands it to a worker that will. `lane` is the calling thread's number, `room` is
+    /// for the reply's body.
+    pub fn serve(&self, lane: usize, request: &[u8], room: &mut [u8], sink: &Arc<dyn Sink>) {
+        let span = self.0.watch.begin(lane);
         let (header, arguments) = match Header::split(request) {
             Ok(parts) => parts,
             Err(error) => {
+                self.0.watch.set_aside(span);
                 (self.0.log)("fuse: a request without a whole header came");
                 if let Some(unique) = Header::unique_of(request) {
                     let _ = sink.reply(unique, -error.0, &[]);
@@ -76,41 +84,52 @@ impl Dispatcher {
                 return;
             }
         };
-        lane.count(header.opcode);
+        self.0.counts.lane(lane).count(header.opcode);
         if self.0.uncached
             && let Some(len) = uncached::answer(header.opcode, room)
         {
+            let answered = self.0.watch.answering(span);
             let _ = sink.reply(header.unique, 0, &room[..len]);
+            self.0.watch.end(lane, answered, &header, Outcome::default());
             return;
         }
         let op = match self.admit(&header, arguments) {
             Ok(op) => op,
             Err(error) => {
+                let answered = self.0.watch.answering(span);
                 if wants_reply(header.opcode) {
                     let _ = sink.reply(header.unique, -error.0, &[]);
                 }
+                let outcome = Outcome { bytes: 0, error: error.0 as u32 };
+                self.0.counts.lane(lane).ended(header.opcode, outcome);
+                self.0.watch.end(lane, answered, &header, outcome);
                 return;
             }
         };
         if let Op::Interrupt { unique } = op {
+            self.0.watch.set_aside(span);
             self.0.desk.interrupt(unique);
             return;
         }
-        if self.defer(&header, &op, request, sink) {
+        if self.defer((lane, span), &header, &op, request, sink) {
+            self.0.watch.set_aside(span);
             return;
         }
         let result = self.run(&header, &op, room);
-        if !wants_reply(header.opcode) {
-            return;
+        let answered = self.0.watch.answering(span);
+        if wants_reply(header.opcode) {
+            tell_of_mode(&result, header.ino, &**sink);
+            let sent = match &result {
+                Ok(done) => sink.reply(header.unique, 0, &room[..done.len]),
+                Err(error) => sink.reply(header.unique, -error.0, &[]),
+            };
+            if sent.is_err() {
+                self.undeliverable(&header, &op, &result, sent);
+            }
         }
-        tell_of_mode(&result, header.ino, &**sink);
-        let sent = match &result {
-            Ok(done) => sink.reply(header.unique, 0, &room[..done.len]),
-            Err(error) => sink.reply(header.unique, -error.0, &[]),
-        };
-        if sent.is_err() {
-            self.undeliverable(&header, &op, &result, sent);
-        }
+        let outcome = outcome(&op, &result);
+        self.0.counts.lane(lane).ended(header.opcode, outcome);
+        self.0.watch.end(lane, answered, &header, outcome);
     }
 
     /// The operation, if the table lets it through.
@@ -143,7 +162,14 @@ impl Dispatcher {
     }
 
     /// Hands the request to a worker if it must wait. True when it was.
-    fn defer(&self, header: &Header, op: &Op<'_>, request: &[u8], sink: &Arc<dyn Sink>) -> bool {
+    fn defer(
+        &self,
+        (lane, span): (usize, Option<Span>),
+        header: &Header,
+        op: &Op<'_>,
+        request: &[u8],
+        sink: &Arc<dyn Sink>,
+    ) -> bool {
         let seek = matches!(op, Op::Seek { .. }) && self.0.dirty.is_some();
         let waiting = op.waiting(header.ino);
         let waits = |waiting| {
@@ -156,13 +182,23 @@ impl Dispatcher {
         let ticket = self.0.desk.issue(header.unique, header.caller.pid, waiting, sink);
         let (this, sink, request) = (self.clone(), Arc::clone(sink), request.to_vec());
         let pool = if seek { &self.0.seeker } else { &self.0.workers };
-        let work = move |ticket: &Ticket, room: &mut [u8]| this.finish(ticket, &request, room, &*sink);
+        let work = move |ticket: &Ticket, room: &mut [u8]| {
+            let span = this.0.watch.resume(span);
+            this.finish((lane, span), ticket, &request, room, &*sink);
+        };
         pool.push(ticket, Box::new(work));
         true
     }
 
     /// What a worker does with a request.
-    fn finish(&self, ticket: &Ticket, request: &[u8], room: &mut [u8], sink: &dyn Sink) {
+    fn finish(
+        &self,
+        (lane, span): (usize, Option<Span>),
+        ticket: &Ticket,
+        request: &[u8],
+        room: &mut [u8],
+        sink: &dyn Sink,
+    ) {
         // It was decoded once, so it can be decoded again.
         let Ok((header, arguments)) = Header::split(request) else {
             return;
@@ -175,6 +211,7 @@ impl Dispatcher {
             _ => None,
         };
         let result = self.run(&header, &op, room);
+        let answered = self.0.watch.answering(span);
         tell_of_mode(&result, header.ino, sink);
         self.0.desk.close_ticket(ticket);
         let delivered = ticket.claim()
@@ -182,6 +219,11 @@ impl Dispatcher {
                 Ok(done) => ticket.answer(0, &room[..done.len]),
                 Err(error) => ticket.answer(-error.0, &[]),
             };
+        // Answered by the clock or an interrupt meanwhile: whatever this came to, its program saw an error.
+        let late = Outcome { bytes: 0, error: libc::EIO as u32 };
+        let outcome = if delivered { outcome(&op, &result) } else { late };
+        self.0.counts.lane(lane).ended(header.opcode, outcome);
+        self.0.watch.end(self.0.watch.workers(), answered, &header, outcome);
         if !delivered {
             self.undo(&header, &op, &result);
         }
@@ -245,6 +287,16 @@ fn tell_of_mode(result: &Result<Done, Errno>, ino: Ino, sink: &dyn Sink) {
     if matches!(result, Ok(Done { mode_changed: true, .. })) {
         // Attributes alone: that waits for no lock that the request holds. It fails when the kernel has let go of the inode.
         let _ = notify::inval_inode(sink, ino, -1, 0);
+    }
+}
+
+/// What a result is counted as.
+fn outcome(op: &Op<'_>, result: &Result<Done, Errno>) -> Outcome {
+    match (op, result) {
+        (_, Err(error)) => Outcome { bytes: 0, error: error.0 as u32 },
+        (Op::Read { .. }, Ok(done)) => Outcome { bytes: done.len as u32, error: 0 },
+        (Op::Write { data, .. }, Ok(_)) => Outcome { bytes: data.len() as u32, error: 0 },
+        _ => Outcome::default(),
     }
 }
 

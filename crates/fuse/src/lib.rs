@@ -12,7 +12,7 @@
 //! - [`channel`]: where requests come from and replies go; the seam for a byte stream.
 //! - [`uring`]: the same over io_uring, a ring per CPU.
 //! - [`dispatch`], [`execute`]: decode, ask, encode. [`defer`]: requests that must wait. [`seek`]: dirty pages first.
-//! - [`notify`]: what the kernel is to forget. [`counts`]: how many requests came.
+//! - [`notify`]: what the kernel is to forget. [`counts`]: how many requests came. [`watch`]: how long they took, on what.
 //! - [`abi`]: the bytes, and [`abi::opcodes::OPCODES`], the table of what is served.
 //! - [`null`]: a filesystem that does nothing, for the floor of measurements; `uncached`: a mount as others are, for their ceiling.
 //!
@@ -34,6 +34,7 @@ pub mod seek;
 pub mod session;
 mod uncached;
 pub mod uring;
+pub mod watch;
 
 pub use mount::{MountError, MountFlags, Unmount, UnmountError, unmount};
 pub use notify::Notifier;

@@ -23,13 +23,14 @@ use crate::abi::init::{self, Agreed, Offer, Wishes, flag};
 use crate::abi::opcodes::op;
 use crate::buffer::{PageBuf, RequestBuf};
 use crate::channel::{Device, Received, Sink, Source};
-use crate::counts::Counts;
+use crate::counts::{Counts, Moved};
 use crate::defer::{Desk, Pool};
 use crate::dispatch::{Dispatcher, Parts, PushDirty, late_line};
 use crate::mount::{self, Mount, MountError, MountFlags, Unmount, UnmountError};
 use crate::notify::Notifier;
 use crate::seek::ThroughMount;
 use crate::uring::{self, Host, Rings, Transport, WayBack};
+use crate::watch::Watch;
 
 /// How to mount and serve.
 #[derive(Clone)]
@@ -86,7 +87,8 @@ pub struct Ended {
 struct Shared {
     fs: Arc<dyn Filesystem>,
     mount: Arc<Mount>,
-    counts: Counts,
+    counts: Arc<Counts>,
+    watch: Arc<Watch>,
     desk: Arc<Desk>,
     pools: [Arc<Pool>; 2],
     notifier: Notifier,
@@ -204,6 +206,21 @@ impl Session {
     /// How many requests came so far, by kind; kinds that never came are left out.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         self.shared.counts.totals()
+    }
+
+    /// Of these, those answered with an error.
+    pub fn failures(&self) -> Vec<(&'static str, u64)> {
+        self.shared.counts.failures()
+    }
+
+    /// The bytes they moved.
+    pub fn moved(&self) -> Moved {
+        self.shared.counts.moved()
+    }
+
+    /// How long they take, for whoever wants to know.
+    pub fn watch(&self) -> Arc<Watch> {
+        Arc::clone(&self.shared.watch)
     }
 
     /// Requests that wait at the moment.
@@ -330,6 +347,8 @@ fn start(
     let workers = Pool::new("fuse-wait", options.workers);
     let seeker = Pool::new("fuse-seek", 2);
     let dirty = writable.then(|| Arc::new(ThroughMount(Arc::clone(&mount))) as Arc<dyn PushDirty>);
+    let lanes = readers.max(1 + uring::possible_cpus());
+    let (counts, watch) = (Arc::new(Counts::new(lanes)), Watch::new(lanes + 1));
     let dispatcher = Dispatcher::new(Parts {
         fs: Arc::clone(&fs),
         agreed,
@@ -339,12 +358,15 @@ fn start(
         dirty,
         notifier: notifier.clone(),
         uncached: options.uncached,
+        counts: Arc::clone(&counts),
+        watch: Arc::clone(&watch),
         log: Arc::clone(&options.log),
     });
     let shared = Arc::new(Shared {
         fs,
         mount,
-        counts: Counts::new(readers.max(1 + uring::possible_cpus())),
+        counts,
+        watch,
         desk,
         pools: [workers, seeker],
         notifier,
@@ -402,7 +424,7 @@ fn devices(first: Arc<Device>, readers: usize, share: bool) -> Vec<Arc<Device>> 
 
 impl Host for Shared {
     fn serve(&self, queue: usize, request: &[u8], room: &mut [u8], sink: &Arc<dyn Sink>) {
-        self.dispatcher.serve(self.counts.lane(1 + queue), request, room, sink);
+        self.dispatcher.serve(1 + queue, request, room, sink);
     }
 
     fn begins(&self) {
@@ -425,13 +447,12 @@ impl Shared {
     /// A reader thread's life.
     fn read(&self, index: usize, device: &Arc<Device>) {
         let sink: Arc<dyn Sink> = Arc::clone(device) as _;
-        let lane = self.counts.lane(index);
         let mut request = RequestBuf::new();
         let mut reply = PageBuf::for_reply();
         let aborted = loop {
             match device.receive(request.bytes()) {
                 Ok(Received::Request(len)) => {
-                    self.dispatcher.serve(lane, &request.bytes()[..len], reply.bytes(), &sink);
+                    self.dispatcher.serve(index, &request.bytes()[..len], reply.bytes(), &sink);
                     self.let_gather();
                 }
                 Ok(Received::Nothing) => {}

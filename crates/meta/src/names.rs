@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use base::phase::{self, Phase};
 use base::{BlobId, Ino, PackNo};
 use blob::ExtentPage;
 
@@ -76,6 +77,7 @@ impl Names {
     /// # Errors
     /// Refused, or the store failed; then nothing was changed (or, if the store's error says so, nothing is known).
     pub fn run(&self, op: &Op<'_>, ctx: &Ctx) -> Result<Change, NamesError> {
+        let _phase = phase::enter(Phase::Names);
         let mut view = View::new();
         let mut rounds = 0;
         for _ in 0..ATTEMPTS_MAX {
@@ -173,6 +175,7 @@ impl Names {
     /// # Errors
     /// See [`StoreError`]; so for all reads here.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Option<Dentry>, StoreError> {
+        let _phase = phase::enter(Phase::Names);
         self.decoded(&Key::dentry(parent, name), Dentry::decode)
     }
 
@@ -181,6 +184,7 @@ impl Names {
     /// # Errors
     /// See [`StoreError`].
     pub fn inode(&self, ino: Ino) -> Result<Option<InodeRecord>, StoreError> {
+        let _phase = phase::enter(Phase::Names);
         if let Some(record) = self.decoded(&Key::inode(ino), InodeRecord::decode)? {
             return Ok(Some(record));
         }
@@ -195,6 +199,7 @@ impl Names {
     /// # Errors
     /// See [`StoreError`].
     pub fn attr(&self, ino: Ino) -> Result<Option<InodeRecord>, StoreError> {
+        let _phase = phase::enter(Phase::Names);
         self.inode(ino)?.map(|record| self.complete(ino, record)).transpose()
     }
 
@@ -209,6 +214,7 @@ impl Names {
     /// # Errors
     /// See [`StoreError`].
     pub fn readdir(&self, dir: Ino, position: u64, limit: usize) -> Result<Vec<Listed>, StoreError> {
+        let _phase = phase::enter(Phase::Names);
         let range = Key::dentries(dir, position);
         let mut rows = self.store.scan(&range, limit.max(1))?;
         if rows.len() >= limit
@@ -227,6 +233,7 @@ impl Names {
     /// # Errors
     /// See [`StoreError`].
     pub fn extents(&self, ino: Ino, page: u32) -> Result<ExtentPage, StoreError> {
+        let _phase = phase::enter(Phase::Names);
         match self.store.get(&Key::extents(ino, page))? {
             Some(row) => decode_page(&row),
             None => Ok(ExtentPage::new()),
@@ -243,6 +250,7 @@ impl Names {
         from: u32,
         limit: usize,
     ) -> Result<Vec<(u32, ExtentPage)>, StoreError> {
+        let _phase = phase::enter(Phase::Names);
         let rows = self.store.scan(&Key::extents_from(ino, from), limit)?;
         let page = |(key, row): &(Key, Value)| {
             let (_, number) = key.as_extents().ok_or_else(|| bad_key(key))?;
@@ -256,6 +264,7 @@ impl Names {
     /// # Errors
     /// See [`StoreError`].
     pub fn inline(&self, ino: Ino) -> Result<Option<Value>, StoreError> {
+        let _phase = phase::enter(Phase::Names);
         self.store.get(&Key::inline(ino))
     }
 
@@ -264,6 +273,7 @@ impl Names {
     /// # Errors
     /// See [`StoreError`].
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Option<Value>, StoreError> {
+        let _phase = phase::enter(Phase::Names);
         self.store.get(&Key::xattr(ino, name))
     }
 
@@ -272,6 +282,7 @@ impl Names {
     /// # Errors
     /// See [`StoreError`].
     pub fn xattrs(&self, ino: Ino) -> Result<Vec<Box<[u8]>>, StoreError> {
+        let _phase = phase::enter(Phase::Names);
         let rows = self.store.scan(&Key::xattrs(ino), usize::MAX)?;
         Ok(rows.iter().filter_map(|(key, _)| Some(key.as_xattr()?.1.into())).collect())
     }
@@ -281,6 +292,7 @@ impl Names {
     /// # Errors
     /// See [`StoreError`].
     pub fn pack(&self, pack: PackNo) -> Result<Option<PackRow>, StoreError> {
+        let _phase = phase::enter(Phase::Names);
         self.decoded(&Key::pack(pack), PackRow::decode)
     }
 
@@ -339,6 +351,7 @@ impl Names {
     /// # Errors
     /// See [`StoreError`].
     pub fn content(&self, hash: &BlobId) -> Result<Option<ContentRow>, StoreError> {
+        let _phase = phase::enter(Phase::Names);
         self.decoded(&Key::content(hash), ContentRow::decode)
     }
 
@@ -365,6 +378,7 @@ impl Names {
     /// # Errors
     /// See [`StoreError`].
     pub fn totals(&self) -> Result<Totals, StoreError> {
+        let _phase = phase::enter(Phase::Names);
         let rows = self.store.get_many(&[Key::volume("inodes"), Key::volume("bytes")])?;
         let count = |i: usize| {
             let count = decode_i64(rows.get(i).and_then(|row| row.as_deref())).map_err(damaged)?;

@@ -11,6 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use base::BlobId;
+use base::phase::{self, Phase};
 use blob::{BlobError, BlobFolder, BlobSource, Origin, Sums};
 
 use crate::OriginError;
@@ -139,6 +140,7 @@ impl Folder {
 
 impl BlobSource for Folder {
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
         self.blobs.read_at(id, offset, buf).map_err(|error| self.explain(error))
     }
 
@@ -154,25 +156,30 @@ impl BlobSource for Folder {
 
 impl Origin for Folder {
     fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
         self.writable()?;
         self.blobs.adopt(id, sums, file)
     }
 
     fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
         self.writable()?;
         self.blobs.put(id, sums, bytes)
     }
 
     fn sync(&self) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
         self.blobs.sync().map_err(|error| self.explain(error))
     }
 
     fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
         self.writable()?;
         self.blobs.remove(id)
     }
 
     fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
+        let _phase = phase::enter(Phase::Origin);
         match self.blobs.size(id)? {
             None if !self.marker().exists() => Err(self.explain(BlobError::Missing(*id))),
             size => Ok(size),

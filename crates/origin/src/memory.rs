@@ -15,6 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use base::BlobId;
+use base::phase::{self, Phase};
 use blob::folder::past_end;
 use blob::{BlobError, BlobSource, Origin, SharedBytes, Sums};
 use memmap2::{Advice, MmapMut};
@@ -58,6 +59,7 @@ impl Memory {
 
 impl BlobSource for Memory {
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
         let blob = self.get(id)?;
         let bytes = (*blob).as_ref();
         let range = Range { start: offset as usize, end: offset as usize + buf.len() };
@@ -72,12 +74,14 @@ impl BlobSource for Memory {
 
 impl Origin for Memory {
     fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
         let file = File::open(file)?;
         let fill = |buf: &mut [u8]| file.read_exact_at(buf, 0);
         self.keep(id, sums, filled(sums.size() as usize, fill)?)
     }
 
     fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
         let fill = |buf: &mut [u8]| {
             buf.copy_from_slice(bytes);
             Ok(())
@@ -93,16 +97,19 @@ impl Origin for Memory {
     }
 
     fn sync(&self) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
         Ok(())
     }
 
     fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
         let removed = self.blobs.write().remove(id);
         drop(removed);
         Ok(())
     }
 
     fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
+        let _phase = phase::enter(Phase::Origin);
         Ok(self.blobs.read().get(id).map(|blob| (**blob).as_ref().len() as u64))
     }
 

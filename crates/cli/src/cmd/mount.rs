@@ -8,6 +8,7 @@ use crate::node::Source;
 use crate::options::MountOptions;
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
+use crate::watch::Shown;
 
 /// Mounts a volume; stays until it is unmounted or Ctrl-C
 #[derive(Debug, clap::Args)]
@@ -29,6 +30,8 @@ pub struct Args {
     options: Vec<String>,
     #[command(flatten)]
     transport: Transport,
+    #[command(flatten)]
+    shown: Shown,
     /// The descriptor on which a parent waits for news
     #[arg(long, hide = true)]
     ready_fd: Option<i32>,
@@ -47,6 +50,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             options: MountOptions::parse(&args.options)?,
             transport: args.transport.clone(),
             status_line: false,
+            shown: args.shown.clone(),
         };
         if args.background { daemon::in_background(&plan, term) } else { daemon::run(plan, parent, term) }
     })

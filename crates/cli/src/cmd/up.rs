@@ -10,6 +10,7 @@ use crate::node::Source;
 use crate::options::MountOptions;
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
+use crate::watch::Shown;
 
 /// Makes a volume if there is none, mounts it, and stays with a status line
 #[derive(Debug, clap::Args)]
@@ -35,6 +36,8 @@ pub struct Args {
     options: Vec<String>,
     #[command(flatten)]
     transport: Transport,
+    #[command(flatten)]
+    shown: Shown,
 }
 
 /// Where a volume is kept by default.
@@ -62,7 +65,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         std::fs::create_dir_all(&mountpoint).at("make the mountpoint", &mountpoint)?;
         term.say(format_args!("Made the mountpoint {}.", mountpoint.display()));
     }
-    let plan = Plan { source, mountpoint, options, transport: args.transport.clone(), status_line: true };
+    let (transport, shown) = (args.transport.clone(), args.shown.clone());
+    let plan = Plan { source, mountpoint, options, transport, status_line: true, shown };
     if args.background { daemon::in_background(&plan, term) } else { daemon::run(plan, None, term) }
 }
 

@@ -5,4 +5,5 @@ mod errors;
 mod imports;
 mod mounts;
 mod offline;
+mod watching;
 mod world;

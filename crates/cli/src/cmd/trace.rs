@@ -1,0 +1,187 @@
+//! `covey trace`: requests one by one, with where their time went, and percentiles at the end.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::error::Result;
+use crate::table::{Table, bytes, count};
+use crate::term::Term;
+use crate::watch::client::{ear_of, look_on, parse_time};
+use crate::watch::{Batch, OpSummary, Percentiles, TraceLine, TraceSummary, Wish, opcode_of};
+
+/// Shows the requests that a mount serves and where their time goes; percentiles at the end
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  covey trace /mnt/covey                        every request until Ctrl-C, then percentiles\n  \
+    covey trace /mnt/covey --op read --slow 10ms  reads that took longer; percentiles of all reads\n  \
+    covey trace /mnt/covey --every 100 --for 5s   every hundredth, for five seconds\n  \
+    covey trace /mnt/covey --quiet --for 5s       percentiles only\n\n\
+    Times are in microseconds. total = queue + srv + return; srv = names + blob + cache + peer + origin + own (with what was\n\
+    waited for a worker). queue and return are the kernel's and need a daemon that runs as root. Requests that the kernel\n\
+    answers from its own memory never come to the daemon and are not seen."
+)]
+pub struct Args {
+    /// A path on a mount, or the volume that is mounted
+    path: PathBuf,
+    /// Only every Nth request
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    every: u32,
+    /// Only this operation: read, write, lookup, getattr, ...
+    #[arg(long, value_name = "OPERATION")]
+    op: Option<String>,
+    /// Show only requests that took at least so long: 10ms, 250us. Percentiles count all
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    slow: Option<Duration>,
+    /// End after this time: 5s, 2m [default: at Ctrl-C]
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
+    at_most: Option<Duration>,
+    /// Percentiles only
+    #[arg(long, short = 'q')]
+    quiet: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    if let Some(op) = &args.op {
+        opcode_of(op)?;
+    }
+    let ear = ear_of(&args.path, "trace")?;
+    let slow_ns = match (args.quiet, args.slow) {
+        (true, _) => u64::MAX,
+        (false, slow) => slow.map_or(0, |slow| u64::try_from(slow.as_nanos()).unwrap_or(u64::MAX)),
+    };
+    let wish = Wish::Trace { every: args.every, op: args.op.clone(), slow_ns };
+    let mut headed = false;
+    let mut each = |batch: Batch| {
+        if let Some(remark) = &batch.remark {
+            term.say(remark);
+        }
+        for line in &batch.lines {
+            if !std::mem::replace(&mut headed, true) {
+                term.line(None::<&()>, head);
+            }
+            term.line(Some(&json!({ "request": line })), || text(line));
+        }
+        if batch.hidden > 0 {
+            term.say(format_args!(
+                "... and {} more, too many to be shown: use --every, --op or --slow",
+                count(batch.hidden)
+            ));
+        }
+    };
+    let summary: TraceSummary = look_on(&ear, wish, args.at_most, &mut each)?;
+    term.line(Some(&json!({ "summary": summary })), || summary_text(&summary));
+    Ok(0)
+}
+
+const HEAD: [&str; 11] =
+    ["total", "queue", "srv", "names", "blob", "cache", "peer", "origin", "wait", "own", "return"];
+
+fn head() -> String {
+    let columns: String = HEAD.iter().map(|name| format!("{name:>9}")).collect();
+    format!("{:<14}{columns}  {:>9}  what", "", "bytes")
+}
+
+fn micros(ns: Option<u64>) -> String {
+    match ns {
+        None => "?".to_owned(),
+        Some(0) => "-".to_owned(),
+        Some(ns) if ns < 10_000_000 => format!("{:.1}", ns as f64 / 1e3),
+        Some(ns) => format!("{:.0}", ns as f64 / 1e3),
+    }
+}
+
+fn text(line: &TraceLine) -> String {
+    let columns = [
+        Some(line.total_ns),
+        line.queue_ns,
+        Some(line.srv_ns),
+        Some(line.names_ns),
+        Some(line.blob_ns),
+        Some(line.cache_ns),
+        Some(line.peer_ns),
+        Some(line.origin_ns),
+        Some(line.wait_ns),
+        Some(line.own_ns),
+        line.return_ns,
+    ];
+    let columns: String = columns.iter().map(|ns| format!("{:>9}", micros(*ns))).collect();
+    let size = if line.bytes > 0 { bytes(u64::from(line.bytes)) } else { "-".to_owned() };
+    let error = if line.error == 0 { String::new() } else { format!("  {}", fs::Errno(line.error as i32)) };
+    let caller = line.caller.escape_debug();
+    format!("{:<14}{columns}  {size:>9}  inode {}  {caller} {}{error}", line.op, line.inode, line.pid)
+}
+
+fn summary_text(summary: &TraceSummary) -> String {
+    let mut out =
+        format!("\n{} requests in {:.1} s; microseconds\n", count(summary.requests), summary.seconds);
+    if !summary.operations.is_empty() {
+        let mut table =
+            Table::new(&["operation", "count ", "errors ", "part", "p50 ", "p90 ", "p99 ", "max "]);
+        summary.operations.iter().for_each(|operation| rows(&mut table, operation));
+        out += &table.text();
+    }
+    if summary.lost > 0 {
+        out += &format!("{} requests came too fast to be seen: use --every\n", count(summary.lost));
+    }
+    if let Some(why) = &summary.kernel {
+        out += &format!("{why}\n");
+    }
+    out
+}
+
+/// A line for each part that took any time at all.
+fn rows(table: &mut Table, operation: &OpSummary) {
+    for (index, part) in HEAD.iter().enumerate() {
+        let Some(Percentiles { p50, p90, p99, max }) = operation.parts.get(*part).copied() else { continue };
+        if max == 0 {
+            continue;
+        }
+        let mut row = if index == 0 {
+            vec![operation.op.clone(), count(operation.count), count(operation.errors)]
+        } else {
+            vec![String::new(); 3]
+        };
+        row.push((*part).to_owned());
+        row.extend([p50, p90, p99, max].map(|ns| micros(Some(ns))));
+        table.row(row);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_is_shown_as_such() {
+        let line = TraceLine {
+            op: "read".into(),
+            inode: 7,
+            pid: 12,
+            caller: "cat".into(),
+            bytes: 4096,
+            error: 0,
+            total_ns: 65_000,
+            queue_ns: None,
+            srv_ns: 60_000,
+            names_ns: 20_000,
+            blob_ns: 0,
+            cache_ns: 0,
+            peer_ns: 0,
+            origin_ns: 30_000,
+            wait_ns: 0,
+            own_ns: 10_000,
+            return_ns: None,
+        };
+        let shown = text(&line);
+        let words: Vec<_> = shown.split_whitespace().collect();
+        assert_eq!(
+            words[..12],
+            ["read", "65.0", "?", "60.0", "20.0", "-", "-", "-", "30.0", "-", "10.0", "?"]
+        );
+        assert!(shown.ends_with("4.0 KiB  inode 7  cat 12"), "{shown}");
+        assert_eq!(head().split_whitespace().count(), HEAD.len() + 2);
+    }
+}

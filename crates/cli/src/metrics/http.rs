@@ -1,0 +1,109 @@
+//! As much of HTTP as a page of figures needs: GET /metrics, one caller after the other, every read and write bounded in length and time.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+/// A request's head is never longer than this.
+const HEAD_MAX: usize = 8 << 10;
+/// A caller has so long to ask, and to take the answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Answers for ever. `page` makes the page.
+pub fn serve(door: &TcpListener, page: &dyn Fn() -> String) {
+    for caller in door.incoming() {
+        match caller {
+            Ok(caller) => answer(&caller, page),
+            // No descriptor is left, or the like: it may pass.
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+fn answer(mut caller: &TcpStream, page: &dyn Fn() -> String) {
+    let _ = caller.set_write_timeout(Some(PATIENCE));
+    let (status, body) = match head(caller) {
+        Some(head) => respond(&head, page),
+        None => ("400 Bad Request", "this is no request that is understood here\n".to_owned()),
+    };
+    let text = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n{body}",
+        body.len()
+    );
+    // One who does not take his answer has none.
+    let _ = caller.write_all(text.as_bytes());
+    let _ = caller.shutdown(std::net::Shutdown::Write);
+}
+
+/// The first line of a request, once its head has come whole.
+fn head(mut caller: &TcpStream) -> Option<String> {
+    let until = base::time::monotonic() + PATIENCE;
+    let mut head = Vec::new();
+    let mut part = [0; 1024];
+    loop {
+        let left = until.checked_duration_since(base::time::monotonic()).filter(|left| !left.is_zero())?;
+        caller.set_read_timeout(Some(left)).ok()?;
+        let len = caller.read(&mut part).ok().filter(|len| *len > 0)?;
+        head.extend_from_slice(&part[..len]);
+        if head.windows(4).any(|four| four == b"\r\n\r\n") {
+            return Some(String::from_utf8_lossy(&head).lines().next()?.to_owned());
+        }
+        if head.len() > HEAD_MAX {
+            return None;
+        }
+    }
+}
+
+fn respond(line: &str, page: &dyn Fn() -> String) -> (&'static str, String) {
+    let mut words = line.split(' ');
+    let (method, target) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+    let path = target.split('?').next().unwrap_or("");
+    match (method, path) {
+        ("GET", "/metrics") => ("200 OK", page()),
+        ("GET", _) => ("404 Not Found", "the figures are at /metrics\n".to_owned()),
+        _ => ("405 Method Not Allowed", "only GET is understood here\n".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(address: std::net::SocketAddr, text: &[u8]) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        // A caller that says too much may be hung up on before he has said it all.
+        let _ = stream.write_all(text);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    #[test]
+    fn what_is_asked_is_answered_and_nothing_else() {
+        let door = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = door.local_addr().unwrap();
+        std::thread::spawn(move || serve(&door, &|| "figures 1\n".to_owned()));
+        let page = ask(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.ends_with("\r\n\r\nfigures 1\n"), "{page}");
+        assert!(page.contains("Content-Length: 10\r\n"));
+        for (request, status) in [
+            ("GET / HTTP/1.1\r\n\r\n", "404"),
+            ("POST /metrics HTTP/1.1\r\n\r\n", "405"),
+            ("\r\n\r\n", "405"),
+            ("GET /metrics HTTP/1.1\r\n", "400"),
+        ] {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(request.as_bytes()).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {answer}");
+        }
+        // One who says nothing does not keep the next from his answer for long, and one who says too much is hung up on.
+        let silent = TcpStream::connect(address).unwrap();
+        ask(address, &vec![b'x'; 100 << 10]);
+        assert!(ask(address, b"GET /metrics HTTP/1.1\r\n\r\n").contains("figures"));
+        drop(silent);
+    }
+}

@@ -1,0 +1,318 @@
+//! Looking on while requests are served: how long each takes and on what, for nobody, for figures, or one by one.
+//!
+//! ```text
+//!   off       one look at a flag per request
+//!   times     two readings of the clock and two additions per request, into the thread's own histogram of that operation
+//!   records   the phase clock too, and a record in the thread's own ring, for all requests or every so many
+//! ```
+//!
+//! Whoever wants to look takes a [`Hold`]; with the last one it is off again. Nothing here allocates or locks while a request is
+//! served. Each reader thread has a lane of its own, and all workers share one more.
+//!
+//! A request's time begins when the daemon has it and ends when the answer is given away. What came before (the kernel's queue)
+//! and after (the way back) only the kernel knows.
+
+mod hist;
+mod ring;
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use base::phase::{self, Spent};
+use base::time::monotonic_ns;
+use parking_lot::Mutex;
+
+pub use self::hist::{BUCKETS, Histogram, bucket, end_of};
+pub use self::ring::Record;
+use self::ring::Ring;
+use crate::abi::header::Header;
+use crate::abi::opcodes::OPCODES;
+use crate::counts::{KINDS, kind_of};
+
+/// Somebody wants durations.
+const TIMES: u32 = 1;
+/// Somebody wants records.
+const RECORDS: u32 = 2;
+
+/// Records of all lanes together, at most: 16 MiB.
+const RECORDS_MAX: usize = 128 << 10;
+/// Records of one lane: at 100,000 requests a second, a sixth of a second.
+const LANE_MAX: usize = 16 << 10;
+const LANE_MIN: usize = 512;
+
+/// What one thread measured, by kind of operation.
+struct Times {
+    counts: Box<[[AtomicU64; BUCKETS]]>,
+    sums: [AtomicU64; KINDS],
+}
+
+impl Times {
+    fn new() -> Times {
+        let counts = Box::<[[AtomicU64; BUCKETS]]>::new_zeroed_slice(KINDS);
+        // SAFETY: plain atomic numbers, for which all zero bytes are a value.
+        let counts = unsafe { counts.assume_init() };
+        Times { counts, sums: [const { AtomicU64::new(0) }; KINDS] }
+    }
+
+    fn add(&self, opcode: u32, ns: u64) {
+        let kind = kind_of(opcode);
+        self.counts[kind][bucket(ns)].fetch_add(1, Ordering::Relaxed);
+        self.sums[kind].fetch_add(ns, Ordering::Relaxed);
+    }
+}
+
+/// What one thread shows.
+struct Shown {
+    brought: AtomicU64,
+    ring: Ring,
+}
+
+#[derive(Default)]
+struct Holders {
+    times: usize,
+    /// Of each who wants records: every how many.
+    every: Vec<u32>,
+}
+
+/// Where onlookers of one mount and its threads meet.
+pub struct Watch {
+    level: AtomicU32,
+    every: AtomicU32,
+    lanes: usize,
+    times: OnceLock<Box<[Times]>>,
+    shown: OnceLock<Box<[Shown]>>,
+    holders: Mutex<Holders>,
+}
+
+/// A request that is looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    at: u64,
+    wait: u64,
+    /// Its number in its lane, if a record is wanted.
+    record: Option<u64>,
+}
+
+/// What a request came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcome {
+    /// Bytes read or written.
+    pub bytes: u32,
+    /// 0, or the error number.
+    pub error: u32,
+}
+
+/// Times up to the moment where the answer is given away.
+#[derive(Clone, Copy, Debug)]
+pub struct Answered {
+    span: Span,
+    at: u64,
+    spent: Spent,
+}
+
+impl Watch {
+    /// For so many threads.
+    pub fn new(lanes: usize) -> Arc<Watch> {
+        Arc::new(Watch {
+            level: AtomicU32::new(0),
+            every: AtomicU32::new(1),
+            lanes: lanes.max(1),
+            times: OnceLock::new(),
+            shown: OnceLock::new(),
+            holders: Mutex::default(),
+        })
+    }
+
+    /// The lane that all workers share.
+    pub(crate) fn workers(&self) -> usize {
+        self.lanes - 1
+    }
+
+    /// Has durations measured as long as the hold lives.
+    pub fn measure(self: &Arc<Self>) -> Hold {
+        let mut holders = self.holders.lock();
+        holders.times += 1;
+        self.set(&holders);
+        Hold { watch: Arc::clone(self), every: None }
+    }
+
+    /// Has records made of every so many requests (and of others, if somebody else wants those) as long as the hold lives.
+    pub fn record(self: &Arc<Self>, every: u32) -> Hold {
+        let every = every.max(1);
+        let mut holders = self.holders.lock();
+        holders.every.push(every);
+        self.set(&holders);
+        Hold { watch: Arc::clone(self), every: Some(every) }
+    }
+
+    fn set(&self, holders: &Holders) {
+        let mut level = 0;
+        if holders.times > 0 {
+            self.times.get_or_init(|| (0..self.lanes).map(|_| Times::new()).collect());
+            level |= TIMES;
+        }
+        if !holders.every.is_empty() {
+            let len = (RECORDS_MAX / self.lanes).clamp(LANE_MIN, LANE_MAX);
+            let shown = || Shown { brought: AtomicU64::new(0), ring: Ring::new(len) };
+            self.shown.get_or_init(|| (0..self.lanes).map(|_| shown()).collect());
+            level |= RECORDS;
+            // Everyone's share is among the multiples of this.
+            let common = holders.every.iter().copied().fold(0, divisor);
+            self.every.store(common, Ordering::Relaxed);
+        }
+        self.level.store(level, Ordering::Release);
+    }
+
+    /// A request has come; `None` when nobody looks.
+    #[inline]
+    pub(crate) fn begin(&self, lane: usize) -> Option<Span> {
+        match self.level.load(Ordering::Acquire) {
+            0 => None,
+            level => Some(self.look(level, lane)),
+        }
+    }
+
+    #[cold]
+    fn look(&self, level: u32, lane: usize) -> Span {
+        let at = monotonic_ns();
+        let chosen = |shown: &Shown| {
+            let number = shown.brought.fetch_add(1, Ordering::Relaxed);
+            let every = u64::from(self.every.load(Ordering::Relaxed).max(1));
+            (every == 1 || number.is_multiple_of(every)).then_some(number)
+        };
+        let shown = self.shown.get().filter(|_| level & RECORDS != 0);
+        let record = shown.and_then(|lanes| chosen(&lanes[lane % lanes.len()]));
+        if record.is_some() {
+            phase::start(at);
+        }
+        Span { at, wait: 0, record }
+    }
+
+    /// The request leaves this thread, to go on with [`Watch::resume`] on another.
+    pub(crate) fn set_aside(&self, span: Option<Span>) {
+        if span.is_some_and(|span| span.record.is_some()) {
+            phase::stop(0);
+        }
+    }
+
+    /// It goes on on this thread.
+    pub(crate) fn resume(&self, span: Option<Span>) -> Option<Span> {
+        let mut span = span?;
+        if span.record.is_some() {
+            let now = monotonic_ns();
+            span.wait = now.saturating_sub(span.at);
+            phase::start(now);
+        }
+        Some(span)
+    }
+
+    /// The answer is there and is going to be given away.
+    pub(crate) fn answering(&self, span: Option<Span>) -> Option<Answered> {
+        let span = span?;
+        let (at, spent) = match span.record {
+            Some(_) => {
+                let now = monotonic_ns();
+                (now, phase::stop(now))
+            }
+            None => (0, Spent::default()),
+        };
+        Some(Answered { span, at, spent })
+    }
+
+    /// It has been given away.
+    pub(crate) fn end(&self, lane: usize, answered: Option<Answered>, header: &Header, outcome: Outcome) {
+        let Some(Answered { span, at, spent }) = answered else { return };
+        let now = monotonic_ns();
+        if let Some(lanes) = self.times.get() {
+            lanes[lane % lanes.len()].add(header.opcode, now.saturating_sub(span.at));
+        }
+        let (Some(seq), Some(lanes)) = (span.record, self.shown.get()) else { return };
+        lanes[lane % lanes.len()].ring.push(&Record {
+            seq,
+            unique: header.unique,
+            ino: header.ino.0,
+            at: span.at,
+            opcode: header.opcode,
+            pid: header.caller.pid,
+            bytes: outcome.bytes,
+            error: outcome.error,
+            served: at.saturating_sub(span.at),
+            reply: now.saturating_sub(at),
+            wait: span.wait,
+            spent,
+        });
+    }
+
+    /// Durations so far by operation, those that never came left out. They grow only while somebody has them measured.
+    pub fn times(&self) -> Vec<(&'static str, Histogram)> {
+        let Some(lanes) = self.times.get() else { return Vec::new() };
+        let mut all = Vec::new();
+        for line in OPCODES.iter().filter(|line| kind_of(line.number) != KINDS - 1) {
+            let kind = kind_of(line.number);
+            let mut hist = Histogram::default();
+            for times in lanes {
+                hist.add_sum(times.sums[kind].load(Ordering::Relaxed));
+                for (bucket, count) in times.counts[kind].iter().enumerate() {
+                    hist.add_bucket(bucket, count.load(Ordering::Relaxed));
+                }
+            }
+            if hist.count() > 0 {
+                all.push((line.name, hist));
+            }
+        }
+        all
+    }
+
+    /// The place from which an onlooker sees what comes from now on.
+    pub fn now(&self) -> Cursor {
+        let heads = self.shown.get().map(|lanes| lanes.iter().map(|lane| lane.ring.head()).collect());
+        Cursor { next: heads.unwrap_or_else(|| vec![0; self.lanes]), lost: 0 }
+    }
+
+    /// Gives all records since the cursor.
+    pub fn read(&self, cursor: &mut Cursor, each: &mut dyn FnMut(Record)) {
+        let lanes = self.shown.get().map_or(&[][..], |lanes| lanes);
+        for (lane, next) in lanes.iter().zip(&mut cursor.next) {
+            let (after, lost) = lane.ring.read(*next, each);
+            *next = after;
+            cursor.lost += lost;
+        }
+    }
+}
+
+/// The greatest common divisor; of 0 and a number, the number.
+fn divisor(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { divisor(b, a % b) }
+}
+
+/// How far an onlooker has come.
+#[derive(Clone, Debug)]
+pub struct Cursor {
+    next: Vec<u64>,
+    /// Records that were overwritten before he came to them.
+    pub lost: u64,
+}
+
+/// Somebody looks on, until this is dropped.
+pub struct Hold {
+    watch: Arc<Watch>,
+    every: Option<u32>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut holders = self.watch.holders.lock();
+        match self.every {
+            None => holders.times -= 1,
+            Some(every) => {
+                if let Some(place) = holders.every.iter().position(|other| *other == every) {
+                    holders.every.swap_remove(place);
+                }
+            }
+        }
+        self.watch.set(&holders);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+//! The last requests of one thread, for whoever looks on.
+//!
+//! A ring of slots; its writer is one reader thread (or, in the last lane, the workers) and never waits: a slow onlooker loses
+//! the oldest. Each slot carries a stamp: odd while it is written, twice the record's number + 2 when it is whole. An onlooker reads
+//! the stamp, the words, and the stamp again; if that has changed, the record was lost to him.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use base::phase::{PHASES, Phase, Spent};
+
+/// One request, as it was served. Times in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    /// Its number among the requests that its thread was brought; `every` chooses by it.
+    pub seq: u64,
+    /// The kernel's number for it.
+    pub unique: u64,
+    /// The inode it was about.
+    pub ino: u64,
+    /// When the daemon had it, on the monotonic clock.
+    pub at: u64,
+    /// What it was.
+    pub opcode: u32,
+    /// The thread that asked; 0 where the kernel asked by itself.
+    pub pid: u32,
+    /// Bytes read or written.
+    pub bytes: u32,
+    /// 0, or the error number that was answered.
+    pub error: u32,
+    /// From having it to having the answer.
+    pub served: u64,
+    /// Giving the answer away.
+    pub reply: u64,
+    /// Of `served`: waiting for a worker.
+    pub wait: u64,
+    /// Of `served`: each phase.
+    pub spent: Spent,
+}
+
+const WORDS: usize = 15;
+
+impl Record {
+    fn words(&self) -> [u64; WORDS] {
+        let both = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+        let [_, names, blob, cache, peer, origin] = self.spent;
+        [
+            self.seq,
+            self.unique,
+            self.ino,
+            self.at,
+            both(self.opcode, self.pid),
+            both(self.bytes, self.error),
+            self.served,
+            self.reply,
+            self.wait,
+            names,
+            blob,
+            cache,
+            peer,
+            origin,
+            0,
+        ]
+    }
+
+    fn of(words: [u64; WORDS]) -> Record {
+        let [seq, unique, ino, at, kind, outcome, served, reply, wait, names, blob, cache, peer, origin, _] =
+            words;
+        let mut spent = [0, names, blob, cache, peer, origin];
+        // What is nobody's else is the daemon's own.
+        spent[Phase::Own as usize] = served.saturating_sub(wait + spent[1..PHASES].iter().sum::<u64>());
+        Record {
+            seq,
+            unique,
+            ino,
+            at,
+            opcode: (kind >> 32) as u32,
+            pid: kind as u32,
+            bytes: (outcome >> 32) as u32,
+            error: outcome as u32,
+            served,
+            reply,
+            wait,
+            spent,
+        }
+    }
+}
+
+/// A stamp and a record: two cache lines.
+#[repr(align(128))]
+struct Slot {
+    stamp: AtomicU64,
+    words: [AtomicU64; WORDS],
+}
+
+/// The ring of one lane.
+pub(super) struct Ring {
+    slots: Box<[Slot]>,
+    head: AtomicU64,
+}
+
+impl Ring {
+    /// Room for `len` records, a power of two. Memory becomes real as it is written to.
+    pub(super) fn new(len: usize) -> Ring {
+        let slots = Box::<[Slot]>::new_zeroed_slice(len.next_power_of_two());
+        // SAFETY: a slot is plain atomic numbers, for which all zero bytes are a value.
+        Ring { slots: unsafe { slots.assume_init() }, head: AtomicU64::new(0) }
+    }
+
+    fn slot(&self, number: u64) -> &Slot {
+        &self.slots[number as usize & (self.slots.len() - 1)]
+    }
+
+    pub(super) fn push(&self, record: &Record) {
+        let number = self.head.fetch_add(1, Ordering::Relaxed);
+        let slot = self.slot(number);
+        let stamp = slot.stamp.load(Ordering::Relaxed);
+        // Odd: somebody was overtaken by a whole round while he wrote. The slot is his.
+        let taken = stamp.is_multiple_of(2)
+            && slot
+                .stamp
+                .compare_exchange(stamp, number * 2 + 1, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok();
+        if !taken {
+            return;
+        }
+        fence(Ordering::Release);
+        for (place, word) in slot.words.iter().zip(record.words()) {
+            place.store(word, Ordering::Relaxed);
+        }
+        slot.stamp.store(number * 2 + 2, Ordering::Release);
+    }
+
+    /// The number that the next record gets.
+    pub(super) fn head(&self) -> u64 {
+        self.head.load(Ordering::Acquire)
+    }
+
+    /// Gives the records from number `next` on; answers where to go on, and how many were lost.
+    pub(super) fn read(&self, mut next: u64, each: &mut dyn FnMut(Record)) -> (u64, u64) {
+        let (head, len) = (self.head(), self.slots.len() as u64);
+        let mut lost = 0;
+        if head.saturating_sub(next) > len {
+            lost += head - len - next;
+            next = head - len;
+        }
+        while next < head {
+            let slot = self.slot(next);
+            let stamp = slot.stamp.load(Ordering::Acquire);
+            let mut words = [0; WORDS];
+            for (word, place) in words.iter_mut().zip(&slot.words) {
+                *word = place.load(Ordering::Relaxed);
+            }
+            fence(Ordering::Acquire);
+            let whole = slot.stamp.load(Ordering::Relaxed) == stamp && stamp == next * 2 + 2;
+            if whole {
+                each(Record::of(words));
+            } else if stamp < next * 2 + 2 && head - next < len / 2 {
+                // Being written: soon.
+                break;
+            } else {
+                lost += 1;
+            }
+            next += 1;
+        }
+        (next, lost)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbered(seq: u64) -> Record {
+        Record { seq, unique: seq, served: seq, at: seq, spent: [seq, 0, 0, 0, 0, 0], ..Record::default() }
+    }
+
+    #[test]
+    fn a_record_comes_back_whole() {
+        let ring = Ring::new(4);
+        let record = Record {
+            seq: 1,
+            unique: u64::MAX,
+            ino: 3,
+            at: 4,
+            opcode: 5,
+            pid: u32::MAX,
+            bytes: 7,
+            error: 8,
+            served: 100,
+            reply: 10,
+            wait: 11,
+            spent: [79, 1, 2, 3, 0, 4],
+        };
+        ring.push(&record);
+        let mut seen = Vec::new();
+        assert_eq!(ring.read(0, &mut |record| seen.push(record)), (1, 0));
+        assert_eq!(seen, [record]);
+    }
+
+    #[test]
+    fn a_slow_onlooker_loses_the_oldest() {
+        let ring = Ring::new(8);
+        (0..20).for_each(|seq| ring.push(&numbered(seq)));
+        let mut seen = Vec::new();
+        assert_eq!(ring.read(2, &mut |record| seen.push(record.seq)), (20, 10));
+        assert_eq!(seen, (12..20).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn records_are_never_torn() {
+        let ring = Ring::new(64);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| (0..100_000).for_each(|seq| ring.push(&numbered(seq))));
+            }
+            let onlooker = scope.spawn(|| {
+                let (mut next, mut seen) = (0, 0_u64);
+                while !stop.load(Ordering::Relaxed) {
+                    (next, _) = ring.read(next, &mut |record| {
+                        assert_eq!(record, numbered(record.seq));
+                        seen += 1;
+                    });
+                }
+                seen
+            });
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            stop.store(true, Ordering::Relaxed);
+            assert!(onlooker.join().unwrap() > 0);
+        });
+    }
+}
