@@ -441,13 +441,14 @@ fn ending_signals() -> libc::sigset_t {
     set
 }
 
-/// Threads started later inherit this.
-fn block_signals() {
+/// Keeps the signals that end a command from doing so at once: [`next_signal`] gets them. Threads started later inherit this.
+pub fn block_signals() {
     // SAFETY: the set is living; the old mask is not asked for.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &ending_signals(), std::ptr::null_mut()) };
 }
 
-fn next_signal() -> i32 {
+/// Waits for one of the signals that were blocked.
+pub fn next_signal() -> i32 {
     let mut signal = 0;
     // SAFETY: both are living values; the signals are blocked in every thread.
     while unsafe { libc::sigwait(&ending_signals(), &mut signal) } != 0 {}

@@ -67,6 +67,7 @@ enum Command {
     Clone(cmd::clone::Args),
     Fsck(cmd::fsck::Args),
     Gc(cmd::gc::Args),
+    Bench(cmd::bench::Args),
     Doctor(cmd::doctor::Args),
 }
 
@@ -99,6 +100,7 @@ fn run(command: &Command, term: Term) -> Result<u8> {
         Command::Clone(args) => cmd::clone::run(args, term),
         Command::Fsck(args) => cmd::fsck::run(args, term),
         Command::Gc(args) => cmd::gc::run(args, term),
+        Command::Bench(args) => cmd::bench::run(args, term),
         Command::Doctor(args) => cmd::doctor::run(args, term),
     }
 }

@@ -1,0 +1,89 @@
+//! The warm paths of reading take no memory from the allocator, or as little as is said here.
+//!
+//! Every allocation is a cost that a profile shows, and a lock that threads may meet in. So the allocator of this test counts what the
+//! thread that asks takes from it, on a volume that lies on a disk as a mount's does.
+
+extern crate covey_fs as fs;
+
+#[path = "../benches/world/mod.rs"]
+mod world;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use fs::api::Filesystem;
+use world::{PAGE, World};
+
+thread_local! {
+    static TAKEN: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+fn count() {
+    // A thread that is ending has no counter any more, and nobody asks for it.
+    let _ = TAKEN.try_with(|taken| taken.set(taken.get() + 1));
+}
+
+// SAFETY: every call is the system allocator's, with the same arguments; counting touches a number of this thread and
+// allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: what the caller promises is what the system allocator asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: `at` came from `alloc` or `realloc` above, so from the system allocator.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: `at` came from the system allocator, with this layout.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Allocations for each of many rounds of the same work, once it is warm.
+fn each(mut work: impl FnMut()) -> f64 {
+    const ROUNDS: u64 = 200;
+    (0..3).for_each(|_| work());
+    let before = TAKEN.get();
+    (0..ROUNDS).for_each(|_| work());
+    (TAKEN.get() - before) as f64 / ROUNDS as f64
+}
+
+/// The budgets, which only go down.
+#[test]
+fn warm_reads_allocate_no_more_than_is_said() {
+    let world = World::new();
+    let (volume, file) = (&world.volume, world.files[7]);
+    let mut page = [0; PAGE];
+    let measured = [
+        ("getattr", 0.0, each(|| drop(volume.getattr(file).unwrap()))),
+        (
+            "lookup",
+            0.0,
+            each(|| {
+                volume.lookup(world.many, b"7").unwrap();
+                volume.forget(file, 1);
+            }),
+        ),
+        ("read 4 KiB of an open pack", 0.0, each(|| assert_eq!(volume.read(file, 0, &mut page), Ok(PAGE)))),
+        (
+            "read 4 KiB of a blob",
+            0.0,
+            each(|| assert_eq!(volume.read(world.sealed, 8192, &mut page), Ok(PAGE))),
+        ),
+    ];
+    world.close();
+    for (what, allowed, taken) in measured {
+        println!("{what}: {taken} allocations");
+        assert!(taken <= allowed, "{what} takes {taken} allocations, {allowed} are allowed");
+    }
+}
