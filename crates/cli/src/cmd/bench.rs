@@ -263,10 +263,11 @@ fn text(report: &Report, colours: bool) -> String {
         if report.rounds == 1 { "" } else { "s" },
         table.text()
     );
-    let mut advice: Vec<&str> = report.results.iter().filter_map(|row| row.advice).collect();
-    advice.dedup();
-    for line in advice {
-        text.push_str(&format!("\nslow: {line}"));
+    for (number, row) in report.results.iter().enumerate() {
+        let said = report.results[..number].iter().any(|before| before.advice == row.advice);
+        if let Some(advice) = row.advice.filter(|_| !said) {
+            text.push_str(&format!("\nslow: {advice}"));
+        }
     }
     if report.rounds == 1 {
         text.push_str("\nOne round is a rough figure; without --quick it is the median of three.");
@@ -291,7 +292,7 @@ mod tests {
     #[test]
     fn a_verdict_follows_from_the_median_of_the_ratios() {
         let amount = Amount { files: 100, size: MIB, readers: 2 };
-        let step = &STEPS[1];
+        let step = &STEPS[2];
         let of = |ratio: f64| row(step, &amount, &[[ratio, 1.0], [ratio * 50.0, 1.0], [0.0, 1.0]]).verdict;
         assert_eq!(
             [of(step.good), of(step.fair), of(step.fair * 1.1)],
