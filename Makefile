@@ -141,6 +141,15 @@ bench-peers: bench-build ## F6: beside JuiceFS and go-fuse's loopback; JUICEFS=p
 bench-basic: bench-build ## Everyday work against ext4 and tmpfs
 	$(call figure,basic)
 
+.PHONY: bench-daemon
+bench-daemon: ## What each operation costs in the daemon, without a kernel: medians by criterion; FILTER=part of a name
+	$(CARGO) bench --package covey-fs --package covey-meta --package covey-fuse --bench operations --bench names \
+		--bench dispatch -- $(FILTER)
+
+.PHONY: profile-daemon
+profile-daemon: ## Where the instructions of each operation go, by callgrind (needs valgrind); OPS="create read-blob"
+	@scripts/profile-daemon $(OPS)
+
 ##@ Tidy
 
 .PHONY: clean

@@ -19,6 +19,9 @@ use base::Ino;
 use fs::api::{FileKind, Filesystem, NewNode, RenameMode, SetAttr};
 use world::{MANY, PAGE, ROOT, World, noise};
 
+/// As many files take turns, all of which were seen before counting begins.
+const WARM: usize = 100;
+
 /// What a profiler collects: only what happens below this function counts.
 #[inline(never)]
 fn measured(work: &mut dyn FnMut(usize), n: usize) {
@@ -32,11 +35,11 @@ fn names(world: &World, count: usize) -> Vec<(Ino, Vec<u8>)> {
 /// The loop's body for an operation; what it needs is made beforehand.
 fn body<'a>(world: &'a World, what: &str, count: usize) -> Box<dyn FnMut(usize) + 'a> {
     let volume = &world.volume;
-    let file = move |n: usize| world.files[n % MANY as usize];
+    let file = move |n: usize| world.files[n % WARM];
     let mut page = vec![0; PAGE];
     match what {
         "lookup" => Box::new(move |n| {
-            let name = (n as u64 % MANY).to_string();
+            let name = (n % WARM).to_string();
             black_box(volume.lookup(world.many, name.as_bytes()).unwrap());
         }),
         "getattr" => Box::new(move |n| drop(black_box(volume.getattr(file(n)).unwrap()))),
@@ -82,7 +85,7 @@ fn body<'a>(world: &'a World, what: &str, count: usize) -> Box<dyn FnMut(usize) 
             })
         }
         "setattr" => Box::new(move |n| {
-            let set = SetAttr { perm: Some(0o600 + (n / MANY as usize % 8) as u16), ..SetAttr::default() };
+            let set = SetAttr { perm: Some(0o600 + (n / WARM % 8) as u16), ..SetAttr::default() };
             black_box(volume.setattr(&ROOT, file(n), &set).unwrap());
         }),
         "readdir" => Box::new(move |_| {
@@ -109,7 +112,7 @@ fn main() {
     let what = args.next().unwrap_or_else(|| "lookup".to_owned());
     let count: usize = args.next().map_or(1000, |n| n.parse().expect("how often, a number"));
     let world = World::new();
-    let warm = 200;
+    let warm = 2 * WARM;
     let mut work = body(&world, &what, count + warm);
     (0..warm).for_each(&mut work);
     let began = Instant::now();
