@@ -50,6 +50,24 @@ fn body<'a>(world: &'a World, what: &str, count: usize) -> Box<dyn FnMut(usize) 
             let offset = (n % 256 * PAGE) as u64;
             black_box(volume.read(world.sealed, offset, &mut page).unwrap());
         }),
+        "readdir" => Box::new(move |_| {
+            let mut seen = 0;
+            let mut each = |_: fs::api::DirEntry<'_>| {
+                seen += 1;
+                std::ops::ControlFlow::Continue(())
+            };
+            volume.readdir(world.many, 0, &mut each).unwrap();
+            assert!(seen >= MANY);
+        }),
+        _ => changing(world, what, count),
+    }
+}
+
+/// The same for operations that change something.
+fn changing<'a>(world: &'a World, what: &str, count: usize) -> Box<dyn FnMut(usize) + 'a> {
+    let volume = &world.volume;
+    let file = move |n: usize| world.files[n % WARM];
+    match what {
         "create" => {
             let node = NewNode { kind: FileKind::File, perm: 0o644, umask: 0o22, rdev: 0 };
             let names: Vec<_> = (0..count).map(|n| format!("created-{n:08}").into_bytes()).collect();
@@ -87,15 +105,6 @@ fn body<'a>(world: &'a World, what: &str, count: usize) -> Box<dyn FnMut(usize) 
         "setattr" => Box::new(move |n| {
             let set = SetAttr { perm: Some(0o600 + (n / WARM % 8) as u16), ..SetAttr::default() };
             black_box(volume.setattr(&ROOT, file(n), &set).unwrap());
-        }),
-        "readdir" => Box::new(move |_| {
-            let mut seen = 0;
-            let mut each = |_: fs::api::DirEntry<'_>| {
-                seen += 1;
-                std::ops::ControlFlow::Continue(())
-            };
-            volume.readdir(world.many, 0, &mut each).unwrap();
-            assert!(seen >= MANY);
         }),
         other => {
             eprintln!(

@@ -28,17 +28,20 @@ fn count() {
 // SAFETY: every call is the system allocator's, with the same arguments; counting touches a number of this thread and
 // allocates nothing.
 unsafe impl GlobalAlloc for Counting {
+    // SAFETY: it asks of its caller what the system allocator asks, and hands that on.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
         // SAFETY: what the caller promises is what the system allocator asks for.
         unsafe { System.alloc(layout) }
     }
 
+    // SAFETY: as `alloc`; what comes back to it is what the system allocator gave.
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         // SAFETY: `at` came from `alloc` or `realloc` above, so from the system allocator.
         unsafe { System.dealloc(at, layout) }
     }
 
+    // SAFETY: as `dealloc`.
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
         // SAFETY: `at` came from the system allocator, with this layout.

@@ -62,7 +62,7 @@ fn dispatch(c: &mut Criterion) {
         workers: Pool::new("bench", 1),
         seeker: Pool::new("bench", 1),
         dirty: None,
-        notifier: notifier.clone(),
+        notifier,
         log: Arc::new(|line| eprintln!("{line}")),
     });
     let counts = Counts::new(1);
@@ -85,7 +85,6 @@ fn dispatch(c: &mut Criterion) {
     }
     group.finish();
     desk.close();
-    notifier.close();
 }
 
 fn brief() -> Criterion {
