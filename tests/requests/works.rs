@@ -179,7 +179,8 @@ pub fn list(root: &Path, round: u64) {
 /// `ls -l`, `find -newer`: every name and its attributes.
 pub fn list_and_stat(root: &Path, round: u64) {
     let entries = fs::read_dir(file(root, round)).unwrap();
-    assert_eq!(entries.map(|entry| entry.unwrap().metadata().unwrap()).count() as u64, FILES);
+    let sizes: Vec<u64> = entries.map(|entry| entry.unwrap().metadata().unwrap().len()).collect();
+    assert_eq!(sizes, vec![4096; FILES as usize]);
 }
 
 pub fn list_twice(root: &Path, round: u64) {

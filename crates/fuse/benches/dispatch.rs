@@ -1,5 +1,7 @@
 //! What the transport's own part costs: decode a request, ask a filesystem that does nothing, encode the reply, without a kernel.
 
+#![allow(missing_docs, reason = "what the macros of criterion make has no place for them")]
+
 extern crate covey_fuse as fuse;
 
 use std::io;

@@ -3,6 +3,8 @@
 //! The planner is pure, so it is timed over a store in memory, reads of rows included. The journal lies on a disk, and its own
 //! thread drains meanwhile, as in a mount.
 
+#![allow(missing_docs, reason = "what the macros of criterion make has no place for them")]
+
 extern crate covey_meta as meta;
 
 #[path = "../tests/support/mod.rs"]
