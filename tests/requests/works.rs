@@ -195,27 +195,25 @@ fn run(program: &str, args: &[&str], folder: &Path) {
     assert!(done.status.success(), "{program}: {done:?}");
 }
 
-/// An archive of [`FILES`] files, beside the mount, made once.
-fn archive() -> &'static Path {
-    static MADE: std::sync::OnceLock<(tempfile::TempDir, PathBuf)> = std::sync::OnceLock::new();
-    let (_, path) = MADE.get_or_init(|| {
-        let scratch = covey_tests::scratch();
-        folder(scratch.path(), 0);
-        run("tar", &["cf", "archive.tar", "file-0"], scratch.path());
-        let path = scratch.path().join("archive.tar");
-        (scratch, path)
-    });
+/// An archive of [`FILES`] files, in the rig's folder beside the mount, and so removed with it.
+fn archive(root: &Path) -> PathBuf {
+    let beside = root.parent().and_then(Path::parent).unwrap();
+    let path = beside.join("archive.tar");
+    if !path.exists() {
+        folder(beside, 0);
+        run("tar", &["cf", "archive.tar", "file-0"], beside);
+    }
     path
 }
 
 pub fn untar(root: &Path, round: u64) {
-    let into = root.join(format!("into-{round}"));
-    let args = ["xf", archive().to_str().unwrap(), "-C", into.to_str().unwrap()];
+    let (from, into) = (archive(root), root.join(format!("into-{round}")));
+    let args = ["xf", from.to_str().unwrap(), "-C", into.to_str().unwrap()];
     run("tar", &args, Path::new("/"));
 }
 
 pub fn make_into(root: &Path, round: u64) {
-    archive();
+    archive(root);
     fs::create_dir(root.join(format!("into-{round}"))).unwrap();
 }
 
