@@ -64,6 +64,7 @@ fn dispatch(c: &mut Criterion) {
         workers: Pool::new("bench", 1),
         seeker: Pool::new("bench", 1),
         dirty: None,
+        uncached: false,
         notifier,
         log: Arc::new(|line| eprintln!("{line}")),
     });
