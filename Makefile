@@ -153,6 +153,15 @@ bench-workloads: bench-build ## F5: six programs cloned, built, run, walked, pac
 	@[ -n "$(MIRRORS)" ] || scripts/workload-sources "$(cache)/workloads"
 	$(call figure,workloads,--mirrors "$(or $(MIRRORS),$(cache)/workloads)")
 
+.PHONY: bench-daemon
+bench-daemon: ## What each operation costs in the daemon, without a kernel: medians by criterion; FILTER=part of a name
+	$(CARGO) bench --package covey-fs --package covey-meta --package covey-fuse --bench operations --bench names \
+		--bench dispatch -- $(FILTER)
+
+.PHONY: profile-daemon
+profile-daemon: ## Where the instructions of each operation go, by callgrind (needs valgrind); OPS="create read-blob"
+	@scripts/profile-daemon $(OPS)
+
 ##@ Tidy
 
 .PHONY: clean

@@ -1,5 +1,6 @@
 //! The commands: one file each, with its arguments, what it does and what it prints.
 
+pub mod bench;
 pub mod clone;
 pub mod df;
 pub mod doctor;

@@ -39,7 +39,7 @@ impl Served {
             Failure::new("io", "cannot tell how much memory is free").why(error.to_string())
         })?;
         let corpus =
-            Corpus::make(spec, (crate::sys::euid(), gid), room.available, &crate::daemon::asked_to_end);
+            Corpus::make(spec, (crate::sys::euid(), gid), room.available, &crate::signals::is_waiting);
         Ok(Served {
             name: format!("{spec}{MARK}{:016x}", base::random::u64()),
             corpus: Arc::new(corpus.map_err(|error| refused(spec, &error))?),

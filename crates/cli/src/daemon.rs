@@ -34,7 +34,7 @@ use crate::sys::Trimmer;
 use crate::table::{bytes, count};
 use crate::term::{self, Term};
 use crate::watch::{self, Shown, Wish};
-use crate::{log, metrics, mounts};
+use crate::{log, metrics, mounts, signals};
 
 /// A mount to be made.
 #[derive(Debug)]
@@ -202,7 +202,7 @@ pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
 /// Mounts and stays until the mount has ended and the volume is closed.
 pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     let interactive = parent.is_none() && term::is_terminal();
-    block_signals();
+    signals::block();
     raise_file_limit();
     let mountpoint = mounts::absolute(&plan.mountpoint)?;
     check_places(&plan.source, &mountpoint)?;
@@ -464,61 +464,6 @@ impl Serve for Daemon {
     }
 }
 
-/// The signals that end a mount.
-const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
-
-/// The same as a set.
-fn ending_signals() -> libc::sigset_t {
-    // SAFETY: sigemptyset fills the set before it is read; all zeros is a value of the type.
-    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    for signal in ENDING {
-        // SAFETY: `set` is a living set and the number is a signal's.
-        unsafe { libc::sigaddset(&mut set, signal) };
-    }
-    set
-}
-
-/// Threads started later inherit this.
-pub fn block_signals() {
-    // SAFETY: the set is living; the old mask is not asked for.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &ending_signals(), std::ptr::null_mut()) };
-}
-
-/// Whether such a signal waits to be taken: while a mount is being prepared nobody takes one.
-pub fn asked_to_end() -> bool {
-    // SAFETY: all zeros is a value of the type, and sigpending(2) fills a living set.
-    let waiting = unsafe {
-        let mut waiting: libc::sigset_t = std::mem::zeroed();
-        if libc::sigpending(&mut waiting) != 0 {
-            return false;
-        }
-        waiting
-    };
-    // SAFETY: the set was filled above, and the numbers are signals'.
-    ENDING.iter().any(|signal| unsafe { libc::sigismember(&waiting, *signal) } == 1)
-}
-
-fn next_signal() -> i32 {
-    let mut signal = 0;
-    // SAFETY: both are living values; the signals are blocked in every thread.
-    while unsafe { libc::sigwait(&ending_signals(), &mut signal) } != 0 {}
-    signal
-}
-
-/// Waits for a signal, at most so long. False when none came.
-pub fn next_signal_within(at_most: Option<Duration>) -> bool {
-    let Some(at_most) = at_most else {
-        next_signal();
-        return true;
-    };
-    let time = libc::timespec {
-        tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(at_most.subsec_nanos()),
-    };
-    // SAFETY: both are living values; what kind of signal it was is not asked for.
-    unsafe { libc::sigtimedwait(&ending_signals(), std::ptr::null_mut(), &time) >= 0 }
-}
-
 fn start_signals(
     unmounter: Unmounter,
     node: Arc<dyn Backend>,
@@ -543,7 +488,7 @@ struct Ender {
 impl Ender {
     /// With a person at the terminal: each Ctrl-C goes one step further.
     fn ask_each_time(&self) {
-        next_signal();
+        signals::next();
         log::line("unmounting ...");
         loop {
             match self.unmounter.unmount(Unmount::Polite) {
@@ -555,19 +500,19 @@ impl Ender {
                 Err(error) => log::line(&error.to_string()),
                 Ok(()) => {}
             }
-            next_signal();
+            signals::next();
             if self.unmounter.unmount(Unmount::Lazy).is_ok() {
                 break;
             }
         }
         log::line("detached; it ends when its last user is gone. Ctrl-C once more ends it at once");
-        next_signal();
+        signals::next();
         self.end_now();
     }
 
     /// With nobody there: every step by itself, so that it ends in any case.
     fn insist(&self) {
-        let signal = next_signal();
+        let signal = signals::next();
         log::line(&format!("signal {signal}: unmounting"));
         for _ in 0..30 {
             match self.unmounter.unmount(Unmount::Polite) {

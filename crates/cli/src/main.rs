@@ -26,6 +26,7 @@ mod metrics;
 mod mounts;
 mod node;
 mod options;
+mod signals;
 mod status;
 mod sys;
 mod table;
@@ -75,6 +76,7 @@ enum Command {
     Trace(cmd::trace::Args),
     Stats(cmd::stats::Args),
     Top(cmd::top::Args),
+    Bench(cmd::bench::Args),
     Doctor(cmd::doctor::Args),
 }
 
@@ -110,6 +112,7 @@ fn run(command: &Command, term: Term) -> Result<u8> {
         Command::Trace(args) => cmd::trace::run(args, term),
         Command::Stats(args) => cmd::stats::run(args, term),
         Command::Top(args) => cmd::top::run(args, term),
+        Command::Bench(args) => cmd::bench::run(args, term),
         Command::Doctor(args) => cmd::doctor::run(args, term),
     }
 }

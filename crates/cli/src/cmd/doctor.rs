@@ -1,4 +1,7 @@
-//! `covey doctor`: what on this machine would keep Covey from mounting or from being quick, and the command that mends it.
+//! `covey doctor`: what on this machine would keep Covey from mounting or from being quick, and the command that mends it;
+//! and which settings suit which use ([`advice`]).
+
+mod advice;
 
 use std::ffi::CString;
 use std::fs;
@@ -30,6 +33,8 @@ pub struct Args {
 enum Level {
     /// As it should be.
     Ok,
+    /// Nothing to mend: which setting suits which use.
+    Tip,
     /// Works, could be better.
     Note,
     /// Does not work.
@@ -53,6 +58,10 @@ fn note(name: &'static str, found: impl Into<String>, mend: impl Into<String>) -
     Check { name, level: Level::Note, found: found.into(), mend: Some(mend.into()) }
 }
 
+fn tip(name: &'static str, found: impl Into<String>, mend: impl Into<String>) -> Check {
+    Check { name, level: Level::Tip, found: found.into(), mend: Some(mend.into()) }
+}
+
 fn wrong(name: &'static str, found: impl Into<String>, mend: impl Into<String>) -> Check {
     Check { name, level: Level::Wrong, found: found.into(), mend: Some(mend.into()) }
 }
@@ -61,11 +70,19 @@ fn wrong(name: &'static str, found: impl Into<String>, mend: impl Into<String>) 
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mut checks = vec![kernel(), filesystem(), device(), rights()];
     checks.extend(allow_other());
+    let machine = advice::Machine::here();
     checks.push(uring());
+    checks.extend(advice::machine(&machine));
     checks.push(open_files());
     checks.push(disk(args.volume.as_deref()));
     checks.extend(args.volume.as_deref().map(volume));
-    checks.extend(mounted_by_us().iter().map(present_mount));
+    for mount in &mounted_by_us() {
+        let check = present_mount(mount);
+        let answers = check.level != Level::Wrong;
+        checks.push(check);
+        checks.extend(answers.then(|| advice::of_mount(mount, &machine)).flatten());
+    }
+    checks.extend(advice::uses(&machine));
     let wrong = checks.iter().filter(|check| check.level == Level::Wrong).count();
     term.result(&checks, || text(&checks, wrong));
     Ok(u8::from(wrong > 0))
@@ -76,12 +93,14 @@ fn text(checks: &[Check], wrong: usize) -> String {
     for check in checks {
         let mark = match check.level {
             Level::Ok => "ok   ",
+            Level::Tip => "tip  ",
             Level::Note => "note ",
             Level::Wrong => "WRONG",
         };
-        text.push_str(&format!("{mark}  {:14} {}\n", check.name, check.found));
+        text.push_str(&format!("{mark}  {:16} {}\n", check.name, check.found));
         if let Some(mend) = &check.mend {
-            text.push_str(&format!("{:22}mend: {mend}\n", ""));
+            let word = if check.level == Level::Tip { "with" } else { "mend" };
+            text.push_str(&format!("{:24}{word}: {mend}\n", ""));
         }
     }
     text.push_str(&match wrong {

@@ -47,7 +47,7 @@ pub fn interval_ms(interval: Duration) -> Result<u64> {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let interval_ms = interval_ms(args.interval)?;
     let ear = ear_of(&args.path, "stats")?;
-    crate::daemon::block_signals();
+    crate::signals::block();
     let asked = Asked::ask(&ear, &Request::Watch { wish: Wish::Stats { interval_ms } })?;
     let enough = asked.stopper()?;
     stop_by_signal(vec![asked.stopper()?], None)?;

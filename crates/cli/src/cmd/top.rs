@@ -47,7 +47,7 @@ struct Shown<'a> {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let interval_ms = interval_ms(args.interval)?;
     let places = places(args)?;
-    crate::daemon::block_signals();
+    crate::signals::block();
     let (news, heard) = mpsc::channel();
     let (mut stoppers, mut failed, mut asked_of) = (Vec::new(), None, vec![false; places.len()]);
     for (index, (place, ear)) in places.iter().enumerate() {

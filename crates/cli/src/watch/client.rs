@@ -10,8 +10,8 @@ use serde::de::DeserializeOwned;
 
 use super::Wish;
 use crate::control::{Asked, Ear, Request, Stopper};
-use crate::daemon::{block_signals, next_signal_within};
 use crate::error::{Failure, Result};
+use crate::signals;
 use crate::target::{Target, resolve};
 
 /// Where the daemon listens that serves a path; a volume that is not mounted has none.
@@ -34,7 +34,7 @@ pub fn look_on<N: DeserializeOwned, T: DeserializeOwned>(
     at_most: Option<Duration>,
     each: &mut dyn FnMut(N),
 ) -> Result<T> {
-    block_signals();
+    signals::block();
     let asked = Asked::ask(ear, &Request::Watch { wish })?;
     stop_by_signal(vec![asked.stopper()?], at_most)?;
     asked.hear(&mut |_| (), &mut |value| {
@@ -47,10 +47,10 @@ pub fn look_on<N: DeserializeOwned, T: DeserializeOwned>(
 /// Tells them all to stop when a signal comes or the time is over; ends the program at the second signal.
 pub fn stop_by_signal(stoppers: Vec<Stopper>, at_most: Option<Duration>) -> Result<()> {
     let spawned = base::thread::spawn("covey-signals", move || {
-        let signalled = next_signal_within(at_most);
+        let signalled = signals::next_within(at_most);
         stoppers.iter().for_each(Stopper::stop);
         // A second one means: now. So does a daemon that does not answer any more.
-        next_signal_within(signalled.then_some(Duration::from_secs(10)));
+        signals::next_within(signalled.then_some(Duration::from_secs(10)));
         std::process::exit(130);
     });
     spawned.map(drop).map_err(|error| Failure::io("cannot start a thread", &error))

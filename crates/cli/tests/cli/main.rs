@@ -1,5 +1,6 @@
 //! The real program, as a user runs it: what it prints, how it exits, and that nothing stays mounted.
 
+mod benches;
 mod corpora;
 mod errors;
 mod imports;

@@ -1,0 +1,254 @@
+//! What is measured: a folder on the mount and one beside it do the same, and each step's time is taken.
+//!
+//! A step looks at the flag that Ctrl-C sets after every file and every mebibyte, so that it ends soon and the folder is removed.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base::size::MIB;
+
+use crate::error::{Context, Failure, Result};
+
+/// Set by Ctrl-C.
+static STOP: AtomicBool = AtomicBool::new(false);
+/// Bytes of a small file.
+const SMALL: usize = 4096;
+/// Bytes written and read at a time.
+const CHUNK: usize = MIB as usize;
+
+/// How much of it there is.
+#[derive(Clone, Copy, Debug)]
+pub struct Amount {
+    /// Small files.
+    pub files: u64,
+    /// Bytes of the large file; whole mebibytes.
+    pub size: u64,
+    /// Threads of the parallel step.
+    pub readers: usize,
+}
+
+impl Amount {
+    /// Room that it takes for a moment, with some to spare.
+    pub fn room(&self) -> u64 {
+        self.size + self.files * SMALL as u64 + 16 * MIB
+    }
+}
+
+/// A step that is measured.
+pub struct Step {
+    /// As it is called in the table.
+    pub what: &'static str,
+    /// Stable word for JSON.
+    pub word: &'static str,
+    /// What it counts: files or bytes.
+    pub unit: Unit,
+    /// Up to this ratio of times, mount to beside, it is as it should be.
+    pub good: f64,
+    /// Up to this it is tolerable.
+    pub fair: f64,
+    /// What to try when it is not.
+    pub advice: &'static str,
+    run: fn(&Scratch, &Amount) -> io::Result<()>,
+}
+
+/// What a step counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Files a second.
+    Files,
+    /// The same, by several threads, each of which reads all files.
+    FilesOfAll,
+    /// Bytes a second.
+    Bytes,
+}
+
+impl Unit {
+    /// How much of it a step does.
+    pub fn amount(self, of: &Amount) -> u64 {
+        match self {
+            Unit::Files => of.files,
+            Unit::FilesOfAll => of.files * of.readers as u64,
+            Unit::Bytes => of.size,
+        }
+    }
+}
+
+const MISSES: &str = "requests are slow: covey mount --transport uring (as root), and fewer other programs";
+const KERNEL: &str =
+    "this should not reach the daemon at all: covey doctor says whether the mount is as it should be";
+const BYTES: &str = "the disk below the volume is the limit, or read_ahead: covey doctor looks at both";
+
+/// In the order in which they are done. What changes names costs FUSE round trips, which a local filesystem does not have, so the
+/// ratios there are larger (so is that of the first stat after a write, which asks for the number of blocks); what the kernel answers
+/// from its own memory should cost about the same.
+pub const STEPS: &[Step] = &[
+    step("create small files", "create", Unit::Files, (10.0, 25.0), MISSES, create),
+    step("stat them", "stat", Unit::Files, (20.0, 50.0), MISSES, stat),
+    step("stat them again", "stat-warm", Unit::Files, (1.6, 3.0), KERNEL, stat),
+    step("read them", "read", Unit::Files, (1.6, 3.0), KERNEL, read),
+    step("read them in parallel", "read-parallel", Unit::FilesOfAll, (1.6, 3.0), KERNEL, read_parallel),
+    step("delete them", "delete", Unit::Files, (10.0, 25.0), MISSES, delete),
+    step("write a large file, fsync", "write-large", Unit::Bytes, (1.5, 3.0), BYTES, write_large),
+    step("read it from the disk", "read-large-cold", Unit::Bytes, (1.5, 3.0), BYTES, read_large_cold),
+    step("read it from memory", "read-large-warm", Unit::Bytes, (1.6, 3.0), KERNEL, read_large),
+];
+
+const fn step(
+    what: &'static str,
+    word: &'static str,
+    unit: Unit,
+    (good, fair): (f64, f64),
+    advice: &'static str,
+    run: fn(&Scratch, &Amount) -> io::Result<()>,
+) -> Step {
+    Step { what, word, unit, good, fair, advice, run }
+}
+
+/// A folder of this run's own, removed when it goes, however the run ends.
+pub struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    /// Makes it in `folder`.
+    pub fn new(folder: &Path) -> Result<Scratch> {
+        let path = folder.join(format!(".covey-bench-{}", std::process::id()));
+        fs::create_dir(&path).or_fail(|| format!("cannot make a folder in {}", folder.display()))?;
+        Ok(Scratch { path })
+    }
+
+    /// Does one step and answers how many seconds it took.
+    pub fn measure(&self, step: &Step, amount: &Amount) -> Result<f64> {
+        let began = base::time::monotonic();
+        let done = (step.run)(self, amount);
+        let took = (base::time::monotonic() - began).as_secs_f64();
+        match done {
+            Ok(()) => Ok(took),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted && stopped() => Err(interrupted()),
+            Err(error) => {
+                Err(Failure::io(format!("cannot {} in {}", step.what, self.path.display()), &error))
+            }
+        }
+    }
+
+    /// Puts away what a round left, so that the next finds the folder empty.
+    pub fn clear(&self) -> Result<()> {
+        let large = self.large();
+        fs::remove_file(&large).at("remove", &large)
+    }
+
+    fn small(&self, number: u64) -> PathBuf {
+        self.path.join(format!("small-{number}"))
+    }
+
+    fn large(&self) -> PathBuf {
+        self.path.join("large")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.path) {
+            let (path, why) = (self.path.display(), crate::error::plain(&error));
+            eprintln!("covey: the bench's folder could not be removed ({why}): rm -r {path}");
+        }
+    }
+}
+
+/// Ctrl-C and the like end the run in good order from here on; a second one ends it at once.
+pub fn catch_signals() -> Result<()> {
+    crate::signals::block();
+    let wait = || {
+        let first = crate::signals::next();
+        STOP.store(true, Ordering::Release);
+        crate::signals::next();
+        std::process::exit(128 + first);
+    };
+    base::thread::spawn("covey-signals", wait).map(drop).or_fail(|| "cannot start a thread".to_owned())
+}
+
+fn stopped() -> bool {
+    STOP.load(Ordering::Acquire)
+}
+
+fn interrupted() -> Failure {
+    Failure::new("interrupted", "the bench was interrupted; what it made was removed")
+        .next("covey bench --quick takes a few seconds")
+}
+
+fn go_on() -> io::Result<()> {
+    if stopped() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+}
+
+/// Bytes that no file before had, so that equal contents, which are kept once, do not flatter the figures.
+fn unlike(room: &mut [u8]) {
+    base::random::fill(room);
+}
+
+fn create(scratch: &Scratch, amount: &Amount) -> io::Result<()> {
+    let mut bytes = [0; SMALL];
+    unlike(&mut bytes);
+    for number in 0..amount.files {
+        go_on()?;
+        bytes[..8].copy_from_slice(&base::random::u64().to_be_bytes());
+        File::create_new(scratch.small(number))?.write_all(&bytes)?;
+    }
+    Ok(())
+}
+
+fn stat(scratch: &Scratch, amount: &Amount) -> io::Result<()> {
+    (0..amount.files)
+        .try_for_each(|number| go_on().and_then(|()| fs::metadata(scratch.small(number)).map(drop)))
+}
+
+fn read(scratch: &Scratch, amount: &Amount) -> io::Result<()> {
+    let mut bytes = [0; SMALL];
+    (0..amount.files).try_for_each(|number| {
+        go_on()?;
+        File::open(scratch.small(number))?.read_exact(&mut bytes)
+    })
+}
+
+fn read_parallel(scratch: &Scratch, amount: &Amount) -> io::Result<()> {
+    let threads: Vec<usize> = (0..amount.readers).collect();
+    base::thread::for_each("covey-bench", threads.len(), &threads, |_| read(scratch, amount))
+}
+
+fn delete(scratch: &Scratch, amount: &Amount) -> io::Result<()> {
+    (0..amount.files).try_for_each(|number| go_on().and_then(|()| fs::remove_file(scratch.small(number))))
+}
+
+fn write_large(scratch: &Scratch, amount: &Amount) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).open(scratch.large())?;
+    let mut bytes = vec![0; CHUNK];
+    unlike(&mut bytes);
+    for number in 0..amount.size / MIB {
+        go_on()?;
+        bytes[..8].copy_from_slice(&number.to_be_bytes());
+        file.write_all(&bytes)?;
+    }
+    file.sync_all()
+}
+
+fn read_large_cold(scratch: &Scratch, amount: &Amount) -> io::Result<()> {
+    let file = File::open(scratch.large())?;
+    // SAFETY: the descriptor is open; the call takes no memory of ours.
+    let refused = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    if refused != 0 {
+        return Err(io::Error::from_raw_os_error(refused));
+    }
+    read_large(scratch, amount)
+}
+
+fn read_large(scratch: &Scratch, amount: &Amount) -> io::Result<()> {
+    let mut file = File::open(scratch.large())?;
+    let mut bytes = vec![0; CHUNK];
+    for _ in 0..amount.size / MIB {
+        go_on()?;
+        file.read_exact(&mut bytes)?;
+    }
+    Ok(())
+}
