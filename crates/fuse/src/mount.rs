@@ -4,17 +4,20 @@
 //! read any file. A mount is recognised by its device number, so that nothing else is ever unmounted by mistake.
 
 mod helper;
+mod outstanding;
 mod table;
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::channel::{DEVICE, Device};
+pub use outstanding::hand_over;
+
+/// How long a forced unmount waits for what programs wrote.
+const HAND_OVER: Duration = Duration::from_secs(10);
 
 pub use table::{Mounted, find, mounted_by_us};
 
@@ -278,7 +281,8 @@ fn direct(path: &Path, flags: &MountFlags, root_mode: u32) -> Result<Device, Mou
 /// Takes a mount away by its path.
 fn detach(path: &Path, how: Unmount, by_helper: bool) -> Result<(), UnmountError> {
     if how == Unmount::Force {
-        push_all(path);
+        // A daemon that hangs is a reason to use force.
+        outstanding::hand_over(path, HAND_OVER);
     }
     if by_helper {
         return helper::unmount(path, how);
@@ -300,25 +304,6 @@ fn detach(path: &Path, how: Unmount, by_helper: bool) -> Result<(), UnmountError
         Some(libc::EINVAL | libc::ENOENT) => UnmountError::NotMounted(path.to_owned()),
         _ => failed(error),
     })
-}
-
-/// Has all dirty pages of a mount handed to its daemon, and waits for it, but not for ever: a daemon that hangs is a
-/// reason to use force.
-fn push_all(path: &Path) {
-    const AT_MOST: Duration = Duration::from_secs(10);
-    let (done, wait) = mpsc::channel();
-    let path = path.to_owned();
-    let pushing = base::thread::spawn("fuse-push", move || {
-        // Already the opening may wait for ever.
-        if let Ok(root) = std::fs::File::open(path) {
-            // SAFETY: the descriptor is open; syncfs takes nothing else.
-            let _ = unsafe { libc::syncfs(root.as_raw_fd()) };
-        }
-        let _ = done.send(());
-    });
-    if pushing.is_ok() {
-        let _ = wait.recv_timeout(AT_MOST);
-    }
 }
 
 /// The device number of the filesystem at a path, without asking that filesystem anything.

@@ -1,15 +1,17 @@
 //! `covey clone`: a copy by names only, of a file or a whole tree: no byte moves, and the two change apart from then on.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::control::{self, Ear, Request, Tick};
-use crate::error::{Context, Failure, Result};
+use crate::error::{Failure, Result};
 use crate::node::{CloneSummary, Node, NodeOptions};
-use crate::sys;
 use crate::table::count;
 use crate::target::{Place, Target, resolve, resolve_new};
 use crate::term::{Progress, Term};
+
+/// How long what programs wrote is waited for.
+const HAND_OVER: Duration = Duration::from_secs(5);
 
 /// Copies a file or a tree within a volume by names only: at once, and without taking room
 #[derive(Debug, clap::Args)]
@@ -60,7 +62,8 @@ fn mounted(src: &Place, dest: &Place, tick: &mut dyn FnMut(&Tick)) -> Result<Clo
         .next("copy between volumes with cp -a or covey import"));
     }
     // What programs wrote may still be in the kernel only: the daemon is to see it before it copies names.
-    File::open(&src.mount.path).and_then(|root| sys::syncfs(&root)).at("sync", &src.mount.path)?;
+    // Programs that never rest keep nothing waiting: what they wrote before has arrived long since.
+    fuse::mount::hand_over(&src.mount.path, HAND_OVER);
     let ear: Ear = src.ear();
     let request = Request::Clone { from: src.inner().into(), to: dest.inner().into() };
     control::ask(&ear, &request, tick)

@@ -1,0 +1,84 @@
+//! What programs wrote and the kernel still holds, handed over; and how many requests a mount's daemon has not answered.
+//!
+//! syncfs(2) has the kernel send all dirty pages of a FUSE filesystem, and since Linux 6.19 (and the stable series of 6.18) it returns
+//! without waiting for the answers: a daemon might hang. So whoever wants to know what programs wrote must wait by himself: until a moment at
+//! which nothing is outstanding, as the kernel counts it for each connection in its `fusectl` filesystem.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use base::time::monotonic;
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+
+/// Where `fusectl` is mounted, if it is.
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+/// How often the count is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// What is given to the daemon where the count cannot be seen.
+const BLIND: Duration = Duration::from_millis(100);
+
+/// Has all dirty pages of the mount at `path` sent to its daemon, and waits, at most so long, until there was a moment without any
+/// request on its way. False when there was none: a daemon that hangs, or programs that never rest.
+pub fn hand_over(path: &Path, at_most: Duration) -> bool {
+    let (done, wait) = mpsc::channel();
+    let path = path.to_owned();
+    let pushing = base::thread::spawn("fuse-push", move || {
+        let _ = done.send(push(&path, at_most).unwrap_or(false));
+    });
+    pushing.is_ok() && wait.recv_timeout(at_most).unwrap_or(false)
+}
+
+fn push(path: &Path, at_most: Duration) -> io::Result<bool> {
+    let begun = monotonic();
+    let count = Count::of(super::dev_of(path)?);
+    // Already the opening may wait for ever.
+    let root = File::open(path)?;
+    // SAFETY: the descriptor is open; syncfs takes nothing else.
+    if unsafe { libc::syncfs(root.as_raw_fd()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    drop(root);
+    let Ok(count) = count else {
+        std::thread::sleep(BLIND.min(at_most));
+        return Ok(true);
+    };
+    while begun.elapsed() < at_most {
+        if count.now()? == 0 {
+            return Ok(true);
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(false)
+}
+
+/// The kernel's count of a connection's requests that were sent, or wait to be, and are not answered.
+struct Count(File);
+
+impl Count {
+    fn of(dev: u64) -> io::Result<Count> {
+        let name = format!("{}/waiting", libc::minor(dev));
+        File::open(Path::new(CONNECTIONS).join(&name)).or_else(|_| own(OsStr::new(&name))).map(Count)
+    }
+
+    fn now(&self) -> io::Result<u64> {
+        let mut text = [0; 32];
+        let len = self.0.read_at(&mut text, 0)?;
+        let text = std::str::from_utf8(&text[..len]).unwrap_or("").trim();
+        text.parse().map_err(|_| io::Error::other("the kernel's count of requests is no number"))
+    }
+}
+
+/// A file of a `fusectl` that is mounted nowhere: for root.
+fn own(name: &OsStr) -> io::Result<File> {
+    let new = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&new)?;
+    let root: OwnedFd = fsmount(&new, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+    Ok(File::from(openat(root, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?))
+}
