@@ -64,8 +64,10 @@ pub fn write_new(root: &Path, round: u64) {
     File::create_new(file(root, round)).unwrap().write_all(&[7; 4096]).unwrap();
 }
 
+/// The kernel's clock ticks behind it: a write within the same tick would not move the file's times.
 pub fn create_empty(root: &Path, round: u64) {
     File::create_new(file(root, round)).unwrap();
+    std::thread::sleep(2 * base::time::TICK_MAX);
 }
 
 pub fn write_synced(root: &Path, round: u64) {

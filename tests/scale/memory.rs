@@ -154,8 +154,11 @@ fn long_random_overwrites_leave_at_most_twice_what_lives() {
     overwrites(1_024, 8);
 }
 
-/// What io_uring's rings may hold for requests' bytes: bounded, counted, and kept once touched.
-const RINGS: u64 = 64 * MIB;
+/// What io_uring's rings may hold for requests' bytes, beyond what two CPUs' take: bounded, counted, and kept once touched.
+fn rings() -> u64 {
+    let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
+    (16 * MIB * cpus).min(64 * MIB).saturating_sub(32 * MIB)
+}
 
 fn figures(mounted: &Mounted) -> serde_json::Value {
     covey_run(&["status".as_ref(), mounted.path().as_os_str(), "--json".as_ref()]).json()
@@ -180,7 +183,7 @@ fn comes_back(files: u64, mib: u64, rounds: u32) {
     let held = || proc::rss_kib(mounted.pid().unwrap()) << 10;
     let number = |status: &serde_json::Value, name: &str| status[name].as_u64().unwrap();
     let (start, status) = (held(), figures(&mounted));
-    let rings = if status["served"]["transport"] == "uring" { RINGS } else { 0 };
+    let rings = if status["served"]["transport"] == "uring" { rings() } else { 0 };
     for round in 0..rounds {
         fill(&mounted, files, mib);
         let (full, status) = (held(), figures(&mounted));

@@ -274,7 +274,11 @@ impl BlobSource for BlobFolder {
     }
 
     fn will_need(&self, id: &BlobId) {
-        self.ahead.hint(id, || self.path(id));
+        self.ahead.fetch(id, || self.path(id));
+    }
+
+    fn was_read(&self, id: &BlobId) {
+        self.ahead.let_go(|| self.path(id));
     }
 }
 

@@ -70,18 +70,25 @@ impl Core {
         Ok(len)
     }
 
-    /// Somebody seems to read a large file from one page to the next: says which blobs will be wanted. What cannot be told now, the read
-    /// itself will find out.
+    /// Somebody seems to read a large file from one page to the next: says which blobs will be wanted, and which were. What cannot be
+    /// told now, the read itself will find out.
     fn look_ahead(&self, ino: Ino, page: u32) {
         for next in (1..=PAGES_AHEAD).filter_map(|n| page.checked_add(n)) {
-            let Ok(extents) = self.names.extents(ino, next) else { return };
-            let mut last = None;
-            for pack in extents.extents().iter().take(EXTENTS_AHEAD).map(|extent| extent.pack) {
-                if last.replace(pack) != Some(pack)
-                    && let Ok(Some(Place::Blob(blob))) = self.place_of(pack)
-                {
-                    self.parts.source.will_need(&blob);
-                }
+            self.each_blob_of(ino, next, |blob| self.parts.source.will_need(blob));
+        }
+        if let Some(before) = page.checked_sub(1) {
+            self.each_blob_of(ino, before, |blob| self.parts.source.was_read(blob));
+        }
+    }
+
+    fn each_blob_of(&self, ino: Ino, page: u32, each: impl Fn(&BlobId)) {
+        let Ok(extents) = self.names.extents(ino, page) else { return };
+        let mut last = None;
+        for pack in extents.extents().iter().take(EXTENTS_AHEAD).map(|extent| extent.pack) {
+            if last.replace(pack) != Some(pack)
+                && let Ok(Some(Place::Blob(blob))) = self.place_of(pack)
+            {
+                each(&blob);
             }
         }
     }

@@ -42,7 +42,7 @@ const MEMORY: usize = 64 << 20;
 /// Entries per ring: with one alone, a request that waits would stop its CPU.
 const LEAST: usize = 2;
 /// More waiting requests per CPU than this bring nothing.
-const MOST: usize = 32;
+const MOST: usize = 16;
 
 /// How requests come and replies go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_no_ring_is_too_shallow() {
-        assert_eq!([1, 2, 4, 16, 64, 1024].map(depth), [32, 32, 16, 4, 2, 2]);
+        assert_eq!([1, 2, 4, 16, 64, 1024].map(depth), [16, 16, 16, 4, 2, 2]);
         for queues in 2..=32 {
             assert!(queues * depth(queues) * entry::PAYLOAD <= MEMORY);
         }
