@@ -232,10 +232,6 @@ impl BlobSource for FailingOrigin {
     fn will_need(&self, id: &BlobId) {
         self.inner.will_need(id);
     }
-
-    fn was_read(&self, id: &BlobId) {
-        self.inner.was_read(id);
-    }
 }
 
 impl Origin for FailingOrigin {

@@ -276,10 +276,6 @@ impl BlobSource for BlobFolder {
     fn will_need(&self, id: &BlobId) {
         self.ahead.fetch(id, || self.path(id));
     }
-
-    fn was_read(&self, id: &BlobId) {
-        self.ahead.let_go(|| self.path(id));
-    }
 }
 
 /// The error for a range that the blob does not have.

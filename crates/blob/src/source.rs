@@ -59,9 +59,6 @@ pub trait BlobSource: Send + Sync {
 
     /// All of the blob will be read soon. A hint, quick to give: who can, fetches it in the background.
     fn will_need(&self, _id: &BlobId) {}
-
-    /// All of the blob was read by one who keeps its bytes in memory himself: nobody else need. As quick a hint.
-    fn was_read(&self, _id: &BlobId) {}
 }
 
 /// The object store that holds a volume's blobs for good.

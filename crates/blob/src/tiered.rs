@@ -76,10 +76,6 @@ impl BlobSource for Tiered {
             source.will_need(id);
         }
     }
-
-    fn was_read(&self, id: &BlobId) {
-        self.sources.iter().filter(|source| source.is_near(id)).for_each(|source| source.was_read(id));
-    }
 }
 
 #[cfg(test)]

@@ -70,14 +70,11 @@ impl Core {
         Ok(len)
     }
 
-    /// Somebody seems to read a large file from one page to the next: says which blobs will be wanted, and which were. What cannot be
-    /// told now, the read itself will find out.
+    /// Somebody seems to read a large file from one page to the next: says which blobs will be wanted. What cannot be told
+    /// now, the read itself will find out.
     fn look_ahead(&self, ino: Ino, page: u32) {
         for next in (1..=PAGES_AHEAD).filter_map(|n| page.checked_add(n)) {
             self.each_blob_of(ino, next, |blob| self.parts.source.will_need(blob));
-        }
-        if let Some(before) = page.checked_sub(1) {
-            self.each_blob_of(ino, before, |blob| self.parts.source.was_read(blob));
         }
     }
 

@@ -152,10 +152,6 @@ impl BlobSource for Folder {
     fn will_need(&self, id: &BlobId) {
         self.blobs.will_need(id);
     }
-
-    fn was_read(&self, id: &BlobId) {
-        self.blobs.was_read(id);
-    }
 }
 
 impl Origin for Folder {

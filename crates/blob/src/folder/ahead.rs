@@ -1,14 +1,17 @@
-//! Blobs that will be read soon are brought into memory meanwhile, and those that were read through are let go of.
+//! Blobs that will be read soon are brought into memory meanwhile.
 //!
 //! A large file is a row of blobs, each a file of its own with its sums in another: a reader that goes through them one after the other
-//! would wait at every 4 MiB for two names, two inodes and the first bytes. One thread goes before it, and another time behind it: what
-//! the reader has got lies in the pages of his mount, and need not lie in the blob's too. The thread only advises the kernel: it keeps nothing,
-//! and nobody waits for it.
+//! would wait at every 4 MiB for two names, two inodes and the first bytes. One thread goes before it; it only advises the kernel: it
+//! keeps nothing, and nobody waits for it.
+//!
+//! What was read through lies in memory twice then, in the pages of the blob and in those of the mount, until the kernel wants the former
+//! for something else. To let go of them at once was tried (`POSIX_FADV_DONTNEED` some blobs behind the reader): a third slower; so was
+//! reading past the page cache (`O_DIRECT`): 2.5 times.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, SyncSender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,13 +34,8 @@ pub(super) struct Ahead(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    thread: Option<(SyncSender<Hint>, JoinHandle<()>)>,
+    thread: Option<(SyncSender<PathBuf>, JoinHandle<()>)>,
     recent: VecDeque<(BlobId, Instant)>,
-}
-
-enum Hint {
-    Fetch(PathBuf),
-    LetGo(PathBuf),
 }
 
 impl Ahead {
@@ -48,31 +46,26 @@ impl Ahead {
         if state.recent.iter().any(|(seen, at)| seen == id && now.duration_since(*at) < AGAIN) {
             return;
         }
-        if state.send(|| Hint::Fetch(path())) {
+        if state.send(path) {
             state.recent.push_back((*id, now));
             if state.recent.len() > RECENT {
                 state.recent.pop_front();
             }
         }
     }
-
-    /// All of the blob has been read.
-    pub(super) fn let_go(&self, path: impl FnOnce() -> PathBuf) {
-        self.0.lock().send(|| Hint::LetGo(path()));
-    }
 }
 
 impl State {
     /// False if it cannot be taken now.
-    fn send(&mut self, hint: impl FnOnce() -> Hint) -> bool {
+    fn send(&mut self, path: impl FnOnce() -> PathBuf) -> bool {
         if self.thread.is_none() {
-            let (sender, hints) = mpsc::sync_channel::<Hint>(QUEUE);
-            let work = move || hints.iter().for_each(|hint| follow(&hint));
+            let (sender, hints) = mpsc::sync_channel::<PathBuf>(QUEUE);
+            let work = move || hints.iter().for_each(|path| fetch(&path));
             // Without a thread there is no looking ahead.
             let Ok(thread) = base::thread::spawn("covey-ahead", work) else { return false };
             self.thread = Some((sender, thread));
         }
-        self.thread.as_ref().is_some_and(|(sender, _)| sender.try_send(hint()).is_ok())
+        self.thread.as_ref().is_some_and(|(sender, _)| sender.try_send(path()).is_ok())
     }
 }
 
@@ -87,15 +80,9 @@ impl Drop for Ahead {
 }
 
 /// What is wrong with a file, its reader will find out.
-fn follow(hint: &Hint) {
-    let (path, advice) = match hint {
-        Hint::Fetch(path) => (path, libc::POSIX_FADV_WILLNEED),
-        Hint::LetGo(path) => (path, libc::POSIX_FADV_DONTNEED),
-    };
+fn fetch(path: &Path) {
     let Ok(file) = File::open(path) else { return };
     // SAFETY: only advice about an open descriptor; nothing of this process's memory is involved.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, advice) };
-    if matches!(hint, Hint::Fetch(_)) {
-        let _ = fs::read(sums_path(path));
-    }
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_WILLNEED) };
+    let _ = fs::read(sums_path(path));
 }

@@ -10,6 +10,10 @@ use crate::errno::{Errno, Error};
 use crate::packs::table::Place;
 use crate::volume::{Atime, Core};
 
+/// A read of at least so many bytes is part of a stream: it may wait for the disk for milliseconds, and the kernel has sent the next ones
+/// already. So the thread that received it goes on with other requests, and several of these are under way at once.
+const STREAM_LEN: u32 = 256 << 10;
+
 impl Core {
     pub(crate) fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let record = self.file(ino)?;
@@ -22,7 +26,9 @@ impl Core {
 
     pub(crate) fn would_wait(&self, request: Waiting) -> bool {
         match request {
-            Waiting::Read { ino, offset, len } => !self.options.near && self.read_is_far(ino, offset, len),
+            Waiting::Read { ino, offset, len } => {
+                len >= STREAM_LEN || !self.options.near && self.read_is_far(ino, offset, len)
+            }
             Waiting::Sync => true,
             Waiting::Change => false,
         }
