@@ -29,7 +29,7 @@ pub const TICK_MAX: Duration = Duration::from_millis(10);
 /// The time of day, for what users see (mtime and the like). It may jump; never measure with it.
 ///
 /// It moves with the clock's tick, some milliseconds apart: the kernel stamps inodes by that clock, also those of FUSE whose times it
-/// keeps itself, and with a finer one here what was done later could bear the earlier time.
+/// keeps itself, and with a finer one here what was done later would often bear the earlier time. (At times the kernel runs ahead of its tick.)
 pub fn now() -> Timestamp {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     Timestamp::from_parts(now.tv_sec, u32::try_from(now.tv_nsec).unwrap_or(0))

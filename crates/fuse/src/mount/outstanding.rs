@@ -4,17 +4,15 @@
 //! without waiting for the answers: a daemon might hang. So whoever wants to know what programs wrote must wait by himself: until a moment at
 //! which nothing is outstanding, as the kernel counts it for each connection in its `fusectl` filesystem.
 
-use std::ffi::OsStr;
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use base::time::monotonic;
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 /// Where `fusectl` is mounted, if it is.
@@ -59,26 +57,40 @@ fn push(path: &Path, at_most: Duration) -> io::Result<bool> {
 }
 
 /// The kernel's count of a connection's requests that were sent, or wait to be, and are not answered.
-struct Count(File);
+struct Count {
+    /// Of all connections.
+    folder: OwnedFd,
+    name: String,
+}
 
 impl Count {
     fn of(dev: u64) -> io::Result<Count> {
-        let name = format!("{}/waiting", libc::minor(dev));
-        File::open(Path::new(CONNECTIONS).join(&name)).or_else(|_| own(OsStr::new(&name))).map(Count)
+        let folder = open(CWD, CONNECTIONS, OFlags::DIRECTORY | OFlags::PATH);
+        let mut count =
+            Count { folder: folder.or_else(|_| own())?, name: format!("{}/waiting", libc::minor(dev)) };
+        if count.now().is_err() {
+            // An empty folder where nothing is mounted, for one.
+            count.folder = own()?;
+            count.now()?;
+        }
+        Ok(count)
     }
 
+    /// The file gives one answer each time it is opened.
     fn now(&self) -> io::Result<u64> {
-        let mut text = [0; 32];
-        let len = self.0.read_at(&mut text, 0)?;
-        let text = std::str::from_utf8(&text[..len]).unwrap_or("").trim();
-        text.parse().map_err(|_| io::Error::other("the kernel's count of requests is no number"))
+        let mut text = String::new();
+        File::from(open(&self.folder, &self.name, OFlags::RDONLY)?).read_to_string(&mut text)?;
+        text.trim().parse().map_err(|_| io::Error::other("the kernel's count of requests is no number"))
     }
 }
 
-/// A file of a `fusectl` that is mounted nowhere: for root.
-fn own(name: &OsStr) -> io::Result<File> {
+fn open(folder: impl AsFd, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
+    Ok(openat(folder, name, flags | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// A `fusectl` that is mounted nowhere: for root.
+fn own() -> io::Result<OwnedFd> {
     let new = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&new)?;
-    let root: OwnedFd = fsmount(&new, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
-    Ok(File::from(openat(root, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?))
+    Ok(fsmount(&new, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?)
 }
