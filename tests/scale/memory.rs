@@ -188,7 +188,8 @@ fn comes_back(files: u64, mib: u64, rounds: u32) {
         fill(&mounted, files, mib);
         let (full, status) = (held(), figures(&mounted));
         let (stored, names) = (number(&status, "stored_bytes"), number(&status, "names_bytes"));
-        assert!(stored >= files * 4096 + mib * MIB, "{status}");
+        // A pack that is just being sealed counts neither as open nor as sealed.
+        assert!(stored + 4 * MIB >= files * 4096 + mib * MIB, "{status}");
         assert!(names > files * 100, "the names are counted: {status}");
         assert_eq!(
             (number(&status, "log_bytes"), number(&status, "overlay_bytes")),
