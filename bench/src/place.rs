@@ -373,7 +373,10 @@ impl Drop for Place {
 }
 
 /// Drops a file's pages, or those of every file below a folder. What is dirty is written first.
-fn forget_below(path: &Path) -> Result<()> {
+///
+/// # Errors
+/// A folder cannot be read.
+pub fn forget_below(path: &Path) -> Result<()> {
     if path.is_dir() {
         for entry in std::fs::read_dir(path)? {
             forget_below(&entry?.path())?;

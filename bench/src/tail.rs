@@ -28,6 +28,7 @@ use std::path::PathBuf;
 use corpus::Spec;
 
 use crate::Result;
+use crate::interrupt;
 use crate::place::Switch;
 use place::{Ground, How, Own, Place};
 use readers::Files;
@@ -208,6 +209,7 @@ fn compare(
     wanted: &[(&str, How)],
     report: &mut Report,
 ) -> Result<()> {
+    interrupt::listen();
     let mut places = Vec::new();
     for (name, how) in wanted {
         progress(&format!("{}: {part}: mounting {name}", ground.spec));
@@ -220,6 +222,7 @@ fn compare(
     for run in 0..args.runs() {
         for readers in counts {
             for turn in 0..places.len() {
+                interrupt::check()?;
                 let at = (turn + run as usize) % places.len();
                 let place = &places[at];
                 progress(&format!(

@@ -30,9 +30,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::Result;
+use crate::place::Switch;
+use crate::{Result, interrupt};
 use monitor::Monitor;
-use place::{Counts, Daemon, Kind, Place, Switch};
+use place::{Counts, Daemon, Kind, Place};
 use recipes::{RECIPES, Recipe};
 use report::{Program, Samples};
 use steps::{ARCHIVE_BUILD, BUILD, LIGHT, Setting, Step};
@@ -120,6 +121,7 @@ fn measure(args: &Args) -> Result<bool> {
     std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o755))?;
     let logs = scratch.path().join("logs");
     std::fs::create_dir(&logs)?;
+    interrupt::listen();
     let switch = Switch::as_it_is();
     let daemon = Daemon { covey: covey.clone(), transport: args.transport, options: args.options.clone() };
     let mut places = Vec::new();
@@ -147,6 +149,7 @@ fn measure(args: &Args) -> Result<bool> {
         }
     }
     drop(switch);
+    interrupt::check()?;
     samples.compare_git_status();
     samples.compare_walks();
     println!("{}", samples.markdown(&facts)?);
@@ -262,7 +265,7 @@ impl Bench {
         for turn in 0..count {
             let at = (turn + round) % count;
             let kind = self.places[at].kind;
-            if failed.contains(&kind) {
+            if failed.contains(&kind) || interrupt::check().is_err() {
                 continue;
             }
             let what = format!("{}, {}, {}", recipe.name, step.name, kind.name());

@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use base::time::monotonic;
 use clap::ValueEnum;
-use rustix::fs::{Advice, fadvise};
 use rustix::mount::{MountFlags, UnmountFlags, mount_remount, unmount};
 use serde_json::Value;
 
 use super::shell::quiet;
 use crate::Result;
+use crate::place::forget_below;
 
 /// A kind of place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -276,39 +276,4 @@ pub fn memory_kib(pid: u32, field: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(field)).unwrap_or("");
     line.trim().trim_end_matches(" kB").parse().unwrap_or(0)
-}
-
-/// Drops a file's pages, or those of every file below a folder. What is dirty is written first.
-fn forget_below(path: &Path) -> Result<()> {
-    if path.is_dir() {
-        for entry in fs::read_dir(path)? {
-            forget_below(&entry?.path())?;
-        }
-    } else if path.exists() && !path.is_symlink() {
-        // A socket cannot be opened, and has no pages.
-        if let Ok(file) = File::open(path) {
-            file.sync_all().ok();
-            fadvise(&file, 0, None, Advice::DontNeed).ok();
-        }
-    }
-    Ok(())
-}
-
-/// The kernel's switch for FUSE over io_uring, put back at the end to what it was.
-pub struct Switch(Option<bool>);
-
-impl Switch {
-    /// Remembers it.
-    #[must_use]
-    pub fn as_it_is() -> Switch {
-        Switch(fuse::uring::switched_on())
-    }
-}
-
-impl Drop for Switch {
-    fn drop(&mut self) {
-        if self.0 == Some(false) {
-            let _ = fs::write(fuse::uring::SWITCH, "N");
-        }
-    }
 }
