@@ -29,6 +29,22 @@ run: ## Build, format a volume, mount it and do real work on it; ONCE=1 ends ins
 	@$(MAKE) build
 	@scripts/demo
 
+##@ Pack
+
+.PHONY: man
+man: build ## Manual pages and shell completions, from the help's own table: target/man, target/completions
+	@$(program) generate man target/man
+	@$(program) generate completions target/completions
+
+.PHONY: deb
+deb: build ## A Debian package: target/debian/covey_VERSION_ARCHITECTURE.deb
+	@scripts/bootstrap deb
+	@scripts/make-deb $(program)
+
+.PHONY: test-deb
+test-deb: deb ## Install it in a clean root, mount there, purge it; needs root and debootstrap
+	@scripts/test-deb target/debian/covey_*.deb
+
 ##@ Check
 
 .PHONY: test
@@ -44,7 +60,7 @@ strict = $(if $(findstring rustc $(pinned) ,$(shell scripts/with-rust --check)),
 .PHONY: lint
 lint: ## rustfmt and clippy as errors: first what ships, under every rule, then the tests, which may unwrap and read clocks
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --exclude covey-tests --exclude covey-bench --locked -- $(strict)
+	$(CARGO) clippy --workspace --exclude covey-tests --exclude covey-bench --exclude covey-s3 --locked -- $(strict)
 	$(CARGO) clippy --workspace --locked --all-targets -- $(strict) \
 		-A clippy::disallowed_methods -A clippy::unwrap_used -A clippy::expect_used -A missing_docs
 
@@ -71,6 +87,10 @@ test-crash: build ## 200 rounds of kill -9 at random points, power cuts, and the
 	$(CARGO) test --package covey-meta --test journal_crash --test journal_kill -- --include-ignored
 	$(call at_length,crash)
 
+.PHONY: test-upload
+test-upload: build ## 100 rounds of kill -9 while uploads are under way to an S3 server that throttles and cuts
+	$(call at_length,upload)
+
 .PHONY: test-posix
 test-posix: build ## Differential runs against a plain folder, random I/O with mmap, and go-fuse's posixtest
 	$(call at_length,differential fsx)
@@ -91,9 +111,24 @@ test-workloads: build ## Real programs through kill -9: SQLite, PostgreSQL, git,
 	@scripts/bootstrap workloads
 	$(call at_length,clients)
 
+# Without MINIO= it is the one that `make minio` built; without that either, the tests say so and are skipped.
+minio_program = $(abspath $(or $(MINIO),$(wildcard $(cache)/peers/minio)))
+
+.PHONY: minio
+minio: ## Build MinIO, an object store to test against, into the cache (some minutes, needs Go)
+	@scripts/bootstrap minio
+
+.PHONY: test-minio
+test-minio: ## The suite of origins and users' mistakes against a real MinIO on loopback; MINIO=path of its program
+	MINIO="$(minio_program)" $(CARGO) test --package covey-origin -- --nocapture
+
 .PHONY: test-million
 test-million: build ## A million files: import, walk, find, reopen after kill -9, beside ext4
 	$(call at_length,scale,million)
+
+.PHONY: test-trees
+test-trees: ## Published trees, also of a million files
+	$(CARGO) test --release --package covey-tests --test trees -- --include-ignored --nocapture
 
 .PHONY: test-memory
 test-memory: build ## Peak memory through 20 GiB written and read, and disk use under random overwrites
@@ -113,7 +148,7 @@ bench-build: build
 	$(CARGO) build --release --package covey-bench
 
 .PHONY: bench
-bench: bench-tail bench-throughput bench-operations bench-workloads bench-peers ## Every published figure (hours); JUICEFS=path of juicefs 1.3.1 for the peers
+bench: bench-tail bench-throughput bench-operations bench-workloads bench-peers bench-origin ## Every published figure (hours); JUICEFS=path of juicefs 1.3.1 for the peers
 
 .PHONY: bench-quick
 bench-quick: bench-build ## The same figures at small sizes, some minutes: whether all works, and roughly how fast
@@ -137,6 +172,11 @@ bench-operations: bench-build ## F3 and F7: one operation at a time, also with t
 bench-peers: bench-build ## F6: beside JuiceFS and go-fuse's loopback; JUICEFS=path of juicefs 1.3.1
 	@scripts/bootstrap bench-peers
 	$(call figure,peers,$(if $(JUICEFS),--juicefs "$(JUICEFS)") $(addprefix --loopback ,$(wildcard $(cache)/peers/loopback)))
+
+.PHONY: bench-origin
+bench-origin: bench-build minio ## Over an S3 store (MinIO): beside juicefs, rclone, s3fs; JUICEFS=path of juicefs 1.3.1
+	@scripts/bootstrap bench-origin
+	$(call figure,origin,--minio "$(or $(MINIO),$(cache)/peers/minio)" $(if $(JUICEFS),--juicefs "$(JUICEFS)"))
 
 .PHONY: bench-basic
 bench-basic: bench-build ## Everyday work against ext4 and tmpfs

@@ -10,9 +10,9 @@
 //! equal blobs once gets nothing for free. Targets are printed with whether they are met, never asserted.
 //!
 //! - A figure each: [`basic`], [`tail`] (F1), [`parallel`] (F2), [`operations`] (F3), [`writes`] (F4), [`workloads`] (F5), [`peers`] (F6),
-//!   [`metadata`] (F7).
+//!   [`metadata`] (F7), [`origin`] (over an S3 store).
 //! - [`cells`]: work that several of them do.
-//! - [`place`], [`peer`]: what is measured on. [`process`]: what servers use of the machine. [`interrupt`]: Ctrl-C.
+//! - [`place`], [`peer`], [`store`]: what is measured on. [`process`]: what servers use of the machine. [`interrupt`]: Ctrl-C.
 //! - [`sheet`], [`chart`], [`machine`]: tables, targets, charts, raw results kept in `bench/results`.
 
 mod basic;
@@ -22,6 +22,7 @@ mod interrupt;
 mod machine;
 mod metadata;
 mod operations;
+mod origin;
 mod parallel;
 mod peer;
 mod peers;
@@ -29,6 +30,7 @@ mod place;
 mod process;
 mod run;
 mod sheet;
+mod store;
 mod tail;
 mod work;
 mod workloads;
@@ -58,6 +60,7 @@ enum Figure {
     Tail(tail::Args),
     Metadata(metadata::Args),
     Peers(peers::Args),
+    Origin(origin::Args),
     Workloads(workloads::Args),
     /// Serves the empty filesystem until it is unmounted (the bench starts itself so)
     #[command(hide = true)]
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Figure::Tail(args) => tail::run(&args),
         Figure::Metadata(args) => metadata::run(&args),
         Figure::Peers(args) => peers::run(&args),
+        Figure::Origin(args) => origin::run(&args),
         Figure::Workloads(args) => workloads::run(&args),
         Figure::ServeNull { mountpoint, transport, readers, uncached } => {
             place::serve_null(&mountpoint, transport, readers, uncached)

@@ -11,6 +11,7 @@ use std::time::Duration;
 use base::time::monotonic;
 
 use crate::Result;
+use crate::store::{self, Access};
 use crate::work::run;
 
 /// Which.
@@ -22,6 +23,12 @@ pub enum Peer {
     JuiceRedis,
     /// go-fuse's loopback: passes everything on to a folder.
     Loopback,
+    /// JuiceFS with names in SQLite and objects in an S3 store.
+    JuiceS3,
+    /// rclone mount over an S3 store, with its whole cache.
+    Rclone,
+    /// s3fs over an S3 store, with its cache.
+    S3fs,
 }
 
 /// Where the peers' programs are.
@@ -33,14 +40,26 @@ pub struct Tools {
     pub redis: Option<PathBuf>,
     /// go-fuse's example `loopback`.
     pub loopback: Option<PathBuf>,
+    /// `rclone`.
+    pub rclone: Option<PathBuf>,
+    /// `s3fs`.
+    pub s3fs: Option<PathBuf>,
+    /// The S3 store that some of them are measured over.
+    pub store: Option<Access>,
     /// Redis's port, once it is known.
     port: u16,
+    /// Where rclone can be asked whether it has uploaded all.
+    rclone_port: u16,
 }
 
 impl Tools {
     /// None of them.
     pub fn none() -> Tools {
         Tools::default()
+    }
+
+    fn access(&self) -> Result<&Access> {
+        self.store.as_ref().ok_or_else(|| "there is no S3 store to measure over".into())
     }
 
     /// Those that are there.
@@ -59,25 +78,31 @@ impl Tools {
             juicefs: given(juicefs, "juicefs")?.or_else(|| on_path("juicefs")),
             loopback: given(loopback, "loopback")?,
             redis: on_path("redis-server"),
+            rclone: on_path("rclone"),
+            s3fs: on_path("s3fs"),
+            store: None,
             port: free_port()?,
+            rclone_port: free_port()?,
         })
     }
 }
 
 /// A program of this name on PATH.
-fn on_path(name: &str) -> Option<PathBuf> {
+pub fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
 /// A port that nobody listens on now.
-fn free_port() -> Result<u16> {
+pub fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
 impl Peer {
-    /// All.
+    /// Those that keep their bytes in a folder.
     pub const ALL: [Peer; 3] = [Peer::JuiceSqlite, Peer::JuiceRedis, Peer::Loopback];
+    /// Those that keep them in an S3 store.
+    pub const OVER_S3: [Peer; 3] = [Peer::JuiceS3, Peer::Rclone, Peer::S3fs];
 
     /// Its name in tables.
     pub fn name(self) -> &'static str {
@@ -85,6 +110,9 @@ impl Peer {
             Peer::JuiceSqlite => "juicefs sqlite",
             Peer::JuiceRedis => "juicefs redis",
             Peer::Loopback => "go-fuse loopback",
+            Peer::JuiceS3 => "juicefs",
+            Peer::Rclone => "rclone",
+            Peer::S3fs => "s3fs",
         }
     }
 
@@ -92,7 +120,11 @@ impl Peer {
     pub fn missing(self, tools: &Tools) -> Option<&'static str> {
         const JUICE: &str = "no juicefs: give its path with JUICEFS=";
         match self {
-            Peer::JuiceSqlite if tools.juicefs.is_none() => Some(JUICE),
+            Peer::JuiceSqlite | Peer::JuiceS3 if tools.juicefs.is_none() => Some(JUICE),
+            Peer::Rclone if tools.rclone.is_none() => {
+                Some("no rclone: scripts/bootstrap bench-origin installs it")
+            }
+            Peer::S3fs if tools.s3fs.is_none() => Some("no s3fs: scripts/bootstrap bench-origin installs it"),
             Peer::JuiceRedis if tools.juicefs.is_none() => Some(JUICE),
             Peer::JuiceRedis if tools.redis.is_none() => {
                 Some("no redis-server: scripts/bootstrap bench-peers installs it")
@@ -117,9 +149,14 @@ impl Peer {
     /// A program failed.
     pub fn prepare(self, tools: &Tools, folder: &Path) -> Result<Vec<Child>> {
         let mut helpers = Vec::new();
-        if self == Peer::Loopback {
-            fs::create_dir_all(folder.join("below"))?;
-            return Ok(helpers);
+        match self {
+            Peer::Loopback => {
+                return fs::create_dir_all(folder.join("below")).map(|()| helpers).map_err(Into::into);
+            }
+            Peer::Rclone => return Ok(helpers),
+            Peer::S3fs => return tools.access()?.write_password(&folder.join("password")).map(|()| helpers),
+            Peer::JuiceS3 => return self.format_over_s3(tools, folder).map(|()| helpers),
+            Peer::JuiceSqlite | Peer::JuiceRedis => {}
         }
         if self == Peer::JuiceRedis {
             helpers.push(start_redis(tools, folder)?);
@@ -135,19 +172,91 @@ impl Peer {
         made.map(|()| helpers)
     }
 
+    fn format_over_s3(self, tools: &Tools, folder: &Path) -> Result<()> {
+        let access = tools.access()?;
+        run(Command::new(program(&tools.juicefs))
+            .args(["format", "--no-agent", "--storage", "minio", "--trash-days", "0", "--bucket"])
+            .arg(format!("{}/{}", access.endpoint(), store::BUCKETS[1]))
+            .env("ACCESS_KEY", &access.key)
+            .env("SECRET_KEY", &access.secret)
+            .arg(self.meta(tools, folder))
+            .arg("bench"))
+    }
+
+    /// Where it keeps what it can fetch again.
+    pub fn cache(self, folder: &Path) -> PathBuf {
+        folder.join("cache")
+    }
+
+    /// Waits until all that was written is in the store, where the program does not do that by itself.
+    ///
+    /// # Errors
+    /// It does not come to an end.
+    pub fn settle(self, tools: &Tools) -> Result<()> {
+        if self != Peer::Rclone {
+            return Ok(());
+        }
+        let begun = monotonic();
+        loop {
+            let asked = Command::new(program(&tools.rclone))
+                .args(["rc", "--rc-addr", &format!("127.0.0.1:{}", tools.rclone_port), "vfs/stats"])
+                .output()?;
+            let stats: serde_json::Value = serde_json::from_slice(&asked.stdout).unwrap_or_default();
+            let waiting = ["uploadsInProgress", "uploadsQueued"]
+                .map(|name| stats.pointer(&format!("/diskCache/{name}")).and_then(serde_json::Value::as_u64));
+            if waiting == [Some(0), Some(0)] {
+                return Ok(());
+            }
+            if begun.elapsed() > Duration::from_secs(600) {
+                return Err("rclone did not upload what was written within ten minutes".into());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn over_s3(self, tools: &Tools, folder: &Path, root: &Path) -> Result<Command> {
+        let access = tools.access()?;
+        if self == Peer::S3fs {
+            let mut command = Command::new(program(&tools.s3fs));
+            command.arg(store::BUCKETS[3]).arg(root).args(["-f", "-o", "use_path_request_style", "-o"]);
+            command.arg(format!("url={}", access.endpoint())).arg("-o");
+            command.arg(format!("passwd_file={}", folder.join("password").display())).arg("-o");
+            command.arg(format!("use_cache={}", self.cache(folder).display())).args(["-o", "allow_other"]);
+            return Ok(command);
+        }
+        let mut command = Command::new(program(&tools.rclone));
+        command.arg("mount").arg(format!("bench:{}", store::BUCKETS[2])).arg(root);
+        command.args(["--vfs-cache-mode", "full", "--allow-other", "--rc", "--rc-no-auth", "--rc-addr"]);
+        command.arg(format!("127.0.0.1:{}", tools.rclone_port));
+        command.arg("--cache-dir").arg(self.cache(folder)).arg("--config").arg(folder.join("none"));
+        command.env("RCLONE_CONFIG_BENCH_TYPE", "s3").env("RCLONE_CONFIG_BENCH_PROVIDER", "Minio");
+        command.env("RCLONE_CONFIG_BENCH_ENDPOINT", access.endpoint());
+        command.env("RCLONE_CONFIG_BENCH_ACCESS_KEY_ID", &access.key);
+        command.env("RCLONE_CONFIG_BENCH_SECRET_ACCESS_KEY", &access.secret);
+        // Version 1.60 refuses to begin with it.
+        command.env_remove("AWS_CA_BUNDLE");
+        Ok(command)
+    }
+
     /// The program that serves it.
-    pub fn command(self, tools: &Tools, folder: &Path, root: &Path) -> Command {
+    ///
+    /// # Errors
+    /// It needs a store, and there is none.
+    pub fn command(self, tools: &Tools, folder: &Path, root: &Path) -> Result<Command> {
+        if matches!(self, Peer::Rclone | Peer::S3fs) {
+            return self.over_s3(tools, folder, root);
+        }
         if self == Peer::Loopback {
             let mut command = Command::new(program(&tools.loopback));
             command.arg("-allow-other").arg(root).arg(folder.join("below"));
-            return command;
+            return Ok(command);
         }
         let mut command = Command::new(program(&tools.juicefs));
         command.args(["mount", "--no-usage-report", "--no-agent", "--no-syslog", "--backup-meta", "0"]);
-        command.arg("--cache-dir").arg(folder.join("cache"));
+        command.arg("--cache-dir").arg(self.cache(folder));
         command.args(["--metrics", "127.0.0.1:0"]);
         command.arg(self.meta(tools, folder)).arg(root);
-        command
+        Ok(command)
     }
 }
 

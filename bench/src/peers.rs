@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
             Err(error) => sheet.note(format!("{} could not be mounted: {error}", peer.name())),
         }
     }
-    sheet.note("rclone and s3fs need an S3 server beside them and are not measured.");
+    sheet.note("rclone and s3fs keep their bytes in an S3 store: see the figure `origin`.");
     let mib = args.mib.unwrap_or(args.common.size(1024, 128));
     let (reads, creates) = (args.common.size(12_000, 2_400), args.common.size(1_000, 200));
     let load = Load { workers: 256, files: 1024 };

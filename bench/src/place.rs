@@ -15,6 +15,7 @@ use crate::Result;
 use crate::peer::{Peer, Tools};
 use crate::process;
 use crate::run::PerOperation;
+use crate::store::{self, Access};
 use crate::work::run;
 
 /// How many requests came so far, by kind.
@@ -25,6 +26,8 @@ pub type Requests = std::collections::BTreeMap<String, u64>;
 pub enum Kind {
     /// A volume in a folder, mounted.
     Covey,
+    /// A volume whose blobs are in an S3 store, mounted.
+    CoveyS3,
     /// A volume in memory, mounted.
     Memory,
     /// A fresh ext4 in an image file.
@@ -45,7 +48,7 @@ impl Kind {
     /// Its name in tables and raw results.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Covey => "covey",
+            Kind::Covey | Kind::CoveyS3 => "covey",
             Kind::Memory => "mem",
             Kind::Ext4 => "ext4",
             Kind::Tmpfs => "tmpfs",
@@ -139,6 +142,10 @@ impl Place {
                 run(Command::new(&place.covey).arg("format").arg(place.folder.join("volume")))?;
                 place.serve()?;
             }
+            Kind::CoveyS3 => {
+                place.format_over_s3()?;
+                place.serve()?;
+            }
             Kind::Peer(peer) => {
                 place.helpers = peer.prepare(&place.tools, &place.folder)?;
                 place.serve()?;
@@ -206,7 +213,7 @@ impl Place {
 
     /// FUSE requests so far, by kind; none where nobody counts them.
     pub fn requests(&self) -> Requests {
-        if !matches!(self.kind(), Kind::Covey | Kind::Memory) || self.server.is_none() {
+        if !matches!(self.kind(), Kind::Covey | Kind::CoveyS3 | Kind::Memory) || self.server.is_none() {
             return Requests::new();
         }
         let asked = Command::new(&self.covey).args(["status", "--json"]).arg(&self.root).output();
@@ -229,7 +236,7 @@ impl Place {
     fn command(&self) -> Result<Command> {
         let (setup, transport) = (&self.setup, self.setup.transport.to_string());
         let mut command = match setup.kind {
-            Kind::Peer(peer) => return Ok(peer.command(&self.tools, &self.folder, &self.root)),
+            Kind::Peer(peer) => return peer.command(&self.tools, &self.folder, &self.root),
             Kind::Null => {
                 let mut command = Command::new(std::env::current_exe()?);
                 command.arg("serve-null").arg(&self.root);
@@ -253,7 +260,70 @@ impl Place {
         if setup.uncached {
             command.arg("--uncached");
         }
+        if setup.kind == Kind::CoveyS3 {
+            self.store()?.hand_to(&mut command);
+        }
         Ok(command)
+    }
+
+    fn store(&self) -> Result<&Access> {
+        self.tools.store.as_ref().ok_or_else(|| "there is no S3 store to measure over".into())
+    }
+
+    fn format_over_s3(&self) -> Result<()> {
+        let access = self.store()?;
+        let mut format = Command::new(&self.covey);
+        format.arg("format").arg(self.folder.join("volume")).arg("--origin");
+        format.arg(format!("s3://{}/volume", store::BUCKETS[0])).args([
+            "--region",
+            "us-east-1",
+            "--endpoint",
+        ]);
+        format.arg(access.endpoint());
+        access.hand_to(&mut format);
+        run(&mut format)
+    }
+
+    /// Waits until all that was written is in the S3 store.
+    ///
+    /// # Errors
+    /// The program that should see to it failed.
+    pub fn settle(&self) -> Result<()> {
+        match self.kind() {
+            Kind::CoveyS3 => run(Command::new(&self.covey).arg("flush").arg(&self.root)),
+            Kind::Peer(peer) => peer.settle(&self.tools),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the server and takes away what it could fetch again from the S3 store, as a node would lose it with its cache's disk.
+    ///
+    /// # Errors
+    /// The place has no such store.
+    pub fn lose_cache(&mut self) -> Result<()> {
+        match self.kind() {
+            Kind::CoveyS3 => {
+                run(Command::new(&self.covey).args(["cache", "evict", "--all"]).arg(&self.root))?;
+                self.stop()?;
+            }
+            Kind::Peer(peer) => {
+                self.stop()?;
+                let cache = peer.cache(&self.folder);
+                if cache.exists() {
+                    std::fs::remove_dir_all(cache)?;
+                }
+            }
+            _ => return Err("only what is over an S3 store can lose its cache".into()),
+        }
+        forget_below(&self.folder)
+    }
+
+    /// Serves it again after [`Place::lose_cache`].
+    ///
+    /// # Errors
+    /// It does not mount.
+    pub fn begin_again(&mut self) -> Result<()> {
+        self.serve()
     }
 
     fn serve(&mut self) -> Result<()> {
@@ -286,7 +356,7 @@ impl Place {
     /// It cannot be mounted again.
     pub fn make_cold(&mut self) -> Result<()> {
         match self.kind() {
-            Kind::Covey | Kind::Peer(_) => {
+            Kind::Covey | Kind::CoveyS3 | Kind::Peer(_) => {
                 self.stop()?;
                 forget_below(&self.folder)?;
                 self.serve()
@@ -308,7 +378,7 @@ impl Place {
     /// It cannot be mounted again.
     pub fn remount(&mut self) -> Result<()> {
         match self.kind() {
-            Kind::Covey | Kind::Peer(_) => {
+            Kind::Covey | Kind::CoveyS3 | Kind::Peer(_) => {
                 self.stop()?;
                 self.serve()
             }

@@ -170,7 +170,8 @@ impl Bench {
     /// Measures all cells on all places, in turns.
     ///
     /// # Errors
-    /// A place failed. A peer that fails is noted in the table, and passed over from then on in that cell.
+    /// A place failed, or Ctrl-C came in the first round; later it ends the rounds, and what was measured by then is kept. A peer
+    /// that fails is noted in the table, and passed over from then on in that cell.
     pub fn measure(&self, places: &mut [Place], cells: &[Cell<'_>], sheet: &mut Sheet) -> Result<()> {
         let wanted =
             |cell: &&Cell<'_>| self.common.only.as_ref().is_none_or(|only| cell.name.contains(only.as_str()));
@@ -185,6 +186,11 @@ impl Bench {
                         continue;
                     }
                     progress(&format!("round {} of {rounds}: {} on {}", round + 1, cell.name, place.name()));
+                    if interrupt::check().is_err() && round > 0 {
+                        progress("");
+                        sheet.note(format!("Interrupted in round {} of {rounds}: {}.", round + 1, cell.name));
+                        return Ok(());
+                    }
                     interrupt::check()?;
                     visit(cell, place, sheet)?;
                 }

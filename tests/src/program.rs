@@ -84,7 +84,17 @@ fn text(file: &mut File) -> String {
 /// The `covey` under test.
 pub fn covey() -> Command {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    Command::new(BUILT.get_or_init(|| std::env::var_os("COVEY_BIN").map_or_else(build, PathBuf::from)))
+    let built = BUILT.get_or_init(|| std::env::var_os("COVEY_BIN").map_or_else(build, PathBuf::from));
+    let mut command = Command::new(built);
+    command.envs(ENVIRONMENT.get().into_iter().flatten().cloned());
+    command
+}
+
+static ENVIRONMENT: OnceLock<Vec<(String, String)>> = OnceLock::new();
+
+/// From now on every `covey` of this process has these variables. Said once; a test cannot change its own environment while others run.
+pub fn environment(variables: Vec<(String, String)>) {
+    ENVIRONMENT.get_or_init(|| variables);
 }
 
 /// Runs covey with these arguments; it must end within two minutes.

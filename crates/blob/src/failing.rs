@@ -12,6 +12,7 @@ use std::time::Duration;
 use base::{BlobId, PackNo};
 
 use crate::pack::{PackStore, Space};
+use crate::records::Records;
 use crate::source::{BlobError, BlobSource, Origin, SharedBytes};
 use crate::sums::Sums;
 
@@ -32,11 +33,11 @@ pub enum Op {
     Retire,
     /// [`PackStore::discard`].
     Discard,
-    /// [`Origin::adopt`], [`Origin::put`] and [`Origin::put_shared`].
+    /// [`Origin::adopt`], [`Origin::put`], [`Origin::put_shared`], and of [`Records`] what makes one.
     Store,
-    /// [`Origin::remove`].
+    /// [`Origin::remove`] and [`Records::remove_record`].
     Remove,
-    /// [`Origin::list`], [`Origin::size`], [`Origin::verify`] and [`PackStore::open_packs`].
+    /// [`Origin::list`], [`Origin::size`], [`Origin::verify`], [`PackStore::open_packs`], and of [`Records`] what reads.
     Look,
 }
 
@@ -234,6 +235,33 @@ impl BlobSource for FailingOrigin {
     }
 }
 
+impl Records for FailingOrigin {
+    fn record(&self, name: &str) -> Result<Option<Vec<u8>>, BlobError> {
+        self.faults.meet(Op::Look)?;
+        self.inner.record(name)
+    }
+
+    fn put_record(&self, name: &str, bytes: &[u8]) -> Result<(), BlobError> {
+        self.faults.meet(Op::Store)?;
+        self.inner.put_record(name, bytes)
+    }
+
+    fn create_record(&self, name: &str, bytes: &[u8]) -> Result<bool, BlobError> {
+        self.faults.meet(Op::Store)?;
+        self.inner.create_record(name, bytes)
+    }
+
+    fn remove_record(&self, name: &str) -> Result<(), BlobError> {
+        self.faults.meet(Op::Remove)?;
+        self.inner.remove_record(name)
+    }
+
+    fn records(&self, folder: &str) -> Result<Vec<String>, BlobError> {
+        self.faults.meet(Op::Look)?;
+        self.inner.records(folder)
+    }
+}
+
 impl Origin for FailingOrigin {
     fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
         self.meet_store(sums)?;
@@ -253,6 +281,11 @@ impl Origin for FailingOrigin {
     fn sync(&self) -> Result<(), BlobError> {
         self.faults.meet(Op::Sync)?;
         self.inner.sync()
+    }
+
+    fn settle(&self, patience: Duration) -> Result<(), BlobError> {
+        self.faults.meet(Op::Sync)?;
+        self.inner.settle(patience)
     }
 
     fn remove(&self, id: &BlobId) -> Result<(), BlobError> {

@@ -167,25 +167,36 @@ impl BlobFolder {
     /// What the system says.
     pub fn list(&self, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<(), BlobError> {
         for first in 0..=u8::MAX {
-            let entries = match fs::read_dir(self.dir.join(format!("{first:02x}"))) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                entries => entries?,
-            };
-            for entry in entries {
-                let entry = entry?;
-                let Some(Ok(id)) = entry.file_name().to_str().map(str::parse::<BlobId>) else {
-                    continue;
-                };
-                let size = match entry.metadata() {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                    metadata => metadata?.len(),
-                };
-                if id.0[0] == first && !each(id, size) {
-                    return Ok(());
-                }
+            if !self.list_of(first, each)? {
+                break;
             }
         }
         Ok(())
+    }
+
+    /// The same for the blobs whose names begin with one byte; false if `each` ended it.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn list_of(&self, first: u8, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<bool, BlobError> {
+        let entries = match fs::read_dir(self.dir.join(format!("{first:02x}"))) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            let Some(Ok(id)) = entry.file_name().to_str().map(str::parse::<BlobId>) else {
+                continue;
+            };
+            let size = match entry.metadata() {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                metadata => metadata?.len(),
+            };
+            if id.0[0] == first && !each(id, size) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Reads the whole blob from the disk and compares it with its name; then sees to it that its sums are sound.
@@ -200,6 +211,11 @@ impl BlobFolder {
             self.replace_sums(&self.path(id), &sums)?;
         }
         Ok(())
+    }
+
+    /// Where the blob's file is, or would be: to be linked, never to be written.
+    pub fn file(&self, id: &BlobId) -> PathBuf {
+        self.path(id)
     }
 
     /// The file of a blob. The folder of all blobs that begin with the same byte may not exist yet.

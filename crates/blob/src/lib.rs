@@ -6,25 +6,31 @@
 //!
 //! - [`source::BlobSource`]: "the bytes of this blob, please"; a folder, memory, a peer, an object store, or tiers of them.
 //! - [`source::Origin`]: where a volume's blobs live for good.
+//! - [`records::Records`]: the few small things of an origin that have names of their own.
 //! - [`pack::PackStore`]: this node's open packs; the write path.
 //!
 //! - [`extent`]: the extents of one 4 MiB range of a file, as a value with its algebra.
 //! - [`sums`]: what lies beside a blob so that a part of it can be checked: chaining values and CRCs.
 //! - [`folder`]: blobs as files, each with its sums beside it; what a `file:` origin and a node's cache consist of.
 //! - [`tiered`]: several sources asked one after the other.
+//! - [`gate::Gate`]: where writers wait when the origin is behind.
 //! - [`failing`]: the seams with faults that a test switches on.
 
 pub mod extent;
 pub mod failing;
 pub mod folder;
+pub mod gate;
 pub mod pack;
+pub mod records;
 pub mod source;
 pub mod sums;
 pub mod tiered;
 
 pub use extent::{Extent, ExtentPage};
 pub use folder::BlobFolder;
+pub use gate::Gate;
 pub use pack::{PackStore, Space};
-pub use source::{BlobError, BlobSource, Origin, SharedBytes};
+pub use records::Records;
+pub use source::{BlobError, BlobSource, Origin, Part, SharedBytes};
 pub use sums::Sums;
 pub use tiered::Tiered;

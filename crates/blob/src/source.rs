@@ -3,9 +3,12 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::BlobId;
+use base::size::BLOB_MAX;
 
+use crate::records::Records;
 use crate::sums::Sums;
 
 /// Why a blob's bytes could not be had. The kinds are few: a caller does something else for each.
@@ -61,8 +64,18 @@ pub trait BlobSource: Send + Sync {
     fn will_need(&self, _id: &BlobId) {}
 }
 
+/// Whole 64 KiB groups of a blob, compared with its name, and what the rest can be compared with.
+pub struct Part {
+    /// Of the whole blob.
+    pub sums: Sums,
+    /// Where in the blob `bytes` begin: a multiple of a group.
+    pub offset: u32,
+    /// The bytes, up to the end of a group or of the blob.
+    pub bytes: Vec<u8>,
+}
+
 /// The object store that holds a volume's blobs for good.
-pub trait Origin: BlobSource {
+pub trait Origin: BlobSource + Records {
     /// Takes a blob into the origin; `file` holds exactly its bytes, is never written again, and stays where it is
     /// (an origin on the same filesystem links it, so that every byte is written once). Storing what is already there is no error.
     /// When this returns, a read finds the blob; it survives a power cut only after [`Origin::sync`].
@@ -91,11 +104,28 @@ pub trait Origin: BlobSource {
     /// See [`BlobError`].
     fn sync(&self) -> Result<(), BlobError>;
 
+    /// Everything stored so far is in the origin for good when this returns: not in a queue on this machine, and safe from a power cut there.
+    /// An origin that stores at once has only to sync.
+    ///
+    /// # Errors
+    /// `Unavailable` when that took longer than `patience`; what was to be stored still is, later. See [`BlobError`].
+    fn settle(&self, _patience: Duration) -> Result<(), BlobError> {
+        self.sync()
+    }
+
     /// Removes a blob; one that is not there is no error.
     ///
     /// # Errors
     /// See [`BlobError`].
     fn remove(&self, id: &BlobId) -> Result<(), BlobError>;
+
+    /// Removes several, in as few requests as the origin allows; those that are not there are no error.
+    ///
+    /// # Errors
+    /// See [`BlobError`]; some of them may be gone then.
+    fn remove_many(&self, ids: &[BlobId]) -> Result<(), BlobError> {
+        ids.iter().try_for_each(|id| self.remove(id))
+    }
 
     /// The blob's size in bytes, if it is there.
     ///
@@ -114,6 +144,39 @@ pub trait Origin: BlobSource {
     /// # Errors
     /// `Damaged` or `Missing` when it is; see [`BlobError`].
     fn verify(&self, id: &BlobId) -> Result<(), BlobError>;
+
+    /// The whole blob and its sums, compared with its name: for a cache, which keeps both.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    fn fetch(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
+        let size = self.size(id)?.ok_or(BlobError::Missing(*id))?;
+        let too_large = || BlobError::Damaged { id: *id, what: format!("it would have {size} bytes") };
+        let size = u32::try_from(size).ok().filter(|size| *size <= BLOB_MAX).ok_or_else(too_large)?;
+        let mut bytes = vec![0; size as usize];
+        self.read_at(id, 0, &mut bytes)?;
+        let sums = Sums::of(&bytes);
+        if sums.id() != *id {
+            return Err(BlobError::Damaged {
+                id: *id,
+                what: format!("its bytes have the hash {}", sums.id()),
+            });
+        }
+        Ok((sums, bytes))
+    }
+
+    /// At least the groups that `len` bytes from `offset` on lie in, each compared with the blob's name. An origin behind a
+    /// network fetches little more than these.
+    ///
+    /// # Errors
+    /// See [`BlobError`]; a range past the blob's end as with [`BlobSource::read_at`].
+    fn fetch_part(&self, id: &BlobId, offset: u32, len: u32) -> Result<Part, BlobError> {
+        let (sums, bytes) = self.fetch(id)?;
+        if u64::from(offset) + u64::from(len) > u64::from(sums.size()) {
+            return Err(crate::folder::past_end(id, sums.size()));
+        }
+        Ok(Part { sums, offset: 0, bytes })
+    }
 
     /// How a person would name it: `file:/srv/blobs`, `mem:`.
     fn describe(&self) -> String;

@@ -194,9 +194,14 @@ impl Sums {
         }
     }
 
+    /// How many bytes [`Sums::encode`] gives for a blob of `size` bytes.
+    pub fn encoded_len(size: u32) -> usize {
+        HEAD + parts(size, GROUP) * 32 + size.div_ceil(SEGMENT) as usize * 4 + 4
+    }
+
     /// The sums as bytes: at most 2,576 of them. The same sums always give the same bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(encoded_len(self.size));
+        let mut out = Vec::with_capacity(Sums::encoded_len(self.size));
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&VERSION.to_le_bytes());
         out.extend_from_slice(&self.size.to_le_bytes());
@@ -225,7 +230,7 @@ impl Sums {
         if size > BLOB_MAX {
             return Err(BadSums("the blob would be larger than 4 MiB"));
         }
-        if bytes.len() != encoded_len(size) {
+        if bytes.len() != Sums::encoded_len(size) {
             return Err(BadSums("their length does not fit the blob's size"));
         }
         let (content, own) = bytes.split_at(bytes.len() - 4);
@@ -303,10 +308,6 @@ impl Builder {
 /// The number of parts of a blob; the empty blob counts as having one empty group.
 fn parts(size: u32, unit: u32) -> usize {
     (size.div_ceil(unit) as usize).max(1)
-}
-
-fn encoded_len(size: u32) -> usize {
-    HEAD + parts(size, GROUP) * 32 + size.div_ceil(SEGMENT) as usize * 4 + 4
 }
 
 fn chaining_value(index: usize, only: bool, group: &[u8]) -> ChainingValue {

@@ -1,4 +1,4 @@
-//! The node's disk: open packs.
+//! The node's disk: open packs, and a cache of blobs whose origin is far away.
 //!
 //! The write path is the cache: what a program writes is appended to an open pack, and the pack's file, once sealed, *is*
 //! the blob that the origin holds, where the two are on one filesystem. So every byte is written once.
@@ -7,11 +7,20 @@
 //! - [`MemoryPacks`]: the same in memory, for volumes that live there and for tests.
 //!
 //! Both pass one conformance suite (`tests.rs`), over origins that link, copy and share.
+//!
+//! - [`NodeCache`]: a folder of blobs before an origin that is far away; itself an origin.
+//! - [`residency`]: which of them stay.
+//! - [`upload`]: what that origin does not have yet, and how it gets there.
+//! - [`Roomy`]: open packs on a disk that they share with the cache.
 
 mod disk;
 mod memory;
+pub mod node;
+pub mod residency;
+mod roomy;
 #[cfg(test)]
 mod tests;
+pub mod upload;
 
 use std::io;
 
@@ -21,6 +30,13 @@ use blob::BlobError;
 
 pub use disk::DiskPacks;
 pub use memory::{MemoryPacks, memory_room};
+pub use node::pending::{Pending, Pinned, StoresNothing};
+pub use node::{
+    CacheOptions, CacheStats, Evict, Evicted, MayDelete, NodeCache, NodeParts, Report, Warmed,
+    default_budget, default_floor,
+};
+pub use roomy::{Reclaim, Roomy};
+pub use upload::{UploadOptions, UploadStats, Uploads};
 
 /// The end of a range in a pack, which is at most as long as a blob.
 fn end_of(pack: PackNo, offset: u32, len: usize) -> Result<u32, BlobError> {

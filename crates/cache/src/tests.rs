@@ -1,6 +1,6 @@
 //! The conformance suite that every pack store passes, over origins that link, copy and share.
 
-mod origins;
+pub(crate) mod origins;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -361,10 +361,10 @@ fn file_handles_are_bounded() {
 }
 
 /// A filesystem of 1 MiB, unmounted at the end.
-struct SmallDisk(tempfile::TempDir);
+pub(crate) struct SmallDisk(pub(crate) tempfile::TempDir);
 
 impl SmallDisk {
-    fn mount() -> Option<SmallDisk> {
+    pub(crate) fn mount() -> Option<SmallDisk> {
         let disk = tempfile::tempdir().unwrap();
         let done = std::process::Command::new("mount")
             .args(["-t", "tmpfs", "-o", "size=1m", "none"])

@@ -3,7 +3,7 @@
 //! A transport needs a [`Filesystem`] and nothing more. A daemon also has to say what it is, how it does, and to close it in good
 //! order; what only a volume has is refused by everything else, in words.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,8 +11,11 @@ use fs::api::Filesystem;
 
 use crate::control::Tick;
 use crate::error::{Failure, Result};
+use crate::far::warm::WarmSummary;
+use crate::far::{Evicted, Settled};
 use crate::info::Info;
 use crate::node::{Cloned, GcSummary, Node, NodeOptions, Source};
+use crate::publish::PublishSummary;
 use crate::status::{Mode, Status};
 
 /// What a status line shows.
@@ -60,8 +63,39 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
-    /// What a file is made of.
-    fn info(&self, _: &Path) -> Result<Info> {
+    /// Waits until everything written so far is in the origin.
+    fn settle(&self, _: Option<Duration>, _: &mut dyn FnMut(Tick)) -> Result<Settled> {
+        Err(not_a_volume(&self.name()))
+    }
+
+    /// Lets go of cached blobs.
+    fn evict(&self, _: Option<u64>) -> Result<Evicted> {
+        Err(not_a_volume(&self.name()))
+    }
+
+    /// Fetches what files and trees consist of.
+    fn warm(&self, _: &[PathBuf], _: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
+        Err(not_a_volume(&self.name()))
+    }
+
+    /// What a file is made of; with every extent, if that is asked for.
+    fn info(&self, _: &Path, _: bool) -> Result<Info> {
+        Err(not_a_volume(&self.name()))
+    }
+
+    /// Publishes a folder under a name; `tick` answers whether to go on.
+    fn publish(
+        &self,
+        _: &Path,
+        _: &str,
+        _afresh: bool,
+        _: &mut dyn FnMut(Tick) -> bool,
+    ) -> Result<PublishSummary> {
+        Err(not_a_volume(&self.name()))
+    }
+
+    /// Takes a published tree away.
+    fn unpublish(&self, _: &str) -> Result<()> {
         Err(not_a_volume(&self.name()))
     }
 
@@ -84,7 +118,8 @@ pub fn open(source: &Source, options: &NodeOptions) -> Result<Arc<dyn Backend>> 
     })
 }
 
-fn not_a_volume(name: &str) -> Failure {
+/// "It is none".
+pub fn not_a_volume(name: &str) -> Failure {
     Failure::new("not-a-volume", format!("{name} is no volume: it has neither names nor blobs of its own"))
         .next("name a volume, or a path on a volume's mount (covey df lists them)")
 }
@@ -128,8 +163,34 @@ impl Backend for Node {
         Node::flush(self)
     }
 
-    fn info(&self, path: &Path) -> Result<Info> {
-        Node::info(self, path)
+    fn settle(&self, patience: Option<Duration>, tick: &mut dyn FnMut(Tick)) -> Result<Settled> {
+        Node::settle(self, patience, tick)
+    }
+
+    fn evict(&self, to: Option<u64>) -> Result<Evicted> {
+        Node::evict(self, to)
+    }
+
+    fn warm(&self, paths: &[PathBuf], tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
+        Node::warm(self, paths, tick)
+    }
+
+    fn info(&self, path: &Path, list: bool) -> Result<Info> {
+        Node::info(self, path, list)
+    }
+
+    fn publish(
+        &self,
+        path: &Path,
+        name: &str,
+        afresh: bool,
+        tick: &mut dyn FnMut(Tick) -> bool,
+    ) -> Result<PublishSummary> {
+        Node::publish(self, path, name, afresh, tick)
+    }
+
+    fn unpublish(&self, name: &str) -> Result<()> {
+        Node::unpublish(self, name)
     }
 
     fn gc(&self, tick: &mut dyn FnMut(Tick)) -> Result<GcSummary> {

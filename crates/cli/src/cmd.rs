@@ -1,18 +1,29 @@
 //! The commands: one file each, with its arguments, what it does and what it prints.
 
 pub mod bench;
+pub mod bundle;
+pub mod cache;
 pub mod clone;
+pub mod config;
 pub mod df;
 pub mod doctor;
+pub mod export;
+pub mod flush;
 pub mod format;
 pub mod fsck;
 pub mod gc;
+pub mod generate;
 pub mod import;
 pub mod info;
 pub mod mount;
+pub mod publish;
+pub mod published;
+pub mod restore;
 pub mod stats;
 pub mod status;
 pub mod top;
 pub mod trace;
 pub mod umount;
+pub mod unpublish;
 pub mod up;
+pub mod warm;

@@ -63,10 +63,15 @@ impl From<RawPath> for PathBuf {
 pub enum Request {
     /// Figures: [`crate::status::Status`].
     Status,
+    /// Figures as Prometheus reads them: a page of text.
+    Metrics,
     /// What a file is made of: [`crate::info::Info`].
     Info {
         /// Which.
         path: RawPath,
+        /// With every extent.
+        #[serde(default)]
+        list: bool,
     },
     /// Copy by names only.
     Clone {
@@ -75,10 +80,40 @@ pub enum Request {
         /// A path that does not exist; its folder does.
         to: RawPath,
     },
+    /// Publish a folder under a name.
+    Publish {
+        /// Which; empty for the whole volume.
+        path: RawPath,
+        /// The name.
+        name: String,
+        /// Write all of it anew.
+        #[serde(default)]
+        afresh: bool,
+    },
+    /// Take a published tree away.
+    Unpublish {
+        /// Its name.
+        name: String,
+    },
     /// Remove what nothing refers to.
     Gc,
     /// Make everything written so far survive a power cut.
     Flush,
+    /// Wait until everything written so far is in the origin: [`crate::far::Settled`].
+    Settle {
+        /// At most so long; none: however long it takes.
+        seconds: Option<u64>,
+    },
+    /// Let go of cached blobs: [`crate::far::Evicted`].
+    Evict {
+        /// Until no more bytes than this are kept; none: of all.
+        to: Option<u64>,
+    },
+    /// Fetch what files and trees consist of: [`crate::far::warm::WarmSummary`].
+    Warm {
+        /// Which.
+        paths: Vec<RawPath>,
+    },
     /// Look on until told to stop.
     Watch {
         /// At what.
@@ -123,6 +158,11 @@ impl Ear {
             // The numbers of a corpus and what tells one mount of it from another.
             Some(text) if text.starts_with(corpus::spec::PREFIX) => Ear::Name(format!("covey-{text}")),
             Some(text) if text.starts_with("mem:") => Ear::Name(format!("covey-{}", &text[4..])),
+            // An origin may have a longer name than an ear.
+            Some(text) if crate::frozen::source(text).is_some() => {
+                let mark = text.rsplit(crate::frozen::MARK).next().unwrap_or(text);
+                Ear::Name(format!("covey-tree-{mark}"))
+            }
             _ => Ear::File(source.join("control.sock")),
         }
     }
@@ -385,8 +425,8 @@ fn answer(stream: &UnixStream, serve: &dyn Serve) {
         return send(&Reply::Failed(Failure::new("not-permitted", who).next("use sudo")));
     }
     let mut line = String::new();
-    // A request is short; who sends more is no command of ours.
-    let mut reader = BufReader::new(stream.take(64 << 10));
+    // A request is short, a list of files the longest; who sends more is no command of ours.
+    let mut reader = BufReader::new(stream.take(1 << 20));
     let read = reader.read_line(&mut line);
     let stopped = !reader.buffer().is_empty();
     if read.is_err() || line.is_empty() {

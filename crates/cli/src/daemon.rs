@@ -10,11 +10,9 @@
 //! politely; when the mount is busy that thread says who keeps it so. A second one detaches it, a third ends the program. Without
 //! a terminal (SIGTERM from a service manager) these steps follow one another by themselves, so that a stop always ends.
 
-use std::io::{self, BufRead, BufReader, PipeWriter, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+mod background;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -29,12 +27,16 @@ use crate::control::{Ear, Listener, Request, Serve, Tick, Wire};
 use crate::error::{Failure, Result};
 use crate::node::{NodeOptions, Source};
 use crate::options::MountOptions;
+use crate::publish::{self, Every};
 use crate::status::{Memory, Mode, Served, Status};
 use crate::sys::Trimmer;
 use crate::table::{bytes, count};
 use crate::term::{self, Term};
 use crate::watch::{self, Shown, Wish};
-use crate::{log, metrics, mounts, signals};
+use crate::{log, metrics, mounts, notify, signals};
+
+use background::{News, tell};
+pub use background::{Parent, in_background, with_parent};
 
 /// A mount to be made.
 #[derive(Debug)]
@@ -51,6 +53,8 @@ pub struct Plan {
     pub status_line: bool,
     /// What the daemon shows of itself while it serves.
     pub shown: Shown,
+    /// What is published while it is mounted.
+    pub every: Every,
 }
 
 /// How the kernel's requests reach the daemon.
@@ -82,14 +86,6 @@ pub struct Transport {
     uncached: bool,
 }
 
-/// What a background mount tells the parent that waits for it.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum News {
-    Ready(Mounted),
-    Failed(Failure),
-}
-
 /// A mount that is there.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Mounted {
@@ -101,104 +97,6 @@ pub struct Mounted {
     remarks: Vec<String>,
 }
 
-/// The parent's end of a background mount.
-pub struct Parent(PipeWriter);
-
-/// Runs a command that may have been started by [`in_background`]; the parent hears of a failure.
-pub fn with_parent(fd: Option<i32>, work: impl FnOnce(Option<Parent>) -> Result<u8>) -> Result<u8> {
-    let Some(fd) = fd else {
-        return work(None);
-    };
-    // SAFETY: fcntl(2) on a number; a descriptor that is not open is an error.
-    if fd < 3 || unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
-        return Err(
-            Failure::usage("--ready-fd is for covey's own use").next("start a background mount with -d")
-        );
-    }
-    // SAFETY: the descriptor is open, and the parent passed it to be ours alone.
-    let pipe = PipeWriter::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    log::with_time();
-    let Ok(copy) = pipe.try_clone() else {
-        return Err(Failure::new("io", "no descriptor is left").next("ulimit -n 65536"));
-    };
-    let outcome = work(Some(Parent(pipe)));
-    if let Err(failure) = &outcome {
-        tell(copy, &News::Failed(failure.clone()));
-    }
-    outcome
-}
-
-fn tell(mut pipe: PipeWriter, news: &News) {
-    let line = serde_json::to_string(news).unwrap_or_default() + "\n";
-    let _ = pipe.write_all(line.as_bytes());
-}
-
-/// Mounts in the background; returns when the mount answers, or with what went wrong.
-pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
-    let cannot = |error: io::Error| Failure::io("cannot start the background process", &error);
-    let (news, theirs) = io::pipe().map_err(cannot)?;
-    let number = theirs.as_raw_fd();
-    let log_path = plan.source.log();
-    let output = || -> Result<Stdio> {
-        match &log_path {
-            Some(path) => {
-                Ok(log::open(path).map_err(|error| Failure::io("cannot open the log", &error))?.into())
-            }
-            None => Ok(Stdio::null()),
-        }
-    };
-    let mut command = Command::new("/proc/self/exe");
-    command.arg("mount").arg(plan.source.name()).arg(mounts::absolute(&plan.mountpoint)?);
-    command.arg("-o").arg(plan.options.to_words());
-    let Transport { kind, readers, uncached } = &plan.transport;
-    command.args(["--transport", &kind.to_string(), "--readers", &readers.to_string()]);
-    command.args(uncached.then_some("--uncached"));
-    if let Some(metrics) = &plan.shown.metrics {
-        command.args(["--metrics", metrics]);
-    }
-    if plan.shown.metrics_public {
-        command.arg("--metrics-public");
-    }
-    command.args(["--trace-rate", &plan.shown.trace_rate.to_string()]);
-    command.args(["--ready-fd", &number.to_string()]);
-    command.stdin(Stdio::null()).stdout(output()?).stderr(output()?).current_dir("/");
-    // SAFETY: between fork and exec only setsid and fcntl are called, both async-signal-safe; the descriptor is open, since
-    // `theirs` lives until after spawn.
-    unsafe {
-        command.pre_exec(move || {
-            libc::setsid();
-            match libc::fcntl(number, libc::F_SETFD, 0) {
-                0.. => Ok(()),
-                _ => Err(io::Error::last_os_error()),
-            }
-        });
-    }
-    let mut child = command.spawn().map_err(cannot)?;
-    drop(theirs);
-    let mut line = String::new();
-    let _ = BufReader::new(news).read_line(&mut line);
-    match serde_json::from_str(&line) {
-        Ok(News::Ready(mounted)) => {
-            term.result(&mounted, || {
-                let (volume, place, pid) = (&mounted.volume, mounted.mountpoint.display(), mounted.pid);
-                let first =
-                    format!("Mounted {volume} at {place} (process {pid}). Unmount: covey umount {place}");
-                mounted.remarks.iter().fold(first, |lines, remark| lines + "\n  " + remark)
-            });
-            Ok(0)
-        }
-        Ok(News::Failed(failure)) => Err(failure),
-        Err(_) => {
-            let how = child.wait().map_err(cannot)?;
-            let failure =
-                Failure::new("io", "the background process ended before it had mounted").why(how.to_string());
-            let Some(path) = log_path else { return Err(failure) };
-            let failure = log::tail(&path, 3).into_iter().fold(failure, Failure::why);
-            Err(failure.next(format!("look at {}", path.display())))
-        }
-    }
-}
-
 /// Mounts and stays until the mount has ended and the volume is closed.
 pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     let interactive = parent.is_none() && term::is_terminal();
@@ -208,7 +106,12 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     check_places(&plan.source, &mountpoint)?;
     let page =
         plan.shown.metrics.as_deref().map(|at| metrics::bind(at, plan.shown.metrics_public)).transpose()?;
+    if let Some(dir) = plan.source.dir() {
+        log::of_volume(&dir.path().display().to_string());
+    }
+    log::debug(|| format!("opening {}", plan.source.name().display()));
     let node = backend::open(&plan.source, &node_options(&plan.options, &mountpoint))?;
+    log::of_volume(&node.name());
     let session = match Session::mount(node.filesystem(), &mountpoint, session_options(&plan, &*node)) {
         Ok(session) => Arc::new(session),
         Err(error) => {
@@ -216,7 +119,7 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
             return Err(not_mounted(error));
         }
     };
-    session.warnings().iter().for_each(|warning| log::line(warning));
+    session.warnings().iter().for_each(|warning| log::warn(warning));
     let served = Arc::new(Daemon { node: node.clone(), session: session.clone() });
     let ear = Ear::of_source(Path::new(&node.name()));
     let listener = match Listener::start(ear, served.clone()) {
@@ -231,8 +134,10 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     show(&plan.shown, page, &served);
     let ended = Arc::new(AtomicBool::new(false));
     start_signals(session.unmounter(), node.clone(), ended.clone(), interactive)?;
+    let publishing = plan.every.start(&node, &mountpoint)?;
     ready(&*node, &session, parent, term);
     wait(&served, plan.status_line && interactive);
+    drop(publishing);
     finish(&*node, &session, listener, &ended, term)
 }
 
@@ -244,7 +149,7 @@ fn show(shown: &Shown, page: Option<metrics::Page>, served: &Daemon) {
     };
     let page = page.map_or(Ok(()), |page| page.serve(served.node.clone(), served.session.clone()));
     for failure in [traced, page].into_iter().filter_map(Result::err) {
-        log::line(&failure.to_string());
+        log::error(&failure.to_string());
     }
 }
 
@@ -257,12 +162,16 @@ fn ready(node: &dyn Backend, session: &Session, parent: Option<Parent>, term: Te
         remarks: session.warnings().to_vec(),
     };
     let place = mounted.mountpoint.display();
+    notify::ready(&format!("{} is mounted at {place}", mounted.volume));
     match parent {
         Some(Parent(pipe)) => {
             log::line(&format!("mounted {} at {place} ({:?})", mounted.volume, mounted.mode));
             tell(pipe, &News::Ready(mounted));
         }
         None if term.is_json() => term.result(&mounted, String::new),
+        None if log::is_for_programs() => {
+            log::line(&format!("mounted {} at {place} ({:?})", mounted.volume, mounted.mode));
+        }
         None => term.say(format_args!("Mounted {} at {place}. Ctrl-C unmounts.", mounted.volume)),
     }
 }
@@ -304,11 +213,12 @@ fn finish(
     term: Term,
 ) -> Result<u8> {
     ended.store(true, Ordering::SeqCst);
+    notify::stopping();
     let end = session.wait();
     drop(listener);
     let closed = node.close();
     if end.aborted {
-        log::line(
+        log::warn(
             "the mount was cut off by force; what the kernel had not handed over is lost, all else is here",
         );
     }
@@ -333,6 +243,7 @@ fn node_options(options: &MountOptions, mountpoint: &Path) -> NodeOptions {
         frozen: options.frozen,
         relatime: options.relatime,
         commit: options.commit,
+        far: options.far.clone(),
     }
 }
 
@@ -342,7 +253,7 @@ fn session_options(plan: &Plan, node: &dyn Backend) -> fuse::Options {
     fuse::Options {
         mount: fuse::MountFlags {
             source: node.name(),
-            read_only: options.read_only || options.frozen,
+            read_only: options.read_only || options.frozen || matches!(plan.source, Source::Published(_)),
             allow_other: options.allow_other,
             nosuid: options.nosuid,
             nodev: options.nodev,
@@ -442,9 +353,26 @@ impl Serve for Daemon {
     fn serve(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<Value> {
         let value = match request {
             Request::Status => serde_json::to_value(self.status()?),
-            Request::Info { path } => serde_json::to_value(self.node.info(&PathBuf::from(path))?),
+            Request::Metrics => serde_json::to_value(metrics::text(&*self.node, &self.session)),
+            Request::Info { path, list } => serde_json::to_value(self.node.info(&PathBuf::from(path), list)?),
+            Request::Publish { path, name, afresh } => {
+                let order = (PathBuf::from(path), name, afresh);
+                serde_json::to_value(publish::for_caller(&self.node, order, tick)?)
+            }
+            Request::Unpublish { name } => {
+                self.node.unpublish(&name)?;
+                serde_json::to_value(())
+            }
             Request::Gc => serde_json::to_value(self.node.gc(tick)?),
             Request::Flush => serde_json::to_value(self.node.flush()?),
+            Request::Settle { seconds } => {
+                serde_json::to_value(self.node.settle(seconds.map(Duration::from_secs), tick)?)
+            }
+            Request::Evict { to } => serde_json::to_value(self.node.evict(to)?),
+            Request::Warm { paths } => {
+                let paths: Vec<PathBuf> = paths.into_iter().map(PathBuf::from).collect();
+                serde_json::to_value(self.node.warm(&paths, tick)?)
+            }
             Request::Clone { from, to } => {
                 let cloned = self.node.clone_tree(&PathBuf::from(from), &PathBuf::from(to), tick)?;
                 // The kernel believes that the new name is not there, and keeps the folder's listing and times.
@@ -518,7 +446,7 @@ impl Ender {
             match self.unmounter.unmount(Unmount::Polite) {
                 Err(UnmountError::Busy(_)) => std::thread::sleep(Duration::from_millis(100)),
                 Err(error) => {
-                    log::line(&error.to_string());
+                    log::error(&error.to_string());
                     break;
                 }
                 Ok(()) => return self.wait_then_end(Duration::from_secs(120)),
@@ -546,7 +474,7 @@ impl Ender {
         }
         log::line("ending now");
         if let Err(failure) = self.node.flush() {
-            log::line(&failure.to_string());
+            log::error(&failure.to_string());
         }
         std::process::exit(1);
     }

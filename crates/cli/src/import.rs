@@ -1,4 +1,5 @@
 //! Bringing what is elsewhere into a volume: a folder or an archive on one side, a mount or a closed volume on the other.
+//! [`crate::export`] puts other ends to the same queue.
 //!
 //! ```text
 //!   folder ──┐                        ┌── place   (a mounted path: system calls below an open folder)
@@ -81,6 +82,8 @@ pub const PIECE: usize = 1 << 20;
 pub enum Step {
     /// Make this.
     Item(Item),
+    /// The file last made has holes: these ranges alone hold data, where each begins and how many bytes it has. Comes before any piece.
+    Ranges(Vec<(u64, u64)>),
     /// Bytes of the file last made, at this offset.
     Piece(u64, Vec<u8>),
     /// The file last made is complete.
@@ -145,6 +148,11 @@ pub trait Sink {
     /// Makes an item; a file is then open for [`Sink::piece`].
     fn item(&mut self, item: Item) -> Result<()>;
 
+    /// The file last made holds data in these ranges only. Who writes at offsets finds out by himself.
+    fn ranges(&mut self, _: Vec<(u64, u64)>) -> Result<()> {
+        Ok(())
+    }
+
     /// Writes bytes of the file last made.
     fn piece(&mut self, offset: u64, bytes: Vec<u8>) -> Result<()>;
 
@@ -179,8 +187,7 @@ pub fn run(mut source: Box<dyn Source>, sink: &mut dyn Sink, label: &str, term: 
     let mut progress = term.progress(label);
     let written = drain(&steps, sink, &counters, &mut progress);
     drop(steps);
-    let read =
-        reader.join().unwrap_or_else(|_| Err(Failure::new("io", "the reading side of the import failed")));
+    let read = reader.join().unwrap_or_else(|_| Err(Failure::new("io", "the thread that reads failed")));
     // A sink that failed makes the source stop, so the sink's failure is the cause.
     written?;
     read?;
@@ -210,6 +217,7 @@ fn drain(
                 files += 1;
                 sink.item(item)?;
             }
+            Step::Ranges(ranges) => sink.ranges(ranges)?,
             Step::Piece(offset, data) => {
                 bytes += data.len() as u64;
                 sink.piece(offset, data)?;

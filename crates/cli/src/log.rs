@@ -1,13 +1,19 @@
 //! Lines for whoever runs the node: on the terminal in the foreground, in `VOLUME/covey.log` in the background.
 //!
-//! Both are standard error; in the background that is the file, and lines carry the time. A panic becomes one such line.
+//! Both are standard error; in the background that is the file, and lines carry the time and their level. With `--log-format json` each
+//! line is one object: `time`, `level`, `message`, and `volume` once that is open. Where standard error is a service manager's journal,
+//! lines begin with the priority in angle brackets that it understands. A panic becomes one line of level `error`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::panic;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use base::Timestamp;
+use serde_json::json;
 
 use crate::table::utc;
 use crate::term;
@@ -15,30 +21,156 @@ use crate::term;
 /// A log longer than this is put aside when a daemon starts: 4 MiB.
 const KEEP: u64 = 4 << 20;
 
+/// How much a line matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Level {
+    /// Something does not work.
+    Error,
+    /// Something could go wrong, or went wrong and was dealt with.
+    Warn,
+    /// What happened.
+    Info,
+    /// What happened inside, for whoever looks for a fault.
+    Debug,
+}
+
+impl Level {
+    /// As it is written.
+    pub fn word(self) -> &'static str {
+        match self {
+            Level::Error => "error",
+            Level::Warn => "warn",
+            Level::Info => "info",
+            Level::Debug => "debug",
+        }
+    }
+
+    /// The priority of syslog(3).
+    fn priority(self) -> u8 {
+        match self {
+            Level::Error => 3,
+            Level::Warn => 4,
+            Level::Info => 6,
+            Level::Debug => 7,
+        }
+    }
+}
+
+/// What a line looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl Format {
+    /// As it is written.
+    pub fn word(self) -> &'static str {
+        match self {
+            Format::Text => "text",
+            Format::Json => "json",
+        }
+    }
+}
+
 static TIMED: AtomicBool = AtomicBool::new(false);
+static JSON: AtomicBool = AtomicBool::new(false);
+static JOURNAL: AtomicBool = AtomicBool::new(false);
+static MOST: AtomicU8 = AtomicU8::new(Level::Info as u8);
+static VOLUME: OnceLock<String> = OnceLock::new();
+
+/// What is said from now on, and how.
+pub fn configure(level: Level, format: Format) {
+    MOST.store(level as u8, Ordering::Relaxed);
+    JSON.store(format == Format::Json, Ordering::Relaxed);
+    JOURNAL.store(is_journal(), Ordering::Relaxed);
+}
+
+/// The level and the format in force, for a program that is started to do the work.
+pub fn configured() -> (Level, Format) {
+    let most = MOST.load(Ordering::Relaxed);
+    let level = [Level::Error, Level::Warn, Level::Debug].into_iter().find(|level| *level as u8 == most);
+    (level.unwrap_or(Level::Info), if JSON.load(Ordering::Relaxed) { Format::Json } else { Format::Text })
+}
+
+/// Whether lines go to a program that reads them, which a sentence for a person at a terminal would be in the way of.
+pub fn is_for_programs() -> bool {
+    JSON.load(Ordering::Relaxed) || JOURNAL.load(Ordering::Relaxed)
+}
 
 /// From now on lines carry the time.
 pub fn with_time() {
     TIMED.store(true, Ordering::Relaxed);
 }
 
-/// Writes a line.
-pub fn line(text: &str) {
-    // Daemon and log outlive the terminal: that it cannot be written to any more is no reason to end.
-    let mut out = io::stderr().lock();
-    let _ = if TIMED.load(Ordering::Relaxed) {
-        writeln!(out, "{} {text}", utc(base::time::now().seconds()))
-    } else {
-        drop(out);
-        term::clear_if_terminal();
-        out = io::stderr().lock();
-        writeln!(out, "covey: {text}")
-    };
+/// From now on lines of JSON say of which volume they speak. The first volume stays.
+pub fn of_volume(name: &str) {
+    let _ = VOLUME.set(name.to_owned());
 }
 
-/// The same, as what the rooms below take.
+/// Writes a line of level info.
+pub fn line(text: &str) {
+    write(Level::Info, text);
+}
+
+/// Writes a line of level warn.
+pub fn warn(text: &str) {
+    write(Level::Warn, text);
+}
+
+/// Writes a line of level error.
+pub fn error(text: &str) {
+    write(Level::Error, text);
+}
+
+/// Writes a line of level debug.
+pub fn debug(text: impl FnOnce() -> String) {
+    if Level::Debug as u8 <= MOST.load(Ordering::Relaxed) {
+        write(Level::Debug, &text());
+    }
+}
+
+fn write(level: Level, text: &str) {
+    if level as u8 > MOST.load(Ordering::Relaxed) {
+        return;
+    }
+    let timed = TIMED.load(Ordering::Relaxed);
+    let line = match JSON.load(Ordering::Relaxed) {
+        true => as_json(level, text, base::time::now(), VOLUME.get().map(String::as_str)),
+        false if JOURNAL.load(Ordering::Relaxed) => format!("<{}>{text}", level.priority()),
+        false if timed => format!("{} {:5} {text}", utc(base::time::now().seconds()), level.word()),
+        false => {
+            term::clear_if_terminal();
+            format!("covey: {text}")
+        }
+    };
+    // Daemon and log outlive the terminal: that it cannot be written to any more is no reason to end. One write, so that lines
+    // of several threads stay whole.
+    let _ = io::stderr().lock().write_all((line + "\n").as_bytes());
+}
+
+fn as_json(level: Level, text: &str, now: Timestamp, volume: Option<&str>) -> String {
+    let seconds = utc(now.seconds());
+    let time = format!("{}.{:03}Z", seconds.trim_end_matches('Z'), now.nanos() / 1_000_000);
+    let mut line = json!({ "time": time, "level": level.word(), "message": text });
+    if let Some(volume) = volume {
+        line["volume"] = volume.into();
+    }
+    line.to_string()
+}
+
+/// Whether standard error is the journal of a service manager, which says so by device and inode.
+fn is_journal() -> bool {
+    let Ok(named) = std::env::var("JOURNAL_STREAM") else { return false };
+    let there = fs::metadata("/proc/self/fd/2");
+    there.is_ok_and(|there| named == format!("{}:{}", there.dev(), there.ino()))
+}
+
+/// The same, as what the rooms below take. They speak up only when something is amiss.
 pub fn sink() -> Arc<dyn Fn(&str) + Send + Sync> {
-    Arc::new(line)
+    Arc::new(warn)
 }
 
 /// A panic is one clear line with its place, and where to report it.
@@ -50,7 +182,7 @@ pub fn install_panic_hook() {
         let said = said.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
         let place = info.location().map(ToString::to_string).unwrap_or_default();
         let name = thread.name().unwrap_or("unnamed");
-        line(&format!("BUG in thread {name} at {place}: {said} (covey {})", env!("CARGO_PKG_VERSION")));
+        error(&format!("BUG in thread {name} at {place}: {said} (covey {})", env!("CARGO_PKG_VERSION")));
     }));
 }
 
@@ -86,5 +218,21 @@ mod tests {
         File::create(&path).unwrap().set_len(KEEP + 1).unwrap();
         open(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn a_line_of_json_is_one_object_whatever_is_said() {
+        let now = Timestamp::from_parts(1_767_225_599, 42_999_999);
+        let line = as_json(Level::Warn, "a \"b\"\nc", now, Some("/srv/v"));
+        assert!(!line.contains('\n'), "{line}");
+        let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let wanted = json!({ "time": "2025-12-31T23:59:59.042Z", "level": "warn", "message": "a \"b\"\nc", "volume": "/srv/v" });
+        assert_eq!(value, wanted);
+        assert!(!as_json(Level::Info, "x", now, None).contains("volume"));
+    }
+
+    #[test]
+    fn levels_are_in_order() {
+        assert!(Level::Error < Level::Warn && Level::Warn < Level::Info && Level::Info < Level::Debug);
     }
 }

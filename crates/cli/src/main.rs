@@ -6,26 +6,41 @@
 //!   daemon.rs       a mount from beginning to end: signals, status line, background
 //!   control.rs      how other commands talk to it
 //!   watch.rs        looking on at a mount: trace, stats, top; metrics.rs: figures for Prometheus
+//!   far.rs          an origin behind a network: the node's cache before it, the uploads beside it
 //!   volume_dir.rs   what lies where in a volume's folder; mounts.rs: what is mounted where
-//!   import.rs       folders and archives into volumes
-//!   error.rs        what happened, why, what to do next; term.rs, table.rs: how things look
+//!   publish.rs      publishing, and who owns an origin; frozen.rs: a published tree as a mount's source
+//!   import.rs       folders and archives into volumes; export.rs: volumes into folders and archives
+//!   config.rs       configuration files beneath the command line; options.rs: what stands after -o
+//!   helper.rs       the same program as mount.covey, for mount(8); notify.rs: news for a service manager
+//!   bundle.rs       what a report needs, without what is secret (secrets.rs)
+//!   error.rs        what happened, why, what to do next; log.rs, term.rs, table.rs: how things look
 //! ```
 //!
-//! Exit status: 0 done; 1 failed, or damage found; 2 wrong usage.
+//! Exit status: 0 done; 1 failed, or damage found; 2 wrong usage. As mount.covey those of mount(8).
 
 mod backend;
+mod bundle;
 mod cmd;
+mod config;
 mod control;
 mod corpus;
 mod daemon;
 mod error;
+mod export;
+mod far;
+mod frozen;
+mod helper;
 mod import;
 mod info;
 mod log;
 mod metrics;
 mod mounts;
 mod node;
+mod notify;
 mod options;
+mod origins;
+mod publish;
+mod secrets;
 mod signals;
 mod status;
 mod sys;
@@ -35,12 +50,13 @@ mod term;
 mod volume_dir;
 mod watch;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde_json::json;
 
-use crate::error::Result;
+use crate::error::{Failure, Result};
 use crate::term::Term;
 
 /// A filesystem whose bytes live in an object store and whose cache is every machine that mounts it
@@ -55,6 +71,31 @@ struct Cli {
     /// Print results as JSON on standard output, and nothing else there
     #[arg(long, global = true)]
     json: bool,
+    /// Read this configuration file and no other; an empty name: none
+    #[arg(long, global = true, value_name = "FILE", env = "COVEY_CONFIG", hide_env = true)]
+    config: Option<OsString>,
+    /// How much a mount says: error, warn, info or debug
+    #[arg(
+        long,
+        global = true,
+        value_name = "LEVEL",
+        env = "COVEY_LOG",
+        hide_env = true,
+        hide_possible_values = true,
+        default_value = "info"
+    )]
+    log_level: log::Level,
+    /// What its lines look like: text, or json for one object a line
+    #[arg(
+        long,
+        global = true,
+        value_name = "FORMAT",
+        env = "COVEY_LOG_FORMAT",
+        hide_env = true,
+        hide_possible_values = true,
+        default_value = "text"
+    )]
+    log_format: log::Format,
     #[command(subcommand)]
     command: Command,
 }
@@ -70,34 +111,74 @@ enum Command {
     Df(cmd::df::Args),
     Info(cmd::info::Args),
     Import(cmd::import::Args),
+    Export(cmd::export::Args),
     Clone(cmd::clone::Args),
     Fsck(cmd::fsck::Args),
     Gc(cmd::gc::Args),
+    Publish(cmd::publish::Args),
+    Published(cmd::published::Args),
+    Unpublish(cmd::unpublish::Args),
+    Restore(cmd::restore::Args),
+    Flush(cmd::flush::Args),
+    Cache(cmd::cache::Args),
+    Warm(cmd::warm::Args),
     Trace(cmd::trace::Args),
     Stats(cmd::stats::Args),
     Top(cmd::top::Args),
     Bench(cmd::bench::Args),
     Doctor(cmd::doctor::Args),
+    Config(cmd::config::Args),
+    Bundle(cmd::bundle::Args),
+    Generate(cmd::generate::Args),
 }
 
 fn main() -> ExitCode {
     log::install_panic_hook();
-    let cli = Cli::parse();
-    let term = Term::new(cli.json);
-    match run(&cli.command, term) {
-        Ok(status) => ExitCode::from(status),
-        Err(failure) => {
-            eprintln!("{failure}");
-            if cli.json {
-                term.result(&json!({ "error": failure }), String::new);
-            }
-            ExitCode::from(failure.status)
-        }
-    }
+    let words: Vec<OsString> = std::env::args_os().collect();
+    ExitCode::from(match helper::is_called(&words) {
+        true => helper::run(&words, |words, aloud| perform(&words, !aloud)),
+        false => perform(&words, false),
+    })
 }
 
-fn run(command: &Command, term: Term) -> Result<u8> {
-    match command {
+/// Does what a command line says; answers the exit status. `quiet`: results are not printed, failures are.
+fn perform(words: &[OsString], quiet: bool) -> u8 {
+    let typed = match Cli::command().try_get_matches_from(words) {
+        Ok(typed) => typed,
+        Err(error) => {
+            let _ = error.print();
+            return u8::try_from(error.exit_code()).unwrap_or(2);
+        }
+    };
+    let term = Term::new(typed.get_flag("json"), quiet);
+    let outcome = read(words, typed).and_then(|cli| {
+        log::configure(cli.log_level, cli.log_format);
+        run(&cli, term)
+    });
+    outcome.unwrap_or_else(|failure| {
+        match log::configured().1 {
+            log::Format::Text => eprintln!("{failure}"),
+            log::Format::Json => log::error(&failure.to_string()),
+        }
+        if term.is_json() {
+            term.result(&json!({ "error": failure }), String::new);
+        }
+        failure.status
+    })
+}
+
+/// The command line, with what configuration files say beneath it.
+fn read(words: &[OsString], typed: clap::ArgMatches) -> Result<Cli> {
+    let wrong = |error: clap::Error| Failure::usage(error.to_string().trim_end().to_owned());
+    let matches = match config::beneath(Cli::command(), words, &typed)? {
+        Some(command) => command.try_get_matches_from(words).map_err(wrong)?,
+        None => typed,
+    };
+    Cli::from_arg_matches(&matches).map_err(wrong)
+}
+
+fn run(cli: &Cli, term: Term) -> Result<u8> {
+    match &cli.command {
         Command::Up(args) => cmd::up::run(args, term),
         Command::Format(args) => cmd::format::run(args, term),
         Command::Mount(args) => cmd::mount::run(args, term),
@@ -106,21 +187,31 @@ fn run(command: &Command, term: Term) -> Result<u8> {
         Command::Df(args) => cmd::df::run(args, term),
         Command::Info(args) => cmd::info::run(args, term),
         Command::Import(args) => cmd::import::run(args, term),
+        Command::Export(args) => cmd::export::run(args, term),
         Command::Clone(args) => cmd::clone::run(args, term),
         Command::Fsck(args) => cmd::fsck::run(args, term),
         Command::Gc(args) => cmd::gc::run(args, term),
+        Command::Publish(args) => cmd::publish::run(args, term),
+        Command::Published(args) => cmd::published::run(args, term),
+        Command::Unpublish(args) => cmd::unpublish::run(args, term),
+        Command::Restore(args) => cmd::restore::run(args, term),
+        Command::Flush(args) => cmd::flush::run(args, term),
+        Command::Cache(args) => cmd::cache::run(args, term),
+        Command::Warm(args) => cmd::warm::run(args, term),
         Command::Trace(args) => cmd::trace::run(args, term),
         Command::Stats(args) => cmd::stats::run(args, term),
         Command::Top(args) => cmd::top::run(args, term),
         Command::Bench(args) => cmd::bench::run(args, term),
-        Command::Doctor(args) => cmd::doctor::run(args, term),
+        Command::Doctor(args) => cmd::doctor::run(args, cli.config.as_ref(), term),
+        Command::Config(args) => cmd::config::run(args, cli.config.as_ref(), term),
+        Command::Bundle(args) => cmd::bundle::run(args, cli.config.as_ref(), term),
+        Command::Generate(args) => cmd::generate::run(args, term),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -49,6 +49,11 @@ pub fn bind(address: &str, public: bool) -> Result<Page> {
     Ok(Page(listener))
 }
 
+/// The page as it is now, for one look. Durations are in it only while they are measured: while a page is served, or somebody looks on.
+pub fn text(node: &dyn Backend, session: &Session) -> String {
+    page::render(node, session)
+}
+
 impl Page {
     /// Answers from now on, from a thread of its own.
     ///

@@ -4,11 +4,13 @@
 //!   VOLUME/lock ── held          covey.json ── format, origin
 //!   meta/ ──► journal over SQLite ──┐
 //!   open/ ──► DiskPacks ────────────┼──► Volume ──► a mount, an import, fsck, ...
-//!   origin (blobs/) ────────────────┘
+//!   origin (blobs/) ────────────────┘          one that is far away: with a cache and uploads before it (far.rs)
 //! ```
 //!
 //! A volume in memory has the same parts, all of them in memory. Everything is opened in this order and closed in the opposite one; the
 //! lock goes last, so that whoever gets it next finds the volume closed.
+
+mod parts;
 
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
@@ -17,25 +19,36 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::Ino;
-use blob::{BlobSource, Origin, PackStore};
-use cache::{DiskPacks, MemoryPacks};
 use fs::api::Filesystem;
 use fs::gc::all::Collected;
-use fs::volume::{Atime, FormatRequest, Options, Parts, Volume};
+use fs::volume::{Atime, Options, Volume};
 use fs::{Errno, OpenError};
 use meta::store::StoreError;
 use meta::{Journal, MetaStore, Names};
-use origin::{Access, OriginError, Spec};
+use origin::Access;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::cmd::cache::no_cache;
 use crate::control::Tick;
-use crate::error::{Context, Failure, Result, errno_failure, plain};
+use crate::error::{Failure, Result, errno_failure};
+use crate::far::options::FarOptions;
+use crate::far::tree::TreeCache;
+use crate::far::warm::{self, WarmSummary};
+use crate::far::{Evicted, Far, Settled};
+use crate::frozen::{self, Named, TreeInfo};
 use crate::info::{self, Info};
 use crate::log;
+use crate::publish;
 use crate::status::Mode;
 use crate::table::{bytes, count};
 use crate::volume_dir::{Holder, Lock, VolumeDir};
+
+pub use parts::{Bare, fill, make_journal, open_bare};
+use parts::{Opened, folder_parts, format_request, memory_parts};
+
+/// Sealing what is open takes no longer, unless the disk fails.
+const SEALING: Duration = Duration::from_secs(60);
 
 /// What is to be opened.
 #[derive(Debug)]
@@ -44,18 +57,21 @@ pub enum Source {
     Memory,
     /// `corpus:`: deterministic random files, no volume at all.
     Corpus(corpus::Spec),
+    /// `ORIGIN@NAME`: a published tree.
+    Published(Named),
     /// A folder.
     Folder(VolumeDir),
 }
 
 impl Source {
-    /// What has no folder, by its word: `mem:`, `corpus:...`; `None` for a folder's name.
+    /// What has no folder, by its word: `mem:`, `corpus:...`, `ORIGIN@NAME`; `None` for a folder's name.
     pub fn by_word(text: &Path) -> Result<Option<Source>> {
         Ok(match text.to_str() {
             Some("mem:") => Some(Source::Memory),
             Some(text) if text.starts_with(corpus::spec::PREFIX) => {
                 Some(Source::Corpus(crate::corpus::parse(text)?))
             }
+            Some(text) if !frozen::is_folder(Path::new(text)) => Named::parse(text)?.map(Source::Published),
             _ => None,
         })
     }
@@ -63,7 +79,7 @@ impl Source {
     /// The folder, if it is one.
     pub fn dir(&self) -> Option<&VolumeDir> {
         match self {
-            Source::Memory | Source::Corpus(_) => None,
+            Source::Memory | Source::Corpus(_) | Source::Published(_) => None,
             Source::Folder(dir) => Some(dir),
         }
     }
@@ -73,6 +89,7 @@ impl Source {
         match self {
             Source::Memory => "mem:".into(),
             Source::Corpus(spec) => spec.to_string().into(),
+            Source::Published(tree) => tree.to_string().into(),
             Source::Folder(dir) => dir.path().to_owned(),
         }
     }
@@ -98,6 +115,8 @@ pub struct NodeOptions {
     pub relatime: bool,
     /// What was done survives a power cut after at most this.
     pub commit: Duration,
+    /// How a far origin is used.
+    pub far: FarOptions,
 }
 
 impl NodeOptions {
@@ -115,6 +134,7 @@ impl NodeOptions {
             frozen: false,
             relatime: false,
             commit: Duration::from_secs(1),
+            far: FarOptions::default(),
         }
     }
 }
@@ -165,6 +185,12 @@ pub struct Node {
     journal: Option<Arc<Journal>>,
     /// The rows of a volume in memory.
     rows: Option<Arc<meta::Memory>>,
+    /// With an origin behind a network.
+    far: Option<Far>,
+    /// What a mount of a published tree in a far origin keeps here.
+    tree_cache: Option<TreeCache>,
+    /// Of a published tree, what it is and where its origin.
+    tree: Option<(TreeInfo, String)>,
     mode: Mode,
     opened: Instant,
     lock: Mutex<Option<Lock>>,
@@ -180,20 +206,32 @@ impl Node {
         };
         let lock = dir.lock(&holder)?;
         let failed = |error: OpenError| open_failure(dir.path(), error);
-        let (parts, journal) = folder_parts(dir, options.read_only, options.commit)?;
-        let volume = match Volume::open(parts, volume_options(options)) {
+        let Opened { parts, journal, far } = folder_parts(dir, options)?;
+        let mut for_volume = volume_options(options);
+        if let Some(far) = &far {
+            for_volume = far.volume_options(&options.far, for_volume);
+        }
+        if !options.read_only {
+            for_volume.may_delete = Some(publish::may_delete(dir, &parts.origin));
+        }
+        let volume = match Volume::open(parts, for_volume) {
             Ok(volume) => volume,
             Err(error) => {
                 let _ = journal.close();
+                far.iter().for_each(Far::close);
                 return Err(failed(error));
             }
         };
+        far.iter().for_each(|far| far.opened(&journal));
         Ok(Node {
             name: dir.path().display().to_string(),
             dir: Some(dir.clone()),
             volume: Arc::new(volume),
             journal: Some(journal),
             rows: None,
+            far,
+            tree_cache: None,
+            tree: None,
             mode: mode(options),
             opened: base::time::monotonic(),
             lock: Mutex::new(Some(lock)),
@@ -202,9 +240,11 @@ impl Node {
 
     /// Opens a volume of either kind.
     pub fn open_source(source: &Source, options: &NodeOptions) -> Result<Node> {
-        let Source::Memory = source else {
-            return Node::open(source.dir().ok_or_else(nowhere)?, options);
-        };
+        match source {
+            Source::Memory => {}
+            Source::Published(tree) => return Node::open_published(tree, options),
+            _ => return Node::open(source.dir().ok_or_else(nowhere)?, options),
+        }
         let rows = Arc::new(meta::Memory::new());
         let parts = memory_parts(rows.clone());
         let failed = |error: OpenError| open_failure(Path::new("mem:"), error);
@@ -216,10 +256,49 @@ impl Node {
             volume: Arc::new(volume),
             journal: None,
             rows: Some(rows),
+            far: None,
+            tree_cache: None,
+            tree: None,
             mode: mode(options),
             opened: base::time::monotonic(),
             lock: Mutex::new(None),
         })
+    }
+
+    /// Opens a published tree: reads its root, and the first of its nodes.
+    fn open_published(named: &Named, options: &NodeOptions) -> Result<Node> {
+        let (root, mut origin) = named.root(Access::ReadOnly)?;
+        let is_near = named.is_near();
+        let mut tree_cache = None;
+        if !is_near {
+            let volume = ::tree::root::hex(&root.volume);
+            let cache = TreeCache::before(origin, &volume, named.cache.as_deref(), &options.far)?;
+            origin = cache.origin();
+            tree_cache = Some(cache);
+        }
+        let options = NodeOptions { read_only: true, frozen: true, ..options.clone() };
+        let open = Options { near: is_near, names_near: is_near, ..volume_options(&options) };
+        let info = TreeInfo::of(&root);
+        let volume = Volume::open(frozen::parts(&root, origin), open)
+            .map_err(|error| open_failure(Path::new(&named.to_string()), error))?;
+        Ok(Node {
+            name: format!("{named}{}{:016x}", frozen::MARK, base::random::u64()),
+            dir: None,
+            volume: Arc::new(volume),
+            journal: None,
+            rows: None,
+            far: None,
+            tree_cache,
+            tree: Some((info, named.home.origin.clone())),
+            mode: Mode::Frozen,
+            opened: base::time::monotonic(),
+            lock: Mutex::new(None),
+        })
+    }
+
+    /// What it is and where its origin, if it is a published tree.
+    pub fn tree(&self) -> Option<&(TreeInfo, String)> {
+        self.tree.as_ref()
     }
 
     /// Its folder, or `mem:<id>`: the source of its mount.
@@ -275,20 +354,72 @@ impl Node {
         let volume = self.volume.close().map_err(failed);
         // Also when the volume could not be closed: what the journal holds is to be durable all the same.
         let journal = self.journal.as_ref().map_or(Ok(()), |journal| journal.close());
+        if lock.is_some() {
+            self.far.iter().for_each(Far::close);
+            self.tree_cache.iter().for_each(TreeCache::close);
+        }
         drop(lock);
         volume.and(journal.map_err(|error| failed(OpenError::Store(error))))
     }
 
-    /// What a file is made of.
-    pub fn info(&self, path: &Path) -> Result<Info> {
+    /// What a file is made of; `list`: with every extent.
+    pub fn info(&self, path: &Path, list: bool) -> Result<Info> {
         // What is still being gathered in memory is written down first, so that it is seen.
-        let _ = self.volume.sync();
-        info::of(&Names::new(self.store()), path)
+        if self.mode == Mode::Exclusive {
+            let _ = self.volume.sync();
+        }
+        let origin = self.volume.parts().origin.clone();
+        let places = info::Places { origin: &*origin, folder: self.dir().map(VolumeDir::path) };
+        info::of(&Names::new(self.store()), &places, path, list)
     }
 
     /// Makes everything written so far survive a power cut.
     pub fn flush(&self) -> Result<()> {
         self.volume.sync().map_err(|errno| errno_failure("cannot make the volume durable", errno))
+    }
+
+    /// What only a far origin has.
+    pub fn far(&self) -> Option<&Far> {
+        self.far.as_ref()
+    }
+
+    /// Waits until everything written so far is in the origin; at most so long, if that is said.
+    pub fn settle(&self, patience: Option<Duration>, tick: &mut dyn FnMut(Tick)) -> Result<Settled> {
+        let began = base::time::monotonic();
+        if self.mode == Mode::Exclusive {
+            self.flush()?;
+            tick(Tick { done: 0, of: 0, what: "open packs are sealed".to_owned() });
+            let sealing = patience.unwrap_or(SEALING).min(SEALING);
+            self.volume.seal_now(sealing).map_err(|error| {
+                Failure::new("not-uploaded", "not everything is in the origin")
+                    .why(error.to_string())
+                    .next("look at the log of the mount, then try again")
+            })?;
+        }
+        match &self.far {
+            Some(far) => {
+                let waited = base::time::monotonic().saturating_duration_since(began);
+                far.settle(patience.map(|patience| patience.saturating_sub(waited)), tick)
+            }
+            None => {
+                let synced = self.volume.parts().origin.sync();
+                synced.map_err(|error| {
+                    Failure::new("io", "cannot make blobs durable").why(error.to_string())
+                })?;
+                Ok(Settled::default())
+            }
+        }
+    }
+
+    /// Lets go of cached blobs: of all, or until no more bytes than this are kept.
+    pub fn evict(&self, to: Option<u64>) -> Result<Evicted> {
+        self.far.as_ref().ok_or_else(|| no_cache(&self.name))?.evict(to)
+    }
+
+    /// Fetches what files and trees consist of.
+    pub fn warm(&self, paths: &[PathBuf], tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
+        let far = self.far.as_ref().ok_or_else(|| no_cache(&self.name))?;
+        warm::warm(far.cache(), Names::new(self.store()), paths, tick)
     }
 
     /// Frees what nothing refers to, and gathers what lies scattered.
@@ -301,6 +432,7 @@ impl Node {
                 what: format!("freed {}, moved {}", bytes(freed), bytes(moved)),
             });
         };
+        self.let_go_of_lost()?;
         let done = self.volume.collect(&mut progress);
         let done = done.map_err(|errno| errno_failure(format!("cannot collect {}", self.name), errno))?;
         Ok(GcSummary {
@@ -346,22 +478,6 @@ impl Node {
     }
 }
 
-/// What a crash had left, in one line; nothing after an orderly end.
-fn recovery_line(found: &meta::journal::Recovered) -> Option<String> {
-    if found.replayed == 0 && found.cut == 0 && found.restored == 0 {
-        return None;
-    }
-    let mut line = format!(
-        "the volume was not closed in good order: {} operations brought in from the log",
-        found.replayed
-    );
-    if found.cut > 0 {
-        let reason = found.reason.as_deref().unwrap_or("they cannot be shown to be whole");
-        line += &format!(", the last {} given up, never synced ({reason})", found.cut);
-    }
-    Some(line)
-}
-
 fn mode(options: &NodeOptions) -> Mode {
     match options {
         NodeOptions { frozen: true, .. } => Mode::Frozen,
@@ -380,117 +496,9 @@ fn volume_options(options: &NodeOptions) -> Options {
         frozen: options.frozen,
         atime: if options.relatime { Atime::Relative } else { Atime::AsSet },
         commit: options.commit,
-        near: true,
         report: log::sink(),
+        ..Options::default()
     }
-}
-
-fn format_request() -> FormatRequest {
-    // SAFETY: getegid(2) takes nothing and cannot fail.
-    let gid = unsafe { libc::getegid() };
-    FormatRequest { owner: (crate::sys::euid(), gid), ..FormatRequest::default() }
-}
-
-fn parts(store: Arc<dyn MetaStore>, packs: Arc<dyn PackStore>, origin: Arc<dyn Origin>) -> Parts {
-    let source: Arc<dyn BlobSource> = origin.clone();
-    Parts { store, packs, source, origin }
-}
-
-fn memory_parts(rows: Arc<meta::Memory>) -> Parts {
-    let origin: Arc<dyn Origin> = Arc::new(origin::Memory::new());
-    parts(rows, Arc::new(MemoryPacks::new(origin.clone())), origin)
-}
-
-fn folder_parts(dir: &VolumeDir, read_only: bool, commit: Duration) -> Result<(Parts, Arc<Journal>)> {
-    let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-    let origin = spec(dir)?.open(access).map_err(origin_failure)?;
-    with_journal(dir, origin, commit)
-}
-
-fn with_journal(dir: &VolumeDir, origin: Arc<dyn Origin>, commit: Duration) -> Result<(Parts, Arc<Journal>)> {
-    let open = dir.open_packs();
-    let packs: Arc<dyn PackStore> = Arc::new(DiskPacks::open(&open, origin.clone()).at("open", &open)?);
-    let options = meta::journal::Options { commit_every: commit, ..meta::journal::Options::default() };
-    let opened = Journal::open(&dir.meta(), packs.clone(), options);
-    let (journal, recovered) = opened.map_err(|error| open_failure(dir.path(), OpenError::Store(error)))?;
-    if let Some(line) = recovery_line(&recovered) {
-        log::line(&line);
-    }
-    let journal = Arc::new(journal);
-    Ok((parts(journal.clone(), packs, origin), journal))
-}
-
-/// Fills a new volume's folder: origin, names.
-pub fn fill(dir: &VolumeDir) -> Result<()> {
-    let origin = spec(dir)?.format().map_err(origin_failure)?;
-    let (parts, journal) = with_journal(dir, origin, Duration::from_secs(1))?;
-    let id = id_bytes(&dir.format().id);
-    let request = FormatRequest { id, ..format_request() };
-    let failed = |error: OpenError| open_failure(dir.path(), error);
-    Volume::format(&parts, &request).map_err(failed)?;
-    journal.close().map_err(|error| failed(OpenError::Store(error)))
-}
-
-fn id_bytes(text: &str) -> Option<[u8; 16]> {
-    u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)
-}
-
-/// The parts of a volume that is to be checked, with nothing done to it but what its log asks for.
-pub struct Bare {
-    /// Its parts.
-    pub parts: Parts,
-    /// In front of its names.
-    pub journal: Arc<Journal>,
-    _lock: Lock,
-}
-
-/// Opens the parts of a volume and not the volume itself.
-pub fn open_bare(dir: &VolumeDir, does: &'static str, read_only: bool) -> Result<Bare> {
-    let lock = dir.lock(&Holder { pid: std::process::id(), does: does.to_owned(), mountpoint: None })?;
-    let (parts, journal) = folder_parts(dir, read_only, Duration::from_secs(1))?;
-    Ok(Bare { parts, journal, _lock: lock })
-}
-
-/// Whether the volume's origin is there.
-pub fn check_origin(dir: &VolumeDir) -> Result<()> {
-    spec(dir)?.open(Access::ReadOnly).map(drop).map_err(origin_failure)
-}
-
-fn spec(dir: &VolumeDir) -> Result<Spec> {
-    origin::parse(&dir.origin()).map_err(origin_failure)
-}
-
-/// An origin as it is written into `covey.json`.
-pub fn absolute_origin(text: &str) -> Result<String> {
-    match origin::parse(text).map_err(|error| Failure { status: 2, ..origin_failure(error) })? {
-        Spec::Folder(folder) => Ok(format!("file:{}", crate::mounts::absolute(&folder)?.display())),
-        Spec::Memory => Err(Failure::usage("a volume in a folder cannot keep its blobs in memory")
-            .why("its names would outlive their bytes")
-            .next("for a volume that lives in memory: covey mount mem: MOUNTPOINT")
-            .next("or keep blobs in a folder: --origin file:DIR")),
-    }
-}
-
-fn origin_failure(error: OriginError) -> Failure {
-    let code = match &error {
-        OriginError::Absent(_) | OriginError::NotAnOrigin(_) => "origin-gone",
-        OriginError::Newer { .. } => "newer-format",
-        OriginError::Unknown(_) | OriginError::NoFolder(_) => "usage",
-        OriginError::ReadOnly { dir, source } => {
-            let what = format!("the origin's folder {} cannot be written to", dir.display());
-            return Failure::new("origin-read-only", what)
-                .why(plain(source))
-                .next("make it writable, or mount the volume with -o ro");
-        }
-        OriginError::Io { dir, source } => {
-            return Failure::io(format!("cannot use the origin's folder {}", dir.display()), source);
-        }
-        _ => "origin",
-    };
-    let text = error.to_string();
-    // The room below says both in one sentence: what is wrong, a colon, what to do.
-    let (what, next) = text.rsplit_once(": ").unwrap_or((&text, "check the origin's folder"));
-    Failure::new(code, what).next(next)
 }
 
 /// Why a volume could not be opened, in our words.

@@ -1,8 +1,9 @@
-//! Mount options: `-o ro,commit=5,...`, as mount(8) hands them on.
+//! Mount options: `-o ro,commit=5,...`, as mount(8) hands them on, and the three places where they can be written down.
 
 use std::time::Duration;
 
 use crate::error::{Failure, Result};
+use crate::far::options::{self as far, FarOptions};
 
 /// What a mount is asked to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub struct MountOptions {
     pub read_ahead_kib: Option<u32>,
     /// A request that waits longer is answered EIO.
     pub deadline: Duration,
+    /// How an origin behind a network is used.
+    pub far: FarOptions,
 }
 
 impl Default for MountOptions {
@@ -45,6 +48,7 @@ impl Default for MountOptions {
             writeback: None,
             read_ahead_kib: None,
             deadline: Duration::from_secs(60),
+            far: FarOptions::default(),
         }
     }
 }
@@ -76,10 +80,52 @@ const PASSED_OVER: &[&str] = &[
     "user",
     "nouser",
     "users",
+    "nousers",
+    "owner",
+    "noowner",
+    "group",
+    "nogroup",
     "async",
     "diratime",
     "nodiratime",
+    "silent",
+    "loud",
 ];
+
+/// The same with a value or a longer name behind them.
+const PASSED_OVER_BEGIN: &[&str] = &["x-", "X-", "comment=", "helper=", "uhelper="];
+
+/// What was asked for after `-o`, and beneath that what the environment and the configuration file say.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Lists {
+    /// Mount options, as covey mount --help lists them
+    #[arg(short = 'o', value_name = "OPTION,...")]
+    options: Vec<String>,
+    /// What COVEY_MOUNT_OPTIONS says
+    #[arg(long, hide = true, env = ENVIRONMENT, hide_env = true)]
+    environment_options: Option<String>,
+    /// What the configuration file says; filled in before the command line is read
+    #[arg(long, hide = true)]
+    configured_options: Option<String>,
+}
+
+/// The variable that holds mount options.
+pub const ENVIRONMENT: &str = "COVEY_MOUNT_OPTIONS";
+/// The argument that takes those of the configuration file.
+pub const CONFIGURED: &str = "configured_options";
+
+impl Lists {
+    /// One word alone, as a configuration file has it.
+    pub fn of_word(word: &str) -> Lists {
+        Lists { configured_options: Some(word.to_owned()), ..Lists::default() }
+    }
+
+    /// The options: what is nearer to the person who types wins.
+    pub fn parse(&self) -> Result<MountOptions> {
+        let beneath = self.configured_options.iter().chain(&self.environment_options);
+        MountOptions::parse(beneath.chain(&self.options))
+    }
+}
 
 impl MountOptions {
     /// Reads options; later ones win.
@@ -125,7 +171,13 @@ impl MountOptions {
                     Some(kib.ok_or_else(|| bad(word, "a number of KiB from 4 to 1048576"))?);
             }
             ("", None) => {}
-            _ if PASSED_OVER.contains(&word) || word.starts_with("x-") || word.starts_with("comment=") => {}
+            ("remount", None) => {
+                return Err(Failure::usage("a mounted volume cannot be remounted with other options")
+                    .next("unmount it, then mount it again"));
+            }
+            _ if PASSED_OVER.contains(&word) => {}
+            _ if PASSED_OVER_BEGIN.iter().any(|begin| word.starts_with(begin)) => {}
+            _ if self.far.set(name, value)? => {}
             _ => return Err(unknown(word)),
         }
         Ok(())
@@ -151,8 +203,28 @@ impl MountOptions {
         ];
         words.extend(switches.iter().filter(|(set, _)| *set).map(|(_, word)| (*word).to_owned()));
         words.extend(self.read_ahead_kib.map(|kib| format!("read_ahead={kib}")));
+        words.extend(self.far.to_words());
         words.join(",")
     }
+}
+
+/// All that can be written after `-o`, as in [`KNOWN`], those of far origins included.
+pub fn known() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+    KNOWN.iter().chain(far::KNOWN)
+}
+
+/// The names of all options, each with whether a value belongs to it.
+pub fn names() -> impl Iterator<Item = (&'static str, bool)> {
+    let one = |form: &'static str| match form.split_once('=') {
+        Some((name, _)) => (name, true),
+        None => (form, false),
+    };
+    known().flat_map(move |(forms, _)| forms.split(", ").map(one))
+}
+
+/// Whether a word after `-o` can be understood.
+pub fn is_known(word: &str) -> bool {
+    MountOptions::default().set(word).is_ok()
 }
 
 /// A number of seconds, fractions allowed, above 0.
@@ -168,7 +240,7 @@ fn bad(word: &str, wanted: &str) -> Failure {
 }
 
 fn unknown(word: &str) -> Failure {
-    let known: Vec<&str> = KNOWN.iter().map(|(name, _)| *name).collect();
+    let known: Vec<&str> = known().map(|(name, _)| *name).collect();
     Failure::usage(format!("there is no mount option {word}"))
         .next(format!("known are: {}", known.join("; ")))
 }
@@ -176,7 +248,7 @@ fn unknown(word: &str) -> Failure {
 /// The list of options for a help text.
 pub fn help() -> String {
     let line = |(name, meaning): &(&str, &str)| format!("  {name:28}  {meaning}\n");
-    KNOWN.iter().map(line).collect()
+    known().map(line).collect()
 }
 
 #[cfg(test)]
@@ -191,12 +263,40 @@ mod tests {
     fn options_are_read_and_written_back() {
         assert_eq!(parse("").unwrap(), MountOptions::default());
         let text = "ro,frozen,allow_other,default_permissions,nosuid,nodev,noexec,commit=0.5,atime=relatime,\
-            writeback=off,read_ahead=4096,deadline=5,x-systemd.automount,_netdev";
+            writeback=off,read_ahead=4096,deadline=5,fsync=origin,cache_size=2G,x-systemd.automount,_netdev";
         let options = parse(text).unwrap();
         assert!(options.read_only && options.frozen && options.allow_other == Some(true) && options.relatime);
         assert_eq!((options.commit, options.writeback), (Duration::from_millis(500), Some(false)));
         assert_eq!(parse(&options.to_words()).unwrap(), options);
         assert!(!parse("ro,rw").unwrap().read_only, "the later one wins");
+    }
+
+    #[test]
+    fn what_is_typed_wins_over_the_environment_and_that_over_the_file() {
+        let one = |text: &str| Some(text.to_owned());
+        let lists = Lists {
+            configured_options: one("ro,commit=7,deadline=9"),
+            environment_options: one("commit=6,nosuid"),
+            options: vec!["commit=5".to_owned(), "rw".to_owned()],
+        };
+        let options = lists.parse().unwrap();
+        assert_eq!((options.commit, options.deadline), (Duration::from_secs(5), Duration::from_secs(9)));
+        assert!(options.nosuid && !options.read_only);
+    }
+
+    #[test]
+    fn every_name_that_is_listed_is_understood() {
+        for (name, with_value) in names() {
+            let tried = ["1", "on", "off", "8", "1G", "local"].map(|value| format!("{name}={value}"));
+            let known = if with_value { tried.iter().any(|word| is_known(word)) } else { is_known(name) };
+            assert!(known, "{name}");
+        }
+        assert!(is_known("_netdev") && is_known("x-systemd.after=a.mount") && !is_known("zstd"));
+    }
+
+    #[test]
+    fn a_remount_is_refused_in_words() {
+        assert!(parse("remount,ro").unwrap_err().what.contains("cannot be remounted"));
     }
 
     #[test]

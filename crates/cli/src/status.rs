@@ -10,6 +10,8 @@ use meta::{Key, Names, PackRow};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
+use crate::far::{Far, FarStatus};
+use crate::frozen::TreeInfo;
 use crate::node::Node;
 use crate::volume_dir::VolumeDir;
 
@@ -46,6 +48,9 @@ pub struct Status {
     pub id: Option<String>,
     /// Where its blobs live.
     pub origin: String,
+    /// What was published, of a mounted tree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tree: Option<TreeInfo>,
     /// What it was opened for.
     pub mode: Mode,
     /// The daemon, where there is one.
@@ -81,6 +86,9 @@ pub struct Status {
     pub memory_bytes: u64,
     /// The most it ever held.
     pub memory_peak_bytes: u64,
+    /// What only a far origin has: uploads, the cache, requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub far: Option<FarStatus>,
 }
 
 /// What kind of thing a status is of.
@@ -92,6 +100,8 @@ pub enum Kind {
     Memory,
     /// No volume: a corpus.
     Corpus,
+    /// A published tree.
+    Tree,
 }
 
 /// The daemon of a mounted volume.
@@ -120,6 +130,7 @@ impl Status {
         match &self.volume {
             name if name.starts_with("mem:") => Kind::Memory,
             name if name.starts_with(corpus::spec::PREFIX) => Kind::Corpus,
+            _ if self.tree.is_some() => Kind::Tree,
             _ => Kind::Folder,
         }
     }
@@ -129,6 +140,7 @@ impl Status {
         Status {
             origin: volume.clone(),
             volume,
+            tree: None,
             id: None,
             mode,
             served: None,
@@ -147,6 +159,7 @@ impl Status {
             io_errors: 0,
             memory_bytes: 0,
             memory_peak_bytes: 0,
+            far: None,
         }
     }
 }
@@ -171,7 +184,12 @@ impl Node {
         Ok(Status {
             volume: self.name(),
             id: self.dir().map(|dir| dir.format().id.clone()),
-            origin: self.dir().map_or_else(|| "mem:".to_owned(), VolumeDir::origin),
+            origin: match (self.dir(), self.tree()) {
+                (Some(dir), _) => dir.origin(),
+                (None, Some((_, origin))) => origin.clone(),
+                (None, None) => "mem:".to_owned(),
+            },
+            tree: self.tree().map(|(tree, _)| tree.clone()),
             mode: self.mode(),
             served: None,
             files: stats.inodes,
@@ -189,6 +207,7 @@ impl Node {
             io_errors: stats.io_errors,
             memory_bytes: memory.now,
             memory_peak_bytes: memory.peak,
+            far: self.far().map(Far::status),
         })
     }
 }

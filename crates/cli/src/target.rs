@@ -65,6 +65,7 @@ impl Place {
 fn again(source: &str) -> &str {
     match source.split_once(crate::corpus::MARK) {
         _ if source.starts_with("mem:") => "mem:",
+        _ if crate::frozen::source(source).is_some() => crate::frozen::source(source).unwrap_or(source),
         Some((corpus, _)) if source.starts_with(corpus::spec::PREFIX) => corpus,
         _ => source,
     }

@@ -17,12 +17,13 @@ use crate::table::{bytes, count};
 #[derive(Clone, Copy, Debug)]
 pub struct Term {
     json: bool,
+    quiet: bool,
 }
 
 impl Term {
-    /// `json`: machine output.
-    pub fn new(json: bool) -> Term {
-        Term { json }
+    /// `json`: machine output. `quiet`: no results, nothing on the way.
+    pub fn new(json: bool, quiet: bool) -> Term {
+        Term { json, quiet }
     }
 
     /// Whether results are JSON.
@@ -32,6 +33,9 @@ impl Term {
 
     /// Prints the result: `value` as JSON, or the text.
     pub fn result(self, value: &impl Serialize, text: impl FnOnce() -> String) {
+        if self.quiet {
+            return;
+        }
         let line = if self.json {
             serde_json::to_string_pretty(value).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
         } else {
@@ -65,14 +69,14 @@ impl Term {
 
     /// Says something on the way. Not said with `--json`.
     pub fn say(self, line: impl Display) {
-        if !self.json {
+        if !self.json && !self.quiet {
             let _ = writeln!(io::stderr().lock(), "{line}");
         }
     }
 
     /// Starts showing progress.
     pub fn progress(self, label: &str) -> Progress {
-        Progress::new(label, self.json)
+        Progress::new(label, self.json || self.quiet)
     }
 }
 

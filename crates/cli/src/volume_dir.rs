@@ -7,7 +7,10 @@
 //!   VOLUME/covey.log     what a daemon in the background had to say
 //!   VOLUME/meta/         names
 //!   VOLUME/open/         packs in the making
-//!   VOLUME/blobs/        sealed blobs, unless the origin is elsewhere
+//!   VOLUME/blobs/        sealed blobs, unless the origin is elsewhere; with a far origin those that this node keeps
+//!   VOLUME/upload/       with a far origin: a link to each blob that it does not have yet
+//!   VOLUME/cache.idx     with a far origin: which blobs are kept, in which order
+//!   VOLUME/publisher.json  who it is in its origin, and what it signs published trees with
 //! ```
 //!
 //! The lock is the kernel's: it goes with the process, however that ends, so a crash never leaves a volume locked. The text in it
@@ -45,8 +48,36 @@ pub struct Format {
     pub id: String,
     /// When it was made, UTC.
     pub created: String,
-    /// Where its blobs live: `file:DIR`; a relative folder is below the volume's.
+    /// Where its blobs live: `file:DIR`, a relative folder being below the volume's; or `s3://BUCKET/PREFIX` and its kin.
     pub origin: String,
+    /// Where the object store is, when it is not the cloud's own. Never a key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// The bucket's region.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub region: Option<String>,
+    /// What this node keeps of a far origin's blobs, in bytes, unless a mount says otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_size: Option<u64>,
+}
+
+/// Where a volume's blobs are to live, as `covey.json` says it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Home {
+    /// The origin.
+    pub origin: String,
+    /// See [`Format::endpoint`].
+    pub endpoint: Option<String>,
+    /// See [`Format::region`].
+    pub region: Option<String>,
+    /// See [`Format::cache_size`].
+    pub cache_size: Option<u64>,
+}
+
+impl From<&str> for Home {
+    fn from(origin: &str) -> Home {
+        Home { origin: origin.to_owned(), ..Home::default() }
+    }
 }
 
 /// Who holds a volume.
@@ -91,24 +122,45 @@ impl VolumeDir {
     /// The folder may exist if it is empty.
     pub fn create(
         path: &Path,
-        origin: &str,
+        home: impl Into<Home>,
+        fill: impl FnOnce(&VolumeDir) -> Result<()>,
+    ) -> Result<VolumeDir> {
+        let id: String = base::random::id16().iter().map(|byte| format!("{byte:02x}")).collect();
+        VolumeDir::create_as(path, &id, home, fill)
+    }
+
+    /// The same for a volume that has its id already.
+    pub fn create_as(
+        path: &Path,
+        id: &str,
+        home: impl Into<Home>,
         fill: impl FnOnce(&VolumeDir) -> Result<()>,
     ) -> Result<VolumeDir> {
         let made = !path.exists();
         private_folder(path)?;
         let path = canonical(path)?;
         check_empty(&path)?;
-        let id = base::random::id16().iter().map(|byte| format!("{byte:02x}")).collect();
         let created = utc(base::time::now().seconds());
-        let format = Format { format: FORMAT_VERSION, id, created, origin: origin.to_owned() };
+        let Home { origin, endpoint, region, cache_size } = home.into();
+        let format = Format {
+            format: FORMAT_VERSION,
+            id: id.to_owned(),
+            created,
+            origin,
+            endpoint,
+            region,
+            cache_size,
+        };
         let volume = VolumeDir { path, format };
         let outcome = volume.build(fill);
         if outcome.is_err() {
             // Nothing of a half-made volume is worth keeping, and left-overs would be in the way of the next attempt.
-            for name in ["meta", "open", "blobs"] {
+            for name in ["meta", "open", "blobs", "upload"] {
                 let _ = fs::remove_dir_all(volume.path.join(name));
             }
-            let _ = fs::remove_file(volume.path.join("lock"));
+            for name in ["lock", "publisher.json"] {
+                let _ = fs::remove_file(volume.path.join(name));
+            }
             if made {
                 let _ = fs::remove_dir(&volume.path);
             }
@@ -138,6 +190,12 @@ impl VolumeDir {
         &self.path
     }
 
+    /// Where its blobs live for good, as `covey.json` says; a relative folder made absolute.
+    pub fn home(&self) -> Home {
+        let Format { endpoint, region, cache_size, .. } = self.format.clone();
+        Home { origin: self.origin(), endpoint, region, cache_size }
+    }
+
     /// What `covey.json` says.
     pub fn format(&self) -> &Format {
         &self.format
@@ -151,6 +209,30 @@ impl VolumeDir {
     /// Where packs in the making are.
     pub fn open_packs(&self) -> PathBuf {
         self.path.join("open")
+    }
+
+    /// Where blobs are: all of them, or with a far origin those that this node keeps.
+    pub fn blobs(&self) -> PathBuf {
+        self.path.join("blobs")
+    }
+
+    /// What a far origin does not have yet.
+    pub fn uploads(&self) -> PathBuf {
+        self.path.join("upload")
+    }
+
+    /// How much that is, as the folder says while nobody has the volume open.
+    pub fn not_uploaded(&self) -> (u64, u64) {
+        let entries = fs::read_dir(self.uploads()).into_iter().flatten().flatten();
+        let notes =
+            entries.filter(|entry| entry.file_name().to_string_lossy().parse::<base::BlobId>().is_ok());
+        let sizes = notes.map(|entry| entry.metadata().map_or(0, |meta| meta.len()));
+        sizes.fold((0, 0), |(blobs, bytes), size| (blobs + 1, bytes + size))
+    }
+
+    /// Which of a far origin's blobs this node keeps, in which order.
+    pub fn cache_index(&self) -> PathBuf {
+        self.path.join("cache.idx")
     }
 
     /// What a daemon in the background had to say.

@@ -258,10 +258,14 @@ pub enum Waiting {
         /// Bytes.
         len: u32,
     },
+    /// [`Filesystem::write`]: waits where an origin is behind.
+    Write,
     /// [`Filesystem::fsync`] and the like: waits for a disk.
     Sync,
     /// A change of names or attributes.
     Change,
+    /// A look at names or attributes.
+    Look,
 }
 
 /// How long the kernel may keep what it was told, and what it is told at all. Asked once, at mount.

@@ -24,6 +24,8 @@ use crate::volume::Core;
 const STREAM_MIN: usize = 128 << 10;
 /// Pages that such a reader will want next, and how many of each one's extents are looked at.
 const PAGES_AHEAD: u32 = 3;
+/// The same where blobs come from far away: a network needs as many requests under way as it takes to fill it.
+const PAGES_AHEAD_FAR: u32 = 8;
 const EXTENTS_AHEAD: usize = 4;
 /// How often names are read again when bytes were not where they said.
 const LOOKS: usize = 4;
@@ -72,10 +74,30 @@ impl Core {
 
     /// Somebody seems to read a large file from one page to the next: says which blobs will be wanted. What cannot be told
     /// now, the read itself will find out.
+    ///
+    /// What is far costs a fetch of the whole blob, so it is asked for only when there is a sign of a stream: the beginning of the file,
+    /// or a page before this one that was brought here already. Then the look goes further.
     fn look_ahead(&self, ino: Ino, page: u32) {
-        for next in (1..=PAGES_AHEAD).filter_map(|n| page.checked_add(n)) {
-            self.each_blob_of(ino, next, |blob| self.parts.source.will_need(blob));
+        let source = &self.parts.source;
+        let pages = match page.checked_sub(1) {
+            _ if self.options.near => PAGES_AHEAD,
+            None => PAGES_AHEAD,
+            Some(before) if self.is_page_far(ino, before) => 0,
+            Some(_) => PAGES_AHEAD_FAR,
+        };
+        for (n, next) in (1..=pages).filter_map(|n| Some((n, page.checked_add(n)?))) {
+            self.each_blob_of(ino, next, |blob| {
+                if n <= PAGES_AHEAD || !source.is_near(blob) {
+                    source.will_need(blob);
+                }
+            });
         }
+    }
+
+    fn is_page_far(&self, ino: Ino, page: u32) -> bool {
+        let far = std::cell::Cell::new(false);
+        self.each_blob_of(ino, page, |blob| far.set(far.get() || !self.parts.source.is_near(blob)));
+        far.get()
     }
 
     fn each_blob_of(&self, ino: Ino, page: u32, each: impl Fn(&BlobId)) {

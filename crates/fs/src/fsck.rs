@@ -4,7 +4,8 @@
 //!   1 names    meta::audit: rows, links, counts, extents, packs' books
 //!   2 blobs    every sealed pack: its blob is there, has its size, and is what its name says
 //!   3 open     every open pack that something refers to: its file is there and long enough
-//!   4 strays   every blob of the origin is some pack's
+//!   4 trees    every blob that only a published tree needs is there
+//!   5 strays   every blob of the origin is some pack's, or a published tree's
 //! ```
 //!
 //! Everything streams; held in memory are what an audit holds and the findings. The volume must not be in use. What is read from a lost blob is an error
@@ -17,9 +18,11 @@ use base::size::GROUP;
 use base::{BlobId, Ino, PackNo};
 use blob::BlobError;
 use meta::audit::{self, Listener};
+use meta::key::tags;
 use meta::plan::{Ctx, Op};
+use meta::record::HeldRow;
 use meta::store::CommitError;
-use meta::{Names, PackRow};
+use meta::{Key, Names, PackRow};
 
 use crate::errno::Error;
 use crate::volume::{OpenError, Parts, Volume};
@@ -105,6 +108,15 @@ pub enum Finding {
         /// What was in it; at most [`RANGES_MAX`].
         files: Vec<FileRange>,
     },
+    /// A published tree needs this blob, and it is not there or not what its name says.
+    BrokenTree {
+        /// The tree's name.
+        tree: String,
+        /// The blob.
+        blob: BlobId,
+        /// What is wrong with it.
+        what: String,
+    },
     /// An open pack that has a row, no file, and no use. Harmless; the repair forgets it.
     DeadPack {
         /// The pack.
@@ -128,7 +140,10 @@ impl Finding {
         match self {
             Finding::Names(finding) => finding.is_harmless(),
             Finding::DeadPack { .. } | Finding::StrayBlob { .. } => true,
-            Finding::MissingBlob { .. } | Finding::DamagedBlob { .. } | Finding::LostOpenPack { .. } => false,
+            Finding::MissingBlob { .. }
+            | Finding::DamagedBlob { .. }
+            | Finding::LostOpenPack { .. }
+            | Finding::BrokenTree { .. } => false,
         }
     }
 
@@ -146,7 +161,10 @@ impl Finding {
             Finding::MissingBlob { files, .. }
             | Finding::DamagedBlob { files, .. }
             | Finding::LostOpenPack { files, .. } => files,
-            Finding::Names(_) | Finding::DeadPack { .. } | Finding::StrayBlob { .. } => &[],
+            Finding::Names(_)
+            | Finding::DeadPack { .. }
+            | Finding::StrayBlob { .. }
+            | Finding::BrokenTree { .. } => &[],
         }
     }
 }
@@ -173,6 +191,10 @@ impl fmt::Display for Finding {
             Finding::LostOpenPack { pack, len: Some(len), .. } => {
                 write!(f, "open pack {pack} has {len} bytes, fewer than are in use")
             }
+            Finding::BrokenTree { tree, blob, what } => write!(
+                f,
+                "the published tree {tree} needs blob {blob}: {what}; publish it again with --afresh"
+            ),
             Finding::DeadPack { pack } => write!(f, "pack {pack} was opened and never used (harmless)"),
             Finding::StrayBlob { blob, size } => {
                 write!(f, "blob {blob} of {size} bytes is nobody's (harmless)")
@@ -235,6 +257,7 @@ pub fn check(parts: &Parts, depth: Depth, ears: &mut Ears<'_>) -> Result<Summary
     let mut check = Check { parts, names: Names::new(parts.store.clone()), depth, ears, summary };
     found.into_iter().for_each(|finding| check.report(finding));
     check.packs().map_err(OpenError::from)?;
+    check.trees().map_err(OpenError::from)?;
     check.strays().map_err(OpenError::from)?;
     Ok(check.summary)
 }
@@ -328,6 +351,35 @@ impl Check<'_, '_> {
             Err(BlobError::Damaged { what, .. }) => Ok(Some(what)),
             Err(BlobError::Io(error)) => Ok(Some(error.to_string())),
             Err(error) => Err(error),
+        }
+    }
+
+    /// What only published trees need; what packs are was looked at with them.
+    fn trees(&mut self) -> Result<(), Error> {
+        let mut range = Key::kind(tags::HELD);
+        loop {
+            let rows = self.parts.store.scan(&range, 256)?;
+            let Some((last, _)) = rows.last() else { return Ok(()) };
+            range.start = last.successor();
+            for (key, row) in &rows {
+                let Some((blob, tree)) = key.as_held() else { continue };
+                if HeldRow::decode(row) != Ok(HeldRow::Held) || !self.names.blob_packs(&blob)?.is_empty() {
+                    continue;
+                }
+                let looked = match self.parts.origin.size(&blob)? {
+                    None => Err(BlobError::Missing(blob)),
+                    Some(_) if self.depth == Depth::Presence => Ok(()),
+                    Some(_) => self.parts.origin.verify(&blob),
+                };
+                let what = match looked {
+                    Ok(()) => continue,
+                    Err(BlobError::Missing(_)) => "it is missing".to_owned(),
+                    Err(BlobError::Damaged { what, .. }) => what,
+                    Err(error) => return Err(error.into()),
+                };
+                let tree = String::from_utf8_lossy(tree).into_owned();
+                self.report(Finding::BrokenTree { tree, blob, what });
+            }
         }
     }
 
@@ -429,7 +481,14 @@ impl Check<'_, '_> {
         origin.list(&mut |blob, size| {
             seen += 1;
             match self.names.blob_packs(&blob) {
-                Ok(packs) if packs.is_empty() => self.report(Finding::StrayBlob { blob, size }),
+                Ok(packs) if packs.is_empty() => match self.names.is_held(&blob) {
+                    Ok(true) => {}
+                    Ok(false) => self.report(Finding::StrayBlob { blob, size }),
+                    Err(error) => {
+                        failed = Some(error);
+                        return false;
+                    }
+                },
                 Ok(_) => {}
                 Err(error) => {
                     failed = Some(error);
@@ -475,7 +534,10 @@ pub fn repair(parts: &Parts, finding: &Finding) -> Result<bool, OpenError> {
             parts.origin.remove(blob).map_err(OpenError::Blob)?;
             Ok(true)
         }
-        Finding::MissingBlob { .. } | Finding::DamagedBlob { .. } | Finding::LostOpenPack { .. } => Ok(false),
+        Finding::MissingBlob { .. }
+        | Finding::DamagedBlob { .. }
+        | Finding::LostOpenPack { .. }
+        | Finding::BrokenTree { .. } => Ok(false),
     }
 }
 

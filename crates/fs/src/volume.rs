@@ -27,7 +27,8 @@ use std::time::Duration;
 
 use base::phase::{self, Phase};
 use base::{Ino, PackNo, Timestamp, time};
-use blob::{BlobError, BlobSource, Origin, PackStore};
+use blob::gate::NoGate;
+use blob::{BlobError, BlobSource, Gate, Origin, PackStore};
 use hashbrown::HashSet;
 use meta::plan::{Change, Ctx, Op};
 use meta::record::InodeRecord;
@@ -43,6 +44,7 @@ use crate::gc::sweep::Sweep;
 use crate::numbers::Numbers;
 use crate::packs::Packs;
 use crate::packs::table::Table;
+use crate::publish::Publishing;
 use crate::refs::Refs;
 use crate::serve::Said;
 use crate::space::SpaceGate;
@@ -83,8 +85,21 @@ pub enum Atime {
     Relative,
 }
 
+/// What an fsync(2) that returned has promised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fsync {
+    /// It survives a power cut of this machine.
+    #[default]
+    Here,
+    /// And its bytes are in the origin; an error when that takes longer than this.
+    Origin(Duration),
+}
+
 /// Takes a line for the person who runs the node.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Whether blobs of the origin are still this volume's to delete; if not, why.
+pub type MayDelete = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 /// How a volume is opened.
 #[derive(Clone)]
@@ -99,6 +114,16 @@ pub struct Options {
     pub commit: Duration,
     /// All blobs are on this machine: no read waits for a network.
     pub near: bool,
+    /// A pack under 1 MiB that nothing was added to for so long is sealed. Where each blob is a request, it is worth waiting for more.
+    pub seal_small: Duration,
+    /// What fsync(2) waits for.
+    pub fsync: Fsync,
+    /// Asked before new bytes are taken.
+    pub gate: Arc<dyn Gate>,
+    /// Names are on this machine too: no look-up waits for a network.
+    pub names_near: bool,
+    /// Asked before a blob is deleted, if anybody is to be asked: the error, a sentence, keeps it.
+    pub may_delete: Option<MayDelete>,
     /// Where messages go; the standard error output by default.
     pub report: Report,
 }
@@ -111,6 +136,11 @@ impl Default for Options {
             atime: Atime::AsSet,
             commit: Duration::from_secs(1),
             near: true,
+            seal_small: crate::packs::IDLE_SMALL,
+            fsync: Fsync::Here,
+            gate: Arc::new(NoGate),
+            names_near: true,
+            may_delete: None,
             report: Arc::new(|line| eprintln!("covey: {line}")),
         }
     }
@@ -199,6 +229,8 @@ pub(crate) struct Core {
     /// Shared while a pack becomes a blob and its row is written; taken whole while a blob is found to be nobody's and deleted. So
     /// a blob that comes back with the same content is not deleted under the new pack.
     pub(crate) blobs: RwLock<()>,
+    /// See [`crate::publish`].
+    pub(crate) publishing: Publishing,
     /// Packs that the last run sealed and did not retire: their bytes are in their open packs for certain.
     pub(crate) resealing: Mutex<HashSet<PackNo>>,
     /// Packs with lower numbers were there when the volume was opened.
@@ -250,7 +282,7 @@ impl Volume {
         let core = Arc::new(Core {
             names: Names::new(parts.store.clone()),
             parts,
-            packs: Packs::new(),
+            packs: Packs::new(options.seal_small),
             table: Table::new(),
             refs: Refs::new(),
             inos: Numbers::new(INOS_AT_ONCE),
@@ -265,6 +297,7 @@ impl Volume {
             dirty: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             blobs: RwLock::new(()),
+            publishing: Publishing::default(),
             resealing: Mutex::default(),
             first_pack: AtomicU64::new(0),
             options,

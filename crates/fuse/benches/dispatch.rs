@@ -63,6 +63,7 @@ fn dispatch(c: &mut Criterion) {
         agreed: Agreed::default(),
         desk: Arc::clone(&desk),
         workers: Pool::new("bench", 1),
+        writers: Pool::new("bench", 1),
         seeker: Pool::new("bench", 1),
         dirty: None,
         uncached: false,

@@ -73,7 +73,7 @@ impl Ticket {
 
     /// Takes the right to answer for a caller that is being killed: always while queued, and while running if nothing is changed by it.
     fn interrupt(&self) -> bool {
-        let harmless = self.waiting != Some(Waiting::Change);
+        let harmless = !matches!(self.waiting, Some(Waiting::Change | Waiting::Write));
         let from =
             |state| self.state.compare_exchange(state, ANSWERED, Ordering::AcqRel, Ordering::Acquire).is_ok();
         from(QUEUED) || (harmless && from(RUNNING))

@@ -42,6 +42,8 @@ pub struct Parts {
     pub desk: Arc<Desk>,
     /// Threads for those.
     pub workers: Arc<Pool>,
+    /// Threads for writes that must wait: reads never stand in a queue behind them.
+    pub writers: Arc<Pool>,
     /// A thread for SEEK_DATA and SEEK_HOLE, which first wait for WRITEs to be answered: these must never stand in a
     /// queue behind them.
     pub seeker: Arc<Pool>,
@@ -181,7 +183,11 @@ impl Dispatcher {
         }
         let ticket = self.0.desk.issue(header.unique, header.caller.pid, waiting, sink);
         let (this, sink, request) = (self.clone(), Arc::clone(sink), request.to_vec());
-        let pool = if seek { &self.0.seeker } else { &self.0.workers };
+        let pool = match waiting {
+            _ if seek => &self.0.seeker,
+            Some(Waiting::Write) => &self.0.writers,
+            _ => &self.0.workers,
+        };
         let work = move |ticket: &Ticket, room: &mut [u8]| {
             let span = this.0.watch.resume(span);
             this.finish((lane, span), ticket, &request, room, &*sink);

@@ -32,6 +32,9 @@ use crate::seek::ThroughMount;
 use crate::uring::{self, Host, Rings, Transport, WayBack};
 use crate::watch::Watch;
 
+/// Writes that wait for room at a time; the others queue behind them.
+const WRITERS: usize = 8;
+
 /// How to mount and serve.
 #[derive(Clone)]
 pub struct Options {
@@ -90,7 +93,7 @@ struct Shared {
     counts: Arc<Counts>,
     watch: Arc<Watch>,
     desk: Arc<Desk>,
-    pools: [Arc<Pool>; 2],
+    pools: [Arc<Pool>; 3],
     notifier: Notifier,
     dispatcher: Dispatcher,
     log: Log,
@@ -345,6 +348,7 @@ fn start(
     let log = Arc::clone(&options.log);
     let desk = Desk::start(options.deadline, move |waited| log(&late_line(waited))).map_err(&failed)?;
     let workers = Pool::new("fuse-wait", options.workers);
+    let writers = Pool::new("fuse-write", WRITERS);
     let seeker = Pool::new("fuse-seek", 2);
     let dirty = writable.then(|| Arc::new(ThroughMount(Arc::clone(&mount))) as Arc<dyn PushDirty>);
     let lanes = readers.max(1 + uring::possible_cpus());
@@ -354,6 +358,7 @@ fn start(
         agreed,
         desk: Arc::clone(&desk),
         workers: Arc::clone(&workers),
+        writers: Arc::clone(&writers),
         seeker: Arc::clone(&seeker),
         dirty,
         notifier: notifier.clone(),
@@ -368,7 +373,7 @@ fn start(
         counts,
         watch,
         desk,
-        pools: [workers, seeker],
+        pools: [workers, writers, seeker],
         notifier,
         dispatcher,
         log: Arc::clone(&options.log),

@@ -17,6 +17,7 @@
 //! | `10 pack:8` | bytes of the pack that extents refer to, each reference counted (`add`) |
 //! | `11 pack:8 ino:8 page:4` | this page of this file refers to the pack |
 //! | `12 hash:32 pack:8` | this sealed pack is this blob |
+//! | `13 hash:32 name` | a published tree of this name holds this blob ([`crate::record::HeldRow`]) |
 //!
 //! **Why a hash in directory entries.** A mount without OPENDIR has no handle in which a listing's position could be
 //! kept, so a position must be a number from which a listing can be resumed with nothing remembered. Entries are ordered
@@ -70,6 +71,8 @@ pub mod tags {
     pub const PACK_USER: u8 = 0x11;
     /// Which packs are a blob.
     pub const BLOB_PACK: u8 = 0x12;
+    /// Which published trees hold a blob.
+    pub const HELD: u8 = 0x13;
 }
 
 /// Positions below this are not entries: 0 is the start of a listing, 1 follows `.`, 2 follows `..`.
@@ -165,6 +168,12 @@ impl Key {
     pub fn as_blob_pack(&self) -> Option<(BlobId, PackNo)> {
         (self.tag() == tags::BLOB_PACK && self.0.len() == 41).then_some(())?;
         Some((BlobId(self.0.get(1..33)?.try_into().ok()?), PackNo(self.number_at(33)?)))
+    }
+
+    /// The blob and the tree's name of a [`Key::held`]; none for other keys.
+    pub fn as_held(&self) -> Option<(BlobId, &[u8])> {
+        let name = self.0.get(33..).filter(|_| self.tag() == tags::HELD)?;
+        Some((BlobId(self.0.get(1..33)?.try_into().ok()?), name))
     }
 
     /// The hash of a [`Key::content`]; none for other keys.
@@ -301,6 +310,20 @@ impl Key {
         KeyRange {
             start: build!(tags::BLOB_PACK, &blob.0),
             end: build!(tags::BLOB_PACK, &blob.0, &[0xFF; 9]),
+        }
+    }
+
+    /// A published tree holds this blob.
+    pub fn held(blob: &BlobId, tree: &str) -> Key {
+        build!(tags::HELD, &blob.0, tree.as_bytes())
+    }
+
+    /// All published trees that hold this blob.
+    pub fn holders(blob: &BlobId) -> KeyRange {
+        KeyRange {
+            start: build!(tags::HELD, &blob.0),
+            // No name has a byte above 0x7F.
+            end: build!(tags::HELD, &blob.0, &[0xFF]),
         }
     }
 

@@ -25,4 +25,4 @@ pub use journal::Journal;
 pub use key::Key;
 pub use names::{Names, NamesError};
 pub use record::{Dentry, InodeRecord, PackRow};
-pub use store::{Commit, Expect, MetaStore, Value};
+pub use store::{Commit, Expect, MetaStore, Snapshot, Value};

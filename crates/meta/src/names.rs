@@ -346,6 +346,14 @@ impl Names {
         rows.iter().map(|(key, _)| Ok(key.as_blob_pack().ok_or_else(|| bad_key(key))?.1)).collect()
     }
 
+    /// Whether a published tree holds this blob.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn is_held(&self, blob: &BlobId) -> Result<bool, StoreError> {
+        Ok(!self.store.scan(&Key::holders(blob), 1)?.is_empty())
+    }
+
     /// Where a small file's content was stored. Its pack may be condemned or gone since.
     ///
     /// # Errors

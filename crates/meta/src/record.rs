@@ -330,6 +330,44 @@ impl ContentRow {
     }
 }
 
+/// A published tree's hold on a blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeldRow {
+    /// The tree refers to it, and it is in the origin.
+    Held,
+    /// A tree that is being published will. Until it is, the blob need not be in the origin yet.
+    Pending,
+    /// A newer tree of the name does not, since this moment. Whoever has the older one mounted may still read it for a while.
+    DroppedAt(Timestamp),
+    /// The tree is no longer published.
+    Released,
+}
+
+impl HeldRow {
+    /// The row.
+    pub fn encode(&self) -> Value {
+        match self {
+            HeldRow::Held => encode_u64(0),
+            HeldRow::Released => encode_u64(1),
+            HeldRow::Pending => encode_u64(2),
+            HeldRow::DroppedAt(moment) => encode_u64(moment_to_u64(*moment).max(3)),
+        }
+    }
+
+    /// Reads a row.
+    ///
+    /// # Errors
+    /// The row is not one that [`HeldRow::encode`] gives.
+    pub fn decode(bytes: &[u8]) -> Result<HeldRow, BadRecord> {
+        Ok(match Fields::of("held blob", bytes, 8)?.u64() {
+            0 => HeldRow::Held,
+            1 => HeldRow::Released,
+            2 => HeldRow::Pending,
+            moment => HeldRow::DroppedAt(moment_from_u64(moment)),
+        })
+    }
+}
+
 /// A counter's row: changed by `adds`.
 pub fn encode_i64(count: i64) -> Value {
     count.to_be_bytes().as_slice().into()

@@ -103,6 +103,22 @@ impl From<StoreError> for CommitError {
     }
 }
 
+/// All rows as they were at one moment, whatever was committed since. It is for reading much and costs the store room as long as it
+/// lives, so it should not live long.
+pub trait Snapshot: Send {
+    /// One row.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError>;
+
+    /// Calls `each` with the rows of a range, in key order, until it answers false.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    fn each(&self, range: &KeyRange, each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), StoreError>;
+}
+
 /// Rows of a scan, in key order.
 pub type Rows = Vec<(Key, Value)>;
 
@@ -137,4 +153,13 @@ pub trait MetaStore: Send + Sync {
     /// # Errors
     /// See [`StoreError`]. Nothing is then known of what is durable.
     fn flush(&self) -> Result<(), StoreError>;
+
+    /// The rows as of now, to be read at leisure: everything committed before this call, and of what is committed
+    /// meanwhile a prefix. Commits go on.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; a store that has no snapshots says so.
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, StoreError> {
+        Err(StoreError::Unavailable("this store gives no snapshots".to_owned()))
+    }
 }

@@ -71,6 +71,55 @@ fn rows_come_back_and_go() {
     });
 }
 
+/// Each commit writes a row and says that it is the last: so rows and the last say whether they are of one moment.
+#[test]
+fn a_snapshot_is_one_moment_while_commits_go_on() {
+    fn numbered(n: usize) -> Commit {
+        let mut commit = put(format!("row {n:06}"), format!("{n}"));
+        commit.puts.push((key("last"), value(format!("{n}"))));
+        commit
+    }
+    fn seen(snapshot: &dyn meta::Snapshot) -> (usize, Option<usize>) {
+        let mut rows = 0;
+        let each = &mut |_: &[u8], _: &[u8]| {
+            rows += 1;
+            true
+        };
+        snapshot.each(&range(*b"row ", *b"row~"), each).unwrap();
+        let last = snapshot.get(&key("last")).unwrap();
+        (rows, last.map(|last| std::str::from_utf8(&last).unwrap().parse().unwrap()))
+    }
+    each_store(|name, store| {
+        assert_eq!(seen(&*store.snapshot().unwrap()), (0, None), "{name}");
+        let (stop, done) = (AtomicBool::new(false), std::sync::atomic::AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 0.. {
+                    if stop.load(Ordering::SeqCst) {
+                        break;
+                    }
+                    store.commit(numbered(n)).unwrap();
+                    done.store(n + 1, Ordering::SeqCst);
+                }
+            });
+            let mut kept = Vec::new();
+            for _ in 0..10 {
+                std::thread::sleep(Duration::from_millis(5));
+                let before = done.load(Ordering::SeqCst);
+                let snapshot = store.snapshot().unwrap();
+                let (rows, last) = seen(&*snapshot);
+                assert!(rows >= before, "{name}: what was done before is in it");
+                assert_eq!(last.map_or(0, |last| last + 1), rows, "{name}: of one moment");
+                kept.push((snapshot, rows));
+            }
+            for (snapshot, rows) in kept {
+                assert_eq!(seen(&*snapshot).0, rows, "{name}: it stays as it was");
+            }
+            stop.store(true, Ordering::SeqCst);
+        });
+    });
+}
+
 #[test]
 fn checks_hold_or_give_the_fresh_values() {
     each_store(|name, store| {

@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 
 use base::BlobId;
 use base::phase::{self, Phase};
-use blob::{BlobError, BlobFolder, BlobSource, Origin, Sums};
+use blob::records::RecordFolder;
+use blob::{BlobError, BlobFolder, BlobSource, Origin, Records, Sums};
 
 use crate::OriginError;
 
@@ -32,6 +33,7 @@ pub enum Access {
 /// An origin in a folder. See the [module](self).
 pub struct Folder {
     blobs: BlobFolder,
+    records: RecordFolder,
     access: Access,
 }
 
@@ -66,7 +68,7 @@ impl Folder {
             }
         }
         write_marker(dir).map_err(failed)?;
-        Ok(Folder { blobs, access: Access::ReadWrite })
+        Ok(Folder::over(blobs, Access::ReadWrite))
     }
 
     /// Opens an origin that [`Folder::format`] made.
@@ -90,7 +92,12 @@ impl Folder {
             }
             blobs.sweep().map_err(refused)?;
         }
-        Ok(Folder { blobs, access })
+        Ok(Folder::over(blobs, access))
+    }
+
+    fn over(blobs: BlobFolder, access: Access) -> Folder {
+        let records = RecordFolder::new(&blobs.dir().join("records"));
+        Folder { blobs, records, access }
     }
 
     /// Where it is.
@@ -131,6 +138,11 @@ impl Folder {
         if self.access == Access::ReadOnly {
             return Err(BlobError::Io(io::ErrorKind::ReadOnlyFilesystem.into()));
         }
+        self.reachable()
+    }
+
+    /// Without the marker nothing that is not found is known to be missing.
+    fn reachable(&self) -> Result<(), BlobError> {
         if self.marker().exists() {
             return Ok(());
         }
@@ -151,6 +163,33 @@ impl BlobSource for Folder {
 
     fn will_need(&self, id: &BlobId) {
         self.blobs.will_need(id);
+    }
+}
+
+impl Records for Folder {
+    fn record(&self, name: &str) -> Result<Option<Vec<u8>>, BlobError> {
+        self.reachable()?;
+        self.records.record(name)
+    }
+
+    fn put_record(&self, name: &str, bytes: &[u8]) -> Result<(), BlobError> {
+        self.writable()?;
+        self.records.put_record(name, bytes)
+    }
+
+    fn create_record(&self, name: &str, bytes: &[u8]) -> Result<bool, BlobError> {
+        self.writable()?;
+        self.records.create_record(name, bytes)
+    }
+
+    fn remove_record(&self, name: &str) -> Result<(), BlobError> {
+        self.writable()?;
+        self.records.remove_record(name)
+    }
+
+    fn records(&self, folder: &str) -> Result<Vec<String>, BlobError> {
+        self.reachable()?;
+        self.records.records(folder)
     }
 }
 
@@ -187,9 +226,7 @@ impl Origin for Folder {
     }
 
     fn list(&self, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<(), BlobError> {
-        if !self.marker().exists() {
-            return Err(self.explain(BlobError::Io(io::ErrorKind::NotFound.into())));
-        }
+        self.reachable()?;
         self.blobs.list(each)
     }
 

@@ -2,13 +2,15 @@
 //!
 //! - [`Folder`]: `file:DIR`, a folder on this machine or on a filesystem that it mounts; the default.
 //! - [`Memory`]: `mem:`, gone when the program ends.
+//! - [`remote`]: `s3://`, `gs://`, `az://`, an object store.
 //!
-//! Both pass one conformance suite (`tests.rs`), which is what an origin of another kind has to pass as well. [`parse`]
+//! All pass one conformance suite (`tests.rs`), which is what an origin of another kind has to pass as well. [`parse`]
 //! turns what a user wrote into a [`Spec`]; a spec is made once with [`Spec::format`] and found again with
 //! [`Spec::open`].
 
 mod folder;
 mod memory;
+pub mod remote;
 #[cfg(test)]
 mod tests;
 
@@ -22,18 +24,32 @@ use blob::Origin;
 
 pub use folder::{Access, Folder};
 pub use memory::Memory;
+pub use remote::{Environment, Limits, Mistake, Remote, RemoteSpec, RemoteStats};
 
 /// Why an origin could not be had. Every message says what to do next.
 #[derive(Debug, thiserror::Error)]
 pub enum OriginError {
     /// The text names no origin.
     #[error(
-        "{0:?} names no origin: write file:DIR for a folder, or mem: for memory that is gone when the program ends"
+        "{0:?} names no origin: write file:DIR for a folder, s3://BUCKET/PREFIX (or gs://, az://) for an object store, or mem: for memory that is gone when the program ends"
     )]
     Unknown(String),
     /// `file:` without a folder.
     #[error("{0:?} names no folder: write file:DIR, for example file:/srv/covey/blobs")]
     NoFolder(String),
+    /// A URL of an object store, an endpoint or a region that makes no sense. It is not repeated where it may hold a key.
+    #[error("{0}")]
+    BadRemote(String),
+    /// An object store that refuses, is not there, or holds something else.
+    #[error("{origin}: {what}")]
+    Remote {
+        /// Its URL.
+        origin: String,
+        /// What the user did wrong, as far as it shows.
+        mistake: Mistake,
+        /// One line that says so, and what to do.
+        what: String,
+    },
     /// The folder is not there.
     #[error(
         "the origin's folder {} is not there: mount the disk it lies on, or bring the folder back under this name",
@@ -85,15 +101,20 @@ pub enum Spec {
     Folder(PathBuf),
     /// `mem:`
     Memory,
+    /// `s3://BUCKET/PREFIX`, `gs://..`, `az://..`
+    Remote(RemoteSpec),
 }
 
-/// Reads `file:DIR` or `mem:`. A relative folder stays relative: who stores the spec makes it absolute first.
+/// Reads `file:DIR`, `mem:` or the URL of an object store. A relative folder stays relative: who stores the spec makes it absolute first.
 ///
 /// # Errors
-/// [`OriginError::Unknown`] and [`OriginError::NoFolder`], which list what is known.
+/// [`OriginError::Unknown`], [`OriginError::NoFolder`] and [`OriginError::BadRemote`], which say what is known.
 pub fn parse(text: &str) -> Result<Spec, OriginError> {
     if text == "mem:" {
         return Ok(Spec::Memory);
+    }
+    if RemoteSpec::claims(text) {
+        return RemoteSpec::parse(text).map(Spec::Remote);
     }
     let dir = text.strip_prefix("file:").ok_or_else(|| OriginError::Unknown(text.to_owned()))?;
     // A URL has an empty host before the path.
@@ -117,12 +138,14 @@ impl fmt::Display for Spec {
         match self {
             Spec::Folder(dir) => write!(f, "file:{}", dir.display()),
             Spec::Memory => f.write_str("mem:"),
+            Spec::Remote(remote) => remote.fmt(f),
         }
     }
 }
 
 impl Spec {
-    /// Makes the origin; one that is there already is opened.
+    /// Makes the origin; a folder that is one already is opened, a place in an object store must be new. Its keys come from this
+    /// process's environment; who wants other limits, or to name the volume, uses [`Remote::format`].
     ///
     /// # Errors
     /// See [`OriginError`].
@@ -130,6 +153,11 @@ impl Spec {
         match self {
             Spec::Folder(dir) => Ok(Arc::new(Folder::format(dir)?)),
             Spec::Memory => Ok(Arc::new(Memory::new())),
+            Spec::Remote(remote) => {
+                let volume: String = base::random::id16().iter().map(|byte| format!("{byte:02x}")).collect();
+                let environment = Environment::process();
+                Ok(Arc::new(Remote::format(remote, &environment, Limits::default(), &volume)?))
+            }
         }
     }
 
@@ -141,6 +169,9 @@ impl Spec {
         match self {
             Spec::Folder(dir) => Ok(Arc::new(Folder::open(dir, access)?)),
             Spec::Memory => Ok(Arc::new(Memory::new())),
+            Spec::Remote(remote) => {
+                Ok(Arc::new(Remote::open(remote, &Environment::process(), Limits::default(), access)?))
+            }
         }
     }
 
@@ -148,7 +179,15 @@ impl Spec {
     pub fn folder(&self) -> Option<&Path> {
         match self {
             Spec::Folder(dir) => Some(dir),
-            Spec::Memory => None,
+            Spec::Memory | Spec::Remote(_) => None,
+        }
+    }
+
+    /// The place in an object store, where the origin is one.
+    pub fn remote(&self) -> Option<&RemoteSpec> {
+        match self {
+            Spec::Remote(remote) => Some(remote),
+            Spec::Folder(_) | Spec::Memory => None,
         }
     }
 }

@@ -17,7 +17,8 @@ use std::sync::Arc;
 use base::BlobId;
 use base::phase::{self, Phase};
 use blob::folder::past_end;
-use blob::{BlobError, BlobSource, Origin, SharedBytes, Sums};
+use blob::records::RecordMap;
+use blob::{BlobError, BlobSource, Origin, Records, SharedBytes, Sums};
 use memmap2::{Advice, MmapMut};
 use parking_lot::RwLock;
 
@@ -28,6 +29,7 @@ const MAPPED_MIN: usize = 64 << 10;
 #[derive(Default)]
 pub struct Memory {
     blobs: RwLock<HashMap<BlobId, SharedBytes>>,
+    records: RecordMap,
 }
 
 impl Memory {
@@ -69,6 +71,28 @@ impl BlobSource for Memory {
 
     fn is_near(&self, _: &BlobId) -> bool {
         true
+    }
+}
+
+impl Records for Memory {
+    fn record(&self, name: &str) -> Result<Option<Vec<u8>>, BlobError> {
+        self.records.record(name)
+    }
+
+    fn put_record(&self, name: &str, bytes: &[u8]) -> Result<(), BlobError> {
+        self.records.put_record(name, bytes)
+    }
+
+    fn create_record(&self, name: &str, bytes: &[u8]) -> Result<bool, BlobError> {
+        self.records.create_record(name, bytes)
+    }
+
+    fn remove_record(&self, name: &str) -> Result<(), BlobError> {
+        self.records.remove_record(name)
+    }
+
+    fn records(&self, folder: &str) -> Result<Vec<String>, BlobError> {
+        self.records.records(folder)
     }
 }
 

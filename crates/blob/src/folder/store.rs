@@ -64,6 +64,19 @@ impl BlobFolder {
         Ok(())
     }
 
+    /// Takes a copy of a blob that is also elsewhere. [`BlobFolder::sync`] does not care for it: a power cut may take it, or tear it,
+    /// which a read finds out.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    pub fn keep(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        let path = self.prepare(id, sums)?;
+        if self.has_sound_copy(id, sums, &path)? {
+            return Ok(());
+        }
+        self.place(&path, |mut to| to.write_all(bytes))
+    }
+
     /// Writes a file and removes it again, to find out whether the folder can be written to.
     ///
     /// # Errors

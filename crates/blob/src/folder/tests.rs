@@ -186,6 +186,27 @@ fn lost_or_damaged_sums_are_made_anew_from_a_sound_blob_only() {
 }
 
 #[test]
+fn a_copy_that_is_only_kept_is_read_and_checked_and_not_synced() {
+    let home = Home::new();
+    let bytes = noise(100_000, 7);
+    let sums = Sums::of(&bytes);
+    let id = sums.id();
+    home.folder.keep(&id, &sums, &bytes).unwrap();
+    assert_eq!(home.read(&id, bytes.len()).unwrap(), bytes);
+    assert!(home.folder.unsynced.lock().is_empty());
+    assert_eq!(fs::read(home.folder.file(&id)).unwrap(), bytes);
+    // What a power cut tore is replaced when it is kept again.
+    fs::write(home.folder.file(&id), vec![0; bytes.len()]).unwrap();
+    home.folder.open.forget(&id);
+    assert!(is_damaged(home.read(&id, 10)));
+    home.folder.keep(&id, &sums, &bytes).unwrap();
+    assert_eq!(home.read(&id, bytes.len()).unwrap(), bytes);
+    // Who stores it for good gets it synced, although it is there.
+    home.folder.put(&id, &sums, &bytes).unwrap();
+    assert_eq!(*home.folder.unsynced.lock(), [id]);
+}
+
+#[test]
 fn what_is_not_there_is_missing() {
     let home = Home::new();
     let id = Sums::of(b"nobody").id();

@@ -84,7 +84,7 @@ fn what_is_not_whole_parts_is_no_match() {
 
 #[test]
 fn the_largest_encoding_is_what_the_docs_say() {
-    assert_eq!(encoded_len(BLOB_MAX), 2576);
+    assert_eq!(Sums::encoded_len(BLOB_MAX), 2576);
     assert_eq!(Sums::root_of(&[]), None);
 }
 

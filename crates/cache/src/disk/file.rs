@@ -25,7 +25,7 @@ pub(super) struct Pack {
 }
 
 /// How much of what was done to a file or folder survives a power cut.
-pub(super) struct Durable {
+pub(crate) struct Durable {
     /// How many changes have returned.
     changes: AtomicU64,
     synced: Mutex<Synced>,
@@ -64,23 +64,23 @@ impl Pack {
 
 impl Durable {
     /// `changes`: 1 for what was found, and may hold anything that is not on disk yet; 0 for what is new.
-    pub(super) fn new(changes: u64) -> Durable {
+    pub(crate) fn new(changes: u64) -> Durable {
         Durable { changes: AtomicU64::new(changes), synced: Mutex::new(Synced { changes: 0, failed: false }) }
     }
 
     /// To be called after every change.
-    pub(super) fn changed(&self) {
+    pub(crate) fn changed(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
     /// Whether [`Durable::sync`] would have something to do, or to wait for.
-    pub(super) fn is_dirty(&self) -> bool {
+    pub(crate) fn is_dirty(&self) -> bool {
         let changes = self.changes.load(Ordering::Acquire);
         self.synced.try_lock().is_none_or(|synced| synced.failed || synced.changes < changes)
     }
 
     /// Sees to it that all changes that returned before this call survive a power cut; `work` does it, if it is needed.
-    pub(super) fn sync(&self, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    pub(crate) fn sync(&self, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let wanted = self.changes.load(Ordering::Acquire);
         let mut synced = self.synced.lock();
         if synced.failed {

@@ -4,20 +4,21 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use blob::{BlobFolder, BlobSource, SharedBytes, Sums};
+use blob::records::RecordMap;
+use blob::{BlobFolder, BlobSource, Records, SharedBytes, Sums};
 use parking_lot::RwLock;
 
 use super::*;
 
 /// Links.
-pub(super) struct InFolder(BlobFolder);
+pub(crate) struct InFolder(BlobFolder, RecordMap);
 
 impl InFolder {
-    pub(super) fn new(home: &Path) -> InFolder {
-        InFolder(BlobFolder::create(&home.join("blobs")).unwrap())
+    pub(crate) fn new(home: &Path) -> InFolder {
+        InFolder(BlobFolder::create(&home.join("blobs")).unwrap(), RecordMap::default())
     }
 
-    pub(super) fn path(&self, id: &BlobId) -> PathBuf {
+    pub(crate) fn path(&self, id: &BlobId) -> PathBuf {
         self.0.dir().join(format!("{:02x}/{id}", id.0[0]))
     }
 }
@@ -29,6 +30,28 @@ impl BlobSource for InFolder {
 
     fn is_near(&self, id: &BlobId) -> bool {
         self.0.is_near(id)
+    }
+}
+
+impl Records for InFolder {
+    fn record(&self, name: &str) -> Result<Option<Vec<u8>>, BlobError> {
+        self.1.record(name)
+    }
+
+    fn put_record(&self, name: &str, bytes: &[u8]) -> Result<(), BlobError> {
+        self.1.put_record(name, bytes)
+    }
+
+    fn create_record(&self, name: &str, bytes: &[u8]) -> Result<bool, BlobError> {
+        self.1.create_record(name, bytes)
+    }
+
+    fn remove_record(&self, name: &str) -> Result<(), BlobError> {
+        self.1.remove_record(name)
+    }
+
+    fn records(&self, folder: &str) -> Result<Vec<String>, BlobError> {
+        self.1.records(folder)
     }
 }
 
@@ -68,7 +91,7 @@ impl Origin for InFolder {
 
 /// Keeps what it is given, and copies only what comes in a file.
 #[derive(Default)]
-pub(super) struct InMemory(RwLock<HashMap<BlobId, SharedBytes>>);
+pub(crate) struct InMemory(RwLock<HashMap<BlobId, SharedBytes>>, RecordMap);
 
 impl BlobSource for InMemory {
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
@@ -80,6 +103,28 @@ impl BlobSource for InMemory {
 
     fn is_near(&self, _: &BlobId) -> bool {
         true
+    }
+}
+
+impl Records for InMemory {
+    fn record(&self, name: &str) -> Result<Option<Vec<u8>>, BlobError> {
+        self.1.record(name)
+    }
+
+    fn put_record(&self, name: &str, bytes: &[u8]) -> Result<(), BlobError> {
+        self.1.put_record(name, bytes)
+    }
+
+    fn create_record(&self, name: &str, bytes: &[u8]) -> Result<bool, BlobError> {
+        self.1.create_record(name, bytes)
+    }
+
+    fn remove_record(&self, name: &str) -> Result<(), BlobError> {
+        self.1.remove_record(name)
+    }
+
+    fn records(&self, folder: &str) -> Result<Vec<String>, BlobError> {
+        self.1.records(folder)
     }
 }
 

@@ -2,10 +2,11 @@
 //! and which settings suit which use ([`advice`]).
 
 mod advice;
+mod machine;
+mod places;
 
-use std::ffi::CString;
+use std::ffi::OsString;
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,6 @@ use fuse::mount::{Mounted, mounted_by_us};
 use serde::Serialize;
 
 use crate::error::{Failure, Result};
-use crate::table::bytes;
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
 
@@ -24,13 +24,16 @@ use crate::volume_dir::VolumeDir;
     Exit status: 0 nothing is wrong, 1 something is."
 )]
 pub struct Args {
-    /// A volume to look at as well
+    /// A volume, or a path on its mount, to look at as well
     volume: Option<PathBuf>,
 }
 
+pub use places::{folder_of, free_room};
+
+/// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Level {
+pub enum Level {
     /// As it should be.
     Ok,
     /// Nothing to mend: which setting suits which use.
@@ -41,8 +44,9 @@ enum Level {
     Wrong,
 }
 
+/// One finding.
 #[derive(Debug, Serialize)]
-struct Check {
+pub struct Check {
     name: &'static str,
     level: Level,
     found: String,
@@ -67,15 +71,35 @@ fn wrong(name: &'static str, found: impl Into<String>, mend: impl Into<String>) 
 }
 
 /// Runs the command.
-pub fn run(args: &Args, term: Term) -> Result<u8> {
+pub fn run(args: &Args, named: Option<&OsString>, term: Term) -> Result<u8> {
+    let checks = checks(args.volume.as_deref(), named);
+    let wrong = checks.iter().filter(|check| check.level == Level::Wrong).count();
+    term.result(&checks, || text(&checks, wrong));
+    Ok(u8::from(wrong > 0))
+}
+
+/// Everything that is looked at. `named`: the configuration file, if one was named.
+pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
+    let folder = path.map(places::folder_of);
+    let folder = folder.as_deref();
     let mut checks = vec![kernel(), filesystem(), device(), rights()];
     checks.extend(allow_other());
     let machine = advice::Machine::here();
     checks.push(uring());
+    checks.extend(machine::passthrough());
     checks.extend(advice::machine(&machine));
+    checks.push(machine::clock());
     checks.push(open_files());
-    checks.push(disk(args.volume.as_deref()));
-    checks.extend(args.volume.as_deref().map(volume));
+    checks.extend(machine::pinned_memory());
+    checks.push(machine::configuration(named));
+    checks.extend(machine::fstab());
+    checks.push(places::disk(folder));
+    checks.extend(places::inodes(folder));
+    checks.extend(folder.map(volume));
+    if let Some(dir) = folder.and_then(|folder| VolumeDir::open(folder).ok()) {
+        checks.extend(places::rights(&dir));
+        checks.extend(places::leftovers(&dir));
+    }
     for mount in &mounted_by_us() {
         let check = present_mount(mount);
         let answers = check.level != Level::Wrong;
@@ -83,9 +107,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         checks.extend(answers.then(|| advice::of_mount(mount, &machine)).flatten());
     }
     checks.extend(advice::uses(&machine));
-    let wrong = checks.iter().filter(|check| check.level == Level::Wrong).count();
-    term.result(&checks, || text(&checks, wrong));
-    Ok(u8::from(wrong > 0))
+    checks
 }
 
 fn text(checks: &[Check], wrong: usize) -> String {
@@ -235,40 +257,6 @@ fn open_files() -> Check {
     }
 }
 
-/// Free room for this user below a folder that may not exist yet.
-pub fn free_room(path: &Path) -> Option<u64> {
-    let there = path.ancestors().find(|folder| folder.exists())?;
-    let name = CString::new(there.as_os_str().as_bytes()).ok()?;
-    // SAFETY: all zeros is a value of statvfs, which is plain numbers.
-    let mut room: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `name` ends with NUL and lives through the call, as does `room`.
-    (unsafe { libc::statvfs(name.as_ptr(), &mut room) } == 0).then(|| room.f_bavail * room.f_frsize)
-}
-
-fn disk(volume: Option<&Path>) -> Check {
-    let path = volume.map(Path::to_owned).or_else(crate::cmd::up::default_volume);
-    let Some(path) = path else {
-        return note("disk", "there is no home folder to keep a volume in", "covey up --volume FOLDER");
-    };
-    let shown = path.display();
-    match free_room(&path) {
-        None => {
-            wrong("disk", format!("the disk below {shown} cannot be asked for its room"), "check the path")
-        }
-        Some(free @ ..0x1000_0000) => wrong(
-            "disk",
-            format!("only {} are free below {shown}", bytes(free)),
-            "free some room on that disk",
-        ),
-        Some(free @ ..0x1_0000_0000) => note(
-            "disk",
-            format!("{} are free below {shown}", bytes(free)),
-            "more room, or a volume on another disk",
-        ),
-        Some(free) => ok("disk", format!("{} are free below {shown}", bytes(free))),
-    }
-}
-
 fn volume(path: &Path) -> Check {
     let failed = |failure: Failure| {
         let why = failure.why.first().map(|why| format!(" ({why})")).unwrap_or_default();
@@ -278,7 +266,7 @@ fn volume(path: &Path) -> Check {
         Ok(dir) => dir,
         Err(failure) => return failed(failure),
     };
-    if let Err(failure) = crate::node::check_origin(&dir) {
+    if let Err(failure) = crate::origins::check_origin(&dir) {
         return failed(failure);
     }
     match dir.holder() {

@@ -5,22 +5,50 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::error::{Failure, Result};
-use crate::node;
+use crate::frozen::Reach;
 use crate::term::Term;
 use crate::volume_dir::{ORIGIN_INSIDE, VolumeDir};
+use crate::{node, origins};
 
 /// Makes an empty volume
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  covey format /srv/volume\n  covey format /ssd/volume --origin file:/big-disk/blobs      names and new bytes on the SSD, blobs on the big disk\n\n\
+    after_help = "Examples:\n  covey format /srv/volume\n  covey format /ssd/volume --origin file:/big-disk/blobs      names and new bytes on the SSD, blobs on the big disk\n  \
+    covey format /srv/volume --origin s3://bucket/prefix --region eu-central-1\n  \
+    covey format /srv/volume --origin s3://bucket/prefix --endpoint http://127.0.0.1:9000\n\n\
+    Keys come from the environment (AWS_ACCESS_KEY_ID, ...) or ~/.aws/credentials, at every mount; the volume keeps none.\n\
     A volume in memory needs no format: covey mount mem: MOUNTPOINT"
 )]
 pub struct Args {
     /// The volume's folder: empty, or not there yet
     volume: PathBuf,
-    /// Where blobs live for good: file:DIR, a folder of its own [default: inside the volume]
-    #[arg(long, value_name = "file:DIR|mem:")]
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Where a new volume's blobs live for good.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Place {
+    /// Where blobs live for good: file:DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX [default: inside the volume]
+    #[arg(long, value_name = "URL")]
     origin: Option<String>,
+    /// Where the object store is, when it is not the cloud's own: http://127.0.0.1:9000
+    #[arg(long, value_name = "URL", requires = "origin")]
+    endpoint: Option<String>,
+    /// The bucket's region
+    #[arg(long, requires = "origin")]
+    region: Option<String>,
+}
+
+impl Place {
+    fn reach(&self) -> Reach {
+        Reach { endpoint: self.endpoint.clone(), region: self.region.clone() }
+    }
+
+    /// Whether anything was said.
+    pub fn is_named(&self) -> bool {
+        self.origin.is_some()
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -33,7 +61,7 @@ struct Outcome {
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
-    let dir = format(&args.volume, args.origin.as_deref())?;
+    let dir = format(&args.volume, &args.place)?;
     let outcome = Outcome {
         volume: dir.path().to_owned(),
         id: dir.format().id.clone(),
@@ -46,15 +74,15 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
 }
 
 /// Makes a volume.
-pub fn format(path: &Path, origin: Option<&str>) -> Result<VolumeDir> {
+pub fn format(path: &Path, place: &Place) -> Result<VolumeDir> {
     if path == Path::new("mem:") {
         return Err(Failure::usage("a volume in memory needs no format").next("covey mount mem: MOUNTPOINT"));
     }
-    let origin = match origin {
-        None => ORIGIN_INSIDE.to_owned(),
-        Some(text) => node::absolute_origin(text)?,
+    let home = match &place.origin {
+        None => ORIGIN_INSIDE.into(),
+        Some(text) => origins::home_at(path, text, &place.reach())?,
     };
-    VolumeDir::create(path, &origin, node::fill).map_err(|failure| match failure.code.as_ref() {
+    VolumeDir::create(path, home, node::fill).map_err(|failure| match failure.code.as_ref() {
         "disk-full" => failure
             .map_next("a new volume takes 32 MiB for its log and a reserve: free some room on that disk"),
         _ => failure,

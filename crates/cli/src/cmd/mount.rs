@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use crate::daemon::{self, Plan, Transport};
 use crate::error::Result;
+use crate::frozen::Reach;
 use crate::node::Source;
-use crate::options::MountOptions;
+use crate::options::Lists;
+use crate::publish::Every;
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
 use crate::watch::Shown;
@@ -16,22 +18,36 @@ use crate::watch::Shown;
     "Examples:\n  covey mount /srv/volume /mnt/covey\n  covey mount -d -o ro,nosuid /srv/volume /mnt/covey\n  \
      covey mount mem: /mnt/scratch      a volume that lives in memory\n  \
      covey mount -o frozen /srv/volume /mnt/covey      one whose tree stays as it is while it is mounted\n  \
+     covey mount file:/srv/volume/blobs@nightly /mnt/n      a tree that was published, as it was then\n  \
      covey mount corpus:7,1000,64K /mnt/c   1,000 files of 64 KiB, derived from the seed 7, named by their SHA-256\n\nMount options:\n{}", crate::options::help()))]
 pub struct Args {
-    /// The volume's folder; mem: for one that lives in memory; corpus:SEED,N,SIZE for N random files of a seed, read-only
+    /// The volume's folder; ORIGIN@NAME for a published tree; mem: for a volume that lives in memory; corpus:SEED,N,SIZE for N
+    /// random files of a seed; the second and the last are read-only
     volume: PathBuf,
     /// An existing folder
     mountpoint: PathBuf,
     /// Stay in the background once it is mounted; messages go to VOLUME/covey.log
     #[arg(long, short = 'd')]
     background: bool,
-    /// Mount options, see below
-    #[arg(short = 'o', value_name = "OPTION,...")]
-    options: Vec<String>,
+    #[command(flatten)]
+    options: Lists,
     #[command(flatten)]
     transport: Transport,
     #[command(flatten)]
     shown: Shown,
+    #[command(flatten)]
+    every: Every,
+    /// Of a published tree: accept only what is signed by this key (64 hexadecimal digits)
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    #[command(flatten)]
+    reach: Reach,
+    /// Of a tree in an object store: where to keep what was fetched [default: covey/trees in the user's cache folder]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+    /// Look whether it could be mounted, and do not mount it
+    #[arg(long, hide = true)]
+    fake: bool,
     /// The descriptor on which a parent waits for news
     #[arg(long, hide = true)]
     ready_fd: Option<i32>,
@@ -41,17 +57,25 @@ pub struct Args {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     daemon::with_parent(args.ready_fd, |parent| {
         let source = match Source::by_word(&args.volume)? {
+            Some(Source::Published(tree)) => {
+                let tree = tree.accepting(args.key.as_deref())?;
+                Source::Published(tree.reached(&args.reach, args.cache.as_deref())?)
+            }
             Some(source) => source,
             None => Source::Folder(VolumeDir::open(&args.volume)?),
         };
         let plan = Plan {
             source,
             mountpoint: args.mountpoint.clone(),
-            options: MountOptions::parse(&args.options)?,
+            options: args.options.parse()?,
             transport: args.transport.clone(),
             status_line: false,
             shown: args.shown.clone(),
+            every: args.every.clone(),
         };
+        if args.fake {
+            return Ok(0);
+        }
         if args.background { daemon::in_background(&plan, term) } else { daemon::run(plan, parent, term) }
     })
 }

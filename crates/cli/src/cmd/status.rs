@@ -6,6 +6,7 @@ use fuse::mount::mounted_by_us;
 
 use crate::control::{self, Request};
 use crate::error::{Failure, Result};
+use crate::far;
 use crate::node::{Node, NodeOptions};
 use crate::status::{Kind, Status};
 use crate::table::{Pairs, bytes, count, span};
@@ -78,6 +79,11 @@ fn text(status: &Status) -> String {
         pairs.row("id", id);
     }
     pairs.row("origin", &status.origin);
+    if let Some(tree) = &status.tree {
+        pairs
+            .row("published", format!("as {} ({}), {}", tree.name, tree.sequence, tree.published))
+            .row("signed by", &tree.key);
+    }
     match &status.served {
         Some(served) => pairs
             .row("mounted on", format!("{} ({})", served.mountpoint.display(), status.mode.word()))
@@ -94,10 +100,15 @@ fn text(status: &Status) -> String {
         None => pairs.row("mounted on", "-"),
     };
     pairs.row("files", count(status.files)).row("bytes", bytes(status.bytes));
-    if status.kind() == Kind::Corpus {
+    if status.kind() == Kind::Tree {
+        pairs.row("stored", format!("{} in {} blobs", bytes(status.stored_bytes), count(status.blobs)));
+    } else if status.kind() == Kind::Corpus {
         pairs.row("stored", format!("{} in memory", bytes(status.stored_bytes)));
     } else {
         volume_rows(&mut pairs, status);
+    }
+    if let Some(far) = &status.far {
+        far::rows(&mut pairs, far);
     }
     pairs.row("memory", format!("{} (peak {})", bytes(status.memory_bytes), bytes(status.memory_peak_bytes)));
     if status.io_errors > 0 {

@@ -11,8 +11,13 @@ use fuse::mount::Mounted;
 use fuse::{Unmount, UnmountError};
 use serde::Serialize;
 
+use crate::cmd::clone::show;
+use crate::cmd::flush::{self, HAND_OVER};
+use crate::control::{self, Ear, Request};
 use crate::error::{Failure, Result};
+use crate::far::{self, Settled};
 use crate::mounts;
+use crate::node::{Node, NodeOptions};
 use crate::table::span;
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
@@ -23,7 +28,8 @@ const PASSING: Duration = Duration::from_secs(2);
 /// Unmounts a volume and waits until it is closed
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  covey umount /mnt/covey\n  covey umount --lazy /mnt/covey      detach now, end when its last user is gone"
+    after_help = "Examples:\n  covey umount /mnt/covey\n  covey umount --lazy /mnt/covey      detach now, end when its last user is gone\n  \
+    covey umount --flush /mnt/covey     only when everything is in the origin"
 )]
 pub struct Args {
     /// Where it is mounted (or the volume's folder)
@@ -34,9 +40,15 @@ pub struct Args {
     /// End it even if its daemon does not answer: requests under way fail, what it had not written down is lost
     #[arg(long, short)]
     force: bool,
+    /// Wait first until everything is in the origin; without it what is not uploaded yet stays on this disk for the next mount
+    #[arg(long, conflicts_with_all = ["lazy", "force"])]
+    flush: bool,
     /// How long to wait for the volume to be closed, in seconds
     #[arg(long, default_value_t = 120)]
     wait: u64,
+    /// Only if its daemon is gone: a mount that lives, or none, is let be and is no failure
+    #[arg(long, conflicts_with_all = ["force", "lazy"])]
+    stale: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -46,11 +58,18 @@ struct Outcome {
     was_dead: bool,
     closed: bool,
     seconds: f64,
+    not_uploaded_blobs: u64,
+    not_uploaded_bytes: u64,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let started = base::time::monotonic();
+    if args.stale && !is_stale(&args.mountpoint)? {
+        let outcome = serde_json::json!({ "mountpoint": args.mountpoint, "was_dead": false });
+        term.result(&outcome, || format!("There is no dead mount at {}.", args.mountpoint.display()));
+        return Ok(0);
+    }
     let mount = find(&args.mountpoint)?;
     let was_dead = !mount.answers();
     let how = match args {
@@ -59,24 +78,67 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         Args { lazy: true, .. } => Unmount::Lazy,
         _ => Unmount::Polite,
     };
+    if args.flush && !was_dead {
+        flush_mounted(&mount, term)?;
+    }
     detach(&mount.path, how)?;
     let closed = wait_closed(&mount, args, term)?;
+    if args.flush {
+        flush_rest(&mount, term)?;
+    }
+    let (not_uploaded_blobs, not_uploaded_bytes) = if closed { not_uploaded(&mount) } else { (0, 0) };
     let outcome = Outcome {
         mountpoint: mount.path.clone(),
         volume: mount.source.clone(),
         was_dead,
         closed,
         seconds: (base::time::monotonic() - started).as_secs_f64(),
+        not_uploaded_blobs,
+        not_uploaded_bytes,
     };
     term.result(&outcome, || {
         let place = outcome.mountpoint.display();
-        match (was_dead, closed) {
+        let done = match (was_dead, closed) {
             (true, _) => format!("Took away the dead mount at {place}."),
             (false, true) => format!("Unmounted {place}; the volume is closed ({}).", span(outcome.seconds)),
             (false, false) => format!("Detached {place}; the volume closes when its last user is gone."),
+        };
+        match not_uploaded_blobs {
+            0 => done,
+            blobs => format!("{done}\n{}.", far::not_uploaded(blobs, not_uploaded_bytes)),
         }
     });
     Ok(0)
+}
+
+/// Waits until all that was written is in the origin.
+fn flush_mounted(mount: &Mounted, term: Term) -> Result<()> {
+    fuse::mount::hand_over(&mount.path, HAND_OVER);
+    let mut progress = term.progress("flush");
+    let request = Request::Settle { seconds: None };
+    let ear = Ear::of_source(Path::new(&mount.source));
+    let _: Settled = control::ask(&ear, &request, &mut |tick| show(&mut progress, tick))?;
+    progress.done();
+    Ok(())
+}
+
+/// What was written between that and the end, or left by a daemon that died.
+fn flush_rest(mount: &Mounted, term: Term) -> Result<()> {
+    let Some(dir) = volume_dir(mount).filter(|dir| dir.not_uploaded().0 > 0) else { return Ok(()) };
+    let mut progress = term.progress("flush");
+    let node = Node::open(&dir, &NodeOptions::writing("flush"))?;
+    flush::closed(&node, None, &mut |tick| show(&mut progress, &tick))?;
+    progress.done();
+    Ok(())
+}
+
+fn volume_dir(mount: &Mounted) -> Option<VolumeDir> {
+    mounts::volume_of(mount).and_then(|path| VolumeDir::open(&path).ok())
+}
+
+/// Blobs and bytes that the origin does not have.
+fn not_uploaded(mount: &Mounted) -> (u64, u64) {
+    volume_dir(mount).map_or((0, 0), |dir| dir.not_uploaded())
 }
 
 /// Unmounts. Busy with nobody to be named is often a program that asked about every mount just now (df does): it is
@@ -119,6 +181,11 @@ fn find(path: &Path) -> Result<Mounted> {
     }
 }
 
+/// Whether what is mounted there is ours, and dead.
+fn is_stale(mountpoint: &Path) -> Result<bool> {
+    Ok(mounts::at(mountpoint)?.is_some_and(|mount| mounts::is_covey(&mount) && !mount.answers()))
+}
+
 /// An unmount that did not come about, in our words.
 pub fn refused(mountpoint: &Path, error: UnmountError) -> Failure {
     let place = mountpoint.display();
@@ -151,7 +218,7 @@ pub fn busy(mountpoint: &Path) -> Failure {
 }
 
 fn wait_closed(mount: &Mounted, args: &Args, term: Term) -> Result<bool> {
-    let Some(dir) = mounts::volume_of(mount).and_then(|path| VolumeDir::open(&path).ok()) else {
+    let Some(dir) = volume_dir(mount) else {
         return Ok(true); // in memory: nothing is left to be written down
     };
     let quick = Duration::from_millis(1_500);

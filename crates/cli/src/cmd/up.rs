@@ -7,7 +7,8 @@ use crate::daemon::{self, Plan, Transport};
 use crate::error::{Context, Failure, Result};
 use crate::mounts;
 use crate::node::Source;
-use crate::options::MountOptions;
+use crate::options::Lists;
+use crate::publish::Every;
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
 use crate::watch::Shown;
@@ -25,15 +26,13 @@ pub struct Args {
     /// The volume's folder, or mem: [default: ~/.local/share/covey/volume]
     #[arg(long)]
     volume: Option<PathBuf>,
-    /// Where a new volume keeps its blobs: file:DIR [default: inside the volume]
-    #[arg(long, value_name = "file:DIR")]
-    origin: Option<String>,
+    #[command(flatten)]
+    place: format::Place,
     /// Stay in the background once it is mounted
     #[arg(long, short = 'd')]
     background: bool,
-    /// Mount options, see covey mount --help
-    #[arg(short = 'o', value_name = "OPTION,...")]
-    options: Vec<String>,
+    #[command(flatten)]
+    options: Lists,
     #[command(flatten)]
     transport: Transport,
     #[command(flatten)]
@@ -53,29 +52,30 @@ fn default_mountpoint() -> Option<PathBuf> {
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
-    let options = MountOptions::parse(&args.options)?;
+    let options = args.options.parse()?;
     let no_home = |what: &str| Failure::usage(format!("there is no home folder to put the {what} in"));
     let mountpoint = args.mountpoint.clone().or_else(default_mountpoint);
     let mountpoint = mountpoint.ok_or_else(|| no_home("mountpoint").next("name one: covey up MOUNTPOINT"))?;
     let volume = args.volume.clone().or_else(default_volume);
     let volume = volume.ok_or_else(|| no_home("volume").next("name one: covey up --volume FOLDER"))?;
-    let source = source(&volume, args.origin.as_deref(), term)?;
+    let source = source(&volume, &args.place, term)?;
     // A mountpoint that is there, or a dead mount on it, is judged by the mount itself.
     if mountpoint.symlink_metadata().is_err() && mounts::at(&mountpoint)?.is_none() {
         std::fs::create_dir_all(&mountpoint).at("make the mountpoint", &mountpoint)?;
         term.say(format_args!("Made the mountpoint {}.", mountpoint.display()));
     }
     let (transport, shown) = (args.transport.clone(), args.shown.clone());
-    let plan = Plan { source, mountpoint, options, transport, status_line: true, shown };
+    let plan =
+        Plan { source, mountpoint, options, transport, status_line: true, shown, every: Every::never() };
     if args.background { daemon::in_background(&plan, term) } else { daemon::run(plan, None, term) }
 }
 
-fn source(volume: &Path, origin: Option<&str>, term: Term) -> Result<Source> {
+fn source(volume: &Path, place: &format::Place, term: Term) -> Result<Source> {
     if let Some(source) = Source::by_word(volume)? {
         return Ok(source);
     }
     if volume.join("covey.json").exists() {
-        if origin.is_some() {
+        if place.is_named() {
             return Err(Failure::usage(format!(
                 "{} is a volume already, and has its origin",
                 volume.display()
@@ -84,7 +84,7 @@ fn source(volume: &Path, origin: Option<&str>, term: Term) -> Result<Source> {
         }
         return Ok(Source::Folder(VolumeDir::open(volume)?));
     }
-    let dir = format::format(volume, origin)?;
+    let dir = format::format(volume, place)?;
     term.say(format_args!("Made the volume {}.", dir.path().display()));
     Ok(Source::Folder(dir))
 }

@@ -183,47 +183,54 @@ fn kind(full: &Path, meta: &Metadata) -> io::Result<Kind> {
 /// as it can: what was read is kept and the rest is noted.
 fn contents(full: &Path, meta: &Metadata, item: Item, feed: &Feed) -> std::result::Result<(), Hangup> {
     let open = fs::OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(full);
-    let file = match open {
-        Ok(file) => file,
+    let ranges = open.and_then(|file| Ok((data_of(&file, meta)?, file)));
+    let (ranges, file) = match ranges {
+        Ok(both) => both,
         Err(error) => {
             feed.skip(full, plain(&error));
             return Ok(());
         }
     };
     feed.send(Step::Item(item))?;
-    let mut at = 0;
-    let sparse = meta.blocks() * 512 < meta.size();
-    loop {
-        let range = match sparse {
-            true => {
-                sys::next_data(&file, at).map(|found| found.map(|(start, end)| (start, end.min(meta.size()))))
-            }
-            false => Ok((at < meta.size()).then_some((at, meta.size()))),
-        };
-        let outcome = match range {
-            Ok(None) => break,
-            Ok(Some((start, end))) if start >= end => break,
-            Ok(Some((start, end))) => pieces(&file, start, end, feed)?,
-            Err(error) => Err(error),
-        };
-        match outcome {
-            Ok(end) => at = end,
-            Err(error) => {
-                feed.skip(full, format!("could be read only in part: {}", plain(&error)));
-                break;
-            }
+    if ranges != [(0, meta.size())] {
+        feed.send(Step::Ranges(ranges.clone()))?;
+    }
+    for (start, len) in ranges {
+        if let Err(error) = pieces(&file, start, start + len, feed)? {
+            feed.skip(full, format!("could be read only in part: {}", plain(&error)));
+            break;
         }
     }
     feed.send(Step::End)
 }
 
-/// Hands on a range of data; answers where it ended. A file that shrank meanwhile ends early: the end is then as asked.
-fn pieces(file: &File, start: u64, end: u64, feed: &Feed) -> std::result::Result<io::Result<u64>, Hangup> {
+/// The ranges of a file that hold data: where each begins, and how many bytes.
+fn data_of(file: &File, meta: &Metadata) -> io::Result<Vec<(u64, u64)>> {
+    let size = meta.size();
+    if meta.blocks() * 512 >= size {
+        return Ok(vec![(0, size)]);
+    }
+    let mut ranges = Vec::new();
+    let mut at = 0;
+    while let Some((start, end)) = sys::next_data(file, at)? {
+        // A file that grows meanwhile is taken as it was.
+        let end = end.min(size);
+        if start >= end {
+            break;
+        }
+        ranges.push((start, end - start));
+        at = end;
+    }
+    Ok(ranges)
+}
+
+/// Hands on a range of data. A file that shrank meanwhile ends early.
+fn pieces(file: &File, start: u64, end: u64, feed: &Feed) -> std::result::Result<io::Result<()>, Hangup> {
     let mut at = start;
     while at < end {
         let mut buf = vec![0; (end - at).min(PIECE as u64) as usize];
         let got = match file.read_at(&mut buf, at) {
-            Ok(0) => return Ok(Ok(end)),
+            Ok(0) => break,
             Ok(got) => got,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Ok(Err(error)),
@@ -232,5 +239,5 @@ fn pieces(file: &File, start: u64, end: u64, feed: &Feed) -> std::result::Result
         feed.send(Step::Piece(at, buf))?;
         at += got as u64;
     }
-    Ok(Ok(end))
+    Ok(Ok(()))
 }

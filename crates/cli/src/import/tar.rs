@@ -118,6 +118,22 @@ fn unsigned(bytes: &[u8]) -> io::Result<u64> {
     u64::try_from(field(bytes)?).map_err(|_| damaged("a number in a header is negative"))
 }
 
+/// An attribute's name as it was: in a key `=` stands as `%3D`, and `%` as `%25`.
+fn unescaped(name: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(name.len());
+    let mut rest = name;
+    while let Some((&first, more)) = rest.split_first() {
+        let (byte, used) = match rest.get(..3) {
+            Some(b"%3D") => (b'=', 3),
+            Some(b"%25") => (b'%', 3),
+            _ => (first, 1),
+        };
+        plain.push(byte);
+        rest = if used == 1 { more } else { &rest[used..] };
+    }
+    plain
+}
+
 /// Up to the first NUL.
 fn text(bytes: &[u8]) -> &[u8] {
     bytes.split(|&byte| byte == 0).next().unwrap_or_default()
@@ -253,7 +269,7 @@ impl<R: Read> Reader<R> {
                 b"linkpath" => entry.link.clone_from(value),
                 key => {
                     if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
-                        entry.xattrs.push((name.to_vec(), value.clone()));
+                        entry.xattrs.push((unescaped(name), value.clone()));
                     }
                 }
             }

@@ -6,6 +6,8 @@ use fuse::Session;
 use fuse::watch::Histogram;
 
 use crate::backend::Backend;
+use crate::far::FarStatus;
+use crate::node::Node;
 
 /// Every metric: its name, its type, and what it says.
 pub const METRICS: &[(&str, &str, &str)] = &[
@@ -37,6 +39,36 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     ("covey_open_bytes", "gauge", "Bytes of packs that are not sealed yet."),
     ("covey_open_packs", "gauge", "Packs that are not sealed yet."),
     ("covey_sealed_packs", "gauge", "Sealed packs."),
+    ("covey_upload_pending_blobs", "gauge", "Blobs that a far origin does not have yet."),
+    ("covey_upload_pending_bytes", "gauge", "Their bytes."),
+    ("covey_upload_oldest_seconds", "gauge", "How long the oldest of them has waited."),
+    ("covey_upload_failing", "gauge", "1 while no upload succeeds."),
+    ("covey_upload_unreadable_blobs", "gauge", "Blobs to be uploaded that are damaged on this disk."),
+    ("covey_uploaded_blobs_total", "counter", "Blobs uploaded."),
+    ("covey_uploaded_bytes_total", "counter", "Their bytes."),
+    ("covey_upload_failures_total", "counter", "Attempts to upload that failed; each is repeated."),
+    ("covey_writers_waiting", "gauge", "Writers that wait because what is not uploaded fills the disk."),
+    ("covey_writes_refused_total", "counter", "Writes refused for that after waiting."),
+    ("covey_cache_size_bytes", "gauge", "What the cache of a far origin may take of this disk."),
+    ("covey_cache_bytes", "gauge", "What it takes."),
+    ("covey_cache_blobs", "gauge", "Blobs in it."),
+    ("covey_cache_pinned_bytes", "gauge", "Of its bytes, those that the origin does not have yet."),
+    ("covey_cache_reads_total", "counter", "Reads of a far origin's blobs, by where the bytes were."),
+    ("covey_cache_read_bytes_total", "counter", "Their bytes."),
+    ("covey_cache_fetches_total", "counter", "What was fetched from the origin: whole blobs, or parts."),
+    ("covey_cache_fetched_bytes_total", "counter", "Bytes of both."),
+    ("covey_cache_evicted_blobs_total", "counter", "Blobs that went to make room."),
+    ("covey_cache_evicted_bytes_total", "counter", "Their bytes."),
+    ("covey_cache_damaged_total", "counter", "Copies on this disk that were found damaged."),
+    ("covey_cache_off", "gauge", "1 while the disk fails and nothing more is kept."),
+    ("covey_origin_requests_total", "counter", "Requests to a far origin, by kind."),
+    ("covey_origin_retries_total", "counter", "Of these, sent again after a failure."),
+    ("covey_origin_errors_total", "counter", "Of these, failed."),
+    ("covey_origin_throttled_total", "counter", "Of these, refused because the store was busy."),
+    ("covey_origin_hedges_total", "counter", "Second GETs because the first took long."),
+    ("covey_origin_in_flight", "gauge", "Requests to the origin under way."),
+    ("covey_origin_received_bytes_total", "counter", "Bytes of bodies that came from the origin."),
+    ("covey_origin_sent_bytes_total", "counter", "Bytes of bodies that went to it."),
     ("process_cpu_seconds_total", "counter", "Processor time of the daemon, user and system."),
     ("process_resident_memory_bytes", "gauge", "Memory that the daemon holds."),
     ("process_virtual_memory_bytes", "gauge", "Address space of the daemon."),
@@ -95,6 +127,9 @@ pub fn render(node: &dyn Backend, session: &Session) -> String {
     page.value("covey_uptime_seconds", node.age().as_secs_f64());
     requests(&mut page, session);
     volume(&mut page, node);
+    if let Some(far) = node.node().and_then(Node::far) {
+        far_origin(&mut page, &far.status());
+    }
     process(&mut page);
     page.0
 }
@@ -135,6 +170,53 @@ fn volume(page: &mut Page, node: &dyn Backend) {
     ] {
         page.value(name, value);
     }
+}
+
+/// What only a far origin has; without one its metrics are absent.
+fn far_origin(page: &mut Page, far: &FarStatus) {
+    let FarStatus { uploads, cache, requests, .. } = far;
+    let failing = u64::from(uploads.trouble.is_some());
+    for (name, value) in [
+        ("covey_upload_pending_blobs", uploads.blobs),
+        ("covey_upload_pending_bytes", uploads.bytes),
+        ("covey_upload_oldest_seconds", uploads.oldest_seconds),
+        ("covey_upload_failing", failing),
+        ("covey_upload_unreadable_blobs", uploads.unreadable_blobs),
+        ("covey_uploaded_blobs_total", uploads.uploaded_blobs),
+        ("covey_uploaded_bytes_total", uploads.uploaded_bytes),
+        ("covey_upload_failures_total", uploads.failed_attempts),
+        ("covey_writers_waiting", uploads.writers_waiting),
+        ("covey_writes_refused_total", uploads.writes_refused),
+        ("covey_cache_size_bytes", cache.size_bytes),
+        ("covey_cache_bytes", cache.bytes),
+        ("covey_cache_blobs", cache.blobs),
+        ("covey_cache_pinned_bytes", cache.pinned_bytes),
+        ("covey_cache_fetched_bytes_total", cache.fetched_bytes),
+        ("covey_cache_evicted_blobs_total", cache.evicted_blobs),
+        ("covey_cache_evicted_bytes_total", cache.evicted_bytes),
+        ("covey_cache_damaged_total", cache.damaged),
+        ("covey_cache_off", u64::from(cache.off.is_some())),
+        ("covey_origin_retries_total", requests.retries),
+        ("covey_origin_errors_total", requests.errors),
+        ("covey_origin_throttled_total", requests.throttled),
+        ("covey_origin_hedges_total", requests.hedges),
+        ("covey_origin_in_flight", requests.in_flight),
+        ("covey_origin_received_bytes_total", requests.received_bytes),
+        ("covey_origin_sent_bytes_total", requests.sent_bytes),
+    ] {
+        page.value(name, value);
+    }
+    let reads = [
+        ("memory", cache.memory_reads, cache.memory_bytes),
+        ("disk", cache.disk_reads, cache.disk_bytes),
+        ("origin", cache.far_reads, cache.far_bytes),
+    ];
+    page.labelled("covey_cache_reads_total", "source", reads.map(|(source, count, _)| (source, count)));
+    page.labelled("covey_cache_read_bytes_total", "source", reads.map(|(source, _, bytes)| (source, bytes)));
+    let fetches = [("blob", cache.fetched_blobs), ("part", cache.fetched_parts)];
+    page.labelled("covey_cache_fetches_total", "kind", fetches);
+    let kinds = requests.by_kind.iter().map(|(kind, count)| (kind.as_str(), *count));
+    page.labelled("covey_origin_requests_total", "kind", kinds);
 }
 
 fn process(page: &mut Page) {

@@ -15,7 +15,7 @@ fn mknod(path: &Path, mode: u32, device: u64) {
     assert_eq!(unsafe { libc::mknod(name.as_ptr(), mode, device) }, 0, "{}", path.display());
 }
 
-fn set_xattr(path: &Path, name: &str, value: &str) {
+pub fn set_xattr(path: &Path, name: &str, value: &str) {
     let (path, name) = (CString::new(path.as_os_str().as_bytes()).unwrap(), CString::new(name).unwrap());
     // SAFETY: both texts end with NUL; `value` is readable for its length.
     let status =
@@ -24,7 +24,7 @@ fn set_xattr(path: &Path, name: &str, value: &str) {
 }
 
 /// One of everything.
-fn make(from: &Path) {
+pub fn make(from: &Path) {
     fs::create_dir_all(from.join("d/empty")).unwrap();
     fs::write(from.join("suid"), "#!/bin/true\n").unwrap();
     std::os::unix::fs::chown(from.join("suid"), Some(1234), Some(4321)).unwrap();
@@ -76,7 +76,7 @@ fn listing(folder: &Path, nanoseconds: bool) -> String {
     lines.join("\n")
 }
 
-fn same(from: &Path, to: &Path, nanoseconds: bool) {
+pub fn same(from: &Path, to: &Path, nanoseconds: bool) {
     assert_eq!(listing(from, nanoseconds), listing(to, nanoseconds));
     let mut diff = std::process::Command::new("diff");
     // Special files cannot be compared by reading them; the listing has compared them.

@@ -1,10 +1,16 @@
 //! The real program, as a user runs it: what it prints, how it exits, and that nothing stays mounted.
 
 mod benches;
+mod bundles;
 mod corpora;
 mod errors;
+mod exports;
 mod imports;
+mod logs;
 mod mounts;
 mod offline;
+mod publishing;
+mod settings;
+mod system;
 mod watching;
 mod world;

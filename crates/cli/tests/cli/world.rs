@@ -46,6 +46,8 @@ impl Done {
 pub fn covey<S: AsRef<OsStr>>(args: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_covey"));
     command.args(args).stdin(Stdio::null());
+    // What is configured on this machine is none of the tests' business.
+    command.env("COVEY_CONFIG", "").env_remove("COVEY_MOUNT_OPTIONS").env_remove("COVEY_LOG");
     command
 }
 

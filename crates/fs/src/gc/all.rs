@@ -80,6 +80,7 @@ impl Core {
         }
         self.packs.close_all();
         self.sweep_contents()?;
+        self.held_round(true)?;
         // Once to condemn what is empty now, once to delete it.
         self.sweep_round(false)?;
         self.sweep_round(false)?;

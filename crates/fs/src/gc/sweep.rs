@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use base::size::MIB;
 use base::{BlobId, PackNo, time};
+use blob::BlobError;
 use meta::PackRow;
 use meta::plan::{Op, Refusal};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -160,6 +161,7 @@ impl Core {
             self.compact_round()?;
             self.crowd_round()?;
             self.contents_round()?;
+            self.held_round(false)?;
         }
         Ok(())
     }
@@ -255,17 +257,25 @@ impl Core {
             waiting.discard.pop();
         }
         while let Some(&(pack, blob, size)) = waiting.condemned.last() {
-            self.delete_condemned(pack, blob, size)?;
+            if !self.delete_condemned(pack, blob, size)? {
+                break;
+            }
             waiting.condemned.pop();
         }
         Ok(())
     }
 
-    /// A condemned pack whose condemnation was flushed: its blob goes, unless another pack is the same blob; its row goes after it.
-    fn delete_condemned(&self, pack: PackNo, blob: BlobId, size: u32) -> Result<(), Error> {
+    /// A condemned pack whose condemnation was flushed: its blob goes, unless another pack is the same blob or a published tree holds it;
+    /// its row goes after it. False while a publication has to be waited for.
+    fn delete_condemned(&self, pack: PackNo, blob: BlobId, size: u32) -> Result<bool, Error> {
         let whole = self.blobs.write();
+        if self.publishing.is_paused() {
+            return Ok(false);
+        }
         let last = self.names.blob_packs(&blob)?.iter().all(|other| *other == pack);
-        if last {
+        let gone = last && !self.names.is_held(&blob)?;
+        if gone {
+            self.may_delete()?;
             self.parts.origin.remove(&blob)?;
         }
         self.run(&Op::ForgetPack { pack })?;
@@ -274,10 +284,16 @@ impl Core {
         self.table.drop(pack);
         if !last {
             self.garbage.twice(size, false);
-        } else {
+        } else if gone {
             self.counters.freed_bytes.add(u64::from(size));
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// An error when the origin is no longer this volume's.
+    pub(crate) fn may_delete(&self) -> Result<(), Error> {
+        let Some(asked) = &self.options.may_delete else { return Ok(()) };
+        asked().map_err(|why| Error::Blob(BlobError::Unavailable(why)))
     }
 
     /// The end of a volume: what is closed is sealed, what waits is done, everything is flushed.

@@ -27,10 +27,15 @@ impl Core {
     pub(crate) fn would_wait(&self, request: Waiting) -> bool {
         match request {
             Waiting::Read { ino, offset, len } => {
-                len >= STREAM_LEN || !self.options.near && self.read_is_far(ino, offset, len)
+                len >= STREAM_LEN
+                    || !self.options.names_near
+                    || !self.options.near && self.read_is_far(ino, offset, len)
             }
+            // Held back on the thread that received it, it would hold back reads too.
+            Waiting::Write => !self.options.gate.is_open(),
             Waiting::Sync => true,
             Waiting::Change => false,
+            Waiting::Look => !self.options.names_near,
         }
     }
 

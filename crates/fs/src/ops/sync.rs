@@ -1,9 +1,19 @@
 //! fsync(2) and its kin. One flush makes all that was committed before it survive, for all who wait.
+//!
+//! Where fsync is to mean the origin, what is open is sealed for it, and the origin is waited for. A pack that was closed this way may be
+//! small; what wrote it wanted that.
 
-use base::Ino;
+use std::time::Duration;
+
+use base::phase::{self, Phase};
+use base::{Ino, time};
+use blob::BlobError;
 
 use crate::errno::Error;
-use crate::volume::Core;
+use crate::volume::{Core, Fsync, Volume};
+
+/// Between two looks at what the last run left.
+const RESEALING: Duration = Duration::from_millis(20);
 
 impl Core {
     pub(crate) fn fsync(&self, _ino: Ino) -> Result<(), Error> {
@@ -14,6 +24,48 @@ impl Core {
         if self.options.read_only {
             return Ok(());
         }
-        self.flush()
+        self.flush()?;
+        match self.options.fsync {
+            Fsync::Here => Ok(()),
+            Fsync::Origin(patience) => self.settle(patience),
+        }
+    }
+
+    /// Seals everything that is open.
+    fn seal_now(&self, patience: Duration) -> Result<(), Error> {
+        let until = time::monotonic() + patience;
+        let packs = self.packs.close_and_name();
+        let mut sealed = packs.is_empty() || self.packs.wait_sealed(&packs, until);
+        // What the last run sealed and did not retire is handed to the origin once more, behind.
+        while sealed && !self.resealing.lock().is_empty() {
+            sealed = time::monotonic() < until && !self.stopping();
+            self.sweep.pause(RESEALING);
+        }
+        if sealed {
+            return Ok(());
+        }
+        let seconds = patience.as_secs();
+        Err(BlobError::Unavailable(format!("open packs could not be sealed within {seconds} s")).into())
+    }
+
+    fn settle(&self, patience: Duration) -> Result<(), Error> {
+        let began = time::monotonic();
+        let _phase = phase::enter(Phase::Origin);
+        self.seal_now(patience)?;
+        let waited = time::monotonic().saturating_duration_since(began);
+        Ok(self.parts.origin.settle(patience.saturating_sub(waited))?)
+    }
+}
+
+impl Volume {
+    /// Seals everything that is open now, so that all bytes written so far are blobs that were handed to the origin.
+    ///
+    /// # Errors
+    /// `Unavailable` when that takes longer than `patience`, or what could not be sealed.
+    pub fn seal_now(&self, patience: Duration) -> Result<(), Error> {
+        if self.core.options.read_only {
+            return Ok(());
+        }
+        self.core.seal_now(patience)
     }
 }

@@ -44,6 +44,7 @@ impl Core {
             return Ok(());
         }
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_MAX).ok_or(Errno::EFBIG)?;
+        self.options.gate.pass()?;
         self.admit(data.len() as u64)?;
         self.garbage.hold_back(|| self.sweep.wake());
         let record = self.file(ino)?;

@@ -37,8 +37,8 @@ pub(crate) const OWN_PACK_MIN: u32 = MIB as u32;
 const OWN_PACKS_MAX: usize = 32;
 /// A pack that nothing was added to for so long is sealed.
 const IDLE: Duration = Duration::from_secs(1);
-/// A pack under 1 MiB waits longer, because it would have to be merged with others later.
-const IDLE_SMALL: Duration = Duration::from_secs(5);
+/// A pack under 1 MiB waits longer, because it would have to be merged with others later. Where an option says nothing else:
+pub(crate) const IDLE_SMALL: Duration = Duration::from_secs(5);
 /// Writers wait (for a while) when so many closed packs await sealing.
 const CLOSED_MAX: usize = 48;
 
@@ -147,6 +147,7 @@ struct Shared {
     /// Packs closed and not yet sealed.
     closed: AtomicU32,
     started: Instant,
+    idle_small: Duration,
 }
 
 impl Shared {
@@ -167,13 +168,15 @@ impl Shared {
 pub(crate) struct Packs(Arc<Shared>);
 
 impl Packs {
-    pub(crate) fn new() -> Packs {
+    /// `idle_small`: a pack under 1 MiB is sealed after so long.
+    pub(crate) fn new(idle_small: Duration) -> Packs {
         Packs(Arc::new(Shared {
             state: Mutex::default(),
             work: Condvar::new(),
             room: Condvar::new(),
             closed: AtomicU32::new(0),
             started: time::monotonic(),
+            idle_small,
         }))
     }
 
@@ -287,7 +290,7 @@ impl Packs {
         let old = |pack: &Arc<OpenPack>| {
             let idle = now.saturating_sub(pack.last_ms.load(Ordering::Acquire));
             let small = u64::from(pack.given.load(Ordering::Acquire)) < MIB;
-            all || u128::from(idle) >= if small { IDLE_SMALL } else { IDLE }.as_millis()
+            all || u128::from(idle) >= if small { self.0.idle_small } else { IDLE }.as_millis()
         };
         let mut out: Vec<Arc<OpenPack>> = Vec::new();
         out.extend(state.shared.take_if(|pack| old(pack)));
@@ -373,6 +376,30 @@ impl Packs {
         let state = self.0.state.lock();
         let all = state.shared.iter().chain(&state.moved).chain(state.own.values()).chain(&state.closed);
         all.fold((state.sealing.len() as u64, 0), |(n, bytes), pack| (n + 1, bytes + u64::from(pack.len())))
+    }
+
+    /// Closes every open pack, and answers which are not sealed yet, those closed earlier among them.
+    pub(crate) fn close_and_name(&self) -> Vec<PackNo> {
+        let mut state = self.0.state.lock();
+        self.close_idle(&mut state, true);
+        state.woken = true;
+        self.0.work.notify_one();
+        state.closed.iter().map(|pack| pack.no).chain(state.sealing.iter().copied()).collect()
+    }
+
+    /// Waits until none of these packs is left to seal; false when that takes too long.
+    pub(crate) fn wait_sealed(&self, packs: &[PackNo], until: Instant) -> bool {
+        let mut state = self.0.state.lock();
+        loop {
+            let left =
+                |no: &PackNo| state.sealing.contains(no) || state.closed.iter().any(|pack| pack.no == *no);
+            if !packs.iter().any(left) {
+                return true;
+            }
+            if state.stop || self.0.room.wait_until(&mut state, until).timed_out() {
+                return false;
+            }
+        }
     }
 
     /// Whether nothing that was closed is left to seal.

@@ -64,7 +64,14 @@ impl Core {
     fn seal(&self, pack: &Arc<OpenPack>, may_move: bool) -> Result<(), Error> {
         let (no, len) = (pack.no, pack.len());
         let mut live = self.names.pack_live(no)?;
-        if may_move && live > 0 && live < u64::from(len / 2) && len > TOO_SMALL_TO_MOVE && self.may_copy() {
+        // What is being published speaks of packs as they are: they become blobs, however dead.
+        if may_move
+            && !self.publishing.is_paused()
+            && live > 0
+            && live < u64::from(len / 2)
+            && len > TOO_SMALL_TO_MOVE
+            && self.may_copy()
+        {
             match self.move_live(no) {
                 // It is sealed as it is.
                 Err(Error::Blob(_)) => {}
@@ -74,7 +81,7 @@ impl Core {
         }
         if live == 0 {
             match self.forget_open(no) {
-                // The same content was written again, meanwhile, and refers to it.
+                // The same content was written again, meanwhile, and refers to it; or it is being published.
                 Err(Error::Refused(Refusal::Busy)) => {}
                 done => return done,
             }
@@ -104,7 +111,13 @@ impl Core {
 
     /// An open pack that nothing refers to: its row goes now, its file after the next flush.
     pub(crate) fn forget_open(&self, no: PackNo) -> Result<(), Error> {
+        // With the lock, so that a publication that begins finds it gone or keeps it.
+        let shared = self.blobs.read();
+        if self.publishing.is_paused() {
+            return Err(Refusal::Busy.into());
+        }
         self.run(&Op::ForgetPack { pack: no })?;
+        drop(shared);
         self.sweep.forgotten.fetch_add(1, Ordering::AcqRel);
         self.table.drop(no);
         self.sweep.discard(no);

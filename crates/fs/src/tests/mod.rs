@@ -1,8 +1,10 @@
 //! The volume over memory: no kernel, no disk.
 
+mod ahead;
 mod collect;
 mod data;
 mod disk;
+mod far;
 mod faults;
 mod model;
 mod stress;

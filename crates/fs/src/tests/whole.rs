@@ -300,3 +300,17 @@ fn a_collection_frees_all_that_is_dead() {
     drop(v);
     assert_eq!(check(&world, Depth::Full), []);
 }
+
+/// A look at names that may come over a network is not made on the thread that answers the kernel.
+#[test]
+fn looks_wait_where_names_are_far() {
+    use crate::api::Waiting;
+    let world = World::new();
+    let near = world.open();
+    assert!(!near.would_wait(Waiting::Look));
+    near.close().unwrap();
+    let options = Options { frozen: true, names_near: false, ..world.options() };
+    let far = Volume::open(world.parts.clone(), options).unwrap();
+    assert!(far.would_wait(Waiting::Look));
+    assert!(far.would_wait(Waiting::Read { ino: Ino::ROOT, offset: 0, len: 1 }));
+}

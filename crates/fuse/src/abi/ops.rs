@@ -161,6 +161,7 @@ impl<'a> Op<'a> {
     pub fn waiting(&self, ino: Ino) -> Option<Waiting> {
         match *self {
             Op::Read { offset, len } => Some(Waiting::Read { ino, offset, len }),
+            Op::Write { .. } => Some(Waiting::Write),
             Op::Fsync { .. } | Op::Syncfs => Some(Waiting::Sync),
             Op::Setattr(_)
             | Op::Symlink { .. }
@@ -175,6 +176,12 @@ impl<'a> Op<'a> {
             | Op::Removexattr { .. }
             | Op::Fallocate { .. }
             | Op::CopyRange { .. } => Some(Waiting::Change),
+            Op::Lookup { .. }
+            | Op::Getattr
+            | Op::Readlink
+            | Op::Readdir { .. }
+            | Op::Getxattr { .. }
+            | Op::Listxattr { .. } => Some(Waiting::Look),
             _ => None,
         }
     }

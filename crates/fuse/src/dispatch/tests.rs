@@ -30,6 +30,7 @@ fn dispatcher(sink: &Arc<Kept>) -> Dispatcher {
         agreed: Agreed::default(),
         desk: Desk::start(Duration::from_secs(5), |_| ()).unwrap(),
         workers: Pool::new("test", 1),
+        writers: Pool::new("test", 1),
         seeker: Pool::new("test", 1),
         dirty: None,
         notifier: Notifier::start(Arc::clone(sink) as _).unwrap(),

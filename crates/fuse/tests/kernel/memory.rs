@@ -324,7 +324,9 @@ impl Filesystem for Memory {
                 self.state.lock().node(ino).is_ok_and(|node| node.trap == Trap::Stall)
             }
             Waiting::Sync => true,
+            Waiting::Write => false,
             Waiting::Change => self.changes_wait.load(Ordering::SeqCst),
+            Waiting::Look => false,
         }
     }
 

@@ -13,9 +13,10 @@ use parking_lot::RwLock;
 
 use super::{Final, resolve};
 use crate::key::{Key, KeyRange};
-use crate::store::{Commit, CommitError, MetaStore, Rows, StoreError, Value};
+use crate::store::{Commit, CommitError, MetaStore, Rows, Snapshot, StoreError, Value};
 
 /// A key's length, the key, the value.
+#[derive(Clone)]
 struct Row(Box<[u8]>);
 
 /// Of the key's length.
@@ -64,7 +65,7 @@ impl Ord for Row {
     }
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Table {
     rows: BTreeSet<Row>,
     bytes: u64,
@@ -145,6 +146,23 @@ impl MetaStore for Memory {
     }
 
     fn flush(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// A copy of every row: what else is in memory has no older version.
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, StoreError> {
+        Ok(Box::new(self.table.read().clone()))
+    }
+}
+
+impl Snapshot for Table {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        Ok(Table::get(self, key))
+    }
+
+    fn each(&self, range: &KeyRange, each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), StoreError> {
+        let mut rows = self.range(range).map(Row::split);
+        let _ = rows.all(|(key, value)| each(key, value));
         Ok(())
     }
 }

@@ -18,6 +18,7 @@
 //!   the database cannot grow, not when the log has taken what was left.
 
 mod errors;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 
@@ -31,7 +32,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 
 use super::resolve;
 use crate::key::{Key, KeyRange};
-use crate::store::{Commit, CommitError, MetaStore, Rows, StoreError, Value};
+use crate::store::{Commit, CommitError, MetaStore, Rows, Snapshot, StoreError, Value};
 use errors::Door;
 
 /// Says in the file's header whose database it is: "Covy".
@@ -77,6 +78,8 @@ pub struct Sqlite {
     /// Behind the readers, so that it is closed last: the last one to go moves SQLite's log into the database.
     writer: Mutex<Connection>,
     next_reader: AtomicUsize,
+    /// Snapshots that are being read: SQLite's log cannot begin anew while there are any.
+    snapshots: Arc<AtomicUsize>,
 }
 
 impl Sqlite {
@@ -105,6 +108,7 @@ impl Sqlite {
             writer: Mutex::new(writer),
             readers,
             next_reader: AtomicUsize::new(0),
+            snapshots: Arc::default(),
         })
     }
 
@@ -290,7 +294,9 @@ impl Sqlite {
             Ok(())
         };
         run().map_err(|error| self.error(error))?;
-        if wal_path(&self.path).metadata().is_ok_and(|meta| meta.len() > WAL_MAX) {
+        // It would wait for a snapshot in vain, and everybody for it.
+        let may_begin_anew = self.snapshots.load(Ordering::Acquire) == 0;
+        if may_begin_anew && wal_path(&self.path).metadata().is_ok_and(|meta| meta.len() > WAL_MAX) {
             let _quiet = self.quiet()?;
             truncate_wal(writer).map_err(|error| self.error(error))?;
         }
@@ -401,5 +407,9 @@ impl MetaStore for Sqlite {
 
     fn flush(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, StoreError> {
+        Ok(Box::new(snapshot::Moment::take(&self.path, self.snapshots.clone())?))
     }
 }

@@ -27,7 +27,7 @@ use crate::record::decode_i64;
 use crate::store::StoreError;
 
 /// Kinds of rows: one more than the highest tag.
-const KINDS: usize = tags::BLOB_PACK as usize + 1;
+const KINDS: usize = tags::HELD as usize + 1;
 /// Kinds whose keys go on with a number.
 const NUMBERED: [u8; 10] = [
     tags::INODE,

@@ -19,7 +19,7 @@ use super::{Shared, Stuck, flush::Depth, io_error, is_full};
 use crate::engine::Sqlite;
 use crate::engine::sqlite::Position;
 use crate::key::Key;
-use crate::store::{StoreError, Value};
+use crate::store::{MetaStore, Snapshot, StoreError, Value};
 
 /// How long a commit that would be refused waits for a drain under way, which may free what it needs.
 const EASED_WAIT: Duration = Duration::from_millis(500);
@@ -89,6 +89,19 @@ impl Shared {
     /// Everything committed before this call.
     pub(super) fn drain_all(&self) -> Result<(), StoreError> {
         let _one = self.draining.lock();
+        self.drain_everything()
+    }
+
+    /// Everything committed before this call, as the database then holds it. Between two drains its rows are exactly those up to its
+    /// log position; in the middle of one, on a full disk, they need not be.
+    pub(super) fn snapshot(&self) -> Result<Box<dyn Snapshot>, StoreError> {
+        let _one = self.draining.lock();
+        self.drain_everything()?;
+        self.sqlite.snapshot()
+    }
+
+    /// `draining` is held.
+    fn drain_everything(&self) -> Result<(), StoreError> {
         self.drain_generation()?;
         {
             let state = self.log.lock();

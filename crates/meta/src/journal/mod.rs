@@ -62,7 +62,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::engine::Sqlite;
 use crate::key::{Key, KeyRange};
-use crate::store::{Commit, CommitError, FreshData, MetaStore, Rows, StoreError, Value};
+use crate::store::{Commit, CommitError, FreshData, MetaStore, Rows, Snapshot, StoreError, Value};
 use absent::Absent;
 use disk::{Folder, LogDisk};
 use gate::Gate;
@@ -519,6 +519,12 @@ impl MetaStore for Journal {
 
     fn flush(&self) -> Result<(), StoreError> {
         self.shared.flush()
+    }
+
+    /// What is in the database once everything committed before has been brought in: durable, and a prefix of the commits.
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, StoreError> {
+        self.shared.alive()?;
+        self.shared.snapshot()
     }
 }
 

@@ -1,0 +1,516 @@
+//! The node's cache of an origin that is far away: an [`Origin`] over a folder on this node's disk and another origin.
+//!
+//! ```text
+//!                 adopt, put                                  read
+//!                     │                                         │
+//!                     ▼                                         ▼
+//!   VOLUME/blobs: a link to the sealed pack ◄── kept ──  disk, memory, one fetch for all who wait
+//!                     │                                         ▲
+//!                     └─► pending: uploaded by others ──► the far origin
+//! ```
+//!
+//! - **What is stored** is linked into the folder and noted as pending ([`pending::Pending`]); it is written once, and pinned here until the
+//!   origin has it.
+//! - **What is read** comes from the disk if it is there, and else from the origin, which is asked once however many want it ([`read`]).
+//!   What was fetched is kept on the disk within a budget ([`keep`]); which blobs stay is decided in [`crate::residency`].
+//! - **What is removed** goes here at once and in the origin in the background ([`removals`]).
+//! - **A copy is worth nothing when it fails.** A damaged one is dropped and fetched again; a disk that fails is left alone ([`health`]).
+//!   Only what the origin does not have yet is an error when it cannot be read.
+//!
+//! Lock order: the room that is made, a blob's turn, removals, the books, pending. No lock is held while the origin is asked.
+
+mod books;
+mod flights;
+mod health;
+mod keep;
+mod memory;
+pub mod pending;
+mod pool;
+mod read;
+mod removals;
+pub mod shelf;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use std::collections::HashSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::BlobId;
+use base::phase::{self, Phase};
+use base::size::{GIB, MIB};
+use blob::{BlobError, BlobFolder, BlobSource, Origin, Part, Records, Sums};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use books::Books;
+use flights::{Flights, Room};
+use health::Health;
+use memory::Memory;
+use pending::Pending;
+use pool::{Job, Pool};
+use read::Here;
+use removals::Removals;
+use shelf::Shelf;
+use stats::Counters;
+
+pub use health::Report;
+pub use stats::CacheStats;
+
+const TURNS: usize = 64;
+/// Of how many pinned blobs that cannot be read a line is written.
+const LINES: usize = 100;
+
+/// How a cache behaves.
+#[derive(Clone, Debug)]
+pub struct CacheOptions {
+    /// What blobs may take on the disk, in bytes; see [`default_budget`].
+    pub budget: u64,
+    /// What is left free on the disk, in bytes; see [`default_floor`].
+    pub floor: u64,
+    /// What parts of far blobs may take in memory, in bytes.
+    pub memory: usize,
+    /// What fetches that are under way may take in memory, in bytes. Who wants more waits.
+    pub in_flight: u64,
+    /// How many blobs are fetched at the same time because they may be wanted.
+    pub readers_ahead: usize,
+    /// A disk that failed is tried again after this.
+    pub look_again: Duration,
+    /// A deletion in the origin that failed may still be carried out for so long; what is stored again waits for that.
+    pub doubt: Duration,
+    /// The pause between two folders while the index is compared with the disk.
+    pub walk_pause: Duration,
+}
+
+impl Default for CacheOptions {
+    fn default() -> CacheOptions {
+        CacheOptions {
+            budget: 10 * GIB,
+            floor: GIB,
+            memory: 32 * MIB as usize,
+            in_flight: 64 * MIB,
+            readers_ahead: 16,
+            look_again: Duration::from_secs(60),
+            doubt: Duration::from_secs(5),
+            walk_pause: Duration::from_millis(20),
+        }
+    }
+}
+
+/// The budget of a cache on the disk that `dir` lies on, where none is given: four fifths of what is free now.
+///
+/// # Errors
+/// What the system says.
+pub fn default_budget(dir: &Path) -> io::Result<u64> {
+    Ok(shelf::space_at(dir)?.available / 5 * 4)
+}
+
+/// What a cache leaves free on the disk that `dir` lies on, where nothing is said: a twentieth, at least 1 GiB.
+///
+/// # Errors
+/// What the system says.
+pub fn default_floor(dir: &Path) -> io::Result<u64> {
+    Ok((shelf::space_at(dir)?.total / 20).max(GIB))
+}
+
+/// Says whether blobs may be deleted in the origin: it may have become somebody else's.
+pub type MayDelete = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// What a cache consists of.
+pub struct NodeParts {
+    /// The folder of blobs; made if it is absent.
+    pub folder: PathBuf,
+    /// The file that remembers what is in it; made if it is absent.
+    pub index: PathBuf,
+    /// Where blobs stay for good.
+    pub remote: Arc<dyn Origin>,
+    /// What is on its way there.
+    pub pending: Arc<dyn Pending>,
+    /// Asked before anything is deleted there, if anybody is to be asked: the error, a sentence, keeps it for now.
+    pub may_delete: Option<MayDelete>,
+    /// How it behaves.
+    pub options: CacheOptions,
+    /// Where lines for the operator go.
+    pub report: Report,
+}
+
+/// How much is to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evict {
+    /// All that is not pinned, also from memory.
+    All,
+    /// Until what is here takes no more than so many bytes.
+    To(u64),
+}
+
+/// What went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evicted {
+    /// Blobs.
+    pub blobs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What came of warming a blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Warmed {
+    /// It was here.
+    Here,
+    /// It was fetched: its size in bytes.
+    Fetched(u64),
+}
+
+/// True once, and a reason to stop waiting.
+#[derive(Default)]
+struct Flag {
+    is: Mutex<bool>,
+    set: Condvar,
+}
+
+impl Flag {
+    fn is(&self) -> bool {
+        *self.is.lock()
+    }
+
+    fn set(&self) {
+        *self.is.lock() = true;
+        self.set.notify_all();
+    }
+
+    /// Waits that long, or until it is set; whether it is.
+    fn wait(&self, time: Duration) -> bool {
+        let mut is = self.is.lock();
+        let until = base::time::monotonic() + time;
+        while !*is && !self.set.wait_until(&mut is, until).timed_out() {}
+        *is
+    }
+}
+
+/// Everything, shared with the cache's threads.
+struct Core {
+    shelf: Arc<dyn Shelf>,
+    remote: Arc<dyn Origin>,
+    pending: Arc<dyn Pending>,
+    may_delete: Option<MayDelete>,
+    options: CacheOptions,
+    books: Books,
+    memory: Mutex<Memory>,
+    flights: Arc<Flights>,
+    room: Arc<Room>,
+    pool: Pool,
+    removals: Removals,
+    health: Health,
+    counters: Counters,
+    turns: [Mutex<()>; TURNS],
+    /// The index was compared with the disk.
+    compared: AtomicBool,
+    /// The room that blobs will take which are just being written.
+    coming: AtomicU64,
+    /// Held while room is made for one more.
+    making_room: Mutex<()>,
+    /// Making room waits for its turn already.
+    tending: AtomicBool,
+    /// Pinned blobs of which it was said that they cannot be read.
+    told: Mutex<HashSet<BlobId>>,
+    closed: Flag,
+}
+
+impl Core {
+    fn turn(&self, id: &BlobId) -> MutexGuard<'_, ()> {
+        self.turns[usize::from(id.0[2]) % TURNS].lock()
+    }
+
+    fn is_compared(&self) -> bool {
+        self.compared.load(Ordering::Acquire)
+    }
+
+    /// A pinned blob cannot be read: says so, once.
+    fn tell(&self, id: &BlobId, line: impl FnOnce() -> String) {
+        let mut told = self.told.lock();
+        if told.len() < LINES && told.insert(*id) {
+            drop(told);
+            self.health.report(&line());
+        }
+    }
+
+    fn store(
+        self: &Arc<Core>,
+        id: &BlobId,
+        sums: &Sums,
+        put: impl FnOnce(&dyn Shelf) -> Result<(), BlobError>,
+    ) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Cache);
+        {
+            let _turn = self.turn(id);
+            let unwanted = self.removals.call_off(id, self.options.doubt);
+            self.books.want(id);
+            let noted = put(&*self.shelf).and_then(|()| self.pending.note(id, sums, &self.shelf.file(id)));
+            if let Err(error) = noted {
+                if unwanted {
+                    self.books.unwant(id);
+                    self.removals.add(self, id);
+                }
+                return Err(error);
+            }
+            self.books.insert(id, sums.size(), true);
+        }
+        self.counters.stored_blobs.add(1);
+        self.counters.stored_bytes.add(u64::from(sums.size()));
+        self.tend_later();
+        Ok(())
+    }
+
+    /// Has room made in the background if there is too little.
+    fn tend_later(self: &Arc<Core>) {
+        if self.is_crowded() && !self.tending.swap(true, Ordering::AcqRel) {
+            self.run_later(Job::Tend);
+        }
+    }
+
+    fn remove(self: &Arc<Core>, id: &BlobId) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Cache);
+        self.removals.has_room()?;
+        let _turn = self.turn(id);
+        self.pending.forget(id)?;
+        self.books.unwant(id);
+        self.removals.add(self, id);
+        self.shelf.remove(id)?;
+        self.books.remove(id);
+        let gone = self.memory.lock().forget(id);
+        drop(gone);
+        Ok(())
+    }
+
+    fn list(&self, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<(), BlobError> {
+        let pending = self.pending.list();
+        let mut known = HashSet::with_capacity(pending.len());
+        for (id, size) in pending {
+            if !self.removals.has(&id) && known.insert(id) && !each(id, size) {
+                return Ok(());
+            }
+        }
+        self.remote.list(&mut |id, size| known.contains(&id) || self.removals.has(&id) || each(id, size))
+    }
+
+    fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
+        if self.removals.has(id) {
+            return Ok(None);
+        }
+        if self.pending.is_pending(id)
+            && let Some(size) = self.shelf.size(id)?
+        {
+            return Ok(Some(size));
+        }
+        self.remote.size(id)
+    }
+
+    fn verify(self: &Arc<Core>, id: &BlobId) -> Result<(), BlobError> {
+        if self.removals.has(id) {
+            return Err(BlobError::Missing(*id));
+        }
+        let here = self.here(id, || self.shelf.verify(id))?;
+        if matches!(here, Here::Done(())) && self.pending.is_pending(id) {
+            return Ok(());
+        }
+        self.remote.verify(id)
+    }
+}
+
+/// The node's cache of a far origin. See the [module](self).
+pub struct NodeCache {
+    core: Arc<Core>,
+}
+
+impl NodeCache {
+    /// Opens the cache, as it was left. It may be used at once; what the index says is compared with the disk in the background.
+    ///
+    /// # Errors
+    /// The folder can neither be opened nor made. A disk that cannot be written is none: nothing is kept on it then.
+    pub fn open(parts: NodeParts) -> io::Result<NodeCache> {
+        let folder = BlobFolder::create(&parts.folder)?;
+        // What a crash left half-way in is no reason not to open.
+        let _ = folder.sweep();
+        Ok(NodeCache::over(Arc::new(folder), parts))
+    }
+
+    fn over(shelf: Arc<dyn Shelf>, parts: NodeParts) -> NodeCache {
+        let NodeParts { index, remote, pending, may_delete, options, report, .. } = parts;
+        let (books, opened) = Books::open(&index, options.budget);
+        let health = Health::new(report, options.look_again);
+        if let Err(error) = opened {
+            health.failed(&error.into());
+        }
+        let core = Arc::new(Core {
+            shelf,
+            remote,
+            pending,
+            may_delete,
+            books,
+            memory: Mutex::new(Memory::new(options.memory)),
+            flights: Arc::default(),
+            room: Room::new(options.in_flight),
+            pool: Pool::new(options.readers_ahead),
+            removals: Removals::default(),
+            health,
+            counters: Counters::default(),
+            turns: std::array::from_fn(|_| Mutex::new(())),
+            compared: AtomicBool::new(false),
+            coming: AtomicU64::new(0),
+            making_room: Mutex::new(()),
+            tending: AtomicBool::new(false),
+            told: Mutex::default(),
+            closed: Flag::default(),
+            options,
+        });
+        // What waited to be deleted when this was last closed, unless it was stored again.
+        for id in core.books.unwanted() {
+            match core.pending.is_pending(&id) {
+                true => core.books.want(&id),
+                false => core.removals.add(&core, &id),
+            }
+        }
+        let walker = Arc::clone(&core);
+        // Without a thread, the folder is looked at before the origin for as long as this is open.
+        let _ = base::thread::spawn("covey-compare", move || walker.walk());
+        NodeCache { core }
+    }
+
+    /// Its figures.
+    pub fn stats(&self) -> CacheStats {
+        self.core.stats()
+    }
+
+    /// The bytes of blobs here that could go at once, because the origin has them.
+    pub fn reclaimable(&self) -> u64 {
+        let (_, bytes, _) = self.core.books.totals();
+        let pinned = self.core.pending.pinned();
+        // Each with the most that `charge` adds.
+        bytes.saturating_sub(pinned.bytes + pinned.blobs * 8192)
+    }
+
+    /// To be called when others fill the disk: makes room in the background, if there is too little.
+    pub fn make_room(&self) {
+        self.core.tend_later();
+    }
+
+    /// Lets go of blobs that are not pinned.
+    pub fn evict(&self, what: Evict) -> Evicted {
+        self.core.evict(what)
+    }
+
+    /// Brings a blob here.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    pub fn warm(&self, id: &BlobId) -> Result<Warmed, BlobError> {
+        self.core.warm(id)
+    }
+
+    /// Ends the cache's threads: what has arrived is still put away, hints are dropped, and what waits to be deleted in the origin is left for
+    /// the next time. The second call does nothing.
+    pub fn close(&self) {
+        self.core.closed.set();
+        self.core.pool.close();
+        self.core.removals.close();
+        self.core.books.close();
+    }
+}
+
+impl Drop for NodeCache {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl BlobSource for NodeCache {
+    fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        self.core.read(id, offset, buf)
+    }
+
+    /// Whether all of it is on this node.
+    fn is_near(&self, id: &BlobId) -> bool {
+        self.core.is_near(id)
+    }
+
+    fn will_need(&self, id: &BlobId) {
+        self.core.will_need(id);
+    }
+}
+
+impl Records for NodeCache {
+    fn record(&self, name: &str) -> Result<Option<Vec<u8>>, BlobError> {
+        self.core.remote.record(name)
+    }
+
+    fn put_record(&self, name: &str, bytes: &[u8]) -> Result<(), BlobError> {
+        self.core.remote.put_record(name, bytes)
+    }
+
+    fn create_record(&self, name: &str, bytes: &[u8]) -> Result<bool, BlobError> {
+        self.core.remote.create_record(name, bytes)
+    }
+
+    fn remove_record(&self, name: &str) -> Result<(), BlobError> {
+        self.core.remote.remove_record(name)
+    }
+
+    fn records(&self, folder: &str) -> Result<Vec<String>, BlobError> {
+        self.core.remote.records(folder)
+    }
+}
+
+impl Origin for NodeCache {
+    fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
+        self.core.store(id, sums, |shelf| shelf.adopt(id, sums, file))
+    }
+
+    fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        self.core.store(id, sums, |shelf| shelf.put(id, sums, bytes))
+    }
+
+    fn sync(&self) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Cache);
+        self.core.books.sync()?;
+        self.core.shelf.sync()?;
+        self.core.pending.sync()
+    }
+
+    fn settle(&self, patience: Duration) -> Result<(), BlobError> {
+        self.core.pending.settle(patience)?;
+        self.core.remote.settle(patience)
+    }
+
+    fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.core.remove(id)
+    }
+
+    fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
+        self.core.size(id)
+    }
+
+    fn list(&self, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<(), BlobError> {
+        self.core.list(each)
+    }
+
+    /// The copy here and the one in the origin: a copy here that is damaged is dropped, and no error.
+    fn verify(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.core.verify(id)
+    }
+
+    fn fetch(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
+        self.core.fetch(id)
+    }
+
+    fn fetch_part(&self, id: &BlobId, offset: u32, len: u32) -> Result<Part, BlobError> {
+        self.core.fetch_part(id, offset, len)
+    }
+
+    fn describe(&self) -> String {
+        self.core.remote.describe()
+    }
+}

@@ -1,0 +1,165 @@
+//! One fetch for all who want the same: flights, and the room for what they bring.
+//!
+//! Who asks first is the pilot and fetches; who asks for the same before it has landed is a passenger and gets what the pilot got, also an
+//! error. A flight that failed is over at once, so the next to ask tries again. One that brought a blob is over when the blob is on the
+//! disk: until then whoever asks gets it from memory.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use base::BlobId;
+use blob::{BlobError, Part};
+use parking_lot::{Condvar, Mutex};
+
+/// A blob, and the group with which the part begins; none for all of it.
+pub(super) type Key = (BlobId, Option<u32>);
+
+/// What several get.
+pub(super) type Outcome = Result<Arc<Part>, BlobError>;
+
+/// An error for one more who waited for it.
+pub(super) fn same(error: &BlobError) -> BlobError {
+    match error {
+        BlobError::Missing(id) => BlobError::Missing(*id),
+        BlobError::Damaged { id, what } => BlobError::Damaged { id: *id, what: what.clone() },
+        BlobError::Full => BlobError::Full,
+        BlobError::Unavailable(what) => BlobError::Unavailable(what.clone()),
+        BlobError::Io(error) => BlobError::Io(match error.raw_os_error() {
+            Some(code) => io::Error::from_raw_os_error(code),
+            None => io::Error::new(error.kind(), error.to_string()),
+        }),
+    }
+}
+
+/// A fetch that is under way or has just ended.
+#[derive(Default)]
+pub(super) struct Flight {
+    outcome: Mutex<Option<Outcome>>,
+    landed: Condvar,
+}
+
+impl Flight {
+    /// Waits for what it brings.
+    pub(super) fn wait(&self) -> Outcome {
+        let mut outcome = self.outcome.lock();
+        loop {
+            match &*outcome {
+                Some(Ok(part)) => return Ok(Arc::clone(part)),
+                Some(Err(error)) => return Err(same(error)),
+                None => self.landed.wait(&mut outcome),
+            }
+        }
+    }
+}
+
+/// All that are in the air.
+#[derive(Default)]
+pub(super) struct Flights(Mutex<HashMap<Key, Arc<Flight>>>);
+
+/// How one comes to what one wants.
+pub(super) enum Seat {
+    Pilot(Pilot),
+    Passenger(Arc<Flight>),
+}
+
+impl Flights {
+    /// The flight for this, if there is one.
+    pub(super) fn find(&self, key: &Key) -> Option<Arc<Flight>> {
+        self.0.lock().get(key).cloned()
+    }
+
+    /// Joins it, or begins it.
+    pub(super) fn board(self: &Arc<Flights>, key: Key) -> Seat {
+        let mut all = self.0.lock();
+        if let Some(flight) = all.get(&key) {
+            return Seat::Passenger(Arc::clone(flight));
+        }
+        let flight = Arc::new(Flight::default());
+        all.insert(key, Arc::clone(&flight));
+        Seat::Pilot(Pilot { flights: Arc::clone(self), key, flight, landed: false })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.lock().len()
+    }
+}
+
+/// Who has to land a flight. It is over when this is dropped.
+pub(super) struct Pilot {
+    flights: Arc<Flights>,
+    key: Key,
+    flight: Arc<Flight>,
+    landed: bool,
+}
+
+impl Pilot {
+    /// All who wait get this.
+    pub(super) fn land(&mut self, outcome: Outcome) {
+        self.landed = true;
+        *self.flight.outcome.lock() = Some(outcome);
+        self.flight.landed.notify_all();
+    }
+}
+
+impl Drop for Pilot {
+    fn drop(&mut self) {
+        self.flights.0.lock().remove(&self.key);
+        if !self.landed {
+            let what = format!("the fetch of blob {} was given up", self.key.0);
+            self.land(Err(BlobError::Unavailable(what)));
+        }
+    }
+}
+
+/// A number of bytes of which each fetch takes some and gives them back.
+pub(super) struct Room {
+    most: u64,
+    used: Mutex<u64>,
+    freed: Condvar,
+}
+
+impl Room {
+    pub(super) fn new(most: u64) -> Arc<Room> {
+        Arc::new(Room { most, used: Mutex::new(0), freed: Condvar::new() })
+    }
+
+    /// Waits for room. What is fetched only because it may be wanted leaves a quarter to those who wait for theirs.
+    pub(super) fn take(self: &Arc<Room>, bytes: u64, hint: bool) -> Permit {
+        let most = if hint { self.most / 4 * 3 } else { self.most };
+        let mut used = self.used.lock();
+        // Also what is larger than all the room gets its turn, alone.
+        while *used > 0 && *used + bytes > most {
+            self.freed.wait(&mut used);
+        }
+        *used += bytes;
+        Permit { room: Arc::clone(self), bytes }
+    }
+
+    pub(super) fn used(&self) -> u64 {
+        *self.used.lock()
+    }
+}
+
+/// Bytes of a room, until dropped.
+pub(super) struct Permit {
+    room: Arc<Room>,
+    bytes: u64,
+}
+
+impl Permit {
+    /// Gives back what turned out not to be needed.
+    pub(super) fn shrink(&mut self, bytes: u64) {
+        let surplus = self.bytes.saturating_sub(bytes);
+        self.bytes -= surplus;
+        *self.room.used.lock() -= surplus;
+        self.room.freed.notify_all();
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        *self.room.used.lock() -= self.bytes;
+        self.room.freed.notify_all();
+    }
+}

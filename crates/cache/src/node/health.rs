@@ -1,0 +1,106 @@
+//! Whether the cache's disk can be used.
+//!
+//! A disk that fails turns caching off: with one line, and reads go on from the origin. It is tried again from time to time, and when it works
+//! again that is one line too. A full disk and one that became read-only are still read from; one that gives errors is not, except
+//! for what only it has.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use blob::BlobError;
+use parking_lot::Mutex;
+
+/// Where lines for the operator go.
+pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// See the module.
+pub(super) struct Health {
+    report: Report,
+    again: Duration,
+    /// Whether `off` is something.
+    is_off: AtomicBool,
+    off: Mutex<Option<Off>>,
+}
+
+struct Off {
+    why: String,
+    readable: bool,
+    look: Instant,
+}
+
+impl Health {
+    pub(super) fn new(report: Report, again: Duration) -> Health {
+        Health { report, again, is_off: AtomicBool::new(false), off: Mutex::new(None) }
+    }
+
+    /// Whether blobs may be kept. If they may not, and it is time to look again, `probe` is asked.
+    pub(super) fn may_write(&self, probe: impl FnOnce() -> io::Result<()>) -> bool {
+        if !self.is_off.load(Ordering::Acquire) {
+            return true;
+        }
+        let now = base::time::monotonic();
+        match &mut *self.off.lock() {
+            Some(off) if now < off.look => return false,
+            Some(off) => off.look = now + self.again,
+            None => return true,
+        }
+        if probe().is_err() {
+            return false;
+        }
+        if self.off.lock().take().is_some() {
+            self.is_off.store(false, Ordering::Release);
+            (self.report)("the cache's disk works again: what is read is kept on it");
+        }
+        true
+    }
+
+    /// Whether nothing is kept at present.
+    pub(super) fn is_off(&self) -> bool {
+        self.is_off.load(Ordering::Acquire)
+    }
+
+    /// Whether what is on the disk may be read.
+    pub(super) fn may_read(&self) -> bool {
+        !self.is_off.load(Ordering::Acquire) || self.off.lock().as_ref().is_none_or(|off| off.readable)
+    }
+
+    /// Something was written, and that failed.
+    pub(super) fn failed(&self, error: &BlobError) {
+        let readable = match error {
+            BlobError::Full => true,
+            BlobError::Io(error) => error.kind() == io::ErrorKind::ReadOnlyFilesystem,
+            _ => false,
+        };
+        let mut off = self.off.lock();
+        if off.is_some() {
+            return;
+        }
+        let why = error.to_string();
+        let line = format!(
+            "the cache's disk fails ({why}): nothing more is kept on it, and reads go on from the origin; it is tried again every {}",
+            in_words(self.again)
+        );
+        *off = Some(Off { why, readable, look: base::time::monotonic() + self.again });
+        self.is_off.store(true, Ordering::Release);
+        drop(off);
+        (self.report)(&line);
+    }
+
+    /// Why caching is off, if it is.
+    pub(super) fn why_off(&self) -> Option<String> {
+        self.off.lock().as_ref().map(|off| off.why.clone())
+    }
+
+    pub(super) fn report(&self, line: &str) {
+        (self.report)(line);
+    }
+}
+
+fn in_words(time: Duration) -> String {
+    match time.as_secs() {
+        60 => "minute".to_owned(),
+        seconds => format!("{seconds} s"),
+    }
+}

@@ -1,0 +1,368 @@
+//! How a read finds its bytes: the disk, memory, the origin.
+//!
+//! A small read of a blob that is far and was not asked for lately fetches only the groups around it: whoever opens one small file in a pack of
+//! four mebibytes does not wait for all of them. The second time, and for a large read at once, the whole blob is fetched, given
+//! to all who wait, and put on the disk afterwards.
+//!
+//! Bytes from the disk are checked by the folder, those from the origin by whoever fetched them against the name and here against
+//! their own sums, so that nothing is put on the disk that would not be read from it again.
+
+use std::fs;
+use std::io;
+use std::sync::Arc;
+
+use base::BlobId;
+use base::phase::{self, Phase};
+use base::size::{BLOB_MAX, GROUP, KIB};
+use blob::folder::past_end;
+use blob::{BlobError, Part, Sums};
+
+use super::flights::{Flight, Outcome, Seat, same};
+use super::memory::{self, is_whole};
+use super::pool::{Job, Landed};
+use super::{Core, Warmed};
+
+/// Reads up to this many bytes may be answered by a part of a blob.
+const SMALL: usize = 128 * KIB as usize;
+
+/// What came of looking on the disk.
+pub(super) enum Here<T> {
+    Done(T),
+    /// Another copy has to be had.
+    Elsewhere,
+}
+
+impl Core {
+    pub(super) fn read(self: &Arc<Core>, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        let here = self.here(id, || self.shelf.read_at(id, offset, buf))?;
+        if let Here::Done(()) = here {
+            self.counters.disk_reads.add(1);
+            self.counters.disk_bytes.add(buf.len() as u64);
+            return Ok(());
+        }
+        let _phase = phase::enter(Phase::Origin);
+        self.is_wanted(id)?;
+        if buf.is_empty() {
+            return self.read_nothing(id, offset);
+        }
+        let held = self.memory.lock().get(id);
+        if let Some(part) = held
+            && memory::copy(id, &part, offset, buf)?.is_some()
+        {
+            self.counters.memory_reads.add(1);
+            self.counters.memory_bytes.add(buf.len() as u64);
+            return Ok(());
+        }
+        self.counters.far_reads.add(1);
+        if buf.len() <= SMALL
+            && let Some(part) = self.part(id, offset, buf.len() as u32)
+            && memory::copy(id, &*part?, offset, buf)?.is_some()
+        {
+            self.counters.far_bytes.add(buf.len() as u64);
+            return Ok(());
+        }
+        let whole = self.whole(id, false)?;
+        memory::copy(id, &whole, offset, buf)?.ok_or_else(|| not_whole(id))?;
+        self.counters.far_bytes.add(buf.len() as u64);
+        Ok(())
+    }
+
+    fn read_nothing(&self, id: &BlobId, offset: u32) -> Result<(), BlobError> {
+        match self.remote.size(id)? {
+            None => Err(BlobError::Missing(*id)),
+            Some(size) if u64::from(offset) > size => Err(past_end(id, size as u32)),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// What is to be deleted in the origin may still be there.
+    fn is_wanted(&self, id: &BlobId) -> Result<(), BlobError> {
+        if self.removals.has(id) { Err(BlobError::Missing(*id)) } else { Ok(()) }
+    }
+
+    /// Tries the disk, if the blob may be there. What only the disk has is an error if it cannot be read.
+    pub(super) fn here<T>(
+        self: &Arc<Core>,
+        id: &BlobId,
+        mut look: impl FnMut() -> Result<T, BlobError>,
+    ) -> Result<Here<T>, BlobError> {
+        let known = self.books.touch(id);
+        let readable = self.health.may_read() && (known || !self.is_compared());
+        if !readable && !self.pending.is_pending(id) {
+            return Ok(Here::Elsewhere);
+        }
+        let _phase = phase::enter(Phase::Cache);
+        let error = match look() {
+            Ok(found) => return Ok(Here::Done(found)),
+            Err(error) => error,
+        };
+        match &error {
+            BlobError::Io(io) if io.kind() == io::ErrorKind::InvalidInput => return Err(error),
+            BlobError::Missing(_) if !self.pending.is_pending(id) => self.forget_if_lost(id),
+            BlobError::Missing(_) => {
+                if self.link_again(id).is_ok() {
+                    return look().map(Here::Done);
+                }
+                return Err(error);
+            }
+            _ if self.pending.is_pending(id) => {
+                self.counters.damaged.add(1);
+                self.tell(id, || format!("a blob that the origin does not have yet cannot be read from this node's disk, and there is no other copy: {error}; covey fsck names the files that lose it"));
+                return Err(error);
+            }
+            BlobError::Damaged { .. } => self.drop_copy(id),
+            BlobError::Io(io) if io.raw_os_error() == Some(libc::EIO) => self.drop_copy(id),
+            _ => {}
+        }
+        Ok(Here::Elsewhere)
+    }
+
+    /// A copy that cannot be used goes; another is fetched.
+    pub(super) fn drop_copy(&self, id: &BlobId) {
+        let _turn = self.turn(id);
+        if self.pending.is_pending(id) {
+            return;
+        }
+        self.counters.damaged.add(1);
+        if let Err(error) = self.shelf.remove(id) {
+            self.health.failed(&error);
+        }
+        self.books.remove(id);
+    }
+
+    /// A blob that should be on the disk is perhaps not.
+    pub(super) fn forget_if_lost(&self, id: &BlobId) {
+        let _turn = self.turn(id);
+        if matches!(self.shelf.size(id), Ok(None)) {
+            self.books.remove(id);
+        }
+    }
+
+    /// A power cut took a name from the folder that the note of the upload still has.
+    fn link_again(&self, id: &BlobId) -> Result<(), BlobError> {
+        let _turn = self.turn(id);
+        let file = self.pending.file(id).ok_or(BlobError::Missing(*id))?;
+        let bytes = fs::read(&file)?;
+        if bytes.len() as u64 > u64::from(BLOB_MAX) {
+            return Err(BlobError::Missing(*id));
+        }
+        let sums = Sums::of(&bytes);
+        self.shelf.adopt(id, &sums, &file)?;
+        self.books.insert(id, sums.size(), true);
+        Ok(())
+    }
+
+    /// A part of a far blob, if a part is what should be fetched.
+    fn part(self: &Arc<Core>, id: &BlobId, offset: u32, len: u32) -> Option<Outcome> {
+        let end = u64::from(offset) + u64::from(len);
+        if end > u64::from(BLOB_MAX) || self.flights.find(&(*id, None)).is_some() {
+            return None;
+        }
+        let key = (*id, Some(offset / GROUP));
+        if let Some(flight) = self.flights.find(&key) {
+            return self.join(&flight);
+        }
+        if self.memory.lock().ask(id) {
+            return None;
+        }
+        let mut pilot = match self.flights.board(key) {
+            Seat::Pilot(pilot) => pilot,
+            Seat::Passenger(flight) => return self.join(&flight),
+        };
+        let mut permit = self.room.take(u64::from(len.next_multiple_of(GROUP) + GROUP), false);
+        self.counters.part_fetches.add(1);
+        let fetched = self.remote.fetch_part(id, offset, len).and_then(|part| self.arrived(id, part));
+        let part = match fetched {
+            Ok(part) => part,
+            Err(error) => {
+                self.counters.failed_fetches.add(1);
+                pilot.land(Err(same(&error)));
+                return Some(Err(error));
+            }
+        };
+        permit.shrink(part.bytes.len() as u64);
+        if is_whole(&part) {
+            pilot.land(Ok(Arc::clone(&part)));
+            self.put_away(Landed { id: *id, part: Arc::clone(&part), _pilot: pilot, _permit: permit });
+        } else {
+            let gone = self.memory.lock().keep(id, Arc::clone(&part));
+            drop(gone);
+            pilot.land(Ok(Arc::clone(&part)));
+        }
+        Some(Ok(part))
+    }
+
+    /// Waits for a part that another asked for. That his range was none says nothing about this one.
+    fn join(&self, flight: &Flight) -> Option<Outcome> {
+        self.counters.shared_fetches.add(1);
+        let none = |error: &io::Error| error.kind() == io::ErrorKind::InvalidInput;
+        Some(flight.wait()).filter(|got| !matches!(got, Err(BlobError::Io(error)) if none(error)))
+    }
+
+    /// All of a far blob; `hint` when nobody waits for it yet.
+    pub(super) fn whole(self: &Arc<Core>, id: &BlobId, hint: bool) -> Outcome {
+        let mut pilot = match self.flights.board((*id, None)) {
+            Seat::Pilot(pilot) => pilot,
+            Seat::Passenger(flight) => {
+                self.counters.shared_fetches.add(1);
+                return flight.wait();
+            }
+        };
+        // It may have come between the look on the disk and now.
+        if let Ok(Some((sums, bytes))) = self.whole_here(id) {
+            let part = Arc::new(Part { sums, offset: 0, bytes });
+            pilot.land(Ok(Arc::clone(&part)));
+            return Ok(part);
+        }
+        let mut permit = self.room.take(u64::from(BLOB_MAX), hint);
+        self.counters.whole_fetches.add(1);
+        let fetched = self.remote.fetch(id);
+        let fetched = fetched.and_then(|(sums, bytes)| self.arrived(id, Part { sums, offset: 0, bytes }));
+        match fetched {
+            Ok(part) if is_whole(&part) => {
+                permit.shrink(part.bytes.len() as u64);
+                pilot.land(Ok(Arc::clone(&part)));
+                self.put_away(Landed { id: *id, part: Arc::clone(&part), _pilot: pilot, _permit: permit });
+                Ok(part)
+            }
+            other => {
+                let error = other.err().unwrap_or_else(|| not_whole(id));
+                self.counters.failed_fetches.add(1);
+                pilot.land(Err(same(&error)));
+                Err(error)
+            }
+        }
+    }
+
+    /// Compares what arrived with its own sums.
+    fn arrived(&self, id: &BlobId, part: Part) -> Result<Arc<Part>, BlobError> {
+        let damaged = |what: String| BlobError::Damaged { id: *id, what };
+        if part.sums.id() != *id {
+            return Err(damaged(format!("the origin gave the blob {} for it", part.sums.id())));
+        }
+        if part.bytes.is_empty() {
+            if part.sums.size() > 0 {
+                return Err(damaged("the origin gave no bytes of it".to_owned()));
+            }
+        } else {
+            part.sums.check(part.offset, &part.bytes).map_err(|mismatch| damaged(mismatch.to_string()))?;
+        }
+        self.counters.fetched_bytes.add(part.bytes.len() as u64);
+        Ok(Arc::new(part))
+    }
+
+    fn put_away(self: &Arc<Core>, landed: Landed) {
+        if let Err(Job::Keep(landed)) = self.pool.push(self, Job::Keep(landed)) {
+            self.keep(&landed);
+        }
+    }
+
+    /// All of a blob that is on the disk.
+    fn whole_here(self: &Arc<Core>, id: &BlobId) -> Result<Option<(Sums, Vec<u8>)>, BlobError> {
+        let read = || {
+            let sums = self.shelf.sums(id)?;
+            let mut bytes = vec![0; sums.size() as usize];
+            self.shelf.read_at(id, 0, &mut bytes)?;
+            Ok((sums, bytes))
+        };
+        Ok(match self.here(id, read)? {
+            Here::Done(found) => Some(found),
+            Here::Elsewhere => None,
+        })
+    }
+
+    pub(super) fn fetch(self: &Arc<Core>, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
+        if let Some(here) = self.whole_here(id)? {
+            self.counters.disk_reads.add(1);
+            self.counters.disk_bytes.add(here.1.len() as u64);
+            return Ok(here);
+        }
+        let _phase = phase::enter(Phase::Origin);
+        self.is_wanted(id)?;
+        let held = self.memory.lock().get(id).filter(|part| is_whole(part));
+        let whole = held.map_or_else(|| self.whole(id, false), Ok)?;
+        Ok((whole.sums.clone(), whole.bytes.clone()))
+    }
+
+    pub(super) fn fetch_part(
+        self: &Arc<Core>,
+        id: &BlobId,
+        offset: u32,
+        len: u32,
+    ) -> Result<Part, BlobError> {
+        let covers = |part: &Part| {
+            let end = u64::from(part.offset) + part.bytes.len() as u64;
+            part.offset <= offset && u64::from(offset) + u64::from(len) <= end
+        };
+        let copy =
+            |part: &Part| Part { sums: part.sums.clone(), offset: part.offset, bytes: part.bytes.clone() };
+        if let Some((sums, bytes)) = self.whole_here(id)? {
+            if u64::from(offset) + u64::from(len) > u64::from(sums.size()) {
+                return Err(past_end(id, sums.size()));
+            }
+            return Ok(Part { sums, offset: 0, bytes });
+        }
+        let _phase = phase::enter(Phase::Origin);
+        self.is_wanted(id)?;
+        let held = self.memory.lock().get(id);
+        if let Some(part) = held.filter(|part| covers(part)) {
+            return Ok(copy(&part));
+        }
+        if len as usize <= SMALL
+            && let Some(part) = self.part(id, offset, len)
+        {
+            let part = part?;
+            if covers(&part) {
+                return Ok(copy(&part));
+            }
+        }
+        let whole = self.whole(id, false)?;
+        if covers(&whole) { Ok(copy(&whole)) } else { Err(past_end(id, whole.sums.size())) }
+    }
+
+    /// Whether the whole blob is in this machine: of a blob of which a part is in memory, the next read may want another.
+    pub(super) fn is_near(&self, id: &BlobId) -> bool {
+        self.is_on_disk(id) || self.memory.lock().has_whole(id)
+    }
+
+    fn is_on_disk(&self, id: &BlobId) -> bool {
+        let known = self.books.contains(id) || !self.is_compared() && self.shelf.is_near(id);
+        known && self.health.may_read() || self.pending.is_pending(id)
+    }
+
+    pub(super) fn will_need(self: &Arc<Core>, id: &BlobId) {
+        if self.is_on_disk(id) {
+            self.shelf.will_need(id);
+        } else if !self.memory.lock().has_whole(id)
+            && self.flights.find(&(*id, None)).is_none()
+            && !(self.has_room_ahead() && self.pool.hint(self, id))
+        {
+            self.counters.hints_dropped.add(1);
+        }
+    }
+
+    /// What is fetched in advance needs a place to stay: the disk, or, while nothing is kept on that, memory.
+    fn has_room_ahead(&self) -> bool {
+        let coming = (self.pool.hints() + 1) * BLOB_MAX as usize;
+        !self.health.is_off() || self.memory.lock().has_room_ahead(coming)
+    }
+
+    /// A hint's turn has come.
+    pub(super) fn follow(self: &Arc<Core>, id: &BlobId) {
+        if !self.is_near(id) && self.flights.find(&(*id, None)).is_none() {
+            // Whoever needs it will ask, and be told what is wrong.
+            let _ = self.whole(id, true);
+        }
+    }
+
+    pub(super) fn warm(self: &Arc<Core>, id: &BlobId) -> Result<Warmed, BlobError> {
+        if self.is_near(id) {
+            return Ok(Warmed::Here);
+        }
+        self.whole(id, false).map(|part| Warmed::Fetched(u64::from(part.sums.size())))
+    }
+}
+
+fn not_whole(id: &BlobId) -> BlobError {
+    BlobError::Damaged { id: *id, what: "the origin gave a part of it only".to_owned() }
+}

@@ -1,0 +1,180 @@
+//! Blobs that nothing refers to any more are deleted in the origin, in the background.
+//!
+//! Many at once, tried again until it is done, and remembered over a restart (the index says which are left). A blob that is stored again
+//! before its turn is not deleted; while its deletion is under way, storing waits, so that an upload never overtakes it.
+//!
+//! An attempt that failed may still be carried out, by an origin that was only slow to answer. So storing also waits until the last attempt is
+//! some seconds old ([`super::CacheOptions::doubt`]).
+//!
+//! A deletion does not begin while an upload of the same blob is still under way, for the same reason.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::BlobId;
+use blob::BlobError;
+use parking_lot::{Condvar, Mutex};
+
+use super::Core;
+
+/// More than this wait only where the origin has not answered for long; then nothing more is taken.
+const MOST: usize = 1 << 16;
+/// Deleted at once.
+const BATCH: usize = 500;
+const PAUSE: Duration = Duration::from_millis(500);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// An upload that is in the way is looked for this often.
+const LOOK: Duration = Duration::from_millis(100);
+/// Closing waits this long for what is under way.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Removals {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// In the order of their coming; some may have been called off.
+    queue: VecDeque<BlobId>,
+    /// All of them.
+    all: HashMap<BlobId, Stand>,
+    working: bool,
+    closed: bool,
+}
+
+/// How it stands with one.
+#[derive(Clone, Copy, Default)]
+struct Stand {
+    under_way: bool,
+    /// When the last attempt failed.
+    failed: Option<Instant>,
+}
+
+impl Removals {
+    /// Whether one more would be taken.
+    ///
+    /// # Errors
+    /// `Unavailable` when it would not.
+    pub(super) fn has_room(&self) -> Result<(), BlobError> {
+        if self.state.lock().all.len() < MOST {
+            return Ok(());
+        }
+        let what = format!("{MOST} blobs wait to be deleted in the origin already: it does not answer");
+        Err(BlobError::Unavailable(what))
+    }
+
+    /// The blob is to be deleted.
+    pub(super) fn add(&self, core: &Arc<Core>, id: &BlobId) {
+        let mut state = self.state.lock();
+        if !state.all.contains_key(id) {
+            state.all.insert(*id, Stand::default());
+            state.queue.push_back(*id);
+        }
+        if !state.working && !state.closed {
+            let core = Arc::clone(core);
+            state.working = base::thread::spawn("covey-remove", move || core.removals.work(&core)).is_ok();
+        }
+    }
+
+    /// It is wanted again. When this returns, no deletion of it is under way or begins, and none failed within `doubt`. Whether one
+    /// waited.
+    pub(super) fn call_off(&self, id: &BlobId, doubt: Duration) -> bool {
+        let mut state = self.state.lock();
+        let stand = loop {
+            match state.all.get(id) {
+                Some(stand) if stand.under_way => self.changed.wait(&mut state),
+                stand => break stand.copied(),
+            }
+        };
+        let Some(stand) = stand else { return false };
+        state.all.remove(id);
+        state.queue.retain(|other| other != id);
+        drop(state);
+        let until = stand.failed.map(|failed| failed + doubt);
+        let left = until.map(|until| until.saturating_duration_since(base::time::monotonic()));
+        left.into_iter().for_each(std::thread::sleep);
+        true
+    }
+
+    pub(super) fn has(&self, id: &BlobId) -> bool {
+        self.state.lock().all.contains_key(id)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.state.lock().all.len()
+    }
+
+    /// No deletion begins any more, and none is under way when this returns, unless the origin takes very long to answer.
+    pub(super) fn close(&self) {
+        let until = base::time::monotonic() + PATIENCE;
+        let mut state = self.state.lock();
+        state.closed = true;
+        self.changed.notify_all();
+        while state.working && !self.changed.wait_until(&mut state, until).timed_out() {}
+    }
+
+    /// The thread: ends when there is nothing left.
+    fn work(&self, core: &Core) {
+        let mut pause = PAUSE;
+        while let Some(batch) = self.next(core) {
+            let allowed = core.may_delete.as_ref().map_or(Ok(()), |ask| ask());
+            let done = allowed.map_err(BlobError::Unavailable).and_then(|()| core.remote.remove_many(&batch));
+            if done.is_ok() {
+                core.books.deleted(&batch);
+            }
+            let mut state = self.state.lock();
+            for id in batch {
+                if done.is_ok() {
+                    state.all.remove(&id);
+                } else {
+                    let failed = Some(base::time::monotonic());
+                    state.all.insert(id, Stand { under_way: false, failed });
+                    state.queue.push_back(id);
+                }
+            }
+            self.changed.notify_all();
+            if done.is_err() {
+                core.counters.removals_failed.add(1);
+                let until = base::time::monotonic() + pause + jitter(pause);
+                while !state.closed && !self.changed.wait_until(&mut state, until).timed_out() {}
+                pause = PAUSE_MAX.min(pause * 2);
+            } else {
+                pause = PAUSE;
+            }
+        }
+    }
+
+    fn next(&self, core: &Core) -> Option<Vec<BlobId>> {
+        let mut state = self.state.lock();
+        while !state.closed && !state.all.is_empty() {
+            let mut batch = Vec::new();
+            for _ in 0..state.queue.len() {
+                let Some(id) = state.queue.pop_front() else { break };
+                if batch.len() == BATCH || core.pending.is_pending(&id) {
+                    state.queue.push_back(id);
+                } else {
+                    batch.push(id);
+                }
+            }
+            if !batch.is_empty() {
+                for id in &batch {
+                    state.all.entry(*id).or_default().under_way = true;
+                }
+                return Some(batch);
+            }
+            self.changed.wait_for(&mut state, LOOK);
+        }
+        state.working = false;
+        self.changed.notify_all();
+        None
+    }
+}
+
+/// Up to a quarter more, so that nodes that met the same outage do not all come back at the same moment.
+fn jitter(pause: Duration) -> Duration {
+    pause.mul_f64(base::random::u64() as f64 / u64::MAX as f64 / 4.0)
+}

@@ -1,0 +1,147 @@
+//! The folder that the cache lies in, as a seam: a [`BlobFolder`], or one that fails on demand.
+
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use base::BlobId;
+use blob::{BlobError, BlobFolder, BlobSource, Space, Sums};
+
+/// Blobs on the node's disk. What the operations mean is said at [`BlobFolder`].
+pub trait Shelf: BlobSource {
+    /// Takes a blob that is in a file, for good.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError>;
+
+    /// The same for bytes in memory.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError>;
+
+    /// Takes a copy of what is elsewhere too.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    fn keep(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError>;
+
+    /// Makes what was adopted and put survive a power cut.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    fn sync(&self) -> Result<(), BlobError>;
+
+    /// Removes a blob; one that is not there is no error.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    fn remove(&self, id: &BlobId) -> Result<(), BlobError>;
+
+    /// Its size, if it is there.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError>;
+
+    /// What lies beside it.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    fn sums(&self, id: &BlobId) -> Result<Sums, BlobError>;
+
+    /// Compares all of it with its name.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    fn verify(&self, id: &BlobId) -> Result<(), BlobError>;
+
+    /// Where its file is.
+    fn file(&self, id: &BlobId) -> PathBuf;
+
+    /// The blobs whose names begin with a byte, and their sizes.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    fn list_of(&self, first: u8) -> Result<Vec<(BlobId, u64)>, BlobError>;
+
+    /// Whether it can be written to.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn probe(&self) -> io::Result<()>;
+
+    /// Room on its disk.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    fn space(&self) -> Result<Space, BlobError>;
+}
+
+impl Shelf for BlobFolder {
+    fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
+        BlobFolder::adopt(self, id, sums, file)
+    }
+
+    fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        BlobFolder::put(self, id, sums, bytes)
+    }
+
+    fn keep(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        BlobFolder::keep(self, id, sums, bytes)
+    }
+
+    fn sync(&self) -> Result<(), BlobError> {
+        BlobFolder::sync(self)
+    }
+
+    fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
+        BlobFolder::remove(self, id)
+    }
+
+    fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
+        BlobFolder::size(self, id)
+    }
+
+    fn sums(&self, id: &BlobId) -> Result<Sums, BlobError> {
+        BlobFolder::sums(self, id)
+    }
+
+    fn verify(&self, id: &BlobId) -> Result<(), BlobError> {
+        BlobFolder::verify(self, id)
+    }
+
+    fn file(&self, id: &BlobId) -> PathBuf {
+        BlobFolder::file(self, id)
+    }
+
+    fn list_of(&self, first: u8) -> Result<Vec<(BlobId, u64)>, BlobError> {
+        let mut all = Vec::new();
+        BlobFolder::list_of(self, first, &mut |id, size| {
+            all.push((id, size));
+            true
+        })?;
+        Ok(all)
+    }
+
+    fn probe(&self) -> io::Result<()> {
+        BlobFolder::probe(self)
+    }
+
+    fn space(&self) -> Result<Space, BlobError> {
+        Ok(space_at(self.dir())?)
+    }
+}
+
+/// Room on the disk that a folder lies on.
+pub(super) fn space_at(dir: &Path) -> io::Result<Space> {
+    let path = std::ffi::CString::new(dir.as_os_str().as_bytes())?;
+    // SAFETY: all zeros is a valid value of this plain C struct.
+    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path ends with a NUL and `stat` is exclusively ours for the call.
+    if unsafe { libc::statvfs(path.as_ptr(), &mut stat) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Space { total: stat.f_blocks * stat.f_frsize, available: stat.f_bavail * stat.f_frsize })
+}

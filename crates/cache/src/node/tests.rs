@@ -1,0 +1,159 @@
+//! The cache as an origin, its reads, its room, its disk in trouble, and its removals.
+
+mod conformance;
+mod parts;
+mod random;
+mod reads;
+mod room;
+mod stores;
+
+use std::fs;
+use std::time::Instant;
+
+use base::size::GROUP;
+use proptest::prelude::*;
+
+use super::*;
+use parts::{Disk, Far, Noted, Trouble};
+
+/// Bytes that differ for every seed, without a random generator.
+fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    let mut out: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| next()).collect();
+    out.truncate(len);
+    out
+}
+
+fn options() -> CacheOptions {
+    CacheOptions {
+        floor: 0,
+        look_again: Duration::from_millis(100),
+        doubt: Duration::ZERO,
+        walk_pause: Duration::ZERO,
+        ..CacheOptions::default()
+    }
+}
+
+/// A cache and all that is around it.
+struct Home {
+    cache: Option<NodeCache>,
+    far: Arc<Far>,
+    noted: Arc<Noted>,
+    disk: Arc<Disk>,
+    lines: Arc<Mutex<Vec<String>>>,
+    /// The origin is another's by now.
+    lost: Arc<AtomicBool>,
+    options: CacheOptions,
+    dir: tempfile::TempDir,
+}
+
+impl Home {
+    fn new() -> Home {
+        Home::with(options())
+    }
+
+    fn with(options: CacheOptions) -> Home {
+        let dir = tempfile::tempdir().unwrap();
+        let mut home = Home {
+            cache: None,
+            far: Arc::default(),
+            noted: Arc::new(Noted::open(&dir.path().join("upload"))),
+            disk: Arc::new(Disk::open(&dir.path().join("blobs"))),
+            lines: Arc::default(),
+            lost: Arc::default(),
+            options,
+            dir,
+        };
+        home.reopen();
+        home.until("the index is compared", |stats| !stats.comparing);
+        home
+    }
+
+    /// Drops the cache, as a kill would: nothing is written at the end that was not written before.
+    fn reopen(&mut self) {
+        self.cache = None;
+        self.noted = Arc::new(Noted::open(&self.dir.path().join("upload")));
+        self.disk = Arc::new(Disk::open(&self.dir.path().join("blobs")));
+        self.open();
+    }
+
+    fn open(&mut self) {
+        let lines = Arc::clone(&self.lines);
+        let lost = Arc::clone(&self.lost);
+        let ask =
+            move || if lost.load(Ordering::SeqCst) { Err("it is another's".to_owned()) } else { Ok(()) };
+        let parts = NodeParts {
+            folder: self.dir.path().join("blobs"),
+            index: self.index(),
+            remote: Arc::clone(&self.far) as Arc<dyn Origin>,
+            pending: Arc::clone(&self.noted) as Arc<dyn Pending>,
+            may_delete: Some(Arc::new(ask)),
+            options: self.options.clone(),
+            report: Arc::new(move |line: &str| lines.lock().push(line.to_owned())),
+        };
+        self.cache = Some(NodeCache::over(Arc::clone(&self.disk) as Arc<dyn Shelf>, parts));
+    }
+
+    fn index(&self) -> PathBuf {
+        self.dir.path().join("cache.idx")
+    }
+
+    fn cache(&self) -> &NodeCache {
+        self.cache.as_ref().unwrap()
+    }
+
+    fn read(&self, id: &BlobId, at: usize, len: usize) -> Result<Vec<u8>, BlobError> {
+        let mut buf = vec![0xee; len];
+        self.cache().read_at(id, at as u32, &mut buf).map(|()| buf)
+    }
+
+    fn put(&self, bytes: &[u8]) -> BlobId {
+        let sums = Sums::of(bytes);
+        self.cache().put(&sums.id(), &sums, bytes).unwrap();
+        sums.id()
+    }
+
+    fn stats(&self) -> CacheStats {
+        self.cache().stats()
+    }
+
+    /// Waits for what the cache does in the background.
+    #[track_caller]
+    fn until(&self, what: &str, is: impl Fn(&CacheStats) -> bool) {
+        let began = Instant::now();
+        while !is(&self.stats()) {
+            assert!(began.elapsed() < Duration::from_secs(20), "{what}: {:?}", self.stats());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits until nothing is on its way to the disk.
+    #[track_caller]
+    fn rest(&self) {
+        self.until("everything has landed", |stats| stats.in_flight == 0 && stats.in_flight_bytes == 0);
+    }
+
+    fn file(&self, id: &BlobId) -> PathBuf {
+        Shelf::file(&*self.disk, id)
+    }
+
+    fn said(&self) -> Vec<String> {
+        self.lines.lock().clone()
+    }
+}
+
+/// `count` blobs that only the origin has.
+fn far_blobs(home: &Home, count: u64, size: usize) -> Vec<(BlobId, Vec<u8>)> {
+    (0..count)
+        .map(|n| {
+            let bytes = noise(size, 1000 + n);
+            (home.far.take(&bytes), bytes)
+        })
+        .collect()
+}

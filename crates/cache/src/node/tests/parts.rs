@@ -1,0 +1,412 @@
+//! What the cache stands between, in forms that a test has a hold of: an origin that is slow or away, a list of uploads, a disk
+//! that is full or broken.
+
+use std::collections::HashMap;
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use blob::Space;
+use blob::records::RecordMap;
+
+use super::*;
+
+/// An origin that counts, waits, fails and lies when it is told to.
+#[derive(Default)]
+pub(super) struct Far {
+    blobs: Mutex<HashMap<BlobId, Vec<u8>>>,
+    records: RecordMap,
+    pub(super) delay_ms: AtomicU64,
+    pub(super) away: AtomicBool,
+    pub(super) lies: AtomicBool,
+    pub(super) parts: AtomicU64,
+    pub(super) wholes: AtomicU64,
+    pub(super) removals: AtomicU64,
+    now: AtomicU64,
+    pub(super) most_at_once: AtomicU64,
+}
+
+impl Far {
+    pub(super) fn has(&self, id: &BlobId) -> bool {
+        self.blobs.lock().contains_key(id)
+    }
+
+    pub(super) fn take(&self, bytes: &[u8]) -> BlobId {
+        let id = Sums::of(bytes).id();
+        self.blobs.lock().insert(id, bytes.to_vec());
+        id
+    }
+
+    pub(super) fn requests(&self) -> (u64, u64) {
+        (self.parts.load(Ordering::SeqCst), self.wholes.load(Ordering::SeqCst))
+    }
+
+    fn meet(&self) -> Result<(), BlobError> {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most_at_once.fetch_max(now, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(self.delay_ms.load(Ordering::SeqCst)));
+        self.now.fetch_sub(1, Ordering::SeqCst);
+        match self.away.load(Ordering::SeqCst) {
+            true => Err(BlobError::Unavailable("the origin is away".to_owned())),
+            false => Ok(()),
+        }
+    }
+
+    fn get(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
+        self.meet()?;
+        let mut bytes = self.blobs.lock().get(id).cloned().ok_or(BlobError::Missing(*id))?;
+        let sums = Sums::of(&bytes);
+        if self.lies.load(Ordering::SeqCst) {
+            bytes.iter_mut().take(1).for_each(|byte| *byte ^= 1);
+        }
+        Ok((sums, bytes))
+    }
+}
+
+impl BlobSource for Far {
+    fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        let (sums, bytes) = self.get(id)?;
+        let from = offset as usize;
+        let range = bytes.get(from..from + buf.len());
+        buf.copy_from_slice(range.ok_or_else(|| blob::folder::past_end(id, sums.size()))?);
+        Ok(())
+    }
+
+    fn is_near(&self, _: &BlobId) -> bool {
+        false
+    }
+}
+
+impl Records for Far {
+    fn record(&self, name: &str) -> Result<Option<Vec<u8>>, BlobError> {
+        self.records.record(name)
+    }
+
+    fn put_record(&self, name: &str, bytes: &[u8]) -> Result<(), BlobError> {
+        self.records.put_record(name, bytes)
+    }
+
+    fn create_record(&self, name: &str, bytes: &[u8]) -> Result<bool, BlobError> {
+        self.records.create_record(name, bytes)
+    }
+
+    fn remove_record(&self, name: &str) -> Result<(), BlobError> {
+        self.records.remove_record(name)
+    }
+
+    fn records(&self, folder: &str) -> Result<Vec<String>, BlobError> {
+        self.records.records(folder)
+    }
+}
+
+impl Origin for Far {
+    fn adopt(&self, _: &BlobId, _: &Sums, file: &Path) -> Result<(), BlobError> {
+        self.meet()?;
+        self.take(&fs::read(file)?);
+        Ok(())
+    }
+
+    fn put(&self, _: &BlobId, _: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        self.meet()?;
+        self.take(bytes);
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<(), BlobError> {
+        Ok(())
+    }
+
+    fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.removals.fetch_add(1, Ordering::SeqCst);
+        self.meet()?;
+        self.blobs.lock().remove(id);
+        Ok(())
+    }
+
+    fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
+        self.meet()?;
+        Ok(self.blobs.lock().get(id).map(|bytes| bytes.len() as u64))
+    }
+
+    fn list(&self, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<(), BlobError> {
+        self.meet()?;
+        let all: Vec<(BlobId, u64)> =
+            self.blobs.lock().iter().map(|(id, bytes)| (*id, bytes.len() as u64)).collect();
+        all.into_iter().all(|(id, size)| each(id, size));
+        Ok(())
+    }
+
+    fn verify(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.get(id).map(drop)
+    }
+
+    fn fetch(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
+        self.wholes.fetch_add(1, Ordering::SeqCst);
+        self.get(id)
+    }
+
+    fn fetch_part(&self, id: &BlobId, offset: u32, len: u32) -> Result<Part, BlobError> {
+        self.parts.fetch_add(1, Ordering::SeqCst);
+        let (sums, bytes) = self.get(id)?;
+        let end = offset + len;
+        if end > sums.size() {
+            return Err(blob::folder::past_end(id, sums.size()));
+        }
+        let (from, to) = (offset - offset % GROUP, end.next_multiple_of(GROUP).min(sums.size()));
+        Ok(Part { sums, offset: from, bytes: bytes[from as usize..to as usize].to_vec() })
+    }
+
+    fn describe(&self) -> String {
+        "far:".to_owned()
+    }
+}
+
+/// Uploads that happen when a test says so. Links are kept as the real ones are.
+pub(super) struct Noted {
+    dir: PathBuf,
+    noted: Mutex<HashMap<BlobId, u64>>,
+    /// Being uploaded, perhaps forgotten since.
+    pub(super) lingering: Mutex<HashSet<BlobId>>,
+    pub(super) fails: AtomicBool,
+}
+
+impl Noted {
+    pub(super) fn open(dir: &Path) -> Noted {
+        fs::create_dir_all(dir).unwrap();
+        let noted = fs::read_dir(dir).unwrap().map(|entry| {
+            let entry = entry.unwrap();
+            (entry.file_name().to_str().unwrap().parse().unwrap(), entry.metadata().unwrap().len())
+        });
+        Noted {
+            noted: Mutex::new(noted.collect()),
+            dir: dir.to_owned(),
+            lingering: Mutex::default(),
+            fails: AtomicBool::new(false),
+        }
+    }
+
+    fn link(&self, id: &BlobId) -> PathBuf {
+        self.dir.join(id.to_string())
+    }
+
+    /// False while the origin does not take it.
+    pub(super) fn upload(&self, far: &Far, id: &BlobId) -> bool {
+        self.lingering.lock().insert(*id);
+        let done = self.try_upload(far, id);
+        self.lingering.lock().remove(id);
+        done
+    }
+
+    fn try_upload(&self, far: &Far, id: &BlobId) -> bool {
+        // It may have been forgotten.
+        let Ok(bytes) = fs::read(self.link(id)) else { return true };
+        let sums = Sums::of(&bytes);
+        assert_eq!(sums.id(), *id, "what is pinned is the blob");
+        if far.put(id, &sums, &bytes).is_err() {
+            return false;
+        }
+        let mut noted = self.noted.lock();
+        if noted.remove(id).is_some() {
+            fs::remove_file(self.link(id)).unwrap();
+        }
+        true
+    }
+
+    pub(super) fn upload_all(&self, far: &Far) {
+        self.list().iter().for_each(|(id, _)| {
+            self.upload(far, id);
+        });
+    }
+}
+
+impl Pending for Noted {
+    fn note(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
+        if self.fails.load(Ordering::SeqCst) {
+            return Err(BlobError::Full);
+        }
+        let mut noted = self.noted.lock();
+        match fs::hard_link(file, self.link(id)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
+            _ => {}
+        }
+        noted.insert(*id, u64::from(sums.size()));
+        Ok(())
+    }
+
+    fn is_pending(&self, id: &BlobId) -> bool {
+        self.noted.lock().contains_key(id) || self.lingering.lock().contains(id)
+    }
+
+    fn forget(&self, id: &BlobId) -> Result<(), BlobError> {
+        let mut noted = self.noted.lock();
+        if noted.remove(id).is_some() {
+            fs::remove_file(self.link(id))?;
+        }
+        Ok(())
+    }
+
+    fn file(&self, id: &BlobId) -> Option<PathBuf> {
+        self.noted.lock().contains_key(id).then(|| self.link(id))
+    }
+
+    fn list(&self) -> Vec<(BlobId, u64)> {
+        self.noted.lock().iter().map(|(id, size)| (*id, *size)).collect()
+    }
+
+    fn pinned(&self) -> pending::Pinned {
+        let noted = self.noted.lock();
+        pending::Pinned { blobs: noted.len() as u64, bytes: noted.values().sum() }
+    }
+
+    fn sync(&self) -> Result<(), BlobError> {
+        Ok(())
+    }
+
+    fn settle(&self, _: Duration) -> Result<(), BlobError> {
+        match self.noted.lock().len() {
+            0 => Ok(()),
+            some => Err(BlobError::Unavailable(format!("{some} blobs are not uploaded"))),
+        }
+    }
+}
+
+/// What is wrong with a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    Full,
+    ReadOnly,
+    /// Every read and write is an error.
+    Broken,
+}
+
+/// The room of a disk on which nobody counts.
+pub(super) const VAST: u64 = 1 << 50;
+
+/// A folder on a disk of so many bytes, which breaks on demand.
+pub(super) struct Disk {
+    folder: BlobFolder,
+    pub(super) trouble: Mutex<Option<Trouble>>,
+    pub(super) room: AtomicU64,
+    /// What others take of it.
+    pub(super) others: AtomicU64,
+}
+
+impl Disk {
+    pub(super) fn open(dir: &Path) -> Disk {
+        Disk {
+            folder: BlobFolder::create(dir).unwrap(),
+            trouble: Mutex::new(None),
+            room: AtomicU64::new(VAST),
+            others: AtomicU64::new(0),
+        }
+    }
+
+    /// By the cache and by others.
+    pub(super) fn used(&self) -> u64 {
+        if self.room.load(Ordering::SeqCst) == VAST {
+            return 0;
+        }
+        let mut used = self.others.load(Ordering::SeqCst);
+        self.folder
+            .list(&mut |_, size| {
+                used += crate::residency::charge(size as u32);
+                true
+            })
+            .unwrap();
+        used
+    }
+
+    fn write(&self, bytes: u64) -> Result<(), BlobError> {
+        match *self.trouble.lock() {
+            Some(Trouble::Full) => Err(BlobError::Full),
+            Some(Trouble::ReadOnly) => Err(io::Error::from_raw_os_error(libc::EROFS).into()),
+            Some(Trouble::Broken) => Err(io::Error::from_raw_os_error(libc::EIO).into()),
+            None if bytes > 0 && self.used() + bytes > self.room.load(Ordering::SeqCst) => {
+                Err(BlobError::Full)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn read(&self) -> Result<(), BlobError> {
+        match *self.trouble.lock() {
+            Some(Trouble::Broken) => Err(io::Error::from_raw_os_error(libc::EIO).into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl BlobSource for Disk {
+    fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        self.read()?;
+        self.folder.read_at(id, offset, buf)
+    }
+
+    fn is_near(&self, id: &BlobId) -> bool {
+        self.folder.is_near(id)
+    }
+}
+
+impl Shelf for Disk {
+    fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
+        self.write(u64::from(sums.size()))?;
+        self.folder.adopt(id, sums, file)
+    }
+
+    fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        self.write(u64::from(sums.size()))?;
+        self.folder.put(id, sums, bytes)
+    }
+
+    fn keep(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        self.write(u64::from(sums.size()))?;
+        self.folder.keep(id, sums, bytes)
+    }
+
+    fn sync(&self) -> Result<(), BlobError> {
+        self.write(0)?;
+        self.folder.sync()
+    }
+
+    fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
+        match *self.trouble.lock() {
+            None | Some(Trouble::Full) => self.folder.remove(id),
+            _ => Err(io::Error::from_raw_os_error(libc::EIO).into()),
+        }
+    }
+
+    fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
+        self.read()?;
+        self.folder.size(id)
+    }
+
+    fn sums(&self, id: &BlobId) -> Result<Sums, BlobError> {
+        self.read()?;
+        self.folder.sums(id)
+    }
+
+    fn verify(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.read()?;
+        self.folder.verify(id)
+    }
+
+    fn file(&self, id: &BlobId) -> PathBuf {
+        self.folder.file(id)
+    }
+
+    fn list_of(&self, first: u8) -> Result<Vec<(BlobId, u64)>, BlobError> {
+        Shelf::list_of(&self.folder, first)
+    }
+
+    fn probe(&self) -> io::Result<()> {
+        match self.write(1) {
+            Ok(()) => Ok(()),
+            Err(BlobError::Io(error)) => Err(error),
+            Err(_) => Err(io::ErrorKind::StorageFull.into()),
+        }
+    }
+
+    fn space(&self) -> Result<Space, BlobError> {
+        let total = self.room.load(Ordering::SeqCst);
+        Ok(Space { total, available: total.saturating_sub(self.used()) })
+    }
+}

@@ -1,0 +1,281 @@
+//! Reads of what is far: how often the origin is asked, by how many, and what happens when what it says is wrong.
+
+use super::*;
+
+const MIB4: usize = 4 << 20;
+
+#[test]
+fn many_readers_of_one_blob_are_one_fetch() {
+    let home = Home::new();
+    let (id, bytes) = far_blobs(&home, 1, 1 << 20).remove(0);
+    home.far.delay_ms.store(500, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        for n in 0..32usize {
+            let (home, bytes) = (&home, &bytes);
+            scope.spawn(move || {
+                let at = n * 1000;
+                assert_eq!(home.read(&id, at, 500_000).unwrap(), bytes[at..at + 500_000]);
+            });
+        }
+    });
+    assert_eq!(home.far.requests(), (0, 1));
+    assert_eq!(home.stats().shared_fetches, 31);
+    home.rest();
+    assert_eq!((home.stats().blobs, home.stats().kept_bytes), (1, 1 << 20));
+    assert_eq!(home.read(&id, 0, bytes.len()).unwrap(), bytes);
+    assert_eq!((home.far.requests(), home.stats().disk_reads), ((0, 1), 1));
+}
+
+#[test]
+fn small_readers_of_one_blob_are_at_most_a_part_and_the_whole() {
+    let home = Home::new();
+    let (id, bytes) = far_blobs(&home, 1, MIB4).remove(0);
+    home.far.delay_ms.store(500, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        for n in 0..32usize {
+            let (home, bytes) = (&home, &bytes);
+            scope.spawn(move || {
+                let at = n * 100_000;
+                assert_eq!(home.read(&id, at, 4096).unwrap(), bytes[at..at + 4096]);
+            });
+        }
+    });
+    assert_eq!(home.far.requests(), (1, 1));
+}
+
+#[test]
+fn a_failed_fetch_is_everybodys_and_the_next_read_tries_again() {
+    let home = Home::new();
+    let (id, bytes) = far_blobs(&home, 1, 1 << 20).remove(0);
+    home.far.delay_ms.store(500, Ordering::SeqCst);
+    home.far.away.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                let said = home.read(&id, 0, 1 << 20).unwrap_err();
+                assert!(said.to_string().contains("the origin is away"), "{said}");
+            });
+        }
+    });
+    assert_eq!(home.far.requests(), (0, 1));
+    home.far.away.store(false, Ordering::SeqCst);
+    assert_eq!(home.read(&id, 0, 1 << 20).unwrap(), bytes);
+    assert_eq!(home.far.requests(), (0, 2));
+    home.rest();
+    assert_eq!(home.stats().in_flight_bytes, 0);
+}
+
+#[test]
+fn a_first_small_read_takes_a_part_a_second_all_and_a_third_the_disk() {
+    let home = Home::new();
+    let (id, bytes) = far_blobs(&home, 1, MIB4).remove(0);
+    assert_eq!(home.read(&id, 1_000_000, 5000).unwrap(), bytes[1_000_000..1_005_000]);
+    assert_eq!(home.far.requests(), (1, 0));
+    assert!(!home.cache().is_near(&id), "another part of it would have to be fetched");
+    // What came with it is there.
+    assert_eq!(home.read(&id, 1_010_000, 5000).unwrap(), bytes[1_010_000..1_015_000]);
+    assert_eq!((home.far.requests(), home.stats().memory_reads), ((1, 0), 1));
+    assert_eq!(home.read(&id, 3_000_000, 5000).unwrap(), bytes[3_000_000..3_005_000]);
+    assert_eq!(home.far.requests(), (1, 1));
+    home.rest();
+    assert!(home.cache().is_near(&id));
+    assert_eq!(home.read(&id, 2_000_000, 5000).unwrap(), bytes[2_000_000..2_005_000]);
+    let stats = home.stats();
+    assert_eq!((home.far.requests(), stats.disk_reads, stats.in_memory_bytes), ((1, 1), 1, 0));
+    assert!(stats.fetched_bytes >= MIB4 as u64 && stats.far_reads == 2, "{stats:?}");
+}
+
+#[test]
+fn a_small_blob_is_kept_from_the_part_that_is_all_of_it() {
+    let home = Home::new();
+    let (id, bytes) = far_blobs(&home, 1, 40_000).remove(0);
+    assert_eq!(home.read(&id, 30_000, 10_000).unwrap(), bytes[30_000..]);
+    home.rest();
+    assert_eq!(home.read(&id, 0, 40_000).unwrap(), bytes);
+    assert_eq!((home.far.requests(), home.stats().disk_reads), ((1, 0), 1));
+}
+
+#[test]
+fn what_the_origin_gives_wrong_is_neither_served_nor_kept() {
+    let home = Home::new();
+    let (id, bytes) = far_blobs(&home, 1, 300_000).remove(0);
+    home.far.lies.store(true, Ordering::SeqCst);
+    for (at, len) in [(0, 10), (0, 300_000), (5, 10)] {
+        assert!(matches!(home.read(&id, at, len), Err(BlobError::Damaged { .. })), "{at} {len}");
+    }
+    assert!(matches!(home.cache().fetch(&id), Err(BlobError::Damaged { .. })));
+    home.rest();
+    let stats = home.stats();
+    assert_eq!((stats.blobs, stats.in_memory_bytes, stats.failed_fetches), (0, 0, 4));
+    home.far.lies.store(false, Ordering::SeqCst);
+    assert_eq!(home.read(&id, 0, 300_000).unwrap(), bytes);
+}
+
+#[test]
+fn a_copy_that_rotted_is_dropped_counted_and_fetched_again() {
+    let home = Home::new();
+    let (id, bytes) = far_blobs(&home, 1, 300_000).remove(0);
+    home.cache().warm(&id).unwrap();
+    home.rest();
+    let mut rotten = bytes.clone();
+    rotten[200_000] ^= 0x40;
+    fs::write(home.file(&id), &rotten).unwrap();
+    assert_eq!(home.read(&id, 50_000, 200_000).unwrap(), bytes[50_000..250_000]);
+    home.rest();
+    assert_eq!((home.stats().damaged, home.far.wholes.load(Ordering::SeqCst)), (1, 2));
+    assert_eq!(fs::read(home.file(&id)).unwrap(), bytes);
+    assert_eq!(home.read(&id, 0, 300_000).unwrap(), bytes);
+    assert_eq!((home.stats().damaged, home.said()), (1, vec![]));
+}
+
+#[test]
+fn what_only_this_disk_has_is_an_error_when_it_rots_and_said_once() {
+    let home = Home::new();
+    let bytes = noise(300_000, 1);
+    let id = home.put(&bytes);
+    // Not the name but the file itself: the note of the upload is the same one.
+    let mut rotten = bytes.clone();
+    rotten[200_000] ^= 0x40;
+    fs::write(home.file(&id), &rotten).unwrap();
+    for _ in 0..3 {
+        assert!(matches!(home.read(&id, 150_000, 100_000), Err(BlobError::Damaged { .. })));
+    }
+    let said = home.said();
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].contains("there is no other copy") && said[0].contains(&id.to_string()), "{said:?}");
+    assert!(home.file(&id).exists() && home.noted.is_pending(&id));
+    assert_eq!(home.far.requests(), (0, 0));
+}
+
+#[test]
+fn a_pinned_blob_whose_name_was_lost_is_found_by_its_note() {
+    let mut home = Home::new();
+    let bytes = noise(300_000, 1);
+    let id = home.put(&bytes);
+    fs::remove_file(home.file(&id)).unwrap();
+    home.reopen();
+    assert_eq!(home.read(&id, 0, 300_000).unwrap(), bytes);
+    assert!(home.file(&id).exists());
+    assert_eq!(home.far.requests(), (0, 0));
+}
+
+#[test]
+fn hints_are_fetched_side_by_side_and_nobody_waits() {
+    let home = Home::with(CacheOptions { readers_ahead: 8, ..options() });
+    let blobs = far_blobs(&home, 24, 100_000);
+    home.far.delay_ms.store(200, Ordering::SeqCst);
+    let began = Instant::now();
+    for (id, _) in blobs.iter().chain(&blobs) {
+        home.cache().will_need(id);
+    }
+    assert!(began.elapsed() < Duration::from_millis(200), "{:?}", began.elapsed());
+    home.until("all came", |stats| stats.blobs == 24);
+    assert!(began.elapsed() < Duration::from_millis(24 * 200 / 2), "{:?}", began.elapsed());
+    assert_eq!(home.far.requests(), (0, 24));
+    assert!(home.far.most_at_once.load(Ordering::SeqCst) <= 8);
+    for (id, bytes) in &blobs {
+        assert!(home.cache().is_near(id));
+        assert_eq!(home.read(id, 0, bytes.len()).unwrap(), *bytes);
+    }
+    assert_eq!((home.far.requests(), home.stats().far_reads), ((0, 24), 0));
+}
+
+#[test]
+fn who_needs_what_was_hinted_at_joins_the_fetch() {
+    let home = Home::new();
+    let (id, bytes) = far_blobs(&home, 1, MIB4).remove(0);
+    home.far.delay_ms.store(100, Ordering::SeqCst);
+    home.cache().will_need(&id);
+    home.until("the hint is followed", |stats| stats.whole_fetches == 1);
+    assert_eq!(home.read(&id, 100_000, 4096).unwrap(), bytes[100_000..104_096]);
+    assert_eq!(home.far.requests(), (0, 1));
+}
+
+#[test]
+fn memory_in_flight_is_bounded_and_those_who_need_go_before_hints() {
+    let options = CacheOptions { in_flight: 4 * MIB4 as u64, readers_ahead: 16, ..options() };
+    let home = Home::with(options);
+    let blobs = far_blobs(&home, 24, 1000);
+    home.far.delay_ms.store(30, Ordering::SeqCst);
+    for (id, _) in &blobs[..16] {
+        home.cache().will_need(id);
+    }
+    home.until("hints are followed", |stats| stats.whole_fetches >= 3);
+    assert!(home.far.most_at_once.load(Ordering::SeqCst) <= 3, "hints leave a quarter");
+    std::thread::scope(|scope| {
+        for (id, bytes) in &blobs {
+            let home = &home;
+            scope.spawn(move || {
+                let (sums, got) = home.cache().fetch(id).unwrap();
+                assert_eq!((sums.id(), &got), (*id, bytes));
+            });
+        }
+    });
+    assert!(home.far.most_at_once.load(Ordering::SeqCst) <= 4);
+    assert_eq!(home.far.requests(), (0, 24));
+    home.rest();
+}
+
+#[test]
+fn an_origin_that_does_not_answer_keeps_nobody_from_what_is_here() {
+    let home = Home::new();
+    let here = home.put(&noise(10_000, 1));
+    let blobs = far_blobs(&home, 40, 1000);
+    home.far.delay_ms.store(3000, Ordering::SeqCst);
+    blobs.iter().for_each(|(id, _)| home.cache().will_need(id));
+    home.until("hints are followed", |stats| stats.whole_fetches >= 10);
+    let began = Instant::now();
+    assert_eq!(home.read(&here, 0, 10_000).unwrap(), noise(10_000, 1));
+    let more = home.put(&noise(10_000, 2));
+    home.cache().sync().unwrap();
+    assert_eq!(home.read(&more, 0, 10_000).unwrap(), noise(10_000, 2));
+    assert!(began.elapsed() < Duration::from_millis(2000), "{:?}", began.elapsed());
+    // Closing does not wait for them either.
+    drop(home);
+    assert!(began.elapsed() < Duration::from_millis(2500), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_stream_without_a_disk_fetches_each_blob_once() {
+    let home = Home::new();
+    let blobs = far_blobs(&home, 14, MIB4);
+    *home.disk.trouble.lock() = Some(Trouble::ReadOnly);
+    let first = far_blobs(&home, 1, 100).remove(0).0;
+    home.cache().warm(&first).unwrap();
+    home.until("caching is off", |stats| stats.off.is_some());
+    for (n, (id, bytes)) in blobs.iter().enumerate() {
+        blobs.iter().skip(n + 1).take(8).for_each(|(next, _)| home.cache().will_need(next));
+        for at in (0..MIB4).step_by(1 << 20) {
+            assert!(home.read(id, at, 1 << 20).unwrap() == bytes[at..at + (1 << 20)]);
+        }
+    }
+    home.rest();
+    assert_eq!(home.far.requests(), (0, 1 + 14));
+    let stats = home.stats();
+    assert!(stats.in_memory_bytes <= home.options.memory as u64 && stats.hints_dropped > 0, "{stats:?}");
+}
+
+/// `cargo test --release -p covey-cache -- --ignored --nocapture what_a_hit_costs`
+#[test]
+#[ignore = "a measurement"]
+fn what_a_hit_costs() {
+    let home = Home::new();
+    let blobs = far_blobs(&home, 64, MIB4);
+    blobs.iter().for_each(|(id, _)| {
+        home.cache().warm(id).unwrap();
+    });
+    home.rest();
+    let mut buf = vec![0; 4096];
+    let mut measure = |what: &str, source: &dyn BlobSource| {
+        let began = Instant::now();
+        for n in 0..200_000usize {
+            source.read_at(&blobs[n % 64].0, (n * 4096 % MIB4) as u32, &mut buf).unwrap();
+        }
+        println!("{what}: {:?} for 4 KiB", began.elapsed() / 200_000);
+    };
+    let folder = BlobFolder::open(&home.dir.path().join("blobs")).unwrap();
+    for _ in 0..2 {
+        measure("the folder alone", &folder);
+        measure("the cache over it", home.cache());
+    }
+}

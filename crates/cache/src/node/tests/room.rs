@@ -1,0 +1,377 @@
+//! What stays and what goes; disks that are full, read-only or broken; restarts.
+
+use super::*;
+use crate::residency::charge;
+use crate::residency::index::{Index, Record};
+
+const SIZE: usize = 20_000;
+
+fn budget(blobs: u64) -> CacheOptions {
+    CacheOptions { budget: blobs * charge(SIZE as u32), ..options() }
+}
+
+fn files(home: &Home) -> u64 {
+    let mut count = 0;
+    for first in 0..=u8::MAX {
+        count += Shelf::list_of(&*home.disk, first).unwrap().len() as u64;
+    }
+    count
+}
+
+#[test]
+fn the_budget_is_kept_and_what_was_evicted_is_fetched_again() {
+    let home = Home::with(budget(20));
+    let blobs = far_blobs(&home, 60, SIZE);
+    for (id, bytes) in &blobs {
+        assert_eq!(home.cache().fetch(id).unwrap().1, *bytes);
+    }
+    home.rest();
+    let stats = home.stats();
+    assert!(stats.bytes <= stats.budget && stats.blobs >= 15, "{stats:?}");
+    assert_eq!((stats.evicted_blobs, files(&home)), (60 - stats.blobs, stats.blobs));
+    assert_eq!((stats.kept_blobs, stats.not_kept), (60, 0));
+    for (id, bytes) in &blobs {
+        assert_eq!(home.cache().fetch(id).unwrap().1, *bytes);
+    }
+}
+
+#[test]
+fn what_is_pinned_stays_under_any_pressure() {
+    let home = Home::with(budget(20));
+    let pinned: Vec<(BlobId, Vec<u8>)> = (0..40)
+        .map(|n| {
+            let bytes = noise(SIZE, n);
+            (home.put(&bytes), bytes)
+        })
+        .collect();
+    let all_there = |after: &str| {
+        home.rest();
+        for (id, bytes) in &pinned {
+            assert_eq!(fs::read(home.file(id)).unwrap(), *bytes, "{after}");
+        }
+    };
+    // Twice the budget is pinned, so nothing else fits.
+    for (id, bytes) in &far_blobs(&home, 50, SIZE) {
+        assert_eq!(home.cache().fetch(id).unwrap().1, *bytes);
+    }
+    all_there("reads of others");
+    assert_eq!((home.stats().blobs, home.stats().kept_blobs), (40, 0));
+    assert_eq!(home.cache().evict(Evict::All), Evicted::default());
+    assert_eq!(home.cache().evict(Evict::To(0)), Evicted::default());
+    all_there("being asked to evict all");
+    home.disk.room.store(1, Ordering::SeqCst);
+    home.cache().make_room();
+    home.until("room was made", |_| !home.cache().core.tending.load(Ordering::SeqCst));
+    all_there("a disk below its floor");
+    assert_eq!(home.cache().reclaimable(), 0);
+    // What the origin has got by now may go, and only that.
+    home.disk.room.store(parts::VAST, Ordering::SeqCst);
+    for (id, _) in &pinned[..15] {
+        assert!(home.noted.upload(&home.far, id));
+    }
+    let evicted = home.cache().evict(Evict::All);
+    assert!(evicted.blobs <= 15 && evicted.bytes == evicted.blobs * SIZE as u64, "{evicted:?}");
+    // Some may have gone just before, in the background.
+    home.until("those went", |stats| stats.evicted_blobs == 15);
+    for (n, (id, bytes)) in pinned.iter().enumerate() {
+        assert_eq!(home.file(id).exists(), n >= 15);
+        assert_eq!(home.read(id, 0, SIZE).unwrap(), *bytes);
+    }
+}
+
+#[test]
+fn stored_blobs_make_others_go() {
+    let home = Home::with(budget(20));
+    for (id, _) in &far_blobs(&home, 20, SIZE) {
+        home.cache().warm(id).unwrap();
+    }
+    home.rest();
+    for n in 0..15 {
+        home.put(&noise(SIZE, n));
+    }
+    home.until("others went", |stats| stats.bytes <= stats.budget);
+    assert_eq!(home.stats().pinned.blobs, 15);
+    assert!(home.stats().evicted_blobs >= 14);
+}
+
+#[test]
+fn the_floor_is_left_free() {
+    let home = Home::with(CacheOptions { floor: 10 * charge(SIZE as u32), ..budget(1000) });
+    let blobs = far_blobs(&home, 40, SIZE);
+    home.disk.room.store(30 * charge(SIZE as u32), Ordering::SeqCst);
+    for (id, bytes) in &blobs {
+        assert_eq!(home.cache().fetch(id).unwrap().1, *bytes);
+        home.rest();
+        let space = Shelf::space(&*home.disk).unwrap();
+        assert!(space.available >= home.options.floor, "{space:?}");
+    }
+    assert!(home.stats().blobs >= 10, "{:?}", home.stats());
+    // Others fill the disk, again and again: less and less is left to the cache, and reads go on.
+    for _ in 0..5 {
+        let free = Shelf::space(&*home.disk).unwrap().available;
+        home.disk.others.fetch_add(free, Ordering::SeqCst);
+        for (id, bytes) in &blobs {
+            assert_eq!(home.cache().fetch(id).unwrap().1, *bytes);
+            home.rest();
+        }
+        let space = Shelf::space(&*home.disk).unwrap();
+        assert!(space.available >= home.options.floor || home.stats().blobs == 0, "{space:?}");
+    }
+    assert_eq!((home.stats().blobs, home.said()), (0, vec![]));
+    assert!(home.stats().not_kept > 0);
+}
+
+#[test]
+fn a_disk_in_trouble_is_one_line_and_reads_go_on_and_it_is_used_again_when_it_works() {
+    for trouble in [Trouble::Full, Trouble::ReadOnly, Trouble::Broken] {
+        println!("{trouble:?}");
+        let home = Home::with(CacheOptions { memory: 0, ..options() });
+        let blobs = far_blobs(&home, 40, SIZE);
+        let read_all = || {
+            for (id, bytes) in &blobs {
+                assert_eq!(home.read(id, 0, SIZE).unwrap(), *bytes, "{trouble:?}");
+                assert_eq!(home.cache().fetch(id).unwrap().1, *bytes, "{trouble:?}");
+            }
+            home.rest();
+        };
+        for (id, _) in &blobs[..10] {
+            home.cache().warm(id).unwrap();
+        }
+        home.rest();
+        *home.disk.trouble.lock() = Some(trouble);
+        read_all();
+        read_all();
+        let said = home.said();
+        assert!(said.len() == 1 && said[0].contains("reads go on from the origin"), "{said:?}");
+        assert!(home.stats().off.is_some());
+        // Writing is another matter: what cannot be written is not acknowledged.
+        let sums = Sums::of(b"new");
+        assert!(home.cache().put(&sums.id(), &sums, b"new").is_err());
+        *home.disk.trouble.lock() = None;
+        std::thread::sleep(home.options.look_again * 2);
+        read_all();
+        read_all();
+        let said = home.said();
+        assert!(said.len() == 2 && said[1].contains("works again"), "{said:?}");
+        assert_eq!((home.stats().off, files(&home)), (None, 40));
+        let requests = home.far.requests();
+        read_all();
+        assert_eq!(home.far.requests(), requests, "all is on the disk");
+    }
+}
+
+#[test]
+fn an_index_that_cannot_be_written_is_one_line_and_reads_go_on() {
+    let mut home = Home::new();
+    home.cache = None;
+    // A folder in its place: it cannot be opened for writing by anybody.
+    fs::remove_file(home.index()).unwrap();
+    fs::create_dir(home.index()).unwrap();
+    home.open();
+    for (id, bytes) in &far_blobs(&home, 5, SIZE) {
+        assert_eq!(home.cache().fetch(id).unwrap().1, *bytes);
+    }
+    assert_eq!(home.said().len(), 1, "{:?}", home.said());
+    fs::remove_dir(home.index()).unwrap();
+    std::thread::sleep(home.options.look_again * 2);
+    for (id, bytes) in &far_blobs(&home, 10, SIZE) {
+        assert_eq!(home.cache().fetch(id).unwrap().1, *bytes);
+    }
+    home.rest();
+    assert_eq!(home.said().len(), 2, "{:?}", home.said());
+    assert!(fs::metadata(home.index()).unwrap().len() > 16);
+}
+
+#[test]
+fn a_restart_keeps_what_is_here_also_without_the_origin() {
+    let mut home = Home::new();
+    let blobs = far_blobs(&home, 30, SIZE);
+    blobs.iter().for_each(|(id, _)| {
+        home.cache().warm(id).unwrap();
+    });
+    home.rest();
+    home.far.away.store(true, Ordering::SeqCst);
+    home.options.walk_pause = Duration::from_secs(60);
+    home.reopen();
+    assert_eq!((home.stats().blobs, home.stats().comparing), (30, true));
+    for (id, bytes) in &blobs {
+        assert!(home.cache().is_near(id));
+        assert_eq!(home.read(id, 0, SIZE).unwrap(), *bytes);
+    }
+    // Without its index, too: until all was compared the folder is asked.
+    fs::write(home.index(), b"").unwrap();
+    home.reopen();
+    assert_eq!(home.stats().blobs, 0);
+    for (id, bytes) in &blobs {
+        assert!(home.cache().is_near(id));
+        assert_eq!(home.read(id, 0, SIZE).unwrap(), *bytes);
+    }
+}
+
+#[test]
+fn the_index_and_the_folder_come_to_agree() {
+    let mut home = Home::new();
+    let blobs = far_blobs(&home, 30, SIZE);
+    blobs[..20].iter().for_each(|(id, _)| {
+        home.cache().warm(id).unwrap();
+    });
+    home.rest();
+    home.cache = None;
+    // Ten that are known went, ten that are not came.
+    blobs[..10].iter().for_each(|(id, _)| fs::remove_file(home.file(id)).unwrap());
+    for (id, bytes) in &blobs[20..] {
+        home.disk.keep(id, &Sums::of(bytes), bytes).unwrap();
+    }
+    home.open();
+    home.until("all was compared", |stats| !stats.comparing);
+    assert_eq!(home.stats().blobs, 20);
+    home.far.away.store(true, Ordering::SeqCst);
+    for (id, bytes) in &blobs[10..] {
+        assert_eq!(home.read(id, 0, SIZE).unwrap(), *bytes);
+    }
+    assert!(home.read(&blobs[0].0, 0, SIZE).is_err());
+    // And what was found lives within the budget.
+    home.options.budget = 5 * charge(SIZE as u32);
+    home.reopen();
+    home.until("there are five", |stats| !stats.comparing && stats.blobs <= 5);
+    home.until("files went", |stats| stats.evicted_blobs >= 15);
+    assert!(files(&home) <= 5);
+}
+
+#[test]
+fn the_index_is_written_anew_when_it_is_long() {
+    let mut home = Home::new();
+    let blobs = far_blobs(&home, 20, SIZE);
+    blobs.iter().for_each(|(id, _)| {
+        home.cache().warm(id).unwrap();
+    });
+    home.rest();
+    home.cache = None;
+    let gone: Vec<Record> = (0..30_000u64).map(|_| Record::Gone(blobs[0].0)).collect();
+    let unwanted = Sums::of(b"to be deleted").id();
+    let mut index = Index::open(&home.index(), &mut |_| {}).unwrap();
+    index.append(&[Record::Unwanted(unwanted)]).unwrap();
+    index.append(&gone).unwrap();
+    drop(index);
+    home.far.away.store(true, Ordering::SeqCst);
+    home.open();
+    home.until("it is short", |_| fs::metadata(home.index()).unwrap().len() < 16 + 44 * 100);
+    assert_eq!((home.stats().blobs, home.stats().removing), (20, 1));
+    let later = home.put(&noise(SIZE, 1));
+    home.reopen();
+    assert_eq!((home.stats().blobs, home.stats().removing), (21, 1));
+    assert_eq!(home.read(&later, 0, SIZE).unwrap(), noise(SIZE, 1));
+}
+
+#[test]
+fn what_changes_while_the_index_is_written_anew_is_in_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("cache.idx");
+    let id = |n: u64| Sums::of(&n.to_le_bytes()).id();
+    let (books, opened) = Books::open(&path, u64::MAX);
+    opened.unwrap();
+    (0..3000).for_each(|n| books.insert(&id(n), 1000, false));
+    std::thread::scope(|scope| {
+        let rewriting = scope.spawn(|| (0..20).for_each(|_| books.write_anew().unwrap()));
+        let mut n = 3000;
+        while !rewriting.is_finished() {
+            books.insert(&id(n), 1000, false);
+            books.remove(&id(n - 3000));
+            n += 1;
+        }
+    });
+    let (blobs, bytes, _) = books.totals();
+    books.close();
+    let (again, opened) = Books::open(&path, u64::MAX);
+    opened.unwrap();
+    assert_eq!((again.totals().0, again.totals().1), (blobs, bytes));
+}
+
+#[test]
+fn what_is_damaged_at_a_power_cut_is_found() {
+    let mut home = Home::new();
+    let blobs = far_blobs(&home, 10, SIZE);
+    blobs.iter().for_each(|(id, _)| {
+        home.cache().warm(id).unwrap();
+    });
+    home.rest();
+    home.cache = None;
+    // Names were written, bytes were not.
+    for (n, (id, bytes)) in blobs.iter().enumerate() {
+        match n % 3 {
+            0 => fs::write(home.file(id), b"").unwrap(),
+            1 => fs::write(home.file(id), vec![0; bytes.len()]).unwrap(),
+            _ => {}
+        }
+    }
+    home.reopen();
+    for (id, bytes) in &blobs {
+        assert_eq!(home.read(id, 0, SIZE).unwrap(), *bytes);
+    }
+    assert_eq!(home.stats().damaged, 7);
+}
+
+#[test]
+fn a_real_disk_of_one_mebibyte_is_kept_within_and_survives_being_filled() {
+    let Some(small) = crate::tests::SmallDisk::mount() else {
+        return println!("a small filesystem cannot be mounted here (not root): skipped");
+    };
+    let home = Home::new();
+    let blobs = far_blobs(&home, 100, SIZE);
+    let dir = small.0.path();
+    let open = || {
+        let lines = Arc::clone(&home.lines);
+        let parts = NodeParts {
+            folder: dir.join("blobs"),
+            index: dir.join("cache.idx"),
+            remote: Arc::clone(&home.far) as Arc<dyn Origin>,
+            pending: Arc::new(crate::StoresNothing),
+            may_delete: None,
+            options: CacheOptions { memory: 0, ..options() },
+            report: Arc::new(move |line: &str| lines.lock().push(line.to_owned())),
+        };
+        NodeCache::open(parts).unwrap()
+    };
+    let read = |cache: &NodeCache, blobs: &[(BlobId, Vec<u8>)]| {
+        for (id, bytes) in blobs {
+            assert_eq!(cache.fetch(id).unwrap().1, *bytes);
+        }
+        while cache.stats().in_flight > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let read_all = |cache: &NodeCache| read(cache, &blobs);
+    let cache = open();
+    read_all(&cache);
+    let stats = cache.stats();
+    assert!(stats.blobs >= 15 && stats.evicted_blobs > 0 && stats.floor == 64 << 10, "{stats:?}");
+    assert!(crate::node::shelf::space_at(dir).unwrap().available > 0);
+    // Several threads write at the same time, and none finds the disk full.
+    assert_eq!((stats.off, stats.not_kept), (None, 0));
+    // Somebody takes all that is left, and more than once.
+    for n in 0..30 {
+        let _ = fs::write(dir.join(format!("others{n}")), vec![1; 1 << 20]);
+        read(&cache, &blobs[n..n + 20]);
+    }
+    // A disk that was found full is left alone for a while; then the cache gives way.
+    let began = Instant::now();
+    while cache.stats().blobs > 1 && began.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(20));
+        let _ = fs::write(dir.join("others0"), vec![1; 1 << 20]);
+        read(&cache, &blobs[..20]);
+    }
+    assert!(cache.stats().blobs <= 1, "{:?}", cache.stats());
+    (0..30).for_each(|n| fs::remove_file(dir.join(format!("others{n}"))).unwrap());
+    std::thread::sleep(options().look_again * 2);
+    read_all(&cache);
+    let blobs_now = cache.stats().blobs;
+    assert!(blobs_now >= 15 && cache.stats().off.is_none(), "{:?} {:?}", cache.stats(), home.said());
+    drop(cache);
+    let cache = open();
+    while cache.stats().comparing {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Its index has grown since, so the floor may have cost a blob or two.
+    assert!((blobs_now - 2..=blobs_now).contains(&cache.stats().blobs), "{blobs_now} {:?}", cache.stats());
+    read_all(&cache);
+}

@@ -1,0 +1,290 @@
+//! What is here, kept over a restart: a file to which every change is appended.
+//!
+//! ```text
+//!   header   magic: 4 B "covI"  version: 4 B  0: 8 B
+//!   record   crc32c: 4 B  kind: 1 B  rank: 1 B  cost: 1 B  0: 1 B  size: 4 B  id: 32 B
+//! ```
+//!
+//! Numbers are big-endian; the CRC covers the 40 bytes behind itself. The index is a help, never the truth: the truth are the files in the
+//! folder of blobs. So it is not synced. After a kill it is complete, after a power cut it ends at the first record that
+//! does not verify, and what it says is compared with the folder in the background.
+//!
+//! One thing is said nowhere else: which blobs are still to be deleted in the origin. That such a deletion is *settled* must be
+//! durable before a blob that is stored again is relied on, and whoever stores it sees to that with [`Index::sync`].
+//!
+//! An index that grew too long is written anew beside the old one and takes its place ([`Rewrite`]).
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use base::BlobId;
+use base::size::BLOB_MAX;
+use blob::sums::crc32c;
+
+use super::{Cost, Rank};
+
+const HEADER: usize = 16;
+const RECORD: usize = 44;
+const MAGIC: [u8; 4] = *b"covI";
+const VERSION: u32 = 1;
+/// Records that are read at once.
+const BATCH: usize = 16 << 10;
+
+/// A change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// A blob is here.
+    Here {
+        /// Which.
+        id: BlobId,
+        /// Its size in bytes.
+        size: u32,
+        /// How dear it is to fetch again.
+        cost: Cost,
+        /// Where it stands.
+        rank: Rank,
+    },
+    /// It is here no more.
+    Gone(BlobId),
+    /// It has proven itself.
+    Proven(BlobId),
+    /// It is to be deleted in the origin.
+    Unwanted(BlobId),
+    /// That was done, or called off.
+    Settled(BlobId),
+}
+
+impl Record {
+    fn encode(&self, out: &mut Vec<u8>) {
+        let (kind, rank, cost, size, id) = match self {
+            Record::Here { id, size, cost, rank } => (1, *rank as u8, cost.code(), *size, id),
+            Record::Gone(id) => (2, 0, 0, 0, id),
+            Record::Proven(id) => (3, 0, 0, 0, id),
+            Record::Unwanted(id) => (4, 0, 0, 0, id),
+            Record::Settled(id) => (5, 0, 0, 0, id),
+        };
+        let mut body = [0; RECORD - 4];
+        body[..4].copy_from_slice(&[kind, rank, cost, 0]);
+        body[4..8].copy_from_slice(&size.to_be_bytes());
+        body[8..].copy_from_slice(&id.0);
+        out.extend_from_slice(&crc32c(&body).to_be_bytes());
+        out.extend_from_slice(&body);
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Record> {
+        let (crc, body) = bytes.split_first_chunk::<4>()?;
+        if crc32c(body) != u32::from_be_bytes(*crc) {
+            return None;
+        }
+        let (head, rest) = body.split_first_chunk::<4>()?;
+        let (size, id) = rest.split_first_chunk::<4>()?;
+        let size = u32::from_be_bytes(*size);
+        let id = BlobId(id.try_into().ok()?);
+        Some(match head[0] {
+            1 if size <= BLOB_MAX => {
+                let rank = if head[1] == Rank::Proven as u8 { Rank::Proven } else { Rank::New };
+                Record::Here { id, size, cost: Cost::from_code(head[2]), rank }
+            }
+            2 => Record::Gone(id),
+            3 => Record::Proven(id),
+            4 => Record::Unwanted(id),
+            5 => Record::Settled(id),
+            _ => return None,
+        })
+    }
+}
+
+/// An open index. See the [module](self).
+pub struct Index {
+    path: PathBuf,
+    file: File,
+    len: u64,
+    records: u64,
+    /// A record may be half there, or is missing: nothing may be appended before it is written anew.
+    broken: bool,
+    /// The name of the file may not survive a power cut yet.
+    renamed: bool,
+    /// What survives one.
+    durable: u64,
+}
+
+impl Index {
+    /// Opens the index, makes it if it is absent or is none, and calls `each` with its records in their order. What follows the first record that
+    /// does not verify is cut off.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn open(path: &Path, each: &mut dyn FnMut(Record)) -> io::Result<Index> {
+        let mut options = OpenOptions::new();
+        let mut file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let mut header = [0; HEADER];
+        let known = file.read_exact(&mut header).is_ok() && header == head();
+        let mut index = Index {
+            path: path.to_owned(),
+            file,
+            len: HEADER as u64,
+            records: 0,
+            broken: false,
+            renamed: true,
+            durable: 0,
+        };
+        if known {
+            index.read(each)?;
+        } else {
+            index.file.write_all_at(&head(), 0)?;
+        }
+        index.file.set_len(index.len)?;
+        Ok(index)
+    }
+
+    /// About how many records the file has, to be ready for them.
+    pub fn expected(path: &Path) -> usize {
+        fs::metadata(path).map_or(0, |file| file.len() as usize / RECORD)
+    }
+
+    fn read(&mut self, each: &mut dyn FnMut(Record)) -> io::Result<()> {
+        let mut batch = vec![0; BATCH * RECORD];
+        let mut left = 0;
+        loop {
+            let got = self.file.read(&mut batch[left..])?;
+            let have = left + got;
+            let whole = have - have % RECORD;
+            for bytes in batch[..whole].chunks_exact(RECORD) {
+                let Some(record) = Record::decode(bytes) else { return Ok(()) };
+                each(record);
+                self.len += RECORD as u64;
+                self.records += 1;
+            }
+            if got == 0 {
+                return Ok(());
+            }
+            batch.copy_within(whole..have, 0);
+            left = have - whole;
+        }
+    }
+
+    /// How many records it has.
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// Whether it takes no more records until it is written anew.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// How much of the file surely survives a power cut, in bytes.
+    pub fn durable_len(&self) -> u64 {
+        self.durable
+    }
+
+    /// Appends records; a kill right after does not lose them.
+    ///
+    /// # Errors
+    /// What the system says; the index is broken then.
+    pub fn append(&mut self, records: &[Record]) -> io::Result<()> {
+        if self.broken {
+            return Err(io::Error::other("the cache's index has to be written anew first"));
+        }
+        let bytes = encode(records);
+        if let Err(error) = self.file.write_all_at(&bytes, self.len) {
+            self.broken = true;
+            return Err(error);
+        }
+        self.len += bytes.len() as u64;
+        self.records += records.len() as u64;
+        Ok(())
+    }
+
+    /// Makes what was appended survive a power cut.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn sync(&mut self) -> io::Result<()> {
+        let len = self.len;
+        self.file.sync_data()?;
+        self.durable = len;
+        if self.renamed {
+            sync_folder(&self.path)?;
+            self.renamed = false;
+        }
+        Ok(())
+    }
+}
+
+/// An index in the making, beside the one that it is to replace.
+pub struct Rewrite {
+    path: PathBuf,
+    temporary: PathBuf,
+    file: File,
+    len: u64,
+    records: u64,
+}
+
+impl Rewrite {
+    /// Writes a new index that holds `records`. What is appended to the old one until [`Rewrite::install`] has to be told to this one then.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn begin(path: &Path, records: &[Record]) -> io::Result<Rewrite> {
+        let mut temporary = path.to_owned().into_os_string();
+        temporary.push(".new");
+        let temporary = PathBuf::from(temporary);
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        let mut rewrite = Rewrite { path: path.to_owned(), temporary, file, len: HEADER as u64, records: 0 };
+        let written = rewrite.file.write_all_at(&head(), 0).and_then(|()| rewrite.add(records));
+        match written.and_then(|()| rewrite.file.sync_data()) {
+            Ok(()) => Ok(rewrite),
+            Err(error) => {
+                let _ = fs::remove_file(&rewrite.temporary);
+                Err(error)
+            }
+        }
+    }
+
+    /// It takes the old one's place; `since` was appended to that meanwhile.
+    ///
+    /// # Errors
+    /// What the system says; the old one is as it was then.
+    pub fn install(mut self, since: &[Record]) -> io::Result<Index> {
+        let durable = self.len;
+        let done = self.add(since).and_then(|()| fs::rename(&self.temporary, &self.path));
+        if let Err(error) = done {
+            let _ = fs::remove_file(&self.temporary);
+            return Err(error);
+        }
+        let Rewrite { path, file, len, records, .. } = self;
+        Ok(Index { path, file, len, records, broken: false, renamed: true, durable })
+    }
+
+    fn add(&mut self, records: &[Record]) -> io::Result<()> {
+        for records in records.chunks(BATCH) {
+            let bytes = encode(records);
+            self.file.write_all_at(&bytes, self.len)?;
+            self.len += bytes.len() as u64;
+        }
+        self.records += records.len() as u64;
+        Ok(())
+    }
+}
+
+fn encode(records: &[Record]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(records.len() * RECORD);
+    records.iter().for_each(|record| record.encode(&mut bytes));
+    bytes
+}
+
+fn head() -> [u8; HEADER] {
+    let mut head = [0; HEADER];
+    head[..4].copy_from_slice(&MAGIC);
+    head[4..8].copy_from_slice(&VERSION.to_be_bytes());
+    head
+}
+
+fn sync_folder(file: &Path) -> io::Result<()> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}

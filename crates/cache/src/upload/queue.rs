@@ -1,0 +1,511 @@
+//! Which blob is uploaded next, and when: a value, without I/O, clock or chance.
+//!
+//! The oldest goes first. One that failed waits, longer after each failure, while the others go on. When nothing has succeeded since
+//! a failed attempt began, it is the origin that is in doubt and not the blob: from then on one attempt is made at a time, at
+//! growing intervals, until one succeeds. So an outage costs a request now and then instead of a storm, and a blob that the
+//! origin will not have keeps no other waiting. After a failure half as many are sent at a time, after each success one more: a thin line
+//! carries a few blobs at a time, where many would all be too slow.
+//!
+//! ```text
+//!   noted ──► waiting ──► under way ──► done                        forgotten while under way ──► gone when the attempt ends
+//!                ▲            │ failed                               └── noted again ──► waiting when the attempt ends
+//!                └────────────┘
+//! ```
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use base::{BlobId, Timestamp};
+
+use crate::Pinned;
+
+/// The first wait after an origin that did not answer, and the longest.
+const AWAY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// The same after one that refused, or a blob that cannot be read here: time alone mends neither, a person may.
+const REFUSED: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(120));
+/// When the origin answers again, no blob waits longer than this for its next attempt.
+const AFTER_OUTAGE: Duration = Duration::from_secs(2);
+/// So many of the blobs uploaded last are remembered: one that is stored again is asked for before it is sent again.
+const REMEMBERED: usize = 4096;
+
+/// Why an attempt came to nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// The origin did not answer.
+    Away(String),
+    /// The origin answered, and will not have it.
+    Refused(String),
+    /// The blob's bytes cannot be read here.
+    Local(String),
+}
+
+/// What keeps uploads from succeeding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// Since when.
+    pub since: Timestamp,
+    /// The origin answered, and refuses; else it does not answer.
+    pub refused: bool,
+    /// What it said last, in one line.
+    pub why: String,
+}
+
+/// Something that a person should hear of, once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// From now on nothing succeeds.
+    Trouble(Trouble),
+    /// It does again.
+    Over(Trouble),
+    /// A blob cannot be read here.
+    Unreadable(BlobId, String),
+}
+
+/// An attempt to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Job {
+    pub(super) id: BlobId,
+    pub(super) size: u64,
+    /// The origin may have it already.
+    pub(super) ask_first: bool,
+    begun: Instant,
+}
+
+/// What is to be done now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// This.
+    Job(Job),
+    /// Nothing before then.
+    At(Instant),
+    /// Nothing until something changes.
+    Nothing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Waiting,
+    UnderWay,
+    /// Under way, and not wanted any more.
+    Forgotten,
+    /// The same, and then wanted again.
+    WantedAgain,
+}
+
+#[derive(Debug)]
+struct Entry {
+    size: u64,
+    turn: u64,
+    since: Timestamp,
+    state: State,
+    attempts: u32,
+    not_before: Option<Instant>,
+    ask_first: bool,
+    unreadable: bool,
+    /// When it last failed, and why.
+    failed: Option<(Instant, String)>,
+}
+
+/// Counted since the node was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) sent_blobs: u64,
+    pub(super) sent_bytes: u64,
+    /// Blobs that the origin turned out to have.
+    pub(super) found_blobs: u64,
+    pub(super) failures: u64,
+}
+
+/// The queue. See the [module](self).
+pub(super) struct Queue {
+    /// Attempts at a time: at most, and for now.
+    most: usize,
+    allowed: usize,
+    entries: HashMap<BlobId, Entry>,
+    /// Those that are wanted, oldest first.
+    turns: BTreeMap<u64, BlobId>,
+    next_turn: u64,
+    pinned: Pinned,
+    under_way: usize,
+    unreadable: u64,
+    /// Failures since the last success that say something of the origin.
+    doubts: u32,
+    /// While it is in doubt: no attempt before then.
+    hold_until: Option<Instant>,
+    last_success: Option<Instant>,
+    trouble: Option<Trouble>,
+    recent: Recent,
+    counts: Counts,
+}
+
+#[derive(Default)]
+struct Recent {
+    all: HashSet<BlobId>,
+    order: VecDeque<BlobId>,
+}
+
+impl Recent {
+    fn insert(&mut self, id: BlobId) {
+        if self.all.insert(id) {
+            self.order.push_back(id);
+        }
+        while self.order.len() > REMEMBERED {
+            if let Some(oldest) = self.order.pop_front() {
+                self.all.remove(&oldest);
+            }
+        }
+    }
+}
+
+/// Between half and all of what doubles with every attempt, so that those who failed together do not come back together.
+fn wait_after(attempts: u32, (first, longest): (Duration, Duration), chance: u64) -> Duration {
+    let full = first.saturating_mul(1 << attempts.saturating_sub(1).min(16)).min(longest);
+    full / 2 + full.mul_f64((chance % 1024) as f64 / 2048.0)
+}
+
+impl Queue {
+    /// An empty one; at most so many attempts at a time.
+    pub(super) fn new(most: usize) -> Queue {
+        Queue {
+            most,
+            allowed: most,
+            entries: HashMap::new(),
+            turns: BTreeMap::new(),
+            next_turn: 0,
+            pinned: Pinned::default(),
+            under_way: 0,
+            unreadable: 0,
+            doubts: 0,
+            hold_until: None,
+            last_success: None,
+            trouble: None,
+            recent: Recent::default(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// A blob that the origin wants. `maybe_there`: it may have it. True when that is news: not while it waits or is sent already.
+    pub(super) fn note(&mut self, id: BlobId, size: u64, since: Timestamp, maybe_there: bool) -> bool {
+        let turn = self.next_turn;
+        let ask_first = maybe_there || self.recent.all.contains(&id);
+        match self.entries.get_mut(&id) {
+            Some(entry) if entry.state == State::Forgotten => {
+                (entry.state, entry.turn, entry.since) = (State::WantedAgain, turn, since);
+            }
+            Some(_) => return false,
+            None => {
+                let entry = Entry {
+                    size,
+                    turn,
+                    since,
+                    state: State::Waiting,
+                    attempts: 0,
+                    not_before: None,
+                    ask_first,
+                    unreadable: false,
+                    failed: None,
+                };
+                self.entries.insert(id, entry);
+            }
+        }
+        self.next_turn += 1;
+        self.turns.insert(turn, id);
+        self.pinned.blobs += 1;
+        self.pinned.bytes += size;
+        true
+    }
+
+    /// A blob that is wanted no more.
+    pub(super) fn forget(&mut self, id: &BlobId) {
+        let Some(entry) = self.entries.get_mut(id) else { return };
+        let state = entry.state;
+        if state == State::Forgotten {
+            return;
+        }
+        entry.state = State::Forgotten;
+        self.unlist(id);
+        if state == State::Waiting {
+            self.remove(id);
+        }
+        self.recent.all.remove(id);
+    }
+
+    /// Out of the list of what is wanted.
+    fn unlist(&mut self, id: &BlobId) {
+        let Some(entry) = self.entries.get_mut(id) else { return };
+        self.turns.remove(&entry.turn);
+        self.pinned.blobs -= 1;
+        self.pinned.bytes -= entry.size;
+        if std::mem::take(&mut entry.unreadable) {
+            self.unreadable -= 1;
+        }
+    }
+
+    fn remove(&mut self, id: &BlobId) {
+        self.entries.remove(id);
+    }
+
+    /// Whether the blob is wanted, or an attempt is under way.
+    pub(super) fn has(&self, id: &BlobId) -> bool {
+        self.entries.contains_key(id)
+    }
+
+    /// Whether the blob is wanted.
+    pub(super) fn wants(&self, id: &BlobId) -> bool {
+        self.entries.get(id).is_some_and(|entry| entry.state != State::Forgotten)
+    }
+
+    fn in_doubt(&self) -> bool {
+        self.doubts > 0
+    }
+
+    /// How many could be under way at once.
+    pub(super) fn hands(&self) -> usize {
+        if self.in_doubt() { self.most.min(1) } else { self.turns.len().min(self.allowed) }
+    }
+
+    /// Whether there is nothing to be done, now or later.
+    pub(super) fn is_idle(&self) -> bool {
+        self.turns.len() <= self.under_way
+    }
+
+    /// Takes what is to be done next.
+    pub(super) fn take(&mut self, now: Instant) -> Next {
+        if self.in_doubt() {
+            if self.under_way > 0 {
+                return Next::Nothing;
+            }
+            if let Some(at) = self.hold_until.filter(|at| *at > now) {
+                return Next::At(at);
+            }
+        }
+        if self.under_way >= self.allowed {
+            return Next::Nothing;
+        }
+        let (found, soonest) = if self.in_doubt() { self.probe(now) } else { self.oldest_ready(now) };
+        let entry = found.and_then(|id| Some((id, self.entries.get_mut(&id)?)));
+        match (entry, soonest) {
+            (Some((id, entry)), _) => {
+                entry.state = State::UnderWay;
+                self.under_way += 1;
+                Next::Job(Job { id, size: entry.size, ask_first: entry.ask_first, begun: now })
+            }
+            (None, Some(at)) => Next::At(at),
+            (None, None) => Next::Nothing,
+        }
+    }
+
+    fn waiting(&self) -> impl Iterator<Item = (BlobId, &Entry)> {
+        let entries = self.turns.values().filter_map(|id| Some((*id, self.entries.get(id)?)));
+        entries.filter(|(_, entry)| entry.state == State::Waiting)
+    }
+
+    /// The oldest that need not wait, or when the first of them has waited.
+    fn oldest_ready(&self, now: Instant) -> (Option<BlobId>, Option<Instant>) {
+        let mut soonest: Option<Instant> = None;
+        for (id, entry) in self.waiting() {
+            match entry.not_before.filter(|at| *at > now) {
+                Some(at) => soonest = Some(soonest.map_or(at, |other| other.min(at))),
+                None => return (Some(id), None),
+            }
+        }
+        (None, soonest)
+    }
+
+    /// Whom to try an origin in doubt with: who was tried least, because it may be that the origin will not have one of them.
+    fn probe(&self, now: Instant) -> (Option<BlobId>, Option<Instant>) {
+        let readable = self.waiting().filter(|(_, entry)| !entry.unreadable);
+        match readable.min_by_key(|(_, entry)| (entry.attempts, entry.turn)) {
+            Some((id, _)) => (Some(id), None),
+            None => self.oldest_ready(now),
+        }
+    }
+
+    /// An attempt succeeded. `sent`: the bytes went; else the origin had them. Whether the note can go, and what a person should hear.
+    pub(super) fn succeeded(&mut self, job: &Job, sent: bool, now: Instant) -> (bool, Option<Event>) {
+        self.under_way -= 1;
+        self.allowed = self.most.min(self.allowed + 1);
+        self.doubts = 0;
+        self.hold_until = None;
+        self.last_success = Some(now);
+        if sent {
+            self.counts.sent_blobs += 1;
+            self.counts.sent_bytes += job.size;
+        } else {
+            self.counts.found_blobs += 1;
+        }
+        let over = self.trouble.take().map(|trouble| {
+            let latest = now + AFTER_OUTAGE;
+            self.entries.values_mut().for_each(|e| e.not_before = e.not_before.map(|at| at.min(latest)));
+            Event::Over(trouble)
+        });
+        let done = match self.entries.get(&job.id).map(|entry| entry.state) {
+            Some(State::UnderWay) => {
+                self.unlist(&job.id);
+                self.remove(&job.id);
+                self.recent.insert(job.id);
+                true
+            }
+            _ => {
+                self.settle_forgotten(&job.id);
+                false
+            }
+        };
+        (done, over)
+    }
+
+    /// An attempt failed. `chance` is any number.
+    pub(super) fn failed(
+        &mut self,
+        job: &Job,
+        fault: Fault,
+        (now, today): (Instant, Timestamp),
+        chance: u64,
+    ) -> Option<Event> {
+        self.under_way -= 1;
+        self.counts.failures += 1;
+        let slow = !matches!(fault, Fault::Away(_));
+        let (Fault::Away(said) | Fault::Refused(said) | Fault::Local(said)) = &fault;
+        let succeeded_since = |at: Instant| self.last_success.is_some_and(|success| success >= at);
+        // Others got through since this began, or since this one failed before: so it says nothing of the origin.
+        let mut alone = succeeded_since(job.begun);
+        let mut event = None;
+        if let Some(entry) = self.entries.get_mut(&job.id).filter(|entry| entry.state == State::UnderWay) {
+            entry.state = State::Waiting;
+            entry.attempts += 1;
+            let before = entry.failed.replace((now, said.clone()));
+            alone |= before.is_some_and(|(at, _)| succeeded_since(at));
+            // The bytes may have arrived, and only the answer not.
+            entry.ask_first = true;
+            let wait = wait_after(entry.attempts, if slow { REFUSED } else { AWAY }, chance);
+            entry.not_before = Some(now + wait);
+            if let Fault::Local(why) = &fault
+                && !std::mem::replace(&mut entry.unreadable, true)
+            {
+                self.unreadable += 1;
+                event = Some(Event::Unreadable(job.id, why.clone()));
+            }
+        } else {
+            self.settle_forgotten(&job.id);
+        }
+        let (refused, why) = match fault {
+            Fault::Away(why) => (false, why),
+            Fault::Refused(why) => (true, why),
+            Fault::Local(_) => return event,
+        };
+        self.allowed = self.most.min((self.allowed / 2).max(1));
+        if alone {
+            return None;
+        }
+        self.doubts = self.doubts.saturating_add(1);
+        self.hold_until = Some(now + wait_after(self.doubts, if refused { REFUSED } else { AWAY }, chance));
+        match &mut self.trouble {
+            Some(trouble) if trouble.refused == refused => {
+                trouble.why = why;
+                None
+            }
+            trouble => {
+                let since = trouble.as_ref().map_or(today, |before| before.since);
+                let new = Trouble { since, refused, why };
+                *trouble = Some(new.clone());
+                Some(Event::Trouble(new))
+            }
+        }
+    }
+
+    /// The attempt for a blob that was forgotten meanwhile has ended.
+    fn settle_forgotten(&mut self, id: &BlobId) {
+        match self.entries.get_mut(id) {
+            Some(entry) if entry.state == State::WantedAgain => {
+                entry.state = State::Waiting;
+                entry.attempts = 0;
+                entry.not_before = None;
+                // Whatever became of the attempt, asking is cheap.
+                entry.ask_first = true;
+            }
+            Some(entry) if entry.state == State::Forgotten => self.remove(id),
+            _ => {}
+        }
+    }
+
+    /// The attempt found that nobody needs the blob.
+    pub(super) fn is_nobodys(&mut self, job: &Job) {
+        self.under_way -= 1;
+        if self.entries.get(&job.id).is_some_and(|entry| entry.state == State::UnderWay) {
+            self.unlist(&job.id);
+            self.remove(&job.id);
+        } else {
+            self.settle_forgotten(&job.id);
+        }
+    }
+
+    /// Tries everything again now.
+    pub(super) fn hurry(&mut self) {
+        self.hold_until = None;
+        self.entries.values_mut().for_each(|entry| entry.not_before = None);
+    }
+
+    /// Everything noted so far has a smaller number.
+    pub(super) fn mark(&self) -> u64 {
+        self.next_turn
+    }
+
+    /// How much of what was noted before the mark is wanted still.
+    pub(super) fn left(&self, mark: u64) -> Pinned {
+        let before = self.turns.range(..mark).filter_map(|(_, id)| self.entries.get(id));
+        before.fold(Pinned::default(), |sum, entry| Pinned {
+            blobs: sum.blobs + 1,
+            bytes: sum.bytes + entry.size,
+        })
+    }
+
+    /// Whether nothing of that is.
+    pub(super) fn is_settled(&self, mark: u64) -> bool {
+        self.turns.first_key_value().is_none_or(|(turn, _)| *turn >= mark)
+    }
+
+    pub(super) fn pinned(&self) -> Pinned {
+        self.pinned
+    }
+
+    pub(super) fn under_way(&self) -> usize {
+        self.under_way
+    }
+
+    pub(super) fn unreadable(&self) -> u64 {
+        self.unreadable
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    pub(super) fn trouble(&self) -> Option<&Trouble> {
+        self.trouble.as_ref()
+    }
+
+    pub(super) fn last_success(&self) -> Option<Instant> {
+        self.last_success
+    }
+
+    /// Why the one that has waited longest failed last, if it did.
+    pub(super) fn oldest_failure(&self) -> Option<String> {
+        let (_, id) = self.turns.first_key_value()?;
+        Some(self.entries.get(id)?.failed.as_ref()?.1.clone())
+    }
+
+    /// When what has waited longest was noted.
+    pub(super) fn oldest(&self) -> Option<Timestamp> {
+        let (_, id) = self.turns.first_key_value()?;
+        self.entries.get(id).map(|entry| entry.since)
+    }
+
+    /// All that is wanted, oldest first, with sizes.
+    pub(super) fn list(&self) -> Vec<(BlobId, u64)> {
+        let sized = |id: &BlobId| self.entries.get(id).map(|entry| (*id, entry.size));
+        self.turns.values().filter_map(sized).collect()
+    }
+}

@@ -1,0 +1,112 @@
+//! `covey cache`: what a node's disk keeps of a far origin, and letting go of it.
+
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+
+use crate::control::{self, Request};
+use crate::error::{Failure, Result};
+use crate::far::options::parse_size;
+use crate::far::{Evicted, FarStatus, cache_rows};
+use crate::node::{Node, NodeOptions};
+use crate::status::Status;
+use crate::table::{Pairs, bytes, count};
+use crate::target::{Target, resolve};
+use crate::term::Term;
+
+/// Shows what this node's disk keeps of a far origin, or lets go of it
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  covey cache status /mnt/covey\n  covey cache evict --to 10G /mnt/covey\n  covey cache evict --all /srv/volume      also one that is not mounted\n\n\
+    What the origin does not have yet is never let go of: covey flush brings it there."
+)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Show how much is kept, and how often it was what was asked for
+    ///
+    /// Example: covey cache status /mnt/covey
+    Status {
+        /// A path on a mount, or a volume's folder
+        volume: PathBuf,
+    },
+    /// Let go of blobs that the origin has
+    ///
+    /// Example: covey cache evict --to 10G /mnt/covey
+    Evict {
+        /// All of them
+        #[arg(long, required_unless_present = "to", conflicts_with = "to")]
+        all: bool,
+        /// Those wanted least, until no more than this is kept: 10G, 512M
+        #[arg(long, value_name = "SIZE")]
+        to: Option<String>,
+        /// A path on a mount, or a volume's folder
+        volume: PathBuf,
+    },
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    match &args.what {
+        What::Status { volume } => {
+            let (name, far) = status(volume)?;
+            term.result(&far.cache, || {
+                let mut pairs = Pairs::new();
+                pairs.row("volume", &name);
+                cache_rows(&mut pairs, &far);
+                pairs.text()
+            });
+        }
+        What::Evict { to, volume, .. } => {
+            let bytes_left = match to {
+                None => None,
+                Some(text) => Some(parse_size(text).ok_or_else(|| {
+                    Failure::usage(format!("--to {text} is no size")).next("write one like 10G or 512M")
+                })?),
+            };
+            let evicted = evict(volume, bytes_left)?;
+            term.result(&evicted, || {
+                format!("Let go of {} blobs, {}.", count(evicted.blobs), bytes(evicted.bytes))
+            });
+        }
+    }
+    Ok(0)
+}
+
+fn status(volume: &Path) -> Result<(String, FarStatus)> {
+    let status: Status = match resolve(volume)? {
+        Target::Mounted(place) => control::ask(&place.ear(), &Request::Status, &mut |_| ())?,
+        Target::Closed { dir, .. } => {
+            let node = Node::open(&dir, &NodeOptions::reading("cache status"))?;
+            let status = node.status();
+            node.close()?;
+            status?
+        }
+    };
+    match status.far {
+        Some(far) => Ok((status.volume, far)),
+        None => Err(no_cache(&status.volume)),
+    }
+}
+
+fn evict(volume: &Path, to: Option<u64>) -> Result<Evicted> {
+    match resolve(volume)? {
+        Target::Mounted(place) => control::ask(&place.ear(), &Request::Evict { to }, &mut |_| ()),
+        Target::Closed { dir, .. } => {
+            let node = Node::open(&dir, &NodeOptions::reading("cache evict"))?;
+            let evicted = node.evict(to);
+            node.close()?;
+            evicted
+        }
+    }
+}
+
+/// What a volume is told whose blobs are all here.
+pub fn no_cache(volume: &str) -> Failure {
+    Failure::new("no-cache", format!("{volume} has no cache: its origin is on this machine"))
+        .next("a volume with a far origin has one: covey format VOLUME --origin s3://BUCKET/PREFIX")
+}

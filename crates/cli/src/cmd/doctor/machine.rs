@@ -1,0 +1,177 @@
+//! What of the machine matters beside FUSE itself: the clock, limits, the configuration file, fstab.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use clap::CommandFactory;
+
+use super::{Check, find_program, note, ok, wrong};
+use crate::Cli;
+use crate::config::Config;
+use crate::table::utc;
+
+/// No clock that runs shows a time before the year 2025, nor one after 2099.
+const FIRST_SECOND: i64 = 1_735_689_600;
+const LAST_SECOND: i64 = 4_102_444_800;
+
+/// The clock stamps what is written, and object stores refuse requests that are minutes off.
+pub fn clock() -> Check {
+    let now = base::time::now().seconds();
+    let shown = utc(now);
+    if !(FIRST_SECOND..LAST_SECOND).contains(&now) {
+        return wrong(
+            "clock",
+            format!("it shows {shown}"),
+            "timedatectl set-ntp true   (as root; or set it: date -s '2026-01-31 12:00')",
+        );
+    }
+    // SAFETY: all zeros is a value of timex, which is plain numbers, and asks to change nothing.
+    let mut timex: libc::timex = unsafe { std::mem::zeroed() };
+    // SAFETY: `timex` is a living value of the type that adjtimex(2) fills.
+    let state = unsafe { libc::adjtimex(&mut timex) };
+    match state {
+        libc::TIME_ERROR => note(
+            "clock",
+            format!(
+                "{shown}, and nothing keeps it right: object stores refuse clocks that are off by minutes"
+            ),
+            "timedatectl set-ntp true   (as root; in a virtual machine or container the host may do it)",
+        ),
+        _ => ok("clock", shown),
+    }
+}
+
+/// io_uring pins its buffers in memory for who may not pin any.
+pub fn pinned_memory() -> Option<Check> {
+    const ENOUGH: u64 = 8 << 20;
+    let switched_on =
+        fs::read_to_string("/sys/module/fuse/parameters/enable_uring").is_ok_and(|text| text.trim() == "Y");
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a living value of the type that getrlimit(2) fills.
+    let status = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
+    if !switched_on || status != 0 || super::may_mount() || limit.rlim_cur >= ENOUGH {
+        return None;
+    }
+    Some(note(
+        "pinned memory",
+        format!("only {} KiB may be pinned, which io_uring needs", limit.rlim_cur >> 10),
+        "ulimit -l 65536   (for a service: LimitMEMLOCK=infinity)",
+    ))
+}
+
+/// Whether the kernel could hand reads to a file below. Nothing of Covey's needs it: that it is there or not changes nothing.
+pub fn passthrough() -> Option<Check> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let text = fs::read_to_string(format!("/boot/config-{}", release.trim())).ok()?;
+    let has = text.lines().any(|line| line == "CONFIG_FUSE_PASSTHROUGH=y");
+    Some(ok(
+        "passthrough",
+        if has { "this kernel has it; it is not needed" } else { "this kernel has none; it is not needed" },
+    ))
+}
+
+/// Whether users other than its owner and root may change a file.
+fn others_may_write(path: &Path) -> bool {
+    fs::metadata(path)
+        .is_ok_and(|meta| meta.mode() & 0o002 != 0 || meta.mode() & 0o020 != 0 && meta.gid() != meta.uid())
+}
+
+/// Whether the configuration files can be used.
+pub fn configuration(named: Option<&OsString>) -> Check {
+    match Config::load(&Cli::command(), named.map(OsString::as_os_str)) {
+        Ok(config) => {
+            let open = config.files.iter().find(|(path, read)| *read && others_may_write(path));
+            if let Some((path, _)) = open {
+                let shown = path.display();
+                let found =
+                    format!("{shown} can be written by other users, who then say how volumes are mounted");
+                return wrong("configuration", found, format!("chmod go-w {shown}"));
+            }
+            let read: Vec<String> =
+                config.files.iter().filter(|file| file.1).map(|file| file.0.display().to_string()).collect();
+            ok(
+                "configuration",
+                if read.is_empty() { "no file: defaults".to_owned() } else { read.join(", ") },
+            )
+        }
+        Err(failure) => wrong("configuration", failure.what, failure.next.join("; or ")),
+    }
+}
+
+/// Whether lines of fstab find their program and their volumes.
+pub fn fstab() -> Vec<Check> {
+    let text = fs::read_to_string("/etc/fstab").unwrap_or_default();
+    let helper = ["/sbin/mount.covey", "/usr/sbin/mount.covey"].iter().any(|path| Path::new(path).exists());
+    lines_of_ours(&text).map(|(volume, place)| fstab_line(volume, place, helper)).collect()
+}
+
+/// Volume and mountpoint of each line of type covey.
+fn lines_of_ours(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let (volume, place, kind) = (words.next()?, words.next()?, words.next()?);
+        (!volume.starts_with('#') && matches!(kind, "covey" | "fuse.covey")).then_some((volume, place))
+    })
+}
+
+fn fstab_line(volume: &str, place: &str, helper: bool) -> Check {
+    let program = find_program("covey").unwrap_or_else(|| "/usr/bin/covey".into());
+    if !helper {
+        let mend = format!("ln -s {} /sbin/mount.covey   (as root)", program.display());
+        return wrong(
+            "fstab",
+            format!("{place} is of type covey, and mount(8) finds no /sbin/mount.covey"),
+            mend,
+        );
+    }
+    if volume.starts_with('/') && !Path::new(volume).join("covey.json").exists() {
+        return wrong(
+            "fstab",
+            format!("{volume}, for {place}, is no volume"),
+            format!("covey format {volume}, or mend /etc/fstab"),
+        );
+    }
+    if !Path::new(place).is_dir() {
+        return wrong("fstab", format!("{place} is not there"), format!("mkdir -p {place}"));
+    }
+    ok("fstab", format!("{volume} at {place}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cmd::doctor::Level;
+
+    #[test]
+    fn a_configuration_that_others_can_write_is_wrong() {
+        use std::os::unix::fs::PermissionsExt;
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("covey.toml");
+        fs::write(&path, "[mount]\ncommit = 2\n").unwrap();
+        let level = |mode| {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            configuration(Some(&path.clone().into_os_string())).level
+        };
+        assert_eq!((level(0o644), level(0o666)), (Level::Ok, Level::Wrong));
+    }
+
+    #[test]
+    fn lines_of_other_types_are_not_ours() {
+        let text =
+            "# /srv/a /a covey\n/srv/v  /mnt/v  covey  nofail 0 0\nUUID=x / ext4\n\nmem: /m fuse.covey\n";
+        let found: Vec<_> = lines_of_ours(text).collect();
+        assert_eq!(found, [("/srv/v", "/mnt/v"), ("mem:", "/m")]);
+    }
+
+    #[test]
+    fn a_line_without_its_program_volume_or_place_is_wrong() {
+        let temp = tempfile::tempdir().unwrap();
+        let here = temp.path().to_str().unwrap();
+        assert!(fstab_line("mem:", here, false).mend.unwrap().starts_with("ln -s "));
+        assert_eq!(fstab_line(here, here, true).level, Level::Wrong);
+        assert_eq!(fstab_line("mem:", "/nowhere", true).level, Level::Wrong);
+        assert_eq!(fstab_line("mem:", here, true).level, Level::Ok);
+    }
+}

@@ -1,0 +1,125 @@
+//! `covey published`: what is published in an origin.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use blob::Origin;
+use origin::Access;
+use serde::Serialize;
+use tree::root::{self, Root, hex};
+
+use crate::error::Result;
+use crate::frozen::{self, Reach};
+use crate::mounts;
+use crate::origins;
+use crate::publish::failure;
+use crate::table::{Table, bytes, count, utc};
+use crate::target::{Target, resolve};
+use crate::term::Term;
+use crate::volume_dir::VolumeDir;
+
+/// Lists what is published
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  covey published /srv/volume\n  covey published file:/srv/volume/blobs --json      without the volume"
+)]
+pub struct Args {
+    /// A volume's folder, a path on a mount, or an origin
+    volume: PathBuf,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    /// What is wrong with it; the other fields are then empty.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    sequence: u64,
+    published: String,
+    files: u64,
+    bytes: u64,
+    nodes: u64,
+    root: String,
+    key: String,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    let (origin, text) = origin_of(args)?;
+    let names = root::names(&*origin).map_err(|error| failure("cannot list what is published", error))?;
+    let rows: Vec<Row> = names.into_iter().map(|name| row(&*origin, name)).collect();
+    let bad = rows.iter().any(|row| row.error.is_some());
+    term.result(&rows, || {
+        if rows.is_empty() {
+            return format!("Nothing is published in {text}. covey publish VOLUME NAME publishes a volume.");
+        }
+        table(&rows) + &format!("\nMount one: covey mount {text}@NAME MOUNTPOINT\n")
+    });
+    Ok(u8::from(bad))
+}
+
+/// The origin that is meant, and how it is written.
+fn origin_of(args: &Args) -> Result<(Arc<dyn Origin>, String)> {
+    let path = &args.volume;
+    let home = match path.to_str().filter(|text| frozen::is_origin(text) && !frozen::is_folder(path)) {
+        Some(text) => origins::address(text, &args.reach)?,
+        None => match resolve(path)? {
+            Target::Closed { dir, .. } => dir.home(),
+            Target::Mounted(place) => match mounts::volume_of(&place.mount) {
+                Some(folder) => VolumeDir::open(&folder)?.home(),
+                None => match frozen::source(&place.mount.source).and_then(|tree| tree.rsplit_once('@')) {
+                    Some((origin, _)) => origins::address(origin, &args.reach)?,
+                    None => return Err(crate::backend::not_a_volume(&place.mount.source)),
+                },
+            },
+        },
+    };
+    Ok((origins::open_origin(&home, Access::ReadOnly)?, home.origin))
+}
+
+fn row(origin: &dyn Origin, name: String) -> Row {
+    match Root::read(origin, &name, None) {
+        Ok(root) => Row {
+            name,
+            error: None,
+            sequence: root.sequence,
+            published: utc(root.moment.seconds()),
+            files: root.inodes,
+            bytes: root.bytes,
+            nodes: root.nodes,
+            root: hex(&root.top.hash),
+            key: hex(&root.key),
+        },
+        Err(error) => Row {
+            name,
+            error: Some(error.to_string()),
+            sequence: 0,
+            published: String::new(),
+            files: 0,
+            bytes: 0,
+            nodes: 0,
+            root: String::new(),
+            key: String::new(),
+        },
+    }
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut table = Table::new(&["Name", "No. ", "Published", "Files ", "Bytes ", "Signed by"]);
+    for row in rows {
+        let cells = match &row.error {
+            None => [
+                row.sequence.to_string(),
+                row.published.clone(),
+                count(row.files),
+                bytes(row.bytes),
+                format!("{}...", &row.key[..16.min(row.key.len())]),
+            ],
+            Some(error) => ["-".into(), error.clone(), "-".into(), "-".into(), "-".into()],
+        };
+        table.row([vec![row.name.clone()], cells.to_vec()].concat());
+    }
+    table.text()
+}

@@ -1,0 +1,201 @@
+//! `covey restore`: a published tree becomes a volume that can be written to, with the same origin.
+//!
+//! The old volume must not go on: two that store to one origin would delete each other's blobs. So the new one becomes the owner of
+//! the origin, which the old one notices before it deletes anything; and where it cannot be seen that the old one is gone, the
+//! person who restores has to say so.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blob::{BlobSource, Origin};
+use meta::{MetaStore, Sqlite};
+use origin::Access;
+use serde::Serialize;
+use tree::root::{self, Root, hex};
+use tree::{Owner, Tree, TreeError};
+
+use crate::control::Tick;
+use crate::error::{Failure, Result};
+use crate::frozen::{Named, Reach};
+use crate::node;
+use crate::origins;
+use crate::publish::{self, Publisher, failure, host};
+use crate::table::{bytes, count};
+use crate::term::Term;
+use crate::volume_dir::VolumeDir;
+
+/// Makes a writable volume of a published tree, after the old one is gone
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  covey restore file:/backup/blobs@latest /srv/volume\n  covey restore --take-over file:/backup/blobs@nightly /srv/volume\n\n\
+    The new volume uses the same origin and no byte is copied. It becomes the origin's owner: the old volume, should it still be\n\
+    there, can only be read from then on."
+)]
+pub struct Args {
+    /// What was published: ORIGIN@NAME
+    #[arg(value_name = "ORIGIN@NAME")]
+    tree: String,
+    /// The new volume's folder: empty, or not there yet
+    volume: PathBuf,
+    /// The old volume is not in use any more, though that cannot be seen from here
+    #[arg(long)]
+    take_over: bool,
+    #[command(flatten)]
+    reach: Reach,
+    /// Accept only what is signed by this key (64 hexadecimal digits)
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Outcome {
+    volume: PathBuf,
+    id: String,
+    origin: String,
+    name: String,
+    sequence: u64,
+    files: u64,
+    bytes: u64,
+    /// Rows of names.
+    rows: u64,
+    /// How many owners the origin has had.
+    generation: u64,
+    seconds: f64,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    let started = base::time::monotonic();
+    let named = Named::parse(&args.tree)?.ok_or_else(|| {
+        Failure::usage(format!("{} names no published tree", args.tree))
+            .next("write ORIGIN@NAME, for example file:/srv/volume/blobs@latest")
+    })?;
+    let named = named.accepting(args.key.as_deref())?.reached(&args.reach, None)?;
+    let (root, origin) = named.root(Access::ReadWrite)?;
+    let owner = Owner::read(&*origin).map_err(|error| named.failure(error))?.ok_or_else(|| {
+        let what = "its record `owner` is missing".to_owned();
+        named.failure(TreeError::Damaged(what))
+    })?;
+    let gone = is_gone(&owner, &origin)?;
+    if !gone && !args.take_over {
+        return Err(may_live(&owner));
+    }
+    let mut progress = term.progress("restore");
+    let mut tick = |tick: Tick| crate::cmd::clone::show(&mut progress, &tick);
+    let restore = Restore { named: &named, root: &root, origin: &origin, owner, wait: !gone };
+    let mut done = (0, 0);
+    let id = hex(&root.volume);
+    let home = origins::sized(&args.volume, named.home.clone())?;
+    let dir = VolumeDir::create_as(&args.volume, &id, home, |dir| {
+        done = restore.fill(dir, &mut tick)?;
+        Ok(())
+    })?;
+    progress.done();
+    let outcome = Outcome {
+        volume: dir.path().to_owned(),
+        id,
+        origin: named.home.origin.clone(),
+        name: root.name.clone(),
+        sequence: root.sequence,
+        files: root.inodes,
+        bytes: root.bytes,
+        rows: done.0,
+        generation: done.1,
+        seconds: (base::time::monotonic() - started).as_secs_f64(),
+    };
+    term.result(&outcome, || {
+        let shown = outcome.volume.display();
+        format!(
+            "Restored {} ({}): {} files and folders, {}, in {:.1} s. Next: covey mount {shown} MOUNTPOINT",
+            outcome.name,
+            outcome.sequence,
+            count(outcome.files),
+            bytes(outcome.bytes),
+            outcome.seconds
+        )
+    });
+    Ok(0)
+}
+
+/// Whether the old volume is certainly gone: its folder was on this machine and is there no more. In use here it is refused.
+fn is_gone(owner: &Owner, origin: &Arc<dyn Origin>) -> Result<bool> {
+    let Some((machine, folder)) = owner.note.split_once(':') else { return Ok(false) };
+    if machine != host() {
+        return Ok(false);
+    }
+    let Ok(dir) = VolumeDir::open(Path::new(folder)) else { return Ok(true) };
+    // Another volume may be where it was.
+    let same = Publisher::of(&dir)?.and_then(|publisher| publisher.owner()) == Some(owner.owner);
+    match dir.holder()? {
+        Some(holder) if same => {
+            Err(dir.in_use(Some(holder)).why(format!("it publishes to {}", origin.describe())))
+        }
+        _ => Ok(!same),
+    }
+}
+
+fn may_live(owner: &Owner) -> Failure {
+    Failure::new("may-be-alive", format!("the origin is the volume's at {}", owner.note))
+        .why("if that volume is still written to, the two would delete each other's blobs")
+        .next("make sure that it is not mounted any more, then add --take-over: from then on it can only be read")
+        .next("to look at what was published, nothing has to be taken over: covey mount ORIGIN@NAME MOUNTPOINT")
+}
+
+struct Restore<'a> {
+    named: &'a Named,
+    root: &'a Root,
+    origin: &'a Arc<dyn Origin>,
+    owner: Owner,
+    /// The old owner may still run.
+    wait: bool,
+}
+
+impl Restore<'_> {
+    /// Rows and generation.
+    fn fill(&self, dir: &VolumeDir, tick: &mut dyn FnMut(Tick)) -> Result<(u64, u64)> {
+        let failed = |error: TreeError| self.named.failure(error);
+        let store =
+            Sqlite::open(&dir.meta().join("names.db")).map_err(|error| failed(TreeError::Store(error)))?;
+        let source: Arc<dyn BlobSource> = self.origin.clone();
+        let of = self.root.top.rows;
+        let rows = tree::restore::restore(&Tree::new(source, self.root), &store, &mut |done| {
+            tick(Tick { done, of, what: format!("{} rows of names", count(done)) });
+            true
+        });
+        let rows = rows.map_err(failed)?;
+        self.hold_published(&store)?;
+        drop(store);
+        node::make_journal(dir, self.origin.clone())?;
+        let me = Publisher::make(dir)?;
+        let (note, key) = (publish::place_of(dir), me.signer()?.key());
+        let owner = self.owner.clone();
+        let owner = owner.hand_over(&**self.origin, me.owner().unwrap_or_default(), note, key);
+        let owner = owner.map_err(failed)?;
+        if self.wait {
+            // By then an old daemon has looked, and deletes no more.
+            tick(Tick { done: of, of, what: "waiting until the old volume has noticed".to_owned() });
+            std::thread::sleep(publish::LOOK + publish::LOOK / 2);
+        }
+        // Until it noticed, the old volume may have taken away what this one was made of.
+        Root::read(&**self.origin, &self.named.name, None).map_err(failed)?;
+        Ok((rows, owner.generation))
+    }
+
+    /// What is published stays published: the new volume must not delete what only a tree needs.
+    fn hold_published(&self, store: &dyn MetaStore) -> Result<()> {
+        let list = root::names(&**self.origin).map_err(|error| self.named.failure(error))?;
+        for name in list {
+            let blobs = Root::read(&**self.origin, &name, None).and_then(|root| {
+                let source: Arc<dyn BlobSource> = self.origin.clone();
+                Tree::new(source, &root).blobs()
+            });
+            let held = blobs.and_then(|blobs| tree::restore::hold(store, &name, &blobs));
+            held.map_err(|error| {
+                failure(format!("what is published as {name} cannot be kept"), error).next(format!(
+                    "if it is not wanted, remove its record, published/{name}, from the origin"
+                ))
+            })?;
+        }
+        Ok(())
+    }
+}

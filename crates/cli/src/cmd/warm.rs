@@ -1,0 +1,119 @@
+//! `covey warm`: fetches what files consist of before anybody reads them.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::cmd::clone::show;
+use crate::cmd::flush::HAND_OVER;
+use crate::control::{self, Ear, RawPath, Request};
+use crate::error::{Context, Failure, Result};
+use crate::far::warm::WarmSummary;
+use crate::table::{bytes, count};
+use crate::target::{Place, Target, resolve};
+use crate::term::Term;
+
+/// Paths asked for at a time, in bytes of text: a request has a bound.
+const BATCH: usize = 256 << 10;
+
+/// Fetches files and trees from the origin into this node's cache
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  covey warm /mnt/covey/models/llama\n  find /mnt/covey/src -name '*.rs' | covey warm --from-list -\n\n\
+    What is here already is not fetched again. Exit status: 0 when everything is here, 1 when something could not be had."
+)]
+pub struct Args {
+    /// Files and folders on a mount
+    #[arg(required_unless_present = "from_list")]
+    paths: Vec<PathBuf>,
+    /// Also those that a file names, one a line; - is standard input
+    #[arg(long, value_name = "FILE")]
+    from_list: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    let mut paths = args.paths.clone();
+    if let Some(file) = &args.from_list {
+        paths.extend(list(file)?);
+    }
+    if paths.is_empty() {
+        return Err(Failure::usage("the list names no file").next("name files on a mount: covey warm PATH"));
+    }
+    let mut progress = term.progress("warm");
+    let mut sum = WarmSummary::default();
+    for (ear, batch) in batches(&paths)? {
+        let request = Request::Warm { paths: batch };
+        sum.add(control::ask(&ear, &request, &mut |tick| show(&mut progress, tick))?);
+    }
+    progress.done();
+    for missed in &sum.failed {
+        term.say(format_args!("not had: {} ({})", missed.path, missed.why));
+    }
+    let more = sum.failed_count.saturating_sub(sum.failed.len() as u64);
+    if more > 0 {
+        term.say(format_args!("not had: {more} more"));
+    }
+    term.result(&sum, || text(&sum));
+    Ok(u8::from(sum.failed_count > 0))
+}
+
+/// The paths of a list; an empty line names nothing.
+fn list(file: &Path) -> Result<Vec<PathBuf>> {
+    use std::os::unix::ffi::OsStrExt;
+    let mut text = Vec::new();
+    if file == Path::new("-") {
+        std::io::stdin().lock().read_to_end(&mut text).or_fail(|| "cannot read standard input".to_owned())?;
+    } else {
+        text = std::fs::read(file).at("read", file)?;
+    }
+    let lines = text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+    let named = lines.filter(|line| !line.is_empty());
+    Ok(named.map(|line| PathBuf::from(std::ffi::OsStr::from_bytes(line))).collect())
+}
+
+/// The paths by the daemon that serves them, in portions that a request can hold.
+fn batches(paths: &[PathBuf]) -> Result<Vec<(Ear, Vec<RawPath>)>> {
+    let mut by_mount: BTreeMap<PathBuf, (Ear, Vec<RawPath>)> = BTreeMap::new();
+    let mut out = Vec::new();
+    let mut room: BTreeMap<PathBuf, usize> = BTreeMap::new();
+    for path in paths {
+        let place = mounted(path)?;
+        let mount = place.mount.path.clone();
+        if !by_mount.contains_key(&mount) {
+            // What is still in the kernel only is not in the names yet.
+            fuse::mount::hand_over(&mount, HAND_OVER);
+        }
+        let inner = RawPath::from(place.inner());
+        let taken = room.entry(mount.clone()).or_default();
+        *taken += place.inner().as_os_str().len() * 2 + 16;
+        let entry = by_mount.entry(mount).or_insert_with(|| (place.ear(), Vec::new()));
+        entry.1.push(inner);
+        if *taken >= BATCH {
+            *taken = 0;
+            out.push((entry.0.clone(), std::mem::take(&mut entry.1)));
+        }
+    }
+    out.extend(by_mount.into_values().filter(|(_, paths)| !paths.is_empty()));
+    Ok(out)
+}
+
+fn mounted(path: &Path) -> Result<Place> {
+    match resolve(path)? {
+        Target::Mounted(place) => Ok(place),
+        Target::Closed { dir, .. } => {
+            Err(Failure::new("not-mounted", format!("the volume {} is not mounted", dir.path().display()))
+                .next(format!("mount it first: covey mount {} MOUNTPOINT", dir.path().display())))
+        }
+    }
+}
+
+fn text(sum: &WarmSummary) -> String {
+    let fetched = format!("{} blobs ({}) fetched", count(sum.fetched_blobs), bytes(sum.fetched_bytes));
+    let here = format!("{} ({}) were here", count(sum.here_blobs), bytes(sum.here_bytes));
+    let failed = match sum.failed_count {
+        0 => String::new(),
+        n => format!("; {} could not be had", count(n)),
+    };
+    format!("{} files: {fetched}, {here}{failed}, {:.1} s.", count(sum.files), sum.seconds)
+}

@@ -1,0 +1,206 @@
+//! What a configuration file says, and how it gets beneath the command line.
+//!
+//! ```text
+//!   command line  >  environment (COVEY_*)  >  the user's covey.toml  >  /etc/covey/covey.toml  >  default
+//!                                              (--config FILE or COVEY_CONFIG: that file alone)
+//! ```
+//!
+//! A file's values become the *defaults* of clap's own table before the command line is read. So no command knows of files; what an
+//! argument may be is judged by its own parser; and whatever argument `covey mount` gets one day can be configured at once. Mount options are
+//! the exception: they are words in a list, and the file's words go before those of the environment and of `-o`.
+//!
+//! | section | keys |
+//! |---|---|
+//! | `[mount]` | the options of `-o` and the arguments of `covey mount`, by their names |
+//! | `[origin]` | `endpoint`, `region` |
+//! | `[log]` | `level`, `format` |
+//! | `[volume."/srv/v"]` | both of the first, for this volume only: nearer than the sections above |
+//!
+//! Credentials have no place here, and a key that looks like one is refused.
+
+pub mod file;
+pub mod known;
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use clap::{ArgMatches, Command};
+
+use self::file::{Entry, Section, Value};
+use self::known::Known;
+use crate::error::{Failure, Result};
+use crate::options;
+
+/// Where the whole machine is configured.
+pub const SYSTEM: &str = "/etc/covey/covey.toml";
+
+/// Commands that mount: they take what `[mount]` says.
+const MOUNTING: [&str; 2] = ["mount", "up"];
+
+/// Everything that configuration files say, the most general first: later entries win.
+#[derive(Debug, Default)]
+pub struct Config {
+    /// What they say.
+    pub entries: Vec<Entry>,
+    /// The files that were looked for, and whether they are there.
+    pub files: Vec<(PathBuf, bool)>,
+}
+
+impl Config {
+    /// Reads the files. `named` is what `--config` or `COVEY_CONFIG` says; if that is empty, no file is read.
+    ///
+    /// # Errors
+    /// A file that was named is not there, or one cannot be read or understood.
+    pub fn load(command: &Command, named: Option<&OsStr>) -> Result<Config> {
+        let mut config = Config::default();
+        let known = Known::of(command);
+        for path in Config::places(named) {
+            let text = match std::fs::read_to_string(&path) {
+                Ok(text) => text,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound && named.is_none() => {
+                    config.files.push((path, false));
+                    continue;
+                }
+                Err(error) => {
+                    let what = format!("cannot read the configuration file {}", path.display());
+                    return Err(Failure::io(what, &error).next("or leave it out: --config ''"));
+                }
+            };
+            config.entries.extend(file::read(&path, &text, &known)?);
+            config.files.push((path, true));
+        }
+        // Stable: within one kind of section, the order of the files stays.
+        config.entries.sort_by_key(|entry| matches!(entry.section, Section::Volume(_)));
+        Ok(config)
+    }
+
+    /// Where configuration files are looked for, the most general first.
+    pub fn places(named: Option<&OsStr>) -> Vec<PathBuf> {
+        match named {
+            Some(named) if named.is_empty() => Vec::new(),
+            Some(named) => vec![named.into()],
+            None => {
+                let absolute =
+                    |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+                let home = || std::env::home_dir().filter(|home| home.is_absolute());
+                let user = absolute("XDG_CONFIG_HOME").or_else(|| Some(home()?.join(".config")));
+                let user = user.map(|folder| folder.join("covey/covey.toml"));
+                [Some(PathBuf::from(SYSTEM)), user].into_iter().flatten().collect()
+            }
+        }
+    }
+
+    /// What applies to a volume, by normal key: the nearest entry of each.
+    pub fn of_volume<'a>(&'a self, volume: Option<&'a Path>) -> impl Iterator<Item = &'a Entry> {
+        let applies = move |entry: &&Entry| match &entry.section {
+            Section::Volume(name) => volume.is_some_and(|volume| is_same(name, volume)),
+            _ => true,
+        };
+        let fitting: Vec<&Entry> = self.entries.iter().filter(applies).collect();
+        let last = |at: usize, entry: &Entry, all: &[&Entry]| {
+            !all[at + 1..]
+                .iter()
+                .any(|later| later.key == entry.key && later.section.overrides(&entry.section))
+        };
+        let kept: Vec<&Entry> = fitting
+            .iter()
+            .enumerate()
+            .filter(|(at, entry)| last(*at, entry, &fitting))
+            .map(|(_, entry)| *entry)
+            .collect();
+        kept.into_iter()
+    }
+
+    /// The words after `-o` that apply to a volume.
+    pub fn words(&self, volume: Option<&Path>) -> Vec<String> {
+        let option = |entry: &Entry| option_word(&entry.key, &entry.value);
+        self.of_volume(volume).filter(|entry| entry.section != Section::Log).filter_map(option).collect()
+    }
+}
+
+/// Whether a volume's section is meant: by the same text, or by a name of the same folder.
+fn is_same(section: &str, volume: &Path) -> bool {
+    let full = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    Path::new(section) == volume || full(Path::new(section)) == full(volume)
+}
+
+/// A key as the word after `-o` that it stands for; none where it is no mount option, or a switch that is off.
+pub fn option_word(key: &str, value: &Value) -> Option<String> {
+    let name = key.replace('-', "_");
+    let (_, with_value) = options::names().find(|(known, _)| *known == name)?;
+    match value {
+        Value::Flag(on) if with_value => Some(format!("{name}={}", if *on { "on" } else { "off" })),
+        Value::Flag(true) => Some(name),
+        Value::Flag(false) => {
+            let opposite = format!("no{name}");
+            options::names().any(|(known, _)| known == opposite).then_some(opposite)
+        }
+        Value::Text(text) => Some(format!("{name}={text}")),
+    }
+}
+
+/// The command with the configuration's values as its defaults, where what was typed is a command that takes any. What `[origin]` says
+/// counts where an address of an object store was typed: a volume that is there keeps its own.
+///
+/// # Errors
+/// As for [`Config::load`]. Commands that take nothing from a file do not read one: a broken one must not be in the way of an unmount.
+pub fn beneath(command: Command, words: &[OsString], typed: &ArgMatches) -> Result<Option<Command>> {
+    let Some((name, arguments)) = typed.subcommand() else { return Ok(None) };
+    let Some(sub) = command.find_subcommand(name) else { return Ok(None) };
+    let mounts = MOUNTING.contains(&name);
+    let reaches = words.iter().any(|word| word.to_string_lossy().contains("://"))
+        && sub.get_arguments().any(|arg| arg.get_long().is_some_and(known::is_of_origin));
+    if !mounts && !reaches {
+        return Ok(None);
+    }
+    let named = typed.get_one::<OsString>("config").map(OsString::as_os_str);
+    let config = Config::load(&command, named)?;
+    let volume = volume_of(name, arguments);
+    let mut command = command;
+    for entry in config.of_volume(volume.as_deref()) {
+        command = match entry.section {
+            Section::Log => with_default(command, &format!("log-{}", entry.key), &entry.value),
+            _ if known::is_of_origin(&entry.key) && !reaches => command,
+            _ if known::is_of_origin(&entry.key) => {
+                command.mut_subcommand(name, |sub| with_default(sub, &entry.key, &entry.value))
+            }
+            _ if mounts => command.mut_subcommand(name, |sub| with_default(sub, &entry.key, &entry.value)),
+            _ => command,
+        };
+    }
+    let words = config.words(volume.as_deref()).join(",");
+    if mounts && !words.is_empty() {
+        let words = for_good(words);
+        command = command
+            .mut_subcommand(name, |sub| sub.mut_arg(options::CONFIGURED, |arg| arg.default_value(words)));
+    }
+    Ok(Some(command))
+}
+
+/// The volume that a command line is about.
+fn volume_of(name: &str, arguments: &ArgMatches) -> Option<PathBuf> {
+    let named = arguments.try_get_one::<PathBuf>("volume").ok().flatten().cloned();
+    if name == "up" { named.or_else(crate::cmd::up::default_volume) } else { named }
+}
+
+/// Gives the argument of this long name a default, if there is one and it is shown.
+fn with_default(command: Command, key: &str, value: &Value) -> Command {
+    let named = |arg: &&clap::Arg| arg.get_long() == Some(key) && !arg.is_hide_set();
+    let Some(arg) = command.get_arguments().find(named) else { return command };
+    let id = arg.get_id().to_string();
+    let text = match (value, known::is_flag(arg)) {
+        (Value::Flag(false), true) => return command,
+        (Value::Flag(on), _) => on.to_string(),
+        (Value::Text(text), _) => text.clone(),
+    };
+    let text = for_good(text);
+    command.mut_arg(id, |arg| arg.default_value(text))
+}
+
+/// The table of arguments lives as long as the program, and takes only texts that do.
+fn for_good(text: String) -> &'static str {
+    Box::leak(text.into_boxed_str())
+}
+
+#[cfg(test)]
+mod tests;

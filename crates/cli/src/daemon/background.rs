@@ -1,0 +1,138 @@
+//! A mount in the background: the same program again, in a session of its own, whose parent waits on a pipe until it says "ready" or what went
+//! wrong.
+
+use std::io::{self, BufRead, BufReader, PipeWriter, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Mounted, Plan, Transport};
+use crate::error::{Failure, Result};
+use crate::node::Source;
+use crate::term::Term;
+use crate::{log, mounts, options};
+
+/// What a background mount tells the parent that waits for it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum News {
+    /// It is mounted.
+    Ready(Mounted),
+    /// It is not.
+    Failed(Failure),
+}
+
+/// The parent's end of a background mount.
+pub struct Parent(pub(super) PipeWriter);
+
+/// Runs a command that may have been started by [`in_background`]; the parent hears of a failure.
+pub fn with_parent(fd: Option<i32>, work: impl FnOnce(Option<Parent>) -> Result<u8>) -> Result<u8> {
+    let Some(fd) = fd else {
+        return work(None);
+    };
+    // SAFETY: fcntl(2) on a number; a descriptor that is not open is an error.
+    if fd < 3 || unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        return Err(
+            Failure::usage("--ready-fd is for covey's own use").next("start a background mount with -d")
+        );
+    }
+    // SAFETY: the descriptor is open, and the parent passed it to be ours alone.
+    let pipe = PipeWriter::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    log::with_time();
+    let Ok(copy) = pipe.try_clone() else {
+        return Err(Failure::new("io", "no descriptor is left").next("ulimit -n 65536"));
+    };
+    let outcome = work(Some(Parent(pipe)));
+    if let Err(failure) = &outcome {
+        tell(copy, &News::Failed(failure.clone()));
+    }
+    outcome
+}
+
+/// Says it to the parent, if it is still there.
+pub(super) fn tell(mut pipe: PipeWriter, news: &News) {
+    let line = serde_json::to_string(news).unwrap_or_default() + "\n";
+    let _ = pipe.write_all(line.as_bytes());
+}
+
+/// Mounts in the background; returns when the mount answers, or with what went wrong.
+pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
+    let cannot = |error: io::Error| Failure::io("cannot start the background process", &error);
+    let (news, theirs) = io::pipe().map_err(cannot)?;
+    let number = theirs.as_raw_fd();
+    let log_path = plan.source.log();
+    let output = || -> Result<Stdio> {
+        match &log_path {
+            Some(path) => {
+                Ok(log::open(path).map_err(|error| Failure::io("cannot open the log", &error))?.into())
+            }
+            None => Ok(Stdio::null()),
+        }
+    };
+    let mut command = command(plan)?;
+    command.args(["--ready-fd", &number.to_string()]);
+    command.stdin(Stdio::null()).stdout(output()?).stderr(output()?).current_dir("/");
+    // SAFETY: between fork and exec only setsid and fcntl are called, both async-signal-safe; the descriptor is open, since
+    // `theirs` lives until after spawn.
+    unsafe {
+        command.pre_exec(move || {
+            libc::setsid();
+            match libc::fcntl(number, libc::F_SETFD, 0) {
+                0.. => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        });
+    }
+    let mut child = command.spawn().map_err(cannot)?;
+    drop(theirs);
+    let mut line = String::new();
+    let _ = BufReader::new(news).read_line(&mut line);
+    match serde_json::from_str(&line) {
+        Ok(News::Ready(mounted)) => {
+            term.result(&mounted, || {
+                let (volume, place, pid) = (&mounted.volume, mounted.mountpoint.display(), mounted.pid);
+                let first =
+                    format!("Mounted {volume} at {place} (process {pid}). Unmount: covey umount {place}");
+                mounted.remarks.iter().fold(first, |lines, remark| lines + "\n  " + remark)
+            });
+            Ok(0)
+        }
+        Ok(News::Failed(failure)) => Err(failure),
+        Err(_) => {
+            let how = child.wait().map_err(cannot)?;
+            let failure =
+                Failure::new("io", "the background process ended before it had mounted").why(how.to_string());
+            let Some(path) = log_path else { return Err(failure) };
+            let failure = log::tail(&path, 3).into_iter().fold(failure, Failure::why);
+            Err(failure.next(format!("look at {}", path.display())))
+        }
+    }
+}
+
+/// The same mount as a command line of this program.
+fn command(plan: &Plan) -> Result<Command> {
+    let mut command = Command::new("/proc/self/exe");
+    // What the configuration and the environment say is in the arguments already.
+    command.env("COVEY_CONFIG", "").env_remove(options::ENVIRONMENT);
+    let (level, format) = log::configured();
+    command.args(["--log-level", level.word(), "--log-format", format.word()]);
+    command.arg("mount").arg(plan.source.name()).arg(mounts::absolute(&plan.mountpoint)?);
+    command.arg("-o").arg(plan.options.to_words());
+    let Transport { kind, readers, uncached } = &plan.transport;
+    command.args(["--transport", &kind.to_string(), "--readers", &readers.to_string()]);
+    command.args(uncached.then_some("--uncached"));
+    if let Some(metrics) = &plan.shown.metrics {
+        command.args(["--metrics", metrics]);
+    }
+    if plan.shown.metrics_public {
+        command.arg("--metrics-public");
+    }
+    command.args(plan.every.to_args());
+    if let Source::Published(tree) = &plan.source {
+        command.args(tree.to_args());
+    }
+    command.args(["--trace-rate", &plan.shown.trace_rate.to_string()]);
+    Ok(command)
+}

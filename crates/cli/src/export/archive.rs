@@ -1,0 +1,430 @@
+//! A tar archive as a sink: plain, or compressed as its name says.
+//!
+//! A member's header tells its size and its holes before its bytes come, so a file that shrinks while it is read is filled up with
+//! zeros, and named. The archive gets its name when it is whole: what is cut off leaves `NAME.part`.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use base::Must;
+
+use crate::error::{Context, Failure, Result};
+use crate::export::tar::Writer;
+use crate::import::tar::Entry;
+use crate::import::{Item, Kind, Sink, Skipped};
+
+/// How an archive is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// Not at all.
+    Plain,
+    /// gzip.
+    Gzip,
+    /// zstd.
+    Zstd,
+}
+
+impl Packing {
+    /// What a name says of an archive; none for the name of a folder.
+    ///
+    /// # Errors
+    /// The name is one of an archive of a kind that is not written here.
+    pub fn of(path: &Path) -> Result<Option<Packing>> {
+        let name = path.file_name().unwrap_or_default().as_bytes().to_ascii_lowercase();
+        let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end.as_bytes()));
+        if path == Path::new("-") || ends(&[".tar"]) {
+            return Ok(Some(Packing::Plain));
+        }
+        if ends(&[".tar.gz", ".tgz"]) {
+            return Ok(Some(Packing::Gzip));
+        }
+        if ends(&[".tar.zst", ".tzst"]) {
+            return Ok(Some(Packing::Zstd));
+        }
+        for (end, program) in [(".tar.xz", "xz"), (".txz", "xz"), (".tar.bz2", "bzip2"), (".tbz2", "bzip2")] {
+            if ends(&[end]) {
+                return Err(Failure::usage(format!(
+                    "{} cannot be written: it would be packed with {program}",
+                    path.display()
+                ))
+                .next("name a .tar, .tar.gz or .tar.zst")
+                .next(format!(
+                    "or pack it on the way: covey export ... - | {program} > {}",
+                    path.display()
+                )));
+            }
+        }
+        match ends(&[".zip", ".cpio", ".7z", ".rar"]) {
+            true => Err(Failure::usage(format!("{} cannot be written: archives are tar", path.display()))
+                .next("name a .tar, .tar.gz or .tar.zst, or a folder")),
+            false => Ok(None),
+        }
+    }
+}
+
+/// What bytes are written to, through a packer that has to be told of the end.
+enum Pack<W: Write> {
+    Plain(W),
+    Gzip(flate2::write::GzEncoder<W>),
+    Zstd(zstd::Encoder<'static, W>),
+}
+
+impl<W: Write> Pack<W> {
+    fn new(packing: Packing, out: W) -> io::Result<Pack<W>> {
+        Ok(match packing {
+            Packing::Plain => Pack::Plain(out),
+            Packing::Gzip => Pack::Gzip(flate2::write::GzEncoder::new(out, flate2::Compression::default())),
+            // 3 is the library's own choice between speed and size.
+            Packing::Zstd => Pack::Zstd(zstd::Encoder::new(out, 3)?),
+        })
+    }
+
+    fn finish(self) -> io::Result<W> {
+        match self {
+            Pack::Plain(out) => Ok(out),
+            Pack::Gzip(packer) => packer.finish(),
+            Pack::Zstd(packer) => packer.finish(),
+        }
+    }
+}
+
+impl<W: Write> Write for Pack<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Pack::Plain(out) => out.write(bytes),
+            Pack::Gzip(packer) => packer.write(bytes),
+            Pack::Zstd(packer) => packer.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Pack::Plain(out) => out.flush(),
+            Pack::Gzip(packer) => packer.flush(),
+            Pack::Zstd(packer) => packer.flush(),
+        }
+    }
+}
+
+/// Where the archive's bytes end up.
+enum Out {
+    Stdout(io::Stdout),
+    File(BufWriter<File>),
+}
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Out::Stdout(out) => out.write(bytes),
+            Out::File(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Out::Stdout(out) => out.flush(),
+            Out::File(file) => file.flush(),
+        }
+    }
+}
+
+/// A member whose bytes are coming.
+struct Member {
+    entry: Entry,
+    /// The ranges that the file itself has; the member's are whole blocks around them.
+    ranges: Vec<(u64, u64)>,
+    /// Whether its header is written.
+    begun: bool,
+    /// The next byte of the file to be written, where that is in a range.
+    at: u64,
+    /// Bytes that had to be made up.
+    made_up: u64,
+}
+
+/// An archive in the making.
+pub struct Archive {
+    name: PathBuf,
+    writer: Option<Writer<Pack<Out>>>,
+    member: Option<Member>,
+    left_out: Vec<Skipped>,
+}
+
+impl Archive {
+    /// Begins an archive at this path; `-` is standard output. Only this user may read it before it has its name.
+    ///
+    /// # Errors
+    /// It is there already, and is not to be replaced; or it cannot be written.
+    pub fn create(path: &Path, packing: Packing, overwrite: bool) -> Result<Archive> {
+        let out = if path == Path::new("-") {
+            if io::stdout().is_terminal() {
+                return Err(Failure::usage("an archive would be written to the terminal")
+                    .next("send it on: covey export ... - > FILE.tar, or ... - | ssh HOST tar -x"));
+            }
+            Out::Stdout(io::stdout())
+        } else {
+            if !overwrite && path.symlink_metadata().is_ok() {
+                return Err(crate::import::exists(path));
+            }
+            let part = part_of(path);
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+            Out::File(BufWriter::with_capacity(1 << 20, options.open(&part).at("make", &part)?))
+        };
+        let pack = Pack::new(packing, out).at("pack", path)?;
+        Ok(Archive {
+            name: path.to_owned(),
+            writer: Some(Writer::new(pack)),
+            member: None,
+            left_out: Vec::new(),
+        })
+    }
+
+    /// What could not be written as it was.
+    pub fn left_out(&self) -> &[Skipped] {
+        &self.left_out
+    }
+
+    /// Takes away what there is of an archive that cannot be completed.
+    pub fn abandon(self) {
+        if self.name != Path::new("-") {
+            let _ = fs::remove_file(part_of(&self.name));
+        }
+    }
+
+    fn note(&mut self, path: &[u8], why: impl Into<String>) {
+        let path = String::from_utf8_lossy(path).into_owned();
+        self.left_out.push(Skipped { path, why: why.into() });
+    }
+
+    fn write(&mut self, work: impl FnOnce(&mut Writer<Pack<Out>>) -> io::Result<()>) -> Result<()> {
+        let writer = self.writer.as_mut().must("it is written to until it is finished");
+        work(writer).at("write", &self.name)
+    }
+
+    /// Writes the header of the file that was handed in last, if that was not done.
+    fn begin(&mut self) -> Result<()> {
+        let Some(member) = self.member.as_mut().filter(|member| !member.begun) else { return Ok(()) };
+        member.begun = true;
+        let entry = member.entry.clone();
+        self.write(|writer| writer.begin(&entry))
+    }
+
+    /// Writes what the ranges hold from where the member is up to `to`: bytes that did not come, as zeros.
+    fn zeros_to(&mut self, to: u64) -> Result<()> {
+        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        let Some(member) = &mut self.member else { return Ok(()) };
+        let mut left = inside_ranges(&member.entry.data, member.at, to);
+        member.made_up += inside_ranges(&member.ranges, member.at, to);
+        member.at = member.at.max(to);
+        while left > 0 {
+            let some = left.min(ZEROS.len() as u64);
+            self.write(|writer| writer.data(&ZEROS[..some as usize]))?;
+            left -= some;
+        }
+        Ok(())
+    }
+}
+
+/// How many bytes of the ranges lie from `from` up to `to`.
+fn inside_ranges(ranges: &[(u64, u64)], from: u64, to: u64) -> u64 {
+    ranges.iter().map(|(start, len)| (start + len).min(to).saturating_sub((*start).max(from))).sum()
+}
+
+/// The ranges as whole blocks of 512 bytes, those that then touch as one. GNU tar begins each range at a block of the archive, others go on where
+/// the one before ended: so both read the same.
+fn in_blocks(ranges: &[(u64, u64)], size: u64) -> Vec<(u64, u64)> {
+    let mut blocks: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());
+    for &(start, len) in ranges {
+        let (from, to) = (start & !511, (start + len).next_multiple_of(512).min(size));
+        match blocks.last_mut() {
+            Some((begun, done)) if *begun + *done >= from => *done = to - *begun,
+            _ => blocks.push((from, to - from)),
+        }
+    }
+    blocks
+}
+
+fn part_of(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".part");
+    name.into()
+}
+
+/// An item as a member; none for what tar does not know.
+fn entry_of(item: &Item) -> Option<Entry> {
+    let mut path = item.path.as_os_str().as_bytes().to_vec();
+    if path.is_empty() {
+        path = b".".to_vec();
+    }
+    let (mut link, mut device, mut size) = (Vec::new(), (0, 0), 0);
+    let kind = match &item.kind {
+        Kind::Dir => {
+            path.push(b'/');
+            b'5'
+        }
+        Kind::File { size: bytes } => {
+            size = *bytes;
+            b'0'
+        }
+        Kind::Symlink(target) => {
+            link = target.as_bytes().to_vec();
+            b'2'
+        }
+        Kind::HardLink(first) => {
+            link = first.as_os_str().as_bytes().to_vec();
+            b'1'
+        }
+        Kind::Node { format, rdev } => {
+            device = (libc::major(*rdev), libc::minor(*rdev));
+            match *format {
+                libc::S_IFCHR => b'3',
+                libc::S_IFBLK => b'4',
+                libc::S_IFIFO => b'6',
+                _ => return None,
+            }
+        }
+    };
+    Some(Entry {
+        kind,
+        path,
+        link,
+        mode: item.perm,
+        uid: u64::from(item.uid),
+        gid: u64::from(item.gid),
+        mtime: item.mtime,
+        atime: Some(item.atime),
+        device,
+        size,
+        data: vec![(0, size)],
+        xattrs: item.xattrs.clone(),
+    })
+}
+
+impl Sink for Archive {
+    fn item(&mut self, item: Item) -> Result<()> {
+        let Some(entry) = entry_of(&item) else {
+            self.note(item.path.as_os_str().as_bytes(), "a socket, which an archive does not hold");
+            return Ok(());
+        };
+        if entry.kind == b'0' {
+            let ranges = entry.data.clone();
+            self.member = Some(Member { entry, ranges, begun: false, at: 0, made_up: 0 });
+            return Ok(());
+        }
+        self.write(|writer| writer.begin(&entry).and_then(|()| writer.end()))
+    }
+
+    fn ranges(&mut self, ranges: Vec<(u64, u64)>) -> Result<()> {
+        let member = self.member.as_mut().must("ranges follow a file");
+        member.entry.data = in_blocks(&ranges, member.entry.size);
+        member.ranges = ranges;
+        Ok(())
+    }
+
+    fn piece(&mut self, offset: u64, bytes: Vec<u8>) -> Result<()> {
+        self.begin()?;
+        self.zeros_to(offset)?;
+        let member = self.member.as_mut().must("pieces follow a file");
+        // What a file has grown by since its header was written is not in the archive.
+        let wanted = inside_ranges(&member.entry.data, offset, offset + bytes.len() as u64);
+        member.at = offset + bytes.len() as u64;
+        let wanted = usize::try_from(wanted).unwrap_or(bytes.len()).min(bytes.len());
+        self.write(|writer| writer.data(&bytes[..wanted]))
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.begin()?;
+        self.zeros_to(u64::MAX)?;
+        if let Some(member) = self.member.take()
+            && member.made_up > 0
+        {
+            let why =
+                format!("{} bytes of it could not be read and are zeros in the archive", member.made_up);
+            self.note(&member.entry.path, why);
+        }
+        self.write(Writer::end)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let writer = self.writer.take().must("it is finished once");
+        let out = writer.finish().and_then(Pack::finish).at("write", &self.name)?;
+        match out {
+            Out::Stdout(mut out) => out.flush().at("write", &self.name),
+            Out::File(file) => {
+                let part = part_of(&self.name);
+                let file = file.into_inner().map_err(io::IntoInnerError::into_error).at("write", &part)?;
+                file.sync_all().at("write", &part)?;
+                fs::rename(&part, &self.name).at("make", &self.name)
+            }
+        }
+    }
+}
+
+/// Files in memory as an archive, packed with zstd.
+///
+/// # Errors
+/// As writing to `out` goes.
+pub fn of_texts<W: Write>(
+    out: W,
+    folder: &str,
+    texts: &[(String, String)],
+    now: base::Timestamp,
+) -> io::Result<W> {
+    let mut writer = Writer::new(Pack::new(Packing::Zstd, out)?);
+    for (name, text) in texts {
+        let size = text.len() as u64;
+        let path = format!("{folder}/{name}").into_bytes();
+        let entry = Entry {
+            kind: b'0',
+            path,
+            mode: 0o600,
+            mtime: now,
+            size,
+            data: vec![(0, size)],
+            ..Entry::default()
+        };
+        writer.begin(&entry)?;
+        writer.data(text.as_bytes())?;
+        writer.end()?;
+    }
+    writer.finish()?.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_says_how_it_is_packed() {
+        let of = |name: &str| Packing::of(Path::new(name)).unwrap();
+        assert_eq!(
+            [of("-"), of("a.tar"), of("a.TGZ")],
+            [Some(Packing::Plain), Some(Packing::Plain), Some(Packing::Gzip)]
+        );
+        assert_eq!([of("x/a.tar.zst"), of("a.tar.d"), of("folder")], [Some(Packing::Zstd), None, None]);
+        assert!(Packing::of(Path::new("a.tar.xz")).unwrap_err().next[1].contains("| xz > a.tar.xz"));
+        assert_eq!(Packing::of(Path::new("a.zip")).unwrap_err().status, 2);
+    }
+
+    /// GNU tar took what followed an odd range for a header.
+    #[test]
+    fn regression_ranges_are_whole_blocks() {
+        let blocks = in_blocks(&[(100, 3), (600, 10), (5000, 1), (9000, 1000)], 9_999);
+        assert_eq!(blocks, [(0, 1024), (4608, 512), (8704, 1295)]);
+        assert_eq!(in_blocks(&[], 10), []);
+        assert_eq!(in_blocks(&[(0, 7)], 7), [(0, 7)]);
+    }
+
+    #[test]
+    fn bytes_inside_ranges_are_counted() {
+        let ranges = [(10, 5), (20, 10)];
+        for (from, to, count) in
+            [(0, u64::MAX, 15), (0, 12, 2), (12, 22, 5), (15, 20, 0), (40, 50, 0), (30, 10, 0)]
+        {
+            assert_eq!(inside_ranges(&ranges, from, to), count, "{from}..{to}");
+        }
+    }
+}

@@ -1,0 +1,551 @@
+//! The far side of a node: an origin behind a network, with the node's cache before it and the uploads beside it.
+//!
+//! ```text
+//!   Volume ──► NodeCache ──► VOLUME/blobs            what this node has
+//!                  │ note
+//!                  ├──────► Uploads (VOLUME/upload) ──►┐   what the origin does not have yet
+//!                  └── miss, delete ──────────────────►└── Remote (s3://, gs://, az://)
+//! ```
+//!
+//! This is wiring, and the figures of the three in words. With a local origin there is none of it.
+
+pub mod options;
+pub mod tree;
+pub mod warm;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blob::{Origin, PackStore};
+use cache::{
+    CacheOptions, DiskPacks, Evict, NodeCache, NodeParts, Pending, Pinned, Roomy, UploadOptions, Uploads,
+};
+use fs::volume::{Fsync, Options};
+use meta::{Journal, Names};
+use origin::remote::KINDS;
+use origin::{Access, Environment, Limits, Mistake, OriginError, Remote, RemoteSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::control::Tick;
+use crate::error::{Context, Failure, Result};
+use crate::log;
+use crate::publish;
+use crate::table::{Pairs, bytes, count, span, utc};
+use crate::volume_dir::VolumeDir;
+use options::FarOptions;
+
+/// A pack of small files is kept open for so long before it is uploaded half empty: each upload is a request.
+const SEAL_SMALL: Duration = Duration::from_secs(60);
+/// A request for one blob's upload ends by then, and is made again: so an outage is noticed, and a thin line carries a few blobs at a time.
+const UPLOAD_DEADLINE: Duration = Duration::from_secs(60);
+/// A read ends with the reason before the mount's own deadline ends it without.
+const READ_DEADLINE: Duration = Duration::from_secs(50);
+/// Closing waits so long for uploads that are under way.
+const LAST_UPLOADS: Duration = Duration::from_secs(2);
+
+/// What only a volume with a far origin has.
+pub struct Far {
+    cache: Arc<NodeCache>,
+    uploads: Arc<Uploads>,
+    remote: Arc<Remote>,
+    spec: RemoteSpec,
+    floor: u64,
+}
+
+impl Far {
+    /// Opens the far side of a volume.
+    pub fn open(dir: &VolumeDir, spec: &RemoteSpec, read_only: bool, options: &FarOptions) -> Result<Far> {
+        let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let remote = Arc::new(reach(dir, spec, access, limits(options))?);
+        Far::before(dir, remote, read_only, options)
+    }
+
+    /// Makes the origin of a new volume.
+    pub fn format(dir: &VolumeDir, spec: &RemoteSpec) -> Result<Far> {
+        let options = FarOptions::default();
+        let made = Remote::format(spec, &Environment::process(), limits(&options), &dir.format().id);
+        let remote = Arc::new(made.map_err(crate::origins::origin_failure)?);
+        Far::before(dir, remote, false, &options)
+    }
+
+    /// Puts cache and uploads before an origin.
+    fn before(dir: &VolumeDir, remote: Arc<Remote>, read_only: bool, options: &FarOptions) -> Result<Far> {
+        let origin: Arc<dyn Origin> = remote.clone();
+        let default = |size: io::Result<u64>| size.or_fail(|| format!("cannot use {}", dir.path().display()));
+        let budget = options.cache_size.or(dir.format().cache_size);
+        let budget = budget.map_or_else(|| default(cache::default_budget(dir.path())), Ok)?;
+        let floor = options.cache_floor.map_or_else(|| default(cache::default_floor(dir.path())), Ok)?;
+        let upload = UploadOptions {
+            workers: if read_only { 0 } else { options.uploads },
+            budget,
+            // Below the cache's own: it makes room first, from what the origin has.
+            floor: floor / 2,
+            patience: options.timeout,
+        };
+        let folder = dir.uploads();
+        let uploads = Uploads::open(&folder, origin.clone(), upload, log::sink()).at("open", &folder)?;
+        let uploads = Arc::new(uploads);
+        let pending: Arc<dyn Pending> = uploads.clone();
+        let parts = NodeParts {
+            folder: dir.blobs(),
+            index: dir.cache_index(),
+            may_delete: (!read_only).then(|| publish::may_delete(dir, &origin)),
+            remote: origin,
+            pending,
+            options: CacheOptions { budget, floor, ..CacheOptions::default() },
+            report: log::sink(),
+        };
+        let cache = NodeCache::open(parts).at("open", &dir.blobs())?;
+        let spec = remote.spec().clone();
+        Ok(Far { cache: Arc::new(cache), uploads, remote, spec, floor })
+    }
+
+    /// The origin, as the volume sees it.
+    pub fn origin(&self) -> Arc<dyn Origin> {
+        self.cache.clone()
+    }
+
+    /// The node's open packs, on the disk that they share with the cache.
+    pub fn packs(&self, packs: DiskPacks) -> Arc<dyn PackStore> {
+        Arc::new(Roomy::new(packs, self.cache.clone(), self.floor))
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &Arc<NodeCache> {
+        &self.cache
+    }
+
+    /// How a volume before this is opened.
+    pub fn volume_options(&self, far: &FarOptions, options: Options) -> Options {
+        Options {
+            near: false,
+            seal_small: SEAL_SMALL,
+            fsync: if far.fsync_origin { Fsync::Origin(far.timeout) } else { Fsync::Here },
+            gate: self.uploads.clone(),
+            ..options
+        }
+    }
+
+    /// The volume is open: from now on it can be told whether a blob is anybody's.
+    pub fn opened(&self, journal: &Arc<Journal>) {
+        // The journal holds the packs, and these hold the uploads: not the other way round as well.
+        let journal = Arc::downgrade(journal);
+        let packs = move |id: &base::BlobId| Names::new(journal.upgrade()?).blob_packs(id).ok();
+        // What cannot be told counts as needed.
+        self.uploads.ask_whether_needed(move |id| packs(id).is_none_or(|packs| !packs.is_empty()));
+    }
+
+    /// Waits until everything that was handed over is in the origin.
+    pub fn settle(&self, patience: Option<Duration>, tick: &mut dyn FnMut(Tick)) -> Result<Settled> {
+        let began = base::time::monotonic();
+        let total = self.uploads.stats().pinned;
+        self.uploads.hurry();
+        let mut told = |left: Pinned| tick(self.tick(total, left));
+        let patience = patience.unwrap_or(Duration::from_secs(u64::from(u32::MAX)));
+        self.uploads.wait(patience, &mut told).map_err(|error| {
+            Failure::new("not-uploaded", "not everything is in the origin")
+                .why(error.to_string())
+                .next("nothing is lost: it stays on this node's disk and is uploaded when that is possible")
+                .next("covey status shows how far it is and what is in the way")
+        })?;
+        let seconds = (base::time::monotonic() - began).as_secs_f64();
+        Ok(Settled { blobs: total.blobs, bytes: total.bytes, seconds })
+    }
+
+    fn tick(&self, total: Pinned, left: Pinned) -> Tick {
+        let done = total.bytes.saturating_sub(left.bytes);
+        let mut what = format!("{} of {}", bytes(done), bytes(total.bytes.max(left.bytes)));
+        if let Some(trouble) = self.uploads.stats().trouble {
+            what += &format!(", {}", trouble.why);
+        }
+        Tick { done, of: total.bytes, what }
+    }
+
+    /// Lets go of cached blobs: of all, or until no more than this is kept.
+    pub fn evict(&self, to: Option<u64>) -> Result<Evicted> {
+        let evicted = self.cache.evict(to.map_or(Evict::All, Evict::To));
+        let pinned = self.uploads.stats().pinned;
+        Ok(Evicted {
+            blobs: evicted.blobs,
+            bytes: evicted.bytes,
+            not_uploaded_blobs: pinned.blobs,
+            not_uploaded_bytes: pinned.bytes,
+        })
+    }
+
+    /// Ends it; what is not uploaded stays and is said.
+    pub fn close(&self) {
+        let left = self.uploads.close(LAST_UPLOADS);
+        self.cache.close();
+        if left.blobs > 0 {
+            log::line(&not_uploaded(left.blobs, left.bytes));
+        }
+    }
+
+    /// The figures now.
+    pub fn status(&self) -> FarStatus {
+        FarStatus {
+            endpoint: self.spec.endpoint.clone(),
+            region: self.spec.region.clone(),
+            uploads: upload_status(&self.uploads),
+            cache: self.cache_status(),
+            requests: self.request_status(),
+        }
+    }
+
+    fn cache_status(&self) -> CacheStatus {
+        let stats = self.cache.stats();
+        CacheStatus {
+            size_bytes: stats.budget,
+            floor_bytes: stats.floor,
+            blobs: stats.blobs,
+            bytes: stats.bytes,
+            pinned_blobs: stats.pinned.blobs,
+            pinned_bytes: stats.pinned.bytes,
+            disk_reads: stats.disk_reads,
+            disk_bytes: stats.disk_bytes,
+            memory_reads: stats.memory_reads,
+            memory_bytes: stats.memory_bytes,
+            far_reads: stats.far_reads,
+            far_bytes: stats.far_bytes,
+            fetched_blobs: stats.whole_fetches,
+            fetched_parts: stats.part_fetches,
+            fetched_bytes: stats.fetched_bytes,
+            evicted_blobs: stats.evicted_blobs,
+            evicted_bytes: stats.evicted_bytes,
+            damaged: stats.damaged,
+            deletions_waiting: stats.removing,
+            in_memory_bytes: stats.in_memory_bytes,
+            off: stats.off,
+        }
+    }
+
+    fn request_status(&self) -> RequestStatus {
+        let stats = self.remote.stats();
+        RequestStatus {
+            by_kind: KINDS.iter().map(|(kind, name)| ((*name).to_owned(), stats.requests(*kind))).collect(),
+            retries: stats.retries,
+            errors: stats.errors,
+            throttled: stats.throttled,
+            damaged: stats.damaged,
+            hedges: stats.hedges,
+            in_flight: stats.in_flight,
+            received_bytes: stats.received_bytes,
+            sent_bytes: stats.sent_bytes,
+            read_p50_ms: stats.small_reads.quantile(0.5).map(ms),
+            read_p99_ms: stats.small_reads.quantile(0.99).map(ms),
+        }
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn limits(options: &FarOptions) -> Limits {
+    Limits {
+        max_requests: options.max_requests.map(u64::from),
+        max_bandwidth: options.max_bandwidth,
+        read_deadline: READ_DEADLINE,
+        write_deadline: UPLOAD_DEADLINE,
+        ..Limits::default()
+    }
+}
+
+/// Opens the origin. One that cannot be reached at the moment is no reason not to mount: what is on this node can be read, and what is
+/// written is uploaded when the origin is back.
+fn reach(dir: &VolumeDir, spec: &RemoteSpec, access: Access, limits: Limits) -> Result<Remote> {
+    let environment = Environment::process();
+    match Remote::open(spec, &environment, limits, access) {
+        Ok(remote) => {
+            check_owner(dir, remote.volume())?;
+            Ok(remote)
+        }
+        Err(OriginError::Remote { mistake: Mistake::Busy | Mistake::Endpoint, what, .. }) => {
+            let unseen = Remote::open_unseen(spec, &environment, limits, access, &dir.format().id);
+            let remote = unseen.map_err(crate::origins::origin_failure)?;
+            log::line(&format!(
+                "the origin cannot be reached now: {what}; going on with what is on this node"
+            ));
+            Ok(remote)
+        }
+        Err(error) => Err(crate::origins::origin_failure(error)),
+    }
+}
+
+/// The place must have been made for this volume: two would delete each other's blobs.
+fn check_owner(dir: &VolumeDir, owner: &str) -> Result<()> {
+    if owner == dir.format().id {
+        return Ok(());
+    }
+    Err(Failure::new("origin-taken", format!("{} belongs to another volume", dir.origin()))
+        .why(format!("it was made for the volume {owner}, and this is {}", dir.format().id))
+        .next("check the origin in covey.json; each volume has a prefix of its own"))
+}
+
+/// What is said of what is not uploaded yet, when a volume is closed.
+pub fn not_uploaded(blobs: u64, size: u64) -> String {
+    format!(
+        "{} blobs ({}) are not uploaded yet; they stay on this node's disk, and uploading goes on at the next mount (covey flush waits for it)",
+        count(blobs),
+        bytes(size)
+    )
+}
+
+/// What waiting for the origin came to.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Settled {
+    /// Blobs that had to be uploaded.
+    pub blobs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Wall time.
+    pub seconds: f64,
+}
+
+/// What was let go of.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Evicted {
+    /// Blobs.
+    pub blobs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Blobs that stay because the origin does not have them yet.
+    pub not_uploaded_blobs: u64,
+    /// Their bytes.
+    pub not_uploaded_bytes: u64,
+}
+
+/// The figures of a far origin. Field names are stable.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct FarStatus {
+    /// Where the object store is, if not the cloud's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// The bucket's region.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub region: Option<String>,
+    /// What is on its way there.
+    pub uploads: UploadStatus,
+    /// What is kept here.
+    pub cache: CacheStatus,
+    /// What was asked of it since the volume was opened.
+    pub requests: RequestStatus,
+}
+
+/// What the origin does not have yet.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct UploadStatus {
+    /// Blobs.
+    pub blobs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Since when the oldest of them waits, UTC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oldest: Option<String>,
+    /// The same in seconds until now.
+    pub oldest_seconds: u64,
+    /// Why its last attempt failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oldest_failure: Option<String>,
+    /// Blobs being sent.
+    pub under_way: u64,
+    /// Blobs that cannot be read on this disk.
+    pub unreadable_blobs: u64,
+    /// Since the volume was opened: blobs sent.
+    pub uploaded_blobs: u64,
+    /// Their bytes.
+    pub uploaded_bytes: u64,
+    /// Attempts that failed.
+    pub failed_attempts: u64,
+    /// What is in the way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<TroubleStatus>,
+    /// Writers that wait for room.
+    pub writers_waiting: u64,
+    /// Writes refused for want of it.
+    pub writes_refused: u64,
+}
+
+/// Why uploads fail.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TroubleStatus {
+    /// Since when, UTC.
+    pub since: String,
+    /// The same in seconds until now.
+    pub seconds: u64,
+    /// What was said last.
+    pub why: String,
+}
+
+/// What this node keeps.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct CacheStatus {
+    /// What it may take.
+    pub size_bytes: u64,
+    /// What it leaves free of the disk.
+    pub floor_bytes: u64,
+    /// Blobs kept.
+    pub blobs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Of these, blobs that stay because the origin does not have them yet.
+    pub pinned_blobs: u64,
+    /// Their bytes.
+    pub pinned_bytes: u64,
+    /// Reads answered from this disk.
+    pub disk_reads: u64,
+    /// Their bytes.
+    pub disk_bytes: u64,
+    /// Reads answered from parts in memory.
+    pub memory_reads: u64,
+    /// Their bytes.
+    pub memory_bytes: u64,
+    /// Reads that waited for the origin.
+    pub far_reads: u64,
+    /// Their bytes.
+    pub far_bytes: u64,
+    /// Whole blobs fetched.
+    pub fetched_blobs: u64,
+    /// Parts of blobs fetched.
+    pub fetched_parts: u64,
+    /// Bytes fetched.
+    pub fetched_bytes: u64,
+    /// Blobs let go of.
+    pub evicted_blobs: u64,
+    /// Their bytes.
+    pub evicted_bytes: u64,
+    /// Copies here that were damaged.
+    pub damaged: u64,
+    /// Blobs that wait to be deleted in the origin.
+    pub deletions_waiting: u64,
+    /// Bytes of far blobs in memory.
+    pub in_memory_bytes: u64,
+    /// Why nothing more is kept for now: the disk fails.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub off: Option<String>,
+}
+
+/// Requests to the origin.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct RequestStatus {
+    /// How many, by kind.
+    pub by_kind: std::collections::BTreeMap<String, u64>,
+    /// Sent again after a failure.
+    pub retries: u64,
+    /// Failed.
+    pub errors: u64,
+    /// Of these, because the store was busy.
+    pub throttled: u64,
+    /// Answers that were not the blob's bytes.
+    pub damaged: u64,
+    /// Second GETs because the first took long.
+    pub hedges: u64,
+    /// Under way.
+    pub in_flight: u64,
+    /// Bytes that came.
+    pub received_bytes: u64,
+    /// Bytes that went.
+    pub sent_bytes: u64,
+    /// Half of the small reads took no longer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_p50_ms: Option<f64>,
+    /// 99 of 100 did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_p99_ms: Option<f64>,
+}
+
+fn upload_status(uploads: &Uploads) -> UploadStatus {
+    let stats = uploads.stats();
+    let now = base::time::now().seconds();
+    let seconds = |since: base::Timestamp| u64::try_from(now - since.seconds()).unwrap_or(0);
+    UploadStatus {
+        blobs: stats.pinned.blobs,
+        bytes: stats.pinned.bytes,
+        oldest: stats.oldest.map(|at| utc(at.seconds())),
+        oldest_seconds: stats.oldest.map_or(0, seconds),
+        oldest_failure: stats.oldest_failure,
+        under_way: stats.under_way,
+        unreadable_blobs: stats.unreadable,
+        uploaded_blobs: stats.sent_blobs,
+        uploaded_bytes: stats.sent_bytes,
+        failed_attempts: stats.failures,
+        trouble: stats.trouble.map(|trouble| TroubleStatus {
+            since: utc(trouble.since.seconds()),
+            seconds: seconds(trouble.since),
+            why: trouble.why,
+        }),
+        writers_waiting: stats.writers_waiting,
+        writes_refused: stats.writes_refused,
+    }
+}
+
+/// The rows of `covey status` that only a far origin has.
+pub fn rows(pairs: &mut Pairs, far: &FarStatus) {
+    upload_rows(pairs, &far.uploads);
+    cache_rows(pairs, far);
+    let requests = &far.requests;
+    let named = requests.by_kind.iter().filter(|(_, n)| **n > 0);
+    let kinds: Vec<String> = named.map(|(kind, n)| format!("{} {kind}", count(*n))).collect();
+    let kinds = if kinds.is_empty() { "none".to_owned() } else { kinds.join(", ") };
+    let (sent, received) = (bytes(requests.sent_bytes), bytes(requests.received_bytes));
+    pairs.row("origin asked", format!("{kinds}; {sent} sent, {received} received"));
+    if requests.errors > 0 {
+        let throttled = match requests.throttled {
+            0 => String::new(),
+            n => format!(", {} of them because it was busy", count(n)),
+        };
+        pairs.row("origin errors", format!("{} requests failed{throttled}", count(requests.errors)));
+    }
+}
+
+fn upload_rows(pairs: &mut Pairs, uploads: &UploadStatus) {
+    let waits = match uploads.blobs {
+        0 => "nothing: everything sealed is in the origin".to_owned(),
+        n => format!(
+            "{} blobs, {}, the oldest for {}; {} under way",
+            count(n),
+            bytes(uploads.bytes),
+            span(uploads.oldest_seconds as f64),
+            uploads.under_way
+        ),
+    };
+    pairs.row("not uploaded", waits);
+    match (&uploads.trouble, &uploads.oldest_failure) {
+        (Some(trouble), _) => {
+            pairs.row("uploads fail", format!("for {}: {}", span(trouble.seconds as f64), trouble.why));
+        }
+        (None, Some(why)) => drop(pairs.row("the oldest failed", why)),
+        (None, None) => {}
+    }
+    if uploads.unreadable_blobs > 0 {
+        let what = format!("{} blobs are damaged on this disk: see the log", count(uploads.unreadable_blobs));
+        pairs.row("unreadable", what);
+    }
+    if uploads.writers_waiting > 0 {
+        let what = format!("{} writers wait: what is not uploaded fills the disk", uploads.writers_waiting);
+        pairs.row("writes wait", what);
+    }
+}
+
+/// The rows of `covey cache status`.
+pub fn cache_rows(pairs: &mut Pairs, far: &FarStatus) {
+    let cache = &far.cache;
+    let kept =
+        format!("{} in {} blobs, of {}", bytes(cache.bytes), count(cache.blobs), bytes(cache.size_bytes));
+    let off = cache.off.as_ref().map_or_else(String::new, |why| format!("; off: {why}"));
+    pairs.row("cache", kept + &off);
+    let hits = cache.disk_reads + cache.memory_reads;
+    let rate = match hits + cache.far_reads {
+        0 => "nothing was read yet".to_owned(),
+        all => format!("{:.1} % of {} reads", hits as f64 * 100.0 / all as f64, count(all)),
+    };
+    pairs.row("cache hits", format!("{rate}; {} fetched", bytes(cache.fetched_bytes)));
+    if cache.evicted_blobs > 0 {
+        pairs.row("let go", format!("{} blobs, {}", count(cache.evicted_blobs), bytes(cache.evicted_bytes)));
+    }
+    if cache.damaged > 0 {
+        pairs.row("damaged here", format!("{} copies, fetched anew", count(cache.damaged)));
+    }
+}

@@ -1,0 +1,110 @@
+//! An origin as a person writes it and a volume remembers it, and what is said when it cannot be had.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use blob::Origin;
+use origin::{Access, Mistake, OriginError, Spec};
+
+use crate::error::{Context, Failure, Result, plain};
+use crate::frozen::Reach;
+use crate::volume_dir::{Home, VolumeDir};
+
+/// Opens an origin that is nobody's in particular here: a published tree's.
+pub fn open_origin(home: &Home, access: Access) -> Result<Arc<dyn Origin>> {
+    spec_of(home)?.open(access).map_err(origin_failure)
+}
+
+/// Whether the volume's origin is there.
+pub fn check_origin(dir: &VolumeDir) -> Result<()> {
+    spec(dir)?.open(Access::ReadOnly).map(drop).map_err(origin_failure)
+}
+
+/// The volume's origin.
+pub fn spec(dir: &VolumeDir) -> Result<Spec> {
+    spec_of(&dir.home())
+}
+
+fn spec_of(home: &Home) -> Result<Spec> {
+    let spec = origin::parse(&home.origin).and_then(|spec| match spec {
+        Spec::Remote(spec) => spec.at(home.endpoint.as_deref(), home.region.as_deref()).map(Spec::Remote),
+        near => Ok(near),
+    });
+    spec.map_err(origin_failure)
+}
+
+/// An origin as a user names it, made absolute.
+pub fn address(text: &str, reach: &Reach) -> Result<Home> {
+    let usage = |error| Failure { status: 2, ..origin_failure(error) };
+    match origin::parse(text).map_err(usage)? {
+        Spec::Remote(spec) => {
+            let spec = spec.at(reach.endpoint.as_deref(), reach.region.as_deref()).map_err(usage)?;
+            let origin = spec.to_string();
+            Ok(Home { origin, endpoint: spec.endpoint, region: spec.region, cache_size: None })
+        }
+        _ if *reach != Reach::default() => {
+            Err(Failure::usage(format!("{text} has neither an endpoint nor a region"))
+                .next("leave --endpoint and --region out, or name an object store: s3://BUCKET/PREFIX"))
+        }
+        Spec::Folder(folder) => {
+            Ok(Home::from(&*format!("file:{}", crate::mounts::absolute(&folder)?.display())))
+        }
+        Spec::Memory => Err(Failure::usage("a volume in a folder cannot keep its blobs in memory")
+            .why("its names would outlive their bytes")
+            .next("for a volume that lives in memory: covey mount mem: MOUNTPOINT")
+            .next("or keep blobs in a folder: --origin file:DIR")),
+    }
+}
+
+/// An origin as it is written into the `covey.json` of a volume at `path`.
+pub fn home_at(path: &Path, text: &str, reach: &Reach) -> Result<Home> {
+    sized(path, address(text, reach)?)
+}
+
+/// With the size of the cache, if the origin is far away. Said once: later the cache itself takes of what is free now.
+pub fn sized(path: &Path, home: Home) -> Result<Home> {
+    if home.origin.starts_with("file:") {
+        return Ok(home);
+    }
+    let there = path.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
+    Ok(Home { cache_size: Some(cache::default_budget(there).at("use", there)?), ..home })
+}
+
+/// Why an origin could not be had, in our words.
+pub fn origin_failure(error: OriginError) -> Failure {
+    let code = match &error {
+        OriginError::Absent(_) | OriginError::NotAnOrigin(_) => "origin-gone",
+        OriginError::Newer { .. } => "newer-format",
+        OriginError::Unknown(_) | OriginError::NoFolder(_) | OriginError::BadRemote(_) => "usage",
+        OriginError::ReadOnly { dir, source } => {
+            let what = format!("the origin's folder {} cannot be written to", dir.display());
+            return Failure::new("origin-read-only", what)
+                .why(plain(source))
+                .next("make it writable, or mount the volume with -o ro");
+        }
+        OriginError::Remote { origin, mistake, what } => return remote_failure(origin, *mistake, what),
+        OriginError::Io { dir, source } => {
+            return Failure::io(format!("cannot use the origin's folder {}", dir.display()), source);
+        }
+        _ => "origin",
+    };
+    let text = error.to_string();
+    // The room below says both in one sentence: what is wrong, a colon, what to do.
+    let (what, next) = text.rsplit_once(": ").unwrap_or((&text, "check the origin's folder"));
+    Failure::new(code, what).next(next)
+}
+
+/// The same for an object store: each mistake has a word of its own, for scripts.
+fn remote_failure(origin: &str, mistake: Mistake, what: &str) -> Failure {
+    let code = match mistake {
+        Mistake::AccessKey | Mistake::Secret | Mistake::NoKeys | Mistake::Expired => "origin-keys",
+        Mistake::Denied => "origin-denied",
+        Mistake::Bucket | Mistake::Region => "origin-bucket",
+        Mistake::Endpoint | Mistake::Tls | Mistake::NotAStore | Mistake::Busy => "origin-away",
+        Mistake::Taken => "origin-taken",
+        Mistake::NotAnOrigin => "origin-gone",
+        _ => "origin",
+    };
+    let (why, next) = what.rsplit_once(": ").unwrap_or((what, "check the origin, the keys and the network"));
+    Failure::new(code, format!("cannot use the origin {origin}")).why(why).next(next)
+}

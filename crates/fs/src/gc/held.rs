@@ -1,0 +1,91 @@
+//! Blobs that a published tree needed, and none does any more.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use base::{BlobId, time};
+use meta::record::HeldRow;
+use meta::store::CommitError;
+use meta::{Commit, Expect, Key};
+
+use crate::errno::Error;
+use crate::publish::GRACE;
+use crate::volume::Core;
+
+/// Between two looks at all holds, while some have ended.
+const LOOK: Duration = Duration::from_secs(60);
+
+impl Core {
+    /// Lets go of what was held until [`GRACE`] ago, and deletes it where nothing else needs it. `now`: without waiting for the
+    /// next look.
+    pub(crate) fn held_round(&self, now: bool) -> Result<(), Error> {
+        if !now && !self.held_is_due() {
+            return Ok(());
+        }
+        *self.publishing.looked.lock() = Some(time::monotonic());
+        if !self.publishing.ended.swap(false, Ordering::AcqRel) && !now {
+            return Ok(());
+        }
+        let done = self.let_go_of_ended();
+        if !matches!(done, Ok(false)) {
+            self.publishing.ended.store(true, Ordering::Release);
+        }
+        done.map(drop)
+    }
+
+    fn held_is_due(&self) -> bool {
+        let looked = *self.publishing.looked.lock();
+        self.publishing.ended.load(Ordering::Acquire)
+            && looked.is_none_or(|at| time::monotonic().saturating_duration_since(at) >= LOOK)
+    }
+
+    /// Whether some have ended and are to stay for a while.
+    fn let_go_of_ended(&self) -> Result<bool, Error> {
+        let now = time::now();
+        let mut left = false;
+        let mut over = Vec::new();
+        self.each_hold(&mut |blob, tree, row| {
+            let is_over = match row {
+                HeldRow::Held | HeldRow::Pending => return Ok(()),
+                HeldRow::Released => true,
+                HeldRow::DroppedAt(at) => now.0.saturating_sub(at.0) >= GRACE.as_nanos() as i64,
+            };
+            left |= !is_over;
+            if is_over {
+                over.push((blob, String::from_utf8_lossy(tree).into_owned(), row));
+            }
+            Ok(())
+        })?;
+        for (blob, tree, row) in over {
+            if self.stopping() || !self.let_go_of(&blob, &tree, row)? {
+                return Ok(true);
+            }
+        }
+        Ok(left)
+    }
+
+    /// Ends one hold. False while a publication has to be waited for.
+    fn let_go_of(&self, blob: &BlobId, tree: &str, row: HeldRow) -> Result<bool, Error> {
+        let _whole = self.blobs.write();
+        if self.publishing.is_paused() {
+            return Ok(false);
+        }
+        let key = Key::held(blob, tree);
+        let mut commit = Commit::default();
+        commit.checks.push((key.clone(), Expect::Is(row.encode())));
+        commit.dels.push(key);
+        match self.parts.store.commit(commit) {
+            Ok(()) => {}
+            // Held again, since it was looked at.
+            Err(CommitError::Conflict { .. }) => return Ok(true),
+            Err(CommitError::Store(error)) => return Err(error.into()),
+        }
+        if self.names.is_held(blob)? || !self.names.blob_packs(blob)?.is_empty() {
+            return Ok(true);
+        }
+        self.may_delete()?;
+        // After the row: were it lost in between, `fsck` would find a blob that is nobody's, and not a tree without its blob.
+        self.parts.origin.remove(blob)?;
+        Ok(true)
+    }
+}

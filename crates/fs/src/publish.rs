@@ -1,0 +1,331 @@
+//! What publishing needs of a volume: a view of one moment in which every byte is a blob, and a hold on those blobs.
+//!
+//! ```text
+//!   pause      no blob is deleted, no pack is given up
+//!   snapshot   the rows of this moment; programs go on writing
+//!   seal       every pack that those rows speak of becomes a blob: packs only grow, so later bytes are in nobody's way
+//!   hold       rows say which published tree needs which blob
+//!   resume     from here on those rows keep the blobs, whatever becomes of the packs
+//! ```
+//!
+//! Writers never wait for any of this. While it is paused, room is not given back; that is as long as it takes to seal what is open and to
+//! write the holds down.
+//!
+//! **Holds.** A row for each blob and published name ([`meta::record::HeldRow`]). A condemned pack whose blob is held is forgotten, and its
+//! blob stays. When a newer tree of the name no longer needs it, it stays for [`GRACE`] more, for those who still have the older
+//! one mounted; then it goes, unless another name or a pack of the volume needs it.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use base::{BlobId, PackNo, time};
+use blob::BlobError;
+use hashbrown::HashSet;
+use meta::key::tags;
+use meta::record::HeldRow;
+use meta::store::{CommitError, Snapshot, StoreError};
+use meta::{Commit, Key, PackRow, Value};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::errno::{Errno, Error};
+use crate::volume::{Core, Volume};
+
+/// So long a blob that only an older tree of a name needs is kept.
+pub const GRACE: Duration = Duration::from_secs(3600);
+/// Between two looks at whether a pack is sealed.
+const LOOK: Duration = Duration::from_millis(10);
+/// Rows written at a time.
+pub(crate) const BATCH: usize = 1024;
+
+/// What is known of publications. See the [module](self).
+pub(crate) struct Publishing {
+    /// One after the other.
+    turn: Mutex<()>,
+    /// Changed with `Core::blobs` taken whole.
+    paused: AtomicUsize,
+    /// Some holds may have ended.
+    pub(crate) ended: AtomicBool,
+    /// When holds were last gone through.
+    pub(crate) looked: Mutex<Option<Instant>>,
+}
+
+impl Default for Publishing {
+    fn default() -> Publishing {
+        Publishing {
+            turn: Mutex::new(()),
+            paused: AtomicUsize::new(0),
+            // What the last run left.
+            ended: AtomicBool::new(true),
+            looked: Mutex::default(),
+        }
+    }
+}
+
+impl Publishing {
+    /// Whether packs and blobs have to stay as they are.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Acquire) > 0
+    }
+}
+
+/// A pack of the moment that is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SealedPack {
+    /// Its number.
+    pub no: PackNo,
+    /// The blob it is.
+    pub blob: BlobId,
+    /// The blob's size in bytes.
+    pub size: u32,
+    /// Bytes referred to, each reference counted.
+    pub live: u64,
+}
+
+/// A publication under way. See the [module](self).
+pub struct Publication<'v> {
+    core: &'v Core,
+    _turn: MutexGuard<'v, ()>,
+    rows: Box<dyn Snapshot>,
+    packs: Vec<SealedPack>,
+    paused: bool,
+}
+
+impl Volume {
+    /// Begins a publication: takes the moment, and waits until all of its bytes are blobs. Another one that is under way is waited for.
+    ///
+    /// # Errors
+    /// `EROFS`; or the names or packs failed, or a pack did not become a blob in time (`Unavailable`).
+    pub fn publication(&self, patience: Duration) -> Result<Publication<'_>, Error> {
+        let core = &*self.core;
+        if core.options.read_only {
+            return Err(Errno::EROFS.into());
+        }
+        let turn = core.publishing.turn.lock();
+        core.may_delete()?;
+        core.pause(true);
+        // From here on dropping it ends the pause.
+        let empty: Box<dyn Snapshot> = Box::new(Nothing);
+        let mut publication = Publication { core, _turn: turn, rows: empty, packs: Vec::new(), paused: true };
+        core.sync()?;
+        publication.rows = core.parts.store.snapshot()?;
+        publication.seal(patience)?;
+        Ok(publication)
+    }
+
+    /// Notes that a tree which is being published needs these blobs; durable when it returns.
+    ///
+    /// # Errors
+    /// What the names said.
+    pub fn hold(&self, tree: &str, blobs: &mut dyn Iterator<Item = BlobId>) -> Result<(), Error> {
+        self.core.hold(tree, blobs)
+    }
+
+    /// A tree has been published and needs these blobs and no others: those stay for [`GRACE`].
+    ///
+    /// # Errors
+    /// What the names said.
+    pub fn hold_only(&self, tree: &str, blobs: &HashSet<BlobId>) -> Result<(), Error> {
+        let now = time::now();
+        self.core.change_holds(tree, &|blob, row| match row {
+            HeldRow::Pending if blobs.contains(blob) => Some(HeldRow::Held),
+            HeldRow::Held | HeldRow::Pending if !blobs.contains(blob) => Some(HeldRow::DroppedAt(now)),
+            _ => None,
+        })
+    }
+
+    /// A tree is not published any more: what only it needs goes with the next collection.
+    ///
+    /// # Errors
+    /// What the names said.
+    pub fn let_go(&self, tree: &str) -> Result<(), Error> {
+        let end = |_: &BlobId, row| (row != HeldRow::Released).then_some(HeldRow::Released);
+        self.core.change_holds(tree, &end)
+    }
+
+    /// The names of all trees that hold anything.
+    ///
+    /// # Errors
+    /// What the names said.
+    pub fn holders(&self) -> Result<Vec<String>, Error> {
+        let mut names = HashSet::new();
+        self.core.each_hold(&mut |_, tree, row| {
+            if row != HeldRow::Released {
+                names.insert(String::from_utf8_lossy(tree).into_owned());
+            }
+            Ok(())
+        })?;
+        let mut names: Vec<String> = names.into_iter().collect();
+        names.sort();
+        Ok(names)
+    }
+}
+
+impl Publication<'_> {
+    /// The rows of the moment.
+    pub fn rows(&self) -> &dyn Snapshot {
+        &*self.rows
+    }
+
+    /// Every pack that they refer to, by number.
+    pub fn packs(&self) -> &[SealedPack] {
+        &self.packs
+    }
+
+    /// Holds blobs of the moment's packs for a tree, and ends the pause: what is not held may be deleted from now on.
+    ///
+    /// # Errors
+    /// What the names said.
+    pub fn hold(&mut self, tree: &str, blobs: &mut dyn Iterator<Item = BlobId>) -> Result<(), Error> {
+        self.core.hold(tree, blobs)?;
+        self.resume();
+        Ok(())
+    }
+
+    fn resume(&mut self) {
+        if std::mem::take(&mut self.paused) {
+            self.core.pause(false);
+        }
+    }
+
+    fn seal(&mut self, patience: Duration) -> Result<(), Error> {
+        let core = self.core;
+        let mut lives: Vec<(PackNo, Value)> = Vec::new();
+        self.rows.each(&Key::kind(tags::PACK_LIVE), &mut |key, row| {
+            lives.extend(Key::from_bytes(key).number().map(|no| (PackNo(no), row.into())));
+            true
+        })?;
+        core.packs.close_all();
+        let until = time::monotonic() + patience;
+        while !core.resealing.lock().is_empty() {
+            wait(core, until, || "packs of the last run".to_owned())?;
+        }
+        for (no, live) in lives {
+            let live = meta::record::decode_i64(Some(&live))?.max(0).unsigned_abs();
+            let (blob, size) = loop {
+                match core.pack_row(no)? {
+                    Some(PackRow::Sealed { blob, size } | PackRow::Condemned { blob, size }) => {
+                        break (blob, size);
+                    }
+                    Some(PackRow::Open) => wait(core, until, || no.to_string())?,
+                    None => {
+                        let what = format!("pack {no} is in use and not in the pack table; run `covey fsck`");
+                        return Err(StoreError::Damaged(what).into());
+                    }
+                }
+            };
+            if live > 0 {
+                self.packs.push(SealedPack { no, blob, size, live });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Publication<'_> {
+    fn drop(&mut self) {
+        self.resume();
+    }
+}
+
+fn wait(core: &Core, until: Instant, what: impl Fn() -> String) -> Result<(), Error> {
+    if core.stopping() || time::monotonic() >= until {
+        let what =
+            format!("{} did not become a blob in time; the origin does not take it: see the log", what());
+        return Err(BlobError::Unavailable(what).into());
+    }
+    std::thread::sleep(LOOK);
+    Ok(())
+}
+
+/// Takes holds: blob, name of the tree, row.
+pub(crate) type EachHold<'a> = dyn FnMut(BlobId, &[u8], HeldRow) -> Result<(), Error> + 'a;
+
+/// Rows before there are any.
+struct Nothing;
+
+impl Snapshot for Nothing {
+    fn get(&self, _: &Key) -> Result<Option<Value>, StoreError> {
+        Ok(None)
+    }
+
+    fn each(
+        &self,
+        _: &meta::key::KeyRange,
+        _: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+impl Core {
+    fn pause(&self, on: bool) {
+        let _whole = self.blobs.write();
+        match on {
+            true => self.publishing.paused.fetch_add(1, Ordering::AcqRel),
+            false => self.publishing.paused.fetch_sub(1, Ordering::AcqRel),
+        };
+        self.sweep.wake();
+    }
+
+    fn hold(&self, tree: &str, blobs: &mut dyn Iterator<Item = BlobId>) -> Result<(), Error> {
+        let mut commit = Commit::default();
+        let mut blobs = blobs.peekable();
+        while blobs.peek().is_some() {
+            let batch: HashSet<BlobId> = blobs.by_ref().take(BATCH).collect();
+            let keys: Vec<Key> = batch.iter().map(|blob| Key::held(blob, tree)).collect();
+            // So that none of them is being let go of meanwhile.
+            let _shared = self.blobs.read();
+            let rows = self.parts.store.get_many(&keys)?;
+            for (key, row) in keys.into_iter().zip(rows) {
+                let row = row.map(|row| HeldRow::decode(&row)).transpose()?;
+                if !matches!(row, Some(HeldRow::Held | HeldRow::Pending)) {
+                    commit.puts.push((key, HeldRow::Pending.encode()));
+                }
+            }
+            self.write_holds(std::mem::take(&mut commit))?;
+        }
+        self.flush()
+    }
+
+    fn write_holds(&self, commit: Commit) -> Result<(), Error> {
+        match self.parts.store.commit(commit) {
+            Ok(()) => Ok(()),
+            Err(CommitError::Store(error)) => Err(error.into()),
+            Err(CommitError::Conflict { .. }) => {
+                Err(StoreError::Damaged("rows without checks met a conflict".to_owned()).into())
+            }
+        }
+    }
+
+    /// Changes the rows of a tree to what `change` says, where it says anything.
+    fn change_holds(
+        &self,
+        tree: &str,
+        change: &dyn Fn(&BlobId, HeldRow) -> Option<HeldRow>,
+    ) -> Result<(), Error> {
+        let mut commit = Commit::default();
+        self.each_hold(&mut |blob, of, row| {
+            if let Some(row) = change(&blob, row).filter(|_| of == tree.as_bytes()) {
+                commit.puts.push((Key::held(&blob, tree), row.encode()));
+            }
+            if commit.puts.len() >= BATCH { self.write_holds(std::mem::take(&mut commit)) } else { Ok(()) }
+        })?;
+        self.write_holds(commit)?;
+        self.publishing.ended.store(true, Ordering::Release);
+        self.flush()
+    }
+
+    /// Calls `each` with every hold: blob, name, row.
+    pub(crate) fn each_hold(&self, each: &mut EachHold<'_>) -> Result<(), Error> {
+        let mut range = Key::kind(tags::HELD);
+        loop {
+            let rows = self.parts.store.scan(&range, BATCH)?;
+            let Some((last, _)) = rows.last() else { return Ok(()) };
+            range.start = last.successor();
+            for (key, row) in &rows {
+                let Some((blob, tree)) = key.as_held() else { continue };
+                each(blob, tree, HeldRow::decode(row)?)?;
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! A moment of the database: a connection of its own whose transaction stays open, beside which others go on writing.
+//!
+//! SQLite's log keeps what the moment needs, so it grows as long as the moment is held.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rusqlite::{Connection, OpenFlags};
+
+use super::errors::Door;
+use super::{READER_CACHE_KIB, connect, each_row, read};
+use crate::key::{Key, KeyRange};
+use crate::store::{Snapshot, StoreError, Value};
+
+/// See the module.
+pub(super) struct Moment {
+    path: PathBuf,
+    connection: Connection,
+    /// How many there are.
+    count: Arc<AtomicUsize>,
+}
+
+impl Moment {
+    /// What the database holds now.
+    pub(super) fn take(path: &Path, count: Arc<AtomicUsize>) -> Result<Moment, StoreError> {
+        let door = Door { path };
+        let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE_KIB);
+        let connection = connection.map_err(|error| door.error(error))?;
+        // Counted first, so that nobody who looks in between waits for it. The first read is what fixes the moment.
+        count.fetch_add(1, Ordering::AcqRel);
+        let moment = Moment { path: path.to_owned(), connection, count };
+        let fixed = moment.connection.execute_batch("begin; select segment from log where one = 1");
+        fixed.map_err(|error| moment.error(error))?;
+        Ok(moment)
+    }
+
+    fn error(&self, error: rusqlite::Error) -> StoreError {
+        Door { path: &self.path }.error(error)
+    }
+}
+
+impl Snapshot for Moment {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        read(&self.connection, key).map_err(|error| self.error(error))
+    }
+
+    fn each(&self, range: &KeyRange, each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), StoreError> {
+        if range.start >= range.end {
+            return Ok(());
+        }
+        each_row(&self.connection, range, each).map_err(|error| self.error(error))
+    }
+}
+
+impl Drop for Moment {
+    fn drop(&mut self) {
+        // Closing the connection, which follows, ends the transaction; there is nothing that could be lost.
+        let _ = self.connection.execute_batch("rollback");
+        self.count.fetch_sub(1, Ordering::AcqRel);
+    }
+}

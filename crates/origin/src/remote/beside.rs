@@ -1,0 +1,228 @@
+//! What lies beside the blobs: the marker that says whose the place is, and the records.
+//!
+//! A record that must not be there yet is made with a conditional PUT (If-None-Match), so that one of several wins. It carries a random mark: when
+//! the answer to such a PUT is lost and the next try says "it is there", the mark tells whether it was ours. **A store that answers 501 to it
+//! has no such request**; there the record is looked for, made, and looked at again, and two who do that in the same instant may both think
+//! to have won. (A store that takes no notice of the condition cannot be told from one that has it.)
+
+use std::sync::Arc;
+
+use base::phase::{self, Phase};
+use blob::records::{RECORD_MAX, check, is_below, is_name};
+use blob::{BlobError, Records};
+use bytes::Bytes;
+use object_store::path::Path;
+use object_store::{Attribute, Attributes, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+
+use super::engine::{Call, Engine, Failed, MAKER, What};
+use super::fault::{Fault, Mistake};
+use super::{MARKER_HOLDS, Remote};
+use crate::OriginError;
+
+const MARKER_LINE: &str = "covey origin 1";
+
+impl Records for Remote {
+    fn record(&self, name: &str) -> Result<Option<Vec<u8>>, BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        check(name, &[])?;
+        let found = self.read_object(self.call(What::Small), self.layout.record(name));
+        found.map_err(|failed| self.unavailable(&failed))
+    }
+
+    fn put_record(&self, name: &str, bytes: &[u8]) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        self.writable()?;
+        check(name, bytes)?;
+        let (engine, call, key) =
+            (Arc::clone(&self.engine), self.call(What::Store), self.layout.record(name));
+        let bytes = Bytes::copy_from_slice(bytes);
+        let stored = self.wait(async move {
+            let (engine, key, bytes) = (&engine, &key, &bytes);
+            engine.run(call, |_| put(engine, key, bytes, PutMode::Overwrite, None)).await
+        });
+        stored.map_err(|failed| self.unavailable(&failed))
+    }
+
+    fn create_record(&self, name: &str, bytes: &[u8]) -> Result<bool, BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        self.writable()?;
+        check(name, bytes)?;
+        let made = self.create_object(self.call(What::Store), self.layout.record(name), bytes);
+        made.map_err(|failed| self.unavailable(&failed))
+    }
+
+    fn remove_record(&self, name: &str) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        self.writable()?;
+        check(name, &[])?;
+        let (engine, call, key) =
+            (Arc::clone(&self.engine), self.call(What::Other), self.layout.record(name));
+        let removed = self.wait(async move {
+            let key = &key;
+            let remove = |_| async { engine.one().delete(key).await.map_err(|error| Fault::of(&error)) };
+            engine.run(call, remove).await
+        });
+        match removed {
+            Err(failed) if !failed.fault.is_missing() => Err(self.unavailable(&failed)),
+            _ => Ok(()),
+        }
+    }
+
+    fn records(&self, folder: &str) -> Result<Vec<String>, BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        if !folder.is_empty() {
+            check(folder, &[])?;
+        }
+        let mut names = Vec::new();
+        let listed = self.list_keys(&self.layout.records(folder), &mut |meta| {
+            let name = self.layout.record_of(&meta.location);
+            names.extend(name.filter(|name| is_name(name) && is_below(name, folder)));
+            true
+        });
+        listed.map_err(|failed| self.unavailable(&failed))?;
+        names.sort();
+        Ok(names)
+    }
+}
+
+impl Remote {
+    /// Whether the marker is there; lately seen is good enough.
+    pub(super) fn marker_is_there(&self) -> Result<bool, Failed> {
+        if self.marker_seen.lock().is_some_and(|seen| seen.elapsed() < MARKER_HOLDS) {
+            return Ok(true);
+        }
+        let call = self.call(What::Small);
+        let call = Call { deadline: call.deadline.min(MARKER_HOLDS / 2), ..call };
+        let there = self.read_object(call, self.layout.marker())?.is_some();
+        *self.marker_seen.lock() = there.then(base::time::monotonic);
+        Ok(there)
+    }
+
+    /// Reads the marker, and whose the origin is.
+    pub(super) fn read_marker(&self) -> Result<String, OriginError> {
+        let marker = self.read_object(self.opening(What::Small), self.layout.marker());
+        let Some(marker) = marker.map_err(|failed| self.origin_error(&failed))? else {
+            // Also a bucket that is not there has no marker; a listing tells.
+            let root = self.layout.root();
+            let listed = self.list_with(self.opening(What::Other), root.as_ref(), &mut |_| false);
+            listed.map_err(|failed| self.origin_error(&failed))?;
+            return Err(self.refuse(
+                Mistake::NotAnOrigin,
+                "there is no origin here (no object covey-origin): correct the URL; a new volume's origin is made by `covey format`",
+            ));
+        };
+        let text = String::from_utf8_lossy(&marker);
+        let mut lines = text.lines();
+        let first = lines.next().unwrap_or("");
+        if first != MARKER_LINE {
+            let what = match first.strip_prefix("covey origin ") {
+                Some(_) => "the origin was made by a newer covey: use that version or a later one",
+                None => "the object covey-origin is not covey's: choose another prefix",
+            };
+            return Err(self.refuse(Mistake::NotAnOrigin, what));
+        }
+        *self.marker_seen.lock() = Some(base::time::monotonic());
+        let volume = lines.find_map(|line| line.strip_prefix("volume "));
+        Ok(volume.unwrap_or("").to_owned())
+    }
+
+    /// Writes the marker, where nothing is yet.
+    pub(super) fn make_marker(&self, volume: &str) -> Result<(), OriginError> {
+        let taken = "another volume's origin is here already: choose another prefix (or, if a `covey format` was cut short and \
+                     nothing uses it, remove the object covey-origin)";
+        let marker = self.layout.marker();
+        let found = self.read_object(self.opening(What::Small), marker.clone());
+        if found.map_err(|failed| self.origin_error(&failed))?.is_some() {
+            return Err(self.refuse(Mistake::Taken, taken));
+        }
+        let (root, mut others) = (self.layout.root(), false);
+        let listed = self.list_with(self.opening(What::Other), root.as_ref(), &mut |_| {
+            others = true;
+            false
+        });
+        listed.map_err(|failed| self.origin_error(&failed))?;
+        if others {
+            let what = "other objects are here: give the origin a prefix of its own, like s3://BUCKET/PREFIX";
+            return Err(self.refuse(Mistake::Taken, what));
+        }
+        let text = format!("{MARKER_LINE}\nvolume {volume}\n");
+        let made = self.create_object(self.opening(What::Store), marker, text.as_bytes());
+        if !made.map_err(|failed| self.origin_error(&failed))? {
+            return Err(self.refuse(Mistake::Taken, taken));
+        }
+        // That it can be read shows that the keys may read, and that what answers keeps what it is given.
+        let found = self.read_marker()?;
+        if found == volume { Ok(()) } else { Err(self.refuse(Mistake::Taken, taken)) }
+    }
+
+    fn refuse(&self, mistake: Mistake, what: &str) -> OriginError {
+        OriginError::Remote { origin: self.spec.to_string(), mistake, what: what.to_owned() }
+    }
+
+    fn read_object(&self, call: Call, key: Path) -> Result<Option<Vec<u8>>, Failed> {
+        let engine = Arc::clone(&self.engine);
+        let got = self.wait(async move {
+            let (engine, key) = (&engine, &key);
+            engine.run(call, |_| engine.get(key, None, false, RECORD_MAX as u64)).await
+        });
+        match got {
+            Ok(got) if got.bytes.len() as u64 == got.total => Ok(Some(got.bytes)),
+            Ok(got) => {
+                let fault = Fault::Odd(format!("a record of {} bytes", got.total));
+                Err(Failed { fault, tries: 1 })
+            }
+            Err(failed) if failed.fault.is_missing() => Ok(None),
+            Err(failed) => Err(failed),
+        }
+    }
+
+    fn create_object(&self, call: Call, key: Path, bytes: &[u8]) -> Result<bool, Failed> {
+        let (engine, bytes) = (Arc::clone(&self.engine), Bytes::copy_from_slice(bytes));
+        let maker = format!("{:016x}", base::random::u64());
+        self.wait(async move { create(&engine, call, &key, &bytes, &maker).await })
+    }
+}
+
+async fn put(
+    engine: &Engine,
+    key: &Path,
+    bytes: &Bytes,
+    mode: PutMode,
+    maker: Option<&str>,
+) -> Result<(), Fault> {
+    engine.pay(bytes.len() as u64).await;
+    let mark = maker.map(|maker| (Attribute::Metadata(MAKER.into()), maker.to_owned()));
+    let attributes: Attributes = mark.into_iter().collect();
+    let options = PutOptions { mode, attributes, ..PutOptions::default() };
+    let put = engine.one().put_opts(key, PutPayload::from(bytes.clone()), options);
+    put.await.map(drop).map_err(|error| Fault::of(&error))
+}
+
+async fn create(engine: &Engine, call: Call, key: &Path, bytes: &Bytes, maker: &str) -> Result<bool, Failed> {
+    let made = engine.run(call, |_| put(engine, key, bytes, PutMode::Create, Some(maker))).await;
+    let failed = match made {
+        Ok(()) => return Ok(true),
+        Err(failed) => failed,
+    };
+    if failed.fault.is_taken() {
+        // At the first try it was there before; later it may be what an earlier try made.
+        return if failed.tries > 1 { is_ours(engine, call, key, maker).await } else { Ok(false) };
+    }
+    if failed.fault.status() != Some(501) {
+        return Err(failed);
+    }
+    let head = |_| async { engine.one().head(key).await.map_err(|error| Fault::of(&error)) };
+    match engine.run(call, head).await {
+        Ok(_) => return Ok(false),
+        Err(failed) if !failed.fault.is_missing() => return Err(failed),
+        Err(_) => {}
+    }
+    engine.run(call, |_| put(engine, key, bytes, PutMode::Overwrite, Some(maker))).await?;
+    is_ours(engine, call, key, maker).await
+}
+
+async fn is_ours(engine: &Engine, call: Call, key: &Path, maker: &str) -> Result<bool, Failed> {
+    let small = Call { what: What::Small, ..call };
+    let got = engine.run(small, |_| engine.get(key, None, true, RECORD_MAX as u64)).await?;
+    Ok(got.maker.as_deref() == Some(maker))
+}

@@ -1,0 +1,468 @@
+//! Blobs in the store: one object each, the bytes and then their sums.
+//!
+//! **A part** is read with two GETs at once: whole 64 KiB groups, and the object's last bytes, where the sums are. Whoever read a part of the
+//! same blob lately has its sums already and sends one. Azure has no "last bytes": there the groups come first, and with them the object's size.
+//!
+//! **A whole blob** is one GET. Its sums are computed from its bytes and compared with the name, which costs no more than comparing the groups
+//! with the trailer and believes it in nothing.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path as FilePath;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::BlobId;
+use base::phase::{self, Phase};
+use base::size::{BLOB_MAX, GROUP};
+use blob::folder::past_end;
+use blob::{BlobError, BlobSource, Origin, Part, Sums};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::future::{Either, select};
+use futures_util::stream::BoxStream;
+use object_store::path::Path;
+use object_store::{GetRange, ObjectMeta, ObjectStoreExt, PutOptions, PutPayload};
+use parking_lot::Mutex;
+
+use super::Remote;
+use super::engine::{Call, Engine, Failed, Got, What};
+use super::fault::Fault;
+use super::layout::{OBJECT_MAX, TRAILER_MAX, blob_size};
+use super::spec::Store;
+
+/// Keys that one request removes at most.
+const REMOVED_AT_ONCE: usize = 1000;
+
+/// Requests at once that remove one key each, where there are no others.
+const SINGLES_AT_ONCE: usize = 16;
+
+/// Keys that are listed before they are handed on.
+const LISTED_AT_ONCE: usize = 1000;
+
+/// Groups of a blob, and the object's end if it was asked for.
+struct PartRead {
+    body: Got,
+    tail: Option<Got>,
+}
+
+impl BlobSource for Remote {
+    fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        if buf.is_empty() {
+            let size = self.size_of(id)?.ok_or(BlobError::Missing(*id))?;
+            return if offset > size { Err(past_end(id, size)) } else { Ok(()) };
+        }
+        let len = u32::try_from(buf.len()).unwrap_or(u32::MAX);
+        let part = self.part(id, offset, len)?;
+        let from = (offset - part.offset) as usize;
+        buf.copy_from_slice(&part.bytes[from..from + buf.len()]);
+        Ok(())
+    }
+
+    /// Never: each read is a request.
+    fn is_near(&self, _: &BlobId) -> bool {
+        false
+    }
+}
+
+impl Origin for Remote {
+    fn adopt(&self, id: &BlobId, sums: &Sums, file: &FilePath) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        let mut bytes = Vec::with_capacity(sums.size() as usize + Sums::encoded_len(sums.size()));
+        bytes.resize(sums.size() as usize, 0);
+        File::open(file)?.read_exact_at(&mut bytes, 0)?;
+        self.store(id, sums, bytes)
+    }
+
+    fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        let mut all = Vec::with_capacity(bytes.len() + Sums::encoded_len(sums.size()));
+        all.extend_from_slice(bytes);
+        self.store(id, sums, all)
+    }
+
+    /// What is stored is durable when storing it returns.
+    fn sync(&self) -> Result<(), BlobError> {
+        Ok(())
+    }
+
+    fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        self.writable()?;
+        self.recent.forget(id);
+        let (engine, call, key) = (Arc::clone(&self.engine), self.call(What::Other), self.layout.blob(id));
+        let removed = self.wait(async move { remove_one(&engine, call, &key).await });
+        removed.map_err(|failed| self.unavailable(&failed))
+    }
+
+    fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        Ok(self.size_of(id)?.map(u64::from))
+    }
+
+    fn list(&self, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<(), BlobError> {
+        let mut keep = |meta: &ObjectMeta| match (self.layout.blob_of(&meta.location), blob_size(meta.size)) {
+            (Some(id), Some(size)) => each(id, u64::from(size)),
+            // Somebody else's, or half of a blob, which a store never shows.
+            _ => true,
+        };
+        self.list_keys(&self.layout.blobs(), &mut keep).map_err(|failed| self.unavailable(&failed))
+    }
+
+    fn verify(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.fetch(id).map(drop)
+    }
+
+    fn fetch(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        self.twice(id, |fresh, deadline| {
+            let call = Call { deadline, ..self.call(What::Large) };
+            let (engine, key) = (Arc::clone(&self.engine), self.layout.blob(id));
+            let got = self.wait(async move {
+                let key = &key;
+                engine.run(call, |_| engine.get(key, None, fresh, OBJECT_MAX)).await
+            });
+            let mut got = got.map_err(|failed| self.explain(id, &failed))?;
+            let size = match blob_size(got.total) {
+                Some(size) if got.bytes.len() as u64 == got.total => size as usize,
+                _ => return Ok(Err(format!("its object has {} bytes", got.total))),
+            };
+            got.bytes.truncate(size);
+            let sums = Sums::of(&got.bytes);
+            if sums.id() != *id {
+                return Ok(Err(format!("its bytes in the store have the hash {}", sums.id())));
+            }
+            Ok(Ok((sums, got.bytes)))
+        })
+    }
+
+    fn fetch_part(&self, id: &BlobId, offset: u32, len: u32) -> Result<Part, BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        if len == 0 {
+            let (sums, bytes) = self.fetch(id)?;
+            let past = offset > sums.size();
+            return if past { Err(past_end(id, sums.size())) } else { Ok(Part { sums, offset: 0, bytes }) };
+        }
+        self.part(id, offset, len)
+    }
+
+    fn describe(&self) -> String {
+        self.spec.to_string()
+    }
+}
+
+impl Remote {
+    /// Removes many blobs, by requests that remove a thousand where the store has them; those that are not there are no error.
+    ///
+    /// # Errors
+    /// See [`BlobError`]; some may be removed then.
+    pub fn remove_many(&self, ids: &[BlobId]) -> Result<(), BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        self.writable()?;
+        for ids in ids.chunks(REMOVED_AT_ONCE) {
+            ids.iter().for_each(|id| self.recent.forget(id));
+            let keys: Vec<Path> = ids.iter().map(|id| self.layout.blob(id)).collect();
+            let (engine, call) = (Arc::clone(&self.engine), self.call(What::Other));
+            let removed = self.wait(async move { remove_all(&engine, call, keys).await });
+            removed.map_err(|failed| self.unavailable(&failed))?;
+        }
+        Ok(())
+    }
+
+    /// What a failed call about a blob means.
+    pub(super) fn explain(&self, id: &BlobId, failed: &Failed) -> BlobError {
+        if !failed.fault.is_missing() {
+            return self.unavailable(failed);
+        }
+        match self.marker_is_there() {
+            Ok(true) => BlobError::Missing(*id),
+            Ok(false) => BlobError::Unavailable(format!(
+                "{}: the origin is gone (it holds no covey-origin any more): bring the bucket back under this name",
+                self.spec
+            )),
+            Err(failed) => self.unavailable(&failed),
+        }
+    }
+
+    fn size_of(&self, id: &BlobId) -> Result<Option<u32>, BlobError> {
+        let (engine, call, key) = (Arc::clone(&self.engine), self.call(What::Small), self.layout.blob(id));
+        let meta = self.wait(async move {
+            let key = &key;
+            let head = |_| async { engine.one().head(key).await.map_err(|error| Fault::of(&error)) };
+            engine.run(call, head).await
+        });
+        match meta {
+            Ok(meta) => {
+                let what = || format!("its object has {} bytes", meta.size);
+                blob_size(meta.size).map(Some).ok_or_else(|| BlobError::Damaged { id: *id, what: what() })
+            }
+            Err(failed) => match self.explain(id, &failed) {
+                BlobError::Missing(_) => Ok(None),
+                other => Err(other),
+            },
+        }
+    }
+
+    /// Stores `bytes`, which have room for the sums behind them.
+    fn store(&self, id: &BlobId, sums: &Sums, mut bytes: Vec<u8>) -> Result<(), BlobError> {
+        self.writable()?;
+        if sums.id() != *id || sums.size() as usize != bytes.len() {
+            let what =
+                format!("the sums of {} do not belong to the {} bytes of {id}", sums.id(), bytes.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what).into());
+        }
+        if !bytes.is_empty() {
+            // What rotted on its way here must not become the only copy.
+            sums.check(0, &bytes).map_err(|wrong| BlobError::Damaged { id: *id, what: wrong.to_string() })?;
+        }
+        bytes.extend_from_slice(&sums.encode());
+        let (engine, call, key) = (Arc::clone(&self.engine), self.call(What::Store), self.layout.blob(id));
+        let bytes = Bytes::from(bytes);
+        let stored = self.wait(async move {
+            let (key, bytes) = (&key, &bytes);
+            let put = |_| async {
+                engine.pay(bytes.len() as u64).await;
+                let payload = PutPayload::from(bytes.clone());
+                let put = engine.one().put_opts(key, payload, PutOptions::default());
+                put.await.map(drop).map_err(|error| Fault::of(&error))
+            };
+            engine.run(call, put).await
+        });
+        stored.map_err(|failed| match failed.fault.is_missing() {
+            // Also an upload can meet a bucket that is not there.
+            true => self.explain(id, &failed),
+            false => self.unavailable(&failed),
+        })
+    }
+
+    /// Asks once, and when what came is not the blob, once more past any cache on the way; both in the time of one call.
+    fn twice<T>(
+        &self,
+        id: &BlobId,
+        ask: impl Fn(bool, Duration) -> Result<Result<T, String>, BlobError>,
+    ) -> Result<T, BlobError> {
+        let (begin, deadline) = (base::time::monotonic(), self.call(What::Large).deadline);
+        let mut what = String::new();
+        for fresh in [false, true] {
+            match ask(fresh, deadline.saturating_sub(begin.elapsed()))? {
+                Ok(done) => return Ok(done),
+                Err(wrong) => what = wrong,
+            }
+            self.engine.stats.damage();
+            self.recent.forget(id);
+        }
+        Err(BlobError::Damaged { id: *id, what })
+    }
+
+    fn part(&self, id: &BlobId, offset: u32, len: u32) -> Result<Part, BlobError> {
+        let end = u64::from(offset) + u64::from(len);
+        if end > u64::from(BLOB_MAX) {
+            return Err(past_end(id, self.size_of(id)?.ok_or(BlobError::Missing(*id))?));
+        }
+        let from = offset - offset % GROUP;
+        let to = (end as u32).next_multiple_of(GROUP);
+        self.twice(id, |fresh, deadline| {
+            let known = self.recent.get(id);
+            if let Some(sums) = known.as_ref().filter(|sums| end > u64::from(sums.size())) {
+                return Err(past_end(id, sums.size()));
+            }
+            let to = known.as_ref().map_or(to, |sums| to.min(sums.size()));
+            let whole = to - from > BLOB_MAX / 4;
+            let what = if whole { What::Large } else { What::Small };
+            let call = Call { deadline, ..self.call(what) };
+            let (engine, key) = (Arc::clone(&self.engine), self.layout.blob(id));
+            let (tail, at_once) = (known.is_none(), self.spec.store != Store::Azure);
+            let read = self.wait(async move {
+                let range = u64::from(from)..u64::from(to);
+                read_part(&engine, call, &key, range, tail.then_some(at_once), fresh).await
+            });
+            let read = match read {
+                Err(failed) if failed.fault.status() == Some(416) => {
+                    return Err(past_end(id, self.size_of(id)?.ok_or(BlobError::Missing(*id))?));
+                }
+                read => read.map_err(|failed| self.explain(id, &failed))?,
+            };
+            let sums = match known {
+                Some(sums) => Ok((*sums).clone()),
+                None => sums_of(id, &read),
+            };
+            let sums = match sums {
+                Ok(sums) => sums,
+                Err(wrong) => return Ok(Err(wrong)),
+            };
+            if end > u64::from(sums.size()) {
+                self.recent.put(id, &sums);
+                return Err(past_end(id, sums.size()));
+            }
+            let mut bytes = read.body.bytes;
+            bytes.truncate((to.min(sums.size()) - from) as usize);
+            if let Err(wrong) = sums.check_group(from, &bytes) {
+                return Ok(Err(wrong.to_string()));
+            }
+            self.recent.put(id, &sums);
+            Ok(Ok(Part { sums, offset: from, bytes }))
+        })
+    }
+
+    /// Calls `each` with every key below `prefix`, on this thread, until it answers false.
+    pub(super) fn list_keys(
+        &self,
+        prefix: &Path,
+        each: &mut dyn FnMut(&ObjectMeta) -> bool,
+    ) -> Result<(), Failed> {
+        self.list_with(self.call(What::Other), Some(prefix), each)
+    }
+
+    pub(super) fn list_with(
+        &self,
+        call: Call,
+        prefix: Option<&Path>,
+        each: &mut dyn FnMut(&ObjectMeta) -> bool,
+    ) -> Result<(), Failed> {
+        let listing = Arc::new(Listing { prefix: prefix.cloned(), at: Mutex::default() });
+        loop {
+            let (engine, own) = (Arc::clone(&self.engine), Arc::clone(&listing));
+            let page = self.wait(async move {
+                let (engine, own) = (&engine, &own);
+                engine.run(call, |_| own.page(engine)).await
+            })?;
+            if !page.iter().all(&mut *each) || page.len() < LISTED_AT_ONCE {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A listing under way: the stream of its answers, and behind which key to begin again when that breaks.
+struct Listing {
+    prefix: Option<Path>,
+    at: Mutex<(Option<Keys>, Option<Path>)>,
+}
+
+type Keys = BoxStream<'static, object_store::Result<ObjectMeta>>;
+
+impl Listing {
+    /// The next keys; fewer than [`LISTED_AT_ONCE`] only at the end.
+    async fn page(&self, engine: &Engine) -> Result<Vec<ObjectMeta>, Fault> {
+        let (stream, last) = {
+            let mut at = self.at.lock();
+            (at.0.take(), at.1.clone())
+        };
+        let mut stream = stream.unwrap_or_else(|| match &last {
+            Some(last) => engine.one().list_with_offset(self.prefix.as_ref(), last),
+            None => engine.one().list(self.prefix.as_ref()),
+        });
+        let mut page = Vec::new();
+        while page.len() < LISTED_AT_ONCE {
+            match stream.next().await {
+                Some(Ok(meta)) => page.push(meta),
+                Some(Err(error)) => return Err(Fault::of(&error)),
+                None => break,
+            }
+        }
+        let last = page.last().map(|meta| meta.location.clone()).or(last);
+        *self.at.lock() = (Some(stream), last);
+        Ok(page)
+    }
+}
+
+/// The range, and the object's last bytes: not at all, at the same time (`Some(true)`) or after it. When the range reaches to the
+/// object's end, nobody waits for the rest.
+async fn read_part(
+    engine: &Engine,
+    call: Call,
+    key: &Path,
+    range: std::ops::Range<u64>,
+    tail: Option<bool>,
+    fresh: bool,
+) -> Result<PartRead, Failed> {
+    let range = &range;
+    let body =
+        engine.run(call, |_| engine.get(key, Some(GetRange::Bounded(range.clone())), fresh, OBJECT_MAX));
+    let Some(at_once) = tail else {
+        return Ok(PartRead { body: body.await?, tail: None });
+    };
+    let reaches_end = |body: &Got| body.start + body.bytes.len() as u64 >= body.total;
+    let small = Call { what: What::Small, ..call };
+    if !at_once {
+        let body = body.await?;
+        if reaches_end(&body) {
+            return Ok(PartRead { body, tail: None });
+        }
+        let range = body.total.saturating_sub(u64::from(TRAILER_MAX))..body.total;
+        let range = &range;
+        let tail =
+            engine.run(small, |_| engine.get(key, Some(GetRange::Bounded(range.clone())), fresh, OBJECT_MAX));
+        return Ok(PartRead { body, tail: Some(tail.await?) });
+    }
+    let last = || GetRange::Suffix(u64::from(TRAILER_MAX));
+    let tail = engine.run(small, |_| engine.get(key, Some(last()), fresh, OBJECT_MAX));
+    let (body, tail) = (pin!(body), pin!(tail));
+    match select(body, tail).await {
+        Either::Left((body, tail)) => {
+            let body = body?;
+            let tail = if reaches_end(&body) { None } else { Some(tail.await?) };
+            Ok(PartRead { body, tail })
+        }
+        Either::Right((tail, body)) => {
+            let body = body.await?;
+            let tail = if reaches_end(&body) { None } else { Some(tail?) };
+            Ok(PartRead { body, tail })
+        }
+    }
+}
+
+/// The sums that came with a part, if they lead to the blob's name.
+fn sums_of(id: &BlobId, read: &PartRead) -> Result<Sums, String> {
+    let end = read.tail.as_ref().unwrap_or(&read.body);
+    let odd = || format!("its object has {} bytes", read.body.total);
+    if end.total != read.body.total || end.start + end.bytes.len() as u64 != end.total {
+        return Err("two answers about it do not fit together".to_owned());
+    }
+    let len = Sums::encoded_len(blob_size(end.total).ok_or_else(odd)?);
+    let at = end.bytes.len().checked_sub(len).ok_or_else(odd)?;
+    let sums = Sums::decode(&end.bytes[at..]).map_err(|error| error.to_string())?;
+    if sums.id() != *id {
+        return Err(format!("the sums behind it belong to {}", sums.id()));
+    }
+    Ok(sums)
+}
+
+async fn remove_one(engine: &Engine, call: Call, key: &Path) -> Result<(), Failed> {
+    let remove = |_| async { engine.one().delete(key).await.map_err(|error| Fault::of(&error)) };
+    match engine.run(call, remove).await {
+        Err(failed) if failed.fault.is_missing() => Ok(()),
+        other => other,
+    }
+}
+
+async fn remove_all(engine: &Engine, call: Call, keys: Vec<Path>) -> Result<(), Failed> {
+    let all = &keys;
+    let remove = |_| async {
+        let keys = futures_util::stream::iter(all.clone().into_iter().map(Ok)).boxed();
+        let mut removed = engine.stores.many.delete_stream(keys);
+        while let Some(one) = removed.next().await {
+            match one.map_err(|error| Fault::of(&error)) {
+                Err(fault) if !fault.is_missing() => return Err(fault),
+                _ => {}
+            }
+        }
+        Ok(())
+    };
+    let failed = match engine.run(Call { tries: 4, ..call }, remove).await {
+        Err(failed) => failed,
+        Ok(()) => return Ok(()),
+    };
+    // A store that has no such request says so in several ways.
+    if !matches!(failed.fault.status(), Some(400 | 404 | 405 | 411 | 501)) {
+        return Err(failed);
+    }
+    for keys in keys.chunks(SINGLES_AT_ONCE) {
+        let singles: Vec<_> = keys.iter().map(|key| remove_one(engine, call, key)).collect();
+        futures_util::future::try_join_all(singles).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,268 @@
+//! Every request goes through here: its place in flight, its tries, its deadline, its second GET.
+//!
+//! A **call** is what the rest of the program asks for ("this range of that key") and has a deadline. It makes **tries**, one after
+//! the other, with a wait between them that doubles and is drawn by lot, so that many who failed together do not come back together. A try
+//! of a GET may send a **second request** when the first takes longer than 99 of 100 did lately; the first right answer is taken and the
+//! other request is dropped.
+//!
+//! What will not pass is not tried again: a wrong key is wrong the second time too.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::future::{Either, select};
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectStore};
+use tokio::time::timeout;
+
+use super::fault::{Fault, Mistake, mistake_of};
+use super::keys::Keys;
+use super::latency::Latency;
+use super::pace::{Pace, Size};
+use super::stats::Stats;
+use super::store::Stores;
+use super::wire::Fresh;
+
+/// The first wait; each further one is twice as long.
+const WAIT_FIRST: Duration = Duration::from_millis(50);
+const WAIT_MOST: Duration = Duration::from_secs(5);
+
+/// Bodies are counted against the budget of bytes in pieces of this size.
+const PIECE: u64 = 64 << 10;
+
+/// The name of the attribute that says who made a record; Azure allows letters only.
+pub(crate) const MAKER: &str = "coveymaker";
+
+/// What kind of call it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// Reads little.
+    Small,
+    /// Reads a whole blob.
+    Large,
+    /// Stores.
+    Store,
+    /// Lists, removes.
+    Other,
+}
+
+/// How a call is made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) what: What,
+    /// For the whole call.
+    pub(crate) deadline: Duration,
+    /// For one try.
+    pub(crate) one: Duration,
+    /// At most this many tries.
+    pub(crate) tries: u32,
+    pub(crate) hedge: bool,
+}
+
+/// A call that came to nothing.
+#[derive(Clone, Debug)]
+pub(crate) struct Failed {
+    pub(crate) fault: Fault,
+    pub(crate) tries: u32,
+}
+
+/// Bytes that came.
+#[derive(Debug)]
+pub(crate) struct Got {
+    pub(crate) bytes: Vec<u8>,
+    /// Where in the object they begin.
+    pub(crate) start: u64,
+    /// The whole object's size.
+    pub(crate) total: u64,
+    /// Who made it, for records.
+    pub(crate) maker: Option<String>,
+}
+
+/// What the calls share.
+pub(crate) struct Engine {
+    pub(crate) stores: Stores,
+    pub(crate) stats: Arc<Stats>,
+    pub(crate) pace: Pace,
+    pub(crate) keys: Option<Arc<Keys>>,
+}
+
+impl Engine {
+    /// Makes a call: `one` is one try, told how many came before it.
+    pub(crate) async fn run<T, F>(&self, call: Call, one: impl Fn(u32) -> F) -> Result<T, Failed>
+    where
+        F: Future<Output = Result<T, Fault>>,
+    {
+        let begin = base::time::monotonic();
+        let mut tries = 0;
+        let mut last = None;
+        let mut renewed = false;
+        loop {
+            let left = call.deadline.saturating_sub(begin.elapsed());
+            let fault = match timeout(left, self.try_once(call, || one(tries))).await {
+                Ok(Ok(done)) => return Ok(done),
+                Ok(Err(fault)) => fault,
+                Err(_) => return Err(Failed { fault: last.unwrap_or(Fault::Slow(call.deadline)), tries }),
+            };
+            tries += 1;
+            if fault.is_missing() || fault.is_taken() || fault.status() == Some(416) {
+                return Err(Failed { fault, tries });
+            }
+            self.stats.error(fault.is_throttle());
+            let renew =
+                fault.is_about_keys() && !renewed && self.keys.as_ref().is_some_and(|keys| keys.reload());
+            renewed |= renew;
+            if !renew && (!fault.may_pass(tries) || tries >= call.tries) {
+                return Err(Failed { fault, tries });
+            }
+            let wait =
+                if renew { Duration::ZERO } else { wait_before(tries, fault.wait(), base::random::u64()) };
+            if begin.elapsed() + wait >= call.deadline {
+                return Err(Failed { fault, tries });
+            }
+            tokio::time::sleep(wait).await;
+            self.stats.retry();
+            last = Some(fault);
+        }
+    }
+
+    async fn try_once<T, F>(&self, call: Call, one: impl Fn() -> F) -> Result<T, Fault>
+    where
+        F: Future<Output = Result<T, Fault>>,
+    {
+        let size = if matches!(call.what, What::Large | What::Store) { Size::Large } else { Size::Small };
+        let closed = || Fault::Odd("the program ends".to_owned());
+        let _place = self.pace.enter(size).await.ok_or_else(closed)?;
+        let _flight = self.stats.fly();
+        let latency = match call.what {
+            What::Small => &self.stats.small,
+            What::Large => &self.stats.large,
+            What::Store => &self.stats.put,
+            What::Other => return bounded(call.one, one()).await,
+        };
+        let begin = base::time::monotonic();
+        if !call.hedge {
+            let done = bounded(call.one, one()).await;
+            return timed(latency, begin, done);
+        }
+        self.stats.extra.earn();
+        let mut first = pin!(bounded(call.one, one()));
+        if let Ok(done) = timeout(latency.hedge_after(), &mut first).await {
+            return timed(latency, begin, done);
+        }
+        let place = self.pace.try_enter(size);
+        if place.is_none() || !self.stats.extra.spend() {
+            let done = first.await;
+            return timed(latency, begin, done);
+        }
+        self.stats.hedge();
+        let second = pin!(bounded(call.one, one()));
+        match select(first, second).await {
+            Either::Left((Ok(done), _)) => timed(latency, begin, Ok(done)),
+            Either::Left((Err(_), second)) => second.await,
+            Either::Right((Ok(done), _)) => {
+                // The first is given up; it took at least this long.
+                self.stats.hedge_won();
+                timed(latency, begin, Ok(done))
+            }
+            Either::Right((Err(_), first)) => {
+                let done = first.await;
+                timed(latency, begin, done)
+            }
+        }
+    }
+
+    /// One GET. Of an object with more than `most` bytes none are read.
+    pub(crate) async fn get(
+        &self,
+        key: &Path,
+        range: Option<GetRange>,
+        fresh: bool,
+        most: u64,
+    ) -> Result<Got, Fault> {
+        let mut options = GetOptions::new().with_range(range);
+        if fresh {
+            options.extensions.insert(Fresh);
+        }
+        let result = self.stores.one.get_opts(key, options).await.map_err(|error| Fault::of(&error))?;
+        let (total, range) = (result.meta.size, result.range.clone());
+        let name = object_store::Attribute::Metadata(MAKER.into());
+        let maker = result.attributes.get(&name).map(|value| value.as_ref().to_owned());
+        let expected = range.end.saturating_sub(range.start);
+        let mut got = Got { bytes: Vec::new(), start: range.start, total, maker };
+        if expected > most {
+            return Ok(got);
+        }
+        got.bytes.reserve_exact(expected as usize);
+        let mut pieces = result.into_stream();
+        while let Some(piece) = pieces.next().await {
+            let piece = piece.map_err(|error| Fault::of(&error))?;
+            self.stats.receive(piece.len() as u64);
+            if (got.bytes.len() + piece.len()) as u64 > expected {
+                return Err(Fault::Odd(format!("more than the {expected} bytes that were announced")));
+            }
+            got.bytes.extend_from_slice(&piece);
+            self.pace.bytes(piece.len() as u64).await;
+        }
+        if (got.bytes.len() as u64) < expected {
+            return Err(Fault::Cut(format!("{} of {expected} bytes came", got.bytes.len())));
+        }
+        Ok(got)
+    }
+
+    /// Waits for the budget of bytes before a body goes.
+    pub(crate) async fn pay(&self, bytes: u64) {
+        if !self.pace.limits_bytes() {
+            return;
+        }
+        let mut left = bytes;
+        while left > 0 {
+            let piece = left.min(PIECE);
+            self.pace.bytes(piece).await;
+            left -= piece;
+        }
+    }
+
+    pub(crate) fn one(&self) -> &dyn ObjectStore {
+        &*self.stores.one
+    }
+}
+
+async fn bounded<T>(time: Duration, one: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+    timeout(time, one).await.unwrap_or(Err(Fault::Slow(time)))
+}
+
+/// Counts the time of an answer; also that an object is not there is one.
+fn timed<T>(latency: &Latency, begin: Instant, done: Result<T, Fault>) -> Result<T, Fault> {
+    let answered = match &done {
+        Ok(_) => true,
+        Err(fault) => fault.status().is_some() && mistake_of(fault) != Mistake::Busy,
+    };
+    if answered {
+        latency.add(begin.elapsed());
+    }
+    done
+}
+
+/// How long to wait before the next try: drawn from half to all of a span that doubles, and no shorter than the store asks.
+fn wait_before(tries: u32, asked: Option<Duration>, lot: u64) -> Duration {
+    let span = WAIT_FIRST.saturating_mul(1 << tries.saturating_sub(1).min(10)).min(WAIT_MOST);
+    let part = 0.5 + (lot >> 11) as f64 / (1u64 << 54) as f64;
+    span.mul_f64(part).max(asked.unwrap_or(Duration::ZERO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_and_have_an_end() {
+        let spans: Vec<Duration> = (1..20).map(|tries| wait_before(tries, None, u64::MAX)).collect();
+        assert!(spans[0] <= WAIT_FIRST && spans[0] > WAIT_FIRST.mul_f64(0.99));
+        assert!(spans.windows(2).all(|pair| pair[0] <= pair[1]) && spans[18] <= WAIT_MOST);
+        assert_eq!(wait_before(3, None, 0), WAIT_FIRST.mul_f64(2.0));
+        assert_eq!(wait_before(1, Some(Duration::from_secs(7)), 5), Duration::from_secs(7));
+    }
+}

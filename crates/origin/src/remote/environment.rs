@@ -1,0 +1,160 @@
+//! The environment and the files that keys and places are read from, as a value: so that a test can hand in its own.
+//!
+//! Amazon's files are read here because the `object_store` crate does not read them: `~/.aws/credentials` and `~/.aws/config`,
+//! or what AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE name. Both hold sections of `name = value`; an indented line belongs to
+//! the name above it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Variables, by name. Its values may be secrets: they are never shown.
+#[derive(Clone, Default)]
+pub struct Environment {
+    variables: HashMap<String, String>,
+}
+
+impl fmt::Debug for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Environment(...)")
+    }
+}
+
+impl Environment {
+    /// That of this process.
+    pub fn process() -> Environment {
+        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        Environment { variables: std::env::vars_os().filter_map(text).collect() }
+    }
+
+    /// One with these variables and no others.
+    pub fn of<N: Into<String>, V: Into<String>>(variables: impl IntoIterator<Item = (N, V)>) -> Environment {
+        let text = |(name, value): (N, V)| (name.into(), value.into());
+        Environment { variables: variables.into_iter().map(text).collect() }
+    }
+
+    /// A variable that is set and not empty.
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        self.variables.get(name).map(String::as_str).filter(|value| !value.is_empty())
+    }
+
+    /// The first of several that is set.
+    pub(crate) fn first(&self, names: &[&str]) -> Option<&str> {
+        names.iter().find_map(|name| self.get(name))
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.variables.iter().map(|(name, value)| (&**name, &**value))
+    }
+
+    /// Where Amazon's files are: the credentials, and the configuration.
+    pub(crate) fn aws_files(&self) -> [Option<PathBuf>; 2] {
+        let home = self.get("HOME").map(PathBuf::from);
+        let file = |variable: &str, name: &str| {
+            let named = self.get(variable).map(PathBuf::from);
+            named.or_else(|| Some(home.as_ref()?.join(".aws").join(name)))
+        };
+        [file("AWS_SHARED_CREDENTIALS_FILE", "credentials"), file("AWS_CONFIG_FILE", "config")]
+    }
+
+    /// The profile that is chosen, and whether by name.
+    pub(crate) fn profile(&self) -> (&str, bool) {
+        match self.first(&["AWS_PROFILE", "AWS_DEFAULT_PROFILE"]) {
+            Some(name) => (name, true),
+            None => ("default", false),
+        }
+    }
+}
+
+/// The sections of a file, each with its names and values; `s3.endpoint_url` for an indented name.
+pub(crate) type Sections = BTreeMap<String, BTreeMap<String, String>>;
+
+/// Reads sections. Lines that are none of it are passed over, as Amazon's own tools do.
+pub(crate) fn parse_sections(text: &str) -> Sections {
+    let mut all = Sections::new();
+    let mut section: Option<String> = None;
+    let mut above = String::new();
+    for line in text.lines() {
+        let indented = line.starts_with([' ', '\t']);
+        let line = line.trim();
+        if line.is_empty() || line.starts_with(['#', ';']) {
+            continue;
+        }
+        if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.split(']').next()) {
+            let name = name.trim();
+            let name = name.strip_prefix("profile ").map_or(name, str::trim);
+            all.entry(name.to_owned()).or_default();
+            section = Some(name.to_owned());
+            continue;
+        }
+        let (Some(section), Some((name, value))) = (&section, line.split_once('=')) else { continue };
+        let name = name.trim().to_ascii_lowercase();
+        // A comment after a value needs a space before it: keys have # and ; in them.
+        let value = value.split(" #").next().unwrap_or("").split(" ;").next().unwrap_or("").trim();
+        let key = if indented { format!("{above}.{name}") } else { name.clone() };
+        if !indented {
+            above = name;
+        }
+        all.entry(section.clone()).or_default().insert(key, value.to_owned());
+    }
+    all
+}
+
+/// The profile's values in a file; none if file or section are not there.
+///
+/// # Errors
+/// The file is there and cannot be read.
+pub(crate) fn read_profile(file: &Path, profile: &str) -> io::Result<Option<BTreeMap<String, String>>> {
+    match fs::read_to_string(file) {
+        Ok(text) => Ok(parse_sections(&text).remove(profile)),
+        Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+# a comment
+[default]
+aws_access_key_id = AKIADEFAULT
+aws_secret_access_key=se/cr=et+1#2
+
+[profile work ]
+region = eu-west-1  # where the office is
+s3 =
+    endpoint_url = http://127.0.0.1:9000
+    addressing_style = path
+output=json
+nonsense
+";
+
+    #[test]
+    fn sections_are_read_as_they_are_written() {
+        let all = parse_sections(TEXT);
+        assert_eq!(all["default"]["aws_secret_access_key"], "se/cr=et+1#2");
+        assert_eq!(all["work"]["region"], "eu-west-1");
+        assert_eq!(all["work"]["s3.endpoint_url"], "http://127.0.0.1:9000");
+        assert_eq!(all["work"]["output"], "json");
+        assert_eq!(parse_sections("a = b\n[x").len(), 1);
+    }
+
+    #[test]
+    fn an_environment_shows_no_values() {
+        let environment = Environment::of([("AWS_SECRET_ACCESS_KEY", "hidden"), ("EMPTY", "")]);
+        assert_eq!(format!("{environment:?}"), "Environment(...)");
+        assert_eq!(
+            (environment.get("AWS_SECRET_ACCESS_KEY"), environment.get("EMPTY")),
+            (Some("hidden"), None)
+        );
+        assert_eq!(environment.profile(), ("default", false));
+    }
+}

@@ -1,0 +1,428 @@
+//! What can go wrong between here and the store, as values; and each mistake as one line that names it.
+//!
+//! The HTTP layer below (`wire`) makes a [`Fault`] of every answer that is no success and of every connection that fails, and
+//! hands it up through the `object_store` crate inside that crate's errors; [`Fault::of`] takes it out again. So what is retried
+//! and what is said depends on the answer itself and on no library's wording.
+//!
+//! **No secret gets into a message.** Stores repeat the request in some of their answers, with the session token in it. Only the
+//! answer's code and the first words of its message are kept, and from those whatever is one of our keys is taken out.
+
+#[cfg(test)]
+mod tests;
+
+use std::error::Error;
+use std::time::Duration;
+
+use super::spec::{RemoteSpec, Store, host_of};
+
+/// The user's mistake that a refusal shows, as far as it can be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mistake {
+    /// The store does not know the access key.
+    AccessKey,
+    /// The secret does not belong to the access key.
+    Secret,
+    /// No keys were found anywhere.
+    NoKeys,
+    /// A token that was valid for a time no longer is.
+    Expired,
+    /// The key is known and may not do this.
+    Denied,
+    /// There is no such bucket.
+    Bucket,
+    /// The bucket is in another region.
+    Region,
+    /// Nothing answers there.
+    Endpoint,
+    /// TLS does not come about.
+    Tls,
+    /// Something answers there and is no object store.
+    NotAStore,
+    /// This machine's clock is wrong.
+    Clock,
+    /// The place holds something else.
+    Taken,
+    /// There is no origin at the place.
+    NotAnOrigin,
+    /// The store has no room.
+    Full,
+    /// None: the store is busy or away.
+    Busy,
+    /// Anything else that was refused.
+    Other,
+}
+
+/// An answer that is no success.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) status: u16,
+    /// The store's own word, like `SlowDown`; empty when it gave none.
+    pub(crate) code: String,
+    /// The first words of its explanation, without keys.
+    pub(crate) message: String,
+    /// The right region, where the answer names it.
+    pub(crate) region: Option<String>,
+    /// Who answered.
+    pub(crate) host: String,
+    /// The answer is a page for people.
+    pub(crate) page: bool,
+    /// It was keys that were asked for, and not the store.
+    pub(crate) keys: bool,
+    /// How long the store asks to be left alone.
+    pub(crate) wait: Option<Duration>,
+}
+
+/// Why a connection did not come about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unreached {
+    Name,
+    Refused,
+    Tls,
+    Other,
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Fault {
+    #[error("{} {}", .0.status, .0.code)]
+    Refused(Box<Refused>),
+    #[error("{what}")]
+    Unreached { how: Unreached, host: String, what: String },
+    /// The connection broke, or the answer is shorter than it says.
+    #[error("the connection broke: {0}")]
+    Cut(String),
+    /// No answer, or not all of it, in the time that one try has.
+    #[error("no answer in {} s", .0.as_secs())]
+    Slow(Duration),
+    /// An answer that makes no sense.
+    #[error("an answer that makes no sense: {0}")]
+    Odd(String),
+    /// No keys were found.
+    #[error("{0}")]
+    NoKeys(String),
+}
+
+impl Fault {
+    /// The fault inside an error of the `object_store` crate.
+    pub(crate) fn of(error: &object_store::Error) -> Fault {
+        let mut at: Option<&(dyn Error + 'static)> = Some(error);
+        while let Some(one) = at {
+            if let Some(fault) = one.downcast_ref::<Fault>() {
+                return fault.clone();
+            }
+            at = one.source();
+        }
+        // An answer inside an answer, as when many keys are removed by one request.
+        let status = match error {
+            object_store::Error::NotFound { .. } => Some(404),
+            object_store::Error::PermissionDenied { .. } => Some(403),
+            object_store::Error::Unauthenticated { .. } => Some(401),
+            _ => None,
+        };
+        if let Some(status) = status {
+            return read_refusal(status, "", &Head::default(), "", str::to_owned);
+        }
+        // What is left are answers that the crate could not read. Its own words repeat the request at times, so they are cut.
+        Fault::Odd(first_words(&error.to_string(), 120))
+    }
+
+    /// The HTTP status, where there was an answer.
+    pub(crate) fn status(&self) -> Option<u16> {
+        match self {
+            Fault::Refused(refused) => Some(refused.status),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn code(&self) -> &str {
+        match self {
+            Fault::Refused(refused) => &refused.code,
+            _ => "",
+        }
+    }
+
+    /// The object is not there; that the bucket is not is something else.
+    pub(crate) fn is_missing(&self) -> bool {
+        let bucket = ["NoSuchBucket", "ContainerNotFound"].contains(&self.code());
+        let elsewhere = matches!(self, Fault::Refused(refused) if refused.page || refused.keys);
+        self.status() == Some(404) && !bucket && !elsewhere
+    }
+
+    /// The object that was to be made is there already.
+    pub(crate) fn is_taken(&self) -> bool {
+        matches!(self.status(), Some(304 | 412)) || ["BlobAlreadyExists"].contains(&self.code())
+    }
+
+    /// Keys that may have been replaced meanwhile.
+    pub(crate) fn is_about_keys(&self) -> bool {
+        matches!(mistake_of(self), Mistake::Expired | Mistake::AccessKey | Mistake::Secret)
+    }
+
+    pub(crate) fn is_throttle(&self) -> bool {
+        matches!(self.status(), Some(429 | 503)) || ["SlowDown", "ServerBusy"].contains(&self.code())
+    }
+
+    /// Whether the same request may succeed a little later. `tries` were made so far.
+    pub(crate) fn may_pass(&self, tries: u32) -> bool {
+        match self {
+            Fault::Cut(_) | Fault::Slow(_) => true,
+            Fault::Unreached { how, .. } => *how != Unreached::Tls,
+            // Some stores answer nonsense while they start or fail; more than twice is no accident.
+            Fault::Odd(_) => tries < 3,
+            Fault::NoKeys(_) => false,
+            Fault::Refused(refused) => match refused.status {
+                408 | 425 | 429 | 500 | 502 | 503 | 504 => !refused.page || tries < 3,
+                409 => tries < 6,
+                // The store got other bytes than were sent, or not all of them.
+                400 => {
+                    let transport =
+                        ["RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"];
+                    transport.contains(&&*refused.code) && tries < 6
+                }
+                _ => false,
+            },
+        }
+    }
+
+    pub(crate) fn wait(&self) -> Option<Duration> {
+        match self {
+            Fault::Refused(refused) => refused.wait,
+            _ => None,
+        }
+    }
+}
+
+/// What a message says besides the fault.
+pub(crate) struct About<'a> {
+    pub(crate) spec: &'a RemoteSpec,
+    /// Where the keys came from: `AWS_ACCESS_KEY_ID of the environment`.
+    pub(crate) keys: &'a str,
+}
+
+/// The mistake that a fault shows.
+pub(crate) fn mistake_of(fault: &Fault) -> Mistake {
+    let refused = match fault {
+        Fault::NoKeys(_) => return Mistake::NoKeys,
+        Fault::Unreached { how: Unreached::Tls, .. } => return Mistake::Tls,
+        Fault::Unreached { host, .. } if host.starts_with("169.254.") => return Mistake::NoKeys,
+        Fault::Unreached { .. } => return Mistake::Endpoint,
+        Fault::Cut(_) | Fault::Slow(_) => return Mistake::Busy,
+        Fault::Odd(_) => return Mistake::NotAStore,
+        Fault::Refused(refused) => refused,
+    };
+    match &*refused.code {
+        "InvalidAccessKeyId"
+        | "NotSignedUp"
+        | "InvalidClientTokenId"
+        | "UnrecognizedClientException"
+        | "AuthenticationFailed" => Mistake::AccessKey,
+        "SignatureDoesNotMatch" => Mistake::Secret,
+        "ExpiredToken"
+        | "ExpiredTokenException"
+        | "TokenRefreshRequired"
+        | "InvalidToken"
+        | "RequestExpired" => Mistake::Expired,
+        "NoSuchBucket" | "ContainerNotFound" | "InvalidBucketName" => Mistake::Bucket,
+        "PermanentRedirect"
+        | "TemporaryRedirect"
+        | "AuthorizationHeaderMalformed"
+        | "IllegalLocationConstraintException" => Mistake::Region,
+        "RequestTimeTooSkewed" => Mistake::Clock,
+        "QuotaExceeded" | "XMinioStorageFull" | "EntityTooLarge" | "AccountStorageFull" => Mistake::Full,
+        _ if refused.keys && !(500..600).contains(&refused.status) => Mistake::NoKeys,
+        _ if refused.page => Mistake::NotAStore,
+        _ => match refused.status {
+            301 | 302 | 307 | 308 => Mistake::Region,
+            401 | 403 => Mistake::Denied,
+            507 => Mistake::Full,
+            408 | 425 | 429 | 500..=599 if refused.status != 501 => Mistake::Busy,
+            _ => Mistake::Other,
+        },
+    }
+}
+
+/// The fault as one line that names the mistake and what to do.
+pub(crate) fn explain(fault: &Fault, about: &About) -> String {
+    let spec = about.spec;
+    let place = spec.endpoint.as_deref().unwrap_or(match spec.store {
+        Store::S3 => "Amazon S3",
+        Store::Gcs => "Google Cloud Storage",
+        Store::Azure => "Azure",
+    });
+    let (bucket, keys) = (&spec.bucket, about.keys);
+    let code = match fault {
+        Fault::Refused(refused) if refused.code.is_empty() => format!("HTTP {}", refused.status),
+        Fault::Refused(refused) => refused.code.clone(),
+        _ => String::new(),
+    };
+    match mistake_of(fault) {
+        Mistake::NoKeys => match fault {
+            Fault::NoKeys(what) => what.clone(),
+            _ => format!(
+                "no keys could be had from {keys} ({}): set up that, or give keys by the environment",
+                said(fault)
+            ),
+        },
+        Mistake::AccessKey => format!("{place} does not know the access key ({code}): check {keys}"),
+        Mistake::Secret => {
+            format!(
+                "the secret key does not belong to the access key ({code}): check the secret beside {keys}"
+            )
+        }
+        Mistake::Expired => {
+            format!(
+                "the session token has expired or is not valid ({code}): renew it; the keys are from {keys}"
+            )
+        }
+        Mistake::Denied => format!(
+            "access denied ({code}): the keys from {keys} must be allowed to get, put, delete and list objects of {bucket}"
+        ),
+        Mistake::Bucket => {
+            format!("there is no bucket {bucket} at {place} ({code}): make it first, or correct the URL")
+        }
+        Mistake::Region => wrong_region(fault, spec, &code),
+        Mistake::Clock => format!(
+            "this machine's clock differs too much from the store's ({code}): set it, for example with timedatectl set-ntp true"
+        ),
+        Mistake::Full => format!("the store has no room left ({code})"),
+        Mistake::NotAStore => format!(
+            "{} does not answer as an object store does ({}): check the endpoint (a console for people often has another port)",
+            endpoint_or(place),
+            if code.is_empty() { fault.to_string() } else { code }
+        ),
+        Mistake::Tls => tls(fault),
+        Mistake::Endpoint => unreached(fault),
+        Mistake::Busy => format!("{place} does not serve the request: {}", said(fault)),
+        _ => format!("{place} refuses the request: {}", said(fault)),
+    }
+}
+
+fn endpoint_or(place: &str) -> &str {
+    if place.contains("://") { host_of(place) } else { place }
+}
+
+fn said(fault: &Fault) -> String {
+    match fault {
+        Fault::Refused(refused) => {
+            let words = [&*format!("HTTP {}", refused.status), &refused.code, &refused.message];
+            words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(", ")
+        }
+        other => other.to_string(),
+    }
+}
+
+fn wrong_region(fault: &Fault, spec: &RemoteSpec, code: &str) -> String {
+    let right = match fault {
+        Fault::Refused(refused) => refused.region.as_deref(),
+        _ => None,
+    };
+    let used = spec.region.as_deref().unwrap_or("us-east-1");
+    match right {
+        Some(right) if right != used => {
+            format!(
+                "the bucket {} is in the region {right}, not in {used} ({code}): use --region {right}",
+                spec.bucket
+            )
+        }
+        _ => format!(
+            "the bucket {} is not in the region {used} ({code}): name the right one with --region",
+            spec.bucket
+        ),
+    }
+}
+
+fn tls(fault: &Fault) -> String {
+    let Fault::Unreached { host, what, .. } = fault else { return fault.to_string() };
+    format!(
+        "TLS with {host} does not come about ({what}): name the store's CA in SSL_CERT_FILE, or write http:// if it speaks no TLS"
+    )
+}
+
+fn unreached(fault: &Fault) -> String {
+    let Fault::Unreached { how, host, what } = fault else { return fault.to_string() };
+    match how {
+        Unreached::Name => {
+            format!("the name {host} leads nowhere ({what}): check the endpoint and the network")
+        }
+        Unreached::Refused => {
+            format!("nothing listens at {host} ({what}): check the endpoint, or start the store")
+        }
+        _ => format!("{host} cannot be reached ({what}): check the endpoint and the network"),
+    }
+}
+
+/// What an error answer says, from its body and headers. `scrub` takes keys out.
+pub(crate) fn read_refusal(
+    status: u16,
+    host: &str,
+    head: &Head,
+    body: &str,
+    scrub: impl Fn(&str) -> String,
+) -> Fault {
+    let trimmed = body.trim_start();
+    let page = head.html || trimmed.starts_with("<!DOCTYPE") || trimmed.starts_with("<html");
+    let word = |text: &str| -> String {
+        text.chars().filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c)).take(60).collect()
+    };
+    let code = match (&head.code, page) {
+        (Some(code), _) => word(code),
+        (None, true) => String::new(),
+        (None, false) => word(tag(body, "Code").or_else(|| json(body, "reason")).unwrap_or("")),
+    };
+    let message = tag(body, "Message").or_else(|| json(body, "message")).unwrap_or("");
+    let message = if page { String::new() } else { first_words(&scrub(message), 160) };
+    let endpoint = tag(body, "Endpoint").and_then(region_of_endpoint);
+    let region = head.region.as_deref().or_else(|| tag(body, "Region")).or(endpoint);
+    let region = region.map(word).filter(|region| !region.is_empty());
+    let host = host.to_owned();
+    Fault::Refused(Box::new(Refused {
+        status,
+        code,
+        message,
+        region,
+        host,
+        page,
+        keys: head.keys,
+        wait: head.wait,
+    }))
+}
+
+/// What of an answer's headers matters.
+#[derive(Default)]
+pub(crate) struct Head {
+    pub(crate) region: Option<String>,
+    /// Azure puts the code here.
+    pub(crate) code: Option<String>,
+    pub(crate) html: bool,
+    /// The request was one for keys.
+    pub(crate) keys: bool,
+    pub(crate) wait: Option<Duration>,
+}
+
+/// The text of the first `<name>` in XML, which here is never nested in another of its name.
+fn tag<'a>(xml: &'a str, name: &str) -> Option<&'a str> {
+    let after = xml.split_once(&format!("<{name}>"))?.1;
+    Some(after.split_once("</")?.0.trim())
+}
+
+fn json<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let after = text.split_once(&format!("\"{name}\""))?.1.trim_start().strip_prefix(':')?;
+    after.trim_start().strip_prefix('"')?.split('"').next()
+}
+
+/// `eu-west-1` of `bucket.s3.eu-west-1.amazonaws.com` or `bucket.s3-eu-west-1.amazonaws.com`.
+fn region_of_endpoint(endpoint: &str) -> Option<&str> {
+    let before = endpoint.strip_suffix(".amazonaws.com")?;
+    let last = before.rsplit('.').next()?;
+    let region = last.strip_prefix("s3-").unwrap_or(last);
+    (region != "s3" && region.contains('-')).then_some(region)
+}
+
+/// One line, of at most `len` characters.
+pub(crate) fn first_words(text: &str, len: usize) -> String {
+    let line: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(len) {
+        Some((at, _)) => format!("{}...", &line[..at]),
+        None => line,
+    }
+}

@@ -1,0 +1,358 @@
+//! Which keys the requests to an S3 store are signed with, and where they come from.
+//!
+//! Looked at in this order, which is that of Amazon's own tools: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; the profile
+//! (AWS_PROFILE, else `default`) in the credentials file and the configuration file; a web identity (AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN); a
+//! container's own (AWS_CONTAINER_CREDENTIALS_*); the instance metadata service. The last is asked only when it is there: a machine
+//! without one and without keys gets an error that lists all of this, at once, instead of waiting for an address that nobody has.
+//!
+//! Keys from files are read again when the store says that they have expired: whoever renews them need not mount again.
+
+use std::fmt;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use object_store::CredentialProvider;
+use object_store::aws::AwsCredential;
+use parking_lot::RwLock;
+
+use super::environment::{Environment, read_profile};
+use super::fault::Fault;
+use super::spec::host_of;
+
+/// How long an instance metadata service that is there takes to be connected to, at most.
+const METADATA_CONNECT: Duration = Duration::from_millis(1000);
+
+/// The three secrets. Never shown.
+#[derive(Clone, PartialEq, Eq)]
+struct Triple {
+    id: String,
+    secret: String,
+    token: Option<String>,
+}
+
+/// Where keys come from.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    Environment,
+    Profile { name: String, file: PathBuf },
+    WebIdentity,
+    Container,
+    Instance,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Environment => f.write_str("AWS_ACCESS_KEY_ID of the environment"),
+            Source::Profile { name, file } => {
+                write!(f, "aws_access_key_id of the profile {name} in {}", file.display())
+            }
+            Source::WebIdentity => f.write_str("the web identity in AWS_WEB_IDENTITY_TOKEN_FILE"),
+            Source::Container => f.write_str("the container's credentials"),
+            Source::Instance => f.write_str("the instance metadata service"),
+        }
+    }
+}
+
+/// What a profile says besides keys.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Profile {
+    pub(crate) region: Option<String>,
+    pub(crate) endpoint: Option<String>,
+}
+
+/// Reads region and endpoint of the chosen profile.
+///
+/// # Errors
+/// The profile was named and is nowhere, or a file cannot be read.
+pub(crate) fn profile(environment: &Environment) -> Result<Profile, Fault> {
+    let (name, named) = environment.profile();
+    let files = environment.aws_files();
+    let mut found = Profile::default();
+    let mut seen = false;
+    for file in files.iter().flatten() {
+        let Some(values) = read(file, name)? else { continue };
+        seen = true;
+        found.region = found.region.or_else(|| values.get("region").cloned());
+        let endpoint = values.get("s3.endpoint_url").or_else(|| values.get("endpoint_url"));
+        found.endpoint = found.endpoint.or_else(|| endpoint.cloned());
+    }
+    if named && !seen {
+        let files: Vec<String> = files.iter().flatten().map(|file| file.display().to_string()).collect();
+        return Err(Fault::NoKeys(format!(
+            "there is no profile {name} (AWS_PROFILE) in {}: correct the name, or add the profile",
+            files.join(" or ")
+        )));
+    }
+    Ok(found)
+}
+
+fn read(file: &Path, name: &str) -> Result<Option<std::collections::BTreeMap<String, String>>, Fault> {
+    read_profile(file, name).map_err(|error| {
+        Fault::NoKeys(format!("{} cannot be read ({error}): make it readable", file.display()))
+    })
+}
+
+/// The keys of this process's requests, which may be read again.
+pub(crate) struct Keys {
+    environment: Environment,
+    pub(crate) source: Source,
+    now: RwLock<Option<Arc<AwsCredential>>>,
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Keys(...) from {}", self.source)
+    }
+}
+
+impl Keys {
+    /// Looks for keys.
+    ///
+    /// # Errors
+    /// There are none, or half of them: the fault lists where was looked.
+    pub(crate) fn find(environment: &Environment) -> Result<Keys, Fault> {
+        let keys = |source, triple: Option<Triple>| Keys {
+            environment: environment.clone(),
+            source,
+            now: RwLock::new(triple.map(credential)),
+        };
+        if let Some(triple) = in_environment(environment)? {
+            return Ok(keys(Source::Environment, Some(triple)));
+        }
+        if let Some((source, triple)) = in_profile(environment)? {
+            return Ok(keys(source, Some(triple)));
+        }
+        let has = |name: &str| environment.get(name).is_some();
+        if has("AWS_WEB_IDENTITY_TOKEN_FILE") && has("AWS_ROLE_ARN") {
+            return Ok(keys(Source::WebIdentity, None));
+        }
+        let full = has("AWS_CONTAINER_CREDENTIALS_FULL_URI") && has("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
+        if full || has("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") {
+            return Ok(keys(Source::Container, None));
+        }
+        let off = environment
+            .get("AWS_EC2_METADATA_DISABLED")
+            .is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        let metadata = environment.get("AWS_METADATA_ENDPOINT").unwrap_or("http://169.254.169.254");
+        if !off && listens(metadata) {
+            return Ok(keys(Source::Instance, None));
+        }
+        Err(Fault::NoKeys(nowhere(environment, off)))
+    }
+
+    /// What gives the keys to requests; none where `object_store` gets them itself.
+    pub(crate) fn provider(
+        self: &Arc<Self>,
+    ) -> Option<Arc<dyn CredentialProvider<Credential = AwsCredential>>> {
+        let fixed = self.now.read().is_some();
+        fixed.then(|| Arc::clone(self) as Arc<dyn CredentialProvider<Credential = AwsCredential>>)
+    }
+
+    /// Reads keys from their file once more; whether they are others now.
+    pub(crate) fn reload(&self) -> bool {
+        let Source::Profile { .. } = self.source else { return false };
+        let Ok(Some((_, triple))) = in_profile(&self.environment) else { return false };
+        let fresh = credential(triple);
+        let mut now = self.now.write();
+        let differ = now.as_ref().is_some_and(|now| **now != *fresh);
+        *now = Some(fresh);
+        differ
+    }
+
+    /// The text with `...` for each of the keys in it.
+    pub(crate) fn scrub(&self, text: &str) -> String {
+        let now = self.now.read().clone();
+        let Some(now) = now else { return text.to_owned() };
+        let secrets = [Some(&now.key_id), Some(&now.secret_key), now.token.as_ref()];
+        let long = secrets.into_iter().flatten().filter(|secret| secret.len() >= 4);
+        long.fold(text.to_owned(), |text, secret| text.replace(&**secret, "..."))
+    }
+}
+
+#[async_trait]
+impl CredentialProvider for Keys {
+    type Credential = AwsCredential;
+
+    async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
+        self.now.read().clone().ok_or_else(|| object_store::Error::Generic {
+            store: "S3",
+            source: Box::new(Fault::NoKeys("there are no keys".to_owned())),
+        })
+    }
+}
+
+fn credential(triple: Triple) -> Arc<AwsCredential> {
+    Arc::new(AwsCredential { key_id: triple.id, secret_key: triple.secret, token: triple.token })
+}
+
+fn in_environment(environment: &Environment) -> Result<Option<Triple>, Fault> {
+    let id = environment.get("AWS_ACCESS_KEY_ID");
+    let secret = environment.get("AWS_SECRET_ACCESS_KEY");
+    let half = |is: &str, lacks: &str| {
+        Err(Fault::NoKeys(format!("{is} is in the environment and {lacks} is not: set both, or neither")))
+    };
+    match (id, secret) {
+        (Some(id), Some(secret)) => Ok(Some(Triple {
+            id: id.to_owned(),
+            secret: secret.to_owned(),
+            token: environment.first(&["AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN"]).map(str::to_owned),
+        })),
+        (Some(_), None) => half("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+        (None, Some(_)) => half("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"),
+        (None, None) => Ok(None),
+    }
+}
+
+fn in_profile(environment: &Environment) -> Result<Option<(Source, Triple)>, Fault> {
+    let (name, named) = environment.profile();
+    let mut other = None;
+    for file in environment.aws_files().into_iter().flatten() {
+        let Some(values) = read(&file, name)? else { continue };
+        let get = |key: &str| values.get(key).filter(|value| !value.is_empty()).cloned();
+        match (get("aws_access_key_id"), get("aws_secret_access_key")) {
+            (Some(id), Some(secret)) => {
+                let token = get("aws_session_token");
+                let source = Source::Profile { name: name.to_owned(), file };
+                return Ok(Some((source, Triple { id, secret, token })));
+            }
+            (None, None) => {}
+            _ => {
+                return Err(Fault::NoKeys(format!(
+                    "the profile {name} in {} has only half of a key: it needs aws_access_key_id and aws_secret_access_key",
+                    file.display()
+                )));
+            }
+        }
+        let foreign = ["credential_process", "sso_session", "sso_start_url", "source_profile", "role_arn"];
+        other = other.or_else(|| foreign.into_iter().find(|key| values.contains_key(*key)));
+    }
+    match other {
+        Some(way) if named => Err(Fault::NoKeys(format!(
+            "the profile {name} gets its keys by {way}, which covey does not do: run it under `aws configure export-credentials --format env`"
+        ))),
+        _ => Ok(None),
+    }
+}
+
+/// Whether anything listens at a URL's host, which would answer at once if it did.
+pub(crate) fn listens(url: &str) -> bool {
+    let host = host_of(url);
+    let address = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
+    let Ok(mut addresses) = address.to_socket_addrs() else { return false };
+    addresses.any(|address| TcpStream::connect_timeout(&address, METADATA_CONNECT).is_ok())
+}
+
+fn nowhere(environment: &Environment, off: bool) -> String {
+    let (name, _) = environment.profile();
+    let files: Vec<String> =
+        environment.aws_files().iter().flatten().map(|file| file.display().to_string()).collect();
+    let files = if files.is_empty() { "~/.aws (HOME is not set)".to_owned() } else { files.join(" and ") };
+    let metadata = if off { "it is turned off" } else { "it does not answer" };
+    format!(
+        "no keys were found; looked at AWS_ACCESS_KEY_ID, the profile {name} in {files}, AWS_WEB_IDENTITY_TOKEN_FILE, \
+         AWS_CONTAINER_CREDENTIALS_RELATIVE_URI and the instance metadata service ({metadata}): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn with_files(
+        credentials: &str,
+        config: &str,
+        more: &[(&str, &str)],
+    ) -> (tempfile::TempDir, Environment) {
+        let home = tempfile::tempdir().unwrap();
+        fs::create_dir(home.path().join(".aws")).unwrap();
+        fs::write(home.path().join(".aws/credentials"), credentials).unwrap();
+        fs::write(home.path().join(".aws/config"), config).unwrap();
+        let home_text = home.path().to_str().unwrap().to_owned();
+        let all = [("HOME", &*home_text), ("AWS_EC2_METADATA_DISABLED", "true")];
+        let environment = Environment::of(all.iter().chain(more).copied());
+        (home, environment)
+    }
+
+    fn says(found: Result<Keys, Fault>) -> String {
+        found.err().unwrap().to_string()
+    }
+
+    const TWO: &str = "[default]\naws_access_key_id=AKIAONE\naws_secret_access_key=SECRETONE\n[work]\naws_access_key_id=AKIATWO\naws_secret_access_key=SECRETTWO\naws_session_token=TOKENTWO\n";
+
+    #[test]
+    fn keys_are_found_in_the_order_of_amazons_tools() {
+        let (_home, environment) = with_files(TWO, "[profile work]\nregion=eu-west-1\n", &[]);
+        assert!(Keys::find(&environment).unwrap().source.to_string().contains("the profile default"));
+        let (_home, environment) = with_files(
+            TWO,
+            "[profile work]\nregion=eu-west-1\nendpoint_url=http://x\n",
+            &[("AWS_PROFILE", "work")],
+        );
+        let keys = Keys::find(&environment).unwrap();
+        assert_eq!(keys.now.read().as_ref().unwrap().token.as_deref(), Some("TOKENTWO"));
+        let profile = profile(&environment).unwrap();
+        assert_eq!(
+            (profile.region.as_deref(), profile.endpoint.as_deref()),
+            (Some("eu-west-1"), Some("http://x"))
+        );
+        let own = [
+            ("AWS_ACCESS_KEY_ID", "AKIAENV"),
+            ("AWS_SECRET_ACCESS_KEY", "SECRETENV"),
+            ("AWS_PROFILE", "work"),
+        ];
+        let (_home, environment) = with_files(TWO, "", &own);
+        assert!(matches!(Keys::find(&environment).unwrap().source, Source::Environment));
+        let web = [("AWS_WEB_IDENTITY_TOKEN_FILE", "/x"), ("AWS_ROLE_ARN", "arn")];
+        let (_home, environment) = with_files("", "", &web);
+        assert!(matches!(Keys::find(&environment).unwrap().source, Source::WebIdentity));
+    }
+
+    #[test]
+    fn what_is_lacking_is_said_in_one_line() {
+        let (_home, environment) = with_files("", "", &[]);
+        let said = says(Keys::find(&environment));
+        assert!(
+            said.contains("AWS_ACCESS_KEY_ID")
+                && said.contains(".aws/credentials")
+                && said.contains("turned off"),
+            "{said}"
+        );
+        let (_home, environment) = with_files("", "", &[("AWS_ACCESS_KEY_ID", "AKIAHALF")]);
+        assert!(says(Keys::find(&environment)).contains("AWS_SECRET_ACCESS_KEY is not"));
+        let (_home, environment) = with_files("[default]\naws_access_key_id=AKIAHALF\n", "", &[]);
+        assert!(says(Keys::find(&environment)).contains("only half of a key"));
+        let (_home, environment) = with_files("", "", &[("AWS_PROFILE", "gone")]);
+        assert!(profile(&environment).unwrap_err().to_string().contains("there is no profile gone"));
+        let (_home, environment) =
+            with_files("", "[profile p]\ncredential_process=x\n", &[("AWS_PROFILE", "p")]);
+        assert!(says(Keys::find(&environment)).contains("credential_process"));
+    }
+
+    #[test]
+    fn a_metadata_service_is_used_only_where_one_listens() {
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", nobody.local_addr().unwrap());
+        let environment = Environment::of([("AWS_METADATA_ENDPOINT", &*url)]);
+        assert!(matches!(Keys::find(&environment).unwrap().source, Source::Instance));
+        drop(nobody);
+        assert!(says(Keys::find(&environment)).contains("does not answer"));
+    }
+
+    #[test]
+    fn renewed_keys_are_read_again_and_none_is_shown() {
+        let (home, environment) = with_files(TWO, "", &[("AWS_PROFILE", "work")]);
+        let keys = Keys::find(&environment).unwrap();
+        assert!(!keys.reload(), "nothing changed");
+        fs::write(home.path().join(".aws/credentials"), TWO.replace("TOKENTWO", "TOKENNEW")).unwrap();
+        assert!(keys.reload() && !keys.reload());
+        let shown = format!("{keys:?} {}", keys.scrub("AKIATWO SECRETTWO TOKENNEW plain"));
+        assert!(shown.contains("plain"));
+        assert!(!["AKIA", "SECRET", "TOKEN"].iter().any(|secret| shown.contains(secret)), "{shown}");
+    }
+}

@@ -1,0 +1,301 @@
+//! `s3://`, `gs://`, `az://`: an origin in an object store.
+//!
+//! [`RemoteSpec`] says where; [`Remote`] is the origin there. Calls block and may come from any thread; a runtime of two threads that
+//! nobody else sees does the waiting. Every call ends by its deadline, and every mistake is one line that names it ([`Mistake`]).
+//!
+//! - `spec`: URLs. `environment`, `keys`: where keys and places come from. `store`: the store of the `object_store` crate.
+//! - `wire`: HTTP; `fault`: what went wrong, and what that means.
+//! - `engine`: tries, deadlines, second GETs; `pace`: budgets; `latency`, `stats`: what was measured.
+//! - `layout`: keys and the trailer; `blobs`, `beside`: the operations on blobs and on records and the marker.
+//!
+//! **Nothing is believed.** Bytes are compared with the blob's name before they are handed on; when they differ, they are fetched
+//! once more past any proxy's cache, and then the blob is called damaged. That a blob is missing is believed only while the marker is
+//! there: a bucket that was emptied or swapped is an origin that is away, not one without blobs.
+
+mod beside;
+mod blobs;
+mod engine;
+mod environment;
+mod fault;
+mod keys;
+mod latency;
+mod layout;
+mod pace;
+mod recent;
+mod spec;
+mod stats;
+mod store;
+#[cfg(test)]
+pub(crate) mod tests;
+mod wire;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use blob::BlobError;
+use parking_lot::Mutex;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::{Access, OriginError};
+use engine::{Call, Engine, Failed, What};
+use fault::{About, Fault, explain, mistake_of};
+use keys::Keys;
+use layout::Layout;
+use pace::Pace;
+use recent::Recent;
+use spec::is_loopback;
+use stats::Stats;
+use wire::Wire;
+
+pub use environment::Environment;
+pub use fault::Mistake;
+pub use latency::{BUCKETS, bucket_end};
+pub use spec::{RemoteSpec, Store};
+pub use stats::{KINDS, Kind, RemoteStats, Times};
+
+/// What a remote origin may take, and how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Requests under way at once.
+    pub in_flight: usize,
+    /// Requests in a second; none: no limit.
+    pub max_requests: Option<u64>,
+    /// Bytes in a second, both ways together; none: no limit.
+    pub max_bandwidth: Option<u64>,
+    /// When a read ends with an error, if not before.
+    pub read_deadline: Duration,
+    /// The same for what stores, removes and lists.
+    pub write_deadline: Duration,
+    /// Whether a second GET is sent when the first takes long.
+    pub hedge: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            in_flight: 64,
+            max_requests: None,
+            max_bandwidth: None,
+            read_deadline: Duration::from_secs(60),
+            write_deadline: Duration::from_secs(300),
+            hedge: true,
+        }
+    }
+}
+
+/// One try of a request that moves little.
+const TRY_SMALL: Duration = Duration::from_secs(15);
+/// One try of one that moves a whole blob.
+const TRY_LARGE: Duration = Duration::from_secs(45);
+/// One try of one that stores: many of them share a line that may be slow.
+const TRY_STORE: Duration = Duration::from_secs(120);
+/// Opening an origin ends by then: somebody sits before it.
+const OPENING: Duration = Duration::from_secs(15);
+/// So often is it tried to open one.
+const OPENING_TRIES: u32 = 4;
+/// For so long it is believed that the marker is there.
+const MARKER_HOLDS: Duration = Duration::from_secs(10);
+
+/// An origin in an object store. See the [module](self).
+pub struct Remote {
+    spec: RemoteSpec,
+    layout: Layout,
+    engine: Arc<Engine>,
+    limits: Limits,
+    access: Access,
+    /// Where the keys are from, for messages.
+    keys_from: String,
+    /// Whose it is: what the marker says.
+    volume: String,
+    recent: Recent,
+    marker_seen: Mutex<Option<Instant>>,
+    /// Taken out only when this goes.
+    runtime: Option<Runtime>,
+}
+
+impl std::fmt::Debug for Remote {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Remote({})", self.spec)
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Remote {
+    /// Makes the place an origin of the volume called `volume` and opens it. Of several who try at once, one succeeds.
+    ///
+    /// # Errors
+    /// [`OriginError::Remote`]: what is wrong, or that something else is there already.
+    pub fn format(
+        spec: &RemoteSpec,
+        environment: &Environment,
+        limits: Limits,
+        volume: &str,
+    ) -> Result<Remote, OriginError> {
+        let mut remote = Remote::connect(spec, environment, limits, Access::ReadWrite)?;
+        remote.make_marker(volume)?;
+        volume.clone_into(&mut remote.volume);
+        Ok(remote)
+    }
+
+    /// Opens an origin that [`Remote::format`] made.
+    ///
+    /// # Errors
+    /// [`OriginError::Remote`].
+    pub fn open(
+        spec: &RemoteSpec,
+        environment: &Environment,
+        limits: Limits,
+        access: Access,
+    ) -> Result<Remote, OriginError> {
+        let mut remote = Remote::connect(spec, environment, limits, access)?;
+        remote.volume = remote.read_marker()?;
+        Ok(remote)
+    }
+
+    /// The same for an origin that cannot be asked now, and whose volume is known: nothing is requested yet.
+    ///
+    /// # Errors
+    /// [`OriginError::Remote`]: what is wrong with the keys or the place, as far as it shows without asking.
+    pub fn open_unseen(
+        spec: &RemoteSpec,
+        environment: &Environment,
+        limits: Limits,
+        access: Access,
+        volume: &str,
+    ) -> Result<Remote, OriginError> {
+        let mut remote = Remote::connect(spec, environment, limits, access)?;
+        volume.clone_into(&mut remote.volume);
+        Ok(remote)
+    }
+
+    /// Everything but the first request.
+    fn connect(
+        spec: &RemoteSpec,
+        environment: &Environment,
+        limits: Limits,
+        access: Access,
+    ) -> Result<Remote, OriginError> {
+        let named = spec;
+        let failed = |fault: Fault| OriginError::Remote {
+            origin: named.to_string(),
+            mistake: mistake_of(&fault),
+            what: fault.to_string(),
+        };
+        let spec = store::resolve(spec, environment).map_err(failed)?;
+        let keys = match spec.store {
+            Store::S3 => Some(Arc::new(Keys::find(environment).map_err(failed)?)),
+            _ => None,
+        };
+        let keys_from =
+            keys.as_ref().map_or_else(|| "the environment".to_owned(), |keys| keys.source.to_string());
+        let stats = Arc::new(Stats::new());
+        let plain = spec.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
+        let fixed = keys.as_ref().is_some_and(|keys| keys.provider().is_some());
+        let direct = spec.endpoint.as_deref().is_some_and(is_loopback);
+        let wire = Wire::new(!(plain && fixed), direct, Arc::clone(&stats), keys.clone()).map_err(failed)?;
+        let stores = store::build(&spec, environment, keys.as_ref(), &wire).map_err(failed)?;
+        let pace = Pace::new(limits.in_flight, limits.max_requests, limits.max_bandwidth);
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("covey-origin")
+            .enable_all()
+            .build()
+            .map_err(|error| failed(Fault::Odd(format!("no threads for it: {error}"))))?;
+        Ok(Remote {
+            layout: Layout::new(&spec),
+            engine: Arc::new(Engine { stores, stats, pace, keys }),
+            spec,
+            limits,
+            access,
+            keys_from,
+            volume: String::new(),
+            recent: Recent::default(),
+            marker_seen: Mutex::new(None),
+            runtime: Some(runtime),
+        })
+    }
+
+    /// Where it is, with the endpoint and region that are used: what a volume remembers.
+    pub fn spec(&self) -> &RemoteSpec {
+        &self.spec
+    }
+
+    /// The volume that the origin was made for.
+    pub fn volume(&self) -> &str {
+        &self.volume
+    }
+
+    /// What was counted so far.
+    pub fn stats(&self) -> RemoteStats {
+        self.engine.stats.snapshot()
+    }
+
+    /// Lets the runtime do `work` and waits for it, on whatever thread this is.
+    fn wait<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Failed>> + Send + 'static,
+    ) -> Result<T, Failed> {
+        let ended = || Failed { fault: Fault::Odd("the work was given up".to_owned()), tries: 0 };
+        let Some(runtime) = &self.runtime else { return Err(ended()) };
+        let (done, result) = mpsc::sync_channel(1);
+        runtime.spawn(async move {
+            // Nobody waits any more: then nobody wants it.
+            let _ = done.send(work.await);
+        });
+        result.recv().unwrap_or_else(|_| Err(ended()))
+    }
+
+    fn call(&self, what: What) -> Call {
+        let Limits { read_deadline, write_deadline, hedge, .. } = self.limits;
+        let (deadline, one, hedge) = match what {
+            What::Small => (read_deadline, TRY_SMALL, hedge),
+            What::Large => (read_deadline, TRY_LARGE, hedge),
+            What::Store => (write_deadline, TRY_STORE, false),
+            What::Other => (write_deadline, TRY_LARGE, false),
+        };
+        // With a budget of bytes a try takes as long as the budget says.
+        let one = if self.limits.max_bandwidth.is_some() { deadline } else { one };
+        Call { what, deadline, one, tries: u32::MAX, hedge }
+    }
+
+    fn opening(&self, what: What) -> Call {
+        Call { deadline: OPENING, one: OPENING, tries: OPENING_TRIES, hedge: false, ..self.call(what) }
+    }
+
+    fn line(&self, failed: &Failed) -> String {
+        let line = explain(&failed.fault, &About { spec: &self.spec, keys: &self.keys_from });
+        let line = format!("{}: {line}", self.spec);
+        if failed.tries > 1 { format!("{line} (tried {} times)", failed.tries) } else { line }
+    }
+
+    /// The error of a call that is about no blob, or about one that is there.
+    fn unavailable(&self, failed: &Failed) -> BlobError {
+        match mistake_of(&failed.fault) {
+            Mistake::Full => BlobError::Full,
+            _ => BlobError::Unavailable(self.line(failed)),
+        }
+    }
+
+    fn origin_error(&self, failed: &Failed) -> OriginError {
+        let line = self.line(failed);
+        let origin = self.spec.to_string();
+        let what = line.strip_prefix(&format!("{origin}: ")).unwrap_or(&line).to_owned();
+        OriginError::Remote { origin, mistake: mistake_of(&failed.fault), what }
+    }
+
+    fn writable(&self) -> Result<(), BlobError> {
+        match self.access {
+            Access::ReadWrite => Ok(()),
+            Access::ReadOnly => Err(BlobError::Io(std::io::ErrorKind::ReadOnlyFilesystem.into())),
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! From a spec and an environment to a store of the `object_store` crate, which signs requests and reads answers.
+//!
+//! That crate's own reading of the environment is not used: it would take an endpoint or a bucket from there that the spec did not
+//! name. What it may know is named here.
+
+use std::path::Path as File;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::{ObjectStore, RetryConfig};
+
+use super::environment::Environment;
+use super::fault::{Fault, first_words};
+use super::keys::{self, Keys};
+use super::spec::{RemoteSpec, Store};
+use super::wire::Wire;
+
+/// What of the environment goes to the store's requests besides keys.
+const S3_OPTIONS: [&str; 5] = [
+    "AWS_SERVER_SIDE_ENCRYPTION",
+    "AWS_SSE_KMS_KEY_ID",
+    "AWS_SSE_BUCKET_KEY_ENABLED",
+    "AWS_SSE_CUSTOMER_KEY_BASE64",
+    "AWS_REQUEST_PAYER",
+];
+
+/// What the crate itself needs to get keys for a role.
+const S3_ROLES: [&str; 9] = [
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_ROLE_ARN",
+    "AWS_ROLE_SESSION_NAME",
+    "AWS_ENDPOINT_URL_STS",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AWS_METADATA_ENDPOINT",
+    "AWS_IMDSV1_FALLBACK",
+];
+
+/// One store, twice: removing many keys is a request of its own, which not every store has.
+pub(crate) struct Stores {
+    pub(crate) one: Arc<dyn ObjectStore>,
+    pub(crate) many: Arc<dyn ObjectStore>,
+}
+
+/// The spec with the endpoint and region that the environment or a profile names, where the spec names none.
+///
+/// # Errors
+/// What the environment names makes no sense.
+pub(crate) fn resolve(spec: &RemoteSpec, environment: &Environment) -> Result<RemoteSpec, Fault> {
+    let (endpoint, region) = match spec.store {
+        Store::S3 => {
+            let profile = keys::profile(environment)?;
+            let endpoint = environment.first(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]);
+            let region = environment.first(&["AWS_REGION", "AWS_DEFAULT_REGION"]);
+            (endpoint.map(str::to_owned).or(profile.endpoint), region.map(str::to_owned).or(profile.region))
+        }
+        Store::Gcs => (environment.get("GOOGLE_BASE_URL").map(str::to_owned), None),
+        Store::Azure => {
+            (environment.first(&["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"]).map(str::to_owned), None)
+        }
+    };
+    let endpoint = spec.endpoint.clone().or(endpoint);
+    let region = spec.region.clone().or(region);
+    spec.clone().at(endpoint.as_deref(), region.as_deref()).map_err(|error| Fault::NoKeys(error.to_string()))
+}
+
+/// Makes the stores. Nothing is sent.
+///
+/// # Errors
+/// Keys are missing or cannot be read.
+pub(crate) fn build(
+    spec: &RemoteSpec,
+    environment: &Environment,
+    keys: Option<&Arc<Keys>>,
+    wire: &Wire,
+) -> Result<Stores, Fault> {
+    match spec.store {
+        Store::S3 => s3(spec, environment, keys, wire),
+        Store::Gcs => same(gcs(spec, environment, wire)?),
+        Store::Azure => same(azure(spec, environment, wire)?),
+    }
+}
+
+fn same(store: Arc<dyn ObjectStore>) -> Result<Stores, Fault> {
+    Ok(Stores { one: Arc::clone(&store), many: store })
+}
+
+/// Retries are this crate's business.
+fn no_retry() -> RetryConfig {
+    RetryConfig { max_retries: 0, retry_timeout: Duration::ZERO, ..RetryConfig::default() }
+}
+
+fn s3(
+    spec: &RemoteSpec,
+    environment: &Environment,
+    keys: Option<&Arc<Keys>>,
+    wire: &Wire,
+) -> Result<Stores, Fault> {
+    let make = |many: bool| {
+        let mut builder = AmazonS3Builder::new()
+            .with_bucket_name(&spec.bucket)
+            .with_region(spec.region.as_deref().unwrap_or("us-east-1"))
+            .with_retry(no_retry())
+            .with_disable_bulk_delete(!many)
+            .with_http_connector(wire.clone());
+        builder = match &spec.endpoint {
+            Some(endpoint) => builder
+                .with_endpoint(endpoint)
+                .with_allow_http(endpoint.starts_with("http://"))
+                .with_virtual_hosted_style_request(false),
+            // A name with dots fits no certificate of the form *.s3.REGION.amazonaws.com.
+            None => {
+                let as_host = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+                builder.with_virtual_hosted_style_request(spec.bucket.bytes().all(as_host))
+            }
+        };
+        let provider = keys.and_then(Keys::provider);
+        let roles = if provider.is_some() { &[][..] } else { &S3_ROLES[..] };
+        for name in S3_OPTIONS.iter().chain(roles) {
+            if let (Some(value), Ok(key)) =
+                (environment.get(name), name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>())
+            {
+                builder = builder.with_config(key, value);
+            }
+        }
+        if let Some(provider) = provider {
+            builder = builder.with_credentials(provider);
+        }
+        builder.build().map_err(|error| Fault::NoKeys(first_words(&error.to_string(), 160)))
+    };
+    Ok(Stores { one: Arc::new(make(false)?), many: Arc::new(make(true)?) })
+}
+
+fn gcs(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<dyn ObjectStore>, Fault> {
+    let named = [
+        "GOOGLE_SERVICE_ACCOUNT",
+        "GOOGLE_SERVICE_ACCOUNT_PATH",
+        "GOOGLE_SERVICE_ACCOUNT_KEY",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "GOOGLE_BEARER_TOKEN",
+        "GOOGLE_SKIP_SIGNATURE",
+    ];
+    let home = environment.get("HOME").unwrap_or("");
+    let default = format!("{home}/.config/gcloud/application_default_credentials.json");
+    if environment.first(&named).is_none() && !File::new(&default).exists() && !keys::listens(METADATA) {
+        return Err(Fault::NoKeys(format!(
+            "no keys were found; looked at GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT, {default} and the metadata service (it does not answer): set GOOGLE_APPLICATION_CREDENTIALS to a key file"
+        )));
+    }
+    let mut builder = GoogleCloudStorageBuilder::new();
+    for (name, value) in
+        environment.all().filter(|(name, value)| name.starts_with("GOOGLE_") && !value.is_empty())
+    {
+        if let Ok(key) = name.to_ascii_lowercase().parse::<GoogleConfigKey>() {
+            builder = builder.with_config(key, value);
+        }
+    }
+    builder = builder.with_bucket_name(&spec.bucket).with_retry(no_retry()).with_http_connector(wire.clone());
+    if let Some(endpoint) = &spec.endpoint {
+        builder = builder.with_base_url(endpoint);
+    }
+    let store = builder.build().map_err(|error| Fault::NoKeys(first_words(&error.to_string(), 160)))?;
+    Ok(Arc::new(store))
+}
+
+fn azure(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<dyn ObjectStore>, Fault> {
+    let named = [
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_ACCESS_KEY",
+        "AZURE_STORAGE_SAS_TOKEN",
+        "AZURE_STORAGE_SAS_KEY",
+        "AZURE_STORAGE_TOKEN",
+        "AZURE_STORAGE_CLIENT_ID",
+        "AZURE_CLIENT_ID",
+        "AZURE_FEDERATED_TOKEN_FILE",
+        "AZURE_MSI_ENDPOINT",
+        "AZURE_IDENTITY_ENDPOINT",
+        "AZURE_USE_AZURE_CLI",
+        "AZURE_STORAGE_USE_EMULATOR",
+        "AZURE_SKIP_SIGNATURE",
+    ];
+    if environment.first(&["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_USE_EMULATOR"]).is_none() {
+        return Err(Fault::NoKeys("no storage account is named: set AZURE_STORAGE_ACCOUNT_NAME".to_owned()));
+    }
+    if environment.first(&named).is_none() && !keys::listens(METADATA) {
+        return Err(Fault::NoKeys(
+            "no keys were found; looked at AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID, AZURE_FEDERATED_TOKEN_FILE and the metadata service (it does not answer): set AZURE_STORAGE_ACCOUNT_KEY".to_owned(),
+        ));
+    }
+    let mut builder = MicrosoftAzureBuilder::new();
+    for (name, value) in
+        environment.all().filter(|(name, value)| name.starts_with("AZURE_") && !value.is_empty())
+    {
+        if let Ok(key) = name.to_ascii_lowercase().parse::<AzureConfigKey>() {
+            builder = builder.with_config(key, value);
+        }
+    }
+    builder =
+        builder.with_container_name(&spec.bucket).with_retry(no_retry()).with_http_connector(wire.clone());
+    if let Some(endpoint) = &spec.endpoint {
+        builder = builder.with_endpoint(endpoint.clone()).with_allow_http(endpoint.starts_with("http://"));
+    }
+    let store = builder.build().map_err(|error| Fault::NoKeys(first_words(&error.to_string(), 160)))?;
+    Ok(Arc::new(store))
+}
+
+/// Where the clouds' machines have it.
+const METADATA: &str = "http://169.254.169.254";

@@ -1,0 +1,279 @@
+//! HTTP, as the `object_store` crate sees it: one request, one answer. Every answer that is no success, and every connection that
+//! fails, leaves here as a [`Fault`]; nothing is retried here or in that crate, so that deadlines, budgets and counts have one owner.
+//!
+//! HTTP/1.1 only: many streams of one HTTP/2 connection share one TCP window, and 64 large reads want 64.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http_body_util::BodyExt;
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
+    HttpResponseBody, HttpService,
+};
+use reqwest::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue, PRAGMA, RETRY_AFTER};
+use reqwest::{Body, Method, Request, Url};
+
+use super::fault::{Fault, Head, Unreached, first_words, read_refusal};
+use super::keys::Keys;
+use super::stats::{Kind, Stats};
+
+/// A connection comes about in this time or not at all.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// An answer that pauses for longer is given up.
+pub(crate) const IDLE: Duration = Duration::from_secs(10);
+
+/// Connections that nobody used for so long are closed; stores close theirs a little later.
+const POOL_IDLE: Duration = Duration::from_secs(15);
+
+/// A body with more bytes is large.
+const LARGE_BODY: usize = 64 << 10;
+
+/// Of an answer that is no success, so much is read.
+const REFUSAL_MAX: usize = 64 << 10;
+
+/// A store may ask to be left alone for this long; longer is not believed.
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+/// Put among a request's extensions: answers that a proxy kept are not wanted.
+#[derive(Clone, Copy)]
+pub(crate) struct Fresh;
+
+/// See the [module](self).
+#[derive(Clone)]
+pub(crate) struct Wire {
+    client: reqwest::Client,
+    /// For large bodies: the wait for an answer begins before the body has gone, which takes its time on a slow line, so only the
+    /// try's own limit ends it.
+    uploads: reqwest::Client,
+    stats: Arc<Stats>,
+    keys: Option<Arc<Keys>>,
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Wire(...)")
+    }
+}
+
+impl Wire {
+    /// `tls`: whether any request will use it; without, no roots are looked for. `direct`: past the proxies of the environment.
+    ///
+    /// # Errors
+    /// There are no roots on this machine, or a proxy of the environment makes no sense.
+    pub(crate) fn new(
+        tls: bool,
+        direct: bool,
+        stats: Arc<Stats>,
+        keys: Option<Arc<Keys>>,
+    ) -> Result<Wire, Fault> {
+        static PROVIDER: Once = Once::new();
+        PROVIDER.call_once(|| {
+            // Another part of the program may have been first; one of them is enough.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        });
+        let client = |idle: Option<Duration>| {
+            let mut builder = reqwest::Client::builder()
+                .user_agent(concat!("covey/", env!("CARGO_PKG_VERSION")))
+                .http1_only()
+                .redirect(reqwest::redirect::Policy::none())
+                .connect_timeout(CONNECT)
+                .pool_idle_timeout(POOL_IDLE)
+                .pool_max_idle_per_host(128);
+            if let Some(idle) = idle {
+                builder = builder.read_timeout(idle);
+            }
+            if !tls {
+                builder = builder.tls_certs_only(std::iter::empty());
+            }
+            if direct {
+                builder = builder.no_proxy();
+            }
+            builder.build().map_err(|error| Fault::Unreached {
+                how: Unreached::Tls,
+                host: "the store".to_owned(),
+                what: deepest(&error),
+            })
+        };
+        let (client, uploads) = (client(Some(IDLE))?, client(None)?);
+        Ok(Wire { client, uploads, stats, keys })
+    }
+
+    async fn exchange(&self, request: HttpRequest) -> Result<HttpResponse, Fault> {
+        let (parts, body) = request.into_parts();
+        let host = parts.uri.authority().map_or_else(String::new, |host| host.to_string());
+        let kind = kind_of(&parts.method, &host, parts.uri.query().unwrap_or(""));
+        let url: Url =
+            parts.uri.to_string().parse().map_err(|_| Fault::Odd("the request has no URL".to_owned()))?;
+        let mut request = Request::new(parts.method, url);
+        *request.headers_mut() = parts.headers;
+        if parts.extensions.get::<Fresh>().is_some() {
+            request.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+            request.headers_mut().insert(PRAGMA, HeaderValue::from_static("no-cache"));
+        }
+        self.stats.request(kind);
+        self.stats.send(body.content_length() as u64);
+        let client = if body.content_length() > LARGE_BODY { &self.uploads } else { &self.client };
+        *request.body_mut() = Some(outgoing(body));
+        let answer = client.execute(request).await.map_err(|error| fault_of(&error, &host))?;
+        let answer: http::Response<Body> = answer.into();
+        let (parts, body) = answer.into_parts();
+        let head = Head { keys: kind == Kind::Keys, ..read_head(&parts.headers) };
+        if parts.status.is_success() && !head.html {
+            let broken =
+                move |error: reqwest::Error| HttpError::new(HttpErrorKind::Unknown, fault_of(&error, &host));
+            return Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body.map_err(broken))));
+        }
+        let text = read_some(body, REFUSAL_MAX).await;
+        self.stats.receive(text.len() as u64);
+        let text = String::from_utf8_lossy(&text);
+        let scrub = |text: &str| self.keys.as_ref().map_or_else(|| text.to_owned(), |keys| keys.scrub(text));
+        Err(read_refusal(parts.status.as_u16(), &host, &head, &text, scrub))
+    }
+}
+
+#[async_trait]
+impl HttpService for Wire {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        self.exchange(request).await.map_err(|fault| HttpError::new(HttpErrorKind::Unknown, fault))
+    }
+}
+
+impl HttpConnector for Wire {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.clone()))
+    }
+}
+
+fn outgoing(body: HttpRequestBody) -> Body {
+    match body.as_bytes() {
+        Some(bytes) => Body::from(bytes.clone()),
+        None => Body::wrap(body),
+    }
+}
+
+/// The first bytes of a body; what breaks on the way ends it.
+async fn read_some(mut body: Body, most: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    while out.len() < most {
+        let Some(Ok(frame)) = body.frame().await else { break };
+        if let Some(data) = frame.data_ref() {
+            out.extend_from_slice(&data[..data.len().min(most - out.len())]);
+        }
+    }
+    out
+}
+
+fn read_head(headers: &HeaderMap) -> Head {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let seconds = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    let html = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    Head {
+        region: text("x-amz-bucket-region"),
+        code: text("x-ms-error-code"),
+        html: html.is_some_and(|kind| kind.starts_with("text/html")),
+        keys: false,
+        wait: seconds.map(|seconds| Duration::from_secs(seconds).min(WAIT_MAX)),
+    }
+}
+
+/// What stores charge a request as.
+fn kind_of(method: &Method, host: &str, query: &str) -> Kind {
+    let keys = ["169.254.", "sts.", "oauth2.", "metadata.google", "login.microsoftonline"];
+    let has = |name: &str| query.split('&').any(|part| part == name || part.split('=').next() == Some(name));
+    let lists = has("list-type") || has("prefix") || query.contains("comp=list");
+    match *method {
+        _ if keys.iter().any(|start| host.starts_with(start)) => Kind::Keys,
+        Method::PUT => Kind::Put,
+        Method::HEAD => Kind::Head,
+        Method::DELETE => Kind::Delete,
+        Method::POST if has("delete") || query.contains("comp=batch") => Kind::Delete,
+        Method::POST => Kind::Keys,
+        _ if lists => Kind::List,
+        _ => Kind::Get,
+    }
+}
+
+/// The fault that an error of the HTTP library is.
+fn fault_of(error: &reqwest::Error, host: &str) -> Fault {
+    let what = deepest(error);
+    let unreached = |how| Fault::Unreached { how, host: host.to_owned(), what: what.clone() };
+    let causes = causes_of(error);
+    if causes.iter().any(|cause| is_tls(*cause)) {
+        return unreached(Unreached::Tls);
+    }
+    if error.is_connect() {
+        let refused = causes.iter().any(|cause| {
+            let cause = cause.downcast_ref::<io::Error>();
+            cause.is_some_and(|cause| cause.kind() == io::ErrorKind::ConnectionRefused)
+        });
+        let named = causes.iter().any(|cause| cause.to_string().contains("dns error"));
+        let what = if error.is_timeout() {
+            format!("no connection in {} s", CONNECT.as_secs())
+        } else {
+            what.clone()
+        };
+        let how = match (refused, named) {
+            (true, _) => Unreached::Refused,
+            (_, true) => Unreached::Name,
+            _ => Unreached::Other,
+        };
+        return Fault::Unreached { how, host: host.to_owned(), what };
+    }
+    if error.is_timeout() {
+        return Fault::Slow(IDLE);
+    }
+    Fault::Cut(what)
+}
+
+/// Whether the error is one of TLS, or wraps one: an error of I/O does not name what it holds among its causes.
+fn is_tls(error: &(dyn Error + 'static)) -> bool {
+    if error.is::<rustls::Error>() {
+        return true;
+    }
+    let held = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    held.is_some_and(|held| is_tls(held))
+}
+
+fn causes_of<'a>(error: &'a (dyn Error + 'static)) -> Vec<&'a (dyn Error + 'static)> {
+    let mut causes = vec![error];
+    let mut at = error;
+    while let Some(below) = at.source() {
+        causes.push(below);
+        at = below;
+    }
+    causes
+}
+
+/// What the last cause says: the ones above it repeat the URL.
+fn deepest(error: &(dyn Error + 'static)) -> String {
+    first_words(&causes_of(error).last().map_or_else(String::new, |last| last.to_string()), 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_counted_as_stores_charge_them() {
+        for (method, host, query, kind) in [
+            (Method::GET, "s3.x", "", Kind::Get),
+            (Method::GET, "s3.x", "list-type=2&prefix=a%2F", Kind::List),
+            (Method::GET, "x.blob", "restype=container&comp=list", Kind::List),
+            (Method::HEAD, "s3.x", "", Kind::Head),
+            (Method::PUT, "s3.x", "", Kind::Put),
+            (Method::DELETE, "s3.x", "", Kind::Delete),
+            (Method::POST, "s3.x", "delete", Kind::Delete),
+            (Method::POST, "sts.eu-west-1.amazonaws.com", "Action=x", Kind::Keys),
+            (Method::GET, "169.254.169.254", "", Kind::Keys),
+        ] {
+            assert_eq!(kind_of(&method, host, query), kind, "{method} {host} {query}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Restoring: the rows of a tree become those of a new volume.
+//!
+//! What the tree leaves out is made again on the way: which page refers to which pack, which pack is which blob, and which blobs are
+//! held by what is published.
+
+use base::{BlobId, PackNo};
+use blob::ExtentPage;
+use meta::key::tags;
+use meta::record::HeldRow;
+use meta::store::{Commit, StoreError, Value};
+use meta::{Key, MetaStore, PackRow};
+
+use crate::TreeError;
+use crate::read::Tree;
+
+/// Rows written at a time, and bytes of them.
+const ROWS: usize = 16 << 10;
+const BYTES: usize = 4 << 20;
+
+/// Copies all rows of a tree into an empty store. `progress` is told how many of the tree's rows are done; false ends it.
+///
+/// # Errors
+/// See [`TreeError`]. The store is then half filled and of no use.
+pub fn restore(
+    tree: &Tree,
+    store: &dyn MetaStore,
+    progress: &mut dyn FnMut(u64) -> bool,
+) -> Result<u64, TreeError> {
+    let mut batch = Batch { store, puts: Vec::new(), bytes: 0 };
+    let (mut count, mut failed) = (0, None);
+    tree.all(&mut |key, value| {
+        count += 1;
+        let done = batch.row(Key::from_bytes(key), value.into());
+        failed = done.err();
+        if failed.is_none() && count % 4096 == 0 && !progress(count) {
+            failed = Some(TreeError::Stopped);
+        }
+        failed.is_none()
+    })?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    batch.write()?;
+    store.flush()?;
+    progress(count);
+    Ok(count)
+}
+
+/// Notes in a restored store that a published tree needs these blobs.
+///
+/// # Errors
+/// What the store said.
+pub fn hold<'a>(
+    store: &dyn MetaStore,
+    name: &str,
+    blobs: impl IntoIterator<Item = &'a BlobId>,
+) -> Result<(), TreeError> {
+    let mut batch = Batch { store, puts: Vec::new(), bytes: 0 };
+    blobs.into_iter().try_for_each(|blob| batch.put(Key::held(blob, name), HeldRow::Held.encode()))?;
+    batch.write()?;
+    Ok(store.flush()?)
+}
+
+struct Batch<'a> {
+    store: &'a dyn MetaStore,
+    puts: Vec<(Key, Value)>,
+    bytes: usize,
+}
+
+impl Batch<'_> {
+    /// A row of the tree, and those that follow from it.
+    fn row(&mut self, key: Key, value: Value) -> Result<(), TreeError> {
+        let damaged =
+            || TreeError::Store(StoreError::Damaged(format!("the row {key:?} of the tree is damaged")));
+        match key.tag() {
+            tags::EXTENTS => {
+                let (ino, number) = key.as_extents().ok_or_else(damaged)?;
+                let page = ExtentPage::decode(&value).map_err(|_| damaged())?;
+                let mut packs: Vec<PackNo> = page.extents().iter().map(|extent| extent.pack).collect();
+                packs.sort_unstable();
+                packs.dedup();
+                for pack in packs {
+                    self.put(Key::pack_user(pack, ino, number), [].as_slice().into())?;
+                }
+            }
+            tags::PACK => {
+                let pack = PackNo(key.number().ok_or_else(damaged)?);
+                let Ok(PackRow::Sealed { blob, .. }) = PackRow::decode(&value) else {
+                    return Err(damaged());
+                };
+                self.put(Key::blob_pack(&blob, pack), [].as_slice().into())?;
+            }
+            _ => {}
+        }
+        self.put(key, value)
+    }
+
+    fn put(&mut self, key: Key, value: Value) -> Result<(), TreeError> {
+        self.bytes += key.as_bytes().len() + value.len();
+        self.puts.push((key, value));
+        if self.puts.len() >= ROWS || self.bytes >= BYTES { self.write() } else { Ok(()) }
+    }
+
+    fn write(&mut self) -> Result<(), TreeError> {
+        self.bytes = 0;
+        let puts = std::mem::take(&mut self.puts);
+        if puts.is_empty() {
+            return Ok(());
+        }
+        Ok(self.store.commit(Commit { puts, ..Commit::default() })?)
+    }
+}

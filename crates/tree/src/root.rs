@@ -1,0 +1,378 @@
+//! The records: what is published under a name, and who owns the origin.
+//!
+//! ```text
+//!   published/NAME   magic 4 B "covT"  version 4 B  name: length 1 B, bytes
+//!                    volume 16 B  sequence 8 B  moment 8 B (ns since 1970)  inodes 8 B  bytes 8 B
+//!                    top: hash 32 B  blob 32 B  offset 4 B  length 4 B  rows 8 B  level 1 B
+//!                    nodes 8 B  the top's hash of the tree before 32 B (zeros: none)
+//!                    public key 32 B  signature 64 B (Ed25519, of all before it)
+//!   owner            magic 4 B "covO"  version 4 B  volume 16 B  owner 16 B  generation 8 B
+//!                    note: length 1 B, bytes     keys: count 1 B, 32 B each
+//! ```
+//!
+//! **What the signature is for.** A volume signs with a key that never leaves its folder. Everything else follows from hashes, so
+//! a root with a sound signature is what that volume published under that name, whole. The public keys lie in the record `owner`
+//! of the same origin: that finds accidents and a writer who may only add objects. Against somebody who may replace every object of the
+//! origin a reader must know the key from elsewhere: [`Root::key`] is shown by `covey published`, and a mount can be told which to
+//! accept. An older root put back in its place is signed as well; its sequence number shows it.
+//!
+//! **Who owns.** Two volumes that store to one origin would collect each other's blobs. So whoever publishes first writes his
+//! name (`owner`) there; a restore writes another with the next generation, keeping the keys that signed before; and a volume that finds
+//! another's name deletes and publishes nothing any more.
+
+use base::{BlobId, Timestamp};
+use blob::{Origin, Records};
+use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
+
+use crate::TreeError;
+use crate::code::{Reader, Short};
+use crate::node::{Hash, LEVEL_MAX, Pointer};
+
+/// The folder of the records.
+const FOLDER: &str = "published";
+const OWNER: &str = "owner";
+const ROOT_MAGIC: &[u8; 4] = b"covT";
+const OWNER_MAGIC: &[u8; 4] = b"covO";
+const VERSION: u32 = 1;
+/// The longest name of a tree, in bytes.
+pub const NAME_MAX: usize = 100;
+/// So many keys are remembered: one for every time that the volume was restored.
+const KEYS_MAX: usize = 100;
+const SIGNATURE: usize = 64;
+
+/// A public key.
+pub type PublicKey = [u8; 32];
+
+/// Whether a tree may be called so.
+pub fn is_name(name: &str) -> bool {
+    name.len() <= NAME_MAX && !name.contains('/') && blob::records::is_name(name)
+}
+
+/// What is published under a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root {
+    /// The name.
+    pub name: String,
+    /// The volume's id.
+    pub volume: [u8; 16],
+    /// How often this name has been published, this time included.
+    pub sequence: u64,
+    /// When.
+    pub moment: Timestamp,
+    /// Inodes of the tree.
+    pub inodes: u64,
+    /// Bytes of its files, holes not counted.
+    pub bytes: u64,
+    /// The top node.
+    pub top: Pointer,
+    /// Its level.
+    pub level: u8,
+    /// How many nodes.
+    pub nodes: u64,
+    /// The top node's hash of the tree that this one replaced.
+    pub before: Option<Hash>,
+    /// Who signed it.
+    pub key: PublicKey,
+}
+
+/// Signs roots.
+pub struct Signer {
+    pair: Ed25519KeyPair,
+}
+
+impl Signer {
+    /// From the 32 secret bytes that a volume keeps.
+    ///
+    /// # Errors
+    /// They are no key.
+    pub fn from_seed(seed: &[u8; 32]) -> Result<Signer, TreeError> {
+        let pair = Ed25519KeyPair::from_seed_unchecked(seed)
+            .map_err(|_| TreeError::Damaged("the key that signs published trees is damaged".to_owned()))?;
+        Ok(Signer { pair })
+    }
+
+    /// The public half.
+    pub fn key(&self) -> PublicKey {
+        let mut key = [0; 32];
+        // An Ed25519 key has 32 bytes.
+        key.iter_mut().zip(self.pair.public_key().as_ref()).for_each(|(to, from)| *to = *from);
+        key
+    }
+}
+
+impl Root {
+    /// The record, signed.
+    pub fn encode(&self, signer: &Signer) -> Vec<u8> {
+        let mut out = Vec::with_capacity(400);
+        out.extend_from_slice(ROOT_MAGIC);
+        out.extend_from_slice(&VERSION.to_be_bytes());
+        out.push(self.name.len() as u8);
+        out.extend_from_slice(self.name.as_bytes());
+        out.extend_from_slice(&self.volume);
+        for number in [self.sequence, self.moment.0 as u64, self.inodes, self.bytes] {
+            out.extend_from_slice(&number.to_be_bytes());
+        }
+        out.extend_from_slice(&self.top.hash);
+        out.extend_from_slice(&self.top.blob.0);
+        out.extend_from_slice(&self.top.offset.to_be_bytes());
+        out.extend_from_slice(&self.top.len.to_be_bytes());
+        out.extend_from_slice(&self.top.rows.to_be_bytes());
+        out.push(self.level);
+        out.extend_from_slice(&self.nodes.to_be_bytes());
+        out.extend_from_slice(&self.before.unwrap_or_default());
+        out.extend_from_slice(&signer.key());
+        let signature = signer.pair.sign(&out);
+        out.extend_from_slice(signature.as_ref());
+        out
+    }
+
+    /// Reads a record and checks that `key`, which it names itself, signed it. Whether that key is to be trusted is another question.
+    ///
+    /// # Errors
+    /// It is damaged, of a newer version, or its signature is wrong.
+    pub fn decode(name: &str, record: &[u8]) -> Result<Root, TreeError> {
+        let damaged = || TreeError::Damaged(format!("the record of the published tree {name} is damaged"));
+        version(record, ROOT_MAGIC, "the published tree", damaged)?;
+        let signed = record.len().checked_sub(SIGNATURE).ok_or_else(damaged)?;
+        let (content, signature) = record.split_at(signed);
+        let root = Root::content(content).map_err(|Short| damaged())?;
+        let fits = u64::from(root.top.offset) + u64::from(root.top.len) <= u64::from(base::size::BLOB_MAX);
+        if !fits || root.top.len == 0 || root.level > LEVEL_MAX {
+            return Err(damaged());
+        }
+        UnparsedPublicKey::new(&ED25519, &root.key).verify(content, signature).map_err(|_| {
+            TreeError::Untrusted(format!("the record of the published tree {name} bears a wrong signature"))
+        })?;
+        if root.name != name {
+            return Err(TreeError::Untrusted(format!(
+                "the record of the published tree {name} was signed as {}",
+                root.name
+            )));
+        }
+        Ok(root)
+    }
+
+    fn content(content: &[u8]) -> Result<Root, Short> {
+        let mut reader = Reader(content.get(8..).ok_or(Short)?);
+        let len = usize::from(reader.u8()?);
+        let name = std::str::from_utf8(reader.bytes(len)?).map_err(|_| Short)?.to_owned();
+        let root = Root {
+            name,
+            volume: reader.array()?,
+            sequence: reader.u64()?,
+            moment: Timestamp(reader.u64()? as i64),
+            inodes: reader.u64()?,
+            bytes: reader.u64()?,
+            top: Pointer {
+                hash: reader.array()?,
+                blob: BlobId(reader.array()?),
+                offset: reader.u32()?,
+                len: reader.u32()?,
+                rows: reader.u64()?,
+            },
+            level: reader.u8()?,
+            nodes: reader.u64()?,
+            before: Some(reader.array()?).filter(|hash| *hash != [0; 32]),
+            key: reader.array()?,
+        };
+        if reader.is_empty() { Ok(root) } else { Err(Short) }
+    }
+
+    /// Reads what is published under a name; `accept`: the only key that may have signed it. Without one it must be one of the owner's.
+    ///
+    /// # Errors
+    /// `NotPublished`, `Untrusted`, or as [`Root::decode`].
+    pub fn read(records: &dyn Records, name: &str, accept: Option<&PublicKey>) -> Result<Root, TreeError> {
+        let nothing = || TreeError::NotPublished(name.to_owned());
+        if !is_name(name) {
+            return Err(nothing());
+        }
+        let record = records.record(&record_name(name))?.ok_or_else(nothing)?;
+        let root = Root::decode(name, &record)?;
+        let trusted = match accept {
+            Some(key) => *key == root.key,
+            None => {
+                let owner = Owner::read(records)?.ok_or_else(|| {
+                    TreeError::Untrusted(
+                        "the origin does not say whose it is: its record `owner` is missing".into(),
+                    )
+                })?;
+                owner.keys.contains(&root.key) && owner.volume == root.volume
+            }
+        };
+        if trusted {
+            return Ok(root);
+        }
+        Err(TreeError::Untrusted(format!(
+            "the published tree {name} is signed by {}, who is not {}",
+            hex(&root.key),
+            if accept.is_some() { "the one to be accepted" } else { "an owner of this origin" }
+        )))
+    }
+
+    /// Puts the record in its place.
+    ///
+    /// # Errors
+    /// What the origin said.
+    pub fn write(&self, origin: &dyn Origin, signer: &Signer) -> Result<(), TreeError> {
+        Ok(origin.put_record(&record_name(&self.name), &self.encode(signer))?)
+    }
+}
+
+/// The names of everything published.
+///
+/// # Errors
+/// What the origin said.
+pub fn names(records: &dyn Records) -> Result<Vec<String>, TreeError> {
+    let all = records.records(FOLDER)?;
+    let name = |record: &String| record.strip_prefix(FOLDER)?.strip_prefix('/').map(str::to_owned);
+    Ok(all.iter().filter_map(name).filter(|name| is_name(name)).collect())
+}
+
+/// Takes a tree away; false if there was none.
+///
+/// # Errors
+/// What the origin said.
+pub fn remove(records: &dyn Records, name: &str) -> Result<bool, TreeError> {
+    if !is_name(name) {
+        return Ok(false);
+    }
+    let was = records.record(&record_name(name))?.is_some();
+    records.remove_record(&record_name(name))?;
+    Ok(was)
+}
+
+fn record_name(name: &str) -> String {
+    format!("{FOLDER}/{name}")
+}
+
+/// Who may delete and publish in an origin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The volume's id.
+    pub volume: [u8; 16],
+    /// The owner: a volume's folder.
+    pub owner: [u8; 16],
+    /// How many owners there have been.
+    pub generation: u64,
+    /// Where the owner is, for a person; cut to 255 bytes.
+    pub note: String,
+    /// The keys that sign, or signed under earlier owners; the owner's last.
+    pub keys: Vec<PublicKey>,
+}
+
+impl Owner {
+    /// The record.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend_from_slice(OWNER_MAGIC);
+        out.extend_from_slice(&VERSION.to_be_bytes());
+        out.extend_from_slice(&self.volume);
+        out.extend_from_slice(&self.owner);
+        out.extend_from_slice(&self.generation.to_be_bytes());
+        let end = self.note.floor_char_boundary(255);
+        out.push(end as u8);
+        out.extend_from_slice(&self.note.as_bytes()[..end]);
+        let keys = &self.keys[self.keys.len().saturating_sub(KEYS_MAX)..];
+        out.push(keys.len() as u8);
+        keys.iter().for_each(|key| out.extend_from_slice(key));
+        out
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// It is damaged, or of a newer version.
+    pub fn decode(record: &[u8]) -> Result<Owner, TreeError> {
+        let damaged = || TreeError::Damaged("the origin's record `owner` is damaged".to_owned());
+        version(record, OWNER_MAGIC, "the origin's record `owner`", damaged)?;
+        let read = || {
+            let mut reader = Reader(record.get(8..).ok_or(Short)?);
+            let (volume, owner, generation) = (reader.array()?, reader.array()?, reader.u64()?);
+            let len = usize::from(reader.u8()?);
+            let note = std::str::from_utf8(reader.bytes(len)?).map_err(|_| Short)?.to_owned();
+            let count = reader.u8()?;
+            let keys = (0..count).map(|_| reader.array()).collect::<Result<_, _>>()?;
+            if reader.is_empty() { Ok(Owner { volume, owner, generation, note, keys }) } else { Err(Short) }
+        };
+        read().map_err(|Short| damaged())
+    }
+
+    /// Whose the origin is, if anybody has published in it.
+    ///
+    /// # Errors
+    /// As [`Owner::decode`], and what the origin said.
+    pub fn read(records: &dyn Records) -> Result<Option<Owner>, TreeError> {
+        records.record(OWNER)?.map(|record| Owner::decode(&record)).transpose()
+    }
+
+    /// Makes this the owner of an origin that has none, and answers who is.
+    ///
+    /// # Errors
+    /// What the origin said.
+    pub fn claim(self, records: &dyn Records) -> Result<Owner, TreeError> {
+        if let Some(owner) = Owner::read(records)? {
+            return Ok(owner);
+        }
+        if records.create_record(OWNER, &self.encode())? {
+            return Ok(self);
+        }
+        // Somebody else was quicker.
+        Ok(Owner::read(records)?.unwrap_or(self))
+    }
+
+    /// Makes `owner` with its key the next owner.
+    ///
+    /// # Errors
+    /// What the origin said.
+    pub fn hand_over(
+        mut self,
+        records: &dyn Records,
+        owner: [u8; 16],
+        note: String,
+        key: PublicKey,
+    ) -> Result<Owner, TreeError> {
+        self.owner = owner;
+        self.generation += 1;
+        self.note = note;
+        self.keys.retain(|known| *known != key);
+        self.keys.push(key);
+        records.put_record(OWNER, &self.encode())?;
+        Ok(self)
+    }
+}
+
+/// Checks the first eight bytes of a record.
+fn version(
+    record: &[u8],
+    magic: &[u8; 4],
+    what: &'static str,
+    damaged: impl Fn() -> TreeError,
+) -> Result<(), TreeError> {
+    let mut reader = Reader(record);
+    let found = reader.array::<4>().and_then(|magic| Ok((magic, reader.u32()?)));
+    match found {
+        Ok((found, VERSION)) if found == *magic => Ok(()),
+        Ok((found, version)) if found == *magic && version > VERSION => {
+            Err(TreeError::Newer { what, found: version, known: VERSION })
+        }
+        _ => Err(damaged()),
+    }
+}
+
+/// Bytes in hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Bytes from hexadecimal, exactly as many.
+pub fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let mut out = [0; N];
+    if text.len() != 2 * N || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (byte, at) in out.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(text.get(at..at + 2)?, 16).ok()?;
+    }
+    Some(out)
+}

@@ -1,0 +1,301 @@
+//! Which rows of a volume make up a tree.
+//!
+//! Of the whole volume: every row, except what follows from the others (`11`, `12`), what only saves room (`0E`), what is the volume's
+//! own business (`13`), and packs that nothing refers to.
+//!
+//! Of a subtree: the same rows of the inodes below a folder, which becomes inode 1, the root. A file's count of names is of those that are
+//! below it, and totals and packs' live bytes are counted anew. So it is a sound volume, and can be restored as one.
+
+use base::{BlobId, Ino, PackNo};
+use blob::ExtentPage;
+use hashbrown::HashMap;
+use meta::key::{KeyRange, tags};
+use meta::record::{Dentry, InodeRecord, decode_u64, encode_i64, encode_u64};
+use meta::store::StoreError;
+use meta::{Key, PackRow, Snapshot};
+
+use crate::TreeError;
+
+/// What is published of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All of it.
+    Whole,
+    /// This folder and what is below.
+    Folder(Ino),
+}
+
+/// A pack that the rows refer to, and what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pack {
+    /// Its number.
+    pub no: PackNo,
+    /// The blob.
+    pub blob: BlobId,
+    /// The blob's size in bytes.
+    pub size: u32,
+    /// Bytes referred to, each reference counted.
+    pub live: u64,
+}
+
+/// What a tree is going to consist of.
+pub struct Selection {
+    /// Sorted; of a folder, that folder first. None: all there are.
+    inos: Option<Vec<Ino>>,
+    /// How many names the files of `inos` have, where it is not one.
+    names: HashMap<Ino, u32>,
+    /// Sorted by number.
+    packs: Vec<Pack>,
+    /// Inodes and bytes.
+    totals: (u64, u64),
+}
+
+/// Takes rows in order; an error ends it.
+pub type Push<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), TreeError> + 'a;
+
+/// Numbers to be given out are published in steps of this.
+const NUMBERS: u64 = 1 << 24;
+
+/// Kinds whose rows are taken as they are, in order. `ORPHAN` only of a whole volume: below a folder every inode has a name.
+const KINDS: [u8; 9] = [
+    tags::VOLUME,
+    tags::INODE,
+    tags::DENTRY,
+    tags::EXTENTS,
+    tags::INLINE,
+    tags::XATTR,
+    tags::DIR_CHANGED,
+    tags::SUBDIRS,
+    tags::ORPHAN,
+];
+
+impl Selection {
+    /// Finds out what belongs to a tree. `packs`: every pack with live bytes, sorted by number.
+    ///
+    /// # Errors
+    /// The names could not be read, or `NotAFolder`.
+    pub fn of(rows: &dyn Snapshot, scope: Scope, packs: &[Pack]) -> Result<Selection, TreeError> {
+        match scope {
+            Scope::Whole | Scope::Folder(Ino::ROOT) => {
+                let total = |name| Ok::<u64, TreeError>(counter(rows, name)?.max(0).unsigned_abs());
+                let totals = (total("inodes")?, total("bytes")?);
+                Ok(Selection { inos: None, names: HashMap::new(), packs: packs.to_vec(), totals })
+            }
+            Scope::Folder(top) => {
+                let mut selection =
+                    Selection { inos: None, names: HashMap::new(), packs: Vec::new(), totals: (0, 0) };
+                selection.walk(rows, top)?;
+                selection.count(rows, packs)?;
+                Ok(selection)
+            }
+        }
+    }
+
+    /// The packs that it refers to.
+    pub fn packs(&self) -> &[Pack] {
+        &self.packs
+    }
+
+    /// How many inodes, and how many bytes of files.
+    pub fn totals(&self) -> (u64, u64) {
+        self.totals
+    }
+
+    fn walk(&mut self, rows: &dyn Snapshot, top: Ino) -> Result<(), TreeError> {
+        let record = rows.get(&Key::inode(top))?.and_then(|row| InodeRecord::decode(&row).ok());
+        if !record.is_some_and(|record| record.is_dir()) {
+            return Err(TreeError::NotAFolder);
+        }
+        let mut inos = Vec::new();
+        let mut todo = vec![top];
+        while let Some(dir) = todo.pop() {
+            let mut bad = None;
+            rows.each(&Key::dentries(dir, 0), &mut |key, row| {
+                let Ok(dentry) = Dentry::decode(row) else {
+                    bad = Some(Key::from_bytes(key));
+                    return false;
+                };
+                if dentry.is_dir() {
+                    todo.push(dentry.ino);
+                    inos.push(dentry.ino);
+                } else {
+                    let names = self.names.entry(dentry.ino).or_insert(0);
+                    *names += 1;
+                    if *names == 1 {
+                        inos.push(dentry.ino);
+                    }
+                }
+                true
+            })?;
+            if let Some(key) = bad {
+                return Err(damaged(&key));
+            }
+        }
+        self.names.retain(|_, names| *names > 1);
+        inos.sort_unstable();
+        inos.insert(0, top);
+        self.inos = Some(inos);
+        Ok(())
+    }
+
+    /// Totals, and which packs are used how much.
+    fn count(&mut self, rows: &dyn Snapshot, packs: &[Pack]) -> Result<(), TreeError> {
+        let inos = self.inos.take().unwrap_or_default();
+        let mut live: HashMap<PackNo, u64> = HashMap::new();
+        for ino in &inos {
+            let key = Key::inode(*ino);
+            let row = rows.get(&key)?.ok_or_else(|| damaged(&key))?;
+            let record = InodeRecord::decode(&row).map_err(|_| damaged(&key))?;
+            self.totals.0 += 1;
+            self.totals.1 += record.stored;
+            if !record.is_file() || record.has(InodeRecord::INLINE) {
+                continue;
+            }
+            let mut bad = None;
+            rows.each(&of(tags::EXTENTS, *ino), &mut |key, row| {
+                match ExtentPage::decode(row) {
+                    Ok(page) => {
+                        for extent in page.extents() {
+                            *live.entry(extent.pack).or_default() += u64::from(extent.len);
+                        }
+                    }
+                    Err(_) => bad = Some(Key::from_bytes(key)),
+                }
+                bad.is_none()
+            })?;
+            if let Some(key) = bad {
+                return Err(damaged(&key));
+            }
+        }
+        self.inos = Some(inos);
+        for pack in packs {
+            if let Some(live) = live.remove(&pack.no) {
+                self.packs.push(Pack { live, ..*pack });
+            }
+        }
+        match live.keys().next() {
+            None => Ok(()),
+            Some(pack) => Err(damaged(&Key::pack(*pack))),
+        }
+    }
+
+    /// Calls `push` with every row, in order.
+    ///
+    /// # Errors
+    /// The names could not be read, or what `push` said.
+    pub fn each(&self, rows: &dyn Snapshot, push: &mut Push<'_>) -> Result<(), TreeError> {
+        for tag in KINDS {
+            match &self.inos {
+                _ if tag == tags::VOLUME => self.volume_rows(rows, push)?,
+                None => pass_on(rows, &Key::kind(tag), push)?,
+                Some(_) if tag == tags::ORPHAN => {}
+                Some(inos) => self.below(rows, tag, inos, push)?,
+            }
+        }
+        for Pack { no, blob, size, .. } in &self.packs {
+            let row = PackRow::Sealed { blob: *blob, size: *size };
+            push(Key::pack(*no).as_bytes(), &row.encode())?;
+        }
+        for Pack { no, live, .. } in &self.packs {
+            push(Key::pack_live(*no).as_bytes(), &encode_i64(*live as i64))?;
+        }
+        Ok(())
+    }
+
+    /// What a volume says of itself, with the totals of what is selected. The numbers to be given out next are rounded up: a volume takes
+    /// many at a time whenever it is opened, and that alone is no change worth publishing.
+    fn volume_rows(&self, rows: &dyn Snapshot, push: &mut Push<'_>) -> Result<(), TreeError> {
+        let (inodes, bytes) = (Key::volume("inodes"), Key::volume("bytes"));
+        let (next_ino, next_pack) = (Key::volume("next-ino"), Key::volume("next-pack"));
+        let mut out: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+        pass_on(rows, &Key::kind(tags::VOLUME), &mut |key, row| {
+            if key == next_ino.as_bytes() || key == next_pack.as_bytes() {
+                let next = decode_u64(Some(row)).map_err(|_| damaged(&Key::from_bytes(key)))?;
+                let next = next.checked_next_multiple_of(NUMBERS).unwrap_or(next);
+                out.push((key.to_vec(), encode_u64(next).to_vec()));
+            } else if key != inodes.as_bytes() && key != bytes.as_bytes() {
+                out.push((key.to_vec(), row.to_vec()));
+            }
+            Ok(())
+        })?;
+        for (key, total) in [(inodes, self.totals.0), (bytes, self.totals.1)] {
+            // A counter of 0 has no row.
+            if total > 0 {
+                out.push((key.as_bytes().to_vec(), encode_i64(total as i64).to_vec()));
+            }
+        }
+        out.sort();
+        out.iter().try_for_each(|(key, row)| push(key, row))
+    }
+
+    fn below(
+        &self,
+        rows: &dyn Snapshot,
+        tag: u8,
+        inos: &[Ino],
+        push: &mut Push<'_>,
+    ) -> Result<(), TreeError> {
+        let Some(top) = inos.first().copied() else { return Ok(()) };
+        for ino in inos {
+            let root = (*ino == top).then_some(Ino::ROOT.0.to_be_bytes());
+            pass_on(rows, &of(tag, *ino), &mut |key, row| {
+                let mut renamed;
+                let mut key = key;
+                if let Some(number) = root {
+                    renamed = key.to_vec();
+                    renamed.iter_mut().skip(1).zip(number).for_each(|(to, from)| *to = from);
+                    key = &renamed;
+                }
+                if tag == tags::INODE {
+                    let record = InodeRecord::decode(row).map_err(|_| damaged(&Key::from_bytes(key)))?;
+                    return push(key, &self.record(top, *ino, record).encode());
+                }
+                push(key, row)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// An inode as it is in the tree.
+    fn record(&self, top: Ino, ino: Ino, mut record: InodeRecord) -> InodeRecord {
+        if ino == top || record.parent == top {
+            record.parent = Ino::ROOT;
+        }
+        if !record.is_dir() {
+            record.nlink = self.names.get(&ino).copied().unwrap_or(1);
+        }
+        record
+    }
+}
+
+/// The rows of one kind of one inode.
+fn of(tag: u8, ino: Ino) -> KeyRange {
+    let key = |number: u64| {
+        let mut bytes = vec![tag];
+        bytes.extend_from_slice(&number.to_be_bytes());
+        Key::from_bytes(&bytes)
+    };
+    KeyRange { start: key(ino.0), end: key(ino.0.saturating_add(1)) }
+}
+
+fn pass_on(rows: &dyn Snapshot, range: &KeyRange, push: &mut Push<'_>) -> Result<(), TreeError> {
+    let mut failed = None;
+    rows.each(range, &mut |key, row| match push(key, row) {
+        Ok(()) => true,
+        Err(error) => {
+            failed = Some(error);
+            false
+        }
+    })?;
+    failed.map_or(Ok(()), Err)
+}
+
+fn counter(rows: &dyn Snapshot, name: &str) -> Result<i64, TreeError> {
+    let key = Key::volume(name);
+    let row = rows.get(&key)?;
+    meta::record::decode_i64(row.as_deref()).map_err(|_| damaged(&key))
+}
+
+fn damaged(key: &Key) -> TreeError {
+    TreeError::Store(StoreError::Damaged(format!("the row {key:?} is damaged or missing; run `covey fsck`")))
+}

@@ -1,0 +1,440 @@
+//! Trees over an origin in memory: what is written is read back, cheaply written again, and never believed when it is damaged.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::{BlobId, Timestamp};
+use blob::{BlobError, BlobSource, Origin, Records};
+use hashbrown::HashSet;
+use meta::key::KeyRange;
+use meta::store::StoreError;
+use meta::{Commit, Key, MetaStore, Snapshot};
+use parking_lot::Mutex;
+use proptest::prelude::*;
+
+use crate::build::{Builder, Built, Known};
+use crate::node::{Inner, Leaf, Node, stored};
+use crate::read::Tree;
+use crate::root::{self, Owner, Root, Signer};
+use crate::{Order, TreeError, publish, rows::Selection};
+
+type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// What is asked of an origin, and bytes of it that are wrong.
+struct Spy {
+    origin: Arc<dyn Origin>,
+    reads: AtomicU64,
+    /// In which blob, which byte.
+    flipped: Mutex<Option<(BlobId, u32)>>,
+    missing: Mutex<Option<BlobId>>,
+}
+
+impl Spy {
+    fn on(origin: &Arc<dyn Origin>) -> Arc<Spy> {
+        let (origin, reads) = (origin.clone(), AtomicU64::new(0));
+        Arc::new(Spy { origin, reads, flipped: Mutex::new(None), missing: Mutex::new(None) })
+    }
+}
+
+impl BlobSource for Spy {
+    fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        if *self.missing.lock() == Some(*id) {
+            return Err(BlobError::Missing(*id));
+        }
+        self.origin.read_at(id, offset, buf)?;
+        if let Some((_, at)) = self.flipped.lock().filter(|(blob, _)| blob == id)
+            && let Some(byte) = at.checked_sub(offset).and_then(|at| buf.get_mut(at as usize))
+        {
+            *byte ^= 0x10;
+        }
+        Ok(())
+    }
+
+    fn is_near(&self, _: &BlobId) -> bool {
+        true
+    }
+}
+
+fn origin() -> Arc<dyn Origin> {
+    Arc::new(origin::Memory::new())
+}
+
+fn build(origin: &Arc<dyn Origin>, rows: &Rows, known: &Known) -> Built {
+    let mut held = HashSet::new();
+    let mut hold = |blob| {
+        held.insert(blob);
+        Ok(())
+    };
+    let mut builder = Builder::new(&**origin, known, &mut hold).unwrap();
+    rows.iter().for_each(|(key, value)| builder.push(key, value).unwrap());
+    let built = builder.finish().unwrap();
+    assert_eq!(held, built.blobs, "every blob is held before it is relied on");
+    built
+}
+
+fn root(built: &Built) -> Root {
+    Root {
+        name: "test".to_owned(),
+        volume: [7; 16],
+        sequence: 1,
+        moment: Timestamp(5),
+        inodes: 1,
+        bytes: 2,
+        top: built.top,
+        level: built.level,
+        nodes: built.written.nodes,
+        before: None,
+        key: signer().key(),
+    }
+}
+
+fn signer() -> Signer {
+    Signer::from_seed(&[9; 32]).unwrap()
+}
+
+fn open(origin: &Arc<dyn Origin>, built: &Built) -> Tree {
+    Tree::new(origin.clone(), &root(built))
+}
+
+fn read_all(tree: &Tree) -> Result<Rows, TreeError> {
+    let mut rows = Rows::new();
+    tree.all(&mut |key, value| {
+        assert!(rows.insert(key.to_vec(), value.to_vec()).is_none());
+        true
+    })?;
+    Ok(rows)
+}
+
+/// Rows as those of so many files: an inode, a name and extents each.
+fn files(count: u64) -> Rows {
+    let mut rows = Rows::new();
+    for ino in 2..2 + count {
+        put_file(&mut rows, ino, 0);
+    }
+    rows
+}
+
+fn put_file(rows: &mut Rows, ino: u64, change: u8) {
+    let ino = base::Ino(ino);
+    let mut inode = [0; 96];
+    blake3::Hasher::new()
+        .update(&ino.0.to_be_bytes())
+        .update(&[change])
+        .finalize_xof()
+        .fill(&mut inode[40..88]);
+    rows.insert(Key::inode(ino).as_bytes().to_vec(), inode.to_vec());
+    let name = format!("a file called {}", ino.0);
+    let dir = base::Ino(1 + ino.0 / 100 * 100);
+    rows.insert(Key::dentry(dir, name.as_bytes()).as_bytes().to_vec(), vec![8; 9]);
+    rows.insert(Key::extents(ino, 0).as_bytes().to_vec(), vec![change; 12]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn what_is_written_is_read_back(
+        rows in prop::collection::btree_map(
+            prop::collection::vec(any::<u8>(), 0..40),
+            prop::collection::vec(any::<u8>(), 0..3000),
+            0..400,
+        ),
+        bounds in (prop::collection::vec(any::<u8>(), 0..4), prop::collection::vec(any::<u8>(), 0..4)),
+    ) {
+        let rows: Rows = rows.into_iter().filter(|(key, _)| key.first() < Some(&0xFF)).collect();
+        let origin = origin();
+        let built = build(&origin, &rows, &Known::default());
+        prop_assert_eq!(built.top.rows, rows.len() as u64);
+        let tree = open(&origin, &built);
+        prop_assert_eq!(&read_all(&tree).unwrap(), &rows);
+        for (key, value) in &rows {
+            let found = MetaStore::get(&tree, &Key::from_bytes(key)).unwrap();
+            prop_assert_eq!(found.as_deref(), Some(&value[..]));
+            let mut absent = key.clone();
+            absent.push(0);
+            let found = MetaStore::get(&tree, &Key::from_bytes(&absent)).unwrap();
+            prop_assert_eq!(found.as_deref(), rows.get(&absent).map(|value| &value[..]));
+        }
+        let (start, end) = bounds;
+        let range = KeyRange { start: Key::from_bytes(&start), end: Key::from_bytes(&end) };
+        let found: Vec<_> = tree.scan(&range, 7).unwrap();
+        let mut expected: Vec<(Key, Vec<u8>)> = Vec::new();
+        if start < end {
+            let within = rows.range(start..end).take(7);
+            expected.extend(within.map(|(key, value)| (Key::from_bytes(key), value.clone())));
+        }
+        let found: Vec<(Key, Vec<u8>)> = found.into_iter().map(|(key, value)| (key, value.to_vec())).collect();
+        prop_assert_eq!(found, expected);
+        prop_assert_eq!(&tree.known().unwrap().0.len(), &(built.written.nodes as usize));
+    }
+
+    #[test]
+    fn bytes_that_are_no_node_or_record_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        let _ = Node::decode(&bytes, BlobId([1; 32]));
+        for level in 0..3 {
+            let mut plain = vec![0, level];
+            plain.extend_from_slice(&bytes);
+            let _ = Node::decode(&plain, BlobId([1; 32]));
+        }
+        prop_assert!(Root::decode("test", &bytes).is_err());
+        let _ = Owner::decode(&bytes);
+        let mut with_head = b"covO\x00\x00\x00\x01".to_vec();
+        with_head.extend_from_slice(&bytes);
+        let _ = Owner::decode(&with_head);
+    }
+
+    #[test]
+    fn a_node_with_a_changed_byte_is_another_node_or_none(at in any::<prop::sample::Index>(), bit in 0..8u8, packed: bool) {
+        let mut leaf = Leaf::default();
+        (0..200u32).for_each(|n| leaf.push(&n.to_be_bytes(), format!("the value {n}").as_bytes()));
+        let content = leaf.encode();
+        let mut zstd = zstd::bulk::Compressor::new(3).unwrap();
+        let mut bytes = if packed { stored(&content, &mut zstd) } else { [&[0][..], &content].concat() };
+        let (_, hash) = Node::decode(&bytes, BlobId([1; 32])).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        if let Ok((node, other)) = Node::decode(&bytes, BlobId([1; 32])) {
+            // zstd has bits that change nothing.
+            let Node::Leaf(node) = node else { panic!("a leaf became an inner node") };
+            prop_assert!(other != hash || node.encode() == content);
+        }
+    }
+}
+
+#[test]
+fn a_change_in_a_large_tree_writes_a_handful_of_nodes() {
+    let origin = origin();
+    let mut rows = files(100_000);
+    let first = build(&origin, &rows, &Known::default());
+    assert!(first.written.nodes > 200 && first.level >= 2, "{:?} {}", first.written, first.level);
+    assert!(first.written.blobs < 20, "nodes ride together: {:?}", first.written);
+
+    let again = build(&origin, &rows, &open(&origin, &first).known().unwrap());
+    assert_eq!((again.written.new_nodes, again.written.blobs), (0, 0));
+    assert_eq!((again.top, &again.blobs), (first.top, &first.blobs));
+
+    // A file is written to; then one comes, then one goes. Each is a leaf of each kind of row, and what is above.
+    put_file(&mut rows, 50_000, 1);
+    let changed = build(&origin, &rows, &open(&origin, &first).known().unwrap());
+    assert!(changed.written.new_nodes <= 6 && changed.written.blobs == 1, "{:?}", changed.written);
+    put_file(&mut rows, 100_002, 0);
+    let grown = build(&origin, &rows, &open(&origin, &changed).known().unwrap());
+    assert!(grown.written.new_nodes <= 10 && grown.written.blobs == 1, "{:?}", grown.written);
+    let gone: Vec<Vec<u8>> =
+        rows.keys().filter(|key| Key::from_bytes(key).number() == Some(777)).cloned().collect();
+    gone.iter().for_each(|key| drop(rows.remove(key)));
+    let shrunk = build(&origin, &rows, &open(&origin, &grown).known().unwrap());
+    assert!(shrunk.written.new_nodes <= 10 && shrunk.written.blobs == 1, "{:?}", shrunk.written);
+    assert_eq!(read_all(&open(&origin, &shrunk)).unwrap(), rows);
+}
+
+#[test]
+fn blobs_of_which_little_is_used_are_not_kept_for_ever() {
+    let origin = origin();
+    let mut rows = files(5_000);
+    let mut built = build(&origin, &rows, &Known::default());
+    for round in 1..80u8 {
+        (0..40).for_each(|n| put_file(&mut rows, 2 + (u64::from(round) * 997 + n * 125) % 5_000, round));
+        let known = open(&origin, &built).known().unwrap();
+        built = build(&origin, &rows, &known);
+    }
+    assert_eq!(read_all(&open(&origin, &built)).unwrap(), rows);
+    let mut stored = 0;
+    for blob in &built.blobs {
+        stored += origin.size(blob).unwrap().unwrap();
+    }
+    let mut used = 0;
+    open(&origin, &built).nodes(&mut |to| used += u64::from(to.len)).unwrap();
+    assert!(stored <= 4 * used + (4 << 20), "{stored} bytes are kept for {used}");
+}
+
+#[test]
+fn a_row_costs_one_node_a_level() {
+    let origin = origin();
+    let rows = files(100_000);
+    let built = build(&origin, &rows, &Known::default());
+    let spy = Spy::on(&origin);
+    let tree = Tree::new(spy.clone(), &root(&built));
+    assert_eq!(spy.reads.load(Ordering::Relaxed), 0, "opening reads nothing");
+    let key = Key::inode(base::Ino(40_000));
+    assert!(MetaStore::get(&tree, &key).unwrap().is_some());
+    assert_eq!(spy.reads.load(Ordering::Relaxed), u64::from(built.level) + 1);
+    assert!(MetaStore::get(&tree, &key).unwrap().is_some());
+    assert_eq!(spy.reads.load(Ordering::Relaxed), u64::from(built.level) + 1, "what was read is kept");
+    assert!(!tree.scan(&Key::dentries(base::Ino(4001), 0), 1000).unwrap().is_empty());
+    assert!(spy.reads.load(Ordering::Relaxed) <= 3 * (u64::from(built.level) + 1));
+}
+
+#[test]
+fn damage_is_an_error_and_never_a_row() {
+    let origin = origin();
+    let rows = files(3_000);
+    let built = build(&origin, &rows, &Known::default());
+    let spy = Spy::on(&origin);
+    for blob in &built.blobs {
+        let size = origin.size(blob).unwrap().unwrap() as u32;
+        for at in (0..size).step_by((size as usize / 300).max(1)) {
+            *spy.flipped.lock() = Some((*blob, at));
+            match read_all(&Tree::new(spy.clone(), &root(&built))) {
+                Ok(read) => assert_eq!(read, rows, "a byte that no node uses"),
+                Err(TreeError::Blob(BlobError::Damaged { id, .. })) => assert_eq!(id, *blob),
+                Err(other) => panic!("{other}"),
+            }
+        }
+        *spy.flipped.lock() = None;
+        *spy.missing.lock() = Some(*blob);
+        let tree = Tree::new(spy.clone(), &root(&built));
+        let missing = tree.scan(&Key::kind(meta::key::tags::INODE), usize::MAX);
+        assert!(matches!(missing, Err(StoreError::Damaged(_))), "{missing:?}");
+        *spy.missing.lock() = None;
+    }
+    // A root that points to elsewhere: past the end of the blob, to another node, to the wrong level.
+    let mut wrong = root(&built);
+    wrong.top.offset = (4 << 20) - wrong.top.len;
+    assert!(read_all(&Tree::new(origin.clone(), &wrong)).is_err());
+    let mut wrong = root(&built);
+    wrong.level += 1;
+    assert!(read_all(&Tree::new(origin.clone(), &wrong)).is_err());
+    let mut wrong = root(&built);
+    wrong.top.hash[0] ^= 1;
+    assert!(read_all(&Tree::new(origin, &wrong)).is_err());
+}
+
+#[test]
+fn a_child_must_fit_its_place() {
+    // Two leaves whose parent names them in the wrong order of keys, all with right hashes: as somebody with the key could.
+    let origin = origin();
+    let rows = files(3_000);
+    let built = build(&origin, &rows, &Known::default());
+    let tree = open(&origin, &built);
+    let mut children = Vec::new();
+    tree.nodes(&mut |to| children.push(*to)).unwrap();
+    let leaf = *children.last().unwrap();
+    let child = crate::node::Child { first: b"\x01".as_slice().into(), to: leaf };
+    let content = Inner::encode(1, std::slice::from_ref(&child), &|_| Some(leaf.blob));
+    let bytes = [&[0][..], &content].concat();
+    let sums = blob::Sums::of(&bytes);
+    origin.put(&sums.id(), &sums, &bytes).unwrap();
+    let top = crate::node::Pointer {
+        hash: Inner::hash(1, &[child]),
+        blob: sums.id(),
+        offset: 0,
+        len: bytes.len() as u32,
+        rows: leaf.rows,
+    };
+    let lying = Tree::new(origin, &Root { top, level: 1, ..root(&built) });
+    assert!(matches!(read_all(&lying), Err(TreeError::Blob(BlobError::Damaged { .. }))));
+}
+
+#[test]
+fn a_record_is_believed_only_with_its_signature() {
+    let built = build(&origin(), &files(10), &Known::default());
+    let record = root(&built).encode(&signer());
+    assert_eq!(Root::decode("test", &record).unwrap(), root(&built));
+    for at in 0..record.len() {
+        let mut changed = record.clone();
+        changed[at] ^= 1;
+        assert!(Root::decode("test", &changed).is_err(), "byte {at}");
+        assert!(Root::decode("test", &record[..at]).is_err(), "{at} bytes");
+    }
+    assert!(matches!(Root::decode("other", &record), Err(TreeError::Untrusted(_))));
+    let mut newer = record;
+    newer[7] = 2;
+    assert!(matches!(Root::decode("test", &newer), Err(TreeError::Newer { found: 2, .. })));
+}
+
+#[test]
+fn who_may_publish_and_who_is_believed() {
+    let origin = origin();
+    let records: &dyn Records = &*origin;
+    let built = build(&origin, &files(10), &Known::default());
+    assert!(matches!(Root::read(records, "test", None), Err(TreeError::NotPublished(_))));
+    root(&built).write(&*origin, &signer()).unwrap();
+    assert!(matches!(Root::read(records, "test", None), Err(TreeError::Untrusted(_))), "no owner");
+    let owner = |n: u8| Owner {
+        volume: [7; 16],
+        owner: [n; 16],
+        generation: 1,
+        note: format!("host:/{n}"),
+        keys: vec![signer().key()],
+    };
+    let first = publish::claim(&*origin, owner(1)).unwrap();
+    assert_eq!(publish::claim(&*origin, owner(1)).unwrap(), first);
+    assert!(matches!(publish::claim(&*origin, owner(2)), Err(TreeError::NotOwner(_))));
+    assert_eq!(Root::read(records, "test", None).unwrap(), root(&built));
+    let other = Signer::from_seed(&[8; 32]).unwrap();
+    assert!(matches!(Root::read(records, "test", Some(&other.key())), Err(TreeError::Untrusted(_))));
+
+    let next = first.hand_over(records, [2; 16], "there".to_owned(), other.key()).unwrap();
+    assert_eq!((next.generation, next.keys.len()), (2, 2));
+    assert!(matches!(publish::claim(&*origin, owner(1)), Err(TreeError::NotOwner(_))));
+    assert!(publish::claim(&*origin, owner(2)).is_ok());
+    assert!(Root::read(records, "test", None).is_ok(), "what an earlier owner signed stays good");
+    let forged = Root { key: Signer::from_seed(&[1; 32]).unwrap().key(), ..root(&built) };
+    forged.write(&*origin, &Signer::from_seed(&[1; 32]).unwrap()).unwrap();
+    assert!(matches!(Root::read(records, "test", None), Err(TreeError::Untrusted(_))));
+    assert_eq!(root::names(records).unwrap(), ["test"]);
+    assert!(root::remove(records, "test").unwrap() && !root::remove(records, "test").unwrap());
+    assert!(!root::remove(records, "../owner").unwrap());
+}
+
+fn publish_rows(origin: &Arc<dyn Origin>, store: &dyn MetaStore) -> Result<crate::Published, TreeError> {
+    let snapshot: Box<dyn Snapshot> = store.snapshot()?;
+    let selection = Selection::of(&*snapshot, crate::rows::Scope::Whole, &[])?;
+    let order = Order {
+        name: "test",
+        volume: [7; 16],
+        signer: &signer(),
+        moment: Timestamp(1),
+        patience: Duration::from_secs(1),
+        afresh: false,
+        hold: &mut |_| Ok(()),
+        progress: &mut |_| true,
+    };
+    publish(&*snapshot, &selection, origin, order)
+}
+
+#[test]
+fn the_root_is_replaced_last_and_only_when_something_changed() {
+    let kept: Arc<dyn Origin> = origin();
+    let faults = blob::failing::Faults::new();
+    let origin: Arc<dyn Origin> = Arc::new(blob::failing::FailingOrigin::new(kept.clone(), faults.clone()));
+    let owner = Owner {
+        volume: [7; 16],
+        owner: [1; 16],
+        generation: 1,
+        note: String::new(),
+        keys: vec![signer().key()],
+    };
+    publish::claim(&*origin, owner).unwrap();
+    let store = meta::Memory::new();
+    let put = |rows: Rows| {
+        let puts = rows.into_iter().map(|(key, value)| (Key::from_bytes(&key), value.as_slice().into()));
+        store.commit(Commit { puts: puts.collect(), ..Commit::default() }).unwrap();
+    };
+    put(files(2_000));
+    let first = publish_rows(&origin, &store).unwrap();
+    assert_eq!((first.root.sequence, first.unchanged), (1, false));
+    let again = publish_rows(&origin, &store).unwrap();
+    assert_eq!((&again.root, again.unchanged, again.blobs), (&first.root, true, first.blobs));
+
+    let mut more = Rows::new();
+    put_file(&mut more, 5_000, 3);
+    put(more);
+    for op in [blob::failing::Op::Sync, blob::failing::Op::Store] {
+        faults.fail(op, u64::MAX);
+        assert!(publish_rows(&origin, &store).is_err(), "{op:?}");
+        faults.heal();
+        assert_eq!(Root::read(&*origin, "test", None).unwrap(), first.root, "as it was");
+    }
+    let next = publish_rows(&origin, &store).unwrap();
+    assert_eq!((next.root.sequence, next.root.before), (2, Some(first.root.top.hash)));
+    assert!(next.written.new_nodes < next.written.nodes);
+    // One whose nodes cannot be read is no obstacle.
+    faults.fail(blob::failing::Op::Read, u64::MAX);
+    let whole = publish_rows(&origin, &store).unwrap();
+    assert_eq!((whole.written.new_nodes, whole.root.top.hash), (whole.written.nodes, next.root.top.hash));
+}

@@ -1,0 +1,218 @@
+//! The menu: what networks and stores do to those who rely on them.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+
+/// Something that goes wrong with one request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fault {
+    /// The answer comes this much later.
+    Wait(Duration),
+    /// The answer comes later by this for each mebibyte of it.
+    WaitPerMib(Duration),
+    /// 503 with the code SlowDown.
+    SlowDown,
+    /// An error with this status and no code.
+    Status(u16),
+    /// The connection breaks after so many bytes of the answer's body.
+    CutAnswer(usize),
+    /// The connection breaks after so many bytes of the request's body.
+    CutRequest(usize),
+    /// The body ends after so many bytes, and the announced length says the same.
+    Shorten(usize),
+    /// One bit of the body is another.
+    Flip,
+    /// The same, from a cache on the way: who asks with `Cache-Control: no-cache` gets the right ones.
+    Stale,
+    /// The body comes at so many bytes in a second.
+    Trickle(usize),
+    /// An answer that is always the same.
+    Answer(Canned),
+    /// The connection is closed without an answer.
+    Drop,
+    /// The server does what it was asked for, and its answer is lost.
+    Lose,
+    /// There is never an answer.
+    Hang,
+}
+
+/// Answers of stores to users' mistakes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Canned {
+    /// The session token has expired.
+    ExpiredToken,
+    /// The key is not known.
+    UnknownKey,
+    /// The secret is not the key's; the answer repeats the request, with a session token in it, as Amazon's does.
+    BadSignature,
+    /// The key may not do this.
+    AccessDenied,
+    /// There is no such bucket.
+    NoSuchBucket,
+    /// The bucket is in this region; the status is 301, as of Amazon's for a bucket elsewhere.
+    WrongRegion(String),
+    /// The clocks differ.
+    ClockSkew,
+    /// The store has no such request.
+    NotImplemented,
+    /// A page for people.
+    Page,
+}
+
+impl Canned {
+    /// Status, content type and body.
+    pub(crate) fn answer(&self) -> (StatusCode, &'static str, String) {
+        let refusal = |status, code: &str, more: &str| (status, "application/xml", error_body(code, more));
+        let forbidden = StatusCode::FORBIDDEN;
+        match self {
+            Canned::ExpiredToken => refusal(StatusCode::BAD_REQUEST, "ExpiredToken", ""),
+            Canned::UnknownKey => {
+                refusal(forbidden, "InvalidAccessKeyId", "<AWSAccessKeyId>COVEYTESTKEY</AWSAccessKeyId>")
+            }
+            Canned::BadSignature => refusal(
+                forbidden,
+                "SignatureDoesNotMatch",
+                "<CanonicalRequest>x-amz-security-token:covey/test+secret=0123456789</CanonicalRequest>",
+            ),
+            Canned::AccessDenied => refusal(forbidden, "AccessDenied", ""),
+            Canned::NoSuchBucket => refusal(StatusCode::NOT_FOUND, "NoSuchBucket", ""),
+            Canned::WrongRegion(region) => refusal(
+                StatusCode::MOVED_PERMANENTLY,
+                "PermanentRedirect",
+                &format!("<Endpoint>bucket.s3.{region}.amazonaws.com</Endpoint>"),
+            ),
+            Canned::ClockSkew => refusal(forbidden, "RequestTimeTooSkewed", ""),
+            Canned::NotImplemented => refusal(StatusCode::NOT_IMPLEMENTED, "NotImplemented", ""),
+            Canned::Page => (StatusCode::OK, "text/html", "<!DOCTYPE html><html>Welcome</html>".to_owned()),
+        }
+    }
+}
+
+/// An error as S3 writes it.
+pub(crate) fn error_body(code: &str, more: &str) -> String {
+    format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code><Message>As a test wanted.</Message>{more}</Error>"
+    )
+}
+
+/// A fault, and when it happens.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    fault: Fault,
+    chance: f64,
+    left: u64,
+    only: Option<Method>,
+    path: String,
+}
+
+impl Rule {
+    /// With every request.
+    pub fn new(fault: Fault) -> Rule {
+        Rule { fault, chance: 1.0, left: u64::MAX, only: None, path: String::new() }
+    }
+
+    /// With this part of the requests, 0 to 1.
+    pub fn chance(self, chance: f64) -> Rule {
+        Rule { chance, ..self }
+    }
+
+    /// So many times, then never again.
+    pub fn times(self, left: u64) -> Rule {
+        Rule { left, ..self }
+    }
+
+    /// With requests of this method.
+    pub fn only(self, method: Method) -> Rule {
+        Rule { only: Some(method), ..self }
+    }
+
+    /// With requests whose path has this in it.
+    pub fn path(self, part: &str) -> Rule {
+        Rule { path: part.to_owned(), ..self }
+    }
+}
+
+struct State {
+    rules: Vec<Rule>,
+    lot: u64,
+    happened: u64,
+}
+
+/// The faults of a proxy. Shared with the test that switches them.
+pub struct Faults {
+    state: Mutex<State>,
+}
+
+impl Faults {
+    pub(crate) fn new(seed: u64) -> Faults {
+        let lot = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        Faults { state: Mutex::new(State { rules: Vec::new(), lot, happened: 0 }) }
+    }
+
+    /// Adds a rule; several may meet one request.
+    pub fn add(&self, rule: Rule) {
+        self.state.lock().unwrap().rules.push(rule);
+    }
+
+    /// No more faults.
+    pub fn clear(&self) {
+        self.state.lock().unwrap().rules.clear();
+    }
+
+    /// How many faults there were.
+    pub fn happened(&self) -> u64 {
+        self.state.lock().unwrap().happened
+    }
+
+    /// What happens to the next request.
+    pub(crate) fn meet(&self, method: &Method, path: &str) -> Vec<Fault> {
+        let mut state = self.state.lock().unwrap();
+        let State { rules, lot, happened } = &mut *state;
+        let mut met = Vec::new();
+        for rule in rules.iter_mut() {
+            let fits = rule.only.as_ref().is_none_or(|only| only == method) && path.contains(&rule.path);
+            if !fits || rule.left == 0 || draw(lot) >= rule.chance {
+                continue;
+            }
+            rule.left = rule.left.saturating_sub(u64::from(rule.left != u64::MAX));
+            *happened += 1;
+            met.push(rule.fault.clone());
+        }
+        met
+    }
+
+    pub(crate) fn below(&self, most: usize) -> usize {
+        (draw(&mut self.state.lock().unwrap().lot) * most as f64) as usize
+    }
+}
+
+/// The next lot, from 0 to below 1.
+fn draw(lot: &mut u64) -> f64 {
+    *lot ^= *lot << 13;
+    *lot ^= *lot >> 7;
+    *lot ^= *lot << 17;
+    (*lot >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_say_when() {
+        let faults = Faults::new(7);
+        faults.add(Rule::new(Fault::Drop).times(2).only(Method::PUT).path("blobs"));
+        faults.add(Rule::new(Fault::Flip).chance(0.25));
+        assert!(!faults.meet(&Method::GET, "/b/blobs/x").contains(&Fault::Drop));
+        assert!(!faults.meet(&Method::PUT, "/b/records/x").contains(&Fault::Drop));
+        let dropped =
+            (0..5).filter(|_| faults.meet(&Method::PUT, "/b/blobs/x").contains(&Fault::Drop)).count();
+        assert_eq!(dropped, 2);
+        let flipped = (0..4000).filter(|_| !faults.meet(&Method::GET, "/").is_empty()).count();
+        assert!((900..1100).contains(&flipped), "{flipped}");
+        faults.clear();
+        assert!(faults.meet(&Method::PUT, "/b/blobs/x").is_empty());
+    }
+}

@@ -1,0 +1,284 @@
+//! The proxy: it takes a request, asks the server, and gives the answer, unless a fault says otherwise.
+//!
+//! Bodies are held whole (they are at most some megabytes here), and each request opens a connection to the server. Headers go through
+//! as they are, also `Host`, so that signatures stay right.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt};
+use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::client::conn::http1 as client;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::fault::{Fault, Faults, Rule, error_body};
+
+type Answer = Response<UnsyncBoxBody<Bytes, io::Error>>;
+
+enum Order {
+    Down(std::sync::mpsc::Sender<()>),
+    Up(std::sync::mpsc::Sender<()>),
+}
+
+/// A proxy with faults. See the [module](self).
+pub struct Proxy {
+    address: SocketAddr,
+    faults: Arc<Faults>,
+    orders: mpsc::UnboundedSender<Order>,
+    runtime: Option<Runtime>,
+}
+
+impl Proxy {
+    /// Starts one on a free port before a server; lots are drawn from `seed`.
+    pub fn start(server: SocketAddr, seed: u64) -> Proxy {
+        let runtime = crate::runtime("s3-proxy");
+        let listener = crate::wait(&runtime, async { TcpListener::bind("127.0.0.1:0").await.unwrap() });
+        let address = listener.local_addr().unwrap();
+        let faults = Arc::new(Faults::new(seed));
+        let (orders, receiver) = mpsc::unbounded_channel();
+        runtime.spawn(run(listener, address, server, Arc::clone(&faults), receiver));
+        Proxy { address, faults, orders, runtime: Some(runtime) }
+    }
+
+    /// Where it listens, as a URL.
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// What goes wrong.
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// Adds a rule.
+    pub fn add(&self, rule: Rule) {
+        self.faults.add(rule);
+    }
+
+    /// Nothing listens any more, and every connection is cut, until [`Proxy::up`].
+    pub fn down(&self) {
+        self.order(Order::Down);
+    }
+
+    /// It listens again, at the same address.
+    pub fn up(&self) {
+        self.order(Order::Up);
+    }
+
+    fn order(&self, order: fn(std::sync::mpsc::Sender<()>) -> Order) {
+        let (done, wait) = std::sync::mpsc::channel();
+        self.orders.send(order(done)).unwrap();
+        wait.recv().unwrap();
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+async fn run(
+    listener: TcpListener,
+    address: SocketAddr,
+    server: SocketAddr,
+    faults: Arc<Faults>,
+    mut orders: mpsc::UnboundedReceiver<Order>,
+) {
+    let mut listener = Some(listener);
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = async {
+            match &listener {
+                Some(listener) => listener.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            order = orders.recv() => match order {
+                Some(Order::Down(done)) => {
+                    listener = None;
+                    connections.shutdown().await;
+                    let _ = done.send(());
+                }
+                Some(Order::Up(done)) => {
+                    while listener.is_none() {
+                        listener = TcpListener::bind(address).await.ok();
+                    }
+                    let _ = done.send(());
+                }
+                None => return,
+            },
+            accepted = accepted => {
+                let Ok((socket, _)) = accepted else { continue };
+                let _ = socket.set_nodelay(true);
+                let faults = Arc::clone(&faults);
+                connections.spawn(async move {
+                    let serve = service_fn(|request| answer(request, server, Arc::clone(&faults)));
+                    let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), serve).await;
+                });
+            }
+            // Those that are done.
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+        }
+    }
+}
+
+/// The error that makes hyper close a connection in the middle.
+fn broken() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionReset, "a test cut it")
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    server: SocketAddr,
+    faults: Arc<Faults>,
+) -> Result<Answer, io::Error> {
+    let mut met = faults.meet(request.method(), request.uri().path());
+    let past_caches = request.headers().get(CACHE_CONTROL).is_some_and(|value| value == "no-cache");
+    met.retain(|fault| *fault != Fault::Stale || !past_caches);
+    let method = request.method().clone();
+    let (parts, mut body) = request.into_parts();
+    for fault in &met {
+        match fault {
+            Fault::Drop => return Err(broken()),
+            Fault::Hang => std::future::pending::<()>().await,
+            Fault::CutRequest(after) => {
+                let mut came = 0;
+                while came < *after {
+                    let Some(Ok(frame)) = body.frame().await else { break };
+                    came += frame.data_ref().map_or(0, Bytes::len);
+                }
+                return Err(broken());
+            }
+            _ => {}
+        }
+    }
+    let bytes = body.collect().await.map_err(io::Error::other)?.to_bytes();
+    for fault in &met {
+        match fault {
+            Fault::SlowDown => {
+                return Ok(canned(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "application/xml",
+                    error_body("SlowDown", ""),
+                ));
+            }
+            Fault::Status(status) => {
+                let status = StatusCode::from_u16(*status).map_err(io::Error::other)?;
+                return Ok(canned(status, "text/plain", String::new()));
+            }
+            Fault::Answer(answer) => {
+                let (status, kind, body) = answer.answer();
+                return Ok(canned(status, kind, body));
+            }
+            _ => {}
+        }
+    }
+    let answer = forward(Request::from_parts(parts, Full::new(bytes)), server).await?;
+    if met.contains(&Fault::Lose) {
+        return Err(broken());
+    }
+    spoil(answer, &method, &met, &faults).await
+}
+
+fn canned(status: StatusCode, kind: &'static str, body: String) -> Answer {
+    let mut answer = Response::new(whole(Bytes::from(body)));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    answer
+}
+
+fn whole(bytes: Bytes) -> UnsyncBoxBody<Bytes, io::Error> {
+    Full::new(bytes).map_err(|never: Infallible| match never {}).boxed_unsync()
+}
+
+async fn forward(request: Request<Full<Bytes>>, server: SocketAddr) -> io::Result<Response<Bytes>> {
+    let socket = TcpStream::connect(server).await?;
+    socket.set_nodelay(true)?;
+    let (mut sender, connection) = client::handshake(TokioIo::new(socket)).await.map_err(io::Error::other)?;
+    let connection = tokio::spawn(connection);
+    let answer = sender.send_request(request).await.map_err(io::Error::other)?;
+    let (mut parts, body) = answer.into_parts();
+    let bytes = body.collect().await.map_err(io::Error::other)?.to_bytes();
+    connection.abort();
+    parts.headers.remove(TRANSFER_ENCODING);
+    parts.headers.remove(CONNECTION);
+    Ok(Response::from_parts(parts, bytes))
+}
+
+/// Gives the answer on, with what the faults do to it.
+async fn spoil(
+    answer: Response<Bytes>,
+    method: &Method,
+    met: &[Fault],
+    faults: &Faults,
+) -> io::Result<Answer> {
+    let (mut parts, mut bytes) = answer.into_parts();
+    let announced = bytes.len();
+    let mut cut = None;
+    let mut trickle = None;
+    for fault in met {
+        match fault {
+            Fault::Wait(wait) => tokio::time::sleep(*wait).await,
+            Fault::WaitPerMib(wait) => {
+                tokio::time::sleep(wait.mul_f64(announced as f64 / f64::from(1 << 20))).await
+            }
+            Fault::Shorten(to) => bytes.truncate(*to),
+            Fault::CutAnswer(after) => cut = Some(*after),
+            Fault::Trickle(speed) => trickle = Some(*speed),
+            Fault::Flip | Fault::Stale if parts.status.is_success() && !bytes.is_empty() => {
+                let mut copy = bytes.to_vec();
+                copy[faults.below(announced)] ^= 1 << faults.below(8);
+                bytes = copy.into();
+            }
+            _ => {}
+        }
+    }
+    if *method != Method::HEAD {
+        parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
+    }
+    let body = match (cut, trickle) {
+        (Some(after), _) => {
+            let first = Ok(Frame::data(bytes.slice(..after.min(bytes.len()))));
+            // The pause lets the first part go out before the connection does.
+            let rest = stream::once(async {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                Err(broken())
+            });
+            StreamBody::new(stream::iter([first]).chain(rest)).boxed_unsync()
+        }
+        (None, Some(speed)) => StreamBody::new(slowly(bytes, speed)).boxed_unsync(),
+        (None, None) => whole(bytes),
+    };
+    Ok(Response::from_parts(parts, body))
+}
+
+/// The bytes, twenty times a second a few.
+fn slowly(bytes: Bytes, speed: usize) -> impl stream::Stream<Item = io::Result<Frame<Bytes>>> {
+    let step = (speed / 20).max(1);
+    stream::unfold(bytes, move |mut left| async move {
+        if left.is_empty() {
+            return None;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let piece = left.split_to(step.min(left.len()));
+        Some((Ok(Frame::data(piece)), left))
+    })
+}

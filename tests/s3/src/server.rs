@@ -1,0 +1,207 @@
+//! The server: `s3s` over `s3s-fs`, with what those two lack.
+//!
+//! - It counts requests and bytes by kind.
+//! - A request to a bucket that is not there is refused; `s3s-fs` would make the bucket.
+//! - Conditional PUTs come one after the other; `s3s-fs` looks first and writes then, so that two could win.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use http::{Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::TokioIo;
+use s3s::auth::SimpleAuth;
+use s3s::service::{S3Service, S3ServiceBuilder};
+use s3s::{Body, HttpError};
+use s3s_fs::FileSystem;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::Mutex;
+
+use crate::Scratch;
+use crate::fault::error_body;
+
+/// The access key that the server knows.
+pub const KEY: &str = "COVEYTESTKEY";
+/// Its secret.
+pub const SECRET: &str = "covey/test+secret=0123456789";
+/// A bucket that is there.
+pub const BUCKET: &str = "bucket";
+
+/// What the server was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// GETs of objects.
+    pub get: u64,
+    /// PUTs.
+    pub put: u64,
+    /// HEADs.
+    pub head: u64,
+    /// DELETEs of one key, and POSTs that remove many.
+    pub delete: u64,
+    /// Listings.
+    pub list: u64,
+    /// Bytes of bodies that came.
+    pub received: u64,
+    /// Bytes of bodies that went, as announced.
+    pub sent: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    get: AtomicU64,
+    put: AtomicU64,
+    head: AtomicU64,
+    delete: AtomicU64,
+    list: AtomicU64,
+    received: AtomicU64,
+    sent: AtomicU64,
+}
+
+struct Shared {
+    s3: S3Service,
+    counters: Counters,
+    root: PathBuf,
+    conditional: Mutex<()>,
+    open: bool,
+}
+
+/// The variables that let a client in.
+pub fn environment() -> Vec<(String, String)> {
+    let all = [("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", SECRET), ("AWS_REGION", "us-east-1")];
+    all.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
+}
+
+/// An S3 server. See the [module](self).
+pub struct Server {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    runtime: Option<Runtime>,
+    _dir: Scratch,
+}
+
+impl Server {
+    /// Starts one on a free port, with the empty bucket [`BUCKET`].
+    pub fn start() -> Server {
+        Server::start_with(true)
+    }
+
+    /// One that lets everybody in, for clients whose signatures it does not know.
+    pub fn start_open() -> Server {
+        Server::start_with(false)
+    }
+
+    fn start_with(keys: bool) -> Server {
+        let dir = Scratch::new();
+        let root = dir.path().to_owned();
+        std::fs::create_dir(root.join(BUCKET)).unwrap();
+        let mut builder = S3ServiceBuilder::new(FileSystem::new(&root).unwrap());
+        if keys {
+            builder.set_auth(SimpleAuth::from_single(KEY, SECRET));
+        }
+        let shared = Arc::new(Shared {
+            s3: builder.build(),
+            counters: Counters::default(),
+            root,
+            conditional: Mutex::new(()),
+            open: !keys,
+        });
+        let runtime = crate::runtime("s3-server");
+        let listener = crate::wait(&runtime, async { TcpListener::bind("127.0.0.1:0").await.unwrap() });
+        let address = listener.local_addr().unwrap();
+        runtime.spawn(accept(listener, Arc::clone(&shared)));
+        Server { address, shared, runtime: Some(runtime), _dir: dir }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The same as a URL.
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The folder with the bucket's objects.
+    pub fn folder(&self) -> PathBuf {
+        self.shared.root.join(BUCKET)
+    }
+
+    /// What it was asked for since the start.
+    pub fn counts(&self) -> Counts {
+        let counters = &self.shared.counters;
+        let get = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
+        Counts {
+            get: get(&counters.get),
+            put: get(&counters.put),
+            head: get(&counters.head),
+            delete: get(&counters.delete),
+            list: get(&counters.list),
+            received: get(&counters.received),
+            sent: get(&counters.sent),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    while let Ok((socket, _)) = listener.accept().await {
+        let _ = socket.set_nodelay(true);
+        let shared = Arc::clone(&shared);
+        tokio::spawn(async move {
+            let serve = service_fn(|request| answer(Arc::clone(&shared), request));
+            // A client that goes away is no business of the server's.
+            let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), serve).await;
+        });
+    }
+}
+
+async fn answer(shared: Arc<Shared>, mut request: Request<Incoming>) -> Result<Response<Body>, HttpError> {
+    shared.counters.note(&request);
+    if shared.open {
+        request.headers_mut().remove("authorization");
+    }
+    let bucket = request.uri().path().trim_start_matches('/').split('/').next().unwrap_or("");
+    if !bucket.is_empty() && !shared.root.join(bucket).is_dir() {
+        let mut refusal = Response::new(Body::from(error_body("NoSuchBucket", "")));
+        *refusal.status_mut() = StatusCode::NOT_FOUND;
+        return Ok(refusal);
+    }
+    let conditional = request.headers().contains_key("if-none-match");
+    let _one = if conditional { Some(shared.conditional.lock().await) } else { None };
+    let answer = Service::call(&shared.s3, request).await?;
+    shared.counters.sent.fetch_add(length(answer.headers()), Ordering::SeqCst);
+    Ok(answer)
+}
+
+fn length(headers: &http::HeaderMap) -> u64 {
+    let length = headers.get("content-length").and_then(|value| value.to_str().ok()?.parse().ok());
+    length.unwrap_or(0)
+}
+
+impl Counters {
+    fn note(&self, request: &Request<Incoming>) {
+        let query = request.uri().query().unwrap_or("");
+        let counter = match *request.method() {
+            Method::GET if query.contains("list-type=2") => &self.list,
+            Method::GET => &self.get,
+            Method::HEAD => &self.head,
+            Method::DELETE | Method::POST => &self.delete,
+            _ => &self.put,
+        };
+        counter.fetch_add(1, Ordering::SeqCst);
+        self.received.fetch_add(length(request.headers()), Ordering::SeqCst);
+    }
+}
