@@ -68,7 +68,11 @@ impl Notes {
                 }
                 continue;
             };
-            let metadata = entry.metadata()?;
+            let metadata = match entry.metadata() {
+                // Sent and taken away since the folder was read: by another run that is just ending.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                other => other?,
+            };
             let written = metadata.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
             let since = written
                 .map_or(Timestamp(0), |at| Timestamp::from_parts(at.as_secs() as i64, at.subsec_nanos()));

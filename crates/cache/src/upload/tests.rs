@@ -269,6 +269,20 @@ fn closing_leaves_what_is_not_sent_and_says_how_much() {
     assert_eq!(world.noted(), 5);
 }
 
+/// A run that is just ending takes notes away while the next one reads the folder.
+#[test]
+fn regression_a_note_that_goes_while_the_folder_is_read_is_no_error() {
+    let world = World::new();
+    let before = world.open();
+    world.faults.delay(Duration::from_millis(1));
+    for round in 0..10 {
+        (0..200).for_each(|n| drop(world.note(&before, round * 200 + n, 64)));
+        while before.pinned().blobs > 0 {
+            drop(world.open_with(UploadOptions { workers: 0, ..UploadOptions::default() }));
+        }
+    }
+}
+
 /// What may happen to a node that stores.
 #[derive(Clone, Copy, Debug)]
 enum Step {
