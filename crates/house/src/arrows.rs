@@ -1,7 +1,7 @@
 //! Which crate may know which. Arrows run downwards only:
 //!
 //! ```text
-//! base < blob < meta < fs < fuse, corpus < cli      base < blob < cache, origin < cli      base < blob < meta < tree < cli
+//! base < blob < meta < fs < fuse, corpus < cli      base < blob < cache, origin, peer < cli      base < blob < meta < tree < cli
 //! ```
 //!
 //! So `fs` sees neither cache nor origin, which never see each other: only `cli` chooses among them. The compiler keeps
@@ -20,9 +20,10 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("origin", &["base", "blob"]),
     ("fs", &["base", "blob", "meta"]),
     ("tree", &["base", "blob", "meta"]),
+    ("peer", &["base", "blob"]),
     ("corpus", &["base", "fs"]),
     ("fuse", &["base", "fs"]),
-    ("cli", &["base", "blob", "meta", "tree", "cache", "origin", "fs", "corpus", "fuse"]),
+    ("cli", &["base", "blob", "meta", "tree", "cache", "origin", "peer", "fs", "corpus", "fuse"]),
     ("house", &[]),
 ];
 
@@ -148,7 +149,7 @@ mod tests {
 
     #[test]
     fn an_unknown_crate_needs_a_row() {
-        assert_eq!(check_manifest("peer", "").len(), 1);
+        assert_eq!(check_manifest("nowhere", "").len(), 1);
     }
 
     #[test]

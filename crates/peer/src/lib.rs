@@ -1,0 +1,22 @@
+//! The fleet: a node that misses its page cache and its disk asks the worker next door.
+//!
+//! ```text
+//!                     who wants a blob                                   who has it
+//!
+//!   the node's cache ──► fleet: asks as the plan says ──────────► net: serves files as they are
+//!                          │            │                              ▲
+//!                          │            └── tracker: SERVE GO LEASE WAIT (a state machine, no I/O)
+//!                          ▼
+//!                 members: who is there (SWIM)        placement: which node tracks a group
+//! ```
+//!
+//! - [`id`]: what a node is called and what is known of it.
+//! - [`message`]: what nodes say to one another about blobs, and what that means.
+//! - [`seam`]: what this crate is handed: the blobs that a node can give away.
+//!
+//! Nothing here decides on its own clock or chance what goes where: the state machines are told the time and take a seed, so that the
+//! simulation runs the same lines.
+
+pub mod id;
+pub mod message;
+pub mod seam;
