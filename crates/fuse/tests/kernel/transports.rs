@@ -367,12 +367,13 @@ fn helper_come_and_go() {
     (0..3).for_each(|_| round());
     std::thread::sleep(Duration::from_millis(300));
     let before = in_use();
-    (0..20).for_each(|_| round());
-    // Threads that were told to end do so in their own time.
+    (0..60).for_each(|_| round());
+    // Threads that were told to end do so in their own time. What the allocator keeps of the most that was in use at once
+    // (20 to 24 MiB in its arenas, the same after 300 rounds) is no leak; one of 1 MiB a mount would show.
     let begun = Instant::now();
     loop {
         let after = in_use();
-        if after.0 <= before.0 && after.1 <= before.1 && after.2 <= before.2 + 16 {
+        if after.0 <= before.0 && after.1 <= before.1 && after.2 <= before.2 + 40 {
             return;
         }
         assert!(begun.elapsed() < SOON, "descriptors, threads, MiB before {before:?}, after {after:?}");
