@@ -78,24 +78,7 @@ fn what_a_store_was_given_it_gives_back_to_a_new_node() {
     let mut figures = Figures::new(&volume);
     let big = Big { size: wish.big, seed };
 
-    let began = Instant::now();
-    let mut mounted = volume.mount();
-    let mut kills = Kills::spread(wish.kills, files.len(), &mut rng);
-    for n in 0..files.len() {
-        files.copy(n, &mounted);
-        if kills.is_time(n) {
-            mounted = kill(&volume, mounted, &mut figures);
-        }
-    }
-    files.finish_folders(&mounted);
-    figures.row("files written", files.bytes(), began.elapsed());
-    let began = Instant::now();
-    big.write(&mounted);
-    figures.row("the large one written", wish.big, began.elapsed());
-    for _ in 0..wish.kills.div_ceil(2) {
-        std::thread::sleep(Duration::from_millis(rng.length(1500)));
-        mounted = kill(&volume, mounted, &mut figures);
-    }
+    let mounted = write(&wish, &volume, &mut files, &big, &mut figures, &mut rng);
     let began = Instant::now();
     covey_ok(&["publish".as_ref(), mounted.path().as_os_str(), "latest".as_ref()]);
     figures.look();
@@ -120,6 +103,36 @@ fn what_a_store_was_given_it_gives_back_to_a_new_node() {
     figures.show();
     mounted.umount();
     volume.must_be_clean();
+}
+
+/// Everything goes in, while the daemon is killed now and then; answers the last mount.
+fn write(
+    wish: &Wish,
+    volume: &Volume,
+    files: &mut Files,
+    big: &Big,
+    figures: &mut Figures,
+    rng: &mut Rng,
+) -> Mounted {
+    let began = Instant::now();
+    let mut mounted = volume.mount();
+    let mut kills = Kills::spread(wish.kills, files.len(), rng);
+    for n in 0..files.len() {
+        files.copy(n, &mounted);
+        if kills.is_time(n) {
+            mounted = kill(volume, mounted, figures);
+        }
+    }
+    files.finish_folders(&mounted);
+    figures.row("files written", files.bytes(), began.elapsed());
+    let began = Instant::now();
+    big.write(&mounted);
+    figures.row("the large one written", wish.big, began.elapsed());
+    for _ in 0..wish.kills.div_ceil(2) {
+        std::thread::sleep(Duration::from_millis(rng.length(1500)));
+        mounted = kill(volume, mounted, figures);
+    }
+    mounted
 }
 
 /// After which files the daemon is killed.

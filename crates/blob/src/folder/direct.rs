@@ -74,7 +74,7 @@ mod tests {
         for dir in ["/dev/shm", "."] {
             let Ok(dir) = tempfile::tempdir_in(dir) else { continue };
             for len in [0, 1, LEAST - 1, LEAST, LEAST + 1, PIECE * 3 + BLOCK + 17, 4 << 20] {
-                let bytes: Vec<u8> = (0..len).map(|n| (n * 31 >> 3) as u8).collect();
+                let bytes: Vec<u8> = (0..len).map(|n| ((n * 31) >> 3) as u8).collect();
                 let path = dir.path().join(len.to_string());
                 write(&File::create(&path).unwrap(), &bytes).unwrap();
                 assert!(std::fs::read(&path).unwrap() == bytes, "{len} bytes");
