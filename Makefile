@@ -122,6 +122,13 @@ minio: ## Build MinIO, an object store to test against, into the cache (some min
 test-minio: ## The suite of origins and users' mistakes against a real MinIO on loopback; MINIO=path of its program
 	MINIO="$(minio_program)" $(CARGO) test --package covey-origin -- --nocapture
 
+# The node's disk and the store's are this machine's: about twice BIG and the files, and 4 GiB. All of it is removed at the end.
+.PHONY: test-origin
+test-origin: build ## Real files and a large one through MinIO, the node lost, all back; FILES=50000 BIG=10G KILLS=8 FROM=/usr MINIO=path
+	@[ -x "$(minio_program)" ] || scripts/bootstrap minio
+	MINIO="$(or $(minio_program),$(cache)/peers/minio)" FILES="$(FILES)" BIG="$(BIG)" KILLS="$(KILLS)" FROM="$(FROM)" \
+		$(call at_length,roundtrip)
+
 .PHONY: test-million
 test-million: build ## A million files: import, walk, find, reopen after kill -9, beside ext4
 	$(call at_length,scale,million)

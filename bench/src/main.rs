@@ -12,7 +12,7 @@
 //! - A figure each: [`basic`], [`tail`] (F1), [`parallel`] (F2), [`operations`] (F3), [`writes`] (F4), [`workloads`] (F5), [`peers`] (F6),
 //!   [`metadata`] (F7), [`origin`] (over an S3 store).
 //! - [`cells`]: work that several of them do.
-//! - [`place`], [`peer`], [`store`]: what is measured on. [`process`]: what servers use of the machine. [`interrupt`]: Ctrl-C.
+//! - [`place`], [`peer`], [`store`]: what is measured on. [`relay`]: what a store is asked. [`process`]: what servers use of the machine. [`interrupt`]: Ctrl-C.
 //! - [`sheet`], [`chart`], [`machine`]: tables, targets, charts, raw results kept in `bench/results`.
 
 mod basic;
@@ -28,6 +28,7 @@ mod peer;
 mod peers;
 mod place;
 mod process;
+mod relay;
 mod run;
 mod sheet;
 mod store;

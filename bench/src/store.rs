@@ -1,4 +1,5 @@
-//! An S3 store to measure over: a MinIO on loopback, with keys made for this run, and what it counted of requests and bytes.
+//! An S3 store to measure over: a MinIO on loopback, with keys made for this run. All that is measured reaches it through one
+//! [`Relay`], which counts requests and bytes, and puts a network's latency before it where that is wanted.
 //!
 //! Its single-disk form takes each folder of its data for a bucket, so buckets are made with mkdir(2); each program that is measured
 //! has one of its own. Its program comes by a path: `make minio` builds it outside the repository.
@@ -18,13 +19,11 @@ use base::time::monotonic;
 use crate::Result;
 use crate::peer::free_port;
 use crate::process;
+use crate::relay::Relay;
 
 /// A bucket for each program: Covey, JuiceFS, rclone, s3fs; and one for what asks the store itself.
 pub const BUCKETS: [&str; 5] =
     ["covey-volume", "juice-objects", "rclone-files", "s3fs-files", "bare-objects"];
-
-/// The store answers with figures that it gathered up to so long ago.
-const STALE: Duration = Duration::from_secs(11);
 
 /// How a store is reached.
 #[derive(Clone)]
@@ -86,6 +85,9 @@ impl Counts {
 /// A running MinIO.
 pub struct Store {
     access: Access,
+    /// The server's own port.
+    port: u16,
+    relay: Relay,
     data: PathBuf,
     server: Child,
 }
@@ -101,16 +103,18 @@ impl Store {
             fs::create_dir_all(data.join(bucket))?;
         }
         let key = format!("bench{:08x}", base::random::u64() as u32);
-        let access = Access { port, key, secret: format!("{:032x}", u128::from(base::random::u64())) };
+        let relay = Relay::start(port)?;
+        let access =
+            Access { port: relay.port(), key, secret: format!("{:032x}", u128::from(base::random::u64())) };
         let log = File::create(folder.join("store.log"))?;
         let mut command = Command::new(program);
         command.arg("server").arg(&data).args(["--address", &format!("127.0.0.1:{port}"), "--quiet"]);
         command.env("MINIO_ROOT_USER", &access.key).env("MINIO_ROOT_PASSWORD", &access.secret);
-        command.env("MINIO_PROMETHEUS_AUTH_TYPE", "public").env("MINIO_BROWSER", "off");
+        command.env("MINIO_BROWSER", "off");
         command.env("HOME", folder).process_group(0);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let server = command.spawn().map_err(|error| format!("{}: {error}", program.display()))?;
-        let mut store = Store { access, data, server };
+        let mut store = Store { access, port, relay, data, server };
         let begun = monotonic();
         while !store.get("/minio/health/ready").is_ok_and(|answer| answer.starts_with("HTTP/1.0 200")) {
             if store.server.try_wait()?.is_some() || begun.elapsed() > Duration::from_secs(30) {
@@ -132,20 +136,24 @@ impl Store {
         &self.data
     }
 
-    /// What it counted so far. The request for this is among them on neither side. Waits until figures of this moment are to be had.
-    ///
-    /// # Errors
-    /// It does not answer.
-    pub fn counts(&self) -> Result<Counts> {
-        std::thread::sleep(STALE);
-        Ok(parse(&self.get("/minio/v2/metrics/node")?))
+    /// What it was asked so far.
+    pub fn counts(&self) -> Counts {
+        self.relay.counts()
+    }
+
+    /// While `work` goes on, each request waits about so long for the first byte of its answer.
+    pub fn far_away<T>(&self, median: Duration, work: impl FnOnce() -> T) -> T {
+        self.relay.delay(median);
+        let done = work();
+        self.relay.delay(Duration::ZERO);
+        done
     }
 
     fn get(&self, path: &str) -> Result<String> {
-        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.access.port))?;
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         // This version of the protocol knows no chunks, whose lengths would stand in the middle of lines.
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{}\r\n\r\n", self.access.port)?;
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{}\r\n\r\n", self.port)?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer)?;
         Ok(String::from_utf8_lossy(&answer).into_owned())
@@ -155,39 +163,5 @@ impl Store {
 impl Drop for Store {
     fn drop(&mut self) {
         process::end(&mut self.server);
-    }
-}
-
-/// Reads the few lines of its metrics that matter.
-fn parse(text: &str) -> Counts {
-    let mut counts = Counts::default();
-    for line in text.lines() {
-        let Some((name, value)) = line.rsplit_once(' ') else { continue };
-        let Ok(value) = value.trim().parse::<f64>() else { continue };
-        if name.starts_with("minio_s3_requests_total{") {
-            let api = name.split("api=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or("other");
-            *counts.requests.entry(api.to_lowercase()).or_default() += value;
-        } else if name.starts_with("minio_s3_traffic_received_bytes") {
-            counts.received += value;
-        } else if name.starts_with("minio_s3_traffic_sent_bytes") {
-            counts.sent += value;
-        }
-    }
-    counts
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_and_bytes_are_found_among_the_metrics() {
-        let counts = parse(
-            "# HELP minio_s3_requests_total Total\nminio_s3_requests_total{api=\"putobject\",server=\"a\"} 12\n\
-             minio_s3_requests_total{api=\"getobject\",server=\"a\"} 3\nminio_s3_requests_errors_total{api=\"getobject\"} 9\n\
-             minio_s3_traffic_received_bytes{server=\"a\"} 1.5e+06\nminio_s3_traffic_sent_bytes{server=\"a\"} 7\n",
-        );
-        assert!((counts.of("put") - 12.0).abs() < 0.1 && (counts.of("getobject") - 3.0).abs() < 0.1);
-        assert!((counts.received - 1.5e6).abs() < 0.1 && (counts.sent - 7.0).abs() < 0.1);
     }
 }

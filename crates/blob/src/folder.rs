@@ -19,6 +19,7 @@
 //! Files are the owner's alone (0600, folders 0700): a blob holds bytes of files that others may not read.
 
 mod ahead;
+mod direct;
 mod open;
 mod store;
 #[cfg(test)]

@@ -14,6 +14,7 @@
 //! - [`folder`]: blobs as files, each with its sums beside it; what a `file:` origin and a node's cache consist of.
 //! - [`tiered`]: several sources asked one after the other.
 //! - [`gate::Gate`]: where writers wait when the origin is behind.
+//! - [`stock`]: buffers of a blob's size that are used again.
 //! - [`failing`]: the seams with faults that a test switches on.
 
 pub mod extent;
@@ -23,6 +24,7 @@ pub mod gate;
 pub mod pack;
 pub mod records;
 pub mod source;
+pub mod stock;
 pub mod sums;
 pub mod tiered;
 

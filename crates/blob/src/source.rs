@@ -28,9 +28,13 @@ pub enum BlobError {
     /// There is no room to write.
     #[error("no space left for blobs")]
     Full,
-    /// The source did not answer in time or refused; it may answer later.
+    /// The source did not answer in time, or not as it should; it may answer later.
     #[error("{0}")]
     Unavailable(String),
+    /// The source answers and will not serve us: a key that was withdrawn, a clock that is wrong. Time alone does not mend it, a person may;
+    /// so asking again and again is of no use, and now and then is enough.
+    #[error("{0}")]
+    Refused(String),
     /// Anything else the system said.
     #[error(transparent)]
     Io(io::Error),

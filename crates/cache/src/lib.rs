@@ -36,7 +36,7 @@ pub use node::{
     default_budget, default_floor,
 };
 pub use roomy::{Reclaim, Roomy};
-pub use upload::{UploadOptions, UploadStats, Uploads};
+pub use upload::{UploadOptions, UploadStats, Uploads, Waiting};
 
 /// The end of a range in a pack, which is at most as long as a blob.
 fn end_of(pack: PackNo, offset: u32, len: usize) -> Result<u32, BlobError> {

@@ -27,6 +27,7 @@ mod memory;
 pub mod pending;
 mod pool;
 mod read;
+mod refused;
 mod removals;
 pub mod shelf;
 mod stats;
@@ -54,6 +55,7 @@ use memory::Memory;
 use pending::Pending;
 use pool::{Job, Pool};
 use read::Here;
+use refused::Refused;
 use removals::Removals;
 use shelf::Shelf;
 use stats::Counters;
@@ -91,7 +93,7 @@ impl Default for CacheOptions {
         CacheOptions {
             budget: 10 * GIB,
             floor: GIB,
-            memory: 32 * MIB as usize,
+            memory: 48 * MIB as usize,
             in_flight: 64 * MIB,
             readers_ahead: 16,
             look_again: Duration::from_secs(60),
@@ -205,6 +207,7 @@ struct Core {
     pool: Pool,
     removals: Removals,
     health: Health,
+    refused: Refused,
     counters: Counters,
     turns: [Mutex<()>; TURNS],
     /// The index was compared with the disk.
@@ -357,6 +360,7 @@ impl NodeCache {
             pool: Pool::new(options.readers_ahead),
             removals: Removals::default(),
             health,
+            refused: Refused::default(),
             counters: Counters::default(),
             turns: std::array::from_fn(|_| Mutex::new(())),
             compared: AtomicBool::new(false),

@@ -37,8 +37,8 @@ use parking_lot::{Condvar, Mutex};
 use crate::{Pending, Pinned, Report};
 use gate::Door;
 use notes::Notes;
-pub use queue::Trouble;
 use queue::{Event, Queue};
+pub use queue::{Trouble, Waiting};
 
 /// Whether anything refers to a blob.
 type Needed = Box<dyn Fn(&BlobId) -> bool + Send + Sync>;
@@ -183,6 +183,11 @@ impl Uploads {
             writers_waiting: door.waiting(),
             writes_refused: door.refused(),
         }
+    }
+
+    /// What the origin does not have yet, oldest first; no more than so many.
+    pub fn waiting(&self, limit: usize) -> Vec<Waiting> {
+        self.shared.state.lock().queue.first(limit)
     }
 
     /// Tries everything again now, whatever it waits for.

@@ -11,6 +11,7 @@
 
 pub mod options;
 pub mod tree;
+pub mod waiting;
 pub mod warm;
 
 use std::io;
@@ -34,6 +35,7 @@ use crate::publish;
 use crate::table::{Pairs, bytes, count, span, utc};
 use crate::volume_dir::VolumeDir;
 use options::FarOptions;
+use waiting::Waiting;
 
 /// A pack of small files is kept open for so long before it is uploaded half empty: each upload is a request.
 const SEAL_SMALL: Duration = Duration::from_secs(60);
@@ -189,53 +191,56 @@ impl Far {
             endpoint: self.spec.endpoint.clone(),
             region: self.spec.region.clone(),
             uploads: upload_status(&self.uploads),
-            cache: self.cache_status(),
-            requests: self.request_status(),
+            cache: cache_status(&self.cache),
+            requests: request_status(&self.remote),
         }
     }
+}
 
-    fn cache_status(&self) -> CacheStatus {
-        let stats = self.cache.stats();
-        CacheStatus {
-            size_bytes: stats.budget,
-            floor_bytes: stats.floor,
-            blobs: stats.blobs,
-            bytes: stats.bytes,
-            pinned_blobs: stats.pinned.blobs,
-            pinned_bytes: stats.pinned.bytes,
-            disk_reads: stats.disk_reads,
-            disk_bytes: stats.disk_bytes,
-            memory_reads: stats.memory_reads,
-            memory_bytes: stats.memory_bytes,
-            far_reads: stats.far_reads,
-            far_bytes: stats.far_bytes,
-            fetched_blobs: stats.whole_fetches,
-            fetched_parts: stats.part_fetches,
-            fetched_bytes: stats.fetched_bytes,
-            evicted_blobs: stats.evicted_blobs,
-            evicted_bytes: stats.evicted_bytes,
-            damaged: stats.damaged,
-            deletions_waiting: stats.removing,
-            in_memory_bytes: stats.in_memory_bytes,
-            off: stats.off,
-        }
+/// The figures of a cache.
+fn cache_status(cache: &NodeCache) -> CacheStatus {
+    let stats = cache.stats();
+    CacheStatus {
+        size_bytes: stats.budget,
+        floor_bytes: stats.floor,
+        blobs: stats.blobs,
+        bytes: stats.bytes,
+        pinned_blobs: stats.pinned.blobs,
+        pinned_bytes: stats.pinned.bytes,
+        disk_reads: stats.disk_reads,
+        disk_bytes: stats.disk_bytes,
+        memory_reads: stats.memory_reads,
+        memory_bytes: stats.memory_bytes,
+        far_reads: stats.far_reads,
+        far_bytes: stats.far_bytes,
+        fetched_blobs: stats.whole_fetches,
+        fetched_parts: stats.part_fetches,
+        fetched_bytes: stats.fetched_bytes,
+        evicted_blobs: stats.evicted_blobs,
+        evicted_bytes: stats.evicted_bytes,
+        damaged: stats.damaged,
+        deletions_waiting: stats.removing,
+        in_memory_bytes: stats.in_memory_bytes,
+        off: stats.off,
     }
+}
 
-    fn request_status(&self) -> RequestStatus {
-        let stats = self.remote.stats();
-        RequestStatus {
-            by_kind: KINDS.iter().map(|(kind, name)| ((*name).to_owned(), stats.requests(*kind))).collect(),
-            retries: stats.retries,
-            errors: stats.errors,
-            throttled: stats.throttled,
-            damaged: stats.damaged,
-            hedges: stats.hedges,
-            in_flight: stats.in_flight,
-            received_bytes: stats.received_bytes,
-            sent_bytes: stats.sent_bytes,
-            read_p50_ms: stats.small_reads.quantile(0.5).map(ms),
-            read_p99_ms: stats.small_reads.quantile(0.99).map(ms),
-        }
+/// What was asked of an origin.
+fn request_status(remote: &Remote) -> RequestStatus {
+    let stats = remote.stats();
+    RequestStatus {
+        by_kind: KINDS.iter().map(|(kind, name)| ((*name).to_owned(), stats.requests(*kind))).collect(),
+        retries: stats.retries,
+        errors: stats.errors,
+        throttled: stats.throttled,
+        damaged: stats.damaged,
+        hedges: stats.hedges,
+        in_flight: stats.in_flight,
+        received_bytes: stats.received_bytes,
+        sent_bytes: stats.sent_bytes,
+        read_p50_ms: stats.small_reads.quantile(0.5).map(ms),
+        read_p99_ms: stats.small_reads.quantile(0.99).map(ms),
+        refused: remote.refused().map(|(why, since)| TroubleStatus::of(why, since)),
     }
 }
 
@@ -243,7 +248,8 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-fn limits(options: &FarOptions) -> Limits {
+/// What an origin may take, as the mount's options say.
+pub fn limits(options: &FarOptions) -> Limits {
     Limits {
         max_requests: options.max_requests.map(u64::from),
         max_bandwidth: options.max_bandwidth,
@@ -362,13 +368,16 @@ pub struct UploadStatus {
     /// What is in the way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<TroubleStatus>,
+    /// The oldest of the blobs, at most [`waiting::LISTED`] of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<Waiting>,
     /// Writers that wait for room.
     pub writers_waiting: u64,
     /// Writes refused for want of it.
     pub writes_refused: u64,
 }
 
-/// Why uploads fail.
+/// What the origin does not do, and why.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TroubleStatus {
     /// Since when, UTC.
@@ -377,6 +386,12 @@ pub struct TroubleStatus {
     pub seconds: u64,
     /// What was said last.
     pub why: String,
+}
+
+impl TroubleStatus {
+    fn of(why: String, since: base::Timestamp) -> TroubleStatus {
+        TroubleStatus { since: utc(since.seconds()), seconds: waiting::seconds(since), why }
+    }
 }
 
 /// What this node keeps.
@@ -454,28 +469,26 @@ pub struct RequestStatus {
     /// 99 of 100 did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_p99_ms: Option<f64>,
+    /// Reads are refused: a key, a right, a clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<TroubleStatus>,
 }
 
 fn upload_status(uploads: &Uploads) -> UploadStatus {
     let stats = uploads.stats();
-    let now = base::time::now().seconds();
-    let seconds = |since: base::Timestamp| u64::try_from(now - since.seconds()).unwrap_or(0);
     UploadStatus {
         blobs: stats.pinned.blobs,
         bytes: stats.pinned.bytes,
         oldest: stats.oldest.map(|at| utc(at.seconds())),
-        oldest_seconds: stats.oldest.map_or(0, seconds),
+        oldest_seconds: stats.oldest.map_or(0, waiting::seconds),
         oldest_failure: stats.oldest_failure,
         under_way: stats.under_way,
         unreadable_blobs: stats.unreadable,
         uploaded_blobs: stats.sent_blobs,
         uploaded_bytes: stats.sent_bytes,
         failed_attempts: stats.failures,
-        trouble: stats.trouble.map(|trouble| TroubleStatus {
-            since: utc(trouble.since.seconds()),
-            seconds: seconds(trouble.since),
-            why: trouble.why,
-        }),
+        trouble: stats.trouble.map(|trouble| TroubleStatus::of(trouble.why, trouble.since)),
+        waiting: waiting::of(uploads),
         writers_waiting: stats.writers_waiting,
         writes_refused: stats.writes_refused,
     }
@@ -484,6 +497,11 @@ fn upload_status(uploads: &Uploads) -> UploadStatus {
 /// The rows of `covey status` that only a far origin has.
 pub fn rows(pairs: &mut Pairs, far: &FarStatus) {
     upload_rows(pairs, &far.uploads);
+    rows_of_reading(pairs, far);
+}
+
+/// The same of what is only read: a published tree.
+pub fn rows_of_reading(pairs: &mut Pairs, far: &FarStatus) {
     cache_rows(pairs, far);
     let requests = &far.requests;
     let named = requests.by_kind.iter().filter(|(_, n)| **n > 0);
@@ -491,6 +509,9 @@ pub fn rows(pairs: &mut Pairs, far: &FarStatus) {
     let kinds = if kinds.is_empty() { "none".to_owned() } else { kinds.join(", ") };
     let (sent, received) = (bytes(requests.sent_bytes), bytes(requests.received_bytes));
     pairs.row("origin asked", format!("{kinds}; {sent} sent, {received} received"));
+    if let Some(refused) = &requests.refused {
+        pairs.row("reads refused", format!("for {}: {}", span(refused.seconds as f64), refused.why));
+    }
     if requests.errors > 0 {
         let throttled = match requests.throttled {
             0 => String::new(),

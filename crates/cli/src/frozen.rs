@@ -10,7 +10,7 @@ use std::sync::Arc;
 use base::{BlobId, PackNo};
 use blob::{BlobError, Origin, PackStore, Space};
 use fs::volume::Parts;
-use origin::Access;
+use origin::{Access, Limits, Remote};
 use serde::{Deserialize, Serialize};
 use tree::root::{PublicKey, Root, from_hex, hex};
 use tree::{Tree, TreeError};
@@ -110,6 +110,13 @@ impl Named {
         let origin = origins::open_origin(&self.home, access)?;
         let root = Root::read(&*origin, &self.name, self.key.as_ref());
         Ok((root.map_err(|error| self.failure(error))?, origin))
+    }
+
+    /// The same of a tree behind a network, whose origin has figures of its own.
+    pub fn far_root(&self, limits: Limits) -> Result<(Root, Arc<Remote>)> {
+        let remote = Arc::new(origins::open_remote(&self.home, limits)?);
+        let root = Root::read(&*remote, &self.name, self.key.as_ref());
+        Ok((root.map_err(|error| self.failure(error))?, remote))
     }
 
     /// What went wrong with this tree.

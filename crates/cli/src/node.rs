@@ -96,7 +96,10 @@ impl Source {
 
     /// Where a daemon in the background writes.
     pub fn log(&self) -> Option<PathBuf> {
-        self.dir().map(VolumeDir::log)
+        match self {
+            Source::Published(tree) => crate::far::tree::log(tree.cache.as_deref(), &tree.to_string()),
+            _ => self.dir().map(VolumeDir::log),
+        }
     }
 }
 
@@ -267,15 +270,19 @@ impl Node {
 
     /// Opens a published tree: reads its root, and the first of its nodes.
     fn open_published(named: &Named, options: &NodeOptions) -> Result<Node> {
-        let (root, mut origin) = named.root(Access::ReadOnly)?;
         let is_near = named.is_near();
-        let mut tree_cache = None;
-        if !is_near {
-            let volume = ::tree::root::hex(&root.volume);
-            let cache = TreeCache::before(origin, &volume, named.cache.as_deref(), &options.far)?;
-            origin = cache.origin();
-            tree_cache = Some(cache);
-        }
+        let (root, origin, tree_cache) = match is_near {
+            true => {
+                let (root, origin) = named.root(Access::ReadOnly)?;
+                (root, origin, None)
+            }
+            false => {
+                let (root, remote) = named.far_root(crate::far::limits(&options.far))?;
+                let volume = ::tree::root::hex(&root.volume);
+                let cache = TreeCache::before(remote, &volume, named.cache.as_deref(), &options.far)?;
+                (root, cache.origin(), Some(cache))
+            }
+        };
         let options = NodeOptions { read_only: true, frozen: true, ..options.clone() };
         let open = Options { near: is_near, names_near: is_near, ..volume_options(&options) };
         let info = TreeInfo::of(&root);
@@ -381,6 +388,11 @@ impl Node {
     /// What only a far origin has.
     pub fn far(&self) -> Option<&Far> {
         self.far.as_ref()
+    }
+
+    /// What a mount of a published tree in a far origin keeps here.
+    pub fn tree_cache(&self) -> Option<&TreeCache> {
+        self.tree_cache.as_ref()
     }
 
     /// Waits until everything written so far is in the origin; at most so long, if that is said.

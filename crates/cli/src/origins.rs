@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blob::Origin;
-use origin::{Access, Mistake, OriginError, Spec};
+use origin::{Access, Environment, Limits, Mistake, OriginError, Remote, Spec};
 
 use crate::error::{Context, Failure, Result, plain};
 use crate::frozen::Reach;
@@ -13,6 +13,15 @@ use crate::volume_dir::{Home, VolumeDir};
 /// Opens an origin that is nobody's in particular here: a published tree's.
 pub fn open_origin(home: &Home, access: Access) -> Result<Arc<dyn Origin>> {
     spec_of(home)?.open(access).map_err(origin_failure)
+}
+
+/// The same of one behind a network, for reading.
+pub fn open_remote(home: &Home, limits: Limits) -> Result<Remote> {
+    let Spec::Remote(spec) = spec_of(home)? else {
+        return Err(Failure::usage(format!("{} is not behind a network", home.origin))
+            .next("name an object store: s3://BUCKET/PREFIX"));
+    };
+    Remote::open(&spec, &Environment::process(), limits, Access::ReadOnly).map_err(origin_failure)
 }
 
 /// Whether the volume's origin is there.

@@ -43,7 +43,7 @@ pub const LOOK: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(600);
 /// How long what programs wrote is waited for.
 const HAND_OVER: Duration = Duration::from_secs(5);
-/// At the end of a mount its last publication may take so long.
+/// At the end of a mount a publication that was told to stop may take so long to do so.
 const LAST: Duration = Duration::from_secs(5);
 
 /// Who a volume's folder is, in its origin.
@@ -412,19 +412,25 @@ pub struct Every {
     /// Under which name --publish-every publishes
     #[arg(long, value_name = "NAME", default_value = "latest", requires = "publish_every")]
     pub publish_as: String,
+    /// With --publish-every: publish once more at a clean unmount, if something has changed, and wait so long for it; 0: not
+    #[arg(long, value_name = "TIME", value_parser = time_or_none, default_value = "30s", requires = "publish_every")]
+    pub publish_last: Duration,
 }
 
 impl Every {
     /// Never.
     pub fn never() -> Every {
-        Every { publish_every: None, publish_as: "latest".to_owned() }
+        Every { publish_every: None, publish_as: "latest".to_owned(), publish_last: Duration::ZERO }
     }
 
     /// The same as arguments.
     pub fn to_args(&self) -> Vec<String> {
         let Some(every) = self.publish_every else { return Vec::new() };
         let seconds = format!("{}s", every.as_secs());
-        vec!["--publish-every".into(), seconds, "--publish-as".into(), self.publish_as.clone()]
+        let last = format!("{}s", self.publish_last.as_secs());
+        let arguments =
+            ["--publish-every", &seconds, "--publish-as", &self.publish_as, "--publish-last", &last];
+        arguments.map(str::to_owned).to_vec()
     }
 
     /// Begins, if it is to.
@@ -437,11 +443,12 @@ impl Every {
             mountpoint: mountpoint.to_owned(),
             name: self.publish_as.clone(),
             every,
+            last: self.publish_last,
             stop: stop.clone(),
         };
         let thread = base::thread::spawn("covey-publish", move || work.run())
             .map_err(|error| Failure::io("cannot start a thread", &error))?;
-        Ok(Some(Publishing { stop, thread: Some(thread) }))
+        Ok(Some(Publishing { stop, last: self.publish_last, thread: Some(thread) }))
     }
 }
 
@@ -461,11 +468,20 @@ fn time(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
+/// The same, or 0.
+fn time_or_none(text: &str) -> std::result::Result<Duration, String> {
+    match text.trim_end_matches(|c: char| c.is_ascii_alphabetic()) {
+        "0" => Ok(Duration::ZERO),
+        _ => time(text),
+    }
+}
+
 struct Again {
     node: Arc<dyn Backend>,
     mountpoint: PathBuf,
     name: String,
     every: Duration,
+    last: Duration,
     stop: Arc<AtomicBool>,
 }
 
@@ -479,21 +495,8 @@ impl Again {
                 continue;
             }
             fuse::mount::hand_over(&self.mountpoint, HAND_OVER);
-            let mut tick = |_: Tick| !self.stop.load(Ordering::Acquire);
-            match self.node.publish(Path::new(""), &self.name, false, &mut tick) {
-                Ok(done) => {
-                    complained = false;
-                    if !done.unchanged {
-                        log::line(&format!(
-                            "published {} ({}): {} files, {} written in {:.1} s",
-                            done.name,
-                            done.sequence,
-                            count(done.files),
-                            bytes(done.written_bytes),
-                            done.seconds
-                        ));
-                    }
-                }
+            match self.publish(&|| !self.stop.load(Ordering::Acquire)) {
+                Ok(()) => complained = false,
                 Err(failure) => {
                     if !complained && !self.stop.load(Ordering::Acquire) {
                         log::line(&format!("not published; it is tried again: {failure}"));
@@ -503,21 +506,52 @@ impl Again {
             }
             next = base::time::monotonic() + self.every;
         }
+        self.publish_last();
+    }
+
+    /// The mount has ended, and everything that programs wrote has come: what was published is to be that.
+    fn publish_last(&self) {
+        if self.last.is_zero() {
+            return;
+        }
+        let until = base::time::monotonic() + self.last;
+        if let Err(failure) = self.publish(&|| base::time::monotonic() < until) {
+            log::warn(&format!(
+                "not published at the end of the mount; what was published before is as it was: {failure}"
+            ));
+        }
+    }
+
+    fn publish(&self, go_on: &dyn Fn() -> bool) -> Result<()> {
+        let done = self.node.publish(Path::new(""), &self.name, false, &mut |_: Tick| go_on())?;
+        if !done.unchanged {
+            log::line(&format!(
+                "published {} ({}): {} files, {} written in {:.1} s",
+                done.name,
+                done.sequence,
+                count(done.files),
+                bytes(done.written_bytes),
+                done.seconds
+            ));
+        }
+        Ok(())
     }
 }
 
 /// Publications that go on until this is dropped.
 pub struct Publishing {
     stop: Arc<AtomicBool>,
+    last: Duration,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Drop for Publishing {
-    /// One under way is given up; it may be waiting for an origin that does not answer, and is not waited for for ever.
+    /// One under way is given up, and the last one begun; that may be waiting for an origin that does not answer, and is not waited for for
+    /// ever.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         let Some(thread) = self.thread.take() else { return };
-        let until = base::time::monotonic() + LAST;
+        let until = base::time::monotonic() + self.last + LAST;
         while !thread.is_finished() && base::time::monotonic() < until {
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -538,5 +572,7 @@ mod tests {
             ["90s", "5m", "1h", "7", "0s", "5x", "", "m", "9999999999999999999h"].map(seconds),
             [Some(90), Some(300), Some(3600), Some(7), None, None, None, None, None]
         );
+        assert_eq!(["0", "0s", "1m"].map(|text| time_or_none(text).unwrap().as_secs()), [0, 0, 60]);
+        assert!(time_or_none("soon").is_err() && time_or_none("00x1").is_err());
     }
 }

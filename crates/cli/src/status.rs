@@ -10,6 +10,7 @@ use meta::{Key, Names, PackRow};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
+use crate::far::tree::TreeCache;
 use crate::far::{Far, FarStatus};
 use crate::frozen::TreeInfo;
 use crate::node::Node;
@@ -207,7 +208,7 @@ impl Node {
             io_errors: stats.io_errors,
             memory_bytes: memory.now,
             memory_peak_bytes: memory.peak,
-            far: self.far().map(Far::status),
+            far: self.far().map(Far::status).or_else(|| self.tree_cache().map(TreeCache::status)),
         })
     }
 }

@@ -226,6 +226,7 @@ impl Trimmer {
 
     /// Call it now and then, from a thread that keeps nobody waiting. Answers whether it gave something back.
     pub fn tick(&mut self) -> bool {
+        blob::stock::tidy();
         let unused = unused_heap();
         self.stuck = self.stuck.min(unused);
         if unused - self.stuck < Self::WORTH {

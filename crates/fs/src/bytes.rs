@@ -20,13 +20,6 @@ use crate::packs::table::Place;
 use crate::packs::{Slot, Writer};
 use crate::volume::Core;
 
-/// A read of at least so many bytes at the beginning of a page may be part of a stream.
-const STREAM_MIN: usize = 128 << 10;
-/// Pages that such a reader will want next, and how many of each one's extents are looked at.
-const PAGES_AHEAD: u32 = 3;
-/// The same where blobs come from far away: a network needs as many requests under way as it takes to fill it.
-const PAGES_AHEAD_FAR: u32 = 8;
-const EXTENTS_AHEAD: usize = 4;
 /// How often names are read again when bytes were not where they said.
 const LOOKS: usize = 4;
 
@@ -63,53 +56,13 @@ impl Core {
         while done < len {
             let (page, at) = page_of(offset + done as u64);
             let part = (len - done).min((BLOB_MAX - at) as usize);
-            if part >= STREAM_MIN && (at as usize) < part {
+            if Core::begins_page(at, part) {
                 self.look_ahead(ino, page);
             }
             self.read_page(ino, page, at, &mut buf[done..done + part])?;
             done += part;
         }
         Ok(len)
-    }
-
-    /// Somebody seems to read a large file from one page to the next: says which blobs will be wanted. What cannot be told
-    /// now, the read itself will find out.
-    ///
-    /// What is far costs a fetch of the whole blob, so it is asked for only when there is a sign of a stream: the beginning of the file,
-    /// or a page before this one that was brought here already. Then the look goes further.
-    fn look_ahead(&self, ino: Ino, page: u32) {
-        let source = &self.parts.source;
-        let pages = match page.checked_sub(1) {
-            _ if self.options.near => PAGES_AHEAD,
-            None => PAGES_AHEAD,
-            Some(before) if self.is_page_far(ino, before) => 0,
-            Some(_) => PAGES_AHEAD_FAR,
-        };
-        for (n, next) in (1..=pages).filter_map(|n| Some((n, page.checked_add(n)?))) {
-            self.each_blob_of(ino, next, |blob| {
-                if n <= PAGES_AHEAD || !source.is_near(blob) {
-                    source.will_need(blob);
-                }
-            });
-        }
-    }
-
-    fn is_page_far(&self, ino: Ino, page: u32) -> bool {
-        let far = std::cell::Cell::new(false);
-        self.each_blob_of(ino, page, |blob| far.set(far.get() || !self.parts.source.is_near(blob)));
-        far.get()
-    }
-
-    fn each_blob_of(&self, ino: Ino, page: u32, each: impl Fn(&BlobId)) {
-        let Ok(extents) = self.names.extents(ino, page) else { return };
-        let mut last = None;
-        for pack in extents.extents().iter().take(EXTENTS_AHEAD).map(|extent| extent.pack) {
-            if last.replace(pack) != Some(pack)
-                && let Ok(Some(Place::Blob(blob))) = self.place_of(pack)
-            {
-                each(&blob);
-            }
-        }
     }
 
     fn read_inline(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<(), Error> {

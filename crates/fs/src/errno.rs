@@ -121,6 +121,7 @@ impl From<&BlobError> for Errno {
             BlobError::Missing(_)
             | BlobError::Damaged { .. }
             | BlobError::Unavailable(_)
+            | BlobError::Refused(_)
             | BlobError::Io(_) => Errno::EIO,
         }
     }

@@ -7,6 +7,7 @@
 //! - `packs`, `gc`: where bytes go, and how they go away.
 //! - [`errno`]: the one table from errors to error numbers.
 
+mod ahead;
 pub mod api;
 mod bytes;
 pub mod clone;

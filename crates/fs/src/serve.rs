@@ -29,6 +29,8 @@ impl Core {
         let errno = Errno::from(&error);
         let worth_a_line = match &error {
             Error::Store(StoreError::Full) | Error::Blob(BlobError::Full) | Error::Errno(_) => false,
+            // Whoever was refused has said so, once for all reads.
+            Error::Blob(BlobError::Refused(_)) => false,
             Error::Refused(refusal) => errno == Errno::EIO && *refusal == meta::plan::Refusal::Damaged,
             Error::Store(_) | Error::Blob(_) => true,
         };

@@ -36,6 +36,7 @@ use meta::store::StoreError;
 use meta::{MetaStore, Names, PackRow};
 use parking_lot::{Mutex, RwLock};
 
+use crate::ahead::Streams;
 use crate::api::Caller;
 use crate::errno::{Errno, Error};
 use crate::gc::Garbage;
@@ -223,6 +224,7 @@ pub(crate) struct Core {
     pub(crate) sweep: Sweep,
     pub(crate) counters: Counters,
     pub(crate) said: Said,
+    pub(crate) streams: Streams,
     /// Something was committed since the last flush.
     pub(crate) dirty: AtomicBool,
     pub(crate) stopping: AtomicBool,
@@ -294,6 +296,7 @@ impl Volume {
             sweep: Sweep::new(options.commit),
             counters: Counters::default(),
             said: Said::default(),
+            streams: Streams::new(),
             dirty: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             blobs: RwLock::new(()),

@@ -36,6 +36,8 @@ pub enum Fault {
     Lose,
     /// There is never an answer.
     Hang,
+    /// The answer says that it is so many seconds later than it is.
+    Clock(i64),
 }
 
 /// Answers of stores to users' mistakes.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
-use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
+use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, TRANSFER_ENCODING};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -186,7 +186,9 @@ async fn answer(
             }
             Fault::Answer(answer) => {
                 let (status, kind, body) = answer.answer();
-                return Ok(canned(status, kind, body));
+                let mut answer = canned(status, kind, body);
+                later(&mut answer, &met);
+                return Ok(answer);
             }
             _ => {}
         }
@@ -195,7 +197,20 @@ async fn answer(
     if met.contains(&Fault::Lose) {
         return Err(broken());
     }
-    spoil(answer, &method, &met, &faults).await
+    let mut answer = spoil(answer, &method, &met, &faults).await?;
+    later(&mut answer, &met);
+    Ok(answer)
+}
+
+/// Says a wrong time, if it is to.
+fn later(answer: &mut Answer, met: &[Fault]) {
+    for seconds in met.iter().filter_map(|fault| if let Fault::Clock(s) = fault { Some(*s) } else { None }) {
+        let shift = Duration::from_secs(seconds.unsigned_abs());
+        let now = std::time::SystemTime::now();
+        let told = if seconds < 0 { now - shift } else { now + shift };
+        let text = httpdate::fmt_http_date(told);
+        answer.headers_mut().insert(DATE, HeaderValue::try_from(text).unwrap());
+    }
 }
 
 fn canned(status: StatusCode, kind: &'static str, body: String) -> Answer {

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use base::BlobId;
 
-use super::{BlobFolder, ignore_missing, sums_path};
+use super::{BlobFolder, direct, ignore_missing, sums_path};
 use crate::source::BlobError;
 use crate::sums::Sums;
 
@@ -75,6 +75,18 @@ impl BlobFolder {
             return Ok(());
         }
         self.place(&path, |mut to| to.write_all(bytes))
+    }
+
+    /// The same of one that is read from memory now and from here another time: past the kernel's pages, where that can be done.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    pub fn keep_for_later(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        let path = self.prepare(id, sums)?;
+        if self.has_sound_copy(id, sums, &path)? {
+            return Ok(());
+        }
+        self.place(&path, |to| direct::write(to, bytes))
     }
 
     /// Writes a file and removes it again, to find out whether the folder can be written to.

@@ -61,7 +61,10 @@ impl Freed {
 impl Core {
     pub(super) fn run(self: &Arc<Core>, job: Job) {
         match job {
-            Job::Keep(landed) => self.keep(&landed),
+            Job::Keep(landed) => {
+                self.keep(&landed);
+                landed.done();
+            }
             Job::Tend => self.tend(),
             Job::Tidy => {
                 if let Err(error) = self.books.write_anew() {
@@ -81,32 +84,35 @@ impl Core {
 
     /// Puts away what was fetched.
     pub(super) fn keep(self: &Arc<Core>, landed: &Landed) {
-        let Landed { id, part, .. } = landed;
-        if self.keep_on_disk(id, part) {
-            let gone = self.memory.lock().forget(id);
+        let Landed { id, part, ahead, .. } = landed;
+        if self.keep_on_disk(id, part, *ahead) {
+            // What was fetched ahead of its reader stays in memory until he has passed it.
+            let gone = if *ahead { None } else { self.memory.lock().forget(id) };
             drop(gone);
             if self.books.is_long() {
                 self.run_later(Job::Tidy);
             }
         } else {
             self.counters.not_kept.add(1);
-            let gone = self.memory.lock().keep(id, Arc::clone(part));
-            drop(gone);
+            if !*ahead {
+                let gone = self.memory.lock().keep(id, Arc::clone(part));
+                drop(gone);
+            }
         }
     }
 
-    fn keep_on_disk(&self, id: &BlobId, part: &Part) -> bool {
+    fn keep_on_disk(&self, id: &BlobId, part: &Part, ahead: bool) -> bool {
         if self.closed.is() || !self.may_write() {
             return false;
         }
         let Some(coming) = self.room_for(charge(part.sums.size())) else { return false };
         let room = coming.room;
-        let mut kept = self.write(id, part, coming);
+        let mut kept = self.write(id, part, ahead, coming);
         if matches!(kept, Err(BlobError::Full)) {
             let some = HARDER.min(self.books.totals().1 / 4);
             self.evict_bytes(some.max(2 * room));
             kept = match self.room_for(room) {
-                Some(coming) => self.write(id, part, coming),
+                Some(coming) => self.write(id, part, ahead, coming),
                 None => return false,
             };
         }
@@ -131,9 +137,12 @@ impl Core {
         })
     }
 
-    fn write(&self, id: &BlobId, part: &Part, coming: Coming<'_>) -> Result<(), BlobError> {
+    fn write(&self, id: &BlobId, part: &Part, ahead: bool, coming: Coming<'_>) -> Result<(), BlobError> {
         let _turn = self.turn(id);
-        self.shelf.keep(id, &part.sums, &part.bytes)?;
+        match ahead {
+            true => self.shelf.keep_for_later(id, &part.sums, &part.bytes)?,
+            false => self.shelf.keep(id, &part.sums, &part.bytes)?,
+        }
         // From here on it counts as here, and no longer as coming.
         self.books.insert(id, part.sums.size(), false);
         drop(coming);

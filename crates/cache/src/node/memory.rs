@@ -19,6 +19,13 @@ pub(super) fn is_whole(part: &Part) -> bool {
     part.offset == 0 && part.bytes.len() as u64 == u64::from(part.sums.size())
 }
 
+/// Lets go of a part; when nobody else has it, its buffer is used again.
+pub(super) fn let_go(part: Arc<Part>) {
+    if let Ok(part) = Arc::try_unwrap(part) {
+        blob::stock::give(part.bytes);
+    }
+}
+
 /// Copies a range out of a part; `None` if it is not in it.
 ///
 /// # Errors
@@ -36,6 +43,8 @@ struct Kept {
     part: Arc<Part>,
     number: u64,
     read: bool,
+    /// Bytes that a stream took of it so far.
+    passed: usize,
 }
 
 /// See the module.
@@ -74,6 +83,19 @@ impl Memory {
         Some(Arc::clone(&kept.part))
     }
 
+    /// A whole blob, of which somebody takes so many bytes.
+    pub(super) fn pass(&mut self, id: &BlobId, bytes: usize) -> Option<Arc<Part>> {
+        let kept = self.parts.get_mut(id).filter(|kept| bytes > 0 && is_whole(&kept.part))?;
+        kept.passed += bytes;
+        self.get(id)
+    }
+
+    /// Lets go of a blob of which as many bytes were taken as it has.
+    pub(super) fn forget_passed(&mut self, id: &BlobId) -> Option<Arc<Part>> {
+        let kept = self.parts.get(id)?;
+        if kept.passed < kept.part.bytes.len() { None } else { self.forget(id) }
+    }
+
     /// Whether there is room for so many bytes of what may be wanted.
     pub(super) fn has_room_ahead(&self, bytes: usize) -> bool {
         self.unread + bytes <= self.most / 2
@@ -91,7 +113,7 @@ impl Memory {
         self.bytes += part.bytes.len();
         self.unread += part.bytes.len();
         self.order.push_back((*id, self.last));
-        self.parts.insert(*id, Kept { part, number: self.last, read: false });
+        self.parts.insert(*id, Kept { part, number: self.last, read: false, passed: 0 });
         while self.bytes > self.most
             && let Some((oldest, number)) = self.order.pop_front()
         {

@@ -26,14 +26,26 @@ const SPARE: usize = 2;
 pub(super) struct Landed {
     pub(super) id: BlobId,
     pub(super) part: Arc<Part>,
+    /// It was fetched because it may be wanted, and is in memory as well.
+    pub(super) ahead: bool,
     pub(super) _pilot: Pilot,
     pub(super) _permit: Permit,
+}
+
+impl Landed {
+    /// It was put away.
+    pub(super) fn done(self) {
+        let Landed { part, _pilot: pilot, _permit: permit, .. } = self;
+        drop(pilot);
+        super::memory::let_go(part);
+        drop(permit);
+    }
 }
 
 /// Work.
 pub(super) enum Job {
     /// Put it on the disk.
-    Keep(Landed),
+    Keep(Box<Landed>),
     /// Make room.
     Tend,
     /// Write the index anew.

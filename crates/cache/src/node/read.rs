@@ -34,6 +34,9 @@ pub(super) enum Here<T> {
 
 impl Core {
     pub(super) fn read(self: &Arc<Core>, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        if self.pass(id, offset, buf)? {
+            return Ok(());
+        }
         let here = self.here(id, || self.shelf.read_at(id, offset, buf))?;
         if let Here::Done(()) = here {
             self.counters.disk_reads.add(1);
@@ -65,6 +68,23 @@ impl Core {
         memory::copy(id, &whole, offset, buf)?.ok_or_else(|| not_whole(id))?;
         self.counters.far_bytes.add(buf.len() as u64);
         Ok(())
+    }
+
+    /// Reads what was fetched ahead from memory, whether or not it is on the disk by now. It goes when all of it was read: a stream does
+    /// not come back to it.
+    fn pass(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<bool, BlobError> {
+        let Some(part) = self.memory.lock().pass(id, buf.len()) else { return Ok(false) };
+        if self.removals.has(id) || memory::copy(id, &part, offset, buf)?.is_none() {
+            return Ok(false);
+        }
+        self.counters.memory_reads.add(1);
+        self.counters.memory_bytes.add(buf.len() as u64);
+        if self.books.touch(id) {
+            let gone = self.memory.lock().forget_passed(id);
+            drop(part);
+            gone.into_iter().for_each(memory::let_go);
+        }
+        Ok(true)
     }
 
     fn read_nothing(&self, id: &BlobId, offset: u32) -> Result<(), BlobError> {
@@ -171,7 +191,9 @@ impl Core {
         };
         let mut permit = self.room.take(u64::from(len.next_multiple_of(GROUP) + GROUP), false);
         self.counters.part_fetches.add(1);
-        let fetched = self.remote.fetch_part(id, offset, len).and_then(|part| self.arrived(id, part));
+        let fetched = self.remote.fetch_part(id, offset, len);
+        self.refused.came(&self.health, &fetched);
+        let fetched = fetched.and_then(|part| self.arrived(id, part));
         let part = match fetched {
             Ok(part) => part,
             Err(error) => {
@@ -183,7 +205,8 @@ impl Core {
         permit.shrink(part.bytes.len() as u64);
         if is_whole(&part) {
             pilot.land(Ok(Arc::clone(&part)));
-            self.put_away(Landed { id: *id, part: Arc::clone(&part), _pilot: pilot, _permit: permit });
+            let landed = Arc::clone(&part);
+            self.put_away(Landed { id: *id, part: landed, ahead: false, _pilot: pilot, _permit: permit });
         } else {
             let gone = self.memory.lock().keep(id, Arc::clone(&part));
             drop(gone);
@@ -217,12 +240,18 @@ impl Core {
         let mut permit = self.room.take(u64::from(BLOB_MAX), hint);
         self.counters.whole_fetches.add(1);
         let fetched = self.remote.fetch(id);
+        self.refused.came(&self.health, &fetched);
         let fetched = fetched.and_then(|(sums, bytes)| self.arrived(id, Part { sums, offset: 0, bytes }));
         match fetched {
             Ok(part) if is_whole(&part) => {
                 permit.shrink(part.bytes.len() as u64);
+                if hint {
+                    let gone = self.memory.lock().keep(id, Arc::clone(&part));
+                    gone.into_iter().for_each(memory::let_go);
+                }
                 pilot.land(Ok(Arc::clone(&part)));
-                self.put_away(Landed { id: *id, part: Arc::clone(&part), _pilot: pilot, _permit: permit });
+                let landed = Arc::clone(&part);
+                self.put_away(Landed { id: *id, part: landed, ahead: hint, _pilot: pilot, _permit: permit });
                 Ok(part)
             }
             other => {
@@ -252,7 +281,7 @@ impl Core {
     }
 
     fn put_away(self: &Arc<Core>, landed: Landed) {
-        if let Err(Job::Keep(landed)) = self.pool.push(self, Job::Keep(landed)) {
+        if let Err(Job::Keep(landed)) = self.pool.push(self, Job::Keep(Box::new(landed))) {
             self.keep(&landed);
         }
     }

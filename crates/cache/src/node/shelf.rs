@@ -27,6 +27,14 @@ pub trait Shelf: BlobSource {
     /// See [`BlobError`].
     fn keep(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError>;
 
+    /// The same of one that is read from memory now, and from here another time.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    fn keep_for_later(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        self.keep(id, sums, bytes)
+    }
+
     /// Makes what was adopted and put survive a power cut.
     ///
     /// # Errors
@@ -90,6 +98,10 @@ impl Shelf for BlobFolder {
 
     fn keep(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
         BlobFolder::keep(self, id, sums, bytes)
+    }
+
+    fn keep_for_later(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        BlobFolder::keep_for_later(self, id, sums, bytes)
     }
 
     fn sync(&self) -> Result<(), BlobError> {

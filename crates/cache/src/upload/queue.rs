@@ -53,6 +53,23 @@ pub struct Trouble {
     pub why: String,
 }
 
+/// A blob that the origin does not have yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Which.
+    pub id: BlobId,
+    /// Its bytes.
+    pub size: u64,
+    /// Since when it waits.
+    pub since: Timestamp,
+    /// It is being sent at the moment.
+    pub under_way: bool,
+    /// Attempts that failed.
+    pub attempts: u32,
+    /// Why the last one did.
+    pub failure: Option<String>,
+}
+
 /// Something that a person should hear of, once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Event {
@@ -501,6 +518,24 @@ impl Queue {
     pub(super) fn oldest(&self) -> Option<Timestamp> {
         let (_, id) = self.turns.first_key_value()?;
         self.entries.get(id).map(|entry| entry.since)
+    }
+
+    /// The first of what is wanted, oldest first.
+    pub(super) fn first(&self, limit: usize) -> Vec<Waiting> {
+        let told = |id: &BlobId| {
+            let entry = self.entries.get(id)?;
+            let under_way = matches!(entry.state, State::UnderWay | State::WantedAgain);
+            let failure = entry.failed.as_ref().map(|(_, why)| why.clone());
+            Some(Waiting {
+                id: *id,
+                size: entry.size,
+                since: entry.since,
+                under_way,
+                attempts: entry.attempts,
+                failure,
+            })
+        };
+        self.turns.values().take(limit).filter_map(told).collect()
     }
 
     /// All that is wanted, oldest first, with sizes.

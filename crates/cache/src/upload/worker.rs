@@ -154,6 +154,8 @@ fn fault_of(error: BlobError) -> Fault {
             | io::ErrorKind::ReadOnlyFilesystem => Fault::Refused(why),
             _ => Fault::Away(why),
         },
-        BlobError::Full | BlobError::Missing(_) | BlobError::Damaged { .. } => Fault::Refused(why),
+        BlobError::Refused(_) | BlobError::Full | BlobError::Missing(_) | BlobError::Damaged { .. } => {
+            Fault::Refused(why)
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! and which settings suit which use ([`advice`]).
 
 mod advice;
+mod far;
 mod machine;
 mod places;
 
@@ -97,6 +98,7 @@ pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
     checks.extend(places::inodes(folder));
     checks.extend(folder.map(volume));
     if let Some(dir) = folder.and_then(|folder| VolumeDir::open(folder).ok()) {
+        checks.extend(far::clock(&dir));
         checks.extend(places::rights(&dir));
         checks.extend(places::leftovers(&dir));
     }

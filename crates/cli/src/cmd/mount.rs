@@ -26,7 +26,8 @@ pub struct Args {
     volume: PathBuf,
     /// An existing folder
     mountpoint: PathBuf,
-    /// Stay in the background once it is mounted; messages go to VOLUME/covey.log
+    /// Stay in the background once it is mounted; messages go to VOLUME/covey.log, those of a published tree to log/TREE.log in its
+    /// cache folder
     #[arg(long, short = 'd')]
     background: bool,
     #[command(flatten)]

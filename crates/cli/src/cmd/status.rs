@@ -22,13 +22,16 @@ use crate::term::Term;
 pub struct Args {
     /// A path on a mount, or a volume's folder [default: all mounts]
     path: Option<PathBuf>,
+    /// Also list what the origin does not have yet, blob by blob
+    #[arg(long, short = 'v')]
+    verbose: bool,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     if let Some(path) = &args.path {
         let status = of(path)?;
-        term.result(&status, || text(&status));
+        term.result(&status, || text(&status, args.verbose));
         return Ok(0);
     }
     let mounts = mounted_by_us();
@@ -50,7 +53,9 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     }
     match failed {
         Some(failure) if all.is_empty() => return Err(failure),
-        _ => term.result(&all, || all.iter().map(text).collect::<Vec<_>>().join("\n")),
+        _ => term.result(&all, || {
+            all.iter().map(|status| text(status, args.verbose)).collect::<Vec<_>>().join("\n")
+        }),
     }
     Ok(0)
 }
@@ -72,7 +77,7 @@ fn way(transport: &str) -> &str {
     if transport == "uring" { "io_uring" } else { "/dev/fuse" }
 }
 
-fn text(status: &Status) -> String {
+fn text(status: &Status, verbose: bool) -> String {
     let mut pairs = Pairs::new();
     pairs.row("volume", &status.volume);
     if let Some(id) = &status.id {
@@ -107,14 +112,20 @@ fn text(status: &Status) -> String {
     } else {
         volume_rows(&mut pairs, status);
     }
-    if let Some(far) = &status.far {
-        far::rows(&mut pairs, far);
+    match &status.far {
+        Some(far) if status.kind() == Kind::Tree => far::rows_of_reading(&mut pairs, far),
+        Some(far) => far::rows(&mut pairs, far),
+        None => {}
     }
     pairs.row("memory", format!("{} (peak {})", bytes(status.memory_bytes), bytes(status.memory_peak_bytes)));
     if status.io_errors > 0 {
         pairs.row("I/O errors", format!("{}: see the log, then covey fsck", count(status.io_errors)));
     }
-    pairs.text()
+    let mut text = pairs.text();
+    if let Some(far) = status.far.as_ref().filter(|_| verbose) {
+        text.push_str(&far::waiting::text(&far.uploads));
+    }
+    text
 }
 
 /// What only a volume has.

@@ -12,6 +12,7 @@ use super::{Mounted, Plan, Transport};
 use crate::error::{Failure, Result};
 use crate::node::Source;
 use crate::term::Term;
+use crate::volume_dir::private_folder;
 use crate::{log, mounts, options};
 
 /// What a background mount tells the parent that waits for it.
@@ -66,6 +67,7 @@ pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
     let output = || -> Result<Stdio> {
         match &log_path {
             Some(path) => {
+                path.parent().map_or(Ok(()), private_folder)?;
                 Ok(log::open(path).map_err(|error| Failure::io("cannot open the log", &error))?.into())
             }
             None => Ok(Stdio::null()),

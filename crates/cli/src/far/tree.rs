@@ -10,8 +10,10 @@ use std::sync::Arc;
 
 use blob::Origin;
 use cache::{CacheOptions, NodeCache, NodeParts, StoresNothing};
+use origin::Remote;
 
 use super::options::FarOptions;
+use super::{FarStatus, cache_status, request_status};
 use crate::error::{Context, Failure, Result};
 use crate::log;
 use crate::volume_dir::private_folder;
@@ -19,16 +21,20 @@ use crate::volume_dir::private_folder;
 /// So many mounts of one volume's trees can have a cache here.
 const SIDE_BY_SIDE: u32 = 64;
 
+/// No file's name is longer, with what stands behind it.
+const NAME_MAX: usize = 200;
+
 /// The cache of one mount.
 pub struct TreeCache {
     cache: Arc<NodeCache>,
+    remote: Arc<Remote>,
     _lock: File,
 }
 
 impl TreeCache {
     /// Puts a cache before an origin. `volume`: whose trees they are. `below`: where, if somebody said.
     pub fn before(
-        origin: Arc<dyn Origin>,
+        remote: Arc<Remote>,
         volume: &str,
         below: Option<&Path>,
         options: &FarOptions,
@@ -43,14 +49,14 @@ impl TreeCache {
         let parts = NodeParts {
             folder: blobs,
             index: folder.join("cache.idx"),
-            remote: origin,
+            remote: remote.clone(),
             pending: Arc::new(StoresNothing),
             may_delete: None,
             options: CacheOptions { budget, floor, ..CacheOptions::default() },
             report: log::sink(),
         };
         let cache = Arc::new(NodeCache::open(parts).at("open", &folder)?);
-        Ok(TreeCache { cache, _lock: lock })
+        Ok(TreeCache { cache, remote, _lock: lock })
     }
 
     /// The origin, by way of the cache.
@@ -58,10 +64,30 @@ impl TreeCache {
         self.cache.clone()
     }
 
+    /// The figures now; nothing of them is about uploads.
+    pub fn status(&self) -> FarStatus {
+        let spec = self.remote.spec();
+        FarStatus {
+            endpoint: spec.endpoint.clone(),
+            region: spec.region.clone(),
+            uploads: Default::default(),
+            cache: cache_status(&self.cache),
+            requests: request_status(&self.remote),
+        }
+    }
+
     /// Writes down what is kept.
     pub fn close(&self) {
         self.cache.close();
     }
+}
+
+/// Where a mount of a tree in the background writes: beside the caches, a file for each tree. `below`: where, if somebody said.
+pub fn log(below: Option<&Path>, tree: &str) -> Option<PathBuf> {
+    let below = below.map_or_else(|| default_folder().ok(), |folder| Some(folder.to_owned()))?;
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "._@-".contains(c) { c } else { '-' };
+    let name: String = tree.chars().map(plain).take(NAME_MAX).collect();
+    Some(below.join("log").join(format!("{name}.log")))
 }
 
 /// The user's cache folder; the system's where there is no user.
@@ -91,6 +117,13 @@ fn take(below: &Path, volume: &str) -> Result<(PathBuf, File)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_tree_has_a_log() {
+        let at = |tree: &str| log(Some(Path::new("/c")), tree).unwrap();
+        assert_eq!(at("s3://b/p@latest"), Path::new("/c/log/s3---b-p@latest.log"));
+        assert!(at(&"x".repeat(5000)).file_name().unwrap().len() < 255);
+    }
 
     #[test]
     fn two_mounts_have_a_folder_each_and_the_next_finds_the_first() {

@@ -303,6 +303,32 @@ fn a_mount_publishes_by_itself() {
     json(&["mount", "--publish-every", "often", volume.to_str().unwrap(), mnt.to_str().unwrap()]);
 }
 
+#[test]
+fn a_mount_publishes_once_more_at_its_end() {
+    let Some(_) = World::mountable() else { return };
+    let world = filled();
+    let (volume, mnt) = (world.volume(), world.mnt());
+    let sequence = || published(&world).first().and_then(|row| row["sequence"].as_u64()).unwrap_or(0);
+    let round = |last: &str, name: &str| {
+        let (volume, mnt) = (volume.to_str().unwrap(), mnt.to_str().unwrap());
+        json(&["mount", "-d", "--publish-every", "1h", "--publish-last", last, volume, mnt]).ok();
+        if !name.is_empty() {
+            fs::write(Path::new(mnt).join(name), name).unwrap();
+        }
+        world.umount().ok();
+        sequence()
+    };
+    let first = round("20s", "one");
+    assert!(first > 0, "what was written a moment before is published");
+    assert_eq!(round("20s", ""), first, "nothing changed");
+    assert_eq!(round("0", "two"), first, "it was not to");
+    assert!(round("20s", "") > first);
+    let place = Place::new(world.path("last"));
+    mount(&tree(&world, "latest"), &place.0);
+    assert_eq!(fs::read(place.0.join("two")).unwrap(), b"two");
+    json(&[Path::new("umount"), &place.0]).ok();
+}
+
 /// A daemon that dies while it publishes leaves what was published before, and a volume that is sound. Once, what it had meant to store
 /// counted as lost.
 #[test]

@@ -211,7 +211,7 @@ impl Recovery<'_> {
         match self.packs.read(data.pack, data.offset, &mut bytes) {
             Ok(()) => Ok(blob::sums::crc32c(&bytes) == data.crc),
             // It may answer later: that is no reason to drop what was written.
-            Err(error @ BlobError::Unavailable(_)) => Err(pack_error(error)),
+            Err(error @ (BlobError::Unavailable(_) | BlobError::Refused(_))) => Err(pack_error(error)),
             Err(_) => Ok(false),
         }
     }

@@ -22,6 +22,7 @@ use super::fault::{Fault, Mistake, mistake_of};
 use super::keys::Keys;
 use super::latency::Latency;
 use super::pace::{Pace, Size};
+use super::refusals::Refusals;
 use super::stats::Stats;
 use super::store::Stores;
 use super::wire::Fresh;
@@ -87,11 +88,28 @@ pub(crate) struct Engine {
     pub(crate) stats: Arc<Stats>,
     pub(crate) pace: Pace,
     pub(crate) keys: Option<Arc<Keys>>,
+    pub(crate) refusals: Refusals,
 }
 
 impl Engine {
     /// Makes a call: `one` is one try, told how many came before it.
     pub(crate) async fn run<T, F>(&self, call: Call, one: impl Fn(u32) -> F) -> Result<T, Failed>
+    where
+        F: Future<Output = Result<T, Fault>>,
+    {
+        let renewed = || self.keys.as_ref().is_some_and(|keys| keys.reload());
+        if let Some(refused) = self.refusals.meets(call.what, base::time::monotonic(), renewed) {
+            return Err(refused);
+        }
+        let done = self.try_until(call, one).await;
+        match &done {
+            Ok(_) => self.refusals.answered(),
+            Err(failed) => self.refusals.failed(failed, base::time::monotonic(), base::time::now()),
+        }
+        done
+    }
+
+    async fn try_until<T, F>(&self, call: Call, one: impl Fn(u32) -> F) -> Result<T, Failed>
     where
         F: Future<Output = Result<T, Fault>>,
     {
@@ -195,7 +213,7 @@ impl Engine {
         if expected > most {
             return Ok(got);
         }
-        got.bytes.reserve_exact(expected as usize);
+        got.bytes = blob::stock::take(expected as usize);
         let mut pieces = result.into_stream();
         while let Some(piece) = pieces.next().await {
             let piece = piece.map_err(|error| Fault::of(&error))?;

@@ -5,7 +5,7 @@
 //!
 //! - `spec`: URLs. `environment`, `keys`: where keys and places come from. `store`: the store of the `object_store` crate.
 //! - `wire`: HTTP; `fault`: what went wrong, and what that means.
-//! - `engine`: tries, deadlines, second GETs; `pace`: budgets; `latency`, `stats`: what was measured.
+//! - `engine`: tries, deadlines, second GETs; `refusals`: what is not asked again at once; `pace`: budgets; `latency`, `stats`: what was measured.
 //! - `layout`: keys and the trailer; `blobs`, `beside`: the operations on blobs and on records and the marker.
 //!
 //! **Nothing is believed.** Bytes are compared with the blob's name before they are handed on; when they differ, they are fetched
@@ -22,6 +22,7 @@ mod latency;
 mod layout;
 mod pace;
 mod recent;
+mod refusals;
 mod spec;
 mod stats;
 mod store;
@@ -45,6 +46,7 @@ use keys::Keys;
 use layout::Layout;
 use pace::Pace;
 use recent::Recent;
+use refusals::{Refusals, is_refusal};
 use spec::is_loopback;
 use stats::Stats;
 use wire::Wire;
@@ -212,7 +214,7 @@ impl Remote {
             .map_err(|error| failed(Fault::Odd(format!("no threads for it: {error}"))))?;
         Ok(Remote {
             layout: Layout::new(&spec),
-            engine: Arc::new(Engine { stores, stats, pace, keys }),
+            engine: Arc::new(Engine { stores, stats, pace, keys, refusals: Refusals::default() }),
             spec,
             limits,
             access,
@@ -237,6 +239,25 @@ impl Remote {
     /// What was counted so far.
     pub fn stats(&self) -> RemoteStats {
         self.engine.stats.snapshot()
+    }
+
+    /// What the store refuses to serve reads for, and since when: a key, a right, a clock. None while it serves.
+    pub fn refused(&self) -> Option<(String, base::Timestamp)> {
+        self.engine.refusals.now().map(|(failed, since)| (self.line(&failed), since))
+    }
+
+    /// By how many seconds this machine's clock is ahead of the store's (negative: behind), by the head of an answer; none where the store tells
+    /// no time. Needs no right to the place: also an answer that refuses has a time.
+    ///
+    /// # Errors
+    /// [`OriginError::Remote`]: nothing answers, or nothing can be asked.
+    pub fn clock_ahead(spec: &RemoteSpec, environment: &Environment) -> Result<Option<i64>, OriginError> {
+        let remote = Remote::connect(spec, environment, Limits::default(), Access::ReadOnly)?;
+        let asked = remote.read_marker();
+        match (remote.engine.stats.clock_ahead(), asked) {
+            (None, Err(error)) => Err(error),
+            (ahead, _) => Ok(ahead),
+        }
     }
 
     /// Lets the runtime do `work` and waits for it, on whatever thread this is.
@@ -281,6 +302,7 @@ impl Remote {
     fn unavailable(&self, failed: &Failed) -> BlobError {
         match mistake_of(&failed.fault) {
             Mistake::Full => BlobError::Full,
+            mistake if is_refusal(mistake) => BlobError::Refused(self.line(failed)),
             _ => BlobError::Unavailable(self.line(failed)),
         }
     }

@@ -1,6 +1,6 @@
 //! What is counted: requests by kind, what went wrong, bytes, times.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::latency::{BUCKETS, Extra, Latency, quantile};
@@ -32,6 +32,9 @@ pub const KINDS: [(Kind, &str); 6] = [
     (Kind::Keys, "keys"),
 ];
 
+/// The store told no time yet.
+const UNTOLD: i64 = i64::MIN;
+
 #[derive(Default)]
 struct Count(AtomicU64);
 
@@ -57,6 +60,8 @@ pub(crate) struct Stats {
     received: Count,
     sent: Count,
     in_flight: AtomicU64,
+    /// How far our clock is ahead of the store's, in seconds, by the last answer that told; [`UNTOLD`] before.
+    ahead: AtomicI64,
     /// Reads of little, of whole blobs, and what stores.
     pub(crate) small: Latency,
     pub(crate) large: Latency,
@@ -77,6 +82,7 @@ impl Stats {
             received: Count::default(),
             sent: Count::default(),
             in_flight: AtomicU64::new(0),
+            ahead: AtomicI64::new(UNTOLD),
             small: Latency::new(),
             large: Latency::new(),
             put: Latency::new(),
@@ -115,6 +121,15 @@ impl Stats {
 
     pub(crate) fn send(&self, bytes: u64) {
         self.sent.add(bytes);
+    }
+
+    /// An answer said what time it is at the store, in seconds since 1970.
+    pub(crate) fn told_time(&self, seconds: i64) {
+        self.ahead.store(base::time::now().seconds().saturating_sub(seconds), Ordering::Relaxed);
+    }
+
+    pub(crate) fn clock_ahead(&self) -> Option<i64> {
+        Some(self.ahead.load(Ordering::Relaxed)).filter(|ahead| *ahead != UNTOLD)
     }
 
     /// One more in flight until what is returned goes.

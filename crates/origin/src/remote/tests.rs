@@ -289,8 +289,8 @@ fn each_mistake_of_a_user_is_named_in_one_line() {
         let (found, line) = mistake(open(&there, &keys()));
         assert_eq!(found, expected, "{line}");
         assert!(line.contains(says) && line.starts_with("s3://bucket/t/"), "{line}");
-        // What is open already says the same when it comes to it.
-        let error = remote.record("x").unwrap_err().to_string();
+        // What is open already says the same when it comes to it. (Reads would repeat the first mistake for a while.)
+        let error = remote.list(&mut |_, _| true).unwrap_err().to_string();
         says_no_secret(&error);
         assert!(error.contains(says), "{error}");
         proxy.faults().clear();
@@ -517,10 +517,52 @@ fn renewed_keys_are_taken_from_their_file() {
     let error = remote.record("x").unwrap_err().to_string();
     says_no_secret(&error);
     assert!(error.contains("the profile default in"), "{error}");
+    // Reads are held back by now, and go on at once when there are other keys; the same when a request finds that out.
     write("of-a-token-2");
+    assert_eq!(remote.record("x").unwrap(), None);
+    write("of-a-token-3");
     proxy.add(Rule::new(Fault::Answer(Canned::ExpiredToken)).times(1));
     assert_eq!(remote.record("x").unwrap(), None);
     says_no_secret(&format!("{remote:?} {:?} {:?}", remote.engine.keys, keys()));
+}
+
+/// A withdrawn key: one request finds out, and the reads after it cost none until it is time to look again.
+#[test]
+fn a_refused_key_is_not_asked_for_again_at_once() {
+    let (proxy, remote, id, bytes) = behind(61, short());
+    proxy.add(Rule::new(Fault::Answer(Canned::UnknownKey)));
+    let before = remote.stats().requests(Kind::Get);
+    for _ in 0..50 {
+        let error = remote.fetch(&id).unwrap_err();
+        assert!(matches!(&error, BlobError::Refused(why) if why.contains("AWS_ACCESS_KEY_ID")), "{error}");
+        says_no_secret(&error.to_string());
+    }
+    let asked = remote.stats().requests(Kind::Get) - before;
+    assert!(asked <= 3, "{asked} requests for 50 reads");
+    let (why, _) = remote.refused().unwrap();
+    assert!(why.contains("does not know the access key"), "{why}");
+    // The store knows the key again: found out at the next turn, by itself.
+    proxy.faults().clear();
+    let begin = Instant::now();
+    while remote.fetch(&id).is_err() {
+        assert!(begin.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(remote.fetch(&id).unwrap().1 == bytes && remote.refused().is_none());
+}
+
+#[test]
+fn the_stores_clock_is_compared_with_ours() {
+    let (proxy, remote, ..) = behind(62, short());
+    let ahead = || Remote::clock_ahead(remote.spec(), &keys()).unwrap().unwrap();
+    assert!(ahead().abs() <= 2, "{}", ahead());
+    proxy.add(Rule::new(Fault::Clock(3600)));
+    assert!((-3602..=-3598).contains(&ahead()), "we are an hour behind: {}", ahead());
+    // Such a clock is a reason to be refused, and that answer tells the time as well.
+    proxy.add(Rule::new(Fault::Answer(Canned::ClockSkew)));
+    assert!((-3602..=-3598).contains(&ahead()), "{}", ahead());
+    proxy.down();
+    assert!(Remote::clock_ahead(remote.spec(), &keys()).is_err());
 }
 
 #[test]

@@ -16,7 +16,7 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
     HttpResponseBody, HttpService,
 };
-use reqwest::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue, PRAGMA, RETRY_AFTER};
+use reqwest::header::{CACHE_CONTROL, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, PRAGMA, RETRY_AFTER};
 use reqwest::{Body, Method, Request, Url};
 
 use super::fault::{Fault, Head, Unreached, first_words, read_refusal};
@@ -124,6 +124,7 @@ impl Wire {
         let answer = client.execute(request).await.map_err(|error| fault_of(&error, &host))?;
         let answer: http::Response<Body> = answer.into();
         let (parts, body) = answer.into_parts();
+        time_of(&parts.headers).into_iter().for_each(|seconds| self.stats.told_time(seconds));
         let head = Head { keys: kind == Kind::Keys, ..read_head(&parts.headers) };
         if parts.status.is_success() && !head.html {
             let broken =
@@ -181,6 +182,12 @@ fn read_head(headers: &HeaderMap) -> Head {
         keys: false,
         wait: seconds.map(|seconds| Duration::from_secs(seconds).min(WAIT_MAX)),
     }
+}
+
+/// What time it was at the store when it answered, in seconds since 1970.
+fn time_of(headers: &HeaderMap) -> Option<i64> {
+    let date = httpdate::parse_http_date(headers.get(DATE)?.to_str().ok()?).ok()?;
+    i64::try_from(date.duration_since(std::time::UNIX_EPOCH).ok()?.as_secs()).ok()
 }
 
 /// What stores charge a request as.

@@ -1,0 +1,54 @@
+//! What an origin behind a network wants of this machine: a clock that agrees with the store's.
+//!
+//! Requests are signed with the time, and stores refuse what was signed [`SKEW_MAX`] away from theirs. The head of each answer tells their time.
+
+use origin::{Environment, Remote, Spec};
+
+use super::{Check, note, ok, wrong};
+use crate::table::span;
+use crate::volume_dir::VolumeDir;
+
+/// Stores refuse signatures that are further from their clock: 15 minutes at most, 5 by some.
+const SKEW_MAX: i64 = 300;
+/// From here on it is worth a word.
+const SKEW_NOTED: i64 = 30;
+
+const MEND: &str = "timedatectl set-ntp true   (as root; or set it: date -s '2026-01-31 12:00')";
+
+/// The clock beside that of the volume's store, if it has one. A store that cannot be asked is another finding's business.
+pub fn clock(dir: &VolumeDir) -> Option<Check> {
+    let Ok(Spec::Remote(spec)) = crate::origins::spec(dir) else { return None };
+    let ahead = Remote::clock_ahead(&spec, &Environment::process()).ok()??;
+    Some(judge(ahead, &spec.to_string()))
+}
+
+fn judge(ahead: i64, place: &str) -> Check {
+    let off = span(ahead.unsigned_abs() as f64);
+    let side = if ahead > 0 { "ahead of" } else { "behind" };
+    if ahead.abs() <= SKEW_NOTED {
+        return ok("store's clock", format!("agrees with that of {place}"));
+    }
+    if ahead.abs() <= SKEW_MAX {
+        return note("store's clock", format!("this machine is {off} {side} {place}"), MEND);
+    }
+    wrong(
+        "store's clock",
+        format!("this machine is {off} {side} {place}, which refuses requests signed at a wrong time"),
+        MEND,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level;
+    use super::*;
+
+    #[test]
+    fn minutes_are_wrong_and_seconds_are_not() {
+        let level = |ahead| judge(ahead, "s3://b/p").level;
+        assert_eq!([0, -30, 31, -300].map(level), [Level::Ok, Level::Ok, Level::Note, Level::Note]);
+        assert_eq!([301, -86_400].map(level), [Level::Wrong, Level::Wrong]);
+        let found = judge(-3600, "s3://b/p").found;
+        assert!(found.contains("behind s3://b/p"), "{found}");
+    }
+}
