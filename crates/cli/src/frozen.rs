@@ -16,6 +16,7 @@ use tree::root::{PublicKey, Root, from_hex, hex};
 use tree::{Tree, TreeError};
 
 use crate::error::{Failure, Result};
+use crate::follow::Interval;
 use crate::origins;
 use crate::publish;
 use crate::table::utc;
@@ -35,6 +36,8 @@ pub struct Named {
     pub name: String,
     /// The only key that may have signed it.
     pub key: Option<PublicKey>,
+    /// Whether a mount moves to what is published next, and how often it looks.
+    pub follow: Option<Interval>,
 }
 
 /// How the store of an origin is reached, beside its name.
@@ -71,7 +74,7 @@ impl Named {
         })?;
         publish::check_name(name)?;
         let home = origins::address(origin, &Reach::default())?;
-        Ok(Some(Named { home, cache: None, name: name.to_owned(), key: None }))
+        Ok(Some(Named { home, cache: None, name: name.to_owned(), key: None, follow: None }))
     }
 
     /// With the only key that is accepted, as `covey published` shows it.
@@ -87,9 +90,16 @@ impl Named {
         Ok(self)
     }
 
+    /// Followed, if somebody said so.
+    pub fn following(mut self, every: Option<Interval>) -> Named {
+        self.follow = every;
+        self
+    }
+
     /// The words that say the same on a command line, beside the tree's own.
     pub fn to_args(&self) -> Vec<OsString> {
-        let mut args = Vec::new();
+        let mut args: Vec<OsString> = Vec::new();
+        args.extend(self.follow.map(|every| format!("--follow={}", every.0.as_secs_f64()).into()));
         let mut add = |option: &str, value: Option<OsString>| {
             args.extend(value.into_iter().flat_map(|value| [OsString::from(option), value]));
         };
@@ -161,9 +171,14 @@ impl TreeInfo {
 
 /// What a mount of a tree consists of.
 pub fn parts(root: &Root, origin: Arc<dyn Origin>) -> Parts {
+    parts_of(Arc::new(Tree::new(origin.clone(), root)), root.bytes, origin)
+}
+
+/// The same of a tree that is open; `bytes`: what it holds.
+pub fn parts_of(tree: Arc<Tree>, bytes: u64, origin: Arc<dyn Origin>) -> Parts {
     Parts {
-        store: Arc::new(Tree::new(origin.clone(), root)),
-        packs: Arc::new(NoPacks { bytes: root.bytes }),
+        store: tree,
+        packs: Arc::new(NoPacks { bytes }),
         source: origin.clone(),
         origin,
     }

@@ -28,6 +28,7 @@ mod daemon;
 mod error;
 mod export;
 mod far;
+mod follow;
 mod frozen;
 mod helper;
 mod import;

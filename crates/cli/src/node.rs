@@ -23,6 +23,7 @@ use fs::api::Filesystem;
 use fs::gc::all::Collected;
 use fs::volume::{Atime, Options, Volume};
 use fs::{Errno, OpenError};
+use fuse::Notifier;
 use meta::store::StoreError;
 use meta::{Journal, MetaStore, Names};
 use origin::Access;
@@ -36,6 +37,7 @@ use crate::far::options::FarOptions;
 use crate::far::tree::TreeCache;
 use crate::far::warm::{self, WarmSummary};
 use crate::far::{Evicted, Far, Settled};
+use crate::follow::{Follow, Watching};
 use crate::frozen::{self, Named, TreeInfo};
 use crate::info::{self, Info};
 use crate::log;
@@ -191,6 +193,8 @@ pub struct Node {
     tree_cache: Option<TreeCache>,
     /// Of a published tree, what it is and where its origin.
     tree: Option<(TreeInfo, String)>,
+    /// A published tree whose name is followed, and how often.
+    follow: Option<(Arc<Follow>, Duration)>,
     mode: Mode,
     opened: Instant,
     lock: Mutex<Option<Lock>>,
@@ -232,6 +236,7 @@ impl Node {
             far,
             tree_cache: None,
             tree: None,
+            follow: None,
             mode: mode(options),
             opened: base::time::monotonic(),
             lock: Mutex::new(Some(lock)),
@@ -259,6 +264,7 @@ impl Node {
             far: None,
             tree_cache: None,
             tree: None,
+            follow: None,
             mode: mode(options),
             opened: base::time::monotonic(),
             lock: Mutex::new(None),
@@ -279,17 +285,27 @@ impl Node {
         let options = NodeOptions { read_only: true, frozen: true, ..options.clone() };
         let open = Options { near: is_near, names_near: is_near, ..volume_options(&options) };
         let info = TreeInfo::of(&root);
-        let volume = Volume::open(frozen::parts(&root, origin), open)
-            .map_err(|error| open_failure(Path::new(&named.to_string()), error))?;
+        let (volume, follow) = match named.follow {
+            Some(every) => {
+                let follow = Follow::new(named, root, origin, open)?;
+                (follow.volume(), Some((Arc::new(follow), every.0)))
+            }
+            None => {
+                let volume = Volume::open(frozen::parts(&root, origin), open)
+                    .map_err(|error| open_failure(Path::new(&named.to_string()), error))?;
+                (Arc::new(volume), None)
+            }
+        };
         Ok(Node {
             name: format!("{named}{}{:016x}", frozen::MARK, base::random::u64()),
             dir: None,
-            volume: Arc::new(volume),
+            volume,
             journal: None,
             rows: None,
             far: None,
             tree_cache,
             tree: Some((info, named.home.origin.clone())),
+            follow,
             mode: Mode::Frozen,
             opened: base::time::monotonic(),
             lock: Mutex::new(None),
@@ -297,8 +313,14 @@ impl Node {
     }
 
     /// What it is and where its origin, if it is a published tree.
-    pub fn tree(&self) -> Option<&(TreeInfo, String)> {
-        self.tree.as_ref()
+    pub fn tree(&self) -> Option<(TreeInfo, String)> {
+        let (first, origin) = self.tree.clone()?;
+        Some((self.follow.as_ref().map_or(first, |(follow, _)| follow.info()), origin))
+    }
+
+    /// Moves to what is published next, if it is to, until what is returned is dropped.
+    pub fn start_following(&self, kernel: Notifier) -> Result<Option<Watching>> {
+        self.follow.as_ref().map(|(follow, every)| follow.start(*every, kernel)).transpose()
     }
 
     /// Its folder, or `mem:<id>`: the source of its mount.
@@ -318,7 +340,15 @@ impl Node {
 
     /// The volume, as a transport sees it.
     pub fn filesystem(&self) -> Arc<dyn Filesystem> {
-        self.volume.clone()
+        match &self.follow {
+            Some((follow, _)) => follow.filesystem(),
+            None => self.volume.clone(),
+        }
+    }
+
+    /// What is shown now: where a name is followed not what was mounted.
+    pub fn shown(&self) -> Arc<Volume> {
+        self.follow.as_ref().map_or_else(|| self.volume.clone(), |(follow, _)| follow.volume())
     }
 
     /// The volume itself.
@@ -344,7 +374,7 @@ impl Node {
 
     /// Its names.
     pub fn store(&self) -> Arc<dyn MetaStore> {
-        self.volume.parts().store.clone()
+        self.shown().parts().store.clone()
     }
 
     /// Ends it in good order and gives the volume free. The second call does nothing.

@@ -171,7 +171,7 @@ impl Node {
             let fsck = format!("unmount it and check it: covey fsck {}", self.name());
             Failure::new("damaged", "the volume's figures cannot be read").why(why).next(fsck)
         };
-        let mut stats = self.volume().stats().map_err(|error| damaged(error.to_string()))?;
+        let mut stats = self.shown().stats().map_err(|error| damaged(error.to_string()))?;
         let names = Names::new(self.store());
         let twice = Twice::count(&names).map_err(|error| damaged(error.to_string()))?;
         if !stats.counted {
@@ -186,10 +186,10 @@ impl Node {
             id: self.dir().map(|dir| dir.format().id.clone()),
             origin: match (self.dir(), self.tree()) {
                 (Some(dir), _) => dir.origin(),
-                (None, Some((_, origin))) => origin.clone(),
+                (None, Some((_, origin))) => origin,
                 (None, None) => "mem:".to_owned(),
             },
-            tree: self.tree().map(|(tree, _)| tree.clone()),
+            tree: self.tree().map(|(tree, _)| tree),
             mode: self.mode(),
             served: None,
             files: stats.inodes,

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use crate::daemon::{self, Plan, Transport};
-use crate::error::Result;
+use crate::error::{Failure, Result};
+use crate::follow::Interval;
 use crate::frozen::Reach;
 use crate::node::Source;
 use crate::options::Lists;
@@ -45,6 +46,9 @@ pub struct Args {
     /// Of a tree in an object store: where to keep what was fetched [default: covey/trees in the user's cache folder]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
+    /// Of a published tree: move to what is published under its name next; looks every so many seconds [default with --follow: 10]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "10")]
+    follow: Option<Interval>,
     /// Look whether it could be mounted, and do not mount it
     #[arg(long, hide = true)]
     fake: bool,
@@ -59,9 +63,11 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         let source = match Source::by_word(&args.volume)? {
             Some(Source::Published(tree)) => {
                 let tree = tree.accepting(args.key.as_deref())?;
-                Source::Published(tree.reached(&args.reach, args.cache.as_deref())?)
+                Source::Published(tree.reached(&args.reach, args.cache.as_deref())?.following(args.follow))
             }
+            Some(_) if args.follow.is_some() => return Err(nothing_to_follow()),
             Some(source) => source,
+            None if args.follow.is_some() => return Err(nothing_to_follow()),
             None => Source::Folder(VolumeDir::open(&args.volume)?),
         };
         let plan = Plan {
@@ -78,4 +84,9 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         }
         if args.background { daemon::in_background(&plan, term) } else { daemon::run(plan, parent, term) }
     })
+}
+
+fn nothing_to_follow() -> Failure {
+    Failure::usage("only the name of a published tree can be followed")
+        .next("mount ORIGIN@NAME; covey published ORIGIN lists the names")
 }

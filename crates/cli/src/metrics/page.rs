@@ -146,12 +146,12 @@ fn requests(page: &mut Page, session: &Session) {
 
 fn volume(page: &mut Page, node: &dyn Backend) {
     let Some(node) = node.node() else { return };
-    let sources = node.volume().sources();
+    let sources = node.shown().sources();
     let by = [("names", sources.names), ("cache", sources.open), ("origin", sources.blobs)];
     page.labelled("covey_reads_total", "source", by.map(|(source, reads)| (source, reads.count)));
     page.labelled("covey_read_bytes_total", "source", by.map(|(source, reads)| (source, reads.bytes)));
     // Names that cannot be read leave their figures out: an absent figure is better than a wrong one.
-    let Ok(stats) = node.volume().stats() else { return };
+    let Ok(stats) = node.shown().stats() else { return };
     for (name, value) in [
         ("covey_written_bytes_total", stats.written_bytes),
         ("covey_dedup_hits_total", stats.dedup_hits),
