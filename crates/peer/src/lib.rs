@@ -12,11 +12,19 @@
 //!
 //! - [`id`]: what a node is called and what is known of it.
 //! - [`message`]: what nodes say to one another about blobs, and what that means.
+//! - [`placement`]: which nodes track a group, and which depots keep a blob.
+//! - [`tracker`]: answers who has a blob and who shall fetch it.
+//! - [`plan`]: the asker's side: whom to ask, where to fetch, when to try elsewhere.
+//! - [`dice`]: chance from a seed.
 //! - [`seam`]: what this crate is handed: the blobs that a node can give away.
 //!
 //! Nothing here decides on its own clock or chance what goes where: the state machines are told the time and take a seed, so that the
 //! simulation runs the same lines.
 
+pub mod dice;
 pub mod id;
 pub mod message;
+pub mod placement;
+pub mod plan;
 pub mod seam;
+pub mod tracker;
