@@ -12,6 +12,7 @@
 //!
 //! - [`id`]: what a node is called and what is known of it.
 //! - [`message`]: what nodes say to one another about blobs, and what that means.
+//! - [`secret`]: what a node must know to belong to the fleet.
 //! - [`seam`]: what this crate is handed: the blobs that a node can give away.
 //!
 //! Nothing here decides on its own clock or chance what goes where: the state machines are told the time and take a seed, so that the
@@ -20,3 +21,4 @@
 pub mod id;
 pub mod message;
 pub mod seam;
+pub mod secret;
