@@ -11,6 +11,7 @@
 //! ```
 //!
 //! - [`id`]: what a node is called and what is known of it.
+//! - [`members`]: who is there.
 //! - [`message`]: what nodes say to one another about blobs, and what that means.
 //! - [`secret`]: what a node must know to belong to the fleet.
 //! - [`seam`]: what this crate is handed: the blobs that a node can give away.
@@ -19,6 +20,7 @@
 //! simulation runs the same lines.
 
 pub mod id;
+pub mod members;
 pub mod message;
 pub mod seam;
 pub mod secret;
