@@ -11,11 +11,13 @@
 //! ```
 //!
 //! - [`id`]: what a node is called and what is known of it.
+//! - [`members`]: who is there.
 //! - [`message`]: what nodes say to one another about blobs, and what that means.
 //! - [`placement`]: which nodes track a group, and which depots keep a blob.
 //! - [`tracker`]: answers who has a blob and who shall fetch it.
 //! - [`plan`]: the asker's side: whom to ask, where to fetch, when to try elsewhere.
 //! - [`dice`]: chance from a seed.
+//! - [`secret`]: what a node must know to belong to the fleet.
 //! - [`seam`]: what this crate is handed: the blobs that a node can give away.
 //!
 //! Nothing here decides on its own clock or chance what goes where: the state machines are told the time and take a seed, so that the
@@ -23,8 +25,10 @@
 
 pub mod dice;
 pub mod id;
+pub mod members;
 pub mod message;
 pub mod placement;
 pub mod plan;
 pub mod seam;
 pub mod tracker;
+pub mod secret;
