@@ -10,10 +10,12 @@ use std::time::Duration;
 use fs::api::Filesystem;
 use fuse::Notifier;
 
+use crate::cmd::peers::no_fleet;
 use crate::control::Tick;
 use crate::error::{Failure, Result};
 use crate::far::warm::WarmSummary;
 use crate::far::{Evicted, Settled};
+use crate::fleet::shown::PeerRow;
 use crate::follow::Watching;
 use crate::info::Info;
 use crate::node::{Cloned, GcSummary, Node, NodeOptions, Source};
@@ -55,6 +57,11 @@ pub trait Backend: Send + Sync {
     /// Moves to what is published next, if it is to, until what is returned is dropped.
     fn follow(&self, _: Notifier) -> Result<Option<Watching>> {
         Ok(None)
+    }
+
+    /// Who is in its fleet.
+    fn peers(&self) -> Result<Vec<PeerRow>> {
+        Err(no_fleet(&self.name()))
     }
 
     /// Its figures.
@@ -156,6 +163,10 @@ impl Backend for Node {
 
     fn node(&self) -> Option<&Node> {
         Some(self)
+    }
+
+    fn peers(&self) -> Result<Vec<PeerRow>> {
+        Node::peers(self)
     }
 
     fn follow(&self, kernel: Notifier) -> Result<Option<Watching>> {

@@ -383,6 +383,7 @@ impl Serve for Daemon {
                 notifier.settle();
                 serde_json::to_value(cloned.summary)
             }
+            Request::Peers => serde_json::to_value(self.node.peers()?),
             Request::Watch { .. } => return Err(Failure::usage("this is not answered at once")),
         };
         value.map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))

@@ -23,11 +23,12 @@ use fs::follow::{Changed, Following};
 use fs::volume::{Options, Volume};
 use fuse::Notifier;
 use parking_lot::{Condvar, Mutex};
+use peer::fleet::Groups;
 use tree::diff::{self, Changes};
 use tree::{Root, Tree, TreeError};
 
 use crate::error::{Failure, Result};
-use crate::frozen::{Named, TreeInfo, parts_of};
+use crate::frozen::{Named, TreeInfo, grouped, parts_of};
 use crate::log;
 use crate::node::open_failure;
 use crate::table::count;
@@ -60,16 +61,23 @@ pub struct Follow {
     named: Named,
     origin: Arc<dyn Origin>,
     options: Options,
+    groups: Option<Groups>,
     following: Arc<Following>,
     shown: Mutex<Shown>,
 }
 
 impl Follow {
     /// Shows the tree of this root for now.
-    pub fn new(named: &Named, root: Root, origin: Arc<dyn Origin>, options: Options) -> Result<Follow> {
-        let shown = open(named, root, &origin, &options)?;
+    pub fn new(
+        named: &Named,
+        root: Root,
+        origin: Arc<dyn Origin>,
+        options: Options,
+        groups: Option<Groups>,
+    ) -> Result<Follow> {
+        let shown = open(named, root, &origin, &options, groups.as_ref())?;
         let following = Arc::new(Following::new(shown.volume.clone()));
-        Ok(Follow { named: named.clone(), origin, options, following, shown: Mutex::new(shown) })
+        Ok(Follow { named: named.clone(), origin, options, groups, following, shown: Mutex::new(shown) })
     }
 
     /// As the kernel sees it.
@@ -85,11 +93,6 @@ impl Follow {
     /// What it is.
     pub fn info(&self) -> TreeInfo {
         TreeInfo::of(&self.shown.lock().root)
-    }
-
-    /// How often it has moved since it was mounted.
-    pub fn moves(&self) -> u64 {
-        self.following.moves()
     }
 
     /// Looks at the record, and moves if there is something new. Only one caller at a time.
@@ -108,7 +111,7 @@ impl Follow {
                 .why("numbers of inodes mean something else there")
                 .next("unmount it and mount it again to see the new one"));
         }
-        let next = open(&self.named, root, &self.origin, &self.options)?;
+        let next = open(&self.named, root, &self.origin, &self.options, self.groups.as_ref())?;
         let failed = |error: TreeError| self.named.failure(error);
         let changes = diff::changes(&old, &next.tree).map_err(failed)?;
         let changed = changes.inodes.iter().map(|(ino, gone)| Changed { ino: *ino, gone: *gone });
@@ -166,9 +169,15 @@ fn spread(every: Duration) -> Duration {
     every.mul_f64(0.9 + part)
 }
 
-fn open(named: &Named, root: Root, origin: &Arc<dyn Origin>, options: &Options) -> Result<Shown> {
+fn open(
+    named: &Named,
+    root: Root,
+    origin: &Arc<dyn Origin>,
+    options: &Options,
+    groups: Option<&Groups>,
+) -> Result<Shown> {
     let tree = Arc::new(Tree::new(origin.clone(), &root));
-    let parts = parts_of(tree.clone(), root.bytes, origin.clone());
+    let parts = parts_of(grouped(tree.clone(), groups), root.bytes, origin.clone());
     let volume = Volume::open(parts, options.clone());
     let volume = volume.map_err(|error| open_failure(std::path::Path::new(&named.to_string()), error))?;
     Ok(Shown { root, tree, volume: Arc::new(volume) })

@@ -31,12 +31,14 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::cmd::cache::no_cache;
+use crate::cmd::peers::no_fleet;
 use crate::control::Tick;
 use crate::error::{Failure, Result, errno_failure};
 use crate::far::options::FarOptions;
 use crate::far::tree::TreeCache;
 use crate::far::warm::{self, WarmSummary};
 use crate::far::{Evicted, Far, Settled};
+use crate::fleet::shown::{FleetStatus, PeerRow};
 use crate::follow::{Follow, Watching};
 use crate::frozen::{self, Named, TreeInfo};
 use crate::info::{self, Info};
@@ -277,21 +279,21 @@ impl Node {
         let is_near = named.is_near();
         let mut tree_cache = None;
         if !is_near {
-            let volume = ::tree::root::hex(&root.volume);
-            let cache = TreeCache::before(origin, &volume, named.cache.as_deref(), &options.far)?;
+            let cache = TreeCache::before(origin, root.volume, named, &options.far)?;
             origin = cache.origin();
             tree_cache = Some(cache);
         }
         let options = NodeOptions { read_only: true, frozen: true, ..options.clone() };
         let open = Options { near: is_near, names_near: is_near, ..volume_options(&options) };
+        let groups = tree_cache.as_ref().and_then(TreeCache::fleet).map(|joined| joined.groups.clone());
         let info = TreeInfo::of(&root);
         let (volume, follow) = match named.follow {
             Some(every) => {
-                let follow = Follow::new(named, root, origin, open)?;
+                let follow = Follow::new(named, root, origin, open, groups)?;
                 (follow.volume(), Some((Arc::new(follow), every.0)))
             }
             None => {
-                let volume = Volume::open(frozen::parts(&root, origin), open)
+                let volume = Volume::open(frozen::parts(&root, origin, groups.as_ref()), open)
                     .map_err(|error| open_failure(Path::new(&named.to_string()), error))?;
                 (Arc::new(volume), None)
             }
@@ -316,6 +318,18 @@ impl Node {
     pub fn tree(&self) -> Option<(TreeInfo, String)> {
         let (first, origin) = self.tree.clone()?;
         Some((self.follow.as_ref().map_or(first, |(follow, _)| follow.info()), origin))
+    }
+
+    /// Who is in its fleet.
+    pub fn peers(&self) -> Result<Vec<PeerRow>> {
+        let fleet = self.tree_cache.as_ref().and_then(TreeCache::fleet);
+        let joined = fleet.ok_or_else(|| no_fleet(&self.name))?;
+        Ok(joined.fleet.seen().iter().map(PeerRow::from).collect())
+    }
+
+    /// What it did as a node of a fleet, if it is one.
+    pub fn fleet_status(&self) -> Option<FleetStatus> {
+        self.tree_cache.as_ref()?.fleet_status()
     }
 
     /// Moves to what is published next, if it is to, until what is returned is dropped.

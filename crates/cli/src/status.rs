@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
 use crate::far::{Far, FarStatus};
+use crate::fleet::shown::FleetStatus;
 use crate::frozen::TreeInfo;
 use crate::node::Node;
 use crate::volume_dir::VolumeDir;
@@ -89,6 +90,9 @@ pub struct Status {
     /// What only a far origin has: uploads, the cache, requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far: Option<FarStatus>,
+    /// What only a node of a fleet has: who is there, and where bytes came from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fleet: Option<FleetStatus>,
 }
 
 /// What kind of thing a status is of.
@@ -160,6 +164,7 @@ impl Status {
             memory_bytes: 0,
             memory_peak_bytes: 0,
             far: None,
+            fleet: None,
         }
     }
 }
@@ -208,6 +213,7 @@ impl Node {
             memory_bytes: memory.now,
             memory_peak_bytes: memory.peak,
             far: self.far().map(Far::status),
+            fleet: self.fleet_status(),
         })
     }
 }

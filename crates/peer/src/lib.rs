@@ -24,6 +24,7 @@
 //! simulation runs the same lines.
 
 pub mod dice;
+pub mod fleet;
 pub mod id;
 pub mod members;
 pub mod message;

@@ -150,7 +150,7 @@ impl Books {
     pub(super) fn all(&self) -> Vec<BlobId> {
         let inner = self.inner.lock();
         let mut all = Vec::with_capacity(inner.policy.len());
-        inner.policy.each(|id, ..| all.push(*id));
+        inner.policy.each(|id, _, _, _| all.push(*id));
         all
     }
 
