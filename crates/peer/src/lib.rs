@@ -12,11 +12,17 @@
 //!
 //! - [`id`]: what a node is called and what is known of it.
 //! - [`message`]: what nodes say to one another about blobs, and what that means.
+//! - [`net`]: the transport: connections, requests, serving; [`frame`], [`hello`]: what goes over them, and how they begin.
+//! - [`arriving`]: a blob that is being received, checked as it comes and passed on at once.
 //! - [`seam`]: what this crate is handed: the blobs that a node can give away.
 //!
 //! Nothing here decides on its own clock or chance what goes where: the state machines are told the time and take a seed, so that the
 //! simulation runs the same lines.
 
+pub mod arriving;
+pub mod frame;
+pub mod hello;
 pub mod id;
 pub mod message;
+pub mod net;
 pub mod seam;
