@@ -44,10 +44,10 @@ pub fn no_fleet(name: &str) -> Failure {
 }
 
 fn table(rows: &[PeerRow]) -> String {
-    let mut table = Table::new(["NODE", "ADDRESS", "ZONE", "ROLE", "STARTS", "FREE", "TO SEND", "STATE"]);
+    let mut table = Table::new(&["NODE", "ADDRESS", "ZONE", "ROLE", "STARTS ", "FREE ", "TO SEND ", "STATE"]);
     for row in rows {
         let short: String = row.node.chars().take(8).collect();
-        table.row([
+        table.row(vec![
             short,
             row.address.clone(),
             row.zone.clone(),
