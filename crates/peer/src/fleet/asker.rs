@@ -311,8 +311,9 @@ impl Run {
             return self.tell(Event::Failed { fetch });
         };
         let (sender, inner, arriving) = (self.news.0.clone(), Arc::clone(inner), Arc::clone(&self.arriving));
-        net.clone().spawn(async move {
-            let call = net.fetch_into(peer, &arriving, FETCHING);
+        let asked = net.clone();
+        net.spawn(async move {
+            let call = asked.fetch_into(peer, &arriving, FETCHING);
             let result = tokio::select! {
                 result = call => result,
                 _ = cancelled => return,
