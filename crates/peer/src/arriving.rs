@@ -241,7 +241,11 @@ impl Arriving {
         if self.sums.get().is_none() {
             let sums = Sums::of(&bytes);
             if sums.id() != self.id {
-                return Err(Fail::Corrupt(format!("the bytes are those of {}, not of {}", sums.id(), self.id)));
+                return Err(Fail::Corrupt(format!(
+                    "the bytes are those of {}, not of {}",
+                    sums.id(),
+                    self.id
+                )));
             }
             let mut writing = self.writing.lock();
             if self.sums.get().is_none() {

@@ -20,8 +20,8 @@ use blob::sums::crc32c;
 
 pub use payload::{Get, ListAsk, Refusal, Texted};
 pub(crate) use payload::{
-    decode_answers, decode_ask, decode_listed, decode_notes, encode_answers, encode_ask, encode_listed,
-    encode_notes,
+    LIST_MAX, decode_answers, decode_ask, decode_listed, decode_notes, encode_answers, encode_ask,
+    encode_listed, encode_notes,
 };
 
 /// The version of the protocol that this program speaks. The first four bytes of a header mean the same in all versions.
@@ -85,8 +85,8 @@ impl Type {
     fn of(byte: u8) -> Option<Type> {
         use Type::*;
         let all = [
-            Hello, Challenge, Proof, Welcome, Refuse, Ask, Answers, Notes, Done, List, Listed, Get, Sums, Data,
-            Error, Cancel, Suspect, Ping, Pong, Bye,
+            Hello, Challenge, Proof, Welcome, Refuse, Ask, Answers, Notes, Done, List, Listed, Get, Sums,
+            Data, Error, Cancel, Suspect, Ping, Pong, Bye,
         ];
         all.into_iter().find(|one| *one as u8 == byte)
     }
@@ -145,7 +145,9 @@ pub enum BadFrame {
     #[error("the bytes are not Covey's protocol")]
     Magic,
     /// Another version of it.
-    #[error("it speaks version {0} of the protocol, this program version {VERSION}: bring both to one release")]
+    #[error(
+        "it speaks version {0} of the protocol, this program version {VERSION}: bring both to one release"
+    )]
     Version(u8),
     /// Damaged on the way, or garbage.
     #[error("a frame's checksum is wrong")]

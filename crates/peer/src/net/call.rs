@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use base::BlobId;
 use parking_lot::{Condvar, Mutex};
 
 use super::fail::Fail;
@@ -171,9 +170,4 @@ pub(crate) fn bytes(reply: Reply) -> Option<Vec<u8>> {
 
 pub(crate) fn done(reply: Reply) -> Option<()> {
     matches!(reply, Reply::Done).then_some(())
-}
-
-/// What a call is about, for its error's text.
-pub(crate) fn no_blob(id: &BlobId) -> String {
-    format!("{id} is not what came")
 }
