@@ -197,7 +197,7 @@ impl World {
 
 #[test]
 fn fleets_join_stay_quiet_and_notice_a_death() {
-    for (n, quiet) in [(3, 300.0), (50, 350.0), (100, 400.0)] {
+    for (n, quiet) in [(3, 320.0), (50, 380.0), (100, 390.0)] {
         let mut world = World::fleet(n, 7);
         let joined = world.until(secs(60), |world| world.all_see(n));
         world.run(secs(60));
@@ -224,6 +224,8 @@ fn a_lossy_network_that_doubles_has_no_false_deaths_for_long() {
     let mut world = World::fleet(50, 3);
     (world.loss, world.twice) = (0.05, 0.05);
     world.until(secs(90), |world| world.all_see(50));
+    let early: u64 = world.nodes.values().map(|node| node.machine.returns()).sum();
+    println!("{early} returns while joining");
     world.run(secs(180));
     // A return is a death that was none. It has to be rare, and to heal.
     let returns: u64 = world.nodes.values().map(|node| node.machine.returns()).sum();
@@ -232,6 +234,24 @@ fn a_lossy_network_that_doubles_has_no_false_deaths_for_long() {
     world.run(secs(60));
     (world.loss, world.twice) = (0.0, 0.0);
     world.until(secs(120), |world| world.all_see(50));
+}
+
+/// Once a node that was unreachable for three seconds was declared down although it answered again: all that was said of the suspicion
+/// had been said while it could not hear it. And once a suspicion that was refuted in time ended in "you are down" all the same.
+#[test]
+fn regression_who_was_away_when_it_was_suspected_is_told() {
+    let mut world = World::fleet(50, 13);
+    world.until(secs(60), |world| world.all_see(50));
+    world.run(secs(20));
+    // Nothing reaches the first node, or leaves it, for three seconds: long enough to be suspected by some.
+    for _ in 0..5 {
+        world.cut = Some(1);
+        world.run(secs(3));
+        world.cut = None;
+        world.run(secs(20));
+    }
+    let returns: u64 = world.nodes.values().map(|node| node.machine.returns()).sum();
+    assert_eq!(returns, 0);
 }
 
 #[test]
@@ -337,7 +357,7 @@ fn who_is_alone_says_so_once_and_is_found() {
     world.run(secs(120));
     let alone = |world: &World| {
         let events = &world.nodes[&5].events;
-        events.iter().filter(|(_, event)| matches!(event, Event::Alone { addresses: 2 })).count()
+        events.iter().filter(|(_, event)| matches!(event, Event::Alone { addresses: 1 })).count()
     };
     assert_eq!(alone(&world), 1);
     assert!(world.nodes[&5].bytes < 120 * 60, "{} bytes", world.nodes[&5].bytes);
@@ -383,7 +403,7 @@ fn time_that_stood_still_heals() {
 #[test]
 fn what_is_no_gossip_is_counted_and_does_no_harm() {
     let mut machine = Machine::new(&member(0, 1), vec![], 1, Duration::ZERO);
-    let garbage: &[&[u8]] = &[&[], &[0], &[0, 0], &[0, 9], &[1], &[2, 3], &[3; 60], &[4; 60], &[5], &[255; 100]];
+    let garbage: &[&[u8]] = &[&[], &[0], &[0, 0], &[0, 0, 0, 0, 0, 9], &[0, 0, 0, 0, 0, 0], &[1], &[2, 3], &[3; 60], &[4; 60], &[5], &[255; 100]];
     for (at, bytes) in garbage.iter().enumerate() {
         machine.receive(secs(at as u64), bytes);
         assert_eq!(machine.malformed(), at as u64 + 1, "{bytes:?}");
