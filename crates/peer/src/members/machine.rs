@@ -122,12 +122,16 @@ fn config(nodes: usize) -> Config {
     let mut config = Config::new_lan(nodes.unwrap_or(NonZeroU32::MIN));
     config.max_packet_size = FOCA_MAX.try_into().must("a datagram has room");
     // The digest finds what is missing; this is only foca's own way to it, and a feed is as large as seconds of the rest.
-    config.periodic_announce =
-        Some(PeriodicParams { frequency: Duration::from_secs(300), num_members: 1.try_into().must("1 is not 0") });
+    config.periodic_announce = Some(PeriodicParams {
+        frequency: Duration::from_secs(300),
+        num_members: 1.try_into().must("1 is not 0"),
+    });
     // A fleet that starts all at once is larger than each thinks. Where nothing happens, nothing is sent more often.
     config.max_transmissions = config.max_transmissions.max(8.try_into().must("8 is not 0"));
-    config.periodic_announce_to_down_members =
-        Some(PeriodicParams { frequency: Duration::from_secs(15), num_members: 2.try_into().must("2 is not 0") });
+    config.periodic_announce_to_down_members = Some(PeriodicParams {
+        frequency: Duration::from_secs(15),
+        num_members: 2.try_into().must("2 is not 0"),
+    });
     config.remove_down_after = Some(Duration::from_secs(6 * 3600));
     config
 }
@@ -367,7 +371,9 @@ impl Machine {
     /// Does what is due.
     pub fn tick(&mut self, now: Duration) {
         self.world.now = now;
-        while !self.left && let Some(timer) = self.world.due(now) {
+        while !self.left
+            && let Some(timer) = self.world.due(now)
+        {
             if self.is_refuted(&timer) {
                 continue;
             }
@@ -379,7 +385,8 @@ impl Machine {
             return;
         }
         let alone = self.foca.num_members() == 0;
-        let present = |address: &SocketAddr| self.roster.members.iter().any(|member| member.address == *address);
+        let present =
+            |address: &SocketAddr| self.roster.members.iter().any(|member| member.address == *address);
         let knocks = self.found.due(now, alone, &mut self.dice, present);
         knocks.into_iter().for_each(|address| self.say(KNOCK, address, &[]));
         if let Some(addresses) = self.found.in_vain(now, alone) {

@@ -126,6 +126,10 @@ mod tests {
         returned.generation += 1;
         let (last, change) = Roster::follow(&next, vec![member(2, 2, 0), returned, member(4, 1, 0)]);
         let change = change.unwrap();
-        assert_eq!((last.epoch, change.joined.len(), change.gone.len()), (6, 0, 0), "a new epoch, but nobody came");
+        assert_eq!(
+            (last.epoch, change.joined.len(), change.gone.len()),
+            (6, 0, 0),
+            "a new epoch, but nobody came"
+        );
     }
 }

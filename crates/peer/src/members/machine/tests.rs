@@ -190,7 +190,9 @@ impl World {
     fn gone(&self, since: Duration) -> usize {
         let events = self.nodes.values().flat_map(|node| &node.events);
         events
-            .filter(|(at, event)| *at > since && matches!(event, Event::Changed(change) if !change.gone.is_empty()))
+            .filter(|(at, event)| {
+                *at > since && matches!(event, Event::Changed(change) if !change.gone.is_empty())
+            })
             .count()
     }
 }
@@ -206,7 +208,9 @@ fn fleets_join_stay_quiet_and_notice_a_death() {
         assert_eq!(world.gone(since), 0, "nobody dies of nothing");
         world.kill(n - 1);
         let noticed = world.until(secs(40), |world| world.all_see(n - 1));
-        println!("{n} nodes: joined in {joined:?}, {bytes:.0} B/s a node, a death known to all in {noticed:?}");
+        println!(
+            "{n} nodes: joined in {joined:?}, {bytes:.0} B/s a node, a death known to all in {noticed:?}"
+        );
         assert!(bytes < quiet, "{bytes} B/s a node with {n} nodes");
         assert!(noticed < secs(25), "{noticed:?}");
     }
@@ -300,10 +304,13 @@ fn a_restart_is_seen_as_another_run_and_a_move_as_the_same_node() {
     world.start(4, 2, vec![address(0)]);
     world.until(secs(30), |world| {
         let roster = world.nodes[&1].machine.roster();
-        roster.get(member(4, 1).node).is_some_and(|seen| run_of(seen.generation) == 2) && roster.members.len() == 5
+        roster.get(member(4, 1).node).is_some_and(|seen| run_of(seen.generation) == 2)
+            && roster.members.len() == 5
     });
-    let restarted = |(_, event): &(Duration, Event)| matches!(event, Event::Changed(change)
-        if change.gone == [member(4, 1).node] && change.joined.len() == 1);
+    let restarted = |(_, event): &(Duration, Event)| {
+        matches!(event, Event::Changed(change)
+        if change.gone == [member(4, 1).node] && change.joined.len() == 1)
+    };
     assert!(world.nodes[&1].events.iter().any(restarted), "told as a restart");
 
     // It comes back on another address, before anybody has missed it.
@@ -314,7 +321,9 @@ fn a_restart_is_seen_as_another_run_and_a_move_as_the_same_node() {
     world.nodes.insert(40, Node { machine, events: Vec::new(), bytes: 0, tick: Duration::MAX });
     world.after(40);
     world.until(secs(60), |world| {
-        let sees = |node: &Node| node.machine.roster().get(moved.node).is_some_and(|seen| seen.address == address(40));
+        let sees = |node: &Node| {
+            node.machine.roster().get(moved.node).is_some_and(|seen| seen.address == address(40))
+        };
         world.nodes.values().all(sees) && world.all_see(5)
     });
 }
@@ -339,7 +348,9 @@ fn loads_arrive() {
     world.run(secs(30));
     world.nodes.get_mut(&7).unwrap().machine.vitals(123_456, 77);
     let told = |world: &World| {
-        let loads = |node: &Node| node.machine.roster().get(member(7, 1).node).map(|seen| (seen.free / 64, seen.load));
+        let loads = |node: &Node| {
+            node.machine.roster().get(member(7, 1).node).map(|seen| (seen.free / 64, seen.load))
+        };
         world.nodes.values().filter(|node| loads(node) == Some((123_456 / 64, 77))).count()
     };
     let took = world.until(secs(30), |world| told(world) >= 40);
@@ -379,7 +390,8 @@ fn a_copied_folder_is_told() {
     world.nodes.insert(9, Node { machine, events: Vec::new(), bytes: 0, tick: Duration::MAX });
     world.after(9);
     world.run(secs(30));
-    let told = |(_, event): &(Duration, Event)| matches!(event, Event::Twin { address: at } if *at == address(9));
+    let told =
+        |(_, event): &(Duration, Event)| matches!(event, Event::Twin { address: at } if *at == address(9));
     assert_eq!(world.nodes[&2].events.iter().filter(|event| told(event)).count(), 1);
 }
 
@@ -403,7 +415,19 @@ fn time_that_stood_still_heals() {
 #[test]
 fn what_is_no_gossip_is_counted_and_does_no_harm() {
     let mut machine = Machine::new(&member(0, 1), vec![], 1, Duration::ZERO);
-    let garbage: &[&[u8]] = &[&[], &[0], &[0, 0], &[0, 0, 0, 0, 0, 9], &[0, 0, 0, 0, 0, 0], &[1], &[2, 3], &[3; 60], &[4; 60], &[5], &[255; 100]];
+    let garbage: &[&[u8]] = &[
+        &[],
+        &[0],
+        &[0, 0],
+        &[0, 0, 0, 0, 0, 9],
+        &[0, 0, 0, 0, 0, 0],
+        &[1],
+        &[2, 3],
+        &[3; 60],
+        &[4; 60],
+        &[5],
+        &[255; 100],
+    ];
     for (at, bytes) in garbage.iter().enumerate() {
         machine.receive(secs(at as u64), bytes);
         assert_eq!(machine.malformed(), at as u64 + 1, "{bytes:?}");
