@@ -1,5 +1,7 @@
 //! Membership over real sockets, on loopback: joining, leaving, dying, coming back, and what does not belong.
 
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test of real time")]
+
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};

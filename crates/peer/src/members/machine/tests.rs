@@ -44,14 +44,16 @@ struct Node {
     tick: Duration,
 }
 
+/// When, which of those at once, at whom, and a datagram; nothing: a tick.
+type Happening = Reverse<(Duration, u64, usize, Option<Vec<u8>>)>;
+
 /// The world.
 struct World {
     now: Duration,
     dice: Dice,
     nodes: BTreeMap<usize, Node>,
     by_address: HashMap<SocketAddr, usize>,
-    // What happens when: a tick (no bytes), or an arrival.
-    heap: BinaryHeap<Reverse<(Duration, u64, usize, Option<Vec<u8>>)>>,
+    heap: BinaryHeap<Happening>,
     count: u64,
     loss: f64,
     twice: f64,
