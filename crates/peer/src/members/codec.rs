@@ -248,8 +248,13 @@ mod tests {
         let address = (any::<IpAddr>(), any::<u16>()).prop_map(|(ip, port)| SocketAddr::new(ip, port));
         let role = prop_oneof![Just(Role::Node), Just(Role::Depot)];
         (any::<[u8; 16]>(), any::<u64>(), address, "[a-z0-9._-]{1,63}", role, any::<u16>()).prop_map(
-            |(node, generation, address, zone, role, weight)| {
-                Who { node: NodeId(node), generation, address, zone: Zone::new(&zone).unwrap(), role, weight }
+            |(node, generation, address, zone, role, weight)| Who {
+                node: NodeId(node),
+                generation,
+                address,
+                zone: Zone::new(&zone).unwrap(),
+                role,
+                weight,
             },
         )
     }

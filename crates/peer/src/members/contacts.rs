@@ -67,11 +67,26 @@ mod tests {
     fn contacts_are_addresses_and_names() {
         let read = Contact::parse("10.0.0.1:7, [::1]:8,nodes.example:9").unwrap();
         let address = |text: &str| Contact::Address(text.parse().unwrap());
-        assert_eq!(read, [address("10.0.0.1:7"), address("[::1]:8"), Contact::Name("nodes.example:9".into())]);
+        assert_eq!(
+            read,
+            [address("10.0.0.1:7"), address("[::1]:8"), Contact::Name("nodes.example:9".into())]
+        );
         assert_eq!(Contact::parse(""), Ok(vec![]));
-        for bad in ["10.0.0.1", "10.0.0.1:0", "0.0.0.0:7", "300.0.0.1:7", "a b:7", ":7", "name:", "name:99999", "http://a:1"] {
+        for bad in [
+            "10.0.0.1",
+            "10.0.0.1:0",
+            "0.0.0.0:7",
+            "300.0.0.1:7",
+            "a b:7",
+            ":7",
+            "name:",
+            "name:99999",
+            "http://a:1",
+        ] {
             assert!(Contact::parse(bad).is_err(), "{bad}");
         }
-        assert!(Contact::Name("localhost:7".into()).addresses().unwrap().iter().all(|a| a.ip().is_loopback()));
+        assert!(
+            Contact::Name("localhost:7".into()).addresses().unwrap().iter().all(|a| a.ip().is_loopback())
+        );
     }
 }

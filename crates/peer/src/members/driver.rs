@@ -54,7 +54,9 @@ pub struct Setup {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The record's address is no place.
-    #[error("{0} is no address at which the others could reach this node: name one with --listen or --advertise")]
+    #[error(
+        "{0} is no address at which the others could reach this node: name one with --listen or --advertise"
+    )]
     Address(SocketAddr),
     /// The socket or a thread.
     #[error("membership cannot start: {0}")]
@@ -151,7 +153,10 @@ impl Members {
         })?;
         members.threads.lock().push(gossip);
         if contacts.iter().any(|contact| matches!(contact, Contact::Name(_))) {
-            members.threads.lock().push(base::thread::spawn("covey-names", move || shared.look_up(&contacts))?);
+            members
+                .threads
+                .lock()
+                .push(base::thread::spawn("covey-names", move || shared.look_up(&contacts))?);
         }
         Ok(members)
     }
@@ -212,7 +217,7 @@ impl Members {
         for thread in threads {
             // The watcher may be who drops this; and a resolver that hangs is not waited for.
             let names = thread.thread().name() == Some("covey-names");
-            if thread.thread().id() != me && !(names && !thread.is_finished()) {
+            if thread.thread().id() != me && (!names || thread.is_finished()) {
                 // A panic there has been printed; there is nothing to add.
                 thread.join().ok();
             }
@@ -266,7 +271,10 @@ impl Shared {
         match self.socket.recv_from(buffer) {
             Ok((len, _)) => Ok(Some(len)),
             Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) =>
+                if matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                ) =>
             {
                 Ok(None)
             }

@@ -181,7 +181,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = NodeHome::open(folder.path()).unwrap();
         let error = NodeHome::open(folder.path()).unwrap_err();
-        assert!(matches!(error, HomeError::Taken { .. }) && error.to_string().contains("of its own"), "{error}");
+        assert!(
+            matches!(error, HomeError::Taken { .. }) && error.to_string().contains("of its own"),
+            "{error}"
+        );
         drop(first);
         NodeHome::open(folder.path()).unwrap();
     }

@@ -15,6 +15,8 @@
 //!   there: halves of a fleet that was cut find each other so, also when foca has forgotten the other half.
 //! - **The whole list.** foca's answer to an announcement holds some thirty members. A newcomer *asks* one member for the rest, page by page
 //!   in the order of ids.
+//! - **Nobody missing for long.** Gossip reaches nearly everybody, soon. Each message carries a digest of the sender's roster; whoever's own
+//!   is another one, and has been for seconds, asks for the list.
 //! - **Loads** ([`super::vitals`]).
 //!
 //! An answer goes to the address in the (sealed) question, never to where the packet claims to come from: nobody can be flooded by way of
@@ -28,8 +30,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::BufMut;
-use foca::{Codec, Config, Error, Foca, NoCustomBroadcast, PeriodicParams};
+use bytes::{Buf, BufMut};
+use foca::{Codec, Config, Error, Foca, NoCustomBroadcast, PeriodicParams, State, Timer};
 
 use super::codec::{Compact, put_who, take_who};
 use super::dice::Dice;
@@ -42,14 +44,20 @@ use base::Must;
 use found::{Found, KNOCKS};
 use world::World;
 
+// The first byte of what is said, and what follows it:
+/// The sender's digest 4, vitals, and foca's own.
 const GOSSIP: u8 = 0;
+/// Who knocks.
 const KNOCK: u8 = 1;
+/// Who answers.
 const HERE: u8 = 2;
+/// Who asks, and the id after which the list shall go on.
 const LIST: u8 = 3;
+/// Who answers, and members; none: that was all. Also unasked, to one who is suspected.
 const LISTED: u8 = 4;
 
 /// What foca may say in one datagram: the rest is the kind, and loads.
-const FOCA_MAX: usize = PLAIN_MAX - 1 - VITALS_MAX;
+const FOCA_MAX: usize = PLAIN_MAX - 1 - 4 - VITALS_MAX;
 /// Changes of the fleet that come at once are told at once.
 const TOGETHER: Duration = Duration::from_millis(20);
 /// Changes of loads can wait.
@@ -57,6 +65,13 @@ const LOADS: Duration = Duration::from_secs(1);
 /// How long a newcomer waits for a page of the list, and from how many it asks one in vain.
 const PAGE: Duration = Duration::from_secs(1);
 const PAGE_TRIES: u8 = 8;
+/// Rosters are compared when one's own has not changed for so long,
+const CALM: Duration = Duration::from_secs(4);
+/// and at most so often; where it never is calm, now and then all the same.
+const COMPARE: Duration = Duration::from_secs(8);
+const COMPARE_ANYWAY: Duration = Duration::from_secs(60);
+/// Who is suspected is told so often.
+const WARN: Duration = Duration::from_secs(1);
 /// A line about a twin is enough every so often.
 const TWIN: Duration = Duration::from_secs(60);
 
@@ -92,6 +107,9 @@ pub struct Machine {
     publish: Option<Duration>,
     page: Option<(Duration, NodeId, u8)>,
     twin: Option<Duration>,
+    calm_at: Duration,
+    warn_at: Duration,
+    compare_at: Duration,
     sized: usize,
     events: Vec<Event>,
     malformed: u64,
@@ -103,8 +121,17 @@ fn config(nodes: usize) -> Config {
     let nodes = NonZeroU32::new(nodes.next_power_of_two().clamp(8, 1 << 16) as u32);
     let mut config = Config::new_lan(nodes.unwrap_or(NonZeroU32::MIN));
     config.max_packet_size = FOCA_MAX.try_into().must("a datagram has room");
-    config.periodic_announce_to_down_members =
-        Some(PeriodicParams { frequency: Duration::from_secs(15), num_members: 2.try_into().must("2 is not 0") });
+    // The digest finds what is missing; this is only foca's own way to it, and a feed is as large as seconds of the rest.
+    config.periodic_announce = Some(PeriodicParams {
+        frequency: Duration::from_secs(300),
+        num_members: 1.try_into().must("1 is not 0"),
+    });
+    // A fleet that starts all at once is larger than each thinks. Where nothing happens, nothing is sent more often.
+    config.max_transmissions = config.max_transmissions.max(8.try_into().must("8 is not 0"));
+    config.periodic_announce_to_down_members = Some(PeriodicParams {
+        frequency: Duration::from_secs(15),
+        num_members: 2.try_into().must("2 is not 0"),
+    });
     config.remove_down_after = Some(Duration::from_secs(6 * 3600));
     config
 }
@@ -128,6 +155,9 @@ impl Machine {
             publish: None,
             page: None,
             twin: None,
+            calm_at: now,
+            warn_at: now,
+            compare_at: now,
             sized: 1,
             events: Vec::new(),
             malformed: 0,
@@ -202,6 +232,7 @@ impl Machine {
         let (&kind, mut rest) = plain.split_first()?;
         if kind == GOSSIP {
             let me = self.foca.identity().node;
+            let digest = rest.try_get_u32().ok()?;
             if self.vitals.take(&mut rest, me)? {
                 self.publish.get_or_insert(now + LOADS);
             }
@@ -213,7 +244,11 @@ impl Machine {
                     self.suspect_twin(now, &from?);
                     Some(())
                 }
-                Err(Error::NotConnected | Error::IncompleteProbeCycle) | Ok(()) => Some(()),
+                Err(Error::NotConnected | Error::IncompleteProbeCycle) => Some(()),
+                Ok(()) => {
+                    self.compare(now, digest, &from?);
+                    Some(())
+                }
                 Err(_) => None,
             };
         }
@@ -231,13 +266,43 @@ impl Machine {
             }
             LIST => {
                 let after = NodeId(rest.try_into().ok()?);
-                let page = self.list(after);
+                let page = self.list(after, who.node);
                 self.say(LISTED, who.address, &page);
             }
             LISTED => self.listed(now, &who, rest)?,
             _ => return None,
         }
         Some(())
+    }
+
+    /// Tells those whom this node itself suspects, and goes on telling. What it said of the suspicion may have been lost with the rest:
+    /// whoever was cut off for some seconds says "suspect" to nobody, and would declare a healthy node down seconds after the cut.
+    fn warn(&mut self, now: Duration) {
+        if now < self.warn_at || self.world.suspected.is_empty() {
+            return;
+        }
+        self.warn_at = now + WARN;
+        self.world.suspected.retain(|(_, _, until)| *until > now);
+        let mut suspected = std::mem::take(&mut self.world.suspected);
+        suspected.retain(|(who, incarnation, _)| self.is_suspected(who, *incarnation));
+        for (who, incarnation, _) in &suspected {
+            let member = foca::Member::new(who.clone(), *incarnation, State::Suspect);
+            let mut told = Vec::new();
+            if Compact.encode_member(&member, &mut told).is_ok() {
+                self.say(LISTED, who.address, &told);
+            }
+        }
+        self.world.suspected = suspected;
+    }
+
+    /// Asks for the list who sees another fleet than this node does.
+    fn compare(&mut self, now: Duration, digest: u32, who: &Who) {
+        let calm = now >= self.calm_at || now >= self.compare_at + COMPARE_ANYWAY;
+        if digest != self.roster.digest() && calm && now >= self.compare_at && self.page.is_none() {
+            self.compare_at = now + COMPARE;
+            self.page = Some((now + PAGE, NodeId([0; 16]), 0));
+            self.say(LIST, who.address, &[0; 16]);
+        }
     }
 
     /// One with this node's id that listens elsewhere. What this node itself said, or its run before, is none.
@@ -260,9 +325,10 @@ impl Machine {
         }
     }
 
-    /// The members after a node in the order of ids, as many as fit.
-    fn list(&mut self, after: NodeId) -> Vec<u8> {
-        let mut members: Vec<_> = self.foca.iter_members().filter(|member| member.id().node > after).collect();
+    /// The members after a node in the order of ids, as many as fit, without the one who asks.
+    fn list(&mut self, after: NodeId, but: NodeId) -> Vec<u8> {
+        let wanted = |member: &&foca::Member<Who>| member.id().node > after && member.id().node != but;
+        let mut members: Vec<_> = self.foca.iter_members().filter(wanted).collect();
         members.sort_unstable_by_key(|member| member.id().node);
         let mut page = Vec::new().limit(PLAIN_MAX - 1 - super::codec::WHO_MAX);
         for member in members {
@@ -279,9 +345,17 @@ impl Machine {
             members.push(Compact.decode_member(&mut page).ok()?);
         }
         let last = members.last().map(|member| member.id().node);
+        let me = self.foca.identity().node;
+        let of_me = members.iter().any(|member| member.id().node == me);
         self.foca.apply_many(members.into_iter(), false, &mut self.world).ok();
+        if of_me {
+            // Whoever suspects this node, or has an old record of it, hears the newest from itself.
+            self.foca.announce(by.clone(), &mut self.world).ok();
+        }
         self.flush();
-        let (_, after, _) = self.page?;
+        let Some((_, after, _)) = self.page else {
+            return Some(());
+        };
         match last {
             // Only what goes on from here: a page that comes twice does not lead back.
             Some(last) if last > after => {
@@ -297,7 +371,12 @@ impl Machine {
     /// Does what is due.
     pub fn tick(&mut self, now: Duration) {
         self.world.now = now;
-        while !self.left && let Some(timer) = self.world.due(now) {
+        while !self.left
+            && let Some(timer) = self.world.due(now)
+        {
+            if self.is_refuted(&timer) {
+                continue;
+            }
             // What it says about its own state it has put right by itself.
             self.foca.handle_timer(timer, &mut self.world).ok();
             self.flush();
@@ -306,7 +385,8 @@ impl Machine {
             return;
         }
         let alone = self.foca.num_members() == 0;
-        let present = |address: &SocketAddr| self.roster.members.iter().any(|member| member.address == *address);
+        let present =
+            |address: &SocketAddr| self.roster.members.iter().any(|member| member.address == *address);
         let knocks = self.found.due(now, alone, &mut self.dice, present);
         knocks.into_iter().for_each(|address| self.say(KNOCK, address, &[]));
         if let Some(addresses) = self.found.in_vain(now, alone) {
@@ -318,7 +398,24 @@ impl Machine {
             self.publish.get_or_insert(now + LOADS);
         }
         self.next_page(now);
+        self.warn(now);
         self.settle(now);
+    }
+
+    /// Whether a suspicion's time is up that is none any more. foca 2.0 does not declare that node down, but tells it that it is, whereupon
+    /// the node comes back as another generation: each refuted suspicion would look like a death.
+    fn is_refuted(&self, timer: &Timer<Who>) -> bool {
+        let Timer::ChangeSuspectToDown { member_id, incarnation, .. } = timer else {
+            return false;
+        };
+        !self.is_suspected(member_id, *incarnation)
+    }
+
+    fn is_suspected(&self, who: &Who, incarnation: u16) -> bool {
+        let same = |member: &foca::Member<Who>| {
+            member.id() == who && member.incarnation() == incarnation && member.state() == State::Suspect
+        };
+        self.foca.iter_members().any(same)
     }
 
     /// Asks somebody else for the list when a page does not come.
@@ -340,8 +437,9 @@ impl Machine {
     fn flush(&mut self) {
         let foca = std::mem::take(&mut self.world.said);
         for (to, said) in foca {
-            let mut plain = Vec::with_capacity(1 + VITALS_MAX + said.len());
+            let mut plain = Vec::with_capacity(1 + 4 + VITALS_MAX + said.len());
             plain.put_u8(GOSSIP);
+            plain.put_u32(self.roster.digest());
             self.vitals.put(&mut plain);
             plain.extend_from_slice(&said);
             self.world.sends.push((to, plain));
@@ -380,6 +478,7 @@ impl Machine {
         let Some(change) = change else {
             return;
         };
+        self.calm_at = now + CALM;
         change.joined.iter().for_each(|member| self.found.saw(member.address));
         self.vitals.keep(self.roster.members.iter().map(|member| member.node));
         self.events.push(Event::Changed(change));
@@ -387,7 +486,6 @@ impl Machine {
         if size != self.sized && self.foca.set_config(config(size)).is_ok() {
             self.sized = size;
         }
-        self.world.now = now;
     }
 
     /// Says farewell to a few, who tell the others. After it nothing is heard or said any more, but [`Machine::sends`] has the farewells.

@@ -12,6 +12,7 @@ pub struct Roster {
     pub epoch: u64,
     /// Everybody, this node included, in the order of ids.
     pub members: Vec<Member>,
+    digest: u32,
 }
 
 /// What has changed from one epoch to the next.
@@ -34,7 +35,19 @@ impl Roster {
     /// Of these, in any order.
     pub fn new(epoch: u64, mut members: Vec<Member>) -> Roster {
         members.sort_unstable_by_key(|member| member.node);
-        Roster { epoch, members }
+        let one = |member: &Member| {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update(&member.node.0).update(&member.generation.to_be_bytes());
+            let [a, b, c, d, ..] = *hasher.finalize().as_bytes();
+            u32::from_be_bytes([a, b, c, d])
+        };
+        let digest = members.iter().fold(0, |sum: u32, member| sum.wrapping_add(one(member)));
+        Roster { epoch, members, digest }
+    }
+
+    /// A number that two nodes have alike if they see the same generations of the same nodes, and hardly ever else.
+    pub fn digest(&self) -> u32 {
+        self.digest
     }
 
     /// A member by its id.
@@ -113,6 +126,10 @@ mod tests {
         returned.generation += 1;
         let (last, change) = Roster::follow(&next, vec![member(2, 2, 0), returned, member(4, 1, 0)]);
         let change = change.unwrap();
-        assert_eq!((last.epoch, change.joined.len(), change.gone.len()), (6, 0, 0), "a new epoch, but nobody came");
+        assert_eq!(
+            (last.epoch, change.joined.len(), change.gone.len()),
+            (6, 0, 0),
+            "a new epoch, but nobody came"
+        );
     }
 }

@@ -129,7 +129,8 @@ mod tests {
     fn a_counter_that_ends_begins_anew_with_other_bytes() {
         let mut ours = seal("a", 1);
         ours.sent = u32::MAX - 1;
-        let nonces: std::collections::HashSet<Vec<u8>> = (0..4).map(|_| ours.seal(b"")[1..13].to_vec()).collect();
+        let nonces: std::collections::HashSet<Vec<u8>> =
+            (0..4).map(|_| ours.seal(b"")[1..13].to_vec()).collect();
         assert_eq!(nonces.len(), 4);
     }
 

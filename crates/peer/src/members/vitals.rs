@@ -119,10 +119,8 @@ impl Vitals {
     pub fn put(&mut self, to: &mut impl BufMut) {
         let count = self.queue.len().min(RECORDS);
         let taken: Vec<(Short, u8)> = self.queue.drain(..count).collect();
-        let records: Vec<(Short, Record, u8)> = taken
-            .into_iter()
-            .filter_map(|(key, left)| Some((key, *self.known.get(&key)?, left)))
-            .collect();
+        let records: Vec<(Short, Record, u8)> =
+            taken.into_iter().filter_map(|(key, left)| Some((key, *self.known.get(&key)?, left))).collect();
         to.put_u8(records.len() as u8);
         for (key, record, left) in records {
             to.put_slice(&key);

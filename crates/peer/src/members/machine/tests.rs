@@ -44,14 +44,16 @@ struct Node {
     tick: Duration,
 }
 
+/// When, which of those at once, at whom, and a datagram; nothing: a tick.
+type Happening = Reverse<(Duration, u64, usize, Option<Vec<u8>>)>;
+
 /// The world.
 struct World {
     now: Duration,
     dice: Dice,
     nodes: BTreeMap<usize, Node>,
     by_address: HashMap<SocketAddr, usize>,
-    // What happens when: a tick (no bytes), or an arrival.
-    heap: BinaryHeap<Reverse<(Duration, u64, usize, Option<Vec<u8>>)>>,
+    heap: BinaryHeap<Happening>,
     count: u64,
     loss: f64,
     twice: f64,
@@ -190,14 +192,16 @@ impl World {
     fn gone(&self, since: Duration) -> usize {
         let events = self.nodes.values().flat_map(|node| &node.events);
         events
-            .filter(|(at, event)| *at > since && matches!(event, Event::Changed(change) if !change.gone.is_empty()))
+            .filter(|(at, event)| {
+                *at > since && matches!(event, Event::Changed(change) if !change.gone.is_empty())
+            })
             .count()
     }
 }
 
 #[test]
 fn fleets_join_stay_quiet_and_notice_a_death() {
-    for (n, quiet) in [(3, 300.0), (50, 350.0), (100, 400.0)] {
+    for (n, quiet) in [(3, 320.0), (50, 380.0), (100, 390.0)] {
         let mut world = World::fleet(n, 7);
         let joined = world.until(secs(60), |world| world.all_see(n));
         world.run(secs(60));
@@ -206,7 +210,9 @@ fn fleets_join_stay_quiet_and_notice_a_death() {
         assert_eq!(world.gone(since), 0, "nobody dies of nothing");
         world.kill(n - 1);
         let noticed = world.until(secs(40), |world| world.all_see(n - 1));
-        println!("{n} nodes: joined in {joined:?}, {bytes:.0} B/s a node, a death known to all in {noticed:?}");
+        println!(
+            "{n} nodes: joined in {joined:?}, {bytes:.0} B/s a node, a death known to all in {noticed:?}"
+        );
         assert!(bytes < quiet, "{bytes} B/s a node with {n} nodes");
         assert!(noticed < secs(25), "{noticed:?}");
     }
@@ -224,6 +230,8 @@ fn a_lossy_network_that_doubles_has_no_false_deaths_for_long() {
     let mut world = World::fleet(50, 3);
     (world.loss, world.twice) = (0.05, 0.05);
     world.until(secs(90), |world| world.all_see(50));
+    let early: u64 = world.nodes.values().map(|node| node.machine.returns()).sum();
+    println!("{early} returns while joining");
     world.run(secs(180));
     // A return is a death that was none. It has to be rare, and to heal.
     let returns: u64 = world.nodes.values().map(|node| node.machine.returns()).sum();
@@ -232,6 +240,24 @@ fn a_lossy_network_that_doubles_has_no_false_deaths_for_long() {
     world.run(secs(60));
     (world.loss, world.twice) = (0.0, 0.0);
     world.until(secs(120), |world| world.all_see(50));
+}
+
+/// Once a node that was unreachable for three seconds was declared down although it answered again: all that was said of the suspicion
+/// had been said while it could not hear it. And once a suspicion that was refuted in time ended in "you are down" all the same.
+#[test]
+fn regression_who_was_away_when_it_was_suspected_is_told() {
+    let mut world = World::fleet(50, 13);
+    world.until(secs(60), |world| world.all_see(50));
+    world.run(secs(20));
+    // Nothing reaches the first node, or leaves it, for three seconds: long enough to be suspected by some.
+    for _ in 0..5 {
+        world.cut = Some(1);
+        world.run(secs(3));
+        world.cut = None;
+        world.run(secs(20));
+    }
+    let returns: u64 = world.nodes.values().map(|node| node.machine.returns()).sum();
+    assert_eq!(returns, 0);
 }
 
 #[test]
@@ -280,10 +306,13 @@ fn a_restart_is_seen_as_another_run_and_a_move_as_the_same_node() {
     world.start(4, 2, vec![address(0)]);
     world.until(secs(30), |world| {
         let roster = world.nodes[&1].machine.roster();
-        roster.get(member(4, 1).node).is_some_and(|seen| run_of(seen.generation) == 2) && roster.members.len() == 5
+        roster.get(member(4, 1).node).is_some_and(|seen| run_of(seen.generation) == 2)
+            && roster.members.len() == 5
     });
-    let restarted = |(_, event): &(Duration, Event)| matches!(event, Event::Changed(change)
-        if change.gone == [member(4, 1).node] && change.joined.len() == 1);
+    let restarted = |(_, event): &(Duration, Event)| {
+        matches!(event, Event::Changed(change)
+        if change.gone == [member(4, 1).node] && change.joined.len() == 1)
+    };
     assert!(world.nodes[&1].events.iter().any(restarted), "told as a restart");
 
     // It comes back on another address, before anybody has missed it.
@@ -294,7 +323,9 @@ fn a_restart_is_seen_as_another_run_and_a_move_as_the_same_node() {
     world.nodes.insert(40, Node { machine, events: Vec::new(), bytes: 0, tick: Duration::MAX });
     world.after(40);
     world.until(secs(60), |world| {
-        let sees = |node: &Node| node.machine.roster().get(moved.node).is_some_and(|seen| seen.address == address(40));
+        let sees = |node: &Node| {
+            node.machine.roster().get(moved.node).is_some_and(|seen| seen.address == address(40))
+        };
         world.nodes.values().all(sees) && world.all_see(5)
     });
 }
@@ -319,7 +350,9 @@ fn loads_arrive() {
     world.run(secs(30));
     world.nodes.get_mut(&7).unwrap().machine.vitals(123_456, 77);
     let told = |world: &World| {
-        let loads = |node: &Node| node.machine.roster().get(member(7, 1).node).map(|seen| (seen.free / 64, seen.load));
+        let loads = |node: &Node| {
+            node.machine.roster().get(member(7, 1).node).map(|seen| (seen.free / 64, seen.load))
+        };
         world.nodes.values().filter(|node| loads(node) == Some((123_456 / 64, 77))).count()
     };
     let took = world.until(secs(30), |world| told(world) >= 40);
@@ -337,7 +370,7 @@ fn who_is_alone_says_so_once_and_is_found() {
     world.run(secs(120));
     let alone = |world: &World| {
         let events = &world.nodes[&5].events;
-        events.iter().filter(|(_, event)| matches!(event, Event::Alone { addresses: 2 })).count()
+        events.iter().filter(|(_, event)| matches!(event, Event::Alone { addresses: 1 })).count()
     };
     assert_eq!(alone(&world), 1);
     assert!(world.nodes[&5].bytes < 120 * 60, "{} bytes", world.nodes[&5].bytes);
@@ -359,7 +392,8 @@ fn a_copied_folder_is_told() {
     world.nodes.insert(9, Node { machine, events: Vec::new(), bytes: 0, tick: Duration::MAX });
     world.after(9);
     world.run(secs(30));
-    let told = |(_, event): &(Duration, Event)| matches!(event, Event::Twin { address: at } if *at == address(9));
+    let told =
+        |(_, event): &(Duration, Event)| matches!(event, Event::Twin { address: at } if *at == address(9));
     assert_eq!(world.nodes[&2].events.iter().filter(|event| told(event)).count(), 1);
 }
 
@@ -383,7 +417,19 @@ fn time_that_stood_still_heals() {
 #[test]
 fn what_is_no_gossip_is_counted_and_does_no_harm() {
     let mut machine = Machine::new(&member(0, 1), vec![], 1, Duration::ZERO);
-    let garbage: &[&[u8]] = &[&[], &[0], &[0, 0], &[0, 9], &[1], &[2, 3], &[3; 60], &[4; 60], &[5], &[255; 100]];
+    let garbage: &[&[u8]] = &[
+        &[],
+        &[0],
+        &[0, 0],
+        &[0, 0, 0, 0, 0, 9],
+        &[0, 0, 0, 0, 0, 0],
+        &[1],
+        &[2, 3],
+        &[3; 60],
+        &[4; 60],
+        &[5],
+        &[255; 100],
+    ];
     for (at, bytes) in garbage.iter().enumerate() {
         machine.receive(secs(at as u64), bytes);
         assert_eq!(machine.malformed(), at as u64 + 1, "{bytes:?}");

@@ -24,6 +24,8 @@ pub struct World {
     pub active: bool,
     /// How often this node was declared down and came back.
     pub returns: u64,
+    /// Whom this node itself suspects, in which incarnation, and until when.
+    pub suspected: Vec<(Who, u16, Duration)>,
     timers: BinaryHeap<Reverse<(Duration, Timer<Who>, u64)>>,
     count: u64,
 }
@@ -58,6 +60,10 @@ impl Runtime<Who> for World {
     }
 
     fn submit_after(&mut self, event: Timer<Who>, after: Duration) {
+        if let Timer::ChangeSuspectToDown { member_id, incarnation, .. } = &event {
+            self.suspected.retain(|(who, ..)| who != member_id);
+            self.suspected.push((member_id.clone(), *incarnation, self.now + after));
+        }
         self.count += 1;
         self.timers.push(Reverse((self.now + after, event, self.count)));
     }
