@@ -5,7 +5,7 @@ use std::time::Duration;
 use peer::message::{Answer, Ask, NOTES_MAX, Note, What};
 use peer::plan::{Action, Event as Happened, Failure, Pace, Plan, Setup, Source, Why};
 
-use crate::model::{BLOB, GATHER, HALF_TRIP, blob_id, blob_no, node_id, node_no};
+use crate::model::{BLOB, GATHER, GATHER_GONE, HALF_TRIP, blob_id, blob_no, node_id, node_no};
 use crate::world::{Event, Job, Question, World};
 
 /// A reader's patience.
@@ -64,12 +64,7 @@ impl World {
                     self.count(from, why);
                     self.start(no, blob, fetch, from);
                 }
-                Action::Cancel { fetch } => {
-                    let job = self.nodes[no as usize].jobs.get_mut(&blob);
-                    if let Some(flow) = job.and_then(|job| job.flows.get_mut(fetch as usize)) {
-                        flow.open = false;
-                    }
-                }
+                Action::Cancel { fetch } => self.cancel(no, blob, fetch),
                 Action::Note { tracker, what } => {
                     let tracker = node_no(&tracker);
                     // A lease that is given back, or a node that did not give: the sooner known the better, but it waits like all.
@@ -163,17 +158,21 @@ impl World {
         let note = Note { group: self.group(blob), blob: blob_id(blob), what };
         let node = &mut self.nodes[no as usize];
         node.notes.push((tracker, note));
-        if node.notes.len() == 1 {
-            self.at(self.now + GATHER, Event::Flush(no));
+        let at = self.now + if what == What::Gone { GATHER_GONE } else { GATHER };
+        if at < node.flush {
+            node.flush = at;
+            self.at(at, Event::Flush(no));
         }
     }
 
     /// What was gathered goes out, a message for each tracker.
     pub fn flush(&mut self, no: u32) {
-        let mut notes = std::mem::take(&mut self.nodes[no as usize].notes);
-        if !self.nodes[no as usize].alive {
+        let (now, node) = (self.now, &mut self.nodes[no as usize]);
+        if node.flush != now || !node.alive {
             return;
         }
+        node.flush = u64::MAX;
+        let mut notes = std::mem::take(&mut node.notes);
         notes.sort_by_key(|(tracker, _)| *tracker);
         for batch in notes.chunk_by(|a, b| a.0 == b.0) {
             for part in batch.chunks(NOTES_MAX) {
@@ -244,8 +243,7 @@ impl World {
         let node = &mut self.nodes[to as usize];
         let cache = &node.cache;
         let Some(tracker) = &mut node.tracker else { return };
-        let answers =
-            tracker.ask(now, node_id(question.from), &ask, &|id| cache.has(blob_no(id)));
+        let answers = tracker.ask(now, node_id(question.from), &ask, &|id| cache.has(blob_no(id)));
         let sized = |answer: &Answer| match answer {
             Answer::Serve | Answer::NotMine => 1,
             Answer::Go { .. } => 33,

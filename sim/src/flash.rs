@@ -1,7 +1,7 @@
 //! A flash crowd: all nodes start within a second and read the same blobs in the same order, 16 ahead.
 
 use crate::cache::Cache;
-use crate::model::Model;
+use crate::model::{LINK, Model, PACKET};
 use crate::outcome::Outcome;
 use crate::world::{Event, World};
 
@@ -74,6 +74,7 @@ pub fn run(model: Model) -> Outcome {
 fn outcome(world: &World) -> Outcome {
     let alive = || world.nodes.iter().filter(|node| node.alive);
     let last = alive().filter_map(|node| node.done).max().unwrap_or(0);
+    let whole = alive().filter(|node| node.rate >= LINK).filter_map(|node| node.done).max().unwrap_or(0);
     let seconds = last as f64 / 1e6;
     let nodes = world.model.nodes;
     let most = |of: fn(&crate::world::Node) -> u64| world.nodes.iter().map(of).max().unwrap_or(0) as f64;
@@ -82,9 +83,11 @@ fn outcome(world: &World) -> Outcome {
         blobs: world.model.blobs,
         seed: world.model.seed,
         seconds,
+        seconds_whole: whole as f64 / 1e6,
         crashed: nodes - alive().count() as u32,
         unfinished: alive().filter(|node| node.done.is_none()).count() as u32,
         coordination: world.tally.bytes as f64 / f64::from(nodes) / seconds,
+        packets: (world.tally.bytes + PACKET * world.tally.messages) as f64 / f64::from(nodes) / seconds,
         coordination_most: most(|node| node.heard) / seconds,
         egress_most: most(|node| node.sent) / 1e9,
         tally: world.tally.clone(),

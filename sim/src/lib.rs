@@ -8,7 +8,8 @@
 //!   and never ahead of it: cut-through.
 //! - A node may be slow (a tenth of the link), or crash: half of those that crash answer nothing any more, of the others the kernel still says that
 //!   the port is closed. The membership tells everybody of a death after 10 s.
-//! - Questions travel in groups, notes in batches of 100 ms. Each message costs its bytes plus 98 of headers.
+//! - Questions travel in groups, notes in batches of 100 ms. Each message
+//!   costs its bytes and the frame's header of 32; with the packet's headers it is shown beside that.
 //!
 //! Not modelled: CPU, loss of packets, congestion between switches, the disk, depots.
 //!

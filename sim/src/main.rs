@@ -11,7 +11,10 @@ use sim::outcome::Outcome;
 use sim::{flash, steady};
 
 #[derive(Parser)]
-#[command(name = "covey-sim", about = "Up to ten thousand nodes with the fleet's own tracker, in one thread, by a seed")]
+#[command(
+    name = "covey-sim",
+    about = "Up to ten thousand nodes with the fleet's own tracker, in one thread, by a seed"
+)]
 struct Options {
     #[command(subcommand)]
     what: What,

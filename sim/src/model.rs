@@ -27,8 +27,12 @@ pub const GIVE_UP: u64 = 2_000_000;
 pub const KNOWN: u64 = 10_000_000;
 /// Notes are gathered for so long.
 pub const GATHER: u64 = 100_000;
-/// Headers of a message: Ethernet, IP, TCP, and the frame's own.
-pub const HEADERS: u64 = 98;
+/// A node that has dropped a blob says so within this: nothing is wrong meanwhile, but a probe that misses.
+pub const GATHER_GONE: u64 = 1_000_000;
+/// The header of a frame.
+pub const FRAME: u64 = 32;
+/// The headers of a packet: Ethernet, IP, TCP.
+pub const PACKET: u64 = 66;
 /// Blobs of a group.
 pub const GROUP: u32 = 16;
 

@@ -1,7 +1,7 @@
 //! Every day: each node reads what it likes, by Zipf's law, from a disk that has room for a part of it.
 
 use crate::cache::Cache;
-use crate::model::Model;
+use crate::model::{Model, PACKET};
 use crate::outcome::{Outcome, Tally};
 use crate::world::{Event, World};
 
@@ -61,9 +61,11 @@ pub fn run(model: Model, seconds: u64) -> Outcome {
         blobs: world.model.blobs,
         seed: world.model.seed,
         seconds: watched,
+        seconds_whole: watched,
         crashed: 0,
         unfinished: 0,
         coordination: world.tally.bytes as f64 / f64::from(nodes) / watched,
+        packets: (world.tally.bytes + PACKET * world.tally.messages) as f64 / f64::from(nodes) / watched,
         coordination_most: most(|node| node.heard) / watched,
         egress_most: most(|node| node.sent) / 1e9,
         tally: world.tally,

@@ -2,9 +2,7 @@
 
 use peer::plan::{Event as Happened, Source};
 
-use crate::model::{
-    BLOB, GET_RATE, GIVE_UP, HALF_TRIP, HEADERS, PIECE, ZONE_RATE, first_byte, node_no, takes,
-};
+use crate::model::{BLOB, GET_RATE, GIVE_UP, HALF_TRIP, PIECE, ZONE_RATE, first_byte, node_no, takes};
 use crate::world::{Event, Flow, Key, World};
 
 impl World {
@@ -58,7 +56,6 @@ impl World {
         let Some(flow) = self.flow_of(key) else { return };
         let (source, streams) = (flow.source, matches!(flow.source, Source::Stream(_)));
         let Some(server) = source.node().map(|node| node_no(&node)) else { return };
-        self.tally.bytes += HEADERS + 40;
         let node = &mut self.nodes[server as usize];
         if !node.alive {
             let after = if node.mute { GIVE_UP } else { HALF_TRIP };
@@ -111,7 +108,8 @@ impl World {
         let slower = rate.min(child.rate);
         let first = begins + HALF_TRIP + takes(PIECE, slower);
         let end = (begins + takes_here).max(above + takes(PIECE, slower)) + HALF_TRIP;
-        child.ingress = child.ingress.max(begins) + takes(BLOB, child.rate);
+        // Booked from now on, not from when the sender begins: what waits for a busy sender leaves the link to others.
+        child.ingress = child.ingress.max(now) + takes(BLOB, child.rate);
         let last = end.max(child.ingress);
         self.lined(key, (first, last));
     }
@@ -137,6 +135,25 @@ impl World {
         (flow.open, flow.line) = (false, None);
         self.stall_children(key.child, key.blob);
         self.tell_plan(key.child, key.blob, Happened::Failed { fetch: key.fetch });
+    }
+
+    /// Nothing of a fetch is wanted any more: both links are free of what had not yet come.
+    pub fn cancel(&mut self, child: u32, blob: u32, fetch: u32) {
+        let now = self.now;
+        let job = self.nodes[child as usize].jobs.get_mut(&blob);
+        let Some(flow) = job.and_then(|job| job.flows.get_mut(fetch as usize)) else { return };
+        flow.open = false;
+        let (server, Some((first, last))) = (flow.source.node(), flow.line.take()) else { return };
+        let left = last.saturating_sub(now) as f64 / last.saturating_sub(first).max(1) as f64;
+        let left = takes((BLOB as f64 * left.min(1.0)) as u64, 1.0);
+        let receiver = &mut self.nodes[child as usize];
+        receiver.ingress =
+            receiver.ingress.saturating_sub(takes(left, receiver.rate)).max(now.min(receiver.ingress));
+        if let Some(server) = server {
+            let sender = &mut self.nodes[node_no(&server) as usize];
+            sender.egress =
+                sender.egress.saturating_sub(takes(left, sender.rate)).max(now.min(sender.egress));
+        }
     }
 
     /// Whom a node was sending to when it crashed: the bytes stop, and that is known at once or late.

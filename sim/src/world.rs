@@ -13,7 +13,7 @@ use peer::plan::{Latencies, Pace, Plan, Source};
 use peer::tracker::{Limits, Tracker};
 
 use crate::cache::Cache;
-use crate::model::{HALF_TRIP, HEADERS, KNOWN, LINK, Model, group_of, node_id, node_no};
+use crate::model::{FRAME, HALF_TRIP, KNOWN, LINK, Model, group_of, node_id, node_no};
 use crate::outcome::Tally;
 
 /// A fetch of a child, as it is at this moment: the number changes when the fetch is interrupted, and older events mean nothing then.
@@ -147,6 +147,8 @@ pub struct Node {
     pub pace: (Pace, u32),
     /// Notes that have not gone out.
     pub notes: Vec<(u32, Note)>,
+    /// When they will.
+    pub flush: u64,
     /// The timer that counts.
     pub timer: u64,
     /// Fetches that it may be sending to.
@@ -205,13 +207,15 @@ impl World {
             latencies: latencies.clone(),
             pace: (Pace::from(&latencies), 0),
             notes: Vec::new(),
+            flush: u64::MAX,
             timer: u64::MAX,
             serving: Vec::new(),
             next: 0,
             done: None,
         };
         let slow = model.slow_per_mille as usize;
-        let rates = (0..model.nodes).map(|_| if dice.below(1_000) < slow { LINK / model.slowness } else { LINK });
+        let rates =
+            (0..model.nodes).map(|_| if dice.below(1_000) < slow { LINK / model.slowness } else { LINK });
         let nodes = rates.map(node).collect();
         let mut world = World {
             scattered: false,
@@ -329,7 +333,10 @@ impl World {
             Event::Known(node) => self.known(node),
             Event::Tick => {
                 let now = self.now;
-                self.nodes.iter_mut().filter_map(|node| node.tracker.as_mut()).for_each(|tracker| tracker.tick(now));
+                self.nodes
+                    .iter_mut()
+                    .filter_map(|node| node.tracker.as_mut())
+                    .for_each(|tracker| tracker.tick(now));
                 self.at(now + 1_000_000, Event::Tick);
             }
         }
@@ -341,8 +348,8 @@ impl World {
             return self.now;
         }
         self.tally.messages += 1;
-        self.tally.bytes += bytes + HEADERS;
-        self.nodes[to as usize].heard += bytes + HEADERS;
+        self.tally.bytes += bytes + FRAME;
+        self.nodes[to as usize].heard += bytes + FRAME;
         self.now + HALF_TRIP
     }
 
@@ -374,12 +381,16 @@ impl World {
 
     /// The membership tells all. Who had blobs of the groups that it tracked tells the new tracker.
     fn known(&mut self, gone: u32) {
-        let groups = (0..self.model.blobs).map(|blob| self.group(blob)).collect::<std::collections::BTreeSet<_>>();
+        let groups =
+            (0..self.model.blobs).map(|blob| self.group(blob)).collect::<std::collections::BTreeSet<_>>();
         let lost: std::collections::BTreeSet<Group> =
             groups.into_iter().filter(|group| self.trackers(*group).first() == Some(&gone)).collect();
         self.place(self.placed.placement().epoch() + 1);
         let id = node_id(gone);
-        self.nodes.iter_mut().filter_map(|node| node.tracker.as_mut()).for_each(|tracker| tracker.member_gone(&id));
+        self.nodes
+            .iter_mut()
+            .filter_map(|node| node.tracker.as_mut())
+            .for_each(|tracker| tracker.member_gone(&id));
         if lost.is_empty() {
             return;
         }
