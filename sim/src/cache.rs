@@ -42,10 +42,10 @@ impl Cache {
     /// The node itself reads it; says whether it was there.
     pub fn read(&mut self, blob: u32) -> bool {
         let there = self.has(blob);
-        if let Cache::Some { ring, places, .. } = self {
-            if let Some(at) = places.get(&blob) {
-                ring[*at as usize].1 = true;
-            }
+        if let Cache::Some { ring, places, .. } = self
+            && let Some(at) = places.get(&blob)
+        {
+            ring[*at as usize].1 = true;
         }
         there
     }

@@ -129,7 +129,7 @@ fn who_fails_is_told_of_and_ruled_out() {
 }
 
 #[test]
-fn whoever_waits_too_long_asks_again_and_may_get_the_lease() {
+fn whoever_waits_does_not_overtake_a_lease() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     let wait = Answer::Wait { parent: node(7), time: Duration::from_millis(900) };
     answer(&mut plan, 0, 0, wait);
@@ -138,8 +138,8 @@ fn whoever_waits_too_long_asks_again_and_may_get_the_lease() {
     assert_eq!(answer(&mut plan, 201 * MS, 0, wait), []);
     assert_eq!(plan.handle(400 * MS, Event::Tick), []);
     assert_eq!(plan.handle(800 * MS, Event::Tick), []);
-    assert_eq!(plan.wake(), Some(900 * MS));
-    assert_eq!(plan.handle(900 * MS, Event::Tick), [fetch(1, Source::Origin, Why::Hedge)]);
+    assert_eq!(plan.wake(), Some(1_101 * MS));
+    assert_eq!(plan.handle(1_101 * MS, Event::Tick), [fetch(1, Source::Origin, Why::Hedge)]);
 }
 
 #[test]
@@ -237,10 +237,14 @@ impl Watch {
     }
 
     fn hand(&mut self, plan: &mut Plan, now: u64, event: Event) {
-        if let Event::Failed { fetch } | Event::Arrived { fetch } = event {
-            if self.running.remove(&fetch) && matches!(event, Event::Failed { .. }) {
+        match event {
+            Event::Failed { fetch } if self.running.remove(&fetch) => {
                 self.failed.extend(self.started[fetch as usize].node());
             }
+            Event::Arrived { fetch } => {
+                self.running.remove(&fetch);
+            }
+            _ => {}
         }
         let actions = plan.handle(now, event);
         self.see(&actions);
