@@ -23,7 +23,7 @@ fn a_larger_crowd_takes_hardly_longer() {
 /// A tenth crashes, a twentieth is slow: all others come to an end, without an error, and soon.
 #[test]
 fn whoever_lives_gets_everything() {
-    for seed in 1..=12 {
+    for seed in 1..=8 {
         let model = Model { crash_per_mille: 100, slow_per_mille: 50, ..Model::new(50, 64, seed) };
         let outcome = flash::run(model);
         assert_eq!((outcome.unfinished, outcome.tally.errors), (0, 0), "seed {seed}: {}", outcome.row());
