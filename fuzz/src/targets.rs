@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use base::{BlobId, Ino, PackNo, Timestamp};
+use base::{BlobId, Ino, Must, PackNo, Timestamp};
 use blob::Sums;
 use blob::extent::{Extent, ExtentPage};
 use meta::journal::format;
@@ -81,8 +81,9 @@ fn gossip(data: &[u8]) {
 
 /// What two others say to node 1 in a minute.
 fn gossip_seeds() -> Vec<Vec<u8>> {
-    let mut others: Vec<Machine> =
-        (2..4).map(|n| Machine::new(&member(n), vec![member(1).address, member(2).address], 3, Duration::ZERO)).collect();
+    let mut others: Vec<Machine> = (2..4)
+        .map(|n| Machine::new(&member(n), vec![member(1).address, member(2).address], 3, Duration::ZERO))
+        .collect();
     let mut me = Machine::new(&member(1), vec![], 1, Duration::ZERO);
     let (mut seeds, mut all) = (Vec::new(), Vec::new());
     for step in 0..600u64 {
@@ -118,7 +119,7 @@ fn with_seal<T>(use_it: impl FnOnce(&mut Seal) -> T) -> T {
     thread_local!(static SEAL: RefCell<Option<Seal>> = const { RefCell::new(None) });
     SEAL.with_borrow_mut(|seal| {
         use_it(seal.get_or_insert_with(|| {
-            let secret = Secret::from_text("a secret of the fuzzer").unwrap_or_else(|error| panic!("{error}"));
+            let secret = Secret::from_text("a secret of the fuzzer").must("it is long enough");
             Seal::new(&secret, &[1; 16])
         }))
     })
@@ -174,7 +175,13 @@ fn root(data: &[u8]) {
 }
 
 fn root_seeds() -> Vec<Vec<u8>> {
-    let owner = Owner { volume: [1; 16], owner: [2; 16], generation: 3, note: "a note".to_owned(), keys: vec![[4; 32]] };
+    let owner = Owner {
+        volume: [1; 16],
+        owner: [2; 16],
+        generation: 3,
+        note: "a note".to_owned(),
+        keys: vec![[4; 32]],
+    };
     vec![owner.encode(), vec![0; 400]]
 }
 
@@ -200,7 +207,10 @@ fn rows(data: &[u8]) {
     let _ = (record::decode_i64(Some(data)), record::decode_u64(Some(data)));
     if let Ok(page) = ExtentPage::decode(data) {
         let again = ExtentPage::decode(&page.encode());
-        assert!(again.is_ok_and(|again| again.extents() == page.extents()), "a page is written as it was read");
+        assert!(
+            again.is_ok_and(|again| again.extents() == page.extents()),
+            "a page is written as it was read"
+        );
         assert!(page.parts(0, page.covered_bytes()).count() < 100_000);
     }
     let key = Key::from_bytes(data);
@@ -213,7 +223,8 @@ fn rows_seeds() -> Vec<Vec<u8>> {
     for n in 0..5 {
         page.insert(Extent { at: n * 5000, len: 4000, pack: PackNo(u64::from(n)), offset: n });
     }
-    let keys = [Key::inode(Ino(5)), Key::dentry(Ino(1), b"name"), Key::extents(Ino(5), 1), Key::pack(PackNo(3))];
+    let keys =
+        [Key::inode(Ino(5)), Key::dentry(Ino(1), b"name"), Key::extents(Ino(5), 1), Key::pack(PackNo(3))];
     let mut seeds: Vec<Vec<u8>> = keys.iter().map(|key| key.as_bytes().to_vec()).collect();
     let moment = record::moment_to_u64(Timestamp(1));
     seeds.extend([page.encode(), record::encode_i64(-5).to_vec(), record::encode_u64(moment).to_vec()]);
@@ -251,10 +262,10 @@ fn journal_seeds() -> Vec<Vec<u8>> {
 
 /// The index's way in is a file: one of a thread's own, written anew.
 fn with_index<T>(data: &[u8], use_it: impl FnOnce(&std::path::Path) -> T) -> T {
-    thread_local!(static FOLDER: tempfile::TempDir = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}")));
+    thread_local!(static FOLDER: tempfile::TempDir = tempfile::tempdir().must("a fuzzer has a folder to write to"));
     FOLDER.with(|folder| {
         let path = folder.path().join("index");
-        std::fs::write(&path, data).unwrap_or_else(|error| panic!("{error}"));
+        std::fs::write(&path, data).must("a fuzzer has a folder to write to");
         use_it(&path)
     })
 }
@@ -263,10 +274,10 @@ fn index(data: &[u8]) {
     use cache::residency::index::Index;
     with_index(data, |path| {
         let mut count = 0;
-        let opened = Index::open(path, &mut |_| count += 1).unwrap_or_else(|error| panic!("{error}"));
+        let opened = Index::open(path, &mut |_| count += 1).must("a fuzzer has a folder to write to");
         assert_eq!(opened.records(), count);
         drop(opened);
-        let again = Index::open(path, &mut |_| ()).unwrap_or_else(|error| panic!("{error}"));
+        let again = Index::open(path, &mut |_| ()).must("a fuzzer has a folder to write to");
         assert_eq!(again.records(), count, "what was cut off stays cut off");
     });
 }
@@ -274,9 +285,13 @@ fn index(data: &[u8]) {
 fn index_seeds() -> Vec<Vec<u8>> {
     use cache::residency::index::{Index, Record};
     let bytes = with_index(&[], |path| {
-        let mut index = Index::open(path, &mut |_| ()).unwrap_or_else(|error| panic!("{error}"));
-        let records = [Record::Gone(BlobId([1; 32])), Record::Proven(BlobId([2; 32])), Record::Settled(BlobId([3; 32]))];
-        index.append(&records).unwrap_or_else(|error| panic!("{error}"));
+        let mut index = Index::open(path, &mut |_| ()).must("a fuzzer has a folder to write to");
+        let records = [
+            Record::Gone(BlobId([1; 32])),
+            Record::Proven(BlobId([2; 32])),
+            Record::Settled(BlobId([3; 32])),
+        ];
+        index.append(&records).must("a fuzzer has a folder to write to");
         drop(index);
         std::fs::read(path).unwrap_or_default()
     });
