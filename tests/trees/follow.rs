@@ -64,6 +64,17 @@ impl Kernel {
         all
     }
 
+    /// Names that are not there are kept as well, and may come to be.
+    fn look_for_what_is_not_there(&mut self, fs: &dyn Filesystem, dirs: &[Ino], rng: &mut Rng) {
+        for _ in 0..30 {
+            let name = format!("n{}", rng.below(400)).into_bytes();
+            let dir = *rng.pick(dirs);
+            if fs.getattr(dir).is_ok() {
+                self.lookup(fs, dir, &name);
+            }
+        }
+    }
+
     fn forget(&mut self, fs: &dyn Filesystem, node: Ino) {
         self.names.retain(|_, kept| kept.is_none_or(|(kept, _)| kept != node));
         let count = self.counts.remove(&node).unwrap();
@@ -85,6 +96,15 @@ fn shown(fs: &dyn Filesystem, node: Ino) -> Vec<u8> {
         }
         FileKind::Symlink => fs.readlink(node).unwrap(),
         _ => Vec::new(),
+    }
+}
+
+type Walked = BTreeMap<Vec<u8>, (Ino, Vec<u8>)>;
+
+fn a_node_is_one_content_for_ever(before: &Walked, after: &Walked) {
+    for (path, (node, content)) in after {
+        let same = before.values().find(|(other, _)| other == node);
+        assert!(same.is_none_or(|(_, was)| was == content), "{}", String::from_utf8_lossy(path));
     }
 }
 
@@ -112,15 +132,7 @@ fn a_followed_name_shows_one_tree_at_a_time_and_open_files_stay() {
         for round in 0..12 {
             let some: Vec<_> = before.values().filter(|_| rng.one_in(4)).cloned().collect();
             open.extend(some.into_iter().filter(|(node, _)| node.0 >= 1 << 63));
-            // Names that are not there are kept as well, and may come to be.
-            let dirs = work.dirs().to_vec();
-            for _ in 0..30 {
-                let name = format!("n{}", rng.below(400)).into_bytes();
-                let dir = *rng.pick(&dirs);
-                if following.getattr(dir).is_ok() {
-                    kernel.lookup(&following, dir, &name);
-                }
-            }
+            kernel.look_for_what_is_not_there(&following, work.dirs(), &mut rng);
             work.steps(&volume, 25);
             world.publish(&volume, "n", Scope::Whole).unwrap();
             let next = Arc::new(world.tree("n"));
@@ -153,11 +165,7 @@ fn a_followed_name_shows_one_tree_at_a_time_and_open_files_stay() {
             for (node, content) in &open {
                 assert_eq!(&shown(&following, *node), content, "round {round}: {node:?} was open");
             }
-            for (path, (node, content)) in &after {
-                // A node stands for one content for ever.
-                let same = before.values().find(|(other, _)| other == node);
-                assert!(same.is_none_or(|(_, was)| was == content), "{}", String::from_utf8_lossy(path));
-            }
+            a_node_is_one_content_for_ever(&before, &after);
             // Some files are closed, and what no name leads to any more is forgotten.
             let closed: Vec<Ino> = open.keys().copied().filter(|_| rng.one_in(3)).collect();
             for node in closed {

@@ -73,6 +73,18 @@ fn names(dir: impl AsRef<Path>) -> Vec<String> {
     names
 }
 
+/// A file that was open before the move is as it was.
+fn stays(name: &str, mut file: File) {
+    let mut text = String::new();
+    file.seek(SeekFrom::Start(0)).unwrap();
+    file.read_to_string(&mut text).unwrap();
+    let was = match name {
+        "changed" | "sub/linked" => "old",
+        name => name,
+    };
+    assert_eq!((text.as_str(), file.metadata().unwrap().len()), (was, was.len() as u64), "{name} was open");
+}
+
 /// What is looked up is new; what was open before stays as it was; a folder somebody stands in shows what is there now; names that
 /// were not there come to be.
 #[test]
@@ -126,20 +138,7 @@ fn a_followed_tree_moves_and_open_files_stay() {
     assert!(!to.join("removed").exists() && !to.join("renamed").exists());
     assert_eq!(fs::read(to.join("large")).unwrap(), vec![2; 5 << 20]);
     assert_eq!(fs::metadata(to.join("same")).unwrap().ino(), ino, "a number of an inode stays");
-    for (name, mut file) in held {
-        let mut text = String::new();
-        file.seek(SeekFrom::Start(0)).unwrap();
-        file.read_to_string(&mut text).unwrap();
-        let was = match name {
-            "changed" | "sub/linked" => "old",
-            name => name,
-        };
-        assert_eq!(
-            (text.as_str(), file.metadata().unwrap().len()),
-            (was, was.len() as u64),
-            "{name} was open"
-        );
-    }
+    held.into_iter().for_each(|(name, file)| stays(name, file));
     // Also what was never read before the move is the old file's.
     let mut middle = [0; 4096];
     large.read_exact_at(&mut middle, 3 << 20).unwrap();
