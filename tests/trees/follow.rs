@@ -14,16 +14,19 @@ use tree::rows::Scope;
 
 use crate::world::{Seen, Work, World, look};
 
+/// A node, and what it is.
+type Child = (Ino, FileKind);
+
 /// What the kernel keeps: for each name in a folder the node, or that there is none; and for each node how often it was told of it.
 #[derive(Default)]
 struct Kernel {
-    names: BTreeMap<(Ino, Vec<u8>), Option<(Ino, FileKind)>>,
+    names: BTreeMap<(Ino, Vec<u8>), Option<Child>>,
     counts: BTreeMap<Ino, u64>,
 }
 
 impl Kernel {
     /// As a path is walked: what is kept is not asked for.
-    fn lookup(&mut self, fs: &dyn Filesystem, dir: Ino, name: &[u8]) -> Option<(Ino, FileKind)> {
+    fn lookup(&mut self, fs: &dyn Filesystem, dir: Ino, name: &[u8]) -> Option<Child> {
         if let Some(kept) = self.names.get(&(dir, name.to_vec())) {
             return *kept;
         }
