@@ -276,7 +276,9 @@ fn regression_a_note_that_goes_while_the_folder_is_read_is_no_error() {
     let before = world.open();
     world.faults.delay(Duration::from_millis(1));
     for round in 0..10 {
-        (0..200).for_each(|n| drop(world.note(&before, round * 200 + n, 64)));
+        (0..200).for_each(|n| {
+            world.note(&before, round * 200 + n, 64);
+        });
         while before.pinned().blobs > 0 {
             drop(world.open_with(UploadOptions { workers: 0, ..UploadOptions::default() }));
         }
