@@ -195,15 +195,11 @@ impl Arriving {
             writing.filled = self.verified();
         }
         drop(writing);
-        match checked {
-            Ok(more) => {
-                if more {
-                    self.tell();
-                }
-                Ok(Ok(Took::Bytes(got)))
-            }
-            Err(fail) => Ok(Err(fail)),
+        if !matches!(checked, Ok(false)) {
+            // Also before an error: groups before the wrong one are free.
+            self.tell();
         }
+        Ok(checked.map(|_| Took::Bytes(got)))
     }
 
     /// Checks the groups that are whole now and gives them free. True: there are some.
@@ -265,8 +261,11 @@ impl Arriving {
         self.append(&bytes)
     }
 
-    /// Appends from whole bytes what is not here yet.
-    pub(crate) fn append(&self, bytes: &[u8]) -> Result<(), Fail> {
+    /// Takes what is not here yet from the blob's first bytes, as they come from elsewhere; the sums must be here.
+    ///
+    /// # Errors
+    /// [`Fail::Corrupt`]: they are wrong. [`Fail::Protocol`]: no sums yet, or more bytes than the blob has.
+    pub fn append(&self, bytes: &[u8]) -> Result<(), Fail> {
         let mut at = self.verified() as usize;
         while at < bytes.len() {
             let rest = &bytes[at..];

@@ -16,9 +16,6 @@
 //! - What follows the handshake is neither encrypted nor signed: the network is trusted not to change what passes (content is checked
 //!   by its name all the same). Where it is not, the fleet belongs inside an encrypted network.
 
-#[cfg(test)]
-mod tests;
-
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
