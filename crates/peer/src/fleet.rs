@@ -153,6 +153,8 @@ struct Inner {
     placed: Mutex<Placed>,
     /// The placement before the one that is current: whoever tracked then need not be told again.
     before: Mutex<Option<Placement>>,
+    /// Where nodes listened when this was last looked at: of who has left nothing else says so.
+    addresses: Mutex<HashMap<NodeId, SocketAddr>>,
     /// Who came since all was told last: a node that was restarted tracks what it tracked, and has forgotten it.
     fresh: Mutex<HashSet<NodeId>>,
     /// Blobs that new trackers are still to be told of.
@@ -371,6 +373,7 @@ impl Inner {
             tracker: Mutex::new(Tracker::new(own, base::random::u64(), Limits::default())),
             placed: Mutex::default(),
             before: Mutex::new(None),
+            addresses: Mutex::default(),
             fresh: Mutex::default(),
             untold: Mutex::default(),
             latencies: Mutex::default(),
@@ -436,6 +439,10 @@ impl Inner {
 
     fn changed(&self, change: &Change) {
         let roster = self.members.get().map(Members::roster);
+        let left = self.addresses.lock().clone();
+        if let Some(net) = self.net() {
+            change.gone.iter().filter_map(|node| left.get(node)).for_each(|address| net.forget(*address));
+        }
         {
             let mut tracker = self.tracker.lock();
             change.gone.iter().for_each(|node| tracker.member_gone(node));
@@ -449,6 +456,7 @@ impl Inner {
     }
 
     fn place(&self, roster: &Roster) {
+        *self.addresses.lock() = roster.members.iter().map(|member| (member.node, member.address)).collect();
         let placement = Placement::new(roster.epoch, &self.zone, &roster.members);
         let mut placed = self.placed.lock();
         if !placed.placement().is_empty() && placed.placement().epoch() != placement.epoch() {

@@ -368,3 +368,20 @@ fn a_part_is_the_whole_where_others_may_want_it() {
         assert!(matches!(error, BlobError::Io(_)), "{error}");
     }
 }
+
+/// Between the last byte and the file on the disk a blob was asked for again, here by the other of two parts that were wanted at once. The tracker
+/// believed this node to have it, sends nobody to himself, and so had it fetched from the origin once more.
+#[test]
+fn regression_what_has_just_landed_is_not_fetched_again() {
+    let (store, ids) = Store::with(1, 100_000);
+    let nodes = Node::fleet_of(&store, 2);
+    let (sums, bytes) = nodes[0].fleet.fetch(&ids[0]).unwrap();
+    std::thread::scope(|scope| {
+        let again = scope.spawn(|| nodes[0].fleet.fetch(&ids[0]).unwrap());
+        std::thread::sleep(Duration::from_millis(200));
+        nodes[0].disk.0.keep(&ids[0], &sums, &bytes).unwrap();
+        nodes[0].fleet.came(&ids[0]);
+        assert_eq!(again.join().unwrap().1, bytes);
+    });
+    assert_eq!((store.fetches(), nodes[0].fleet.counts().shared), (1, 1));
+}
