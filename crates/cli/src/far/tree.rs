@@ -11,10 +11,15 @@ use std::sync::Arc;
 use blob::Origin;
 use cache::{CacheOptions, NodeCache, NodeParts, StoresNothing};
 use origin::Remote;
+use peer::fleet::Fleet;
+use peer::id::Role;
 
 use super::options::FarOptions;
 use super::{FarStatus, cache_status, request_status};
 use crate::error::{Context, Failure, Result};
+use crate::fleet::shown::FleetStatus;
+use crate::fleet::{self, Joined, Lender, Told};
+use crate::frozen::Named;
 use crate::log;
 use crate::volume_dir::private_folder;
 
@@ -28,19 +33,27 @@ const NAME_MAX: usize = 200;
 pub struct TreeCache {
     cache: Arc<NodeCache>,
     remote: Arc<Remote>,
+    /// Of which fleet it is a node.
+    fleet: Option<Joined>,
     _lock: File,
 }
 
 impl TreeCache {
-    /// Puts a cache before an origin. `volume`: whose trees they are. `below`: where, if somebody said.
+    /// Puts a cache before an origin, and a fleet between the two if that was asked for. `volume`: whose trees they are.
     pub fn before(
-        remote: Arc<Remote>,
-        volume: &str,
-        below: Option<&Path>,
+        store: Arc<Remote>,
+        volume: [u8; 16],
+        named: &Named,
         options: &FarOptions,
     ) -> Result<TreeCache> {
-        let below = below.map_or_else(default_folder, |folder| Ok(folder.to_owned()))?;
-        let (folder, lock) = take(&below, volume)?;
+        let below = named.cache.clone().map_or_else(default_folder, Ok)?;
+        let (folder, lock) = take(&below, &::tree::root::hex(&volume))?;
+        let join = |fleet| fleet::join(fleet, Role::Node, &folder, volume, store.clone());
+        let joined = named.fleet.as_ref().map(join).transpose()?;
+        let remote: Arc<dyn Origin> = match &joined {
+            Some(joined) => joined.fleet.clone(),
+            None => store.clone(),
+        };
         let fits = |size: std::io::Result<u64>| size.at("use", &folder);
         let budget = options.cache_size.map_or_else(|| fits(cache::default_budget(&folder)), Ok)?;
         let floor = options.cache_floor.map_or_else(|| fits(cache::default_floor(&folder)), Ok)?;
@@ -49,14 +62,29 @@ impl TreeCache {
         let parts = NodeParts {
             folder: blobs,
             index: folder.join("cache.idx"),
-            remote: remote.clone(),
+            remote,
             pending: Arc::new(StoresNothing),
             may_delete: None,
+            watch: joined.as_ref().map(|joined| watch(&joined.fleet)),
             options: CacheOptions { budget, floor, ..CacheOptions::default() },
             report: log::sink(),
         };
         let cache = Arc::new(NodeCache::open(parts).at("open", &folder)?);
-        Ok(TreeCache { cache, remote, _lock: lock })
+        if let Some(joined) = &joined {
+            joined.fleet.lend(Arc::new(Lender(Arc::downgrade(&cache))));
+            fleet::tell_free(&joined.fleet, &cache);
+        }
+        Ok(TreeCache { cache, remote: store, fleet: joined, _lock: lock })
+    }
+
+    /// Of which fleet it is a node, if it is of one.
+    pub fn fleet(&self) -> Option<&Joined> {
+        self.fleet.as_ref()
+    }
+
+    /// What a status says of its fleet.
+    pub fn fleet_status(&self) -> Option<FleetStatus> {
+        self.fleet.as_ref().map(|joined| FleetStatus::of(&joined.fleet, &self.cache))
     }
 
     /// The origin, by way of the cache.
@@ -78,6 +106,9 @@ impl TreeCache {
 
     /// Writes down what is kept.
     pub fn close(&self) {
+        if let Some(joined) = &self.fleet {
+            joined.fleet.close();
+        }
         self.cache.close();
     }
 }
@@ -88,6 +119,10 @@ pub fn log(below: Option<&Path>, tree: &str) -> Option<PathBuf> {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._@-".contains(c) { c } else { '-' };
     let name: String = tree.chars().map(plain).take(NAME_MAX).collect();
     Some(below.join("log").join(format!("{name}.log")))
+}
+
+fn watch(fleet: &Arc<Fleet>) -> Arc<dyn cache::Watch> {
+    Arc::new(Told(Arc::downgrade(fleet)))
 }
 
 /// The user's cache folder; the system's where there is no user.
