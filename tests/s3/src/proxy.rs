@@ -45,8 +45,13 @@ pub struct Proxy {
 impl Proxy {
     /// Starts one on a free port before a server; lots are drawn from `seed`.
     pub fn start(server: SocketAddr, seed: u64) -> Proxy {
+        Proxy::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), server, seed)
+    }
+
+    /// The same at an address of the caller's choice.
+    pub fn start_at(listen: SocketAddr, server: SocketAddr, seed: u64) -> Proxy {
         let runtime = crate::runtime("s3-proxy");
-        let listener = crate::wait(&runtime, async { TcpListener::bind("127.0.0.1:0").await.unwrap() });
+        let listener = crate::wait(&runtime, async move { TcpListener::bind(listen).await.unwrap() });
         let address = listener.local_addr().unwrap();
         let faults = Arc::new(Faults::new(seed));
         let (orders, receiver) = mpsc::unbounded_channel();
@@ -237,6 +242,9 @@ async fn spoil(
     for fault in met {
         match fault {
             Fault::Wait(wait) => tokio::time::sleep(*wait).await,
+            Fault::WaitLike { median, sigma } => {
+                tokio::time::sleep(median.mul_f64((sigma * faults.normal()).exp())).await
+            }
             Fault::WaitPerMib(wait) => {
                 tokio::time::sleep(wait.mul_f64(announced as f64 / f64::from(1 << 20))).await
             }
