@@ -58,7 +58,8 @@ impl Fleet {
         let seeds: Vec<String> = fleet.nodes.iter().take(2).map(|node| listen(&node.port)).collect();
         for node in &mut fleet.nodes {
             let listen = listen(&node.port);
-            let words = ["--join", &seeds.join(","), "--listen", &listen, "--zone", "here", "--secret-file", &secret];
+            let words =
+                ["--join", &seeds.join(","), "--listen", &listen, "--zone", "here", "--secret-file", &secret];
             node.set_how(how.clone().words(&words));
         }
         fleet
@@ -79,7 +80,10 @@ impl Fleet {
         let (secret, listen) = (self.secret(), listen(&port));
         let join = self.nodes.first().map(|node| crate::fleet::listen(&node.port)).unwrap_or_default();
         let origin = Store::origin(crate::tree::PREFIX);
-        let words = ["depot", "--origin", &origin, "--size", size, "--join", &join, "--listen", &listen, "--zone", "here"];
+        let words = [
+            "depot", "--origin", &origin, "--size", size, "--join", &join, "--listen", &listen, "--zone",
+            "here",
+        ];
         let words = [&words[..], &["--secret-file", &secret]].concat();
         Node::lending(name, self.net.folder(), port, &self.store, &words)
     }
@@ -147,7 +151,14 @@ impl Fleet {
     }
 
     /// So many reads by each of so many readers on these nodes; every one must give right bytes within `within`.
-    pub fn must_read(&mut self, nodes: &[usize], readers: u64, reads: u64, seed: u64, within: Duration) -> Report {
+    pub fn must_read(
+        &mut self,
+        nodes: &[usize],
+        readers: u64,
+        reads: u64,
+        seed: u64,
+        within: Duration,
+    ) -> Report {
         let hint = format!("COVEY_FLEET_SEED={seed}");
         let plan = Plan { nodes: nodes.to_vec(), reads: Some(reads), ..self.plan(readers, seed) };
         let report = self.join(Readers::start(self.tree, &plan), &hint);

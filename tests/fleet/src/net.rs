@@ -57,7 +57,10 @@ impl Net {
         let hub = format!("{}-hub", sweep.tag());
         ip(&["netns", "add", &hub]);
         // No spanning tree, so that a port forwards as soon as it is up.
-        batch(&hub, "link add br0 type bridge stp_state 0 forward_delay 0\nlink set br0 up\nlink set lo up\n");
+        batch(
+            &hub,
+            "link add br0 type bridge stp_state 0 forward_delay 0\nlink set br0 up\nlink set lo up\n",
+        );
         Net { hub, sweep }
     }
 
@@ -77,9 +80,17 @@ impl Net {
         batch(&self.hub, &more);
         batch(
             &space,
-            &format!("link set lo up\nlink set eth0 up\naddress add {address}/24 dev eth0\nroute add default dev eth0\n"),
+            &format!(
+                "link set lo up\nlink set eth0 up\naddress add {address}/24 dev eth0\nroute add default dev eth0\n"
+            ),
         );
-        let port = Port { space, device: format!("p-{name}"), hub: self.hub.clone(), address, deaf: Mutex::default() };
+        let port = Port {
+            space,
+            device: format!("p-{name}"),
+            hub: self.hub.clone(),
+            address,
+            deaf: Mutex::default(),
+        };
         port.shape(None);
         port
     }
@@ -170,7 +181,9 @@ impl Port {
         let deaf = std::mem::take(&mut *self.deaf.lock().unwrap());
         for to in deaf {
             // Twice lost is once to be removed.
-            let _ = tool("ip").args(["-n", &self.space, "neighbour", "del", &to.to_string(), "dev", "eth0"]).output();
+            let _ = tool("ip")
+                .args(["-n", &self.space, "neighbour", "del", &to.to_string(), "dev", "eth0"])
+                .output();
         }
         self.shape(None);
     }

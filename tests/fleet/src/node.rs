@@ -211,7 +211,12 @@ impl Node {
             daemon.wait().ok();
         }
         detach(&self.mnt());
-        assert!(ended.is_some_and(|status| status.success()), "{} ended with {ended:?}: {}", self.name, self.log());
+        assert!(
+            ended.is_some_and(|status| status.success()),
+            "{} ended with {ended:?}: {}",
+            self.name,
+            self.log()
+        );
     }
 
     /// Stops it where it is (SIGSTOP): connections stay, nobody answers.
@@ -248,7 +253,8 @@ impl Node {
         assert!(self.daemon.is_none());
         for entry in std::fs::read_dir(self.cache()).unwrap().flatten() {
             let path = entry.path();
-            let gone = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            let gone =
+                if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
             gone.unwrap();
         }
     }
@@ -267,7 +273,8 @@ impl Node {
         let stat = self.pid().and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok());
         let stat = stat.unwrap_or_default();
         let after = stat.rsplit_once(") ").map_or("", |(_, after)| after);
-        let ticks: u64 = after.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+        let ticks: u64 =
+            after.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
         ticks as f64 / rustix::param::clock_ticks_per_second() as f64
     }
 }

@@ -169,10 +169,13 @@ fn work(tree: &'static Tree, plan: &Plan, number: u64, shared: &Shared) {
                     outcome.right += 1;
                     outcome.bytes += len as u64;
                 }
-                Some(at) => outcome.wrong.push(format!("{} at {at}, read {len} from {from}", file.path.display())),
+                Some(at) => {
+                    outcome.wrong.push(format!("{} at {at}, read {len} from {from}", file.path.display()))
+                }
             },
             Ok(bytes) => {
-                let what = format!("{}: {} bytes from {from} instead of {len}", file.path.display(), bytes.len());
+                let what =
+                    format!("{}: {} bytes from {from} instead of {len}", file.path.display(), bytes.len());
                 outcome.wrong.push(what);
             }
             Err(errno) => {
@@ -199,7 +202,8 @@ fn range(rng: &mut Rng, file: &tree::File) -> (u64, usize) {
 pub fn read(mount: &std::path::Path, file: &tree::File, from: u64, len: usize) -> Result<Vec<u8>, i32> {
     let number = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO);
     let open = File::open(mount.join(&file.path)).map_err(number)?;
-    rustix::fs::fadvise(&open, 0, None, rustix::fs::Advice::DontNeed).map_err(|error| error.raw_os_error())?;
+    rustix::fs::fadvise(&open, 0, None, rustix::fs::Advice::DontNeed)
+        .map_err(|error| error.raw_os_error())?;
     let mut bytes = vec![0; len];
     let mut got = 0;
     while got < len {

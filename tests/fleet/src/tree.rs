@@ -81,7 +81,8 @@ impl Shape {
 
     fn files(self) -> Vec<File> {
         let large = (0..self.large).map(|n| (format!("large/{n}"), self.large_bytes, n + 1));
-        let small = (0..self.small).map(|n| (format!("small/{}/{n}", n % 7), 1 + word(n, 1) % 40_000, n + (1 << 32)));
+        let small =
+            (0..self.small).map(|n| (format!("small/{}/{n}", n % 7), 1 + word(n, 1) % 40_000, n + (1 << 32)));
         let file = |(path, size, seed): (String, u64, u64)| File { path: path.into(), size, seed: seed << 8 };
         large.chain(small).map(file).collect()
     }
