@@ -102,6 +102,15 @@ impl Default for Net {
     }
 }
 
+/// What went over a port since it was made, headers included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes that it received.
+    pub received: u64,
+    /// Bytes that it sent.
+    pub sent: u64,
+}
+
 /// A namespace with an address on the net.
 pub struct Port {
     space: String,
@@ -144,6 +153,17 @@ impl Port {
             work()
         };
         std::thread::scope(|scope| scope.spawn(entered).join().unwrap())
+    }
+
+    /// What went over it so far, as the bridge's end of the link counts.
+    pub fn traffic(&self) -> Traffic {
+        let shown = run_ok(
+            tool("ip").args(["-n", &self.hub, "-j", "-s", "link", "show", "dev", &self.device]),
+            PATIENCE,
+        );
+        let link = &shown.json()[0]["stats64"];
+        let bytes = |way: &str| link[way]["bytes"].as_u64().unwrap_or(0);
+        Traffic { received: bytes("tx"), sent: bytes("rx") }
     }
 
     /// Limits what it sends and receives, to so many bits in a second each; nothing: as fast as the machine is.

@@ -199,7 +199,7 @@ impl Node {
         } else {
             let mut umount = covey();
             umount.arg("umount").arg(self.mnt());
-            let done = run(&mut umount, PATIENCE);
+            let done = run(&mut self.port.wrap(&umount), PATIENCE);
             if !done.status.success() {
                 self.daemon = Some(daemon);
                 panic!("covey umount: {done:?}");
@@ -261,11 +261,22 @@ impl Node {
 
     /// `covey status --json`, of its mount.
     pub fn status(&self) -> serde_json::Value {
+        self.try_status().unwrap_or_else(|why| panic!("covey status: {why}"))
+    }
+
+    /// The same of a node that may be dead or stopped.
+    ///
+    /// # Errors
+    /// What the program said instead.
+    pub fn try_status(&self) -> Result<serde_json::Value, String> {
+        // Its control socket is the network namespace's, so whoever asks must be there.
         let mut status = covey();
         status.args(["status", "--json"]).arg(self.mnt());
-        let done = run(&mut status, PATIENCE);
-        assert!(done.status.success(), "covey status: {done:?}");
-        done.json()
+        let done = run(&mut self.port.wrap(&status), PATIENCE);
+        if !done.status.success() {
+            return Err(format!("{done:?}"));
+        }
+        serde_json::from_str(&done.stdout).map_err(|error| format!("{error}: {done:?}"))
     }
 
     /// Processor time that it has used, in seconds.

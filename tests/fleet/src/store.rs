@@ -72,12 +72,17 @@ impl Store {
         got.filter(|(key, _)| key.contains(BLOBS) || key.starts_with(BLOBS.trim_start_matches('/'))).collect()
     }
 
+    /// Bytes of answers that whoever is at this port was given.
+    pub fn given_to(&self, port: &Port) -> u64 {
+        self.proxy.given().get(&port.address()).copied().unwrap_or(0)
+    }
+
     /// Begins to count anew.
     pub fn forget(&self) {
         self.server.forget();
     }
 
-    /// No more faults, in nothing.
+    /// No more faults; it is there, and its line is wide.
     pub fn heal(&self) {
         self.proxy.faults().clear();
         self.proxy.up();

@@ -4,7 +4,7 @@
 //! says both: the seed of the round, and how to run the rounds that led there again.
 //!
 //! - `COVEY_FLEET_SEED`: the seed of the first round [1].
-//! - `COVEY_FLEET_ROUNDS`: how many [12 in `make test`, 1,000 in `make test-fleet`].
+//! - `COVEY_FLEET_ROUNDS`: how many in `make test-fleet` [1,000].
 //!
 //! The fourth node's cache is on a disk that is too small for the tree, in all rounds.
 
@@ -174,12 +174,13 @@ fn round(fleet: &mut Fleet, seed: u64, hint: &str) -> (Trouble, Report) {
     (trouble, report)
 }
 
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok().filter(|text| !text.is_empty())?;
+    Some(text.parse().unwrap_or_else(|error| panic!("{name}={text}: {error}")))
+}
+
 fn rounds(count: u64) {
-    let number = |name: &str| {
-        std::env::var(name).ok().filter(|text| !text.is_empty()).map(|text| text.parse::<u64>().unwrap())
-    };
     let first = number("COVEY_FLEET_SEED").unwrap_or(1);
-    let count = number("COVEY_FLEET_ROUNDS").unwrap_or(count);
     let mut fleet = fleet(first);
     let (begun, mut all, mut by_name) =
         (Instant::now(), Report(Vec::new()), BTreeMap::<String, (u64, u64)>::new());
@@ -217,15 +218,16 @@ fn rounds(count: u64) {
     ));
 }
 
+/// As many as `make test` has time for.
 #[test]
-fn random_rounds() {
+fn a_few_random_rounds() {
     requires_nets!();
     rounds(12);
 }
 
 #[test]
 #[ignore = "many minutes: make test-fleet"]
-fn long_random_rounds() {
+fn many_random_rounds() {
     requires_nets!();
-    rounds(1_000);
+    rounds(number("COVEY_FLEET_ROUNDS").unwrap_or(1_000));
 }

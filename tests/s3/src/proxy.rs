@@ -3,10 +3,11 @@
 //! Bodies are held whole (they are at most some megabytes here), and each request opens a connection to the server. Headers go through
 //! as they are, also `Host`, so that signatures stay right.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,6 +28,9 @@ use tokio::task::JoinSet;
 
 use crate::fault::{Fault, Faults, Rule, error_body};
 
+/// Bytes of bodies that were given to each client.
+type Given = Arc<Mutex<BTreeMap<IpAddr, u64>>>;
+
 type Answer = Response<UnsyncBoxBody<Bytes, io::Error>>;
 
 enum Order {
@@ -38,6 +42,7 @@ enum Order {
 pub struct Proxy {
     address: SocketAddr,
     faults: Arc<Faults>,
+    given: Given,
     orders: mpsc::UnboundedSender<Order>,
     runtime: Option<Runtime>,
 }
@@ -55,13 +60,20 @@ impl Proxy {
         let address = listener.local_addr().unwrap();
         let faults = Arc::new(Faults::new(seed));
         let (orders, receiver) = mpsc::unbounded_channel();
-        runtime.spawn(run(listener, address, server, Arc::clone(&faults), receiver));
-        Proxy { address, faults, orders, runtime: Some(runtime) }
+        let given = Given::default();
+        let way = Way { server, faults: Arc::clone(&faults), given: Arc::clone(&given) };
+        runtime.spawn(run(listener, address, way, receiver));
+        Proxy { address, faults, given, orders, runtime: Some(runtime) }
     }
 
     /// Where it listens, as a URL.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
+    }
+
+    /// Bytes of answers, as announced, that each client was given.
+    pub fn given(&self) -> BTreeMap<IpAddr, u64> {
+        self.given.lock().unwrap().clone()
     }
 
     /// What goes wrong.
@@ -99,11 +111,18 @@ impl Drop for Proxy {
     }
 }
 
+/// What lies between a client and the server.
+#[derive(Clone)]
+struct Way {
+    server: SocketAddr,
+    faults: Arc<Faults>,
+    given: Given,
+}
+
 async fn run(
     listener: TcpListener,
     address: SocketAddr,
-    server: SocketAddr,
-    faults: Arc<Faults>,
+    way: Way,
     mut orders: mpsc::UnboundedReceiver<Order>,
 ) {
     let mut listener = Some(listener);
@@ -131,11 +150,11 @@ async fn run(
                 None => return,
             },
             accepted = accepted => {
-                let Ok((socket, _)) = accepted else { continue };
+                let Ok((socket, client)) = accepted else { continue };
                 let _ = socket.set_nodelay(true);
-                let faults = Arc::clone(&faults);
+                let way = way.clone();
                 connections.spawn(async move {
-                    let serve = service_fn(|request| answer(request, server, Arc::clone(&faults)));
+                    let serve = service_fn(|request| counted(request, client.ip(), &way));
                     let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), serve).await;
                 });
             }
@@ -148,6 +167,14 @@ async fn run(
 /// The error that makes hyper close a connection in the middle.
 fn broken() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionReset, "a test cut it")
+}
+
+async fn counted(request: Request<Incoming>, client: IpAddr, way: &Way) -> Result<Answer, io::Error> {
+    let answer = answer(request, way.server, Arc::clone(&way.faults)).await?;
+    let length =
+        answer.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    *way.given.lock().unwrap().entry(client).or_default() += length.unwrap_or(0);
+    Ok(answer)
 }
 
 async fn answer(
