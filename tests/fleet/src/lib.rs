@@ -12,7 +12,7 @@
 //! process, a shell that outlives it ends what it started, takes the mounts and the namespaces away and removes the folder
 //! ([`sweep`]).
 //!
-//! - [`net`]: namespaces, links, their shape, and who hears whom.
+//! - [`net`]: namespaces, links, their shape, and who hears whom. [`wire`]: links with delay and loss, without the kernel's help.
 //! - [`store`]: the object store, what goes wrong with it, and what was asked of it.
 //! - [`tree`]: files that are known byte for byte, published once in a process.
 //! - [`node`]: one node: started, killed, frozen, filled. [`fleet`]: all of it together.
@@ -28,6 +28,7 @@ pub mod readers;
 pub mod store;
 pub mod sweep;
 pub mod tree;
+pub mod wire;
 
 pub use fleet::Fleet;
 pub use net::{Net, Port};

@@ -18,6 +18,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::sweep::Sweep;
 use crate::tool;
+use crate::wire::{self, Weather, Wire};
 
 /// An address that no port has.
 const NOBODY: &str = "02:00:00:00:00:ff";
@@ -78,22 +79,29 @@ impl Net {
             "link add p-{name} type veth peer name eth0 netns {space}\nlink set p-{name} master br0\nlink set p-{name} up\n"
         );
         batch(&self.hub, &more);
-        batch(
-            &space,
-            &format!(
-                "link set lo up\nlink set eth0 up\naddress add {address}/24 dev eth0\nroute add default dev eth0\n"
-            ),
-        );
-        let port = Port {
-            space,
-            device: format!("p-{name}"),
-            hub: self.hub.clone(),
-            address,
-            deaf: Mutex::default(),
-        };
-        port.shape(None);
-        port
+        batch(&space, &up(address));
+        Port::new(self, space, name, address, None)
     }
+
+    /// The same behind a link that delays and loses, by lots drawn from `seed`. Limit its rate no further.
+    pub fn port_behind(&self, name: &str, number: u8, weather: Weather, seed: u64) -> Port {
+        let space = format!("{}-{name}", self.sweep.tag());
+        let address = Ipv4Addr::new(10, 77, 0, number);
+        ip(&["netns", "add", &space]);
+        let device = format!("p-{name}");
+        let here = wire::tap_in(&self.hub, &device);
+        let there = wire::tap_in(&space, "eth0");
+        batch(&self.hub, &format!("link set {device} master br0\nlink set {device} up\n"));
+        batch(&space, &up(address));
+        Port::new(self, space, name, address, Some(Wire::new(here, there, weather, seed)))
+    }
+}
+
+/// What a port's namespace needs, once it has its device.
+fn up(address: Ipv4Addr) -> String {
+    format!(
+        "link set lo up\nlink set eth0 up\naddress add {address}/24 dev eth0\nroute add default dev eth0\n"
+    )
 }
 
 impl Default for Net {
@@ -118,9 +126,20 @@ pub struct Port {
     hub: String,
     address: Ipv4Addr,
     deaf: Mutex<Vec<Ipv4Addr>>,
+    wire: Option<Wire>,
 }
 
 impl Port {
+    fn new(net: &Net, space: String, name: &str, address: Ipv4Addr, wire: Option<Wire>) -> Port {
+        let (device, hub) = (format!("p-{name}"), net.hub.clone());
+        Port { space, device, hub, address, deaf: Mutex::default(), wire }
+    }
+
+    /// Frames that a link with loss has lost.
+    pub fn lost(&self) -> u64 {
+        self.wire.as_ref().map_or(0, Wire::lost)
+    }
+
     /// Its address.
     pub fn address(&self) -> IpAddr {
         IpAddr::V4(self.address)
@@ -147,12 +166,7 @@ impl Port {
 
     /// Does something on a thread that is in this namespace, and so are the threads that it starts.
     pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let space = std::fs::File::open(format!("/run/netns/{}", self.space)).unwrap();
-        let entered = || {
-            move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-            work()
-        };
-        std::thread::scope(|scope| scope.spawn(entered).join().unwrap())
+        inside(&self.space, work)
     }
 
     /// What went over it so far, as the bridge's end of the link counts.
@@ -207,6 +221,16 @@ impl Port {
         }
         self.shape(None);
     }
+}
+
+/// Does something on a thread in a namespace.
+pub(crate) fn inside<T: Send>(space: &str, work: impl FnOnce() -> T + Send) -> T {
+    let space = std::fs::File::open(format!("/run/netns/{space}")).unwrap();
+    let entered = || {
+        move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(entered).join().unwrap())
 }
 
 fn ip(arguments: &[&str]) {
