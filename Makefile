@@ -190,6 +190,11 @@ bench-origin: bench-build minio ## Over an S3 store (MinIO): beside juicefs, rcl
 	@scripts/bootstrap bench-origin
 	$(call figure,origin,--minio "$(or $(MINIO),$(cache)/peers/minio)" $(if $(JUICEFS),--juicefs "$(JUICEFS)"))
 
+.PHONY: bench-fleet
+bench-fleet: bench-build ## P3, P4, P5, P7: nodes in network namespaces; PART=flash|scale|tiers|start for one of them
+	@scripts/bootstrap run-fleet
+	$(call figure,fleet $(addprefix --part ,$(PART)))
+
 .PHONY: bench-basic
 bench-basic: bench-build ## Everyday work against ext4 and tmpfs
 	$(call figure,basic)

@@ -2,14 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use crate::net::Net;
+use crate::net::{Net, Port};
 use crate::node::{How, Node};
 use crate::readers::{Plan, Readers, Report};
 use crate::store::Store;
 use crate::tree::Tree;
+use crate::wire::Weather;
 
 /// The last part of the first node's address.
 const FIRST: u8 = 11;
+/// Where all nodes are.
+const ZONE: &str = "here";
 /// Where nodes listen.
 const LISTEN: u16 = 7400;
 /// A read that is not back by then hangs: twice what requests are given, and the machine may be busy.
@@ -59,7 +62,7 @@ impl Fleet {
         for node in &mut fleet.nodes {
             let listen = listen(&node.port);
             let words =
-                ["--join", &seeds.join(","), "--listen", &listen, "--zone", "here", "--secret-file", &secret];
+                ["--join", &seeds.join(","), "--listen", &listen, "--zone", ZONE, "--secret-file", &secret];
             node.set_how(how.clone().words(&words));
         }
         fleet
@@ -76,15 +79,20 @@ impl Fleet {
 
     /// A depot, not started, that whoever joins asks before the origin.
     pub fn depot(&self, name: &str, number: u8, size: &str) -> Node {
-        let port = self.net.port(name, number);
+        self.depot_at(self.net.port(name, number), name, size)
+    }
+
+    /// The same behind a link that delays or loses.
+    pub fn depot_behind(&self, name: &str, number: u8, size: &str, weather: Weather) -> Node {
+        self.depot_at(self.net.port_behind(name, number, weather, 1), name, size)
+    }
+
+    fn depot_at(&self, port: Port, name: &str, size: &str) -> Node {
         let (secret, listen) = (self.secret(), listen(&port));
         let join = self.nodes.first().map(|node| crate::fleet::listen(&node.port)).unwrap_or_default();
         let origin = Store::origin(crate::tree::PREFIX);
-        let words = [
-            "depot", "--origin", &origin, "--size", size, "--join", &join, "--listen", &listen, "--zone",
-            "here",
-        ];
-        let words = [&words[..], &["--secret-file", &secret]].concat();
+        let words = ["depot", "--origin", &origin, "--size", size, "--join", &join, "--listen", &listen];
+        let words = [&words[..], &["--zone", ZONE, "--secret-file", &secret]].concat();
         Node::lending(name, self.net.folder(), port, &self.store, &words)
     }
 
@@ -186,7 +194,7 @@ impl Fleet {
 }
 
 /// Where a node on this port listens for the others.
-pub fn listen(port: &crate::net::Port) -> String {
+pub fn listen(port: &Port) -> String {
     format!("{}:{LISTEN}", port.address())
 }
 

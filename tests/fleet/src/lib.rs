@@ -37,6 +37,7 @@ pub use readers::{Readers, Report};
 pub use store::Store;
 pub use tree::Tree;
 
+pub use covey_tests::program::use_program;
 pub use covey_tests::say;
 
 use std::path::Path;
