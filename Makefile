@@ -89,6 +89,10 @@ deny: ## Licences, sources and bans of deny.toml, by cargo-deny (built once if m
 at_length = COVEY_BIN="$(CURDIR)/$(program)" $(CARGO) test --package covey-tests $(addprefix --test ,$(1)) -- \
 	--include-ignored --nocapture --test-threads 1 $(2)
 
+.PHONY: fuzz
+fuzz: ## Every decoder under libFuzzer, FUZZ_SECONDS each (60); TARGETS="gossip sums" for some of them; needs g++
+	@scripts/fuzz $(TARGETS)
+
 .PHONY: test-crash
 test-crash: build ## 200 rounds of kill -9 at random points, power cuts, and the log cut at every record
 	$(CARGO) test --package covey-meta --test journal_crash --test journal_kill -- --include-ignored

@@ -3,6 +3,7 @@
 //! Everything runs in this process, over memory: volume, origin, tree. What the program does with them through a real mount is in
 //! `crates/cli/tests`.
 
+mod follow;
 mod keep;
 mod million;
 mod same;

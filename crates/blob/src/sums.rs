@@ -38,7 +38,7 @@ use base::Must;
 use base::size::{BLOB_MAX, GROUP, SEGMENT};
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 
-pub use crc::{Crc32c, crc32c};
+pub use crc::{Crc32c, crc32c, crc32c_join};
 
 const MAGIC: [u8; 4] = *b"covS";
 const VERSION: u32 = 1;
@@ -127,6 +127,18 @@ impl Sums {
     /// The CRC32C of the segments, in order.
     pub fn segments(&self) -> &[u32] {
         &self.segments
+    }
+
+    /// The CRC32C of the bytes from `start` to `end`, put together from those of the segments. None: the range does not consist of
+    /// whole segments of this blob.
+    pub fn crc_of(&self, start: u32, end: u32) -> Option<u32> {
+        let whole = |at: u32| at.is_multiple_of(SEGMENT) || at == self.size;
+        if start >= end || end > self.size || !start.is_multiple_of(SEGMENT) || !whole(end) {
+            return None;
+        }
+        let segments = self.segments.get((start / SEGMENT) as usize..end.div_ceil(SEGMENT) as usize)?;
+        let lens = (start..end).step_by(SEGMENT as usize).map(|at| SEGMENT.min(end - at));
+        Some(segments.iter().zip(lens).fold(0, |crc, (next, len)| crc32c_join(crc, *next, len)))
     }
 
     /// Where the segment that holds the byte at `offset` begins and ends.

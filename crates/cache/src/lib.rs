@@ -32,7 +32,7 @@ pub use disk::DiskPacks;
 pub use memory::{MemoryPacks, memory_room};
 pub use node::pending::{Pending, Pinned, StoresNothing};
 pub use node::{
-    CacheOptions, CacheStats, Evict, Evicted, MayDelete, NodeCache, NodeParts, Report, Warmed,
+    CacheOptions, CacheStats, Evict, Evicted, MayDelete, NodeCache, NodeParts, Report, Warmed, Watch,
     default_budget, default_floor,
 };
 pub use roomy::{Reclaim, Roomy};

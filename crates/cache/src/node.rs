@@ -23,6 +23,7 @@ mod books;
 mod flights;
 mod health;
 mod keep;
+mod lend;
 mod memory;
 pub mod pending;
 mod pool;
@@ -59,6 +60,7 @@ use shelf::Shelf;
 use stats::Counters;
 
 pub use health::Report;
+pub use lend::Watch;
 pub use stats::CacheStats;
 
 const TURNS: usize = 64;
@@ -132,6 +134,8 @@ pub struct NodeParts {
     pub pending: Arc<dyn Pending>,
     /// Asked before anything is deleted there, if anybody is to be asked: the error, a sentence, keeps it for now.
     pub may_delete: Option<MayDelete>,
+    /// Who is told what is on the disk, in a fleet.
+    pub watch: Option<Arc<dyn Watch>>,
     /// How it behaves.
     pub options: CacheOptions,
     /// Where lines for the operator go.
@@ -197,6 +201,7 @@ struct Core {
     remote: Arc<dyn Origin>,
     pending: Arc<dyn Pending>,
     may_delete: Option<MayDelete>,
+    watch: Option<Arc<dyn Watch>>,
     options: CacheOptions,
     books: Books,
     memory: Mutex<Memory>,
@@ -281,6 +286,7 @@ impl Core {
         self.removals.add(self, id);
         self.shelf.remove(id)?;
         self.books.remove(id);
+        self.went(id);
         let gone = self.memory.lock().forget(id);
         drop(gone);
         Ok(())
@@ -339,7 +345,7 @@ impl NodeCache {
     }
 
     fn over(shelf: Arc<dyn Shelf>, parts: NodeParts) -> NodeCache {
-        let NodeParts { index, remote, pending, may_delete, options, report, .. } = parts;
+        let NodeParts { index, remote, pending, may_delete, watch, options, report, .. } = parts;
         let (books, opened) = Books::open(&index, options.budget);
         let health = Health::new(report, options.look_again);
         if let Err(error) = opened {
@@ -350,6 +356,7 @@ impl NodeCache {
             remote,
             pending,
             may_delete,
+            watch,
             books,
             memory: Mutex::new(Memory::new(options.memory)),
             flights: Arc::default(),

@@ -8,11 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fs::api::Filesystem;
+use fuse::Notifier;
 
+use crate::cmd::peers::no_fleet;
 use crate::control::Tick;
 use crate::error::{Failure, Result};
 use crate::far::warm::WarmSummary;
 use crate::far::{Evicted, Settled};
+use crate::fleet::shown::PeerRow;
+use crate::follow::Watching;
 use crate::info::Info;
 use crate::node::{Cloned, GcSummary, Node, NodeOptions, Source};
 use crate::publish::PublishSummary;
@@ -48,6 +52,16 @@ pub trait Backend: Send + Sync {
     /// The volume behind it, if there is one: names and packs that can be looked into.
     fn node(&self) -> Option<&Node> {
         None
+    }
+
+    /// Moves to what is published next, if it is to, until what is returned is dropped.
+    fn follow(&self, _: Notifier) -> Result<Option<Watching>> {
+        Ok(None)
+    }
+
+    /// Who is in its fleet.
+    fn peers(&self) -> Result<Vec<PeerRow>> {
+        Err(no_fleet(&self.name()))
     }
 
     /// Its figures.
@@ -142,13 +156,21 @@ impl Backend for Node {
     }
 
     fn in_short(&self) -> Option<Short> {
-        let stats = self.volume().stats().ok()?;
+        let stats = self.shown().stats().ok()?;
         let stored_bytes = stats.stored_bytes + stats.open_bytes;
         Some(Short { files: stats.inodes, bytes: stats.logical_bytes, stored_bytes })
     }
 
     fn node(&self) -> Option<&Node> {
         Some(self)
+    }
+
+    fn peers(&self) -> Result<Vec<PeerRow>> {
+        Node::peers(self)
+    }
+
+    fn follow(&self, kernel: Notifier) -> Result<Option<Watching>> {
+        Node::start_following(self, kernel)
     }
 
     fn status(&self) -> Result<Status> {

@@ -114,6 +114,8 @@ pub enum Request {
         /// Which.
         paths: Vec<RawPath>,
     },
+    /// Who is in the fleet: a list of [`crate::fleet::shown::PeerRow`].
+    Peers,
     /// Look on until told to stop.
     Watch {
         /// At what.

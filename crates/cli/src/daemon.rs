@@ -135,9 +135,10 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     let ended = Arc::new(AtomicBool::new(false));
     start_signals(session.unmounter(), node.clone(), ended.clone(), interactive)?;
     let publishing = plan.every.start(&node, &mountpoint)?;
+    let following = node.follow(session.notifier())?;
     ready(&*node, &session, parent, term);
     wait(&served, plan.status_line && interactive);
-    drop(publishing);
+    drop((publishing, following));
     finish(&*node, &session, listener, &ended, term)
 }
 
@@ -382,6 +383,7 @@ impl Serve for Daemon {
                 notifier.settle();
                 serde_json::to_value(cloned.summary)
             }
+            Request::Peers => serde_json::to_value(self.node.peers()?),
             Request::Watch { .. } => return Err(Failure::usage("this is not answered at once")),
         };
         value.map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))

@@ -91,6 +91,7 @@ impl Far {
             folder: dir.blobs(),
             index: dir.cache_index(),
             may_delete: (!read_only).then(|| publish::may_delete(dir, &origin)),
+            watch: None,
             remote: origin,
             pending,
             options: CacheOptions { budget, floor, ..CacheOptions::default() },

@@ -10,12 +10,17 @@ use std::sync::Arc;
 use base::{BlobId, PackNo};
 use blob::{BlobError, Origin, PackStore, Space};
 use fs::volume::Parts;
+use meta::MetaStore;
 use origin::Access;
+use peer::fleet::Groups;
 use serde::{Deserialize, Serialize};
 use tree::root::{PublicKey, Root, from_hex, hex};
 use tree::{Tree, TreeError};
 
 use crate::error::{Failure, Result};
+use crate::fleet::Grouped;
+use crate::fleet::options::FleetOptions;
+use crate::follow::Interval;
 use crate::origins;
 use crate::publish;
 use crate::table::utc;
@@ -35,6 +40,10 @@ pub struct Named {
     pub name: String,
     /// The only key that may have signed it.
     pub key: Option<PublicKey>,
+    /// Whether a mount moves to what is published next, and how often it looks.
+    pub follow: Option<Interval>,
+    /// Of which fleet a mount is a node, if it is of one.
+    pub fleet: Option<FleetOptions>,
 }
 
 /// How the store of an origin is reached, beside its name.
@@ -71,7 +80,7 @@ impl Named {
         })?;
         publish::check_name(name)?;
         let home = origins::address(origin, &Reach::default())?;
-        Ok(Some(Named { home, cache: None, name: name.to_owned(), key: None }))
+        Ok(Some(Named { home, cache: None, name: name.to_owned(), key: None, follow: None, fleet: None }))
     }
 
     /// With the only key that is accepted, as `covey published` shows it.
@@ -87,9 +96,27 @@ impl Named {
         Ok(self)
     }
 
+    /// Followed, if somebody said so.
+    pub fn following(mut self, every: Option<Interval>) -> Named {
+        self.follow = every;
+        self
+    }
+
+    /// A node of a fleet, if somebody said so.
+    pub fn in_fleet(mut self, fleet: &FleetOptions) -> Result<Named> {
+        fleet.check()?;
+        if fleet.is_on() && self.is_near() {
+            return Err(Failure::usage(format!("{self} is on this machine: there is nothing to ask others for"))
+                .next("leave --join and --listen out; a fleet is for trees in an object store"));
+        }
+        self.fleet = fleet.is_on().then(|| fleet.clone());
+        Ok(self)
+    }
+
     /// The words that say the same on a command line, beside the tree's own.
     pub fn to_args(&self) -> Vec<OsString> {
-        let mut args = Vec::new();
+        let mut args = self.fleet.as_ref().map(FleetOptions::to_args).unwrap_or_default();
+        args.extend(self.follow.map(|every| format!("--follow={}", every.0.as_secs_f64()).into()));
         let mut add = |option: &str, value: Option<OsString>| {
             args.extend(value.into_iter().flat_map(|value| [OsString::from(option), value]));
         };
@@ -160,10 +187,24 @@ impl TreeInfo {
 }
 
 /// What a mount of a tree consists of.
-pub fn parts(root: &Root, origin: Arc<dyn Origin>) -> Parts {
+pub fn parts(root: &Root, origin: Arc<dyn Origin>, groups: Option<&Groups>) -> Parts {
+    let tree = Arc::new(Tree::new(origin.clone(), root));
+    parts_of(grouped(tree, groups), root.bytes, origin)
+}
+
+/// A tree as a store of rows, which in a fleet says what it knows of groups.
+pub fn grouped(tree: Arc<Tree>, groups: Option<&Groups>) -> Arc<dyn MetaStore> {
+    match groups {
+        Some(groups) => Arc::new(Grouped::over(tree, groups.clone())),
+        None => tree,
+    }
+}
+
+/// What a mount of a tree that is open consists of; `bytes`: what it holds.
+pub fn parts_of(tree: Arc<dyn MetaStore>, bytes: u64, origin: Arc<dyn Origin>) -> Parts {
     Parts {
-        store: Arc::new(Tree::new(origin.clone(), root)),
-        packs: Arc::new(NoPacks { bytes: root.bytes }),
+        store: tree,
+        packs: Arc::new(NoPacks { bytes }),
         source: origin.clone(),
         origin,
     }

@@ -28,6 +28,8 @@ mod daemon;
 mod error;
 mod export;
 mod far;
+mod fleet;
+mod follow;
 mod frozen;
 mod helper;
 mod import;
@@ -126,6 +128,9 @@ enum Command {
     Stats(cmd::stats::Args),
     Top(cmd::top::Args),
     Bench(cmd::bench::Args),
+    Peers(cmd::peers::Args),
+    Depot(cmd::depot::Args),
+    Fleet(cmd::fleet::Args),
     Doctor(cmd::doctor::Args),
     Config(cmd::config::Args),
     Bundle(cmd::bundle::Args),
@@ -202,6 +207,9 @@ fn run(cli: &Cli, term: Term) -> Result<u8> {
         Command::Stats(args) => cmd::stats::run(args, term),
         Command::Top(args) => cmd::top::run(args, term),
         Command::Bench(args) => cmd::bench::run(args, term),
+        Command::Peers(args) => cmd::peers::run(args, term),
+        Command::Depot(args) => cmd::depot::run(args, term),
+        Command::Fleet(args) => cmd::fleet::run(args, term),
         Command::Doctor(args) => cmd::doctor::run(args, cli.config.as_ref(), term),
         Command::Config(args) => cmd::config::run(args, cli.config.as_ref(), term),
         Command::Bundle(args) => cmd::bundle::run(args, cli.config.as_ref(), term),

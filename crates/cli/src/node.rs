@@ -23,6 +23,7 @@ use fs::api::Filesystem;
 use fs::gc::all::Collected;
 use fs::volume::{Atime, Options, Volume};
 use fs::{Errno, OpenError};
+use fuse::Notifier;
 use meta::store::StoreError;
 use meta::{Journal, MetaStore, Names};
 use origin::Access;
@@ -30,12 +31,15 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::cmd::cache::no_cache;
+use crate::cmd::peers::no_fleet;
 use crate::control::Tick;
 use crate::error::{Failure, Result, errno_failure};
 use crate::far::options::FarOptions;
 use crate::far::tree::TreeCache;
 use crate::far::warm::{self, WarmSummary};
 use crate::far::{Evicted, Far, Settled};
+use crate::fleet::shown::{FleetStatus, PeerRow};
+use crate::follow::{Follow, Watching};
 use crate::frozen::{self, Named, TreeInfo};
 use crate::info::{self, Info};
 use crate::log;
@@ -191,6 +195,8 @@ pub struct Node {
     tree_cache: Option<TreeCache>,
     /// Of a published tree, what it is and where its origin.
     tree: Option<(TreeInfo, String)>,
+    /// A published tree whose name is followed, and how often.
+    follow: Option<(Arc<Follow>, Duration)>,
     mode: Mode,
     opened: Instant,
     lock: Mutex<Option<Lock>>,
@@ -232,6 +238,7 @@ impl Node {
             far,
             tree_cache: None,
             tree: None,
+            follow: None,
             mode: mode(options),
             opened: base::time::monotonic(),
             lock: Mutex::new(Some(lock)),
@@ -259,6 +266,7 @@ impl Node {
             far: None,
             tree_cache: None,
             tree: None,
+            follow: None,
             mode: mode(options),
             opened: base::time::monotonic(),
             lock: Mutex::new(None),
@@ -271,25 +279,35 @@ impl Node {
         let is_near = named.is_near();
         let mut tree_cache = None;
         if !is_near {
-            let volume = ::tree::root::hex(&root.volume);
-            let cache = TreeCache::before(origin, &volume, named.cache.as_deref(), &options.far)?;
+            let cache = TreeCache::before(origin, root.volume, named, &options.far)?;
             origin = cache.origin();
             tree_cache = Some(cache);
         }
         let options = NodeOptions { read_only: true, frozen: true, ..options.clone() };
         let open = Options { near: is_near, names_near: is_near, ..volume_options(&options) };
+        let groups = tree_cache.as_ref().and_then(TreeCache::fleet).map(|joined| joined.groups.clone());
         let info = TreeInfo::of(&root);
-        let volume = Volume::open(frozen::parts(&root, origin), open)
-            .map_err(|error| open_failure(Path::new(&named.to_string()), error))?;
+        let (volume, follow) = match named.follow {
+            Some(every) => {
+                let follow = Follow::new(named, root, origin, open, groups)?;
+                (follow.volume(), Some((Arc::new(follow), every.0)))
+            }
+            None => {
+                let volume = Volume::open(frozen::parts(&root, origin, groups.as_ref()), open)
+                    .map_err(|error| open_failure(Path::new(&named.to_string()), error))?;
+                (Arc::new(volume), None)
+            }
+        };
         Ok(Node {
             name: format!("{named}{}{:016x}", frozen::MARK, base::random::u64()),
             dir: None,
-            volume: Arc::new(volume),
+            volume,
             journal: None,
             rows: None,
             far: None,
             tree_cache,
             tree: Some((info, named.home.origin.clone())),
+            follow,
             mode: Mode::Frozen,
             opened: base::time::monotonic(),
             lock: Mutex::new(None),
@@ -297,8 +315,26 @@ impl Node {
     }
 
     /// What it is and where its origin, if it is a published tree.
-    pub fn tree(&self) -> Option<&(TreeInfo, String)> {
-        self.tree.as_ref()
+    pub fn tree(&self) -> Option<(TreeInfo, String)> {
+        let (first, origin) = self.tree.clone()?;
+        Some((self.follow.as_ref().map_or(first, |(follow, _)| follow.info()), origin))
+    }
+
+    /// Who is in its fleet.
+    pub fn peers(&self) -> Result<Vec<PeerRow>> {
+        let fleet = self.tree_cache.as_ref().and_then(TreeCache::fleet);
+        let joined = fleet.ok_or_else(|| no_fleet(&self.name))?;
+        Ok(joined.fleet.seen().iter().map(PeerRow::from).collect())
+    }
+
+    /// What it did as a node of a fleet, if it is one.
+    pub fn fleet_status(&self) -> Option<FleetStatus> {
+        self.tree_cache.as_ref()?.fleet_status()
+    }
+
+    /// Moves to what is published next, if it is to, until what is returned is dropped.
+    pub fn start_following(&self, kernel: Notifier) -> Result<Option<Watching>> {
+        self.follow.as_ref().map(|(follow, every)| follow.start(*every, kernel)).transpose()
     }
 
     /// Its folder, or `mem:<id>`: the source of its mount.
@@ -318,7 +354,15 @@ impl Node {
 
     /// The volume, as a transport sees it.
     pub fn filesystem(&self) -> Arc<dyn Filesystem> {
-        self.volume.clone()
+        match &self.follow {
+            Some((follow, _)) => follow.filesystem(),
+            None => self.volume.clone(),
+        }
+    }
+
+    /// What is shown now: where a name is followed not what was mounted.
+    pub fn shown(&self) -> Arc<Volume> {
+        self.follow.as_ref().map_or_else(|| self.volume.clone(), |(follow, _)| follow.volume())
     }
 
     /// The volume itself.
@@ -344,7 +388,7 @@ impl Node {
 
     /// Its names.
     pub fn store(&self) -> Arc<dyn MetaStore> {
-        self.volume.parts().store.clone()
+        self.shown().parts().store.clone()
     }
 
     /// Ends it in good order and gives the volume free. The second call does nothing.

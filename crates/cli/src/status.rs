@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
 use crate::far::{Far, FarStatus};
+use crate::fleet::shown::FleetStatus;
 use crate::frozen::TreeInfo;
 use crate::node::Node;
 use crate::volume_dir::VolumeDir;
@@ -89,6 +90,9 @@ pub struct Status {
     /// What only a far origin has: uploads, the cache, requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far: Option<FarStatus>,
+    /// What only a node of a fleet has: who is there, and where bytes came from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fleet: Option<FleetStatus>,
 }
 
 /// What kind of thing a status is of.
@@ -160,6 +164,7 @@ impl Status {
             memory_bytes: 0,
             memory_peak_bytes: 0,
             far: None,
+            fleet: None,
         }
     }
 }
@@ -171,7 +176,7 @@ impl Node {
             let fsck = format!("unmount it and check it: covey fsck {}", self.name());
             Failure::new("damaged", "the volume's figures cannot be read").why(why).next(fsck)
         };
-        let mut stats = self.volume().stats().map_err(|error| damaged(error.to_string()))?;
+        let mut stats = self.shown().stats().map_err(|error| damaged(error.to_string()))?;
         let names = Names::new(self.store());
         let twice = Twice::count(&names).map_err(|error| damaged(error.to_string()))?;
         if !stats.counted {
@@ -186,10 +191,10 @@ impl Node {
             id: self.dir().map(|dir| dir.format().id.clone()),
             origin: match (self.dir(), self.tree()) {
                 (Some(dir), _) => dir.origin(),
-                (None, Some((_, origin))) => origin.clone(),
+                (None, Some((_, origin))) => origin,
                 (None, None) => "mem:".to_owned(),
             },
-            tree: self.tree().map(|(tree, _)| tree.clone()),
+            tree: self.tree().map(|(tree, _)| tree),
             mode: self.mode(),
             served: None,
             files: stats.inodes,
@@ -208,6 +213,7 @@ impl Node {
             memory_bytes: memory.now,
             memory_peak_bytes: memory.peak,
             far: self.far().map(Far::status),
+            fleet: self.fleet_status(),
         })
     }
 }

@@ -126,7 +126,7 @@ impl Corpus {
     }
 
     fn entry(&self, ino: Ino) -> Entry {
-        Entry { attr: self.attr(ino), generation: 0 }
+        Entry::of(self.attr(ino))
     }
 
     fn find(&self, name: &[u8]) -> Option<Ino> {

@@ -120,8 +120,20 @@ pub struct Attr {
 pub struct Entry {
     /// The inode's attributes.
     pub attr: Attr,
+    /// The number by which the kernel asks for it from now on: the inode's own, except where one inode has several contents at a
+    /// time ([`crate::follow`]).
+    pub node: Ino,
     /// Distinguishes inodes that had the same number; always 0 while numbers are never reused.
     pub generation: u64,
+    /// It is about to change: the kernel is to ask again when it is looked up next.
+    pub fleeting: bool,
+}
+
+impl Entry {
+    /// Of an inode that goes by its own number, to be kept.
+    pub fn of(attr: Attr) -> Entry {
+        Entry { attr, node: attr.ino, generation: 0, fleeting: false }
+    }
 }
 
 /// A new value for a time.
@@ -288,6 +300,12 @@ pub trait Filesystem: Send + Sync {
 
     /// Whether serving this request would wait for more than memory and the local page cache.
     fn would_wait(&self, request: Waiting) -> bool {
+        false
+    }
+
+    /// Whether what is answered now is about to change, so that the kernel may keep it for no time: attributes, and that there is no
+    /// such name. Asked after each such answer; an [`Entry`] says so by itself.
+    fn fleeting(&self) -> bool {
         false
     }
 

@@ -3,6 +3,7 @@
 //! - [`api`]: the [`api::Filesystem`] trait, the types that cross it, and nothing else. A transport (`fuse`) knows
 //!   only this; so a volume, a null server and other backends can be mounted by the same transport.
 //! - [`volume`]: the real filesystem; `serve` is its face to the transport and `ops` what it does, one file per family.
+//! - [`follow`]: one tree after another, as one filesystem.
 //! - [`clone`], [`fsck`], [`publish`], [`stats`]: what is done to a volume as a whole, by the command line.
 //! - `packs`, `gc`: where bytes go, and how they go away.
 //! - [`errno`]: the one table from errors to error numbers.
@@ -11,6 +12,7 @@ pub mod api;
 mod bytes;
 pub mod clone;
 pub mod errno;
+pub mod follow;
 pub mod fsck;
 pub mod gc;
 mod numbers;

@@ -44,17 +44,19 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
         Op::Lookup { name } => match fs.lookup(header.ino, name) {
             Ok(found) => Some(entry(&mut put, &found)?),
             Err(Errno::ENOENT) => {
-                out::no_entry(&mut put)?;
+                out::no_entry(&mut put, fs.fleeting())?;
                 None
             }
             Err(error) => return Err(error),
         },
         Op::Getattr => {
-            out::attributes(&mut put, &fs.getattr(header.ino)?)?;
+            let attr = fs.getattr(header.ino)?;
+            out::attributes(&mut put, &attr, fs.fleeting())?;
             None
         }
         Op::Setattr(ref set) => {
-            out::attributes(&mut put, &fs.setattr(&header.caller, header.ino, set)?)?;
+            let attr = fs.setattr(&header.caller, header.ino, set)?;
+            out::attributes(&mut put, &attr, fs.fleeting())?;
             None
         }
         Op::Readdir { position, room, plus } => {
@@ -80,7 +82,7 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
 
 fn entry(put: &mut Put<'_>, found: &Entry) -> api::Result<Ino> {
     out::entry(put, found)?;
-    Ok(found.attr.ino)
+    Ok(found.node)
 }
 
 /// The operations that make something and answer with it; `None` for all others.

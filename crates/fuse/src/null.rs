@@ -52,7 +52,7 @@ impl Null {
     }
 
     fn entry(ino: Ino) -> Entry {
-        Entry { attr: Null::attr(ino), generation: 0 }
+        Entry::of(Null::attr(ino))
     }
 
     fn file(name: &[u8]) -> Option<u64> {

@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn replies_lose_their_times_and_nothing_else() {
         let attr = crate::null::Null::new().getattr(base::Ino(2)).unwrap();
-        let entry = fs::api::Entry { attr, generation: 7 };
+        let entry = fs::api::Entry { generation: 7, ..fs::api::Entry::of(attr) };
         let (mut kept, mut gone) = ([0; 200], [0; 200]);
         for room in [&mut kept, &mut gone] {
             out::entry(&mut Put::new(room), &entry).unwrap();
@@ -62,7 +62,7 @@ mod tests {
         assert_eq!(kept, gone);
         expire(op::LOOKUP, &mut gone);
         assert_eq!((&gone[..16], &gone[16..32], &gone[32..]), (&kept[..16], &[0; 16][..], &kept[32..]));
-        out::attributes(&mut Put::new(&mut kept), &attr).unwrap();
+        out::attributes(&mut Put::new(&mut kept), &attr, false).unwrap();
         gone = kept;
         expire(op::GETATTR, &mut gone);
         assert_eq!((&gone[..8], &gone[8..]), (&[0; 8][..], &kept[8..]));

@@ -13,11 +13,25 @@ pub fn allowed(deny_toml: &str) -> Vec<String> {
     list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
+/// The crates of `exceptions = [..]` below `[licenses]`, each with what it alone may have besides: a line for each,
+/// `{ crate = "NAME", allow = ["LICENCE", ..] },`.
+pub fn exceptions(deny_toml: &str) -> Vec<(String, Vec<String>)> {
+    let section = deny_toml.split("[licenses]").nth(1).unwrap_or("");
+    let list = section.split("exceptions = [").nth(1).and_then(|rest| rest.split("\n]").next()).unwrap_or("");
+    let rows = list.lines().filter(|line| line.trim_start().starts_with('{'));
+    let words = rows.map(|row| row.split('"').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>());
+    words.filter_map(|words| words.split_first().map(|(name, rest)| (name.clone(), rest.to_vec()))).collect()
+}
+
 /// Checks what `cargo metadata` printed. Packages without a source are the workspace's own.
 ///
 /// # Errors
 /// The text is not what `cargo metadata` prints.
-pub fn check(metadata: &str, allowed: &[String]) -> Result<Vec<Finding>, String> {
+pub fn check(
+    metadata: &str,
+    allowed: &[String],
+    exceptions: &[(String, Vec<String>)],
+) -> Result<Vec<Finding>, String> {
     let metadata: Value =
         serde_json::from_str(metadata).map_err(|error| format!("cargo metadata: {error}"))?;
     let used: Vec<&str> = metadata["resolve"]["nodes"]
@@ -34,7 +48,9 @@ pub fn check(metadata: &str, allowed: &[String]) -> Result<Vec<Finding>, String>
             continue;
         }
         let licence = package["license"].as_str().unwrap_or("");
-        if !satisfied(licence, allowed) {
+        let excepted = exceptions.iter().filter(|(name, _)| package["name"] == **name);
+        let allowed: Vec<String> = excepted.flat_map(|(_, more)| more).chain(allowed).cloned().collect();
+        if !satisfied(licence, &allowed) {
             let name = format!(
                 "{} {}",
                 package["name"].as_str().unwrap_or("?"),
@@ -133,8 +149,13 @@ mod tests {
             {"id": "d", "name": "unused", "version": "1.0.0", "license": "GPL-3.0", "source": "registry"},
             {"id": "e", "name": "ours", "version": "1.0.0", "license": null, "source": null}],
             "resolve": {"nodes": [{"id": "a"}, {"id": "b"}, {"id": "c"}, {"id": "e"}]}}"#;
-        let found = check(metadata, &list()).unwrap();
+        let found = check(metadata, &list(), &[]).unwrap();
         assert_eq!(found.len(), 2, "{found:?}");
-        assert!(check("no json", &list()).is_err());
+        let listed = "[licenses]\nexceptions = [\n    { crate = \"a\", allow = [\"X\", \"GPL-3.0\"] },\n]\n";
+        let excepted = exceptions(listed);
+        assert_eq!(excepted, [("a".to_owned(), vec!["X".to_owned(), "GPL-3.0".to_owned()])]);
+        let found = check(metadata, &list(), &excepted).unwrap();
+        assert_eq!(found.len(), 1, "an exception is for one crate: {found:?}");
+        assert!(check("no json", &list(), &[]).is_err());
     }
 }

@@ -23,12 +23,14 @@
 //! Everything read is compared with its hash, up to the signature of the root.
 //!
 //! - [`node`]: a node's bytes; [`build`]: rows become nodes; [`read`]: nodes become rows.
+//! - [`diff`]: what two trees have otherwise.
 //! - [`root`]: the record of a tree, the owner of an origin, and their signatures.
 //! - [`rows`]: which rows of a volume make up a tree, or a subtree.
 //! - [`publish`], [`restore`]: from a volume and to one.
 
 pub mod build;
 mod code;
+pub mod diff;
 pub mod node;
 pub mod publish;
 pub mod read;

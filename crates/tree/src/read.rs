@@ -69,8 +69,19 @@ impl Tree {
         Tree { source, top: root.top, level: root.level, kept: Mutex::default() }
     }
 
+    /// The top node, and its level.
+    pub(crate) fn top(&self) -> (Pointer, u8) {
+        (self.top, self.level)
+    }
+
+    /// Gives back what nodes take in memory; they are read again when they are asked for.
+    pub fn trim(&self) {
+        let kept = std::mem::take(&mut *self.kept.lock());
+        drop(kept);
+    }
+
     /// A node of this level that begins with this key.
-    fn node(&self, to: &Pointer, level: u8, first: Option<&[u8]>) -> Result<Arc<Node>, TreeError> {
+    pub(crate) fn node(&self, to: &Pointer, level: u8, first: Option<&[u8]>) -> Result<Arc<Node>, TreeError> {
         if let Some(node) = self.kept.lock().get(to) {
             return Ok(node);
         }

@@ -438,3 +438,56 @@ fn the_root_is_replaced_last_and_only_when_something_changed() {
     let whole = publish_rows(&origin, &store).unwrap();
     assert_eq!((whole.written.new_nodes, whole.root.top.hash), (whole.written.nodes, next.root.top.hash));
 }
+
+/// What a comparison row by row comes to.
+fn compared(old: &Rows, new: &Rows) -> crate::diff::Changes {
+    let mut changes = crate::diff::Changes::default();
+    let keys: std::collections::BTreeSet<&Vec<u8>> = old.keys().chain(new.keys()).collect();
+    for key in keys.into_iter().filter(|key| old.get(*key) != new.get(*key)) {
+        let (row, gone) = (Key::from_bytes(key), !new.contains_key(key));
+        match (row.as_dentry(), row.tag()) {
+            (Some(name), _) => changes.names.push((name.parent, name.name.to_vec())),
+            (None, 0x01) => drop(changes.inodes.insert(base::Ino(row.number().unwrap()), gone)),
+            (None, 0x08 | 0x09) => {
+                let _ = *changes.inodes.entry(base::Ino(row.number().unwrap())).or_insert(false);
+            }
+            _ => {}
+        }
+    }
+    changes
+}
+
+#[test]
+fn what_two_trees_have_otherwise_is_found_without_reading_what_they_share() {
+    let origin = origin();
+    let old = files(20_000);
+    let first = build(&origin, &old, &Known::default());
+    let known = open(&origin, &first).known().unwrap();
+    let mut few = old.clone();
+    for ino in [2, 777, 778, 12_345, 20_001] {
+        put_file(&mut few, ino, 1);
+    }
+    put_file(&mut few, 50_000, 0);
+    few.insert([&[0x08][..], &701_u64.to_be_bytes()].concat(), vec![1; 8]);
+    let gone = Key::inode(base::Ino(9_000)).as_bytes().to_vec();
+    few.remove(&gone).unwrap();
+    let every_other: Rows = old.iter().step_by(2).map(|(key, row)| (key.clone(), row.clone())).collect();
+    let mut from_the_middle = old.clone();
+    from_the_middle.retain(|key, _| key > &gone);
+    let same = old.clone();
+    for (case, new, most) in [
+        ("few", few, 60),
+        ("same", same, 0),
+        ("every other", every_other, u64::MAX),
+        ("half", from_the_middle, u64::MAX),
+    ] {
+        let second = build(&origin, &new, &known);
+        let spy = Spy::on(&origin);
+        let of = |built: &Built| Tree::new(spy.clone(), &root(built));
+        let (before, after) = (of(&first), of(&second));
+        assert_eq!(crate::diff::changes(&before, &after).unwrap(), compared(&old, &new), "{case}");
+        let reads = spy.reads.load(Ordering::Relaxed);
+        assert!(reads <= most, "{case}: {reads} nodes read");
+        assert_eq!(crate::diff::changes(&after, &before).unwrap(), compared(&new, &old), "{case}, back");
+    }
+}

@@ -42,6 +42,24 @@ fn crc32c_is_castagnoli() {
 }
 
 #[test]
+fn crcs_of_segments_are_put_together() {
+    for size in SIZES.into_iter().skip(1) {
+        let bytes = noise(size, 9);
+        let sums = Sums::of(&bytes);
+        let size = size as u32;
+        for start in [0, SEGMENT, 2 * SEGMENT] {
+            for end in [SEGMENT, 3 * SEGMENT, size] {
+                let valid = start < end && end <= size;
+                let right = valid.then(|| crc32c(&bytes[start as usize..end as usize]));
+                assert_eq!(sums.crc_of(start, end), right, "{start}..{end} of {size}");
+            }
+        }
+        assert_eq!(sums.crc_of(1, size), None);
+    }
+    assert_eq!(crc32c_join(crc32c(b"12345"), crc32c(b"6789"), 4), crc32c(b"123456789"));
+}
+
+#[test]
 fn every_group_and_segment_can_be_checked_alone_and_together() {
     for size in SIZES.into_iter().skip(1) {
         let bytes = noise(size, 3);

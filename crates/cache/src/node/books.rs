@@ -138,6 +138,22 @@ impl Books {
         }
     }
 
+    /// A copy came of what is elsewhere too, and would cost this much to fetch again.
+    pub(super) fn insert_copy(&self, id: &BlobId, size: u32, cost: Cost) {
+        let (mut inner, now) = self.lock();
+        if inner.policy.insert(id, size, cost, now) {
+            inner.log(&[Record::Here { id: *id, size, cost, rank: Rank::New }]);
+        }
+    }
+
+    /// All that are here.
+    pub(super) fn all(&self) -> Vec<BlobId> {
+        let inner = self.inner.lock();
+        let mut all = Vec::with_capacity(inner.policy.len());
+        inner.policy.each(|id, _, _, _| all.push(*id));
+        all
+    }
+
     /// A blob is gone.
     pub(super) fn remove(&self, id: &BlobId) {
         let mut inner = self.inner.lock();

@@ -135,8 +135,9 @@ impl Core {
         let _turn = self.turn(id);
         self.shelf.keep(id, &part.sums, &part.bytes)?;
         // From here on it counts as here, and no longer as coming.
-        self.books.insert(id, part.sums.size(), false);
+        self.books.insert_copy(id, part.sums.size(), self.cost(id));
         drop(coming);
+        self.came(id);
         Ok(())
     }
 
@@ -229,6 +230,7 @@ impl Core {
             return Ok(false);
         }
         self.shelf.remove(&victim.id)?;
+        self.went(&victim.id);
         self.counters.evicted_blobs.add(1);
         self.counters.evicted_bytes.add(u64::from(victim.size));
         Ok(true)

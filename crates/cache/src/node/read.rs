@@ -128,6 +128,7 @@ impl Core {
             self.health.failed(&error);
         }
         self.books.remove(id);
+        self.went(id);
     }
 
     /// A blob that should be on the disk is perhaps not.
@@ -135,6 +136,7 @@ impl Core {
         let _turn = self.turn(id);
         if matches!(self.shelf.size(id), Ok(None)) {
             self.books.remove(id);
+            self.went(id);
         }
     }
 

@@ -94,6 +94,7 @@ impl Home {
             remote: Arc::clone(&self.far) as Arc<dyn Origin>,
             pending: Arc::clone(&self.noted) as Arc<dyn Pending>,
             may_delete: Some(Arc::new(ask)),
+            watch: None,
             options: self.options.clone(),
             report: Arc::new(move |line: &str| lines.lock().push(line.to_owned())),
         };

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use crate::daemon::{self, Plan, Transport};
-use crate::error::Result;
+use crate::error::{Failure, Result};
+use crate::fleet::options::FleetOptions;
+use crate::follow::Interval;
 use crate::frozen::Reach;
 use crate::node::Source;
 use crate::options::Lists;
@@ -45,6 +47,11 @@ pub struct Args {
     /// Of a tree in an object store: where to keep what was fetched [default: covey/trees in the user's cache folder]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
+    /// Of a published tree: move to what is published under its name next; looks every so many seconds [default with --follow: 10]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "10")]
+    follow: Option<Interval>,
+    #[command(flatten)]
+    fleet: FleetOptions,
     /// Look whether it could be mounted, and do not mount it
     #[arg(long, hide = true)]
     fake: bool,
@@ -59,9 +66,12 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         let source = match Source::by_word(&args.volume)? {
             Some(Source::Published(tree)) => {
                 let tree = tree.accepting(args.key.as_deref())?;
-                Source::Published(tree.reached(&args.reach, args.cache.as_deref())?)
+                Source::Published(tree.reached(&args.reach, args.cache.as_deref())?.following(args.follow).in_fleet(&args.fleet)?)
             }
+            Some(_) if args.follow.is_some() => return Err(nothing_to_follow()),
             Some(source) => source,
+            Some(_) | None if args.fleet.is_on() => return Err(no_fleet()),
+            None if args.follow.is_some() => return Err(nothing_to_follow()),
             None => Source::Folder(VolumeDir::open(&args.volume)?),
         };
         let plan = Plan {
@@ -78,4 +88,15 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         }
         if args.background { daemon::in_background(&plan, term) } else { daemon::run(plan, parent, term) }
     })
+}
+
+fn no_fleet() -> Failure {
+    Failure::usage("only nodes that mount a published tree are a fleet")
+        .why("a volume that is written to is one node's at a time")
+        .next("publish it, and mount ORIGIN@NAME with --join on every node")
+}
+
+fn nothing_to_follow() -> Failure {
+    Failure::usage("only the name of a published tree can be followed")
+        .next("mount ORIGIN@NAME; covey published ORIGIN lists the names")
 }

@@ -110,6 +110,9 @@ fn text(status: &Status) -> String {
     if let Some(far) = &status.far {
         far::rows(&mut pairs, far);
     }
+    if let Some(fleet) = &status.fleet {
+        crate::fleet::shown::rows(&mut pairs, fleet);
+    }
     pairs.row("memory", format!("{} (peak {})", bytes(status.memory_bytes), bytes(status.memory_peak_bytes)));
     if status.io_errors > 0 {
         pairs.row("I/O errors", format!("{}: see the log, then covey fsck", count(status.io_errors)));

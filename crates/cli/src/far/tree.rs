@@ -10,9 +10,14 @@ use std::sync::Arc;
 
 use blob::Origin;
 use cache::{CacheOptions, NodeCache, NodeParts, StoresNothing};
+use peer::fleet::Fleet;
+use peer::id::Role;
 
 use super::options::FarOptions;
 use crate::error::{Context, Failure, Result};
+use crate::fleet::shown::FleetStatus;
+use crate::fleet::{self, Joined, Lender, Told};
+use crate::frozen::Named;
 use crate::log;
 use crate::volume_dir::private_folder;
 
@@ -22,19 +27,27 @@ const SIDE_BY_SIDE: u32 = 64;
 /// The cache of one mount.
 pub struct TreeCache {
     cache: Arc<NodeCache>,
+    /// Of which fleet it is a node.
+    fleet: Option<Joined>,
     _lock: File,
 }
 
 impl TreeCache {
-    /// Puts a cache before an origin. `volume`: whose trees they are. `below`: where, if somebody said.
+    /// Puts a cache before an origin, and a fleet between the two if that was asked for. `volume`: whose trees they are.
     pub fn before(
         origin: Arc<dyn Origin>,
-        volume: &str,
-        below: Option<&Path>,
+        volume: [u8; 16],
+        named: &Named,
         options: &FarOptions,
     ) -> Result<TreeCache> {
-        let below = below.map_or_else(default_folder, |folder| Ok(folder.to_owned()))?;
-        let (folder, lock) = take(&below, volume)?;
+        let below = named.cache.clone().map_or_else(default_folder, Ok)?;
+        let (folder, lock) = take(&below, &::tree::root::hex(&volume))?;
+        let join = |fleet| fleet::join(fleet, Role::Node, &folder, volume, origin.clone());
+        let joined = named.fleet.as_ref().map(join).transpose()?;
+        let remote: Arc<dyn Origin> = match &joined {
+            Some(joined) => joined.fleet.clone(),
+            None => origin,
+        };
         let fits = |size: std::io::Result<u64>| size.at("use", &folder);
         let budget = options.cache_size.map_or_else(|| fits(cache::default_budget(&folder)), Ok)?;
         let floor = options.cache_floor.map_or_else(|| fits(cache::default_floor(&folder)), Ok)?;
@@ -43,14 +56,29 @@ impl TreeCache {
         let parts = NodeParts {
             folder: blobs,
             index: folder.join("cache.idx"),
-            remote: origin,
+            remote,
             pending: Arc::new(StoresNothing),
             may_delete: None,
+            watch: joined.as_ref().map(|joined| watch(&joined.fleet)),
             options: CacheOptions { budget, floor, ..CacheOptions::default() },
             report: log::sink(),
         };
         let cache = Arc::new(NodeCache::open(parts).at("open", &folder)?);
-        Ok(TreeCache { cache, _lock: lock })
+        if let Some(joined) = &joined {
+            joined.fleet.lend(Arc::new(Lender(Arc::downgrade(&cache))));
+            fleet::tell_free(&joined.fleet, &cache);
+        }
+        Ok(TreeCache { cache, fleet: joined, _lock: lock })
+    }
+
+    /// Of which fleet it is a node, if it is of one.
+    pub fn fleet(&self) -> Option<&Joined> {
+        self.fleet.as_ref()
+    }
+
+    /// What a status says of its fleet.
+    pub fn fleet_status(&self) -> Option<FleetStatus> {
+        self.fleet.as_ref().map(|joined| FleetStatus::of(&joined.fleet, &self.cache))
     }
 
     /// The origin, by way of the cache.
@@ -60,8 +88,15 @@ impl TreeCache {
 
     /// Writes down what is kept.
     pub fn close(&self) {
+        if let Some(joined) = &self.fleet {
+            joined.fleet.close();
+        }
         self.cache.close();
     }
+}
+
+fn watch(fleet: &Arc<Fleet>) -> Arc<dyn cache::Watch> {
+    Arc::new(Told(Arc::downgrade(fleet)))
 }
 
 /// The user's cache folder; the system's where there is no user.

@@ -7,6 +7,7 @@ use fuse::watch::Histogram;
 
 use crate::backend::Backend;
 use crate::far::FarStatus;
+use crate::fleet::shown::FleetStatus;
 use crate::node::Node;
 
 /// Every metric: its name, its type, and what it says.
@@ -69,6 +70,15 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     ("covey_origin_in_flight", "gauge", "Requests to the origin under way."),
     ("covey_origin_received_bytes_total", "counter", "Bytes of bodies that came from the origin."),
     ("covey_origin_sent_bytes_total", "counter", "Bytes of bodies that went to it."),
+    ("covey_fleet_nodes", "gauge", "Nodes of the fleet that are there, this one among them."),
+    ("covey_fleet_depots", "gauge", "Of these, depots."),
+    ("covey_fleet_hits_total", "counter", "Reads of near tiers and blobs of far ones, by where the bytes were."),
+    ("covey_fleet_bytes_total", "counter", "Their bytes."),
+    ("covey_fleet_origin_fetches_total", "counter", "Blobs fetched from the origin, by why."),
+    ("covey_fleet_failures_total", "counter", "Fetches from other nodes that failed."),
+    ("covey_fleet_corrupt_total", "counter", "Answers that were not the blob's bytes."),
+    ("covey_fleet_sent_bytes_total", "counter", "Bytes of blobs sent to other nodes."),
+    ("covey_fleet_received_bytes_total", "counter", "Bytes of blobs that came from other nodes."),
     ("process_cpu_seconds_total", "counter", "Processor time of the daemon, user and system."),
     ("process_resident_memory_bytes", "gauge", "Memory that the daemon holds."),
     ("process_virtual_memory_bytes", "gauge", "Address space of the daemon."),
@@ -130,6 +140,9 @@ pub fn render(node: &dyn Backend, session: &Session) -> String {
     if let Some(far) = node.node().and_then(Node::far) {
         far_origin(&mut page, &far.status());
     }
+    if let Some(status) = node.node().and_then(Node::fleet_status) {
+        fleet(&mut page, &status);
+    }
     process(&mut page);
     page.0
 }
@@ -146,12 +159,12 @@ fn requests(page: &mut Page, session: &Session) {
 
 fn volume(page: &mut Page, node: &dyn Backend) {
     let Some(node) = node.node() else { return };
-    let sources = node.volume().sources();
+    let sources = node.shown().sources();
     let by = [("names", sources.names), ("cache", sources.open), ("origin", sources.blobs)];
     page.labelled("covey_reads_total", "source", by.map(|(source, reads)| (source, reads.count)));
     page.labelled("covey_read_bytes_total", "source", by.map(|(source, reads)| (source, reads.bytes)));
     // Names that cannot be read leave their figures out: an absent figure is better than a wrong one.
-    let Ok(stats) = node.volume().stats() else { return };
+    let Ok(stats) = node.shown().stats() else { return };
     for (name, value) in [
         ("covey_written_bytes_total", stats.written_bytes),
         ("covey_dedup_hits_total", stats.dedup_hits),
@@ -170,6 +183,20 @@ fn volume(page: &mut Page, node: &dyn Backend) {
     ] {
         page.value(name, value);
     }
+}
+
+/// What only a node of a fleet has.
+fn fleet(page: &mut Page, fleet: &FleetStatus) {
+    page.value("covey_fleet_nodes", fleet.nodes);
+    page.value("covey_fleet_depots", fleet.depots);
+    page.labelled("covey_fleet_hits_total", "tier", fleet.tiers().map(|(name, tier)| (name, tier.hits)));
+    page.labelled("covey_fleet_bytes_total", "tier", fleet.tiers().map(|(name, tier)| (name, tier.bytes)));
+    let why = [("told", fleet.origin_told), ("hedge", fleet.origin_hedged), ("alone", fleet.origin_alone)];
+    page.labelled("covey_fleet_origin_fetches_total", "why", why);
+    page.value("covey_fleet_failures_total", fleet.failed);
+    page.value("covey_fleet_corrupt_total", fleet.corrupt);
+    page.value("covey_fleet_sent_bytes_total", fleet.sent_bytes);
+    page.value("covey_fleet_received_bytes_total", fleet.received_bytes);
 }
 
 /// What only a far origin has; without one its metrics are absent.

@@ -85,7 +85,7 @@ impl Now {
             kinds,
             errors: session.failures().iter().map(|(_, count)| count).sum(),
             moved: session.moved(),
-            sources: node.node().map(|node| node.volume().sources()).unwrap_or_default(),
+            sources: node.node().map(|node| node.shown().sources()).unwrap_or_default(),
             times,
         }
     }

@@ -78,7 +78,7 @@ impl Core {
 
     /// The entry of an inode that was changed: what the change left behind is its newest record.
     pub(crate) fn entry_of(&self, ino: Ino, record: &InodeRecord) -> Result<Entry, Error> {
-        Ok(Entry { attr: attr_of(ino, record)?, generation: 0 })
+        Ok(Entry::of(attr_of(ino, record)?))
     }
 
     pub(crate) fn forget(&self, ino: Ino, count: u64) {

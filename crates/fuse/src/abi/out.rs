@@ -38,21 +38,26 @@ fn attr(put: &mut Put<'_>, attr: &Attr) -> Done {
     put.u32(0)
 }
 
-/// A name found or made, to be kept for ever.
+/// How long the kernel may keep something, in seconds.
+fn time(fleeting: bool) -> u64 {
+    if fleeting { 0 } else { FOREVER }
+}
+
+/// A name found or made, to be kept for ever unless it says otherwise.
 pub fn entry(put: &mut Put<'_>, entry: &Entry) -> Done {
-    put.u64(entry.attr.ino.0)?;
+    put.u64(entry.node.0)?;
     put.u64(entry.generation)?;
-    put.u64(FOREVER)?;
-    put.u64(FOREVER)?;
+    put.u64(time(entry.fleeting))?;
+    put.u64(time(entry.fleeting))?;
     put.u64(0)?;
     attr(put, &entry.attr)
 }
 
-/// A name that is not there, to be kept for ever too: an entry whose inode is 0.
-pub fn no_entry(put: &mut Put<'_>) -> Done {
+/// A name that is not there, to be kept for ever too, or not at all: an entry whose inode is 0.
+pub fn no_entry(put: &mut Put<'_>, fleeting: bool) -> Done {
     put.u64(0)?;
     put.u64(0)?;
-    put.u64(FOREVER)?;
+    put.u64(time(fleeting))?;
     put.zeros(ENTRY - 24)
 }
 
@@ -64,9 +69,9 @@ pub fn opened(put: &mut Put<'_>) -> Done {
     put.u32(0)
 }
 
-/// Attributes, to be kept for ever.
-pub fn attributes(put: &mut Put<'_>, of: &Attr) -> Done {
-    put.u64(FOREVER)?;
+/// Attributes, to be kept for ever, or not at all.
+pub fn attributes(put: &mut Put<'_>, of: &Attr, fleeting: bool) -> Done {
+    put.u64(time(fleeting))?;
     put.u64(0)?;
     attr(put, of)
 }

@@ -138,7 +138,7 @@ fn attr() -> Attr {
 
 #[test]
 fn bodies_have_the_lengths_the_kernel_checks() {
-    let entry = Entry { attr: attr(), generation: 0 };
+    let entry = Entry::of(attr());
     let len = |write: &dyn Fn(&mut Put<'_>) -> Result<(), Errno>| {
         let mut room = [0xee; 512];
         let mut put = Put::new(&mut room);
@@ -146,8 +146,8 @@ fn bodies_have_the_lengths_the_kernel_checks() {
         put.len()
     };
     assert_eq!(len(&|put| out::entry(put, &entry)), 128);
-    assert_eq!(len(&out::no_entry), 128);
-    assert_eq!(len(&|put| out::attributes(put, &attr())), 104);
+    assert_eq!(len(&|put| out::no_entry(put, false)), 128);
+    assert_eq!(len(&|put| out::attributes(put, &attr(), false)), 104);
     assert_eq!(len(&|put| out::statfs(put, &StatFs::default())), 80);
     assert_eq!(len(&|put| out::written(put, 1)), 8);
     assert_eq!(len(&out::opened), 16);

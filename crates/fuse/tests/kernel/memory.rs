@@ -149,7 +149,7 @@ impl State {
             _ => Trap::None,
         };
         self.nodes.insert(self.next, Node { attr, lookups: 1, trap, xattrs: BTreeMap::new(), body });
-        Ok(Entry { attr, generation: 0 })
+        Ok(Entry::of(attr))
     }
 }
 
@@ -341,7 +341,7 @@ impl Filesystem for Memory {
         };
         let node = state.node(child)?;
         node.lookups += 1;
-        Ok(Entry { attr: node.attr, generation: 0 })
+        Ok(Entry::of(node.attr))
     }
 
     fn forget(&self, ino: Ino, count: u64) {
@@ -421,7 +421,7 @@ impl Filesystem for Memory {
         node.attr.nlink += 1;
         node.attr.ctime = now();
         node.lookups += 1;
-        Ok(Entry { attr: node.attr, generation: 0 })
+        Ok(Entry::of(node.attr))
     }
 
     fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
@@ -591,7 +591,7 @@ impl Filesystem for Memory {
             let Ok(attr) = self.getattr(child) else { continue };
             let line = DirEntry { name: &name, ino: child, kind: attr.kind, next };
             let dots = matches!(&name[..], b"." | b"..");
-            if each(line, (!dots).then_some(&Entry { attr, generation: 0 })).is_break() {
+            if each(line, (!dots).then_some(&Entry::of(attr))).is_break() {
                 break;
             }
             if !dots {

@@ -327,6 +327,7 @@ fn a_real_disk_of_one_mebibyte_is_kept_within_and_survives_being_filled() {
             remote: Arc::clone(&home.far) as Arc<dyn Origin>,
             pending: Arc::new(crate::StoresNothing),
             may_delete: None,
+            watch: None,
             options: CacheOptions { memory: 0, ..options() },
             report: Arc::new(move |line: &str| lines.lock().push(line.to_owned())),
         };

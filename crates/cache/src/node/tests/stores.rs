@@ -47,6 +47,7 @@ fn nothing_is_stored_where_nothing_may_be() {
         remote: Arc::clone(&home.far) as Arc<dyn Origin>,
         pending: Arc::new(crate::StoresNothing),
         may_delete: None,
+        watch: None,
         options: options(),
         report: Arc::new(|line: &str| panic!("{line}")),
     };

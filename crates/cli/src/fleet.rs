@@ -1,0 +1,205 @@
+//! A fleet's node, wired: what is typed, the cache that lends its files, what a status says.
+//!
+//! ```text
+//!   Volume ──► NodeCache ──miss──► Fleet ──► nodes, depots, the origin
+//!                 │  ▲              ▲ │
+//!                 │  └── files ─────┼─┘ Lender
+//!                 └── came, went ───┘   Told
+//! ```
+//!
+//! The cache owns the fleet (it is the origin that the cache knows), so the other way round there are only weak references.
+
+pub mod options;
+pub mod shown;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+use base::{BlobId, PackNo};
+use blob::Origin;
+use cache::NodeCache;
+use cache::residency::Cost;
+use meta::key::{KeyRange, tags};
+use meta::store::{Commit, CommitError, Rows, StoreError, Value};
+use meta::{Key, MetaStore, PackRow};
+use peer::fleet::{Fleet, FleetError, FleetParts, Groups};
+use peer::id::Role;
+use peer::members::{HomeError, NodeHome};
+use peer::plan::Tier;
+use peer::seam::{Held, Holdings};
+use tree::Tree;
+
+use crate::error::{Failure, Result};
+use crate::log;
+use options::FleetOptions;
+
+/// A node of a fleet, before its cache is open.
+pub struct Joined {
+    /// The fleet, to be put beneath the cache.
+    pub fleet: Arc<Fleet>,
+    /// What it is told of groups.
+    pub groups: Groups,
+}
+
+/// Joins. `folder`: where the node keeps who it is. `volume`: whose trees the fleet reads.
+pub fn join(
+    options: &FleetOptions,
+    role: Role,
+    folder: &Path,
+    volume: [u8; 16],
+    origin: Arc<dyn Origin>,
+) -> Result<Joined> {
+    let secret = options.secret()?;
+    let contacts = options.contacts()?;
+    let listen = options.listen(&contacts)?;
+    let home = Arc::new(NodeHome::open(folder).map_err(home_failure)?);
+    let groups = Groups::new();
+    let parts = FleetParts {
+        home,
+        secret,
+        volume,
+        listen,
+        advertise: options.advertise,
+        contacts,
+        zone: options.zone()?,
+        role,
+        weight: options.weight,
+        verify: options.verify.into(),
+        origin,
+        groups: groups.clone(),
+        report: log::sink(),
+    };
+    let fleet = Fleet::start(parts).map_err(|error| fleet_failure(&error, listen))?;
+    if let Some(address) = fleet.address() {
+        log::line(&format!("fleet: node {} listens on {address}", fleet.node()));
+    }
+    Ok(Joined { fleet: Arc::new(fleet), groups })
+}
+
+fn home_failure(error: HomeError) -> Failure {
+    Failure::new("no-node", "this node cannot be itself").why(error.to_string()).next("name a folder of its own: --cache DIR")
+}
+
+fn fleet_failure(error: &FleetError, listen: SocketAddr) -> Failure {
+    Failure::new("not-joined", format!("cannot take part in the fleet on {listen}"))
+        .why(error.to_string())
+        .next("name an address of this machine and a free port: --listen ADDRESS:PORT")
+}
+
+/// The cache's files, lent to others.
+pub struct Lender(pub Weak<NodeCache>);
+
+impl Holdings for Lender {
+    fn open(&self, id: &BlobId) -> Option<Held> {
+        let (file, sums) = self.0.upgrade()?.lend(id)?;
+        Some(Held { file: Arc::new(file), offset: 0, sums: Arc::new(sums) })
+    }
+
+    fn suspect(&self, id: &BlobId) {
+        if let Some(cache) = self.0.upgrade() {
+            cache.suspect(id);
+        }
+    }
+
+    fn list(&self, each: &mut dyn FnMut(&BlobId) -> bool) {
+        let all = self.0.upgrade().map(|cache| cache.lendable()).unwrap_or_default();
+        all.iter().all(each);
+    }
+}
+
+/// Hears from the cache what comes and goes.
+pub struct Told(pub Weak<Fleet>);
+
+impl cache::Watch for Told {
+    fn came(&self, id: &BlobId) {
+        if let Some(fleet) = self.0.upgrade() {
+            fleet.came(id);
+        }
+    }
+
+    fn went(&self, id: &BlobId) {
+        if let Some(fleet) = self.0.upgrade() {
+            fleet.went(id);
+        }
+    }
+
+    /// What came from a neighbour can come from one again.
+    fn cost(&self, id: &BlobId) -> Cost {
+        match self.0.upgrade().and_then(|fleet| fleet.came_from(id)) {
+            Some(Tier::Peer | Tier::Stream) => Cost::Peer,
+            Some(Tier::Depot) => Cost::Depot,
+            Some(Tier::Origin) | None => Cost::Origin,
+        }
+    }
+}
+
+/// A tree that says, of every pack that is looked up, which blob it is: so groups are known before the blob is asked for.
+pub struct Grouped {
+    tree: Arc<Tree>,
+    groups: Groups,
+}
+
+impl Grouped {
+    /// Over a tree. All its packs are gone through behind, so that a node that finds blobs in its cache knows their groups as well.
+    pub fn over(tree: Arc<Tree>, groups: Groups) -> Grouped {
+        let (walked, learns) = (tree.clone(), groups.clone());
+        // Without a thread they are learnt as they are looked up.
+        let _ = base::thread::spawn("covey-groups", move || {
+            let walk = walked.rows(&Key::kind(tags::PACK), &mut |key, row| {
+                learn(&learns, &Key::from_bytes(key), row)
+            });
+            if let Err(error) = walk {
+                log::debug(|| format!("fleet: not all packs could be gone through: {error}"));
+            }
+        });
+        Grouped { tree, groups }
+    }
+}
+
+fn learn(groups: &Groups, key: &Key, row: &[u8]) -> bool {
+    match (key.tag(), key.number(), PackRow::decode(row)) {
+        (tags::PACK, Some(pack), Ok(PackRow::Sealed { blob, .. })) => groups.learn(&blob, PackNo(pack).0),
+        _ => true,
+    }
+}
+
+type Stored<T> = std::result::Result<T, StoreError>;
+
+impl MetaStore for Grouped {
+    fn get(&self, key: &Key) -> Stored<Option<Value>> {
+        let row = self.tree.get(key)?;
+        if let Some(row) = row.as_ref().filter(|_| key.tag() == tags::PACK) {
+            learn(&self.groups, key, row);
+        }
+        Ok(row)
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Stored<Vec<Option<Value>>> {
+        keys.iter().map(|key| self.get(key)).collect()
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Stored<Rows> {
+        self.tree.scan(range, limit)
+    }
+
+    fn commit(&self, commit: Commit) -> std::result::Result<(), CommitError> {
+        self.tree.commit(commit)
+    }
+
+    fn flush(&self) -> Stored<()> {
+        self.tree.flush()
+    }
+}
+
+/// Tells the fleet now and then what the cache could still take, until the cache is gone.
+pub fn tell_free(fleet: &Arc<Fleet>, cache: &Arc<NodeCache>) {
+    let (fleet, cache) = (Arc::downgrade(fleet), Arc::downgrade(cache));
+    let _ = base::thread::spawn("covey-vitals", move || {
+        while let (Some(fleet), Some(cache)) = (fleet.upgrade(), cache.upgrade()) {
+            fleet.set_free(u32::try_from(cache.free() >> 20).unwrap_or(u32::MAX));
+            drop((fleet, cache));
+            std::thread::sleep(std::time::Duration::from_secs(1));
+        }
+    });
+}

@@ -1,0 +1,454 @@
+//! A blob that is being received: bytes are verified as they come, and what is verified can be read and passed on at once.
+//!
+//! ```text
+//!      0                    verified              filled                    size
+//!      ├──── anyone reads ─────┼─── the one group ───┼── not there yet ───────┤
+//!      │ bytes never change    │ that is coming      │                        │
+//! ```
+//!
+//! The blob's [`Sums`] come first. They lead to its name, so a sender cannot make them up; from then on every group of 64 KiB is checked as
+//! soon as it is whole, in the buffer that it stays in. So a node can serve a blob while it is still coming (a child reads up to
+//! `verified`), and when the last group is there the blob can be admitted without hashing it again.
+//!
+//! Several sources may fill the same blob, one after the other or even together: whoever comes to `filled` first appends, the other's
+//! bytes below it are skipped. A source that goes away leaves what was verified, and the next one is asked for the rest.
+//!
+//! Which checks are made is [`Verify`]: the hash of each group and the CRCs of its segments, or the CRCs only, for a fleet whose nodes
+//! trust each other.
+
+use std::future::Future;
+use std::io;
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ops::Range;
+use std::pin::Pin;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use base::BlobId;
+use base::size::GROUP;
+use blob::Sums;
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::Notify;
+
+use crate::net::Fail;
+
+#[cfg(test)]
+mod tests;
+
+/// How what comes is checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// By the blob's own hash tree, group by group: nobody can deceive.
+    #[default]
+    Blake3,
+    /// By the CRC32C of each segment as the sender has it: finds every accident, trusts the sender's intentions. A fifth of the cost.
+    Crc,
+}
+
+/// A blob that is being received. Shared between who fills it and who reads it.
+pub struct Arriving {
+    id: BlobId,
+    verify: Verify,
+    sums: OnceLock<Arc<Sums>>,
+    room: OnceLock<Room>,
+    /// Bytes below are checked and never change again. Stored with Release after they were written.
+    verified: AtomicU32,
+    /// Held while bytes are received and checked (never across a wait), so that there is one writer at a time.
+    writing: Mutex<Writing>,
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Writing {
+    /// How far bytes have come; those above `verified` are unchecked.
+    filled: u32,
+    spare: Option<Vec<u8>>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    failed: Option<Fail>,
+    wakers: Vec<Waker>,
+    bells: Vec<Weak<Notify>>,
+}
+
+/// What became of bytes that a source offered.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Took {
+    /// So many were taken.
+    Bytes(usize),
+    /// So many are here already: leave them out.
+    Skip(usize),
+}
+
+impl Arriving {
+    /// Nothing of it is here.
+    pub fn new(id: BlobId, verify: Verify) -> Arc<Arriving> {
+        Arriving::reusing(id, verify, Vec::new())
+    }
+
+    /// The same, with a buffer from an earlier one: memory that has been touched is much cheaper to receive into. What it holds is overwritten.
+    pub fn reusing(id: BlobId, verify: Verify, buffer: Vec<u8>) -> Arc<Arriving> {
+        let spare = (buffer.capacity() > 0).then_some(buffer);
+        Arc::new(Arriving {
+            id,
+            verify,
+            sums: OnceLock::new(),
+            room: OnceLock::new(),
+            verified: AtomicU32::new(0),
+            writing: Mutex::new(Writing { filled: 0, spare }),
+            waiting: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// The blob's name.
+    pub fn id(&self) -> BlobId {
+        self.id
+    }
+
+    /// Its sums, once they have come.
+    pub fn sums(&self) -> Option<&Arc<Sums>> {
+        self.sums.get()
+    }
+
+    /// Its size in bytes, once the sums have come.
+    pub fn size(&self) -> Option<u32> {
+        self.sums.get().map(|sums| sums.size())
+    }
+
+    /// How many bytes from the first on can be read.
+    pub fn verified(&self) -> u32 {
+        self.verified.load(Ordering::Acquire)
+    }
+
+    /// All of it is here.
+    pub fn is_whole(&self) -> bool {
+        self.size() == Some(self.verified())
+    }
+
+    /// Why nobody goes on with it, if that is so.
+    pub fn failed(&self) -> Option<Fail> {
+        self.waiting.lock().failed.clone()
+    }
+
+    /// Takes the sums, which come before the bytes. The same ones again are fine: another source goes on.
+    ///
+    /// # Errors
+    /// [`Fail::Corrupt`]: they are another blob's, or disagree with those that came before.
+    pub fn begin(&self, sums: Sums) -> Result<(), Fail> {
+        if sums.id() != self.id {
+            return Err(Fail::Corrupt(format!("the sums are those of {}, not of {}", sums.id(), self.id)));
+        }
+        let mut writing = self.writing.lock();
+        if let Some(known) = self.sums.get() {
+            let same = **known == sums;
+            return same.then_some(()).ok_or_else(|| Fail::Corrupt("two senders' sums differ".to_owned()));
+        }
+        let buffer = writing.spare.take().unwrap_or_default();
+        let _ = self.room.set(Room::new(sums.size() as usize, buffer));
+        let _ = self.sums.set(Arc::new(sums));
+        drop(writing);
+        self.tell();
+        Ok(())
+    }
+
+    /// Receives the next bytes straight into their place: `from` is where in the blob the source stands, `most` how many it has.
+    /// `read` is given the room and says how many bytes it wrote; it must not wait.
+    ///
+    /// # Errors
+    /// What `read` says. [`Fail::Corrupt`] inside: a whole group came and is wrong; what was verified stays. [`Fail::Protocol`]: the sums have
+    /// not come, or the source stands where nothing can be appended.
+    pub fn receive(
+        &self,
+        from: u32,
+        most: usize,
+        read: impl FnOnce(&mut [MaybeUninit<u8>]) -> io::Result<usize>,
+    ) -> io::Result<Result<Took, Fail>> {
+        let protocol = |what: &str| Ok(Err(Fail::Protocol(what.to_owned())));
+        let (Some(sums), Some(room)) = (self.sums.get(), self.room.get()) else {
+            return protocol("bytes came before the sums");
+        };
+        let mut writing = self.writing.lock();
+        let left = (sums.size() - writing.filled) as usize;
+        if from < writing.filled {
+            return Ok(Ok(Took::Skip(((writing.filled - from) as usize).min(most))));
+        }
+        if from > writing.filled {
+            return protocol("bytes came for a place before which some are missing");
+        }
+        if left == 0 || most > left {
+            return protocol("more bytes came than the blob has");
+        }
+        let at = writing.filled as usize;
+        // SAFETY: `filled` never exceeds the room's size and `most` not what is left; the lock makes this the only writer, and readers
+        // only ever see bytes below `verified`, which is at most `filled`.
+        let place = unsafe { room.unwritten(at..at + most) };
+        let got = read(place)?.min(most);
+        writing.filled += got as u32;
+        let checked = self.check(sums, room, writing.filled);
+        if checked.is_err() {
+            writing.filled = self.verified();
+        }
+        drop(writing);
+        match checked {
+            Ok(more) => {
+                if more {
+                    self.tell();
+                }
+                Ok(Ok(Took::Bytes(got)))
+            }
+            Err(fail) => Ok(Err(fail)),
+        }
+    }
+
+    /// Checks the groups that are whole now and gives them free. True: there are some.
+    fn check(&self, sums: &Sums, room: &Room, filled: u32) -> Result<bool, Fail> {
+        let verified = self.verified();
+        let end = if filled == sums.size() { filled } else { filled - filled % GROUP };
+        if end <= verified {
+            return Ok(false);
+        }
+        // SAFETY: bytes below `filled` have been written, and the caller holds the lock that every writer needs.
+        let bytes = unsafe { room.written(verified as usize..end as usize) };
+        for (index, group) in bytes.chunks(GROUP as usize).enumerate() {
+            let offset = verified + index as u32 * GROUP;
+            let mut right = sums.check(offset, group);
+            if right.is_ok() && self.verify == Verify::Blake3 {
+                right = sums.check_group(offset, group);
+            }
+            if let Err(wrong) = right {
+                self.verified.store(offset, Ordering::Release);
+                return Err(Fail::Corrupt(wrong.to_string()));
+            }
+        }
+        self.verified.store(end, Ordering::Release);
+        Ok(true)
+    }
+
+    /// Takes the whole blob from elsewhere, as from the origin. It is hashed here.
+    ///
+    /// # Errors
+    /// [`Fail::Corrupt`]: it is another one.
+    pub fn complete(&self, bytes: Vec<u8>) -> Result<(), Fail> {
+        if bytes.len() > base::size::BLOB_MAX as usize {
+            return Err(Fail::Corrupt(format!("{} bytes are more than a blob has", bytes.len())));
+        }
+        if self.sums.get().is_none() {
+            let sums = Sums::of(&bytes);
+            if sums.id() != self.id {
+                return Err(Fail::Corrupt(format!(
+                    "the bytes are those of {}, not of {}",
+                    sums.id(),
+                    self.id
+                )));
+            }
+            let mut writing = self.writing.lock();
+            if self.sums.get().is_none() {
+                let size = sums.size();
+                let _ = self.room.set(Room::full(bytes));
+                let _ = self.sums.set(Arc::new(sums));
+                writing.filled = size;
+                self.verified.store(size, Ordering::Release);
+                drop(writing);
+                self.tell();
+                return Ok(());
+            }
+        }
+        if self.size() != u32::try_from(bytes.len()).ok() {
+            return Err(Fail::Corrupt("the blob has another size".to_owned()));
+        }
+        self.append(&bytes)
+    }
+
+    /// Appends from whole bytes what is not here yet.
+    fn append(&self, bytes: &[u8]) -> Result<(), Fail> {
+        let mut at = self.verified() as usize;
+        while at < bytes.len() {
+            let rest = &bytes[at..];
+            let took = self.receive(at as u32, rest.len(), |room| Ok(copy(rest, room)));
+            match took.map_err(|error| Fail::Protocol(error.to_string()))?? {
+                Took::Bytes(count) | Took::Skip(count) => at += count,
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody goes on: whoever waits gets this.
+    pub fn fail(&self, why: Fail) {
+        self.waiting.lock().failed.get_or_insert(why);
+        self.tell();
+    }
+
+    /// The bytes of a range, when they have all been verified.
+    pub fn bytes(&self, range: Range<u32>) -> Option<&[u8]> {
+        let fits = range.start <= range.end && range.end <= self.verified();
+        let room = self.room.get().filter(|_| fits)?;
+        // SAFETY: bytes below `verified` were written before it was stored with Release, and are never written again.
+        Some(unsafe { room.written(range.start as usize..range.end as usize) })
+    }
+
+    /// Waits on this thread until the bytes below `end` (or all, if the blob is shorter) can be read.
+    ///
+    /// # Errors
+    /// [`Fail::Late`] at `until`, or why it came to nothing.
+    pub fn wait_for(&self, end: u32, until: Instant) -> Result<(), Fail> {
+        let began = base::time::monotonic();
+        let mut waiting = self.waiting.lock();
+        loop {
+            if self.reaches(end) {
+                return Ok(());
+            }
+            if let Some(fail) = &waiting.failed {
+                return Err(fail.clone());
+            }
+            if self.changed.wait_until(&mut waiting, until).timed_out() && !self.reaches(end) {
+                return Err(waiting.failed.clone().unwrap_or_else(|| Fail::Late(began.elapsed())));
+            }
+        }
+    }
+
+    /// The same to be awaited, without a time.
+    pub fn reach(&self, end: u32) -> Reach<'_> {
+        Reach { arriving: self, end }
+    }
+
+    /// Whether the sums are here, and the bytes below `end` or all.
+    fn reaches(&self, end: u32) -> bool {
+        self.size().is_some_and(|size| self.verified() >= end.min(size))
+    }
+
+    /// Rings at every step from now on, as long as the bell exists.
+    pub(crate) fn ring(&self, bell: &Arc<Notify>) {
+        let mut waiting = self.waiting.lock();
+        waiting.bells.retain(|known| known.strong_count() > 0);
+        if !waiting.bells.iter().any(|known| known.as_ptr() == Arc::as_ptr(bell)) {
+            waiting.bells.push(Arc::downgrade(bell));
+        }
+    }
+
+    fn tell(&self) {
+        let mut waiting = self.waiting.lock();
+        let wakers = std::mem::take(&mut waiting.wakers);
+        waiting.bells.iter().filter_map(Weak::upgrade).for_each(|bell| bell.notify_one());
+        drop(waiting);
+        self.changed.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// The whole blob and its sums, ready to be admitted. The bytes are copied only if somebody else still reads them here.
+    /// None: it is not whole.
+    pub fn into_parts(self: Arc<Arriving>) -> Option<(Arc<Sums>, Vec<u8>)> {
+        let sums = Arc::clone(self.sums.get()?);
+        if !self.is_whole() {
+            return None;
+        }
+        match Arc::try_unwrap(self) {
+            Ok(mine) => mine.room.into_inner().map(|room| (sums, room.into_vec())),
+            Err(shared) => shared.bytes(0..sums.size()).map(|bytes| (Arc::clone(&sums), bytes.to_vec())),
+        }
+    }
+}
+
+impl std::fmt::Debug for Arriving {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of {:?} bytes of {}", self.verified(), self.size(), self.id)
+    }
+}
+
+/// See [`Arriving::reach`].
+pub struct Reach<'a> {
+    arriving: &'a Arriving,
+    end: u32,
+}
+
+impl Future for Reach<'_> {
+    type Output = Result<(), Fail>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut waiting = self.arriving.waiting.lock();
+        if self.arriving.reaches(self.end) {
+            return Poll::Ready(Ok(()));
+        }
+        if let Some(fail) = &waiting.failed {
+            return Poll::Ready(Err(fail.clone()));
+        }
+        if !waiting.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+            waiting.wakers.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+fn copy(from: &[u8], to: &mut [MaybeUninit<u8>]) -> usize {
+    let count = from.len().min(to.len());
+    to[..count].write_copy_of_slice(&from[..count]);
+    count
+}
+
+/// Memory of a fixed size that is written from the front while what is already there is read.
+struct Room {
+    start: NonNull<u8>,
+    size: usize,
+    capacity: usize,
+}
+
+// SAFETY: it is memory that it owns; who may touch which part is said at its two functions.
+unsafe impl Send for Room {}
+// SAFETY: as above.
+unsafe impl Sync for Room {}
+
+impl Room {
+    fn new(size: usize, mut buffer: Vec<u8>) -> Room {
+        buffer.clear();
+        buffer.reserve_exact(size);
+        Room::of(buffer, size)
+    }
+
+    fn full(bytes: Vec<u8>) -> Room {
+        let size = bytes.len();
+        Room::of(bytes, size)
+    }
+
+    fn of(buffer: Vec<u8>, size: usize) -> Room {
+        let mut buffer = ManuallyDrop::new(buffer);
+        let capacity = buffer.capacity();
+        // A vector's pointer is never null, also not an empty one's.
+        let start = NonNull::new(buffer.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        Room { start, size, capacity }
+    }
+
+    /// # Safety
+    /// The range lies inside `size`, and nobody else reads or writes it while the slice lives.
+    #[allow(clippy::mut_from_ref, reason = "the caller makes it the only one, by the lock that writers hold")]
+    unsafe fn unwritten(&self, range: Range<usize>) -> &mut [MaybeUninit<u8>] {
+        // SAFETY: inside one allocation, and exclusive, as the caller promises.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(range.start).cast(), range.len()) }
+    }
+
+    /// # Safety
+    /// The range lies inside `size`, its bytes have been written, and nobody writes them while the slice lives.
+    unsafe fn written(&self, range: Range<usize>) -> &[u8] {
+        // SAFETY: inside one allocation, written and unchanging, as the caller promises.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(range.start), range.len()) }
+    }
+
+    /// All of it must have been written.
+    fn into_vec(self) -> Vec<u8> {
+        let room = ManuallyDrop::new(self);
+        // SAFETY: the three numbers came from a vector that was not dropped; its first `size` bytes are written when the blob is whole,
+        // which is the only time this is called.
+        unsafe { Vec::from_raw_parts(room.start.as_ptr(), room.size, room.capacity) }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // SAFETY: as in `into_vec`, with no byte counted as written; this is the only other place that takes the memory back.
+        drop(unsafe { Vec::from_raw_parts(self.start.as_ptr(), 0, self.capacity) });
+    }
+}

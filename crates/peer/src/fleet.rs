@@ -1,0 +1,554 @@
+//! A node of a fleet: an origin that asks the worker next door before it asks the one behind it.
+//!
+//! ```text
+//!   the node's cache ──fetch──► Fleet ──plan──► tracker: who has it?
+//!         ▲                       │              ├── SERVE, GO: from a node's file
+//!         │ files                 │              ├── WAIT: from a node that is fetching it, as it comes
+//!   the transport ◄── Holdings ───┘              └── LEASE: from the depot, or the origin, for everybody
+//! ```
+//!
+//! [`Fleet`] is a [`blob::Origin`], so the cache above it knows nothing of the fleet: it asks once for all who want a blob, and keeps what
+//! comes. In return it says what it keeps and what it lets go ([`Fleet::came`], [`Fleet::went`]), and lends its files ([`Holdings`]).
+//! Everything but fetching goes through to the origin.
+//!
+//! - **A part of a blob is never fetched**: where many nodes read one file, a part from the origin for each of them is dearer than the whole
+//!   for all. A node that is alone does ask for parts.
+//! - **What is known is soft.** When who is there changes, each node tells new trackers what it has, some thousand blobs a second.
+//! - `asker`: one blob's way here. `service`: what is done for others. `transit`: what is on its way. `notes`, [`groups`].
+
+mod asker;
+mod counters;
+pub mod groups;
+mod notes;
+mod origin;
+mod service;
+#[cfg(test)]
+mod tests;
+mod transit;
+
+use std::collections::{HashMap, HashSet};
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use base::BlobId;
+use blob::Origin;
+use parking_lot::Mutex;
+
+use crate::arriving::Verify;
+use crate::hello::Identity;
+use crate::id::{Member, NodeId, Role, Zone};
+use crate::members::{Change, Contact, Event, Members, NodeHome, Roster, Setup};
+use crate::message::{Note, What};
+use crate::net::{self, Fail, Net, Peer};
+use crate::placement::{Placed, Placement};
+use crate::plan::{Latencies, Tier};
+use crate::seam::Holdings;
+use crate::secret::Secret;
+use crate::tracker::{Limits, Tracker};
+
+use counters::Counters;
+use notes::Notes;
+use service::{Filling, Serving};
+use transit::Transit;
+
+pub use counters::FleetCounts;
+pub use groups::Groups;
+
+/// Between two rounds of the housekeeping: notes wait so long for company.
+const ROUND: Duration = Duration::from_millis(100);
+/// So many blobs a round are told to trackers that are new.
+const TOLD_A_ROUND: usize = 400;
+/// A tracker that does not hear notes within this is left without them.
+const TELLING: Duration = Duration::from_secs(2);
+/// Where the last blobs came from is remembered until the cache has written them.
+const REMEMBERED: usize = 1024;
+
+/// Where lines for the operator go.
+pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// What a node joins a fleet with.
+pub struct FleetParts {
+    /// What makes it itself again after a restart.
+    pub home: Arc<NodeHome>,
+    /// What all nodes of the fleet know.
+    pub secret: Secret,
+    /// The volume whose trees the fleet reads.
+    pub volume: [u8; 16],
+    /// Where it listens, TCP and UDP; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Where the others reach it, if that is another address.
+    pub advertise: Option<SocketAddr>,
+    /// Whom it joins by.
+    pub contacts: Vec<Contact>,
+    /// Where it is.
+    pub zone: Zone,
+    /// What it is there for.
+    pub role: Role,
+    /// Its share of what is tracked, and of what depots hold.
+    pub weight: u16,
+    /// How what comes from others is checked.
+    pub verify: Verify,
+    /// Where blobs stay for good.
+    pub origin: Arc<dyn Origin>,
+    /// What is known of groups.
+    pub groups: Groups,
+    /// Where lines for the operator go.
+    pub report: Report,
+}
+
+/// Why a node cannot take part.
+#[derive(Debug, thiserror::Error)]
+pub enum FleetError {
+    /// Its port cannot be used for membership.
+    #[error("cannot listen on UDP {address}: {error}; choose another address with --listen, or end what uses it")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// The transport.
+    #[error(transparent)]
+    Net(#[from] net::StartError),
+    /// Membership.
+    #[error(transparent)]
+    Members(#[from] crate::members::StartError),
+    /// No thread could be started.
+    #[error("the system has no room for another thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// Where the blobs came from that the cache is about to write.
+#[derive(Default)]
+struct Origins(HashMap<BlobId, Tier>);
+
+impl Origins {
+    fn put(&mut self, id: BlobId, tier: Tier) {
+        if self.0.len() >= REMEMBERED {
+            self.0.clear();
+        }
+        self.0.insert(id, tier);
+    }
+}
+
+/// What the node's threads share.
+struct Inner {
+    own: NodeId,
+    zone: Zone,
+    role: Role,
+    began: Instant,
+    origin: Arc<dyn Origin>,
+    groups: Groups,
+    report: Report,
+    holdings: OnceLock<Arc<dyn Holdings>>,
+    filler: OnceLock<Weak<dyn Origin>>,
+    net: OnceLock<Net>,
+    members: OnceLock<Members>,
+    tracker: Mutex<Tracker>,
+    placed: Mutex<Placed>,
+    /// The placement before the one that is current: whoever tracked then need not be told again.
+    before: Mutex<Option<Placement>>,
+    /// Who came since all was told last: a node that was restarted tracks what it tracked, and has forgotten it.
+    fresh: Mutex<HashSet<NodeId>>,
+    /// Blobs that new trackers are still to be told of.
+    untold: Mutex<Vec<BlobId>>,
+    latencies: Mutex<Latencies>,
+    origins: Mutex<Origins>,
+    transit: Transit,
+    notes: Notes,
+    filling: Filling,
+    counters: Counters,
+    free: std::sync::atomic::AtomicU32,
+    closed: AtomicBool,
+}
+
+/// A node of a fleet. See the [module](self).
+pub struct Fleet {
+    inner: Arc<Inner>,
+    housekeeping: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A node as it is shown to a person.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// What is known of it.
+    pub member: Member,
+    /// It is this one.
+    pub is_own: bool,
+    /// It has not answered lately.
+    pub is_suspect: bool,
+}
+
+impl Fleet {
+    /// Begins to listen and to join. Nothing can be given away before [`Fleet::lend`].
+    ///
+    /// # Errors
+    /// [`FleetError`].
+    pub fn start(parts: FleetParts) -> Result<Fleet, FleetError> {
+        let own = parts.home.node();
+        let inner = Arc::new(Inner::new(&parts));
+        let (net, socket) = listen(&parts, &inner)?;
+        let address = parts.advertise.or(net.address()).unwrap_or(parts.listen);
+        let _ = inner.net.set(net);
+        let me = Member {
+            node: own,
+            generation: parts.home.generation(),
+            address,
+            zone: parts.zone,
+            role: parts.role,
+            weight: parts.weight,
+            free: 0,
+            load: 0,
+        };
+        inner.place(&Roster::new(0, vec![me.clone()]));
+        let setup = Setup {
+            me,
+            contacts: parts.contacts,
+            secret: parts.secret,
+            fleet: parts.volume,
+            home: Some(parts.home),
+        };
+        let watcher = Arc::downgrade(&inner);
+        let members = Members::start(setup, socket, move |event| {
+            if let Some(inner) = watcher.upgrade() {
+                inner.happened(event);
+            }
+        })?;
+        inner.place(&members.roster());
+        let _ = inner.members.set(members);
+        let keeper = Arc::downgrade(&inner);
+        let work = move || {
+            while keeper.upgrade().is_some_and(|inner| inner.round()) {
+                std::thread::sleep(ROUND);
+            }
+        };
+        let housekeeping = base::thread::spawn("covey-fleet", work).map_err(FleetError::Thread)?;
+        Ok(Fleet { inner, housekeeping: Mutex::new(Some(housekeeping)) })
+    }
+
+    /// From now on blobs are given away, and trackers told of those that are here.
+    pub fn lend(&self, holdings: Arc<dyn Holdings>) {
+        let _ = self.inner.holdings.set(holdings);
+        self.inner.tell_all();
+    }
+
+    /// Of a depot: what others ask for and is not here is fetched with this, which keeps it.
+    pub fn fill_from(&self, cache: &Arc<dyn Origin>) {
+        let _ = self.inner.filler.set(Arc::downgrade(cache));
+    }
+
+    /// The cache has put a blob on the disk.
+    pub fn came(&self, id: &BlobId) {
+        self.inner.came(id);
+    }
+
+    /// The cache has let go of a blob.
+    pub fn went(&self, id: &BlobId) {
+        self.inner.note_first(id, What::Gone);
+    }
+
+    /// Where a blob came from that the cache is about to write: what fetching it again will cost.
+    pub fn came_from(&self, id: &BlobId) -> Option<Tier> {
+        self.inner.origins.lock().0.remove(id)
+    }
+
+    /// What the cache could still take, in MiB.
+    pub fn set_free(&self, mib: u32) {
+        self.inner.free.store(mib, Ordering::Relaxed);
+    }
+
+    /// This node's name.
+    pub fn node(&self) -> NodeId {
+        self.inner.own
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.inner.net().and_then(Net::address)
+    }
+
+    /// Who is there.
+    pub fn seen(&self) -> Vec<Seen> {
+        let Some(members) = self.inner.members.get() else { return Vec::new() };
+        let seen = |member: &Member| Seen {
+            is_own: member.node == self.inner.own,
+            is_suspect: members.is_suspect(member.node),
+            member: member.clone(),
+        };
+        members.roster().members.iter().map(seen).collect()
+    }
+
+    /// What came of fetches.
+    pub fn counts(&self) -> FleetCounts {
+        self.inner.counters.now()
+    }
+
+    /// What the transport did.
+    pub fn net_counts(&self) -> net::Counts {
+        self.inner.net().map(Net::counters).unwrap_or_default()
+    }
+
+    /// What this node did as a tracker.
+    pub fn tracker_counts(&self) -> crate::tracker::Counts {
+        self.inner.tracker.lock().counts()
+    }
+
+    /// Blobs on their way here now.
+    pub fn under_way(&self) -> usize {
+        self.inner.transit.len()
+    }
+
+    /// Says farewell and ends all connections. The second call does nothing.
+    pub fn close(&self) {
+        if self.inner.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Some(members) = self.inner.members.get() {
+            members.leave();
+        }
+        if let Some(net) = self.inner.net() {
+            net.close();
+        }
+        if let Some(thread) = self.housekeeping.lock().take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Listens for both, on one port.
+fn listen(parts: &FleetParts, inner: &Arc<Inner>) -> Result<(Net, UdpSocket), FleetError> {
+    let identity = Identity { node: parts.home.node(), role: parts.role, volume: parts.volume };
+    // A free TCP port is not always a free UDP port.
+    let tries = if parts.listen.port() == 0 { 16 } else { 1 };
+    let mut tried = 0;
+    loop {
+        tried += 1;
+        let options = net::Options {
+            identity,
+            secret: crate::hello::Secret::new(parts.secret.key("hello")),
+            listen: Some(parts.listen),
+            verify: parts.verify,
+            limits: net::Limits::default(),
+            without: net::Without::default(),
+        };
+        let service = Arc::new(Serving(Arc::downgrade(inner)));
+        let net = Net::start(options, service, Arc::clone(&parts.report))?;
+        let address = net.address().unwrap_or(parts.listen);
+        match UdpSocket::bind(address) {
+            Ok(socket) => return Ok((net, socket)),
+            Err(_) if tried < tries => net.close(),
+            Err(error) => return Err(FleetError::Listen { address, error }),
+        }
+    }
+}
+
+impl Inner {
+    fn new(parts: &FleetParts) -> Inner {
+        let own = parts.home.node();
+        Inner {
+            own,
+            zone: parts.zone.clone(),
+            role: parts.role,
+            began: base::time::monotonic(),
+            origin: Arc::clone(&parts.origin),
+            groups: parts.groups.clone(),
+            report: Arc::clone(&parts.report),
+            holdings: OnceLock::new(),
+            filler: OnceLock::new(),
+            net: OnceLock::new(),
+            members: OnceLock::new(),
+            tracker: Mutex::new(Tracker::new(own, base::random::u64(), Limits::default())),
+            placed: Mutex::default(),
+            before: Mutex::new(None),
+            fresh: Mutex::default(),
+            untold: Mutex::default(),
+            latencies: Mutex::default(),
+            origins: Mutex::default(),
+            transit: Transit::new(parts.verify),
+            notes: Notes::default(),
+            filling: Filling::default(),
+            counters: Counters::default(),
+            free: std::sync::atomic::AtomicU32::new(0),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Microseconds since the start, as the state machines count.
+    fn now(&self) -> u64 {
+        let since = base::time::monotonic().saturating_duration_since(self.began);
+        u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn net(&self) -> Option<&Net> {
+        self.net.get()
+    }
+
+    fn holdings(&self) -> Option<&Arc<dyn Holdings>> {
+        self.holdings.get()
+    }
+
+    /// A node that is there and has answered lately.
+    fn peer(&self, node: NodeId) -> Option<Peer> {
+        let members = self.members.get()?;
+        if members.is_suspect(node) {
+            return None;
+        }
+        Some(asker::peer(members.roster().get(node)?.address, node))
+    }
+
+    /// Whether somebody else could have anything.
+    fn is_alone(&self) -> bool {
+        self.members.get().is_none_or(|members| members.roster().members.len() < 2)
+    }
+
+    /// A node did not do as it should: it is not asked again at once.
+    fn doubt(&self, node: NodeId, fail: &Fail) {
+        if fail.is_about_the_node()
+            && let Some(members) = self.members.get()
+        {
+            members.suspect(node);
+        }
+    }
+
+    fn happened(self: &Arc<Inner>, event: Event) {
+        match event {
+            Event::Changed(change) => self.changed(&change),
+            Event::Alone { addresses } => (self.report)(&format!(
+                "fleet: nobody answers at {addresses} addresses; going on alone, and knocking"
+            )),
+            Event::Found => (self.report)("fleet: there is somebody now"),
+            Event::Twin { address } => (self.report)(&format!(
+                "fleet: the node at {address} has this node's id: its cache folder was copied; remove the file \"node\" in one of the two"
+            )),
+        }
+    }
+
+    fn changed(&self, change: &Change) {
+        let roster = self.members.get().map(Members::roster);
+        {
+            let mut tracker = self.tracker.lock();
+            change.gone.iter().for_each(|node| tracker.member_gone(node));
+        }
+        change.gone.iter().for_each(|node| self.notes.forget(node));
+        self.fresh.lock().extend(change.joined.iter().map(|member| member.node));
+        if let Some(roster) = roster {
+            self.place(&roster);
+            self.tell_all();
+        }
+    }
+
+    fn place(&self, roster: &Roster) {
+        let placement = Placement::new(roster.epoch, &self.zone, &roster.members);
+        let mut placed = self.placed.lock();
+        if !placed.placement().is_empty() && placed.placement().epoch() != placement.epoch() {
+            self.before.lock().get_or_insert_with(|| placed.placement().clone());
+        }
+        placed.update(placement);
+    }
+
+    /// Tells a tracker, or this node as a tracker.
+    fn note(&self, tracker: NodeId, note: Note) {
+        if tracker == self.own {
+            self.tracker.lock().note(self.now(), self.own, &note);
+        } else {
+            self.notes.push(tracker, note);
+        }
+    }
+
+    /// Tells the first tracker of a blob. A depot tells nobody: it is found by its name.
+    fn note_first(&self, id: &BlobId, what: What) {
+        if self.role == Role::Depot {
+            return;
+        }
+        let group = self.groups.of(id);
+        let first = self.placed.lock().trackers(group).first().copied();
+        if let Some(tracker) = first {
+            self.note(tracker, Note { group, blob: *id, what });
+        }
+    }
+
+    fn came(self: &Arc<Inner>, id: &BlobId) {
+        self.note_first(id, What::Have);
+        let Some(waited_for) = self.transit.kept(id) else { return };
+        let (inner, id) = (Arc::clone(self), *id);
+        let fill = move || {
+            let held = inner.holdings().and_then(|holdings| holdings.open(&id));
+            let bytes = held.and_then(|held| origin::read_all(&held).ok());
+            match bytes.map(|bytes| waited_for.complete(bytes)) {
+                Some(Ok(())) => {}
+                Some(Err(fail)) => waited_for.fail(fail),
+                None => waited_for.fail(Fail::Missing),
+            }
+        };
+        // Without a thread, whoever waits is told so when it is late.
+        let _ = base::thread::spawn("covey-landed", fill);
+    }
+
+    /// Has all that is here told to those who track it now and did not before.
+    fn tell_all(&self) {
+        let Some(holdings) = self.holdings().filter(|_| self.role == Role::Node) else { return };
+        let mut all = Vec::new();
+        holdings.list(&mut |id| {
+            all.push(*id);
+            true
+        });
+        *self.untold.lock() = all;
+    }
+
+    /// A part of that.
+    fn tell_some(&self) {
+        let room = TOLD_A_ROUND.min(self.notes.room());
+        let some: Vec<BlobId> = {
+            let mut untold = self.untold.lock();
+            let keep = untold.len().saturating_sub(room);
+            untold.split_off(keep)
+        };
+        if some.is_empty() {
+            // All have heard what they had to: what comes next is compared with this.
+            *self.before.lock() = None;
+            self.fresh.lock().clear();
+            return;
+        }
+        let (before, fresh) = (self.before.lock().clone(), self.fresh.lock().clone());
+        for id in some {
+            let group = self.groups.of(&id);
+            let first = self.placed.lock().trackers(group).first().copied();
+            let was = before.as_ref().and_then(|before| before.trackers(group).first().copied());
+            if let Some(tracker) = first.filter(|first| Some(*first) != was || fresh.contains(first)) {
+                self.note(tracker, Note { group, blob: id, what: What::Have });
+            }
+        }
+    }
+
+    /// One round of what is done now and then. False when the node ends.
+    fn round(self: &Arc<Inner>) -> bool {
+        if self.closed.load(Ordering::Acquire) {
+            return false;
+        }
+        self.tell_some();
+        let Some(net) = self.net() else { return true };
+        for (tracker, notes) in self.notes.take() {
+            let Some(peer) = self.peer(tracker) else { continue };
+            Counters::add(&self.counters.notes, notes.len() as u64);
+            let call = net.notes(peer, &notes, TELLING);
+            net.spawn(async move {
+                let _ = call.await;
+            });
+        }
+        self.transit.tidy(base::time::monotonic());
+        self.tracker.lock().tick(self.now());
+        if let Some(members) = self.members.get() {
+            members.set_vitals(self.free.load(Ordering::Relaxed), net.backlog());
+        }
+        true
+    }
+}

@@ -1,0 +1,348 @@
+//! How a blob comes here: does what the [`Plan`] says, with threads, connections and the clock.
+//!
+//! The thread that wants the blob runs the plan; questions and fetches from nodes are futures of the transport, a fetch from the origin is
+//! a thread of its own, and all of them tell the plan's thread what came of it by one channel. All fetches from nodes fill the same
+//! buffer, so what a slow one has brought is not asked for again by the one that overtakes it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use base::BlobId;
+use base::phase::{self, Phase};
+use base::size::BLOB_MAX;
+use blob::{BlobError, Sums};
+use tokio::sync::oneshot;
+
+use super::Inner;
+use super::counters::Counters;
+use super::transit::Seat;
+use crate::arriving::Arriving;
+use crate::id::NodeId;
+use crate::message::{Ask, Group, Note};
+use crate::net::Peer;
+use crate::plan::{Action, Event, Failure, FetchNo, Pace, Plan, Setup, Source};
+
+/// A blob is here by then, or there is an error: before the mount's own deadline ends the read without a reason.
+pub(super) const DEADLINE: Duration = Duration::from_secs(55);
+/// A question has no better answer after this; the plan asks elsewhere long before.
+const ASKING: Duration = Duration::from_secs(2);
+/// While something is being fetched the plan is told this often whether bytes come.
+const LOOK: Duration = Duration::from_millis(20);
+/// A node that has a blob needs no longer for it, or is as good as gone.
+const FETCHING: Duration = Duration::from_secs(30);
+/// As many depots as are tried for a blob.
+const DEPOTS: usize = 2;
+
+/// A blob's sums and bytes.
+pub(super) type Whole = (Sums, Vec<u8>);
+
+/// What came of something that was begun.
+enum News {
+    Event(Event),
+    Origin(FetchNo, Result<Whole, BlobError>),
+}
+
+/// A fetch that was begun.
+struct Begun {
+    from: Source,
+    at: Instant,
+    running: bool,
+    /// Dropped, the fetch ends.
+    cancel: Option<oneshot::Sender<()>>,
+}
+
+/// One blob's way here.
+struct Run {
+    inner: Arc<Inner>,
+    id: BlobId,
+    group: Group,
+    arriving: Arc<Arriving>,
+    news: (Sender<News>, Receiver<News>),
+    fetches: HashMap<FetchNo, Begun>,
+    seen: u32,
+    origin_error: Option<BlobError>,
+    /// What time is spent on from now on, for whoever traces it.
+    phase: Option<phase::Scope>,
+    end: Option<Result<Source, BlobError>>,
+}
+
+impl Inner {
+    /// Brings a blob here, from wherever the fleet says.
+    pub(super) fn obtain(self: &Arc<Inner>, id: &BlobId) -> Result<Whole, BlobError> {
+        let _phase = phase::enter(Phase::Peer);
+        let until = base::time::monotonic() + DEADLINE;
+        loop {
+            let arriving = match self.transit.board(id) {
+                Seat::Pilot(arriving) => return self.pilot(id, arriving),
+                Seat::Passenger(arriving) => arriving,
+            };
+            Counters::one(&self.counters.shared);
+            let came = arriving.wait_for(BLOB_MAX, until).is_ok();
+            if let Some((sums, bytes)) = came.then(|| arriving.into_parts()).flatten() {
+                return Ok(((*sums).clone(), bytes));
+            }
+            // The one who fetched it has failed, and this one tries by itself; not for ever.
+            if base::time::monotonic() >= until {
+                return Err(BlobError::Unavailable(format!("{id} did not arrive within {DEADLINE:?}")));
+            }
+        }
+    }
+
+    fn pilot(self: &Arc<Inner>, id: &BlobId, arriving: Arc<Arriving>) -> Result<Whole, BlobError> {
+        let run = Run {
+            inner: Arc::clone(self),
+            id: *id,
+            group: self.groups.of(id),
+            arriving: Arc::clone(&arriving),
+            news: channel(),
+            fetches: HashMap::new(),
+            seen: 0,
+            origin_error: None,
+            phase: None,
+            end: None,
+        };
+        let from = match run.drive() {
+            Ok(from) => from,
+            Err(error) => {
+                self.transit.ended(id);
+                arriving.fail(crate::net::Fail::Missing);
+                Counters::one(&self.counters.lost);
+                return Err(error);
+            }
+        };
+        self.origins.lock().put(*id, from.tier());
+        self.transit.landed(id, base::time::monotonic());
+        let size = arriving.size().unwrap_or(0);
+        self.counters.came(from, u64::from(size));
+        let (sums, bytes) = arriving.into_parts().ok_or_else(|| {
+            BlobError::Unavailable(format!("{id} was said to be here and is not: this is a defect"))
+        })?;
+        Ok((Arc::unwrap_or_clone(sums), bytes))
+    }
+}
+
+impl Run {
+    fn drive(mut self) -> Result<Source, BlobError> {
+        let setup = {
+            let mut placed = self.inner.placed.lock();
+            let trackers = placed.trackers(self.group).to_vec();
+            let mut depots = placed.placement().depots(&self.id, DEPOTS);
+            depots.retain(|depot| *depot != self.inner.own);
+            let pace = Pace::from(&*self.inner.latencies.lock());
+            Setup { own: self.inner.own, trackers, depots, pace, deadline: DEADLINE }
+        };
+        let trackers = setup.trackers.clone();
+        let (mut plan, actions) = Plan::new(self.inner.now(), setup);
+        self.act(actions, &trackers);
+        loop {
+            if let Some(end) = self.end.take() {
+                return end;
+            }
+            let news = self.next(&plan);
+            self.look(&mut plan, &trackers);
+            let event = match news {
+                Some(News::Event(event)) => self.note_end(event),
+                Some(News::Origin(fetch, result)) => self.from_origin(fetch, result),
+                None => Event::Tick,
+            };
+            let actions = plan.handle(self.inner.now(), event);
+            self.act(actions, &trackers);
+        }
+    }
+
+    /// Waits for news, but no longer than the plan can.
+    fn next(&self, plan: &Plan) -> Option<News> {
+        let now = self.inner.now();
+        let wake = plan.wake().map_or(LOOK, |wake| Duration::from_micros(wake.saturating_sub(now)));
+        let looks = self.fetches.values().any(|fetch| fetch.running && fetch.from != Source::Origin);
+        let wait = if looks { wake.min(LOOK) } else { wake };
+        match self.news.1.recv_timeout(wait) {
+            Ok(news) => Some(news),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
+        }
+    }
+
+    /// Tells the plan whether bytes have come.
+    fn look(&mut self, plan: &mut Plan, trackers: &[NodeId]) {
+        let verified = self.arriving.verified();
+        if verified == self.seen {
+            return;
+        }
+        self.seen = verified;
+        let nodes = self.fetches.iter().filter(|(_, begun)| begun.running && begun.from != Source::Origin);
+        let running: Vec<FetchNo> = nodes.map(|(fetch, _)| *fetch).collect();
+        for fetch in running {
+            let actions = plan.handle(self.inner.now(), Event::Progress { fetch });
+            self.act(actions, trackers);
+        }
+    }
+
+    /// Takes note of a fetch that has ended.
+    fn note_end(&mut self, event: Event) -> Event {
+        let (fetch, arrived) = match event {
+            Event::Arrived { fetch } => (fetch, true),
+            Event::Failed { fetch } => (fetch, false),
+            _ => return event,
+        };
+        if let Some(begun) = self.fetches.get_mut(&fetch) {
+            begun.running = false;
+            match arrived {
+                true => self.inner.latencies.lock().record(begun.from.tier(), begun.at.elapsed_now()),
+                false => Counters::one(&self.inner.counters.failed),
+            }
+        }
+        event
+    }
+
+    fn from_origin(&mut self, fetch: FetchNo, result: Result<Whole, BlobError>) -> Event {
+        let complete = |(_, bytes): Whole| {
+            let damaged = |fail: crate::net::Fail| BlobError::Damaged { id: self.id, what: fail.to_string() };
+            self.arriving.complete(bytes).map_err(damaged)
+        };
+        match result.and_then(complete) {
+            Ok(()) => self.note_end(Event::Arrived { fetch }),
+            Err(error) => {
+                self.origin_error = Some(error);
+                self.note_end(Event::Failed { fetch })
+            }
+        }
+    }
+
+    fn act(&mut self, actions: Vec<Action>, trackers: &[NodeId]) {
+        for action in actions {
+            match action {
+                Action::Ask { rank, tracker, not } => self.ask(rank, tracker, not),
+                Action::Fetch { fetch, from, why } => {
+                    self.inner.counters.begins(from, why);
+                    self.fetch(fetch, from);
+                }
+                Action::Cancel { fetch } => {
+                    if let Some(begun) = self.fetches.get_mut(&fetch) {
+                        begun.running = false;
+                        begun.cancel = None;
+                    }
+                }
+                Action::Note { tracker, what } => {
+                    self.inner.note(tracker, Note { group: self.group, blob: self.id, what });
+                }
+                Action::Done { fetch } => {
+                    let from = self.fetches.get(&fetch).map_or(Source::Origin, |begun| begun.from);
+                    self.end = Some(Ok(from));
+                }
+                Action::Fail(failure) => self.end = Some(Err(self.error(failure))),
+            }
+        }
+        debug_assert!(trackers.len() <= crate::placement::TRACKERS);
+    }
+
+    fn error(&mut self, failure: Failure) -> BlobError {
+        match self.origin_error.take() {
+            Some(error) => error,
+            None => BlobError::Unavailable(failure.to_string()),
+        }
+    }
+
+    fn tell(&self, event: Event) {
+        // The receiver lives as long as this.
+        let _ = self.news.0.send(News::Event(event));
+    }
+
+    fn ask(&self, rank: usize, tracker: NodeId, not: Vec<NodeId>) {
+        let inner = &self.inner;
+        Counters::one(&inner.counters.asks);
+        let backlog = inner.net().map_or(0, |net| net.backlog());
+        let ask = Ask { group: self.group, blobs: vec![self.id], backlog, not };
+        if tracker == inner.own {
+            // What this node asks itself for it does not have.
+            let answers = inner.tracker.lock().ask(inner.now(), inner.own, &ask, &|_| false);
+            return self.tell(match answers.first() {
+                Some(answer) => Event::Answered { rank, answer: *answer },
+                None => Event::Unreachable { rank },
+            });
+        }
+        let (Some(net), Some(peer)) = (inner.net(), inner.peer(tracker)) else {
+            return self.tell(Event::Unreachable { rank });
+        };
+        let call = net.ask(peer, &ask, ASKING);
+        let (sender, inner) = (self.news.0.clone(), Arc::clone(inner));
+        net.spawn(async move {
+            let event = match call.await {
+                Ok(answers) => answers.first().map(|answer| Event::Answered { rank, answer: *answer }),
+                Err(fail) => {
+                    inner.doubt(tracker, &fail);
+                    None
+                }
+            };
+            let _ = sender.send(News::Event(event.unwrap_or(Event::Unreachable { rank })));
+        });
+    }
+
+    fn fetch(&mut self, fetch: FetchNo, from: Source) {
+        let mut begun = Begun { from, at: base::time::monotonic(), running: true, cancel: None };
+        match from.node() {
+            None => {
+                self.phase = Some(phase::enter(Phase::Origin));
+                self.fetch_from_origin(fetch);
+            }
+            Some(node) => {
+                let (cancel, cancelled) = oneshot::channel();
+                begun.cancel = Some(cancel);
+                self.fetch_from(fetch, node, cancelled);
+            }
+        }
+        self.fetches.insert(fetch, begun);
+    }
+
+    fn fetch_from_origin(&self, fetch: FetchNo) {
+        let (sender, origin, id) = (self.news.0.clone(), Arc::clone(&self.inner.origin), self.id);
+        let work = move || {
+            let _ = sender.send(News::Origin(fetch, origin.fetch(&id)));
+        };
+        if let Err(error) = base::thread::spawn("covey-fetch", work) {
+            let _ = self.news.0.send(News::Origin(fetch, Err(error.into())));
+        }
+    }
+
+    fn fetch_from(&self, fetch: FetchNo, node: NodeId, cancelled: oneshot::Receiver<()>) {
+        let inner = &self.inner;
+        let (Some(net), Some(peer)) = (inner.net(), inner.peer(node)) else {
+            return self.tell(Event::Failed { fetch });
+        };
+        let (sender, inner, arriving) = (self.news.0.clone(), Arc::clone(inner), Arc::clone(&self.arriving));
+        let asked = net.clone();
+        net.spawn(async move {
+            let call = asked.fetch_into(peer, &arriving, FETCHING);
+            let result = tokio::select! {
+                result = call => result,
+                _ = cancelled => return,
+            };
+            drop(arriving);
+            let event = match result {
+                Ok(()) => Event::Arrived { fetch },
+                Err(fail) => {
+                    inner.doubt(node, &fail);
+                    Event::Failed { fetch }
+                }
+            };
+            let _ = sender.send(News::Event(event));
+        });
+    }
+}
+
+/// Time since then, by the house's clock.
+trait ElapsedNow {
+    fn elapsed_now(&self) -> Duration;
+}
+
+impl ElapsedNow for Instant {
+    fn elapsed_now(&self) -> Duration {
+        base::time::monotonic().saturating_duration_since(*self)
+    }
+}
+
+/// Who is asked, under which address.
+pub(super) fn peer(address: std::net::SocketAddr, node: NodeId) -> Peer {
+    Peer { address, node: Some(node) }
+}

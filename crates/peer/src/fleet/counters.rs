@@ -1,0 +1,101 @@
+//! What the fleet has done for this node, in numbers.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::plan::{Source, Why};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counted while it happens.
+        #[derive(Default)]
+        pub(super) struct Counters {
+            $(pub(super) $name: AtomicU64,)*
+        }
+
+        /// As they were at one moment.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct FleetCounts {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Counters {
+            pub(super) fn now(&self) -> FleetCounts {
+                FleetCounts { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Blobs that came from a node that had them.
+    peer_blobs,
+    /// Their bytes.
+    peer_bytes,
+    /// Blobs that came from a node while it was fetching them.
+    stream_blobs,
+    /// Their bytes.
+    stream_bytes,
+    /// Blobs that came from a depot.
+    depot_blobs,
+    /// Their bytes.
+    depot_bytes,
+    /// Blobs that came from the origin.
+    origin_blobs,
+    /// Their bytes.
+    origin_bytes,
+    /// Fetches from the origin because the tracker said so.
+    origin_told,
+    /// Fetches from the origin because what was under way took too long.
+    origin_hedged,
+    /// Fetches from the origin because nobody in the fleet could be asked.
+    origin_alone,
+    /// Second fetches from the fleet because the first took too long.
+    hedges,
+    /// Fetches from other nodes that came to nothing.
+    failed,
+    /// Blobs that could not be had at all.
+    lost,
+    /// Questions to trackers.
+    asks,
+    /// Blobs that somebody here waited for because they were being fetched already.
+    shared,
+    /// Questions answered as a tracker.
+    answered,
+    /// Notes told to trackers.
+    notes,
+    /// Blobs fetched from the origin for others, as a depot.
+    filled,
+}
+
+impl Counters {
+    pub(super) fn add(counter: &AtomicU64, count: u64) {
+        counter.fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub(super) fn one(counter: &AtomicU64) {
+        Counters::add(counter, 1);
+    }
+
+    /// A fetch begins.
+    pub(super) fn begins(&self, from: Source, why: Why) {
+        match (from, why) {
+            (Source::Origin, Why::Told) => Counters::one(&self.origin_told),
+            (Source::Origin, Why::Hedge) => Counters::one(&self.origin_hedged),
+            (Source::Origin, Why::Alone) => Counters::one(&self.origin_alone),
+            (_, Why::Hedge) => Counters::one(&self.hedges),
+            _ => {}
+        }
+    }
+
+    /// A blob of so many bytes came.
+    pub(super) fn came(&self, from: Source, size: u64) {
+        let (blobs, bytes) = match from {
+            Source::Peer(_) => (&self.peer_blobs, &self.peer_bytes),
+            Source::Stream(_) => (&self.stream_blobs, &self.stream_bytes),
+            Source::Depot(_) => (&self.depot_blobs, &self.depot_bytes),
+            Source::Origin => (&self.origin_blobs, &self.origin_bytes),
+        };
+        Counters::one(blobs);
+        Counters::add(bytes, size);
+    }
+}

@@ -1,0 +1,84 @@
+//! Notes for trackers, gathered: what came, what went, what could not be had.
+//!
+//! A note is worth little by itself and nothing if it is late by minutes, so notes wait a tenth of a second for company, and those for a
+//! tracker that does not hear them are dropped: it is told by what is asked and refused later.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+use crate::id::NodeId;
+use crate::message::{NOTES_MAX, Note};
+
+/// So many notes wait at most; the oldest of a tracker go first.
+const MOST: usize = 64 * NOTES_MAX;
+
+#[derive(Default)]
+struct Queue {
+    by_tracker: HashMap<NodeId, Vec<Note>>,
+    len: usize,
+}
+
+/// What is to be told. See the [module](self).
+#[derive(Default)]
+pub(super) struct Notes(Mutex<Queue>);
+
+impl Notes {
+    /// Tells it with the next.
+    pub(super) fn push(&self, tracker: NodeId, note: Note) {
+        let mut queue = self.0.lock();
+        if queue.len < MOST {
+            queue.by_tracker.entry(tracker).or_default().push(note);
+            queue.len += 1;
+        }
+    }
+
+    /// All that wait, in messages that may be sent.
+    pub(super) fn take(&self) -> Vec<(NodeId, Vec<Note>)> {
+        let queue = std::mem::take(&mut *self.0.lock());
+        let messages = |(tracker, notes): (NodeId, Vec<Note>)| {
+            let chunks: Vec<_> = notes.chunks(NOTES_MAX).map(|chunk| (tracker, chunk.to_vec())).collect();
+            chunks
+        };
+        queue.by_tracker.into_iter().flat_map(messages).collect()
+    }
+
+    /// What was to be told to a node that has left.
+    pub(super) fn forget(&self, tracker: &NodeId) {
+        let mut queue = self.0.lock();
+        let gone = queue.by_tracker.remove(tracker).map_or(0, |notes| notes.len());
+        queue.len -= gone;
+    }
+
+    /// Room for so many more.
+    pub(super) fn room(&self) -> usize {
+        MOST.saturating_sub(self.0.lock().len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::BlobId;
+
+    use super::*;
+    use crate::message::{Group, What};
+
+    #[test]
+    fn notes_are_gathered_by_tracker_and_bounded() {
+        let notes = Notes::default();
+        let note = |n: u64| Note { group: Group(n), blob: BlobId([n as u8; 32]), what: What::Have };
+        let (a, b) = (NodeId([1; 16]), NodeId([2; 16]));
+        (0..600).for_each(|n| notes.push(a, note(n)));
+        notes.push(b, note(1));
+        notes.forget(&b);
+        let taken = notes.take();
+        assert_eq!(taken.iter().map(|(node, notes)| (*node, notes.len())).collect::<Vec<_>>(), [
+            (a, 256),
+            (a, 256),
+            (a, 88)
+        ]);
+        assert!(notes.take().is_empty() && notes.room() == MOST);
+        (0..MOST as u64 + 10).for_each(|n| notes.push(a, note(n)));
+        assert_eq!(notes.room(), 0);
+    }
+}

@@ -1,0 +1,120 @@
+//! The fleet as an origin: fetching by the plan, everything else as the origin behind it says.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+use base::BlobId;
+use blob::source::SharedBytes;
+use blob::{BlobError, BlobSource, Origin, Part, Records, Sums};
+
+use super::Fleet;
+use crate::seam::Held;
+
+/// All bytes of a blob in a file.
+pub(super) fn read_all(held: &Held) -> std::io::Result<Vec<u8>> {
+    let mut bytes = vec![0; held.sums.size() as usize];
+    held.file.read_exact_at(&mut bytes, held.offset)?;
+    Ok(bytes)
+}
+
+impl BlobSource for Fleet {
+    fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        let part = self.fetch_part(id, offset, buf.len() as u32)?;
+        let start = (offset - part.offset) as usize;
+        let bytes = part.bytes.get(start..start + buf.len());
+        buf.copy_from_slice(bytes.ok_or_else(|| past_end(id, &part.sums))?);
+        Ok(())
+    }
+
+    fn is_near(&self, _: &BlobId) -> bool {
+        false
+    }
+}
+
+fn past_end(id: &BlobId, sums: &Sums) -> BlobError {
+    blob::folder::past_end(id, sums.size())
+}
+
+impl Records for Fleet {
+    fn record(&self, name: &str) -> Result<Option<Vec<u8>>, BlobError> {
+        self.inner.origin.record(name)
+    }
+
+    fn put_record(&self, name: &str, bytes: &[u8]) -> Result<(), BlobError> {
+        self.inner.origin.put_record(name, bytes)
+    }
+
+    fn create_record(&self, name: &str, bytes: &[u8]) -> Result<bool, BlobError> {
+        self.inner.origin.create_record(name, bytes)
+    }
+
+    fn remove_record(&self, name: &str) -> Result<(), BlobError> {
+        self.inner.origin.remove_record(name)
+    }
+
+    fn records(&self, folder: &str) -> Result<Vec<String>, BlobError> {
+        self.inner.origin.records(folder)
+    }
+}
+
+impl Origin for Fleet {
+    fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
+        self.inner.origin.adopt(id, sums, file)
+    }
+
+    fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        self.inner.origin.put(id, sums, bytes)
+    }
+
+    fn put_shared(&self, id: &BlobId, sums: &Sums, bytes: SharedBytes) -> Result<(), BlobError> {
+        self.inner.origin.put_shared(id, sums, bytes)
+    }
+
+    fn sync(&self) -> Result<(), BlobError> {
+        self.inner.origin.sync()
+    }
+
+    fn settle(&self, patience: Duration) -> Result<(), BlobError> {
+        self.inner.origin.settle(patience)
+    }
+
+    fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.inner.origin.remove(id)
+    }
+
+    fn remove_many(&self, ids: &[BlobId]) -> Result<(), BlobError> {
+        self.inner.origin.remove_many(ids)
+    }
+
+    fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
+        self.inner.origin.size(id)
+    }
+
+    fn list(&self, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<(), BlobError> {
+        self.inner.origin.list(each)
+    }
+
+    fn verify(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.inner.origin.verify(id)
+    }
+
+    fn fetch(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
+        self.inner.obtain(id)
+    }
+
+    fn fetch_part(&self, id: &BlobId, offset: u32, len: u32) -> Result<Part, BlobError> {
+        if self.inner.is_alone() {
+            return self.inner.origin.fetch_part(id, offset, len);
+        }
+        let (sums, bytes) = self.inner.obtain(id)?;
+        if u64::from(offset) + u64::from(len) > u64::from(sums.size()) {
+            return Err(past_end(id, &sums));
+        }
+        Ok(Part { sums, offset: 0, bytes })
+    }
+
+    fn describe(&self) -> String {
+        self.inner.origin.describe()
+    }
+}

@@ -1,0 +1,133 @@
+//! What this node does for the others: tracks groups, gives blobs away, and as a depot fetches what it does not have.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use base::BlobId;
+
+use super::Inner;
+use super::counters::Counters;
+use super::transit::Seat;
+use crate::arriving::Arriving;
+use crate::id::{NodeId, Role};
+use crate::message::{Answer, Ask, Note};
+use crate::net::{Content, Fail, Listed, Prefix, Service};
+
+/// A depot fetches so many blobs at a time for others; who comes then is sent to the origin.
+const FILLING: usize = 64;
+
+/// The node, as its transport sees it.
+pub(super) struct Serving(pub(super) Weak<Inner>);
+
+/// Fetches under way for others.
+#[derive(Default)]
+pub(super) struct Filling(AtomicUsize);
+
+impl Filling {
+    fn begin(&self) -> bool {
+        let room = |count: usize| (count < FILLING).then_some(count + 1);
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).is_ok()
+    }
+
+    fn end(&self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Service for Serving {
+    fn ask(&self, from: NodeId, ask: Ask) -> Vec<Answer> {
+        let Some(inner) = self.0.upgrade() else { return vec![Answer::NotMine; ask.blobs.len()] };
+        if !inner.placed.lock().trackers(ask.group).contains(&inner.own) {
+            return vec![Answer::NotMine; ask.blobs.len()];
+        }
+        Counters::one(&inner.counters.answered);
+        let held = |id: &BlobId| inner.holds(id);
+        inner.tracker.lock().ask(inner.now(), from, &ask, &held)
+    }
+
+    fn notes(&self, from: NodeId, notes: Vec<Note>) {
+        let Some(inner) = self.0.upgrade() else { return };
+        let mut tracker = inner.tracker.lock();
+        notes.iter().for_each(|note| tracker.note(inner.now(), from, note));
+    }
+
+    fn content(&self, id: &BlobId) -> Option<Content> {
+        let inner = self.0.upgrade()?;
+        if let Some(held) = inner.holdings().and_then(|holdings| holdings.open(id)) {
+            return Some(Content::Held(held));
+        }
+        match inner.transit.get(id) {
+            Some(arriving) => Some(Content::Arriving(arriving)),
+            None if inner.role == Role::Depot => inner.fill(id).map(Content::Arriving),
+            None => None,
+        }
+    }
+
+    fn suspect(&self, id: &BlobId) {
+        let Some(inner) = self.0.upgrade() else { return };
+        let id = *id;
+        // All of it is read and hashed: not on the thread of a connection.
+        let _ = base::thread::spawn("covey-suspect", move || {
+            if let Some(holdings) = inner.holdings() {
+                holdings.suspect(&id);
+            }
+        });
+    }
+
+    fn list(&self, prefix: Prefix, most: usize) -> Listed {
+        let mut listed = Listed::default();
+        let inner = self.0.upgrade();
+        if let Some(holdings) = inner.as_ref().and_then(|inner| inner.holdings()) {
+            holdings.list(&mut |id| {
+                if prefix.holds(id) {
+                    listed.more = listed.blobs.len() >= most;
+                    if !listed.more {
+                        listed.blobs.push(*id);
+                    }
+                }
+                !listed.more
+            });
+        }
+        listed
+    }
+}
+
+impl Inner {
+    /// Whether it could be given away.
+    pub(super) fn holds(&self, id: &BlobId) -> bool {
+        self.holdings().is_some_and(|holdings| holdings.open(id).is_some())
+    }
+
+    /// Begins to fetch a blob for somebody else. None: there is too much of that already.
+    fn fill(self: &Arc<Inner>, id: &BlobId) -> Option<Arc<Arriving>> {
+        let source = self.filler.get()?.upgrade()?;
+        let arriving = match self.transit.board(id) {
+            Seat::Passenger(arriving) => return Some(arriving),
+            Seat::Pilot(arriving) => arriving,
+        };
+        if !self.filling.begin() {
+            self.transit.ended(id);
+            return None;
+        }
+        let (inner, blob, coming) = (Arc::clone(self), *id, Arc::clone(&arriving));
+        let work = move || {
+            match source.fetch(&blob) {
+                Ok((_, bytes)) => {
+                    Counters::one(&inner.counters.filled);
+                    if let Err(fail) = coming.complete(bytes) {
+                        coming.fail(fail);
+                    }
+                }
+                Err(_) => coming.fail(Fail::Missing),
+            }
+            inner.transit.ended(&blob);
+            inner.filling.end();
+        };
+        if base::thread::spawn("covey-fill", work).is_err() {
+            self.transit.ended(id);
+            self.filling.end();
+            return None;
+        }
+        Some(arriving)
+    }
+}

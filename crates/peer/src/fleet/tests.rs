@@ -1,0 +1,366 @@
+//! Nodes on loopback over a store that counts: who fetches what, and what readers get when parts fail.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use base::BlobId;
+use blob::{BlobError, BlobFolder, BlobSource, Origin, Records, Sums};
+use parking_lot::Mutex;
+
+use super::{Fleet, FleetParts, Groups};
+use crate::arriving::Verify;
+use crate::id::{Role, Zone};
+use crate::members::{Contact, NodeHome};
+use crate::seam::{Held, Holdings};
+use crate::secret::Secret;
+
+/// The origin: blobs in memory, and how often each was fetched.
+#[derive(Default)]
+struct Store {
+    blobs: Mutex<HashMap<BlobId, Vec<u8>>>,
+    fetched: Mutex<HashMap<BlobId, u64>>,
+    away: AtomicBool,
+}
+
+impl Store {
+    fn with(count: u64, size: usize) -> (Arc<Store>, Vec<BlobId>) {
+        let store = Store::default();
+        let ids = (0..count).map(|seed| {
+            let bytes = noise(size, seed);
+            let id = Sums::of(&bytes).id();
+            store.blobs.lock().insert(id, bytes);
+            id
+        });
+        let ids = ids.collect();
+        (Arc::new(store), ids)
+    }
+
+    fn fetches(&self) -> u64 {
+        self.fetched.lock().values().sum()
+    }
+
+    fn most(&self) -> u64 {
+        self.fetched.lock().values().copied().max().unwrap_or(0)
+    }
+}
+
+fn noise(size: usize, seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; size];
+    blake3::Hasher::new().update(&seed.to_be_bytes()).finalize_xof().fill(&mut bytes);
+    bytes
+}
+
+type Done<T> = Result<T, BlobError>;
+
+fn no<T>() -> Done<T> {
+    Err(BlobError::Unavailable("the store of this test does not do that".to_owned()))
+}
+
+impl BlobSource for Store {
+    fn read_at(&self, _: &BlobId, _: u32, _: &mut [u8]) -> Done<()> {
+        no()
+    }
+
+    fn is_near(&self, _: &BlobId) -> bool {
+        false
+    }
+}
+
+impl Records for Store {
+    fn record(&self, _: &str) -> Done<Option<Vec<u8>>> {
+        no()
+    }
+
+    fn put_record(&self, _: &str, _: &[u8]) -> Done<()> {
+        no()
+    }
+
+    fn create_record(&self, _: &str, _: &[u8]) -> Done<bool> {
+        no()
+    }
+
+    fn remove_record(&self, _: &str) -> Done<()> {
+        no()
+    }
+
+    fn records(&self, _: &str) -> Done<Vec<String>> {
+        no()
+    }
+}
+
+impl Origin for Store {
+    fn adopt(&self, _: &BlobId, _: &Sums, _: &Path) -> Done<()> {
+        no()
+    }
+
+    fn put(&self, _: &BlobId, _: &Sums, _: &[u8]) -> Done<()> {
+        no()
+    }
+
+    fn sync(&self) -> Done<()> {
+        Ok(())
+    }
+
+    fn remove(&self, _: &BlobId) -> Done<()> {
+        no()
+    }
+
+    fn size(&self, _: &BlobId) -> Done<Option<u64>> {
+        no()
+    }
+
+    fn list(&self, _: &mut dyn FnMut(BlobId, u64) -> bool) -> Done<()> {
+        no()
+    }
+
+    fn verify(&self, _: &BlobId) -> Done<()> {
+        no()
+    }
+
+    fn fetch(&self, id: &BlobId) -> Done<(Sums, Vec<u8>)> {
+        *self.fetched.lock().entry(*id).or_default() += 1;
+        // A store is far: whoever comes meanwhile must find that it is being fetched.
+        std::thread::sleep(Duration::from_millis(30));
+        if self.away.load(Ordering::SeqCst) {
+            return Err(BlobError::Unavailable("the store is away".to_owned()));
+        }
+        let bytes = self.blobs.lock().get(id).cloned().ok_or(BlobError::Missing(*id))?;
+        Ok((Sums::of(&bytes), bytes))
+    }
+
+    fn describe(&self) -> String {
+        "test:".to_owned()
+    }
+}
+
+/// A node's disk, as far as others see it.
+struct Disk(BlobFolder);
+
+impl Holdings for Disk {
+    fn open(&self, id: &BlobId) -> Option<Held> {
+        let sums = self.0.sums(id).ok()?;
+        Some(Held { file: Arc::new(File::open(self.0.file(id)).ok()?), offset: 0, sums: Arc::new(sums) })
+    }
+
+    fn suspect(&self, id: &BlobId) {
+        if self.0.verify(id).is_err() {
+            self.0.remove(id).unwrap();
+        }
+    }
+
+    fn list(&self, each: &mut dyn FnMut(&BlobId) -> bool) {
+        self.0.list(&mut |id, _| each(&id)).unwrap();
+    }
+}
+
+/// A node with a cache that keeps everything.
+struct Node {
+    fleet: Arc<Fleet>,
+    disk: Arc<Disk>,
+    filler: Mutex<Option<Arc<dyn Origin>>>,
+    _folder: tempfile::TempDir,
+}
+
+const SECRET: &str = "a secret of sixteen letters and more";
+
+impl Node {
+    fn start(store: &Arc<Store>, role: Role, join: Option<&Node>) -> Node {
+        let folder = tempfile::tempdir().unwrap();
+        let join = join.map(|node| node.fleet.address().unwrap().to_string()).unwrap_or_default();
+        let parts = FleetParts {
+            home: Arc::new(NodeHome::open(folder.path()).unwrap()),
+            secret: Secret::from_text(SECRET).unwrap(),
+            volume: [7; 16],
+            listen: "127.0.0.1:0".parse().unwrap(),
+            advertise: None,
+            contacts: Contact::parse(&join).unwrap(),
+            zone: Zone::default(),
+            role,
+            weight: 100,
+            verify: Verify::Blake3,
+            origin: store.clone(),
+            groups: Groups::new(),
+            report: Arc::new(|line| println!("{line}")),
+        };
+        let fleet = Arc::new(Fleet::start(parts).unwrap());
+        let disk = Arc::new(Disk(BlobFolder::create(&folder.path().join("blobs")).unwrap()));
+        fleet.lend(disk.clone());
+        Node { fleet, disk, filler: Mutex::new(None), _folder: folder }
+    }
+
+    fn fleet_of(store: &Arc<Store>, count: usize) -> Vec<Node> {
+        let mut nodes = vec![Node::start(store, Role::Node, None)];
+        while nodes.len() < count {
+            nodes.push(Node::start(store, Role::Node, nodes.first()));
+        }
+        see_each_other(&nodes);
+        nodes
+    }
+
+    fn read(&self, id: &BlobId) -> Done<Vec<u8>> {
+        if let Some(held) = self.disk.open(id) {
+            return Ok(super::origin::read_all(&held).unwrap());
+        }
+        let (sums, bytes) = self.fleet.fetch(id)?;
+        assert_eq!((sums.id(), Sums::of(&bytes).id()), (*id, *id));
+        self.disk.0.keep(id, &sums, &bytes)?;
+        self.fleet.came(id);
+        Ok(bytes)
+    }
+
+    fn evict(&self, id: &BlobId) {
+        self.disk.0.remove(id).unwrap();
+        self.fleet.went(id);
+    }
+}
+
+fn soon(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = base::time::monotonic() + Duration::from_secs(30);
+    while !holds() {
+        assert!(base::time::monotonic() < end, "{what}: not within 30 s");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn see_each_other(nodes: &[Node]) {
+    soon("all see all", || nodes.iter().all(|node| node.fleet.seen().len() == nodes.len()));
+}
+
+#[test]
+fn a_node_that_is_alone_asks_the_origin() {
+    let (store, ids) = Store::with(3, 100_000);
+    let node = Node::start(&store, Role::Node, None);
+    for id in &ids {
+        assert_eq!(node.read(id).unwrap(), store.blobs.lock()[id]);
+    }
+    assert_eq!((store.fetches(), node.fleet.counts().origin_told), (3, 3));
+    let unknown = BlobId([9; 32]);
+    assert!(matches!(node.read(&unknown), Err(BlobError::Missing(id)) if id == unknown));
+    store.away.store(true, Ordering::SeqCst);
+    node.evict(&ids[0]);
+    let error = node.read(&ids[0]).unwrap_err();
+    assert!(error.to_string().contains("the store is away"), "the origin's own error is what a reader sees: {error}");
+    assert_eq!(node.fleet.under_way(), 0);
+}
+
+#[test]
+fn who_comes_later_gets_it_from_a_node_and_never_from_the_origin() {
+    let (store, ids) = Store::with(12, 300_000);
+    let nodes = Node::fleet_of(&store, 3);
+    for node in &nodes {
+        for id in &ids {
+            assert_eq!(node.read(id).unwrap(), store.blobs.lock()[id]);
+        }
+    }
+    assert_eq!((store.fetches(), store.most()), (12, 1), "{:?}", nodes[2].fleet.counts());
+    let from_nodes = |node: &Node| node.fleet.counts().peer_blobs + node.fleet.counts().stream_blobs;
+    assert_eq!((from_nodes(&nodes[1]), from_nodes(&nodes[2])), (12, 12));
+    // What one lets go of it gets back from the others.
+    nodes[0].evict(&ids[0]);
+    assert_eq!(nodes[0].read(&ids[0]).unwrap(), store.blobs.lock()[&ids[0]]);
+    assert_eq!(store.fetches(), 12);
+    // The origin is away: what a node has can be read, what none has is an error that says why.
+    store.away.store(true, Ordering::SeqCst);
+    nodes[1].evict(&ids[5]);
+    assert_eq!(nodes[1].read(&ids[5]).unwrap(), store.blobs.lock()[&ids[5]]);
+    nodes.iter().for_each(|node| node.evict(&ids[7]));
+    std::thread::sleep(Duration::from_millis(300));
+    let error = nodes[1].read(&ids[7]).unwrap_err();
+    assert!(error.to_string().contains("away"), "{error}");
+}
+
+#[test]
+fn a_crowd_that_comes_at_once_costs_one_fetch_from_the_origin() {
+    let (store, ids) = Store::with(8, 1 << 20);
+    let nodes = Node::fleet_of(&store, 3);
+    std::thread::scope(|scope| {
+        for (number, node) in nodes.iter().enumerate() {
+            for half in 0..2 {
+                let (ids, store) = (ids.clone(), store.clone());
+                scope.spawn(move || {
+                    // Each goes through them from another place, and two threads of a node want the same.
+                    for turn in 0..ids.len() {
+                        let id = &ids[(turn + number * 3 + half) % ids.len()];
+                        assert_eq!(node.read(id).unwrap(), store.blobs.lock()[id]);
+                    }
+                });
+            }
+        }
+    });
+    let counts: Vec<_> = nodes.iter().map(|node| node.fleet.counts()).collect();
+    let hedged: u64 = counts.iter().map(|counts| counts.origin_hedged).sum();
+    assert!(store.fetches() <= 8 + hedged, "{} fetches: {counts:?}", store.fetches());
+}
+
+#[test]
+fn a_depot_fetches_once_for_all_and_keeps_it() {
+    let (store, ids) = Store::with(6, 200_000);
+    let depot = Node::start(&store, Role::Depot, None);
+    // Its cache has the origin behind it, not the fleet.
+    let filler: Arc<dyn Origin> = store.clone();
+    depot.fleet.fill_from(&filler);
+    *depot.filler.lock() = Some(filler);
+    let node = Node::start(&store, Role::Node, Some(&depot));
+    let nodes = [depot, node];
+    see_each_other(&nodes);
+    for id in &ids {
+        assert_eq!(nodes[1].read(id).unwrap(), store.blobs.lock()[id]);
+    }
+    assert_eq!((nodes[0].fleet.counts().filled, nodes[1].fleet.counts().depot_blobs), (6, 6));
+    assert_eq!((store.fetches(), nodes[1].fleet.counts().origin_blobs), (6, 0));
+}
+
+#[test]
+fn a_node_that_vanishes_costs_time_and_no_bytes() {
+    let (store, ids) = Store::with(10, 100_000);
+    let mut nodes = Node::fleet_of(&store, 3);
+    ids.iter().for_each(|id| drop(nodes[0].read(id).unwrap()));
+    std::thread::sleep(Duration::from_millis(300));
+    let gone = nodes.remove(0);
+    gone.fleet.close();
+    for id in &ids {
+        assert_eq!(nodes[0].read(id).unwrap(), store.blobs.lock()[id]);
+        assert_eq!(nodes[1].read(id).unwrap(), store.blobs.lock()[id]);
+    }
+    assert!(store.most() <= 2, "once for the node that is gone, once more for those that stay");
+}
+
+#[test]
+fn a_copy_that_rots_is_found_dropped_and_had_from_elsewhere() {
+    let (store, ids) = Store::with(4, 300_000);
+    let nodes = Node::fleet_of(&store, 2);
+    for id in &ids {
+        nodes[0].read(id).unwrap();
+        let path = nodes[0].disk.0.file(id);
+        let mut permissions = std::fs::metadata(&path).unwrap().permissions();
+        #[allow(clippy::permissions_set_readonly_false, reason = "the file goes with the test")]
+        permissions.set_readonly(false);
+        std::fs::set_permissions(&path, permissions).unwrap();
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[150_000] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+    }
+    for id in &ids {
+        assert_eq!(nodes[1].read(id).unwrap(), store.blobs.lock()[id]);
+    }
+    soon("the bad copies are dropped", || ids.iter().all(|id| !nodes[0].disk.0.file(id).exists()));
+}
+
+#[test]
+fn a_part_is_the_whole_where_others_may_want_it() {
+    let (store, ids) = Store::with(1, 200_000);
+    let nodes = Node::fleet_of(&store, 2);
+    let part = nodes[0].fleet.fetch_part(&ids[0], 70_000, 4096).unwrap();
+    assert_eq!((part.offset, part.bytes.len()), (0, 200_000));
+    let mut some = [0; 100];
+    nodes[1].fleet.read_at(&ids[0], 199_900, &mut some).unwrap();
+    assert_eq!(some, store.blobs.lock()[&ids[0]][199_900..]);
+    for (offset, len) in [(200_000, 1), (199_999, 2), (u32::MAX, 1)] {
+        let error = nodes[0].fleet.fetch_part(&ids[0], offset, len).err().unwrap();
+        assert!(matches!(error, BlobError::Io(_)), "{error}");
+    }
+}

@@ -1,0 +1,276 @@
+//! What goes over a connection: frames of a fixed header and a payload. docs/PROTOCOL.md draws them.
+//!
+//! ```text
+//!   0    2   3   4    6        8         12       16       20              24        28             32
+//!   │ CV │ v │ t │ fl │ backlog│ request │ offset │ length │ payload CRC32C│ total   │ header CRC32C│ payload ...
+//! ```
+//!
+//! All numbers are little-endian, as the processors of the fleet are; a header is read before anything else of the frame, and what it says is
+//! compared with a bound for its type before memory is taken for it. There is no trailer: a body can be received straight into the place
+//! where it stays.
+//!
+//! Decoders take any bytes and give an error for what they do not understand; they never panic.
+
+mod payload;
+#[cfg(test)]
+mod tests;
+
+use base::size::{BLOB_MAX, SEGMENT};
+use blob::sums::crc32c;
+
+pub use payload::{Get, ListAsk, Refusal, Texted};
+pub(crate) use payload::{
+    LIST_MAX, decode_answers, decode_ask, decode_listed, decode_notes, encode_answers, encode_ask,
+    encode_listed, encode_notes,
+};
+
+/// The version of the protocol that this program speaks. The first four bytes of a header mean the same in all versions.
+pub const VERSION: u8 = 1;
+/// How a header begins.
+pub const MAGIC: [u8; 2] = *b"CV";
+/// A header's length in bytes.
+pub const HEADER: usize = 32;
+/// A payload that is not a slice of a bulk connection has at most so many bytes.
+pub const SMALL_MAX: u32 = 64 << 10;
+/// A slice of a blob on a bulk connection: whole segments, so that its CRC can be put together from theirs.
+pub const SLICE: u32 = 32 * SEGMENT;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Type {
+    /// Who connects, to what, for what.
+    Hello = 1,
+    /// Who was connected to, and its nonce.
+    Challenge = 2,
+    /// The connecting side knows the secret.
+    Proof = 3,
+    /// The other one does too.
+    Welcome = 4,
+    /// They do not belong together.
+    Refuse = 5,
+    /// "Where do I get these?"
+    Ask = 16,
+    /// The answers to it.
+    Answers = 17,
+    /// What became of blobs.
+    Notes = 18,
+    /// Heard.
+    Done = 19,
+    /// "Which blobs do you have?"
+    List = 20,
+    /// Some of them.
+    Listed = 21,
+    /// "Send me this."
+    Get = 32,
+    /// A blob's sums.
+    Sums = 33,
+    /// Bytes of a blob.
+    Data = 34,
+    /// The request came to nothing.
+    Error = 35,
+    /// The request is given up.
+    Cancel = 36,
+    /// What came was wrong.
+    Suspect = 37,
+    /// "Are you there?"
+    Ping = 48,
+    /// Yes.
+    Pong = 49,
+    /// The connection ends now, and why.
+    Bye = 50,
+}
+
+impl Type {
+    fn of(byte: u8) -> Option<Type> {
+        use Type::*;
+        let all = [
+            Hello, Challenge, Proof, Welcome, Refuse, Ask, Answers, Notes, Done, List, Listed, Get, Sums,
+            Data, Error, Cancel, Suspect, Ping, Pong, Bye,
+        ];
+        all.into_iter().find(|one| *one as u8 == byte)
+    }
+
+    /// The most bytes that a payload of this type has.
+    pub fn most(self) -> u32 {
+        match self {
+            Type::Hello => payload::HELLO as u32,
+            Type::Challenge => payload::CHALLENGE as u32,
+            Type::Proof | Type::Welcome => 32,
+            Type::Refuse | Type::Error | Type::Bye => 1 + payload::TEXT_MAX as u32,
+            Type::Ask => 1024,
+            Type::Answers => 1024,
+            Type::Notes => 16 << 10,
+            Type::List => 16,
+            Type::Listed => SMALL_MAX,
+            Type::Get => 40,
+            Type::Sums => 4096,
+            Type::Data => SLICE,
+            Type::Suspect => 32,
+            Type::Done | Type::Cancel | Type::Ping | Type::Pong => 0,
+        }
+    }
+}
+
+/// With [`Type::Data`]: the last bytes of the answer. With [`Type::Listed`]: all of them.
+pub const LAST: u8 = 1;
+/// With [`Type::Get`]: the sums first.
+pub const WITH_SUMS: u8 = 2;
+
+/// A frame's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What it is.
+    pub kind: Type,
+    /// [`LAST`], [`WITH_SUMS`].
+    pub flags: u8,
+    /// How much the sender of the frame still has to send to all, in MiB.
+    pub backlog: u16,
+    /// Which request it belongs to: the asker's numbers, one after the other on each connection.
+    pub request: u32,
+    /// With [`Type::Data`]: where in the blob the payload belongs. Else 0.
+    pub offset: u32,
+    /// The payload's length in bytes.
+    pub length: u32,
+    /// The payload's CRC32C.
+    pub crc: u32,
+    /// With [`Type::Data`]: the blob's size. Else 0.
+    pub total: u32,
+}
+
+/// The bytes are no frame that belongs here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadFrame {
+    /// Not this protocol.
+    #[error("the bytes are not Covey's protocol")]
+    Magic,
+    /// Another version of it.
+    #[error(
+        "it speaks version {0} of the protocol, this program version {VERSION}: bring both to one release"
+    )]
+    Version(u8),
+    /// Damaged on the way, or garbage.
+    #[error("a frame's checksum is wrong")]
+    Crc,
+    /// A type that this version does not have.
+    #[error("a frame of the unknown type {0}")]
+    Type(u8),
+    /// More than a frame of this type may have.
+    #[error("a frame of type {kind:?} says that it has {length} bytes")]
+    Long {
+        /// Which type.
+        kind: Type,
+        /// What it says.
+        length: u32,
+    },
+    /// The payload is none of its type.
+    #[error("a payload does not make sense: {0}")]
+    Payload(&'static str),
+}
+
+impl Header {
+    /// One without a payload.
+    pub fn bare(kind: Type, request: u32) -> Header {
+        Header { kind, flags: 0, backlog: 0, request, offset: 0, length: 0, crc: 0, total: 0 }
+    }
+
+    /// The header for a small payload.
+    ///
+    /// The payload must have at most [`Type::most`] bytes; the other side refuses more.
+    pub fn with(kind: Type, request: u32, payload: &[u8]) -> Header {
+        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        Header { length, crc: crc32c(payload), ..Header::bare(kind, request) }
+    }
+
+    /// As bytes.
+    pub fn encode(&self) -> [u8; HEADER] {
+        let mut out = [0; HEADER];
+        out[..2].copy_from_slice(&MAGIC);
+        out[2] = VERSION;
+        out[3] = self.kind as u8;
+        out[4] = self.flags;
+        out[6..8].copy_from_slice(&self.backlog.to_le_bytes());
+        for (at, number) in
+            [(8, self.request), (12, self.offset), (16, self.length), (20, self.crc), (24, self.total)]
+        {
+            out[at..at + 4].copy_from_slice(&number.to_le_bytes());
+        }
+        let own = crc32c(&out[..28]);
+        out[28..].copy_from_slice(&own.to_le_bytes());
+        out
+    }
+
+    /// Reads what [`Header::encode`] wrote.
+    ///
+    /// # Errors
+    /// [`BadFrame`] for everything else, and for lengths and places that no frame has.
+    pub fn decode(bytes: &[u8; HEADER]) -> Result<Header, BadFrame> {
+        let number = |at: usize| {
+            let mut out = [0; 4];
+            out.copy_from_slice(&bytes[at..at + 4]);
+            u32::from_le_bytes(out)
+        };
+        if bytes[..2] != MAGIC {
+            return Err(BadFrame::Magic);
+        }
+        if bytes[2] != VERSION {
+            return Err(BadFrame::Version(bytes[2]));
+        }
+        if crc32c(&bytes[..28]) != number(28) {
+            return Err(BadFrame::Crc);
+        }
+        let kind = Type::of(bytes[3]).ok_or(BadFrame::Type(bytes[3]))?;
+        let header = Header {
+            kind,
+            flags: bytes[4],
+            backlog: u16::from_le_bytes([bytes[6], bytes[7]]),
+            request: number(8),
+            offset: number(12),
+            length: number(16),
+            crc: number(20),
+            total: number(24),
+        };
+        if header.length > kind.most() {
+            return Err(BadFrame::Long { kind, length: header.length });
+        }
+        let end = u64::from(header.offset) + u64::from(header.length);
+        if kind == Type::Data && (header.total > BLOB_MAX || end > u64::from(header.total)) {
+            return Err(BadFrame::Payload("bytes past the end of the blob"));
+        }
+        Ok(header)
+    }
+
+    /// Compares a payload with the header's CRC.
+    ///
+    /// # Errors
+    /// [`BadFrame::Crc`].
+    pub fn check(&self, payload: &[u8]) -> Result<(), BadFrame> {
+        (crc32c(payload) == self.crc).then_some(()).ok_or(BadFrame::Crc)
+    }
+}
+
+/// Appends a whole frame.
+pub(crate) fn put(out: &mut Vec<u8>, kind: Type, request: u32, payload: &[u8]) {
+    out.extend_from_slice(&Header::with(kind, request, payload).encode());
+    out.extend_from_slice(payload);
+}
+
+/// Why a request came to nothing, as a number on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum ErrorKind {
+    /// The blob is not here.
+    Missing = 1,
+    /// It is, and damaged.
+    Damaged = 2,
+    /// Too much is under way.
+    Busy = 3,
+    /// The request makes no sense.
+    Bad = 4,
+    /// The range is none of the blob's.
+    Range = 5,
+    /// Something else went wrong here.
+    Internal = 6,
+    /// The node ends.
+    Closing = 7,
+}

@@ -1,0 +1,343 @@
+//! The handshake: both ends prove that they know the fleet's secret before anything else is said.
+//!
+//! ```text
+//!   connects                                                      accepts
+//!   HELLO      node, role, class, volume's tag, nonce  ──────►
+//!              ◄──────  CHALLENGE  node, role, nonce
+//!   PROOF      MAC(client's key, both of the above)    ──────►    compares; REFUSE or
+//!              ◄──────  WELCOME    MAC(server's key, both)
+//! ```
+//!
+//! - The keys of the two proofs differ and are derived from the secret, so a proof sent back to its maker is worth nothing; the nonces
+//!   of both ends are in each, so an old one is worth nothing either.
+//! - Who listens proves nothing to a stranger: the one who connects goes first.
+//! - All sizes are fixed and read one by one, so a stranger costs a few hundred bytes and, at most, the handshake's time.
+//! - The volume's tag is a hash of its id: equal or not is all that can be learnt.
+//! - What follows the handshake is neither encrypted nor signed: the network is trusted not to change what passes (content is checked
+//!   by its name all the same). Where it is not, the fleet belongs inside an encrypted network.
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use crate::frame::{BadFrame, HEADER, Header, Refusal, Texted, Type, VERSION, put};
+use crate::id::{NodeId, Role};
+
+/// What every node of the fleet knows and nobody else.
+#[derive(Clone)]
+pub struct Secret([u8; 32]);
+
+/// A secret that could be guessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the fleet's secret needs at least 16 characters; make one with: openssl rand -hex 32")]
+pub struct Weak;
+
+impl Secret {
+    /// From 32 random bytes.
+    pub fn new(bytes: [u8; 32]) -> Secret {
+        Secret(bytes)
+    }
+
+    /// From what a person put into a file or a variable; spaces around it do not count.
+    ///
+    /// # Errors
+    /// [`Weak`]: fewer than 16 characters.
+    pub fn from_text(text: &str) -> Result<Secret, Weak> {
+        let text = text.trim();
+        if text.chars().count() < 16 {
+            return Err(Weak);
+        }
+        Ok(Secret(blake3::derive_key("covey 2026-11 fleet secret from text", text.as_bytes())))
+    }
+
+    /// A key for one purpose; `purpose` is a constant of the program.
+    pub fn key(&self, purpose: &str) -> [u8; 32] {
+        blake3::derive_key(purpose, &self.0)
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a secret")
+    }
+}
+
+/// Who a node is to the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its name.
+    pub node: NodeId,
+    /// What it is there for.
+    pub role: Role,
+    /// The volume, or whatever the fleet has in common: only nodes with the same one talk.
+    pub volume: [u8; 16],
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// Many small frames.
+    Control,
+    /// Bytes of blobs.
+    Bulk,
+}
+
+/// Who is at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Other {
+    /// Its name.
+    pub node: NodeId,
+    /// What it is there for.
+    pub role: Role,
+    /// What the connection is for.
+    pub class: Class,
+}
+
+/// Why a handshake came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum HelloError {
+    /// The two do not belong together.
+    #[error("{}", line(*.0))]
+    Refused(Refusal),
+    /// What came was no handshake.
+    #[error("{0}")]
+    Frame(#[from] BadFrame),
+    /// Another node answers there.
+    #[error("it is {0}, another node than was expected there: its record is out of date")]
+    Another(NodeId),
+    /// It took too long.
+    #[error("the handshake did not end within {0:?}")]
+    Slow(Duration),
+    /// The connection failed.
+    #[error("the connection failed: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+impl HelloError {
+    /// Whether the two will not belong together the next time either.
+    pub fn is_for_good(&self) -> bool {
+        match self {
+            HelloError::Refused(refusal) => *refusal != Refusal::Full,
+            HelloError::Frame(_) | HelloError::Another(_) => true,
+            HelloError::Slow(_) | HelloError::Io(_) => false,
+        }
+    }
+}
+
+/// What a person reads: the same at both ends.
+pub fn line(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::Secret => "the fleet's secret differs: give both nodes the same one",
+        Refusal::Volume => "it serves another volume or published tree: join the fleet of this one",
+        Refusal::Version => "it speaks another version of the protocol: bring both nodes to one release",
+        Refusal::Full => "it has too many connections; they are made again later",
+        Refusal::Bad => "its greeting makes no sense to the other end",
+        Refusal::Myself => "that is this node itself",
+    }
+}
+
+type Proof = [u8; 32];
+
+/// This node's side of handshakes.
+#[derive(Clone, Debug)]
+pub struct Greeter {
+    identity: Identity,
+    tag: [u8; 32],
+    client: Proof,
+    server: Proof,
+    time: Duration,
+}
+
+impl Greeter {
+    /// `time` is the most that a handshake takes.
+    pub fn new(identity: Identity, secret: &Secret, time: Duration) -> Greeter {
+        Greeter {
+            identity,
+            tag: blake3::derive_key("covey 2026-11 peer volume tag", &identity.volume),
+            client: secret.key("covey 2026-11 peer handshake client"),
+            server: secret.key("covey 2026-11 peer handshake server"),
+            time,
+        }
+    }
+
+    /// Who this node is.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Greets whom it connected to. `expected` is who should be there.
+    ///
+    /// # Errors
+    /// [`HelloError`].
+    pub async fn connect<S>(
+        &self,
+        stream: &mut S,
+        class: Class,
+        expected: Option<NodeId>,
+    ) -> Result<Other, HelloError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let done = tokio::time::timeout(self.time, self.connect_now(stream, class, expected)).await;
+        done.unwrap_or(Err(HelloError::Slow(self.time)))
+    }
+
+    async fn connect_now<S>(
+        &self,
+        stream: &mut S,
+        class: Class,
+        expected: Option<NodeId>,
+    ) -> Result<Other, HelloError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let hello = self.hello(class);
+        send(stream, Type::Hello, &hello).await?;
+        let challenge: [u8; 52] = receive(stream, Type::Challenge).await?;
+        let (node, role) = (node_at(&challenge), role_of(challenge[16])?);
+        if expected.is_some_and(|expected| expected != node) {
+            return Err(HelloError::Another(node));
+        }
+        if node == self.identity.node {
+            return Err(HelloError::Refused(Refusal::Myself));
+        }
+        send(stream, Type::Proof, mac(&self.client, &hello, &challenge).as_bytes()).await?;
+        let welcome: Proof = receive(stream, Type::Welcome).await?;
+        // Compared in constant time: `blake3::Hash` promises that.
+        if mac(&self.server, &hello, &challenge) != welcome {
+            return Err(HelloError::Refused(Refusal::Secret));
+        }
+        Ok(Other { node, role, class })
+    }
+
+    /// Greets who has connected. Where the two do not belong together the other end is told why.
+    ///
+    /// # Errors
+    /// [`HelloError`].
+    pub async fn accept<S>(&self, stream: &mut S) -> Result<Other, HelloError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let greet = async {
+            let done = self.accept_now(stream).await;
+            let refusal = match &done {
+                Err(HelloError::Refused(refusal)) => Some(*refusal),
+                Err(HelloError::Frame(BadFrame::Version(_))) => Some(Refusal::Version),
+                _ => None,
+            };
+            if let Some(kind) = refusal {
+                refuse(stream, kind).await;
+            }
+            done
+        };
+        let done = tokio::time::timeout(self.time, greet).await;
+        done.unwrap_or(Err(HelloError::Slow(self.time)))
+    }
+
+    async fn accept_now<S>(&self, stream: &mut S) -> Result<Other, HelloError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let hello: [u8; 84] = receive(stream, Type::Hello).await?;
+        let (node, role) = (node_at(&hello), role_of(hello[16])?);
+        let class = match hello[17] {
+            0 => Class::Control,
+            1 => Class::Bulk,
+            _ => return Err(HelloError::Refused(Refusal::Bad)),
+        };
+        if hello[20..52] != self.tag {
+            return Err(HelloError::Refused(Refusal::Volume));
+        }
+        if node == self.identity.node {
+            return Err(HelloError::Refused(Refusal::Myself));
+        }
+        let mut challenge = [0; 52];
+        challenge[..16].copy_from_slice(&self.identity.node.0);
+        challenge[16] = byte_of(self.identity.role);
+        base::random::fill(&mut challenge[20..]);
+        send(stream, Type::Challenge, &challenge).await?;
+        let proof: Proof = receive(stream, Type::Proof).await?;
+        if mac(&self.client, &hello, &challenge) != proof {
+            return Err(HelloError::Refused(Refusal::Secret));
+        }
+        send(stream, Type::Welcome, mac(&self.server, &hello, &challenge).as_bytes()).await?;
+        Ok(Other { node, role, class })
+    }
+
+    fn hello(&self, class: Class) -> [u8; 84] {
+        let mut hello = [0; 84];
+        hello[..16].copy_from_slice(&self.identity.node.0);
+        hello[16] = byte_of(self.identity.role);
+        hello[17] = u8::from(class == Class::Bulk);
+        hello[20..52].copy_from_slice(&self.tag);
+        base::random::fill(&mut hello[52..]);
+        hello
+    }
+}
+
+/// Tells the other end why it is refused; that it hears it is not waited for.
+pub(crate) async fn refuse<S: AsyncWrite + Unpin>(stream: &mut S, kind: Refusal) {
+    let payload = Texted { kind, text: line(kind).to_owned() }.encode();
+    let _ = send(stream, Type::Refuse, &payload).await;
+    let _ = stream.shutdown().await;
+}
+
+fn mac(key: &Proof, hello: &[u8], challenge: &[u8]) -> blake3::Hash {
+    blake3::Hasher::new_keyed(key).update(&[VERSION]).update(hello).update(challenge).finalize()
+}
+
+fn node_at(payload: &[u8]) -> NodeId {
+    let mut node = [0; 16];
+    node.copy_from_slice(&payload[..16]);
+    NodeId(node)
+}
+
+fn byte_of(role: Role) -> u8 {
+    match role {
+        Role::Node => 0,
+        Role::Depot => 1,
+    }
+}
+
+fn role_of(byte: u8) -> Result<Role, HelloError> {
+    match byte {
+        0 => Ok(Role::Node),
+        1 => Ok(Role::Depot),
+        _ => Err(HelloError::Refused(Refusal::Bad)),
+    }
+}
+
+async fn send<S>(stream: &mut S, kind: Type, payload: &[u8]) -> Result<(), HelloError>
+where
+    S: AsyncWrite + Unpin,
+{
+    let mut out = Vec::with_capacity(HEADER + payload.len());
+    put(&mut out, kind, 0, payload);
+    Ok(stream.write_all(&out).await?)
+}
+
+/// Receives a frame of this type, whose payload has N bytes; or the refusal that comes instead.
+async fn receive<const N: usize, S>(stream: &mut S, expected: Type) -> Result<[u8; N], HelloError>
+where
+    S: AsyncRead + Unpin,
+{
+    let mut head = [0; HEADER];
+    stream.read_exact(&mut head).await?;
+    let header = Header::decode(&head)?;
+    if header.kind == Type::Refuse {
+        let mut text = vec![0; header.length as usize];
+        stream.read_exact(&mut text).await?;
+        header.check(&text)?;
+        return Err(HelloError::Refused(Texted::<Refusal>::decode(&text)?.kind));
+    }
+    if header.kind != expected || header.length as usize != N {
+        return Err(HelloError::Refused(Refusal::Bad));
+    }
+    let mut payload = [0; N];
+    stream.read_exact(&mut payload).await?;
+    header.check(&payload)?;
+    Ok(payload)
+}

@@ -1,0 +1,274 @@
+//! This end of a connection that asks: requests go out merged, answers come in and find who waits for them.
+//!
+//! A lane exists before its connection: what is asked meanwhile goes out after the handshake, or fails with it. One task reads; whoever asks
+//! while nothing else is under way writes at once, everybody else leaves the bytes for the task, which writes what has gathered.
+//!
+//! Lock order: `waiting` before `out`; nothing is called with either held that could come back here.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use base::BlobId;
+use blob::Sums;
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+use super::call::{Reply, Slot, Undo};
+use super::counters::Counters;
+use super::fail::Fail;
+use crate::arriving::Arriving;
+use crate::frame::{self, HEADER, Header, Type};
+use crate::hello::Class;
+
+/// Called with a request's end.
+pub(crate) type Then = Box<dyn FnOnce(Result<Reply, Fail>) + Send>;
+
+/// Who waits for a request's end.
+pub(crate) enum Waiter {
+    Slot(Arc<Slot>),
+    Then(Then),
+}
+
+impl Waiter {
+    pub(super) fn end(self, result: Result<Reply, Fail>) {
+        match self {
+            Waiter::Slot(slot) => slot.put(result),
+            Waiter::Then(then) => then(result),
+        }
+    }
+}
+
+/// Where bytes of blobs go.
+#[derive(Clone)]
+pub(crate) enum Sink {
+    /// There are none in the answer.
+    None,
+    Blob(Arc<Arriving>),
+    Range(Arc<Mutex<Gather>>),
+}
+
+/// A range that is being gathered.
+pub(crate) struct Gather {
+    pub(crate) blob: BlobId,
+    /// What was wanted.
+    pub(crate) offset: u32,
+    pub(crate) len: u32,
+    /// Where the bytes begin: at `offset`, or at the group around it.
+    pub(crate) from: u32,
+    pub(crate) bytes: Vec<u8>,
+    /// They are checked with these, if `hashed`.
+    pub(crate) sums: Option<Sums>,
+    pub(crate) hashed: bool,
+}
+
+impl Gather {
+    /// The bytes that were wanted, after the checks.
+    pub(super) fn finish(&mut self) -> Result<Reply, Fail> {
+        if self.hashed {
+            let sums =
+                self.sums.as_ref().ok_or_else(|| Fail::Protocol("the sums did not come".to_owned()))?;
+            sums.check_group(self.from, &self.bytes).map_err(|wrong| Fail::Corrupt(wrong.to_string()))?;
+        }
+        let mut bytes = std::mem::take(&mut self.bytes);
+        bytes.drain(..((self.offset - self.from) as usize).min(bytes.len()));
+        bytes.truncate(self.len as usize);
+        if bytes.len() != self.len as usize {
+            return Err(Fail::Protocol("fewer bytes came than were asked for".to_owned()));
+        }
+        Ok(Reply::Bytes(bytes))
+    }
+}
+
+struct Waits {
+    waiter: Waiter,
+    sink: Sink,
+    until: Instant,
+    time: Duration,
+}
+
+#[derive(Default)]
+struct Waiting {
+    next: u32,
+    all: HashMap<u32, Waits>,
+}
+
+/// One connection, this end of which asks.
+pub(crate) struct Lane {
+    pub(crate) class: Class,
+    pub(crate) counters: Arc<Counters>,
+    most: usize,
+    merge: bool,
+    born: Instant,
+    used_ms: AtomicU64,
+    over: AtomicBool,
+    waiting: Mutex<Waiting>,
+    out: Mutex<Vec<u8>>,
+    pub(super) stream: OnceLock<Arc<TcpStream>>,
+    pub(super) wake: Notify,
+}
+
+impl Lane {
+    pub(crate) fn new(class: Class, counters: Arc<Counters>, most: usize, merge: bool) -> Arc<Lane> {
+        Arc::new(Lane {
+            class,
+            counters,
+            most,
+            merge,
+            born: base::time::monotonic(),
+            used_ms: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            out: Mutex::default(),
+            stream: OnceLock::new(),
+            wake: Notify::new(),
+        })
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn under_way(&self) -> usize {
+        self.waiting.lock().all.len()
+    }
+
+    /// How long nothing has been asked.
+    pub(super) fn idle(&self) -> Duration {
+        self.born.elapsed().saturating_sub(Duration::from_millis(self.used_ms.load(Ordering::Relaxed)))
+    }
+
+    /// Asks. The waiter comes back with the error when that is not possible.
+    pub(crate) fn submit(
+        &self,
+        header: (Type, u8),
+        payload: &[u8],
+        waiter: Waiter,
+        sink: Sink,
+        time: Duration,
+    ) -> Result<u32, (Waiter, Fail)> {
+        let mut waiting = self.waiting.lock();
+        if self.is_over() {
+            return Err((waiter, Fail::Gone("it ended just now".to_owned())));
+        }
+        if waiting.all.len() >= self.most {
+            return Err((waiter, Fail::Busy));
+        }
+        let alone = waiting.all.is_empty();
+        // Numbers of requests that are under way are at most `most` back, so they never meet again.
+        let request = waiting.next;
+        waiting.next = request.wrapping_add(1);
+        let until = base::time::monotonic() + time;
+        waiting.all.insert(request, Waits { waiter, sink, until, time });
+        self.used_ms.store(self.born.elapsed().as_millis() as u64, Ordering::Relaxed);
+        Counters::one(&self.counters.asked);
+        let head = Header { flags: header.1, ..Header::with(header.0, request, payload) };
+        let mut out = self.out.lock();
+        drop(waiting);
+        out.extend_from_slice(&head.encode());
+        out.extend_from_slice(payload);
+        let sent = if alone || !self.merge { self.write(&mut out) } else { Ok(false) };
+        drop(out);
+        Counters::one(&self.counters.frames_out);
+        if alone || !matches!(sent, Ok(true)) {
+            // Also when all is sent: the task then looks more often at the time.
+            self.wake.notify_one();
+        }
+        Ok(request)
+    }
+
+    /// Adds a frame that nobody waits for.
+    pub(super) fn say(&self, kind: Type, request: u32, payload: &[u8]) {
+        frame::put(&mut self.out.lock(), kind, request, payload);
+        Counters::one(&self.counters.frames_out);
+        self.wake.notify_one();
+    }
+
+    /// Writes what has gathered. True: nothing is left.
+    pub(super) fn flush(&self) -> io::Result<bool> {
+        self.write(&mut self.out.lock())
+    }
+
+    fn write(&self, out: &mut Vec<u8>) -> io::Result<bool> {
+        let Some(stream) = self.stream.get() else { return Ok(false) };
+        while !out.is_empty() {
+            match stream.try_write(out) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    Counters::add(&self.counters.bytes_out, count as u64);
+                    out.drain(..count);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Where an answer's bytes go; none when nobody waits any more.
+    pub(super) fn sink(&self, request: u32) -> Option<Sink> {
+        self.waiting.lock().all.get(&request).map(|waits| waits.sink.clone())
+    }
+
+    /// Whether a request of this number can have been asked here.
+    pub(super) fn has_asked(&self, request: u32) -> bool {
+        let back = self.waiting.lock().next.wrapping_sub(request);
+        (1..u32::MAX / 2).contains(&back)
+    }
+
+    pub(super) fn end_one(&self, request: u32, result: Result<Reply, Fail>) {
+        let waits = self.waiting.lock().all.remove(&request);
+        if let Some(waits) = waits {
+            if let Err(fail) = &result {
+                self.counters.fail(fail);
+            }
+            waits.waiter.end(result);
+        }
+    }
+
+    /// Ends what has had its time. True: requests are left.
+    pub(super) fn sweep(&self) -> bool {
+        let now = base::time::monotonic();
+        let mut waiting = self.waiting.lock();
+        let late: Vec<u32> =
+            waiting.all.iter().filter(|(_, waits)| waits.until <= now).map(|(request, _)| *request).collect();
+        let ended: Vec<_> = late.iter().filter_map(|request| waiting.all.remove(request)).collect();
+        let left = !waiting.all.is_empty();
+        drop(waiting);
+        for (request, waits) in late.iter().zip(ended) {
+            self.say(Type::Cancel, *request, &[]);
+            Counters::one(&self.counters.late);
+            waits.waiter.end(Err(Fail::Late(waits.time)));
+        }
+        left
+    }
+
+    /// Nothing more goes over it; whoever waits gets this.
+    pub(crate) fn end(&self, why: &Fail) {
+        let mut waiting = self.waiting.lock();
+        self.over.store(true, Ordering::Release);
+        let all = std::mem::take(&mut waiting.all);
+        drop(waiting);
+        for (_, waits) in all {
+            self.counters.fail(why);
+            waits.waiter.end(Err(why.clone()));
+        }
+        self.wake.notify_one();
+    }
+}
+
+impl Undo for Lane {
+    fn undo(&self, request: u32) {
+        let gone = self.waiting.lock().all.remove(&request);
+        if gone.is_some() {
+            Counters::one(&self.counters.cancelled);
+            self.say(Type::Cancel, request, &[]);
+        }
+    }
+}
+
+/// The most that is read at once where frames are small.
+pub(super) const READ: usize = frame::SMALL_MAX as usize + HEADER;

@@ -1,0 +1,434 @@
+//! The transport between nodes: a listener that serves what a [`Service`] has, and requests to others.
+//!
+//! ```text
+//!   this node                                                            another node
+//!     Net::ask, notes, list,          one control connection
+//!     read_range (up to 64 KiB) ────► many small frames at once ───────► serve::control ──► Service
+//!
+//!     Net::fetch, fetch_into,         1 to 4 bulk connections
+//!     read_range (above)        ────► sums, then slices of 1 MiB ◄────── serve::bulk: sendfile from the blob's file
+//!                                     straight into the final buffer
+//! ```
+//!
+//! - A connection serves one direction: who made it asks, who accepted it answers. Each begins with the handshake of [`crate::hello`].
+//! - [`call`]: a request under way; no task runs for it. [`lane`]: this end of a connection that asks. [`peers`]: which of them there are.
+//! - [`reader`]: the loop that reads it. [`listen`], [`serve`]: the other end. [`service`]: whom it asks. [`socket`]: the system calls.
+//! - Control and bulk run on threads of their own, so that one who fetches much does not keep waiting one who reads 4 KiB.
+//!
+//! What is never done: waiting without an end (every request has its time, every connection its pings), memory for a length that
+//! somebody else named before it has been looked at, retries (the one who asks decides whom to ask next).
+
+pub mod call;
+pub mod counters;
+pub mod fail;
+mod lane;
+mod listen;
+mod peers;
+mod reader;
+mod serve;
+pub mod service;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use base::BlobId;
+use base::size::{BLOB_MAX, GROUP};
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Handle, Runtime};
+
+use crate::arriving::{Arriving, Verify};
+use crate::frame::{self, Get, ListAsk, Type, WITH_SUMS};
+use crate::hello::{Class, Greeter, Identity, Secret};
+use crate::id::NodeId;
+use crate::message::{Answer, Ask, Note};
+
+pub use call::Call;
+use call::Slot;
+use counters::Counters;
+pub use counters::Counts;
+pub use fail::Fail;
+use lane::{Gather, Lane, Sink, Waiter};
+use peers::Peers;
+
+pub use service::{Content, Listed, Prefix, Service};
+
+/// Where lines for the operator go: who was refused, and why.
+pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Who is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Peer {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Who is expected there; none where only the address is known. Another node's answer is an error.
+    pub node: Option<NodeId>,
+}
+
+/// How the transport is set up.
+pub struct Options {
+    /// Who this node is.
+    pub identity: Identity,
+    /// What all nodes of the fleet know.
+    pub secret: Secret,
+    /// Where to listen; port 0 takes a free one, none serves nobody.
+    pub listen: Option<SocketAddr>,
+    /// How whole blobs and ranges above 64 KiB are checked. Smaller ranges are checked by their CRC.
+    pub verify: Verify,
+    /// Times and bounds.
+    pub limits: Limits,
+    /// What is left out, to measure what it is good for.
+    pub without: Without,
+}
+
+/// Times and bounds. The defaults are right for a data centre; tests shorten them.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// A handshake takes no longer, on either side; so does a connection that is made.
+    pub handshake: Duration,
+    /// Connections whose handshake has not ended, in total.
+    pub half_open: usize,
+    /// The same, from one address.
+    pub half_open_each: usize,
+    /// Connections that are served.
+    pub connections: usize,
+    /// Requests on one connection whose answers have not ended: more are [`Fail::Busy`].
+    pub requests: usize,
+    /// Bulk connections to one node.
+    pub bulk: usize,
+    /// Fetches under way on every bulk connection before another is opened.
+    pub window: usize,
+    /// A bulk connection without a request ends after this.
+    pub bulk_idle: Duration,
+    /// A control connection without a request ends after this.
+    pub control_idle: Duration,
+    /// Nothing heard for so long: a ping is sent; nothing for so long again: the connection is given up.
+    pub quiet: Duration,
+    /// After a connection failed the next is tried no sooner; doubled each time, up to a hundredfold.
+    pub backoff: Duration,
+    /// Threads for bulk connections.
+    pub threads: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            handshake: Duration::from_secs(5),
+            half_open: 512,
+            half_open_each: 64,
+            connections: 16 << 10,
+            requests: 1024,
+            bulk: 4,
+            window: 4,
+            bulk_idle: Duration::from_secs(30),
+            control_idle: Duration::from_secs(300),
+            quiet: Duration::from_secs(5),
+            backoff: Duration::from_millis(100),
+            threads: 2,
+        }
+    }
+}
+
+/// How bodies of blobs leave this node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Body {
+    /// From the file to the socket in the kernel.
+    #[default]
+    Sendfile,
+    /// Read, then written.
+    Copy,
+}
+
+/// What is left out; only measurements set any of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Without {
+    /// One request at a time on a connection.
+    pub multiplexing: bool,
+    /// Every frame is written by itself.
+    pub batching: bool,
+    /// The receiver is woken for every bit that comes.
+    pub low_water: bool,
+    /// CRCs are computed from the bytes instead of put together.
+    pub merging: bool,
+    /// One bulk connection, however much is asked for.
+    pub growth: bool,
+    /// How bodies are sent.
+    pub body: Body,
+}
+
+/// Why the transport did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {error}; choose another with --listen, or end what uses it")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// The system has no room for its threads.
+    #[error("the peer transport cannot start its threads: {0}")]
+    Threads(std::io::Error),
+}
+
+/// What all connections share.
+pub(crate) struct Shared {
+    greeter: Greeter,
+    limits: Limits,
+    without: Without,
+    verify: Verify,
+    service: Arc<dyn Service>,
+    counters: Arc<Counters>,
+    peers: Peers,
+    closed: AtomicBool,
+    report: Report,
+    said: Mutex<Vec<(IpAddr, Instant)>>,
+}
+
+impl Shared {
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    fn silence_ms(&self) -> u32 {
+        u32::try_from(3 * self.limits.quiet.as_millis()).unwrap_or(u32::MAX)
+    }
+
+    fn backlog(&self) -> u16 {
+        // Requests for whole blobs are what counts; each connection serves some at a time.
+        u16::try_from(self.counters.open.load(Ordering::Relaxed)).unwrap_or(u16::MAX)
+    }
+
+    /// One line in a minute for an address, so that a stranger cannot fill a log.
+    fn say(&self, about: SocketAddr, line: &str) {
+        let now = base::time::monotonic();
+        let mut said = self.said.lock();
+        said.retain(|(_, when)| now.duration_since(*when) < Duration::from_secs(60));
+        if said.len() < 256 && !said.iter().any(|(address, _)| *address == about.ip()) {
+            said.push((about.ip(), now));
+            drop(said);
+            (self.report)(line);
+        }
+    }
+}
+
+/// The transport of a node. Clones are the same one; when the last goes, all connections end.
+#[derive(Clone)]
+pub struct Net(Arc<Inner>);
+
+struct Inner {
+    shared: Arc<Shared>,
+    address: Option<SocketAddr>,
+    control: Option<Runtime>,
+    bulk: Option<Runtime>,
+    handles: [Handle; 2],
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.closed.store(true, Ordering::Release);
+        self.shared.peers.close();
+        // Not waited for: the last clone may go inside one of their own tasks.
+        self.control.take().into_iter().chain(self.bulk.take()).for_each(Runtime::shutdown_background);
+    }
+}
+
+fn runtime(name: &str, threads: usize) -> Result<Runtime, StartError> {
+    Builder::new_multi_thread()
+        .worker_threads(threads.max(1))
+        .thread_name(name)
+        .enable_all()
+        .build()
+        .map_err(StartError::Threads)
+}
+
+impl Net {
+    /// Starts its threads, and listens if that is asked for.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(options: Options, service: Arc<dyn Service>, report: Report) -> Result<Net, StartError> {
+        let (control, bulk) = (runtime("peer", 1)?, runtime("peer bulk", options.limits.threads)?);
+        let handles = [control.handle().clone(), bulk.handle().clone()];
+        let shared = Arc::new(Shared {
+            greeter: Greeter::new(options.identity, &options.secret, options.limits.handshake),
+            limits: options.limits,
+            without: options.without,
+            verify: options.verify,
+            service,
+            counters: Arc::default(),
+            peers: Peers::default(),
+            closed: AtomicBool::new(false),
+            report,
+            said: Mutex::default(),
+        });
+        let mut address = None;
+        if let Some(wanted) = options.listen {
+            let failed = |error| StartError::Listen { address: wanted, error };
+            let listener = std::net::TcpListener::bind(wanted).map_err(failed)?;
+            listener.set_nonblocking(true).map_err(failed)?;
+            address = Some(listener.local_addr().map_err(failed)?);
+            let _inside = control.enter();
+            let listener = TcpListener::from_std(listener).map_err(failed)?;
+            control.spawn(listen::listen(Arc::clone(&shared), listener, bulk.handle().clone()));
+        }
+        Ok(Net(Arc::new(Inner { shared, address, control: Some(control), bulk: Some(bulk), handles })))
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.0.address
+    }
+
+    /// How busy this node is with serving: what [`Ask::backlog`] and [`crate::id::Member::load`] say.
+    pub fn backlog(&self) -> u16 {
+        self.0.shared.backlog()
+    }
+
+    /// "Where do I get these?" of a tracker.
+    pub fn ask(&self, peer: Peer, ask: &Ask, time: Duration) -> Call<Vec<Answer>> {
+        self.call(peer, Class::Control, Type::Ask, &frame::encode_ask(ask), time, call::answers)
+    }
+
+    /// What became of blobs here, for a tracker; the end is that it heard it. At most [`crate::message::NOTES_MAX`].
+    pub fn notes(&self, peer: Peer, notes: &[Note], time: Duration) -> Call<()> {
+        self.call(peer, Class::Control, Type::Notes, &frame::encode_notes(notes), time, call::done)
+    }
+
+    /// Which blobs it has, by their names' first bits.
+    pub fn list(&self, peer: Peer, prefix: Prefix, time: Duration) -> Call<Listed> {
+        let ask = ListAsk { prefix, most: u16::MAX };
+        self.call(peer, Class::Control, Type::List, &ask.encode(), time, call::listed)
+    }
+
+    /// Opens the control connection before it is needed; the end is that the node proved that it belongs to the fleet.
+    pub fn greet(&self, peer: Peer, time: Duration) -> Call<()> {
+        self.call(peer, Class::Control, Type::Notes, &frame::encode_notes(&[]), time, call::done)
+    }
+
+    fn call<T>(
+        &self,
+        peer: Peer,
+        class: Class,
+        kind: Type,
+        payload: &[u8],
+        time: Duration,
+        take: fn(call::Reply) -> Option<T>,
+    ) -> Call<T> {
+        self.submit(peer, class, (kind, 0), payload, Sink::None, time, take)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "what a request consists of; three callers, all here")]
+    fn submit<T>(
+        &self,
+        peer: Peer,
+        class: Class,
+        header: (Type, u8),
+        payload: &[u8],
+        sink: Sink,
+        time: Duration,
+        take: fn(call::Reply) -> Option<T>,
+    ) -> Call<T> {
+        let began = base::time::monotonic();
+        let lane = match self.lane(peer, class) {
+            Ok(lane) => lane,
+            Err(fail) => return Call::failed(fail),
+        };
+        let slot = Arc::new(Slot::default());
+        match lane.submit(header, payload, Waiter::Slot(Arc::clone(&slot)), sink, time) {
+            Ok(request) => Call::new(slot, take, (lane, request), began, time),
+            Err((_, fail)) => Call::failed(fail),
+        }
+    }
+
+    fn lane(&self, peer: Peer, class: Class) -> Result<Arc<Lane>, Fail> {
+        let [control, bulk] = &self.0.handles;
+        let on = if class == Class::Bulk { bulk } else { control };
+        self.0.shared.peers.lane(&self.0.shared, peer, class, on)
+    }
+
+    /// Fetches into `arriving` what is missing of it: its sums if they are, then all bytes that have not been verified. It can be called for the
+    /// same blob with another node after a failure, or while the first still tries; `arriving` itself is never failed here.
+    pub fn fetch_into(&self, peer: Peer, arriving: &Arc<Arriving>, time: Duration) -> Call<()> {
+        let get = Get { blob: arriving.id(), offset: arriving.verified(), len: Get::REST };
+        let flags = if arriving.sums().is_none() { WITH_SUMS } else { 0 };
+        let sink = Sink::Blob(Arc::clone(arriving));
+        self.submit(peer, Class::Bulk, (Type::Get, flags), &get.encode(), sink, time, call::done)
+    }
+
+    /// Bytes of a blob: up to 64 KiB on the control connection, more on a bulk one. They have been checked as [`Options::verify`] says.
+    pub fn read_range(
+        &self,
+        peer: Peer,
+        blob: &BlobId,
+        offset: u32,
+        len: u32,
+        time: Duration,
+    ) -> Call<Vec<u8>> {
+        let (class, flags, get, sink) = self.range(*blob, offset, len);
+        self.submit(peer, class, (Type::Get, flags), &get.encode(), sink, time, call::bytes)
+    }
+
+    /// As [`Net::read_range`], with the end handed to `then` by the loop that reads the connection (or here, if it fails at once): the cheapest way where
+    /// thousands are under way. `then` must not wait for anything.
+    pub fn read_range_then(
+        &self,
+        peer: Peer,
+        range: (BlobId, u32, u32),
+        time: Duration,
+        then: impl FnOnce(Result<Vec<u8>, Fail>) + Send + 'static,
+    ) {
+        let (class, flags, get, sink) = self.range(range.0, range.1, range.2);
+        let lane = match self.lane(peer, class) {
+            Ok(lane) => lane,
+            Err(fail) => return then(Err(fail)),
+        };
+        let other = || Fail::Protocol("the answer is one to another question".to_owned());
+        let end =
+            move |done: Result<call::Reply, Fail>| then(done.and_then(|r| call::bytes(r).ok_or_else(other)));
+        let waiter = Waiter::Then(Box::new(end));
+        if let Err((waiter, fail)) = lane.submit((Type::Get, flags), &get.encode(), waiter, sink, time) {
+            waiter.end(Err(fail));
+        }
+    }
+
+    fn range(&self, blob: BlobId, offset: u32, len: u32) -> (Class, u8, Get, Sink) {
+        let large = len > frame::SMALL_MAX;
+        let hashed = large && self.0.shared.verify == Verify::Blake3;
+        let from = if hashed { offset - offset % GROUP } else { offset };
+        let end = offset.saturating_add(len).min(BLOB_MAX + 1);
+        let to = if hashed { end.next_multiple_of(GROUP).min(BLOB_MAX) } else { end };
+        let get = Get { blob, offset: from, len: to.saturating_sub(from) };
+        let gather = Gather { blob, offset, len, from, bytes: Vec::new(), sums: None, hashed };
+        let class = if large { Class::Bulk } else { Class::Control };
+        (class, if hashed { WITH_SUMS } else { 0 }, get, Sink::Range(Arc::new(Mutex::new(gather))))
+    }
+
+    /// Ends all connections to a node that has left.
+    pub fn forget(&self, address: SocketAddr) {
+        self.0.shared.peers.forget(address, &Fail::Closed);
+    }
+
+    /// Asks no more and ends the connections that ask; requests under way fail with [`Fail::Closed`].
+    pub fn close(&self) {
+        self.0.shared.closed.store(true, Ordering::Release);
+        self.0.shared.peers.close();
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> Counts {
+        self.0.shared.counters.now()
+    }
+
+    /// Where futures of the transport's users may run; not for what blocks.
+    pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.0.handles[0].spawn(work);
+    }
+}

@@ -1,0 +1,164 @@
+//! Which lanes there are, which one a request takes, and when a node that failed is tried again.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+use tokio::runtime::Handle;
+
+use super::lane::Lane;
+use super::reader::Reader;
+use super::{Counters, Fail, Peer, Shared, socket};
+use crate::hello::{Class, HelloError};
+
+/// The lanes to one address.
+#[derive(Default)]
+struct Lanes {
+    lanes: Vec<Arc<Lane>>,
+    failures: u32,
+    /// Not tried before, and why.
+    not_before: Option<(Instant, Fail)>,
+}
+
+#[derive(Default)]
+pub(super) struct Peers(Mutex<HashMap<Peer, Lanes>>);
+
+impl Peers {
+    /// The lane that a request takes: the least busy one, or a new one when all are busy and there may be more.
+    pub(super) fn lane(
+        &self,
+        shared: &Arc<Shared>,
+        peer: Peer,
+        class: Class,
+        on: &Handle,
+    ) -> Result<Arc<Lane>, Fail> {
+        let (limits, without) = (&shared.limits, &shared.without);
+        let mut peers = self.0.lock();
+        if shared.is_closed() {
+            return Err(Fail::Closed);
+        }
+        let known = peers.entry(peer).or_default();
+        known.lanes.retain(|lane| !lane.is_over());
+        let mut best: Option<(usize, &Arc<Lane>)> = None;
+        let mut count = 0;
+        for lane in known.lanes.iter().filter(|lane| lane.class == class) {
+            let busy = lane.under_way();
+            count += 1;
+            if best.is_none_or(|(least, _)| busy < least) {
+                best = Some((busy, lane));
+            }
+        }
+        let (window, most) = match class {
+            _ if without.multiplexing => (1, limits.requests),
+            Class::Control => (usize::MAX, 1),
+            Class::Bulk => (limits.window, if without.growth { 1 } else { limits.bulk }),
+        };
+        if let Some((busy, lane)) = best
+            && (busy < window || count >= most)
+        {
+            return Ok(Arc::clone(lane));
+        }
+        if let Some((until, why)) = &known.not_before
+            && base::time::monotonic() < *until
+        {
+            return Err(why.clone());
+        }
+        let counters = Arc::clone(&shared.counters);
+        let lane = Lane::new(class, counters, limits.requests, !without.batching);
+        known.lanes.push(Arc::clone(&lane));
+        on.spawn(run(Arc::clone(shared), Arc::clone(&lane), peer));
+        Ok(lane)
+    }
+
+    fn went(&self, shared: &Shared, peer: Peer, why: Option<&Fail>) {
+        let mut peers = self.0.lock();
+        let Some(known) = peers.get_mut(&peer) else { return };
+        match why {
+            None => (known.failures, known.not_before) = (0, None),
+            Some(why) => {
+                known.failures = (known.failures + 1).min(7);
+                let wait = shared.limits.backoff * (1 << (known.failures - 1)).min(100);
+                known.not_before = Some((base::time::monotonic() + wait, why.clone()));
+            }
+        }
+    }
+
+    pub(super) fn forget(&self, address: SocketAddr, why: &Fail) {
+        let mut gone = Vec::new();
+        self.0.lock().retain(|peer, lanes| {
+            let stays = peer.address != address;
+            if !stays {
+                gone.append(&mut lanes.lanes);
+            }
+            stays
+        });
+        gone.iter().for_each(|lane| lane.end(why));
+    }
+
+    pub(super) fn close(&self) {
+        let all = std::mem::take(&mut *self.0.lock());
+        all.values().flat_map(|lanes| &lanes.lanes).for_each(|lane| lane.end(&Fail::Closed));
+    }
+}
+
+/// Whatever ends the task, also the end of its thread, ends the lane.
+struct Ends(Arc<Lane>, Fail);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.end(&self.1);
+    }
+}
+
+async fn run(shared: Arc<Shared>, lane: Arc<Lane>, peer: Peer) {
+    let mut ends = Ends(Arc::clone(&lane), Fail::Closed);
+    match connect(&shared, &lane, peer).await {
+        Ok(stream) => {
+            shared.peers.went(&shared, peer, None);
+            Counters::one(&shared.counters.made);
+            let stream = Arc::new(stream);
+            let _ = lane.stream.set(Arc::clone(&stream));
+            ends.1 = Reader::new(lane, stream, !shared.without.low_water).run(&shared.limits).await;
+        }
+        Err(fail) => {
+            Counters::one(&shared.counters.unreachable);
+            shared.peers.went(&shared, peer, Some(&fail));
+            if let Fail::Stranger { address, .. } = &fail {
+                shared.say(*address, &fail.to_string());
+            }
+            ends.1 = fail;
+        }
+    }
+}
+
+async fn connect(shared: &Shared, lane: &Lane, peer: Peer) -> Result<TcpStream, Fail> {
+    let address = peer.address;
+    let unreachable = |why: String| Fail::Unreachable { address, why };
+    let time = shared.limits.handshake;
+    let sweep = async {
+        while !lane.is_over() {
+            lane.sweep();
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    let connecting = async {
+        let stream = tokio::time::timeout(time, TcpStream::connect(address)).await;
+        let mut stream = stream
+            .map_err(|_| unreachable(format!("no connection within {time:?}")))?
+            .map_err(|error| unreachable(error.to_string()))?;
+        socket::prepare(&stream, shared.silence_ms());
+        let greeted = shared.greeter.connect(&mut stream, lane.class, peer.node).await;
+        greeted.map_err(|error: HelloError| {
+            let why = error.to_string();
+            if error.is_for_good() { Fail::Stranger { address, why } } else { unreachable(why) }
+        })?;
+        Ok(stream)
+    };
+    tokio::select! {
+        done = connecting => done,
+        () = sweep => Err(Fail::Closed),
+    }
+}

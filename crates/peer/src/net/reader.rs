@@ -1,0 +1,410 @@
+//! The loop that reads a lane: small frames from a buffer, bytes of blobs straight into their place.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blob::Sums;
+use blob::sums::crc32c;
+use tokio::net::TcpStream;
+
+use super::Limits;
+use super::call::Reply;
+use super::counters::Counters;
+use super::fail::Fail;
+use super::lane::{Lane, READ, Sink};
+use super::socket;
+use crate::arriving::Took;
+use crate::frame::{self, ErrorKind, HEADER, Header, LAST, Texted, Type};
+use crate::hello::Class;
+
+/// The mark below which a receiver is not woken while a body comes.
+const LOW_WATER: u32 = 512 << 10;
+/// How often the requests' times are looked at.
+const TICK: Duration = Duration::from_millis(20);
+/// After so many reads others have their turn.
+const TURN: usize = 16;
+
+/// A body that is coming.
+struct Body {
+    header: Header,
+    done: u32,
+    sink: Option<Sink>,
+}
+
+pub(super) struct Reader {
+    lane: Arc<Lane>,
+    stream: Arc<TcpStream>,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    body: Option<Body>,
+    mark: u32,
+    low_water: bool,
+    heard: Instant,
+    pinged: bool,
+}
+
+fn gone(error: io::Error) -> Fail {
+    Fail::Gone(error.to_string())
+}
+
+impl Reader {
+    pub(super) fn new(lane: Arc<Lane>, stream: Arc<TcpStream>, low_water: bool) -> Reader {
+        // A small one on bulk connections: what follows a header there is received elsewhere.
+        let size = if lane.class == Class::Bulk { 8 << 10 } else { 2 * READ };
+        Reader {
+            lane,
+            stream,
+            buffer: vec![0; size],
+            start: 0,
+            end: 0,
+            body: None,
+            mark: 1,
+            low_water,
+            heard: base::time::monotonic(),
+            pinged: false,
+        }
+    }
+
+    /// Reads until the connection ends, and says why.
+    pub(super) async fn run(mut self, limits: &Limits) -> Fail {
+        let idle = if self.lane.class == Class::Bulk { limits.bulk_idle } else { limits.control_idle };
+        loop {
+            let busy = self.lane.sweep();
+            let sent = match self.lane.flush() {
+                Ok(sent) => sent,
+                Err(error) => return gone(error),
+            };
+            if self.lane.is_over() || (!busy && self.lane.idle() > idle) {
+                self.lane.say(
+                    Type::Bye,
+                    0,
+                    &Texted { kind: ErrorKind::Closing, text: String::new() }.encode(),
+                );
+                let _ = self.lane.flush();
+                return Fail::Gone("it was not used for a while".to_owned());
+            }
+            if let Err(fail) = self.keep_alive(limits.quiet) {
+                return fail;
+            }
+            let tick = if busy { TICK } else { limits.quiet.min(idle).min(Duration::from_secs(1)) };
+            tokio::select! {
+                ready = self.stream.readable() => {
+                    Counters::one(&self.lane.counters.wakeups);
+                    if let Err(fail) = ready.map_err(gone).and_then(|()| self.pull()) {
+                        return fail;
+                    }
+                }
+                () = async { let _ = self.stream.writable().await; }, if !sent => {}
+                () = self.lane.wake.notified() => {}
+                () = tokio::time::sleep(tick) => {}
+            }
+        }
+    }
+
+    fn keep_alive(&mut self, quiet: Duration) -> Result<(), Fail> {
+        let silent = self.heard.elapsed();
+        if silent > 2 * quiet && self.pinged {
+            return Err(Fail::Gone(format!("nothing was heard for {silent:.1?}")));
+        }
+        if silent > quiet && !self.pinged {
+            self.pinged = true;
+            self.lane.say(Type::Ping, 0, &[]);
+        }
+        Ok(())
+    }
+
+    /// Reads what is there.
+    fn pull(&mut self) -> Result<(), Fail> {
+        for _ in 0..TURN {
+            let got = if self.body.is_some() { self.pull_body() } else { self.pull_frames() };
+            match got {
+                Ok(Ok(())) => {}
+                Ok(Err(fail)) => return Err(fail),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.set_mark();
+                    return Ok(());
+                }
+                Err(error) => return Err(gone(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Not more than is on its way for certain: the rest of this one body.
+    fn set_mark(&mut self) {
+        let left = self.body.as_ref().map_or(1, |body| body.header.length - body.done);
+        let mark = if self.low_water { left.clamp(1, LOW_WATER) } else { 1 };
+        if mark != self.mark {
+            self.mark = mark;
+            socket::set_low_water(&self.stream, mark);
+        }
+    }
+
+    fn count(&mut self, bytes: usize) {
+        self.heard = base::time::monotonic();
+        self.pinged = false;
+        Counters::add(&self.lane.counters.bytes_in, bytes as u64);
+    }
+
+    fn pull_frames(&mut self) -> io::Result<Result<(), Fail>> {
+        self.buffer.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        match self.stream.try_read(&mut self.buffer[self.end..])? {
+            0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the other end closed it")),
+            got => {
+                self.end += got;
+                self.count(got);
+            }
+        }
+        Ok(self.parse())
+    }
+
+    /// Takes the frames that are whole in the buffer.
+    fn parse(&mut self) -> Result<(), Fail> {
+        let protocol = |error: frame::BadFrame| Fail::Protocol(error.to_string());
+        while let Some(head) = self.buffer[self.start..self.end].first_chunk::<HEADER>() {
+            let header = Header::decode(head).map_err(protocol)?;
+            let sink = if header.kind == Type::Data { self.lane.sink(header.request) } else { None };
+            let direct = header.kind == Type::Data && (self.lane.class == Class::Bulk || sink.is_none());
+            let body = self.start + HEADER;
+            if direct || matches!(sink, Some(Sink::Blob(_))) {
+                if sink.is_none() && !self.lane.has_asked(header.request) {
+                    return Err(Fail::Protocol("bytes came that were not asked for".to_owned()));
+                }
+                self.start = body;
+                self.body = Some(Body { header, done: 0, sink });
+                self.begin_body();
+                Counters::one(&self.lane.counters.frames_in);
+                if self.body.is_some() {
+                    return Ok(());
+                }
+                continue;
+            }
+            let end = body + header.length as usize;
+            if end > self.buffer.len() && end - self.start > self.buffer.len() {
+                return Err(Fail::Protocol("a frame is too long for this connection".to_owned()));
+            }
+            if end > self.end {
+                return Ok(());
+            }
+            let payload = &self.buffer[body..end];
+            let right = header.check(payload);
+            if right.is_err() && header.kind != Type::Data {
+                return right.map_err(protocol);
+            }
+            Counters::one(&self.lane.counters.frames_in);
+            take(&self.lane, &header, payload, right.is_ok())?;
+            self.start = end;
+        }
+        Ok(())
+    }
+
+    /// What of a body is in the buffer already.
+    fn begin_body(&mut self) {
+        if let Some(Body { header, sink: Some(Sink::Range(gather)), .. }) = &self.body {
+            let mut gather = gather.lock();
+            let fits = gather.from as usize + gather.bytes.len() == header.offset as usize;
+            let most = gather.len as usize + 2 * base::size::GROUP as usize;
+            if !fits || gather.bytes.len() + header.length as usize > most {
+                drop(gather);
+                let (request, why) = (header.request, "bytes came for another place".to_owned());
+                self.lane.end_one(request, Err(Fail::Protocol(why)));
+                self.discard();
+            } else {
+                gather.bytes.reserve(header.length as usize);
+            }
+        }
+        loop {
+            let Some(body) = &self.body else { return };
+            let here = (self.end - self.start).min((body.header.length - body.done) as usize);
+            if here == 0 {
+                self.end_of_body();
+                return;
+            }
+            let from = self.start;
+            let part = self.buffer[from..from + here].to_vec();
+            let taken = self.put(|room| {
+                let count = part.len().min(room.len());
+                room[..count].write_copy_of_slice(&part[..count]);
+                Ok(count)
+            });
+            self.start += taken.unwrap_or(0).min(here);
+        }
+    }
+
+    fn discard(&mut self) {
+        if let Some(body) = &mut self.body {
+            body.sink = None;
+        }
+    }
+
+    /// Lets `read` write the next bytes of the body where they belong.
+    fn put(&mut self, read: impl FnOnce(&mut [MaybeUninit<u8>]) -> io::Result<usize>) -> io::Result<usize> {
+        let Some(body) = &mut self.body else { return Ok(0) };
+        let left = (body.header.length - body.done) as usize;
+        let mut scratch = [MaybeUninit::<u8>::uninit(); 32 << 10];
+        let mut wrong = None;
+        let got = match &body.sink {
+            Some(Sink::Blob(arriving)) => {
+                let from = body.header.offset + body.done;
+                let (mut read, mut came) = (Some(read), 0);
+                let call = |room: &mut [MaybeUninit<u8>]| {
+                    came = read.take().map_or(Ok(0), |read| read(room))?;
+                    Ok(came)
+                };
+                match arriving.receive(from, left, call)? {
+                    Ok(Took::Bytes(got)) => got,
+                    Ok(Took::Skip(here)) => {
+                        let most = here.min(left).min(scratch.len());
+                        read.take().map_or(Ok(0), |read| read(&mut scratch[..most]))?
+                    }
+                    Err(fail) => {
+                        wrong = Some(fail);
+                        came
+                    }
+                }
+            }
+            Some(Sink::Range(gather)) => {
+                let mut gather = gather.lock();
+                let room = gather.bytes.spare_capacity_mut();
+                let most = left.min(room.len());
+                let got = read(&mut room[..most])?;
+                let len = gather.bytes.len() + got;
+                // SAFETY: `read` wrote `got` bytes at the front of the spare room.
+                unsafe { gather.bytes.set_len(len) };
+                got
+            }
+            _ => {
+                let most = left.min(scratch.len());
+                read(&mut scratch[..most])?
+            }
+        };
+        if let Some(fail) = wrong {
+            let request = body.header.request;
+            if let (Fail::Corrupt(_), Some(Sink::Blob(arriving))) = (&fail, &body.sink) {
+                self.lane.say(Type::Suspect, request, &arriving.id().0);
+            }
+            self.lane.end_one(request, Err(fail));
+            body.sink = None;
+        }
+        body.done += got as u32;
+        Ok(got)
+    }
+
+    fn pull_body(&mut self) -> io::Result<Result<(), Fail>> {
+        let stream = Arc::clone(&self.stream);
+        let mut asked = false;
+        let got = self.put(|room| {
+            asked = !room.is_empty();
+            socket::receive(&stream, room)
+        });
+        match got {
+            Ok(0) if asked => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the other end closed it")),
+            Ok(got) => {
+                self.count(got);
+                Counters::add(&self.lane.counters.blob_bytes_in, got as u64);
+                if self.body.as_ref().is_some_and(|body| body.done == body.header.length) {
+                    self.end_of_body();
+                }
+                Ok(Ok(()))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn end_of_body(&mut self) {
+        let Some(body) = self.body.take_if(|body| body.done == body.header.length) else { return };
+        let (header, lane) = (body.header, &self.lane);
+        let last = header.flags & LAST != 0;
+        match body.sink {
+            Some(Sink::Blob(arriving)) if last => {
+                let whole = arriving.is_whole();
+                let cut = || Fail::Protocol("the answer ended before the blob".to_owned());
+                lane.end_one(header.request, whole.then_some(Reply::Done).ok_or_else(cut));
+            }
+            Some(Sink::Range(gather)) => {
+                let mut gather = gather.lock();
+                let from = gather.bytes.len() - (header.length as usize).min(gather.bytes.len());
+                if crc32c(&gather.bytes[from..]) != header.crc {
+                    lane.say(Type::Suspect, header.request, &gather.blob.0);
+                    lane.end_one(
+                        header.request,
+                        Err(Fail::Corrupt("the CRC of a range is wrong".to_owned())),
+                    );
+                } else if last {
+                    let done = gather.finish();
+                    if matches!(done, Err(Fail::Corrupt(_))) {
+                        lane.say(Type::Suspect, header.request, &gather.blob.0);
+                    }
+                    drop(gather);
+                    lane.end_one(header.request, done);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Hands a small frame to whom it belongs.
+fn take(lane: &Lane, header: &Header, payload: &[u8], right: bool) -> Result<(), Fail> {
+    let protocol = |error: frame::BadFrame| Fail::Protocol(error.to_string());
+    let reply = match header.kind {
+        Type::Answers => frame::decode_answers(payload).map(Reply::Answers).map_err(protocol),
+        Type::Listed => frame::decode_listed(payload).map(Reply::Listed).map_err(protocol),
+        Type::Done => Ok(Reply::Done),
+        Type::Data => take_range(lane, header, payload, right),
+        Type::Sums => {
+            let sums = Sums::decode(payload).map_err(|error| Fail::Corrupt(error.to_string()));
+            match (lane.sink(header.request), sums) {
+                (_, Err(fail)) => Err(fail),
+                (Some(Sink::Blob(arriving)), Ok(sums)) => match arriving.begin(sums) {
+                    Ok(()) if arriving.is_whole() => Ok(Reply::Done),
+                    Ok(()) => return Ok(()),
+                    Err(fail) => Err(fail),
+                },
+                (Some(Sink::Range(gather)), Ok(sums)) => {
+                    let mut gather = gather.lock();
+                    if sums.id() == gather.blob {
+                        gather.sums = Some(sums);
+                        return Ok(());
+                    }
+                    Err(Fail::Corrupt("the sums are another blob's".to_owned()))
+                }
+                _ => return Ok(()),
+            }
+        }
+        Type::Error => {
+            let error = Texted::<ErrorKind>::decode(payload).map_err(protocol)?;
+            Err(Fail::of(error.kind, &error.text))
+        }
+        Type::Ping => {
+            lane.say(Type::Pong, 0, &[]);
+            return Ok(());
+        }
+        Type::Pong => return Ok(()),
+        Type::Bye => return Err(Fail::Gone("the other node said goodbye".to_owned())),
+        _ => return Err(Fail::Protocol(format!("{:?} is nothing that answers", header.kind))),
+    };
+    lane.end_one(header.request, reply);
+    Ok(())
+}
+
+/// A whole range in one small frame.
+fn take_range(lane: &Lane, header: &Header, payload: &[u8], right: bool) -> Result<Reply, Fail> {
+    let Some(Sink::Range(gather)) = lane.sink(header.request) else {
+        return Err(Fail::Protocol("bytes came as an answer to something else".to_owned()));
+    };
+    let gather = gather.lock();
+    if !right {
+        lane.say(Type::Suspect, header.request, &gather.blob.0);
+        return Err(Fail::Corrupt("the CRC of a range is wrong".to_owned()));
+    }
+    if header.offset != gather.offset || header.length != gather.len {
+        return Err(Fail::Protocol("another range came than was asked for".to_owned()));
+    }
+    Counters::add(&lane.counters.blob_bytes_in, payload.len() as u64);
+    Ok(Reply::Bytes(payload.to_vec()))
+}

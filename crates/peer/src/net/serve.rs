@@ -1,0 +1,461 @@
+//! The other end of a lane: reads requests, answers small ones at once, and sends bodies in slices, one request after the other in turns.
+//!
+//! ```text
+//!   requests ──► small: into `out`, many answers in one write
+//!           └──► bodies: header with MSG_MORE, then sendfile; a slice of at most 1 MiB each, the first four requests in turns
+//! ```
+//!
+//! A body that is itself still arriving is sent as far as it is verified; its bell says when there is more. Nothing more is read while
+//! answers wait for room in the socket, so a client that does not read costs one buffer.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::BlobId;
+use base::size::SEGMENT;
+use blob::Sums;
+use blob::sums::crc32c;
+use parking_lot::Mutex;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+use super::service::Content;
+use super::{Body, Shared, socket};
+use crate::frame::{
+    self, ErrorKind, Get, HEADER, Header, LAST, ListAsk, SLICE, SMALL_MAX, Texted, Type, WITH_SUMS,
+};
+use crate::hello::Other;
+
+/// Bodies that take turns on one connection; the next ones come after them.
+const TURNS: usize = 4;
+/// No more is read while so much waits to be sent.
+const OUT_MAX: usize = 256 << 10;
+
+/// A request for bytes.
+struct Job {
+    request: u32,
+    blob: BlobId,
+    content: Content,
+    /// The next byte to send, and where it ends once the size is known.
+    at: u32,
+    get: Get,
+    sums: bool,
+    /// A slice whose header has been made: what is left of its body in the content.
+    slice: Option<Slice>,
+}
+
+struct Slice {
+    head: Vec<u8>,
+    sent: usize,
+    from: u32,
+    end: u32,
+}
+
+pub(super) struct Serving {
+    pub(super) shared: Arc<Shared>,
+    pub(super) stream: TcpStream,
+    pub(super) other: Other,
+    input: Vec<u8>,
+    filled: usize,
+    out: Vec<u8>,
+    jobs: VecDeque<Job>,
+    bell: Arc<Notify>,
+    late: Arc<Mutex<Vec<u8>>>,
+    heard: Instant,
+}
+
+/// How far sending came.
+#[derive(PartialEq, Eq)]
+enum Sent {
+    More,
+    Blocked,
+    Nothing,
+}
+
+fn bad(error: frame::BadFrame) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error.to_string())
+}
+
+impl Serving {
+    pub(super) fn new(shared: Arc<Shared>, stream: TcpStream, other: Other) -> Serving {
+        Serving {
+            shared,
+            stream,
+            other,
+            input: vec![0; 18 << 10],
+            filled: 0,
+            out: Vec::new(),
+            jobs: VecDeque::new(),
+            bell: Arc::new(Notify::new()),
+            late: Arc::default(),
+            heard: base::time::monotonic(),
+        }
+    }
+
+    /// Serves until the connection ends.
+    pub(super) async fn run(mut self) -> io::Result<()> {
+        let limits = self.shared.limits;
+        let idle = limits.control_idle.max(limits.bulk_idle) + 2 * limits.quiet;
+        loop {
+            if self.out.len() < OUT_MAX {
+                self.pull()?;
+            }
+            let late = std::mem::take(&mut *self.late.lock());
+            self.out.extend_from_slice(&late);
+            let sent = self.push()?;
+            if sent == Sent::More {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let mut interest = Interest::READABLE;
+            if sent == Sent::Blocked {
+                let full = self.out.len() >= OUT_MAX;
+                interest = if full { Interest::WRITABLE } else { interest | Interest::WRITABLE };
+            }
+            tokio::select! {
+                ready = self.stream.ready(interest) => { ready?; }
+                () = self.bell.notified() => {}
+                () = tokio::time::sleep(Duration::from_secs(1)) => {
+                    if self.heard.elapsed() > idle && self.jobs.is_empty() {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads requests as long as there are some.
+    fn pull(&mut self) -> io::Result<()> {
+        loop {
+            match self.stream.try_read(&mut self.input[self.filled..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(got) => self.filled += got,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+            self.heard = base::time::monotonic();
+            let mut start = 0;
+            while let Some(head) = self.input[start..self.filled].first_chunk::<HEADER>() {
+                let header = Header::decode(head).map_err(bad)?;
+                let end = start + HEADER + header.length as usize;
+                if header.length as usize > self.input.len() - HEADER {
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, "a request is too long"));
+                }
+                if end > self.filled {
+                    break;
+                }
+                let payload = self.input[start + HEADER..end].to_vec();
+                header.check(&payload).map_err(bad)?;
+                self.take(&header, &payload)?;
+                start = end;
+            }
+            self.input.copy_within(start..self.filled, 0);
+            self.filled -= start;
+            if self.out.len() >= OUT_MAX {
+                return Ok(());
+            }
+        }
+    }
+
+    fn answer(&mut self, kind: Type, request: u32, payload: &[u8]) {
+        let backlog = self.shared.backlog();
+        self.out.extend_from_slice(&Header { backlog, ..Header::with(kind, request, payload) }.encode());
+        self.out.extend_from_slice(payload);
+    }
+
+    fn error(&mut self, request: u32, kind: ErrorKind, text: &str) {
+        self.answer(Type::Error, request, &Texted { kind, text: text.to_owned() }.encode());
+    }
+
+    fn take(&mut self, header: &Header, payload: &[u8]) -> io::Result<()> {
+        let (request, from) = (header.request, self.other.node);
+        let service = Arc::clone(&self.shared.service);
+        super::Counters::one(&self.shared.counters.served);
+        match header.kind {
+            Type::Ask => {
+                let answers = service.ask(from, frame::decode_ask(payload).map_err(bad)?);
+                self.answer(Type::Answers, request, &frame::encode_answers(&answers));
+            }
+            Type::Notes => {
+                service.notes(from, frame::decode_notes(payload).map_err(bad)?);
+                self.answer(Type::Done, request, &[]);
+            }
+            Type::List => {
+                let ask = ListAsk::decode(payload).map_err(bad)?;
+                let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
+                tokio::task::spawn_blocking(move || {
+                    let most = usize::from(ask.most).min(frame::LIST_MAX);
+                    let listed = frame::encode_listed(&service.list(ask.prefix, most));
+                    frame::put(&mut late.lock(), Type::Listed, request, &listed);
+                    bell.notify_one();
+                });
+            }
+            Type::Get => self.get(header, Get::decode(payload).map_err(bad)?),
+            Type::Cancel => self.jobs.retain(|job| job.request != request || job.slice.is_some()),
+            Type::Suspect => {
+                let mut id = BlobId([0; 32]);
+                if payload.len() == 32 {
+                    id.0.copy_from_slice(payload);
+                    super::Counters::one(&self.shared.counters.suspected);
+                    tokio::task::spawn_blocking(move || service.suspect(&id));
+                }
+            }
+            Type::Ping => self.answer(Type::Pong, request, &[]),
+            Type::Pong => {}
+            Type::Bye => return Err(io::ErrorKind::ConnectionAborted.into()),
+            _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "that is no request")),
+        }
+        Ok(())
+    }
+
+    fn get(&mut self, header: &Header, get: Get) {
+        let (request, sums) = (header.request, header.flags & WITH_SUMS != 0);
+        if self.jobs.len() >= self.shared.limits.requests {
+            return self.error(request, ErrorKind::Busy, "too many requests on this connection");
+        }
+        let Some(content) = self.shared.service.content(&get.blob) else {
+            return self.error(request, ErrorKind::Missing, "the blob is not here");
+        };
+        if let (Content::Held(held), false) = (&content, sums)
+            && get.len <= SMALL_MAX
+        {
+            let Some((start, end)) = get.range(held.sums.size()).filter(|(start, end)| start < end) else {
+                return self.error(request, ErrorKind::Range, "the range is not in the blob");
+            };
+            let total = held.sums.size();
+            match part(&content, start, end) {
+                Ok(bytes) => {
+                    let head = Header {
+                        flags: LAST,
+                        offset: start,
+                        total,
+                        ..Header::with(Type::Data, request, &bytes)
+                    };
+                    self.out.extend_from_slice(&head.encode());
+                    self.out.extend_from_slice(&bytes);
+                    super::Counters::add(&self.shared.counters.blob_bytes_out, u64::from(end - start));
+                }
+                Err(_) => {
+                    self.damaged(get.blob);
+                    self.error(request, ErrorKind::Damaged, "its bytes are not what they were");
+                }
+            }
+            return;
+        }
+        if let Content::Arriving(arriving) = &content {
+            arriving.ring(&self.bell);
+        }
+        self.jobs.push_back(Job { request, blob: get.blob, content, at: get.offset, get, sums, slice: None });
+    }
+
+    fn damaged(&self, blob: BlobId) {
+        let service = Arc::clone(&self.shared.service);
+        tokio::task::spawn_blocking(move || service.suspect(&blob));
+    }
+
+    /// Sends what can be sent now: small frames, then one slice.
+    fn push(&mut self) -> io::Result<Sent> {
+        let middle = self.jobs.front().is_some_and(|job| job.slice.is_some());
+        if !middle && !self.push_small()? {
+            return Ok(Sent::Blocked);
+        }
+        let mut waiting = 0;
+        while waiting < self.jobs.len().min(TURNS) {
+            let Some(mut job) = self.jobs.pop_front() else { break };
+            match self.advance(&mut job) {
+                Ok(Step::Sliced) => {
+                    // The next one's turn; those past the first four stay behind.
+                    let at = self.jobs.len().min(TURNS - 1);
+                    self.jobs.insert(at, job);
+                    return Ok(Sent::More);
+                }
+                Ok(Step::Ended) => return Ok(Sent::More),
+                Ok(Step::Waits) => {
+                    waiting += 1;
+                    let at = self.jobs.len().min(TURNS - 1);
+                    self.jobs.insert(at, job);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.jobs.push_front(job);
+                    return Ok(Sent::Blocked);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(if self.push_small()? { Sent::Nothing } else { Sent::Blocked })
+    }
+
+    /// True: nothing small is left.
+    fn push_small(&mut self) -> io::Result<bool> {
+        while !self.out.is_empty() {
+            match self.stream.try_write(&self.out) {
+                Ok(count) => {
+                    super::Counters::add(&self.shared.counters.bytes_out, count as u64);
+                    self.out.drain(..count);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Goes on with a body: its slice to the end, or a new one.
+    fn advance(&mut self, job: &mut Job) -> io::Result<Step> {
+        if job.slice.is_none() {
+            let (sums, ready) = match &job.content {
+                Content::Held(held) => (Some(&held.sums), held.sums.size()),
+                Content::Arriving(arriving) => (arriving.sums(), arriving.verified()),
+            };
+            let failed = matches!(&job.content, Content::Arriving(arriving) if arriving.failed().is_some());
+            let Some(sums) = sums.cloned() else {
+                return Ok(self.wait_or_end(job, failed));
+            };
+            // Who asks for the sums too cannot know the size yet.
+            let rest = sums.size().saturating_sub(job.get.offset);
+            let len = if job.sums { job.get.len.min(rest) } else { job.get.len };
+            let wanted = Get { len, ..job.get };
+            let Some((_, end)) = wanted.range(sums.size()) else {
+                self.error(job.request, ErrorKind::Range, "the range is not in the blob");
+                return Ok(Step::Ended);
+            };
+            if std::mem::take(&mut job.sums) {
+                job.get.len = end - job.get.offset;
+                // The sums alone help the other end already.
+                frame::put(&mut self.out, Type::Sums, job.request, &sums.encode());
+                return Ok(Step::Sliced);
+            }
+            let stop = slice_end(job.at, end);
+            if ready < stop {
+                return Ok(self.wait_or_end(job, failed));
+            }
+            // Whole small frames first: a slice must not begin in the middle of one.
+            if !self.push_small()? {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            match self.begin_slice(job, &sums, stop, end) {
+                Ok(slice) => job.slice = Some(slice),
+                Err(_) => {
+                    self.damaged(job.blob);
+                    self.error(job.request, ErrorKind::Damaged, "its bytes are not what they were");
+                    return Ok(Step::Ended);
+                }
+            }
+        }
+        self.send_slice(job)
+    }
+
+    fn wait_or_end(&mut self, job: &Job, failed: bool) -> Step {
+        if failed {
+            self.error(job.request, ErrorKind::Missing, "it did not arrive here either");
+            return Step::Ended;
+        }
+        Step::Waits
+    }
+
+    fn begin_slice(&self, job: &Job, sums: &Sums, stop: u32, end: u32) -> io::Result<Slice> {
+        let merged = if self.shared.without.merging { None } else { sums.crc_of(job.at, stop) };
+        let (mut from, mut copied, mut head) = (job.at, Vec::new(), Vec::new());
+        let crc = match merged {
+            Some(crc) => crc,
+            None if stop == job.at => 0,
+            None => {
+                copied = part(&job.content, job.at, stop)?;
+                from = stop;
+                crc32c(&copied)
+            }
+        };
+        let flags = if stop == end { LAST } else { 0 };
+        let (offset, length, total) = (job.at, stop - job.at, sums.size());
+        let backlog = self.shared.backlog();
+        let header =
+            Header { flags, backlog, offset, length, crc, total, ..Header::bare(Type::Data, job.request) };
+        head.extend_from_slice(&header.encode());
+        if self.shared.without.body == Body::Copy && from < stop {
+            copied = part(&job.content, from, stop)?;
+            from = stop;
+        }
+        head.extend_from_slice(&copied);
+        Ok(Slice { head, sent: 0, from, end: stop })
+    }
+
+    fn send_slice(&mut self, job: &mut Job) -> io::Result<Step> {
+        let Some(slice) = &mut job.slice else { return Ok(Step::Sliced) };
+        while slice.sent < slice.head.len() {
+            let rest = &slice.head[slice.sent..];
+            let last = slice.from == slice.end;
+            slice.sent +=
+                if last { self.stream.try_write(rest)? } else { socket::send_more(&self.stream, rest)? };
+        }
+        while slice.from < slice.end {
+            let left = (slice.end - slice.from) as usize;
+            let sent = match &job.content {
+                Content::Held(held) => {
+                    socket::send_file(&self.stream, &held.file, held.offset + u64::from(slice.from), left)?
+                }
+                Content::Arriving(arriving) => {
+                    self.stream.try_write(arriving.bytes(slice.from..slice.end).unwrap_or(&[]))?
+                }
+            };
+            if sent == 0 {
+                self.damaged(job.blob);
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a blob's file is cut short"));
+            }
+            slice.from += sent as u32;
+        }
+        let counters = &self.shared.counters;
+        super::Counters::add(&counters.blob_bytes_out, u64::from(slice.end - job.at));
+        super::Counters::add(&counters.bytes_out, u64::from(slice.end - job.at) + HEADER as u64);
+        job.at = slice.end;
+        job.slice = None;
+        let size = match &job.content {
+            Content::Held(held) => held.sums.size(),
+            Content::Arriving(arriving) => arriving.size().unwrap_or(0),
+        };
+        let end = job.get.range(size).map_or(job.at, |(_, end)| end);
+        Ok(if job.at >= end { Step::Ended } else { Step::Sliced })
+    }
+}
+
+enum Step {
+    /// A slice went, more is to come.
+    Sliced,
+    /// It has not arrived here yet.
+    Waits,
+    Ended,
+}
+
+/// A slice is of whole segments where it can be; the ends of a range that are not go by themselves.
+fn slice_end(at: u32, end: u32) -> u32 {
+    let next =
+        if at.is_multiple_of(SEGMENT) { at.saturating_add(SLICE) } else { at.next_multiple_of(SEGMENT) };
+    if next <= end {
+        return next;
+    }
+    let whole = end - end % SEGMENT;
+    if at.is_multiple_of(SEGMENT) && whole > at { whole } else { end }
+}
+
+/// Bytes of a blob, checked by the segments that they lie in.
+fn part(content: &Content, start: u32, end: u32) -> io::Result<Vec<u8>> {
+    match content {
+        Content::Held(held) => {
+            let from = start - start % SEGMENT;
+            let to = end.next_multiple_of(SEGMENT).min(held.sums.size());
+            let mut bytes = vec![0; (to - from) as usize];
+            held.file.read_exact_at(&mut bytes, held.offset + u64::from(from))?;
+            held.sums.check(from, &bytes).map_err(io::Error::other)?;
+            bytes.truncate((end - from) as usize);
+            bytes.drain(..(start - from) as usize);
+            Ok(bytes)
+        }
+        Content::Arriving(arriving) => arriving
+            .bytes(start..end)
+            .map(<[u8]>::to_vec)
+            .ok_or_else(|| io::Error::other("it is not here yet")),
+    }
+}

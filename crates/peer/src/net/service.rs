@@ -1,0 +1,89 @@
+//! What a node does for others: what [`Net`](super::Net) is handed and calls when a question arrives.
+
+use std::sync::Arc;
+
+use base::BlobId;
+
+use crate::arriving::Arriving;
+use crate::id::NodeId;
+use crate::message::{Answer, Ask, Note};
+use crate::seam::Held;
+
+/// A blob that can be given away.
+#[derive(Clone)]
+pub enum Content {
+    /// It lies in a file, whole.
+    Held(Held),
+    /// It is being received: what has been verified is passed on, the rest as it comes.
+    Arriving(Arc<Arriving>),
+}
+
+/// The blobs whose names begin with some bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// The first four bytes of a name, big-endian; bits past `bits` are zero.
+    pub value: u32,
+    /// How many of them count, 0 to 32; 0 means every blob.
+    pub bits: u8,
+}
+
+impl Prefix {
+    /// Every blob.
+    pub const ALL: Prefix = Prefix { value: 0, bits: 0 };
+
+    /// Whether the name begins so.
+    pub fn holds(self, id: &BlobId) -> bool {
+        let [a, b, c, d, ..] = id.0;
+        let mask = u32::MAX.checked_shl(32 - u32::from(self.bits.min(32))).unwrap_or(0);
+        (u32::from_be_bytes([a, b, c, d]) ^ self.value) & mask == 0
+    }
+}
+
+/// What a node has, as far as it fits in one answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listed {
+    /// Some blobs of the prefix.
+    pub blobs: Vec<BlobId>,
+    /// There are more: ask with longer prefixes.
+    pub more: bool,
+}
+
+/// What a node does for others. All but [`Service::list`] are called on the threads that serve connections and must be quick: no
+/// waiting for a network or for whatever may take longer than opening a file.
+pub trait Service: Send + Sync {
+    /// "Where do I get these?": one answer for each blob, in their order.
+    fn ask(&self, from: NodeId, ask: Ask) -> Vec<Answer>;
+
+    /// What became of blobs at `from`.
+    fn notes(&self, from: NodeId, notes: Vec<Note>);
+
+    /// The blob, if it is here or on its way here.
+    fn content(&self, id: &BlobId) -> Option<Content>;
+
+    /// Somebody got bytes that are not the blob's: compare the copy with its name, and drop it if it differs.
+    fn suspect(&self, id: &BlobId);
+
+    /// At most `most` blobs that are here and begin so. May take its time.
+    fn list(&self, prefix: Prefix, most: usize) -> Listed;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_counts_its_bits_only() {
+        let id = BlobId([0xab; 32]);
+        for (value, bits, holds) in [
+            (0, 0, true),
+            (0xab00_0000, 8, true),
+            (0xabab_abab, 32, true),
+            (0xabab_abaa, 32, false),
+            (0xabab_abaa, 31, true),
+            (0x8000_0000, 1, true),
+            (0, 1, false),
+        ] {
+            assert_eq!(Prefix { value, bits }.holds(&id), holds, "{value:x}/{bits}");
+        }
+    }
+}

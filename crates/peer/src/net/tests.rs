@@ -1,0 +1,399 @@
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use base::BlobId;
+use blob::Sums;
+use parking_lot::Mutex;
+
+use super::*;
+use crate::frame::{HEADER, Header};
+use crate::id::Role;
+use crate::message::{Group, What};
+use crate::seam::Held;
+
+const TIME: Duration = Duration::from_secs(10);
+
+fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut out = vec![0; len];
+    blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut out);
+    out
+}
+
+/// A node's blobs, and what it was told.
+#[derive(Default)]
+struct Shelf {
+    blobs: Mutex<HashMap<BlobId, Content>>,
+    suspects: Mutex<Vec<BlobId>>,
+    notes: AtomicUsize,
+    lines: Mutex<Vec<String>>,
+}
+
+impl Shelf {
+    fn keep(&self, bytes: &[u8]) -> BlobId {
+        self.keep_as(bytes, Sums::of(bytes))
+    }
+
+    fn keep_as(&self, bytes: &[u8], sums: Sums) -> BlobId {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"before").unwrap();
+        file.write_all(bytes).unwrap();
+        let id = sums.id();
+        let held = Held { file: Arc::new(file), offset: 6, sums: Arc::new(sums) };
+        self.blobs.lock().insert(id, Content::Held(held));
+        id
+    }
+}
+
+impl Service for Shelf {
+    fn ask(&self, _: NodeId, ask: Ask) -> Vec<Answer> {
+        ask.blobs.iter().map(|_| Answer::Serve).collect()
+    }
+
+    fn notes(&self, _: NodeId, notes: Vec<Note>) {
+        self.notes.fetch_add(notes.len(), Ordering::SeqCst);
+    }
+
+    fn content(&self, id: &BlobId) -> Option<Content> {
+        self.blobs.lock().get(id).cloned()
+    }
+
+    fn suspect(&self, id: &BlobId) {
+        self.suspects.lock().push(*id);
+    }
+
+    fn list(&self, prefix: Prefix, most: usize) -> Listed {
+        let all: Vec<BlobId> = self.blobs.lock().keys().copied().filter(|id| prefix.holds(id)).collect();
+        let more = all.len() > most;
+        Listed { blobs: all.into_iter().take(most).collect(), more }
+    }
+}
+
+fn options() -> Options {
+    Options {
+        identity: Identity { node: NodeId::random(), role: Role::Node, volume: [7; 16] },
+        secret: Secret::new([9; 32]),
+        listen: Some("127.0.0.1:0".parse().unwrap()),
+        verify: Verify::Blake3,
+        limits: Limits { half_open_each: 512, threads: 1, ..Limits::default() },
+        without: Without::default(),
+    }
+}
+
+fn start(options: Options) -> (Net, Arc<Shelf>) {
+    let shelf = Arc::new(Shelf::default());
+    let lines = Arc::clone(&shelf);
+    let report: Report = Arc::new(move |line: &str| lines.lines.lock().push(line.to_owned()));
+    (Net::start(options, Arc::clone(&shelf) as Arc<dyn Service>, report).unwrap(), shelf)
+}
+
+fn pair(change: impl Fn(&mut Options)) -> (Net, Net, Arc<Shelf>, Peer) {
+    let (mut here, mut there) = (options(), options());
+    change(&mut here);
+    change(&mut there);
+    let (here, _) = start(here);
+    let (there, shelf) = start(there);
+    let peer = Peer { address: there.address().unwrap(), node: None };
+    (here, there, shelf, peer)
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = base::time::monotonic();
+    while !done() {
+        assert!(begun.elapsed() < TIME, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn ranges_and_whole_blobs_come_byte_for_byte() {
+    let bodies = [Body::Sendfile, Body::Copy];
+    for (verify, body) in [Verify::Blake3, Verify::Crc].into_iter().zip(bodies) {
+        let (here, _there, shelf, peer) = pair(|options| {
+            options.verify = verify;
+            options.without.body = body;
+            options.without.merging = body == Body::Copy;
+        });
+        for (seed, size) in [0, 1, 4096, 65_536, 65_537, 1_000_003, 4 << 20].into_iter().enumerate() {
+            let bytes = noise(size, seed as u64);
+            let id = shelf.keep(&bytes);
+            let arriving = Arriving::new(id, verify);
+            here.fetch_into(peer, &arriving, TIME).wait().unwrap();
+            let (sums, got) = arriving.into_parts().unwrap();
+            assert!(got == bytes && *sums == Sums::of(&bytes), "{size} bytes, {verify:?}");
+            for round in 0..if size == 0 { 0 } else { 12u64 } {
+                let lot = |n: u64, below: usize| {
+                    (noise(8, seed as u64 * 100 + round * 7 + n)[..8]
+                        .iter()
+                        .fold(0usize, |a, b| a << 7 ^ *b as usize))
+                        % below
+                };
+                let offset = lot(1, size);
+                let len = 1 + lot(2, size - offset);
+                let got = here.read_range(peer, &id, offset as u32, len as u32, TIME).wait();
+                assert!(
+                    got.as_deref() == Ok(&bytes[offset..offset + len]),
+                    "{len} at {offset} of {size}: {:?}",
+                    got.map(|g| g.len())
+                );
+            }
+        }
+        let counts = here.counters();
+        assert!(counts.corrupt + counts.gone + counts.failed == 0, "{counts:?}");
+    }
+}
+
+#[test]
+fn questions_notes_and_lists_are_answered() {
+    let (here, _there, shelf, peer) = pair(|_| {});
+    let id = shelf.keep(b"abc");
+    let ask = Ask { group: Group(1), blobs: vec![id; 16], backlog: 3, not: vec![NodeId([1; 16]); 8] };
+    assert_eq!(here.ask(peer, &ask, TIME).wait(), Ok(vec![Answer::Serve; 16]));
+    let note = Note { group: Group(2), blob: id, what: What::Have };
+    assert_eq!(here.notes(peer, &[note; 256], TIME).wait(), Ok(()));
+    assert_eq!(shelf.notes.load(Ordering::SeqCst), 256);
+    let listed = here.list(peer, Prefix::ALL, TIME).wait().unwrap();
+    assert_eq!(listed, Listed { blobs: vec![id], more: false });
+    assert_eq!(here.greet(peer, TIME).wait(), Ok(()));
+    // All of it went over one connection.
+    assert_eq!(here.counters().made, 1);
+    let nobody = BlobId([5; 32]);
+    assert_eq!(here.read_range(peer, &nobody, 0, 1, TIME).wait(), Err(Fail::Missing));
+    assert!(matches!(here.read_range(peer, &id, 2, 2, TIME).wait(), Err(Fail::Protocol(_))));
+    assert_eq!(here.fetch_into(peer, &Arriving::new(nobody, Verify::Crc), TIME).wait(), Err(Fail::Missing));
+}
+
+#[test]
+fn a_blob_passes_through_a_node_that_does_not_have_it_yet() {
+    let bytes = noise(3 << 20, 1);
+    let sums = Sums::of(&bytes);
+    let id = sums.id();
+    let (first, _f, first_shelf, first_peer) = pair(|_| {});
+    let (middle, middle_shelf) = start(options());
+    let middle_peer = Peer { address: middle.address().unwrap(), node: None };
+    // The source itself is only just receiving it.
+    let source = Arriving::new(id, Verify::Blake3);
+    first_shelf.blobs.lock().insert(id, Content::Arriving(Arc::clone(&source)));
+    let through = Arriving::new(id, Verify::Blake3);
+    middle_shelf.blobs.lock().insert(id, Content::Arriving(Arc::clone(&through)));
+    let end = Arriving::new(id, Verify::Blake3);
+    let fetch_middle = middle.fetch_into(first_peer, &through, TIME);
+    let fetch_end = first.fetch_into(middle_peer, &end, TIME);
+    source.begin(sums).unwrap();
+    let half = 2 << 20;
+    source.append(&bytes[..half]).unwrap();
+    end.wait_for(1 << 20, base::time::monotonic() + TIME).unwrap();
+    assert!(!source.is_whole() && !through.is_whole());
+    assert_eq!(end.bytes(0..100), Some(&bytes[..100]));
+    source.append(&bytes).unwrap();
+    assert_eq!((fetch_middle.wait(), fetch_end.wait()), (Ok(()), Ok(())));
+    assert!(end.into_parts().unwrap().1 == bytes);
+}
+
+#[test]
+fn wrong_bytes_are_never_handed_on_and_the_sender_is_told() {
+    for verify in [Verify::Blake3, Verify::Crc] {
+        let (here, _there, shelf, peer) = pair(|options| options.verify = verify);
+        let bytes = noise(1 << 20, 3);
+        let mut rotten = bytes.clone();
+        rotten[700_000] ^= 1;
+        let id = shelf.keep_as(&rotten, Sums::of(&bytes));
+        let good = shelf.keep(&noise(1 << 20, 4));
+        let arriving = Arriving::new(id, verify);
+        let (bad, fine) = (Arriving::new(good, verify), here.fetch_into(peer, &arriving, TIME));
+        let beside = here.fetch_into(peer, &bad, TIME);
+        assert!(matches!(fine.wait(), Err(Fail::Corrupt(_))));
+        assert_eq!(arriving.verified(), 655_360, "what came before it stays");
+        assert_eq!(beside.wait(), Ok(()), "the next blob on the connection is not harmed");
+        assert!(matches!(
+            here.read_range(peer, &id, 600_000, 200_000, TIME).wait(),
+            Err(Fail::Corrupt(_) | Fail::Damaged)
+        ));
+        assert_eq!(here.read_range(peer, &id, 699_000, 4096, TIME).wait(), Err(Fail::Damaged));
+        until("the sender is told", || shelf.suspects.lock().contains(&id));
+        // Right bytes elsewhere: the rest comes from there.
+        let (_other, other_shelf) = start(options());
+        other_shelf.keep(&bytes);
+        let other = Peer { address: _other.address().unwrap(), node: None };
+        here.fetch_into(other, &arriving, TIME).wait().unwrap();
+        assert!(arriving.into_parts().unwrap().1 == bytes);
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_short_ends_the_connection_and_nothing_else() {
+    let (here, _there, shelf, peer) = pair(|_| {});
+    let bytes = noise(1 << 20, 5);
+    let id = shelf.keep_as(&bytes[..300_000], Sums::of(&bytes));
+    let arriving = Arriving::new(id, Verify::Blake3);
+    assert!(matches!(here.fetch_into(peer, &arriving, TIME).wait(), Err(Fail::Gone(_))));
+    let good = shelf.keep(&bytes[..100_000]);
+    let arriving = Arriving::new(good, Verify::Blake3);
+    assert_eq!(here.fetch_into(peer, &arriving, TIME).wait(), Ok(()));
+    until("it is suspected", || shelf.suspects.lock().contains(&id));
+}
+
+#[test]
+fn who_does_not_belong_is_refused_with_one_line_at_both_ends() {
+    let (_there, shelf) = start(options());
+    let peer = Peer { address: _there.address().unwrap(), node: None };
+    let mut wrong = options();
+    wrong.secret = Secret::new([8; 32]);
+    let mut other = options();
+    other.identity.volume = [8; 16];
+    for (options, word) in [(wrong, "secret"), (other, "volume")] {
+        shelf.lines.lock().clear();
+        _there.0.shared.said.lock().clear();
+        let (here, own) = start(options);
+        for _ in 0..3 {
+            let Err(Fail::Stranger { why, .. }) = here.greet(peer, TIME).wait() else { panic!("{word}") };
+            assert!(why.contains(word), "{why}");
+        }
+        until("a line at the other end", || !shelf.lines.lock().is_empty());
+        assert!(shelf.lines.lock()[0].contains(word), "{:?}", shelf.lines.lock());
+        assert_eq!((shelf.lines.lock().len(), own.lines.lock().len()), (1, 1));
+    }
+    let (here, _own) = start(options());
+    let wanted = Peer { node: Some(NodeId([3; 16])), ..peer };
+    assert!(matches!(here.greet(wanted, TIME).wait(), Err(Fail::Stranger { .. })));
+    let myself = Peer { address: here.address().unwrap(), node: None };
+    assert!(matches!(here.greet(myself, TIME).wait(), Err(Fail::Stranger { .. })));
+}
+
+/// Sends some bytes and reads until the other end closes.
+fn poke(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(TIME)).unwrap();
+    let _ = stream.write_all(bytes);
+    let mut out = Vec::new();
+    let _ = stream.read_to_end(&mut out);
+    out
+}
+
+#[test]
+fn garbage_other_versions_and_slow_strangers_are_turned_away() {
+    let mut some = options();
+    some.limits.handshake = Duration::from_millis(200);
+    some.limits.half_open_each = 4;
+    let (there, shelf) = start(some);
+    let address = there.address().unwrap();
+    assert!(poke(address, &noise(500, 1)).is_empty());
+    assert!(poke(address, b"GET / HTTP/1.1\r\nHost: somewhere.example\r\n\r\n").is_empty());
+    let mut newer = Header::bare(Type::Hello, 0).encode();
+    newer[2] = 2;
+    let heard = poke(address, &newer);
+    assert!(heard.len() > HEADER && heard[3] == Type::Refuse as u8);
+    let mut long = Header::bare(Type::Hello, 0);
+    long.length = u32::MAX;
+    assert!(poke(address, &long.encode()).is_empty(), "refused before memory is taken for it");
+    let begun = base::time::monotonic();
+    assert!(poke(address, &Header::bare(Type::Hello, 0).encode()[..5]).is_empty());
+    assert!(begun.elapsed() < Duration::from_secs(5), "a slow one is not waited for");
+    // Four silent ones take all places of their address; the fifth is dropped at once, and later there is room again.
+    let silent: Vec<_> = (0..4).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+    let before = there.counters().refused;
+    until("a fifth is refused", || {
+        let _ = std::net::TcpStream::connect(address);
+        there.counters().refused > before
+    });
+    drop(silent);
+    std::thread::sleep(Duration::from_millis(300));
+    let (here, _) = start(options());
+    let id = shelf.keep(b"still here");
+    let peer = Peer { address, node: None };
+    assert_eq!(here.read_range(peer, &id, 0, 10, TIME).wait(), Ok(b"still here".to_vec()));
+}
+
+#[test]
+fn a_peer_that_says_nothing_costs_the_deadline_and_no_more() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (here, _) = start(options());
+    let peer = Peer { address: listener.local_addr().unwrap(), node: None };
+    let begun = base::time::monotonic();
+    let time = Duration::from_millis(150);
+    assert_eq!(here.read_range(peer, &BlobId([1; 32]), 0, 10, time).wait(), Err(Fail::Late(time)));
+    assert!(begun.elapsed() < Duration::from_secs(2));
+    drop(listener);
+    let nobody = Peer { address: "127.0.0.1:1".parse().unwrap(), node: None };
+    assert!(matches!(here.greet(nobody, TIME).wait(), Err(Fail::Unreachable { .. })));
+}
+
+#[test]
+fn what_is_given_up_leaves_nothing_behind() {
+    let (here, there, shelf, peer) = pair(|_| {});
+    let bytes = noise(4 << 20, 6);
+    let id = shelf.keep(&bytes);
+    let waiting = Arriving::new(Sums::of(&noise(9, 9)).id(), Verify::Crc);
+    shelf.blobs.lock().insert(waiting.id(), Content::Arriving(Arc::clone(&waiting)));
+    for _ in 0..20 {
+        drop(here.fetch_into(peer, &Arriving::new(id, Verify::Crc), TIME));
+        drop(here.fetch_into(peer, &Arriving::new(waiting.id(), Verify::Crc), TIME));
+    }
+    let arriving = Arriving::new(id, Verify::Crc);
+    here.fetch_into(peer, &arriving, TIME).wait().unwrap();
+    assert!(arriving.into_parts().unwrap().1 == bytes);
+    until("the other end forgets them too", || {
+        let Some(Content::Arriving(one)) = shelf.content(&waiting.id()) else { return false };
+        // The test's, the map's and this one.
+        Arc::strong_count(&one) == 3
+    });
+    assert!(here.counters().cancelled >= 20);
+    drop(there);
+    until("a lost node is noticed", || {
+        matches!(
+            here.read_range(peer, &id, 0, 10, TIME).wait(),
+            Err(Fail::Gone(_) | Fail::Unreachable { .. })
+        )
+    });
+}
+
+#[test]
+fn a_connection_that_breaks_is_made_again_and_the_rest_comes() {
+    let (here, _there, shelf, peer) = pair(|_| {});
+    let bytes = noise(4 << 20, 7);
+    let sums = Sums::of(&bytes);
+    let source = Arriving::new(sums.id(), Verify::Blake3);
+    shelf.blobs.lock().insert(sums.id(), Content::Arriving(Arc::clone(&source)));
+    source.begin(sums).unwrap();
+    source.append(&bytes[..2 << 20]).unwrap();
+    let arriving = Arriving::new(source.id(), Verify::Blake3);
+    let fetch = here.fetch_into(peer, &arriving, TIME);
+    arriving.wait_for(1 << 20, base::time::monotonic() + TIME).unwrap();
+    here.forget(peer.address);
+    assert_eq!(fetch.wait(), Err(Fail::Closed));
+    source.append(&bytes).unwrap();
+    here.fetch_into(peer, &arriving, TIME).wait().unwrap();
+    assert!(arriving.into_parts().unwrap().1 == bytes);
+}
+
+#[test]
+fn two_hundred_nodes_and_a_greedy_one_are_all_served() {
+    let (here, _there, shelf, peer) = pair(|_| {});
+    let bytes = noise(4 << 20, 8);
+    let id = shelf.keep(&bytes);
+    let greedy: Vec<_> = (0..24)
+        .map(|_| {
+            let arriving = Arriving::new(id, Verify::Crc);
+            (here.fetch_into(peer, &arriving, TIME * 3), arriving)
+        })
+        .collect();
+    let begun: Instant = base::time::monotonic();
+    assert_eq!(here.read_range(peer, &id, 4096, 4096, TIME).wait().unwrap(), bytes[4096..8192]);
+    let small = begun.elapsed();
+    let ended = greedy.iter().filter(|(call, _)| call.is_over()).count();
+    println!("4 KiB beside a greedy reader: {small:?}, {ended} of 24 blobs were done");
+    assert!(here.counters().made <= 5, "at most four bulk connections");
+    for (call, _) in greedy {
+        call.wait().unwrap();
+    }
+    // A connection each, as of 200 nodes.
+    let many = Without { multiplexing: true, ..Without::default() };
+    let (crowd, _) = start(Options { without: many, ..options() });
+    let calls: Vec<_> = (0..200).map(|_| crowd.read_range(peer, &id, 0, 4096, TIME)).collect();
+    for call in calls {
+        assert_eq!(call.wait().unwrap(), bytes[..4096]);
+    }
+    assert_eq!(crowd.counters().made, 200);
+}

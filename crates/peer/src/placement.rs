@@ -1,0 +1,207 @@
+//! Which nodes track a group, and which depots keep it: weighted rendezvous hashing.
+//!
+//! Every node draws a number for the group, from the two names alone; the best draws win. So all who agree on who is there agree on the
+//! answer without a word, and when a node comes or goes only what it wins or had won moves.
+//!
+//! With a node's draw u, uniform in (0, 1), its score is -ln(u) / weight, and the lowest score wins: the first of several exponential
+//! clocks to ring, so each wins as often as its weight says. Two machines must never differ in the last bit of a logarithm, so there is none in
+//! floating point: it is base 2, in fixed point, by repeated squaring ([`cost`]). It is needed only to compare *different* weights: among nodes
+//! of one weight the highest draw is the lowest score. So the nodes stand in classes of equal weight, a lookup draws once for each node, and
+//! takes logarithms of the few best of each class.
+//!
+//! What is fixed for good, because nodes of different versions must agree: [`mix`], [`draw`], [`cost`], ties by the lower name, and who is eligible
+//! (the same zone, a weight above 0; every role tracks, only depots are depots).
+
+use std::collections::HashMap;
+
+use base::BlobId;
+
+use crate::dice::mix;
+use crate::id::{Member, NodeId, Role, Zone};
+use crate::message::Group;
+
+/// A group has so many trackers: the first is asked, the others when it is silent.
+pub const TRACKERS: usize = 3;
+
+/// Who is there, as far as placing goes: for one zone and one state of the membership.
+#[derive(Clone, Debug, Default)]
+pub struct Placement {
+    epoch: u64,
+    trackers: Classes,
+    depots: Classes,
+}
+
+impl Placement {
+    /// The nodes of `zone` among `members`, at the membership's `epoch`: a number that changes whenever who is there changes.
+    /// Their order does not matter; of a node that is named twice the later record counts.
+    pub fn new<'a>(epoch: u64, zone: &Zone, members: impl IntoIterator<Item = &'a Member>) -> Placement {
+        let mut there: HashMap<NodeId, (u16, Role)> = HashMap::new();
+        for member in members.into_iter().filter(|member| member.zone == *zone) {
+            there.insert(member.node, (member.weight, member.role));
+        }
+        let mut nodes: Vec<(u16, NodeId, Role)> =
+            there.into_iter().map(|(node, (weight, role))| (weight, node, role)).collect();
+        nodes.retain(|(weight, ..)| *weight > 0);
+        nodes.sort_unstable();
+        let depots = nodes.iter().filter(|(.., role)| *role == Role::Depot);
+        let depots = Classes::new(depots.map(|(weight, node, _)| (*weight, *node)));
+        Placement {
+            epoch,
+            trackers: Classes::new(nodes.iter().map(|(weight, node, _)| (*weight, *node))),
+            depots,
+        }
+    }
+
+    /// Of which state of the membership this is.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The group's trackers, rank 1 first: up to [`TRACKERS`], fewer where fewer nodes are there.
+    pub fn trackers(&self, group: Group) -> Vec<NodeId> {
+        self.trackers.best(group.0, TRACKERS)
+    }
+
+    /// The depots that keep the blob, the first choice first: up to `count`.
+    pub fn depots(&self, blob: &BlobId, count: usize) -> Vec<NodeId> {
+        self.depots.best(Group::alone(blob).0, count)
+    }
+
+    /// How many nodes could track.
+    pub fn len(&self) -> usize {
+        self.trackers.0.iter().map(|class| class.nodes.len()).sum()
+    }
+
+    /// Whether nobody could.
+    pub fn is_empty(&self) -> bool {
+        self.trackers.0.is_empty()
+    }
+}
+
+/// A [`Placement`] that remembers the trackers of the groups asked about lately: a lookup is a walk over all nodes.
+#[derive(Debug, Default)]
+pub struct Placed {
+    placement: Placement,
+    groups: HashMap<Group, Vec<NodeId>>,
+}
+
+/// So many groups are remembered; then all are forgotten, which is cheaper than to know which were used last.
+const REMEMBERED: usize = 65_536;
+
+impl Placed {
+    /// Nothing is remembered yet.
+    pub fn new(placement: Placement) -> Placed {
+        Placed { placement, groups: HashMap::new() }
+    }
+
+    /// Takes over a new state of the membership; what was remembered of another epoch is forgotten.
+    pub fn update(&mut self, placement: Placement) {
+        if placement.epoch != self.placement.epoch {
+            self.groups.clear();
+        }
+        self.placement = placement;
+    }
+
+    /// See [`Placement::trackers`].
+    pub fn trackers(&mut self, group: Group) -> &[NodeId] {
+        if self.groups.len() >= REMEMBERED && !self.groups.contains_key(&group) {
+            self.groups.clear();
+        }
+        self.groups.entry(group).or_insert_with(|| self.placement.trackers(group))
+    }
+
+    /// What it is made from.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+}
+
+/// Nodes by weight.
+#[derive(Clone, Debug, Default)]
+struct Classes(Vec<Class>);
+
+#[derive(Clone, Debug)]
+struct Class {
+    weight: u16,
+    /// The node, and what its name contributes to its draws.
+    nodes: Vec<(u64, NodeId)>,
+}
+
+impl Classes {
+    /// From nodes in order of their weight.
+    fn new(nodes: impl Iterator<Item = (u16, NodeId)>) -> Classes {
+        let mut classes: Vec<Class> = Vec::new();
+        for (weight, node) in nodes {
+            let entry = (seed(node), node);
+            match classes.last_mut() {
+                Some(class) if class.weight == weight => class.nodes.push(entry),
+                _ => classes.push(Class { weight, nodes: vec![entry] }),
+            }
+        }
+        Classes(classes)
+    }
+
+    /// The `count` best for the key, the best first.
+    fn best(&self, key: u64, count: usize) -> Vec<NodeId> {
+        let mut found: Vec<(u64, NodeId)> = Vec::new();
+        let key = mix(key);
+        for class in &self.0 {
+            // Highest draw first; of equal draws the lower name.
+            let mut top: Vec<(u64, NodeId)> = Vec::with_capacity(count + 1);
+            for &(seed, node) in &class.nodes {
+                let drawn = draw(key, seed);
+                if top.len() == count && top.last().is_none_or(|(worst, _)| drawn <= *worst) {
+                    continue;
+                }
+                let at = top.partition_point(|(other, name)| (*other, node) > (drawn, *name));
+                top.insert(at, (drawn, node));
+                top.truncate(count);
+            }
+            found.extend(top.into_iter().map(|(drawn, node)| (score(drawn, class.weight), node)));
+        }
+        found.sort_unstable();
+        found.truncate(count);
+        found.into_iter().map(|(_, node)| node).collect()
+    }
+}
+
+/// What a node's name contributes to its draws.
+fn seed(node: NodeId) -> u64 {
+    let name = u128::from_be_bytes(node.0);
+    mix(mix((name >> 64) as u64).wrapping_add(name as u64))
+}
+
+/// A node's number for a key; the key is mixed already.
+fn draw(key: u64, seed: u64) -> u64 {
+    mix(key ^ seed)
+}
+
+/// Bits after the point of [`cost`].
+const FRACTION: u32 = 32;
+
+/// -log2((draw + 1) / 2^64) in fixed point: 0 for the highest draw, 64 for the lowest. Never increases with the draw.
+fn cost(drawn: u64) -> u64 {
+    let number = u128::from(drawn) + 1;
+    let whole = number.ilog2();
+    // 1 <= x < 2, with 63 bits after the point. Squaring doubles the logarithm: what passes 2 is its next bit.
+    let mut x = if whole > 63 { 1u128 << 63 } else { number << (63 - whole) };
+    let mut log = u64::from(whole);
+    for _ in 0..FRACTION {
+        x = (x * x) >> 63;
+        log <<= 1;
+        if x >> 64 != 0 {
+            x >>= 1;
+            log |= 1;
+        }
+    }
+    (64 << FRACTION) - log
+}
+
+/// Lower is better: the cost by weight.
+fn score(drawn: u64, weight: u16) -> u64 {
+    // 39 bits of cost at most, so 24 more fit.
+    (cost(drawn) << 24) / u64::from(weight.max(1))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+//! How long fetches have taken lately: what hedging and leases are measured by.
+//!
+//! A window counts durations in buckets that grow by an eighth of a doubling each, so a quantile is at most 9 % too high. When it has seen
+//! [`FULL`] it halves all counts: what was long ago fades, nothing is allocated, and an idle window keeps what it knew.
+
+use std::time::Duration;
+
+/// Where a fetch went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tier {
+    /// A node that had it.
+    Peer,
+    /// A node that was fetching it itself.
+    Stream,
+    /// The zone's depot.
+    Depot,
+    /// The origin.
+    Origin,
+}
+
+/// Buckets to a doubling.
+const STEPS: u32 = 8;
+/// 2^32 microseconds, more than an hour, is the end of the scale.
+const BUCKETS: usize = 32 * STEPS as usize;
+/// When so many are counted, all counts are halved.
+const FULL: u32 = 2_048;
+/// With fewer than so many the answer is what was assumed at first.
+const ENOUGH: u32 = 16;
+
+/// Recent durations of one kind.
+#[derive(Clone, Debug)]
+pub struct Window {
+    counts: Box<[u16; BUCKETS]>,
+    total: u32,
+    assumed: Duration,
+}
+
+impl Window {
+    /// Empty; while little is known, every quantile is `assumed`.
+    pub fn new(assumed: Duration) -> Window {
+        Window { counts: Box::new([0; BUCKETS]), total: 0, assumed }
+    }
+
+    /// Counts one.
+    pub fn record(&mut self, took: Duration) {
+        if let Some(count) = self.counts.get_mut(bucket(took)) {
+            *count += 1;
+            self.total += 1;
+        }
+        if self.total >= FULL {
+            self.counts.iter_mut().for_each(|count| *count /= 2);
+            self.total = self.counts.iter().map(|count| u32::from(*count)).sum();
+        }
+    }
+
+    /// So many per thousand took at most this long.
+    pub fn quantile(&self, per_mille: u32) -> Duration {
+        if self.total < ENOUGH {
+            return self.assumed;
+        }
+        let rank = (u64::from(self.total) * u64::from(per_mille)).div_ceil(1_000);
+        let mut seen = 0;
+        let at = self.counts.iter().position(|count| {
+            seen += u64::from(*count);
+            seen >= rank
+        });
+        end_of(at.unwrap_or(BUCKETS - 1))
+    }
+
+    /// The median.
+    pub fn p50(&self) -> Duration {
+        self.quantile(500)
+    }
+
+    /// What one in a hundred exceeds.
+    pub fn p99(&self) -> Duration {
+        self.quantile(990)
+    }
+}
+
+/// The bucket is found without floating point: the doubling, then the steps within it taken as equally wide.
+fn bucket(took: Duration) -> usize {
+    let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX).max(1);
+    let doubling = micros.ilog2();
+    let within = (u64::from(micros) << 3 >> doubling) as u32 - STEPS;
+    (doubling * STEPS + within) as usize
+}
+
+/// The upper end of a bucket.
+fn end_of(bucket: usize) -> Duration {
+    let (doubling, within) = (bucket as u32 / STEPS, bucket as u32 % STEPS);
+    Duration::from_micros((u64::from(STEPS + within + 1) << doubling) / u64::from(STEPS))
+}
+
+/// The windows of all tiers.
+#[derive(Clone, Debug)]
+pub struct Latencies {
+    peer: Window,
+    stream: Window,
+    depot: Window,
+    origin: Window,
+}
+
+impl Default for Latencies {
+    /// What is assumed before anything is known: slow, so that nobody hedges out of ignorance.
+    fn default() -> Latencies {
+        let window = |millis| Window::new(Duration::from_millis(millis));
+        Latencies { peer: window(250), stream: window(1_000), depot: window(500), origin: window(1_000) }
+    }
+}
+
+impl Latencies {
+    /// A fetch of a whole blob took so long, from the request to the last byte.
+    pub fn record(&mut self, tier: Tier, took: Duration) {
+        match tier {
+            Tier::Peer => self.peer.record(took),
+            Tier::Stream => self.stream.record(took),
+            Tier::Depot => self.depot.record(took),
+            Tier::Origin => self.origin.record(took),
+        }
+    }
+
+    /// The window of a tier.
+    pub fn of(&self, tier: Tier) -> &Window {
+        match tier {
+            Tier::Peer => &self.peer,
+            Tier::Stream => &self.stream,
+            Tier::Depot => &self.depot,
+            Tier::Origin => &self.origin,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_right_within_an_eighth() {
+        let mut window = Window::new(Duration::from_secs(9));
+        assert_eq!(window.p99(), Duration::from_secs(9));
+        for millis in 1..=1_000 {
+            window.record(Duration::from_millis(millis));
+        }
+        for (got, want) in [(window.p50(), 500.0), (window.p99(), 990.0)] {
+            let got = got.as_secs_f64() * 1e3;
+            assert!((1.0..1.126).contains(&(got / want)), "{got} for {want}");
+        }
+    }
+
+    #[test]
+    fn what_was_long_ago_fades_and_no_duration_is_too_long() {
+        let mut window = Window::new(Duration::ZERO);
+        (0..5_000).for_each(|_| window.record(Duration::from_secs(1)));
+        (0..20_000).for_each(|_| window.record(Duration::from_millis(1)));
+        assert!(window.p99() < Duration::from_millis(2), "{:?}", window.p99());
+        window.record(Duration::MAX);
+        window.record(Duration::ZERO);
+        assert!(window.total <= FULL);
+        assert!(end_of(bucket(Duration::MAX)) > Duration::from_secs(4_000));
+    }
+}

@@ -1,0 +1,360 @@
+//! The asker's side: whom to ask for one blob, where to fetch it, and when to try elsewhere as well.
+//!
+//! A [`Plan`] is a value without I/O. Its driver hands it what happened ([`Event`]) and when, and does what it says ([`Action`]); between events it
+//! must call again by [`Plan::wake`]. What was tried and when is all that it holds, so that the simulation runs the same lines.
+//!
+//! ```text
+//!             ask rank 1 ──silent 50 ms──► ask rank 2 ──► ask rank 3 ──► nobody answers: depot, origin
+//!                │
+//!     ┌──────────┼───────────────┬────────────┐
+//!   SERVE, GO   WAIT           LEASE        NotMine ─► the next rank
+//!     │          │               │
+//!   peer       stream          depot ─fails or p99─► origin
+//!     │ p99      │ its time
+//!   second     ask again
+//!     │ 2 x p99  │ + 2 x p99
+//!   depot      depot
+//!     │ 4 x p99  │ + 4 x p99, if no byte has come for a p99
+//!   origin     origin
+//! ```
+//!
+//! - A peer that fails is told of to the trackers and not asked again. If nothing else is under way the tracker is asked again, at most
+//!   [`ASKS_MAX`] times; then the depot, then the origin.
+//! - A plan starts **at most one** fetch from the origin, and says why ([`Why`]): because the tracker said so, because nobody else was left, or
+//!   as a hedge. The origin has its own tries and deadlines below this.
+//! - It always ends: with [`Action::Done`] once, or with [`Action::Fail`] once, by the deadline at the latest. Whatever comes afterwards is ignored.
+
+mod latencies;
+mod steps;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use crate::id::NodeId;
+use crate::message::{Answer, What};
+
+pub use latencies::{Latencies, Tier, Window};
+
+/// Without an answer for so long the next tracker is asked as well.
+pub const SILENT: Duration = Duration::from_millis(50);
+/// At most so many questions to trackers for one blob; renewals of a lease do not count.
+pub const ASKS_MAX: u32 = 6;
+/// At most so many nodes are ruled out in a question.
+pub const NOT_MAX: usize = 8;
+
+/// What a plan is made from.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// This node: never sent to itself.
+    pub own: NodeId,
+    /// The trackers of the blob's group, rank 1 first.
+    pub trackers: Vec<NodeId>,
+    /// The depots that should have the blob, the first choice first; empty where there are none.
+    pub depots: Vec<NodeId>,
+    /// How long fetches take now.
+    pub pace: Pace,
+    /// When it must have ended, after its beginning.
+    pub deadline: Duration,
+}
+
+/// How long fetches take that are not unusually slow: their p99, by tier.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// From a node that has the blob.
+    pub peer: Duration,
+    /// From a node that is fetching it.
+    pub stream: Duration,
+    /// From the depot.
+    pub depot: Duration,
+    /// From the origin.
+    pub origin: Duration,
+}
+
+/// Nobody hedges before this: it is within what a scheduler's hiccup takes.
+const PACE_LEAST: Duration = Duration::from_millis(10);
+const PACE_MOST: Duration = Duration::from_secs(10);
+
+impl From<&Latencies> for Pace {
+    fn from(latencies: &Latencies) -> Pace {
+        let of = |tier| latencies.of(tier).p99().clamp(PACE_LEAST, PACE_MOST);
+        Pace {
+            peer: of(Tier::Peer),
+            stream: of(Tier::Stream),
+            depot: of(Tier::Depot),
+            origin: of(Tier::Origin),
+        }
+    }
+}
+
+/// Which fetch of a plan: counted from 0.
+pub type FetchNo = u32;
+
+/// Where a fetch goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A node that has it.
+    Peer(NodeId),
+    /// A node that is fetching it: its bytes come as they arrive there.
+    Stream(NodeId),
+    /// A depot, which may have to fetch it itself.
+    Depot(NodeId),
+    /// The origin.
+    Origin,
+}
+
+impl Source {
+    /// The node, if it is one.
+    pub fn node(self) -> Option<NodeId> {
+        match self {
+            Source::Peer(node) | Source::Stream(node) | Source::Depot(node) => Some(node),
+            Source::Origin => None,
+        }
+    }
+
+    /// For [`Latencies`].
+    pub fn tier(self) -> Tier {
+        match self {
+            Source::Peer(_) => Tier::Peer,
+            Source::Stream(_) => Tier::Stream,
+            Source::Depot(_) => Tier::Depot,
+            Source::Origin => Tier::Origin,
+        }
+    }
+}
+
+/// Why a fetch was started. Fetches from the origin are counted by this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The tracker said so.
+    Told,
+    /// What was under way took too long; it goes on.
+    Hedge,
+    /// Nobody else was left: no tracker answered, or all who were named failed.
+    Alone,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The time of [`Plan::wake`] has come. Harmless at any other time.
+    Tick,
+    /// The tracker of this rank (from 0) answered.
+    Answered {
+        /// Which of [`Setup::trackers`].
+        rank: usize,
+        /// What it said of the blob.
+        answer: Answer,
+    },
+    /// The tracker of this rank cannot be reached: no need to wait for it.
+    Unreachable {
+        /// Which.
+        rank: usize,
+    },
+    /// Bytes of a fetch arrived.
+    Progress {
+        /// Which.
+        fetch: FetchNo,
+    },
+    /// A fetch has all bytes, and they are right.
+    Arrived {
+        /// Which.
+        fetch: FetchNo,
+    },
+    /// A fetch ended without them: refused, cut, wrong bytes, not there.
+    Failed {
+        /// Which.
+        fetch: FetchNo,
+    },
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Ask a tracker. Questions of several plans to the same tracker and group may travel as one.
+    Ask {
+        /// Which of [`Setup::trackers`]; given back with its answer.
+        rank: usize,
+        /// That one.
+        tracker: NodeId,
+        /// For [`crate::message::Ask::not`].
+        not: Vec<NodeId>,
+    },
+    /// Start a fetch.
+    Fetch {
+        /// To be named in its events.
+        fetch: FetchNo,
+        /// Where.
+        from: Source,
+        /// For the counters.
+        why: Why,
+    },
+    /// Stop a fetch: nothing of it is wanted any more.
+    Cancel {
+        /// Which.
+        fetch: FetchNo,
+    },
+    /// Tell a tracker, soon.
+    Note {
+        /// Which.
+        tracker: NodeId,
+        /// What.
+        what: What,
+    },
+    /// The bytes of this fetch are the answer.
+    Done {
+        /// Which.
+        fetch: FetchNo,
+    },
+    /// There are none.
+    Fail(Failure),
+}
+
+/// Why a plan ended without the blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The origin's error is what the reader should see.
+    #[error("neither the fleet nor the origin gave the blob: the origin's own error says why")]
+    Origin,
+    /// The time was over.
+    #[error("the blob did not arrive within the deadline, from {peers} other nodes and {origin}; see `covey status` for who is slow", origin = if *.origin { "the origin" } else { "not yet the origin" })]
+    Deadline {
+        /// Nodes that were tried.
+        peers: u32,
+        /// Whether the origin was.
+        origin: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Running,
+    Failed,
+}
+
+/// A fetch that was started.
+#[derive(Clone, Copy, Debug)]
+struct Fetch {
+    from: Source,
+    state: State,
+    /// When its last byte came, or when it was started.
+    heard: u64,
+}
+
+/// What is next if nothing happens: a step of the hedge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hedge {
+    /// Another holder, or the tracker once more.
+    Peer,
+    Depot,
+    Origin,
+    /// All that could be tried is.
+    Nothing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lease {
+    rank: usize,
+    id: u64,
+    /// When it should be renewed, if bytes come.
+    renew: u64,
+}
+
+/// What is known of a tracker.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rank {
+    asked: bool,
+    /// Waited for until then.
+    until: Option<u64>,
+    /// It could not be reached, or does not track the group.
+    useless: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Plan {
+    setup: Setup,
+    end: u64,
+    ranks: Vec<Rank>,
+    asks: u32,
+    fetches: Vec<Fetch>,
+    leases: Vec<Lease>,
+    /// The second holder that was named.
+    spare: Option<NodeId>,
+    not: Vec<NodeId>,
+    hedge: Hedge,
+    /// When the next step of the hedge is due, and the p99 that its steps are counted in.
+    due: u64,
+    step: u64,
+    /// The tracker was asked although something is under way: its answer counts.
+    more: bool,
+    over: bool,
+}
+
+impl Plan {
+    /// Begins at `now` (microseconds from any beginning): what to do first.
+    pub fn new(now: u64, setup: Setup) -> (Plan, Vec<Action>) {
+        let ranks = vec![Rank::default(); setup.trackers.len()];
+        let mut plan = Plan {
+            end: now.saturating_add(micros(setup.deadline)),
+            ranks,
+            asks: 0,
+            fetches: Vec::new(),
+            leases: Vec::new(),
+            spare: None,
+            not: Vec::new(),
+            hedge: Hedge::Nothing,
+            due: u64::MAX,
+            step: 0,
+            more: false,
+            over: false,
+            setup,
+        };
+        let mut out = Vec::new();
+        plan.ask_next(now, &mut out);
+        (plan, out)
+    }
+
+    /// Takes in what happened; `now` never goes backwards.
+    pub fn handle(&mut self, now: u64, event: Event) -> Vec<Action> {
+        let mut out = Vec::new();
+        if self.over {
+            return out;
+        }
+        match event {
+            Event::Tick => {}
+            Event::Answered { rank, answer } => self.answered(now, rank, answer, &mut out),
+            Event::Unreachable { rank } => self.unreachable(now, rank, &mut out),
+            Event::Progress { fetch } => {
+                if let Some(fetch) = self.fetches.get_mut(fetch as usize) {
+                    fetch.heard = now;
+                }
+            }
+            Event::Arrived { fetch } => self.arrived(fetch, &mut out),
+            Event::Failed { fetch } => self.failed(now, fetch, &mut out),
+        }
+        if !self.over {
+            self.tick(now, &mut out);
+        }
+        out
+    }
+
+    /// When [`Event::Tick`] is due at the latest; none once it has ended.
+    pub fn wake(&self) -> Option<u64> {
+        if self.over {
+            return None;
+        }
+        let silent = self.ranks.iter().filter_map(|rank| rank.until).min();
+        let renew = self.leases.iter().map(|lease| lease.renew).min();
+        [Some(self.end), silent, renew, Some(self.due)].into_iter().flatten().min()
+    }
+
+    /// Whether it has ended.
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX / 16)
+}

@@ -1,0 +1,286 @@
+//! The steps of a [`Plan`]: asking, fetching, hedging, ending. Every step either leaves something under way that ends by itself or by a time
+//! in [`Plan::wake`], or ends the plan.
+
+use crate::id::NodeId;
+use crate::message::{Answer, What};
+
+use super::*;
+
+impl Plan {
+    /// Asks the best tracker that was not yet asked or could be asked again; nobody left means going on alone.
+    pub(super) fn ask_next(&mut self, now: u64, out: &mut Vec<Action>) {
+        let next = self.ranks.iter().position(|rank| !rank.asked && !rank.useless);
+        match next {
+            Some(rank) if self.asks < ASKS_MAX => self.ask(now, rank, out),
+            _ if self.waiting() || self.running() => {}
+            _ => self.alone(now, Why::Alone, out),
+        }
+    }
+
+    fn ask(&mut self, now: u64, rank: usize, out: &mut Vec<Action>) {
+        self.asks += 1;
+        self.ranks[rank] = Rank { asked: true, until: Some(now + micros(SILENT)), useless: false };
+        out.push(Action::Ask { rank, tracker: self.setup.trackers[rank], not: self.ruled_out() });
+    }
+
+    /// Asks the first useful tracker once more; false if that is not to be.
+    fn ask_again(&mut self, now: u64, out: &mut Vec<Action>) -> bool {
+        let useful = self.ranks.iter().position(|rank| !rank.useless);
+        match useful.filter(|_| self.asks < ASKS_MAX) {
+            Some(rank) => {
+                self.ask(now, rank, out);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The nodes that failed last: no more than a question may name.
+    fn ruled_out(&self) -> Vec<NodeId> {
+        self.not[self.not.len().saturating_sub(NOT_MAX)..].to_vec()
+    }
+
+    /// Whether a tracker's answer may still come.
+    fn waiting(&self) -> bool {
+        self.ranks.iter().any(|rank| rank.until.is_some())
+    }
+
+    /// Whether a fetch is under way.
+    fn running(&self) -> bool {
+        self.fetches.iter().any(|fetch| fetch.state == State::Running)
+    }
+
+    pub(super) fn unreachable(&mut self, now: u64, rank: usize, out: &mut Vec<Action>) {
+        if let Some(known) = self.ranks.get_mut(rank).filter(|known| known.asked) {
+            (known.until, known.useless) = (None, true);
+            if !self.running() {
+                self.ask_next(now, out);
+            }
+        }
+    }
+
+    pub(super) fn answered(&mut self, now: u64, rank: usize, answer: Answer, out: &mut Vec<Action>) {
+        let Some(known) = self.ranks.get_mut(rank).filter(|known| known.asked) else { return };
+        (known.until, known.useless) = (None, false);
+        if let Answer::Lease { lease, time } = answer {
+            let renew = now.saturating_add(micros(time) / 3 * 2);
+            self.leases.retain(|other| other.rank != rank);
+            self.leases.push(Lease { rank, id: lease, renew });
+        }
+        let more = std::mem::take(&mut self.more);
+        match answer {
+            Answer::NotMine => self.unreachable(now, rank, out),
+            // The one who was slow to answer comes too late: what is under way goes on. Of what is slow itself, one more helps.
+            _ if self.running() && !more => {}
+            Answer::Serve => self.peer(now, Source::Peer(self.setup.trackers[rank]), None, out),
+            Answer::Go { first, second } => self.peer(now, Source::Peer(first), second, out),
+            Answer::Wait { parent, time } => {
+                self.peer(now, Source::Stream(parent), None, out);
+                // The bytes can only come when the other has them.
+                self.due = self.due.max(now + micros(time.min(PACE_MOST)));
+            }
+            Answer::Lease { .. } => self.alone(now, Why::Told, out),
+        }
+    }
+
+    /// Fetches from a node that a tracker named.
+    fn peer(&mut self, now: u64, from: Source, second: Option<NodeId>, out: &mut Vec<Action>) {
+        self.spare = second.filter(|node| self.is_fresh(*node));
+        match from.node().filter(|node| self.is_fresh(*node)) {
+            Some(_) => {
+                self.fetch(now, from, Why::Told, out);
+                let streams = matches!(from, Source::Stream(_));
+                let pace = if streams { self.setup.pace.stream } else { self.setup.pace.peer };
+                self.hedge_from(now, Hedge::Peer, micros(pace));
+            }
+            // It named one that was ruled out, or this node: as if that one had failed.
+            None => self.next_source(now, out),
+        }
+    }
+
+    /// Not this node, not failed, and nothing under way from there.
+    fn is_fresh(&self, node: NodeId) -> bool {
+        let tried = |fetch: &Fetch| fetch.from.node() == Some(node) && fetch.state == State::Running;
+        node != self.setup.own && !self.not.contains(&node) && !self.fetches.iter().any(tried)
+    }
+
+    fn hedge_from(&mut self, now: u64, hedge: Hedge, step: u64) {
+        (self.hedge, self.step) = (hedge, step.max(1));
+        self.due = if hedge == Hedge::Nothing { u64::MAX } else { now.saturating_add(self.step) };
+    }
+
+    /// From the depot or the origin.
+    fn alone(&mut self, now: u64, why: Why, out: &mut Vec<Action>) {
+        if self.depot(now, why, out) {
+            self.hedge_from(now, Hedge::Origin, micros(self.setup.pace.depot));
+        } else if self.origin(now, why, out) {
+            self.hedge_from(now, Hedge::Nothing, 0);
+        } else if !self.running() && !self.waiting() {
+            self.end(Action::Fail(Failure::Origin), out);
+        }
+    }
+
+    /// The first depot that was not tried; false if there is none.
+    fn depot(&mut self, now: u64, why: Why, out: &mut Vec<Action>) -> bool {
+        let tried = |node: &NodeId| self.fetches.iter().any(|fetch| fetch.from == Source::Depot(*node));
+        let next = self.setup.depots.iter().copied().find(|node| self.is_fresh(*node) && !tried(node));
+        next.inspect(|node| self.fetch(now, Source::Depot(*node), why, out)).is_some()
+    }
+
+    /// The origin, once; false if it was tried.
+    fn origin(&mut self, now: u64, why: Why, out: &mut Vec<Action>) -> bool {
+        let fresh = !self.fetches.iter().any(|fetch| fetch.from == Source::Origin);
+        if fresh {
+            self.fetch(now, Source::Origin, why, out);
+        }
+        fresh
+    }
+
+    fn fetch(&mut self, now: u64, from: Source, why: Why, out: &mut Vec<Action>) {
+        out.push(Action::Fetch { fetch: self.fetches.len() as FetchNo, from, why });
+        self.fetches.push(Fetch { from, state: State::Running, heard: now });
+    }
+
+    pub(super) fn arrived(&mut self, no: FetchNo, out: &mut Vec<Action>) {
+        let known = self.fetches.get(no as usize);
+        if known.is_none_or(|fetch| fetch.state != State::Running) {
+            return;
+        }
+        self.tell(What::Have, out);
+        self.leases.clear();
+        self.fetches[no as usize].state = State::Failed;
+        self.end(Action::Done { fetch: no }, out);
+    }
+
+    pub(super) fn failed(&mut self, now: u64, no: FetchNo, out: &mut Vec<Action>) {
+        let Some(fetch) = self.fetches.get_mut(no as usize).filter(|fetch| fetch.state == State::Running)
+        else {
+            return;
+        };
+        fetch.state = State::Failed;
+        let from = fetch.from;
+        if let Some(node) = from.node().filter(|node| !self.not.contains(node)) {
+            self.not.push(node);
+        }
+        if let Source::Peer(by) | Source::Stream(by) = from {
+            self.tell(What::Refused { by }, out);
+        }
+        if !self.running() {
+            self.next_source(now, out);
+        }
+    }
+
+    /// Nothing is under way: the spare holder, the tracker again, the depot, the origin, in this order.
+    fn next_source(&mut self, now: u64, out: &mut Vec<Action>) {
+        if let Some(node) = self.spare.take().filter(|node| self.is_fresh(*node)) {
+            self.fetch(now, Source::Peer(node), Why::Told, out);
+            return self.hedge_from(now, Hedge::Peer, micros(self.setup.pace.peer));
+        }
+        let origin_failed = self.fetches.iter().any(|fetch| fetch.from == Source::Origin);
+        // Who has the right to fetch, or has seen the origin fail, has nothing to learn from a tracker.
+        if self.waiting() || self.running() {
+            return;
+        }
+        if self.leases.is_empty() && !origin_failed && self.ask_again(now, out) {
+            return;
+        }
+        let why = if self.leases.is_empty() { Why::Alone } else { Why::Told };
+        self.alone(now, why, out);
+    }
+
+    /// What time alone brings about.
+    pub(super) fn tick(&mut self, now: u64, out: &mut Vec<Action>) {
+        if now >= self.end {
+            let peers = self.fetches.iter().filter(|fetch| fetch.from.node().is_some()).count() as u32;
+            let origin = self.fetches.iter().any(|fetch| fetch.from == Source::Origin);
+            return self.end(Action::Fail(Failure::Deadline { peers, origin }), out);
+        }
+        let mut silent = false;
+        for rank in self.ranks.iter_mut().filter(|rank| rank.until.is_some_and(|until| until <= now)) {
+            (rank.until, rank.useless, silent) = (None, true, true);
+        }
+        if silent && !self.running() {
+            self.ask_next(now, out);
+        }
+        self.renew(now, out);
+        if now >= self.due && !self.over {
+            self.hedge(now, out);
+        }
+    }
+
+    /// A lease whose bytes are coming is asked for again before it ends; one whose bytes are not may go to another.
+    fn renew(&mut self, now: u64, out: &mut Vec<Action>) {
+        let heard =
+            self.fetches.iter().filter(|fetch| fetch.state == State::Running).map(|fetch| fetch.heard).max();
+        let lively = heard.is_some_and(|heard| now.saturating_sub(heard) < micros(self.setup.pace.origin));
+        let not = self.ruled_out();
+        for lease in self.leases.iter_mut().filter(|lease| lease.renew <= now) {
+            // The answer sets the next time.
+            lease.renew = u64::MAX;
+            if lively {
+                out.push(Action::Ask {
+                    rank: lease.rank,
+                    tracker: self.setup.trackers[lease.rank],
+                    not: not.clone(),
+                });
+            }
+        }
+    }
+
+    fn hedge(&mut self, now: u64, out: &mut Vec<Action>) {
+        let step = self.step;
+        let (next, after) = match self.hedge {
+            Hedge::Peer => {
+                match self.spare.take().filter(|node| self.is_fresh(*node)) {
+                    Some(node) => self.fetch(now, Source::Peer(node), Why::Hedge, out),
+                    // Whoever we wait for may have lost its lease: the next to ask gets it.
+                    None => self.more = self.ask_again(now, out),
+                }
+                (Hedge::Depot, step)
+            }
+            Hedge::Depot => {
+                self.depot(now, Why::Hedge, out);
+                (Hedge::Origin, 2 * step)
+            }
+            Hedge::Origin => {
+                let running = self.fetches.iter().filter(|fetch| fetch.state == State::Running);
+                let heard = running.map(|fetch| fetch.heard).max().unwrap_or(0);
+                let quiet = now.saturating_sub(heard);
+                // Bytes are coming: rather a little later than twice from the origin, as long as there is time for it.
+                if quiet < step && self.end - now > micros(self.setup.deadline) / 2 {
+                    self.due = now + (step - quiet);
+                    return;
+                }
+                self.origin(now, Why::Hedge, out);
+                (Hedge::Nothing, u64::MAX)
+            }
+            Hedge::Nothing => (Hedge::Nothing, u64::MAX),
+        };
+        self.hedge = next;
+        self.due = now.saturating_add(after);
+    }
+
+    /// Tells every tracker that was asked.
+    fn tell(&self, what: What, out: &mut Vec<Action>) {
+        for (rank, tracker) in self.ranks.iter().zip(&self.setup.trackers) {
+            if rank.asked {
+                out.push(Action::Note { tracker: *tracker, what });
+            }
+        }
+    }
+
+    /// Cancels what is under way, gives back leases, and says the last word.
+    fn end(&mut self, last: Action, out: &mut Vec<Action>) {
+        self.over = true;
+        for (no, fetch) in self.fetches.iter().enumerate() {
+            if fetch.state == State::Running {
+                out.push(Action::Cancel { fetch: no as FetchNo });
+            }
+        }
+        for lease in &self.leases {
+            let tracker = self.setup.trackers[lease.rank];
+            out.push(Action::Note { tracker, what: What::Failed { lease: lease.id } });
+        }
+        out.push(last);
+    }
+}

@@ -1,0 +1,280 @@
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const MS: u64 = 1_000;
+
+fn node(i: u8) -> NodeId {
+    NodeId([i; 16])
+}
+
+fn setup(trackers: &[u8], depots: &[u8]) -> Setup {
+    let millis = Duration::from_millis;
+    let pace = Pace { peer: millis(20), stream: millis(200), depot: millis(100), origin: millis(300) };
+    let nodes = |list: &[u8]| list.iter().map(|i| node(*i)).collect();
+    Setup {
+        own: node(0),
+        trackers: nodes(trackers),
+        depots: nodes(depots),
+        pace,
+        deadline: Duration::from_secs(10),
+    }
+}
+
+fn answer(plan: &mut Plan, now: u64, rank: usize, answer: Answer) -> Vec<Action> {
+    plan.handle(now, Event::Answered { rank, answer })
+}
+
+fn go(first: u8, second: Option<u8>) -> Answer {
+    Answer::Go { first: node(first), second: second.map(node) }
+}
+
+fn lease(lease: u64) -> Answer {
+    Answer::Lease { lease, time: Duration::from_millis(900) }
+}
+
+fn fetch(fetch: FetchNo, from: Source, why: Why) -> Action {
+    Action::Fetch { fetch, from, why }
+}
+
+fn ask(rank: usize, tracker: u8, not: &[u8]) -> Action {
+    Action::Ask { rank, tracker: node(tracker), not: not.iter().map(|i| node(*i)).collect() }
+}
+
+fn note(tracker: u8, what: What) -> Action {
+    Action::Note { tracker: node(tracker), what }
+}
+
+#[test]
+fn the_tracker_says_where_and_hears_what_became_of_it() {
+    let (mut plan, first) = Plan::new(0, setup(&[1, 2], &[]));
+    assert_eq!(first, [ask(0, 1, &[])]);
+    assert_eq!(answer(&mut plan, 1, 0, go(5, Some(6))), [fetch(0, Source::Peer(node(5)), Why::Told)]);
+    assert_eq!(plan.handle(9, Event::Arrived { fetch: 0 }), [note(1, What::Have), Action::Done { fetch: 0 }]);
+    assert!(plan.is_over() && plan.wake().is_none());
+    assert_eq!(plan.handle(10, Event::Arrived { fetch: 0 }), []);
+}
+
+#[test]
+fn slow_peers_are_hedged_step_by_step() {
+    let (mut plan, _) = Plan::new(0, setup(&[1], &[8]));
+    answer(&mut plan, 0, 0, go(5, Some(6)));
+    let mut steps = Vec::new();
+    while steps.len() < 3 {
+        let now = plan.wake().unwrap();
+        steps.extend(plan.handle(now, Event::Tick).into_iter().map(|action| (now / MS, action)));
+    }
+    let hedges = [
+        (20, fetch(1, Source::Peer(node(6)), Why::Hedge)),
+        (40, fetch(2, Source::Depot(node(8)), Why::Hedge)),
+        (80, fetch(3, Source::Origin, Why::Hedge)),
+    ];
+    assert_eq!(steps, hedges);
+    let end = plan.handle(90 * MS, Event::Arrived { fetch: 1 });
+    let cancelled = end.iter().filter(|action| matches!(action, Action::Cancel { .. })).count();
+    assert_eq!((cancelled, end.last()), (3, Some(&Action::Done { fetch: 1 })));
+}
+
+#[test]
+fn the_origin_is_spared_while_bytes_come() {
+    let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
+    answer(&mut plan, 0, 0, go(5, None));
+    for now in (0..4_000).step_by(5) {
+        let out = plan.handle(now * MS, Event::Progress { fetch: 0 });
+        assert!(!out.iter().any(|action| matches!(action, Action::Fetch { .. })), "{now}: {out:?}");
+    }
+    let out = plan.handle(4_100 * MS, Event::Tick);
+    assert_eq!(out, [fetch(1, Source::Origin, Why::Hedge)]);
+}
+
+#[test]
+fn a_silent_tracker_is_followed_by_the_next_and_its_late_lease_is_no_second_fetch() {
+    let (mut plan, _) = Plan::new(0, setup(&[1, 2, 3], &[]));
+    assert_eq!(plan.wake(), Some(50 * MS));
+    assert_eq!(plan.handle(50 * MS, Event::Tick), [ask(1, 2, &[])]);
+    assert_eq!(answer(&mut plan, 51 * MS, 1, lease(7)), [fetch(0, Source::Origin, Why::Told)]);
+    assert_eq!(answer(&mut plan, 60 * MS, 0, lease(8)), []);
+    let end = plan.handle(61 * MS, Event::Failed { fetch: 0 });
+    let back = |tracker, lease| note(tracker, What::Failed { lease });
+    assert_eq!(end, [back(2, 7), back(1, 8), Action::Fail(Failure::Origin)]);
+}
+
+#[test]
+fn without_any_tracker_it_goes_alone() {
+    let (_, out) = Plan::new(0, setup(&[], &[]));
+    assert_eq!(out, [fetch(0, Source::Origin, Why::Alone)]);
+    let (mut plan, _) = Plan::new(0, setup(&[1, 2], &[8]));
+    assert_eq!(plan.handle(1, Event::Unreachable { rank: 0 }), [ask(1, 2, &[])]);
+    assert_eq!(answer(&mut plan, 2, 1, Answer::NotMine), [fetch(0, Source::Depot(node(8)), Why::Alone)]);
+    let out = plan.handle(3, Event::Failed { fetch: 0 });
+    assert_eq!(out, [fetch(1, Source::Origin, Why::Alone)]);
+}
+
+#[test]
+fn who_fails_is_told_of_and_ruled_out() {
+    let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
+    answer(&mut plan, 1, 0, go(5, Some(6)));
+    let refused = |by| note(1, What::Refused { by: node(by) });
+    let out = plan.handle(2, Event::Failed { fetch: 0 });
+    assert_eq!(out, [refused(5), fetch(1, Source::Peer(node(6)), Why::Told)]);
+    assert_eq!(plan.handle(3, Event::Failed { fetch: 1 }), [refused(6), ask(0, 1, &[5, 6])]);
+    let wait = Answer::Wait { parent: node(7), time: Duration::from_millis(900) };
+    assert_eq!(answer(&mut plan, 4, 0, wait), [fetch(2, Source::Stream(node(7)), Why::Told)]);
+    assert_eq!(plan.handle(5, Event::Failed { fetch: 2 }), [refused(7), ask(0, 1, &[5, 6, 7])]);
+    assert_eq!(answer(&mut plan, 6, 0, lease(1)), [fetch(3, Source::Origin, Why::Told)]);
+}
+
+#[test]
+fn whoever_waits_too_long_asks_again_and_may_get_the_lease() {
+    let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
+    let wait = Answer::Wait { parent: node(7), time: Duration::from_millis(900) };
+    answer(&mut plan, 0, 0, wait);
+    assert_eq!(plan.wake(), Some(900 * MS));
+    assert_eq!(plan.handle(900 * MS, Event::Tick), [ask(0, 1, &[])]);
+    assert_eq!(answer(&mut plan, 901 * MS, 0, lease(3)), [fetch(1, Source::Origin, Why::Told)]);
+}
+
+#[test]
+fn a_lease_is_renewed_while_bytes_come_only() {
+    let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
+    answer(&mut plan, 0, 0, lease(3));
+    assert_eq!(plan.wake(), Some(600 * MS));
+    plan.handle(590 * MS, Event::Progress { fetch: 0 });
+    assert_eq!(plan.handle(600 * MS, Event::Tick), [ask(0, 1, &[])]);
+    assert_eq!(answer(&mut plan, 601 * MS, 0, lease(3)), []);
+    assert_eq!(plan.wake(), Some(1_201 * MS));
+    assert_eq!(plan.handle(1_201 * MS, Event::Tick), []);
+    let end = plan.handle(10_000 * MS, Event::Tick);
+    assert_eq!(end.last(), Some(&Action::Fail(Failure::Deadline { peers: 0, origin: true })));
+}
+
+#[derive(Clone, Debug)]
+enum Chance {
+    Answer(usize, Answer),
+    Event(Event),
+    Pass(u64),
+    Wake,
+}
+
+fn chance() -> impl Strategy<Value = Chance> {
+    let nodes = || (0u8..12).prop_map(node);
+    let millis = || (0u64..3_000).prop_map(Duration::from_millis);
+    let answers = prop_oneof![
+        Just(Answer::Serve),
+        Just(Answer::NotMine),
+        (nodes(), prop::option::of(nodes())).prop_map(|(first, second)| Answer::Go { first, second }),
+        (any::<u64>(), millis()).prop_map(|(lease, time)| Answer::Lease { lease, time }),
+        (nodes(), millis()).prop_map(|(parent, time)| Answer::Wait { parent, time }),
+    ];
+    let fetch = || 0u32..8;
+    let events = prop_oneof![
+        Just(Event::Tick),
+        (0usize..4).prop_map(|rank| Event::Unreachable { rank }),
+        fetch().prop_map(|fetch| Event::Progress { fetch }),
+        fetch().prop_map(|fetch| Event::Failed { fetch }),
+        fetch().prop_map(|fetch| Event::Failed { fetch }),
+    ];
+    prop_oneof![
+        4 => (0usize..4, answers).prop_map(|(rank, answer)| Chance::Answer(rank, answer)),
+        4 => events.prop_map(Chance::Event),
+        1 => fetch().prop_map(|fetch| Chance::Event(Event::Arrived { fetch })),
+        2 => (0u64..200).prop_map(Chance::Pass),
+        2 => Just(Chance::Wake),
+    ]
+}
+
+/// What a driver could hold against a plan.
+#[derive(Default)]
+struct Watch {
+    started: Vec<Source>,
+    failed: HashSet<NodeId>,
+    running: HashSet<FetchNo>,
+    ends: u32,
+    asks: u32,
+}
+
+impl Watch {
+    fn see(&mut self, actions: &[Action]) {
+        for action in actions {
+            assert_eq!(self.ends, 0, "{action:?} after the end");
+            match action {
+                Action::Fetch { fetch, from, .. } => {
+                    assert_eq!(*fetch as usize, self.started.len());
+                    let node = from.node();
+                    assert!(node.is_none_or(|from| from != node_own() && !self.failed.contains(&from)));
+                    self.started.push(*from);
+                    self.running.insert(*fetch);
+                }
+                Action::Cancel { fetch } => assert!(self.running.remove(fetch)),
+                Action::Done { .. } | Action::Fail(_) => self.ends += 1,
+                Action::Ask { not, .. } => {
+                    self.asks += 1;
+                    assert!(not.len() <= NOT_MAX);
+                }
+                Action::Note { .. } => {}
+            }
+        }
+        assert!(
+            self.started.iter().filter(|from| **from == Source::Origin).count() <= 1,
+            "twice from the origin"
+        );
+    }
+
+    fn hand(&mut self, plan: &mut Plan, now: u64, event: Event) {
+        if let Event::Failed { fetch } | Event::Arrived { fetch } = event {
+            if self.running.remove(&fetch) && matches!(event, Event::Failed { .. }) {
+                self.failed.extend(self.started[fetch as usize].node());
+            }
+        }
+        let actions = plan.handle(now, event);
+        self.see(&actions);
+        assert_eq!(plan.is_over(), self.ends == 1);
+        match plan.wake() {
+            None => assert_eq!(self.ends, 1),
+            Some(wake) => assert!(wake > now, "it would spin: {plan:?}"),
+        }
+    }
+}
+
+fn node_own() -> NodeId {
+    node(0)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    #[test]
+    fn it_always_ends_whatever_happens(trackers in 0usize..4, depots in 0usize..3, chances in prop::collection::vec(chance(), 0..60)) {
+        let trackers: Vec<u8> = (1..=trackers as u8).collect();
+        let depots: Vec<u8> = (20..20 + depots as u8).collect();
+        let (mut plan, first) = Plan::new(0, setup(&trackers, &depots));
+        let (mut watch, mut now) = (Watch::default(), 0);
+        watch.see(&first);
+        for chance in chances {
+            match chance {
+                Chance::Answer(rank, answer) => watch.hand(&mut plan, now, Event::Answered { rank, answer }),
+                Chance::Event(event) => watch.hand(&mut plan, now, event),
+                Chance::Pass(millis) => now += millis * MS,
+                Chance::Wake => {
+                    now = plan.wake().unwrap_or(now);
+                    watch.hand(&mut plan, now, Event::Tick);
+                }
+            }
+        }
+        // From here on nothing happens any more but time.
+        let mut turns = 0;
+        while let Some(wake) = plan.wake() {
+            prop_assert!(wake <= 10_000 * MS);
+            now = now.max(wake);
+            watch.hand(&mut plan, now, Event::Tick);
+            turns += 1;
+            prop_assert!(turns < 100);
+        }
+        prop_assert_eq!(watch.ends, 1);
+        prop_assert!(watch.running.is_empty(), "fetches that nobody ended");
+        // Six questions and a few renewals of a lease, one for each answer at most.
+        prop_assert!(watch.asks < 6 + 60);
+    }
+}

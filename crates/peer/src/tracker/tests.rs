@@ -1,0 +1,306 @@
+use std::collections::{HashMap, HashSet};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::message::Group;
+
+const MS: u64 = 1_000;
+
+fn node(i: u8) -> NodeId {
+    NodeId([i; 16])
+}
+
+fn blob(i: u8) -> BlobId {
+    BlobId([i; 32])
+}
+
+fn ask_of(blobs: &[u8], not: &[u8]) -> Ask {
+    let blobs = blobs.iter().map(|i| blob(*i)).collect();
+    Ask { group: Group(1), blobs, backlog: 0, not: not.iter().map(|i| node(*i)).collect() }
+}
+
+fn tracker() -> Tracker {
+    Tracker::new(node(0), 1, Limits::default())
+}
+
+fn ask(tracker: &mut Tracker, now: u64, from: u8, not: &[u8]) -> Answer {
+    tracker.ask(now, node(from), &ask_of(&[1], not), &|_| false)[0]
+}
+
+fn tell(tracker: &mut Tracker, now: u64, from: u8, what: What) {
+    tracker.note(now, node(from), &Note { group: Group(1), blob: blob(1), what });
+}
+
+fn lease(answer: Answer) -> u64 {
+    match answer {
+        Answer::Lease { lease, .. } => lease,
+        other => panic!("{other:?} is no lease"),
+    }
+}
+
+#[test]
+fn the_first_fetches_and_the_others_wait_in_a_tree() {
+    let mut tracker = tracker();
+    lease(ask(&mut tracker, 0, 1, &[]));
+    let mut children: HashMap<NodeId, u16> = HashMap::new();
+    for from in 2..=200 {
+        match ask(&mut tracker, 0, from, &[]) {
+            Answer::Wait { parent, .. } => *children.entry(parent).or_default() += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(children.values().all(|count| *count <= SLOTS), "{children:?}");
+    tracker.books[&blob(1)].check();
+    tell(&mut tracker, 50 * MS, 1, What::Have);
+    for from in 2..=200 {
+        tell(&mut tracker, 60 * MS, from, What::Have);
+    }
+    tracker.books[&blob(1)].check();
+    assert!(matches!(ask(&mut tracker, 70 * MS, 201, &[]), Answer::Go { second: Some(_), .. }));
+    assert_eq!(tracker.counts().leased, 1);
+}
+
+#[test]
+fn the_tracker_serves_what_it_has_until_its_slots_are_taken() {
+    let mut tracker = tracker();
+    tell(&mut tracker, 0, 9, What::Have);
+    let mut ask = |from: u8| tracker.ask(0, node(from), &ask_of(&[1], &[]), &|_| true)[0];
+    for from in 1..=u8::try_from(SLOTS).unwrap() {
+        assert_eq!(ask(from), Answer::Serve);
+    }
+    assert_eq!(ask(7), Answer::Go { first: node(9), second: None });
+    assert!(!matches!(tracker.ask(0, node(8), &ask_of(&[1], &[0]), &|_| true)[0], Answer::Serve));
+}
+
+#[test]
+fn when_all_slots_are_taken_the_least_busy_takes_one_more() {
+    let mut tracker = tracker();
+    tell(&mut tracker, 0, 1, What::Have);
+    // Whoever is sent there rules all others out the next time, so that none of them can be a parent.
+    for from in 2..=20 {
+        let others: Vec<u8> = (2..=20).collect();
+        assert_eq!(ask(&mut tracker, 0, from, &others), Answer::Go { first: node(1), second: None });
+    }
+    assert_eq!(tracker.counts().crowded, 19 - u64::from(SLOTS));
+    assert_eq!(tracker.counts().leased, 0);
+}
+
+#[test]
+fn a_lease_that_is_late_failed_refused_or_orphaned_goes_to_the_next() {
+    let mut tracker = tracker();
+    let first = lease(ask(&mut tracker, 0, 1, &[]));
+    assert_eq!(lease(ask(&mut tracker, 10, 1, &[])), first, "the same lease again");
+    let late = micros(Duration::from_secs(3)) + 11;
+    let second = lease(ask(&mut tracker, late, 2, &[]));
+    assert_ne!(first, second);
+    tell(&mut tracker, late, 1, What::Failed { lease: first });
+    assert!(matches!(ask(&mut tracker, late, 3, &[]), Answer::Wait { .. }), "an old lease frees nothing");
+    tell(&mut tracker, late, 2, What::Failed { lease: second });
+    lease(ask(&mut tracker, late, 4, &[]));
+    tell(&mut tracker, late, 5, What::Refused { by: node(4) });
+    assert!(matches!(ask(&mut tracker, late, 5, &[]), Answer::Wait { .. }));
+    tell(&mut tracker, late, 6, What::Refused { by: node(4) });
+    lease(ask(&mut tracker, late, 6, &[]));
+    tracker.member_gone(&node(6));
+    lease(ask(&mut tracker, late, 7, &[]));
+    // The asker cannot reach node 7: it takes the lease over.
+    lease(ask(&mut tracker, late, 8, &[7]));
+    assert_eq!(tracker.counts().overtaken, 1);
+    assert_eq!(
+        ask(&mut tracker, late, 7, &[]),
+        Answer::Wait { parent: node(8), time: Duration::from_secs(3) }
+    );
+}
+
+#[test]
+fn a_holder_that_is_refused_twice_is_forgotten_and_comes_back_with_a_note() {
+    let mut tracker = tracker();
+    tell(&mut tracker, 0, 1, What::Have);
+    let go = Answer::Go { first: node(1), second: None };
+    assert_eq!(ask(&mut tracker, 0, 2, &[]), go);
+    tell(&mut tracker, 0, 2, What::Refused { by: node(1) });
+    tell(&mut tracker, 0, 3, What::Refused { by: node(1) });
+    lease(ask(&mut tracker, 0, 2, &[]));
+    tell(&mut tracker, 0, 1, What::Have);
+    assert_eq!(ask(&mut tracker, 0, 3, &[]), go);
+    tell(&mut tracker, 0, 1, What::Gone);
+    assert!(matches!(ask(&mut tracker, 0, 4, &[]), Answer::Wait { .. }));
+}
+
+/// A tracker that had not yet spoken of itself did not find itself among those that the asker ruled out, and sent him to itself.
+#[test]
+fn regression_a_tracker_that_is_ruled_out_in_the_first_question_does_not_serve() {
+    let answer = tracker().ask(0, node(1), &ask_of(&[1], &[0]), &|_| true)[0];
+    lease(answer);
+}
+
+#[test]
+fn the_busy_are_spared() {
+    let mut tracker = tracker();
+    for from in 1..=4 {
+        tell(&mut tracker, 0, from, What::Have);
+        let busy = Ask { backlog: u16::from(from) * 100, ..ask_of(&[2], &[]) };
+        tracker.ask(0, node(from), &busy, &|_| false);
+    }
+    assert_eq!(ask(&mut tracker, 0, 9, &[]), Answer::Go { first: node(1), second: Some(node(2)) });
+}
+
+#[test]
+fn memory_is_bounded_and_what_is_over_is_dropped() {
+    let mut tracker = Tracker::new(node(0), 1, Limits { blobs: 10, copies: 40 });
+    for i in 0..200u8 {
+        for from in 1..=8 {
+            let note = Note { group: Group(0), blob: blob(i), what: What::Have };
+            tracker.note(0, node(from), &note);
+            let counts = tracker.counts();
+            assert!(counts.blobs <= 10 && counts.copies <= 40, "{counts:?}");
+        }
+        tracker.ask(0, node(9), &ask_of(&[i], &[]), &|_| false);
+    }
+    assert!(tracker.counts().forgotten >= 190);
+    for from in 1..=9 {
+        tracker.member_gone(&node(from));
+    }
+    tracker.tick(60_000 * MS);
+    let counts = tracker.counts();
+    assert_eq!((counts.blobs, counts.copies), (0, 0));
+    for from in 100..200 {
+        ask(&mut tracker, 60_000 * MS, from, &[]);
+        tracker.member_gone(&node(from));
+        tracker.tick(61_000 * MS);
+    }
+    assert!(tracker.names.len() < 120, "{}", tracker.names.len());
+}
+
+#[test]
+fn leases_are_as_long_as_fetches_take() {
+    let mut tracker = tracker();
+    for i in 0..100 {
+        tracker.ask(0, node(1), &ask_of(&[i], &[]), &|_| false);
+    }
+    for i in 0..100 {
+        tracker.note(200 * MS, node(1), &Note { group: Group(1), blob: blob(i), what: What::Have });
+    }
+    let millis = tracker.lease_time().as_millis();
+    assert!((600..=680).contains(&millis), "{millis}");
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Ask { from: u8, blobs: Vec<u8>, not: Vec<u8> },
+    Have { from: u8, blob: u8 },
+    Gone { from: u8, blob: u8 },
+    Failed { from: u8, blob: u8 },
+    Refused { from: u8, blob: u8, by: u8 },
+    Lost { node: u8 },
+    Pass { millis: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let node = || 0u8..12;
+    let blob = || 0u8..3;
+    prop_oneof![
+        8 => (node(), prop::collection::vec(blob(), 1..3), prop::collection::vec(node(), 0..3))
+            .prop_map(|(from, blobs, not)| Step::Ask { from, blobs, not }),
+        3 => (node(), blob()).prop_map(|(from, blob)| Step::Have { from, blob }),
+        1 => (node(), blob()).prop_map(|(from, blob)| Step::Gone { from, blob }),
+        1 => (node(), blob()).prop_map(|(from, blob)| Step::Failed { from, blob }),
+        1 => (node(), blob(), node()).prop_map(|(from, blob, by)| Step::Refused { from, blob, by }),
+        1 => node().prop_map(|node| Step::Lost { node }),
+        2 => (0u64..4_000).prop_map(|millis| Step::Pass { millis }),
+    ]
+}
+
+/// What the tracker has said, seen from outside.
+#[derive(Default)]
+struct Seen {
+    /// Blob to who was given which lease last, and until when.
+    leases: HashMap<u8, (u64, u8, u64)>,
+    gone: HashSet<u8>,
+}
+
+impl Seen {
+    fn answered(&mut self, now: u64, from: u8, of: u8, not: &[u8], answer: Answer) {
+        let named = match answer {
+            Answer::Serve => vec![node(0)],
+            Answer::Go { first, second } => [Some(first), second].into_iter().flatten().collect(),
+            Answer::Wait { parent, .. } => vec![parent],
+            Answer::NotMine => panic!("the tracker knows nothing of that"),
+            Answer::Lease { lease, time } => {
+                if let Some((id, holder, until)) = self.leases.get(&of) {
+                    let live = *until > now;
+                    assert!(!live || *id == lease || not.contains(holder), "two leases for blob {of}");
+                }
+                self.leases.insert(of, (lease, from, now + micros(time)));
+                Vec::new()
+            }
+        };
+        for named in named {
+            let i = named.0[0];
+            assert_ne!(i, from, "sent to himself");
+            assert!(!not.contains(&i) && !self.gone.contains(&i), "sent to {i}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn whatever_happens_the_promises_hold(seed: u64, steps in prop::collection::vec(step(), 1..120), tracker_has: bool) {
+        let mut tracker = Tracker::new(node(0), seed, Limits { blobs: 3, copies: 1_000 });
+        let (mut now, mut seen) = (0, Seen::default());
+        for step in steps {
+            match step {
+                Step::Ask { from, blobs, not } => {
+                    seen.gone.remove(&from);
+                    let answers = tracker.ask(now, node(from), &ask_of(&blobs, &not), &|id| tracker_has && id.0[0] == 1);
+                    prop_assert_eq!(answers.len(), blobs.len());
+                    for (of, answer) in blobs.iter().zip(answers) {
+                        seen.answered(now, from, *of, &not, answer);
+                    }
+                }
+                Step::Have { from, blob: of } => {
+                    seen.gone.remove(&from);
+                    tracker.note(now, node(from), &Note { group: Group(1), blob: blob(of), what: What::Have });
+                    seen.leases.retain(|leased, (_, holder, _)| !(*leased == of && *holder == from));
+                }
+                Step::Gone { from, blob: of } => {
+                    seen.gone.remove(&from);
+                    tracker.note(now, node(from), &Note { group: Group(1), blob: blob(of), what: What::Gone });
+                }
+                Step::Failed { from, blob: of } => {
+                    seen.gone.remove(&from);
+                    let lease = seen.leases.get(&of).map_or(7, |(id, ..)| *id);
+                    let what = What::Failed { lease };
+                    tracker.note(now, node(from), &Note { group: Group(1), blob: blob(of), what });
+                    seen.leases.retain(|leased, (_, holder, _)| !(*leased == of && *holder == from));
+                }
+                Step::Refused { from, blob: of, by } => {
+                    seen.gone.remove(&from);
+                    let what = What::Refused { by: node(by) };
+                    tracker.note(now, node(from), &Note { group: Group(1), blob: blob(of), what });
+                    // It may or may not have ended the lease: not counted then.
+                    seen.leases.retain(|leased, (_, holder, _)| !(*leased == of && *holder == by));
+                }
+                Step::Lost { node: lost } if lost != 0 => {
+                    tracker.member_gone(&node(lost));
+                    seen.gone.insert(lost);
+                    seen.leases.retain(|_, (_, holder, _)| *holder != lost);
+                }
+                Step::Lost { .. } => {}
+                Step::Pass { millis } => {
+                    now += millis * MS;
+                    tracker.tick(now);
+                }
+            }
+            // What a tick dropped may be leased again.
+            seen.leases.retain(|leased, _| tracker.books.contains_key(&blob(*leased)));
+            tracker.books.values().for_each(Book::check);
+            let counts = tracker.counts();
+            prop_assert!(counts.blobs <= tracker.limits.blobs as u64);
+            prop_assert_eq!(counts.copies, tracker.books.values().map(|book| book.len() as u64).sum::<u64>());
+        }
+    }
+}

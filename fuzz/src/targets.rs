@@ -1,0 +1,284 @@
+//! What is fuzzed: each decoder that reads bytes which others wrote, and a few inputs to begin from, made by the encoders.
+//!
+//! A target fails by panicking. It also asserts what must hold of whatever was read: that it is written as it was read, or that
+//! an answer is no flood. `make fuzz` runs each under libFuzzer; the tests' `decoders` feeds each the seeds, changed by chance.
+//!
+//! A decoder that is new gets a row in [`TARGETS`].
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use base::{BlobId, Ino, PackNo, Timestamp};
+use blob::Sums;
+use blob::extent::{Extent, ExtentPage};
+use meta::journal::format;
+use meta::key::Key;
+use meta::record;
+use peer::id::{Member, NodeId, Role, Zone};
+use peer::members::machine::Machine;
+use peer::members::seal::{PLAIN_MAX, Seal};
+use peer::secret::Secret;
+use tree::node::{Leaf, Node};
+use tree::root::{Owner, Root};
+
+/// A decoder to feed.
+pub struct Target {
+    /// Its name.
+    pub name: &'static str,
+    /// Feeds it.
+    pub run: fn(&[u8]),
+    /// Inputs to begin from.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All of them.
+pub const TARGETS: &[Target] = &[
+    Target { name: "gossip", run: gossip, seeds: gossip_seeds },
+    Target { name: "sealed", run: sealed, seeds: sealed_seeds },
+    Target { name: "tree", run: tree_node, seeds: tree_seeds },
+    Target { name: "root", run: root, seeds: root_seeds },
+    Target { name: "sums", run: sums, seeds: sums_seeds },
+    Target { name: "rows", run: rows, seeds: rows_seeds },
+    Target { name: "journal", run: journal, seeds: journal_seeds },
+    Target { name: "index", run: index, seeds: index_seeds },
+];
+
+fn member(n: u8) -> Member {
+    Member {
+        node: NodeId([n; 16]),
+        generation: 1 << 16,
+        address: ([10, 0, 0, n], 7171).into(),
+        zone: Zone::default(),
+        role: Role::Node,
+        weight: 1,
+        free: 9,
+        load: 1,
+    }
+}
+
+/// The datagrams of an input: each with its length, two bytes, before it.
+fn datagrams(mut data: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let (len, rest) = data.split_first_chunk::<2>()?;
+        let (one, rest) = rest.split_at(rest.len().min(usize::from(u16::from_be_bytes(*len))));
+        data = rest;
+        Some(one)
+    })
+}
+
+fn gossip(data: &[u8]) {
+    let mut machine = Machine::new(&member(1), vec![member(2).address], 1, Duration::ZERO);
+    for (n, datagram) in datagrams(data).take(64).enumerate() {
+        let now = Duration::from_millis(700 * n as u64);
+        machine.receive(now, datagram);
+        machine.tick(now);
+        let sends = machine.sends();
+        assert!(sends.len() < 64 && sends.iter().all(|(_, bytes)| bytes.len() <= PLAIN_MAX));
+        machine.events();
+        assert!(machine.roster().get(member(1).node).is_some(), "a node is in its own roster");
+    }
+}
+
+/// What two others say to node 1 in a minute.
+fn gossip_seeds() -> Vec<Vec<u8>> {
+    let mut others: Vec<Machine> =
+        (2..4).map(|n| Machine::new(&member(n), vec![member(1).address, member(2).address], 3, Duration::ZERO)).collect();
+    let mut me = Machine::new(&member(1), vec![], 1, Duration::ZERO);
+    let (mut seeds, mut all) = (Vec::new(), Vec::new());
+    for step in 0..600u64 {
+        let now = Duration::from_millis(step * 100);
+        others.iter_mut().for_each(|other| other.tick(now));
+        me.tick(now);
+        if step == 500 {
+            others.iter_mut().for_each(|other| other.leave(now));
+        }
+        let mut sends: Vec<_> = others.iter_mut().flat_map(Machine::sends).collect();
+        sends.extend(me.sends());
+        for (to, bytes) in sends {
+            if to == member(1).address {
+                let mut one = (bytes.len() as u16).to_be_bytes().to_vec();
+                one.extend_from_slice(&bytes);
+                all.extend_from_slice(&one);
+                if step % 7 == 0 {
+                    seeds.push(one);
+                }
+                me.receive(now, &bytes);
+            } else if let Some(other) = (2..4).position(|n| member(n).address == to) {
+                others[other].receive(now, &bytes);
+            }
+        }
+    }
+    all.truncate(4000);
+    seeds.truncate(30);
+    seeds.push(all);
+    seeds
+}
+
+fn with_seal<T>(use_it: impl FnOnce(&mut Seal) -> T) -> T {
+    thread_local!(static SEAL: RefCell<Option<Seal>> = const { RefCell::new(None) });
+    SEAL.with_borrow_mut(|seal| {
+        use_it(seal.get_or_insert_with(|| {
+            let secret = Secret::from_text("a secret of the fuzzer").unwrap_or_else(|error| panic!("{error}"));
+            Seal::new(&secret, &[1; 16])
+        }))
+    })
+}
+
+fn sealed(data: &[u8]) {
+    with_seal(|seal| {
+        // Nobody writes one by chance; and what was sealed opens as what it was.
+        assert!(seal.open(&mut data.to_vec()).is_err());
+        let said = &data[..data.len().min(PLAIN_MAX)];
+        let mut datagram = seal.seal(said);
+        assert_eq!(seal.open(&mut datagram), Ok(said));
+    });
+}
+
+fn sealed_seeds() -> Vec<Vec<u8>> {
+    vec![vec![1; 29], vec![1; 300], vec![2; 29], vec![]]
+}
+
+fn tree_node(data: &[u8]) {
+    let own = BlobId([7; 32]);
+    if let Ok((Node::Leaf(leaf), _)) = Node::decode(data, own) {
+        let mut stored = vec![0];
+        stored.extend_from_slice(&leaf.encode());
+        assert!(Node::decode(&stored, own).is_ok(), "a leaf that was read can be written");
+        (0..leaf.len()).for_each(|place| assert!(leaf.row(place).is_some()));
+    }
+}
+
+fn tree_seeds() -> Vec<Vec<u8>> {
+    let mut leaf = Leaf::default();
+    for n in 0..40u8 {
+        leaf.push(&[1, 0, n, n], &vec![n; usize::from(n)]);
+    }
+    let plain = |content: Vec<u8>| [vec![0], content].concat();
+    // An inner node of two children: level, children, blobs, and for each child a key and where it is.
+    let mut inner = vec![1, 2, 0];
+    for n in 0..2u8 {
+        inner.extend_from_slice(&[0, 2, 1, n]);
+        inner.extend_from_slice(&[n; 32]);
+        inner.extend_from_slice(&[5, 0, n * 50, 50]);
+    }
+    vec![plain(Leaf::default().encode()), plain(leaf.encode()), plain(inner), vec![1, 0, 0, 1, 0]]
+}
+
+fn root(data: &[u8]) {
+    // Its signature is beyond a fuzzer; what is read before it is checked is not.
+    let _ = Root::decode("main", data);
+    if let Ok(owner) = Owner::decode(data) {
+        // Not byte by byte: of very many keys only the last are written.
+        assert!(Owner::decode(&owner.encode()).is_ok(), "an owner's record that was read can be written");
+    }
+}
+
+fn root_seeds() -> Vec<Vec<u8>> {
+    let owner = Owner { volume: [1; 16], owner: [2; 16], generation: 3, note: "a note".to_owned(), keys: vec![[4; 32]] };
+    vec![owner.encode(), vec![0; 400]]
+}
+
+fn sums(data: &[u8]) {
+    if let Ok(sums) = Sums::decode(data) {
+        assert_eq!(sums.encode(), data, "sums are written as they were read");
+        let _ = sums.check(0, &[0; 100]);
+        let _ = sums.check_group(0, &[0; 100]);
+        let _ = sums.segment_around(u32::MAX);
+    }
+}
+
+fn sums_seeds() -> Vec<Vec<u8>> {
+    [0, 1, 40_000, 200_000].map(|len| Sums::of(&vec![5; len]).encode()).to_vec()
+}
+
+fn rows(data: &[u8]) {
+    let _ = record::InodeRecord::decode(data);
+    let _ = record::Dentry::decode(data);
+    let _ = record::PackRow::decode(data);
+    let _ = record::ContentRow::decode(data);
+    let _ = record::HeldRow::decode(data);
+    let _ = (record::decode_i64(Some(data)), record::decode_u64(Some(data)));
+    if let Ok(page) = ExtentPage::decode(data) {
+        let again = ExtentPage::decode(&page.encode());
+        assert!(again.is_ok_and(|again| again.extents() == page.extents()), "a page is written as it was read");
+        assert!(page.parts(0, page.covered_bytes()).count() < 100_000);
+    }
+    let key = Key::from_bytes(data);
+    let _ = (key.tag(), key.number(), key.as_dentry(), key.as_extents(), key.as_xattr(), key.as_pack_user());
+    let _ = (key.as_blob_pack(), key.as_held(), key.as_content(), key.successor());
+}
+
+fn rows_seeds() -> Vec<Vec<u8>> {
+    let mut page = ExtentPage::new();
+    for n in 0..5 {
+        page.insert(Extent { at: n * 5000, len: 4000, pack: PackNo(u64::from(n)), offset: n });
+    }
+    let keys = [Key::inode(Ino(5)), Key::dentry(Ino(1), b"name"), Key::extents(Ino(5), 1), Key::pack(PackNo(3))];
+    let mut seeds: Vec<Vec<u8>> = keys.iter().map(|key| key.as_bytes().to_vec()).collect();
+    let moment = record::moment_to_u64(Timestamp(1));
+    seeds.extend([page.encode(), record::encode_i64(-5).to_vec(), record::encode_u64(moment).to_vec()]);
+    seeds
+}
+
+fn journal(data: &[u8]) {
+    let _ = format::SegmentHeader::decode(data);
+    let place = format::Place { segment: 1, seq: 1 };
+    let payload = match format::find(data, place) {
+        format::Found::Record(_, payload) => payload,
+        // A checksum is beyond a fuzzer: what it would guard is fed without it.
+        _ => data,
+    };
+    if let Some((rows, fresh)) = format::get_commit(payload) {
+        let mut again = Vec::new();
+        format::put_commit(&mut again, &rows, &fresh);
+        assert_eq!(again, payload, "a commit is written as it was read");
+    }
+    let _ = (format::get_data(payload), format::get_mark(payload));
+}
+
+fn journal_seeds() -> Vec<Vec<u8>> {
+    let row = (Key::inode(Ino(5)), Some(vec![1, 2, 3].into()));
+    let fresh = meta::store::FreshData { pack: PackNo(1), offset: 2, len: 3, crc: 4 };
+    let mut payload = Vec::new();
+    format::put_commit(&mut payload, &[row, (Key::inode(Ino(6)), None)], &[fresh]);
+    let mut record = Vec::new();
+    format::begin(&mut record);
+    record.extend_from_slice(&payload);
+    format::finish(&mut record, format::Kind::Commit, format::Place { segment: 1, seq: 1 });
+    let header = format::SegmentHeader { log_id: [1; 16], segment: 1, first_seq: 1, len: 1 << 20 };
+    vec![payload, record, header.encode()]
+}
+
+/// The index's way in is a file: one of a thread's own, written anew.
+fn with_index<T>(data: &[u8], use_it: impl FnOnce(&std::path::Path) -> T) -> T {
+    thread_local!(static FOLDER: tempfile::TempDir = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}")));
+    FOLDER.with(|folder| {
+        let path = folder.path().join("index");
+        std::fs::write(&path, data).unwrap_or_else(|error| panic!("{error}"));
+        use_it(&path)
+    })
+}
+
+fn index(data: &[u8]) {
+    use cache::residency::index::Index;
+    with_index(data, |path| {
+        let mut count = 0;
+        let opened = Index::open(path, &mut |_| count += 1).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(opened.records(), count);
+        drop(opened);
+        let again = Index::open(path, &mut |_| ()).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(again.records(), count, "what was cut off stays cut off");
+    });
+}
+
+fn index_seeds() -> Vec<Vec<u8>> {
+    use cache::residency::index::{Index, Record};
+    let bytes = with_index(&[], |path| {
+        let mut index = Index::open(path, &mut |_| ()).unwrap_or_else(|error| panic!("{error}"));
+        let records = [Record::Gone(BlobId([1; 32])), Record::Proven(BlobId([2; 32])), Record::Settled(BlobId([3; 32]))];
+        index.append(&records).unwrap_or_else(|error| panic!("{error}"));
+        drop(index);
+        std::fs::read(path).unwrap_or_default()
+    });
+    vec![bytes]
+}
