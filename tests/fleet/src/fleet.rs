@@ -12,7 +12,7 @@ use crate::wire::Weather;
 /// The last part of the first node's address.
 const FIRST: u8 = 11;
 /// Where all nodes are.
-const ZONE: &str = "here";
+pub const ZONE: &str = "here";
 /// Where nodes listen.
 const LISTEN: u16 = 7400;
 /// A read that is not back by then hangs: twice what requests are given, and the machine may be busy.
@@ -135,6 +135,12 @@ impl Fleet {
                 panic!("{hint}: a read hangs\n{so_far:?}\n{}", logs.join("\n--\n"));
             }
         }
+    }
+
+    /// A figure that nodes of a fleet give, as `/fleet/peer/bytes`, of all that run.
+    pub fn sum(&self, pointer: &str) -> u64 {
+        let running = self.nodes.iter().filter(|node| node.pid().is_some());
+        running.filter_map(|node| node.status().pointer(pointer)?.as_u64()).sum()
     }
 
     /// The reads of a plan, from beginning to end.

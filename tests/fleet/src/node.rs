@@ -57,6 +57,8 @@ pub struct Node {
     how: How,
     work: Work,
     daemon: Option<Child>,
+    /// Bytes of its log from its earlier runs.
+    said_before: usize,
 }
 
 impl Node {
@@ -70,6 +72,7 @@ impl Node {
             how,
             work: Work::Mount,
             daemon: None,
+            said_before: 0,
         };
         for part in ["mnt", "cache"] {
             std::fs::create_dir_all(node.folder.join(part)).unwrap();
@@ -139,6 +142,7 @@ impl Node {
     /// Starts its process, and does not wait until it serves.
     pub fn spawn(&mut self) {
         assert!(self.daemon.is_none(), "{} runs already", self.name);
+        self.said_before = self.log().len();
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.log_path()).unwrap();
         let mut command = self.port.wrap(&self.command());
         command.stdin(Stdio::null()).current_dir("/");
@@ -152,17 +156,26 @@ impl Node {
     /// What it said instead.
     pub fn await_mounted(&mut self, patience: Duration) -> Result<(), String> {
         let (mnt, end) = (self.mnt(), Instant::now() + patience);
+        let lends = matches!(self.work, Work::Lend(_));
+        let (log, said_before) = (self.log_path(), self.said_before);
+        let serves = || {
+            if !lends {
+                return is_fuse_mount(&mnt);
+            }
+            let log = std::fs::read(&log).unwrap_or_default();
+            String::from_utf8_lossy(&log[said_before.min(log.len())..]).contains("serves on")
+        };
         let daemon = self.daemon.as_mut().ok_or("it was not started")?;
-        if let Work::Lend(_) = self.work {
-            return Ok(());
-        }
-        while !is_fuse_mount(&mnt) {
+        while !serves() {
             let ended = daemon.try_wait().unwrap();
             if ended.is_some() || Instant::now() > end {
                 self.kill();
                 return Err(format!("{}: {ended:?}: {}", self.name, self.log()));
             }
             std::thread::sleep(Duration::from_millis(2));
+        }
+        if lends {
+            return Ok(());
         }
         let (done, answered) = std::sync::mpsc::channel();
         std::thread::spawn(move || done.send(std::fs::metadata(mnt).map(drop)));

@@ -91,6 +91,7 @@ impl Shape {
 /// A published tree, and the objects that it consists of.
 pub struct Tree {
     files: Vec<File>,
+    volume: [u8; 16],
     server: Server,
 }
 
@@ -121,17 +122,32 @@ impl Tree {
         let origin = Store::origin(PREFIX);
         let mut format = covey();
         format.arg("format").arg(&volume).args(["--origin", &origin, "--endpoint", &server.endpoint()]);
-        run_ok(&mut format, PATIENCE);
+        let made = run_ok(format.arg("--json"), PATIENCE).json();
+        let id = u128::from_str_radix(made["id"].as_str().unwrap(), 16).unwrap();
         let mut into = volume.clone().into_os_string();
         into.push(":/");
         run_ok(covey().arg("import").arg("--overwrite").arg(source).arg(into), PATIENCE);
         run_ok(covey().arg("publish").arg(&volume).arg(NAME), PATIENCE);
-        Tree { files, server }
+        Tree { files, volume: id.to_be_bytes(), server }
     }
 
     /// The folder with the bucket.
     pub fn root(&self) -> PathBuf {
         self.server.root()
+    }
+
+    /// The volume's id, by which a fleet knows its own.
+    pub fn volume(&self) -> [u8; 16] {
+        self.volume
+    }
+
+    /// The blobs that it consists of, where a server over its folder keeps them.
+    pub fn blobs(&self) -> Vec<PathBuf> {
+        let top = self.server.folder().join(PREFIX).join("blobs");
+        let below = |folder: PathBuf| {
+            std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path())
+        };
+        below(top).filter(|path| path.is_dir()).flat_map(below).filter(|path| path.is_file()).collect()
     }
 
     /// All files.

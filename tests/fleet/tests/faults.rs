@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use nets::evil::{Evil, Lie};
 use nets::readers::Plan;
 use nets::{Fleet, How, Readers, Report, Tree, requires_fleet, requires_nets, say};
 use s3server::{Fault, Rule};
@@ -172,6 +173,9 @@ fn outage(time: Duration, seed: u64) {
     report.must_be_true(WITHIN, "while the store is away");
     if nets::fleet::can_join() {
         report.must_be_whole([1], "what a peer has can be read");
+        let status = fleet.nodes[1].status();
+        let from_peers = status.pointer("/fleet/peer/bytes").and_then(serde_json::Value::as_u64);
+        assert!(from_peers.is_some_and(|bytes| bytes > 0), "{status:#}");
     } else {
         assert!(report.errors() > 0, "{report:?}");
     }
@@ -310,4 +314,28 @@ fn nothing_in_the_fleet_looks_at_the_time_of_day() {
         }
     }
     assert!(looked > 5, "only {looked} files were found");
+}
+
+/// A member that gives wrong bytes, with right checksums and with wrong ones, or half of them: nobody takes them for the blob, everybody
+/// reads what was published, and who lied is counted.
+#[test]
+fn a_member_that_lies() {
+    requires_fleet!();
+    for (number, lie) in Lie::ALL.into_iter().enumerate() {
+        let mut fleet = fleet(3, 140 + number as u64);
+        let evil = Evil::join(&fleet, "evil", 60, lie);
+        let end = Instant::now() + Duration::from_secs(20);
+        while evil.sees() < 4 {
+            assert!(Instant::now() < end, "it sees {} nodes", evil.sees());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        // Trackers hear from it what it claims to have.
+        std::thread::sleep(Duration::from_secs(1));
+        (0..3).for_each(|node| warm(&fleet, node));
+        fleet.must_read(&[0, 1, 2], 6, 10, 141, WITHIN);
+        say(format_args!("{lie:?}: told {} times, believed never", evil.told()));
+        assert!(evil.told() > 0, "nobody was sent to the liar");
+        assert!(fleet.sum("/fleet/failed") > 0, "fetches from it failed, and that is counted");
+        fleet.end();
+    }
 }
