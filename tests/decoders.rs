@@ -39,7 +39,8 @@ fn decoders_read_or_refuse_whatever_comes() {
         for seed in &seeds {
             (target.run)(seed);
         }
-        let mut runner = TestRunner::new(Config { cases: 400, failure_persistence: None, ..Config::default() });
+        let mut runner =
+            TestRunner::new(Config { cases: 400, failure_persistence: None, ..Config::default() });
         let changes = proptest::collection::vec(any::<Change>(), 1..12);
         let changed = (any::<prop::sample::Index>(), changes);
         let result = runner.run(&changed, |(which, changes)| {

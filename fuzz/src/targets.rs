@@ -81,8 +81,9 @@ fn gossip(data: &[u8]) {
 
 /// What two others say to node 1 in a minute.
 fn gossip_seeds() -> Vec<Vec<u8>> {
-    let mut others: Vec<Machine> =
-        (2..4).map(|n| Machine::new(&member(n), vec![member(1).address, member(2).address], 3, Duration::ZERO)).collect();
+    let mut others: Vec<Machine> = (2..4)
+        .map(|n| Machine::new(&member(n), vec![member(1).address, member(2).address], 3, Duration::ZERO))
+        .collect();
     let mut me = Machine::new(&member(1), vec![], 1, Duration::ZERO);
     let (mut seeds, mut all) = (Vec::new(), Vec::new());
     for step in 0..600u64 {
@@ -118,7 +119,8 @@ fn with_seal<T>(use_it: impl FnOnce(&mut Seal) -> T) -> T {
     thread_local!(static SEAL: RefCell<Option<Seal>> = const { RefCell::new(None) });
     SEAL.with_borrow_mut(|seal| {
         use_it(seal.get_or_insert_with(|| {
-            let secret = Secret::from_text("a secret of the fuzzer").unwrap_or_else(|error| panic!("{error}"));
+            let secret =
+                Secret::from_text("a secret of the fuzzer").unwrap_or_else(|error| panic!("{error}"));
             Seal::new(&secret, &[1; 16])
         }))
     })
@@ -174,7 +176,13 @@ fn root(data: &[u8]) {
 }
 
 fn root_seeds() -> Vec<Vec<u8>> {
-    let owner = Owner { volume: [1; 16], owner: [2; 16], generation: 3, note: "a note".to_owned(), keys: vec![[4; 32]] };
+    let owner = Owner {
+        volume: [1; 16],
+        owner: [2; 16],
+        generation: 3,
+        note: "a note".to_owned(),
+        keys: vec![[4; 32]],
+    };
     vec![owner.encode(), vec![0; 400]]
 }
 
@@ -200,7 +208,10 @@ fn rows(data: &[u8]) {
     let _ = (record::decode_i64(Some(data)), record::decode_u64(Some(data)));
     if let Ok(page) = ExtentPage::decode(data) {
         let again = ExtentPage::decode(&page.encode());
-        assert!(again.is_ok_and(|again| again.extents() == page.extents()), "a page is written as it was read");
+        assert!(
+            again.is_ok_and(|again| again.extents() == page.extents()),
+            "a page is written as it was read"
+        );
         assert!(page.parts(0, page.covered_bytes()).count() < 100_000);
     }
     let key = Key::from_bytes(data);
@@ -213,7 +224,8 @@ fn rows_seeds() -> Vec<Vec<u8>> {
     for n in 0..5 {
         page.insert(Extent { at: n * 5000, len: 4000, pack: PackNo(u64::from(n)), offset: n });
     }
-    let keys = [Key::inode(Ino(5)), Key::dentry(Ino(1), b"name"), Key::extents(Ino(5), 1), Key::pack(PackNo(3))];
+    let keys =
+        [Key::inode(Ino(5)), Key::dentry(Ino(1), b"name"), Key::extents(Ino(5), 1), Key::pack(PackNo(3))];
     let mut seeds: Vec<Vec<u8>> = keys.iter().map(|key| key.as_bytes().to_vec()).collect();
     let moment = record::moment_to_u64(Timestamp(1));
     seeds.extend([page.encode(), record::encode_i64(-5).to_vec(), record::encode_u64(moment).to_vec()]);
@@ -275,7 +287,11 @@ fn index_seeds() -> Vec<Vec<u8>> {
     use cache::residency::index::{Index, Record};
     let bytes = with_index(&[], |path| {
         let mut index = Index::open(path, &mut |_| ()).unwrap_or_else(|error| panic!("{error}"));
-        let records = [Record::Gone(BlobId([1; 32])), Record::Proven(BlobId([2; 32])), Record::Settled(BlobId([3; 32]))];
+        let records = [
+            Record::Gone(BlobId([1; 32])),
+            Record::Proven(BlobId([2; 32])),
+            Record::Settled(BlobId([3; 32])),
+        ];
         index.append(&records).unwrap_or_else(|error| panic!("{error}"));
         drop(index);
         std::fs::read(path).unwrap_or_default()

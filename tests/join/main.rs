@@ -64,10 +64,12 @@ impl World {
     fn blobs(&self) -> u64 {
         fn count(dir: &Path) -> u64 {
             let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-            entries.map(|entry| {
-                let is_blob = entry.file_name().len() >= 64;
-                if entry.path().is_dir() { count(&entry.path()) } else { u64::from(is_blob) }
-            }).sum()
+            entries
+                .map(|entry| {
+                    let is_blob = entry.file_name().len() >= 64;
+                    if entry.path().is_dir() { count(&entry.path()) } else { u64::from(is_blob) }
+                })
+                .sum()
         }
         count(&self.server.folder())
     }
@@ -189,7 +191,10 @@ fn a_depot_serves_nodes_and_ends_with_a_signal() {
     node.read_all(&world);
     assert!(node.hits("depot") > 0, "{}", node.json("status"));
     let seen = covey_ok(&["peers", folder.to_str().unwrap(), "--json"]).json();
-    assert!(seen.as_array().unwrap().iter().any(|row| row["role"] == "depot" && row["state"] == "own"), "{seen}");
+    assert!(
+        seen.as_array().unwrap().iter().any(|row| row["role"] == "depot" && row["state"] == "own"),
+        "{seen}"
+    );
     drop(depot);
     let said = fs::read_to_string(world.path("depot.log")).unwrap();
     assert!(said.contains("ending"), "{said}");
@@ -231,6 +236,9 @@ fn what_a_fleet_needs_is_said() {
     refused(&["mount", "mem:", &at, "--join", "127.0.0.1:1"], "published tree");
     refused(&["mount", tree, &at, "--secret-file", "/x"], "--join");
     refused(&["mount", "file:/x@latest", &at, "--join", "127.0.0.1:1"], "object store");
-    refused(&["depot", "--origin", "s3://bucket/x", "--cache", &at, "--join", "127.0.0.1:1"], "covey fleet secret");
+    refused(
+        &["depot", "--origin", "s3://bucket/x", "--cache", &at, "--join", "127.0.0.1:1"],
+        "covey fleet secret",
+    );
     refused(&["depot", "--origin", "s3://bucket/x", "--cache", &at], "--listen");
 }

@@ -140,7 +140,11 @@ fn a_followed_name_shows_one_tree_at_a_time_and_open_files_stay() {
             tree = next;
 
             let after = kernel.walk(&following);
-            assert_eq!(after.keys().collect::<Vec<_>>(), contents(&look(&*frozen, Ino::ROOT)), "round {round}");
+            assert_eq!(
+                after.keys().collect::<Vec<_>>(),
+                contents(&look(&*frozen, Ino::ROOT)),
+                "round {round}"
+            );
             let mut fresh = Kernel::default();
             let anew = Following::new(frozen);
             for (path, (_, content)) in fresh.walk(&anew) {

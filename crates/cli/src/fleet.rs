@@ -78,7 +78,9 @@ pub fn join(
 }
 
 fn home_failure(error: HomeError) -> Failure {
-    Failure::new("no-node", "this node cannot be itself").why(error.to_string()).next("name a folder of its own: --cache DIR")
+    Failure::new("no-node", "this node cannot be itself")
+        .why(error.to_string())
+        .next("name a folder of its own: --cache DIR")
 }
 
 fn fleet_failure(error: &FleetError, listen: SocketAddr) -> Failure {
@@ -146,9 +148,8 @@ impl Grouped {
         let (walked, learns) = (tree.clone(), groups.clone());
         // Without a thread they are learnt as they are looked up.
         let _ = base::thread::spawn("covey-groups", move || {
-            let walk = walked.rows(&Key::kind(tags::PACK), &mut |key, row| {
-                learn(&learns, &Key::from_bytes(key), row)
-            });
+            let walk = walked
+                .rows(&Key::kind(tags::PACK), &mut |key, row| learn(&learns, &Key::from_bytes(key), row));
             if let Err(error) = walk {
                 log::debug(|| format!("fleet: not all packs could be gone through: {error}"));
             }

@@ -106,8 +106,10 @@ impl Named {
     pub fn in_fleet(mut self, fleet: &FleetOptions) -> Result<Named> {
         fleet.check()?;
         if fleet.is_on() && self.is_near() {
-            return Err(Failure::usage(format!("{self} is on this machine: there is nothing to ask others for"))
-                .next("leave --join and --listen out; a fleet is for trees in an object store"));
+            return Err(Failure::usage(format!(
+                "{self} is on this machine: there is nothing to ask others for"
+            ))
+            .next("leave --join and --listen out; a fleet is for trees in an object store"));
         }
         self.fleet = fleet.is_on().then(|| fleet.clone());
         Ok(self)
@@ -202,12 +204,7 @@ pub fn grouped(tree: Arc<Tree>, groups: Option<&Groups>) -> Arc<dyn MetaStore> {
 
 /// What a mount of a tree that is open consists of; `bytes`: what it holds.
 pub fn parts_of(tree: Arc<dyn MetaStore>, bytes: u64, origin: Arc<dyn Origin>) -> Parts {
-    Parts {
-        store: tree,
-        packs: Arc::new(NoPacks { bytes }),
-        source: origin.clone(),
-        origin,
-    }
+    Parts { store: tree, packs: Arc::new(NoPacks { bytes }), source: origin.clone(), origin }
 }
 
 /// Where nothing is written.

@@ -257,9 +257,9 @@ impl Filesystem for Following {
 
     fn would_wait(&self, request: Waiting) -> bool {
         match request {
-            Waiting::Read { ino, offset, len } => self.place(ino).is_ok_and(|place| {
-                place.fs.would_wait(Waiting::Read { ino: place.ino, offset, len })
-            }),
+            Waiting::Read { ino, offset, len } => self
+                .place(ino)
+                .is_ok_and(|place| place.fs.would_wait(Waiting::Read { ino: place.ino, offset, len })),
             other => self.newest().would_wait(other),
         }
     }

@@ -266,7 +266,7 @@ impl Arriving {
     }
 
     /// Appends from whole bytes what is not here yet.
-    fn append(&self, bytes: &[u8]) -> Result<(), Fail> {
+    pub(crate) fn append(&self, bytes: &[u8]) -> Result<(), Fail> {
         let mut at = self.verified() as usize;
         while at < bytes.len() {
             let rest = &bytes[at..];

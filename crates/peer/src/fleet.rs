@@ -103,7 +103,9 @@ pub struct FleetParts {
 #[derive(Debug, thiserror::Error)]
 pub enum FleetError {
     /// Its port cannot be used for membership.
-    #[error("cannot listen on UDP {address}: {error}; choose another address with --listen, or end what uses it")]
+    #[error(
+        "cannot listen on UDP {address}: {error}; choose another address with --listen, or end what uses it"
+    )]
     Listen {
         /// Which.
         address: SocketAddr,

@@ -77,7 +77,8 @@ impl Depot {
     fn open(args: &Args) -> Result<Depot> {
         let size = args.size.as_deref().map(|text| {
             parse_size(text).filter(|size| *size >= 64 << 20).ok_or_else(|| {
-                Failure::usage(format!("--size {text} is no size of at least 64M")).next("write one like 500G")
+                Failure::usage(format!("--size {text} is no size of at least 64M"))
+                    .next("write one like 500G")
             })
         });
         let size = size.transpose()?;
@@ -125,7 +126,8 @@ impl Depot {
 
 /// Whose trees the origin holds.
 fn volume_of(origin: &dyn Origin, name: &str) -> Result<[u8; 16]> {
-    let owner = tree::Owner::read(origin).map_err(|error| crate::publish::failure(format!("cannot use {name}"), error))?;
+    let owner = tree::Owner::read(origin)
+        .map_err(|error| crate::publish::failure(format!("cannot use {name}"), error))?;
     owner.map(|owner| owner.volume).ok_or_else(|| {
         Failure::new("not-published", format!("nothing was ever published in {name}"))
             .next("publish a tree first: covey publish VOLUME NAME")
@@ -150,7 +152,9 @@ impl Serve for Depot {
                 serde_json::to_value(self.fleet.seen().iter().map(PeerRow::from).collect::<Vec<_>>())
             }
             Request::Status => serde_json::to_value(FleetStatus::of(&self.fleet, &self.cache)),
-            _ => return Err(Failure::usage("a depot is asked who is there and what it did, and nothing else")),
+            _ => {
+                return Err(Failure::usage("a depot is asked who is there and what it did, and nothing else"));
+            }
         };
         value.map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
     }

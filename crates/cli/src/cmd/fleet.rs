@@ -54,9 +54,9 @@ fn make(file: &Path) -> Result<()> {
         _ => Failure::io(format!("cannot make {}", file.display()), &error),
     })?;
     let written = opened.write_all(format!("{}\n", Secret::generate_text()).as_bytes());
-    written.and_then(|()| opened.sync_all()).map_err(|error| {
-        Failure::io(format!("cannot write {}", file.display()), &error)
-    })
+    written
+        .and_then(|()| opened.sync_all())
+        .map_err(|error| Failure::io(format!("cannot write {}", file.display()), &error))
 }
 
 #[cfg(test)]

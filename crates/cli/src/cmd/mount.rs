@@ -66,7 +66,11 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         let source = match Source::by_word(&args.volume)? {
             Some(Source::Published(tree)) => {
                 let tree = tree.accepting(args.key.as_deref())?;
-                Source::Published(tree.reached(&args.reach, args.cache.as_deref())?.following(args.follow).in_fleet(&args.fleet)?)
+                Source::Published(
+                    tree.reached(&args.reach, args.cache.as_deref())?
+                        .following(args.follow)
+                        .in_fleet(&args.fleet)?,
+                )
             }
             Some(_) if args.follow.is_some() => return Err(nothing_to_follow()),
             Some(source) => source,

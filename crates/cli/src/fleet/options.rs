@@ -106,9 +106,11 @@ impl FleetOptions {
     pub fn listen(&self, contacts: &[Contact]) -> Result<SocketAddr> {
         if let Some(listen) = self.listen {
             if listen.ip().is_unspecified() && self.advertise.is_none() {
-                return Err(Failure::usage(format!("{listen} is no address at which others could reach this node"))
-                    .next("name one address of this machine: --listen ADDRESS:PORT")
-                    .next("or where they reach it: --advertise ADDRESS:PORT"));
+                return Err(Failure::usage(format!(
+                    "{listen} is no address at which others could reach this node"
+                ))
+                .next("name one address of this machine: --listen ADDRESS:PORT")
+                .next("or where they reach it: --advertise ADDRESS:PORT"));
             }
             return Ok(listen);
         }
@@ -117,9 +119,11 @@ impl FleetOptions {
             Contact::Name(name) => !name.starts_with("localhost:"),
         };
         if contacts.iter().any(is_far) {
-            return Err(Failure::usage("the fleet is on other machines, and this node would not be reached there")
-                .why("nothing listens beyond this machine unless that is said")
-                .next("name an address of this machine and a port: --listen ADDRESS:PORT"));
+            return Err(Failure::usage(
+                "the fleet is on other machines, and this node would not be reached there",
+            )
+            .why("nothing listens beyond this machine unless that is said")
+            .next("name an address of this machine and a port: --listen ADDRESS:PORT"));
         }
         Ok(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0))
     }

@@ -162,7 +162,8 @@ pub fn rows(pairs: &mut Pairs, fleet: &FleetStatus) {
         0 => String::new(),
         n => format!(", {} of them depots", count(n)),
     };
-    pairs.row("fleet", format!("{} nodes{depots}; this one listens on {}", count(fleet.nodes), fleet.address));
+    pairs
+        .row("fleet", format!("{} nodes{depots}; this one listens on {}", count(fleet.nodes), fleet.address));
     let tier = |(name, tier): &(&str, TierStatus)| {
         let what = if matches!(*name, "memory" | "disk") { "reads" } else { "blobs" };
         format!("{name} {} {what} ({})", count(tier.hits), bytes(tier.bytes))

@@ -72,7 +72,11 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     ("covey_origin_sent_bytes_total", "counter", "Bytes of bodies that went to it."),
     ("covey_fleet_nodes", "gauge", "Nodes of the fleet that are there, this one among them."),
     ("covey_fleet_depots", "gauge", "Of these, depots."),
-    ("covey_fleet_hits_total", "counter", "Reads of near tiers and blobs of far ones, by where the bytes were."),
+    (
+        "covey_fleet_hits_total",
+        "counter",
+        "Reads of near tiers and blobs of far ones, by where the bytes were.",
+    ),
     ("covey_fleet_bytes_total", "counter", "Their bytes."),
     ("covey_fleet_origin_fetches_total", "counter", "Blobs fetched from the origin, by why."),
     ("covey_fleet_failures_total", "counter", "Fetches from other nodes that failed."),

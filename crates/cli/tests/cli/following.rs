@@ -30,7 +30,8 @@ impl Pair {
         fs::create_dir(&shown).unwrap();
         let pair = Pair { world, shown };
         pair.publish();
-        json(&["mount", "-d", "--follow=0.1", &format!("{origin}@latest"), pair.shown.to_str().unwrap()]).ok();
+        json(&["mount", "-d", "--follow=0.1", &format!("{origin}@latest"), pair.shown.to_str().unwrap()])
+            .ok();
         Some(pair)
     }
 
@@ -95,7 +96,8 @@ fn a_followed_tree_moves_and_open_files_stay() {
     assert_eq!(names(&to), ["changed", "large", "link", "removed", "renamed", "replaced", "same", "sub"]);
     assert!(!to.join("new").exists() && content(to.join("link")) == "old");
     let open = |name: &str| File::open(to.join(name)).unwrap();
-    let held = ["changed", "removed", "replaced", "renamed", "same", "sub/linked"].map(|name| (name, open(name)));
+    let held =
+        ["changed", "removed", "replaced", "renamed", "same", "sub/linked"].map(|name| (name, open(name)));
     let large = open("large");
     let (folder, gone) = (File::open(&to).unwrap(), File::open(pair.shown.join("gone")).unwrap());
     let by_handle = |file: &File, name: &str| {
@@ -132,7 +134,11 @@ fn a_followed_tree_moves_and_open_files_stay() {
             "changed" | "sub/linked" => "old",
             name => name,
         };
-        assert_eq!((text.as_str(), file.metadata().unwrap().len()), (was, was.len() as u64), "{name} was open");
+        assert_eq!(
+            (text.as_str(), file.metadata().unwrap().len()),
+            (was, was.len() as u64),
+            "{name} was open"
+        );
     }
     // Also what was never read before the move is the old file's.
     let mut middle = [0; 4096];
@@ -168,7 +174,8 @@ fn a_hundred_publications_are_each_seen_whole() {
                     // Later looks never show an older tree than earlier ones.
                     for file in [0, 1, 2, 3] {
                         let text = fs::read_to_string(shown.join(format!("d{file}/v"))).unwrap();
-                        let seen = text.trim().parse().unwrap_or_else(|_| panic!("reader {reader}: {text:?}"));
+                        let seen =
+                            text.trim().parse().unwrap_or_else(|_| panic!("reader {reader}: {text:?}"));
                         assert!(seen >= newest, "reader {reader}: {seen} after {newest}");
                         newest = seen;
                     }

@@ -72,11 +72,10 @@ mod tests {
         notes.push(b, note(1));
         notes.forget(&b);
         let taken = notes.take();
-        assert_eq!(taken.iter().map(|(node, notes)| (*node, notes.len())).collect::<Vec<_>>(), [
-            (a, 256),
-            (a, 256),
-            (a, 88)
-        ]);
+        assert_eq!(
+            taken.iter().map(|(node, notes)| (*node, notes.len())).collect::<Vec<_>>(),
+            [(a, 256), (a, 256), (a, 88)]
+        );
         assert!(notes.take().is_empty() && notes.room() == MOST);
         (0..MOST as u64 + 10).for_each(|n| notes.push(a, note(n)));
         assert_eq!(notes.room(), 0);

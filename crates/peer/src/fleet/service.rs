@@ -64,14 +64,9 @@ impl Service for Serving {
     }
 
     fn suspect(&self, id: &BlobId) {
-        let Some(inner) = self.0.upgrade() else { return };
-        let id = *id;
-        // All of it is read and hashed: not on the thread of a connection.
-        let _ = base::thread::spawn("covey-suspect", move || {
-            if let Some(holdings) = inner.holdings() {
-                holdings.suspect(&id);
-            }
-        });
+        if let Some(holdings) = self.0.upgrade().as_ref().and_then(|inner| inner.holdings()) {
+            holdings.suspect(id);
+        }
     }
 
     fn list(&self, prefix: Prefix, most: usize) -> Listed {

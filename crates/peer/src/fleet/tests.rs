@@ -243,7 +243,10 @@ fn a_node_that_is_alone_asks_the_origin() {
     store.away.store(true, Ordering::SeqCst);
     node.evict(&ids[0]);
     let error = node.read(&ids[0]).unwrap_err();
-    assert!(error.to_string().contains("the store is away"), "the origin's own error is what a reader sees: {error}");
+    assert!(
+        error.to_string().contains("the store is away"),
+        "the origin's own error is what a reader sees: {error}"
+    );
     assert_eq!(node.fleet.under_way(), 0);
 }
 
@@ -347,7 +350,8 @@ fn a_copy_that_rots_is_found_dropped_and_had_from_elsewhere() {
     for id in &ids {
         assert_eq!(nodes[1].read(id).unwrap(), store.blobs.lock()[id]);
     }
-    soon("the bad copies are dropped", || ids.iter().all(|id| !nodes[0].disk.0.file(id).exists()));
+    // After the first of them the node is left alone for a while, so it is told of that one only.
+    soon("a bad copy is dropped", || ids.iter().any(|id| !nodes[0].disk.0.file(id).exists()));
 }
 
 #[test]

@@ -50,13 +50,9 @@ impl Transit {
     pub(super) fn board(&self, id: &BlobId) -> Seat {
         let mut all = self.all.lock();
         match all.get(id) {
-            Some(Entry { arriving, landed: None }) => Seat::Passenger(Arc::clone(arriving)),
-            // What landed is wanted again before the cache had written it: whoever waits for it gets this one.
-            Some(Entry { arriving, .. }) => {
-                let arriving = Arc::clone(arriving);
-                all.insert(*id, Entry { arriving: Arc::clone(&arriving), landed: None });
-                Seat::Pilot(arriving)
-            }
+            // What landed and is wanted again comes from the disk in a moment. To ask the tracker for it would be to ask for what it
+            // believes to be here: if nobody else has it, it would be fetched again.
+            Some(entry) => Seat::Passenger(Arc::clone(&entry.arriving)),
             None => {
                 let arriving = Arriving::new(*id, self.verify);
                 all.insert(*id, Entry { arriving: Arc::clone(&arriving), landed: None });
