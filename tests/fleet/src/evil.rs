@@ -19,7 +19,6 @@ use peer::secret::Secret;
 
 use crate::fleet::{ZONE, listen};
 use crate::net::Port;
-use crate::tree::Tree;
 
 /// How it lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,8 +100,12 @@ impl Evil {
     /// Joins the fleet by these addresses.
     pub fn join(fleet: &crate::Fleet, name: &str, number: u8, lie: Lie) -> Evil {
         let port = fleet.net.port(name, number);
-        let held =
-            fleet.tree.blobs().iter().map(|path| blob_of(path)).map(|(id, bytes)| (id, lie.tell(bytes)));
+        let held = fleet
+            .tree
+            .blobs()
+            .into_iter()
+            .map(|path| blob_of(&path))
+            .map(|(id, bytes)| (id, lie.tell(bytes)));
         let lies = Arc::new(Lies { held: held.collect(), told: AtomicU64::new(0) });
         let contacts: Vec<String> = fleet.nodes.iter().take(2).map(|node| listen(&node.port)).collect();
         let parts = FleetParts {
