@@ -223,6 +223,21 @@ bench-daemon: ## What each operation costs in the daemon, without a kernel: medi
 profile-daemon: ## Where the instructions of each operation go, by callgrind (needs valgrind); OPS="create read-blob"
 	@scripts/profile-daemon $(OPS)
 
+# The fleet's own tracker, plan and placement in a simulated world; the outcome is kept beside the measured figures.
+# Another folder: SIM_RESULTS=DIR.
+SIM_RESULTS ?= bench/results/$(shell date -u +%Y-%m-%d)-sim
+sim = "$(CARGO_TARGET_DIR)/release/covey-sim"
+
+.PHONY: sim
+sim: ## Simulate the fleet at 10 to 10,000 nodes: a flash crowd, crashes and slow nodes, every day; about two minutes
+	@scripts/bootstrap build
+	$(CARGO) build --release --package covey-sim
+	@mkdir -p "$(SIM_RESULTS)"
+	@{ $(sim) flash --nodes 10,100,1000,10000 --blobs 320 --json "$(SIM_RESULTS)/flash.json"; \
+	$(sim) flash --nodes 10,100,1000 --blobs 320 --slow 50 --json "$(SIM_RESULTS)/flash-slow.json"; \
+	$(sim) flash --nodes 10,100,1000 --blobs 320 --slow 50 --crash 100 --json "$(SIM_RESULTS)/flash-faults.json"; \
+	$(sim) steady --nodes 10,100,300 --seconds 60 --json "$(SIM_RESULTS)/steady.json"; } | tee "$(SIM_RESULTS)/sim.txt"
+
 ##@ Tidy
 
 .PHONY: clean

@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use base::{BlobId, Ino, PackNo, Timestamp};
+use base::{BlobId, Ino, Must, PackNo, Timestamp};
 use blob::Sums;
 use blob::extent::{Extent, ExtentPage};
 use meta::journal::format;
@@ -119,8 +119,7 @@ fn with_seal<T>(use_it: impl FnOnce(&mut Seal) -> T) -> T {
     thread_local!(static SEAL: RefCell<Option<Seal>> = const { RefCell::new(None) });
     SEAL.with_borrow_mut(|seal| {
         use_it(seal.get_or_insert_with(|| {
-            let secret =
-                Secret::from_text("a secret of the fuzzer").unwrap_or_else(|error| panic!("{error}"));
+            let secret = Secret::from_text("a secret of the fuzzer").must("it is long enough");
             Seal::new(&secret, &[1; 16])
         }))
     })
@@ -263,10 +262,10 @@ fn journal_seeds() -> Vec<Vec<u8>> {
 
 /// The index's way in is a file: one of a thread's own, written anew.
 fn with_index<T>(data: &[u8], use_it: impl FnOnce(&std::path::Path) -> T) -> T {
-    thread_local!(static FOLDER: tempfile::TempDir = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}")));
+    thread_local!(static FOLDER: tempfile::TempDir = tempfile::tempdir().must("a fuzzer has a folder to write to"));
     FOLDER.with(|folder| {
         let path = folder.path().join("index");
-        std::fs::write(&path, data).unwrap_or_else(|error| panic!("{error}"));
+        std::fs::write(&path, data).must("a fuzzer has a folder to write to");
         use_it(&path)
     })
 }
@@ -275,10 +274,10 @@ fn index(data: &[u8]) {
     use cache::residency::index::Index;
     with_index(data, |path| {
         let mut count = 0;
-        let opened = Index::open(path, &mut |_| count += 1).unwrap_or_else(|error| panic!("{error}"));
+        let opened = Index::open(path, &mut |_| count += 1).must("a fuzzer has a folder to write to");
         assert_eq!(opened.records(), count);
         drop(opened);
-        let again = Index::open(path, &mut |_| ()).unwrap_or_else(|error| panic!("{error}"));
+        let again = Index::open(path, &mut |_| ()).must("a fuzzer has a folder to write to");
         assert_eq!(again.records(), count, "what was cut off stays cut off");
     });
 }
@@ -286,13 +285,13 @@ fn index(data: &[u8]) {
 fn index_seeds() -> Vec<Vec<u8>> {
     use cache::residency::index::{Index, Record};
     let bytes = with_index(&[], |path| {
-        let mut index = Index::open(path, &mut |_| ()).unwrap_or_else(|error| panic!("{error}"));
+        let mut index = Index::open(path, &mut |_| ()).must("a fuzzer has a folder to write to");
         let records = [
             Record::Gone(BlobId([1; 32])),
             Record::Proven(BlobId([2; 32])),
             Record::Settled(BlobId([3; 32])),
         ];
-        index.append(&records).unwrap_or_else(|error| panic!("{error}"));
+        index.append(&records).must("a fuzzer has a folder to write to");
         drop(index);
         std::fs::read(path).unwrap_or_default()
     });

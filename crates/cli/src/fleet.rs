@@ -15,6 +15,7 @@ pub mod shown;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use base::{BlobId, PackNo};
 use blob::Origin;
@@ -33,6 +34,9 @@ use tree::Tree;
 use crate::error::{Failure, Result};
 use crate::log;
 use options::FleetOptions;
+
+/// A mount waits so long for the others.
+const MEETING: Duration = Duration::from_secs(3);
 
 /// A node of a fleet, before its cache is open.
 pub struct Joined {
@@ -74,7 +78,22 @@ pub fn join(
     if let Some(address) = fleet.address() {
         log::line(&format!("fleet: node {} listens on {address}", fleet.node()));
     }
+    if options.join.is_some() && !meets_somebody(&fleet) {
+        log::line("fleet: nobody has answered yet; going on alone, and knocking");
+    }
     Ok(Joined { fleet: Arc::new(fleet), groups })
+}
+
+/// Waits a moment for somebody to be there: what is read before would be asked of the origin by every node that starts now.
+fn meets_somebody(fleet: &Fleet) -> bool {
+    let until = base::time::monotonic() + MEETING;
+    while fleet.seen().len() < 2 {
+        if base::time::monotonic() >= until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    true
 }
 
 fn home_failure(error: HomeError) -> Failure {
@@ -200,7 +219,7 @@ pub fn tell_free(fleet: &Arc<Fleet>, cache: &Arc<NodeCache>) {
         while let (Some(fleet), Some(cache)) = (fleet.upgrade(), cache.upgrade()) {
             fleet.set_free(u32::try_from(cache.free() >> 20).unwrap_or(u32::MAX));
             drop((fleet, cache));
-            std::thread::sleep(std::time::Duration::from_secs(1));
+            std::thread::sleep(Duration::from_secs(1));
         }
     });
 }

@@ -106,7 +106,7 @@ struct Cli {
 enum Command {
     Up(cmd::up::Args),
     Format(cmd::format::Args),
-    Mount(cmd::mount::Args),
+    Mount(Box<cmd::mount::Args>),
     #[command(alias = "unmount")]
     Umount(cmd::umount::Args),
     Status(cmd::status::Args),
@@ -129,7 +129,7 @@ enum Command {
     Top(cmd::top::Args),
     Bench(cmd::bench::Args),
     Peers(cmd::peers::Args),
-    Depot(cmd::depot::Args),
+    Depot(Box<cmd::depot::Args>),
     Fleet(cmd::fleet::Args),
     Doctor(cmd::doctor::Args),
     Config(cmd::config::Args),

@@ -153,7 +153,9 @@ impl Serve for Depot {
             }
             Request::Status => serde_json::to_value(FleetStatus::of(&self.fleet, &self.cache)),
             _ => {
-                return Err(Failure::usage("a depot is asked who is there and what it did, and nothing else"));
+                return Err(Failure::usage(
+                    "a depot is asked who is there and what it did, and nothing else",
+                ));
             }
         };
         value.map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))

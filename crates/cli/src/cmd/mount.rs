@@ -72,9 +72,10 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
                         .in_fleet(&args.fleet)?,
                 )
             }
+            Some(_) if args.fleet.is_on() => return Err(no_fleet()),
             Some(_) if args.follow.is_some() => return Err(nothing_to_follow()),
             Some(source) => source,
-            Some(_) | None if args.fleet.is_on() => return Err(no_fleet()),
+            None if args.fleet.is_on() => return Err(no_fleet()),
             None if args.follow.is_some() => return Err(nothing_to_follow()),
             None => Source::Folder(VolumeDir::open(&args.volume)?),
         };

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use base::BlobId;
@@ -144,7 +144,7 @@ impl Run {
             self.look(&mut plan, &trackers);
             let event = match news {
                 Some(News::Event(event)) => self.note_end(event),
-                Some(News::Origin(fetch, result)) => self.from_origin(fetch, result),
+                Some(News::Origin(fetch, result)) => self.origin_said(fetch, result),
                 None => Event::Tick,
             };
             let actions = plan.handle(self.inner.now(), event);
@@ -158,10 +158,7 @@ impl Run {
         let wake = plan.wake().map_or(LOOK, |wake| Duration::from_micros(wake.saturating_sub(now)));
         let looks = self.fetches.values().any(|fetch| fetch.running && fetch.from != Source::Origin);
         let wait = if looks { wake.min(LOOK) } else { wake };
-        match self.news.1.recv_timeout(wait) {
-            Ok(news) => Some(news),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        self.news.1.recv_timeout(wait).ok()
     }
 
     /// Tells the plan whether bytes have come.
@@ -196,7 +193,7 @@ impl Run {
         event
     }
 
-    fn from_origin(&mut self, fetch: FetchNo, result: Result<Whole, BlobError>) -> Event {
+    fn origin_said(&mut self, fetch: FetchNo, result: Result<Whole, BlobError>) -> Event {
         let complete = |(_, bytes): Whole| {
             let damaged = |fail: crate::net::Fail| BlobError::Damaged { id: self.id, what: fail.to_string() };
             self.arriving.complete(bytes).map_err(damaged)

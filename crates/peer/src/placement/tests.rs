@@ -6,7 +6,7 @@ use super::*;
 use crate::dice::Dice;
 
 fn name(dice: &mut Dice) -> NodeId {
-    let both = [dice.next().to_be_bytes(), dice.next().to_be_bytes()];
+    let both = [dice.roll().to_be_bytes(), dice.roll().to_be_bytes()];
     NodeId(std::array::from_fn(|i| both[i / 8][i % 8]))
 }
 

@@ -24,8 +24,10 @@ const STEPS: u32 = 8;
 const BUCKETS: usize = 32 * STEPS as usize;
 /// When so many are counted, all counts are halved.
 const FULL: u32 = 2_048;
-/// With fewer than so many the answer is what was assumed at first.
+/// With fewer than so many a quantile says nothing: twice the longest is the answer, and never more than was assumed at first.
 const ENOUGH: u32 = 16;
+/// With fewer than so many not even that is known.
+const FEW: u32 = 4;
 
 /// Recent durations of one kind.
 #[derive(Clone, Debug)]
@@ -56,7 +58,9 @@ impl Window {
     /// So many per thousand took at most this long.
     pub fn quantile(&self, per_mille: u32) -> Duration {
         if self.total < ENOUGH {
-            return self.assumed;
+            let longest = self.counts.iter().rposition(|count| *count > 0).map(end_of);
+            let twice = longest.filter(|_| self.total >= FEW).map(|longest| longest * 2);
+            return twice.map_or(self.assumed, |twice| twice.min(self.assumed));
         }
         let rank = (u64::from(self.total) * u64::from(per_mille)).div_ceil(1_000);
         let mut seen = 0;
@@ -105,7 +109,7 @@ impl Default for Latencies {
     /// What is assumed before anything is known: slow, so that nobody hedges out of ignorance.
     fn default() -> Latencies {
         let window = |millis| Window::new(Duration::from_millis(millis));
-        Latencies { peer: window(250), stream: window(1_000), depot: window(500), origin: window(1_000) }
+        Latencies { peer: window(250), stream: window(400), depot: window(500), origin: window(1_000) }
     }
 }
 
@@ -139,6 +143,11 @@ mod tests {
     fn quantiles_are_right_within_an_eighth() {
         let mut window = Window::new(Duration::from_secs(9));
         assert_eq!(window.p99(), Duration::from_secs(9));
+        (0..4).for_each(|_| window.record(Duration::from_millis(1_000)));
+        let few = window.p50().as_millis();
+        assert!((2_000..=2_250).contains(&few), "{few}");
+        (0..FULL).for_each(|_| window.record(Duration::from_millis(500)));
+        let mut window = Window::new(Duration::from_secs(9));
         for millis in 1..=1_000 {
             window.record(Duration::from_millis(millis));
         }

@@ -10,16 +10,18 @@
 //!   SERVE, GO   WAIT           LEASE        NotMine ─► the next rank
 //!     │          │               │
 //!   peer       stream          depot ─fails or p99─► origin
-//!     │ p99      │ its time
+//!     │ p99      │ p99
 //!   second     ask again
 //!     │ 2 x p99  │ + 2 x p99
 //!   depot      depot
-//!     │ 4 x p99  │ + 4 x p99, if no byte has come for a p99
+//!     │ 4 x p99  │ + 4 x p99, not before the time of the WAIT, and not while bytes come
 //!   origin     origin
 //! ```
 //!
 //! - A peer that fails is told of to the trackers and not asked again. If nothing else is under way the tracker is asked again, at most
 //!   [`ASKS_MAX`] times; then the depot, then the origin.
+//! - A peer that has sent no byte when the next one is tried is told of as well, though it may still send: else a node that died
+//!   silently would be named to everybody until the membership knows.
 //! - A plan starts **at most one** fetch from the origin, and says why ([`Why`]): because the tracker said so, because nobody else was left, or
 //!   as a hedge. The origin has its own tries and deadlines below this.
 //! - It always ends: with [`Action::Done`] once, or with [`Action::Fail`] once, by the deadline at the latest. Whatever comes afterwards is ignored.
@@ -239,6 +241,8 @@ struct Fetch {
     state: State,
     /// When its last byte came, or when it was started.
     heard: u64,
+    /// No byte has come.
+    silent: bool,
 }
 
 /// What is next if nothing happens: a step of the hedge.
@@ -286,6 +290,8 @@ pub struct Plan {
     /// When the next step of the hedge is due, and the p99 that its steps are counted in.
     due: u64,
     step: u64,
+    /// Until then somebody else has the right to fetch it from the origin: no hedge goes there before.
+    leased: u64,
     /// The tracker was asked although something is under way: its answer counts.
     more: bool,
     over: bool,
@@ -306,6 +312,7 @@ impl Plan {
             hedge: Hedge::Nothing,
             due: u64::MAX,
             step: 0,
+            leased: 0,
             more: false,
             over: false,
             setup,
@@ -327,7 +334,7 @@ impl Plan {
             Event::Unreachable { rank } => self.unreachable(now, rank, &mut out),
             Event::Progress { fetch } => {
                 if let Some(fetch) = self.fetches.get_mut(fetch as usize) {
-                    fetch.heard = now;
+                    (fetch.heard, fetch.silent) = (now, false);
                 }
             }
             Event::Arrived { fetch } => self.arrived(fetch, &mut out),

@@ -76,8 +76,7 @@ impl Plan {
             Answer::Go { first, second } => self.peer(now, Source::Peer(first), second, out),
             Answer::Wait { parent, time } => {
                 self.peer(now, Source::Stream(parent), None, out);
-                // The bytes can only come when the other has them.
-                self.due = self.due.max(now + micros(time.min(PACE_MOST)));
+                self.leased = now + micros(time.min(PACE_MOST));
             }
             Answer::Lease { .. } => self.alone(now, Why::Told, out),
         }
@@ -138,7 +137,7 @@ impl Plan {
 
     fn fetch(&mut self, now: u64, from: Source, why: Why, out: &mut Vec<Action>) {
         out.push(Action::Fetch { fetch: self.fetches.len() as FetchNo, from, why });
-        self.fetches.push(Fetch { from, state: State::Running, heard: now });
+        self.fetches.push(Fetch { from, state: State::Running, heard: now, silent: true });
     }
 
     pub(super) fn arrived(&mut self, no: FetchNo, out: &mut Vec<Action>) {
@@ -228,6 +227,9 @@ impl Plan {
     }
 
     fn hedge(&mut self, now: u64, out: &mut Vec<Action>) {
+        if self.hedge == Hedge::Peer {
+            self.tell_of_silent(out);
+        }
         let step = self.step;
         let (next, after) = match self.hedge {
             Hedge::Peer => {
@@ -246,6 +248,11 @@ impl Plan {
                 let running = self.fetches.iter().filter(|fetch| fetch.state == State::Running);
                 let heard = running.map(|fetch| fetch.heard).max().unwrap_or(0);
                 let quiet = now.saturating_sub(heard);
+                // Somebody has the lease: who overtakes him fetches what is being fetched.
+                if now < self.leased {
+                    self.due = self.leased;
+                    return;
+                }
                 // Bytes are coming: rather a little later than twice from the origin, as long as there is time for it.
                 if quiet < step && self.end - now > micros(self.setup.deadline) / 2 {
                     self.due = now + (step - quiet);
@@ -258,6 +265,16 @@ impl Plan {
         };
         self.hedge = next;
         self.due = now.saturating_add(after);
+    }
+
+    /// Tells of the peers that have not sent a byte.
+    fn tell_of_silent(&mut self, out: &mut Vec<Action>) {
+        for fetch in self.fetches.iter().filter(|fetch| fetch.silent && fetch.state == State::Running) {
+            // Who waits for a fetch has no bytes to send yet, and is not to blame for it.
+            if let Source::Peer(by) = fetch.from {
+                self.tell(What::Refused { by }, out);
+            }
+        }
     }
 
     /// Tells every tracker that was asked.

@@ -62,11 +62,13 @@ fn slow_peers_are_hedged_step_by_step() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[8]));
     answer(&mut plan, 0, 0, go(5, Some(6)));
     let mut steps = Vec::new();
-    while steps.len() < 3 {
+    while steps.len() < 4 {
         let now = plan.wake().unwrap();
         steps.extend(plan.handle(now, Event::Tick).into_iter().map(|action| (now / MS, action)));
     }
+    let silent = note(1, What::Refused { by: node(5) });
     let hedges = [
+        (20, silent),
         (20, fetch(1, Source::Peer(node(6)), Why::Hedge)),
         (40, fetch(2, Source::Depot(node(8)), Why::Hedge)),
         (80, fetch(3, Source::Origin, Why::Hedge)),
@@ -127,13 +129,25 @@ fn who_fails_is_told_of_and_ruled_out() {
 }
 
 #[test]
-fn whoever_waits_too_long_asks_again_and_may_get_the_lease() {
+fn whoever_waits_does_not_overtake_a_lease() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     let wait = Answer::Wait { parent: node(7), time: Duration::from_millis(900) };
     answer(&mut plan, 0, 0, wait);
-    assert_eq!(plan.wake(), Some(900 * MS));
-    assert_eq!(plan.handle(900 * MS, Event::Tick), [ask(0, 1, &[])]);
-    assert_eq!(answer(&mut plan, 901 * MS, 0, lease(3)), [fetch(1, Source::Origin, Why::Told)]);
+    assert_eq!(plan.handle(200 * MS, Event::Tick), [ask(0, 1, &[])]);
+    // The same parent again: that one is under way already. And nobody else goes to the origin before the lease is over.
+    assert_eq!(answer(&mut plan, 201 * MS, 0, wait), []);
+    assert_eq!(plan.handle(400 * MS, Event::Tick), []);
+    assert_eq!(plan.handle(800 * MS, Event::Tick), []);
+    assert_eq!(plan.wake(), Some(1_101 * MS));
+    assert_eq!(plan.handle(1_101 * MS, Event::Tick), [fetch(1, Source::Origin, Why::Hedge)]);
+}
+
+#[test]
+fn whoever_asks_again_may_get_the_lease() {
+    let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
+    answer(&mut plan, 0, 0, Answer::Wait { parent: node(7), time: Duration::from_millis(900) });
+    assert_eq!(plan.handle(200 * MS, Event::Tick), [ask(0, 1, &[])]);
+    assert_eq!(answer(&mut plan, 201 * MS, 0, lease(3)), [fetch(1, Source::Origin, Why::Told)]);
 }
 
 #[test]
@@ -223,10 +237,14 @@ impl Watch {
     }
 
     fn hand(&mut self, plan: &mut Plan, now: u64, event: Event) {
-        if let Event::Failed { fetch } | Event::Arrived { fetch } = event {
-            if self.running.remove(&fetch) && matches!(event, Event::Failed { .. }) {
+        match event {
+            Event::Failed { fetch } if self.running.remove(&fetch) => {
                 self.failed.extend(self.started[fetch as usize].node());
             }
+            Event::Arrived { fetch } => {
+                self.running.remove(&fetch);
+            }
+            _ => {}
         }
         let actions = plan.handle(now, event);
         self.see(&actions);

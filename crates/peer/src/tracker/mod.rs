@@ -20,7 +20,8 @@
 //! - Memory is bounded ([`Limits`]): what was asked about longest ago is forgotten. That costs at most another fetch.
 //!
 //! A slot is taken when a node is named and freed by what the asker tells next of that blob (it has it, was refused, asks again), or by time.
-//! How busy a node is it says in its own questions; between two of them the tracker adds what it has given it to do.
+//! How busy a node is it says in its own questions; between two of them the tracker adds what it has given it to do,
+//! and much more if somebody got nothing there: so a node that died is hardly named any more before the membership knows of it.
 
 mod book;
 mod names;
@@ -44,6 +45,9 @@ pub use book::SLOTS;
 /// After so many refusals a node is not believed to have the blob, or to be fetching it.
 pub const REFUSALS: u8 = 2;
 
+/// MiB: who was refused is taken to be so much busier.
+const PENALTY: i16 = 1_024;
+
 /// A lease lasts at least so long: shorter, a hiccup of the network would cost a second fetch.
 const LEASE_LEAST: Duration = Duration::from_millis(250);
 /// And at most so long: who has heard nothing by then should try himself.
@@ -51,7 +55,7 @@ const LEASE_MOST: Duration = Duration::from_secs(30);
 /// Who is sent somewhere is believed to be fetching for so many times the length of a lease.
 const BELIEF: u64 = 4;
 /// What a fetch from the origin is thought to take before one was seen.
-const ASSUMED: Duration = Duration::from_millis(1_000);
+const ASSUMED: Duration = Duration::from_millis(333);
 
 /// How much a tracker may remember.
 #[derive(Clone, Copy, Debug)]
@@ -264,6 +268,8 @@ impl Tracker {
 
     fn refused(book: &mut Book, from: No, by: &NodeId, names: &mut Names) {
         let Some(by) = names.find(by).filter(|by| *by != from) else { return };
+        // For all blobs, until it says itself how busy it is: who is dead says nothing any more.
+        names.add_load(by, PENALTY);
         if book.get(from).is_some_and(|copy| copy.parent == by) {
             book.detach(from, names);
         }

@@ -109,7 +109,7 @@ fn a_lease_that_is_late_failed_refused_or_orphaned_goes_to_the_next() {
     assert_eq!(tracker.counts().overtaken, 1);
     assert_eq!(
         ask(&mut tracker, late, 7, &[]),
-        Answer::Wait { parent: node(8), time: Duration::from_secs(3) }
+        Answer::Wait { parent: node(8), time: Duration::from_millis(999) }
     );
 }
 

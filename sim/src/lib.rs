@@ -1,0 +1,29 @@
+//! A seeded world: up to ten thousand nodes in one thread, which read through the fleet's own placement, tracker and plan.
+//!
+//! What is real: `peer::placement`, `peer::tracker`, `peer::plan`, line by line as a node runs them. What is modelled, coarsely, in [`model`]:
+//!
+//! - A link of 25 Gb/s each way per node, first come first served in both directions; 0.25 ms there and back.
+//! - An origin: a lognormal first byte (median 30 ms, sigma 0.6), then 100 MB/s per GET, 25 GB/s for all of the zone.
+//! - A copy arrives evenly from its first byte to its last. Who streams from a node that is still receiving is behind it by a piece of 256 KiB
+//!   and never ahead of it: cut-through.
+//! - A node may be slow (a tenth of the link), or crash: half of those that crash answer nothing any more, of the others the kernel still says that
+//!   the port is closed. The membership tells everybody of a death after 10 s.
+//! - Questions travel in groups, notes in batches of 100 ms. Each message
+//!   costs its bytes and the frame's header of 32; with the packet's headers it is shown beside that.
+//!
+//! Not modelled: CPU, loss of packets, congestion between switches, the disk, depots.
+//!
+//! - [`world`]: events in the order of time. [`drive`]: what a node does with its plans. [`wire`]: links, requests and streams.
+//! - [`flash`]: all read the same blobs in the same order. [`steady`]: each reads what it likes, by Zipf's law, from a cache that is too small.
+//! - [`outcome`]: what is counted.
+//!
+//! The same seed gives the same outcome to the last byte; a test says so.
+
+pub mod cache;
+pub mod drive;
+pub mod flash;
+pub mod model;
+pub mod outcome;
+pub mod steady;
+pub mod wire;
+pub mod world;

@@ -1,0 +1,409 @@
+//! The world: nodes, and what happens to them in the order of time.
+//!
+//! Events of the same microsecond happen in the order in which they were caused, so nothing depends on how a map is laid out.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use peer::dice::Dice;
+use peer::id::{Member, Role, Zone};
+use peer::message::{Answer, Group, Note};
+use peer::placement::{Placed, Placement};
+use peer::plan::{Latencies, Pace, Plan, Source};
+use peer::tracker::{Limits, Tracker};
+
+use crate::cache::Cache;
+use crate::model::{FRAME, HALF_TRIP, KNOWN, LINK, Model, group_of, node_id, node_no};
+use crate::outcome::Tally;
+
+/// A fetch of a child, as it is at this moment: the number changes when the fetch is interrupted, and older events mean nothing then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    /// Who fetches.
+    pub child: u32,
+    /// What.
+    pub blob: u32,
+    /// Which fetch of its plan.
+    pub fetch: u32,
+    /// Unique.
+    pub turn: u32,
+}
+
+/// A question on its way.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Question {
+    /// Who asks.
+    pub from: u32,
+    /// Whom.
+    pub to: u32,
+    /// As which of its trackers.
+    pub rank: usize,
+    /// Of which group.
+    pub group: Group,
+    /// What.
+    pub blobs: Vec<u32>,
+    /// Not these.
+    pub not: Vec<u32>,
+}
+
+/// What happens.
+#[derive(Debug)]
+pub enum Event {
+    /// A node begins to read, or reads once more.
+    Read(u32),
+    /// A read that failed is tried again.
+    Retry(u32, u32),
+    /// A question arrives.
+    Ask(Box<Question>),
+    /// The one who was asked is not there, and the kernel says so.
+    Bounced(Box<Question>),
+    /// An answer arrives.
+    Answered(Box<Question>, Vec<Answer>),
+    /// Notes arrive: from, to.
+    Notes(u32, u32, Vec<Note>),
+    /// A request for bytes arrives where they are.
+    Request(Key),
+    /// The first bytes are there to be sent.
+    Flow(Key),
+    /// The last byte arrived.
+    Arrived(Key),
+    /// The fetch is known to have failed.
+    Failed(Key),
+    /// A plan wants to be called.
+    Timer(u32),
+    /// Notes go out.
+    Flush(u32),
+    /// A node stops.
+    Crash(u32),
+    /// All are told of it.
+    Known(u32),
+    /// Trackers tidy up.
+    Tick,
+}
+
+/// One fetch of a plan.
+#[derive(Debug)]
+pub struct Flow {
+    /// Where from.
+    pub source: Source,
+    /// When it was started.
+    pub started: u64,
+    /// See [`Key::turn`].
+    pub turn: u32,
+    /// When the first and the last byte are here, once that is decided.
+    pub line: Option<(u64, u64)>,
+    /// Under way.
+    pub open: bool,
+}
+
+/// A blob that a node is getting.
+#[derive(Debug)]
+pub struct Job {
+    /// What decides.
+    pub plan: Plan,
+    /// When the reader began to wait.
+    pub begun: u64,
+    /// Its fetches, by their numbers.
+    pub flows: Vec<Flow>,
+    /// Those who wait for our first byte.
+    pub waiters: Vec<Key>,
+    /// Those who stream what we receive.
+    pub children: Vec<Key>,
+}
+
+impl Job {
+    /// When the bytes are here, by the fetch that will be first.
+    pub fn line(&self) -> Option<(u64, u64)> {
+        self.flows.iter().filter(|flow| flow.open).filter_map(|flow| flow.line).min_by_key(|line| line.1)
+    }
+}
+
+/// One machine.
+#[derive(Debug)]
+pub struct Node {
+    /// Not crashed.
+    pub alive: bool,
+    /// Crashed so that nobody says that the port is closed.
+    pub mute: bool,
+    /// Its link, bytes per microsecond.
+    pub rate: f64,
+    /// When all that it has to send is sent.
+    pub egress: u64,
+    /// When all that it has to receive is received.
+    pub ingress: u64,
+    /// Bytes of blobs sent.
+    pub sent: u64,
+    /// Bytes of coordination received.
+    pub heard: u64,
+    /// Once somebody asked it.
+    pub tracker: Option<Box<Tracker>>,
+    /// Its disk.
+    pub cache: Cache,
+    /// What it is getting.
+    pub jobs: BTreeMap<u32, Job>,
+    /// What it knows of fetches.
+    pub latencies: Latencies,
+    /// The summary, and for how many more plans it is used.
+    pub pace: (Pace, u32),
+    /// Notes that have not gone out.
+    pub notes: Vec<(u32, Note)>,
+    /// When they will.
+    pub flush: u64,
+    /// The timer that counts.
+    pub timer: u64,
+    /// Fetches that it may be sending to.
+    pub serving: Vec<Key>,
+    /// The next blob to read, in a flash crowd.
+    pub next: u32,
+    /// When it had all.
+    pub done: Option<u64>,
+}
+
+/// See the module.
+pub struct World {
+    /// What was chosen.
+    pub model: Model,
+    /// Neighbouring blobs are not of one group but of any.
+    pub scattered: bool,
+    /// Microseconds since the beginning.
+    pub now: u64,
+    /// All that is left to chance.
+    pub dice: Dice,
+    /// All machines.
+    pub nodes: Vec<Node>,
+    /// Who is there, as all know it.
+    pub placed: Placed,
+    /// When the zone's line to the origin is free.
+    pub origin_free: u64,
+    /// What is counted.
+    pub tally: Tally,
+    /// Since when it is counted.
+    pub counted_from: u64,
+    /// Questions that plans want to ask, gathered within one event: node, rank, tracker, blob, ruled out.
+    pub questions: Vec<(u32, usize, u32, u32, Vec<u32>)>,
+    queue: BinaryHeap<Reverse<(u64, u64, u32)>>,
+    slab: Vec<Option<Event>>,
+    free: Vec<u32>,
+    caused: u64,
+    turns: u32,
+}
+
+impl World {
+    /// Everybody is there and has nothing.
+    pub fn new(model: Model, cache: impl Fn() -> Cache) -> World {
+        let mut dice = Dice::new(model.seed);
+        let latencies = Latencies::default();
+        let node = |rate| Node {
+            alive: true,
+            mute: false,
+            rate,
+            egress: 0,
+            ingress: 0,
+            sent: 0,
+            heard: 0,
+            tracker: None,
+            cache: cache(),
+            jobs: BTreeMap::new(),
+            latencies: latencies.clone(),
+            pace: (Pace::from(&latencies), 0),
+            notes: Vec::new(),
+            flush: u64::MAX,
+            timer: u64::MAX,
+            serving: Vec::new(),
+            next: 0,
+            done: None,
+        };
+        let slow = model.slow_per_mille as usize;
+        let rates =
+            (0..model.nodes).map(|_| if dice.below(1_000) < slow { LINK / model.slowness } else { LINK });
+        let nodes = rates.map(node).collect();
+        let mut world = World {
+            scattered: false,
+            now: 0,
+            dice,
+            nodes,
+            placed: Placed::default(),
+            origin_free: 0,
+            tally: Tally::default(),
+            counted_from: 0,
+            questions: Vec::new(),
+            queue: BinaryHeap::new(),
+            slab: Vec::new(),
+            free: Vec::new(),
+            caused: 0,
+            turns: 0,
+            model,
+        };
+        world.place(1);
+        world.at(1_000_000, Event::Tick);
+        world
+    }
+
+    fn place(&mut self, epoch: u64) {
+        let address = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
+        let alive = self.nodes.iter().enumerate().filter(|(_, node)| node.alive);
+        let members: Vec<Member> = alive
+            .map(|(no, _)| Member {
+                node: node_id(no as u32),
+                generation: 1,
+                address,
+                zone: Zone::default(),
+                role: Role::Node,
+                weight: 100,
+                free: 0,
+                load: 0,
+            })
+            .collect();
+        self.placed.update(Placement::new(epoch, &Zone::default(), &members));
+    }
+
+    /// The group of a blob.
+    pub fn group(&self, blob: u32) -> Group {
+        if self.scattered {
+            let any = Dice::new(u64::from(blob)).below(self.model.blobs as usize);
+            return group_of(any as u32);
+        }
+        group_of(blob)
+    }
+
+    /// The trackers of a group, by their numbers.
+    pub fn trackers(&mut self, group: Group) -> Vec<u32> {
+        self.placed.trackers(group).iter().map(node_no).collect()
+    }
+
+    /// Something will happen.
+    pub fn at(&mut self, time: u64, event: Event) {
+        self.caused += 1;
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slab.push(None);
+            self.slab.len() as u32 - 1
+        });
+        self.slab[slot as usize] = Some(event);
+        self.queue.push(Reverse((time.max(self.now), self.caused, slot)));
+    }
+
+    /// A number that was never given out.
+    pub fn turn(&mut self) -> u32 {
+        self.turns = self.turns.wrapping_add(1);
+        self.turns
+    }
+
+    /// The next thing that happens, if it is before `end`.
+    pub fn next(&mut self, end: u64) -> Option<Event> {
+        let Reverse((time, _, slot)) = *self.queue.peek()?;
+        if time > end {
+            return None;
+        }
+        self.queue.pop();
+        self.now = time;
+        self.free.push(slot);
+        self.slab[slot as usize].take()
+    }
+
+    /// Lets everything happen up to `end`, or until `until` is true, looked at once a second of the world.
+    pub fn run(&mut self, end: u64, until: impl Fn(&World) -> bool) {
+        let mut look = 0;
+        while let Some(event) = self.next(end) {
+            self.happen(event);
+            self.send_questions();
+            if self.now >= look {
+                if until(self) {
+                    return;
+                }
+                look = self.now + 100_000;
+            }
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Read(node) => self.read(node),
+            Event::Retry(node, blob) => self.begin(node, blob),
+            Event::Ask(question) => self.asked(question),
+            Event::Bounced(question) => self.bounced(&question),
+            Event::Answered(question, answers) => self.answered(&question, &answers),
+            Event::Notes(from, to, notes) => self.noted(from, to, &notes),
+            Event::Request(key) => self.requested(key),
+            Event::Flow(key) => self.flow(key),
+            Event::Arrived(key) => self.arrived(key),
+            Event::Failed(key) => self.failed(key),
+            Event::Timer(node) => self.timer(node),
+            Event::Flush(node) => self.flush(node),
+            Event::Crash(node) => self.crash(node),
+            Event::Known(node) => self.known(node),
+            Event::Tick => {
+                let now = self.now;
+                self.nodes
+                    .iter_mut()
+                    .filter_map(|node| node.tracker.as_mut())
+                    .for_each(|tracker| tracker.tick(now));
+                self.at(now + 1_000_000, Event::Tick);
+            }
+        }
+    }
+
+    /// A message goes; says when it arrives. To itself a node speaks without a network.
+    pub fn message(&mut self, from: u32, to: u32, bytes: u64) -> u64 {
+        if from == to {
+            return self.now;
+        }
+        self.tally.messages += 1;
+        self.tally.bytes += bytes + FRAME;
+        self.nodes[to as usize].heard += bytes + FRAME;
+        self.now + HALF_TRIP
+    }
+
+    /// A node's tracker, made when it is first needed.
+    pub fn tracker(&mut self, node: u32) -> &mut Tracker {
+        let seed = self.model.seed ^ u64::from(node) << 32;
+        let made = || Box::new(Tracker::new(node_id(node), seed, Limits::default()));
+        self.nodes[node as usize].tracker.get_or_insert_with(made)
+    }
+
+    fn crash(&mut self, no: u32) {
+        let mute = self.dice.below(2) == 0;
+        let node = &mut self.nodes[no as usize];
+        if !node.alive || node.done.is_some() {
+            return;
+        }
+        (node.alive, node.mute) = (false, mute);
+        node.tracker = None;
+        let jobs = std::mem::take(&mut node.jobs);
+        let mut cut = std::mem::take(&mut node.serving);
+        cut.extend(jobs.into_values().flat_map(|job| job.waiters));
+        cut.sort_unstable();
+        cut.dedup();
+        for key in cut {
+            self.cut(key);
+        }
+        self.at(self.now + KNOWN, Event::Known(no));
+    }
+
+    /// The membership tells all. Who had blobs of the groups that it tracked tells the new tracker.
+    fn known(&mut self, gone: u32) {
+        let groups =
+            (0..self.model.blobs).map(|blob| self.group(blob)).collect::<std::collections::BTreeSet<_>>();
+        let lost: std::collections::BTreeSet<Group> =
+            groups.into_iter().filter(|group| self.trackers(*group).first() == Some(&gone)).collect();
+        self.place(self.placed.placement().epoch() + 1);
+        let id = node_id(gone);
+        self.nodes
+            .iter_mut()
+            .filter_map(|node| node.tracker.as_mut())
+            .for_each(|tracker| tracker.member_gone(&id));
+        if lost.is_empty() {
+            return;
+        }
+        for no in 0..self.model.nodes {
+            if !self.nodes[no as usize].alive {
+                continue;
+            }
+            let mut blobs = Vec::new();
+            self.nodes[no as usize].cache.each(|blob| blobs.push(blob));
+            blobs.retain(|blob| lost.contains(&self.group(*blob)));
+            for blob in blobs {
+                self.note_have(no, blob);
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Small worlds, many seeds: nobody hangs, nothing is fetched twice without need, and a seed decides all.
+
+use sim::model::Model;
+use sim::{flash, steady};
+
+/// The bound that P4 names is for a fleet without faults.
+#[test]
+fn a_crowd_fetches_each_blob_once() {
+    for (nodes, seed) in [(2, 1), (10, 2), (50, 3), (200, 4)] {
+        let outcome = flash::run(Model::new(nodes, 64, seed));
+        assert_eq!(outcome.gets(), 1.0, "{}", outcome.row());
+        assert_eq!((outcome.unfinished, outcome.tally.errors), (0, 0), "{}", outcome.row());
+    }
+}
+
+#[test]
+fn a_larger_crowd_takes_hardly_longer() {
+    let small = flash::run(Model::new(10, 128, 5));
+    let large = flash::run(Model::new(400, 128, 5));
+    assert!(large.seconds < 1.5 * small.seconds, "{}\n{}", small.row(), large.row());
+}
+
+/// A tenth crashes, a twentieth is slow: all others come to an end, without an error, and soon.
+#[test]
+fn whoever_lives_gets_everything() {
+    for seed in 1..=8 {
+        let model = Model { crash_per_mille: 100, slow_per_mille: 50, ..Model::new(50, 64, seed) };
+        let outcome = flash::run(model);
+        assert_eq!((outcome.unfinished, outcome.tally.errors), (0, 0), "seed {seed}: {}", outcome.row());
+        assert!(outcome.seconds < 15.0, "seed {seed}: {}", outcome.row());
+        assert!(outcome.gets() < 2.0, "seed {seed}: {}", outcome.row());
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_world() {
+    let model = || Model { crash_per_mille: 100, slow_per_mille: 50, ..Model::new(40, 64, 9) };
+    assert_eq!(flash::run(model()), flash::run(model()));
+    let other = flash::run(Model { seed: 10, ..model() });
+    assert_ne!(flash::run(model()), other);
+    let steadily = || steady::run(Model::new(10, 5_000, 9), 10);
+    assert_eq!(steadily(), steadily());
+}
+
+#[test]
+fn everyday_reading_costs_little_coordination() {
+    let outcome = steady::run(Model::new(50, 100_000, 1), 20);
+    assert_eq!(outcome.tally.errors, 0, "{}", outcome.steady_row());
+    assert!(outcome.coordination < 10_000.0, "{}", outcome.steady_row());
+}
