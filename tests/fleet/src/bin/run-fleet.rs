@@ -132,7 +132,7 @@ impl Show {
         let rows = self.rows();
         if self.live {
             let up = if self.drawn > 0 { format!("\x1b[{}A", self.drawn) } else { String::new() };
-            print!("{up}\x1b[J{}\n", rows.join("\n"));
+            println!("{up}\x1b[J{}", rows.join("\n"));
             self.drawn = if last { 0 } else { rows.len() };
         } else if last {
             println!("{}\n", rows.join("\n"));
