@@ -32,6 +32,7 @@ struct Crowd {
     last: Duration,
     gets_of_a_blob: f64,
     store_bytes: f64,
+    hedged: f64,
     cpu: f64,
 }
 
@@ -67,6 +68,7 @@ fn crowd(fleet: &Fleet, apart: f64) -> Result<Crowd> {
         last: times.into_iter().max().unwrap_or_default(),
         gets_of_a_blob: gets as f64 / blobs.len().max(1) as f64,
         store_bytes: bytes as f64 / fleet.tree.bytes() as f64,
+        hedged: fleet.sum("/fleet/origin_hedged") as f64,
         cpu: cpu() - cpu_before,
     })
 }
@@ -86,6 +88,12 @@ pub fn flash(args: &Args, bench: &Bench, tree: &'static Tree) -> Result<()> {
             let place = column(nodes.into());
             sheet.add(LAST, &place, &[("", "s", crowd.last.as_secs_f64())], crowd.cpu);
             sheet.add(GETS, &place, &[("", "requests", crowd.gets_of_a_blob)], 0.0);
+            sheet.add(
+                "blobs fetched twice to overtake a slow one",
+                &place,
+                &[("", "blobs", crowd.hedged)],
+                0.0,
+            );
             sheet.add(
                 "bytes from the store for each of the tree",
                 &place,

@@ -110,6 +110,7 @@ fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Resu
             _ => fleet.depot("depot", DEPOT, DEPOT_SIZE),
         };
         node.spawn();
+        node.await_mounted(Duration::from_secs(60))?;
         depot = Some(node);
     }
     fleet.start();

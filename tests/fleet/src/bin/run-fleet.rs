@@ -210,6 +210,7 @@ fn run() -> Result<(), String> {
     let mut depot = can_join().then(|| fleet.depot("depot", 3, "2G"));
     if let Some(depot) = &mut depot {
         depot.spawn();
+        depot.await_mounted(Duration::from_secs(60))?;
     } else {
         println!("This program knows no --join: its nodes do not ask one another.");
     }
