@@ -21,6 +21,8 @@ use crate::work::micros_at;
 const READ: usize = 128 << 10;
 /// The last part of the depot's address.
 const DEPOT: u8 = 3;
+/// Everybody knows everybody by then.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// What the cache of a depot may take.
 const DEPOT_SIZE: &str = "8G";
 
@@ -50,6 +52,7 @@ struct Ground {
     fleet: Fleet,
     readers: usize,
     depot: Option<Node>,
+    joined: bool,
 }
 
 /// Measures it.
@@ -96,7 +99,7 @@ fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Resu
         fleet.start();
         fleet.nodes.iter().for_each(limit);
         fleet.store.be_like_a_store(FIRST_BYTE);
-        return Ok(Ground { fleet, readers, depot: None });
+        return Ok(Ground { fleet, readers, depot: None, joined: false });
     }
     let holders = usize::from(tier == Tier::Peer);
     let mut fleet = Fleet::joined(tree, readers + holders, 1, &how);
@@ -114,6 +117,7 @@ fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Resu
         depot = Some(node);
     }
     fleet.start();
+    fleet.converge((readers + 1) as u64, PATIENCE);
     // Whoever is to have everything gets it now: the holder by reading, the depot by what the first node reads through it.
     let filler = if tier == Tier::Peer { readers } else { 0 };
     for file in tree.large() {
@@ -124,7 +128,7 @@ fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Resu
         limit(depot);
     }
     fleet.store.be_like_a_store(FIRST_BYTE);
-    Ok(Ground { fleet, readers, depot })
+    Ok(Ground { fleet, readers, depot, joined: true })
 }
 
 /// One measurement: times of all reads, bytes that the depot sent, GETs of blobs.
@@ -135,6 +139,9 @@ fn measure(ground: &mut Ground, args: &Args, readers: u64) -> Result<(Vec<Durati
         node.lose_cache();
     }
     ground.fleet.start();
+    if ground.joined {
+        ground.fleet.converge((ground.readers + 1) as u64, PATIENCE);
+    }
     for node in &ground.fleet.nodes[..ground.readers] {
         node.port.shape(Some(args.mbit * 1_000_000));
     }

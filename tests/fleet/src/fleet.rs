@@ -137,6 +137,26 @@ impl Fleet {
         }
     }
 
+    /// Waits until every node that runs sees so many nodes, and a moment longer, for trackers to hear what the others have. Nodes that do not
+    /// know one another are not waited for.
+    pub fn converge(&self, nodes: u64, patience: Duration) {
+        if !can_join() {
+            return;
+        }
+        let end = Instant::now() + patience;
+        let running: Vec<&Node> = self.nodes.iter().filter(|node| node.pid().is_some()).collect();
+        let sees = |node: &&Node| node.status().pointer("/fleet/nodes").and_then(serde_json::Value::as_u64);
+        while running.iter().any(|node| sees(node).unwrap_or(0) < nodes) {
+            assert!(
+                Instant::now() < end,
+                "not all nodes see {nodes}: {:?}",
+                running.iter().map(sees).collect::<Vec<_>>()
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        std::thread::sleep(Duration::from_secs(2));
+    }
+
     /// A figure that nodes of a fleet give, as `/fleet/peer/bytes`, of all that run.
     pub fn sum(&self, pointer: &str) -> u64 {
         let running = self.nodes.iter().filter(|node| node.pid().is_some());
