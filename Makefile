@@ -29,6 +29,13 @@ run: ## Build, format a volume, mount it and do real work on it; ONCE=1 ends ins
 	@$(MAKE) build
 	@scripts/demo
 
+.PHONY: run-fleet
+run-fleet: ## An S3 store, a depot and four nodes in network namespaces: where each byte comes from, live; needs root
+	@scripts/bootstrap run-fleet
+	@$(MAKE) build
+	@$(CARGO) build --package covey-nets --bin run-fleet
+	@COVEY_BIN="$(CURDIR)/$(program)" "$(CARGO_TARGET_DIR)/debug/run-fleet"
+
 ##@ Pack
 
 .PHONY: man
@@ -60,7 +67,7 @@ strict = $(if $(findstring rustc $(pinned) ,$(shell scripts/with-rust --check)),
 .PHONY: lint
 lint: ## rustfmt and clippy as errors: first what ships, under every rule, then the tests, which may unwrap and read clocks
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --exclude covey-tests --exclude covey-bench --exclude covey-s3 --locked -- $(strict)
+	$(CARGO) clippy --workspace --exclude covey-tests --exclude covey-bench --exclude covey-s3 --exclude covey-nets --locked -- $(strict)
 	$(CARGO) clippy --workspace --locked --all-targets -- $(strict) \
 		-A clippy::disallowed_methods -A clippy::unwrap_used -A clippy::expect_used -A missing_docs
 
@@ -94,6 +101,11 @@ test-crash: build ## 200 rounds of kill -9 at random points, power cuts, and the
 .PHONY: test-upload
 test-upload: build ## 100 rounds of kill -9 while uploads are under way to an S3 server that throttles and cuts
 	$(call at_length,upload)
+
+.PHONY: test-fleet
+test-fleet: build ## Fleets in network namespaces: each fault for itself, then ROUNDS=1000 random ones; needs root; SEED=N
+	COVEY_BIN="$(CURDIR)/$(program)" COVEY_FLEET_ROUNDS="$(ROUNDS)" COVEY_FLEET_SEED="$(SEED)" \
+		$(CARGO) test --package covey-nets -- --include-ignored --nocapture --test-threads 1
 
 .PHONY: test-posix
 test-posix: build ## Differential runs against a plain folder, random I/O with mmap, and go-fuse's posixtest
@@ -188,6 +200,11 @@ bench-peers: bench-build ## F6: beside JuiceFS and go-fuse's loopback; JUICEFS=p
 bench-origin: bench-build minio ## Over an S3 store (MinIO): beside juicefs, rclone, s3fs; JUICEFS=path of juicefs 1.3.1
 	@scripts/bootstrap bench-origin
 	$(call figure,origin,--minio "$(or $(MINIO),$(cache)/peers/minio)" $(if $(JUICEFS),--juicefs "$(JUICEFS)"))
+
+.PHONY: bench-fleet
+bench-fleet: bench-build ## P3, P4, P5, P7: nodes in network namespaces; PART=flash|scale|tiers|start for one of them
+	@scripts/bootstrap run-fleet
+	$(call figure,fleet $(addprefix --part ,$(PART)))
 
 .PHONY: bench-basic
 bench-basic: bench-build ## Everyday work against ext4 and tmpfs

@@ -10,7 +10,7 @@
 //! equal blobs once gets nothing for free. Targets are printed with whether they are met, never asserted.
 //!
 //! - A figure each: [`basic`], [`tail`] (F1), [`parallel`] (F2), [`operations`] (F3), [`writes`] (F4), [`workloads`] (F5), [`peers`] (F6),
-//!   [`metadata`] (F7), [`origin`] (over an S3 store).
+//!   [`metadata`] (F7), [`origin`] (over an S3 store), [`fleet`] (P3, P4, P5, P7: several nodes in network namespaces).
 //! - [`cells`]: work that several of them do.
 //! - [`place`], [`peer`], [`store`]: what is measured on. [`relay`]: what a store is asked. [`process`]: what servers use of the machine. [`interrupt`]: Ctrl-C.
 //! - [`sheet`], [`chart`], [`machine`]: tables, targets, charts, raw results kept in `bench/results`.
@@ -18,6 +18,7 @@
 mod basic;
 mod cells;
 mod chart;
+mod fleet;
 mod interrupt;
 mod machine;
 mod metadata;
@@ -62,6 +63,7 @@ enum Figure {
     Metadata(metadata::Args),
     Peers(peers::Args),
     Origin(origin::Args),
+    Fleet(fleet::Args),
     Workloads(workloads::Args),
     /// Serves the empty filesystem until it is unmounted (the bench starts itself so)
     #[command(hide = true)]
@@ -86,6 +88,7 @@ fn main() -> ExitCode {
         Figure::Metadata(args) => metadata::run(&args),
         Figure::Peers(args) => peers::run(&args),
         Figure::Origin(args) => origin::run(&args),
+        Figure::Fleet(args) => fleet::run(&args),
         Figure::Workloads(args) => workloads::run(&args),
         Figure::ServeNull { mountpoint, transport, readers, uncached } => {
             place::serve_null(&mountpoint, transport, readers, uncached)

@@ -81,9 +81,15 @@ fn text(file: &mut File) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+static BUILT: OnceLock<PathBuf> = OnceLock::new();
+
+/// From now on `covey` is this program, unless one was started already.
+pub fn use_program(path: PathBuf) {
+    BUILT.get_or_init(|| path);
+}
+
 /// The `covey` under test.
 pub fn covey() -> Command {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let built = BUILT.get_or_init(|| std::env::var_os("COVEY_BIN").map_or_else(build, PathBuf::from));
     let mut command = Command::new(built);
     command.envs(ENVIRONMENT.get().into_iter().flatten().cloned());

@@ -10,6 +10,14 @@ use http::{Method, StatusCode};
 pub enum Fault {
     /// The answer comes this much later.
     Wait(Duration),
+    /// The answer comes later by a lognormal time, as of a store's first byte: half of them by more than `median`, and the logarithm
+    /// deviates by `sigma`.
+    WaitLike {
+        /// What half of the answers exceed.
+        median: Duration,
+        /// 0.6 is a usual store's.
+        sigma: f64,
+    },
     /// The answer comes later by this for each mebibyte of it.
     WaitPerMib(Duration),
     /// 503 with the code SlowDown.
@@ -130,6 +138,11 @@ impl Rule {
         Rule { only: Some(method), ..self }
     }
 
+    /// With requests for objects and listings.
+    pub fn only_gets(self) -> Rule {
+        self.only(Method::GET)
+    }
+
     /// With requests whose path has this in it.
     pub fn path(self, part: &str) -> Rule {
         Rule { path: part.to_owned(), ..self }
@@ -185,6 +198,12 @@ impl Faults {
         met
     }
 
+    /// A lot of the normal distribution, by the sum of twelve even ones: good to three deviations.
+    pub(crate) fn normal(&self) -> f64 {
+        let mut state = self.state.lock().unwrap();
+        (0..12).map(|_| draw(&mut state.lot)).sum::<f64>() - 6.0
+    }
+
     pub(crate) fn below(&self, most: usize) -> usize {
         (draw(&mut self.state.lock().unwrap().lot) * most as f64) as usize
     }
@@ -201,6 +220,15 @@ fn draw(lot: &mut u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn normal_lots_are_normal() {
+        let faults = Faults::new(11);
+        let lots: Vec<f64> = (0..4000).map(|_| faults.normal()).collect();
+        let mean = lots.iter().sum::<f64>() / 4000.0;
+        let deviation = (lots.iter().map(|lot| (lot - mean).powi(2)).sum::<f64>() / 4000.0).sqrt();
+        assert!(mean.abs() < 0.1 && (deviation - 1.0).abs() < 0.1, "{mean} {deviation}");
+    }
 
     #[test]
     fn rules_say_when() {

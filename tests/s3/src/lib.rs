@@ -17,7 +17,7 @@ pub use azure::Azure;
 pub use fault::{Canned, Fault, Faults, Rule};
 pub use minio::Minio;
 pub use proxy::Proxy;
-pub use server::{BUCKET, Counts, KEY, SECRET, Server, environment};
+pub use server::{BUCKET, Counts, Got, KEY, SECRET, Server, environment};
 
 use std::future::Future;
 use std::os::unix::process::CommandExt;

@@ -3,10 +3,11 @@
 //! Bodies are held whole (they are at most some megabytes here), and each request opens a connection to the server. Headers go through
 //! as they are, also `Host`, so that signatures stay right.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,6 +28,9 @@ use tokio::task::JoinSet;
 
 use crate::fault::{Fault, Faults, Rule, error_body};
 
+/// Bytes of bodies that were given to each client.
+type Given = Arc<Mutex<BTreeMap<IpAddr, u64>>>;
+
 type Answer = Response<UnsyncBoxBody<Bytes, io::Error>>;
 
 enum Order {
@@ -38,6 +42,7 @@ enum Order {
 pub struct Proxy {
     address: SocketAddr,
     faults: Arc<Faults>,
+    given: Given,
     orders: mpsc::UnboundedSender<Order>,
     runtime: Option<Runtime>,
 }
@@ -45,18 +50,30 @@ pub struct Proxy {
 impl Proxy {
     /// Starts one on a free port before a server; lots are drawn from `seed`.
     pub fn start(server: SocketAddr, seed: u64) -> Proxy {
+        Proxy::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), server, seed)
+    }
+
+    /// The same at an address of the caller's choice.
+    pub fn start_at(listen: SocketAddr, server: SocketAddr, seed: u64) -> Proxy {
         let runtime = crate::runtime("s3-proxy");
-        let listener = crate::wait(&runtime, async { TcpListener::bind("127.0.0.1:0").await.unwrap() });
+        let listener = crate::wait(&runtime, async move { TcpListener::bind(listen).await.unwrap() });
         let address = listener.local_addr().unwrap();
         let faults = Arc::new(Faults::new(seed));
         let (orders, receiver) = mpsc::unbounded_channel();
-        runtime.spawn(run(listener, address, server, Arc::clone(&faults), receiver));
-        Proxy { address, faults, orders, runtime: Some(runtime) }
+        let given = Given::default();
+        let way = Way { server, faults: Arc::clone(&faults), given: Arc::clone(&given) };
+        runtime.spawn(run(listener, address, way, receiver));
+        Proxy { address, faults, given, orders, runtime: Some(runtime) }
     }
 
     /// Where it listens, as a URL.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
+    }
+
+    /// Bytes of answers, as announced, that each client was given.
+    pub fn given(&self) -> BTreeMap<IpAddr, u64> {
+        self.given.lock().unwrap().clone()
     }
 
     /// What goes wrong.
@@ -94,11 +111,18 @@ impl Drop for Proxy {
     }
 }
 
+/// What lies between a client and the server.
+#[derive(Clone)]
+struct Way {
+    server: SocketAddr,
+    faults: Arc<Faults>,
+    given: Given,
+}
+
 async fn run(
     listener: TcpListener,
     address: SocketAddr,
-    server: SocketAddr,
-    faults: Arc<Faults>,
+    way: Way,
     mut orders: mpsc::UnboundedReceiver<Order>,
 ) {
     let mut listener = Some(listener);
@@ -126,11 +150,11 @@ async fn run(
                 None => return,
             },
             accepted = accepted => {
-                let Ok((socket, _)) = accepted else { continue };
+                let Ok((socket, client)) = accepted else { continue };
                 let _ = socket.set_nodelay(true);
-                let faults = Arc::clone(&faults);
+                let way = way.clone();
                 connections.spawn(async move {
-                    let serve = service_fn(|request| answer(request, server, Arc::clone(&faults)));
+                    let serve = service_fn(|request| counted(request, client.ip(), &way));
                     let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), serve).await;
                 });
             }
@@ -143,6 +167,14 @@ async fn run(
 /// The error that makes hyper close a connection in the middle.
 fn broken() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionReset, "a test cut it")
+}
+
+async fn counted(request: Request<Incoming>, client: IpAddr, way: &Way) -> Result<Answer, io::Error> {
+    let answer = answer(request, way.server, Arc::clone(&way.faults)).await?;
+    let length =
+        answer.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    *way.given.lock().unwrap().entry(client).or_default() += length.unwrap_or(0);
+    Ok(answer)
 }
 
 async fn answer(
@@ -252,6 +284,9 @@ async fn spoil(
     for fault in met {
         match fault {
             Fault::Wait(wait) => tokio::time::sleep(*wait).await,
+            Fault::WaitLike { median, sigma } => {
+                tokio::time::sleep(median.mul_f64((sigma * faults.normal()).exp())).await
+            }
             Fault::WaitPerMib(wait) => {
                 tokio::time::sleep(wait.mul_f64(announced as f64 / f64::from(1 << 20))).await
             }

@@ -1,11 +1,12 @@
 //! The server: `s3s` over `s3s-fs`, with what those two lack.
 //!
-//! - It counts requests and bytes by kind.
+//! - It counts requests and bytes by kind, and what was got of each key.
 //! - A request to a bucket that is not there is refused; `s3s-fs` would make the bucket.
 //! - Conditional PUTs come one after the other; `s3s-fs` looks first and writes then, so that two could win.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -51,8 +52,18 @@ pub struct Counts {
     pub sent: u64,
 }
 
+/// What was got of one key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Got {
+    /// GETs, of the whole or of a range.
+    pub gets: u64,
+    /// Bytes that went, as announced.
+    pub bytes: u64,
+}
+
 #[derive(Default)]
 struct Counters {
+    by_key: std::sync::Mutex<BTreeMap<String, Got>>,
     get: AtomicU64,
     put: AtomicU64,
     head: AtomicU64,
@@ -70,6 +81,13 @@ struct Shared {
     open: bool,
 }
 
+/// Where a server listens and what it has.
+struct Start<'s> {
+    keys: bool,
+    listen: SocketAddr,
+    over: Option<&'s Path>,
+}
+
 /// The variables that let a client in.
 pub fn environment() -> Vec<(String, String)> {
     let all = [("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", SECRET), ("AWS_REGION", "us-east-1")];
@@ -81,24 +99,30 @@ pub struct Server {
     address: SocketAddr,
     shared: Arc<Shared>,
     runtime: Option<Runtime>,
-    _dir: Scratch,
+    _dir: Option<Scratch>,
 }
 
 impl Server {
     /// Starts one on a free port, with the empty bucket [`BUCKET`].
     pub fn start() -> Server {
-        Server::start_with(true)
+        Server::start_with(&Start { keys: true, listen: loopback(), over: None })
+    }
+
+    /// One that has what another left in its [root](Server::root), and leaves it there. Several may, as long as nobody writes.
+    pub fn start_over(root: &Path) -> Server {
+        Server::start_with(&Start { keys: true, listen: loopback(), over: Some(root) })
     }
 
     /// One that lets everybody in, for clients whose signatures it does not know.
     pub fn start_open() -> Server {
-        Server::start_with(false)
+        Server::start_with(&Start { keys: false, listen: loopback(), over: None })
     }
 
-    fn start_with(keys: bool) -> Server {
-        let dir = Scratch::new();
-        let root = dir.path().to_owned();
-        std::fs::create_dir(root.join(BUCKET)).unwrap();
+    fn start_with(how: &Start<'_>) -> Server {
+        let (keys, listen) = (how.keys, how.listen);
+        let dir = how.over.is_none().then(Scratch::new);
+        let root = dir.as_ref().map(Scratch::path).or(how.over).unwrap().to_owned();
+        std::fs::create_dir_all(root.join(BUCKET)).unwrap();
         let mut builder = S3ServiceBuilder::new(FileSystem::new(&root).unwrap());
         if keys {
             builder.set_auth(SimpleAuth::from_single(KEY, SECRET));
@@ -111,7 +135,7 @@ impl Server {
             open: !keys,
         });
         let runtime = crate::runtime("s3-server");
-        let listener = crate::wait(&runtime, async { TcpListener::bind("127.0.0.1:0").await.unwrap() });
+        let listener = crate::wait(&runtime, async move { TcpListener::bind(listen).await.unwrap() });
         let address = listener.local_addr().unwrap();
         runtime.spawn(accept(listener, Arc::clone(&shared)));
         Server { address, shared, runtime: Some(runtime), _dir: dir }
@@ -130,6 +154,21 @@ impl Server {
     /// The folder with the bucket's objects.
     pub fn folder(&self) -> PathBuf {
         self.shared.root.join(BUCKET)
+    }
+
+    /// The folder that holds the bucket, for [`Server::start_over`].
+    pub fn root(&self) -> PathBuf {
+        self.shared.root.clone()
+    }
+
+    /// What was got of each key since the start or the last call of [`Server::forget`].
+    pub fn got(&self) -> BTreeMap<String, Got> {
+        self.shared.counters.by_key.lock().unwrap().clone()
+    }
+
+    /// Begins to count anew what is got of each key.
+    pub fn forget(&self) {
+        self.shared.counters.by_key.lock().unwrap().clear();
     }
 
     /// What it was asked for since the start.
@@ -154,6 +193,10 @@ impl Drop for Server {
             runtime.shutdown_background();
         }
     }
+}
+
+fn loopback() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
@@ -181,9 +224,23 @@ async fn answer(shared: Arc<Shared>, mut request: Request<Incoming>) -> Result<R
     }
     let conditional = request.headers().contains_key("if-none-match");
     let _one = if conditional { Some(shared.conditional.lock().await) } else { None };
+    let key = got_key(&request);
     let answer = Service::call(&shared.s3, request).await?;
-    shared.counters.sent.fetch_add(length(answer.headers()), Ordering::SeqCst);
+    let went = length(answer.headers());
+    shared.counters.sent.fetch_add(went, Ordering::SeqCst);
+    if let (Some(key), true) = (key, answer.status().is_success()) {
+        let mut by_key = shared.counters.by_key.lock().unwrap();
+        let got = by_key.entry(key).or_default();
+        got.gets += 1;
+        got.bytes += went;
+    }
     Ok(answer)
+}
+
+/// The key that a GET is for, without the bucket.
+fn got_key(request: &Request<Incoming>) -> Option<String> {
+    let (_, key) = request.uri().path().strip_prefix('/')?.split_once('/')?;
+    (*request.method() == Method::GET && !key.is_empty()).then(|| key.to_owned())
 }
 
 fn length(headers: &http::HeaderMap) -> u64 {

@@ -1,0 +1,114 @@
+//! The fleet: several nodes on this machine, each a `covey` process in a network namespace of its own, on one S3 server ([`nets`]).
+//!
+//! - *flash* (P4): 1, 2, 4, 8 nodes start reading the same tree at once, cold. How often is the store asked for a blob, and when is the
+//!   last node done, against a single one?
+//! - *scale* (P5): the same data set, each node beginning elsewhere in it: the rate of all against one node's.
+//! - *tiers* (P3): cold reads of 128 KiB, 1 to 256 readers a node, when the bytes come from a peer, from the depot, from a depot 1 ms
+//!   away, from the store. The first three need a program that knows `--join`.
+//! - *start* (P7): a program of a published root starts from the mount, on 1 and on 8 nodes, beside unpacking a tar of it first.
+//!
+//! Links have a rate, because eight nodes on one machine share its processors: a figure of links that are slower than those is one of
+//! the protocol. The store answers after a lognormal time (median 30 ms) and gives 100 MB/s to each request. Disks are not limited.
+//! Each part is a figure of its own in the results.
+
+mod crowd;
+mod start;
+mod tiers;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nets::{Fleet, How, Tree};
+
+use crate::Result;
+use crate::run::{Bench, Common};
+
+/// Half of the store's first bytes take longer.
+const FIRST_BYTE: Duration = Duration::from_millis(30);
+
+/// P3, P4, P5, P7: several nodes in network namespaces
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    common: Common,
+    /// Which parts: flash, scale, tiers, start
+    #[arg(long, value_delimiter = ',', default_value = "flash,scale,tiers,start")]
+    part: Vec<Part>,
+    /// Nodes that read at once
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8], value_parser = clap::value_parser!(u8).range(1..=32))]
+    nodes: Vec<u8>,
+    /// Concurrent readers on each node, of the part tiers
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 16, 64, 256])]
+    readers: Vec<u64>,
+    /// Size of the tree in MiB [default: 1024; with --quick 64]
+    #[arg(long)]
+    mib: Option<u64>,
+    /// What each node's link carries, in Mbit/s [default: 200]
+    #[arg(long, default_value_t = 200)]
+    mbit: u64,
+    /// The root to start from [default: one that debootstrap makes, if it is on PATH]
+    #[arg(long)]
+    root: Option<PathBuf>,
+    /// What to start in it
+    #[arg(long, value_delimiter = ' ', default_value = "/usr/bin/perl -e print(42)")]
+    start: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    Flash,
+    Scale,
+    Tiers,
+    Start,
+}
+
+/// Measures them.
+///
+/// # Errors
+/// This machine has no namespaces, a node failed, or the results cannot be kept.
+pub fn run(args: &Args) -> Result<()> {
+    let bench = Bench::begin(&args.common)?;
+    if let Some(lacking) = nets::lacking() {
+        return Err(format!("this machine lacks {lacking}, which network namespaces need").into());
+    }
+    nets::use_program(bench.covey.clone());
+    let tree = std::cell::OnceCell::new();
+    let tree = || *tree.get_or_init(|| crowd::tree(args));
+    for part in &args.part {
+        match part {
+            Part::Flash => crowd::flash(args, &bench, tree())?,
+            Part::Scale => crowd::scale(args, &bench, tree())?,
+            Part::Tiers => tiers::run(args, &bench, tree())?,
+            Part::Start => start::run(args, &bench)?,
+        }
+    }
+    Ok(())
+}
+
+/// The column of so many nodes.
+fn column(nodes: usize) -> String {
+    if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") }
+}
+
+/// Nodes that serve, with limited links, on a store as stores are; nothing was asked of it yet.
+fn started(args: &Args, tree: &'static Tree, nodes: usize, seed: u64) -> Fleet {
+    let mut how = How::default();
+    if let Some(options) = &args.common.options {
+        how = how.with(options);
+    }
+    let mut fleet = Fleet::joined(tree, nodes, seed, &how);
+    fleet.store.be_like_a_store(FIRST_BYTE);
+    fleet.start();
+    for node in &fleet.nodes {
+        node.port.shape(Some(args.mbit * 1_000_000));
+    }
+    fleet.store.forget();
+    fleet
+}
+
+/// What belongs in every table of a fleet.
+fn facts(args: &Args, sheet: &mut crate::sheet::Sheet) {
+    let known = nets::fleet::can_join();
+    sheet.fact("links", &format!("{} Mbit/s each way", args.mbit));
+    sheet.fact("nodes know one another", if known { "yes" } else { "no: this program has no --join" });
+}

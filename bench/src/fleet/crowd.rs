@@ -1,0 +1,135 @@
+//! Many nodes read one tree at the same time.
+
+use std::time::Duration;
+
+use base::time::monotonic;
+use nets::tree::{File, Shape};
+use nets::{Fleet, Tree};
+
+use super::{Args, column, facts, started};
+use crate::Result;
+use crate::interrupt;
+use crate::run::{Bench, progress};
+use crate::sheet::Bound;
+
+const LIMIT: &str = "limit";
+const LAST: &str = "last node done";
+const GETS: &str = "GETs of a blob";
+const AGGREGATE: &str = "rate of all, for each node";
+/// A file is one blob.
+const FILE: u64 = 4 << 20;
+
+/// The tree that is read: for as long as the program runs.
+pub fn tree(args: &Args) -> &'static Tree {
+    let mib = args.mib.unwrap_or(args.common.size(1024, 64));
+    progress(&format!("publishing a tree of {mib} MiB"));
+    let shape = Shape { large: (mib << 20).div_ceil(FILE), large_bytes: FILE, small: 0 };
+    Box::leak(Box::new(Tree::publish(shape)))
+}
+
+/// One crowd: how long each node took, and what it cost.
+struct Crowd {
+    last: Duration,
+    gets_of_a_blob: f64,
+    store_bytes: f64,
+    hedged: f64,
+    cpu: f64,
+}
+
+/// All nodes read all files; node `n` begins `n * apart` of the tree further on.
+fn crowd(fleet: &Fleet, apart: f64) -> Result<Crowd> {
+    let cpu = || fleet.nodes.iter().map(nets::Node::cpu_seconds).sum::<f64>();
+    let (cpu_before, begun) = (cpu(), monotonic());
+    let read = |node: usize| -> Result<Duration> {
+        let files: Vec<&File> = fleet.tree.large().collect();
+        let first = (files.len() as f64 * apart * node as f64) as usize;
+        for number in 0..files.len() {
+            interrupt::check()?;
+            let file = files[(first + number) % files.len()];
+            let read = std::fs::read(fleet.nodes[node].mnt().join(&file.path))?;
+            if file.differs(0, &read).is_some() || read.len() as u64 != file.size {
+                return Err(format!("node {node} read wrong bytes in {}", file.path.display()).into());
+            }
+        }
+        Ok(begun.elapsed())
+    };
+    let times = std::thread::scope(|scope| {
+        let read = &read;
+        let threads: Vec<_> = (0..fleet.nodes.len()).map(|node| scope.spawn(move || read(node))).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| "a reader panicked")?)
+            .collect::<Result<Vec<_>>>()
+    })?;
+    let blobs = fleet.store.blobs();
+    let (gets, bytes) =
+        blobs.values().fold((0, 0), |(gets, bytes), got| (gets + got.gets, bytes + got.bytes));
+    Ok(Crowd {
+        last: times.into_iter().max().unwrap_or_default(),
+        gets_of_a_blob: gets as f64 / blobs.len().max(1) as f64,
+        store_bytes: bytes as f64 / fleet.tree.bytes() as f64,
+        hedged: fleet.sum("/fleet/origin_hedged") as f64,
+        cpu: cpu() - cpu_before,
+    })
+}
+
+/// P4: all begin at the same place.
+pub fn flash(args: &Args, bench: &Bench, tree: &'static Tree) -> Result<()> {
+    let mut sheet = bench.sheet("fleet-flash", "A flash crowd: nodes begin to read one tree at once, cold");
+    facts(args, &mut sheet);
+    sheet.fact("tree", &format!("{} MiB in files of 4 MiB", tree.bytes() >> 20));
+    sheet.columns(args.nodes.iter().map(|&nodes| column(nodes.into())));
+    sheet.columns([LIMIT.to_owned()]);
+    for round in 0..bench.common.rounds() {
+        for &nodes in &args.nodes {
+            progress(&format!("flash, round {}: {nodes} nodes", round + 1));
+            let fleet = started(args, tree, nodes.into(), round as u64);
+            let crowd = crowd(&fleet, 0.0)?;
+            let place = column(nodes.into());
+            sheet.add(LAST, &place, &[("", "s", crowd.last.as_secs_f64())], crowd.cpu);
+            sheet.add(GETS, &place, &[("", "requests", crowd.gets_of_a_blob)], 0.0);
+            sheet.add(
+                "blobs fetched twice to overtake a slow one",
+                &place,
+                &[("", "blobs", crowd.hedged)],
+                0.0,
+            );
+            sheet.add(
+                "bytes from the store for each of the tree",
+                &place,
+                &[("", "x", crowd.store_bytes)],
+                0.0,
+            );
+        }
+    }
+    sheet.add(GETS, LIMIT, &[("", "requests", 1.0)], 0.0);
+    for &nodes in args.nodes.iter().filter(|&&nodes| nodes > 1) {
+        sheet.target(LAST.to_owned(), &column(nodes.into()), &column(1), Bound::AtMost(1.3));
+        sheet.target(GETS.to_owned(), &column(nodes.into()), LIMIT, Bound::AtMost(1.0));
+    }
+    bench.finish(sheet, Vec::new())
+}
+
+/// P5: each begins elsewhere, and all read all.
+pub fn scale(args: &Args, bench: &Bench, tree: &'static Tree) -> Result<()> {
+    let mut sheet = bench.sheet("fleet-scale", "Scaling out: one data set, read by more and more nodes");
+    facts(args, &mut sheet);
+    sheet.columns(args.nodes.iter().map(|&nodes| column(nodes.into())));
+    let mib = tree.bytes() as f64 / f64::from(1 << 20);
+    for round in 0..bench.common.rounds() {
+        for &nodes in &args.nodes {
+            progress(&format!("scale, round {}: {nodes} nodes", round + 1));
+            let fleet = started(args, tree, nodes.into(), 100 + round as u64);
+            let crowd = crowd(&fleet, 1.0 / f64::from(nodes))?;
+            let place = column(nodes.into());
+            let each = mib / crowd.last.as_secs_f64();
+            sheet.add(AGGREGATE, &place, &[("", "MiB/s", each)], crowd.cpu);
+            sheet.add("rate of all", &place, &[("", "MiB/s", each * f64::from(nodes))], 0.0);
+            sheet.add(GETS, &place, &[("", "requests", crowd.gets_of_a_blob)], 0.0);
+        }
+    }
+    for &nodes in args.nodes.iter().filter(|&&nodes| nodes > 1) {
+        sheet.target(AGGREGATE.to_owned(), &column(nodes.into()), &column(1), Bound::AtLeast(0.97));
+    }
+    bench.finish(sheet, Vec::new())
+}

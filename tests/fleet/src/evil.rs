@@ -1,0 +1,154 @@
+//! A member of the fleet that lies about what it has.
+//!
+//! It knows the secret, is a member like any other, tells trackers that it has every blob, and gives wrong bytes to whoever is sent to
+//! it. The transport is the real one, only what it lends is not: so it stands for a disk that rots, a program that was built wrong, and
+//! a node that was taken over. It is a thread of this process in a namespace of its own.
+
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::BlobId;
+use blob::Sums;
+use peer::fleet::{Fleet, FleetParts};
+use peer::id::{Role, Zone};
+use peer::members::{Contact, NodeHome};
+use peer::seam::{Held, Holdings};
+use peer::secret::Secret;
+
+use crate::fleet::{ZONE, listen};
+use crate::net::Port;
+
+/// How it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lie {
+    /// Other bytes, and checksums that fit them: only the blob's name gives it away.
+    WrongBytesRightSums,
+    /// A flipped bit in the bytes, and the blob's own checksums.
+    WrongBytesWrongSums,
+    /// The blob's own checksums, and its file ends in the middle.
+    Truncated,
+}
+
+impl Lie {
+    /// All of them.
+    pub const ALL: [Lie; 3] = [Lie::WrongBytesRightSums, Lie::WrongBytesWrongSums, Lie::Truncated];
+
+    fn tell(self, mut bytes: Vec<u8>) -> Held {
+        let right = Sums::of(&bytes);
+        let middle = bytes.len() / 2;
+        let sums = match self {
+            Lie::WrongBytesRightSums => {
+                bytes[middle] ^= 0x10;
+                Sums::of(&bytes)
+            }
+            Lie::WrongBytesWrongSums => {
+                bytes[middle] ^= 0x10;
+                right
+            }
+            Lie::Truncated => {
+                bytes.truncate(middle);
+                right
+            }
+        };
+        let mut file = tempfile();
+        file.write_all(&bytes).unwrap();
+        file.rewind().unwrap();
+        Held { file: Arc::new(file), offset: 0, sums: Arc::new(sums) }
+    }
+}
+
+/// A file without a name, in memory.
+fn tempfile() -> File {
+    File::from(rustix::fs::memfd_create("covey-lie", rustix::fs::MemfdFlags::CLOEXEC).unwrap())
+}
+
+/// What it claims to have.
+struct Lies {
+    held: Vec<(BlobId, Held)>,
+    told: AtomicU64,
+}
+
+impl Holdings for Lies {
+    fn open(&self, id: &BlobId) -> Option<Held> {
+        let found = self.held.iter().find(|(name, _)| name == id)?;
+        self.told.fetch_add(1, Ordering::SeqCst);
+        Some(found.1.clone())
+    }
+
+    // It is told, and goes on.
+    fn suspect(&self, _: &BlobId) {}
+
+    fn list(&self, each: &mut dyn FnMut(&BlobId) -> bool) {
+        for (id, _) in &self.held {
+            if !each(id) {
+                return;
+            }
+        }
+    }
+}
+
+/// A liar at work; it leaves when it is dropped.
+pub struct Evil {
+    fleet: Fleet,
+    lies: Arc<Lies>,
+    _port: Port,
+}
+
+impl Evil {
+    /// Joins the fleet by these addresses.
+    pub fn join(fleet: &crate::Fleet, name: &str, number: u8, lie: Lie) -> Evil {
+        let port = fleet.net.port(name, number);
+        let held = fleet
+            .tree
+            .blobs()
+            .into_iter()
+            .map(|path| blob_of(&path))
+            .map(|(id, bytes)| (id, lie.tell(bytes)));
+        let lies = Arc::new(Lies { held: held.collect(), told: AtomicU64::new(0) });
+        let contacts: Vec<String> = fleet.nodes.iter().take(2).map(|node| listen(&node.port)).collect();
+        let parts = FleetParts {
+            home: Arc::new(NodeHome::open(&fleet.net.folder().join(name)).unwrap()),
+            secret: Secret::from_file(fleet.secret().as_ref()).unwrap(),
+            volume: fleet.tree.volume(),
+            listen: listen(&port).parse().unwrap(),
+            advertise: None,
+            contacts: Contact::parse(&contacts.join(",")).unwrap(),
+            zone: Zone::new(ZONE).unwrap(),
+            role: Role::Node,
+            weight: 100,
+            verify: Default::default(),
+            origin: Arc::new(origin::Memory::new()),
+            groups: Default::default(),
+            report: Arc::new(|_: &str| {}),
+        };
+        let evil = port.inside(|| Fleet::start(parts).unwrap());
+        evil.lend(lies.clone());
+        Evil { fleet: evil, lies, _port: port }
+    }
+
+    /// How many nodes it sees, itself included.
+    pub fn sees(&self) -> usize {
+        self.fleet.seen().len()
+    }
+
+    /// How often somebody was given a lie.
+    pub fn told(&self) -> u64 {
+        self.lies.told.load(Ordering::SeqCst)
+    }
+}
+
+/// A blob and its name, from an object: its bytes, then its encoded sums.
+fn blob_of(path: &std::path::Path) -> (BlobId, Vec<u8>) {
+    let mut object = std::fs::read(path).unwrap();
+    let whole = object.len();
+    // The size is the one that leaves exactly room for its sums.
+    let (mut low, mut high) = (0, whole as u32);
+    while low < high {
+        let middle = low.midpoint(high);
+        if middle as usize + Sums::encoded_len(middle) < whole { low = middle + 1 } else { high = middle }
+    }
+    object.truncate(low as usize);
+    (Sums::of(&object).id(), object)
+}

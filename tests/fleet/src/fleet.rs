@@ -1,0 +1,236 @@
+//! A net, a store, a published tree and its nodes, in one hand.
+
+use std::time::{Duration, Instant};
+
+use crate::net::{Net, Port};
+use crate::node::{How, Node};
+use crate::readers::{Plan, Readers, Report};
+use crate::store::Store;
+use crate::tree::Tree;
+use crate::wire::Weather;
+
+/// The last part of the first node's address.
+const FIRST: u8 = 11;
+/// Where all nodes are.
+pub const ZONE: &str = "here";
+/// Where nodes listen.
+const LISTEN: u16 = 7400;
+/// A read that is not back by then hangs: twice what requests are given, and the machine may be busy.
+pub const HANG: Duration = Duration::from_secs(60);
+
+/// Nodes that mount one tree. See the [module](self).
+pub struct Fleet {
+    /// The nodes, in their order. First: they end before what they stand on.
+    pub nodes: Vec<Node>,
+    /// The object store.
+    pub store: Store,
+    /// What is mounted.
+    pub tree: &'static Tree,
+    /// The net.
+    pub net: Net,
+}
+
+impl Fleet {
+    /// So many nodes on a tree, not started.
+    pub fn new(tree: &'static Tree, nodes: usize, seed: u64, how: &How) -> Fleet {
+        let net = Net::new();
+        let store = Store::over(&net, seed, &tree.root());
+        let mut fleet = Fleet { nodes: Vec::new(), store, tree, net };
+        for _ in 0..nodes {
+            fleet.add(how);
+        }
+        fleet
+    }
+
+    /// One more node, not started.
+    pub fn add(&mut self, how: &How) -> &mut Node {
+        let number = self.nodes.len();
+        let name = format!("n{}", number + 1);
+        let port = self.net.port(&name, FIRST + u8::try_from(number).unwrap());
+        self.nodes.push(Node::new(&name, self.net.folder(), port, &self.store, how.clone()));
+        self.nodes.last_mut().unwrap()
+    }
+
+    /// The same, whose nodes know one another where the program can do that: a cluster secret, and every node joins by the first two.
+    pub fn joined(tree: &'static Tree, nodes: usize, seed: u64, how: &How) -> Fleet {
+        let mut fleet = Fleet::new(tree, nodes, seed, how);
+        if !can_join() {
+            return fleet;
+        }
+        let secret = fleet.secret();
+        let seeds: Vec<String> = fleet.nodes.iter().take(2).map(|node| listen(&node.port)).collect();
+        for node in &mut fleet.nodes {
+            let listen = listen(&node.port);
+            let words =
+                ["--join", &seeds.join(","), "--listen", &listen, "--zone", ZONE, "--secret-file", &secret];
+            node.set_how(how.clone().words(&words));
+        }
+        fleet
+    }
+
+    /// The file with the cluster's secret, made when it is not there.
+    pub fn secret(&self) -> String {
+        let path = self.net.folder().join("secret");
+        if !path.exists() {
+            covey_tests::program::covey_ok(&["fleet".as_ref(), "secret".as_ref(), path.as_os_str()]);
+        }
+        path.to_str().unwrap().to_owned()
+    }
+
+    /// A depot, not started, that whoever joins asks before the origin.
+    pub fn depot(&self, name: &str, number: u8, size: &str) -> Node {
+        self.depot_at(self.net.port(name, number), name, size)
+    }
+
+    /// The same behind a link that delays or loses.
+    pub fn depot_behind(&self, name: &str, number: u8, size: &str, weather: Weather) -> Node {
+        self.depot_at(self.net.port_behind(name, number, weather, 1), name, size)
+    }
+
+    fn depot_at(&self, port: Port, name: &str, size: &str) -> Node {
+        let (secret, listen) = (self.secret(), listen(&port));
+        let join = self.nodes.first().map(|node| crate::fleet::listen(&node.port)).unwrap_or_default();
+        let origin = Store::origin(crate::tree::PREFIX);
+        let words = ["depot", "--origin", &origin, "--size", size, "--join", &join, "--listen", &listen];
+        let words = [&words[..], &["--zone", ZONE, "--secret-file", &secret]].concat();
+        Node::lending(name, self.net.folder(), port, &self.store, &words)
+    }
+
+    /// Starts all that do not run, at once, and waits until they serve.
+    pub fn start(&mut self) {
+        let mut begun = Vec::new();
+        for node in self.nodes.iter_mut().filter(|node| node.pid().is_none()) {
+            node.spawn();
+            begun.push(node);
+        }
+        for node in begun {
+            node.await_mounted(HANG).unwrap_or_else(|why| panic!("covey mount: {why}"));
+        }
+    }
+
+    /// Unmounts all; each must end well.
+    pub fn end(&mut self) {
+        self.nodes.iter_mut().for_each(Node::end);
+    }
+
+    /// What readers need to know, for reads on all nodes.
+    pub fn plan(&self, readers: u64, seed: u64) -> Plan {
+        Plan {
+            mounts: self.nodes.iter().map(Node::mnt).collect(),
+            nodes: (0..self.nodes.len()).collect(),
+            readers,
+            seed,
+            reads: None,
+        }
+    }
+
+    /// Waits for readers. When one hangs, all nodes are killed and the test fails.
+    pub fn join(&mut self, readers: Readers, hint: &str) -> Report {
+        match readers.join(HANG) {
+            Ok(report) => report,
+            Err(readers) => {
+                let so_far = readers.so_far();
+                let logs: Vec<String> = self.nodes.iter().map(|node| tail(&node.log())).collect();
+                self.nodes.iter_mut().for_each(Node::kill);
+                panic!("{hint}: a read hangs\n{so_far:?}\n{}", logs.join("\n--\n"));
+            }
+        }
+    }
+
+    /// Waits until every node that runs sees so many nodes, and a moment longer, for trackers to hear what the others have. Nodes that do not
+    /// know one another are not waited for.
+    pub fn converge(&self, nodes: u64, patience: Duration) {
+        if !can_join() {
+            return;
+        }
+        let end = Instant::now() + patience;
+        let running: Vec<&Node> = self.nodes.iter().filter(|node| node.pid().is_some()).collect();
+        let sees = |node: &&Node| node.status().pointer("/fleet/nodes").and_then(serde_json::Value::as_u64);
+        while running.iter().any(|node| sees(node).unwrap_or(0) < nodes) {
+            assert!(
+                Instant::now() < end,
+                "not all nodes see {nodes}: {:?}",
+                running.iter().map(sees).collect::<Vec<_>>()
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        std::thread::sleep(Duration::from_secs(2));
+    }
+
+    /// A figure that nodes of a fleet give, as `/fleet/peer/bytes`, of all that run.
+    pub fn sum(&self, pointer: &str) -> u64 {
+        let running = self.nodes.iter().filter(|node| node.pid().is_some());
+        running.filter_map(|node| node.status().pointer(pointer)?.as_u64()).sum()
+    }
+
+    /// The reads of a plan, from beginning to end.
+    pub fn join_of(&mut self, plan: &Plan) -> Report {
+        self.join(Readers::start(self.tree, plan), &format!("seed {}", plan.seed))
+    }
+
+    /// Waits until every node reads again without an error, after something was wrong: whoever backs off from a store or a peer may do
+    /// so a little longer than the fault lasts.
+    pub fn settle(&mut self, patience: Duration) {
+        let end = Instant::now() + patience;
+        for seed in 0.. {
+            let plan = Plan { reads: Some(2), ..self.plan(2 * self.nodes.len() as u64, 900 + seed) };
+            let report = self.join_of(&plan);
+            report.must_be_true(HANG, "afterwards");
+            if report.errors() == 0 {
+                return;
+            }
+            assert!(Instant::now() < end, "still errors {patience:?} after all was healed: {report:?}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// So many reads by each of so many readers on these nodes; every one must give right bytes within `within`.
+    pub fn must_read(
+        &mut self,
+        nodes: &[usize],
+        readers: u64,
+        reads: u64,
+        seed: u64,
+        within: Duration,
+    ) -> Report {
+        let hint = format!("COVEY_FLEET_SEED={seed}");
+        let plan = Plan { nodes: nodes.to_vec(), reads: Some(reads), ..self.plan(readers, seed) };
+        let report = self.join(Readers::start(self.tree, &plan), &hint);
+        report.must_be_true(within, &hint);
+        let hit: Vec<usize> = nodes.iter().copied().filter(|&node| report.0[node].right > 0).collect();
+        report.must_be_whole(hit, &hint);
+        assert_eq!(report.right(), readers * reads, "{hint}: {report:?}");
+        report
+    }
+
+    /// Everything as it was in the beginning: links, store, stopped processes. Nodes that were killed stay so.
+    pub fn heal(&self) {
+        self.store.heal();
+        for node in &self.nodes {
+            node.thaw();
+            node.port.heal();
+        }
+    }
+
+    /// Nodes `a` and `b` do not hear one another any more.
+    pub fn part(&self, a: usize, b: usize) {
+        self.nodes[a].port.lose(&self.nodes[b].port);
+        self.nodes[b].port.lose(&self.nodes[a].port);
+    }
+}
+
+/// Where a node on this port listens for the others.
+pub fn listen(port: &Port) -> String {
+    format!("{}:{LISTEN}", port.address())
+}
+
+/// Whether the program under test knows fleets.
+pub fn can_join() -> bool {
+    static CAN: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *CAN.get_or_init(|| covey_tests::program::covey_ok(&["mount", "--help"]).stdout.contains("--join"))
+}
+
+fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(15)..].join("\n")
+}

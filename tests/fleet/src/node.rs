@@ -1,0 +1,312 @@
+//! One node: a `covey` process in a namespace of its own, with its cache and its mountpoint below the net's folder.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use covey_tests::proc::is_fuse_mount;
+use covey_tests::program::{covey, run, wait};
+use covey_tests::volume::detach;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::net::Port;
+use crate::store::Store;
+use crate::tree::{NAME, PREFIX};
+
+/// How long a start or an end may take on a busy machine before the test fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a node is started.
+#[derive(Clone, Debug, Default)]
+pub struct How {
+    /// Options of the mount, each as for `-o`.
+    pub options: Vec<String>,
+    /// More words for the command line: `--join` and what belongs to it.
+    pub words: Vec<String>,
+}
+
+impl How {
+    /// With these options, separated by commas.
+    pub fn with(mut self, options: &str) -> How {
+        self.options.push(options.to_owned());
+        self
+    }
+
+    /// With these words.
+    pub fn words(mut self, words: &[&str]) -> How {
+        self.words.extend(words.iter().map(|&word| word.to_owned()));
+        self
+    }
+}
+
+/// What a node is there for.
+enum Work {
+    /// It mounts the published tree.
+    Mount,
+    /// It only lends its disk: the words behind `covey`.
+    Lend(Vec<String>),
+}
+
+/// A node. Its process is ended and its mount taken away when it goes.
+pub struct Node {
+    name: String,
+    folder: PathBuf,
+    /// Its place on the net.
+    pub port: Port,
+    endpoint: String,
+    how: How,
+    work: Work,
+    daemon: Option<Child>,
+    /// Bytes of its log from its earlier runs.
+    said_before: usize,
+}
+
+impl Node {
+    /// One that mounts; it is not started yet.
+    pub fn new(name: &str, folder: &Path, port: Port, store: &Store, how: How) -> Node {
+        let node = Node {
+            name: name.to_owned(),
+            folder: folder.join(name),
+            port,
+            endpoint: store.endpoint(),
+            how,
+            work: Work::Mount,
+            daemon: None,
+            said_before: 0,
+        };
+        for part in ["mnt", "cache"] {
+            std::fs::create_dir_all(node.folder.join(part)).unwrap();
+        }
+        node
+    }
+
+    /// One without a mount, like a depot: `words` stand behind `covey`, the cache's folder and the store's endpoint follow.
+    pub fn lending(name: &str, folder: &Path, port: Port, store: &Store, words: &[&str]) -> Node {
+        let mut node = Node::new(name, folder, port, store, How::default());
+        node.work = Work::Lend(words.iter().map(|&word| word.to_owned()).collect());
+        node
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where it mounts.
+    pub fn mnt(&self) -> PathBuf {
+        self.folder.join("mnt")
+    }
+
+    /// Where its cache is.
+    pub fn cache(&self) -> PathBuf {
+        self.folder.join("cache")
+    }
+
+    /// What it said so far, in all of its runs.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.folder.with_extension("log")
+    }
+
+    /// Its process, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.daemon.as_ref().map(Child::id)
+    }
+
+    /// From the next start on.
+    pub fn set_how(&mut self, how: How) {
+        self.how = how;
+    }
+
+    fn command(&self) -> Command {
+        let mut command = covey();
+        match &self.work {
+            Work::Mount => {
+                let tree = format!("{}@{NAME}", Store::origin(PREFIX));
+                command.arg("mount").arg(tree).arg(self.mnt());
+                self.how.options.iter().for_each(|option| {
+                    command.args(["-o", option]);
+                });
+            }
+            Work::Lend(words) => {
+                command.args(words);
+            }
+        }
+        command.args(["--endpoint", &self.endpoint]).arg("--cache").arg(self.cache()).args(&self.how.words);
+        command
+    }
+
+    /// Starts its process, and does not wait until it serves.
+    pub fn spawn(&mut self) {
+        assert!(self.daemon.is_none(), "{} runs already", self.name);
+        self.said_before = self.log().len();
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.log_path()).unwrap();
+        let mut command = self.port.wrap(&self.command());
+        command.stdin(Stdio::null()).current_dir("/");
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        self.daemon = Some(command.spawn().unwrap());
+    }
+
+    /// Waits until it serves, or says why it does not.
+    ///
+    /// # Errors
+    /// What it said instead.
+    pub fn await_mounted(&mut self, patience: Duration) -> Result<(), String> {
+        let (mnt, end) = (self.mnt(), Instant::now() + patience);
+        let lends = matches!(self.work, Work::Lend(_));
+        let (log, said_before) = (self.log_path(), self.said_before);
+        let serves = || {
+            if !lends {
+                return is_fuse_mount(&mnt);
+            }
+            let log = std::fs::read(&log).unwrap_or_default();
+            String::from_utf8_lossy(&log[said_before.min(log.len())..]).contains("serves on")
+        };
+        let daemon = self.daemon.as_mut().ok_or("it was not started")?;
+        while !serves() {
+            let ended = daemon.try_wait().unwrap();
+            if ended.is_some() || Instant::now() > end {
+                self.kill();
+                return Err(format!("{}: {ended:?}: {}", self.name, self.log()));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if lends {
+            return Ok(());
+        }
+        let (done, answered) = std::sync::mpsc::channel();
+        std::thread::spawn(move || done.send(std::fs::metadata(mnt).map(drop)));
+        let left = end.saturating_duration_since(Instant::now());
+        match answered.recv_timeout(left) {
+            Ok(Ok(())) => Ok(()),
+            other => {
+                self.kill();
+                Err(format!("{}: mounted, and then {other:?}: {}", self.name, self.log()))
+            }
+        }
+    }
+
+    /// Starts it and waits until it serves.
+    pub fn start(&mut self) {
+        self.spawn();
+        self.await_mounted(PATIENCE).unwrap_or_else(|why| panic!("covey mount: {why}"));
+    }
+
+    /// As `kill -9` does; the dead mount goes, too.
+    pub fn kill(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.kill().unwrap();
+            daemon.wait().unwrap();
+        }
+        detach(&self.mnt());
+    }
+
+    /// Unmounts; it must end well and in time.
+    pub fn end(&mut self) {
+        let Some(mut daemon) = self.daemon.take() else { return };
+        if let Work::Lend(_) = self.work {
+            kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+        } else {
+            let mut umount = covey();
+            umount.arg("umount").arg(self.mnt());
+            let done = run(&mut self.port.wrap(&umount), PATIENCE);
+            if !done.status.success() {
+                self.daemon = Some(daemon);
+                panic!("covey umount: {done:?}");
+            }
+        }
+        let ended = wait(&mut daemon, PATIENCE);
+        if ended.is_none() {
+            daemon.kill().ok();
+            daemon.wait().ok();
+        }
+        detach(&self.mnt());
+        assert!(
+            ended.is_some_and(|status| status.success()),
+            "{} ended with {ended:?}: {}",
+            self.name,
+            self.log()
+        );
+    }
+
+    /// Stops it where it is (SIGSTOP): connections stay, nobody answers.
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(daemon) = &self.daemon {
+            kill_process(Pid::from_child(daemon), signal).unwrap();
+        }
+    }
+
+    /// Whether its process is still there.
+    pub fn runs(&mut self) -> bool {
+        self.daemon.as_mut().is_some_and(|daemon| daemon.try_wait().unwrap().is_none())
+    }
+
+    /// Gives its cache a filesystem of its own, in memory, of so many bytes. It must not run.
+    pub fn cache_on_tmpfs(&self, bytes: u64) {
+        assert!(self.daemon.is_none());
+        let mut mount = crate::tool("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "covey-cache"]).arg(self.cache());
+        covey_tests::run_ok(&mut mount, PATIENCE);
+    }
+
+    /// Forgets what it fetched. It must not run.
+    pub fn lose_cache(&self) {
+        assert!(self.daemon.is_none());
+        for entry in std::fs::read_dir(self.cache()).unwrap().flatten() {
+            let path = entry.path();
+            let gone =
+                if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            gone.unwrap();
+        }
+    }
+
+    /// `covey status --json`, of its mount.
+    pub fn status(&self) -> serde_json::Value {
+        self.try_status().unwrap_or_else(|why| panic!("covey status: {why}"))
+    }
+
+    /// The same of a node that may be dead or stopped.
+    ///
+    /// # Errors
+    /// What the program said instead.
+    pub fn try_status(&self) -> Result<serde_json::Value, String> {
+        // Its control socket is the network namespace's, so whoever asks must be there.
+        let mut status = covey();
+        status.args(["status", "--json"]).arg(self.mnt());
+        let done = run(&mut self.port.wrap(&status), PATIENCE);
+        if !done.status.success() {
+            return Err(format!("{done:?}"));
+        }
+        serde_json::from_str(&done.stdout).map_err(|error| format!("{error}: {done:?}"))
+    }
+
+    /// Processor time that it has used, in seconds.
+    pub fn cpu_seconds(&self) -> f64 {
+        let stat = self.pid().and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok());
+        let stat = stat.unwrap_or_default();
+        let after = stat.rsplit_once(") ").map_or("", |(_, after)| after);
+        let ticks: u64 =
+            after.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+        ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // A stopped process is killed just the same.
+        self.kill();
+        let _ = rustix::mount::unmount(self.cache(), rustix::mount::UnmountFlags::DETACH);
+    }
+}

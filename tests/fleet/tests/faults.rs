@@ -1,0 +1,341 @@
+//! Each fault for itself: what readers get while it lasts, and that all is well when it is over.
+//!
+//! Every read is compared with what was published, byte for byte, and has an end in time; whoever is not struck has no error at
+//! all. Where nodes know one another (`covey mount --join`) the same tests prove the same of a fleet, and some prove more.
+
+use std::time::{Duration, Instant};
+
+use nets::evil::{Evil, Lie};
+use nets::readers::Plan;
+use nets::{Fleet, How, Readers, Report, Tree, requires_fleet, requires_nets, say};
+use s3server::{Fault, Rule};
+
+/// What a request to a daemon is given here, and what a read may take then: several requests, on a busy machine.
+const DEADLINE: &str = "deadline=8";
+const WITHIN: Duration = Duration::from_secs(40);
+
+fn fleet(nodes: usize, seed: u64) -> Fleet {
+    let mut fleet = Fleet::joined(Tree::of_tests(), nodes, seed, &How::default().with(DEADLINE));
+    fleet.start();
+    fleet
+}
+
+/// Reads on these nodes while something is done, and for a moment longer.
+fn while_reading(fleet: &mut Fleet, nodes: &[usize], seed: u64, work: impl FnOnce(&mut Fleet)) -> Report {
+    let plan = Plan { nodes: nodes.to_vec(), ..fleet.plan(6, seed) };
+    let readers = Readers::start(fleet.tree, &plan);
+    std::thread::sleep(Duration::from_millis(300));
+    work(fleet);
+    std::thread::sleep(Duration::from_millis(300));
+    let report = fleet.join(readers, &format!("seed {seed}"));
+    report.must_be_true(WITHIN, &format!("seed {seed}"));
+    report
+}
+
+/// All nodes, as a list.
+fn all(fleet: &Fleet) -> Vec<usize> {
+    (0..fleet.nodes.len()).collect()
+}
+
+/// Once it is over, everybody reads everything.
+fn must_be_well(fleet: &mut Fleet, seed: u64) {
+    fleet.heal();
+    fleet.start();
+    fleet.settle(Duration::from_secs(30));
+    let nodes = all(fleet);
+    fleet.must_read(&nodes, 4, 10, seed, WITHIN);
+}
+
+/// Without a fault every byte is right, on every node, and nobody has an error.
+#[test]
+fn a_fleet_reads_what_was_published() {
+    requires_nets!();
+    let mut fleet = fleet(3, 1);
+    fleet.must_read(&[0, 1, 2], 6, 30, 1, WITHIN);
+    let blobs = fleet.store.blobs();
+    let gets: u64 = blobs.values().map(|got| got.gets).sum();
+    say(format_args!("{} blobs, {gets} GETs", blobs.len()));
+    assert!(!blobs.is_empty());
+    fleet.end();
+}
+
+/// A node that is killed in the middle of what others read from it costs them nothing but time, and comes back with its cache.
+#[test]
+fn a_node_killed_in_the_middle_of_a_range() {
+    requires_nets!();
+    let mut fleet = fleet(3, 2);
+    for round in 0..3 {
+        let report = while_reading(&mut fleet, &[0, 1, 2], 20 + round, |fleet| fleet.nodes[1].kill());
+        report.must_be_whole([0, 2], "the others");
+        fleet.start();
+    }
+    must_be_well(&mut fleet, 2);
+}
+
+/// A node that is stopped keeps its connections and says nothing: whoever waits for it goes elsewhere in time.
+#[test]
+fn a_node_that_is_stopped() {
+    requires_nets!();
+    let mut fleet = fleet(3, 3);
+    fleet.must_read(&[1], 4, 10, 30, WITHIN);
+    let report = while_reading(&mut fleet, &[0, 2], 31, |fleet| {
+        fleet.nodes[1].freeze();
+        std::thread::sleep(Duration::from_secs(3));
+    });
+    report.must_be_whole([0, 2], "the others");
+    must_be_well(&mut fleet, 3);
+}
+
+/// A node behind a slow link slows nobody else down beyond reason.
+#[test]
+fn a_node_behind_a_slow_link() {
+    requires_nets!();
+    let mut fleet = fleet(3, 4);
+    fleet.must_read(&[1], 4, 10, 40, WITHIN);
+    let report = while_reading(&mut fleet, &[0, 2], 41, |fleet| {
+        fleet.nodes[1].port.shape(Some(2_000_000));
+        std::thread::sleep(Duration::from_secs(3));
+    });
+    report.must_be_whole([0, 2], "the others");
+    must_be_well(&mut fleet, 4);
+}
+
+/// Nodes that do not hear one another, but the store, read on; one that hears nobody has errors in time; healed, all is well.
+#[test]
+fn a_partition_and_its_healing() {
+    requires_nets!();
+    let mut fleet = fleet(4, 5);
+    let nodes = all(&fleet);
+    let report = while_reading(&mut fleet, &nodes, 50, |fleet| {
+        for (a, b) in [(0, 2), (0, 3), (1, 2), (1, 3)] {
+            fleet.part(a, b);
+        }
+        std::thread::sleep(Duration::from_secs(3));
+    });
+    report.must_be_whole(nodes.clone(), "two halves that see the store");
+    fleet.heal();
+    let report = while_reading(&mut fleet, &nodes, 51, |fleet| {
+        // One way only: what it sends is lost, what it is sent arrives.
+        fleet.nodes[0].port.lose(&fleet.nodes[1].port);
+        std::thread::sleep(Duration::from_secs(2));
+    });
+    report.must_be_whole(nodes.clone(), "a one-way partition");
+    fleet.heal();
+    let report = while_reading(&mut fleet, &nodes, 52, |fleet| {
+        fleet.nodes[3].port.plug(false);
+        std::thread::sleep(Duration::from_secs(3));
+        fleet.nodes[3].port.plug(true);
+    });
+    report.must_be_whole([0, 1, 2], "those that were plugged in");
+    must_be_well(&mut fleet, 5);
+}
+
+/// Errors of the store, one request in two, are the store's and the origin's business: readers see none.
+#[test]
+fn a_store_that_throttles_and_fails() {
+    requires_nets!();
+    let mut fleet = fleet(2, 6);
+    fleet.store.proxy.add(Rule::new(Fault::SlowDown).chance(0.2));
+    fleet.store.proxy.add(Rule::new(Fault::Status(500)).chance(0.2));
+    fleet.store.proxy.add(Rule::new(Fault::CutAnswer(100_000)).chance(0.1));
+    let report = while_reading(&mut fleet, &[0, 1], 60, |_| std::thread::sleep(Duration::from_secs(3)));
+    assert!(fleet.store.proxy.faults().happened() > 0);
+    report.must_be_whole([0, 1], "both");
+    must_be_well(&mut fleet, 6);
+}
+
+/// A store on a thin line: right bytes or an error in time.
+#[test]
+fn a_store_on_a_thin_line() {
+    requires_nets!();
+    let mut fleet = fleet(2, 7);
+    let report = while_reading(&mut fleet, &[0, 1], 70, |fleet| {
+        fleet.store.port.shape(Some(20_000_000));
+        std::thread::sleep(Duration::from_secs(4));
+    });
+    assert!(report.right() > 0, "{report:?}");
+    must_be_well(&mut fleet, 7);
+}
+
+fn outage(time: Duration, seed: u64) {
+    let mut fleet = fleet(2, seed);
+    // The first node reads all there is, the second only names.
+    warm(&fleet, 0);
+    names(&fleet, 1);
+    let report = while_reading(&mut fleet, &[0], seed, |fleet| {
+        fleet.store.proxy.down();
+        std::thread::sleep(time);
+    });
+    report.must_be_whole([0], "the node that has everything");
+    // The second has nothing: by itself it has errors in time, in a fleet it reads what the first has.
+    let plan = Plan { nodes: vec![1], reads: Some(3), ..fleet.plan(2, seed + 1) };
+    let report = fleet.join_of(&plan);
+    report.must_be_true(WITHIN, "while the store is away");
+    if nets::fleet::can_join() {
+        report.must_be_whole([1], "what a peer has can be read");
+        let status = fleet.nodes[1].status();
+        let from_peers = status.pointer("/fleet/peer/bytes").and_then(serde_json::Value::as_u64);
+        assert!(from_peers.is_some_and(|bytes| bytes > 0), "{status:#}");
+    } else {
+        assert!(report.errors() > 0, "{report:?}");
+    }
+    must_be_well(&mut fleet, seed);
+}
+
+/// Every byte of every file, once, by one node.
+fn warm(fleet: &Fleet, node: usize) {
+    for file in fleet.tree.files() {
+        let bytes = nets::readers::read(&fleet.nodes[node].mnt(), file, 0, file.size as usize).unwrap();
+        assert_eq!(file.differs(0, &bytes), None, "{}", file.path.display());
+    }
+}
+
+/// Every name, without a byte of content.
+fn names(fleet: &Fleet, node: usize) {
+    for file in fleet.tree.files() {
+        std::fs::metadata(fleet.nodes[node].mnt().join(&file.path)).unwrap();
+    }
+}
+
+/// While the store is away, what is cached stays readable, and what a peer holds.
+#[test]
+fn an_outage_of_the_store() {
+    requires_nets!();
+    outage(Duration::from_secs(4), 8);
+}
+
+#[test]
+#[ignore = "minutes: make test-fleet"]
+fn long_an_outage_of_a_minute() {
+    requires_nets!();
+    outage(Duration::from_secs(60), 9);
+}
+
+/// A node whose disk is full keeps nothing more, and reads on.
+#[test]
+fn a_node_whose_disk_fills() {
+    requires_nets!();
+    let mut fleet =
+        Fleet::joined(Tree::of_tests(), 2, 10, &How::default().with(DEADLINE).with("cache_floor=1M"));
+    fleet.nodes[0].cache_on_tmpfs(24 << 20);
+    fleet.start();
+    fleet.must_read(&[0, 1], 4, 20, 100, WITHIN);
+    // Somebody else fills the rest of it.
+    let rest = fleet.nodes[0].cache().join("somebody-elses");
+    let filled = std::fs::write(&rest, vec![1; 64 << 20]);
+    assert!(filled.is_err(), "the disk has an end");
+    fleet.must_read(&[0, 1], 4, 20, 101, WITHIN);
+    std::fs::remove_file(rest).unwrap();
+    must_be_well(&mut fleet, 10);
+    fleet.end();
+}
+
+/// Power comes back everywhere at once: all start together, with the caches that they had.
+#[test]
+fn all_nodes_restarted_at_once() {
+    requires_nets!();
+    let mut fleet = fleet(3, 11);
+    (0..3).for_each(|node| warm(&fleet, node));
+    fleet.store.forget();
+    let report = while_reading(&mut fleet, &[0, 1, 2], 110, |fleet| {
+        fleet.nodes.iter_mut().for_each(nets::Node::kill);
+    });
+    assert!(report.right() > 0);
+    let begun = Instant::now();
+    fleet.start();
+    (0..3).for_each(|node| warm(&fleet, node));
+    let blobs = fleet.store.blobs();
+    let gets: u64 = blobs.values().map(|got| got.gets).sum();
+    say(format_args!("all read again {:.1?} after the restart, {gets} GETs of blobs", begun.elapsed()));
+    let nodes = fleet.nodes.len() as u64;
+    assert!(gets <= 6 * nodes, "what they had was fetched again: {blobs:?}");
+    fleet.end();
+}
+
+/// Everybody wants the same at the same time: the store is asked once for each blob, where nodes know one another.
+#[test]
+fn a_crowd_asks_the_store_once() {
+    requires_fleet!();
+    let mut fleet = fleet(4, 12);
+    fleet.store.forget();
+    std::thread::scope(|scope| {
+        for node in 0..4 {
+            let fleet = &fleet;
+            scope.spawn(move || warm(fleet, node));
+        }
+    });
+    let blobs = fleet.store.blobs();
+    let bytes: u64 = blobs.values().map(|got| got.bytes).sum();
+    say(format_args!(
+        "{} blobs, {} GETs, {:.2} times the bytes",
+        blobs.len(),
+        blobs.values().map(|got| got.gets).sum::<u64>(),
+        bytes as f64 / fleet.tree.bytes() as f64
+    ));
+    assert!(bytes as f64 <= 1.3 * fleet.tree.bytes() as f64, "{blobs:?}");
+    fleet.end();
+}
+
+/// The node that knows who fetches what goes, and comes back knowing nothing: nobody waits for what it had promised.
+#[test]
+fn a_tracker_lost_while_it_holds_leases() {
+    requires_fleet!();
+    let mut fleet = fleet(4, 13);
+    fleet.store.be_like_a_store(Duration::from_millis(200));
+    // Whoever tracks what: each of them goes once, while fetches are under way.
+    for victim in 0..4 {
+        let others: Vec<usize> = (0..4).filter(|&node| node != victim).collect();
+        let report =
+            while_reading(&mut fleet, &others, 130 + victim as u64, |fleet| fleet.nodes[victim].kill());
+        report.must_be_whole(others, "the others");
+        fleet.nodes[victim].lose_cache();
+        fleet.start();
+    }
+    must_be_well(&mut fleet, 13);
+}
+
+/// A clock of the day that jumps cannot be made here (a time namespace does not move it, and the machine's own is not ours). That it does
+/// not matter is seen in the sources instead: what decides in a fleet takes its time from the monotonic clock or from its caller.
+#[test]
+fn nothing_in_the_fleet_looks_at_the_time_of_day() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates");
+    let mut left =
+        vec![root.join("peer/src"), root.join("cache/src/node.rs"), root.join("cache/src/residency.rs")];
+    let mut looked = 0;
+    while let Some(path) = left.pop() {
+        if path.is_dir() {
+            left.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        looked += 1;
+        for door in ["time::now(", "SystemTime", "RealtimeCoarse"] {
+            assert!(!text.contains(door), "{} looks at the time of day: {door}", path.display());
+        }
+    }
+    assert!(looked > 5, "only {looked} files were found");
+}
+
+/// A member that gives wrong bytes, with right checksums and with wrong ones, or half of them: nobody takes them for the blob, everybody
+/// reads what was published, and who lied is counted.
+#[test]
+fn a_member_that_lies() {
+    requires_fleet!();
+    for (number, lie) in Lie::ALL.into_iter().enumerate() {
+        let mut fleet = fleet(3, 140 + number as u64);
+        let evil = Evil::join(&fleet, "evil", 60, lie);
+        let end = Instant::now() + Duration::from_secs(20);
+        while evil.sees() < 4 {
+            assert!(Instant::now() < end, "it sees {} nodes", evil.sees());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        // Trackers hear from it what it claims to have.
+        std::thread::sleep(Duration::from_secs(1));
+        (0..3).for_each(|node| warm(&fleet, node));
+        fleet.must_read(&[0, 1, 2], 6, 10, 141, WITHIN);
+        say(format_args!("{lie:?}: told {} times, believed never", evil.told()));
+        assert!(evil.told() > 0, "nobody was sent to the liar");
+        assert!(fleet.sum("/fleet/failed") > 0, "fetches from it failed, and that is counted");
+        fleet.end();
+    }
+}
