@@ -255,6 +255,8 @@ struct Fetch {
     heard: u64,
     /// No byte has come.
     silent: bool,
+    /// It stood still already when the tracker was asked for another.
+    stalled: bool,
 }
 
 /// What is next if nothing happens: a step of the hedge.

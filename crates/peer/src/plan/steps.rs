@@ -142,7 +142,7 @@ impl Plan {
 
     fn fetch(&mut self, now: u64, from: Source, why: Why, out: &mut Vec<Action>) {
         out.push(Action::Fetch { fetch: self.fetches.len() as FetchNo, from, why });
-        self.fetches.push(Fetch { from, state: State::Running, heard: now, silent: true });
+        self.fetches.push(Fetch { from, state: State::Running, heard: now, silent: true, stalled: false });
     }
 
     pub(super) fn arrived(&mut self, no: FetchNo, out: &mut Vec<Action>) {
@@ -301,11 +301,16 @@ impl Plan {
         }
     }
 
-    /// Those that send nothing now are not to be named again. What they still send is welcome.
+    /// Those that send nothing now are not to be named again. What they still send is welcome. Who waits for a fetch himself is ruled out
+    /// only when he stands still for the second time: those behind one another in a row all stand still when the first has lost his parent, and it is
+    /// from him, as soon as a tracker has given him the lease, that the others are to take it.
     fn rule_out_stalled(&mut self, now: u64) {
-        let stalled = |fetch: &&Fetch| fetch.state == State::Running && now - fetch.heard >= self.step;
-        for fetch in self.fetches.iter().filter(stalled) {
-            if let Some(node) = fetch.from.node().filter(|node| !self.not.contains(node)) {
+        let step = self.step;
+        let stalled = |fetch: &&mut Fetch| fetch.state == State::Running && now - fetch.heard >= step;
+        for fetch in self.fetches.iter_mut().filter(stalled) {
+            let before = std::mem::replace(&mut fetch.stalled, true);
+            let blamed = before || !matches!(fetch.from, Source::Stream(_));
+            if let Some(node) = fetch.from.node().filter(|node| blamed && !self.not.contains(node)) {
                 self.not.push(node);
             }
         }

@@ -141,7 +141,7 @@ fn whoever_waits_does_not_overtake_a_lease() {
     assert_eq!(plan.handle(400 * MS, Event::Tick), []);
     assert_eq!(plan.handle(800 * MS, Event::Tick), []);
     assert_eq!(plan.wake(), Some(1_101 * MS));
-    assert_eq!(plan.handle(1_101 * MS, Event::Tick), [ask(0, 1, &[7])]);
+    assert_eq!(plan.handle(1_101 * MS, Event::Tick), [ask(0, 1, &[])]);
     // The tracker is gone as well: now it goes by itself.
     let mut out = Vec::new();
     while out.len() < 2 {
@@ -174,6 +174,25 @@ fn regression_a_crowd_that_waits_for_a_slow_node_does_not_go_to_the_origin() {
         }
     }
     assert_eq!(gets, 0);
+}
+
+/// Five nodes streamed from one another when the first one's parent died, and its tracker. Each asked the next tracker and ruled out the one before it, who had just been
+/// given the lease: five leases for one blob.
+#[test]
+fn regression_who_waits_behind_one_who_waits_does_not_rule_him_out_at_once() {
+    let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
+    let wait = Answer::Wait { parent: node(7), time: Duration::from_millis(900) };
+    answer(&mut plan, 0, 0, wait);
+    let mut asked = Vec::new();
+    while asked.len() < 3 {
+        let now = plan.wake().unwrap();
+        for action in plan.handle(now, Event::Tick) {
+            let Action::Ask { not, .. } = action else { panic!("{action:?}") };
+            asked.push(not);
+            assert_eq!(answer(&mut plan, now, 0, wait), []);
+        }
+    }
+    assert_eq!(asked, [vec![], vec![], vec![node(7)]]);
 }
 
 #[test]
