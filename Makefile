@@ -241,8 +241,10 @@ sim: ## Simulate the fleet at 10 to 10,000 nodes: a flash crowd, crashes and slo
 	$(CARGO) build --release --package covey-sim
 	@mkdir -p "$(SIM_RESULTS)"
 	@{ $(sim) flash --nodes 10,100,1000,10000 --blobs 320 --json "$(SIM_RESULTS)/flash.json"; \
+	$(sim) flash --nodes 10,100,1000,10000 --blobs 64 --json "$(SIM_RESULTS)/flash-64.json"; \
 	$(sim) flash --nodes 10,100,1000 --blobs 320 --slow 50 --json "$(SIM_RESULTS)/flash-slow.json"; \
-	$(sim) flash --nodes 10,100,1000 --blobs 320 --slow 50 --crash 100 --json "$(SIM_RESULTS)/flash-faults.json"; \
+	$(sim) flash --nodes 10,30,100,300,1000 --blobs 320 --slow 50 --crash 100 --json "$(SIM_RESULTS)/flash-faults.json"; \
+	$(sim) flash --nodes 10000 --blobs 64 --slow 50 --crash 100 --json "$(SIM_RESULTS)/flash-faults-64.json"; \
 	$(sim) steady --nodes 10,100,300 --seconds 60 --json "$(SIM_RESULTS)/steady.json"; } | tee "$(SIM_RESULTS)/sim.txt"
 
 ##@ Tidy

@@ -19,7 +19,7 @@ impl World {
     /// A node wants a blob that it does not have.
     pub fn begin(&mut self, no: u32, blob: u32) {
         let group = self.group(blob);
-        let trackers = self.trackers(group).into_iter().map(node_id).collect();
+        let mut trackers: Vec<_> = self.trackers(group).into_iter().map(node_id).collect();
         let now = self.now;
         let node = &mut self.nodes[no as usize];
         if !node.alive || node.jobs.contains_key(&blob) || node.cache.has(blob) {
@@ -30,6 +30,7 @@ impl World {
         }
         node.pace.1 -= 1;
         let pace = node.pace.0;
+        node.silence.order(now, &mut trackers);
         let setup = Setup { own: node_id(no), trackers, depots: Vec::new(), pace, deadline: DEADLINE };
         let (plan, actions) = Plan::new(now, setup);
         let job = Job { plan, begun: now, flows: Vec::new(), waiters: Vec::new(), children: Vec::new() };
@@ -69,6 +70,10 @@ impl World {
                     let tracker = node_no(&tracker);
                     // A lease that is given back, or a node that did not give: the sooner known the better, but it waits like all.
                     self.note(no, tracker, blob, what);
+                }
+                Action::Silent { tracker } => {
+                    let now = self.now;
+                    self.nodes[no as usize].silence.silent(now, tracker);
                 }
                 Action::Done { .. } => self.done(no, blob),
                 Action::Fail(failure) => self.gave_up(no, blob, failure),
@@ -180,7 +185,7 @@ impl World {
                 let sized = |what: &What| match what {
                     What::Have | What::Gone => 41,
                     What::Failed { .. } => 49,
-                    What::Refused { .. } => 57,
+                    What::Refused { .. } | What::Silent { .. } => 57,
                 };
                 let bytes = part.iter().map(|(_, note)| sized(&note.what)).sum();
                 let at = self.message(no, to, bytes);
@@ -257,6 +262,7 @@ impl World {
 
     /// An answer arrives.
     pub fn answered(&mut self, question: &Question, answers: &[Answer]) {
+        self.nodes[question.from as usize].silence.answered(&node_id(question.to));
         for (blob, answer) in question.blobs.iter().zip(answers) {
             self.tell_plan(question.from, *blob, Happened::Answered { rank: question.rank, answer: *answer });
         }

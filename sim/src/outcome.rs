@@ -73,9 +73,14 @@ impl Outcome {
         f64::from(*took.select_nth_unstable(at).1) / 1e3
     }
 
-    /// GETs per blob without hedges.
+    /// All GETs, whatever they were for.
+    fn all_gets(&self) -> f64 {
+        (self.tally.told + self.tally.alone + self.tally.hedged) as f64
+    }
+
+    /// GETs per blob, hedges among them.
     pub fn gets(&self) -> f64 {
-        (self.tally.told + self.tally.alone) as f64 / f64::from(self.blobs)
+        self.all_gets() / f64::from(self.blobs)
     }
 
     /// The heads of the table's columns.
@@ -117,7 +122,7 @@ impl Outcome {
             "{:>7} {:>10.3} {:>15.2} {:>7} {:>7.1} {:>8.1} {:>15.0} {:>12.0} {:>12.0} {:>10.0} {:>7}",
             self.nodes,
             self.tally.local as f64 / reads,
-            (self.tally.told + self.tally.alone) as f64 / reads * 1e3,
+            self.all_gets() / reads * 1e3,
             self.tally.hedged,
             self.quantile(500),
             self.quantile(990),

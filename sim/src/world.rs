@@ -9,7 +9,7 @@ use peer::dice::Dice;
 use peer::id::{Member, Role, Zone};
 use peer::message::{Answer, Group, Note};
 use peer::placement::{Placed, Placement};
-use peer::plan::{Latencies, Pace, Plan, Source};
+use peer::plan::{Latencies, Pace, Plan, Silence, Source};
 use peer::tracker::{Limits, Tracker};
 
 use crate::cache::Cache;
@@ -143,6 +143,8 @@ pub struct Node {
     pub jobs: BTreeMap<u32, Job>,
     /// What it knows of fetches.
     pub latencies: Latencies,
+    /// Which trackers do not answer it.
+    pub silence: Silence,
     /// The summary, and for how many more plans it is used.
     pub pace: (Pace, u32),
     /// Notes that have not gone out.
@@ -205,6 +207,7 @@ impl World {
             cache: cache(),
             jobs: BTreeMap::new(),
             latencies: latencies.clone(),
+            silence: Silence::default(),
             pace: (Pace::from(&latencies), 0),
             notes: Vec::new(),
             flush: u64::MAX,

@@ -13,6 +13,16 @@ fn a_crowd_fetches_each_blob_once() {
     }
 }
 
+/// A slow node read everything before the others came. Whoever waited at its queue hedged, and told of it as of one who refuses: it was taken to have
+/// nothing, and nearly every blob was fetched twice. Seen with 300 nodes and 320 blobs.
+#[test]
+fn regression_a_slow_node_ahead_of_all_others_does_not_double_the_fetches() {
+    let model = Model { crash_per_mille: 100, slow_per_mille: 50, ..Model::new(300, 64, 1) };
+    let outcome = flash::run(model);
+    assert_eq!((outcome.unfinished, outcome.tally.errors), (0, 0), "{}", outcome.row());
+    assert!(outcome.gets() < 1.2, "{}", outcome.row());
+}
+
 #[test]
 fn a_larger_crowd_takes_hardly_longer() {
     let small = flash::run(Model::new(10, 128, 5));

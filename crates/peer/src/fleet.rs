@@ -44,7 +44,7 @@ use crate::members::{Change, Contact, Event, Members, NodeHome, Roster, Setup};
 use crate::message::{Note, What};
 use crate::net::{self, Fail, Net, Peer};
 use crate::placement::{Placed, Placement};
-use crate::plan::{Latencies, Tier};
+use crate::plan::{Latencies, Silence, Tier};
 use crate::seam::Holdings;
 use crate::secret::Secret;
 use crate::tracker::{Limits, Tracker};
@@ -160,6 +160,8 @@ struct Inner {
     /// Blobs that new trackers are still to be told of.
     untold: Mutex<Vec<BlobId>>,
     latencies: Mutex<Latencies>,
+    /// Which trackers do not answer; guards nothing else, and nothing is taken while it is held.
+    silence: Mutex<Silence>,
     origins: Mutex<Origins>,
     transit: Transit,
     notes: Notes,
@@ -377,6 +379,7 @@ impl Inner {
             fresh: Mutex::default(),
             untold: Mutex::default(),
             latencies: Mutex::default(),
+            silence: Mutex::default(),
             origins: Mutex::default(),
             transit: Transit::new(parts.verify),
             notes: Notes::default(),

@@ -107,4 +107,9 @@ pub enum What {
         /// By whom.
         by: NodeId,
     },
+    /// It was sent to this node for it, and has waited for its first byte unusually long: it may be dead, or only busy.
+    Silent {
+        /// Who.
+        by: NodeId,
+    },
 }

@@ -127,7 +127,8 @@ impl Run {
     fn drive(mut self) -> Result<Source, BlobError> {
         let setup = {
             let mut placed = self.inner.placed.lock();
-            let trackers = placed.trackers(self.group).to_vec();
+            let mut trackers = placed.trackers(self.group).to_vec();
+            self.inner.silence.lock().order(self.inner.now(), &mut trackers);
             let mut depots = placed.placement().depots(&self.id, DEPOTS);
             depots.retain(|depot| *depot != self.inner.own);
             let pace = Pace::from(&*self.inner.latencies.lock());
@@ -224,6 +225,7 @@ impl Run {
                 Action::Note { tracker, what } => {
                     self.inner.note(tracker, Note { group: self.group, blob: self.id, what });
                 }
+                Action::Silent { tracker } => self.inner.silence.lock().silent(self.inner.now(), tracker),
                 Action::Done { fetch } => {
                     let from = self.fetches.get(&fetch).map_or(Source::Origin, |begun| begun.from);
                     self.end = Some(Ok(from));
@@ -266,7 +268,10 @@ impl Run {
         let (sender, inner) = (self.news.0.clone(), Arc::clone(inner));
         net.spawn(async move {
             let event = match call.await {
-                Ok(answers) => answers.first().map(|answer| Event::Answered { rank, answer: *answer }),
+                Ok(answers) => {
+                    inner.silence.lock().answered(&tracker);
+                    answers.first().map(|answer| Event::Answered { rank, answer: *answer })
+                }
                 Err(fail) => {
                     inner.doubt(tracker, &fail);
                     None

@@ -172,6 +172,10 @@ pub(crate) fn encode_notes(notes: &[Note]) -> Vec<u8> {
                 out.push(3);
                 out.extend_from_slice(&by.0);
             }
+            What::Silent { by } => {
+                out.push(4);
+                out.extend_from_slice(&by.0);
+            }
         }
     }
     out
@@ -191,6 +195,7 @@ pub(crate) fn decode_notes(bytes: &[u8]) -> Result<Vec<Note>, BadFrame> {
             1 => What::Gone,
             2 => What::Failed { lease: reader.u64()? },
             3 => What::Refused { by: reader.node()? },
+            4 => What::Silent { by: reader.node()? },
             _ => return Err(BadFrame::Payload("a note of an unknown kind")),
         };
         out.push(Note { group, blob, what });

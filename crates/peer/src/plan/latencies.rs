@@ -24,10 +24,8 @@ const STEPS: u32 = 8;
 const BUCKETS: usize = 32 * STEPS as usize;
 /// When so many are counted, all counts are halved.
 const FULL: u32 = 2_048;
-/// With fewer than so many a quantile says nothing: twice the longest is the answer, and never more than was assumed at first.
-const ENOUGH: u32 = 16;
-/// With fewer than so many not even that is known.
-const FEW: u32 = 4;
+/// With fewer than so many a p99 is but the longest that happened to be seen: it may raise what was assumed at first and not lower it.
+const ENOUGH: u32 = 128;
 
 /// Recent durations of one kind.
 #[derive(Clone, Debug)]
@@ -59,8 +57,7 @@ impl Window {
     pub fn quantile(&self, per_mille: u32) -> Duration {
         if self.total < ENOUGH {
             let longest = self.counts.iter().rposition(|count| *count > 0).map(end_of);
-            let twice = longest.filter(|_| self.total >= FEW).map(|longest| longest * 2);
-            return twice.map_or(self.assumed, |twice| twice.min(self.assumed));
+            return longest.map_or(self.assumed, |longest| longest.max(self.assumed));
         }
         let rank = (u64::from(self.total) * u64::from(per_mille)).div_ceil(1_000);
         let mut seen = 0;
@@ -144,8 +141,10 @@ mod tests {
         let mut window = Window::new(Duration::from_secs(9));
         assert_eq!(window.p99(), Duration::from_secs(9));
         (0..4).for_each(|_| window.record(Duration::from_millis(1_000)));
-        let few = window.p50().as_millis();
-        assert!((2_000..=2_250).contains(&few), "{few}");
+        assert_eq!(window.p99(), Duration::from_secs(9), "few do not lower it");
+        window.record(Duration::from_secs(10));
+        let few = window.p99().as_millis();
+        assert!((10_000..=11_250).contains(&few), "{few}");
         (0..FULL).for_each(|_| window.record(Duration::from_millis(500)));
         let mut window = Window::new(Duration::from_secs(9));
         for millis in 1..=1_000 {

@@ -14,19 +14,25 @@
 //!   second     ask again
 //!     │ 2 x p99  │ + 2 x p99
 //!   depot      depot
-//!     │ 4 x p99  │ + 4 x p99, not before the time of the WAIT, and not while bytes come
-//!   origin     origin
+//!     │ 4 x p99  │ + 4 x p99, not before the time of the WAIT
+//!   ask again: not those who are silent; the answer is another node to try, or the lease
+//!     │ twice as long each time, until there are no more questions
+//!   origin
 //! ```
+//!
+//! - Bytes that come hold every step back. So does a lease: who waits for a node that fetches from the origin goes there himself only when the
+//!   tracker gives him the lease. A hedge that went there by itself would be one of thousands, because what is slow is slow for all who wait for it.
 //!
 //! - A peer that fails is told of to the trackers and not asked again. If nothing else is under way the tracker is asked again, at most
 //!   [`ASKS_MAX`] times; then the depot, then the origin.
-//! - A peer that has sent no byte when the next one is tried is told of as well, though it may still send: else a node that died
-//!   silently would be named to everybody until the membership knows.
+//! - A peer that has sent no byte when the next one is tried is told of as well, as silent: else a node that died without a word would be
+//!   named to everybody until the membership knows. It may as well be busy, so it is not taken for one that does not have the blob.
 //! - A plan starts **at most one** fetch from the origin, and says why ([`Why`]): because the tracker said so, because nobody else was left, or
 //!   as a hedge. The origin has its own tries and deadlines below this.
 //! - It always ends: with [`Action::Done`] once, or with [`Action::Fail`] once, by the deadline at the latest. Whatever comes afterwards is ignored.
 
 mod latencies;
+mod silence;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -37,6 +43,7 @@ use crate::id::NodeId;
 use crate::message::{Answer, What};
 
 pub use latencies::{Latencies, Tier, Window};
+pub use silence::Silence;
 
 /// Without an answer for so long the next tracker is asked as well.
 pub const SILENT: Duration = Duration::from_millis(50);
@@ -50,7 +57,7 @@ pub const NOT_MAX: usize = 8;
 pub struct Setup {
     /// This node: never sent to itself.
     pub own: NodeId,
-    /// The trackers of the blob's group, rank 1 first.
+    /// The trackers of the blob's group, rank 1 first, but those that are silent now after the others ([`Silence::order`]).
     pub trackers: Vec<NodeId>,
     /// The depots that should have the blob, the first choice first; empty where there are none.
     pub depots: Vec<NodeId>,
@@ -73,8 +80,8 @@ pub struct Pace {
     pub origin: Duration,
 }
 
-/// Nobody hedges before this: it is within what a scheduler's hiccup takes.
-const PACE_LEAST: Duration = Duration::from_millis(10);
+/// Nobody hedges before this: it is within what a scheduler's hiccup takes, or a queue of a dozen blobs.
+const PACE_LEAST: Duration = Duration::from_millis(25);
 const PACE_MOST: Duration = Duration::from_secs(10);
 
 impl From<&Latencies> for Pace {
@@ -203,6 +210,11 @@ pub enum Action {
         /// What.
         what: What,
     },
+    /// A tracker has not answered in time: something for [`Silence`].
+    Silent {
+        /// Which.
+        tracker: NodeId,
+    },
     /// The bytes of this fetch are the answer.
     Done {
         /// Which.
@@ -243,6 +255,8 @@ struct Fetch {
     heard: u64,
     /// No byte has come.
     silent: bool,
+    /// It stood still already when the tracker was asked for another.
+    stalled: bool,
 }
 
 /// What is next if nothing happens: a step of the hedge.
@@ -251,6 +265,8 @@ enum Hedge {
     /// Another holder, or the tracker once more.
     Peer,
     Depot,
+    /// The tracker once more, without those who are silent.
+    Tracker,
     Origin,
     /// All that could be tried is.
     Nothing,
@@ -290,6 +306,8 @@ pub struct Plan {
     /// When the next step of the hedge is due, and the p99 that its steps are counted in.
     due: u64,
     step: u64,
+    /// So many hedges led to another node: the longer it takes, the slower the next.
+    rounds: u32,
     /// Until then somebody else has the right to fetch it from the origin: no hedge goes there before.
     leased: u64,
     /// The tracker was asked although something is under way: its answer counts.
@@ -312,6 +330,7 @@ impl Plan {
             hedge: Hedge::Nothing,
             due: u64::MAX,
             step: 0,
+            rounds: 0,
             leased: 0,
             more: false,
             over: false,

@@ -6,6 +6,9 @@ use crate::message::{Answer, What};
 
 use super::*;
 
+/// The steps of a hedge get longer by a factor of two so many times.
+const ROUNDS: u32 = 3;
+
 impl Plan {
     /// Asks the best tracker that was not yet asked or could be asked again; nobody left means going on alone.
     pub(super) fn ask_next(&mut self, now: u64, out: &mut Vec<Action>) {
@@ -23,12 +26,13 @@ impl Plan {
         out.push(Action::Ask { rank, tracker: self.setup.trackers[rank], not: self.ruled_out() });
     }
 
-    /// Asks the first useful tracker once more; false if that is not to be.
+    /// Asks the first useful tracker once more, and any answer of it counts; false if that is not to be.
     fn ask_again(&mut self, now: u64, out: &mut Vec<Action>) -> bool {
         let useful = self.ranks.iter().position(|rank| !rank.useless);
         match useful.filter(|_| self.asks < ASKS_MAX) {
             Some(rank) => {
                 self.ask(now, rank, out);
+                self.more = self.running();
                 true
             }
             None => false,
@@ -68,6 +72,7 @@ impl Plan {
             self.leases.push(Lease { rank, id: lease, renew });
         }
         let more = std::mem::take(&mut self.more);
+        self.rounds += u32::from(more && self.running());
         match answer {
             Answer::NotMine => self.unreachable(now, rank, out),
             // The one who was slow to answer comes too late: what is under way goes on. Of what is slow itself, one more helps.
@@ -104,7 +109,7 @@ impl Plan {
     }
 
     fn hedge_from(&mut self, now: u64, hedge: Hedge, step: u64) {
-        (self.hedge, self.step) = (hedge, step.max(1));
+        (self.hedge, self.step) = (hedge, step.max(1) << self.rounds.min(ROUNDS));
         self.due = if hedge == Hedge::Nothing { u64::MAX } else { now.saturating_add(self.step) };
     }
 
@@ -137,7 +142,7 @@ impl Plan {
 
     fn fetch(&mut self, now: u64, from: Source, why: Why, out: &mut Vec<Action>) {
         out.push(Action::Fetch { fetch: self.fetches.len() as FetchNo, from, why });
-        self.fetches.push(Fetch { from, state: State::Running, heard: now, silent: true });
+        self.fetches.push(Fetch { from, state: State::Running, heard: now, silent: true, stalled: false });
     }
 
     pub(super) fn arrived(&mut self, no: FetchNo, out: &mut Vec<Action>) {
@@ -195,8 +200,11 @@ impl Plan {
             return self.end(Action::Fail(Failure::Deadline { peers, origin }), out);
         }
         let mut silent = false;
-        for rank in self.ranks.iter_mut().filter(|rank| rank.until.is_some_and(|until| until <= now)) {
-            (rank.until, rank.useless, silent) = (None, true, true);
+        for (rank, tracker) in self.ranks.iter_mut().zip(&self.setup.trackers) {
+            if rank.until.is_some_and(|until| until <= now) {
+                (rank.until, rank.useless, silent) = (None, true, true);
+                out.push(Action::Silent { tracker: *tracker });
+            }
         }
         if silent && !self.running() {
             self.ask_next(now, out);
@@ -226,38 +234,40 @@ impl Plan {
         }
     }
 
+    /// The next step of the hedge is due.
     fn hedge(&mut self, now: u64, out: &mut Vec<Action>) {
-        if self.hedge == Hedge::Peer {
-            self.tell_of_silent(out);
+        if let Some(later) = self.held_back(now) {
+            self.due = later;
+            return;
         }
         let step = self.step;
         let (next, after) = match self.hedge {
             Hedge::Peer => {
+                self.tell_of_silent(out);
                 match self.spare.take().filter(|node| self.is_fresh(*node)) {
                     Some(node) => self.fetch(now, Source::Peer(node), Why::Hedge, out),
                     // Whoever we wait for may have lost its lease: the next to ask gets it.
-                    None => self.more = self.ask_again(now, out),
+                    None => _ = self.ask_again(now, out),
                 }
                 (Hedge::Depot, step)
             }
             Hedge::Depot => {
                 self.depot(now, Why::Hedge, out);
-                (Hedge::Origin, 2 * step)
+                (Hedge::Tracker, 2 * step)
+            }
+            // One question at a time: who does not answer is known soon.
+            Hedge::Tracker if self.waiting() => (Hedge::Tracker, micros(SILENT)),
+            Hedge::Tracker => {
+                self.rule_out_stalled(now);
+                match self.ask_again(now, out) {
+                    true => {
+                        self.step = step.saturating_mul(2).min(micros(PACE_MOST));
+                        (Hedge::Tracker, self.step)
+                    }
+                    false => (Hedge::Origin, step),
+                }
             }
             Hedge::Origin => {
-                let running = self.fetches.iter().filter(|fetch| fetch.state == State::Running);
-                let heard = running.map(|fetch| fetch.heard).max().unwrap_or(0);
-                let quiet = now.saturating_sub(heard);
-                // Somebody has the lease: who overtakes him fetches what is being fetched.
-                if now < self.leased {
-                    self.due = self.leased;
-                    return;
-                }
-                // Bytes are coming: rather a little later than twice from the origin, as long as there is time for it.
-                if quiet < step && self.end - now > micros(self.setup.deadline) / 2 {
-                    self.due = now + (step - quiet);
-                    return;
-                }
                 self.origin(now, Why::Hedge, out);
                 (Hedge::Nothing, u64::MAX)
             }
@@ -267,12 +277,41 @@ impl Plan {
         self.due = now.saturating_add(after);
     }
 
+    /// Until when the next step has to wait, if it has to.
+    fn held_back(&self, now: u64) -> Option<u64> {
+        // Somebody has the lease: who overtakes him fetches what is being fetched.
+        if matches!(self.hedge, Hedge::Tracker | Hedge::Origin) && now < self.leased {
+            return Some(self.leased);
+        }
+        // Bytes are coming: rather a little later than twice, as long as there is time for it.
+        let coming = self.fetches.iter().filter(|fetch| fetch.state == State::Running && !fetch.silent);
+        let heard = coming.map(|fetch| fetch.heard).max()?;
+        let in_time = self.end - now > micros(self.setup.deadline) / 2;
+        let later = heard.saturating_add(self.step);
+        Some(later).filter(|later| *later > now && in_time)
+    }
+
     /// Tells of the peers that have not sent a byte.
-    fn tell_of_silent(&mut self, out: &mut Vec<Action>) {
+    fn tell_of_silent(&self, out: &mut Vec<Action>) {
         for fetch in self.fetches.iter().filter(|fetch| fetch.silent && fetch.state == State::Running) {
             // Who waits for a fetch has no bytes to send yet, and is not to blame for it.
             if let Source::Peer(by) = fetch.from {
-                self.tell(What::Refused { by }, out);
+                self.tell(What::Silent { by }, out);
+            }
+        }
+    }
+
+    /// Those that send nothing now are not to be named again. What they still send is welcome. Who waits for a fetch himself is ruled out
+    /// only when he stands still for the second time: those behind one another in a row all stand still when the first has lost his parent, and it is
+    /// from him, as soon as a tracker has given him the lease, that the others are to take it.
+    fn rule_out_stalled(&mut self, now: u64) {
+        let step = self.step;
+        let stalled = |fetch: &&mut Fetch| fetch.state == State::Running && now - fetch.heard >= step;
+        for fetch in self.fetches.iter_mut().filter(stalled) {
+            let before = std::mem::replace(&mut fetch.stalled, true);
+            let blamed = before || !matches!(fetch.from, Source::Stream(_));
+            if let Some(node) = fetch.from.node().filter(|node| blamed && !self.not.contains(node)) {
+                self.not.push(node);
             }
         }
     }

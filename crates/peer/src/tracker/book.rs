@@ -114,6 +114,7 @@ pub(super) struct Pick {
 /// A candidate as it is compared: the lower the better.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
+    busy: bool,
     fetches: bool,
     load: u16,
     children: u16,
@@ -306,13 +307,8 @@ impl Book {
             return None;
         }
         let depth = self.depth(&copy, asker, names)?;
-        Some(Candidate {
-            fetches: !copy.holds,
-            load: names.load(copy.node),
-            children: copy.children,
-            depth,
-            at,
-        })
+        let load = names.load(copy.node);
+        Some(Candidate { busy: load >= BUSY, fetches: !copy.holds, load, children: copy.children, depth, at })
     }
 
     /// How far it is from a holder or the lease; none if it is not rooted, if the asker is above it, or if it is too far.
@@ -350,5 +346,8 @@ impl Book {
     }
 }
 
+/// MiB: who has so much to send, as much as one reader has on its way, is named after those who have less and are still fetching.
+/// Else a slow node that is ahead of the others, and so the only holder, sends each blob once for each of its slots, and all wait for it.
+const BUSY: u16 = 64;
 /// MiB that whoever is named is about to send.
 const LOAD: i16 = 4;

@@ -7,8 +7,8 @@
 //!
 //! 1. The asker has the live lease already (its answer was lost, or it takes longer): the same **lease**, and more time.
 //! 2. The tracker has the blob itself and a slot free: **serve**.
-//! 3. Others have it, or are fetching it and will have it: of up to four random ones with a free slot the one that has it, then the
-//!    least busy. If it has it: **go** there (and to the second holder of the four, if the first is slow). If it is fetching: **wait** there.
+//! 3. Others have it, or are fetching it and will have it: of up to four random ones with a free slot one that is not very busy, if it can be
+//!    one that has it, then the least busy. If it has it: **go** there (and to the second holder of the four, if the first is slow). If it is fetching: **wait** there.
 //! 4. All slots are taken: the same with the least busy of all, over the number of slots.
 //! 5. Nobody has it or fetches it, or the asker has had errors from all who do: a **lease**. Whoever had one before has it no more.
 //!
@@ -21,7 +21,8 @@
 //!
 //! A slot is taken when a node is named and freed by what the asker tells next of that blob (it has it, was refused, asks again), or by time.
 //! How busy a node is it says in its own questions; between two of them the tracker adds what it has given it to do,
-//! and much more if somebody got nothing there: so a node that died is hardly named any more before the membership knows of it.
+//! and much more if somebody got nothing there: so a node that died is hardly named any more before the membership knows of it. All of it
+//! fades within seconds. That nothing came *yet* does not count as a refusal: whoever alone has a blob, and is slow, has it still.
 
 mod book;
 mod names;
@@ -261,6 +262,13 @@ impl Tracker {
                 }
             }
             What::Refused { by } => Self::refused(book, from, &by, names),
+            What::Silent { by } => {
+                // It keeps what it has and its lease: taken for dead by two who waited in its queue, a slow node that alone has
+                // a blob would have everybody fetch it anew.
+                if let Some(by) = names.find(&by).filter(|by| *by != from) {
+                    names.add_load(by, PENALTY);
+                }
+            }
         }
         *copies = (*copies + book.len()).saturating_sub(before);
         self.make_room(note.blob);
@@ -289,6 +297,7 @@ impl Tracker {
 
     /// To be called about once a second: drops what is over, a part of the blobs each time.
     pub fn tick(&mut self, now: u64) {
+        self.names.fade();
         let part: Vec<(u64, BlobId)> =
             self.order.range(self.cursor..).take(TICK).map(|(stamp, blob)| (*stamp, *blob)).collect();
         self.cursor = part.last().filter(|_| part.len() == TICK).map_or(0, |(stamp, _)| stamp + 1);

@@ -79,6 +79,11 @@ impl Names {
         *load = load.saturating_add_signed(mib);
     }
 
+    /// To be called once a second: what was heard of loads fades, because who has nothing to ask does not say that it is idle.
+    pub(super) fn fade(&mut self) {
+        self.names.iter_mut().for_each(|name| name.load -= name.load / 4);
+    }
+
     /// A record with this number was made.
     pub(super) fn hold(&mut self, no: No) {
         self.names[no as usize].records += 1;
