@@ -182,6 +182,10 @@ bench-origin: bench-build minio ## Over an S3 store (MinIO): beside juicefs, rcl
 	@scripts/bootstrap bench-origin
 	$(call figure,origin,--minio "$(or $(MINIO),$(cache)/peers/minio)" $(if $(JUICEFS),--juicefs "$(JUICEFS)"))
 
+.PHONY: bench-transport
+bench-transport: bench-build ## P1 and P2: the fleet's transport over veth, beside iperf3 and nginx with curl where they are installed
+	$(call figure,transport)
+
 .PHONY: bench-basic
 bench-basic: bench-build ## Everyday work against ext4 and tmpfs
 	$(call figure,basic)

@@ -32,6 +32,7 @@ mod run;
 mod sheet;
 mod store;
 mod tail;
+mod transport;
 mod work;
 mod workloads;
 mod writes;
@@ -62,6 +63,11 @@ enum Figure {
     Peers(peers::Args),
     Origin(origin::Args),
     Workloads(workloads::Args),
+    Transport(transport::Args),
+    #[command(hide = true)]
+    TransportServe(transport::ServeArgs),
+    #[command(hide = true)]
+    TransportAsk(transport::AskArgs),
     /// Serves the empty filesystem until it is unmounted (the bench starts itself so)
     #[command(hide = true)]
     ServeNull {
@@ -86,6 +92,9 @@ fn main() -> ExitCode {
         Figure::Peers(args) => peers::run(&args),
         Figure::Origin(args) => origin::run(&args),
         Figure::Workloads(args) => workloads::run(&args),
+        Figure::Transport(args) => transport::run(&args),
+        Figure::TransportServe(args) => transport::serve(&args),
+        Figure::TransportAsk(args) => transport::ask(&args),
         Figure::ServeNull { mountpoint, transport, readers, uncached } => {
             place::serve_null(&mountpoint, transport, readers, uncached)
         }
