@@ -318,7 +318,7 @@ fn one_round(run: &Run<'_>, common: &Common, blobs: u64, sheet: &mut Sheet) -> R
     for connections in [1u64, 100, 1000, 4000] {
         let (at_once, count) = (connections.to_string(), (connections * 4).max(2000).to_string());
         let what = ["--what", "crowd", "--at-once", &at_once, "--count", &count];
-        let cell = format!("4 KiB over {connections} connections");
+        let cell = format!("4 KiB, connections: {connections}");
         add_small(sheet, &cell, "crc", &run.ours("crc", "none", &what)?);
     }
     Ok(())

@@ -54,7 +54,7 @@ where
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let peer = Peer { address: listener.local_addr().unwrap(), node: None };
     listener.set_nonblocking(true).unwrap();
-    std::thread::spawn(move || {
+    let act = move || {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.block_on(async move {
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
@@ -64,7 +64,9 @@ where
             greeter.accept(&mut stream).await.unwrap();
             and_then(stream).await;
         });
-    });
+    };
+    // It ends with its connection.
+    drop(base::thread::spawn("impostor", act).unwrap());
     peer
 }
 
