@@ -206,6 +206,10 @@ bench-fleet: bench-build ## P3, P4, P5, P7: nodes in network namespaces; PART=fl
 	@scripts/bootstrap run-fleet
 	$(call figure,fleet $(addprefix --part ,$(PART)))
 
+.PHONY: bench-transport
+bench-transport: bench-build ## P1 and P2: the fleet's transport over veth, beside iperf3 and nginx with curl where they are installed
+	$(call figure,transport)
+
 .PHONY: bench-basic
 bench-basic: bench-build ## Everyday work against ext4 and tmpfs
 	$(call figure,basic)

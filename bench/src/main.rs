@@ -34,6 +34,7 @@ mod run;
 mod sheet;
 mod store;
 mod tail;
+mod transport;
 mod work;
 mod workloads;
 mod writes;
@@ -65,6 +66,11 @@ enum Figure {
     Origin(origin::Args),
     Fleet(fleet::Args),
     Workloads(workloads::Args),
+    Transport(transport::Args),
+    #[command(hide = true)]
+    TransportServe(transport::ServeArgs),
+    #[command(hide = true)]
+    TransportAsk(transport::AskArgs),
     /// Serves the empty filesystem until it is unmounted (the bench starts itself so)
     #[command(hide = true)]
     ServeNull {
@@ -90,6 +96,9 @@ fn main() -> ExitCode {
         Figure::Origin(args) => origin::run(&args),
         Figure::Fleet(args) => fleet::run(&args),
         Figure::Workloads(args) => workloads::run(&args),
+        Figure::Transport(args) => transport::run(&args),
+        Figure::TransportServe(args) => transport::serve(&args),
+        Figure::TransportAsk(args) => transport::ask(&args),
         Figure::ServeNull { mountpoint, transport, readers, uncached } => {
             place::serve_null(&mountpoint, transport, readers, uncached)
         }

@@ -14,9 +14,12 @@ use blob::extent::{Extent, ExtentPage};
 use meta::journal::format;
 use meta::key::Key;
 use meta::record;
+use peer::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, Refusal, Texted, Type};
 use peer::id::{Member, NodeId, Role, Zone};
 use peer::members::machine::Machine;
 use peer::members::seal::{PLAIN_MAX, Seal};
+use peer::message::{Answer, Ask, Group, Note, What};
+use peer::net::{Listed, Prefix};
 use peer::secret::Secret;
 use tree::node::{Leaf, Node};
 use tree::root::{Owner, Root};
@@ -35,6 +38,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "gossip", run: gossip, seeds: gossip_seeds },
     Target { name: "sealed", run: sealed, seeds: sealed_seeds },
+    Target { name: "frames", run: frames, seeds: frames_seeds },
     Target { name: "tree", run: tree_node, seeds: tree_seeds },
     Target { name: "root", run: root, seeds: root_seeds },
     Target { name: "sums", run: sums, seeds: sums_seeds },
@@ -137,6 +141,84 @@ fn sealed(data: &[u8]) {
 
 fn sealed_seeds() -> Vec<Vec<u8>> {
     vec![vec![1; 29], vec![1; 300], vec![2; 29], vec![]]
+}
+
+/// A header, and every decoder of a payload on what follows it: its checksums are beyond a fuzzer.
+fn frames(data: &[u8]) {
+    let (head, payload) = data.split_at(data.len().min(HEADER));
+    let mut whole = [0; HEADER];
+    whole[..head.len()].copy_from_slice(head);
+    for sealed in [false, true] {
+        if sealed {
+            whole[..3].copy_from_slice(b"CV\x01");
+            let own = blob::sums::crc32c(&whole[..28]);
+            whole[28..].copy_from_slice(&own.to_le_bytes());
+        }
+        if let Ok(header) = Header::decode(&whole) {
+            assert!(header.length <= header.kind.most(), "what a frame may have is known before it is read");
+            assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
+    }
+    if let Ok(ask) = frame::decode_ask(payload) {
+        assert_eq!(frame::encode_ask(&ask), payload);
+    }
+    if let Ok(answers) = frame::decode_answers(payload) {
+        assert_eq!(frame::encode_answers(&answers), payload);
+    }
+    if let Ok(notes) = frame::decode_notes(payload) {
+        assert_eq!(frame::encode_notes(&notes), payload);
+    }
+    if let Ok(listed) = frame::decode_listed(payload) {
+        assert!(payload.len() > SMALL || frame::encode_listed(&listed) == payload);
+    }
+    if let Ok(list) = ListAsk::decode(payload) {
+        assert_eq!(list.encode(), payload);
+    }
+    if let Ok(get) = Get::decode(payload) {
+        assert_eq!(get.encode(), payload);
+        assert!(get.range(1000).is_none_or(|(start, end)| start <= end && end <= 1000));
+    }
+    let line = |text: &str| assert!(!text.contains(char::is_control), "a text is one line");
+    let _ = Texted::<ErrorKind>::decode(payload).map(|said| line(&said.text));
+    let _ = Texted::<Refusal>::decode(payload).map(|said| line(&said.text));
+}
+
+/// Lists of more names than one answer has are cut.
+const SMALL: usize = 60_000;
+
+fn frames_seeds() -> Vec<Vec<u8>> {
+    let (blob, node) = (BlobId([1; 32]), NodeId([2; 16]));
+    let time = Duration::from_millis(300);
+    let ask = Ask { group: Group(1), blobs: vec![blob; 3], backlog: 3, not: vec![node; 2] };
+    let answers = [
+        Answer::Serve,
+        Answer::Go { first: node, second: None },
+        Answer::Go { first: node, second: Some(node) },
+        Answer::Lease { lease: 7, time },
+        Answer::Wait { parent: node, time },
+        Answer::NotMine,
+    ];
+    let whats = [What::Have, What::Gone, What::Failed { lease: 7 }, What::Refused { by: node }];
+    let notes = whats.map(|what| Note { group: Group(1), blob, what });
+    let get = Get { blob, offset: 5, len: Get::REST };
+    let list = ListAsk { prefix: Prefix { value: 1 << 31, bits: 1 }, most: 9 };
+    let error = Texted { kind: ErrorKind::Missing, text: "no".to_owned() };
+    let refused = Texted { kind: Refusal::Secret, text: "no".to_owned() };
+    let payloads = [
+        (Type::Ask, frame::encode_ask(&ask)),
+        (Type::Answers, frame::encode_answers(&answers)),
+        (Type::Notes, frame::encode_notes(&notes)),
+        (Type::Listed, frame::encode_listed(&Listed { blobs: vec![blob; 3], more: true })),
+        (Type::List, list.encode()),
+        (Type::Get, get.encode().to_vec()),
+        (Type::Error, error.encode()),
+        (Type::Refuse, refused.encode()),
+        (Type::Ping, Vec::new()),
+    ];
+    let whole = |(kind, payload): &(Type, Vec<u8>)| {
+        [&Header::with(*kind, 1, payload).encode()[..], payload.as_slice()].concat()
+    };
+    payloads.iter().map(whole).collect()
 }
 
 fn tree_node(data: &[u8]) {

@@ -13,8 +13,12 @@
 //! Several sources may fill the same blob, one after the other or even together: whoever comes to `filled` first appends, the other's
 //! bytes below it are skipped. A source that goes away leaves what was verified, and the next one is asked for the rest.
 //!
-//! Which checks are made is [`Verify`]: the hash of each group and the CRCs of its segments, or the CRCs only, for a fleet whose nodes
-//! trust each other.
+//! Which checks are made is [`Verify`]: the hash of each group, or only the CRCs of its segments, for a fleet whose nodes trust each other.
+//!
+//! The name proves the chaining values, and nothing else of the sums: their CRCs and the length of the last group are the sender's word.
+//! With [`Verify::Blake3`] bytes that have the right hash are right, whatever the CRCs say; if those say otherwise the sums are computed
+//! anew before anybody is given them ([`Arriving::into_parts`]), and nobody is served from here until then. Where a made-up length keeps
+//! honest bytes out, [`Arriving::complete`] hands them back to a caller that had them from the origin.
 
 use std::future::Future;
 use std::io;
@@ -22,7 +26,7 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::Range;
 use std::pin::Pin;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -41,10 +45,11 @@ mod tests;
 /// How what comes is checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// By the blob's own hash tree, group by group: nobody can deceive.
+    /// By the blob's own hash tree, group by group: nobody can deceive. Only what has the name is ever kept.
     #[default]
     Blake3,
-    /// By the CRC32C of each segment as the sender has it: finds every accident, trusts the sender's intentions. A fifth of the cost.
+    /// By the CRC32C of each segment as the sender has it, and nothing is hashed: finds every accident, trusts the sender's intentions. A
+    /// fifth of the cost. A node that lies can have other bytes kept here under the blob's name.
     Crc,
 }
 
@@ -56,6 +61,8 @@ pub struct Arriving {
     room: OnceLock<Room>,
     /// Bytes below are checked and never change again. Stored with Release after they were written.
     verified: AtomicU32,
+    /// Bytes with the right hash had other CRCs than the sums say.
+    doubtful: AtomicBool,
     /// Held while bytes are received and checked (never across a wait), so that there is one writer at a time.
     writing: Mutex<Writing>,
     waiting: Mutex<Waiting>,
@@ -100,6 +107,7 @@ impl Arriving {
             sums: OnceLock::new(),
             room: OnceLock::new(),
             verified: AtomicU32::new(0),
+            doubtful: AtomicBool::new(false),
             writing: Mutex::new(Writing { filled: 0, spare }),
             waiting: Mutex::default(),
             changed: Condvar::new(),
@@ -129,6 +137,11 @@ impl Arriving {
     /// All of it is here.
     pub fn is_whole(&self) -> bool {
         self.size() == Some(self.verified())
+    }
+
+    /// The CRCs that came with it are wrong: it is passed on only when they have been computed.
+    pub(crate) fn is_doubtful(&self) -> bool {
+        self.doubtful.load(Ordering::Acquire)
     }
 
     /// Why nobody goes on with it, if that is so.
@@ -213,10 +226,17 @@ impl Arriving {
         let bytes = unsafe { room.written(verified as usize..end as usize) };
         for (index, group) in bytes.chunks(GROUP as usize).enumerate() {
             let offset = verified + index as u32 * GROUP;
-            let mut right = sums.check(offset, group);
-            if right.is_ok() && self.verify == Verify::Blake3 {
-                right = sums.check_group(offset, group);
-            }
+            let crcs = sums.check(offset, group);
+            let right = match self.verify {
+                Verify::Crc => crcs,
+                Verify::Blake3 => {
+                    let right = sums.check_group(offset, group);
+                    if right.is_ok() && crcs.is_err() {
+                        self.doubtful.store(true, Ordering::Release);
+                    }
+                    right
+                }
+            };
             if let Err(wrong) = right {
                 self.verified.store(offset, Ordering::Release);
                 return Err(Fail::Corrupt(wrong.to_string()));
@@ -226,22 +246,19 @@ impl Arriving {
         Ok(true)
     }
 
-    /// Takes the whole blob from elsewhere, as from the origin. It is hashed here.
+    /// Takes the whole blob from elsewhere, as from the origin. It is hashed here, unless sums have come that it agrees with.
     ///
     /// # Errors
-    /// [`Fail::Corrupt`]: it is another one.
-    pub fn complete(&self, bytes: Vec<u8>) -> Result<(), Fail> {
+    /// [`Fail::Corrupt`], and the bytes again: they are another blob's, or disagree with the sums that came before.
+    pub fn complete(&self, bytes: Vec<u8>) -> Result<(), (Fail, Vec<u8>)> {
+        let corrupt = |why: String, bytes| Err((Fail::Corrupt(why), bytes));
         if bytes.len() > base::size::BLOB_MAX as usize {
-            return Err(Fail::Corrupt(format!("{} bytes are more than a blob has", bytes.len())));
+            return corrupt(format!("{} bytes are more than a blob has", bytes.len()), bytes);
         }
         if self.sums.get().is_none() {
             let sums = Sums::of(&bytes);
             if sums.id() != self.id {
-                return Err(Fail::Corrupt(format!(
-                    "the bytes are those of {}, not of {}",
-                    sums.id(),
-                    self.id
-                )));
+                return corrupt(format!("the bytes are those of {}, not of {}", sums.id(), self.id), bytes);
             }
             let mut writing = self.writing.lock();
             if self.sums.get().is_none() {
@@ -256,9 +273,9 @@ impl Arriving {
             }
         }
         if self.size() != u32::try_from(bytes.len()).ok() {
-            return Err(Fail::Corrupt("the blob has another size".to_owned()));
+            return corrupt("the blob has another size".to_owned(), bytes);
         }
-        self.append(&bytes)
+        self.append(&bytes).map_err(|fail| (fail, bytes))
     }
 
     /// Takes what is not here yet from the blob's first bytes, as they come from elsewhere; the sums must be here.
@@ -346,10 +363,12 @@ impl Arriving {
         if !self.is_whole() {
             return None;
         }
-        match Arc::try_unwrap(self) {
-            Ok(mine) => mine.room.into_inner().map(|room| (sums, room.into_vec())),
-            Err(shared) => shared.bytes(0..sums.size()).map(|bytes| (Arc::clone(&sums), bytes.to_vec())),
-        }
+        let doubtful = self.is_doubtful();
+        let bytes = match Arc::try_unwrap(self) {
+            Ok(mine) => mine.room.into_inner().map(Room::into_vec)?,
+            Err(shared) => shared.bytes(0..sums.size())?.to_vec(),
+        };
+        Some(if doubtful { (Arc::new(Sums::of(&bytes)), bytes) } else { (sums, bytes) })
     }
 }
 

@@ -340,7 +340,7 @@ fn listen(parts: &FleetParts, inner: &Arc<Inner>) -> Result<(Net, UdpSocket), Fl
         tried += 1;
         let options = net::Options {
             identity,
-            secret: crate::hello::Secret::new(parts.secret.key("hello")),
+            secret: parts.secret.clone(),
             listen: Some(parts.listen),
             verify: parts.verify,
             limits: net::Limits::default(),
@@ -498,7 +498,7 @@ impl Inner {
             let bytes = held.and_then(|held| origin::read_all(&held).ok());
             match bytes.map(|bytes| waited_for.complete(bytes)) {
                 Some(Ok(())) => {}
-                Some(Err(fail)) => waited_for.fail(fail),
+                Some(Err((fail, _))) => waited_for.fail(fail),
                 None => waited_for.fail(Fail::Missing),
             }
         };

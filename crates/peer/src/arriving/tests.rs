@@ -36,9 +36,9 @@ fn a_wrong_byte_frees_nothing_and_the_next_source_goes_on() {
     wrong[150_000] ^= 4;
     for verify in [Verify::Crc, Verify::Blake3] {
         let arriving = Arriving::reusing(Sums::of(&bytes).id(), verify, vec![1; 10]);
-        assert!(matches!(arriving.complete(wrong.clone()), Err(Fail::Corrupt(_))));
+        assert!(matches!(arriving.complete(wrong.clone()), Err((Fail::Corrupt(_), _))));
         arriving.begin(Sums::of(&bytes)).unwrap();
-        assert!(matches!(arriving.complete(wrong.clone()), Err(Fail::Corrupt(_))));
+        assert!(matches!(arriving.complete(wrong.clone()), Err((Fail::Corrupt(_), _))));
         assert_eq!(arriving.verified(), 131_072);
         arriving.complete(bytes.clone()).unwrap();
         assert_eq!(arriving.into_parts().unwrap().1, bytes);
@@ -57,4 +57,47 @@ fn who_waits_hears_of_the_end() {
     let empty = Arriving::new(Sums::of(b"").id(), Verify::Crc);
     empty.complete(Vec::new()).unwrap();
     assert_eq!(empty.into_parts().unwrap().1, b"");
+}
+
+/// Sums that lead to the same name and say something else.
+fn made_up(sums: &Sums, change: impl FnOnce(&mut Vec<u8>)) -> Sums {
+    let mut bytes = sums.encode();
+    bytes.truncate(bytes.len() - 4);
+    change(&mut bytes);
+    let own = blob::sums::crc32c(&bytes);
+    bytes.extend_from_slice(&own.to_le_bytes());
+    Sums::decode(&bytes).unwrap()
+}
+
+#[test]
+fn regression_made_up_crcs_do_not_keep_right_bytes_out() {
+    let bytes = noise(200_000);
+    let sums = Sums::of(&bytes);
+    let lie = made_up(&sums, |encoded| *encoded.last_mut().unwrap() ^= 1);
+    assert_eq!(lie.id(), sums.id());
+    let arriving = Arriving::new(sums.id(), Verify::Blake3);
+    arriving.begin(lie.clone()).unwrap();
+    arriving.append(&bytes).unwrap();
+    assert!(arriving.is_whole() && arriving.is_doubtful());
+    let (kept, got) = arriving.into_parts().unwrap();
+    assert!(got == bytes && *kept == sums, "what is kept has right CRCs");
+    // Who goes by CRCs cannot tell who lies; what came from elsewhere is given back.
+    let arriving = Arriving::new(sums.id(), Verify::Crc);
+    arriving.begin(lie).unwrap();
+    let Err((Fail::Corrupt(_), back)) = arriving.complete(bytes.clone()) else { panic!() };
+    assert!(back == bytes);
+}
+
+#[test]
+fn regression_a_made_up_size_gives_the_origins_bytes_back() {
+    let bytes = noise(200_000);
+    let sums = Sums::of(&bytes);
+    let lie = made_up(&sums, |encoded| encoded[8..12].copy_from_slice(&200_001u32.to_le_bytes()));
+    assert_eq!((lie.id(), lie.size()), (sums.id(), 200_001));
+    for verify in [Verify::Blake3, Verify::Crc] {
+        let arriving = Arriving::new(sums.id(), verify);
+        arriving.begin(lie.clone()).unwrap();
+        let Err((Fail::Corrupt(_), back)) = arriving.complete(bytes.clone()) else { panic!() };
+        assert!(back == bytes && !arriving.is_whole());
+    }
 }

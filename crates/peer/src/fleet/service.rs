@@ -109,7 +109,7 @@ impl Inner {
             match source.fetch(&blob) {
                 Ok((_, bytes)) => {
                     Counters::one(&inner.counters.filled);
-                    if let Err(fail) = coming.complete(bytes) {
+                    if let Err((fail, _)) = coming.complete(bytes) {
                         coming.fail(fail);
                     }
                 }

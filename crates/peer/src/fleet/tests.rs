@@ -138,10 +138,13 @@ impl Origin for Store {
 }
 
 /// A node's disk, as far as others see it.
-struct Disk(BlobFolder);
+struct Disk(BlobFolder, Mutex<HashMap<BlobId, Held>>);
 
 impl Holdings for Disk {
     fn open(&self, id: &BlobId) -> Option<Held> {
+        if let Some(lie) = self.1.lock().get(id) {
+            return Some(lie.clone());
+        }
         let sums = self.0.sums(id).ok()?;
         Some(Held { file: Arc::new(File::open(self.0.file(id)).ok()?), offset: 0, sums: Arc::new(sums) })
     }
@@ -187,7 +190,8 @@ impl Node {
             report: Arc::new(|line| println!("{line}")),
         };
         let fleet = Arc::new(Fleet::start(parts).unwrap());
-        let disk = Arc::new(Disk(BlobFolder::create(&folder.path().join("blobs")).unwrap()));
+        let disk =
+            Arc::new(Disk(BlobFolder::create(&folder.path().join("blobs")).unwrap(), Mutex::default()));
         fleet.lend(disk.clone());
         Node { fleet, disk, filler: Mutex::new(None), _folder: folder }
     }
@@ -384,4 +388,57 @@ fn regression_what_has_just_landed_is_not_fetched_again() {
         assert_eq!(again.join().unwrap().1, bytes);
     });
     assert_eq!((store.fetches(), nodes[0].fleet.counts().shared), (1, 1));
+}
+
+#[test]
+fn regression_a_node_that_lies_costs_a_fetch_and_never_a_wrong_byte() {
+    let (store, ids) = Store::with(3, 300_000);
+    let nodes = Node::fleet_of(&store, 2);
+    let size = 300_000u32;
+    for (number, id) in ids.iter().enumerate() {
+        let bytes = nodes[0].read(id).unwrap();
+        let mut file = tempfile::tempfile().unwrap();
+        let lie = match number {
+            // Other bytes, with CRCs of their own.
+            0 => {
+                let mut other = bytes.clone();
+                other[70_000] ^= 1;
+                std::io::Write::write_all(&mut file, &other).unwrap();
+                let fits = Sums::of(&other);
+                forged(&Sums::of(&bytes), |sums| {
+                    let from = sums.len() - fits.segments().len() * 4;
+                    let crcs: Vec<u8> = fits.segments().iter().flat_map(|crc| crc.to_le_bytes()).collect();
+                    sums[from..].copy_from_slice(&crcs);
+                })
+            }
+            // Right bytes, with CRCs that are not theirs.
+            1 => {
+                std::io::Write::write_all(&mut file, &bytes).unwrap();
+                forged(&Sums::of(&bytes), |sums| *sums.last_mut().unwrap() ^= 1)
+            }
+            // A byte more than there is.
+            _ => {
+                std::io::Write::write_all(&mut file, &[&bytes[..], b"x"].concat()).unwrap();
+                forged(&Sums::of(&bytes), |sums| sums[8..12].copy_from_slice(&(size + 1).to_le_bytes()))
+            }
+        };
+        assert_eq!(lie.id(), *id, "by its name nobody can tell");
+        let held = Held { file: Arc::new(file), offset: 0, sums: Arc::new(lie) };
+        nodes[0].disk.1.lock().insert(*id, held);
+    }
+    soon("the tracker knows who has them", || nodes[0].fleet.under_way() == 0);
+    std::thread::sleep(Duration::from_millis(100));
+    for id in &ids {
+        assert!(nodes[1].read(id).unwrap() == store.blobs.lock()[id]);
+        assert_eq!(nodes[1].disk.0.sums(id).unwrap(), Sums::of(&store.blobs.lock()[id]));
+    }
+}
+
+fn forged(sums: &Sums, change: impl FnOnce(&mut Vec<u8>)) -> Sums {
+    let mut bytes = sums.encode();
+    bytes.truncate(bytes.len() - 4);
+    change(&mut bytes);
+    let own = blob::sums::crc32c(&bytes);
+    bytes.extend_from_slice(&own.to_le_bytes());
+    Sums::decode(&bytes).unwrap()
 }

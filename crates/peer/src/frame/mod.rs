@@ -18,10 +18,11 @@ mod tests;
 use base::size::{BLOB_MAX, SEGMENT};
 use blob::sums::crc32c;
 
+pub(crate) use payload::LIST_MAX;
 pub use payload::{Get, ListAsk, Refusal, Texted};
-pub(crate) use payload::{
-    LIST_MAX, decode_answers, decode_ask, decode_listed, decode_notes, encode_answers, encode_ask,
-    encode_listed, encode_notes,
+pub use payload::{
+    decode_answers, decode_ask, decode_listed, decode_notes, encode_answers, encode_ask, encode_listed,
+    encode_notes,
 };
 
 /// The version of the protocol that this program speaks. The first four bytes of a header mean the same in all versions.

@@ -76,8 +76,8 @@ fn count(length: usize, most: usize) -> u8 {
     length.min(most) as u8
 }
 
-/// group u64, backlog u16, blobs u8, not u8, blobs x 32, nodes x 16.
-pub(crate) fn encode_ask(ask: &Ask) -> Vec<u8> {
+/// A question: group u64, backlog u16, blobs u8, not u8, blobs x 32, nodes x 16.
+pub fn encode_ask(ask: &Ask) -> Vec<u8> {
     let mut out = Vec::with_capacity(12 + ask.blobs.len() * 32 + ask.not.len() * 16);
     out.extend_from_slice(&ask.group.0.to_le_bytes());
     out.extend_from_slice(&ask.backlog.to_le_bytes());
@@ -88,7 +88,11 @@ pub(crate) fn encode_ask(ask: &Ask) -> Vec<u8> {
     out
 }
 
-pub(crate) fn decode_ask(bytes: &[u8]) -> Result<Ask, BadFrame> {
+/// Reads a question.
+///
+/// # Errors
+/// [`BadFrame`].
+pub fn decode_ask(bytes: &[u8]) -> Result<Ask, BadFrame> {
     let mut reader = Reader(bytes);
     let (group, backlog) = (Group(reader.u64()?), reader.u16()?);
     let (blobs, not) = (usize::from(reader.u8()?), usize::from(reader.u8()?));
@@ -101,8 +105,8 @@ pub(crate) fn decode_ask(bytes: &[u8]) -> Result<Ask, BadFrame> {
     Ok(Ask { group, blobs, backlog, not })
 }
 
-/// count u8, then each: its kind u8 and what belongs to it.
-pub(crate) fn encode_answers(answers: &[Answer]) -> Vec<u8> {
+/// Answers, at most [`ASK_MAX`]: count u8, then each: its kind u8 and what belongs to it.
+pub fn encode_answers(answers: &[Answer]) -> Vec<u8> {
     let mut out = vec![count(answers.len(), ASK_MAX)];
     for answer in answers.iter().take(ASK_MAX) {
         match answer {
@@ -132,7 +136,11 @@ pub(crate) fn encode_answers(answers: &[Answer]) -> Vec<u8> {
     out
 }
 
-pub(crate) fn decode_answers(bytes: &[u8]) -> Result<Vec<Answer>, BadFrame> {
+/// Reads answers.
+///
+/// # Errors
+/// [`BadFrame`].
+pub fn decode_answers(bytes: &[u8]) -> Result<Vec<Answer>, BadFrame> {
     let mut reader = Reader(bytes);
     let answers = usize::from(reader.u8()?);
     if answers > ASK_MAX {
@@ -154,8 +162,8 @@ pub(crate) fn decode_answers(bytes: &[u8]) -> Result<Vec<Answer>, BadFrame> {
     Ok(out)
 }
 
-/// count u16, then each: group u64, blob 32, kind u8 and what belongs to it.
-pub(crate) fn encode_notes(notes: &[Note]) -> Vec<u8> {
+/// Notes, at most [`NOTES_MAX`]: count u16, then each: group u64, blob 32, kind u8 and what belongs to it.
+pub fn encode_notes(notes: &[Note]) -> Vec<u8> {
     let notes = &notes[..notes.len().min(NOTES_MAX)];
     let mut out = (notes.len() as u16).to_le_bytes().to_vec();
     for note in notes {
@@ -181,7 +189,11 @@ pub(crate) fn encode_notes(notes: &[Note]) -> Vec<u8> {
     out
 }
 
-pub(crate) fn decode_notes(bytes: &[u8]) -> Result<Vec<Note>, BadFrame> {
+/// Reads notes.
+///
+/// # Errors
+/// [`BadFrame`].
+pub fn decode_notes(bytes: &[u8]) -> Result<Vec<Note>, BadFrame> {
     let mut reader = Reader(bytes);
     let notes = usize::from(reader.u16()?);
     if notes > NOTES_MAX {
@@ -240,15 +252,19 @@ impl ListAsk {
     }
 }
 
-/// more u8, then the names.
-pub(crate) fn encode_listed(listed: &Listed) -> Vec<u8> {
+/// A list: more u8, then the names.
+pub fn encode_listed(listed: &Listed) -> Vec<u8> {
     let mut out = Vec::with_capacity(1 + listed.blobs.len() * 32);
     out.push(u8::from(listed.more || listed.blobs.len() > LIST_MAX));
     listed.blobs.iter().take(LIST_MAX).for_each(|blob| out.extend_from_slice(&blob.0));
     out
 }
 
-pub(crate) fn decode_listed(bytes: &[u8]) -> Result<Listed, BadFrame> {
+/// Reads a list.
+///
+/// # Errors
+/// [`BadFrame`].
+pub fn decode_listed(bytes: &[u8]) -> Result<Listed, BadFrame> {
     let mut reader = Reader(bytes);
     let more = match reader.u8()? {
         0 => false,

@@ -22,45 +22,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::frame::{BadFrame, HEADER, Header, Refusal, Texted, Type, VERSION, put};
 use crate::id::{NodeId, Role};
+use crate::secret::Secret;
 
-/// What every node of the fleet knows and nobody else.
-#[derive(Clone)]
-pub struct Secret([u8; 32]);
-
-/// A secret that could be guessed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the fleet's secret needs at least 16 characters; make one with: openssl rand -hex 32")]
-pub struct Weak;
-
-impl Secret {
-    /// From 32 random bytes.
-    pub fn new(bytes: [u8; 32]) -> Secret {
-        Secret(bytes)
-    }
-
-    /// From what a person put into a file or a variable; spaces around it do not count.
-    ///
-    /// # Errors
-    /// [`Weak`]: fewer than 16 characters.
-    pub fn from_text(text: &str) -> Result<Secret, Weak> {
-        let text = text.trim();
-        if text.chars().count() < 16 {
-            return Err(Weak);
-        }
-        Ok(Secret(blake3::derive_key("covey 2026-11 fleet secret from text", text.as_bytes())))
-    }
-
-    /// A key for one purpose; `purpose` is a constant of the program.
-    pub fn key(&self, purpose: &str) -> [u8; 32] {
-        blake3::derive_key(purpose, &self.0)
-    }
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a secret")
-    }
-}
+#[cfg(test)]
+mod tests;
 
 /// Who a node is to the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,8 +119,8 @@ impl Greeter {
         Greeter {
             identity,
             tag: blake3::derive_key("covey 2026-11 peer volume tag", &identity.volume),
-            client: secret.key("covey 2026-11 peer handshake client"),
-            server: secret.key("covey 2026-11 peer handshake server"),
+            client: secret.key("handshake client"),
+            server: secret.key("handshake server"),
             time,
         }
     }

@@ -13,7 +13,9 @@
 //! - A connection serves one direction: who made it asks, who accepted it answers. Each begins with the handshake of [`crate::hello`].
 //! - [`call`]: a request under way; no task runs for it. [`lane`]: this end of a connection that asks. [`peers`]: which of them there are.
 //! - [`reader`]: the loop that reads it. [`listen`], [`serve`]: the other end. [`service`]: whom it asks. [`socket`]: the system calls.
-//! - Control and bulk run on threads of their own, so that one who fetches much does not keep waiting one who reads 4 KiB.
+//! - Control, what is fetched and what is served each run on threads of their own: one who fetches much does not keep waiting one who
+//!   reads 4 KiB, and a slow disk under what is served holds up neither questions nor what comes in.
+//! - [`owed`]: bytes that were asked for here and have not been sent.
 //!
 //! What is never done: waiting without an end (every request has its time, every connection its pings), memory for a length that
 //! somebody else named before it has been looked at, retries (the one who asks decides whom to ask next).
@@ -23,6 +25,7 @@ pub mod counters;
 pub mod fail;
 mod lane;
 mod listen;
+mod owed;
 mod peers;
 mod reader;
 mod serve;
@@ -45,9 +48,10 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::arriving::{Arriving, Verify};
 use crate::frame::{self, Get, ListAsk, Type, WITH_SUMS};
-use crate::hello::{Class, Greeter, Identity, Secret};
+use crate::hello::{Class, Greeter, Identity};
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Note};
+use crate::secret::Secret;
 
 pub use call::Call;
 use call::Slot;
@@ -55,6 +59,7 @@ use counters::Counters;
 pub use counters::Counts;
 pub use fail::Fail;
 use lane::{Gather, Lane, Sink, Waiter};
+use owed::Owed;
 use peers::Peers;
 
 pub use service::{Content, Listed, Prefix, Service};
@@ -112,7 +117,7 @@ pub struct Limits {
     pub quiet: Duration,
     /// After a connection failed the next is tried no sooner; doubled each time, up to a hundredfold.
     pub backoff: Duration,
-    /// Threads for bulk connections.
+    /// Threads for bulk connections that fetch, and as many for those that serve.
     pub threads: usize,
 }
 
@@ -186,6 +191,7 @@ pub(crate) struct Shared {
     verify: Verify,
     service: Arc<dyn Service>,
     counters: Arc<Counters>,
+    owed: Arc<Owed>,
     peers: Peers,
     closed: AtomicBool,
     report: Report,
@@ -202,8 +208,7 @@ impl Shared {
     }
 
     fn backlog(&self) -> u16 {
-        // Requests for whole blobs are what counts; each connection serves some at a time.
-        u16::try_from(self.counters.open.load(Ordering::Relaxed)).unwrap_or(u16::MAX)
+        self.owed.mebibytes()
     }
 
     /// One line in a minute for an address, so that a stranger cannot fill a log.
@@ -228,6 +233,7 @@ struct Inner {
     address: Option<SocketAddr>,
     control: Option<Runtime>,
     bulk: Option<Runtime>,
+    serving: Option<Runtime>,
     handles: [Handle; 2],
 }
 
@@ -236,7 +242,8 @@ impl Drop for Inner {
         self.shared.closed.store(true, Ordering::Release);
         self.shared.peers.close();
         // Not waited for: the last clone may go inside one of their own tasks.
-        self.control.take().into_iter().chain(self.bulk.take()).for_each(Runtime::shutdown_background);
+        let all = [self.control.take(), self.bulk.take(), self.serving.take()];
+        all.into_iter().flatten().for_each(Runtime::shutdown_background);
     }
 }
 
@@ -256,6 +263,7 @@ impl Net {
     /// [`StartError`].
     pub fn start(options: Options, service: Arc<dyn Service>, report: Report) -> Result<Net, StartError> {
         let (control, bulk) = (runtime("peer", 1)?, runtime("peer bulk", options.limits.threads)?);
+        let serving = runtime("peer serve", options.limits.threads)?;
         let handles = [control.handle().clone(), bulk.handle().clone()];
         let shared = Arc::new(Shared {
             greeter: Greeter::new(options.identity, &options.secret, options.limits.handshake),
@@ -264,6 +272,7 @@ impl Net {
             verify: options.verify,
             service,
             counters: Arc::default(),
+            owed: Arc::default(),
             peers: Peers::default(),
             closed: AtomicBool::new(false),
             report,
@@ -277,9 +286,10 @@ impl Net {
             address = Some(listener.local_addr().map_err(failed)?);
             let _inside = control.enter();
             let listener = TcpListener::from_std(listener).map_err(failed)?;
-            control.spawn(listen::listen(Arc::clone(&shared), listener, bulk.handle().clone()));
+            control.spawn(listen::listen(Arc::clone(&shared), listener, serving.handle().clone()));
         }
-        Ok(Net(Arc::new(Inner { shared, address, control: Some(control), bulk: Some(bulk), handles })))
+        let [control, bulk, serving] = [control, bulk, serving].map(Some);
+        Ok(Net(Arc::new(Inner { shared, address, control, bulk, serving, handles })))
     }
 
     /// Where it listens.
@@ -287,7 +297,7 @@ impl Net {
         self.0.address
     }
 
-    /// How busy this node is with serving: what [`Ask::backlog`] and [`crate::id::Member::load`] say.
+    /// How busy this node is with serving, in MiB that others wait for and that have not been sent: what [`Ask::backlog`] and [`crate::id::Member::load`] say.
     pub fn backlog(&self) -> u16 {
         self.0.shared.backlog()
     }

@@ -73,6 +73,13 @@ impl Peers {
         Ok(lane)
     }
 
+    /// Lets go of connections that have ended, and so closes them at this end.
+    fn tidy(&self, peer: Peer) {
+        if let Some(known) = self.0.lock().get_mut(&peer) {
+            known.lanes.retain(|lane| !lane.is_over());
+        }
+    }
+
     fn went(&self, shared: &Shared, peer: Peer, why: Option<&Fail>) {
         let mut peers = self.0.lock();
         let Some(known) = peers.get_mut(&peer) else { return };
@@ -132,6 +139,8 @@ async fn run(shared: Arc<Shared>, lane: Arc<Lane>, peer: Peer) {
             ends.1 = fail;
         }
     }
+    drop(ends);
+    shared.peers.tidy(peer);
 }
 
 async fn connect(shared: &Shared, lane: &Lane, peer: Peer) -> Result<TcpStream, Fail> {

@@ -2,8 +2,12 @@
 //!
 //! ```text
 //!   requests ──► small: into `out`, many answers in one write
+//!           │        └── not in the page cache: read by a helper thread, into `late`
 //!           └──► bodies: header with MSG_MORE, then sendfile; a slice of at most 1 MiB each, the first four requests in turns
 //! ```
+//!
+//! All control connections are served by one thread, so nothing on it waits for a disk: bodies belong on bulk connections, which have
+//! threads of their own, and a small range is answered there only if it is in memory.
 //!
 //! A body that is itself still arriving is sent as far as it is verified; its bell says when there is more. Nothing more is read while
 //! answers wait for room in the socket, so a client that does not read costs one buffer.
@@ -12,6 +16,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use base::BlobId;
@@ -23,17 +28,21 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
+use super::owed::Debt;
 use super::service::Content;
 use super::{Body, Shared, socket};
 use crate::frame::{
     self, ErrorKind, Get, HEADER, Header, LAST, ListAsk, SLICE, SMALL_MAX, Texted, Type, WITH_SUMS,
 };
-use crate::hello::Other;
+use crate::hello::{Class, Other};
+use crate::seam::Held;
 
 /// Bodies that take turns on one connection; the next ones come after them.
 const TURNS: usize = 4;
 /// No more is read while so much waits to be sent.
 const OUT_MAX: usize = 256 << 10;
+/// No more is read while helper threads read so many ranges for one connection.
+const SLOW_MAX: usize = 32;
 
 /// A request for bytes.
 struct Job {
@@ -46,6 +55,26 @@ struct Job {
     sums: bool,
     /// A slice whose header has been made: what is left of its body in the content.
     slice: Option<Slice>,
+    debt: Debt,
+}
+
+impl Job {
+    /// Where it ends, if the blob's size is known by now. None as well where the range is not in the blob.
+    fn end(&self) -> Option<u32> {
+        let size = match &self.content {
+            Content::Held(held) => held.sums.size(),
+            Content::Arriving(arriving) => arriving.size()?,
+        };
+        // Who asks for the sums too cannot know the size yet.
+        let rest = size.saturating_sub(self.get.offset);
+        let len = if self.sums { self.get.len.min(rest) } else { self.get.len };
+        Get { len, ..self.get }.range(size).map(|(_, end)| end)
+    }
+
+    fn owe(&mut self) {
+        let left = self.end().map_or(0, |end| end.saturating_sub(self.at));
+        self.debt.set(u64::from(left));
+    }
 }
 
 struct Slice {
@@ -65,6 +94,8 @@ pub(super) struct Serving {
     jobs: VecDeque<Job>,
     bell: Arc<Notify>,
     late: Arc<Mutex<Vec<u8>>>,
+    /// Ranges that helper threads read.
+    slow: Arc<AtomicUsize>,
     heard: Instant,
 }
 
@@ -92,6 +123,7 @@ impl Serving {
             jobs: VecDeque::new(),
             bell: Arc::new(Notify::new()),
             late: Arc::default(),
+            slow: Arc::default(),
             heard: base::time::monotonic(),
         }
     }
@@ -101,7 +133,7 @@ impl Serving {
         let limits = self.shared.limits;
         let idle = limits.control_idle.max(limits.bulk_idle) + 2 * limits.quiet;
         loop {
-            if self.out.len() < OUT_MAX {
+            if self.has_room() {
                 self.pull()?;
             }
             let late = std::mem::take(&mut *self.late.lock());
@@ -111,13 +143,14 @@ impl Serving {
                 tokio::task::yield_now().await;
                 continue;
             }
-            let mut interest = Interest::READABLE;
-            if sent == Sent::Blocked {
-                let full = self.out.len() >= OUT_MAX;
-                interest = if full { Interest::WRITABLE } else { interest | Interest::WRITABLE };
-            }
+            let reads = self.has_room().then_some(Interest::READABLE);
+            let interest = match (reads, sent == Sent::Blocked) {
+                (Some(reads), true) => Some(reads | Interest::WRITABLE),
+                (None, true) => Some(Interest::WRITABLE),
+                (reads, false) => reads,
+            };
             tokio::select! {
-                ready = self.stream.ready(interest) => { ready?; }
+                ready = self.stream.ready(interest.unwrap_or(Interest::READABLE)), if interest.is_some() => { ready?; }
                 () = self.bell.notified() => {}
                 () = tokio::time::sleep(Duration::from_secs(1)) => {
                     if self.heard.elapsed() > idle && self.jobs.is_empty() {
@@ -126,6 +159,10 @@ impl Serving {
                 }
             }
         }
+    }
+
+    fn has_room(&self) -> bool {
+        self.out.len() < OUT_MAX && self.slow.load(Ordering::Acquire) < SLOW_MAX
     }
 
     /// Reads requests as long as there are some.
@@ -155,7 +192,7 @@ impl Serving {
             }
             self.input.copy_within(start..self.filled, 0);
             self.filled -= start;
-            if self.out.len() >= OUT_MAX {
+            if !self.has_room() {
                 return Ok(());
             }
         }
@@ -214,42 +251,54 @@ impl Serving {
 
     fn get(&mut self, header: &Header, get: Get) {
         let (request, sums) = (header.request, header.flags & WITH_SUMS != 0);
+        if self.other.class == Class::Control && (sums || get.len > SMALL_MAX) {
+            return self.error(request, ErrorKind::Bad, "more than 64 KiB belongs on a bulk connection");
+        }
         if self.jobs.len() >= self.shared.limits.requests {
             return self.error(request, ErrorKind::Busy, "too many requests on this connection");
         }
         let Some(content) = self.shared.service.content(&get.blob) else {
             return self.error(request, ErrorKind::Missing, "the blob is not here");
         };
-        if let (Content::Held(held), false) = (&content, sums)
-            && get.len <= SMALL_MAX
-        {
-            let Some((start, end)) = get.range(held.sums.size()).filter(|(start, end)| start < end) else {
-                return self.error(request, ErrorKind::Range, "the range is not in the blob");
-            };
-            let total = held.sums.size();
-            match part(&content, start, end) {
-                Ok(bytes) => {
-                    let head = Header {
-                        flags: LAST,
-                        offset: start,
-                        total,
-                        ..Header::with(Type::Data, request, &bytes)
-                    };
-                    self.out.extend_from_slice(&head.encode());
-                    self.out.extend_from_slice(&bytes);
-                    super::Counters::add(&self.shared.counters.blob_bytes_out, u64::from(end - start));
-                }
-                Err(_) => {
-                    self.damaged(get.blob);
-                    self.error(request, ErrorKind::Damaged, "its bytes are not what they were");
-                }
+        match &content {
+            Content::Held(held) if !sums && get.len <= SMALL_MAX => return self.small(request, get, held),
+            Content::Held(_) => {}
+            Content::Arriving(arriving) => arriving.ring(&self.bell),
+        }
+        let debt = Debt::new(&self.shared.owed);
+        let mut job = Job { request, blob: get.blob, content, at: get.offset, get, sums, slice: None, debt };
+        job.owe();
+        self.jobs.push_back(job);
+    }
+
+    /// A small range of a file: at once if it is in memory, else by a helper thread.
+    fn small(&mut self, request: u32, get: Get, held: &Held) {
+        let Some((start, end)) = get.range(held.sums.size()).filter(|(start, end)| start < end) else {
+            return self.error(request, ErrorKind::Range, "the range is not in the blob");
+        };
+        let read = part_now(held, start, end);
+        if let Some(read) = read.transpose() {
+            let damaged = read.is_err();
+            let (shared, backlog) = (&self.shared, self.shared.backlog());
+            put_range(&mut self.out, shared, (request, backlog), held, (start, read));
+            if damaged {
+                self.damaged(get.blob);
             }
             return;
         }
-        if let Content::Arriving(arriving) = &content {
-            arriving.ring(&self.bell);
-        }
-        self.jobs.push_back(Job { request, blob: get.blob, content, at: get.offset, get, sums, slice: None });
+        let (late, bell, slow) = (Arc::clone(&self.late), Arc::clone(&self.bell), Arc::clone(&self.slow));
+        let (shared, held) = (Arc::clone(&self.shared), held.clone());
+        slow.fetch_add(1, Ordering::AcqRel);
+        tokio::task::spawn_blocking(move || {
+            let read = part(&held, start, end);
+            let damaged = read.is_err();
+            put_range(&mut late.lock(), &shared, (request, shared.backlog()), &held, (start, read));
+            slow.fetch_sub(1, Ordering::AcqRel);
+            bell.notify_one();
+            if damaged {
+                shared.service.suspect(&get.blob);
+            }
+        });
     }
 
     fn damaged(&self, blob: BlobId) {
@@ -311,18 +360,21 @@ impl Serving {
                 Content::Held(held) => (Some(&held.sums), held.sums.size()),
                 Content::Arriving(arriving) => (arriving.sums(), arriving.verified()),
             };
-            let failed = matches!(&job.content, Content::Arriving(arriving) if arriving.failed().is_some());
+            let (failed, doubtful) = match &job.content {
+                Content::Held(_) => (false, false),
+                Content::Arriving(arriving) => (arriving.failed().is_some(), arriving.is_doubtful()),
+            };
+            if doubtful {
+                return Ok(self.wait_or_end(job, true));
+            }
             let Some(sums) = sums.cloned() else {
                 return Ok(self.wait_or_end(job, failed));
             };
-            // Who asks for the sums too cannot know the size yet.
-            let rest = sums.size().saturating_sub(job.get.offset);
-            let len = if job.sums { job.get.len.min(rest) } else { job.get.len };
-            let wanted = Get { len, ..job.get };
-            let Some((_, end)) = wanted.range(sums.size()) else {
+            let Some(end) = job.end() else {
                 self.error(job.request, ErrorKind::Range, "the range is not in the blob");
                 return Ok(Step::Ended);
             };
+            job.owe();
             if std::mem::take(&mut job.sums) {
                 job.get.len = end - job.get.offset;
                 // The sums alone help the other end already.
@@ -364,7 +416,7 @@ impl Serving {
             Some(crc) => crc,
             None if stop == job.at => 0,
             None => {
-                copied = part(&job.content, job.at, stop)?;
+                copied = part_of(&job.content, job.at, stop)?;
                 from = stop;
                 crc32c(&copied)
             }
@@ -376,7 +428,7 @@ impl Serving {
             Header { flags, backlog, offset, length, crc, total, ..Header::bare(Type::Data, job.request) };
         head.extend_from_slice(&header.encode());
         if self.shared.without.body == Body::Copy && from < stop {
-            copied = part(&job.content, from, stop)?;
+            copied = part_of(&job.content, from, stop)?;
             from = stop;
         }
         head.extend_from_slice(&copied);
@@ -412,12 +464,8 @@ impl Serving {
         super::Counters::add(&counters.bytes_out, u64::from(slice.end - job.at) + HEADER as u64);
         job.at = slice.end;
         job.slice = None;
-        let size = match &job.content {
-            Content::Held(held) => held.sums.size(),
-            Content::Arriving(arriving) => arriving.size().unwrap_or(0),
-        };
-        let end = job.get.range(size).map_or(job.at, |(_, end)| end);
-        Ok(if job.at >= end { Step::Ended } else { Step::Sliced })
+        job.owe();
+        Ok(if job.end().is_none_or(|end| job.at >= end) { Step::Ended } else { Step::Sliced })
     }
 }
 
@@ -440,22 +488,62 @@ fn slice_end(at: u32, end: u32) -> u32 {
     if at.is_multiple_of(SEGMENT) && whole > at { whole } else { end }
 }
 
-/// Bytes of a blob, checked by the segments that they lie in.
-fn part(content: &Content, start: u32, end: u32) -> io::Result<Vec<u8>> {
+/// Appends the answer to a small range, from its first byte on.
+fn put_range(
+    out: &mut Vec<u8>,
+    shared: &Shared,
+    (request, backlog): (u32, u16),
+    held: &Held,
+    (offset, read): (u32, io::Result<Vec<u8>>),
+) {
+    let Ok(bytes) = read else {
+        let text = "its bytes are not what they were".to_owned();
+        let payload = Texted { kind: ErrorKind::Damaged, text }.encode();
+        return frame::put(out, Type::Error, request, &payload);
+    };
+    let total = held.sums.size();
+    let head = Header { flags: LAST, offset, total, backlog, ..Header::with(Type::Data, request, &bytes) };
+    out.extend_from_slice(&head.encode());
+    out.extend_from_slice(&bytes);
+    super::Counters::add(&shared.counters.blob_bytes_out, bytes.len() as u64);
+}
+
+/// Bytes of a blob, checked.
+fn part_of(content: &Content, start: u32, end: u32) -> io::Result<Vec<u8>> {
     match content {
-        Content::Held(held) => {
-            let from = start - start % SEGMENT;
-            let to = end.next_multiple_of(SEGMENT).min(held.sums.size());
-            let mut bytes = vec![0; (to - from) as usize];
-            held.file.read_exact_at(&mut bytes, held.offset + u64::from(from))?;
-            held.sums.check(from, &bytes).map_err(io::Error::other)?;
-            bytes.truncate((end - from) as usize);
-            bytes.drain(..(start - from) as usize);
-            Ok(bytes)
-        }
+        Content::Held(held) => part(held, start, end),
         Content::Arriving(arriving) => arriving
             .bytes(start..end)
             .map(<[u8]>::to_vec)
             .ok_or_else(|| io::Error::other("it is not here yet")),
     }
+}
+
+/// Bytes of a blob's file, checked by the segments that they lie in.
+fn part(held: &Held, start: u32, end: u32) -> io::Result<Vec<u8>> {
+    let read = |bytes: &mut [u8], offset: u64| held.file.read_exact_at(bytes, offset).map(|()| true);
+    part_by(held, start, end, read)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+/// The same, if it can be had without waiting for a disk.
+fn part_now(held: &Held, start: u32, end: u32) -> io::Result<Option<Vec<u8>>> {
+    part_by(held, start, end, |bytes, offset| socket::read_now(&held.file, bytes, offset))
+}
+
+fn part_by(
+    held: &Held,
+    start: u32,
+    end: u32,
+    read: impl FnOnce(&mut [u8], u64) -> io::Result<bool>,
+) -> io::Result<Option<Vec<u8>>> {
+    let from = start - start % SEGMENT;
+    let to = end.next_multiple_of(SEGMENT).min(held.sums.size());
+    let mut bytes = vec![0; (to - from) as usize];
+    if !read(&mut bytes, held.offset + u64::from(from))? {
+        return Ok(None);
+    }
+    held.sums.check(from, &bytes).map_err(io::Error::other)?;
+    bytes.truncate((end - from) as usize);
+    bytes.drain(..(start - from) as usize);
+    Ok(Some(bytes))
 }

@@ -1,4 +1,4 @@
-//! The system calls that tokio does not have. None of them waits: the sockets are non-blocking.
+//! The system calls that tokio does not have. None of them waits for a network: the sockets are non-blocking.
 
 use std::fs::File;
 use std::io;
@@ -36,6 +36,28 @@ pub(crate) fn send_file(stream: &TcpStream, file: &File, offset: u64, len: usize
         // SAFETY: both descriptors are open as long as they are borrowed; `offset` is a number of our own that the kernel advances.
         count(unsafe { libc::sendfile(stream.as_raw_fd(), file.as_raw_fd(), &raw mut offset, len) })
     })
+}
+
+/// Fills `bytes` from the page cache. False: some of it is not there, or the filesystem cannot say; then what `bytes` holds is worthless.
+pub(crate) fn read_now(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<bool> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let at = i64::try_from(offset + done as u64).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let rest = &mut bytes[done..];
+        let part = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+        // SAFETY: the descriptor is open as long as `file` is borrowed; there is one part, which the kernel fills up to its length.
+        let got = count(unsafe { libc::preadv2(file.as_raw_fd(), &raw const part, 1, at, libc::RWF_NOWAIT) });
+        match got {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(got) => done += got,
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EAGAIN | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => return Ok(false),
+                Some(libc::EINTR) => {}
+                _ => return Err(error),
+            },
+        }
+    }
+    Ok(true)
 }
 
 fn option(stream: &TcpStream, level: i32, name: i32, value: u32) {

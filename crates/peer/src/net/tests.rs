@@ -14,6 +14,8 @@ use crate::id::Role;
 use crate::message::{Group, What};
 use crate::seam::Held;
 
+mod faults;
+
 const TIME: Duration = Duration::from_secs(10);
 
 fn noise(len: usize, seed: u64) -> Vec<u8> {
@@ -74,7 +76,7 @@ impl Service for Shelf {
 fn options() -> Options {
     Options {
         identity: Identity { node: NodeId::random(), role: Role::Node, volume: [7; 16] },
-        secret: Secret::new([9; 32]),
+        secret: Secret::from_text("a secret of the tests").unwrap(),
         listen: Some("127.0.0.1:0".parse().unwrap()),
         verify: Verify::Blake3,
         limits: Limits { half_open_each: 512, threads: 1, ..Limits::default() },
@@ -240,7 +242,7 @@ fn who_does_not_belong_is_refused_with_one_line_at_both_ends() {
     let (_there, shelf) = start(options());
     let peer = Peer { address: _there.address().unwrap(), node: None };
     let mut wrong = options();
-    wrong.secret = Secret::new([8; 32]);
+    wrong.secret = Secret::from_text("another secret of them").unwrap();
     let mut other = options();
     other.identity.volume = [8; 16];
     for (options, word) in [(wrong, "secret"), (other, "volume")] {

@@ -1,0 +1,340 @@
+//! P1 and P2: what the fleet's transport costs, over a pair of virtual Ethernet devices between two namespaces of this machine.
+//!
+//! ```text
+//!   namespace a: transport-serve, iperf3 -c, nginx ──── veth ────► namespace b: transport-ask, iperf3 -s, curl
+//! ```
+//!
+//! Each end is a process of its own, so its processor time can be told from the other's; what the kernel does for a packet is counted
+//! where it happens. The receiver writes what comes into a cache's folder, as a node does; so does curl; iperf3 throws it away. What is
+//! left out of the transport one by one says what each part is good for.
+
+mod ends;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use base::time::monotonic;
+use serde_json::Value;
+
+use crate::Result;
+use crate::peer::on_path;
+use crate::run::{Common, progress};
+use crate::sheet::{Bound, Sheet};
+use crate::work::{Fresh, run as run_command};
+use crate::{interrupt, machine, process};
+
+pub use ends::{AskArgs, ServeArgs, ask, serve};
+
+/// P1, P2: processor time of the fleet's transport, beside iperf3 and nginx with curl
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    common: Common,
+    /// MiB of blobs that are sent each time [default: 2048; with --quick 256]
+    #[arg(long)]
+    mib: Option<u64>,
+}
+
+const SERVER: &str = "10.213.7.1";
+const CLIENT: &str = "10.213.7.2";
+const WHOLE: &str = "blobs of 4 MiB";
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// What is left out, by the name of its column.
+const WITHOUT: [(&str, &str); 7] = [
+    ("no multiplexing", "multiplexing"),
+    ("no merging of frames", "batching"),
+    ("no low-water mark", "low-water"),
+    ("copies for sendfile", "sendfile"),
+    ("CRCs computed", "merging"),
+    ("one connection", "growth"),
+    ("all of them off", "all"),
+];
+
+/// Two namespaces and the wire between them; gone when it is dropped.
+struct Wire {
+    a: String,
+    b: String,
+}
+
+impl Wire {
+    fn lay() -> Result<Wire> {
+        let pid = std::process::id();
+        let wire = Wire { a: format!("cvb{pid}a"), b: format!("cvb{pid}b") };
+        let ip = |line: String| run_command(Command::new("ip").args(line.split_whitespace()));
+        ip(format!("netns add {}", wire.a))?;
+        ip(format!("netns add {}", wire.b))?;
+        ip(format!("link add veth0 netns {} type veth peer name veth0 netns {}", wire.a, wire.b))?;
+        for (ns, address) in [(&wire.a, SERVER), (&wire.b, CLIENT)] {
+            ip(format!("-n {ns} addr add {address}/24 dev veth0"))?;
+            ip(format!("-n {ns} link set veth0 up"))?;
+            ip(format!("-n {ns} link set lo up"))?;
+        }
+        Ok(wire)
+    }
+
+    /// A program in one of them, with room for thousands of connections.
+    fn command(&self, ns: &str, program: &Path) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", ns, "sh", "-c", "ulimit -n 20000; exec \"$0\" \"$@\""]).arg(program);
+        command
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        for ns in [&self.a, &self.b] {
+            let _ = run_command(Command::new("ip").args(["netns", "del", ns]));
+        }
+    }
+}
+
+/// The end that serves.
+struct Server {
+    child: Child,
+    says: BufReader<ChildStdout>,
+    hears: ChildStdin,
+}
+
+impl Server {
+    fn start(wire: &Wire, folder: &Path, off: &str) -> Result<Server> {
+        let mut command = wire.command(&wire.a, &std::env::current_exe()?);
+        command.args(["transport-serve", "--listen", &format!("{SERVER}:7171"), "--off", off]).arg(folder);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (Some(says), Some(hears)) = (child.stdout.take(), child.stdin.take()) else {
+            return Err("the serving end has no pipes".into());
+        };
+        let mut server = Server { child, says: BufReader::new(says), hears };
+        server.cpu()?;
+        Ok(server)
+    }
+
+    /// Its processor time so far.
+    fn cpu(&mut self) -> Result<f64> {
+        writeln!(self.hears)?;
+        let mut line = String::new();
+        self.says.read_line(&mut line)?;
+        line.trim().parse().map_err(|_| "the serving end has ended; what it said is above".into())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        process::end(&mut self.child);
+    }
+}
+
+/// One measurement of the two ends: processor time of each, and what the asking end says.
+struct Both {
+    sender: f64,
+    receiver: f64,
+    said: Value,
+}
+
+impl Both {
+    fn number(&self, name: &str) -> f64 {
+        self.said[name].as_f64().unwrap_or(0.0)
+    }
+}
+
+struct Run<'r> {
+    wire: &'r Wire,
+    folder: &'r Path,
+    cache: PathBuf,
+}
+
+impl Run<'_> {
+    /// A new server and a new asker for each, so that no connection and no memory is left from another.
+    fn ours(&self, verify: &str, off: &str, what: &[&str]) -> Result<Both> {
+        let mut server = Server::start(self.wire, self.folder, off)?;
+        let before = server.cpu()?;
+        let mut command = self.wire.command(&self.wire.b, &std::env::current_exe()?);
+        command.args(["transport-ask", "--server", &format!("{SERVER}:7171"), "--verify", verify]);
+        command.args(["--off", off]).args(what).arg(self.folder).arg(&self.cache);
+        let output = command.stderr(Stdio::inherit()).output()?;
+        let _ = fs::remove_dir_all(&self.cache);
+        if !output.status.success() {
+            return Err(format!("the asking end failed: {}", output.status).into());
+        }
+        let said: Value = serde_json::from_slice(&output.stdout)?;
+        let receiver = said["cpu"].as_f64().unwrap_or(0.0);
+        Ok(Both { sender: server.cpu()? - before, receiver, said })
+    }
+
+    fn iperf(&self, program: &Path, bytes: u64) -> Result<Both> {
+        let quiet = |command: &mut Command| command.stdout(Stdio::null()).spawn();
+        let mut to = quiet(self.wire.command(&self.wire.b, program).args(["-s", "-1"]))?;
+        std::thread::sleep(Duration::from_millis(300));
+        let began = monotonic();
+        let count = bytes.to_string();
+        let mut from = quiet(self.wire.command(&self.wire.a, program).args(["-c", CLIENT, "-n", &count]))?;
+        let sender = at_its_end(&mut from)?;
+        let seconds = began.elapsed().as_secs_f64();
+        let receiver = at_its_end(&mut to)?;
+        Ok(Both { sender, receiver, said: serde_json::json!({ "seconds": seconds, "bytes": bytes }) })
+    }
+
+    fn nginx(&self, nginx: &Path, curl: &Path, files: u64, bytes: u64) -> Result<Both> {
+        let conf = self.folder.with_extension("nginx");
+        let text = format!(
+            "daemon off; master_process off; user root; pid {0}.pid; error_log stderr crit;\nevents {{}}\n\
+             http {{ access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000;\n\
+             server {{ listen {SERVER}:8080; root {1}; }} }}\n",
+            conf.display(),
+            self.folder.display()
+        );
+        fs::write(&conf, text)?;
+        let mut server = self.wire.command(&self.wire.a, nginx).arg("-c").arg(&conf).spawn()?;
+        std::thread::sleep(Duration::from_millis(500));
+        let before = process::cpu_seconds(server.id());
+        fs::create_dir_all(&self.cache)?;
+        let began = monotonic();
+        let url = format!("http://{SERVER}:8080/[0000-{:04}]", files - 1);
+        let mut command = self.wire.command(&self.wire.b, curl);
+        command.args(["-sf", &url, "-o"]).arg(self.cache.join("#1"));
+        let done = command.spawn().map_err(Into::into).and_then(|mut curl| at_its_end(&mut curl));
+        let seconds = began.elapsed().as_secs_f64();
+        let sender = process::cpu_seconds(server.id()) - before;
+        process::end(&mut server);
+        let _ = fs::remove_dir_all(&self.cache);
+        let said = serde_json::json!({ "seconds": seconds, "bytes": bytes });
+        Ok(Both { sender, receiver: done?, said })
+    }
+}
+
+/// Waits until a process has ended, and says what processor time it took; to 10 ms.
+fn at_its_end(child: &mut Child) -> Result<f64> {
+    let stat = format!("/proc/{}/stat", child.id());
+    // A process that has ended and was not waited for yet still says what it used.
+    while !fs::read_to_string(&stat)?.rsplit(')').next().unwrap_or("").trim_start().starts_with('Z') {
+        interrupt::check()?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let cpu = process::cpu_seconds(child.id());
+    let status = child.wait()?;
+    if status.success() { Ok(cpu) } else { Err(format!("a program failed: {status}").into()) }
+}
+
+fn add_whole(sheet: &mut Sheet, place: &str, both: &Both) {
+    let gib = both.number("bytes") / GIB;
+    let figures = [
+        ("sender", "CPU s/GiB", both.sender / gib),
+        ("receiver", "CPU s/GiB", both.receiver / gib),
+        ("both", "CPU s/GiB", (both.sender + both.receiver) / gib),
+        ("rate", "GiB/s", gib / both.number("seconds")),
+        ("wake-ups of the receiver", "/GiB", both.number("wakeups") / gib),
+    ];
+    sheet.add(WHOLE, place, &figures[..if both.said["wakeups"].is_null() { 4 } else { 5 }], both.sender);
+}
+
+fn add_small(sheet: &mut Sheet, cell: &str, place: &str, both: &Both) {
+    let ops = both.number("ops");
+    let figures = [
+        ("sender", "CPU us/op", both.sender * 1e6 / ops),
+        ("receiver", "CPU us/op", both.receiver * 1e6 / ops),
+        ("both", "CPU us/op", (both.sender + both.receiver) * 1e6 / ops),
+        ("rate", "op/s", ops / both.number("seconds")),
+        ("p50", "us", both.number("p50")),
+        ("p99", "us", both.number("p99")),
+    ];
+    sheet.add(cell, place, &figures, both.sender);
+}
+
+/// Measures it.
+///
+/// # Errors
+/// Not root, no namespaces, or one of the ends failed.
+pub fn run(args: &Args) -> Result<()> {
+    let common = &args.common;
+    if !rustix::process::geteuid().is_root() {
+        return Err("it makes network namespaces: run it as root".into());
+    }
+    interrupt::listen();
+    let scratch = tempfile::tempdir_in(common.scratch.clone().unwrap_or_else(std::env::temp_dir))?;
+    let blobs = (args.mib.unwrap_or(common.size(2048, 256)) / 4).clamp(1, 9999);
+    let folder = scratch.path().join("blobs");
+    fs::create_dir(&folder)?;
+    let (mut fresh, mut bytes) = (Fresh::new(), vec![0; 4 << 20]);
+    for number in 0..blobs {
+        fresh.fill(&mut bytes);
+        fs::write(folder.join(format!("{number:04}")), &bytes)?;
+    }
+    let wire = Wire::lay()?;
+    let run = Run { wire: &wire, folder: &folder, cache: scratch.path().join("cache") };
+    let mut sheet =
+        Sheet::new("transport", "P1 and P2, the fleet's transport", machine::facts(common, &common.covey));
+    let columns = ["crc", "blake3", "iperf3", "nginx+curl"].into_iter();
+    sheet.columns(columns.chain(WITHOUT.map(|(column, _)| column)).map(str::to_owned));
+    // The first to write and to connect finds everything cold; it is not counted.
+    run.ours("crc", "none", &["--what", "blobs"])?;
+    sheet.note(
+        "Blobs are in the page cache and their files open; connections are made within what is measured.",
+    );
+    for round in 0..common.rounds() {
+        progress(&format!("round {} of {}", round + 1, common.rounds()));
+        interrupt::check()?;
+        one_round(&run, common, blobs, &mut sheet)?;
+    }
+    progress("");
+    targets(&mut sheet);
+    sheet.close(machine::load());
+    println!("{}", sheet.markdown());
+    if common.results.as_os_str() != "none" {
+        println!("kept in {}\n", sheet.keep(&common.results)?.display());
+    }
+    Ok(())
+}
+
+fn one_round(run: &Run<'_>, common: &Common, blobs: u64, sheet: &mut Sheet) -> Result<()> {
+    let bytes = blobs << 22;
+    for verify in ["crc", "blake3"] {
+        add_whole(sheet, verify, &run.ours(verify, "none", &["--what", "blobs"])?);
+    }
+    let missing = |what: &str| format!("{what} was skipped: apt-get install iperf3 nginx-light curl");
+    match on_path("iperf3") {
+        Some(iperf) => add_whole(sheet, "iperf3", &run.iperf(&iperf, bytes)?),
+        None => sheet.note(missing("iperf3")),
+    }
+    match (on_path("nginx"), on_path("curl")) {
+        (Some(nginx), Some(curl)) => {
+            add_whole(sheet, "nginx+curl", &run.nginx(&nginx, &curl, blobs, bytes)?);
+        }
+        _ => sheet.note(missing("nginx with curl")),
+    }
+    for (column, off) in WITHOUT {
+        add_whole(sheet, column, &run.ours("crc", off, &["--what", "blobs"])?);
+    }
+    let ops = common.size(200_000, 20_000);
+    for at_once in [1u64, 4, 16, 64, 256] {
+        let (count, cell) = ((ops * at_once / 64).clamp(ops / 20, ops), format!("4 KiB, {at_once} at once"));
+        let (at_once, count) = (at_once.to_string(), count.to_string());
+        let what = ["--what", "ranges", "--at-once", &at_once, "--count", &count];
+        add_small(sheet, &cell, "crc", &run.ours("crc", "none", &what)?);
+        if at_once == "64" {
+            for (column, off) in [WITHOUT[0], WITHOUT[1], WITHOUT[6]] {
+                add_small(sheet, &cell, column, &run.ours("crc", off, &what)?);
+            }
+        }
+    }
+    for connections in [1u64, 100, 1000, 4000] {
+        let (at_once, count) = (connections.to_string(), (connections * 4).max(2000).to_string());
+        let what = ["--what", "crowd", "--at-once", &at_once, "--count", &count];
+        let cell = format!("4 KiB, connections: {connections}");
+        add_small(sheet, &cell, "crc", &run.ours("crc", "none", &what)?);
+    }
+    Ok(())
+}
+
+fn targets(sheet: &mut Sheet) {
+    let both = format!("{WHOLE}, both");
+    sheet.target(&both, "crc", "iperf3", Bound::AtMost(1.0));
+    sheet.target(&both, "crc", "nginx+curl", Bound::AtMost(0.75));
+    sheet.target(&both, "blake3", "crc", Bound::Shown);
+    sheet.target(format!("{WHOLE}, sender"), "crc", "all of them off", Bound::AtMost(1.0 / 3.0));
+    sheet.target(format!("{WHOLE}, receiver"), "crc", "all of them off", Bound::AtMost(0.5));
+    sheet.target(format!("{WHOLE}, wake-ups of the receiver"), "crc", "all of them off", Bound::AtMost(0.1));
+    sheet.target("4 KiB, 64 at once, both", "crc", "all of them off", Bound::Shown);
+}

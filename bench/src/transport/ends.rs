@@ -1,0 +1,244 @@
+//! The two ends that are measured: the bench starts itself as each of them.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::{self, File};
+use std::io::BufRead;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use base::BlobId;
+use base::time::monotonic;
+use blob::Sums;
+use blob::folder::BlobFolder;
+use parking_lot::Mutex;
+use peer::arriving::{Arriving, Verify};
+use peer::hello::Identity;
+use peer::id::{NodeId, Role};
+use peer::message::{Answer, Ask, Note};
+use peer::net::{Body, Content, Limits, Listed, Net, Options, Peer, Prefix, Service, Without};
+use peer::seam::Held;
+use peer::secret::Secret;
+
+use crate::Result;
+use crate::process::own_cpu_seconds;
+use crate::work::{Fresh, micros_at};
+
+/// Serves blobs over the fleet's transport (the bench starts itself so)
+#[derive(Clone, Debug, clap::Args)]
+pub struct ServeArgs {
+    #[arg(long)]
+    listen: SocketAddr,
+    #[arg(long, default_value = "none")]
+    off: String,
+    folder: PathBuf,
+}
+
+/// Asks for blobs over the fleet's transport (the bench starts itself so)
+#[derive(Clone, Debug, clap::Args)]
+pub struct AskArgs {
+    #[arg(long)]
+    server: SocketAddr,
+    #[arg(long, default_value = "crc")]
+    verify: String,
+    #[arg(long, default_value = "none")]
+    off: String,
+    #[arg(long)]
+    what: String,
+    #[arg(long, default_value_t = 16)]
+    at_once: usize,
+    #[arg(long, default_value_t = 0)]
+    count: u64,
+    folder: PathBuf,
+    cache: PathBuf,
+}
+
+/// No request of a measurement takes this long.
+const TIME: Duration = Duration::from_secs(60);
+
+#[derive(Default)]
+struct Shelf(HashMap<BlobId, Held>);
+
+impl Service for Shelf {
+    fn ask(&self, _: NodeId, ask: Ask) -> Vec<Answer> {
+        vec![Answer::NotMine; ask.blobs.len()]
+    }
+
+    fn notes(&self, _: NodeId, _: Vec<Note>) {}
+
+    fn content(&self, id: &BlobId) -> Option<Content> {
+        self.0.get(id).cloned().map(Content::Held)
+    }
+
+    fn suspect(&self, id: &BlobId) {
+        eprintln!("{id} is suspected");
+    }
+
+    fn list(&self, _: Prefix, _: usize) -> Listed {
+        Listed::default()
+    }
+}
+
+fn without(off: &str) -> Without {
+    let is = |name: &str| off == name || off == "all";
+    Without {
+        multiplexing: is("multiplexing"),
+        batching: is("batching"),
+        low_water: is("low-water"),
+        merging: is("merging"),
+        growth: is("growth"),
+        body: if is("sendfile") { Body::Copy } else { Body::Sendfile },
+    }
+}
+
+fn start(listen: Option<SocketAddr>, verify: Verify, without: Without, shelf: Shelf) -> Result<Net> {
+    let limits = Limits {
+        half_open: 8192,
+        half_open_each: 8192,
+        requests: 8192,
+        handshake: TIME,
+        ..Limits::default()
+    };
+    let identity = Identity { node: NodeId::random(), role: Role::Node, volume: [1; 16] };
+    let secret = Secret::from_text("a secret for measuring only")?;
+    let options = Options { identity, secret, listen, verify, limits, without };
+    Ok(Net::start(options, Arc::new(shelf), Arc::new(|line: &str| eprintln!("{line}")))?)
+}
+
+/// The blobs' files, in order, and their sums. What they hold is in memory afterwards.
+fn blobs(folder: &Path) -> Result<Vec<(PathBuf, Sums)>> {
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    files.sort();
+    files.into_iter().map(|file| Ok((file.clone(), Sums::of(&fs::read(&file)?)))).collect()
+}
+
+/// Serves until its input ends; for each line of it, says what processor time it used.
+///
+/// # Errors
+/// It cannot listen, or the blobs cannot be read.
+pub fn serve(args: &ServeArgs) -> Result<()> {
+    let mut shelf = Shelf::default();
+    for (file, sums) in blobs(&args.folder)? {
+        let held = Held { file: Arc::new(File::open(file)?), offset: 0, sums: Arc::new(sums) };
+        shelf.0.insert(held.sums.id(), held);
+    }
+    let _net = start(Some(args.listen), Verify::Crc, without(&args.off), shelf)?;
+    for line in std::io::stdin().lock().lines() {
+        line?;
+        println!("{}", own_cpu_seconds());
+    }
+    Ok(())
+}
+
+/// Asks for what `args` say, and prints what it saw as JSON.
+///
+/// # Errors
+/// A request failed.
+pub fn ask(args: &AskArgs) -> Result<()> {
+    let ids: Vec<BlobId> = blobs(&args.folder)?.iter().map(|(_, sums)| sums.id()).collect();
+    let verify = if args.verify == "blake3" { Verify::Blake3 } else { Verify::Crc };
+    let crowd = args.what == "crowd";
+    let mut without = without(&args.off);
+    without.multiplexing |= crowd;
+    let net = start(None, verify, without, Shelf::default())?;
+    let peer = Peer { address: args.server, node: None };
+    if args.what == "blobs" {
+        return whole(&net, peer, verify, args, &ids);
+    }
+    if crowd {
+        // All connections there are to be, before anything is measured.
+        let calls: Vec<_> = (0..args.at_once).map(|_| net.read_range(peer, &ids[0], 0, 4096, TIME)).collect();
+        calls.into_iter().try_for_each(|call| call.wait().map(drop))?;
+    }
+    ranges(net, peer, args, ids)
+}
+
+fn whole(net: &Net, peer: Peer, verify: Verify, args: &AskArgs, ids: &[BlobId]) -> Result<()> {
+    let cache = BlobFolder::create(&args.cache)?;
+    let (mut under_way, mut spare) = (VecDeque::new(), Vec::new());
+    let (began, cpu, mut bytes) = (monotonic(), own_cpu_seconds(), 0);
+    let mut next = ids.iter();
+    loop {
+        while under_way.len() < args.at_once
+            && let Some(id) = next.next()
+        {
+            let arriving = Arriving::reusing(*id, verify, spare.pop().unwrap_or_default());
+            under_way.push_back((net.fetch_into(peer, &arriving, TIME), arriving));
+        }
+        let Some((call, arriving)) = under_way.pop_front() else { break };
+        call.wait()?;
+        let id = arriving.id();
+        let (sums, came) = arriving.into_parts().ok_or("a blob is not whole")?;
+        cache.keep(&id, &sums, &came)?;
+        bytes += came.len();
+        spare.push(came);
+    }
+    let counts = net.counters();
+    let said = serde_json::json!({
+        "seconds": began.elapsed().as_secs_f64(), "cpu": own_cpu_seconds() - cpu, "bytes": bytes,
+        "wakeups": counts.wakeups, "connections": counts.made,
+    });
+    println!("{said}");
+    Ok(())
+}
+
+/// Small ranges, each begun by the end of another, as a mount's replies are.
+struct Chain {
+    net: Net,
+    peer: Peer,
+    ids: Vec<BlobId>,
+    left: AtomicU64,
+    chance: Mutex<Fresh>,
+    done: Sender<std::result::Result<Duration, String>>,
+}
+
+impl Chain {
+    fn next(self: &Arc<Chain>) {
+        let more = |left: u64| left.checked_sub(1);
+        if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
+            return;
+        }
+        let (which, at) = {
+            let mut chance = self.chance.lock();
+            (chance.below(self.ids.len() as u64) as usize, chance.below(1024) as u32 * 4096)
+        };
+        let (own, began) = (Arc::clone(self), monotonic());
+        let range = (self.ids[which], at, 4096);
+        self.net.read_range_then(self.peer, range, TIME, move |result| {
+            let failed = result.is_err();
+            let time = result.map(|_| began.elapsed()).map_err(|fail| fail.to_string());
+            let _ = own.done.send(time);
+            if failed {
+                own.left.store(0, Ordering::Relaxed);
+            } else {
+                own.next();
+            }
+        });
+    }
+}
+
+fn ranges(net: Net, peer: Peer, args: &AskArgs, ids: Vec<BlobId>) -> Result<()> {
+    let (done, ended) = channel();
+    let (left, chance) = (AtomicU64::new(args.count), Mutex::new(Fresh::new()));
+    let chain = Arc::new(Chain { net, peer, ids, left, chance, done });
+    let (began, cpu) = (monotonic(), own_cpu_seconds());
+    (0..args.at_once).for_each(|_| chain.next());
+    // Not looked at before the end: this thread shall cost nothing.
+    while chain.left.load(Ordering::Relaxed) > 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut times = Vec::with_capacity(args.count as usize);
+    while (times.len() as u64) < args.count {
+        times.push(ended.recv_timeout(TIME)??);
+    }
+    let (seconds, cpu) = (began.elapsed().as_secs_f64(), own_cpu_seconds() - cpu);
+    let (p50, p99) = (micros_at(&mut times, 0.5), micros_at(&mut times, 0.99));
+    let said =
+        serde_json::json!({ "seconds": seconds, "cpu": cpu, "ops": args.count, "p50": p50, "p99": p99 });
+    println!("{said}");
+    Ok(())
+}

@@ -1,0 +1,222 @@
+//! Others that lie, die or fall silent.
+
+use std::net::TcpListener;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+use crate::frame::LAST;
+
+/// Sums that lead to the name of `right` and hold the CRCs of `other`, which has the same size.
+fn forged(right: &[u8], other: &[u8]) -> Sums {
+    let mut bytes = Sums::of(right).encode();
+    let other = Sums::of(other);
+    let from = bytes.len() - 4 - other.segments().len() * 4;
+    let crcs: Vec<u8> = other.segments().iter().flat_map(|crc| crc.to_le_bytes()).collect();
+    bytes.truncate(from);
+    bytes.extend_from_slice(&crcs);
+    let own = blob::sums::crc32c(&bytes);
+    bytes.extend_from_slice(&own.to_le_bytes());
+    Sums::decode(&bytes).unwrap()
+}
+
+/// What is promised, and what is given up, where a node of the fleet lies on purpose. docs/PROTOCOL.md says the same.
+#[test]
+fn wrong_bytes_under_crcs_of_their_own_pass_only_where_the_sender_is_trusted() {
+    for verify in [Verify::Blake3, Verify::Crc] {
+        let (here, _there, shelf, peer) = pair(|options| options.verify = verify);
+        let right = noise(1 << 20, 11);
+        let mut wrong = right.clone();
+        wrong[300_000] ^= 1;
+        let id = shelf.keep_as(&wrong, forged(&right, &wrong));
+        let arriving = Arriving::new(id, verify);
+        let whole = here.fetch_into(peer, &arriving, TIME).wait();
+        let large = here.read_range(peer, &id, 262_144, 100_000, TIME).wait();
+        match verify {
+            Verify::Blake3 => {
+                assert!(matches!(whole, Err(Fail::Corrupt(_))), "{whole:?}");
+                assert!(matches!(large, Err(Fail::Corrupt(_))), "{:?}", large.map(|bytes| bytes.len()));
+                assert!(!arriving.is_whole() && arriving.into_parts().is_none(), "nothing to be kept");
+                until("the sender is told", || shelf.suspects.lock().contains(&id));
+            }
+            Verify::Crc => assert!(whole.is_ok() && large.is_ok()),
+        }
+        // Up to 64 KiB goes by the sender's CRC in both.
+        assert_eq!(here.read_range(peer, &id, 299_999, 3, TIME).wait().unwrap(), wrong[299_999..300_002]);
+    }
+}
+
+/// Somebody who knows the secret, and then does as `and_then` says with the connection.
+fn impostor<W>(and_then: impl FnOnce(tokio::net::TcpStream) -> W + Send + 'static) -> Peer
+where
+    W: Future<Output = ()>,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let peer = Peer { address: listener.local_addr().unwrap(), node: None };
+    listener.set_nonblocking(true).unwrap();
+    let act = move || {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let options = options();
+            let greeter = Greeter::new(options.identity, &options.secret, TIME);
+            greeter.accept(&mut stream).await.unwrap();
+            and_then(stream).await;
+        });
+    };
+    // It ends with its connection.
+    drop(base::thread::spawn("impostor", act).unwrap());
+    peer
+}
+
+/// The number of the request that comes next.
+async fn request(stream: &mut tokio::net::TcpStream) -> u32 {
+    let mut head = [0; HEADER];
+    stream.read_exact(&mut head).await.unwrap();
+    let header = Header::decode(&head).unwrap();
+    stream.read_exact(&mut vec![0; header.length as usize]).await.unwrap();
+    header.request
+}
+
+#[test]
+fn a_node_that_dies_in_the_middle_of_a_body_leaves_what_was_verified() {
+    let bytes = noise(1 << 20, 12);
+    let (sums, id) = (Sums::of(&bytes), Sums::of(&bytes).id());
+    let sent = bytes[..700_000].to_vec();
+    let peer = impostor(move |mut stream| async move {
+        let request = request(&mut stream).await;
+        let mut out = Vec::new();
+        frame::put(&mut out, Type::Sums, request, &sums.encode());
+        let crc = sums.crc_of(0, 1 << 20).unwrap();
+        let bare = Header::bare(Type::Data, request);
+        out.extend(Header { flags: LAST, length: 1 << 20, crc, total: 1 << 20, ..bare }.encode());
+        out.extend(sent);
+        stream.write_all(&out).await.unwrap();
+        stream.flush().await.unwrap();
+    });
+    let (here, _) = start(options());
+    let arriving = Arriving::new(id, Verify::Blake3);
+    assert!(matches!(here.fetch_into(peer, &arriving, TIME).wait(), Err(Fail::Gone(_))));
+    assert_eq!(arriving.verified(), 655_360);
+    let (there, shelf) = start(options());
+    shelf.keep(&bytes);
+    let other = Peer { address: there.address().unwrap(), node: None };
+    here.fetch_into(other, &arriving, TIME).wait().unwrap();
+    assert!(there.counters().blob_bytes_out < 400_000, "only the rest is sent");
+    assert!(arriving.into_parts().unwrap().1 == bytes);
+}
+
+#[test]
+fn regression_a_node_that_falls_silent_is_given_up_and_its_connection_closed() {
+    let (heard, hears) = std::sync::mpsc::channel();
+    let peer = impostor(move |mut stream| async move {
+        // It reads what comes, and says nothing.
+        let mut head = [0; HEADER];
+        while stream.read_exact(&mut head).await.is_ok() {
+            let header = Header::decode(&head).unwrap();
+            stream.read_exact(&mut vec![0; header.length as usize]).await.unwrap();
+            let _ = heard.send(header.kind);
+        }
+    });
+    let mut short = options();
+    short.limits.quiet = Duration::from_millis(100);
+    let (here, _) = start(short);
+    let begun = base::time::monotonic();
+    let fail = here.read_range(peer, &BlobId([1; 32]), 0, 10, TIME).wait().unwrap_err();
+    assert!(matches!(&fail, Fail::Gone(why) if why.contains("nothing was heard")), "{fail}");
+    assert!(begun.elapsed() < TIME / 2, "not the request's whole time");
+    // It ends only when its connection has been closed at this end too.
+    let heard: Vec<Type> = hears.iter().collect();
+    assert_eq!(heard, [Type::Get, Type::Ping]);
+}
+
+#[test]
+fn connections_that_are_not_used_end_and_come_back() {
+    let (here, there, shelf, peer) = pair(|options| {
+        options.limits.bulk_idle = Duration::from_millis(100);
+        options.limits.control_idle = Duration::from_millis(150);
+        options.limits.quiet = Duration::from_millis(60);
+    });
+    let bytes = noise(200_000, 13);
+    let id = shelf.keep(&bytes);
+    for round in 1..=2 {
+        here.fetch_into(peer, &Arriving::new(id, Verify::Blake3), TIME).wait().unwrap();
+        assert_eq!(here.read_range(peer, &id, 5, 5, TIME).wait().unwrap(), bytes[5..10]);
+        assert_eq!(here.counters().made, 2 * round);
+        until("both end", || there.counters().open == 0);
+    }
+    let counts = here.counters();
+    assert_eq!((counts.gone, counts.failed, counts.late), (0, 0, 0), "{counts:?}");
+}
+
+#[test]
+fn what_others_wait_for_is_counted_in_mebibytes() {
+    let (here, there, shelf, peer) = pair(|_| {});
+    let bytes = noise(4 << 20, 14);
+    let sums = Sums::of(&bytes);
+    let source = Arriving::new(sums.id(), Verify::Blake3);
+    shelf.blobs.lock().insert(sums.id(), Content::Arriving(Arc::clone(&source)));
+    here.greet(peer, TIME).wait().unwrap();
+    assert_eq!(there.backlog(), 0, "a connection is no work");
+    let calls: Vec<_> =
+        (0..3).map(|_| here.fetch_into(peer, &Arriving::new(sums.id(), Verify::Blake3), TIME)).collect();
+    source.begin(sums).unwrap();
+    until("three blobs are waited for", || there.backlog() == 12);
+    source.append(&bytes[..2 << 20]).unwrap();
+    until("half of it went", || there.backlog() == 6);
+    drop(calls);
+    until("and nobody waits any more", || there.backlog() == 0);
+}
+
+#[test]
+fn bodies_do_not_travel_on_a_control_connection() {
+    let (there, shelf) = start(options());
+    let id = shelf.keep(&noise(200_000, 15));
+    let address = there.address().unwrap();
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let kinds = runtime.block_on(async move {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let options = options();
+        let greeter = Greeter::new(options.identity, &options.secret, TIME);
+        greeter.connect(&mut stream, Class::Control, None).await.unwrap();
+        let mut out = Vec::new();
+        for len in [Get::REST, 65_537, 65_536] {
+            frame::put(&mut out, Type::Get, 1, &Get { blob: id, offset: 0, len }.encode());
+        }
+        stream.write_all(&out).await.unwrap();
+        let mut kinds = Vec::new();
+        for _ in 0..3 {
+            let mut head = [0; HEADER];
+            stream.read_exact(&mut head).await.unwrap();
+            let header = Header::decode(&head).unwrap();
+            stream.read_exact(&mut vec![0; header.length as usize]).await.unwrap();
+            kinds.push(header.kind);
+        }
+        kinds
+    });
+    assert_eq!(kinds, [Type::Error, Type::Error, Type::Data]);
+}
+
+#[test]
+fn a_cold_small_range_is_read_by_a_helper_and_is_the_same() {
+    let (here, _there, shelf, peer) = pair(|_| {});
+    let bytes = noise(1 << 20, 16);
+    let id = shelf.keep(&bytes);
+    for round in 0..3u32 {
+        if let Some(Content::Held(held)) = shelf.content(&id) {
+            held.file.sync_all().unwrap();
+            // SAFETY: the descriptor is open, and advice changes nothing but what is in memory.
+            unsafe {
+                use std::os::fd::AsRawFd;
+                libc::posix_fadvise(held.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED);
+            }
+        }
+        let at = round * 100_000 + 7;
+        let calls: Vec<_> = (0..50).map(|n| here.read_range(peer, &id, at + n * 9000, 4096, TIME)).collect();
+        for (n, call) in calls.into_iter().enumerate() {
+            let from = at as usize + n * 9000;
+            assert!(call.wait().unwrap() == bytes[from..from + 4096]);
+        }
+    }
+}
