@@ -174,6 +174,23 @@ fn three_nodes_read_a_tree_and_the_store_gives_each_blob_once() {
     assert!(text.contains("bytes came from"), "{text}");
 }
 
+/// Who unmounts says farewell: the others do not wait for a silence of seconds to know it.
+#[test]
+fn regression_a_node_that_is_unmounted_leaves_the_fleet() {
+    requires!(Need::Covey);
+    let world = World::new();
+    let first = world.mount("a", None, &[]);
+    let second = world.mount("b", Some(&first.address()), &[]);
+    soon("they see each other", || first.nodes() == 2 && second.nodes() == 2);
+    let since = Instant::now();
+    covey_ok(&["umount", second.at.to_str().unwrap()]);
+    while first.nodes() != 1 {
+        // A node that only falls silent is given up after five seconds and more.
+        assert!(since.elapsed() < Duration::from_secs(4), "it is still there");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// A depot stands between the nodes and the store, and is no mount.
 #[test]
 fn a_depot_serves_nodes_and_ends_with_a_signal() {

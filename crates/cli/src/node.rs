@@ -407,9 +407,10 @@ impl Node {
         let journal = self.journal.as_ref().map_or(Ok(()), |journal| journal.close());
         if lock.is_some() {
             self.far.iter().for_each(Far::close);
-            self.tree_cache.iter().for_each(TreeCache::close);
         }
         drop(lock);
+        // A published tree has no lock; its cache is closed and its fleet left once, however often this is called.
+        self.tree_cache.iter().for_each(TreeCache::close);
         volume.and(journal.map_err(|error| failed(OpenError::Store(error))))
     }
 

