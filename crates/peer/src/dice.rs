@@ -6,7 +6,8 @@
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
-const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+/// From one value of the counter to the next.
+pub(crate) const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// One round of mixing: every bit of the result depends on every bit of `x`, and no two `x` give the same.
 pub(crate) const fn mix(x: u64) -> u64 {

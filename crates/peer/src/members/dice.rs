@@ -5,6 +5,8 @@ use std::convert::Infallible;
 
 use rand_core::TryRng;
 
+use crate::dice::{STEP, mix};
+
 /// SplitMix64: a counter, well stirred.
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
@@ -17,10 +19,8 @@ impl Dice {
 
     /// The next number.
     pub fn throw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0 = self.0.wrapping_add(STEP);
+        mix(self.0)
     }
 
     /// A number below `end`, or 0.
