@@ -15,11 +15,11 @@ use meta::journal::format;
 use meta::key::Key;
 use meta::record;
 use peer::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, Refusal, Texted, Type};
-use peer::id::{Member, NodeId, Role, Zone};
+use peer::id::{Member, NodeId, Role, Seen, Zone};
 use peer::members::machine::Machine;
 use peer::members::seal::{PLAIN_MAX, Seal};
 use peer::message::{Answer, Ask, Group, Note, What};
-use peer::net::{Listed, Prefix};
+use peer::net::{Listed, Prefix, Roll};
 use peer::secret::Secret;
 use tree::node::{Leaf, Node};
 use tree::root::{Owner, Root};
@@ -171,6 +171,12 @@ fn frames(data: &[u8]) {
     if let Ok(listed) = frame::decode_listed(payload) {
         assert!(payload.len() > SMALL || frame::encode_listed(&listed) == payload);
     }
+    if let Ok(roll) = frame::decode_roll(payload) {
+        assert_eq!(frame::encode_roll(&roll), payload);
+    }
+    if let Ok(filled) = frame::decode_filled(payload) {
+        assert_eq!([filled as u8], payload);
+    }
     if let Ok(list) = ListAsk::decode(payload) {
         assert_eq!(list.encode(), payload);
     }
@@ -189,7 +195,7 @@ const SMALL: usize = 60_000;
 fn frames_seeds() -> Vec<Vec<u8>> {
     let (blob, node) = (BlobId([1; 32]), NodeId([2; 16]));
     let time = Duration::from_millis(300);
-    let ask = Ask { group: Group(1), blobs: vec![blob; 3], backlog: 3, not: vec![node; 2] };
+    let ask = Ask { group: Group(1), blobs: vec![blob; 3], backlog: 3, not: vec![node; 2], part: false };
     let answers = [
         Answer::Serve,
         Answer::Go { first: node, second: None },
@@ -204,12 +210,25 @@ fn frames_seeds() -> Vec<Vec<u8>> {
     let list = ListAsk { prefix: Prefix { value: 1 << 31, bits: 1 }, most: 9 };
     let error = Texted { kind: ErrorKind::Missing, text: "no".to_owned() };
     let refused = Texted { kind: Refusal::Secret, text: "no".to_owned() };
+    let member = Member {
+        node,
+        generation: 1 << 16,
+        address: ([10, 0, 0, 1], 7171).into(),
+        zone: Zone::default(),
+        role: Role::Depot,
+        weight: 100,
+        free: 9,
+        load: 1,
+    };
+    let seen = Seen { member, is_own: false, is_suspect: true };
     let payloads = [
         (Type::Ask, frame::encode_ask(&ask)),
         (Type::Answers, frame::encode_answers(&answers)),
         (Type::Notes, frame::encode_notes(&notes)),
         (Type::Listed, frame::encode_listed(&Listed { blobs: vec![blob; 3], more: true })),
         (Type::List, list.encode()),
+        (Type::Roll, frame::encode_roll(&Roll { members: vec![seen; 2], more: true })),
+        (Type::Filled, vec![1]),
         (Type::Get, get.encode().to_vec()),
         (Type::Error, error.encode()),
         (Type::Refuse, refused.encode()),

@@ -233,6 +233,10 @@ impl BlobSource for FailingOrigin {
     fn will_need(&self, id: &BlobId) {
         self.inner.will_need(id);
     }
+
+    fn will_need_part(&self, id: &BlobId, offset: u32, len: u32) {
+        self.inner.will_need_part(id, offset, len);
+    }
 }
 
 impl Records for FailingOrigin {

@@ -66,6 +66,9 @@ pub trait BlobSource: Send + Sync {
 
     /// All of the blob will be read soon. A hint, quick to give: who can, fetches it in the background.
     fn will_need(&self, _id: &BlobId) {}
+
+    /// These bytes of the blob will be read soon, and not what is around them. A hint as well.
+    fn will_need_part(&self, _id: &BlobId, _offset: u32, _len: u32) {}
 }
 
 /// Whole 64 KiB groups of a blob, compared with its name, and what the rest can be compared with.

@@ -76,6 +76,13 @@ impl BlobSource for Tiered {
             source.will_need(id);
         }
     }
+
+    fn will_need_part(&self, id: &BlobId, offset: u32, len: u32) {
+        let near = self.sources.iter().find(|source| source.is_near(id));
+        if let Some(source) = near.or(self.sources.first()) {
+            source.will_need_part(id, offset, len);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -303,7 +303,10 @@ impl Core {
                 return Ok(());
             }
         }
-        self.remote.list(&mut |id, size| known.contains(&id) || self.removals.has(&id) || each(id, size))
+        // A page of the origin's list may be older than a deletion that has ended since.
+        let going = self.removals.all();
+        let is_gone = |id: &BlobId| going.contains(id) || self.removals.has(id);
+        self.remote.list(&mut |id, size| known.contains(&id) || is_gone(&id) || each(id, size))
     }
 
     fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
@@ -450,6 +453,10 @@ impl BlobSource for NodeCache {
 
     fn will_need(&self, id: &BlobId) {
         self.core.will_need(id);
+    }
+
+    fn will_need_part(&self, id: &BlobId, offset: u32, len: u32) {
+        self.core.will_need_part(id, offset, len);
     }
 }
 

@@ -21,6 +21,11 @@
 //! **What is dear to fetch again stays longer.** A read gives credit, four points for what only the far origin has and fewer for what
 //! a neighbour has too; it takes four points to leave the small queue for main, or to go round in main once more.
 //!
+//! **The zone's only copy goes last.** What only the far origin has besides, while other blobs here could be had from a neighbour or a depot, is
+//! spared once in each queue that it passes: it goes round one time more before it is a victim. Who fetched a blob from the origin for everybody
+//! counts as its keeper ([`Cost::Origin`]), those who have it from him do not, so in a zone of full disks the copies go before the last one.
+//! Where all cost the same, as on a machine that is alone, nothing is spared and the order is as above.
+//!
 //! **What is pinned is no victim**, under any pressure: whoever asks for a victim says what is pinned, and a candidate that is, is set
 //! aside among the held, of which a few are looked at again each time.
 //!
@@ -45,6 +50,8 @@ const STAY: u8 = 4;
 const CREDIT_MAX: u8 = 3 * STAY;
 /// The small queue's part of the budget.
 const SMALL_PART: u64 = 10;
+/// So many are spared for one victim at most; then the next one goes, whatever it costs.
+const SPARED_MOST: usize = 64;
 /// How many held ones are looked at again for each victim.
 const HELD_LOOKS: usize = 16;
 
@@ -66,6 +73,11 @@ impl Cost {
             Cost::Depot => STAY / 2,
             Cost::Peer => STAY / 4,
         }
+    }
+
+    /// Whether it can be had without the origin.
+    fn is_cheap(self) -> bool {
+        self != Cost::Origin
     }
 
     fn from_code(code: u8) -> Cost {
@@ -109,13 +121,15 @@ pub struct Policy {
     lists: Lists,
     ghosts: Ghosts,
     budget: u64,
+    /// How many could be had without the origin.
+    cheap: usize,
     promoted: Vec<BlobId>,
 }
 
 impl Policy {
     /// None yet, for so many bytes as [`charge`] counts them.
     pub fn new(budget: u64) -> Policy {
-        Policy { lists: Lists::new(), ghosts: Ghosts::new(), budget, promoted: Vec::new() }
+        Policy { lists: Lists::new(), ghosts: Ghosts::new(), budget, cheap: 0, promoted: Vec::new() }
     }
 
     /// So many will come, so that they need not be moved while they do.
@@ -193,6 +207,7 @@ impl Policy {
             self.touch(id, now);
             return Some((at, false));
         }
+        self.cheap += usize::from(cost.is_cheap());
         let slot = Slot::new(*id, size, cost.code(), now);
         Some((self.lists.add(queue, slot), true))
     }
@@ -203,19 +218,26 @@ impl Policy {
         let slot = self.lists.slot_mut(at);
         if now.saturating_sub(slot.used_s) >= ONE_USE_S {
             slot.used_s = now;
-            slot.credit = CREDIT_MAX.min(slot.credit + Cost::from_code(slot.cost).credit());
+            slot.credit = CREDIT_MAX.min(slot.credit + Cost::from_code(slot.cost()).credit());
         }
         true
     }
 
     /// A blob is gone, for another reason than this policy's. Its size, if it was here.
     pub fn remove(&mut self, id: &BlobId) -> Option<u32> {
-        self.lists.find(id).map(|at| self.lists.remove(at).size)
+        self.lists.find(id).map(|at| self.take(at).size)
+    }
+
+    fn take(&mut self, at: u32) -> Slot {
+        let slot = self.lists.remove(at);
+        self.cheap -= usize::from(Cost::from_code(slot.cost()).is_cheap());
+        slot
     }
 
     /// The next that has to go if room is needed; it is no longer here then. `None` when all that are left are pinned.
     pub fn victim(&mut self, is_pinned: &dyn Fn(&BlobId) -> bool) -> Option<Victim> {
         self.look_at_held(is_pinned);
+        let mut spared = 0;
         loop {
             let crowded = self.lists.bytes_of(Queue::Small) > self.budget / SMALL_PART;
             let from = match (self.lists.oldest(Queue::Small), self.lists.oldest(Queue::Main)) {
@@ -224,10 +246,25 @@ impl Policy {
                 (Some(small), None) => small,
                 (None, None) => return None,
             };
-            if let Some(victim) = self.judge(from, is_pinned) {
+            if spared < SPARED_MOST && self.spare(from, is_pinned) {
+                spared += 1;
+            } else if let Some(victim) = self.judge(from, is_pinned) {
                 return Some(victim);
             }
         }
+    }
+
+    /// Lets the oldest of its queue go round once more, if it would go now and is dearer than others here.
+    fn spare(&mut self, at: u32, is_pinned: &dyn Fn(&BlobId) -> bool) -> bool {
+        let slot = *self.lists.slot(at);
+        let dear = self.cheap > 0 && !Cost::from_code(slot.cost()).is_cheap();
+        if !dear || slot.is_spared() || slot.credit >= STAY || is_pinned(&slot.id) {
+            return false;
+        }
+        self.lists.take_out(at);
+        self.lists.slot_mut(at).set_spared(true);
+        self.lists.push(slot.queue, at);
+        true
     }
 
     /// The oldest of its queue: it goes, or it moves on.
@@ -241,14 +278,16 @@ impl Policy {
         if slot.credit >= STAY {
             self.lists.take_out(at);
             let left = if slot.queue == Queue::Main { slot.credit - STAY } else { 0 };
-            self.lists.slot_mut(at).credit = left;
+            let moved = self.lists.slot_mut(at);
+            moved.credit = left;
+            moved.set_spared(false);
             self.lists.push(Queue::Main, at);
             if slot.queue != Queue::Main {
                 self.promoted.push(slot.id);
             }
             return None;
         }
-        self.lists.remove(at);
+        self.take(at);
         if slot.queue == Queue::Small {
             self.ghosts.add(&slot.id, charge(slot.size), self.budget - self.budget / SMALL_PART);
         }
@@ -293,7 +332,7 @@ impl Policy {
     pub fn each(&self, mut each: impl FnMut(&BlobId, u32, Cost, Rank)) {
         for queue in [Queue::Main, Queue::Held, Queue::Small] {
             let rank = if queue == Queue::Main { Rank::Proven } else { Rank::New };
-            self.lists.each_of(queue, |slot| each(&slot.id, slot.size, Cost::from_code(slot.cost), rank));
+            self.lists.each_of(queue, |slot| each(&slot.id, slot.size, Cost::from_code(slot.cost()), rank));
         }
     }
 }

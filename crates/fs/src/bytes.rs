@@ -52,13 +52,13 @@ impl Core {
         if record.has(InodeRecord::INLINE) {
             return self.read_inline(ino, offset, buf).map(|()| len);
         }
+        if len > 0 {
+            self.look_ahead(ino, offset, len, record.size);
+        }
         let mut done = 0;
         while done < len {
             let (page, at) = page_of(offset + done as u64);
             let part = (len - done).min((BLOB_MAX - at) as usize);
-            if Core::begins_page(at, part) {
-                self.look_ahead(ino, page);
-            }
             self.read_page(ino, page, at, &mut buf[done..done + part])?;
             done += part;
         }

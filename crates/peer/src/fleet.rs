@@ -11,20 +11,25 @@
 //! comes. In return it says what it keeps and what it lets go ([`Fleet::came`], [`Fleet::went`]), and lends its files ([`Holdings`]).
 //! Everything but fetching goes through to the origin.
 //!
-//! - **A part of a blob is never fetched**: where many nodes read one file, a part from the origin for each of them is dearer than the whole
-//!   for all. A node that is alone does ask for parts.
+//! - **Who reads a little gets a part** from a node that has the blob, and nothing follows; of a blob that nobody has the whole is fetched behind.
 //! - **What is known is soft.** When who is there changes, each node tells new trackers what it has, some thousand blobs a second.
-//! - `asker`: one blob's way here. `service`: what is done for others. `transit`: what is on its way. `notes`, [`groups`].
+//! - `asker`: one blob's way here; `parts`: that of a part; `questions`: what is asked together. `service`: what is done for others.
+//!   `transit`: what is on its way. `notes`, [`groups`].
+//! - [`warm`]: depots are asked to fetch before anybody reads. `keeper`: a node that only lends its disk keeps a copy of what it tracks.
 
 mod asker;
 mod counters;
 pub mod groups;
+mod keeper;
 mod notes;
 mod origin;
+mod parts;
+mod questions;
 mod service;
 #[cfg(test)]
 mod tests;
 mod transit;
+pub mod warm;
 
 use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, UdpSocket};
@@ -39,7 +44,7 @@ use parking_lot::Mutex;
 
 use crate::arriving::Verify;
 use crate::hello::Identity;
-use crate::id::{Member, NodeId, Role, Zone};
+use crate::id::{Member, NodeId, Role, Seen, Zone};
 use crate::members::{Change, Contact, Event, Members, NodeHome, Roster, Setup};
 use crate::message::{Note, What};
 use crate::net::{self, Fail, Net, Peer};
@@ -47,10 +52,13 @@ use crate::placement::{Placed, Placement};
 use crate::plan::{Latencies, Silence, Tier};
 use crate::seam::Holdings;
 use crate::secret::Secret;
+use crate::tls::Tls;
 use crate::tracker::{Limits, Tracker};
 
 use counters::Counters;
+use keeper::Keeper;
 use notes::Notes;
+use questions::Questions;
 use service::{Filling, Serving};
 use transit::Transit;
 
@@ -75,6 +83,8 @@ pub struct FleetParts {
     pub home: Arc<NodeHome>,
     /// What all nodes of the fleet know.
     pub secret: Secret,
+    /// With what its connections are encrypted; none leaves them in the clear.
+    pub tls: Option<Tls>,
     /// The volume whose trees the fleet reads.
     pub volume: [u8; 16],
     /// Where it listens, TCP and UDP; port 0 takes a free one.
@@ -165,7 +175,13 @@ struct Inner {
     origins: Mutex<Origins>,
     transit: Transit,
     notes: Notes,
+    questions: Questions<asker::Asking>,
     filling: Filling,
+    /// What depots fetch because somebody warms them.
+    warming: Filling,
+    keeper: Keeper,
+    /// Whole blobs that the cache is about to ask for: see [`parts`].
+    handed: Mutex<HashMap<BlobId, asker::Whole>>,
     counters: Counters,
     free: std::sync::atomic::AtomicU32,
     closed: AtomicBool,
@@ -175,17 +191,6 @@ struct Inner {
 pub struct Fleet {
     inner: Arc<Inner>,
     housekeeping: Mutex<Option<JoinHandle<()>>>,
-}
-
-/// A node as it is shown to a person.
-#[derive(Clone, Debug)]
-pub struct Seen {
-    /// What is known of it.
-    pub member: Member,
-    /// It is this one.
-    pub is_own: bool,
-    /// It has not answered lately.
-    pub is_suspect: bool,
 }
 
 impl Fleet {
@@ -241,9 +246,18 @@ impl Fleet {
         self.inner.tell_all();
     }
 
-    /// Of a depot: what others ask for and is not here is fetched with this, which keeps it.
+    /// The cache above a node's fleet, or a depot's, which keeps what it fetches. A depot fetches with it what others ask for and is not
+    /// here; a node the rest of a blob of which a part was wanted and that it alone is to fetch.
     pub fn fill_from(&self, cache: &Arc<dyn Origin>) {
         let _ = self.inner.filler.set(Arc::downgrade(cache));
+    }
+
+    /// Of a node that only lends its disk: a copy is kept of what it tracks, fetched with this, as long as there is room.
+    ///
+    /// # Errors
+    /// The system has no room for its threads.
+    pub fn keep_with(&self, cache: &Arc<dyn Origin>) -> std::io::Result<()> {
+        keeper::start(&self.inner, cache)
     }
 
     /// The cache has put a blob on the disk.
@@ -253,6 +267,9 @@ impl Fleet {
 
     /// The cache has let go of a blob.
     pub fn went(&self, id: &BlobId) {
+        if let Some(net) = self.inner.net() {
+            net.let_go(id);
+        }
         self.inner.note_first(id, What::Gone);
     }
 
@@ -276,15 +293,14 @@ impl Fleet {
         self.inner.net().and_then(Net::address)
     }
 
-    /// Who is there.
+    /// Where it is.
+    pub fn zone(&self) -> &Zone {
+        &self.inner.zone
+    }
+
+    /// Who is there, in the order of their names.
     pub fn seen(&self) -> Vec<Seen> {
-        let Some(members) = self.inner.members.get() else { return Vec::new() };
-        let seen = |member: &Member| Seen {
-            is_own: member.node == self.inner.own,
-            is_suspect: members.is_suspect(member.node),
-            member: member.clone(),
-        };
-        members.roster().members.iter().map(seen).collect()
+        self.inner.seen()
     }
 
     /// What came of fetches.
@@ -341,6 +357,7 @@ fn listen(parts: &FleetParts, inner: &Arc<Inner>) -> Result<(Net, UdpSocket), Fl
         let options = net::Options {
             identity,
             secret: parts.secret.clone(),
+            tls: parts.tls.clone(),
             listen: Some(parts.listen),
             verify: parts.verify,
             limits: net::Limits::default(),
@@ -383,7 +400,11 @@ impl Inner {
             origins: Mutex::default(),
             transit: Transit::new(parts.verify),
             notes: Notes::default(),
+            questions: Questions::default(),
             filling: Filling::default(),
+            warming: Filling::default(),
+            keeper: Keeper::default(),
+            handed: Mutex::default(),
             counters: Counters::default(),
             free: std::sync::atomic::AtomicU32::new(0),
             closed: AtomicBool::new(false),
@@ -394,6 +415,16 @@ impl Inner {
     fn now(&self) -> u64 {
         let since = base::time::monotonic().saturating_duration_since(self.began);
         u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn seen(&self) -> Vec<Seen> {
+        let Some(members) = self.members.get() else { return Vec::new() };
+        let seen = |member: &Member| Seen {
+            is_own: member.node == self.own,
+            is_suspect: members.is_suspect(member.node),
+            member: member.clone(),
+        };
+        members.roster().members.iter().map(seen).collect()
     }
 
     fn net(&self) -> Option<&Net> {
@@ -416,15 +447,6 @@ impl Inner {
     /// Whether somebody else could have anything.
     fn is_alone(&self) -> bool {
         self.members.get().is_none_or(|members| members.roster().members.len() < 2)
-    }
-
-    /// A node did not do as it should: it is not asked again at once.
-    fn doubt(&self, node: NodeId, fail: &Fail) {
-        if fail.is_about_the_node()
-            && let Some(members) = self.members.get()
-        {
-            members.suspect(node);
-        }
     }
 
     fn happened(self: &Arc<Inner>, event: Event) {

@@ -97,6 +97,17 @@ pub struct Member {
     pub load: u16,
 }
 
+/// A node as it is shown to a person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// What is known of it.
+    pub member: Member,
+    /// It is the one that says so.
+    pub is_own: bool,
+    /// It has not answered lately.
+    pub is_suspect: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,6 +18,7 @@
 //! - [`plan`]: the asker's side: whom to ask, where to fetch, when to try elsewhere.
 //! - [`dice`]: chance from a seed.
 //! - [`secret`]: what a node must know to belong to the fleet.
+//! - [`tls`]: whose certificates are taken, where connections are encrypted.
 //! - [`net`]: the transport: connections, requests, serving; [`frame`], [`hello`]: what goes over them, and how they begin.
 //! - [`fleet`]: a node of a fleet, as the origin beneath its cache.
 //! - [`arriving`]: a blob that is being received, checked as it comes and passed on at once.
@@ -39,4 +40,5 @@ pub mod placement;
 pub mod plan;
 pub mod seam;
 pub mod secret;
+pub mod tls;
 pub mod tracker;

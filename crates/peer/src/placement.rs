@@ -67,6 +67,11 @@ impl Placement {
         self.depots.best(Group::alone(blob).0, count)
     }
 
+    /// How many depots there are.
+    pub fn depot_count(&self) -> usize {
+        self.depots.0.iter().map(|class| class.nodes.len()).sum()
+    }
+
     /// How many nodes could track.
     pub fn len(&self) -> usize {
         self.trackers.0.iter().map(|class| class.nodes.len()).sum()

@@ -71,7 +71,7 @@ impl Core {
                     self.health.failed(&error.into());
                 }
             }
-            Job::Fetch(id) => self.follow(&id),
+            Job::Fetch(hint) => self.follow(hint),
         }
     }
 

@@ -51,7 +51,16 @@ pub(super) enum Job {
     /// Write the index anew.
     Tidy,
     /// Fetch what will be wanted.
-    Fetch(BlobId),
+    Fetch(Hint),
+}
+
+/// What will be wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hint {
+    /// All of a blob.
+    Whole(BlobId),
+    /// A range: offset and length.
+    Part(BlobId, u32, u32),
 }
 
 /// See the module.
@@ -64,7 +73,7 @@ pub(super) struct Pool {
 #[derive(Default)]
 struct State {
     urgent: VecDeque<Job>,
-    hints: VecDeque<BlobId>,
+    hints: VecDeque<Hint>,
     threads: usize,
     idle: usize,
     /// Threads that fetch.
@@ -90,9 +99,9 @@ impl Pool {
     }
 
     /// Takes a hint. False if it was dropped.
-    pub(super) fn hint(&self, core: &Arc<Core>, id: &BlobId) -> bool {
+    pub(super) fn hint(&self, core: &Arc<Core>, hint: Hint) -> bool {
         let mut state = self.state.lock();
-        if state.hints.contains(id) {
+        if state.hints.contains(&hint) {
             return true;
         }
         if state.closed
@@ -102,7 +111,7 @@ impl Pool {
         {
             return false;
         }
-        state.hints.push_back(*id);
+        state.hints.push_back(hint);
         self.wake.notify_one();
         true
     }
@@ -130,10 +139,10 @@ impl Pool {
                 break;
             }
             if state.fetching < self.hint_threads
-                && let Some(id) = state.hints.pop_front()
+                && let Some(hint) = state.hints.pop_front()
             {
                 state.fetching += 1;
-                return Some(Job::Fetch(id));
+                return Some(Job::Fetch(hint));
             }
             state.idle += 1;
             let over = self.wake.wait_for(&mut state, IDLE).timed_out();

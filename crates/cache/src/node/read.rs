@@ -1,8 +1,9 @@
 //! How a read finds its bytes: the disk, memory, the origin.
 //!
-//! A small read of a blob that is far and was not asked for lately fetches only the groups around it: whoever opens one small file in a pack of
-//! four mebibytes does not wait for all of them. The second time, and for a large read at once, the whole blob is fetched, given
-//! to all who wait, and put on the disk afterwards.
+//! **The rule**, on a machine that is alone and in a fleet: a small read of a blob that is far and was not asked for lately fetches only the groups
+//! around it: whoever opens one small file in a pack of four mebibytes does not wait for all of them. The second time, for a large read at once, and
+//! for a stream ahead of it, the whole blob is fetched, given to all who wait, and put on the disk afterwards. Where the part comes from, and
+//! whether somebody has to fetch the rest for others, is the origin's to know: in a fleet `peer::fleet::parts` says.
 //!
 //! Bytes from the disk are checked by the folder, those from the origin by whoever fetched them against the name and here against
 //! their own sums, so that nothing is put on the disk that would not be read from it again.
@@ -19,7 +20,7 @@ use blob::{BlobError, Part, Sums};
 
 use super::flights::{Flight, Outcome, Seat, same};
 use super::memory::{self, is_whole};
-use super::pool::{Job, Landed};
+use super::pool::{Hint, Job, Landed};
 use super::{Core, Warmed};
 
 /// Reads up to this many bytes may be answered by a part of a blob.
@@ -366,7 +367,7 @@ impl Core {
             self.shelf.will_need(id);
         } else if !self.memory.lock().has_whole(id)
             && self.flights.find(&(*id, None)).is_none()
-            && !(self.has_room_ahead() && self.pool.hint(self, id))
+            && !(self.has_room_ahead() && self.pool.hint(self, Hint::Whole(*id)))
         {
             self.counters.hints_dropped.add(1);
         }
@@ -378,11 +379,25 @@ impl Core {
         !self.health.is_off() || self.memory.lock().has_room_ahead(coming)
     }
 
-    /// A hint's turn has come.
-    pub(super) fn follow(self: &Arc<Core>, id: &BlobId) {
-        if !self.is_near(id) && self.flights.find(&(*id, None)).is_none() {
-            // Whoever needs it will ask, and be told what is wrong.
-            let _ = self.whole(id, true);
+    /// As [`Core::will_need`], of a range that is read as a part.
+    pub(super) fn will_need_part(self: &Arc<Core>, id: &BlobId, offset: u32, len: u32) {
+        let is_part = len > 0 && len as usize <= SMALL;
+        if is_part && !self.is_near(id) && !self.pool.hint(self, Hint::Part(*id, offset, len)) {
+            self.counters.hints_dropped.add(1);
+        }
+    }
+
+    /// A hint's turn has come. Whoever needs it will ask, and be told what is wrong.
+    pub(super) fn follow(self: &Arc<Core>, hint: Hint) {
+        match hint {
+            Hint::Whole(id) if !self.is_near(&id) && self.flights.find(&(id, None)).is_none() => {
+                let _ = self.whole(&id, true);
+            }
+            // The second time it is none: then the read itself fetches the whole.
+            Hint::Part(id, offset, len) if !self.is_near(&id) => {
+                let _ = self.part(&id, offset, len);
+            }
+            _ => {}
         }
     }
 

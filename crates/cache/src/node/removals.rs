@@ -8,7 +8,7 @@
 //!
 //! A deletion does not begin while an upload of the same blob is still under way, for the same reason.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -102,6 +102,11 @@ impl Removals {
 
     pub(super) fn has(&self, id: &BlobId) -> bool {
         self.state.lock().all.contains_key(id)
+    }
+
+    /// What is to be deleted or is being deleted now.
+    pub(super) fn all(&self) -> HashSet<BlobId> {
+        self.state.lock().all.keys().copied().collect()
     }
 
     pub(super) fn len(&self) -> usize {

@@ -11,6 +11,9 @@ use super::charge;
 /// No slot.
 const NONE: u32 = u32::MAX;
 
+/// In a slot's cost: see [`Slot::is_spared`]. A byte of its own would make every slot four bytes longer.
+const SPARED: u8 = 0x80;
+
 /// Which queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -30,7 +33,8 @@ pub(super) struct Slot {
     /// When it was last used, in seconds.
     pub(super) used_s: u32,
     pub(super) credit: u8,
-    pub(super) cost: u8,
+    /// What it costs to fetch again, and [`SPARED`].
+    cost: u8,
     pub(super) queue: Queue,
     /// Seen on the disk by this process.
     pub(super) confirmed: bool,
@@ -49,6 +53,20 @@ impl Slot {
             queue: Queue::Small,
             confirmed: true,
         }
+    }
+
+    /// The code of its cost.
+    pub(super) fn cost(&self) -> u8 {
+        self.cost & !SPARED
+    }
+
+    /// Whether it goes round its queue once more already.
+    pub(super) fn is_spared(&self) -> bool {
+        self.cost & SPARED != 0
+    }
+
+    pub(super) fn set_spared(&mut self, spared: bool) {
+        self.cost = self.cost() | if spared { SPARED } else { 0 };
     }
 }
 

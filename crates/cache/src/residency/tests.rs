@@ -382,3 +382,59 @@ fn a_million_entries_are_read_in_well_under_a_second() {
     );
     assert_eq!(policy.len(), 1_000_000);
 }
+
+/// What a node keeps of blobs of which some are the zone's only copies: those that went, of each kind, and how many of each are left.
+fn full_of(dear: impl Fn(u64) -> bool, count: u64) -> ([u64; 2], [u64; 2]) {
+    let mut policy = Policy::new(200 * charge(SIZE));
+    let (mut gone, mut come) = ([0; 2], [0; 2]);
+    for n in 0..count {
+        let cost = if dear(n) { Cost::Origin } else { Cost::Peer };
+        policy.insert(&id(n), SIZE, cost, n as u32);
+        come[usize::from(dear(n))] += 1;
+        while policy.bytes() > policy.budget() {
+            let victim = policy.victim(NOBODY).unwrap();
+            let known = (0..=n).find(|m| id(*m) == victim.id).unwrap();
+            gone[usize::from(dear(known))] += 1;
+        }
+    }
+    (gone, [come[0] - gone[0], come[1] - gone[1]])
+}
+
+#[test]
+fn the_only_copies_of_a_zone_stay_longer_than_those_that_neighbours_have() {
+    let (gone, left) = full_of(|n| n % 2 == 0, 1_000);
+    assert_eq!(gone.iter().sum::<u64>(), 800, "as many go as ever");
+    assert!(left[1] >= 120, "of 200 that stay, half of which came so, {left:?}");
+    let (_, left) = full_of(|n| n % 10 == 0, 1_000);
+    assert!(left[1] >= 30, "{left:?}");
+    // Where all are the only copies nothing is spared: the oldest go.
+    let mut policy = Policy::new(10 * charge(SIZE));
+    (0..10).for_each(|n| assert!(policy.insert(&id(n), SIZE, Cost::Origin, 0)));
+    let order: Vec<BlobId> = std::iter::from_fn(|| policy.victim(NOBODY)).map(|victim| victim.id).collect();
+    assert_eq!(order, (0..10).map(id).collect::<Vec<_>>());
+}
+
+proptest! {
+    /// Whatever there is, room is made as long as something is not pinned, and nothing is counted twice.
+    #[test]
+    fn sparing_changes_who_goes_and_never_whether(
+        costs in prop::collection::vec(0u64..3, 20..300),
+        touched in prop::collection::vec(0usize..300, 0..100),
+    ) {
+        let cost = |n: usize| [Cost::Origin, Cost::Depot, Cost::Peer][costs[n] as usize];
+        let mut mixed = Policy::new(10 * charge(SIZE));
+        for n in 0..costs.len() {
+            mixed.insert(&id(n as u64), SIZE, cost(n), n as u32);
+        }
+        for n in touched {
+            mixed.touch(&id(n as u64), 1_000 + n as u32);
+        }
+        let cheap = (0..costs.len()).filter(|n| cost(*n) != Cost::Origin).count();
+        prop_assert_eq!(mixed.cheap, cheap);
+        let mut gone = HashSet::new();
+        while let Some(victim) = mixed.victim(NOBODY) {
+            prop_assert!(gone.insert(victim.id));
+        }
+        prop_assert_eq!((gone.len(), mixed.len(), mixed.cheap), (costs.len(), 0, 0));
+    }
+}

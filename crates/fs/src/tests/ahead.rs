@@ -14,6 +14,7 @@ struct Watched {
     near: Mutex<HashSet<BlobId>>,
     read: Mutex<Vec<BlobId>>,
     needed: Mutex<Vec<BlobId>>,
+    parts: Mutex<Vec<(BlobId, u32, u32)>>,
 }
 
 impl BlobSource for Watched {
@@ -29,79 +30,142 @@ impl BlobSource for Watched {
     fn will_need(&self, id: &BlobId) {
         self.needed.lock().push(*id);
     }
+
+    fn will_need_part(&self, id: &BlobId, offset: u32, len: u32) {
+        self.parts.lock().push((*id, offset, len));
+    }
 }
 
-#[test]
-fn a_stream_of_far_blobs_is_looked_ahead_of_and_single_reads_are_not() {
-    const PAGES: u64 = 16;
-    let mut world = World::new();
-    let v = world.open();
-    let ino = v.file(Ino::ROOT, "large");
-    // A mebibyte of each page, which gets a pack of its own.
-    (0..PAGES).for_each(|n| v.put(ino, n * u64::from(BLOB_MAX), &noise(n, MIB as usize)));
-    v.close().unwrap();
-    let watched = Arc::new(Watched {
-        inner: world.parts.source.clone(),
-        near: Mutex::default(),
-        read: Mutex::default(),
-        needed: Mutex::default(),
-    });
-    world.parts.source = watched.clone();
-    let v = Volume::open(world.parts.clone(), Options { near: false, ..world.options() }).unwrap();
-    let ino = v.find(Ino::ROOT, "large").unwrap().ino;
-    let mut buf = vec![0; 128 * KIB as usize];
-    let blobs: Vec<BlobId> = (0..PAGES)
-        .map(|n| {
-            // Not at the beginning of the page: that is no stream.
-            let at = n * u64::from(BLOB_MAX) + 512 * KIB;
-            v.read(ino, at, &mut buf).unwrap();
+const PAGES: u64 = 16;
+const NONE: [u64; 0] = [];
+const PAGE: u64 = BLOB_MAX as u64;
+
+/// A volume with a file of as many pages, of each of which a mebibyte is a blob of its own and the rest a hole.
+struct Far {
+    world: World,
+    volume: Volume,
+    ino: Ino,
+    watched: Arc<Watched>,
+    blobs: Vec<BlobId>,
+}
+
+impl Far {
+    fn new() -> Far {
+        let mut world = World::new();
+        let v = world.open();
+        let ino = v.file(Ino::ROOT, "large");
+        (0..PAGES).for_each(|n| v.put(ino, n * PAGE, &noise(n, MIB as usize)));
+        v.close().unwrap();
+        let watched = Arc::new(Watched {
+            inner: world.parts.source.clone(),
+            near: Mutex::default(),
+            read: Mutex::default(),
+            needed: Mutex::default(),
+            parts: Mutex::default(),
+        });
+        world.parts.source = watched.clone();
+        let open = || {
+            let volume =
+                Volume::open(world.parts.clone(), Options { near: false, ..world.options() }).unwrap();
+            let ino = volume.find(Ino::ROOT, "large").unwrap().ino;
+            (volume, ino)
+        };
+        let (volume, ino) = open();
+        let blobs = (0..PAGES).map(|page| {
+            volume.read(ino, page * PAGE, &mut [0; 10]).unwrap();
             watched.read.lock().pop().unwrap()
-        })
-        .collect();
-    assert!(watched.needed.lock().is_empty());
-    let mut wanted_after = |page: u64| {
-        v.read(ino, page * u64::from(BLOB_MAX), &mut buf).unwrap();
-        std::mem::take(&mut *watched.needed.lock())
-    };
-    assert_eq!(wanted_after(0), blobs[1..4], "the beginning of a file may be that of a stream");
-    assert_eq!(wanted_after(5), [], "one read in the middle");
-    watched.near.lock().insert(blobs[4]);
-    assert_eq!(wanted_after(5), blobs[6..], "the page before was brought here");
-    watched.near.lock().extend(&blobs[6..13]);
-    assert_eq!(wanted_after(5), [&blobs[6..9], &blobs[13..]].concat(), "what is here is not fetched");
-    assert_eq!(wanted_after(12), blobs[13..]);
-    v.close().unwrap();
+        });
+        let blobs = blobs.collect();
+        volume.close().unwrap();
+        watched.needed.lock().clear();
+        watched.parts.lock().clear();
+        // Opened again, it knows nothing of how the file was read.
+        let (volume, ino) = open();
+        Far { world, volume, ino, watched, blobs }
+    }
+
+    fn read(&self, offset: u64, len: u64) {
+        let mut buf = vec![0; len as usize];
+        self.volume.read(self.ino, offset, &mut buf).unwrap();
+    }
+
+    /// The pages whose blobs were said to be wanted.
+    fn wanted(&self) -> Vec<u64> {
+        let needed = std::mem::take(&mut *self.watched.needed.lock());
+        let page = |blob: &BlobId| self.blobs.iter().position(|known| known == blob).map(|n| n as u64);
+        needed.iter().filter_map(page).collect()
+    }
+
+    fn wanted_after(&self, offset: u64, len: u64) -> Vec<u64> {
+        self.read(offset, len);
+        self.wanted()
+    }
+
+    fn close(self) {
+        self.volume.close().unwrap();
+        drop(self.world);
+    }
 }
 
-/// A reader who is as quick as the network begins a page while the one before it is still on its way to the disk. The look ahead used to take
-/// that for a lone read and stopped, again and again.
+/// Also before anything has arrived: a reader who is as quick as the network begins a page while the one before it is still on its way.
 #[test]
 fn regression_a_stream_is_looked_ahead_of_before_anything_has_arrived() {
-    const PAGES: u64 = 16;
-    let mut world = World::new();
-    let v = world.open();
-    let ino = v.file(Ino::ROOT, "large");
-    (0..PAGES).for_each(|n| v.put(ino, n * u64::from(BLOB_MAX), &noise(n, MIB as usize)));
-    v.close().unwrap();
-    let watched = Arc::new(Watched {
-        inner: world.parts.source.clone(),
-        near: Mutex::default(),
-        read: Mutex::default(),
-        needed: Mutex::default(),
-    });
-    world.parts.source = watched.clone();
-    let v = Volume::open(world.parts.clone(), Options { near: false, ..world.options() }).unwrap();
-    let ino = v.find(Ino::ROOT, "large").unwrap().ino;
-    let mut buf = vec![0; 128 * KIB as usize];
-    let mut wanted_after = |page: u64| {
-        v.read(ino, page * u64::from(BLOB_MAX), &mut buf).unwrap();
-        std::mem::take(&mut *watched.needed.lock()).len()
-    };
-    assert_eq!(
-        [0, 1, 2, 4, 3].map(&mut wanted_after),
-        [3, 6, 9, 11, 12],
-        "further with each page, in any order"
-    );
-    assert_eq!(wanted_after(9), 0, "and not after a leap");
-    v.close().unwrap();
+    let far = Far::new();
+    assert_eq!(far.wanted_after(0, 128 * KIB), [1, 2, 3], "the beginning of a file may be that of a stream");
+    assert_eq!(far.wanted_after(128 * KIB, 896 * KIB), NONE, "no more than was said");
+    assert_eq!(far.wanted_after(MIB, MIB), [1, 2, 3, 4]);
+    let wanted: Vec<u64> = (2..PAGES * 4).flat_map(|n| far.wanted_after(n * MIB, MIB)).collect();
+    assert_eq!(wanted.iter().max(), Some(&(PAGES - 1)));
+    assert!((4..PAGES).all(|page| wanted.contains(&page)));
+    far.close();
+}
+
+/// One read beside a page that happened to be here used to have 48 MiB fetched.
+#[test]
+fn regression_one_read_after_a_page_that_is_here_is_no_stream() {
+    let far = Far::new();
+    far.watched.near.lock().insert(far.blobs[4]);
+    assert_eq!(far.wanted_after(5 * PAGE, 128 * KIB), NONE);
+    assert_eq!(far.wanted_after(5 * PAGE + 128 * KIB, 128 * KIB), NONE, "two, and nothing as far as that");
+    let wanted: Vec<u64> = (1..4).flat_map(|n| far.wanted_after(5 * PAGE + n * MIB, MIB)).collect();
+    assert!(wanted.contains(&6) && wanted.iter().all(|page| *page < 9), "{wanted:?}");
+    far.close();
+}
+
+#[test]
+fn what_is_here_is_not_fetched_and_the_disk_is_told_of_the_next() {
+    let far = Far::new();
+    far.watched.near.lock().extend(&far.blobs[..9]);
+    let wanted: Vec<u64> = (0..8).flat_map(|n| far.wanted_after(n * MIB, MIB)).collect();
+    assert!(wanted.contains(&2) && wanted.contains(&9) && !wanted.contains(&7), "{wanted:?}");
+    far.close();
+}
+
+/// Each in a blob of its own: the ranges are wanted, and no blob.
+#[test]
+fn steps_over_blobs_want_ranges_only() {
+    let far = Far::new();
+    for n in 0..8 {
+        far.read(n * 2 * PAGE + 5_000, 4_096);
+    }
+    assert_eq!(far.wanted(), NONE);
+    let parts = std::mem::take(&mut *far.watched.parts.lock());
+    let (pages, ranges): (Vec<u64>, Vec<(u32, u32)>) = parts
+        .iter()
+        .map(|(blob, offset, len)| {
+            (far.blobs.iter().position(|known| known == blob).unwrap() as u64, (*offset, *len))
+        })
+        .unzip();
+    assert_eq!(pages, [6, 8, 10, 12, 14], "each once, after three were seen, and none past the end");
+    assert!(ranges.iter().all(|range| *range == (5_000, 4_096)), "{ranges:?}");
+    far.close();
+}
+
+#[test]
+fn faults_that_go_backward_are_followed_backward() {
+    let far = Far::new();
+    let end = 9 * PAGE + MIB;
+    let wanted: Vec<u64> = (1..=16).flat_map(|n| far.wanted_after(end - n * 64 * KIB, 64 * KIB)).collect();
+    assert!(wanted.contains(&8) && wanted.iter().all(|page| *page == 8 || *page == 7), "{wanted:?}");
+    far.close();
 }

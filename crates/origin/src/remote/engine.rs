@@ -22,7 +22,7 @@ use super::fault::{Fault, Mistake, mistake_of};
 use super::keys::Keys;
 use super::latency::Latency;
 use super::pace::{Pace, Size};
-use super::refusals::Refusals;
+use super::refusals::{Refusals, is_refusal};
 use super::stats::Stats;
 use super::store::Stores;
 use super::wire::Fresh;
@@ -99,12 +99,18 @@ impl Engine {
     {
         let renewed = || self.keys.as_ref().is_some_and(|keys| keys.reload());
         if let Some(refused) = self.refusals.meets(call.what, base::time::monotonic(), renewed) {
+            self.stats.refusal();
             return Err(refused);
         }
         let done = self.try_until(call, one).await;
         match &done {
             Ok(_) => self.refusals.answered(),
-            Err(failed) => self.refusals.failed(failed, base::time::monotonic(), base::time::now()),
+            Err(failed) => {
+                if is_refusal(mistake_of(&failed.fault)) {
+                    self.stats.refusal();
+                }
+                self.refusals.failed(failed, base::time::monotonic(), base::time::now());
+            }
         }
         done
     }

@@ -54,6 +54,7 @@ pub(crate) struct Stats {
     retries: Count,
     errors: Count,
     throttled: Count,
+    refusals: Count,
     damaged: Count,
     hedges: Count,
     hedges_won: Count,
@@ -76,6 +77,7 @@ impl Stats {
             retries: Count::default(),
             errors: Count::default(),
             throttled: Count::default(),
+            refusals: Count::default(),
             damaged: Count::default(),
             hedges: Count::default(),
             hedges_won: Count::default(),
@@ -101,6 +103,10 @@ impl Stats {
     pub(crate) fn error(&self, throttled: bool) {
         self.errors.add(1);
         self.throttled.add(u64::from(throttled));
+    }
+
+    pub(crate) fn refusal(&self) {
+        self.refusals.add(1);
     }
 
     pub(crate) fn damage(&self) {
@@ -148,6 +154,7 @@ impl Stats {
             retries: self.retries.get(),
             errors: self.errors.get(),
             throttled: self.throttled.get(),
+            refusals: self.refusals.get(),
             damaged: self.damaged.get(),
             hedges: self.hedges.get(),
             hedges_won: self.hedges_won.get(),
@@ -179,6 +186,8 @@ pub struct RemoteStats {
     pub errors: u64,
     /// Of those, the ones that the store refused because it was busy.
     pub throttled: u64,
+    /// Calls that came to nothing for a key, a right or a clock, with those that were not made because the one before was refused.
+    pub refusals: u64,
     /// Bodies that were not the blob's.
     pub damaged: u64,
     /// Second GETs that were sent because the first took long.

@@ -539,6 +539,7 @@ fn a_refused_key_is_not_asked_for_again_at_once() {
     }
     let asked = remote.stats().requests(Kind::Get) - before;
     assert!(asked <= 3, "{asked} requests for 50 reads");
+    assert!(remote.stats().refusals >= 50, "each of them is counted: {}", remote.stats().refusals);
     let (why, _) = remote.refused().unwrap();
     assert!(why.contains("does not know the access key"), "{why}");
     // The store knows the key again: found out at the next turn, by itself.

@@ -17,12 +17,13 @@ use tokio::sync::oneshot;
 
 use super::Inner;
 use super::counters::Counters;
+use super::questions::{COMPANY, Key, Together};
 use super::transit::Seat;
 use crate::arriving::Arriving;
 use crate::id::NodeId;
-use crate::message::{Ask, Group, Note};
-use crate::net::Peer;
-use crate::plan::{Action, Event, Failure, FetchNo, Pace, Plan, Setup, Source};
+use crate::message::{Answer, Ask, Group, Note};
+use crate::net::{Fail, Peer};
+use crate::plan::{Action, Event, Failure, FetchNo, Pace, Plan, Setup, Source, Tier};
 
 /// A blob is here by then, or there is an error: before the mount's own deadline ends the read without a reason.
 pub(super) const DEADLINE: Duration = Duration::from_secs(55);
@@ -39,9 +40,24 @@ const DEPOTS: usize = 2;
 pub(super) type Whole = (Sums, Vec<u8>);
 
 /// What came of something that was begun.
-enum News {
+pub(super) enum News {
     Event(Event),
     Origin(FetchNo, Result<Whole, BlobError>),
+}
+
+/// A plan that waits for a tracker's answer.
+pub(super) struct Asking {
+    rank: usize,
+    news: Sender<News>,
+}
+
+impl Asking {
+    fn hears(&self, answer: Option<Answer>) {
+        let rank = self.rank;
+        let event = answer.map_or(Event::Unreachable { rank }, |answer| Event::Answered { rank, answer });
+        // It may have ended meanwhile.
+        let _ = self.news.send(News::Event(event));
+    }
 }
 
 /// A fetch that was begun.
@@ -65,16 +81,36 @@ struct Run {
     origin_error: Option<BlobError>,
     /// The blob from the origin, where sums that a node sent keep it out of `arriving`.
     aside: Option<Whole>,
+    /// A tracker named somebody who has it or is about to.
+    others: bool,
     /// What time is spent on from now on, for whoever traces it.
     phase: Option<phase::Scope>,
     end: Option<Result<Source, BlobError>>,
 }
 
 impl Inner {
+    /// A tracker did not answer in time.
+    pub(super) fn not_heard(&self, tracker: NodeId) {
+        Counters::one(&self.counters.asks_late);
+        self.silence.lock().silent(self.now(), tracker);
+    }
+
+    /// A node did not do as it should: it is not asked again at once.
+    pub(super) fn doubt(&self, node: NodeId, fail: &Fail) {
+        if fail.is_about_the_node()
+            && let Some(members) = self.members.get()
+        {
+            members.suspect(node);
+        }
+    }
+
     /// Brings a blob here, from wherever the fleet says.
     pub(super) fn obtain(self: &Arc<Inner>, id: &BlobId) -> Result<Whole, BlobError> {
         let _phase = phase::enter(Phase::Peer);
         let until = base::time::monotonic() + DEADLINE;
+        if let Some(whole) = self.handed.lock().remove(id) {
+            return Ok(whole);
+        }
         loop {
             let arriving = match self.transit.board(id) {
                 Seat::Pilot(arriving) => return self.pilot(id, arriving),
@@ -92,7 +128,8 @@ impl Inner {
         }
     }
 
-    fn pilot(self: &Arc<Inner>, id: &BlobId, arriving: Arc<Arriving>) -> Result<Whole, BlobError> {
+    /// The one who boarded first fetches it.
+    pub(super) fn pilot(self: &Arc<Inner>, id: &BlobId, arriving: Arc<Arriving>) -> Result<Whole, BlobError> {
         let run = Run {
             inner: Arc::clone(self),
             id: *id,
@@ -103,10 +140,11 @@ impl Inner {
             seen: 0,
             origin_error: None,
             aside: None,
+            others: false,
             phase: None,
             end: None,
         };
-        let (from, aside) = match run.drive() {
+        let (from, aside, others) = match run.drive() {
             Ok(end) => end,
             Err(error) => {
                 self.transit.ended(id);
@@ -115,7 +153,9 @@ impl Inner {
                 return Err(error);
             }
         };
-        self.origins.lock().put(*id, from.tier());
+        // What came from the origin although somebody here has it, because he was slow, is not this node's to keep for the zone.
+        let tier = if from == Source::Origin && others { Tier::Peer } else { from.tier() };
+        self.origins.lock().put(*id, tier);
         self.transit.landed(id, base::time::monotonic());
         if let Some((sums, bytes)) = aside {
             // Whoever waits for the one that was begun asks anew, and finds it in the cache.
@@ -133,7 +173,7 @@ impl Inner {
 }
 
 impl Run {
-    fn drive(mut self) -> Result<(Source, Option<Whole>), BlobError> {
+    fn drive(mut self) -> Result<(Source, Option<Whole>, bool), BlobError> {
         let setup = {
             let mut placed = self.inner.placed.lock();
             let mut trackers = placed.trackers(self.group).to_vec();
@@ -148,12 +188,12 @@ impl Run {
         self.act(actions, &trackers);
         loop {
             if let Some(end) = self.end.take() {
-                return end.map(|from| (from, self.aside.take()));
+                return end.map(|from| (from, self.aside.take(), self.others));
             }
             let news = self.next(&plan);
             self.look(&mut plan, &trackers);
             let event = match news {
-                Some(News::Event(event)) => self.note_end(event),
+                Some(News::Event(event)) => self.note(event),
                 Some(News::Origin(fetch, result)) => self.origin_said(fetch, result),
                 None => Event::Tick,
             };
@@ -184,6 +224,15 @@ impl Run {
             let actions = plan.handle(self.inner.now(), Event::Progress { fetch });
             self.act(actions, trackers);
         }
+    }
+
+    fn note(&mut self, event: Event) -> Event {
+        if let Event::Answered { answer, .. } = event {
+            // Who is told to fetch it himself is told that nobody has it, or can be reached who does.
+            self.others = matches!(answer, Answer::Serve | Answer::Go { .. } | Answer::Wait { .. })
+                || self.others && !matches!(answer, Answer::Lease { .. });
+        }
+        self.note_end(event)
     }
 
     /// Takes note of a fetch that has ended.
@@ -242,7 +291,7 @@ impl Run {
                 Action::Note { tracker, what } => {
                     self.inner.note(tracker, Note { group: self.group, blob: self.id, what });
                 }
-                Action::Silent { tracker } => self.inner.silence.lock().silent(self.inner.now(), tracker),
+                Action::Silent { tracker } => self.inner.not_heard(tracker),
                 Action::Done { fetch } => {
                     let from = self.fetches.get(&fetch).map_or(Source::Origin, |begun| begun.from);
                     self.end = Some(Ok(from));
@@ -267,10 +316,9 @@ impl Run {
 
     fn ask(&self, rank: usize, tracker: NodeId, not: Vec<NodeId>) {
         let inner = &self.inner;
-        Counters::one(&inner.counters.asks);
-        let backlog = inner.net().map_or(0, |net| net.backlog());
-        let ask = Ask { group: self.group, blobs: vec![self.id], backlog, not };
         if tracker == inner.own {
+            let (group, blobs, backlog) = (self.group, vec![self.id], inner.backlog());
+            let ask = Ask { group, blobs, backlog, not, part: false };
             // What this node asks itself for it does not have.
             let answers = inner.tracker.lock().ask(inner.now(), inner.own, &ask, &|_| false);
             return self.tell(match answers.first() {
@@ -278,24 +326,11 @@ impl Run {
                 None => Event::Unreachable { rank },
             });
         }
-        let (Some(net), Some(peer)) = (inner.net(), inner.peer(tracker)) else {
-            return self.tell(Event::Unreachable { rank });
-        };
-        let call = net.ask(peer, &ask, ASKING);
-        let (sender, inner) = (self.news.0.clone(), Arc::clone(inner));
-        net.spawn(async move {
-            let event = match call.await {
-                Ok(answers) => {
-                    inner.silence.lock().answered(&tracker);
-                    answers.first().map(|answer| Event::Answered { rank, answer: *answer })
-                }
-                Err(fail) => {
-                    inner.doubt(tracker, &fail);
-                    None
-                }
-            };
-            let _ = sender.send(News::Event(event.unwrap_or(Event::Unreachable { rank })));
-        });
+        let key = Key { tracker, group: self.group, not };
+        let who = Asking { rank, news: self.news.0.clone() };
+        if let Some(together) = inner.questions.ask(&key, self.id, who) {
+            inner.send_questions(key, together);
+        }
     }
 
     fn fetch(&mut self, fetch: FetchNo, from: Source) {
@@ -346,6 +381,57 @@ impl Run {
                 }
             };
             let _ = sender.send(News::Event(event));
+        });
+    }
+}
+
+impl Inner {
+    fn backlog(&self) -> u16 {
+        self.net().map_or(0, |net| net.backlog())
+    }
+
+    /// Asks for those who ask together, and then for those who waited for it.
+    fn send_questions(self: &Arc<Inner>, key: Key, together: Together<Asking>) {
+        let (Some(net), Some(peer)) = (self.net(), self.peer(key.tracker)) else {
+            let mut left = Some(together);
+            while let Some(together) = left {
+                together.iter().for_each(|(_, who)| who.hears(None));
+                left = self.questions.ended(&key);
+            }
+            return;
+        };
+        Counters::one(&self.counters.asks);
+        let blobs = together.iter().map(|(blob, _)| *blob).collect();
+        let ask = Ask { group: key.group, blobs, backlog: self.backlog(), not: key.not.clone(), part: false };
+        let call = net.ask(peer, &ask, ASKING);
+        let inner = Arc::clone(self);
+        net.spawn(async move {
+            let mut call = std::pin::pin!(call);
+            let result = match tokio::time::timeout(COMPANY, &mut call).await {
+                Ok(result) => result,
+                Err(_) => {
+                    if let Some(others) = inner.questions.is_slow(&key) {
+                        inner.send_questions(key.clone(), others);
+                    }
+                    call.await
+                }
+            };
+            let answers = match result {
+                Ok(answers) => {
+                    inner.silence.lock().answered(&key.tracker);
+                    answers
+                }
+                Err(fail) => {
+                    inner.doubt(key.tracker, &fail);
+                    Vec::new()
+                }
+            };
+            for (at, (_, who)) in together.iter().enumerate() {
+                who.hears(answers.get(at).copied());
+            }
+            if let Some(others) = inner.questions.ended(&key) {
+                inner.send_questions(key, others);
+            }
         });
     }
 }

@@ -43,6 +43,14 @@ counters! {
     origin_blobs,
     /// Their bytes.
     origin_bytes,
+    /// Parts of blobs that came from other nodes and depots, without the rest.
+    peer_parts,
+    /// Their bytes.
+    peer_part_bytes,
+    /// Parts that came from the origin, of blobs that nobody had.
+    origin_parts,
+    /// Their bytes.
+    origin_part_bytes,
     /// Fetches from the origin because the tracker said so.
     origin_told,
     /// Fetches from the origin because what was under way took too long.
@@ -57,6 +65,8 @@ counters! {
     lost,
     /// Questions to trackers.
     asks,
+    /// Of these, not answered in time: whoever is asked next may not know that somebody fetches already.
+    asks_late,
     /// Blobs that somebody here waited for because they were being fetched already.
     shared,
     /// Questions answered as a tracker.
@@ -65,6 +75,17 @@ counters! {
     notes,
     /// Blobs fetched from the origin for others, as a depot.
     filled,
+    /// Blobs fetched from the origin because somebody warmed this depot.
+    warmed,
+    /// Copies made of what this node tracks, as one that only lends its disk.
+    kept,
+}
+
+impl FleetCounts {
+    /// How often the fleet was slow or in trouble, so that a blob may have come from the origin once more than all would need.
+    pub fn troubles(&self) -> u64 {
+        self.origin_hedged + self.origin_alone + self.asks_late + self.failed
+    }
 }
 
 impl Counters {

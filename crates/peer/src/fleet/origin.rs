@@ -107,11 +107,7 @@ impl Origin for Fleet {
         if self.inner.is_alone() {
             return self.inner.origin.fetch_part(id, offset, len);
         }
-        let (sums, bytes) = self.inner.obtain(id)?;
-        if u64::from(offset) + u64::from(len) > u64::from(sums.size()) {
-            return Err(past_end(id, &sums));
-        }
-        Ok(Part { sums, offset: 0, bytes })
+        self.inner.obtain_part(id, offset, len)
     }
 
     fn describe(&self) -> String {

@@ -1,4 +1,4 @@
-//! What this node does for the others: tracks groups, gives blobs away, and as a depot fetches what it does not have.
+//! What this node does for the others: tracks groups, gives blobs away, says who is there, and as a depot fetches what it does not have.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -11,10 +11,12 @@ use super::transit::Seat;
 use crate::arriving::Arriving;
 use crate::id::{NodeId, Role};
 use crate::message::{Answer, Ask, Note};
-use crate::net::{Content, Fail, Listed, Prefix, Service};
+use crate::net::{Content, Fail, Listed, Prefix, Roll, Service, Then, Unfilled};
 
 /// A depot fetches so many blobs at a time for others; who comes then is sent to the origin.
-const FILLING: usize = 64;
+pub(super) const FILLING: usize = 64;
+/// And so many for those who warm it, who are told to come again: they must not keep readers waiting.
+pub(super) const WARMING: usize = 16;
 
 /// The node, as its transport sees it.
 pub(super) struct Serving(pub(super) Weak<Inner>);
@@ -24,12 +26,13 @@ pub(super) struct Serving(pub(super) Weak<Inner>);
 pub(super) struct Filling(AtomicUsize);
 
 impl Filling {
-    fn begin(&self) -> bool {
-        let room = |count: usize| (count < FILLING).then_some(count + 1);
+    /// One more, if there are fewer than `most`.
+    pub(super) fn begin(&self, most: usize) -> bool {
+        let room = |count: usize| (count < most).then_some(count + 1);
         self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).is_ok()
     }
 
-    fn end(&self) {
+    pub(super) fn end(&self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -47,8 +50,11 @@ impl Service for Serving {
 
     fn notes(&self, from: NodeId, notes: Vec<Note>) {
         let Some(inner) = self.0.upgrade() else { return };
-        let mut tracker = inner.tracker.lock();
-        notes.iter().for_each(|note| tracker.note(inner.now(), from, note));
+        {
+            let mut tracker = inner.tracker.lock();
+            notes.iter().for_each(|note| tracker.note(inner.now(), from, note));
+        }
+        inner.keep(&notes);
     }
 
     fn content(&self, id: &BlobId) -> Option<Content> {
@@ -61,6 +67,20 @@ impl Service for Serving {
             None if inner.role == Role::Depot => inner.fill(id).map(Content::Arriving),
             None => None,
         }
+    }
+
+    fn fill(&self, id: &BlobId, then: Then) {
+        match self.0.upgrade() {
+            Some(inner) if inner.role == Role::Depot => inner.warm(id, then),
+            _ => then(Err(Unfilled::NoDepot)),
+        }
+    }
+
+    fn members(&self, after: NodeId, most: usize) -> Roll {
+        let seen = self.0.upgrade().map(|inner| inner.seen()).unwrap_or_default();
+        let from = seen.partition_point(|seen| seen.member.node <= after);
+        let rest = seen.get(from..).unwrap_or(&[]);
+        Roll { more: rest.len() > most, members: rest.iter().take(most).cloned().collect() }
     }
 
     fn suspect(&self, id: &BlobId) {
@@ -100,7 +120,7 @@ impl Inner {
             Seat::Passenger(arriving) => return Some(arriving),
             Seat::Pilot(arriving) => arriving,
         };
-        if !self.filling.begin() {
+        if !self.filling.begin(FILLING) {
             self.transit.ended(id);
             return None;
         }

@@ -12,6 +12,7 @@
 //! Decoders take any bytes and give an error for what they do not understand; they never panic.
 
 mod payload;
+mod roll;
 #[cfg(test)]
 mod tests;
 
@@ -21,9 +22,11 @@ use blob::sums::crc32c;
 pub(crate) use payload::LIST_MAX;
 pub use payload::{Get, ListAsk, Refusal, Texted};
 pub use payload::{
-    decode_answers, decode_ask, decode_listed, decode_notes, encode_answers, encode_ask, encode_listed,
-    encode_notes,
+    decode_answers, decode_ask, decode_filled, decode_listed, decode_notes, encode_answers, encode_ask,
+    encode_listed, encode_notes,
 };
+pub(crate) use roll::ROLL_MAX;
+pub use roll::{decode_roll, encode_roll};
 
 /// The version of the protocol that this program speaks. The first four bytes of a header mean the same in all versions.
 pub const VERSION: u8 = 1;
@@ -62,6 +65,14 @@ pub enum Type {
     List = 20,
     /// Some of them.
     Listed = 21,
+    /// "Fetch this and keep it."
+    Fill = 22,
+    /// It is kept.
+    Filled = 23,
+    /// "Who is there?"
+    Members = 24,
+    /// Some of them.
+    Roll = 25,
     /// "Send me this."
     Get = 32,
     /// A blob's sums.
@@ -86,8 +97,8 @@ impl Type {
     fn of(byte: u8) -> Option<Type> {
         use Type::*;
         let all = [
-            Hello, Challenge, Proof, Welcome, Refuse, Ask, Answers, Notes, Done, List, Listed, Get, Sums,
-            Data, Error, Cancel, Suspect, Ping, Pong, Bye,
+            Hello, Challenge, Proof, Welcome, Refuse, Ask, Answers, Notes, Done, List, Listed, Fill, Filled,
+            Members, Roll, Get, Sums, Data, Error, Cancel, Suspect, Ping, Pong, Bye,
         ];
         all.into_iter().find(|one| *one as u8 == byte)
     }
@@ -103,11 +114,13 @@ impl Type {
             Type::Answers => 1024,
             Type::Notes => 16 << 10,
             Type::List => 16,
-            Type::Listed => SMALL_MAX,
+            Type::Listed | Type::Roll => SMALL_MAX,
+            Type::Filled => 1,
+            Type::Members => 16,
             Type::Get => 40,
             Type::Sums => 4096,
             Type::Data => SLICE,
-            Type::Suspect => 32,
+            Type::Suspect | Type::Fill => 32,
             Type::Done | Type::Cancel | Type::Ping | Type::Pong => 0,
         }
     }
@@ -117,13 +130,15 @@ impl Type {
 pub const LAST: u8 = 1;
 /// With [`Type::Get`]: the sums first.
 pub const WITH_SUMS: u8 = 2;
+/// With [`Type::Ask`]: only a part of each blob is wanted.
+pub const PART: u8 = 4;
 
 /// A frame's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// What it is.
     pub kind: Type,
-    /// [`LAST`], [`WITH_SUMS`].
+    /// [`LAST`], [`WITH_SUMS`], [`PART`].
     pub flags: u8,
     /// How much the sender of the frame still has to send to all, in MiB.
     pub backlog: u16,
@@ -274,4 +289,6 @@ pub enum ErrorKind {
     Internal = 6,
     /// The node ends.
     Closing = 7,
+    /// What was asked for could not be done; the text says why.
+    Failed = 8,
 }

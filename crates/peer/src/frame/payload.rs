@@ -8,7 +8,7 @@ use base::size::BLOB_MAX;
 use super::{BadFrame, ErrorKind};
 use crate::id::NodeId;
 use crate::message::{ASK_MAX, Answer, Ask, Group, NOTES_MAX, Note, What};
-use crate::net::service::{Listed, Prefix};
+use crate::net::service::{Filled, Listed, Prefix};
 
 /// Lengths of the payloads of the handshake.
 pub(super) const HELLO: usize = 84;
@@ -19,34 +19,34 @@ pub(super) const TEXT_MAX: usize = 255;
 const NOT_MAX: usize = 8;
 
 /// Takes a payload apart from its front.
-struct Reader<'a>(&'a [u8]);
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, count: usize) -> Result<&'a [u8], BadFrame> {
+    pub(super) fn take(&mut self, count: usize) -> Result<&'a [u8], BadFrame> {
         let (head, rest) = self.0.split_at_checked(count).ok_or(BadFrame::Payload("it is cut short"))?;
         self.0 = rest;
         Ok(head)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], BadFrame> {
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], BadFrame> {
         let mut out = [0; N];
         out.copy_from_slice(self.take(N)?);
         Ok(out)
     }
 
-    fn u8(&mut self) -> Result<u8, BadFrame> {
+    pub(super) fn u8(&mut self) -> Result<u8, BadFrame> {
         Ok(self.array::<1>()?[0])
     }
 
-    fn u16(&mut self) -> Result<u16, BadFrame> {
+    pub(super) fn u16(&mut self) -> Result<u16, BadFrame> {
         Ok(u16::from_le_bytes(self.array()?))
     }
 
-    fn u32(&mut self) -> Result<u32, BadFrame> {
+    pub(super) fn u32(&mut self) -> Result<u32, BadFrame> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    fn u64(&mut self) -> Result<u64, BadFrame> {
+    pub(super) fn u64(&mut self) -> Result<u64, BadFrame> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
@@ -54,7 +54,7 @@ impl<'a> Reader<'a> {
         Ok(BlobId(self.array()?))
     }
 
-    fn node(&mut self) -> Result<NodeId, BadFrame> {
+    pub(super) fn node(&mut self) -> Result<NodeId, BadFrame> {
         Ok(NodeId(self.array()?))
     }
 
@@ -76,7 +76,7 @@ fn count(length: usize, most: usize) -> u8 {
     length.min(most) as u8
 }
 
-/// A question: group u64, backlog u16, blobs u8, not u8, blobs x 32, nodes x 16.
+/// A question: group u64, backlog u16, blobs u8, not u8, blobs x 32, nodes x 16. That a part is wanted says the header ([`super::PART`]).
 pub fn encode_ask(ask: &Ask) -> Vec<u8> {
     let mut out = Vec::with_capacity(12 + ask.blobs.len() * 32 + ask.not.len() * 16);
     out.extend_from_slice(&ask.group.0.to_le_bytes());
@@ -102,7 +102,7 @@ pub fn decode_ask(bytes: &[u8]) -> Result<Ask, BadFrame> {
     let blobs = (0..blobs).map(|_| reader.blob()).collect::<Result<_, _>>()?;
     let not = (0..not).map(|_| reader.node()).collect::<Result<_, _>>()?;
     reader.end()?;
-    Ok(Ask { group, blobs, backlog, not })
+    Ok(Ask { group, blobs, backlog, not, part: false })
 }
 
 /// Answers, at most [`ASK_MAX`]: count u8, then each: its kind u8 and what belongs to it.
@@ -276,6 +276,18 @@ pub fn decode_listed(bytes: &[u8]) -> Result<Listed, BadFrame> {
     Ok(Listed { blobs: names.iter().map(|name| BlobId(*name)).collect(), more })
 }
 
+/// Reads what came of [`super::Type::Fill`]: one byte.
+///
+/// # Errors
+/// [`BadFrame`].
+pub fn decode_filled(bytes: &[u8]) -> Result<Filled, BadFrame> {
+    match bytes {
+        [0] => Ok(Filled::Here),
+        [1] => Ok(Filled::Fetched),
+        _ => Err(BadFrame::Payload("a blob was there or was fetched")),
+    }
+}
+
 /// "Send me this": blob 32, offset u32, len u32. Whether the sums come first is a flag of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Get {
@@ -346,6 +358,8 @@ pub enum Refusal {
     Bad = 5,
     /// It is this node itself.
     Myself = 6,
+    /// One of the two has TLS, and the other has not.
+    Tls = 7,
 }
 
 fn encode_texted(kind: u8, text: &str) -> Vec<u8> {
@@ -385,7 +399,8 @@ impl Texted<ErrorKind> {
     /// [`BadFrame`].
     pub fn decode(bytes: &[u8]) -> Result<Self, BadFrame> {
         use ErrorKind::*;
-        decode_texted(bytes, &[Missing, Damaged, Busy, Bad, Range, Internal, Closing].map(|k| (k as u8, k)))
+        let all = [Missing, Damaged, Busy, Bad, Range, Internal, Closing, Failed];
+        decode_texted(bytes, &all.map(|k| (k as u8, k)))
     }
 }
 
@@ -401,6 +416,6 @@ impl Texted<Refusal> {
     /// [`BadFrame`].
     pub fn decode(bytes: &[u8]) -> Result<Self, BadFrame> {
         use Refusal::*;
-        decode_texted(bytes, &[Secret, Volume, Version, Full, Bad, Myself].map(|k| (k as u8, k)))
+        decode_texted(bytes, &[Secret, Volume, Version, Full, Bad, Myself, Tls].map(|k| (k as u8, k)))
     }
 }

@@ -5,8 +5,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::id::NodeId;
+use crate::id::{Member, Role, Seen, Zone};
 use crate::message::{Answer, Ask, Group, Note, What};
-use crate::net::service::{Listed, Prefix};
+use crate::net::service::{Listed, Prefix, Roll};
 
 /// The format cannot drift by accident: what is written here is what nodes of version 1 say.
 #[test]
@@ -24,7 +25,13 @@ fn golden_bytes() {
     let hex: String = header.encode().iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(&hex[..56], "4356012201000201060504030000010000100000ddccbbaa00004000");
     assert_eq!(u32::from_le_bytes(*header.encode().last_chunk().unwrap()), crc32c(&header.encode()[..28]));
-    let ask = Ask { group: Group(1), blobs: vec![BlobId([2; 32])], backlog: 3, not: vec![NodeId([4; 16])] };
+    let ask = Ask {
+        group: Group(1),
+        blobs: vec![BlobId([2; 32])],
+        backlog: 3,
+        not: vec![NodeId([4; 16])],
+        part: false,
+    };
     let mut right = vec![1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 1, 1];
     right.extend([2; 32]);
     right.extend([4; 16]);
@@ -46,8 +53,13 @@ fn the_limits_are_kept() {
     assert!(matches!(Header::decode(&long.encode()), Err(BadFrame::Long { .. })));
     let past = Header { offset: 10, length: 10, total: 19, ..Header::bare(Type::Data, 0) };
     assert!(matches!(Header::decode(&past.encode()), Err(BadFrame::Payload(_))));
-    let full =
-        Ask { group: Group(0), blobs: vec![BlobId([0; 32]); 16], backlog: 0, not: vec![NodeId([0; 16]); 8] };
+    let full = Ask {
+        group: Group(0),
+        blobs: vec![BlobId([0; 32]); 16],
+        backlog: 0,
+        not: vec![NodeId([0; 16]); 8],
+        part: false,
+    };
     assert!(encode_ask(&full).len() as u32 <= Type::Ask.most());
     let note = Note { group: Group(0), blob: BlobId([0; 32]), what: What::Refused { by: NodeId([0; 16]) } };
     assert!(encode_notes(&[note; 256]).len() as u32 <= Type::Notes.most());
@@ -84,6 +96,39 @@ fn answer() -> impl Strategy<Value = Answer> {
     ]
 }
 
+fn seen() -> impl Strategy<Value = Seen> {
+    let of_it = (any::<u64>(), any::<std::net::IpAddr>(), any::<u16>(), any::<bool>(), 0..3u8);
+    let rest = (any::<u16>(), any::<u32>(), any::<u16>(), "[a-z0-9.]{1,63}");
+    (node(), of_it, rest).prop_map(
+        |(node, (generation, ip, port, depot, state), (weight, free, load, zone))| {
+            let role = if depot { Role::Depot } else { Role::Node };
+            let (address, zone) = (std::net::SocketAddr::new(ip, port), Zone::new(&zone).unwrap());
+            let member = Member { node, generation, address, zone, role, weight, free, load };
+            Seen { member, is_own: state == 2, is_suspect: state == 1 }
+        },
+    )
+}
+
+#[test]
+fn a_full_roll_fits_in_its_frame() {
+    let member = Member {
+        node: NodeId([1; 16]),
+        generation: 1,
+        address: "[::1]:1".parse().unwrap(),
+        zone: Zone::new(&"z".repeat(63)).unwrap(),
+        role: Role::Node,
+        weight: 1,
+        free: 1,
+        load: 1,
+    };
+    let seen = Seen { member, is_own: false, is_suspect: false };
+    let bytes = encode_roll(&Roll { members: vec![seen; ROLL_MAX + 1], more: false });
+    assert!(bytes.len() as u32 <= Type::Roll.most());
+    let read = decode_roll(&bytes).unwrap();
+    assert!(read.more && read.members.len() == ROLL_MAX);
+    assert!(decode_roll(&bytes[..bytes.len() - 1]).is_err() && decode_roll(&[2]).is_err());
+}
+
 fn note() -> impl Strategy<Value = Note> {
     let what = prop_oneof![
         Just(What::Have),
@@ -105,14 +150,18 @@ proptest! {
         backlog in any::<u16>(),
         answers in prop::collection::vec(answer(), 0..=16),
         notes in prop::collection::vec(note(), 0..=256),
+        roll in prop::collection::vec(seen(), 0..20),
         (value, bits, more) in (any::<u32>(), 0..=32u8, any::<bool>()),
     ) {
         let listed = Listed { blobs: blobs.clone(), more };
         prop_assert_eq!(decode_listed(&encode_listed(&listed)), Ok(listed));
-        let ask = Ask { group: Group(group), blobs, backlog, not };
+        let ask = Ask { group: Group(group), blobs, backlog, not, part: false };
         prop_assert_eq!(decode_ask(&encode_ask(&ask)), Ok(ask));
         prop_assert_eq!(decode_answers(&encode_answers(&answers)), Ok(answers));
         prop_assert_eq!(decode_notes(&encode_notes(&notes)), Ok(notes));
+        let roll = Roll { members: roll, more };
+        prop_assert!(encode_roll(&roll).len() as u32 <= Type::Roll.most());
+        prop_assert_eq!(decode_roll(&encode_roll(&roll)), Ok(roll));
         let list = ListAsk { prefix: Prefix { value, bits }, most: backlog };
         prop_assert_eq!(ListAsk::decode(&list.encode()), Ok(list));
     }
@@ -132,6 +181,8 @@ proptest! {
         let _ = decode_answers(&bytes);
         let _ = decode_notes(&bytes);
         let _ = decode_listed(&bytes);
+        let _ = decode_roll(&bytes);
+        let _ = decode_filled(&bytes);
         let _ = ListAsk::decode(&bytes);
         let _ = Get::decode(&bytes);
         let _ = Texted::<ErrorKind>::decode(&bytes);

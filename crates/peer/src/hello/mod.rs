@@ -13,8 +13,9 @@
 //! - Who listens proves nothing to a stranger: the one who connects goes first.
 //! - All sizes are fixed and read one by one, so a stranger costs a few hundred bytes and, at most, the handshake's time.
 //! - The volume's tag is a hash of its id: equal or not is all that can be learnt.
-//! - What follows the handshake is neither encrypted nor signed: the network is trusted not to change what passes (content is checked
-//!   by its name all the same). Where it is not, the fleet belongs inside an encrypted network.
+//! - Without TLS, what follows the handshake is neither encrypted nor signed: the network is trusted not to change what passes (content is
+//!   checked by its name all the same). With it ([`crate::tls`]) all of this goes on inside, and the proofs hold a value that only the two
+//!   ends of the TLS connection know, so that nobody between them can pass a handshake on.
 
 use std::time::Duration;
 
@@ -45,6 +46,18 @@ pub enum Class {
     Control,
     /// Bytes of blobs.
     Bulk,
+    /// Asking who is there, and nothing else: open to whoever knows the secret, whatever is mounted there.
+    Look,
+}
+
+impl Class {
+    fn byte(self) -> u8 {
+        match self {
+            Class::Control => 0,
+            Class::Bulk => 1,
+            Class::Look => 2,
+        }
+    }
 }
 
 /// Who is at the other end.
@@ -70,6 +83,9 @@ pub enum HelloError {
     /// Another node answers there.
     #[error("it is {0}, another node than was expected there: its record is out of date")]
     Another(NodeId),
+    /// TLS did not come about.
+    #[error("{0}")]
+    Tls(String),
     /// It took too long.
     #[error("the handshake did not end within {0:?}")]
     Slow(Duration),
@@ -83,7 +99,7 @@ impl HelloError {
     pub fn is_for_good(&self) -> bool {
         match self {
             HelloError::Refused(refusal) => *refusal != Refusal::Full,
-            HelloError::Frame(_) | HelloError::Another(_) => true,
+            HelloError::Frame(_) | HelloError::Another(_) | HelloError::Tls(_) => true,
             HelloError::Slow(_) | HelloError::Io(_) => false,
         }
     }
@@ -98,6 +114,9 @@ pub fn line(refusal: Refusal) -> &'static str {
         Refusal::Full => "it has too many connections; they are made again later",
         Refusal::Bad => "its greeting makes no sense to the other end",
         Refusal::Myself => "that is this node itself",
+        Refusal::Tls => {
+            "one of the two has TLS and the other has not: give both --tls-cert, --tls-key and --tls-ca, or neither"
+        }
     }
 }
 
@@ -110,6 +129,8 @@ pub struct Greeter {
     tag: [u8; 32],
     client: Proof,
     server: Proof,
+    /// What the proofs hold beside what was said: nothing, or what only the two ends of a TLS connection know.
+    channel: Vec<u8>,
     time: Duration,
 }
 
@@ -121,8 +142,19 @@ impl Greeter {
             tag: blake3::derive_key("covey 2026-11 peer volume tag", &identity.volume),
             client: secret.key("handshake client"),
             server: secret.key("handshake server"),
+            channel: Vec::new(),
             time,
         }
+    }
+
+    /// The same inside a TLS connection: its proofs are good for this one only.
+    pub(crate) fn within(&self, channel: [u8; 32]) -> Greeter {
+        Greeter { channel: channel.to_vec(), ..self.clone() }
+    }
+
+    fn mac(&self, key: &Proof, hello: &[u8], challenge: &[u8]) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new_keyed(key);
+        hasher.update(&[VERSION]).update(hello).update(challenge).update(&self.channel).finalize()
     }
 
     /// Who this node is.
@@ -166,10 +198,10 @@ impl Greeter {
         if node == self.identity.node {
             return Err(HelloError::Refused(Refusal::Myself));
         }
-        send(stream, Type::Proof, mac(&self.client, &hello, &challenge).as_bytes()).await?;
+        send(stream, Type::Proof, self.mac(&self.client, &hello, &challenge).as_bytes()).await?;
         let welcome: Proof = receive(stream, Type::Welcome).await?;
         // Compared in constant time: `blake3::Hash` promises that.
-        if mac(&self.server, &hello, &challenge) != welcome {
+        if self.mac(&self.server, &hello, &challenge) != welcome {
             return Err(HelloError::Refused(Refusal::Secret));
         }
         Ok(Other { node, role, class })
@@ -208,9 +240,10 @@ impl Greeter {
         let class = match hello[17] {
             0 => Class::Control,
             1 => Class::Bulk,
+            2 => Class::Look,
             _ => return Err(HelloError::Refused(Refusal::Bad)),
         };
-        if hello[20..52] != self.tag {
+        if class != Class::Look && hello[20..52] != self.tag {
             return Err(HelloError::Refused(Refusal::Volume));
         }
         if node == self.identity.node {
@@ -222,10 +255,10 @@ impl Greeter {
         base::random::fill(&mut challenge[20..]);
         send(stream, Type::Challenge, &challenge).await?;
         let proof: Proof = receive(stream, Type::Proof).await?;
-        if mac(&self.client, &hello, &challenge) != proof {
+        if self.mac(&self.client, &hello, &challenge) != proof {
             return Err(HelloError::Refused(Refusal::Secret));
         }
-        send(stream, Type::Welcome, mac(&self.server, &hello, &challenge).as_bytes()).await?;
+        send(stream, Type::Welcome, self.mac(&self.server, &hello, &challenge).as_bytes()).await?;
         Ok(Other { node, role, class })
     }
 
@@ -233,10 +266,29 @@ impl Greeter {
         let mut hello = [0; 84];
         hello[..16].copy_from_slice(&self.identity.node.0);
         hello[16] = byte_of(self.identity.role);
-        hello[17] = u8::from(class == Class::Bulk);
+        hello[17] = class.byte();
         hello[20..52].copy_from_slice(&self.tag);
         base::random::fill(&mut hello[52..]);
         hello
+    }
+}
+
+/// Hears who has connected, and refuses it whoever it is. What is returned is why it goes away.
+pub(crate) async fn turn_away<S>(stream: &mut S, kind: Refusal) -> HelloError
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    match receive::<84, S>(stream, Type::Hello).await {
+        Ok(_) => {
+            refuse(stream, kind).await;
+            HelloError::Refused(kind)
+        }
+        Err(error) => {
+            if let HelloError::Frame(BadFrame::Version(_)) = error {
+                refuse(stream, Refusal::Version).await;
+            }
+            error
+        }
     }
 }
 
@@ -245,10 +297,6 @@ pub(crate) async fn refuse<S: AsyncWrite + Unpin>(stream: &mut S, kind: Refusal)
     let payload = Texted { kind, text: line(kind).to_owned() }.encode();
     let _ = send(stream, Type::Refuse, &payload).await;
     let _ = stream.shutdown().await;
-}
-
-fn mac(key: &Proof, hello: &[u8], challenge: &[u8]) -> blake3::Hash {
-    blake3::Hasher::new_keyed(key).update(&[VERSION]).update(hello).update(challenge).finalize()
 }
 
 fn node_at(payload: &[u8]) -> NodeId {
@@ -278,7 +326,8 @@ where
 {
     let mut out = Vec::with_capacity(HEADER + payload.len());
     put(&mut out, kind, 0, payload);
-    Ok(stream.write_all(&out).await?)
+    stream.write_all(&out).await?;
+    Ok(stream.flush().await?)
 }
 
 /// Receives a frame of this type, whose payload has N bytes; or the refusal that comes instead.

@@ -39,6 +39,27 @@ fn both_ends_learn_who_the_other_is() {
 }
 
 #[test]
+fn who_looks_on_needs_the_secret_and_no_volume() {
+    let identity = Identity { node: NodeId([1; 16]), role: Role::Node, volume: [0; 16] };
+    let looks = |secret: &str, class| {
+        let one = Greeter::new(identity, &Secret::from_text(secret).unwrap(), TIME);
+        let other = greeter(2, RIGHT);
+        let (mut here, mut there) = tokio::io::duplex(4096);
+        run(async { tokio::join!(one.connect(&mut here, class, None), other.accept(&mut there)) })
+    };
+    let (made, taken) = looks(RIGHT, Class::Look);
+    assert!(made.is_ok() && taken.unwrap().class == Class::Look);
+    for (secret, class, refusal) in [
+        ("a secret that was guessed", Class::Look, Refusal::Secret),
+        (RIGHT, Class::Control, Refusal::Volume),
+        (RIGHT, Class::Bulk, Refusal::Volume),
+    ] {
+        let (made, _) = looks(secret, class);
+        assert!(matches!(made, Err(HelloError::Refused(why)) if why == refusal), "{class:?}");
+    }
+}
+
+#[test]
 fn who_accepts_proves_nothing_to_a_stranger() {
     let (one, other) = (greeter(1, "a secret that was guessed"), greeter(2, RIGHT));
     let (mut here, mut there) = tokio::io::duplex(4096);

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use blob::Sums;
 use parking_lot::{Condvar, Mutex};
 
 use super::fail::Fail;
-use super::service::Listed;
+use super::service::{Filled, Listed, Roll};
 use crate::message::Answer;
 
 /// What comes back.
@@ -21,7 +22,10 @@ use crate::message::Answer;
 pub(crate) enum Reply {
     Answers(Vec<Answer>),
     Listed(Listed),
+    Filled(Filled),
+    Roll(Roll),
     Bytes(Vec<u8>),
+    Groups(Sums, Vec<u8>),
     Done,
 }
 
@@ -164,8 +168,20 @@ pub(crate) fn listed(reply: Reply) -> Option<Listed> {
     if let Reply::Listed(listed) = reply { Some(listed) } else { None }
 }
 
+pub(crate) fn filled(reply: Reply) -> Option<Filled> {
+    if let Reply::Filled(filled) = reply { Some(filled) } else { None }
+}
+
+pub(crate) fn roll(reply: Reply) -> Option<Roll> {
+    if let Reply::Roll(roll) = reply { Some(roll) } else { None }
+}
+
 pub(crate) fn bytes(reply: Reply) -> Option<Vec<u8>> {
     if let Reply::Bytes(bytes) = reply { Some(bytes) } else { None }
+}
+
+pub(crate) fn groups(reply: Reply) -> Option<(Sums, Vec<u8>)> {
+    if let Reply::Groups(sums, bytes) = reply { Some((sums, bytes)) } else { None }
 }
 
 pub(crate) fn done(reply: Reply) -> Option<()> {

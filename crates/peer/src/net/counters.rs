@@ -84,9 +84,11 @@ impl Counters {
     pub(crate) fn fail(&self, fail: &super::Fail) {
         use super::Fail;
         let counter = match fail {
-            Fail::Unreachable { .. } | Fail::Stranger { .. } | Fail::Protocol(_) | Fail::Damaged => {
-                &self.failed
-            }
+            Fail::Unreachable { .. }
+            | Fail::Stranger { .. }
+            | Fail::Protocol(_)
+            | Fail::Damaged
+            | Fail::Unable(_) => &self.failed,
             Fail::Late(_) => &self.late,
             Fail::Gone(_) => &self.gone,
             Fail::Missing => &self.missing,

@@ -42,6 +42,9 @@ pub enum Fail {
     /// Too much is under way at one of the two ends: ask somebody else, or later.
     #[error("too many requests are under way")]
     Busy,
+    /// The other could not do it, and says why.
+    #[error("{0}")]
+    Unable(String),
     /// One end does not understand the other.
     #[error("it said something that makes no sense here: {0}")]
     Protocol(String),
@@ -57,6 +60,7 @@ impl Fail {
             ErrorKind::Missing => Fail::Missing,
             ErrorKind::Damaged => Fail::Damaged,
             ErrorKind::Busy => Fail::Busy,
+            ErrorKind::Failed => Fail::Unable(text.to_owned()),
             ErrorKind::Closing => Fail::Gone("the other node ends".to_owned()),
             ErrorKind::Bad | ErrorKind::Range | ErrorKind::Internal => Fail::Protocol(text.to_owned()),
         }

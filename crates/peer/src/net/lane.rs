@@ -12,14 +12,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use base::BlobId;
+use base::size::GROUP;
 use blob::Sums;
+use blob::sums::Mismatch;
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 use super::call::{Reply, Slot, Undo};
 use super::counters::Counters;
 use super::fail::Fail;
+use super::link::Link;
 use crate::arriving::Arriving;
 use crate::frame::{self, HEADER, Header, Type};
 use crate::hello::Class;
@@ -63,11 +65,16 @@ pub(crate) struct Gather {
     /// They are checked with these, if `hashed`.
     pub(crate) sums: Option<Sums>,
     pub(crate) hashed: bool,
+    /// Whole groups are wanted, with the sums.
+    pub(crate) groups: bool,
 }
 
 impl Gather {
     /// The bytes that were wanted, after the checks.
     pub(super) fn finish(&mut self) -> Result<Reply, Fail> {
+        if self.groups {
+            return self.finish_groups();
+        }
         if self.hashed {
             let sums =
                 self.sums.as_ref().ok_or_else(|| Fail::Protocol("the sums did not come".to_owned()))?;
@@ -80,6 +87,27 @@ impl Gather {
             return Err(Fail::Protocol("fewer bytes came than were asked for".to_owned()));
         }
         Ok(Reply::Bytes(bytes))
+    }
+
+    /// The groups around them, and the sums.
+    fn finish_groups(&mut self) -> Result<Reply, Fail> {
+        let protocol = |what: &str| Fail::Protocol(what.to_owned());
+        let sums = self.sums.take().ok_or_else(|| protocol("the sums did not come"))?;
+        let end = self.offset.saturating_add(self.len);
+        if end > sums.size() {
+            return Err(protocol("the range is not in the blob"));
+        }
+        let until = end.next_multiple_of(GROUP).min(sums.size());
+        if self.bytes.len() != (until - self.from) as usize {
+            return Err(protocol("other bytes came than were asked for"));
+        }
+        let corrupt = |wrong: Mismatch| Fail::Corrupt(wrong.to_string());
+        if self.hashed {
+            sums.check_group(self.from, &self.bytes).map_err(corrupt)?;
+        }
+        // Also after the hashes: whoever keeps them compares them with these.
+        sums.check(self.from, &self.bytes).map_err(corrupt)?;
+        Ok(Reply::Groups(sums, std::mem::take(&mut self.bytes)))
     }
 }
 
@@ -107,7 +135,7 @@ pub(crate) struct Lane {
     over: AtomicBool,
     waiting: Mutex<Waiting>,
     out: Mutex<Vec<u8>>,
-    pub(super) stream: OnceLock<Arc<TcpStream>>,
+    pub(super) stream: OnceLock<Arc<Link>>,
     pub(super) wake: Notify,
 }
 
@@ -205,7 +233,7 @@ impl Lane {
                 Err(error) => return Err(error),
             }
         }
-        Ok(true)
+        stream.is_flushed()
     }
 
     /// Where an answer's bytes go; none when nobody waits any more.

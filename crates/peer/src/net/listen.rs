@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 
 use super::serve::Serving;
-use super::{Counters, Shared, socket};
+use super::{Counters, Shared, door, socket};
 use crate::hello::{Class, HelloError};
 
 /// Connections that are being greeted, by address. A stranger holds one for the handshake's time at most.
@@ -63,10 +63,10 @@ pub(super) async fn listen(shared: Arc<Shared>, listener: TcpListener, bulk: Han
     }
 }
 
-async fn greet(shared: Arc<Shared>, mut stream: TcpStream, from: SocketAddr, place: Place, bulk: Handle) {
+async fn greet(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, place: Place, bulk: Handle) {
     socket::prepare(&stream, shared.silence_ms());
-    let other = match shared.greeter.accept(&mut stream).await {
-        Ok(other) => other,
+    let (link, other) = match door::accept(&shared, stream).await {
+        Ok(greeted) => greeted,
         Err(error) => {
             drop(place);
             Counters::one(&shared.counters.refused);
@@ -83,15 +83,15 @@ async fn greet(shared: Arc<Shared>, mut stream: TcpStream, from: SocketAddr, pla
         let shared = Arc::clone(&shared);
         async move {
             let open = Open(Arc::clone(&shared));
-            let _ = Serving::new(shared, stream, other).run().await;
+            let _ = Serving::new(shared, link, other).run().await;
             drop(open);
         }
     };
-    if other.class == Class::Control {
-        tokio::spawn(serve);
-    } else {
+    if other.class == Class::Bulk {
         // Its readiness is still watched by the thread that accepted it, which wakes the one that serves.
         bulk.spawn(serve);
+    } else {
+        tokio::spawn(serve);
     }
 }
 

@@ -5,16 +5,18 @@
 //!     Net::ask, notes, list,          one control connection
 //!     read_range (up to 64 KiB) ────► many small frames at once ───────► serve::control ──► Service
 //!
-//!     Net::fetch, fetch_into,         1 to 4 bulk connections
+//!     Net::read_groups, fetch_into,   1 to 4 bulk connections
 //!     read_range (above)        ────► sums, then slices of 1 MiB ◄────── serve::bulk: sendfile from the blob's file
 //!                                     straight into the final buffer
 //! ```
 //!
 //! - A connection serves one direction: who made it asks, who accepted it answers. Each begins with the handshake of [`crate::hello`].
 //! - [`call`]: a request under way; no task runs for it. [`lane`]: this end of a connection that asks. [`peers`]: which of them there are.
+//! - [`door`]: how a connection begins. [`link`]: what it is then, in the clear or under TLS.
 //! - [`reader`]: the loop that reads it. [`listen`], [`serve`]: the other end. [`service`]: whom it asks. [`socket`]: the system calls.
 //! - Control, what is fetched and what is served each run on threads of their own: one who fetches much does not keep waiting one who
 //!   reads 4 KiB, and a slow disk under what is served holds up neither questions nor what comes in.
+//! - [`opened`]: blobs that stay open because small ranges of them are asked for.
 //! - [`owed`]: bytes that were asked for here and have not been sent.
 //!
 //! What is never done: waiting without an end (every request has its time, every connection its pings), memory for a length that
@@ -22,9 +24,12 @@
 
 pub mod call;
 pub mod counters;
+mod door;
 pub mod fail;
 mod lane;
+mod link;
 mod listen;
+mod opened;
 mod owed;
 mod peers;
 mod reader;
@@ -42,6 +47,7 @@ use std::time::{Duration, Instant};
 
 use base::BlobId;
 use base::size::{BLOB_MAX, GROUP};
+use blob::Sums;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -52,6 +58,7 @@ use crate::hello::{Class, Greeter, Identity};
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Note};
 use crate::secret::Secret;
+use crate::tls::Tls;
 
 pub use call::Call;
 use call::Slot;
@@ -59,10 +66,11 @@ use counters::Counters;
 pub use counters::Counts;
 pub use fail::Fail;
 use lane::{Gather, Lane, Sink, Waiter};
+use opened::Opened;
 use owed::Owed;
 use peers::Peers;
 
-pub use service::{Content, Listed, Prefix, Service};
+pub use service::{Content, Filled, Listed, Prefix, Roll, Service, Then, Unfilled};
 
 /// Where lines for the operator go: who was refused, and why.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
@@ -82,6 +90,8 @@ pub struct Options {
     pub identity: Identity,
     /// What all nodes of the fleet know.
     pub secret: Secret,
+    /// With what connections are encrypted; none leaves them in the clear. All nodes of a fleet have it, or none.
+    pub tls: Option<Tls>,
     /// Where to listen; port 0 takes a free one, none serves nobody.
     pub listen: Option<SocketAddr>,
     /// How whole blobs and ranges above 64 KiB are checked. Smaller ranges are checked by their CRC.
@@ -186,12 +196,14 @@ pub enum StartError {
 /// What all connections share.
 pub(crate) struct Shared {
     greeter: Greeter,
+    tls: Option<Tls>,
     limits: Limits,
     without: Without,
     verify: Verify,
     service: Arc<dyn Service>,
     counters: Arc<Counters>,
     owed: Arc<Owed>,
+    opened: Opened,
     peers: Peers,
     closed: AtomicBool,
     report: Report,
@@ -209,6 +221,12 @@ impl Shared {
 
     fn backlog(&self) -> u16 {
         self.owed.mebibytes()
+    }
+
+    /// Somebody doubts a blob: it is opened anew, and looked at. May take its time.
+    fn suspect(&self, blob: &BlobId) {
+        self.opened.remove(blob);
+        self.service.suspect(blob);
     }
 
     /// One line in a minute for an address, so that a stranger cannot fill a log.
@@ -256,6 +274,14 @@ fn runtime(name: &str, threads: usize) -> Result<Runtime, StartError> {
         .map_err(StartError::Threads)
 }
 
+/// Closes files that nobody asks for any more.
+async fn tidy(shared: Arc<Shared>) {
+    loop {
+        tokio::time::sleep(opened::KEPT / 10).await;
+        shared.opened.tidy();
+    }
+}
+
 impl Net {
     /// Starts its threads, and listens if that is asked for.
     ///
@@ -267,12 +293,14 @@ impl Net {
         let handles = [control.handle().clone(), bulk.handle().clone()];
         let shared = Arc::new(Shared {
             greeter: Greeter::new(options.identity, &options.secret, options.limits.handshake),
+            tls: options.tls,
             limits: options.limits,
             without: options.without,
             verify: options.verify,
             service,
             counters: Arc::default(),
             owed: Arc::default(),
+            opened: Opened::default(),
             peers: Peers::default(),
             closed: AtomicBool::new(false),
             report,
@@ -287,6 +315,7 @@ impl Net {
             let _inside = control.enter();
             let listener = TcpListener::from_std(listener).map_err(failed)?;
             control.spawn(listen::listen(Arc::clone(&shared), listener, serving.handle().clone()));
+            control.spawn(tidy(Arc::clone(&shared)));
         }
         let [control, bulk, serving] = [control, bulk, serving].map(Some);
         Ok(Net(Arc::new(Inner { shared, address, control, bulk, serving, handles })))
@@ -304,7 +333,9 @@ impl Net {
 
     /// "Where do I get these?" of a tracker.
     pub fn ask(&self, peer: Peer, ask: &Ask, time: Duration) -> Call<Vec<Answer>> {
-        self.call(peer, Class::Control, Type::Ask, &frame::encode_ask(ask), time, call::answers)
+        let flags = if ask.part { frame::PART } else { 0 };
+        let payload = frame::encode_ask(ask);
+        self.submit(peer, Class::Control, (Type::Ask, flags), &payload, Sink::None, time, call::answers)
     }
 
     /// What became of blobs here, for a tracker; the end is that it heard it. At most [`crate::message::NOTES_MAX`].
@@ -316,6 +347,16 @@ impl Net {
     pub fn list(&self, peer: Peer, prefix: Prefix, time: Duration) -> Call<Listed> {
         let ask = ListAsk { prefix, most: u16::MAX };
         self.call(peer, Class::Control, Type::List, &ask.encode(), time, call::listed)
+    }
+
+    /// "Fetch this from the origin and keep it", of a depot. The end comes when that is done, so `time` is a fetch's.
+    pub fn fill(&self, peer: Peer, blob: &BlobId, time: Duration) -> Call<Filled> {
+        self.call(peer, Class::Control, Type::Fill, &blob.0, time, call::filled)
+    }
+
+    /// "Who is there, after this one?", also of a fleet whose volume is not known here: the secret is enough.
+    pub fn members(&self, peer: Peer, after: NodeId, time: Duration) -> Call<Roll> {
+        self.call(peer, Class::Look, Type::Members, &after.0, time, call::roll)
     }
 
     /// Opens the control connection before it is needed; the end is that the node proved that it belongs to the fleet.
@@ -335,7 +376,7 @@ impl Net {
         self.submit(peer, class, (kind, 0), payload, Sink::None, time, take)
     }
 
-    #[allow(clippy::too_many_arguments, reason = "what a request consists of; three callers, all here")]
+    #[allow(clippy::too_many_arguments, reason = "what a request consists of; five callers, all here")]
     fn submit<T>(
         &self,
         peer: Peer,
@@ -386,6 +427,27 @@ impl Net {
         self.submit(peer, class, (Type::Get, flags), &get.encode(), sink, time, call::bytes)
     }
 
+    /// The groups of a blob that a range lies in, and the blob's sums: less than the blob, checked like the whole of it
+    /// ([`Options::verify`]), so what comes may be kept and given away. `len` is at least 1.
+    pub fn read_groups(
+        &self,
+        peer: Peer,
+        blob: &BlobId,
+        offset: u32,
+        len: u32,
+        time: Duration,
+    ) -> Call<(Sums, Vec<u8>)> {
+        let from = offset - offset % GROUP;
+        let end = offset.saturating_add(len).min(BLOB_MAX);
+        let get = Get { blob: *blob, offset: from, len: end.next_multiple_of(GROUP).saturating_sub(from) };
+        let hashed = self.0.shared.verify == Verify::Blake3;
+        let gather =
+            Gather { blob: *blob, offset, len, from, bytes: Vec::new(), sums: None, hashed, groups: true };
+        let sink = Sink::Range(Arc::new(Mutex::new(gather)));
+        let header = (Type::Get, WITH_SUMS);
+        self.submit(peer, Class::Bulk, header, &get.encode(), sink, time, call::groups)
+    }
+
     /// As [`Net::read_range`], with the end handed to `then` by the loop that reads the connection (or here, if it fails at once): the cheapest way where
     /// thousands are under way. `then` must not wait for anything.
     pub fn read_range_then(
@@ -416,9 +478,14 @@ impl Net {
         let end = offset.saturating_add(len).min(BLOB_MAX + 1);
         let to = if hashed { end.next_multiple_of(GROUP).min(BLOB_MAX) } else { end };
         let get = Get { blob, offset: from, len: to.saturating_sub(from) };
-        let gather = Gather { blob, offset, len, from, bytes: Vec::new(), sums: None, hashed };
+        let gather = Gather { blob, offset, len, from, bytes: Vec::new(), sums: None, hashed, groups: false };
         let class = if large { Class::Bulk } else { Class::Control };
         (class, if hashed { WITH_SUMS } else { 0 }, get, Sink::Range(Arc::new(Mutex::new(gather))))
+    }
+
+    /// A blob is not here any more: its file, if it is open here, is closed.
+    pub fn let_go(&self, id: &BlobId) {
+        self.0.shared.opened.remove(id);
     }
 
     /// Ends all connections to a node that has left.

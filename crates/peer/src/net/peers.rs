@@ -10,8 +10,9 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 
 use super::lane::Lane;
+use super::link::Link;
 use super::reader::Reader;
-use super::{Counters, Fail, Peer, Shared, socket};
+use super::{Counters, Fail, Peer, Shared, door, socket};
 use crate::hello::{Class, HelloError};
 
 /// The lanes to one address.
@@ -53,7 +54,7 @@ impl Peers {
         }
         let (window, most) = match class {
             _ if without.multiplexing => (1, limits.requests),
-            Class::Control => (usize::MAX, 1),
+            Class::Control | Class::Look => (usize::MAX, 1),
             Class::Bulk => (limits.window, if without.growth { 1 } else { limits.bulk }),
         };
         if let Some((busy, lane)) = best
@@ -143,7 +144,7 @@ async fn run(shared: Arc<Shared>, lane: Arc<Lane>, peer: Peer) {
     shared.peers.tidy(peer);
 }
 
-async fn connect(shared: &Shared, lane: &Lane, peer: Peer) -> Result<TcpStream, Fail> {
+async fn connect(shared: &Shared, lane: &Lane, peer: Peer) -> Result<Link, Fail> {
     let address = peer.address;
     let unreachable = |why: String| Fail::Unreachable { address, why };
     let time = shared.limits.handshake;
@@ -155,16 +156,14 @@ async fn connect(shared: &Shared, lane: &Lane, peer: Peer) -> Result<TcpStream, 
     };
     let connecting = async {
         let stream = tokio::time::timeout(time, TcpStream::connect(address)).await;
-        let mut stream = stream
+        let stream = stream
             .map_err(|_| unreachable(format!("no connection within {time:?}")))?
             .map_err(|error| unreachable(error.to_string()))?;
         socket::prepare(&stream, shared.silence_ms());
-        let greeted = shared.greeter.connect(&mut stream, lane.class, peer.node).await;
-        greeted.map_err(|error: HelloError| {
+        door::connect(shared, stream, lane.class, peer.node).await.map_err(|error: HelloError| {
             let why = error.to_string();
             if error.is_for_good() { Fail::Stranger { address, why } } else { unreachable(why) }
-        })?;
-        Ok(stream)
+        })
     };
     tokio::select! {
         done = connecting => done,

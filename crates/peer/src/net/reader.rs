@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 
 use blob::Sums;
 use blob::sums::crc32c;
-use tokio::net::TcpStream;
 
 use super::Limits;
 use super::call::Reply;
 use super::counters::Counters;
 use super::fail::Fail;
 use super::lane::{Lane, READ, Sink};
-use super::socket;
+use super::link::Link;
 use crate::arriving::Took;
 use crate::frame::{self, ErrorKind, HEADER, Header, LAST, Texted, Type};
 use crate::hello::Class;
@@ -35,7 +34,7 @@ struct Body {
 
 pub(super) struct Reader {
     lane: Arc<Lane>,
-    stream: Arc<TcpStream>,
+    stream: Arc<Link>,
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -51,7 +50,7 @@ fn gone(error: io::Error) -> Fail {
 }
 
 impl Reader {
-    pub(super) fn new(lane: Arc<Lane>, stream: Arc<TcpStream>, low_water: bool) -> Reader {
+    pub(super) fn new(lane: Arc<Lane>, stream: Arc<Link>, low_water: bool) -> Reader {
         // A small one on bulk connections: what follows a header there is received elsewhere.
         let size = if lane.class == Class::Bulk { 8 << 10 } else { 2 * READ };
         Reader {
@@ -139,7 +138,7 @@ impl Reader {
         let mark = if self.low_water { left.clamp(1, LOW_WATER) } else { 1 };
         if mark != self.mark {
             self.mark = mark;
-            socket::set_low_water(&self.stream, mark);
+            self.stream.set_low_water(mark);
         }
     }
 
@@ -231,7 +230,9 @@ impl Reader {
                 room[..count].write_copy_of_slice(&part[..count]);
                 Ok(count)
             });
-            self.start += taken.unwrap_or(0).min(here);
+            let taken = taken.unwrap_or(0).min(here);
+            Counters::add(&self.lane.counters.blob_bytes_in, taken as u64);
+            self.start += taken;
         }
     }
 
@@ -299,7 +300,7 @@ impl Reader {
         let mut asked = false;
         let got = self.put(|room| {
             asked = !room.is_empty();
-            socket::receive(&stream, room)
+            stream.receive(room)
         });
         match got {
             Ok(0) if asked => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the other end closed it")),
@@ -354,6 +355,8 @@ fn take(lane: &Lane, header: &Header, payload: &[u8], right: bool) -> Result<(),
     let reply = match header.kind {
         Type::Answers => frame::decode_answers(payload).map(Reply::Answers).map_err(protocol),
         Type::Listed => frame::decode_listed(payload).map(Reply::Listed).map_err(protocol),
+        Type::Filled => frame::decode_filled(payload).map(Reply::Filled).map_err(protocol),
+        Type::Roll => frame::decode_roll(payload).map(Reply::Roll).map_err(protocol),
         Type::Done => Ok(Reply::Done),
         Type::Data => take_range(lane, header, payload, right),
         Type::Sums => {

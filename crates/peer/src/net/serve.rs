@@ -14,7 +14,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -25,17 +24,19 @@ use blob::Sums;
 use blob::sums::crc32c;
 use parking_lot::Mutex;
 use tokio::io::Interest;
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
+use super::link::Link;
+use super::opened::{Open, part};
 use super::owed::Debt;
-use super::service::Content;
-use super::{Body, Shared, socket};
+use super::service::{Content, Filled, Unfilled};
+use super::{Body, Shared};
 use crate::frame::{
-    self, ErrorKind, Get, HEADER, Header, LAST, ListAsk, SLICE, SMALL_MAX, Texted, Type, WITH_SUMS,
+    self, ErrorKind, Get, HEADER, Header, LAST, ListAsk, PART, SLICE, SMALL_MAX, Texted, Type, WITH_SUMS,
 };
 use crate::hello::{Class, Other};
-use crate::seam::Held;
+use crate::id::NodeId;
+use crate::message::Ask;
 
 /// Bodies that take turns on one connection; the next ones come after them.
 const TURNS: usize = 4;
@@ -86,7 +87,7 @@ struct Slice {
 
 pub(super) struct Serving {
     pub(super) shared: Arc<Shared>,
-    pub(super) stream: TcpStream,
+    pub(super) stream: Link,
     pub(super) other: Other,
     input: Vec<u8>,
     filled: usize,
@@ -112,7 +113,7 @@ fn bad(error: frame::BadFrame) -> io::Error {
 }
 
 impl Serving {
-    pub(super) fn new(shared: Arc<Shared>, stream: TcpStream, other: Other) -> Serving {
+    pub(super) fn new(shared: Arc<Shared>, stream: Link, other: Other) -> Serving {
         Serving {
             shared,
             stream,
@@ -210,11 +211,21 @@ impl Serving {
 
     fn take(&mut self, header: &Header, payload: &[u8]) -> io::Result<()> {
         let (request, from) = (header.request, self.other.node);
+        let is_for_looking =
+            matches!(header.kind, Type::Members | Type::Cancel | Type::Ping | Type::Pong | Type::Bye);
+        if self.other.class == Class::Look && !is_for_looking {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "who looks on asks who is there, and nothing else",
+            ));
+        }
         let service = Arc::clone(&self.shared.service);
         super::Counters::one(&self.shared.counters.served);
         match header.kind {
             Type::Ask => {
-                let answers = service.ask(from, frame::decode_ask(payload).map_err(bad)?);
+                let part = header.flags & PART != 0;
+                let ask = frame::decode_ask(payload).map_err(bad)?;
+                let answers = service.ask(from, Ask { part, ..ask });
                 self.answer(Type::Answers, request, &frame::encode_answers(&answers));
             }
             Type::Notes => {
@@ -231,6 +242,13 @@ impl Serving {
                     bell.notify_one();
                 });
             }
+            Type::Fill => self.fill(request, payload)?,
+            Type::Members => {
+                let after = <[u8; 16]>::try_from(payload)
+                    .map_err(|_| bad(frame::BadFrame::Payload("a node's name has 16 bytes")))?;
+                let roll = service.members(NodeId(after), frame::ROLL_MAX);
+                self.answer(Type::Roll, request, &frame::encode_roll(&roll));
+            }
             Type::Get => self.get(header, Get::decode(payload).map_err(bad)?),
             Type::Cancel => self.jobs.retain(|job| job.request != request || job.slice.is_some()),
             Type::Suspect => {
@@ -238,7 +256,7 @@ impl Serving {
                 if payload.len() == 32 {
                     id.0.copy_from_slice(payload);
                     super::Counters::one(&self.shared.counters.suspected);
-                    tokio::task::spawn_blocking(move || service.suspect(&id));
+                    self.damaged(id);
                 }
             }
             Type::Ping => self.answer(Type::Pong, request, &[]),
@@ -246,6 +264,29 @@ impl Serving {
             Type::Bye => return Err(io::ErrorKind::ConnectionAborted.into()),
             _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "that is no request")),
         }
+        Ok(())
+    }
+
+    /// Has a blob fetched; the answer goes when that has ended.
+    fn fill(&self, request: u32, payload: &[u8]) -> io::Result<()> {
+        let id = <[u8; 32]>::try_from(payload)
+            .map_err(|_| bad(frame::BadFrame::Payload("a blob's name has 32 bytes")))?;
+        let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
+        let then = move |end: Result<Filled, Unfilled>| {
+            match end {
+                Ok(filled) => frame::put(&mut late.lock(), Type::Filled, request, &[filled as u8]),
+                Err(why) => {
+                    let kind = match why {
+                        Unfilled::Busy => ErrorKind::Busy,
+                        Unfilled::NoDepot | Unfilled::Failed(_) => ErrorKind::Failed,
+                    };
+                    let payload = Texted { kind, text: why.to_string() }.encode();
+                    frame::put(&mut late.lock(), Type::Error, request, &payload);
+                }
+            }
+            bell.notify_one();
+        };
+        self.shared.service.fill(&BlobId(id), Box::new(then));
         Ok(())
     }
 
@@ -257,11 +298,18 @@ impl Serving {
         if self.jobs.len() >= self.shared.limits.requests {
             return self.error(request, ErrorKind::Busy, "too many requests on this connection");
         }
+        let small = !sums && get.len <= SMALL_MAX;
+        if small && let Some(open) = self.shared.opened.get(&get.blob) {
+            return self.small(request, get, &open);
+        }
         let Some(content) = self.shared.service.content(&get.blob) else {
             return self.error(request, ErrorKind::Missing, "the blob is not here");
         };
         match &content {
-            Content::Held(held) if !sums && get.len <= SMALL_MAX => return self.small(request, get, held),
+            Content::Held(held) if small => {
+                let open = self.shared.opened.put(get.blob, held.clone());
+                return self.small(request, get, &open);
+            }
             Content::Held(_) => {}
             Content::Arriving(arriving) => arriving.ring(&self.bell),
         }
@@ -272,38 +320,41 @@ impl Serving {
     }
 
     /// A small range of a file: at once if it is in memory, else by a helper thread.
-    fn small(&mut self, request: u32, get: Get, held: &Held) {
-        let Some((start, end)) = get.range(held.sums.size()).filter(|(start, end)| start < end) else {
+    fn small(&mut self, request: u32, get: Get, open: &Arc<Open>) {
+        let total = open.held.sums.size();
+        let Some((start, end)) = get.range(total).filter(|(start, end)| start < end) else {
             return self.error(request, ErrorKind::Range, "the range is not in the blob");
         };
-        let read = part_now(held, start, end);
-        if let Some(read) = read.transpose() {
-            let damaged = read.is_err();
-            let (shared, backlog) = (&self.shared, self.shared.backlog());
-            put_range(&mut self.out, shared, (request, backlog), held, (start, read));
-            if damaged {
-                self.damaged(get.blob);
+        let range = Range { request, offset: start, total };
+        let (out, shared) = (&mut self.out, &self.shared);
+        match open.now(start, end, |bytes| range.put(out, shared, bytes)) {
+            Ok(true) => return,
+            Ok(false) => {}
+            Err(_) => {
+                range.put_damaged(out);
+                return self.damaged(get.blob);
             }
-            return;
         }
         let (late, bell, slow) = (Arc::clone(&self.late), Arc::clone(&self.bell), Arc::clone(&self.slow));
-        let (shared, held) = (Arc::clone(&self.shared), held.clone());
+        let (shared, open) = (Arc::clone(&self.shared), Arc::clone(open));
         slow.fetch_add(1, Ordering::AcqRel);
         tokio::task::spawn_blocking(move || {
-            let read = part(&held, start, end);
-            let damaged = read.is_err();
-            put_range(&mut late.lock(), &shared, (request, shared.backlog()), &held, (start, read));
+            let read = open.later(start, end);
+            match &read {
+                Ok(bytes) => range.put(&mut late.lock(), &shared, bytes),
+                Err(_) => range.put_damaged(&mut late.lock()),
+            }
             slow.fetch_sub(1, Ordering::AcqRel);
             bell.notify_one();
-            if damaged {
-                shared.service.suspect(&get.blob);
+            if read.is_err() {
+                shared.suspect(&get.blob);
             }
         });
     }
 
     fn damaged(&self, blob: BlobId) {
-        let service = Arc::clone(&self.shared.service);
-        tokio::task::spawn_blocking(move || service.suspect(&blob));
+        let shared = Arc::clone(&self.shared);
+        tokio::task::spawn_blocking(move || shared.suspect(&blob));
     }
 
     /// Sends what can be sent now: small frames, then one slice.
@@ -350,7 +401,7 @@ impl Serving {
                 Err(error) => return Err(error),
             }
         }
-        Ok(true)
+        self.stream.is_flushed()
     }
 
     /// Goes on with a body: its slice to the end, or a new one.
@@ -440,14 +491,13 @@ impl Serving {
         while slice.sent < slice.head.len() {
             let rest = &slice.head[slice.sent..];
             let last = slice.from == slice.end;
-            slice.sent +=
-                if last { self.stream.try_write(rest)? } else { socket::send_more(&self.stream, rest)? };
+            slice.sent += if last { self.stream.try_write(rest)? } else { self.stream.send_more(rest)? };
         }
         while slice.from < slice.end {
             let left = (slice.end - slice.from) as usize;
             let sent = match &job.content {
                 Content::Held(held) => {
-                    socket::send_file(&self.stream, &held.file, held.offset + u64::from(slice.from), left)?
+                    self.stream.send_file(&held.file, held.offset + u64::from(slice.from), left)?
                 }
                 Content::Arriving(arriving) => {
                     self.stream.try_write(arriving.bytes(slice.from..slice.end).unwrap_or(&[]))?
@@ -488,24 +538,29 @@ fn slice_end(at: u32, end: u32) -> u32 {
     if at.is_multiple_of(SEGMENT) && whole > at { whole } else { end }
 }
 
-/// Appends the answer to a small range, from its first byte on.
-fn put_range(
-    out: &mut Vec<u8>,
-    shared: &Shared,
-    (request, backlog): (u32, u16),
-    held: &Held,
-    (offset, read): (u32, io::Result<Vec<u8>>),
-) {
-    let Ok(bytes) = read else {
+/// The answer to a small range: what it says beside the bytes.
+#[derive(Clone, Copy)]
+struct Range {
+    request: u32,
+    offset: u32,
+    total: u32,
+}
+
+impl Range {
+    fn put(self, out: &mut Vec<u8>, shared: &Shared, bytes: &[u8]) {
+        let Range { request, offset, total } = self;
+        let backlog = shared.backlog();
+        let head = Header { flags: LAST, offset, total, backlog, ..Header::with(Type::Data, request, bytes) };
+        out.extend_from_slice(&head.encode());
+        out.extend_from_slice(bytes);
+        super::Counters::add(&shared.counters.blob_bytes_out, bytes.len() as u64);
+    }
+
+    fn put_damaged(self, out: &mut Vec<u8>) {
         let text = "its bytes are not what they were".to_owned();
         let payload = Texted { kind: ErrorKind::Damaged, text }.encode();
-        return frame::put(out, Type::Error, request, &payload);
-    };
-    let total = held.sums.size();
-    let head = Header { flags: LAST, offset, total, backlog, ..Header::with(Type::Data, request, &bytes) };
-    out.extend_from_slice(&head.encode());
-    out.extend_from_slice(&bytes);
-    super::Counters::add(&shared.counters.blob_bytes_out, bytes.len() as u64);
+        frame::put(out, Type::Error, self.request, &payload);
+    }
 }
 
 /// Bytes of a blob, checked.
@@ -517,33 +572,4 @@ fn part_of(content: &Content, start: u32, end: u32) -> io::Result<Vec<u8>> {
             .map(<[u8]>::to_vec)
             .ok_or_else(|| io::Error::other("it is not here yet")),
     }
-}
-
-/// Bytes of a blob's file, checked by the segments that they lie in.
-fn part(held: &Held, start: u32, end: u32) -> io::Result<Vec<u8>> {
-    let read = |bytes: &mut [u8], offset: u64| held.file.read_exact_at(bytes, offset).map(|()| true);
-    part_by(held, start, end, read)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
-}
-
-/// The same, if it can be had without waiting for a disk.
-fn part_now(held: &Held, start: u32, end: u32) -> io::Result<Option<Vec<u8>>> {
-    part_by(held, start, end, |bytes, offset| socket::read_now(&held.file, bytes, offset))
-}
-
-fn part_by(
-    held: &Held,
-    start: u32,
-    end: u32,
-    read: impl FnOnce(&mut [u8], u64) -> io::Result<bool>,
-) -> io::Result<Option<Vec<u8>>> {
-    let from = start - start % SEGMENT;
-    let to = end.next_multiple_of(SEGMENT).min(held.sums.size());
-    let mut bytes = vec![0; (to - from) as usize];
-    if !read(&mut bytes, held.offset + u64::from(from))? {
-        return Ok(None);
-    }
-    held.sums.check(from, &bytes).map_err(io::Error::other)?;
-    bytes.truncate((end - from) as usize);
-    bytes.drain(..(start - from) as usize);
-    Ok(Some(bytes))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::BlobId;
 
 use crate::arriving::Arriving;
-use crate::id::NodeId;
+use crate::id::{NodeId, Seen};
 use crate::message::{Answer, Ask, Note};
 use crate::seam::Held;
 
@@ -48,6 +48,42 @@ pub struct Listed {
     pub more: bool,
 }
 
+/// Who is there, as far as it fits in one answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Roll {
+    /// Nodes in the order of their names.
+    pub members: Vec<Seen>,
+    /// There are more: ask for those after the last of these.
+    pub more: bool,
+}
+
+/// What came of fetching a blob for somebody who does not want its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Filled {
+    /// It was there.
+    Here = 0,
+    /// It has come from the origin, and is there now.
+    Fetched = 1,
+}
+
+/// Why a blob was not fetched.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfilled {
+    /// Only depots fetch for others.
+    #[error("this node is no depot")]
+    NoDepot,
+    /// Too much is being fetched: later.
+    #[error("too much is being fetched: ask again")]
+    Busy,
+    /// The origin did not give it, or the disk did not take it.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Is called once, on any thread, with the end of [`Service::fill`].
+pub type Then = Box<dyn FnOnce(Result<Filled, Unfilled>) + Send>;
+
 /// What a node does for others. All but [`Service::list`] are called on the threads that serve connections and must be quick: no
 /// waiting for a network or for whatever may take longer than opening a file.
 pub trait Service: Send + Sync {
@@ -59,6 +95,16 @@ pub trait Service: Send + Sync {
 
     /// The blob, if it is here or on its way here.
     fn content(&self, id: &BlobId) -> Option<Content>;
+
+    /// Fetches the blob and keeps it, if this node is there for that. Returns at once; `then` hears what came of it.
+    fn fill(&self, _: &BlobId, then: Then) {
+        then(Err(Unfilled::NoDepot));
+    }
+
+    /// At most `most` of the nodes whose names come after this one.
+    fn members(&self, _: NodeId, _: usize) -> Roll {
+        Roll::default()
+    }
 
     /// Somebody got bytes that are not the blob's: compare the copy with its name, and drop it if it differs.
     fn suspect(&self, id: &BlobId);

@@ -15,6 +15,8 @@ use crate::message::{Group, What};
 use crate::seam::Held;
 
 mod faults;
+mod looking;
+mod sealed;
 
 const TIME: Duration = Duration::from_secs(10);
 
@@ -66,6 +68,10 @@ impl Service for Shelf {
         self.suspects.lock().push(*id);
     }
 
+    fn members(&self, after: NodeId, most: usize) -> Roll {
+        looking::members(after, most)
+    }
+
     fn list(&self, prefix: Prefix, most: usize) -> Listed {
         let all: Vec<BlobId> = self.blobs.lock().keys().copied().filter(|id| prefix.holds(id)).collect();
         let more = all.len() > most;
@@ -73,8 +79,14 @@ impl Service for Shelf {
     }
 }
 
+thread_local! {
+    /// With what the nodes of this test encrypt: see `sealed`.
+    static TLS: std::cell::RefCell<Option<Tls>> = const { std::cell::RefCell::new(None) };
+}
+
 fn options() -> Options {
     Options {
+        tls: TLS.with_borrow(Clone::clone),
         identity: Identity { node: NodeId::random(), role: Role::Node, volume: [7; 16] },
         secret: Secret::from_text("a secret of the tests").unwrap(),
         listen: Some("127.0.0.1:0".parse().unwrap()),
@@ -134,6 +146,14 @@ fn ranges_and_whole_blobs_come_byte_for_byte() {
                 };
                 let offset = lot(1, size);
                 let len = 1 + lot(2, size - offset);
+                let (sums, groups) =
+                    here.read_groups(peer, &id, offset as u32, len as u32, TIME).wait().unwrap();
+                let from = offset - offset % base::size::GROUP as usize;
+                let until = (offset + len).next_multiple_of(base::size::GROUP as usize).min(size);
+                assert!(
+                    sums == Sums::of(&bytes) && groups == bytes[from..until],
+                    "{len} at {offset} of {size}"
+                );
                 let got = here.read_range(peer, &id, offset as u32, len as u32, TIME).wait();
                 assert!(
                     got.as_deref() == Ok(&bytes[offset..offset + len]),
@@ -151,7 +171,8 @@ fn ranges_and_whole_blobs_come_byte_for_byte() {
 fn questions_notes_and_lists_are_answered() {
     let (here, _there, shelf, peer) = pair(|_| {});
     let id = shelf.keep(b"abc");
-    let ask = Ask { group: Group(1), blobs: vec![id; 16], backlog: 3, not: vec![NodeId([1; 16]); 8] };
+    let ask =
+        Ask { group: Group(1), blobs: vec![id; 16], backlog: 3, not: vec![NodeId([1; 16]); 8], part: false };
     assert_eq!(here.ask(peer, &ask, TIME).wait(), Ok(vec![Answer::Serve; 16]));
     let note = Note { group: Group(2), blob: id, what: What::Have };
     assert_eq!(here.notes(peer, &[note; 256], TIME).wait(), Ok(()));
@@ -164,6 +185,10 @@ fn questions_notes_and_lists_are_answered() {
     let nobody = BlobId([5; 32]);
     assert_eq!(here.read_range(peer, &nobody, 0, 1, TIME).wait(), Err(Fail::Missing));
     assert!(matches!(here.read_range(peer, &id, 2, 2, TIME).wait(), Err(Fail::Protocol(_))));
+    for (offset, len) in [(2, 2), (3, 1), (70_000, 1)] {
+        let got = here.read_groups(peer, &id, offset, len, TIME).wait();
+        assert!(matches!(got, Err(Fail::Protocol(_))), "{len} at {offset}: {got:?}");
+    }
     assert_eq!(here.fetch_into(peer, &Arriving::new(nobody, Verify::Crc), TIME).wait(), Err(Fail::Missing));
 }
 

@@ -141,6 +141,8 @@ pub(super) struct Asker<'a> {
     pub(super) not: &'a [No],
     /// Microseconds.
     pub(super) now: u64,
+    /// A part is wanted: that takes no slot.
+    pub(super) part: bool,
 }
 
 impl Book {
@@ -308,7 +310,8 @@ impl Book {
         }
         let depth = self.depth(&copy, asker, names)?;
         let load = names.load(copy.node);
-        Some(Candidate { busy: load >= BUSY, fetches: !copy.holds, load, children: copy.children, depth, at })
+        let children = if asker.part { 0 } else { copy.children };
+        Some(Candidate { busy: load >= BUSY, fetches: !copy.holds, load, children, depth, at })
     }
 
     /// How far it is from a holder or the lease; none if it is not rooted, if the asker is above it, or if it is too far.

@@ -12,6 +12,9 @@
 //! 4. All slots are taken: the same with the least busy of all, over the number of slots.
 //! 5. Nobody has it or fetches it, or the asker has had errors from all who do: a **lease**. Whoever had one before has it no more.
 //!
+//! Who wants only **a part** of a blob gets the same answers, and nothing is written down of it: it takes no slot, and nobody is sent to it, for it
+//! will not have the blob. Only its lease is one like all others, because whoever has a lease fetches the whole for everybody.
+//!
 //! What is always true:
 //!
 //! - Every blob asked about gets an answer, at once.
@@ -144,7 +147,7 @@ impl Tracker {
         // Known before it is looked for in `not`: it may be in there.
         self.names.number(self.own);
         let not: Vec<No> = ask.not.iter().filter_map(|node| self.names.find(node)).collect();
-        let asker = Asker { node: asker, not: &not, now };
+        let asker = Asker { node: asker, not: &not, now, part: ask.part };
         ask.blobs.iter().map(|blob| self.answer(&asker, *blob, held(blob))).collect()
     }
 
@@ -168,7 +171,9 @@ impl Tracker {
                 Answer::Lease { lease: lease.id, time }
             }
             None => {
-                book.detach(asker.node, &mut self.names);
+                if !asker.part {
+                    book.detach(asker.node, &mut self.names);
+                }
                 let pick = self.choose(asker, blob, own, held);
                 match pick {
                     Some(pick) => self.send(asker, blob, pick, own, live, time),
@@ -186,7 +191,7 @@ impl Tracker {
     fn choose(&mut self, asker: &Asker<'_>, blob: BlobId, own: No, held: bool) -> Option<Pick> {
         let book = self.books.get(&blob)?;
         let serves = held && asker.node != own && !asker.not.contains(&own);
-        if serves && book.get(own).is_some_and(|copy| copy.children < SLOTS) {
+        if serves && book.get(own).is_some_and(|copy| asker.part || copy.children < SLOTS) {
             return Some(Pick { node: own, holds: true, second: None });
         }
         book.pick(asker, &self.names, &mut self.dice)
@@ -202,9 +207,11 @@ impl Tracker {
         time: Duration,
     ) -> Answer {
         let book = self.books.entry(blob).or_default();
-        let full = book.get(pick.node).is_some_and(|copy| copy.children >= SLOTS);
-        self.counts.crowded += u64::from(full);
-        book.fetches(asker.node, pick.node, asker.now + BELIEF * micros(time), &mut self.names);
+        if !asker.part {
+            let full = book.get(pick.node).is_some_and(|copy| copy.children >= SLOTS);
+            self.counts.crowded += u64::from(full);
+            book.fetches(asker.node, pick.node, asker.now + BELIEF * micros(time), &mut self.names);
+        }
         if !pick.holds {
             self.counts.waited += 1;
             let left = live.map(|lease| Duration::from_micros(lease.until - asker.now));

@@ -17,7 +17,7 @@ fn blob(i: u8) -> BlobId {
 
 fn ask_of(blobs: &[u8], not: &[u8]) -> Ask {
     let blobs = blobs.iter().map(|i| blob(*i)).collect();
-    Ask { group: Group(1), blobs, backlog: 0, not: not.iter().map(|i| node(*i)).collect() }
+    Ask { group: Group(1), blobs, backlog: 0, not: not.iter().map(|i| node(*i)).collect(), part: false }
 }
 
 fn tracker() -> Tracker {
@@ -36,6 +36,38 @@ fn lease(answer: Answer) -> u64 {
     match answer {
         Answer::Lease { lease, .. } => lease,
         other => panic!("{other:?} is no lease"),
+    }
+}
+
+#[test]
+fn who_wants_a_part_takes_no_slot_and_is_named_to_nobody() {
+    let mut tracker = tracker();
+    let part = |tracker: &mut Tracker, from: u8| {
+        tracker.ask(0, node(from), &Ask { part: true, ..ask_of(&[1], &[]) }, &|_| false)[0]
+    };
+    let first = lease(part(&mut tracker, 1));
+    assert_eq!(lease(ask(&mut tracker, 0, 1, &[])), first, "the rest is fetched with the same lease");
+    for from in 2..50 {
+        assert!(matches!(part(&mut tracker, from), Answer::Wait { parent, .. } if parent == node(1)));
+    }
+    tell(&mut tracker, MS, 1, What::Have);
+    for from in 2..50 {
+        assert_eq!(part(&mut tracker, from), Answer::Go { first: node(1), second: None });
+    }
+    tracker.books[&blob(1)].check();
+    assert_eq!(tracker.counts().copies, 1);
+}
+
+/// Holders whose slots are all taken are better for a part than a node that has nothing yet.
+#[test]
+fn a_part_comes_from_who_has_it_also_when_all_slots_are_taken() {
+    let mut tracker = tracker();
+    tell(&mut tracker, 0, 1, What::Have);
+    (2..8).for_each(|from| _ = ask(&mut tracker, 0, from, &[]));
+    let part = Ask { part: true, ..ask_of(&[1], &[]) };
+    for from in 50..60 {
+        let answer = tracker.ask(0, node(from), &part, &|_| false)[0];
+        assert_eq!(answer, Answer::Go { first: node(1), second: None });
     }
 }
 

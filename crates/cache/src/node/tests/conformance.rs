@@ -164,6 +164,24 @@ fn what_is_removed_is_gone_and_can_come_again() {
     });
 }
 
+/// The origin's list was read, then the deletion ended, and the blob stood in the list as one that nobody deletes.
+#[test]
+fn regression_a_deletion_that_ends_during_a_listing_does_not_bring_the_blob_back() {
+    conform(|case| {
+        let ids: Vec<BlobId> = (0..20).map(|n| case.home.put(&noise(1000 + n as usize, n))).collect();
+        case.go_on();
+        case.home.cache().remove(&ids[0]).unwrap();
+        let mut seen = Vec::new();
+        let mut each = |id, _| {
+            case.home.until("it is deleted", |stats| stats.removing == 0);
+            seen.push(id);
+            true
+        };
+        case.home.cache().list(&mut each).unwrap();
+        assert!(seen.len() == 19 && !seen.contains(&ids[0]), "{} blobs", seen.len());
+    });
+}
+
 #[test]
 fn a_listing_ends_when_told_and_allows_removal() {
     conform(|case| {

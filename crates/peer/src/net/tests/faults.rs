@@ -2,7 +2,8 @@
 
 use std::net::TcpListener;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
 use crate::frame::LAST;
@@ -22,7 +23,7 @@ fn forged(right: &[u8], other: &[u8]) -> Sums {
 
 /// What is promised, and what is given up, where a node of the fleet lies on purpose. docs/PROTOCOL.md says the same.
 #[test]
-fn wrong_bytes_under_crcs_of_their_own_pass_only_where_the_sender_is_trusted() {
+pub(super) fn wrong_bytes_under_crcs_of_their_own_pass_only_where_the_sender_is_trusted() {
     for verify in [Verify::Blake3, Verify::Crc] {
         let (here, _there, shelf, peer) = pair(|options| options.verify = verify);
         let right = noise(1 << 20, 11);
@@ -46,21 +47,41 @@ fn wrong_bytes_under_crcs_of_their_own_pass_only_where_the_sender_is_trusted() {
     }
 }
 
+/// A connection in the clear or under TLS.
+trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Wire for S {}
+
+type Stream = Box<dyn Wire>;
+
+/// The value that the proofs hold under TLS.
+fn channel<S: rustls::SideData>(tls: &rustls::ConnectionCommon<S>) -> [u8; 32] {
+    tls.export_keying_material([0; 32], b"EXPORTER-covey-hello", None).unwrap()
+}
+
 /// Somebody who knows the secret, and then does as `and_then` says with the connection.
-fn impostor<W>(and_then: impl FnOnce(tokio::net::TcpStream) -> W + Send + 'static) -> Peer
+fn impostor<W>(and_then: impl FnOnce(Stream) -> W + Send + 'static) -> Peer
 where
     W: Future<Output = ()>,
 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let peer = Peer { address: listener.local_addr().unwrap(), node: None };
     listener.set_nonblocking(true).unwrap();
+    let options = options();
     let act = move || {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.block_on(async move {
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let options = options();
-            let greeter = Greeter::new(options.identity, &options.secret, TIME);
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut greeter = Greeter::new(options.identity, &options.secret, TIME);
+            let mut stream: Stream = match &options.tls {
+                None => Box::new(stream),
+                Some(tls) => {
+                    let stream = TlsAcceptor::from(tls.server()).accept(stream).await.unwrap();
+                    greeter = greeter.within(channel(stream.get_ref().1));
+                    Box::new(stream)
+                }
+            };
             greeter.accept(&mut stream).await.unwrap();
             and_then(stream).await;
         });
@@ -71,7 +92,7 @@ where
 }
 
 /// The number of the request that comes next.
-async fn request(stream: &mut tokio::net::TcpStream) -> u32 {
+async fn request(stream: &mut Stream) -> u32 {
     let mut head = [0; HEADER];
     stream.read_exact(&mut head).await.unwrap();
     let header = Header::decode(&head).unwrap();
@@ -80,7 +101,7 @@ async fn request(stream: &mut tokio::net::TcpStream) -> u32 {
 }
 
 #[test]
-fn a_node_that_dies_in_the_middle_of_a_body_leaves_what_was_verified() {
+pub(super) fn a_node_that_dies_in_the_middle_of_a_body_leaves_what_was_verified() {
     let bytes = noise(1 << 20, 12);
     let (sums, id) = (Sums::of(&bytes), Sums::of(&bytes).id());
     let sent = bytes[..700_000].to_vec();
@@ -108,7 +129,7 @@ fn a_node_that_dies_in_the_middle_of_a_body_leaves_what_was_verified() {
 }
 
 #[test]
-fn regression_a_node_that_falls_silent_is_given_up_and_its_connection_closed() {
+pub(super) fn regression_a_node_that_falls_silent_is_given_up_and_its_connection_closed() {
     let (heard, hears) = std::sync::mpsc::channel();
     let peer = impostor(move |mut stream| async move {
         // It reads what comes, and says nothing.
@@ -132,7 +153,7 @@ fn regression_a_node_that_falls_silent_is_given_up_and_its_connection_closed() {
 }
 
 #[test]
-fn connections_that_are_not_used_end_and_come_back() {
+pub(super) fn connections_that_are_not_used_end_and_come_back() {
     let (here, there, shelf, peer) = pair(|options| {
         options.limits.bulk_idle = Duration::from_millis(100);
         options.limits.control_idle = Duration::from_millis(150);
@@ -151,7 +172,7 @@ fn connections_that_are_not_used_end_and_come_back() {
 }
 
 #[test]
-fn what_others_wait_for_is_counted_in_mebibytes() {
+pub(super) fn what_others_wait_for_is_counted_in_mebibytes() {
     let (here, there, shelf, peer) = pair(|_| {});
     let bytes = noise(4 << 20, 14);
     let sums = Sums::of(&bytes);
@@ -170,15 +191,24 @@ fn what_others_wait_for_is_counted_in_mebibytes() {
 }
 
 #[test]
-fn bodies_do_not_travel_on_a_control_connection() {
+pub(super) fn bodies_do_not_travel_on_a_control_connection() {
     let (there, shelf) = start(options());
     let id = shelf.keep(&noise(200_000, 15));
     let address = there.address().unwrap();
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let options = options();
     let kinds = runtime.block_on(async move {
-        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-        let options = options();
-        let greeter = Greeter::new(options.identity, &options.secret, TIME);
+        let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let mut greeter = Greeter::new(options.identity, &options.secret, TIME);
+        let mut stream: Stream = match &options.tls {
+            None => Box::new(stream),
+            Some(tls) => {
+                let name = rustls::pki_types::ServerName::from(address.ip());
+                let stream = TlsConnector::from(tls.client()).connect(name, stream).await.unwrap();
+                greeter = greeter.within(channel(stream.get_ref().1));
+                Box::new(stream)
+            }
+        };
         greeter.connect(&mut stream, Class::Control, None).await.unwrap();
         let mut out = Vec::new();
         for len in [Get::REST, 65_537, 65_536] {
@@ -199,7 +229,7 @@ fn bodies_do_not_travel_on_a_control_connection() {
 }
 
 #[test]
-fn a_cold_small_range_is_read_by_a_helper_and_is_the_same() {
+pub(super) fn a_cold_small_range_is_read_by_a_helper_and_is_the_same() {
     let (here, _there, shelf, peer) = pair(|_| {});
     let bytes = noise(1 << 20, 16);
     let id = shelf.keep(&bytes);

@@ -1,0 +1,416 @@
+//! How one file is being read, and what will be read next: a value without I/O, of a fixed size.
+//!
+//! ```text
+//!   run       ▓▓▓▓▓▓▓▓▓▓→░░░░░░░░░   one read where the last one ended, or nearly: a program, or the kernel's pieces for it
+//!   backward  ░░░░░░←▓▓▓▓▓▓▓▓▓▓▓▓▓   faults of sixteen pages near each other, the way they go
+//!   steps     ▓······▓······▓······░······░   three reads and more with the same distance between them
+//! ```
+//!
+//! - **A run** is known by its two ends. A small read (a fault brings sixteen pages) belongs to it within [`NEAR`] of the end that moves, a large one
+//!   within [`DISORDER`], because the kernel sends the pieces of a stream several at a time and not always in order. [`RUNS`] of them are
+//!   remembered for each file: several threads may load one file from several places.
+//! - **Steps** are small reads at one distance, forward or backward: a column of a table, every tenth record. Where each is in another
+//!   blob only the ranges are wanted, else the blobs.
+//! - What is wanted is **bounded by what was read**: of a run [`TIMES`] times as much as has been read in it (and at the beginning of a file, which is
+//!   mostly read to its end, [`FIRST`] beside), of steps as many as there have been; by [`MOST`], and by the file's ends. So who reads a little and
+//!   stops has little fetched in vain.
+//! - What matches nothing is a leap, and says nothing.
+
+use base::size::{BLOB_MAX, KIB};
+
+use super::STREAM_MIN;
+
+/// A page of extents, in bytes.
+const PAGE: u64 = BLOB_MAX as u64;
+/// Small reads within so many bytes of one another are near.
+const NEAR: u64 = 256 * KIB;
+/// The kernel's pieces of a stream come out of order by at most so many bytes.
+const DISORDER: u64 = 2 * PAGE;
+/// Runs that are remembered.
+const RUNS: usize = 4;
+/// So many times what was read in a run is wanted ahead of it.
+const TIMES: u64 = 3;
+/// And so much more from a file's beginning on.
+const FIRST: u64 = 3 * PAGE;
+/// The most: a network needs as many requests under way as it takes to fill it. A cache has room for so many beside those that somebody waits for.
+const MOST: u64 = 12 * PAGE;
+/// So many small reads near each other make a run; of large ones, two.
+const RUN_READS: u32 = 3;
+/// So many equal distances in a row are steps: three reads.
+const STEP_TIMES: u32 = 2;
+/// So many steps ahead at most.
+const STEPS_MOST: u32 = 8;
+/// A cache fetches parts up to this size; more is read as a whole blob anyway.
+const PART_MAX: u32 = 128 << 10;
+
+/// A read of a file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Read {
+    pub(super) offset: u64,
+    /// At least 1.
+    pub(super) len: u32,
+    /// Of the file; the read ends within it.
+    pub(super) size: u64,
+}
+
+impl Read {
+    fn end(&self) -> u64 {
+        self.offset + u64::from(self.len)
+    }
+
+    fn is_large(&self) -> bool {
+        self.len as usize >= STREAM_MIN
+    }
+
+    /// How far from a run's end it belongs to the run.
+    fn reach(&self) -> u64 {
+        if self.is_large() { DISORDER } else { NEAR }
+    }
+}
+
+/// What will be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// All of these pages, the next one first.
+    pub(super) pages: Vec<u32>,
+    /// Only these ranges: offsets and lengths.
+    pub(super) places: Vec<(u64, u32)>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Way {
+    #[default]
+    Unknown,
+    Forward,
+    Backward,
+}
+
+/// Reads near one another. It has moved from one of its ends to the other.
+#[derive(Clone, Copy, Debug, Default)]
+struct Run {
+    from: u64,
+    to: u64,
+    /// Bytes that were read of it.
+    read: u64,
+    /// Reads that moved its end.
+    reads: u32,
+    way: Way,
+    /// Any of its reads was a large one.
+    large: bool,
+    /// Where it was used last, in the pattern's count of reads; 0: never.
+    used: u64,
+    /// The pages that were wanted last: the first and the last.
+    told: Option<(u32, u32)>,
+}
+
+impl Run {
+    fn begin(read: &Read, used: u64) -> Run {
+        let begins = read.offset == 0 && read.is_large();
+        Run {
+            from: read.offset,
+            to: read.end(),
+            read: u64::from(read.len),
+            reads: 1,
+            way: if begins { Way::Forward } else { Way::Unknown },
+            large: read.is_large(),
+            used,
+            told: None,
+        }
+    }
+
+    fn takes(&self, read: &Read, reach: u64) -> bool {
+        let forward = read.offset.abs_diff(self.to) <= reach;
+        let backward = read.end().abs_diff(self.from) <= reach;
+        self.used > 0
+            && match self.way {
+                Way::Unknown => forward || backward,
+                Way::Forward => forward,
+                Way::Backward => backward,
+            }
+    }
+
+    fn add(&mut self, read: &Read, used: u64) {
+        let (before, after) = (read.offset < self.from, read.end() > self.to);
+        if self.way == Way::Unknown {
+            self.way = match (before, after) {
+                (false, true) => Way::Forward,
+                (true, false) => Way::Backward,
+                _ => Way::Unknown,
+            };
+        }
+        let moves = if self.way == Way::Backward { before } else { after };
+        self.reads = self.reads.saturating_add(u32::from(moves));
+        self.large |= read.is_large();
+        (self.from, self.to) = (self.from.min(read.offset), self.to.max(read.end()));
+        self.read = (self.read + u64::from(read.len)).min(self.to - self.from);
+        self.used = used;
+    }
+
+    /// The pages that are wanted now, if they are others than last time.
+    fn wanted(&mut self, size: u64) -> Vec<u32> {
+        let begins = self.from == 0 && self.large && self.way == Way::Forward;
+        let enough = begins || self.reads >= if self.large { 2 } else { RUN_READS };
+        if !enough || self.way == Way::Unknown {
+            return Vec::new();
+        }
+        let ahead = (self.read * TIMES + if begins { FIRST } else { 0 }).min(MOST);
+        let pages: Vec<u32> = if self.way == Way::Forward {
+            let last = page_of((self.to + ahead).min(size).saturating_sub(1));
+            (page_of(self.to - 1)..=last).skip(1).collect()
+        } else {
+            let last = page_of(self.from.saturating_sub(ahead));
+            (last..=page_of(self.from)).rev().skip(1).collect()
+        };
+        let now = pages.first().copied().zip(pages.last().copied());
+        if now.is_none() || self.told == now {
+            return Vec::new();
+        }
+        self.told = now;
+        pages
+    }
+}
+
+/// Reads at one distance.
+#[derive(Clone, Copy, Debug, Default)]
+struct Steps {
+    last: u64,
+    distance: i64,
+    /// How often in a row.
+    times: u32,
+    /// How many of those to come were wanted already.
+    told: u32,
+}
+
+impl Steps {
+    /// Whether this read is one of them.
+    fn add(&mut self, read: &Read) -> bool {
+        let distance = read.offset.wrapping_sub(self.last).cast_signed();
+        self.last = read.offset;
+        if distance != self.distance || distance == 0 {
+            (self.distance, self.times, self.told) = (distance, 1, 0);
+            return false;
+        }
+        self.times = self.times.saturating_add(1);
+        self.told = self.told.saturating_sub(1);
+        self.times >= STEP_TIMES && distance.unsigned_abs() > u64::from(read.len) + NEAR
+    }
+
+    fn wanted(&mut self, read: &Read) -> Wanted {
+        let mut wanted = Wanted::default();
+        let most = (self.times + 1).min(STEPS_MOST);
+        let nth = |n: u32| {
+            let offset = read.offset.checked_add_signed(self.distance.checked_mul(i64::from(n))?)?;
+            let len = (read.size.checked_sub(offset)?).min(u64::from(read.len)) as u32;
+            (len > 0).then_some((offset, len))
+        };
+        let new: Vec<(u64, u32)> = (self.told + 1..=most).map_while(nth).collect();
+        self.told = self.told.max(most);
+        if self.distance.unsigned_abs() >= PAGE && read.len <= PART_MAX {
+            wanted.places = new;
+            return wanted;
+        }
+        for (offset, len) in new {
+            for page in page_of(offset)..=page_of(offset + u64::from(len) - 1) {
+                if page != page_of(read.offset) && !wanted.pages.contains(&page) {
+                    wanted.pages.push(page);
+                }
+            }
+        }
+        wanted
+    }
+}
+
+/// See the [module](self).
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pattern {
+    runs: [Run; RUNS],
+    steps: Steps,
+    reads: u64,
+}
+
+impl Pattern {
+    /// Takes in a read, and says what to fetch for those to come. What is wanted is said once.
+    pub(super) fn read(&mut self, read: &Read) -> Wanted {
+        self.reads += 1;
+        let is_step = self.steps.add(read);
+        // What goes on where a run has ended is of the run: readers in turns, each with a run of his own, stand at equal distances too.
+        let reach = if is_step { NEAR } else { read.reach() };
+        let takes = self.runs.iter_mut().filter(|run| run.takes(read, reach)).max_by_key(|run| run.used);
+        if let Some(run) = takes {
+            run.add(read, self.reads);
+            return Wanted { pages: run.wanted(read.size), places: Vec::new() };
+        }
+        let mut new = Run::begin(read, self.reads);
+        let pages = new.wanted(read.size);
+        if let Some(oldest) = self.runs.iter_mut().min_by_key(|run| run.used) {
+            *oldest = new;
+        }
+        if is_step { self.steps.wanted(read) } else { Wanted { pages, places: Vec::new() } }
+    }
+}
+
+fn page_of(offset: u64) -> u32 {
+    u32::try_from(offset / PAGE).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use base::size::MIB;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SIZE: u64 = 100 * PAGE;
+    const NONE: [u32; 0] = [];
+
+    fn pages(pattern: &mut Pattern, offset: u64, len: u64) -> Vec<u32> {
+        pattern.read(&Read { offset, len: len as u32, size: SIZE }).pages
+    }
+
+    /// All pages that were wanted by reads of this length at these places.
+    fn all(pattern: &mut Pattern, offsets: impl IntoIterator<Item = u64>, len: u64) -> BTreeSet<u32> {
+        offsets.into_iter().flat_map(|offset| pages(pattern, offset, len)).collect()
+    }
+
+    #[test]
+    fn a_stream_is_looked_ahead_of_further_and_further() {
+        let mut pattern = Pattern::default();
+        assert_eq!(
+            pages(&mut pattern, 0, 128 * KIB),
+            [1, 2, 3],
+            "a file's beginning may be that of a stream"
+        );
+        assert_eq!(pages(&mut pattern, 128 * KIB, 128 * KIB), NONE, "what was said is not said again");
+        let wanted = all(&mut pattern, (2..32).map(|n| n * 128 * KIB), 128 * KIB);
+        assert_eq!(wanted, (1..=6).collect(), "twelve mebibytes, and three times the four that were read");
+        let wanted = all(&mut pattern, (4..12).map(|n| n * MIB), MIB);
+        assert_eq!(*wanted.last().unwrap(), 14, "never more than twelve pages");
+        let wanted = all(&mut pattern, (12..400).map(|n| n * MIB), MIB);
+        assert_eq!(*wanted.last().unwrap(), 99, "and never past the file's end");
+    }
+
+    #[test]
+    fn a_stream_may_begin_anywhere_and_one_read_is_none() {
+        let mut pattern = Pattern::default();
+        assert_eq!(pages(&mut pattern, 50 * PAGE, MIB), NONE);
+        assert_eq!(pages(&mut pattern, 50 * PAGE + MIB, MIB), [51]);
+        assert_eq!(pages(&mut pattern, 80 * PAGE, MIB), NONE, "a leap");
+        assert_eq!(pages(&mut pattern, 50 * PAGE + 2 * MIB, MIB), [51, 52], "the run is still known");
+    }
+
+    #[test]
+    fn the_kernels_pieces_may_come_in_any_order() {
+        let mut pattern = Pattern::default();
+        let order = [0, 2, 1, 4, 3, 7, 5, 6, 8, 9, 11, 10];
+        let wanted = all(&mut pattern, order.map(|n| n * MIB), MIB);
+        assert_eq!(wanted, (1..=14).collect());
+    }
+
+    #[test]
+    fn several_readers_of_one_file_are_several_runs() {
+        let mut pattern = Pattern::default();
+        let places = (0..64u64).flat_map(|n| [10, 40, 70].map(|page| page * PAGE + n * 128 * KIB));
+        let wanted = all(&mut pattern, places, 128 * KIB);
+        for page in [11, 12, 13, 41, 42, 43, 71, 72, 73] {
+            assert!(wanted.contains(&page), "{page}: {wanted:?}");
+        }
+    }
+
+    #[test]
+    fn faults_near_each_other_are_followed_both_ways() {
+        for forward in [true, false] {
+            let mut pattern = Pattern::default();
+            let at = |n: u64| if forward { 50 * PAGE + n * 64 * KIB } else { 51 * PAGE - (n + 1) * 64 * KIB };
+            assert!(all(&mut pattern, (0..2).map(at), 64 * KIB).is_empty(), "two are none yet");
+            let wanted = all(&mut pattern, (2..32).map(at), 64 * KIB);
+            let next = if forward { BTreeSet::from([51, 52]) } else { BTreeSet::from([48, 49]) };
+            assert!(!wanted.is_empty() && wanted.is_subset(&next), "{forward}: {wanted:?}");
+        }
+    }
+
+    #[test]
+    fn reads_here_and_there_want_nothing() {
+        let mut pattern = Pattern::default();
+        let offsets = (0..500u64).map(|n| (n * n * 7_919_123) % (SIZE - MIB));
+        assert!(all(&mut pattern, offsets, 4096).is_empty());
+        // Also not within a few mebibytes.
+        let mut pattern = Pattern::default();
+        let offsets = (0..500u64).map(|n| 30 * PAGE + (n * n * 7_919_123) % (8 * MIB));
+        assert!(all(&mut pattern, offsets, 4096).len() <= 3);
+    }
+
+    #[test]
+    fn three_reads_at_one_distance_are_steps() {
+        for distance in [3 * PAGE as i64, -3 * PAGE as i64] {
+            let mut pattern = Pattern::default();
+            let begin = if distance > 0 { PAGE } else { 90 * PAGE };
+            let place = |n: u64| begin.wrapping_add_signed(distance * n as i64) + 100;
+            let mut step = |n: u64| pattern.read(&Read { offset: place(n), len: 4096, size: SIZE });
+            assert_eq!([step(0), step(1)], [Wanted::default(), Wanted::default()]);
+            let places = |wanted: Wanted| wanted.places.iter().map(|(at, _)| *at).collect::<Vec<_>>();
+            assert_eq!(places(step(2)), [3, 4, 5].map(place), "as many as there have been");
+            assert_eq!(places(step(3)), [6, 7].map(place), "each is said once");
+            let rest: Vec<u64> = (4..30).flat_map(|n| places(step(n))).collect();
+            let until = 8 + rest.len() as u64;
+            assert_eq!(rest, (8..until).map(place).collect::<Vec<_>>());
+            assert!(rest.iter().all(|at| *at < SIZE), "not past the end");
+        }
+    }
+
+    #[test]
+    fn steps_within_a_blob_want_the_blobs() {
+        let mut pattern = Pattern::default();
+        let wanted = all(&mut pattern, (0..9).map(|n| 20 * PAGE + n * MIB), 4096);
+        assert_eq!(wanted, (21..=24).collect());
+    }
+
+    proptest! {
+        /// What is wanted lies in the file, is no more than what was read allows, and steps are found in whatever comes before them.
+        #[test]
+        fn what_is_wanted_is_bounded(
+            reads in prop::collection::vec((0u64..64, 0u64..64, 1u32..300_000), 1..200),
+            size in 1u64..(64 * PAGE),
+        ) {
+            let mut pattern = Pattern::default();
+            let mut read = 0;
+            for (page, sixteenth, len) in reads {
+                let offset = (page * PAGE + sixteenth * (PAGE / 64)).min(size - 1);
+                let len = len.min((size - offset) as u32).max(1);
+                read += u64::from(len);
+                let wanted = pattern.read(&Read { offset, len, size });
+                let here = page_of(offset);
+                prop_assert!(wanted.pages.len() as u64 * PAGE <= MOST.min(TIMES * read + FIRST) + PAGE);
+                prop_assert!(wanted.places.len() <= STEPS_MOST as usize);
+                for page in &wanted.pages {
+                    prop_assert!(u64::from(*page) * PAGE < size && *page != here || page_of(offset + u64::from(len) - 1) != here);
+                }
+                for (offset, len) in wanted.places {
+                    prop_assert!(len > 0 && offset + u64::from(len) <= size);
+                }
+            }
+        }
+
+        #[test]
+        fn steps_are_found_after_anything(
+            before in prop::collection::vec((0u64..SIZE - MIB, 1u32..300_000), 0..50),
+            begin in 40 * PAGE..60 * PAGE,
+            distance in 2 * PAGE..5 * PAGE,
+            back in any::<bool>(),
+            len in 1u32..PART_MAX,
+        ) {
+            let mut pattern = Pattern::default();
+            for (offset, len) in before {
+                pattern.read(&Read { offset, len: len.min((SIZE - offset) as u32), size: SIZE });
+            }
+            let place = |n: u64| if back { begin - n * distance } else { begin + n * distance };
+            // One of them may lie where a run ended, and is taken for its next read.
+            let read = |n| Read { offset: place(n), len, size: SIZE };
+            let wanted: Vec<u64> =
+                (0..6).flat_map(|n| pattern.read(&read(n)).places).map(|(offset, _)| offset).collect();
+            prop_assert!(!wanted.is_empty());
+            prop_assert!(wanted.iter().all(|at| at.abs_diff(begin) % distance == 0 && *at != begin), "{:?}", wanted);
+        }
+    }
+}

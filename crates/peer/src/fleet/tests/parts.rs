@@ -1,0 +1,196 @@
+//! Parts of blobs between real nodes: how many bytes move, and what is true of them.
+
+use std::sync::Barrier;
+
+use base::size::BLOB_MAX;
+
+use super::*;
+use crate::message::Group;
+
+/// Gives a node a cache above its fleet that keeps what it fetches.
+fn with_keeper(node: &Node) {
+    let keeper = Store::default();
+    assert!(keeper.keeps.set((Arc::downgrade(&node.fleet), Arc::clone(&node.disk))).is_ok());
+    let keeper: Arc<dyn Origin> = Arc::new(keeper);
+    node.fleet.fill_from(&keeper);
+    *node.filler.lock() = Some(keeper);
+}
+
+/// Some bytes of a part, compared with the store's.
+fn right(store: &Store, id: &BlobId, part: &Part, offset: u32, len: u32) {
+    let bytes = store.blobs.lock()[id].clone();
+    let from = part.offset as usize;
+    assert_eq!(part.bytes, bytes[from..from + part.bytes.len()]);
+    assert!(part.offset <= offset && from + part.bytes.len() >= (offset + len) as usize);
+    assert_eq!(part.sums, Sums::of(&bytes));
+}
+
+#[test]
+fn a_little_of_a_blob_moves_little_from_the_node_that_has_it() {
+    let (store, ids) = Store::with(4, BLOB_MAX as usize);
+    let nodes = Node::fleet_of(&store, 3);
+    for (n, id) in ids.iter().enumerate() {
+        nodes[0].read(id).unwrap();
+        // The last bytes are in a group that ends with the blob.
+        let offset = [0, 70_000, BLOB_MAX / 2 - 100, BLOB_MAX - 4096][n];
+        let part = nodes[1].fleet.fetch_part(id, offset, 4096).unwrap();
+        right(&store, id, &part, offset, 4096);
+    }
+    let (counts, net) = (nodes[1].fleet.counts(), nodes[1].fleet.net_counts());
+    assert_eq!((counts.peer_parts, counts.origin_parts, counts.peer_blobs), (4, 0, 0), "{counts:?}");
+    // All of it: what comes together with a frame's header used not to be counted.
+    assert_eq!(
+        (counts.peer_part_bytes, net.blob_bytes_in),
+        (5 << 16, 5 << 16),
+        "one range crosses two groups"
+    );
+    assert_eq!((store.fetches(), store.parts.lock().0), (4, 0));
+    // Who read a part is sent to by nobody.
+    for id in &ids {
+        assert_eq!(nodes[2].read(id).unwrap(), store.blobs.lock()[id]);
+    }
+    assert_eq!((nodes[2].fleet.counts().failed, nodes[1].fleet.net_counts().blob_bytes_out), (0, 0));
+}
+
+#[test]
+fn of_a_blob_that_nobody_has_a_part_comes_first_and_the_rest_once_for_all() {
+    let (store, ids) = Store::with(3, 1 << 20);
+    let nodes = Node::fleet_of(&store, 3);
+    nodes.iter().for_each(with_keeper);
+    for id in &ids {
+        let begun = base::time::monotonic();
+        let part = nodes[1].fleet.fetch_part(id, 70_000, 4096).unwrap();
+        // The store takes 30 ms for a blob and no time for a part.
+        println!("a part after {:?}", begun.elapsed());
+        right(&store, id, &part, 70_000, 4096);
+        soon("the rest follows", || nodes[1].disk.open(id).is_some());
+        right(&store, id, &nodes[0].fleet.fetch_part(id, 900_000, 100_000).unwrap(), 900_000, 100_000);
+    }
+    assert_eq!(*store.parts.lock(), (3, 3 << 16));
+    assert_eq!((store.fetches(), store.most()), (3, 1), "each blob once");
+    assert_eq!((nodes[1].fleet.counts().origin_parts, nodes[0].fleet.counts().peer_parts), (3, 3));
+}
+
+#[test]
+fn many_who_want_a_part_at_once_have_it_fetched_once() {
+    let (store, ids) = Store::with(1, 1 << 20);
+    let nodes = Node::fleet_of(&store, 6);
+    nodes.iter().for_each(with_keeper);
+    let begin = Barrier::new(nodes.len());
+    std::thread::scope(|scope| {
+        for node in &nodes {
+            scope.spawn(|| {
+                begin.wait();
+                right(&store, &ids[0], &node.fleet.fetch_part(&ids[0], 0, 100).unwrap(), 0, 100);
+            });
+        }
+    });
+    soon("the rest is here", || nodes.iter().any(|node| node.disk.open(&ids[0]).is_some()));
+    let troubles: u64 = nodes.iter().map(|node| node.fleet.counts().troubles()).sum();
+    assert!(store.fetches() <= 1 + troubles && store.parts.lock().0 <= 2, "{:?}", store.parts.lock());
+}
+
+#[test]
+fn a_part_that_a_node_makes_up_is_had_from_elsewhere() {
+    let (store, ids) = Store::with(2, 300_000);
+    let nodes = Node::fleet_of(&store, 2);
+    for (number, id) in ids.iter().enumerate() {
+        let bytes = nodes[0].read(id).unwrap();
+        let mut file = tempfile::tempfile().unwrap();
+        let mut sent = bytes.clone();
+        let lie = match number {
+            // Other bytes, with CRCs of their own.
+            0 => {
+                sent[70_000] ^= 1;
+                let fits = Sums::of(&sent);
+                forged(&Sums::of(&bytes), |sums| {
+                    let from = sums.len() - fits.segments().len() * 4;
+                    let crcs: Vec<u8> = fits.segments().iter().flat_map(|crc| crc.to_le_bytes()).collect();
+                    sums[from..].copy_from_slice(&crcs);
+                })
+            }
+            // Right bytes, with a CRC that is not theirs: the cache would not take them.
+            _ => forged(&Sums::of(&bytes), |sums| *sums.last_mut().unwrap() ^= 1),
+        };
+        std::io::Write::write_all(&mut file, &sent).unwrap();
+        nodes[0].disk.1.lock().insert(*id, Held { file: Arc::new(file), offset: 0, sums: Arc::new(lie) });
+        let offset = [65_536, 290_000][number];
+        right(&store, id, &nodes[1].fleet.fetch_part(id, offset, 5_000).unwrap(), offset, 5_000);
+    }
+}
+
+#[test]
+fn a_part_that_is_not_in_the_blob_is_refused() {
+    let (store, ids) = Store::with(1, 200_000);
+    let nodes = Node::fleet_of(&store, 2);
+    for (offset, len) in [(200_000, 1), (199_999, 2), (u32::MAX, 1), (0, BLOB_MAX + 1)] {
+        let error = nodes[0].fleet.fetch_part(&ids[0], offset, len).err().unwrap();
+        assert!(matches!(error, BlobError::Io(_)), "{error}");
+    }
+    let mut some = [0; 100];
+    nodes[1].fleet.read_at(&ids[0], 199_900, &mut some).unwrap();
+    assert_eq!(some, store.blobs.lock()[&ids[0]][199_900..]);
+}
+
+/// Blobs of one group that are wanted at once are asked about together, and each comes.
+#[test]
+fn neighbours_are_asked_about_together() {
+    let (store, ids) = Store::with(16, 50_000);
+    let nodes = Node::fleet_of(&store, 2);
+    let own = nodes[0].fleet.node();
+    let tracked = |group: &u64| nodes[1].fleet.inner.placed.lock().trackers(Group(*group))[0] == own;
+    let group = (0..1000).find(tracked).unwrap();
+    for node in &nodes {
+        for (n, id) in ids.iter().enumerate() {
+            node.fleet.inner.groups.learn(id, group * super::super::groups::TOGETHER + n as u64);
+        }
+    }
+    ids.iter().for_each(|id| drop(nodes[0].read(id).unwrap()));
+    let begin = Barrier::new(ids.len());
+    std::thread::scope(|scope| {
+        for id in &ids {
+            scope.spawn(|| {
+                begin.wait();
+                assert_eq!(nodes[1].read(id).unwrap(), store.blobs.lock()[id]);
+            });
+        }
+    });
+    let (counts, answered) = (nodes[1].fleet.counts(), nodes[0].fleet.counts().answered);
+    println!("{} questions about {} blobs", counts.asks, ids.len());
+    assert!(counts.asks < 12 && answered == counts.asks, "{counts:?}, {answered} answered");
+    assert_eq!((counts.peer_blobs, store.fetches()), (16, 16));
+}
+
+/// The part is being asked for, or has the whole fetched behind it, and somebody on the same node wants the whole: each gets what it wants, nobody
+/// waits for the other, and the store is asked for the blob once.
+#[test]
+fn a_part_and_the_whole_may_be_wanted_on_one_node_at_once() {
+    let (store, ids) = Store::with(8, 1 << 20);
+    let nodes = Node::fleet_of(&store, 2);
+    nodes.iter().for_each(with_keeper);
+    let begun = base::time::monotonic();
+    for id in &ids {
+        let begin = Barrier::new(6);
+        std::thread::scope(|scope| {
+            for n in 0..6u32 {
+                let (node, store, begin) = (&nodes[n as usize % 2], &store, &begin);
+                scope.spawn(move || {
+                    begin.wait();
+                    match n / 2 {
+                        0 => assert_eq!(node.read(id).unwrap(), store.blobs.lock()[id]),
+                        _ => right(
+                            store,
+                            id,
+                            &node.fleet.fetch_part(id, n * 70_000, 4096).unwrap(),
+                            n * 70_000,
+                            4096,
+                        ),
+                    }
+                });
+            }
+        });
+    }
+    let troubles: u64 = nodes.iter().map(|node| node.fleet.counts().troubles()).sum();
+    assert!(store.fetches() <= 8 + troubles, "{} fetches, {troubles} troubles", store.fetches());
+    assert!(begun.elapsed() < Duration::from_secs(20), "somebody waited: {:?}", begun.elapsed());
+}
