@@ -1,23 +1,30 @@
-//! A node's disk, as blob numbers: all that ever came, or as many as there is room for, by second chance.
+//! A node's disk, as blob numbers: all that ever came, or as many as there is room for, by the node cache's own policy.
 
-use std::collections::HashMap;
+use std::fmt;
+
+use ::cache::residency::{Cost, Policy, charge};
+
+use crate::model::{BLOB, blob_id, blob_no};
 
 /// See the module.
-#[derive(Debug)]
 pub enum Cache {
     /// A bit for each blob.
     All(Vec<u64>),
-    /// A clock: the hand passes those used since it came by last, once.
-    Some {
-        /// Blob, and whether it was used.
-        ring: Vec<(u32, bool)>,
-        /// Where in the ring.
-        places: HashMap<u32, u32>,
-        /// The next to look at.
-        hand: usize,
-        /// So many have room.
-        room: usize,
-    },
+    /// The policy decides. It reckons in seconds.
+    Some(Box<Policy>),
+}
+
+impl fmt::Debug for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cache::All(_) => f.write_str("All"),
+            Cache::Some(policy) => write!(f, "Some({})", policy.len()),
+        }
+    }
+}
+
+fn seconds(now: u64) -> u32 {
+    (now / 1_000_000) as u32
 }
 
 impl Cache {
@@ -27,52 +34,39 @@ impl Cache {
     }
 
     /// So many have room.
-    pub fn of(room: usize) -> Cache {
-        Cache::Some { ring: Vec::new(), places: HashMap::new(), hand: 0, room }
+    pub fn of(room: u32) -> Cache {
+        Cache::Some(Box::new(Policy::new(u64::from(room) * charge(BLOB as u32))))
     }
 
     /// Whether it is there.
     pub fn has(&self, blob: u32) -> bool {
         match self {
             Cache::All(bits) => bits[blob as usize / 64] >> (blob % 64) & 1 == 1,
-            Cache::Some { places, .. } => places.contains_key(&blob),
+            Cache::Some(policy) => policy.contains(&blob_id(blob)),
         }
     }
 
-    /// The node itself reads it; says whether it was there.
-    pub fn read(&mut self, blob: u32) -> bool {
-        let there = self.has(blob);
-        if let Cache::Some { ring, places, .. } = self
-            && let Some(at) = places.get(&blob)
-        {
-            ring[*at as usize].1 = true;
+    /// Somebody reads it at `now`, in microseconds; says whether it was there.
+    pub fn read(&mut self, blob: u32, now: u64) -> bool {
+        match self {
+            Cache::All(_) => self.has(blob),
+            Cache::Some(policy) => policy.touch(&blob_id(blob), seconds(now)),
         }
-        there
     }
 
     /// Keeps it; says which had to go for it.
-    pub fn keep(&mut self, blob: u32) -> Option<u32> {
+    pub fn keep(&mut self, blob: u32, now: u64) -> Option<u32> {
         match self {
             Cache::All(bits) => {
                 bits[blob as usize / 64] |= 1 << (blob % 64);
                 None
             }
-            Cache::Some { places, .. } if places.contains_key(&blob) => None,
-            Cache::Some { ring, places, room, .. } if ring.len() < *room => {
-                places.insert(blob, ring.len() as u32);
-                ring.push((blob, false));
-                None
-            }
-            Cache::Some { ring, places, hand, .. } => {
-                while ring[*hand].1 {
-                    ring[*hand].1 = false;
-                    *hand = (*hand + 1) % ring.len();
-                }
-                let (gone, _) = std::mem::replace(&mut ring[*hand], (blob, false));
-                places.remove(&gone);
-                places.insert(blob, *hand as u32);
-                *hand = (*hand + 1) % ring.len();
-                Some(gone)
+            // All are of one size: one has to go at most.
+            Cache::Some(policy) => {
+                policy.insert(&blob_id(blob), BLOB as u32, Cost::Origin, seconds(now));
+                policy.take_promoted();
+                let full = policy.bytes() > policy.budget();
+                full.then(|| policy.victim(&|_| false)).flatten().map(|gone| blob_no(&gone.id))
             }
         }
     }
@@ -84,7 +78,7 @@ impl Cache {
                 let all = 0..bits.len() as u32 * 64;
                 all.filter(|blob| self.has(*blob)).for_each(each);
             }
-            Cache::Some { ring, .. } => ring.iter().for_each(|(blob, _)| each(*blob)),
+            Cache::Some(policy) => policy.each(|id, _, _, _| each(blob_no(id))),
         }
     }
 }

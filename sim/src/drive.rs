@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use peer::id::NodeId;
 use peer::message::{Answer, Ask, NOTES_MAX, Note, What};
 use peer::plan::{Action, Event as Happened, Failure, Pace, Plan, Setup, Source, Why};
 
@@ -12,14 +13,15 @@ use crate::world::{Event, Job, Question, World};
 const DEADLINE: Duration = Duration::from_secs(60);
 /// The summary of latencies is good for so many plans.
 const PLANS: u32 = 32;
+/// As many depots as are tried for a blob.
+const DEPOTS: usize = 2;
 /// A reader that got an error tries again after so long.
 const AGAIN: u64 = 100_000;
 
 impl World {
     /// A node wants a blob that it does not have.
     pub fn begin(&mut self, no: u32, blob: u32) {
-        let group = self.group(blob);
-        let mut trackers: Vec<_> = self.trackers(group).into_iter().map(node_id).collect();
+        let (mut trackers, depots) = self.whom(no, blob);
         let now = self.now;
         let node = &mut self.nodes[no as usize];
         if !node.alive || node.jobs.contains_key(&blob) || node.cache.has(blob) {
@@ -31,11 +33,28 @@ impl World {
         node.pace.1 -= 1;
         let pace = node.pace.0;
         node.silence.order(now, &mut trackers);
-        let setup = Setup { own: node_id(no), trackers, depots: Vec::new(), pace, deadline: DEADLINE };
+        let setup = Setup { own: node_id(no), trackers, depots, pace, deadline: DEADLINE };
         let (plan, actions) = Plan::new(now, setup);
         let job = Job { plan, begun: now, flows: Vec::new(), waiters: Vec::new(), children: Vec::new() };
         node.jobs.insert(blob, job);
+        self.table_begins(no, blob);
         self.act(no, blob, actions);
+    }
+
+    /// The trackers and the depots that a node has for a blob. What a depot does not have it gets from the origin and nowhere else. With
+    /// a table of its own a node has itself for a tracker.
+    fn whom(&mut self, no: u32, blob: u32) -> (Vec<NodeId>, Vec<NodeId>) {
+        if self.is_depot(no) {
+            return (Vec::new(), Vec::new());
+        }
+        let trackers = match self.gossips() {
+            true => vec![node_id(no)],
+            false => {
+                let group = self.group(blob);
+                self.trackers(group).into_iter().map(node_id).collect()
+            }
+        };
+        (trackers, self.placed.placement().depots(&blob_id(blob), DEPOTS))
     }
 
     /// Something happened to a plan.
@@ -59,10 +78,13 @@ impl World {
             match action {
                 Action::Ask { rank, tracker, not } => {
                     let not = not.iter().map(node_no).collect();
-                    self.questions.push((no, rank, node_no(&tracker), blob, not));
+                    match self.gossips() {
+                        true => self.at(self.now, Event::LookUp(no, rank, blob, not)),
+                        false => self.questions.push((no, rank, node_no(&tracker), blob, not)),
+                    }
                 }
                 Action::Fetch { fetch, from, why } => {
-                    self.count(from, why);
+                    self.count(no, from, why);
                     self.start(no, blob, fetch, from);
                 }
                 Action::Cancel { fetch } => self.cancel(no, blob, fetch),
@@ -82,8 +104,10 @@ impl World {
         self.set_timer(no, blob);
     }
 
-    fn count(&mut self, from: Source, why: Why) {
+    fn count(&mut self, no: u32, from: Source, why: Why) {
+        let depot = self.is_depot(no);
         let count = match (from, why) {
+            (Source::Origin, _) if depot => &mut self.tally.filled,
             (Source::Origin, Why::Told) => &mut self.tally.told,
             (Source::Origin, Why::Alone) => &mut self.tally.alone,
             (Source::Origin, Why::Hedge) => &mut self.tally.hedged,
@@ -126,14 +150,22 @@ impl World {
         let (now, counted) = (self.now, self.now >= self.counted_from);
         let node = &mut self.nodes[no as usize];
         let Some(job) = node.jobs.remove(&blob) else { return };
-        let evicted = node.cache.keep(blob);
-        if counted {
+        let evicted = node.cache.keep(blob, now);
+        let depot = self.is_depot(no);
+        if counted && !depot {
             self.tally.took.push(u32::try_from(now - job.begun).unwrap_or(u32::MAX));
         }
         for waiter in job.waiters {
             self.at(now, Event::Flow(waiter));
         }
-        if let Some(gone) = evicted {
+        // A depot tells nobody: it is found by its name.
+        if depot {
+            return;
+        }
+        if self.gossips() {
+            self.table_has(no, blob, true);
+            evicted.into_iter().for_each(|gone| self.table_has(no, gone, false));
+        } else if let Some(gone) = evicted {
             let group = self.group(gone);
             if let Some(tracker) = self.trackers(group).first().copied() {
                 self.note(no, tracker, gone, What::Gone);
@@ -160,6 +192,9 @@ impl World {
     }
 
     fn note(&mut self, no: u32, tracker: u32, blob: u32, what: What) {
+        if self.gossips() {
+            return;
+        }
         let note = Note { group: self.group(blob), blob: blob_id(blob), what };
         let node = &mut self.nodes[no as usize];
         node.notes.push((tracker, note));
@@ -243,6 +278,7 @@ impl World {
             blobs: question.blobs.iter().map(|blob| blob_id(*blob)).collect(),
             backlog: (queued / BLOB as f64 * 4.0).min(65_535.0) as u16,
             not: question.not.iter().map(|no| node_id(*no)).collect(),
+            part: false,
         };
         self.tracker(to);
         let node = &mut self.nodes[to as usize];

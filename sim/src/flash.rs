@@ -80,6 +80,7 @@ fn outcome(world: &World) -> Outcome {
     let most = |of: fn(&crate::world::Node) -> u64| world.nodes.iter().map(of).max().unwrap_or(0) as f64;
     Outcome {
         nodes,
+        depots: world.model.depots.count,
         blobs: world.model.blobs,
         seed: world.model.seed,
         seconds,

@@ -1,14 +1,14 @@
 //! `covey-sim`: runs the world and prints what came of it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::{Value, json};
-use sim::model::Model;
+use sim::model::{self, Model};
 use sim::outcome::Outcome;
-use sim::{flash, steady};
+use sim::{flash, steady, zipf};
 
 #[derive(Parser)]
 #[command(
@@ -40,6 +40,24 @@ enum What {
         /// How long; the second half counts
         #[arg(long, default_value_t = 60)]
         seconds: u64,
+        /// Depots of the zone
+        #[arg(long, default_value_t = 0)]
+        depots: u32,
+        /// So many blobs have room on a depot
+        #[arg(long, default_value_t = 20_000)]
+        depot_room: u32,
+    },
+    /// One node's disk, no fleet: its policy of eviction beside LRU, FIFO, S3-FIFO and one that knows the future
+    Zipf {
+        /// How many reads; the first quarter does not count
+        #[arg(long, default_value_t = 1_000_000)]
+        reads: usize,
+        /// What decides all that is left to chance
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Also write the outcomes there, as JSON
+        #[arg(long)]
+        json: Option<PathBuf>,
     },
 }
 
@@ -51,6 +69,12 @@ struct Common {
     /// How many blobs of 4 MiB
     #[arg(long)]
     blobs: Option<u32>,
+    /// How nodes know who has a blob
+    #[arg(long, default_value = "tracker")]
+    holders: Holders,
+    /// Milliseconds between rounds of gossip
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
+    gossip_ms: u64,
     /// What decides all that is left to chance
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -59,10 +83,47 @@ struct Common {
     json: Option<PathBuf>,
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum Holders {
+    /// They ask its tracker
+    Tracker,
+    /// Every node has a table of all holders, spread by gossip
+    Gossip,
+    /// The same, and a node is in it as soon as it begins to fetch
+    GossipEarly,
+}
+
+impl Holders {
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
+impl Common {
+    fn model(&self, nodes: u32, blobs: u32) -> Model {
+        let gossip = |early| model::Holders::Gossip { period: 1_000 * self.gossip_ms, early };
+        let holders = match self.holders {
+            Holders::Tracker => model::Holders::Tracker,
+            Holders::Gossip => gossip(false),
+            Holders::GossipEarly => gossip(true),
+        };
+        Model { holders, ..Model::new(nodes, blobs, self.seed) }
+    }
+
+    /// For the title.
+    fn holders(&self) -> String {
+        match self.holders {
+            Holders::Tracker => String::new(),
+            _ => format!(", holders by {} every {} ms", self.holders.name(), self.gossip_ms),
+        }
+    }
+}
+
 fn main() -> ExitCode {
     match Options::parse().what {
         What::Flash { common, slow, crash } => {
-            println!("flash crowd, slow {slow} and crashing {crash} of 1000\n{}", Outcome::head());
+            let holders = common.holders();
+            println!("flash crowd, slow {slow} and crashing {crash} of 1000{holders}\n{}", Outcome::head());
             report(&common, 640, |model| {
                 let model = Model { slow_per_mille: slow, crash_per_mille: crash, ..model };
                 let outcome = flash::run(model);
@@ -70,13 +131,20 @@ fn main() -> ExitCode {
                 outcome
             })
         }
-        What::Steady { common, seconds } => {
-            println!("steady, {seconds} s\n{}", Outcome::steady_head());
+        What::Steady { common, seconds, depots, depot_room } => {
+            println!("steady, {seconds} s{}\n{}", common.holders(), Outcome::steady_head());
             report(&common, 100_000, |model| {
-                let outcome = steady::run(model, seconds);
+                let depots = model::Depots { count: depots, room: depot_room };
+                let outcome = steady::run(Model { depots, ..model }, seconds);
                 println!("{}", outcome.steady_row());
                 outcome
             })
+        }
+        What::Zipf { reads, seed, json } => {
+            println!("eviction, {reads} reads\n{}", zipf::Row::head());
+            let rows = zipf::run(reads, seed, |row| println!("{}", row.line()));
+            let rows: Vec<Value> = rows.iter().map(zipf::Row::json).collect();
+            keep(json.as_deref(), &json!({ "reads": reads, "seed": seed, "runs": rows }))
         }
     }
 }
@@ -89,10 +157,17 @@ fn report(common: &Common, blobs: u32, run: impl Fn(Model) -> Outcome) -> ExitCo
     }
     let mut rows: Vec<Value> = Vec::new();
     for nodes in &common.nodes {
-        rows.push(run(Model::new(*nodes, blobs, common.seed)).json());
+        rows.push(run(common.model(*nodes, blobs)).json());
     }
-    let Some(path) = &common.json else { return ExitCode::SUCCESS };
-    match fs::write(path, format!("{:#}\n", json!({ "runs": rows }))) {
+    keep(
+        common.json.as_deref(),
+        &json!({ "holders": common.holders.name(), "gossip_ms": common.gossip_ms, "runs": rows }),
+    )
+}
+
+fn keep(path: Option<&Path>, outcome: &Value) -> ExitCode {
+    let Some(path) = path else { return ExitCode::SUCCESS };
+    match fs::write(path, format!("{outcome:#}\n")) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("covey-sim: cannot write {}: {error}", path.display());

@@ -36,6 +36,29 @@ pub const PACKET: u64 = 66;
 /// Blobs of a group.
 pub const GROUP: u32 = 16;
 
+/// How nodes know who has a blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holders {
+    /// They ask its tracker.
+    Tracker,
+    /// From a table that each node has a copy of, spread by gossip: see [`crate::gossip`].
+    Gossip {
+        /// From one round to the next, microseconds.
+        period: u64,
+        /// A node is in the table as soon as it begins to fetch.
+        early: bool,
+    },
+}
+
+/// Depots of the zone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Depots {
+    /// How many.
+    pub count: u32,
+    /// What each has room for, in blobs.
+    pub room: u32,
+}
+
 /// What may be chosen.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -51,12 +74,25 @@ pub struct Model {
     pub crash_per_mille: u32,
     /// A slow node's link is so many times slower.
     pub slowness: f64,
+    /// Their numbers follow those of the nodes.
+    pub depots: Depots,
+    /// How nodes know who has a blob.
+    pub holders: Holders,
 }
 
 impl Model {
     /// No faults.
     pub fn new(nodes: u32, blobs: u32, seed: u64) -> Model {
-        Model { nodes, blobs, seed, slow_per_mille: 0, crash_per_mille: 0, slowness: 10.0 }
+        Model {
+            nodes,
+            blobs,
+            seed,
+            slow_per_mille: 0,
+            crash_per_mille: 0,
+            slowness: 10.0,
+            depots: Depots::default(),
+            holders: Holders::Tracker,
+        }
     }
 }
 
@@ -74,10 +110,12 @@ pub fn node_no(node: &NodeId) -> u32 {
     u32::from_be_bytes([a, b, c, d])
 }
 
-/// A blob by its number.
+/// A blob by its number: every part of the name is scattered but the last, from which the number can be read off again.
 pub fn blob_id(no: u32) -> BlobId {
-    let mut id = [0; 32];
-    id[..8].copy_from_slice(&Dice::new(u64::from(no)).roll().to_be_bytes());
+    let (mut id, mut dice) = ([0; 32], Dice::new(u64::from(no)));
+    for part in id.chunks_exact_mut(8) {
+        part.copy_from_slice(&dice.roll().to_be_bytes());
+    }
     id[28..].copy_from_slice(&no.to_be_bytes());
     BlobId(id)
 }

@@ -17,6 +17,10 @@ pub struct Tally {
     pub from_peers: u64,
     /// Blobs that were streamed from nodes that were fetching them.
     pub streamed: u64,
+    /// Blobs that came from depots.
+    pub from_depots: u64,
+    /// GETs of depots.
+    pub filled: u64,
     /// Blobs that came from the origin.
     pub from_origin: u64,
     /// Reads that found the blob on the node's own disk.
@@ -38,6 +42,8 @@ pub struct Tally {
 pub struct Outcome {
     /// How many nodes.
     pub nodes: u32,
+    /// How many depots beside them.
+    pub depots: u32,
     /// How many blobs.
     pub blobs: u32,
     /// The seed.
@@ -75,12 +81,19 @@ impl Outcome {
 
     /// All GETs, whatever they were for.
     fn all_gets(&self) -> f64 {
-        (self.tally.told + self.tally.alone + self.tally.hedged) as f64
+        (self.tally.told + self.tally.alone + self.tally.hedged + self.tally.filled) as f64
     }
 
     /// GETs per blob, hedges among them.
     pub fn gets(&self) -> f64 {
         self.all_gets() / f64::from(self.blobs)
+    }
+
+    /// Of the bytes that nodes alone would get from the origin, with the same disks, the part that need not come from there. All blobs are of
+    /// one size.
+    pub fn saved(&self) -> f64 {
+        let missed = self.tally.reads.saturating_sub(self.tally.local);
+        1.0 - self.all_gets() / missed.max(1) as f64
     }
 
     /// The heads of the table's columns.
@@ -112,17 +125,23 @@ impl Outcome {
 
     /// The heads of a steady run's columns.
     pub fn steady_head() -> String {
-        "  nodes  local hit  GET/1000 reads  hedged  p50 ms   p99 ms  coord B/node/s  with TCP/IP  busiest B/s  most MB/s  errors".into()
+        "  nodes  depots  local %  peers %  streams %  depots %  GET/1000 reads  saved %  hedged  p50 ms   p99 ms  coord B/node/s  with TCP/IP  busiest B/s  most MB/s  errors".into()
     }
 
     /// A steady run's row.
     pub fn steady_row(&self) -> String {
         let reads = self.tally.reads.max(1) as f64;
+        let part = |count: u64| 100.0 * count as f64 / reads;
         format!(
-            "{:>7} {:>10.3} {:>15.2} {:>7} {:>7.1} {:>8.1} {:>15.0} {:>12.0} {:>12.0} {:>10.0} {:>7}",
+            "{:>7} {:>7} {:>8.1} {:>8.1} {:>10.1} {:>9.1} {:>15.2} {:>8.1} {:>7} {:>7.1} {:>8.1} {:>15.0} {:>12.0} {:>12.0} {:>10.0} {:>7}",
             self.nodes,
-            self.tally.local as f64 / reads,
+            self.depots,
+            part(self.tally.local),
+            part(self.tally.from_peers),
+            part(self.tally.streamed),
+            part(self.tally.from_depots),
             self.all_gets() / reads * 1e3,
+            100.0 * self.saved(),
             self.tally.hedged,
             self.quantile(500),
             self.quantile(990),
@@ -138,14 +157,14 @@ impl Outcome {
     pub fn json(&self) -> Value {
         let tally = &self.tally;
         json!({
-            "nodes": self.nodes, "blobs": self.blobs, "seed": self.seed, "seconds": self.seconds, "seconds_whole_links": self.seconds_whole,
+            "nodes": self.nodes, "depots": self.depots, "blobs": self.blobs, "seed": self.seed, "seconds": self.seconds, "seconds_whole_links": self.seconds_whole,
             "crashed": self.crashed, "unfinished": self.unfinished, "gets_per_blob": self.gets(),
             "gets_told": tally.told, "gets_alone": tally.alone, "gets_hedged": tally.hedged,
             "peer_hedges": tally.peer_hedges, "p50_ms": self.quantile(500), "p99_ms": self.quantile(990),
             "coordination_bytes_per_node_s": self.coordination,
             "coordination_with_tcp_ip_bytes_per_node_s": self.packets,
-            "coordination_busiest_bytes_s": self.coordination_most, "egress_most_gb": self.egress_most,
-            "from_peers": tally.from_peers, "streamed": tally.streamed, "from_origin": tally.from_origin,
+            "saved": self.saved(), "coordination_busiest_bytes_s": self.coordination_most, "egress_most_gb": self.egress_most,
+            "from_peers": tally.from_peers, "streamed": tally.streamed, "from_depots": tally.from_depots, "gets_of_depots": tally.filled, "from_origin": tally.from_origin,
             "local": tally.local, "reads": tally.reads, "errors": tally.errors, "messages": tally.messages,
         })
     }

@@ -10,7 +10,7 @@ const SKEW: f64 = 0.9;
 /// Reads of a node in a second.
 const READS: f64 = 50.0;
 /// Blobs that a node's disk has room for.
-const ROOM: usize = 2_000;
+const ROOM: u32 = 2_000;
 
 impl World {
     /// A node reads a blob by its popularity, and will again.
@@ -23,7 +23,8 @@ impl World {
         }
         let counted = u64::from(self.now >= self.counted_from);
         self.tally.reads += counted;
-        if self.nodes[no as usize].cache.read(blob) {
+        let now = self.now;
+        if self.nodes[no as usize].cache.read(blob, now) {
             self.tally.local += counted;
         } else {
             self.begin(no, blob);
@@ -58,6 +59,7 @@ pub fn run(model: Model, seconds: u64) -> Outcome {
     let most = |of: fn(&crate::world::Node) -> u64| world.nodes.iter().map(of).max().unwrap_or(0) as f64;
     Outcome {
         nodes,
+        depots: world.model.depots.count,
         blobs: world.model.blobs,
         seed: world.model.seed,
         seconds: watched,

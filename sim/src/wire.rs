@@ -34,7 +34,8 @@ impl World {
         let end = begins + takes(BLOB, GET_RATE.min(node.rate));
         node.ingress = node.ingress.max(self.now) + takes(BLOB, node.rate);
         let last = end.max(node.ingress);
-        self.lined(key, (begins + takes(PIECE, GET_RATE), last));
+        // A node passes on what comes from the origin when all of it is there and has been verified.
+        self.lined(key, (last, last));
     }
 
     /// It is decided when the bytes of a fetch arrive: those who stream from here go on.
@@ -56,6 +57,10 @@ impl World {
         let Some(flow) = self.flow_of(key) else { return };
         let (source, streams) = (flow.source, matches!(flow.source, Source::Stream(_)));
         let Some(server) = source.node().map(|node| node_no(&node)) else { return };
+        let (depot, now) = (self.is_depot(server), self.now);
+        if depot && !self.nodes[server as usize].cache.read(key.blob, now) {
+            self.begin(server, key.blob);
+        }
         let node = &mut self.nodes[server as usize];
         if !node.alive {
             let after = if node.mute { GIVE_UP } else { HALF_TRIP };
@@ -64,7 +69,7 @@ impl World {
         if node.cache.has(key.blob) {
             return self.flow(key);
         }
-        match node.jobs.get_mut(&key.blob).filter(|_| streams) {
+        match node.jobs.get_mut(&key.blob).filter(|_| streams || depot) {
             None => self.at(self.now + HALF_TRIP, Event::Failed(key)),
             Some(job) => match job.line() {
                 None => job.waiters.push(key),
@@ -116,12 +121,14 @@ impl World {
 
     /// The last byte is here.
     pub fn arrived(&mut self, key: Key) {
-        let now = self.now;
+        let (now, depot) = (self.now, self.is_depot(key.child));
         let Some(flow) = self.flow_of(key) else { return };
         let (tier, took) = (flow.source.tier(), now - flow.started);
         match flow.source {
-            Source::Peer(_) | Source::Depot(_) => self.tally.from_peers += 1,
+            Source::Peer(_) => self.tally.from_peers += 1,
+            Source::Depot(_) => self.tally.from_depots += 1,
             Source::Stream(_) => self.tally.streamed += 1,
+            Source::Origin if depot => {}
             Source::Origin => self.tally.from_origin += 1,
         }
         let latencies = &mut self.nodes[key.child as usize].latencies;

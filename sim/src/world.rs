@@ -13,6 +13,7 @@ use peer::plan::{Latencies, Pace, Plan, Silence, Source};
 use peer::tracker::{Limits, Tracker};
 
 use crate::cache::Cache;
+use crate::gossip::Gossip;
 use crate::model::{FRAME, HALF_TRIP, KNOWN, LINK, Model, group_of, node_id, node_no};
 use crate::outcome::Tally;
 
@@ -79,6 +80,10 @@ pub enum Event {
     Known(u32),
     /// Trackers tidy up.
     Tick,
+    /// A node looks into its table: node, rank, blob, ruled out.
+    LookUp(u32, usize, u32, Vec<u32>),
+    /// Tables are gossiped about.
+    Gossip,
 }
 
 /// One fetch of a plan.
@@ -177,6 +182,8 @@ pub struct World {
     pub placed: Placed,
     /// When the zone's line to the origin is free.
     pub origin_free: u64,
+    /// Who has what, where trackers are not asked.
+    pub gossip: Gossip,
     /// What is counted.
     pub tally: Tally,
     /// Since when it is counted.
@@ -219,7 +226,9 @@ impl World {
         let slow = model.slow_per_mille as usize;
         let rates =
             (0..model.nodes).map(|_| if dice.below(1_000) < slow { LINK / model.slowness } else { LINK });
-        let nodes = rates.map(node).collect();
+        let mut nodes: Vec<Node> = rates.map(node).collect();
+        let depot = |_| Node { cache: Cache::of(model.depots.room), ..node(LINK) };
+        nodes.extend((0..model.depots.count).map(depot));
         let mut world = World {
             scattered: false,
             now: 0,
@@ -227,6 +236,7 @@ impl World {
             nodes,
             placed: Placed::default(),
             origin_free: 0,
+            gossip: Gossip::default(),
             tally: Tally::default(),
             counted_from: 0,
             questions: Vec::new(),
@@ -251,13 +261,18 @@ impl World {
                 generation: 1,
                 address,
                 zone: Zone::default(),
-                role: Role::Node,
+                role: if self.is_depot(no as u32) { Role::Depot } else { Role::Node },
                 weight: 100,
                 free: 0,
                 load: 0,
             })
             .collect();
         self.placed.update(Placement::new(epoch, &Zone::default(), &members));
+    }
+
+    /// Whether it is one of the depots, whose numbers follow those of the nodes.
+    pub fn is_depot(&self, no: u32) -> bool {
+        no >= self.model.nodes
     }
 
     /// The group of a blob.
@@ -332,6 +347,8 @@ impl World {
             Event::Failed(key) => self.failed(key),
             Event::Timer(node) => self.timer(node),
             Event::Flush(node) => self.flush(node),
+            Event::LookUp(node, rank, blob, not) => self.look_up(node, rank, blob, &not),
+            Event::Gossip => self.gossip_round(),
             Event::Crash(node) => self.crash(node),
             Event::Known(node) => self.known(node),
             Event::Tick => {

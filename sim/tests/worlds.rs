@@ -1,6 +1,6 @@
 //! Small worlds, many seeds: nobody hangs, nothing is fetched twice without need, and a seed decides all.
 
-use sim::model::Model;
+use sim::model::{Depots, Holders, Model};
 use sim::{flash, steady};
 
 /// The bound that P4 names is for a fleet without faults.
@@ -57,4 +57,30 @@ fn everyday_reading_costs_little_coordination() {
     let outcome = steady::run(Model::new(50, 100_000, 1), 20);
     assert_eq!(outcome.tally.errors, 0, "{}", outcome.steady_row());
     assert!(outcome.coordination < 10_000.0, "{}", outcome.steady_row());
+}
+
+/// A depot holds what the nodes have let go: the origin is asked less, and nothing is lost by it.
+#[test]
+fn a_depot_spares_the_origin() {
+    let run = |count| {
+        let depots = Depots { count, room: 18_000 };
+        steady::run(Model { depots, ..Model::new(3, 20_000, 1) }, 200)
+    };
+    let (without, with) = (run(0), run(1));
+    assert_eq!((with.tally.errors, without.tally.from_depots), (0, 0), "{}", with.steady_row());
+    assert!(with.tally.from_depots > with.tally.reads / 20, "{}", with.steady_row());
+    assert!(with.saved() > without.saved() + 0.1, "{}\n{}", without.steady_row(), with.steady_row());
+}
+
+/// What the tracker is good for: with a table that is gossiped about, a crowd learns too late who has a blob.
+#[test]
+fn a_table_that_is_gossiped_about_is_late_and_costs_more() {
+    let run = |holders| flash::run(Model { holders, ..Model::new(50, 64, 1) });
+    let tracker = run(Holders::Tracker);
+    for early in [false, true] {
+        let table = run(Holders::Gossip { period: 200_000, early });
+        assert_eq!((table.unfinished, table.tally.errors), (0, 0), "{}", table.row());
+        assert!(table.gets() > 2.0 * tracker.gets(), "{}\n{}", tracker.row(), table.row());
+        assert!(table.coordination > 2.0 * tracker.coordination, "{}\n{}", tracker.row(), table.row());
+    }
 }
