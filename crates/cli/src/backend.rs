@@ -88,7 +88,7 @@ pub trait Backend: Send + Sync {
     }
 
     /// Fetches what files and trees consist of.
-    fn warm(&self, _: &[PathBuf], _: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
+    fn warm(&self, _: &[PathBuf], _: bool, _: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
         Err(not_a_volume(&self.name()))
     }
 
@@ -193,8 +193,8 @@ impl Backend for Node {
         Node::evict(self, to)
     }
 
-    fn warm(&self, paths: &[PathBuf], tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
-        Node::warm(self, paths, tick)
+    fn warm(&self, paths: &[PathBuf], depot: bool, tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
+        Node::warm(self, paths, depot, tick)
     }
 
     fn info(&self, path: &Path, list: bool) -> Result<Info> {

@@ -17,6 +17,7 @@ pub mod gc;
 pub mod generate;
 pub mod import;
 pub mod info;
+pub mod lend;
 pub mod mount;
 pub mod peers;
 pub mod publish;

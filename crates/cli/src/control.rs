@@ -5,18 +5,18 @@
 //!                   ◄──{"progress":{"done":3,"of":10,"what":"..."}}\n ... {"done":{...}}\n  or  {"failed":{...}}\n
 //! ```
 //!
-//! The socket of a volume in a folder lies in that folder, whose owner alone may enter it; a volume in memory has a name in the
-//! kernel's table instead of a file. In both cases the daemon asks the kernel who is calling and serves only root and its own user.
+//! The socket of a volume in a folder lies in that folder, whose owner alone may enter it; that of anything else in a folder of the
+//! system's ([`ear`]). In both cases the daemon asks the kernel who is calling and serves only root and its own user.
 //! One thread per caller: requests are rare, and a long one (a collection) must not keep `status` waiting.
 //!
 //! A command that looks on ([`Request::Watch`]) gets notes until it says `stop` or closes its end.
 
-use std::fs::{self, File};
+pub mod ear;
+
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,6 +28,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
 use crate::watch::Wish;
+
+pub use ear::Ear;
 
 /// A path that need not be UTF-8: text where it is, numbers where it is not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +115,9 @@ pub enum Request {
     Warm {
         /// Which.
         paths: Vec<RawPath>,
+        /// Into the zone's depots, not into this node's cache.
+        #[serde(default)]
+        depot: bool,
     },
     /// Who is in the fleet: a list of [`crate::fleet::shown::PeerRow`].
     Peers,
@@ -142,63 +147,6 @@ enum Reply {
     Note(serde_json::Value),
     Done(serde_json::Value),
     Failed(Failure),
-}
-
-/// Where a daemon listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ear {
-    /// A socket file.
-    File(PathBuf),
-    /// A name in the kernel's table, for a volume without a folder.
-    Name(String),
-}
-
-impl Ear {
-    /// The ear of the daemon whose mount has this source.
-    pub fn of_source(source: &Path) -> Ear {
-        match source.to_str() {
-            // The numbers of a corpus and what tells one mount of it from another.
-            Some(text) if text.starts_with(corpus::spec::PREFIX) => Ear::Name(format!("covey-{text}")),
-            Some(text) if text.starts_with("mem:") => Ear::Name(format!("covey-{}", &text[4..])),
-            // An origin may have a longer name than an ear.
-            Some(text) if crate::frozen::source(text).is_some() => {
-                let mark = text.rsplit(crate::frozen::MARK).next().unwrap_or(text);
-                Ear::Name(format!("covey-tree-{mark}"))
-            }
-            _ => Ear::File(source.join("control.sock")),
-        }
-    }
-
-    fn address(&self) -> io::Result<(SocketAddr, Option<File>)> {
-        match self {
-            Ear::Name(name) => Ok((SocketAddr::from_abstract_name(name.as_bytes())?, None)),
-            // An address holds 107 bytes: a longer path goes through a descriptor of its folder.
-            Ear::File(path) if path.as_os_str().len() > 100 => {
-                let folder = File::open(path.parent().unwrap_or(Path::new("/")))?;
-                let name = path.file_name().unwrap_or_default();
-                let short = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
-                Ok((SocketAddr::from_pathname(short)?, Some(folder)))
-            }
-            Ear::File(path) => Ok((SocketAddr::from_pathname(path)?, None)),
-        }
-    }
-
-    fn connect(&self) -> io::Result<UnixStream> {
-        let (address, _folder) = self.address()?;
-        UnixStream::connect_addr(&address)
-    }
-
-    fn bind(&self) -> io::Result<UnixListener> {
-        if let Ear::File(path) = self {
-            // Whoever binds holds the volume's lock, so a socket that is there is a dead daemon's.
-            match fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-        }
-        let (address, _folder) = self.address()?;
-        UnixListener::bind_addr(&address)
-    }
 }
 
 /// What a caller is told when the daemon cannot be asked.
@@ -353,6 +301,8 @@ fn send(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
 #[derive(Debug)]
 pub struct Listener {
     ear: Ear,
+    /// The socket, if it is a file.
+    file: Option<PathBuf>,
     stop: Arc<AtomicBool>,
     callers: Arc<AtomicUsize>,
 }
@@ -366,17 +316,13 @@ impl Listener {
     /// Starts to listen.
     pub fn start(ear: Ear, serve: Arc<dyn Serve>) -> Result<Listener> {
         let cannot = |error: io::Error| Failure::io("cannot open the control socket", &error);
-        let socket = ear.bind().map_err(cannot)?;
-        if let Ear::File(path) = &ear {
-            use std::os::unix::fs::PermissionsExt;
-            fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(cannot)?;
-        }
+        let (socket, file) = ear.bind().map_err(cannot)?;
         let stop = Arc::new(AtomicBool::new(false));
         let callers = Arc::new(AtomicUsize::new(0));
         let (stopped, served) = (stop.clone(), callers.clone());
         base::thread::spawn("covey-control", move || accept(&socket, &serve, &stopped, &served))
             .map_err(cannot)?;
-        Ok(Listener { ear, stop, callers })
+        Ok(Listener { ear, file, stop, callers })
     }
 }
 
@@ -385,8 +331,8 @@ impl Drop for Listener {
         self.stop.store(true, Ordering::SeqCst);
         // The thread waits in accept(2): a call of our own wakes it.
         let _ = self.ear.connect();
-        if let Ear::File(path) = &self.ear {
-            let _ = fs::remove_file(path);
+        if let Some(file) = &self.file {
+            self.ear.remove(file);
         }
         let until = base::time::monotonic() + LAST_WORDS;
         while self.callers.load(Ordering::SeqCst) > 0 && base::time::monotonic() < until {
@@ -466,6 +412,8 @@ fn may_ask(stream: &UnixStream) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use std::fs;
 
     struct Parrot;
 

@@ -370,9 +370,9 @@ impl Serve for Daemon {
                 serde_json::to_value(self.node.settle(seconds.map(Duration::from_secs), tick)?)
             }
             Request::Evict { to } => serde_json::to_value(self.node.evict(to)?),
-            Request::Warm { paths } => {
+            Request::Warm { paths, depot } => {
                 let paths: Vec<PathBuf> = paths.into_iter().map(PathBuf::from).collect();
-                serde_json::to_value(self.node.warm(&paths, tick)?)
+                serde_json::to_value(self.node.warm(&paths, depot, tick)?)
             }
             Request::Clone { from, to } => {
                 let cloned = self.node.clone_tree(&PathBuf::from(from), &PathBuf::from(to), tick)?;

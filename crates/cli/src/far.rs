@@ -234,6 +234,7 @@ fn request_status(remote: &Remote) -> RequestStatus {
         retries: stats.retries,
         errors: stats.errors,
         throttled: stats.throttled,
+        refusals: stats.refusals,
         damaged: stats.damaged,
         hedges: stats.hedges,
         in_flight: stats.in_flight,
@@ -454,6 +455,9 @@ pub struct RequestStatus {
     pub errors: u64,
     /// Of these, because the store was busy.
     pub throttled: u64,
+    /// Calls refused for a key, a right or a clock, with those that were not made because of that.
+    #[serde(default)]
+    pub refusals: u64,
     /// Answers that were not the blob's bytes.
     pub damaged: u64,
     /// Second GETs because the first took long.

@@ -9,6 +9,9 @@
 //!
 //! The cache owns the fleet (it is the origin that the cache knows), so the other way round there are only weak references.
 
+pub mod lender;
+pub mod lent;
+pub mod look;
 pub mod options;
 pub mod shown;
 
@@ -55,6 +58,7 @@ pub fn join(
     origin: Arc<dyn Origin>,
 ) -> Result<Joined> {
     let secret = options.secret()?;
+    let tls = options.tls.load()?;
     let contacts = options.contacts()?;
     let listen = options.listen(&contacts)?;
     let home = Arc::new(NodeHome::open(folder).map_err(home_failure)?);
@@ -62,6 +66,7 @@ pub fn join(
     let parts = FleetParts {
         home,
         secret,
+        tls,
         volume,
         listen,
         advertise: options.advertise,

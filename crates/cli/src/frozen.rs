@@ -43,7 +43,7 @@ pub struct Named {
     /// Whether a mount moves to what is published next, and how often it looks.
     pub follow: Option<Interval>,
     /// Of which fleet a mount is a node, if it is of one.
-    pub fleet: Option<FleetOptions>,
+    pub fleet: Option<Box<FleetOptions>>,
 }
 
 /// How the store of an origin is reached, beside its name.
@@ -111,13 +111,13 @@ impl Named {
             ))
             .next("leave --join and --listen out; a fleet is for trees in an object store"));
         }
-        self.fleet = fleet.is_on().then(|| fleet.clone());
+        self.fleet = fleet.is_on().then(|| Box::new(fleet.clone()));
         Ok(self)
     }
 
     /// The words that say the same on a command line, beside the tree's own.
     pub fn to_args(&self) -> Vec<OsString> {
-        let mut args = self.fleet.as_ref().map(FleetOptions::to_args).unwrap_or_default();
+        let mut args = self.fleet.as_deref().map(FleetOptions::to_args).unwrap_or_default();
         args.extend(self.follow.map(|every| format!("--follow={}", every.0.as_secs_f64()).into()));
         let mut add = |option: &str, value: Option<OsString>| {
             args.extend(value.into_iter().flat_map(|value| [OsString::from(option), value]));

@@ -473,10 +473,10 @@ impl Node {
         self.far.as_ref().ok_or_else(|| no_cache(&self.name))?.evict(to)
     }
 
-    /// Fetches what files and trees consist of.
-    pub fn warm(&self, paths: &[PathBuf], tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
-        let far = self.far.as_ref().ok_or_else(|| no_cache(&self.name))?;
-        warm::warm(far.cache(), Names::new(self.store()), paths, tick)
+    /// Fetches what files and trees consist of, into this node's cache or into the depots of its zone.
+    pub fn warm(&self, paths: &[PathBuf], depot: bool, tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
+        let to = warm::To::of(&self.name, (self.far.as_ref(), self.tree_cache.as_ref()), depot)?;
+        warm::warm(to, Names::new(self.store()), paths, tick)
     }
 
     /// Frees what nothing refers to, and gathers what lies scattered.

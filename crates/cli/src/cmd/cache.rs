@@ -8,6 +8,7 @@ use crate::control::{self, Request};
 use crate::error::{Failure, Result};
 use crate::far::options::parse_size;
 use crate::far::{Evicted, FarStatus, cache_rows};
+use crate::fleet::lent::{self, LentStatus};
 use crate::node::{Node, NodeOptions};
 use crate::status::Status;
 use crate::table::{Pairs, bytes, count};
@@ -17,7 +18,8 @@ use crate::term::Term;
 /// Shows what this node's disk keeps of a far origin, or lets go of it
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  covey cache status /mnt/covey\n  covey cache evict --to 10G /mnt/covey\n  covey cache evict --all /srv/volume      also one that is not mounted\n\n\
+    after_help = "Examples:\n  covey cache status /mnt/covey\n  covey cache evict --to 10G /mnt/covey\n  covey cache evict --all /srv/volume      also one that is not mounted\n  \
+    covey cache status /srv/depot            a depot or a lender, by its folder\n\n\
     What the origin does not have yet is never let go of: covey flush brings it there."
 )]
 pub struct Args {
@@ -31,7 +33,7 @@ enum What {
     ///
     /// Example: covey cache status /mnt/covey
     Status {
-        /// A path on a mount, or a volume's folder
+        /// A path on a mount, a volume's folder, or a depot's
         volume: PathBuf,
     },
     /// Let go of blobs that the origin has
@@ -44,7 +46,7 @@ enum What {
         /// Those wanted least, until no more than this is kept: 10G, 512M
         #[arg(long, value_name = "SIZE")]
         to: Option<String>,
-        /// A path on a mount, or a volume's folder
+        /// A path on a mount, a volume's folder, or a depot's
         volume: PathBuf,
     },
 }
@@ -56,7 +58,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             let (name, far) = status(volume)?;
             term.result(&far.cache, || {
                 let mut pairs = Pairs::new();
-                pairs.row("volume", &name);
+                pairs.row(if lent::is_one(volume) { "folder" } else { "volume" }, &name);
                 cache_rows(&mut pairs, &far);
                 pairs.text()
             });
@@ -78,6 +80,10 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
 }
 
 fn status(volume: &Path) -> Result<(String, FarStatus)> {
+    if lent::is_one(volume) {
+        let status: LentStatus = lent::ask(volume, &Request::Status)?;
+        return Ok((status.folder.display().to_string(), status.far));
+    }
     let status: Status = match resolve(volume)? {
         Target::Mounted(place) => control::ask(&place.ear(), &Request::Status, &mut |_| ())?,
         Target::Closed { dir, .. } => {
@@ -94,6 +100,9 @@ fn status(volume: &Path) -> Result<(String, FarStatus)> {
 }
 
 fn evict(volume: &Path, to: Option<u64>) -> Result<Evicted> {
+    if lent::is_one(volume) {
+        return lent::ask(volume, &Request::Evict { to });
+    }
     match resolve(volume)? {
         Target::Mounted(place) => control::ask(&place.ear(), &Request::Evict { to }, &mut |_| ()),
         Target::Closed { dir, .. } => {

@@ -3,6 +3,7 @@
 
 mod advice;
 mod far;
+mod fleet;
 mod machine;
 mod places;
 
@@ -107,6 +108,7 @@ pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
         let answers = check.level != Level::Wrong;
         checks.push(check);
         checks.extend(answers.then(|| advice::of_mount(mount, &machine)).flatten());
+        checks.extend(answers.then(|| fleet::of_mount(mount)).into_iter().flatten());
     }
     checks.extend(advice::uses(&machine));
     checks

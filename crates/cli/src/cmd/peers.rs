@@ -1,42 +1,65 @@
-//! `covey peers`: who is in the fleet, as one of its nodes sees it.
+//! `covey peers`: who is in the fleet, as one of its nodes sees it: one on this machine, or any that is asked over the network.
 
 use std::path::{Path, PathBuf};
 
-use crate::control::{self, Ear, Request};
+use crate::control::{self, Request};
 use crate::error::{Failure, Result};
+use crate::fleet::options::TlsOptions;
 use crate::fleet::shown::PeerRow;
+use crate::fleet::{lent, look};
 use crate::table::{Table, bytes};
 use crate::target::{Target, resolve};
 use crate::term::Term;
 
-/// Shows who is in the fleet, as a node on this machine sees it
+/// Shows who is in the fleet, as one of its nodes sees it
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  covey peers /mnt/models\n  covey peers /var/cache/depot --json      a depot, by its folder\n\n\
-    A node is silent when it has not answered this one lately; one that stays away goes from the list within some ten seconds."
+    after_help = "Examples:\n  covey peers /mnt/models\n  covey peers /var/cache/depot --json      a depot or a lender, by its folder\n  \
+    covey peers --join 10.0.0.1:7171 --secret-file /etc/covey/secret      a fleet that this machine is no part of\n\n\
+    A node is silent when it has not answered the one that is asked lately; one that stays away goes from the list within some ten seconds."
 )]
 pub struct Args {
-    /// A mount that is a node of a fleet, or a depot's folder
-    place: PathBuf,
+    /// A mount that is a node of a fleet, or the folder of a depot or lender
+    #[arg(conflicts_with = "join")]
+    place: Option<PathBuf>,
+    /// Ask a node of a fleet from outside: any of these that answers. Nothing is joined by that
+    #[arg(long, value_name = "HOST:PORT,...")]
+    join: Option<String>,
+    /// The file with the fleet's secret
+    #[arg(long, value_name = "FILE", env = "COVEY_SECRET_FILE", hide_env = true)]
+    secret_file: Option<PathBuf>,
+    #[command(flatten)]
+    tls: TlsOptions,
+    /// Only the nodes of this zone
+    #[arg(long, value_name = "NAME")]
+    zone: Option<String>,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
-    let rows: Vec<PeerRow> = control::ask(&ear(&args.place)?, &Request::Peers, &mut |_| ())?;
+    let mut rows = match (&args.join, &args.place) {
+        (Some(join), _) => look::look(join, args.secret_file.as_deref(), &args.tls)?,
+        (None, Some(place)) => of(place)?,
+        (None, None) => {
+            return Err(Failure::usage("no node of a fleet was named")
+                .next("name a mount, or the folder of a depot or lender: covey peers PLACE")
+                .next("or ask a node from outside: covey peers --join HOST:PORT --secret-file FILE"));
+        }
+    };
+    rows.retain(|row| args.zone.as_ref().is_none_or(|zone| row.zone == *zone));
     term.result(&rows, || table(&rows));
     Ok(0)
 }
 
-fn ear(place: &Path) -> Result<Ear> {
-    if place.join("depot.lock").is_file() {
-        return Ok(Ear::of_source(place));
+fn of(place: &Path) -> Result<Vec<PeerRow>> {
+    if lent::is_one(place) {
+        return lent::ask(place, &Request::Peers);
     }
     match resolve(place)? {
-        Target::Mounted(place) => Ok(place.ear()),
+        Target::Mounted(place) => control::ask(&place.ear(), &Request::Peers, &mut |_| ()),
         Target::Closed { .. } => Err(no_fleet(&place.display().to_string())),
     }
 }
-
 /// What is no node of a fleet is told.
 pub fn no_fleet(name: &str) -> Failure {
     Failure::new("no-fleet", format!("{name} is no node of a fleet"))

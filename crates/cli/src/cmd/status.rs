@@ -7,6 +7,7 @@ use fuse::mount::mounted_by_us;
 use crate::control::{self, Request};
 use crate::error::{Failure, Result};
 use crate::far;
+use crate::fleet::lent::{self, LentStatus};
 use crate::node::{Node, NodeOptions};
 use crate::status::{Kind, Status};
 use crate::table::{Pairs, bytes, count, span};
@@ -17,10 +18,10 @@ use crate::term::Term;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey status                     every mounted volume\n  covey status /mnt/covey\n  \
-    covey status /srv/volume --json  also one that is not mounted"
+    covey status /srv/volume --json  also one that is not mounted\n  covey status /srv/depot          a depot or a lender, by its folder"
 )]
 pub struct Args {
-    /// A path on a mount, or a volume's folder [default: all mounts]
+    /// A path on a mount, a volume's folder, or a depot's [default: all mounts]
     path: Option<PathBuf>,
     /// Also list what the origin does not have yet, blob by blob
     #[arg(long, short = 'v')]
@@ -29,6 +30,11 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
+    if let Some(path) = args.path.as_ref().filter(|path| lent::is_one(path)) {
+        let status: LentStatus = lent::ask(path, &Request::Status)?;
+        term.result(&status, || lent::text(&status));
+        return Ok(0);
+    }
     if let Some(path) = &args.path {
         let status = of(path)?;
         term.result(&status, || text(&status, args.verbose));

@@ -16,10 +16,11 @@ use crate::term::Term;
 /// Paths asked for at a time, in bytes of text: a request has a bound.
 const BATCH: usize = 256 << 10;
 
-/// Fetches files and trees from the origin into this node's cache
+/// Fetches files and trees from the origin into this node's cache, or into its zone's depots
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  covey warm /mnt/covey/models/llama\n  find /mnt/covey/src -name '*.rs' | covey warm --from-list -\n\n\
+    after_help = "Examples:\n  covey warm /mnt/covey/models/llama\n  find /mnt/covey/src -name '*.rs' | covey warm --from-list -\n  \
+    covey warm --depot /mnt/models/llama      for the nodes that come later\n\n\
     What is here already is not fetched again. Exit status: 0 when everything is here, 1 when something could not be had."
 )]
 pub struct Args {
@@ -29,6 +30,9 @@ pub struct Args {
     /// Also those that a file names, one a line; - is standard input
     #[arg(long, value_name = "FILE")]
     from_list: Option<PathBuf>,
+    /// Of a node of a fleet: have the depots of its zone fetch them; the bytes do not come by this node
+    #[arg(long)]
+    depot: bool,
 }
 
 /// Runs the command.
@@ -43,7 +47,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mut progress = term.progress("warm");
     let mut sum = WarmSummary::default();
     for (ear, batch) in batches(&paths)? {
-        let request = Request::Warm { paths: batch };
+        let request = Request::Warm { paths: batch, depot: args.depot };
         sum.add(control::ask(&ear, &request, &mut |tick| show(&mut progress, tick))?);
     }
     progress.done();
@@ -54,7 +58,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     if more > 0 {
         term.say(format_args!("not had: {more} more"));
     }
-    term.result(&sum, || text(&sum));
+    term.result(&sum, || text(&sum, args.depot));
     Ok(u8::from(sum.failed_count > 0))
 }
 
@@ -108,9 +112,10 @@ fn mounted(path: &Path) -> Result<Place> {
     }
 }
 
-fn text(sum: &WarmSummary) -> String {
-    let fetched = format!("{} blobs ({}) fetched", count(sum.fetched_blobs), bytes(sum.fetched_bytes));
-    let here = format!("{} ({}) were here", count(sum.here_blobs), bytes(sum.here_bytes));
+fn text(sum: &WarmSummary, depot: bool) -> String {
+    let (by, place) = if depot { (" by the depots", "there") } else { ("", "here") };
+    let fetched = format!("{} blobs ({}) fetched{by}", count(sum.fetched_blobs), bytes(sum.fetched_bytes));
+    let here = format!("{} ({}) were {place}", count(sum.here_blobs), bytes(sum.here_bytes));
     let failed = match sum.failed_count {
         0 => String::new(),
         n => format!("; {} could not be had", count(n)),

@@ -15,7 +15,7 @@ use peer::fleet::Fleet;
 use peer::id::Role;
 
 use super::options::FarOptions;
-use super::{FarStatus, cache_status, request_status};
+use super::{FarStatus, UploadStatus, cache_status, request_status};
 use crate::error::{Context, Failure, Result};
 use crate::fleet::shown::FleetStatus;
 use crate::fleet::{self, Joined, Lender, Told};
@@ -49,7 +49,7 @@ impl TreeCache {
         let below = named.cache.clone().map_or_else(default_folder, Ok)?;
         let (folder, lock) = take(&below, &::tree::root::hex(&volume))?;
         let join = |fleet| fleet::join(fleet, Role::Node, &folder, volume, store.clone());
-        let joined = named.fleet.as_ref().map(join).transpose()?;
+        let joined = named.fleet.as_deref().map(join).transpose()?;
         let remote: Arc<dyn Origin> = match &joined {
             Some(joined) => joined.fleet.clone(),
             None => store.clone(),
@@ -72,9 +72,16 @@ impl TreeCache {
         let cache = Arc::new(NodeCache::open(parts).at("open", &folder)?);
         if let Some(joined) = &joined {
             joined.fleet.lend(Arc::new(Lender(Arc::downgrade(&cache))));
+            let keeper: Arc<dyn Origin> = cache.clone();
+            joined.fleet.fill_from(&keeper);
             fleet::tell_free(&joined.fleet, &cache);
         }
         Ok(TreeCache { cache, remote: store, fleet: joined, _lock: lock })
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &Arc<NodeCache> {
+        &self.cache
     }
 
     /// Of which fleet it is a node, if it is of one.
@@ -94,14 +101,7 @@ impl TreeCache {
 
     /// The figures now; nothing of them is about uploads.
     pub fn status(&self) -> FarStatus {
-        let spec = self.remote.spec();
-        FarStatus {
-            endpoint: spec.endpoint.clone(),
-            region: spec.region.clone(),
-            uploads: Default::default(),
-            cache: cache_status(&self.cache),
-            requests: request_status(&self.remote),
-        }
+        FarStatus::of_reading(Some(&self.remote), &self.cache)
     }
 
     /// Writes down what is kept.
@@ -110,6 +110,20 @@ impl TreeCache {
             joined.fleet.close();
         }
         self.cache.close();
+    }
+}
+
+impl FarStatus {
+    /// The figures of a cache that nothing is uploaded from, and of the origin behind it, if that is behind a network.
+    pub fn of_reading(remote: Option<&Remote>, cache: &NodeCache) -> FarStatus {
+        let spec = remote.map(Remote::spec);
+        FarStatus {
+            endpoint: spec.and_then(|spec| spec.endpoint.clone()),
+            region: spec.and_then(|spec| spec.region.clone()),
+            uploads: UploadStatus::default(),
+            cache: cache_status(cache),
+            requests: remote.map(request_status).unwrap_or_default(),
+        }
     }
 }
 
@@ -139,14 +153,20 @@ fn take(below: &Path, volume: &str) -> Result<(PathBuf, File)> {
         let folder = below.join(name);
         private_folder(&folder)?;
         let lock = folder.join("lock");
-        let file = File::options().create(true).truncate(false).write(true).open(&lock).at("open", &lock)?;
-        // SAFETY: flock(2) on a descriptor that `file` keeps open.
-        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        if let Some(file) = hold(&lock)? {
             return Ok((folder, file));
         }
     }
     Err(Failure::new("in-use", format!("{} has no free cache for another mount", below.display()))
         .next("name a folder of its own: --cache DIR"))
+}
+
+/// A file's lock, as long as what is returned lives; `None` when somebody else has it.
+pub fn hold(path: &Path) -> Result<Option<File>> {
+    let file = File::options().create(true).truncate(false).write(true).open(path).at("open", path)?;
+    // SAFETY: flock(2) on a descriptor that `file` keeps open.
+    let is_held = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
+    Ok(is_held.then_some(file))
 }
 
 #[cfg(test)]

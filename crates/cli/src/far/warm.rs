@@ -1,4 +1,4 @@
-//! Warming: the blobs that names lead to are fetched before anybody reads them.
+//! Warming: the blobs that names lead to are fetched before anybody reads them, into this node's cache or into its zone's depots.
 
 use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt;
@@ -12,8 +12,14 @@ use cache::{NodeCache, Warmed};
 use meta::store::StoreError;
 use meta::{Names, PackRow};
 use parking_lot::Mutex;
+use peer::fleet::Fleet;
+use peer::net::Filled;
 use serde::{Deserialize, Serialize};
 
+use super::Far;
+use super::tree::TreeCache;
+use crate::cmd::cache::no_cache;
+use crate::cmd::peers::no_fleet;
 use crate::control::Tick;
 use crate::error::{Failure, Result};
 use crate::table::{bytes, count};
@@ -34,11 +40,11 @@ pub struct WarmSummary {
     pub files: u64,
     /// Blobs that they lie in.
     pub blobs: u64,
-    /// Of these, here already.
+    /// Of these, here already, or at the depot.
     pub here_blobs: u64,
     /// Their bytes.
     pub here_bytes: u64,
-    /// Fetched from the origin.
+    /// Fetched from the origin, or from others of the fleet.
     pub fetched_blobs: u64,
     /// Their bytes.
     pub fetched_bytes: u64,
@@ -183,6 +189,44 @@ fn shown(path: &Path) -> String {
     format!("/{}", path.display())
 }
 
+/// Where blobs are fetched to.
+#[derive(Clone)]
+pub enum To {
+    /// Into this node's cache.
+    Here(Arc<NodeCache>),
+    /// Into the depots of its zone: the bytes do not come by this node.
+    Depots(Arc<Fleet>),
+}
+
+impl To {
+    /// What a mount of this name can warm: one with a far origin, or of a published tree.
+    pub fn of(name: &str, (far, tree): (Option<&Far>, Option<&TreeCache>), depot: bool) -> Result<To> {
+        if !depot {
+            let cache = far.map(Far::cache).or_else(|| tree.map(TreeCache::cache));
+            return cache.cloned().map(To::Here).ok_or_else(|| no_cache(name));
+        }
+        let fleet = tree.and_then(TreeCache::fleet).map(|joined| &joined.fleet);
+        let fleet = fleet.ok_or_else(|| no_fleet(name))?;
+        if fleet.depots() == 0 {
+            let zone = fleet.zone();
+            return Err(Failure::new("no-depot", format!("no depot is in this node's zone, {zone}"))
+                .next(format!("start one: covey depot --zone {zone} --join HOST:PORT ..."))
+                .next("or fetch into this node's own cache: covey warm PATH"));
+        }
+        Ok(To::Depots(fleet.clone()))
+    }
+
+    fn fetch(&self, id: &BlobId) -> std::result::Result<Filled, String> {
+        match self {
+            To::Here(cache) => match cache.warm(id).map_err(|error| error.to_string())? {
+                Warmed::Here => Ok(Filled::Here),
+                Warmed::Fetched(_) => Ok(Filled::Fetched),
+            },
+            To::Depots(fleet) => fleet.warm_depot(id).map_err(|error| error.to_string()),
+        }
+    }
+}
+
 /// How far the fetching is.
 #[derive(Default)]
 struct Progress {
@@ -194,19 +238,19 @@ struct Progress {
 }
 
 impl Progress {
-    fn fetch(&self, cache: &NodeCache, (id, size, path): &(BlobId, u32, String)) {
+    fn fetch(&self, to: &To, (id, size, path): &(BlobId, u32, String)) {
         let add = |counts: &(AtomicU64, AtomicU64)| {
             counts.0.fetch_add(1, Ordering::Relaxed);
             counts.1.fetch_add(u64::from(*size), Ordering::Relaxed);
         };
-        match cache.warm(id) {
-            Ok(Warmed::Here) => add(&self.here),
-            Ok(Warmed::Fetched(_)) => add(&self.fetched),
-            Err(error) => {
+        match to.fetch(id) {
+            Ok(Filled::Here) => add(&self.here),
+            Ok(Filled::Fetched) => add(&self.fetched),
+            Err(why) => {
                 let mut failed = self.failed.lock();
                 failed.0 += 1;
                 if failed.1.len() < NAMED {
-                    failed.1.push(Missed { path: path.clone(), why: error.to_string() });
+                    failed.1.push(Missed { path: path.clone(), why });
                 }
             }
         }
@@ -215,12 +259,7 @@ impl Progress {
 }
 
 /// Fetches what the files at and below these paths, relative to the root, consist of.
-pub fn warm(
-    cache: &Arc<NodeCache>,
-    names: Names,
-    paths: &[PathBuf],
-    tick: &mut dyn FnMut(Tick),
-) -> Result<WarmSummary> {
+pub fn warm(to: To, names: Names, paths: &[PathBuf], tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
     let started = base::time::monotonic();
     let (packs, ids) = (HashSet::new(), HashSet::new());
     let mut wanted =
@@ -230,10 +269,10 @@ pub fn warm(
     let total: u64 = blobs.iter().map(|(_, size, _)| u64::from(*size)).sum();
     let of_blobs = blobs.len() as u64;
     let progress = Arc::new(Progress::default());
-    let (theirs, cache) = (progress.clone(), cache.clone());
+    let theirs = progress.clone();
     let work = move || {
         let fetch = |blob: &(BlobId, u32, String)| {
-            theirs.fetch(&cache, blob);
+            theirs.fetch(&to, blob);
             Ok::<(), ()>(())
         };
         let _ = base::thread::for_each("covey-warm", HANDS, &blobs, fetch);

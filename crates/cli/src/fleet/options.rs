@@ -8,6 +8,7 @@ use peer::arriving::Verify;
 use peer::id::Zone;
 use peer::members::Contact;
 use peer::secret::Secret;
+use peer::tls::Tls;
 
 use crate::error::{Failure, Result};
 
@@ -42,6 +43,43 @@ impl std::fmt::Display for Checked {
     }
 }
 
+/// With what connections to other nodes are encrypted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub struct TlsOptions {
+    /// Encrypt what goes over connections to other nodes: this node's certificate, PEM; all nodes do, or none
+    #[arg(long, value_name = "FILE", env = "COVEY_TLS_CERT", hide_env = true)]
+    pub tls_cert: Option<PathBuf>,
+    /// The key to it
+    #[arg(long, value_name = "FILE", env = "COVEY_TLS_KEY", hide_env = true)]
+    pub tls_key: Option<PathBuf>,
+    /// The certificate of the fleet's CA: who shows one that it signed is let in
+    #[arg(long, value_name = "FILE", env = "COVEY_TLS_CA", hide_env = true)]
+    pub tls_ca: Option<PathBuf>,
+}
+
+impl TlsOptions {
+    /// Whether any of it was said.
+    fn is_named(&self) -> bool {
+        self.tls_cert.is_some() || self.tls_key.is_some() || self.tls_ca.is_some()
+    }
+
+    /// What the files hold; none where none was named.
+    pub fn load(&self) -> Result<Option<Tls>> {
+        match (&self.tls_cert, &self.tls_key, &self.tls_ca) {
+            (None, None, None) => Ok(None),
+            (Some(certificate), Some(key), Some(ca)) => {
+                Tls::from_files(certificate, key, ca).map(Some).map_err(|error| {
+                    Failure::new("no-tls", "TLS between nodes cannot be used").why(error.to_string())
+                })
+            }
+            _ => Err(Failure::usage("TLS between nodes needs three files, and some were not named")
+                .why("a node shows its certificate, proves it by the key, and knows the others by the CA")
+                .next("name all: --tls-cert FILE --tls-key FILE --tls-ca FILE")
+                .next("docs/OPERATING.md has the commands that make them")),
+        }
+    }
+}
+
 /// How a node takes part in a fleet.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct FleetOptions {
@@ -57,6 +95,8 @@ pub struct FleetOptions {
     /// The file with the fleet's secret; covey fleet secret FILE makes one
     #[arg(long, value_name = "FILE", env = "COVEY_SECRET_FILE", hide_env = true)]
     pub secret_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub tls: TlsOptions,
     /// Where this node is: nodes of one zone give blobs to one another [default: default]
     #[arg(long, value_name = "NAME", env = "COVEY_ZONE", hide_env = true)]
     pub zone: Option<String>,
@@ -76,7 +116,8 @@ impl FleetOptions {
 
     /// What is said although it takes no part: of no use, and perhaps a mistake.
     pub fn check(&self) -> Result<()> {
-        if self.is_on() || self.secret_file.is_none() && self.advertise.is_none() {
+        let tls = self.tls.is_named();
+        if self.is_on() || self.secret_file.is_none() && self.advertise.is_none() && !tls {
             return Ok(());
         }
         Err(Failure::usage("a fleet's options are given, and no fleet")
@@ -86,7 +127,12 @@ impl FleetOptions {
 
     /// What all nodes know.
     pub fn secret(&self) -> Result<Secret> {
-        let Some(file) = &self.secret_file else {
+        FleetOptions::secret_in(self.secret_file.as_deref())
+    }
+
+    /// The same from a file, if one was named.
+    pub fn secret_in(file: Option<&Path>) -> Result<Secret> {
+        let Some(file) = file else {
             return Err(Failure::usage("a fleet has a secret, and none was named")
                 .why("only nodes that know it may ask others for blobs")
                 .next("make one, once: covey fleet secret FILE; then copy FILE to every node")
@@ -145,6 +191,9 @@ impl FleetOptions {
         add("--listen", address(self.listen));
         add("--advertise", address(self.advertise));
         add("--secret-file", self.secret_file.as_deref().map(absolute));
+        add("--tls-cert", self.tls.tls_cert.as_deref().map(absolute));
+        add("--tls-key", self.tls.tls_key.as_deref().map(absolute));
+        add("--tls-ca", self.tls.tls_ca.as_deref().map(absolute));
         add("--zone", self.zone.clone().map(Into::into));
         add("--weight", (self.weight != WEIGHT).then(|| self.weight.to_string().into()));
         add("--verify", (self.verify != Checked::default()).then(|| self.verify.to_string().into()));
@@ -176,7 +225,7 @@ mod tests {
     #[test]
     fn options_are_read_and_written_back() {
         let line = "x --join 10.0.0.1:7,nodes.example:8 --listen 10.0.0.2:9 --advertise 1.2.3.4:5 --secret-file /s \
-                    --zone eu-1 --weight 7 --verify crc";
+                    --tls-cert /c --tls-key /k --tls-ca /a --zone eu-1 --weight 7 --verify crc";
         let options = parse(line);
         let again = options.to_args().into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>();
         assert_eq!(parse(&format!("x {}", again.join(" "))), options);
@@ -205,6 +254,13 @@ mod tests {
         let failure = parse("x --join 127.0.0.1:7").secret().unwrap_err();
         assert!(failure.to_string().contains("covey fleet secret"), "{failure}");
         assert!(parse("x --secret-file /s").check().is_err());
+        let failure = parse("x --join 127.0.0.1:7 --tls-cert /c --tls-ca /a").tls.load().unwrap_err();
+        assert!(failure.status == 2 && failure.next[0].contains("--tls-key"), "{failure}");
+        let failure =
+            parse("x --tls-cert /none/c --tls-key /none/k --tls-ca /none/a").tls.load().unwrap_err();
+        assert!(failure.to_string().contains("/none/c"), "{failure}");
+        assert!(parse("x --join 127.0.0.1:7").tls.load().unwrap().is_none());
+        assert!(parse("x --tls-cert /c").check().is_err());
         assert!(parse("x --join nonsense").contacts().is_err());
         assert!(parse("x --zone a/b").zone().is_err());
     }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use cache::NodeCache;
-use peer::fleet::{Fleet, Seen};
-use peer::id::Role;
+use peer::fleet::Fleet;
+use peer::id::{Role, Seen};
 use serde::{Deserialize, Serialize};
 
 use crate::table::{Pairs, bytes, count};
@@ -28,7 +28,7 @@ pub struct PeerRow {
     pub free_mib: u32,
     /// What it is about to send, in MiB.
     pub load_mib: u16,
-    /// `own`, `there`, or `silent` when it has not answered lately.
+    /// `own` (or `asked`, of one that was asked from outside), `there`, or `silent` when it has not answered lately.
     pub state: String,
 }
 
@@ -90,6 +90,12 @@ pub struct FleetStatus {
     pub depot: TierStatus,
     /// Blobs from the origin.
     pub origin: TierStatus,
+    /// Parts of blobs from other nodes, without the rest.
+    #[serde(default)]
+    pub part: TierStatus,
+    /// Parts from the origin.
+    #[serde(default)]
+    pub origin_part: TierStatus,
     /// Fetches from the origin as the tracker said.
     pub origin_told: u64,
     /// Fetches from the origin because the fleet was slow.
@@ -100,6 +106,9 @@ pub struct FleetStatus {
     pub failed: u64,
     /// Second fetches because the first took long.
     pub hedges: u64,
+    /// Questions to trackers that were not answered in time.
+    #[serde(default)]
+    pub asks_late: u64,
     /// Questions asked of trackers, and answered as one.
     pub asks: u64,
     /// See [`FleetStatus::asks`].
@@ -130,11 +139,14 @@ impl FleetStatus {
             stream: tier(counts.stream_blobs, counts.stream_bytes),
             depot: tier(counts.depot_blobs, counts.depot_bytes),
             origin: tier(counts.origin_blobs, counts.origin_bytes),
+            part: tier(counts.peer_parts, counts.peer_part_bytes),
+            origin_part: tier(counts.origin_parts, counts.origin_part_bytes),
             origin_told: counts.origin_told,
             origin_hedged: counts.origin_hedged,
             origin_alone: counts.origin_alone,
             failed: counts.failed,
             hedges: counts.hedges,
+            asks_late: counts.asks_late,
             asks: counts.asks,
             answered: counts.answered,
             sent_bytes: net.blob_bytes_out,
@@ -144,7 +156,7 @@ impl FleetStatus {
     }
 
     /// Each tier with its word, the nearest first.
-    pub fn tiers(&self) -> [(&'static str, TierStatus); 6] {
+    pub fn tiers(&self) -> [(&'static str, TierStatus); 8] {
         [
             ("memory", self.memory),
             ("disk", self.disk),
@@ -152,6 +164,8 @@ impl FleetStatus {
             ("stream", self.stream),
             ("depot", self.depot),
             ("origin", self.origin),
+            ("part", self.part),
+            ("origin_part", self.origin_part),
         ]
     }
 }
@@ -165,8 +179,13 @@ pub fn rows(pairs: &mut Pairs, fleet: &FleetStatus) {
     pairs
         .row("fleet", format!("{} nodes{depots}; this one listens on {}", count(fleet.nodes), fleet.address));
     let tier = |(name, tier): &(&str, TierStatus)| {
-        let what = if matches!(*name, "memory" | "disk") { "reads" } else { "blobs" };
-        format!("{name} {} {what} ({})", count(tier.hits), bytes(tier.bytes))
+        let (from, what) = match *name {
+            "memory" | "disk" => (*name, "reads"),
+            "part" => ("other nodes", "parts"),
+            "origin_part" => ("origin", "parts"),
+            _ => (*name, "blobs"),
+        };
+        format!("{from} {} {what} ({})", count(tier.hits), bytes(tier.bytes))
     };
     let tiers = fleet.tiers();
     let used: Vec<String> = tiers.iter().filter(|(_, tier)| tier.hits > 0).map(tier).collect();

@@ -6,7 +6,7 @@ use fuse::Session;
 use fuse::watch::Histogram;
 
 use crate::backend::Backend;
-use crate::far::FarStatus;
+use crate::far::{FarStatus, UploadStatus};
 use crate::fleet::shown::FleetStatus;
 use crate::node::Node;
 
@@ -66,6 +66,12 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     ("covey_origin_retries_total", "counter", "Of these, sent again after a failure."),
     ("covey_origin_errors_total", "counter", "Of these, failed."),
     ("covey_origin_throttled_total", "counter", "Of these, refused because the store was busy."),
+    (
+        "covey_origin_refusals_total",
+        "counter",
+        "Calls refused for a key, a right or a clock, with those not made because of that.",
+    ),
+    ("covey_origin_refusing", "gauge", "1 while the origin refuses reads for such a reason."),
     ("covey_origin_hedges_total", "counter", "Second GETs because the first took long."),
     ("covey_origin_in_flight", "gauge", "Requests to the origin under way."),
     ("covey_origin_received_bytes_total", "counter", "Bytes of bodies that came from the origin."),
@@ -79,6 +85,11 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     ),
     ("covey_fleet_bytes_total", "counter", "Their bytes."),
     ("covey_fleet_origin_fetches_total", "counter", "Blobs fetched from the origin, by why."),
+    (
+        "covey_fleet_late_answers_total",
+        "counter",
+        "Questions about who has a blob that were not answered in time.",
+    ),
     ("covey_fleet_failures_total", "counter", "Fetches from other nodes that failed."),
     ("covey_fleet_corrupt_total", "counter", "Answers that were not the blob's bytes."),
     ("covey_fleet_sent_bytes_total", "counter", "Bytes of blobs sent to other nodes."),
@@ -142,7 +153,12 @@ pub fn render(node: &dyn Backend, session: &Session) -> String {
     requests(&mut page, session);
     volume(&mut page, node);
     if let Some(far) = node.node().and_then(Node::far) {
-        far_origin(&mut page, &far.status());
+        let status = far.status();
+        uploads(&mut page, &status.uploads);
+        far_origin(&mut page, &status);
+    }
+    if let Some(cache) = node.node().and_then(Node::tree_cache) {
+        far_origin(&mut page, &cache.status());
     }
     if let Some(status) = node.node().and_then(Node::fleet_status) {
         fleet(&mut page, &status);
@@ -197,15 +213,15 @@ fn fleet(page: &mut Page, fleet: &FleetStatus) {
     page.labelled("covey_fleet_bytes_total", "tier", fleet.tiers().map(|(name, tier)| (name, tier.bytes)));
     let why = [("told", fleet.origin_told), ("hedge", fleet.origin_hedged), ("alone", fleet.origin_alone)];
     page.labelled("covey_fleet_origin_fetches_total", "why", why);
+    page.value("covey_fleet_late_answers_total", fleet.asks_late);
     page.value("covey_fleet_failures_total", fleet.failed);
     page.value("covey_fleet_corrupt_total", fleet.corrupt);
     page.value("covey_fleet_sent_bytes_total", fleet.sent_bytes);
     page.value("covey_fleet_received_bytes_total", fleet.received_bytes);
 }
 
-/// What only a far origin has; without one its metrics are absent.
-fn far_origin(page: &mut Page, far: &FarStatus) {
-    let FarStatus { uploads, cache, requests, .. } = far;
+/// What only a volume with a far origin has.
+fn uploads(page: &mut Page, uploads: &UploadStatus) {
     let failing = u64::from(uploads.trouble.is_some());
     for (name, value) in [
         ("covey_upload_pending_blobs", uploads.blobs),
@@ -218,6 +234,15 @@ fn far_origin(page: &mut Page, far: &FarStatus) {
         ("covey_upload_failures_total", uploads.failed_attempts),
         ("covey_writers_waiting", uploads.writers_waiting),
         ("covey_writes_refused_total", uploads.writes_refused),
+    ] {
+        page.value(name, value);
+    }
+}
+
+/// What only a far origin has, a volume's or a published tree's; without one its metrics are absent.
+fn far_origin(page: &mut Page, far: &FarStatus) {
+    let FarStatus { cache, requests, .. } = far;
+    for (name, value) in [
         ("covey_cache_size_bytes", cache.size_bytes),
         ("covey_cache_bytes", cache.bytes),
         ("covey_cache_blobs", cache.blobs),
@@ -230,6 +255,8 @@ fn far_origin(page: &mut Page, far: &FarStatus) {
         ("covey_origin_retries_total", requests.retries),
         ("covey_origin_errors_total", requests.errors),
         ("covey_origin_throttled_total", requests.throttled),
+        ("covey_origin_refusals_total", requests.refusals),
+        ("covey_origin_refusing", u64::from(requests.refused.is_some())),
         ("covey_origin_hedges_total", requests.hedges),
         ("covey_origin_in_flight", requests.in_flight),
         ("covey_origin_received_bytes_total", requests.received_bytes),

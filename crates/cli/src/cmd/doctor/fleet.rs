@@ -1,0 +1,52 @@
+//! Of a mount that is a node of a fleet: whether others reach it, who is silent, and whether its zone has a depot. Clocks are not compared:
+//! nodes tell one another spans of time, never times of day.
+
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+
+use fuse::mount::Mounted;
+
+use super::{Check, note, ok, tip, wrong};
+use crate::control::{self, Ear, Request};
+use crate::fleet::shown::PeerRow;
+
+/// A node answers itself within this.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// What there is to say of a mount; nothing where it is no node.
+pub fn of_mount(mount: &Mounted) -> Vec<Check> {
+    let ear = Ear::of_source(Path::new(&mount.source));
+    let rows: Vec<PeerRow> = control::ask(&ear, &Request::Peers, &mut |_| ()).unwrap_or_default();
+    let Some(own) = rows.iter().find(|row| row.state == "own") else { return Vec::new() };
+    vec![listens(own, &rows), depot(own, &rows)]
+}
+
+fn listens(own: &PeerRow, rows: &[PeerRow]) -> Check {
+    let address = &own.address;
+    let open = "open its port for TCP and UDP, or say where others reach it: --advertise ADDRESS:PORT";
+    let reached = address.parse::<SocketAddr>().map_err(|error| error.to_string()).and_then(|address| {
+        TcpStream::connect_timeout(&address, ANSWER).map_err(|error| crate::error::plain(&error))
+    });
+    if let Err(why) = reached {
+        return wrong("fleet", format!("this node is not reached at {address}: {why}"), open);
+    }
+    let silent = rows.iter().filter(|row| row.state == "silent").count();
+    let others = rows.len() - 1;
+    match silent {
+        0 => ok("fleet", format!("this node answers at {address}; {others} others are there")),
+        n => note("fleet", format!("{n} of {others} other nodes do not answer this one at {address}"), open),
+    }
+}
+
+fn depot(own: &PeerRow, rows: &[PeerRow]) -> Check {
+    let zone = &own.zone;
+    match rows.iter().filter(|row| row.role == "depot" && row.zone == *zone).count() {
+        0 => tip(
+            "depot",
+            format!("zone {zone} has no depot: what its nodes let go of comes from the store again"),
+            format!("covey depot --zone {zone} --join {} ...", own.address),
+        ),
+        n => ok("depot", format!("zone {zone} has {n}")),
+    }
+}

@@ -1,0 +1,85 @@
+//! What a command learns of a node without a mount, by its folder: a depot, or a lender.
+
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::shown::{self, FleetStatus};
+use crate::control::{self, Ear, Request};
+use crate::error::{Failure, Result};
+use crate::far::{self, FarStatus};
+use crate::table::{Pairs, bytes, count, span};
+
+/// The file by which such a folder is known.
+pub const LOCK: &str = "depot.lock";
+
+/// A depot's or lender's figures. Field names are stable.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LentStatus {
+    /// The folder of its cache.
+    pub folder: PathBuf,
+    /// Whose blobs it keeps.
+    pub origin: String,
+    /// `depot` or `lender`.
+    pub role: String,
+    /// Where it is.
+    pub zone: String,
+    /// Its process.
+    pub pid: u32,
+    /// Since when it serves.
+    pub uptime_seconds: u64,
+    /// Blobs that it fetched because a node asked for their bytes.
+    pub filled_blobs: u64,
+    /// Blobs that it fetched because somebody warmed it.
+    pub warmed_blobs: u64,
+    /// Copies that it made of what it tracks.
+    pub kept_blobs: u64,
+    /// Bytes of memory that the process holds.
+    pub memory_bytes: u64,
+    /// The most it ever held.
+    pub memory_peak_bytes: u64,
+    /// Its cache, and what it asked of the origin.
+    pub far: FarStatus,
+    /// Who is there, and where bytes came from.
+    pub fleet: FleetStatus,
+}
+
+/// Whether it is such a folder.
+pub fn is_one(place: &Path) -> bool {
+    place.join(LOCK).is_file()
+}
+
+/// Asks the node that has the folder.
+pub fn ask<T: DeserializeOwned>(place: &Path, request: &Request) -> Result<T> {
+    control::ask(&Ear::of_source(place), request, &mut |_| ()).map_err(|failure| match &*failure.code {
+        "no-answer" => {
+            let place = place.display();
+            Failure::new("no-answer", format!("{place} is the folder of a depot or lender that does not run"))
+                .next(format!("start it: covey depot --cache {place} ..., or covey lend --cache {place} ..."))
+        }
+        _ => failure,
+    })
+}
+
+/// As a person reads it.
+pub fn text(status: &LentStatus) -> String {
+    let mut pairs = Pairs::new();
+    pairs
+        .row(&status.role, status.folder.display().to_string())
+        .row("origin", &status.origin)
+        .row("zone", &status.zone)
+        .row("up for", span(status.uptime_seconds as f64));
+    let asked = [
+        (status.filled_blobs, "for nodes that read"),
+        (status.warmed_blobs, "for covey warm"),
+        (status.kept_blobs, "as copies of what it tracks"),
+    ];
+    let asked: Vec<String> =
+        asked.iter().filter(|(n, _)| *n > 0).map(|(n, why)| format!("{} {why}", count(*n))).collect();
+    pairs.row("blobs fetched", if asked.is_empty() { "none yet".to_owned() } else { asked.join(", ") });
+    far::rows_of_reading(&mut pairs, &status.far);
+    shown::rows(&mut pairs, &status.fleet);
+    pairs.row("memory", format!("{} (peak {})", bytes(status.memory_bytes), bytes(status.memory_peak_bytes)));
+    pairs.text()
+}
