@@ -203,8 +203,9 @@ bench-origin: bench-build minio ## Over an S3 store (MinIO): beside juicefs, rcl
 
 .PHONY: bench-fleet
 bench-fleet: bench-build ## P3, P4, P5, P7: nodes in network namespaces; PART=flash|scale|tiers|start for one of them
-	@scripts/bootstrap run-fleet
-	$(call figure,fleet $(addprefix --part ,$(PART)))
+	@scripts/bootstrap bench-fleet
+	@[ -n "$(filter-out start,$(PART))" ] || scripts/start-root "$(cache)/start-root"
+	$(call figure,fleet $(addprefix --part ,$(PART)) --root "$(cache)/start-root")
 
 .PHONY: bench-transport
 bench-transport: bench-build ## P1 and P2: the fleet's transport over veth, beside iperf3 and nginx with curl where they are installed
@@ -240,7 +241,7 @@ SIM_RESULTS ?= bench/results/$(shell date -u +%Y-%m-%d)-sim
 sim = "$(CARGO_TARGET_DIR)/release/covey-sim"
 
 .PHONY: sim
-sim: ## Simulate the fleet at 10 to 10,000 nodes: a flash crowd, crashes and slow nodes, every day; about two minutes
+sim: ## Simulate the fleet at 10 to 10,000 nodes: a flash crowd, crashes and slow nodes, every day; some minutes
 	@scripts/bootstrap build
 	$(CARGO) build --release --package covey-sim
 	@mkdir -p "$(SIM_RESULTS)"
@@ -249,7 +250,18 @@ sim: ## Simulate the fleet at 10 to 10,000 nodes: a flash crowd, crashes and slo
 	$(sim) flash --nodes 10,100,1000 --blobs 320 --slow 50 --json "$(SIM_RESULTS)/flash-slow.json"; \
 	$(sim) flash --nodes 10,30,100,300,1000 --blobs 320 --slow 50 --crash 100 --json "$(SIM_RESULTS)/flash-faults.json"; \
 	$(sim) flash --nodes 10000 --blobs 64 --slow 50 --crash 100 --json "$(SIM_RESULTS)/flash-faults-64.json"; \
-	$(sim) steady --nodes 10,100,300 --seconds 60 --json "$(SIM_RESULTS)/steady.json"; } | tee "$(SIM_RESULTS)/sim.txt"
+	$(sim) steady --nodes 10,100,300 --seconds 60 --json "$(SIM_RESULTS)/steady.json"; \
+	$(sim) steady --nodes 10,30,100 --seconds 300 --json "$(SIM_RESULTS)/steady-long.json"; \
+	$(sim) steady --nodes 10,30 --seconds 300 --depots 1 --json "$(SIM_RESULTS)/steady-depot.json"; \
+	$(sim) steady --nodes 100 --seconds 300 --depots 4 --depot-room 5000 --json "$(SIM_RESULTS)/steady-depots.json"; \
+	$(sim) flash --nodes 10,100,300 --blobs 64 --holders gossip --json "$(SIM_RESULTS)/holders-gossip.json"; \
+	$(sim) flash --nodes 10,100,300 --blobs 64 --holders gossip-early --json "$(SIM_RESULTS)/holders-gossip-early.json"; \
+	$(sim) flash --nodes 10,100,300 --blobs 64 --holders gossip-early --gossip-ms 20 --json "$(SIM_RESULTS)/holders-gossip-early-20ms.json"; \
+	$(sim) flash --nodes 10,100,300 --blobs 64 --json "$(SIM_RESULTS)/holders-tracker.json"; \
+	$(sim) steady --nodes 10,30 --blobs 20000 --seconds 30 --holders gossip --json "$(SIM_RESULTS)/steady-gossip.json"; \
+	$(sim) steady --nodes 10,30 --blobs 20000 --seconds 30 --json "$(SIM_RESULTS)/steady-tracker.json"; \
+	$(sim) zipf --json "$(SIM_RESULTS)/zipf.json"; } | tee "$(SIM_RESULTS)/sim.txt"
+	$(CARGO) run --release --package covey-bench -- zipf-chart "$(SIM_RESULTS)/zipf.json"
 
 ##@ Tidy
 

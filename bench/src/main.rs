@@ -11,6 +11,7 @@
 //!
 //! - A figure each: [`basic`], [`tail`] (F1), [`parallel`] (F2), [`operations`] (F3), [`writes`] (F4), [`workloads`] (F5), [`peers`] (F6),
 //!   [`metadata`] (F7), [`origin`] (over an S3 store), [`fleet`] (P3, P4, P5, P7: several nodes in network namespaces).
+//! - [`zipf`] (P6): charts of what the simulation found.
 //! - [`cells`]: work that several of them do.
 //! - [`place`], [`peer`], [`store`]: what is measured on. [`relay`]: what a store is asked. [`process`]: what servers use of the machine. [`interrupt`]: Ctrl-C.
 //! - [`sheet`], [`chart`], [`machine`]: tables, targets, charts, raw results kept in `bench/results`.
@@ -38,6 +39,7 @@ mod transport;
 mod work;
 mod workloads;
 mod writes;
+mod zipf;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -67,6 +69,7 @@ enum Figure {
     Fleet(fleet::Args),
     Workloads(workloads::Args),
     Transport(transport::Args),
+    ZipfChart(zipf::Args),
     #[command(hide = true)]
     TransportServe(transport::ServeArgs),
     #[command(hide = true)]
@@ -97,6 +100,7 @@ fn main() -> ExitCode {
         Figure::Fleet(args) => fleet::run(&args),
         Figure::Workloads(args) => workloads::run(&args),
         Figure::Transport(args) => transport::run(&args),
+        Figure::ZipfChart(args) => zipf::run(&args),
         Figure::TransportServe(args) => transport::serve(&args),
         Figure::TransportAsk(args) => transport::ask(&args),
         Figure::ServeNull { mountpoint, transport, readers, uncached } => {

@@ -27,7 +27,16 @@ pub fn cpu_seconds(pid: u32) -> f64 {
 
 /// This process's processor time so far, in seconds.
 pub fn own_cpu_seconds() -> f64 {
-    let clock = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    cpu_clock(rustix::time::ClockId::ProcessCPUTime)
+}
+
+/// Processor time of this thread so far.
+pub fn thread_cpu_seconds() -> f64 {
+    cpu_clock(rustix::time::ClockId::ThreadCPUTime)
+}
+
+fn cpu_clock(which: rustix::time::ClockId) -> f64 {
+    let clock = rustix::time::clock_gettime(which);
     clock.tv_sec as f64 + clock.tv_nsec as f64 / 1e9
 }
 

@@ -1,5 +1,5 @@
-//! A relay on loopback before a store, the same for all that is measured: it counts requests by kind and bytes, and can make each request
-//! wait, as a network's round trip and a real store's first byte do.
+//! A relay on loopback before a store, the same for all that is measured: it counts requests by kind and bytes, can make each request
+//! wait, as a network's round trip and a real store's first byte do, and can let answers through no faster than a link would.
 //!
 //! ```text
 //!   program ── requests, read as HTTP/1.1 only as far as counting needs ──► relay ── the same bytes ──► store
@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A wait is drawn for each request around the median that was set, and is over before the request's head goes on; so it is part of the time to the
-//! first byte and takes nothing from the bytes after it.
+//! first byte and takes nothing from the bytes after it. A link is one for all connections: each piece of an answer takes its time on it, one after
+//! another, and waits for that before it goes on.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use base::time::monotonic_ns;
 use parking_lot::Mutex;
 use rustix::pipe::{SpliceFlags, pipe, splice};
 
@@ -26,6 +28,10 @@ use crate::store::Counts;
 const HEAD_MAX: usize = 64 << 10;
 /// Bytes that go on at a time.
 const PIECE: usize = 1 << 20;
+/// And over a link, so that connections take turns on it.
+const PIECE_ON_LINK: usize = 64 << 10;
+/// A sleep ends late; what the link stood idle for that is made up, up to so many nanoseconds.
+const LATE_NS: u64 = 2_000_000;
 /// Waits scatter around their median by about this part of it, more upwards than down.
 const SCATTER: f64 = 0.35;
 
@@ -34,7 +40,27 @@ struct Shared {
     wait_us: AtomicU64,
     asked: AtomicU64,
     answered: AtomicU64,
+    /// Bytes of answers in a second; 0 is no limit.
+    rate: AtomicU64,
+    /// Until when the link is taken, in nanoseconds of the monotonic clock.
+    taken: Mutex<u64>,
     requests: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+impl Shared {
+    /// Waits until the link has carried so many bytes, after those that others put on it before.
+    fn take_turn(&self, bytes: usize, rate: u64) {
+        if rate == 0 {
+            return;
+        }
+        let now = monotonic_ns();
+        let done = {
+            let mut taken = self.taken.lock();
+            *taken = (*taken).max(now.saturating_sub(LATE_NS)) + bytes as u64 * 1_000_000_000 / rate;
+            *taken
+        };
+        std::thread::sleep(Duration::from_nanos(done.saturating_sub(now)));
+    }
 }
 
 /// A relay; its threads end with their connections.
@@ -69,6 +95,11 @@ impl Relay {
     /// From now on each request waits about so long.
     pub fn delay(&self, median: Duration) {
         self.shared.wait_us.store(median.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// From now on answers share a link of so many bytes a second; 0 is no limit.
+    pub fn limit(&self, rate: u64) {
+        self.shared.rate.store(rate, Ordering::Relaxed);
     }
 
     /// What went through so far.
@@ -106,10 +137,13 @@ fn answers(from: &TcpStream, to: &TcpStream, shared: &Shared) -> Result<()> {
     // A small pipe makes more steps of it, and no fault.
     let _ = rustix::pipe::fcntl_setpipe_size(&into, PIECE);
     loop {
-        let mut left = splice(from, None, &into, None, PIECE, SpliceFlags::MOVE)?;
+        let rate = shared.rate.load(Ordering::Relaxed);
+        let piece = if rate == 0 { PIECE } else { PIECE_ON_LINK };
+        let mut left = splice(from, None, &into, None, piece, SpliceFlags::MOVE)?;
         if left == 0 {
             return Ok(());
         }
+        shared.take_turn(left, rate);
         shared.answered.fetch_add(left as u64, Ordering::Relaxed);
         while left > 0 {
             left -= splice(&out, None, to, None, left, SpliceFlags::MOVE)?;
@@ -247,6 +281,41 @@ mod tests {
         let head = b"PUT /b/k HTTP/1.1\r\nHost: x\r\ncontent-Length: 5\r\n\r\n";
         assert_eq!(end_of_head(head), Some(head.len()));
         assert_eq!(Head::read(head), Some(Head { kind: "putobject", body: Body::Bytes(5) }));
+    }
+
+    /// Two connections ask for 2 MiB each at once, over a link of 20 MiB a second: together they take about as long as 4 MiB take on it.
+    #[test]
+    fn connections_share_a_link() {
+        let store = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let relay = Relay::start(store.local_addr().unwrap().port()).unwrap();
+        relay.limit(20 << 20);
+        std::thread::spawn(move || {
+            for socket in store.incoming().take(2) {
+                let mut socket = socket.unwrap();
+                std::thread::spawn(move || {
+                    let _ = socket.read(&mut [0; 100]).unwrap();
+                    socket.write_all(&vec![7; 2 << 20]).unwrap();
+                });
+            }
+        });
+        let begun = base::time::monotonic();
+        let clients: Vec<_> = (0..2)
+            .map(|_| {
+                let port = relay.port();
+                std::thread::spawn(move || {
+                    let mut client = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+                    client.write_all(b"GET /b/k HTTP/1.1\r\n\r\n").unwrap();
+                    let mut came = Vec::new();
+                    client.read_to_end(&mut came).unwrap();
+                    came.len()
+                })
+            })
+            .collect();
+        for client in clients {
+            assert_eq!(client.join().unwrap(), 2 << 20);
+        }
+        // Never faster; how much slower is the machine's affair.
+        assert!(begun.elapsed() > Duration::from_millis(190), "{:?}", begun.elapsed());
     }
 
     /// Two requests on one connection, the first with a body, answered by somebody who says as many bytes as he is asked for.

@@ -3,6 +3,9 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base::time::monotonic;
 
 use crate::Result;
 use crate::interrupt;
@@ -122,6 +125,9 @@ pub struct Bench {
     _switch: Switch,
 }
 
+/// A peer whose round takes longer than this is not measured again.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 impl Bench {
     /// Looks whether it can be done here at all.
     ///
@@ -167,7 +173,7 @@ impl Bench {
         Sheet::new(figure, title, machine::facts(&self.common, &self.covey))
     }
 
-    /// Measures all cells on all places, in turns.
+    /// Measures all cells on all places, in turns. A peer whose round takes longer than [`PATIENCE`] has no more rounds, and the table says so.
     ///
     /// # Errors
     /// A place failed, or Ctrl-C came in the first round; later it ends the rounds, and what was measured by then is kept. A peer
@@ -175,14 +181,15 @@ impl Bench {
     pub fn measure(&self, places: &mut [Place], cells: &[Cell<'_>], sheet: &mut Sheet) -> Result<()> {
         let wanted =
             |cell: &&Cell<'_>| self.common.only.as_ref().is_none_or(|only| cell.name.contains(only.as_str()));
-        let rounds = self.common.rounds();
+        let (rounds, count) = (self.common.rounds(), places.len());
         sheet.columns(places.iter().map(|place| place.name().to_owned()));
+        let mut late = vec![false; count];
         for round in 0..rounds {
+            let mut spent = vec![Duration::ZERO; count];
             for cell in cells.iter().filter(wanted) {
-                let count = places.len();
-                for turn in 0..count {
-                    let place = &mut places[(turn + round) % count];
-                    if !(cell.runs_on)(place) || sheet.gave_up(&cell.name, place.name()) {
+                for at in (0..count).map(|turn| (turn + round) % count) {
+                    let place = &mut places[at];
+                    if late[at] || !(cell.runs_on)(place) || sheet.gave_up(&cell.name, place.name()) {
                         continue;
                     }
                     progress(&format!("round {} of {rounds}: {} on {}", round + 1, cell.name, place.name()));
@@ -192,8 +199,20 @@ impl Bench {
                         return Ok(());
                     }
                     interrupt::check()?;
+                    let begun = monotonic();
                     visit(cell, place, sheet)?;
+                    if place.kind().is_peer() {
+                        spent[at] += begun.elapsed();
+                    }
                 }
+            }
+            for (at, place) in places.iter().enumerate().filter(|(at, _)| spent[*at] > PATIENCE) {
+                late[at] = true;
+                let minutes = spent[at].as_secs_f64() / 60.0;
+                let (name, done) = (place.name(), round + 1);
+                sheet.note(format!(
+                    "{name} had {done} of {rounds} rounds: one takes it {minutes:.0} minutes."
+                ));
             }
         }
         progress("");
@@ -226,7 +245,9 @@ fn visit(cell: &Cell<'_>, place: &mut Place, sheet: &mut Sheet) -> Result<()> {
             Ok(())
         }
         Err(error) if place.kind().is_peer() => {
-            sheet.give_up(&cell.name, place.name(), &error.to_string());
+            // What a tool says of every file is one reason.
+            let said = error.to_string();
+            sheet.give_up(&cell.name, place.name(), said.lines().next().unwrap_or_default());
             Ok(())
         }
         Err(error) => Err(format!("{} on {}: {error}", cell.name, place.name()).into()),

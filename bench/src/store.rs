@@ -149,6 +149,15 @@ impl Store {
         done
     }
 
+    /// While `work` goes on, the store is beyond a network: its answers share a link of so many bytes a second, and each request waits about `median`
+    /// for the first byte.
+    pub fn beyond<T>(&self, rate: u64, median: Duration, work: impl FnOnce() -> T) -> T {
+        self.relay.limit(rate);
+        let done = self.far_away(median, work);
+        self.relay.limit(0);
+        done
+    }
+
     fn get(&self, path: &str) -> Result<String> {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;

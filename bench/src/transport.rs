@@ -5,10 +5,11 @@
 //! ```
 //!
 //! Each end is a process of its own, so its processor time can be told from the other's; what the kernel does for a packet is counted
-//! where it happens. The receiver writes what comes into a cache's folder, as a node does; so does curl; iperf3 throws it away. What is
+//! where it happens. Under TLS both ends read and write through rustls; the certificates are made for the run. The receiver writes what comes into a cache's folder, as a node does; so does curl; iperf3 throws it away. What is
 //! left out of the transport one by one says what each part is good for.
 
 mod ends;
+mod keys;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -100,9 +101,10 @@ struct Server {
 }
 
 impl Server {
-    fn start(wire: &Wire, folder: &Path, off: &str) -> Result<Server> {
+    fn start(wire: &Wire, folder: &Path, off: &str, tls: Option<&Path>) -> Result<Server> {
         let mut command = wire.command(&wire.a, &std::env::current_exe()?);
-        command.args(["transport-serve", "--listen", &format!("{SERVER}:7171"), "--off", off]).arg(folder);
+        command.args(["transport-serve", "--listen", &format!("{SERVER}:7171"), "--off", off]);
+        command.args(tls.map(|tls| [Path::new("--tls"), tls]).into_iter().flatten()).arg(folder);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (Some(says), Some(hears)) = (child.stdout.take(), child.stdin.take()) else {
             return Err("the serving end has no pipes".into());
@@ -144,15 +146,25 @@ struct Run<'r> {
     wire: &'r Wire,
     folder: &'r Path,
     cache: PathBuf,
+    keys: PathBuf,
 }
+
+/// The column's name under TLS.
+const TLS: &str = ", TLS";
 
 impl Run<'_> {
     /// A new server and a new asker for each, so that no connection and no memory is left from another.
-    fn ours(&self, verify: &str, off: &str, what: &[&str]) -> Result<Both> {
-        let mut server = Server::start(self.wire, self.folder, off)?;
+    fn ours(&self, column: &str, off: &str, what: &[&str]) -> Result<Both> {
+        let (verify, tls) = match column.strip_suffix(TLS) {
+            Some(verify) => (verify, Some(self.keys.as_path())),
+            None => (column, None),
+        };
+        let mut server = Server::start(self.wire, self.folder, off, tls)?;
+        self.warm()?;
         let before = server.cpu()?;
         let mut command = self.wire.command(&self.wire.b, &std::env::current_exe()?);
         command.args(["transport-ask", "--server", &format!("{SERVER}:7171"), "--verify", verify]);
+        command.args(tls.map(|tls| [Path::new("--tls"), tls]).into_iter().flatten());
         command.args(["--off", off]).args(what).arg(self.folder).arg(&self.cache);
         let output = command.stderr(Stdio::inherit()).output()?;
         let _ = fs::remove_dir_all(&self.cache);
@@ -162,6 +174,18 @@ impl Run<'_> {
         let said: Value = serde_json::from_slice(&output.stdout)?;
         let receiver = said["cpu"].as_f64().unwrap_or(0.0);
         Ok(Both { sender: server.cpu()? - before, receiver, said })
+    }
+
+    /// Touches as much memory as the receiver's files will take, and gives it back. Where a machine is a guest that hands free memory back
+    /// to its host, a page that was not touched lately costs several times what it costs to fill it, at whoever happens to take it.
+    fn warm(&self) -> Result<()> {
+        let (file, bytes) = (self.cache.with_extension("warm"), vec![1; 4 << 20]);
+        let mut out = fs::File::create(&file)?;
+        for _ in fs::read_dir(self.folder)? {
+            out.write_all(&bytes)?;
+        }
+        drop(out);
+        Ok(fs::remove_file(&file)?)
     }
 
     fn iperf(&self, program: &Path, bytes: u64) -> Result<Both> {
@@ -189,6 +213,7 @@ impl Run<'_> {
         fs::write(&conf, text)?;
         let mut server = self.wire.command(&self.wire.a, nginx).arg("-c").arg(&conf).spawn()?;
         std::thread::sleep(Duration::from_millis(500));
+        self.warm()?;
         let before = process::cpu_seconds(server.id());
         fs::create_dir_all(&self.cache)?;
         let began = monotonic();
@@ -226,8 +251,9 @@ fn add_whole(sheet: &mut Sheet, place: &str, both: &Both) {
         ("both", "CPU s/GiB", (both.sender + both.receiver) / gib),
         ("rate", "GiB/s", gib / both.number("seconds")),
         ("wake-ups of the receiver", "/GiB", both.number("wakeups") / gib),
+        ("of the receiver, writing files", "CPU s/GiB", both.number("keeping") / gib),
     ];
-    sheet.add(WHOLE, place, &figures[..if both.said["wakeups"].is_null() { 4 } else { 5 }], both.sender);
+    sheet.add(WHOLE, place, &figures[..if both.said["wakeups"].is_null() { 4 } else { 6 }], both.sender);
 }
 
 fn add_small(sheet: &mut Sheet, cell: &str, place: &str, both: &Both) {
@@ -263,10 +289,16 @@ pub fn run(args: &Args) -> Result<()> {
         fs::write(folder.join(format!("{number:04}")), &bytes)?;
     }
     let wire = Wire::lay()?;
-    let run = Run { wire: &wire, folder: &folder, cache: scratch.path().join("cache") };
+    let run = Run {
+        wire: &wire,
+        folder: &folder,
+        cache: scratch.path().join("cache"),
+        keys: scratch.path().join("keys"),
+    };
+    keys::make(&run.keys)?;
     let mut sheet =
         Sheet::new("transport", "P1 and P2, the fleet's transport", machine::facts(common, &common.covey));
-    let columns = ["crc", "blake3", "iperf3", "nginx+curl"].into_iter();
+    let columns = ["crc", "blake3", "crc, TLS", "blake3, TLS", "iperf3", "nginx+curl"].into_iter();
     sheet.columns(columns.chain(WITHOUT.map(|(column, _)| column)).map(str::to_owned));
     // The first to write and to connect finds everything cold; it is not counted.
     run.ours("crc", "none", &["--what", "blobs"])?;
@@ -280,6 +312,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     progress("");
     targets(&mut sheet);
+    sheet.chart_ratios("crc", &["iperf3", "nginx+curl", "all of them off"]);
     sheet.close(machine::load());
     println!("{}", sheet.markdown());
     if common.results.as_os_str() != "none" {
@@ -290,7 +323,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn one_round(run: &Run<'_>, common: &Common, blobs: u64, sheet: &mut Sheet) -> Result<()> {
     let bytes = blobs << 22;
-    for verify in ["crc", "blake3"] {
+    for verify in ["crc", "crc, TLS", "blake3", "blake3, TLS"] {
         add_whole(sheet, verify, &run.ours(verify, "none", &["--what", "blobs"])?);
     }
     let missing = |what: &str| format!("{what} was skipped: apt-get install iperf3 nginx-light curl");
@@ -313,6 +346,7 @@ fn one_round(run: &Run<'_>, common: &Common, blobs: u64, sheet: &mut Sheet) -> R
         let (at_once, count) = (at_once.to_string(), count.to_string());
         let what = ["--what", "ranges", "--at-once", &at_once, "--count", &count];
         add_small(sheet, &cell, "crc", &run.ours("crc", "none", &what)?);
+        add_small(sheet, &cell, "crc, TLS", &run.ours("crc, TLS", "none", &what)?);
         if at_once == "64" {
             for (column, off) in [WITHOUT[0], WITHOUT[1], WITHOUT[6]] {
                 add_small(sheet, &cell, column, &run.ours("crc", off, &what)?);
@@ -333,6 +367,9 @@ fn targets(sheet: &mut Sheet) {
     sheet.target(&both, "crc", "iperf3", Bound::AtMost(1.0));
     sheet.target(&both, "crc", "nginx+curl", Bound::AtMost(0.75));
     sheet.target(&both, "blake3", "crc", Bound::Shown);
+    sheet.target(&both, "crc, TLS", "crc", Bound::Shown);
+    sheet.target(&both, "blake3, TLS", "blake3", Bound::Shown);
+    sheet.target("4 KiB, 64 at once, both", "crc, TLS", "crc", Bound::Shown);
     sheet.target(format!("{WHOLE}, sender"), "crc", "all of them off", Bound::AtMost(1.0 / 3.0));
     sheet.target(format!("{WHOLE}, receiver"), "crc", "all of them off", Bound::AtMost(0.5));
     sheet.target(format!("{WHOLE}, wake-ups of the receiver"), "crc", "all of them off", Bound::AtMost(0.1));

@@ -3,13 +3,16 @@
 //! What a fleet does when parts of it fail is shown in namespaces of its own (`tests/fleet`); here is that it works as it is typed.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use covey_tests::program::{covey, covey_ok, covey_run, environment, wait};
 use covey_tests::{Need, Rng, Volume, requires};
-use s3server::{BUCKET, Server};
+use s3server::{BUCKET, Canned, Fault, Proxy, Rule, Server};
 use serde_json::Value;
 
 /// A store with a published tree, and the fleet's secret.
@@ -30,6 +33,11 @@ fn soon(what: &str, mut holds: impl FnMut() -> bool) {
 
 impl World {
     fn new() -> World {
+        World::of(&[9 << 20, 5 << 20, 300_000, 40_000, 3_000, 100])
+    }
+
+    /// With files of these sizes.
+    fn of(sizes: &[usize]) -> World {
         environment(s3server::environment());
         let server = Server::start();
         let folder = covey_tests::scratch();
@@ -37,7 +45,6 @@ impl World {
         let origin = format!("s3://{BUCKET}/prefix");
         let volume = Volume::below(folder.path(), &["--origin", &origin, "--endpoint", &endpoint]);
         let mut rng = Rng::new(11);
-        let sizes = [9 << 20, 5 << 20, 300_000, 40_000, 3_000, 100];
         let files = sizes.iter().enumerate().map(|(n, size)| (format!("f{n}"), rng.bytes(*size))).collect();
         let world = World { server, volume, files, folder };
         let mounted = world.volume.mount();
@@ -133,7 +140,31 @@ impl Drop for Mount {
     }
 }
 
-struct Depot(Child);
+/// A node without a mount: a depot, or a lender.
+struct Depot(Child, PathBuf);
+
+impl Depot {
+    fn start(world: &World, command: &str, name: &str, join: &str, more: &[&str]) -> Depot {
+        let mut typed = covey();
+        typed.args([command, "--origin", &format!("s3://{BUCKET}/prefix"), "--size", "1G"]);
+        typed.args(world.words(name, Some(join))).args(more);
+        let log = fs::File::create(world.path(&format!("{name}.log"))).unwrap();
+        typed.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        Depot(typed.spawn().unwrap(), world.path(&format!("cache-{name}")))
+    }
+
+    fn folder(&self) -> &str {
+        self.1.to_str().unwrap()
+    }
+
+    fn status(&self) -> Value {
+        covey_ok(&["status", self.folder(), "--json"]).json()
+    }
+
+    fn blobs(&self) -> u64 {
+        covey_ok(&["cache", "status", self.folder(), "--json"]).json()["blobs"].as_u64().unwrap()
+    }
+}
 
 impl Drop for Depot {
     fn drop(&mut self) {
@@ -147,6 +178,14 @@ impl Drop for Depot {
 }
 
 /// Three nodes start at once on a cold tree: every byte is right, and the store is asked for each blob once, whoever wanted it.
+/// How often the fleet was slow or in trouble, as a busy machine makes it: then a blob may come from the store once more.
+fn troubles(fleet: &Value) -> u64 {
+    ["origin_hedged", "origin_alone", "asks_late", "failed"]
+        .iter()
+        .map(|name| fleet[name].as_u64().unwrap())
+        .sum()
+}
+
 #[test]
 fn three_nodes_read_a_tree_and_the_store_gives_each_blob_once() {
     requires!(Need::Covey);
@@ -159,10 +198,15 @@ fn three_nodes_read_a_tree_and_the_store_gives_each_blob_once() {
         nodes.iter().for_each(|node| drop(scope.spawn(|| node.read_all(&world))));
     });
     let sum = |tier: &str| nodes.iter().map(|node| node.hits(tier)).sum::<u64>();
-    let hedged: u64 =
-        nodes.iter().map(|node| node.json("status")["fleet"]["origin_hedged"].as_u64().unwrap()).sum();
+    let late: u64 = nodes.iter().map(|node| troubles(&node.json("status")["fleet"])).sum();
+    // Mounting reads the tree's root, which is a blob like others, and may do so before the node knows anybody.
+    let alone = nodes.len() as u64 - 1;
     let (origin, others) = (sum("origin"), sum("peer") + sum("stream"));
-    assert!(origin <= world.blobs() + hedged, "{origin} fetches of {} blobs, {hedged} hedged", world.blobs());
+    assert!(
+        origin <= world.blobs() + alone + late,
+        "{origin} fetches of {} blobs, {late} times in trouble",
+        world.blobs()
+    );
     assert!(others > 0, "nothing came from a neighbour");
     // A node that comes later, with the store's blobs all held by others, needs the store for names only.
     let late = world.mount("late", Some(&address), &[]);
@@ -172,6 +216,77 @@ fn three_nodes_read_a_tree_and_the_store_gives_each_blob_once() {
     assert!(table.contains("ADDRESS") && table.lines().count() == 5, "{table}");
     let text = covey_ok(&["status", late.at.to_str().unwrap()]).stdout;
     assert!(text.contains("bytes came from"), "{text}");
+}
+
+/// A little of a large file moves little: a node that reads a page here and there takes the groups around them from the node that has the
+/// file, and no blob. Steps are seen and fetched ahead, each once.
+#[test]
+fn a_node_that_reads_a_little_moves_little() {
+    requires!(Need::Covey);
+    let world = World::of(&[64 << 20]);
+    let (name, bytes) = &world.files[0];
+    let first = world.mount("a", None, &[]);
+    first.read_all(&world);
+    let second = world.mount("b", Some(&first.address()), &[]);
+    soon("they see each other", || first.nodes() == 2 && second.nodes() == 2);
+    // Now that there are two, the first one tells the other what it has of its share of the blobs.
+    std::thread::sleep(Duration::from_millis(700));
+    let file = fs::File::open(second.at.join(name)).unwrap();
+    // No more than is asked for: the kernel's own readahead is another test's.
+    // SAFETY: a hint about a descriptor that is open.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+    let status = || second.json("status")["fleet"].clone();
+    let received = || status()["received_bytes"].as_u64().unwrap();
+    let (before, from_origin) = (received(), second.hits("origin"));
+    let mut some = [0; 4096];
+    for step in 0..12usize {
+        let at = step * (5 << 20) + 12_345;
+        file.read_exact_at(&mut some, at as u64).unwrap();
+        assert_eq!(some, bytes[at..at + 4096], "at {at}");
+    }
+    // On a busy machine a blob is read before the tracker has been told of it; then the store gives the part, and after it the whole.
+    let (moved, parts, other) = (received() - before, second.hits("part"), second.hits("origin_part"));
+    println!("12 reads of 4 KiB moved {moved} bytes in {parts} parts, and the store gave {other}");
+    assert!(
+        parts + other >= 12 && parts > 0 && moved <= 16 * (128 << 10),
+        "{moved} bytes, {parts} and {other} parts"
+    );
+    // A second read of the same blobs is a reason for all of them.
+    for step in 0..12usize {
+        let at = step * (5 << 20) + 12_345 + 300_000;
+        file.read_exact_at(&mut some, at as u64).unwrap();
+        assert_eq!(some, bytes[at..at + 4096], "at {at}");
+    }
+    assert!(received() - before > (40 << 20) * (12 - other.min(12)) / 12, "{}", status());
+    assert!(second.hits("origin") <= from_origin + other, "the other has them all: {}", status());
+}
+
+/// A mapping that is walked through from its end: the blobs before are fetched ahead of it.
+#[test]
+fn a_mapping_that_is_read_backward_is_fetched_ahead() {
+    requires!(Need::Covey);
+    const SIZE: usize = 32 << 20;
+    let world = World::of(&[SIZE]);
+    let (name, bytes) = &world.files[0];
+    let mount = world.mount("a", None, &[]);
+    let file = fs::File::open(mount.at.join(name)).unwrap();
+    // SAFETY: a new mapping of a file that nobody changes, of its size; the address is the system's to choose.
+    let map = unsafe {
+        libc::mmap(std::ptr::null_mut(), SIZE, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
+    };
+    assert_ne!(map, libc::MAP_FAILED);
+    // SAFETY: the mapping is there until `munmap` below.
+    let mapped = unsafe { std::slice::from_raw_parts(map.cast::<u8>(), SIZE) };
+    let half = SIZE / 2 + (1 << 20);
+    for at in (half..SIZE).rev().step_by(64 << 10) {
+        assert_eq!(mapped[at], bytes[at], "at {at}");
+    }
+    // Of the first half nothing was touched, and the blob that ends it is here.
+    let held = || mount.json("status")["far"]["cache"]["bytes"].as_u64().unwrap_or(0);
+    soon("the blobs before are here", || held() > (SIZE - half) as u64 + (2 << 20));
+    println!("{} MiB here after {} MiB were read backward", held() >> 20, (SIZE - half) >> 20);
+    // SAFETY: nothing uses the slice from here on.
+    unsafe { libc::munmap(map, SIZE) };
 }
 
 /// Who unmounts says farewell: the others do not wait for a silence of seconds to know it.
@@ -197,22 +312,31 @@ fn a_depot_serves_nodes_and_ends_with_a_signal() {
     requires!(Need::Covey);
     let world = World::new();
     let node = world.mount("a", None, &[]);
-    let folder = world.path("cache-depot");
-    let mut command = covey();
-    command.args(["depot", "--origin", &format!("s3://{BUCKET}/prefix"), "--size", "1G"]);
-    command.args(world.words("depot", Some(&node.address())));
-    let log = fs::File::create(world.path("depot.log")).unwrap();
-    command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-    let depot = Depot(command.spawn().unwrap());
+    let depot = Depot::start(&world, "depot", "depot", &node.address(), &[]);
     soon("they see each other", || node.nodes() == 2);
     node.read_all(&world);
     assert!(node.hits("depot") > 0, "{}", node.json("status"));
-    let seen = covey_ok(&["peers", folder.to_str().unwrap(), "--json"]).json();
+    let seen = covey_ok(&["peers", depot.folder(), "--json"]).json();
     assert!(
         seen.as_array().unwrap().iter().any(|row| row["role"] == "depot" && row["state"] == "own"),
         "{seen}"
     );
+    let status = depot.status();
+    assert!(status["role"] == "depot" && status["filled_blobs"].as_u64().unwrap() > 0, "{status}");
+    assert!(
+        status["far"]["cache"]["blobs"].as_u64().unwrap() > 0 && status["fleet"]["nodes"] == 2,
+        "{status}"
+    );
+    let text = covey_ok(&["status", depot.folder()]).stdout;
+    assert!(text.contains("for nodes that read") && text.contains("origin asked"), "{text}");
+    let kept = covey_ok(&["cache", "status", depot.folder()]).stdout;
+    assert!(kept.contains("folder") && depot.blobs() > 0, "{kept}");
+    let folder = depot.folder().to_owned();
     drop(depot);
+    for command in [&["status"][..], &["cache", "status"], &["peers"]] {
+        let done = covey_run(&[command, &[&folder]].concat());
+        assert!(done.code() == 1 && done.stderr.contains("does not run"), "{done:?}");
+    }
     let said = fs::read_to_string(world.path("depot.log")).unwrap();
     assert!(said.contains("ending"), "{said}");
 }
@@ -237,6 +361,190 @@ fn a_fleet_follows_what_is_published() {
     second.read_all(&world);
 }
 
+/// A depot is filled before anybody reads, and the bytes do not come by the node that asks for it.
+#[test]
+fn a_depot_is_warmed_by_a_node_that_does_not_carry_the_bytes() {
+    requires!(Need::Covey);
+    let world = World::new();
+    let node = world.mount("a", None, &[]);
+    let (at, address) = (node.at.to_str().unwrap(), node.address());
+    let none = covey_run(&["warm", "--depot", at]);
+    assert!(none.code() == 1 && none.stderr.contains("no depot is in this node's zone"), "{none:?}");
+    let elsewhere = Depot::start(&world, "depot", "far", &address, &["--zone", "elsewhere"]);
+    let depot = Depot::start(&world, "depot", "depot", &address, &[]);
+    soon("they see each other", || node.nodes() == 3);
+    let sum = covey_ok(&["warm", "--depot", at, "--json"]).json();
+    let number = |name: &str| sum[name].as_u64().unwrap();
+    assert!(number("fetched_blobs") > 0 && number("fetched_bytes") > 14 << 20, "{sum}");
+    assert_eq!((number("failed_count"), number("here_blobs")), (0, 0), "{sum}");
+    assert_eq!(depot.status()["warmed_blobs"], sum["fetched_blobs"]);
+    assert!(depot.blobs() >= number("fetched_blobs") && elsewhere.blobs() == 0);
+    let fleet = &node.json("status")["fleet"];
+    let received: u64 =
+        ["peer", "stream", "depot", "origin"].iter().map(|tier| fleet[tier]["bytes"].as_u64().unwrap()).sum();
+    assert!(received < 1 << 20, "{received} bytes came by the node that asked: {fleet}");
+    // Again: everything is there. In words, too.
+    let again = covey_ok(&["warm", "--depot", at]).stdout;
+    assert!(again.contains("0 blobs (0 B) fetched by the depots") && again.contains("were there"), "{again}");
+    // Who comes later has it from the depot. Names may come from the store, files do not.
+    let late = world.mount("b", Some(&address), &[]);
+    soon("it sees them", || late.nodes() == 4);
+    late.read_all(&world);
+    // The depot may be the tracker as well, which serves like any node. On a busy machine the store is asked besides.
+    let status = &late.json("status")["fleet"];
+    let troubled = troubles(status);
+    let came = late.hits("depot") + late.hits("peer");
+    assert!(came > 0 && late.hits("origin") <= 3 + troubled, "{status}");
+    drop(depot);
+    let gone = covey_run(&["warm", "--depot", at]);
+    assert!(gone.code() == 1, "{gone:?}");
+}
+
+/// A published tree has the store's figures too, and a key that is refused is one of them.
+#[test]
+fn a_store_that_refuses_is_seen_in_the_metrics() {
+    requires!(Need::Covey);
+    let world = World::new();
+    let proxy = Proxy::start(world.server.address(), 5);
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let mount = Mount { at: world.path("a") };
+    fs::create_dir(&mount.at).unwrap();
+    let (tree, cache) = (format!("s3://{BUCKET}/prefix@latest"), world.path("cache"));
+    let (at, cache) = (mount.at.to_str().unwrap(), cache.to_str().unwrap());
+    let endpoint = proxy.endpoint();
+    covey_ok(&["mount", "-d", &tree, at, "--endpoint", &endpoint, "--cache", cache, "--metrics", &free]);
+    let value = |name: &str| {
+        let mut page = std::net::TcpStream::connect(&free).unwrap();
+        page.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let mut text = String::new();
+        page.read_to_string(&mut text).unwrap();
+        let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
+            .unwrap_or_else(|| panic!("{name}: {text}"))
+    };
+    assert_eq!((value("covey_origin_refusals_total"), value("covey_origin_refusing")), (0, 0));
+    proxy.add(Rule::new(Fault::Answer(Canned::UnknownKey)));
+    fs::read(mount.at.join("f0")).unwrap_err();
+    assert!(value("covey_origin_refusals_total") > 0 && value("covey_origin_refusing") == 1);
+    proxy.faults().clear();
+    soon("it is asked again", || fs::read(mount.at.join("f0")).is_ok_and(|read| read == world.files[0].1));
+    assert_eq!(value("covey_origin_refusing"), 0);
+    soon("it is kept", || value("covey_cache_blobs") > 0);
+}
+
+/// What a doctor finds of a node: it is reached, and its zone has no depot.
+#[test]
+fn a_node_is_looked_at_by_the_doctor() {
+    requires!(Need::Covey);
+    let world = World::new();
+    let node = world.mount("a", None, &[]);
+    let found = covey_run(&["doctor", "--json"]).json();
+    let address = node.address();
+    let of = |name: &str, text: &str| {
+        let checks = found.as_array().unwrap().iter();
+        checks
+            .filter(|check| check["name"] == name)
+            .any(|check| check["found"].as_str().unwrap().contains(text))
+    };
+    assert!(of("fleet", &format!("answers at {address}; 0 others")) && of("depot", "no depot"), "{found:#}");
+}
+
+/// A node's own cache is warmed as a volume's is.
+#[test]
+fn regression_a_published_tree_can_be_warmed() {
+    requires!(Need::Covey);
+    // It was said to have no cache, because only volumes with a far origin were looked at.
+    let world = World::new();
+    let node = world.mount("a", None, &[]);
+    let sum = covey_ok(&["warm", node.at.to_str().unwrap(), "--json"]).json();
+    assert!(sum["fetched_blobs"].as_u64().unwrap() > 0 && sum["failed_count"] == 0, "{sum}");
+    let mounted = world.volume.mount();
+    let done = covey_run(&["warm", "--depot", mounted.join("f0").to_str().unwrap()]);
+    assert!(done.code() == 1 && done.stderr.contains("no node of a fleet"), "{done:?}");
+    mounted.umount();
+}
+
+/// Who only knows an address and the secret sees the fleet, and is no part of it.
+#[test]
+fn a_fleet_is_seen_from_outside() {
+    requires!(Need::Covey);
+    let world = World::new();
+    let first = world.mount("a", None, &[]);
+    let address = first.address();
+    let second = world.mount("b", Some(&address), &["--zone", "elsewhere"]);
+    soon("they see each other", || first.nodes() == 2 && second.nodes() == 2);
+    let secret = world.secret().display().to_string();
+    let look = |more: &[&str]| {
+        covey_ok(&[&["peers", "--join", &address, "--secret-file", &secret, "--json"][..], more].concat())
+            .json()
+    };
+    let all = look(&[]);
+    let rows = all.as_array().unwrap();
+    assert!(rows.len() == 2 && rows.iter().any(|row| row["state"] == "asked"), "{all}");
+    assert_eq!(look(&["--zone", "elsewhere"]).as_array().unwrap().len(), 1);
+    assert_eq!(first.nodes(), 2, "whoever looks is nobody's member");
+    let table = covey_ok(&["peers", "--join", &address, "--secret-file", &secret]).stdout;
+    assert!(table.contains("ADDRESS") && table.lines().count() == 3, "{table}");
+    let other = world.path("other-secret").display().to_string();
+    covey_ok(&["fleet", "secret", &other]);
+    let refused = |join: &str, secret: &str, wanted: &str| {
+        let since = Instant::now();
+        let done = covey_run(&["peers", "--join", join, "--secret-file", secret]);
+        assert!(done.code() == 1 && done.stderr.contains(wanted), "{done:?}");
+        assert!(since.elapsed() < Duration::from_secs(8), "{:?}", since.elapsed());
+    };
+    refused(&address, &other, "the fleet's secret differs");
+    refused("127.0.0.1:1", &secret, "no node of a fleet can be reached at 127.0.0.1:1");
+    // A listener that says nothing.
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    refused(&mute.local_addr().unwrap().to_string(), &secret, "no node of a fleet can be reached");
+    let unnamed = covey_run(&["peers", "--join", &address]);
+    assert!(unnamed.code() == 2 && unnamed.stderr.contains("--secret-file"), "{unnamed:?}");
+}
+
+/// A disk that is lent holds copies of what its zone has, and serves them when whoever fetched them has gone.
+#[test]
+fn a_lender_keeps_what_nodes_had() {
+    requires!(Need::Covey);
+    let world = World::new();
+    let first = world.mount("a", None, &[]);
+    let address = first.address();
+    // All of the zone's bookkeeping, so that all is copied.
+    let lender = Depot::start(&world, "lend", "lent", &address, &["--weight", "60000"]);
+    soon("they see each other", || first.nodes() == 2);
+    first.read_all(&world);
+    let had = first.json("status")["far"]["cache"]["blobs"].as_u64().unwrap();
+    soon("it has copies", || lender.blobs() + 1 >= had);
+    let status = lender.status();
+    assert!(status["role"] == "lender" && status["kept_blobs"].as_u64().unwrap() > 0, "{status}");
+    let asked = |status: &Value| status["fleet"]["origin"]["hits"].as_u64().unwrap();
+    let troubled = troubles(&status["fleet"]);
+    assert!(asked(&status) <= 1 + troubled, "copies come from the nodes: {status}");
+    let own = covey_ok(&["peers", lender.folder(), "--json"]).json();
+    assert!(own.as_array().unwrap().iter().all(|row| row["role"] == "node"), "{own}");
+    // It is no depot.
+    let done = covey_run(&["warm", "--depot", first.at.to_str().unwrap()]);
+    assert!(done.code() == 1 && done.stderr.contains("no depot"), "{done:?}");
+    let late = world.mount("b", Some(&address), &[]);
+    drop(first);
+    soon("they are two again", || late.nodes() == 2);
+    late.read_all(&world);
+    let status = late.json("status");
+    let troubled = troubles(&status["fleet"]);
+    assert!(late.hits("peer") > 0 && asked(&status) <= 3 + troubled, "{status}");
+    // Two cannot have one folder.
+    let twice = covey_run(
+        &[
+            &["lend", "--origin", &format!("s3://{BUCKET}/prefix")].map(str::to_owned)[..],
+            &world.words("lent", Some(&address)),
+        ]
+        .concat(),
+    );
+    assert!(twice.code() == 1 && twice.stderr.contains("--cache DIR"), "{twice:?}");
+    let evicted = covey_ok(&["cache", "evict", "--all", lender.folder(), "--json"]).json();
+    assert!(evicted["blobs"].as_u64().unwrap() > 0 && lender.blobs() == 0, "{evicted}");
+}
+
 /// What is missing or wrong is said before anything listens.
 #[test]
 fn what_a_fleet_needs_is_said() {
@@ -258,4 +566,8 @@ fn what_a_fleet_needs_is_said() {
         "covey fleet secret",
     );
     refused(&["depot", "--origin", "s3://bucket/x", "--cache", &at], "--listen");
+    refused(&["lend", "--origin", "s3://bucket/x", "--cache", &at], "a lender has a fleet to serve");
+    refused(&["peers"], "--join");
+    refused(&["peers", &at, "--join", "127.0.0.1:1"], "--join");
+    refused(&["peers", "--join", "nonsense", "--secret-file", "/x"], "secret");
 }

@@ -8,14 +8,16 @@ use nets::{Fleet, Tree};
 
 use super::{Args, column, facts, started};
 use crate::Result;
+use crate::chart::Lines;
 use crate::interrupt;
 use crate::run::{Bench, progress};
-use crate::sheet::Bound;
+use crate::sheet::{Bound, Sheet};
 
 const LIMIT: &str = "limit";
 const LAST: &str = "last node done";
 const GETS: &str = "GETs of a blob";
 const AGGREGATE: &str = "rate of all, for each node";
+const TOTAL: &str = "rate of all";
 /// A file is one blob.
 const FILE: u64 = 4 << 20;
 
@@ -75,7 +77,8 @@ fn crowd(fleet: &Fleet, apart: f64) -> Result<Crowd> {
 
 /// P4: all begin at the same place.
 pub fn flash(args: &Args, bench: &Bench, tree: &'static Tree) -> Result<()> {
-    let mut sheet = bench.sheet("fleet-flash", "A flash crowd: nodes begin to read one tree at once, cold");
+    let mut sheet =
+        bench.sheet("fleet-flash", "P4, a flash crowd: nodes begin to read one tree at once, cold");
     facts(args, &mut sheet);
     sheet.fact("tree", &format!("{} MiB in files of 4 MiB", tree.bytes() >> 20));
     sheet.columns(args.nodes.iter().map(|&nodes| column(nodes.into())));
@@ -107,12 +110,24 @@ pub fn flash(args: &Args, bench: &Bench, tree: &'static Tree) -> Result<()> {
         sheet.target(LAST.to_owned(), &column(nodes.into()), &column(1), Bound::AtMost(1.3));
         sheet.target(GETS.to_owned(), &column(nodes.into()), LIMIT, Bound::AtMost(1.0));
     }
+    chart(args, &mut sheet, "seconds", &[LAST], "P4: when the last node of a flash crowd is done");
     bench.finish(sheet, Vec::new())
+}
+
+/// A chart of rows by the number of nodes.
+fn chart(args: &Args, sheet: &mut Sheet, unit: &str, rows: &[&str], title: &str) {
+    let line = |row: &str| -> Vec<(f64, f64)> {
+        let point = |&nodes: &u8| Some((f64::from(nodes), sheet.median(row, &column(nodes.into()))?));
+        args.nodes.iter().filter_map(point).collect()
+    };
+    let series = rows.iter().map(|&row| (row.to_owned(), line(row))).collect();
+    let axes = ("nodes".to_owned(), unit.to_owned());
+    sheet.chart_lines("nodes", Lines { title: title.to_owned(), axes, series });
 }
 
 /// P5: each begins elsewhere, and all read all.
 pub fn scale(args: &Args, bench: &Bench, tree: &'static Tree) -> Result<()> {
-    let mut sheet = bench.sheet("fleet-scale", "Scaling out: one data set, read by more and more nodes");
+    let mut sheet = bench.sheet("fleet-scale", "P5, scaling out: one data set, read by more and more nodes");
     facts(args, &mut sheet);
     sheet.columns(args.nodes.iter().map(|&nodes| column(nodes.into())));
     let mib = tree.bytes() as f64 / f64::from(1 << 20);
@@ -124,12 +139,13 @@ pub fn scale(args: &Args, bench: &Bench, tree: &'static Tree) -> Result<()> {
             let place = column(nodes.into());
             let each = mib / crowd.last.as_secs_f64();
             sheet.add(AGGREGATE, &place, &[("", "MiB/s", each)], crowd.cpu);
-            sheet.add("rate of all", &place, &[("", "MiB/s", each * f64::from(nodes))], 0.0);
+            sheet.add(TOTAL, &place, &[("", "MiB/s", each * f64::from(nodes))], 0.0);
             sheet.add(GETS, &place, &[("", "requests", crowd.gets_of_a_blob)], 0.0);
         }
     }
     for &nodes in args.nodes.iter().filter(|&&nodes| nodes > 1) {
         sheet.target(AGGREGATE.to_owned(), &column(nodes.into()), &column(1), Bound::AtLeast(0.97));
     }
+    chart(args, &mut sheet, "MiB/s", &[TOTAL, AGGREGATE], "P5: one data set, read by more and more nodes");
     bench.finish(sheet, Vec::new())
 }

@@ -1,7 +1,17 @@
 //! Where cold bytes come from, and how long a reader waits for them: a peer, the depot, a depot 1 ms away, the store.
 //!
-//! Each read is 128 KiB of a blob that its node has nothing of; a blob is read once by a node, so there are as many reads as blobs.
-//! Between two measurements nodes lose their caches.
+//! ```text
+//!   readers  n1 .. nN   links of --mbit      holders   as many, links of --mbit, a part of the blobs each     (a peer)
+//!                                            depot     a link of 1 Gbit/s, all blobs                         (the depot, near or far)
+//!                                            store     no limit but its own                                  (the store)
+//! ```
+//!
+//! Each read is 128 KiB of a blob that its node has nothing of. A blob is read once by a node, and nodes begin at different places of the tree:
+//! as long as there are no more readers than blobs for each node, no blob is read by two, so that all come from where they are meant
+//! to come from. With more readers nodes also get blobs from one another; how many came from elsewhere is a row of the table. Between two
+//! measurements nodes lose their caches, and wait until everybody knows everybody: who has just come asks the store alone.
+//!
+//! The break-even point is where the medians of two places cross as readers become more ([`crossing`]).
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,17 +24,23 @@ use nets::{Fleet, How, Node, Tree};
 
 use super::{Args, FIRST_BYTE, facts};
 use crate::Result;
+use crate::chart::Lines;
 use crate::interrupt;
 use crate::run::{Bench, progress};
+use crate::sheet::{Bound, Sheet};
 use crate::work::micros_at;
 
 const READ: usize = 128 << 10;
 /// The last part of the depot's address.
 const DEPOT: u8 = 3;
+/// There and back to the depot that is far.
+const FAR: Duration = Duration::from_millis(1);
 /// Everybody knows everybody by then.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// What the cache of a depot may take.
 const DEPOT_SIZE: &str = "8G";
+/// A depot has a wider link than a node: about what the link with a delay carries, too.
+const DEPOT_BITS: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tier {
@@ -45,22 +61,50 @@ impl Tier {
             Tier::Store => "the store",
         }
     }
+
+    /// The nodes' counters of what came from there.
+    fn counters(self) -> &'static [&'static str] {
+        match self {
+            Tier::Peer => &["peer", "stream"],
+            Tier::Depot | Tier::FarDepot => &["depot"],
+            Tier::Store => &["origin"],
+        }
+    }
 }
+
+/// What is said about which is sooner.
+const PAIRS: [(Tier, Tier); 5] = [
+    (Tier::Peer, Tier::Depot),
+    (Tier::Peer, Tier::FarDepot),
+    (Tier::Peer, Tier::Store),
+    (Tier::Depot, Tier::Store),
+    (Tier::FarDepot, Tier::Store),
+];
 
 /// What is read from: readers first, then who holds everything.
 struct Ground {
     fleet: Fleet,
     readers: usize,
     depot: Option<Node>,
-    joined: bool,
+    tier: Tier,
+}
+
+/// What one measurement gave.
+struct Seen {
+    times: Vec<Duration>,
+    depot_sent: u64,
+    gets: u64,
+    /// Blobs that came from somewhere else than meant, of a hundred; only nodes of a fleet know.
+    elsewhere: Option<f64>,
 }
 
 /// Measures it.
 pub fn run(args: &Args, bench: &Bench, tree: &'static Tree) -> Result<()> {
-    let mut sheet = bench.sheet("fleet-tiers", "Cold reads of 128 KiB: peer or central?");
+    let mut sheet = bench.sheet("fleet-tiers", "P3, cold reads of 128 KiB: peer or central?");
     facts(args, &mut sheet);
-    let tiers = Tier::ALL.into_iter().filter(|tier| *tier == Tier::Store || nets::fleet::can_join());
-    let tiers: Vec<Tier> = tiers.collect();
+    sheet.fact("tree", &format!("{} MiB in files of 4 MiB", tree.bytes() >> 20));
+    sheet.fact("the depot's link", "1 Gbit/s; 1 ms away: not limited, about the same");
+    let tiers = Tier::ALL;
     sheet.columns(tiers.iter().map(|tier| tier.name().to_owned()));
     for &nodes in args.nodes.iter().filter(|&&nodes| nodes > 1) {
         for &tier in &tiers {
@@ -73,21 +117,89 @@ pub fn run(args: &Args, bench: &Bench, tree: &'static Tree) -> Result<()> {
                         round + 1,
                         tier.name()
                     ));
-                    let (mut times, sent, gets) = measure(&mut ground, args, readers)?;
-                    let row = format!("{nodes} nodes, {readers} readers each");
-                    let ms = |times: &mut Vec<Duration>, at: f64| micros_at(times, at) / 1e3;
-                    let figures = [
-                        ("p50", "ms", ms(&mut times, 0.5)),
-                        ("p99", "ms", ms(&mut times, 0.99)),
-                        ("the depot sent", "MiB", sent as f64 / f64::from(1 << 20)),
-                        ("GETs", "requests", gets as f64),
-                    ];
-                    sheet.add(&row, tier.name(), &figures, 0.0);
+                    let seen = measure(&mut ground, args, readers)?;
+                    add(&mut sheet, &row(nodes, readers), tier, seen);
                 }
             }
         }
+        say(args, nodes, &tiers, &mut sheet);
     }
     bench.finish(sheet, Vec::new())
+}
+
+fn row(nodes: u8, readers: u64) -> String {
+    format!("{nodes} nodes, {readers} readers each")
+}
+
+fn add(sheet: &mut Sheet, row: &str, tier: Tier, mut seen: Seen) {
+    let mut ms = |at: f64| micros_at(&mut seen.times, at) / 1e3;
+    let mut figures = vec![("p50", "ms", ms(0.5)), ("p99", "ms", ms(0.99))];
+    if let Some(elsewhere) = seen.elsewhere {
+        figures.push(("from elsewhere", "% of blobs", elsewhere));
+    }
+    figures.push(("the depot sent", "MiB", seen.depot_sent as f64 / f64::from(1 << 20)));
+    figures.push(("GETs", "requests", seen.gets as f64));
+    sheet.add(row, tier.name(), &figures, 0.0);
+}
+
+/// The chart of so many nodes, and where its lines cross.
+fn say(args: &Args, nodes: u8, tiers: &[Tier], sheet: &mut Sheet) {
+    let median =
+        |readers: u64, tier: Tier| sheet.median(&format!("{}, p50", row(nodes, readers)), tier.name());
+    let line = |tier: Tier| -> Vec<(f64, f64)> {
+        let point = |&readers: &u64| Some((readers as f64, median(readers, tier)?));
+        args.readers.iter().filter_map(point).collect()
+    };
+    let series = tiers.iter().map(|&tier| (tier.name().to_owned(), line(tier))).collect();
+    let notes: Vec<String> = PAIRS
+        .iter()
+        .filter(|(a, b)| tiers.contains(a) && tiers.contains(b))
+        .map(|&(a, b)| {
+            let when = crossing(&line(a), &line(b));
+            format!(
+                "{nodes} nodes, break-even by the medians: {} is sooner than {} {when}.",
+                a.name(),
+                b.name()
+            )
+        })
+        .collect();
+    notes.into_iter().for_each(|note| sheet.note(note));
+    let title = format!("P3, {nodes} nodes: the median of cold reads of 128 KiB");
+    let axes = ("readers on each node".to_owned(), "milliseconds".to_owned());
+    sheet.chart_lines(&format!("{nodes}-nodes"), Lines { title, axes, series });
+    for &readers in &args.readers {
+        let row = format!("{}, p50", row(nodes, readers));
+        for (a, b) in PAIRS.iter().filter(|(a, _)| *a == Tier::Peer) {
+            if tiers.contains(b) {
+                sheet.target(row.clone(), a.name(), b.name(), Bound::Shown);
+            }
+        }
+    }
+}
+
+/// For how many readers the first line is below the second, in words. Between two points both are taken to be straight on logarithmic axes.
+fn crossing(a: &[(f64, f64)], b: &[(f64, f64)]) -> String {
+    let both: Vec<(f64, f64)> = a.iter().zip(b).map(|(a, b)| (a.0, (a.1 / b.1).ln())).collect();
+    let sooner = |point: &(f64, f64)| point.1 < 0.0;
+    let turns: Vec<f64> = both
+        .windows(2)
+        .filter(|pair| sooner(&pair[0]) != sooner(&pair[1]))
+        .map(|pair| {
+            let ((from, before), (to, after)) = (pair[0], pair[1]);
+            (from.ln() + (to.ln() - from.ln()) * before / (before - after)).exp()
+        })
+        .collect();
+    match (both.first().map(sooner), &turns[..]) {
+        (None, _) => "nowhere: nothing was measured".to_owned(),
+        (Some(true), []) => "at every number of readers".to_owned(),
+        (Some(false), []) => "at no number of readers".to_owned(),
+        (Some(true), [turn]) => format!("up to about {turn:.0} readers a node"),
+        (Some(false), [turn]) => format!("from about {turn:.0} readers a node on"),
+        (Some(_), many) => {
+            let turns: Vec<String> = many.iter().map(|turn| format!("{turn:.0}")).collect();
+            format!("at some numbers of readers only: it turns at about {}", turns.join(", "))
+        }
+    }
 }
 
 fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Result<Ground> {
@@ -99,17 +211,15 @@ fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Resu
         fleet.start();
         fleet.nodes.iter().for_each(limit);
         fleet.store.be_like_a_store(FIRST_BYTE);
-        return Ok(Ground { fleet, readers, depot: None, joined: false });
+        return Ok(Ground { fleet, readers, depot: None, tier });
     }
-    let holders = usize::from(tier == Tier::Peer);
+    let holders = if tier == Tier::Peer { readers } else { 0 };
     let mut fleet = Fleet::joined(tree, readers + holders, 1, &how);
     let mut depot = None;
     if tier != Tier::Peer {
-        let delay = if tier == Tier::FarDepot { Duration::from_micros(500) } else { Duration::ZERO };
+        let weather = Weather { delay: FAR / 2, lost_of_million: 0 };
         let mut node = match tier {
-            Tier::FarDepot => {
-                fleet.depot_behind("depot", DEPOT, DEPOT_SIZE, Weather { delay, lost_of_million: 0 })
-            }
+            Tier::FarDepot => fleet.depot_behind("depot", DEPOT, DEPOT_SIZE, weather),
             _ => fleet.depot("depot", DEPOT, DEPOT_SIZE),
         };
         node.spawn();
@@ -117,53 +227,75 @@ fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Resu
         depot = Some(node);
     }
     fleet.start();
-    fleet.converge((readers + 1) as u64, PATIENCE);
-    // Whoever is to have everything gets it now: the holder by reading, the depot by what the first node reads through it.
-    let filler = if tier == Tier::Peer { readers } else { 0 };
-    for file in tree.large() {
-        let _ = std::fs::read(fleet.nodes[filler].mnt().join(&file.path))?;
+    fleet.converge(known(&fleet, depot.is_some()), PATIENCE);
+    // Whoever is to have everything gets it now: holders by reading a part each, the depot by what the first node reads through it.
+    let files: Vec<&File> = tree.large().collect();
+    let fillers = &fleet.nodes[if tier == Tier::Peer { readers } else { 0 }..][..holders.max(1)];
+    for (filler, files) in fillers.iter().zip(files.chunks(files.len().div_ceil(fillers.len()))) {
+        for file in files {
+            drop(std::fs::read(filler.mnt().join(&file.path))?);
+        }
     }
     fleet.nodes.iter().for_each(limit);
     if let (Some(depot), Tier::Depot) = (&depot, tier) {
-        limit(depot);
+        depot.port.shape(Some(DEPOT_BITS));
     }
     fleet.store.be_like_a_store(FIRST_BYTE);
-    Ok(Ground { fleet, readers, depot, joined: true })
+    Ok(Ground { fleet, readers, depot, tier })
 }
 
-/// One measurement: times of all reads, bytes that the depot sent, GETs of blobs.
-fn measure(ground: &mut Ground, args: &Args, readers: u64) -> Result<(Vec<Duration>, u64, u64)> {
+/// How many are there when all are.
+fn known(fleet: &Fleet, depot: bool) -> u64 {
+    fleet.nodes.len() as u64 + u64::from(depot)
+}
+
+/// Readers begin anew, with nothing.
+fn forget(ground: &mut Ground, args: &Args) {
     for node in &mut ground.fleet.nodes[..ground.readers] {
         node.port.shape(None);
         node.end();
         node.lose_cache();
     }
     ground.fleet.start();
-    if ground.joined {
-        ground.fleet.converge((ground.readers + 1) as u64, PATIENCE);
+    if ground.tier != Tier::Store {
+        ground.fleet.converge(known(&ground.fleet, ground.depot.is_some()), PATIENCE);
     }
     for node in &ground.fleet.nodes[..ground.readers] {
         node.port.shape(Some(args.mbit * 1_000_000));
     }
     ground.fleet.store.forget();
+}
+
+/// Which files a node reads, and in which order: from a place of its own on, and no more than are its own as long as that is enough for all
+/// of its readers.
+fn files_of<'t>(all: &[&'t File], node: usize, nodes: usize, readers: u64) -> Vec<&'t File> {
+    let first = all.len() * node / nodes;
+    let own = all.len() * (node + 1) / nodes - first;
+    let many = own.max((readers as usize).min(all.len()));
+    all.iter().cycle().skip(first).take(many).copied().collect()
+}
+
+/// One measurement.
+fn measure(ground: &mut Ground, args: &Args, readers: u64) -> Result<Seen> {
+    forget(ground, args);
     let fleet = &ground.fleet;
     let sent = || ground.depot.as_ref().map_or(0, |depot| depot.port.traffic().sent);
-    let sent_before = sent();
-    let files: Vec<&File> = fleet.tree.large().collect();
+    let before = (sent(), came(ground)?);
+    let all: Vec<&File> = fleet.tree.large().collect();
     let times = Mutex::new(Vec::new());
-    let next: Vec<AtomicUsize> = (0..ground.readers).map(|_| AtomicUsize::new(0)).collect();
+    let lists: Vec<Vec<&File>> =
+        (0..ground.readers).map(|node| files_of(&all, node, ground.readers, readers)).collect();
+    let next: Vec<AtomicUsize> = lists.iter().map(|_| AtomicUsize::new(0)).collect();
     let work = |node: usize| -> Result<()> {
         loop {
             let number = next[node].fetch_add(1, Ordering::SeqCst);
-            let Some(file) = files.get(number) else { return Ok(()) };
-            // Nodes go through the blobs in different orders, and each begins a read at a place of its own.
-            let file = if node == 0 { file } else { &files[(number * 17 + node * 31) % files.len()] };
+            let Some(file) = lists[node].get(number) else { return Ok(()) };
             let from = (number as u64 * 7919 * 4096) % (file.size - READ as u64);
             let begun = monotonic();
             let read = nets::readers::read(&fleet.nodes[node].mnt(), file, from, READ);
             let spent = begun.elapsed();
             match read {
-                Ok(read) if file.differs(from, &read).is_none() => {}
+                Ok(read) if read.len() == READ && file.differs(from, &read).is_none() => {}
                 other => {
                     return Err(format!("{}: {:?}", file.path.display(), other.map(|read| read.len())).into());
                 }
@@ -180,5 +312,58 @@ fn measure(ground: &mut Ground, args: &Args, readers: u64) -> Result<(Vec<Durati
         threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a reader panicked")?)
     })?;
     let gets = fleet.store.blobs().values().map(|got| got.gets).sum();
-    Ok((times.into_inner().map_err(|_| "a reader panicked")?, sent() - sent_before, gets))
+    let (all, meant) = came(ground)?;
+    let (all, meant) = (all - before.1.0, meant - before.1.1);
+    let elsewhere = (all > 0).then(|| 100.0 * (all - meant) as f64 / all as f64);
+    let times = times.into_inner().map_err(|_| "a reader panicked")?;
+    Ok(Seen { times, depot_sent: sent() - before.0, gets, elsewhere })
+}
+
+/// Blobs that readers got so far, and those of them that came from where they are meant to come from; none where nodes do not count.
+fn came(ground: &Ground) -> Result<(u64, u64)> {
+    if ground.tier == Tier::Store {
+        return Ok((0, 0));
+    }
+    let (mut all, mut meant) = (0, 0);
+    for node in &ground.fleet.nodes[..ground.readers] {
+        let status = node.try_status()?;
+        for tier in ["peer", "stream", "depot", "origin"] {
+            let hits = status.pointer(&format!("/fleet/{tier}/hits")).and_then(serde_json::Value::as_u64);
+            let hits = hits.ok_or("covey status says nothing of the fleet's tiers")?;
+            all += hits;
+            meant += if ground.tier.counters().contains(&tier) { hits } else { 0 };
+        }
+    }
+    Ok((all, meant))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_cross_where_they_do() {
+        let line = |values: [f64; 3]| [1.0, 4.0, 16.0].into_iter().zip(values).collect::<Vec<_>>();
+        let flat = line([10.0, 10.0, 10.0]);
+        let says = |values| crossing(&line(values), &flat);
+        assert_eq!(says([1.0, 2.0, 9.0]), "at every number of readers");
+        assert_eq!(says([11.0, 12.0, 13.0]), "at no number of readers");
+        // On logarithmic axes it is halfway from 4 to 16.
+        assert_eq!(says([1.0, 5.0, 20.0]), "up to about 8 readers a node");
+        assert_eq!(says([40.0, 20.0, 5.0]), "from about 8 readers a node on");
+        assert_eq!(says([5.0, 20.0, 5.0]), "at some numbers of readers only: it turns at about 2, 8");
+        assert_eq!(crossing(&[], &[]), "nowhere: nothing was measured");
+    }
+
+    #[test]
+    fn nodes_read_different_blobs_while_there_are_enough() {
+        let files: Vec<File> =
+            (0..16).map(|n| File { path: n.to_string().into(), size: 1, seed: n }).collect();
+        let all: Vec<&File> = files.iter().collect();
+        let of =
+            |node, readers| files_of(&all, node, 4, readers).iter().map(|file| file.seed).collect::<Vec<_>>();
+        assert_eq!((of(0, 1), of(3, 4)), (vec![0, 1, 2, 3], vec![12, 13, 14, 15]));
+        assert_eq!(of(3, 6), [12, 13, 14, 15, 0, 1]);
+        assert_eq!(of(1, 500).len(), 16);
+    }
 }

@@ -23,8 +23,9 @@ use peer::net::{Body, Content, Limits, Listed, Net, Options, Peer, Prefix, Servi
 use peer::seam::Held;
 use peer::secret::Secret;
 
+use super::keys;
 use crate::Result;
-use crate::process::own_cpu_seconds;
+use crate::process::{own_cpu_seconds, thread_cpu_seconds};
 use crate::work::{Fresh, micros_at};
 
 /// Serves blobs over the fleet's transport (the bench starts itself so)
@@ -34,6 +35,8 @@ pub struct ServeArgs {
     listen: SocketAddr,
     #[arg(long, default_value = "none")]
     off: String,
+    #[arg(long)]
+    tls: Option<PathBuf>,
     folder: PathBuf,
 }
 
@@ -46,6 +49,8 @@ pub struct AskArgs {
     verify: String,
     #[arg(long, default_value = "none")]
     off: String,
+    #[arg(long)]
+    tls: Option<PathBuf>,
     #[arg(long)]
     what: String,
     #[arg(long, default_value_t = 16)]
@@ -94,7 +99,13 @@ fn without(off: &str) -> Without {
     }
 }
 
-fn start(listen: Option<SocketAddr>, verify: Verify, without: Without, shelf: Shelf) -> Result<Net> {
+fn start(
+    listen: Option<SocketAddr>,
+    (verify, without): (Verify, Without),
+    tls: Option<&Path>,
+    shelf: Shelf,
+) -> Result<Net> {
+    let tls = tls.map(keys::read).transpose()?;
     let limits = Limits {
         half_open: 8192,
         half_open_each: 8192,
@@ -104,7 +115,7 @@ fn start(listen: Option<SocketAddr>, verify: Verify, without: Without, shelf: Sh
     };
     let identity = Identity { node: NodeId::random(), role: Role::Node, volume: [1; 16] };
     let secret = Secret::from_text("a secret for measuring only")?;
-    let options = Options { identity, secret, listen, verify, limits, without };
+    let options = Options { identity, secret, tls, listen, verify, limits, without };
     Ok(Net::start(options, Arc::new(shelf), Arc::new(|line: &str| eprintln!("{line}")))?)
 }
 
@@ -126,7 +137,7 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
         let held = Held { file: Arc::new(File::open(file)?), offset: 0, sums: Arc::new(sums) };
         shelf.0.insert(held.sums.id(), held);
     }
-    let _net = start(Some(args.listen), Verify::Crc, without(&args.off), shelf)?;
+    let _net = start(Some(args.listen), (Verify::Crc, without(&args.off)), args.tls.as_deref(), shelf)?;
     for line in std::io::stdin().lock().lines() {
         line?;
         println!("{}", own_cpu_seconds());
@@ -144,7 +155,7 @@ pub fn ask(args: &AskArgs) -> Result<()> {
     let crowd = args.what == "crowd";
     let mut without = without(&args.off);
     without.multiplexing |= crowd;
-    let net = start(None, verify, without, Shelf::default())?;
+    let net = start(None, (verify, without), args.tls.as_deref(), Shelf::default())?;
     let peer = Peer { address: args.server, node: None };
     if args.what == "blobs" {
         return whole(&net, peer, verify, args, &ids);
@@ -159,6 +170,7 @@ pub fn ask(args: &AskArgs) -> Result<()> {
 
 fn whole(net: &Net, peer: Peer, verify: Verify, args: &AskArgs, ids: &[BlobId]) -> Result<()> {
     let cache = BlobFolder::create(&args.cache)?;
+    let mut keeping = 0.0;
     let (mut under_way, mut spare) = (VecDeque::new(), Vec::new());
     let (began, cpu, mut bytes) = (monotonic(), own_cpu_seconds(), 0);
     let mut next = ids.iter();
@@ -173,13 +185,16 @@ fn whole(net: &Net, peer: Peer, verify: Verify, args: &AskArgs, ids: &[BlobId]) 
         call.wait()?;
         let id = arriving.id();
         let (sums, came) = arriving.into_parts().ok_or("a blob is not whole")?;
+        let before = thread_cpu_seconds();
         cache.keep(&id, &sums, &came)?;
+        keeping += thread_cpu_seconds() - before;
         bytes += came.len();
         spare.push(came);
     }
     let counts = net.counters();
     let said = serde_json::json!({
         "seconds": began.elapsed().as_secs_f64(), "cpu": own_cpu_seconds() - cpu, "bytes": bytes,
+        "keeping": keeping,
         "wakeups": counts.wakeups, "connections": counts.made,
     });
     println!("{said}");

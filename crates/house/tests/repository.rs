@@ -66,6 +66,19 @@ fn links_of_the_documents_lead_somewhere() {
     none(documents.flat_map(|path| links::check(path, &TREE.texts, exists)).collect());
 }
 
+/// `make run-fleet` ended at once: `scripts/bootstrap` had packages for its word, and did not take the word.
+#[test]
+fn regression_bootstrap_takes_every_word_that_the_makefile_gives_it() {
+    let bootstrap = &TREE.texts["scripts/bootstrap"];
+    let case = bootstrap.lines().skip_while(|line| *line != "case $what in").nth(1).unwrap_or("");
+    let known: Vec<&str> = case.trim().trim_end_matches(") ;;").split(" | ").collect();
+    let given = TREE.texts["Makefile"].split("scripts/bootstrap ").skip(1);
+    let given: Vec<&str> = given.filter_map(|rest| rest.split_whitespace().next()).collect();
+    assert!(given.len() > 5 && known.contains(&"build"), "{given:?} {known:?}");
+    let unknown: Vec<&&str> = given.iter().filter(|word| !known.contains(word)).collect();
+    assert!(unknown.is_empty(), "scripts/bootstrap does not know {unknown:?}: {case}");
+}
+
 #[test]
 fn licences_of_the_dependencies_are_in_the_list() {
     let allowed = licences::allowed(&TREE.texts["deny.toml"]);

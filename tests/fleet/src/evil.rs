@@ -111,6 +111,7 @@ impl Evil {
         let parts = FleetParts {
             home: Arc::new(NodeHome::open(&fleet.net.folder().join(name)).unwrap()),
             secret: Secret::from_file(fleet.secret().as_ref()).unwrap(),
+            tls: None,
             volume: fleet.tree.volume(),
             listen: listen(&port).parse().unwrap(),
             advertise: None,

@@ -51,12 +51,9 @@ impl Fleet {
         self.nodes.last_mut().unwrap()
     }
 
-    /// The same, whose nodes know one another where the program can do that: a cluster secret, and every node joins by the first two.
+    /// The same, whose nodes know one another: a cluster secret, and every node joins by the first two.
     pub fn joined(tree: &'static Tree, nodes: usize, seed: u64, how: &How) -> Fleet {
         let mut fleet = Fleet::new(tree, nodes, seed, how);
-        if !can_join() {
-            return fleet;
-        }
         let secret = fleet.secret();
         let seeds: Vec<String> = fleet.nodes.iter().take(2).map(|node| listen(&node.port)).collect();
         for node in &mut fleet.nodes {
@@ -137,12 +134,8 @@ impl Fleet {
         }
     }
 
-    /// Waits until every node that runs sees so many nodes, and a moment longer, for trackers to hear what the others have. Nodes that do not
-    /// know one another are not waited for.
+    /// Waits until every node that runs sees so many nodes, and a moment longer, for trackers to hear what the others have.
     pub fn converge(&self, nodes: u64, patience: Duration) {
-        if !can_join() {
-            return;
-        }
         let end = Instant::now() + patience;
         let running: Vec<&Node> = self.nodes.iter().filter(|node| node.pid().is_some()).collect();
         let sees = |node: &&Node| node.status().pointer("/fleet/nodes").and_then(serde_json::Value::as_u64);
@@ -222,12 +215,6 @@ impl Fleet {
 /// Where a node on this port listens for the others.
 pub fn listen(port: &Port) -> String {
     format!("{}:{LISTEN}", port.address())
-}
-
-/// Whether the program under test knows fleets.
-pub fn can_join() -> bool {
-    static CAN: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *CAN.get_or_init(|| covey_tests::program::covey_ok(&["mount", "--help"]).stdout.contains("--join"))
 }
 
 fn tail(log: &str) -> String {

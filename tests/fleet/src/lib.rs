@@ -71,18 +71,6 @@ macro_rules! requires_nets {
     };
 }
 
-/// Ends the test early unless the program under test knows fleets.
-#[macro_export]
-macro_rules! requires_fleet {
-    () => {
-        $crate::requires_nets!();
-        if !$crate::fleet::can_join() {
-            $crate::say(format_args!("skipped: lacks a covey whose mount has --join"));
-            return;
-        }
-    };
-}
-
 /// A program of the administrator's, also where PATH has none of them.
 pub(crate) fn tool(name: &str) -> Command {
     Command::new(covey_tests::need::which(name).unwrap_or_else(|| name.into()))

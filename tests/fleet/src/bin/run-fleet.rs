@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use nets::fleet::can_join;
 use nets::tree::Shape;
 use nets::{Fleet, How, Node, Tree};
 
@@ -75,7 +74,7 @@ impl Reading {
 
 struct Show {
     fleet: Fleet,
-    depot: Option<Node>,
+    depot: Node,
     readings: Vec<Reading>,
     begun: Instant,
     live: bool,
@@ -109,9 +108,7 @@ impl Show {
                 mib(traffic.sent)
             )
         };
-        if let Some(depot) = &self.depot {
-            rows.push(row(depot, None, "depot"));
-        }
+        rows.push(row(&self.depot, None, "depot"));
         for (node, reading) in self.fleet.nodes.iter().zip(&self.readings) {
             let state = match node.pid() {
                 None => "down",
@@ -207,15 +204,11 @@ fn run() -> Result<(), String> {
     let tree: &'static Tree = Box::leak(Box::new(Tree::publish(SHAPE)));
     let mut fleet = Fleet::joined(tree, NODES, 1, &How::default());
     fleet.store.be_like_a_store(FIRST_BYTE);
-    let mut depot = can_join().then(|| fleet.depot("depot", 3, "2G"));
-    if let Some(depot) = &mut depot {
-        depot.spawn();
-        depot.await_mounted(Duration::from_secs(60))?;
-    } else {
-        println!("This program knows no --join: its nodes do not ask one another.");
-    }
+    let mut depot = fleet.depot("depot", 3, "2G");
+    depot.spawn();
+    depot.await_mounted(Duration::from_secs(60))?;
     fleet.start();
-    for node in fleet.nodes.iter().chain(&depot) {
+    for node in fleet.nodes.iter().chain([&depot]) {
         node.port.shape(Some(LINK_BITS));
     }
     fleet.store.forget();
