@@ -45,11 +45,12 @@ const WHOLE: &str = "blobs of 4 MiB";
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// What is left out, by the name of its column.
-const WITHOUT: [(&str, &str); 7] = [
+const WITHOUT: [(&str, &str); 8] = [
     ("no multiplexing", "multiplexing"),
     ("no merging of frames", "batching"),
     ("no low-water mark", "low-water"),
     ("copies for sendfile", "sendfile"),
+    ("splice for sendfile", "splice"),
     ("CRCs computed", "merging"),
     ("one connection", "growth"),
     ("all of them off", "all"),
@@ -348,7 +349,7 @@ fn one_round(run: &Run<'_>, common: &Common, blobs: u64, sheet: &mut Sheet) -> R
         add_small(sheet, &cell, "crc", &run.ours("crc", "none", &what)?);
         add_small(sheet, &cell, "crc, TLS", &run.ours("crc, TLS", "none", &what)?);
         if at_once == "64" {
-            for (column, off) in [WITHOUT[0], WITHOUT[1], WITHOUT[6]] {
+            for (column, off) in [WITHOUT[0], WITHOUT[1], WITHOUT[7]] {
                 add_small(sheet, &cell, column, &run.ours("crc", off, &what)?);
             }
         }

@@ -95,7 +95,11 @@ fn without(off: &str) -> Without {
         low_water: is("low-water"),
         merging: is("merging"),
         growth: is("growth"),
-        body: if is("sendfile") { Body::Copy } else { Body::Sendfile },
+        body: match off {
+            "sendfile" | "all" => Body::Copy,
+            "splice" => Body::Splice,
+            _ => Body::Sendfile,
+        },
     }
 }
 

@@ -129,6 +129,20 @@ impl Link {
         if got == 0 { Ok(0) } else { sealed.state.lock().write(&self.stream, &piece[..got], true) }
     }
 
+    /// The same by a pipe; under TLS there is nothing to splice, and it goes as it always does.
+    pub(super) fn send_through(
+        &self,
+        pipe: &mut socket::Pipe,
+        file: &File,
+        offset: u64,
+        len: usize,
+    ) -> io::Result<usize> {
+        match &self.sealed {
+            None => pipe.send(&self.stream, file, offset, len),
+            Some(_) => self.send_file(file, offset, len),
+        }
+    }
+
     /// Sends what was taken and has not left. False: some of it is still here.
     pub(super) fn is_flushed(&self) -> io::Result<bool> {
         match self.sealed.as_ref().map(|sealed| sealed.state.lock().flush(&self.stream)) {

@@ -156,6 +156,8 @@ pub enum Body {
     /// From the file to the socket in the kernel.
     #[default]
     Sendfile,
+    /// The same by splice(2), through a pipe of our own.
+    Splice,
     /// Read, then written.
     Copy,
 }

@@ -30,6 +30,7 @@ use super::link::Link;
 use super::opened::{Open, part};
 use super::owed::Debt;
 use super::service::{Content, Filled, Unfilled};
+use super::socket::Pipe;
 use super::{Body, Shared};
 use crate::frame::{
     self, ErrorKind, Get, HEADER, Header, LAST, ListAsk, PART, SLICE, SMALL_MAX, Texted, Type, WITH_SUMS,
@@ -98,6 +99,8 @@ pub(super) struct Serving {
     /// Ranges that helper threads read.
     slow: Arc<AtomicUsize>,
     heard: Instant,
+    /// What bodies go through with [`Body::Splice`].
+    pipe: Option<Pipe>,
 }
 
 /// How far sending came.
@@ -126,11 +129,15 @@ impl Serving {
             late: Arc::default(),
             slow: Arc::default(),
             heard: base::time::monotonic(),
+            pipe: None,
         }
     }
 
     /// Serves until the connection ends.
     pub(super) async fn run(mut self) -> io::Result<()> {
+        if self.shared.without.body == Body::Splice {
+            self.pipe = Some(Pipe::new()?);
+        }
         let limits = self.shared.limits;
         let idle = limits.control_idle.max(limits.bulk_idle) + 2 * limits.quiet;
         loop {
@@ -497,7 +504,11 @@ impl Serving {
             let left = (slice.end - slice.from) as usize;
             let sent = match &job.content {
                 Content::Held(held) => {
-                    self.stream.send_file(&held.file, held.offset + u64::from(slice.from), left)?
+                    let at = held.offset + u64::from(slice.from);
+                    match &mut self.pipe {
+                        Some(pipe) => self.stream.send_through(pipe, &held.file, at, left)?,
+                        None => self.stream.send_file(&held.file, at, left)?,
+                    }
                 }
                 Content::Arriving(arriving) => {
                     self.stream.try_write(arriving.bytes(slice.from..slice.end).unwrap_or(&[]))?

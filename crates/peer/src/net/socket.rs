@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
 
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -36,6 +37,62 @@ pub(crate) fn send_file(stream: &TcpStream, file: &File, offset: u64, len: usize
         // SAFETY: both descriptors are open as long as they are borrowed; `offset` is a number of our own that the kernel advances.
         count(unsafe { libc::sendfile(stream.as_raw_fd(), file.as_raw_fd(), &raw mut offset, len) })
     })
+}
+
+/// A pipe between files and one socket. What was put in and has not left yet is what the next [`Pipe::send`] begins with, so a
+/// part of a file that was begun is ended before another is.
+pub(crate) struct Pipe {
+    out: OwnedFd,
+    into: OwnedFd,
+    held: usize,
+}
+
+/// As many bytes as a pipe is asked to hold.
+const PIPE: i32 = 1 << 20;
+
+impl Pipe {
+    pub(crate) fn new() -> io::Result<Pipe> {
+        let mut ends: [RawFd; 2] = [-1; 2];
+        // SAFETY: the kernel writes two descriptors into an array of two.
+        if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: both were opened just now and belong to nobody else.
+        let [out, into] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+        // SAFETY: the descriptor is open. Where so much is not allowed the pipe stays as small as it is, and only takes more turns.
+        unsafe { libc::fcntl(into.as_raw_fd(), libc::F_SETPIPE_SZ, PIPE) };
+        Ok(Pipe { out, into, held: 0 })
+    }
+
+    /// Like [`send_file`], by splice(2) into the pipe and out of it.
+    pub(crate) fn send(
+        &mut self,
+        stream: &TcpStream,
+        file: &File,
+        offset: u64,
+        len: usize,
+    ) -> io::Result<usize> {
+        let flags = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK;
+        if self.held == 0 {
+            let mut offset =
+                i64::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+            let (from, into) = (file.as_raw_fd(), self.into.as_raw_fd());
+            // SAFETY: both descriptors are open as long as they are borrowed; `offset` is a number of our own that the kernel advances.
+            self.held =
+                count(unsafe { libc::splice(from, &raw mut offset, into, ptr::null_mut(), len, flags) })?;
+        }
+        if self.held == 0 {
+            return Ok(0);
+        }
+        let (held, more) = (self.held, if self.held < len { libc::SPLICE_F_MORE } else { 0 });
+        let sent = stream.try_io(Interest::WRITABLE, || {
+            let (from, into) = (self.out.as_raw_fd(), stream.as_raw_fd());
+            // SAFETY: both descriptors are open as long as they are borrowed, and neither has an offset.
+            count(unsafe { libc::splice(from, ptr::null_mut(), into, ptr::null_mut(), held, flags | more) })
+        })?;
+        self.held -= sent;
+        Ok(sent)
+    }
 }
 
 /// Fills `bytes` from the page cache. False: some of it is not there, or the filesystem cannot say; then what `bytes` holds is worthless.
