@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+mod sealed;
+
 use covey_tests::program::{covey, covey_ok, covey_run, environment, wait};
 use covey_tests::{Need, Rng, Volume, requires};
 use s3server::{BUCKET, Canned, Fault, Proxy, Rule, Server};
@@ -177,7 +179,6 @@ impl Drop for Depot {
     }
 }
 
-/// Three nodes start at once on a cold tree: every byte is right, and the store is asked for each blob once, whoever wanted it.
 /// How often the fleet was slow or in trouble, as a busy machine makes it: then a blob may come from the store once more.
 fn troubles(fleet: &Value) -> u64 {
     ["origin_hedged", "origin_alone", "asks_late", "failed"]
@@ -186,6 +187,7 @@ fn troubles(fleet: &Value) -> u64 {
         .sum()
 }
 
+/// Three nodes start at once on a cold tree: every byte is right, and the store is asked for each blob once, whoever wanted it.
 #[test]
 fn three_nodes_read_a_tree_and_the_store_gives_each_blob_once() {
     requires!(Need::Covey);

@@ -1,0 +1,86 @@
+//! A fleet under TLS, as its manual makes it: certificates by openssl, nodes with them and one without.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use covey_tests::program::{covey_run, environment};
+use covey_tests::{Need, requires};
+
+use super::{BUCKET, World, soon, troubles};
+
+/// The commands of docs/OPERATING.md, by bash for the sake of its `<(...)`.
+fn make_certificates(folder: &Path) {
+    let script = r#"
+        openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj "/CN=my fleet" -keyout ca.key -out ca.pem
+        openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=node-7" -keyout node.key -out node.csr
+        openssl x509 -req -in node.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 825 -extfile <(echo extendedKeyUsage=serverAuth,clientAuth) -out node.pem
+        chmod 600 node.key"#;
+    let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/OPERATING.md");
+    let manual = std::fs::read_to_string(manual).unwrap();
+    let ours = script.lines().map(str::trim).filter(|line| line.starts_with("openssl"));
+    ours.for_each(|line| assert!(manual.contains(line), "the manual says otherwise than: {line}"));
+    let done =
+        Command::new("bash").args(["-euc", script]).current_dir(folder).output().expect("there is a bash");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// Nodes with certificates of one CA give one another what they read; one without, and one that another CA signed, get nothing from
+/// them, are told so, and read from the store.
+#[test]
+fn a_fleet_under_tls_keeps_others_out() {
+    requires!(Need::Covey, Need::Program("openssl"));
+    environment(s3server::environment());
+    let world = World::new();
+    let (ours, theirs) = (world.path("ours"), world.path("theirs"));
+    let words = |folder: &PathBuf| {
+        std::fs::create_dir(folder).unwrap();
+        make_certificates(folder);
+        let file = |name: &str| folder.join(name).display().to_string();
+        ["--tls-cert", &file("node.pem"), "--tls-key", &file("node.key"), "--tls-ca", &file("ca.pem")]
+            .map(str::to_owned)
+    };
+    let (ours, theirs) = (words(&ours), words(&theirs));
+    let mount = |name: &str, join: Option<&str>, words: &[String]| {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        world.mount(name, join, &words)
+    };
+    let first = mount("a", None, &ours);
+    let address = first.address();
+    first.read_all(&world);
+    let second = mount("b", Some(&address), &ours);
+    soon("they see each other", || first.nodes() == 2 && second.nodes() == 2);
+    second.read_all(&world);
+    let status = second.json("status");
+    let (peer, origin) = (second.hits("peer"), second.hits("origin"));
+    assert!(
+        peer > 0 && origin <= 1 + troubles(&status["fleet"]),
+        "what a neighbour has comes from it: {status}"
+    );
+    // From outside, the same.
+    let secret = world.secret();
+    let look = |words: &[String]| {
+        let asked = ["peers", "--join", &address, "--secret-file", secret.to_str().unwrap()];
+        covey_run(&[&asked.map(str::to_owned)[..], words].concat())
+    };
+    let seen = look(&ours);
+    assert!(seen.status.success(), "{seen:?}");
+    for stranger in [&[][..], &theirs[..]] {
+        let seen = look(stranger);
+        assert!(seen.code() == 1 && seen.stderr.lines().count() == 1, "{seen:?}");
+    }
+    // A node that has no certificate, or another CA's, is of no use to them, nor they to it; it reads all the same.
+    for (name, words) in [("c", &[][..]), ("d", &theirs[..])] {
+        let stranger = mount(name, Some(&address), words);
+        stranger.read_all(&world);
+        assert_eq!(stranger.hits("peer"), 0, "{name} got bytes from those who should not talk to it");
+    }
+    // A key without its certificate is a mistake that is named before anything listens.
+    let at = world.path("e");
+    std::fs::create_dir(&at).unwrap();
+    let tree = format!("s3://{BUCKET}/prefix@latest");
+    let mut half = vec!["mount".to_owned(), tree, at.display().to_string()];
+    half.extend(world.words("e", Some(&address)));
+    half.extend(ours[2..4].iter().cloned());
+    let done = covey_run(&half);
+    assert!(done.code() == 2 && done.stderr.contains("--tls-cert"), "{done:?}");
+}
