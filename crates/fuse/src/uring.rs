@@ -21,15 +21,17 @@
 //! are therefore registered one after another; until the last one's first entry is accepted there is a way back: a
 //! registration that fails, on purpose if need be ([`WayBack`]), makes the kernel serve everything through /dev/fuse.
 
+mod aside;
 mod entry;
 mod ring;
 
 use std::fmt;
 use std::io;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::mpsc;
+use std::sync::{Arc, Weak};
 
+use self::aside::Keeper;
 pub(crate) use self::ring::WayBack;
 use self::ring::{Mailbox, Ring};
 use crate::channel::{Device, Sink};
@@ -156,7 +158,11 @@ pub(crate) trait Host: Send + Sync + 'static {
 }
 
 /// All rings of a mount.
-pub(crate) struct Rings(Vec<Arc<Mailbox>>);
+pub(crate) struct Rings {
+    mailboxes: Vec<Arc<Mailbox>>,
+    /// Gone with them; rings that are still ending then do without.
+    _keeper: Option<Arc<Keeper>>,
+}
 
 impl Rings {
     /// Starts a thread per possible CPU and registers all queues.
@@ -167,12 +173,14 @@ impl Rings {
         let queues = possible_cpus();
         let depth = depth(queues);
         let (ready, started) = mpsc::channel();
-        let mut rings = Rings(Vec::with_capacity(queues));
+        let keeper = Keeper::start().map(Arc::new);
+        let mut rings = Rings { mailboxes: Vec::with_capacity(queues), _keeper: keeper.clone() };
         for queue in 0..queues {
             host.begins();
             let (thread_device, thread_host, ready) = (Arc::clone(device), Arc::clone(host), ready.clone());
+            let keeper = keeper.as_ref().map(Arc::downgrade);
             let spawned = base::thread::spawn(&format!("fuse-ring-{queue}"), move || {
-                live(queue, depth, &thread_device, &*thread_host, &ready);
+                live((queue, depth), &thread_device, &*thread_host, keeper, &ready);
             });
             let registered = match spawned {
                 Ok(_) => started.recv().map_err(io::Error::other).flatten(),
@@ -182,9 +190,9 @@ impl Rings {
                 }
             };
             match registered {
-                Ok(mailbox) => rings.0.push(mailbox),
+                Ok(mailbox) => rings.mailboxes.push(mailbox),
                 Err(error) => {
-                    rings.0.iter().for_each(|mailbox| mailbox.give_up());
+                    rings.mailboxes.iter().for_each(|mailbox| mailbox.give_up());
                     way.take();
                     return Err(format!("registering queue {queue} of {queues} failed: {error}"));
                 }
@@ -195,16 +203,16 @@ impl Rings {
 
     /// Ends them all: the mount is gone.
     pub(crate) fn stop(&self) {
-        self.0.iter().for_each(|mailbox| mailbox.close());
+        self.mailboxes.iter().for_each(|mailbox| mailbox.close());
     }
 }
 
 /// A ring thread's life.
 fn live(
-    queue: usize,
-    depth: usize,
+    (queue, depth): (usize, usize),
     device: &Arc<Device>,
     host: &impl Host,
+    keeper: Option<Weak<Keeper>>,
     ready: &mpsc::Sender<io::Result<Arc<Mailbox>>>,
 ) {
     pin(queue);
@@ -216,8 +224,9 @@ fn live(
             return;
         }
     };
+    let aside = keeper.and_then(|keeper| keeper.upgrade()).map(|keeper| keeper.aside());
     let _ = ready.send(Ok(ring.mailbox()));
-    host.ended(ring.run(|request, room, sink| host.serve(queue, request, room, sink)));
+    host.ended(ring.run(aside, |request, room, sink| host.serve(queue, request, room, sink)));
 }
 
 /// Keeps the calling thread on the CPU whose requests it serves: woken there, it runs as soon as the program waits, on a warm cache

@@ -18,6 +18,7 @@ use io_uring::types::{Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 use parking_lot::Mutex;
 
+use super::aside::Aside;
 use super::entry::{Body, Entry, Region};
 use crate::buffer::PageBuf;
 use crate::channel::{Device, Sink};
@@ -276,7 +277,11 @@ impl Ring {
     ///
     /// # Errors
     /// What the system said when neither is the case but the ring cannot go on.
-    pub(super) fn run(mut self, mut serve: impl FnMut(&[u8], &mut [u8], &Arc<dyn Sink>)) -> io::Result<()> {
+    pub(super) fn run(
+        mut self,
+        mut aside: Option<Aside>,
+        mut serve: impl FnMut(&[u8], &mut [u8], &Arc<dyn Sink>),
+    ) -> io::Result<()> {
         let mut scratch = PageBuf::for_reply();
         let mut batch = Vec::with_capacity(self.away.len());
         let end = loop {
@@ -295,7 +300,7 @@ impl Ring {
                     self.serve(mark as usize, scratch.bytes(), &mut serve);
                 }
             }
-            self.commit();
+            let answered = self.commit();
             if let Some(error) = lost {
                 match error.raw_os_error() {
                     Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED) => break Ok(()),
@@ -307,7 +312,13 @@ impl Ring {
             if self.mailbox.is_closed() {
                 break Ok(());
             }
-            match self.uring.submit_and_wait(1) {
+            // With several answers the others would wait until the first program does.
+            if answered == 1 {
+                aside.iter_mut().for_each(Aside::step);
+            }
+            let waited = self.uring.submit_and_wait(1);
+            aside.iter_mut().for_each(Aside::back);
+            match waited {
                 Ok(_) => {}
                 Err(error)
                     if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
@@ -336,8 +347,8 @@ impl Ring {
         entry.park();
     }
 
-    /// Gives the kernel every answer that is there.
-    fn commit(&mut self) {
+    /// Gives the kernel every answer that is there, with the next submission. How many.
+    fn commit(&mut self) -> usize {
         let answers = std::mem::take(&mut *self.mailbox.answers.lock());
         for answer in &answers {
             let Answer { index, unique, error, body } = answer;
@@ -347,6 +358,7 @@ impl Ring {
             self.push(&commit);
             self.away[*index] = true;
         }
+        answers.len()
     }
 
     fn poll(&mut self) {

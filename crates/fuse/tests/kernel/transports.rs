@@ -247,6 +247,33 @@ fn more_waiting_requests_than_entries_end_in_time() {
     works(&rig.session);
 }
 
+/// Ring threads step aside for the programs that they answer; where others compute on every CPU they still get their turn.
+#[test]
+fn requests_are_served_while_every_cpu_computes() {
+    let Some(switch) = Switch::hold() else { return };
+    switch.turn("Y");
+    let rig = rig_with(Memory::new(), over(Transport::Uring)).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let begun = Instant::now();
+    let computes = || {
+        while !done.load(std::sync::atomic::Ordering::Relaxed) && begun.elapsed() < 2 * SOON {
+            std::hint::spin_loop();
+        }
+    };
+    std::thread::scope(|scope| {
+        let cpus = std::thread::available_parallelism().unwrap().get();
+        (0..2 * cpus).for_each(|_| drop(scope.spawn(computes)));
+        for number in 0..100 {
+            let path = rig.path(&format!("file-{number}"));
+            File::create(&path).unwrap();
+            std::fs::remove_file(&path).unwrap();
+        }
+        let took = begun.elapsed();
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(took < SOON, "600 requests took {took:?}");
+    });
+}
+
 /// Taken away by force while requests wait on every CPU.
 #[test]
 fn a_forced_end_while_requests_wait_comes_back() {
