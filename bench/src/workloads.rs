@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! make bench-workloads                                    all of it; root
-//! make bench-workloads WORKLOADS="--quick"                redis and nginx, nothing built
-//! make bench-workloads WORKLOADS="--only python --places covey --rounds 1 --transport classic"
+//! make bench-workloads BENCH_ARGS="--quick"               redis and nginx, nothing built
+//! make bench-workloads BENCH_ARGS="--only python --places covey --rounds 1 --transport classic"
 //! ```
 //!
 //! It measures, and it is a test: every exit status counts, a built program has to answer what it is asked, a fresh clone has to be

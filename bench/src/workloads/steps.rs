@@ -140,7 +140,9 @@ fn git_status(work: &Work, place: &mut Place, clean: bool) -> Result<Found> {
     if clean && !said.is_empty() {
         return Err(format!("a fresh clone is not clean: {said}").into());
     }
-    found.git_status = Some(said);
+    // Python's build makes folders that are named by the whole path of its sources.
+    let root = place.root().to_string_lossy();
+    found.git_status = Some(said.replace(root.trim_start_matches('/'), "PLACE"));
     Ok(found)
 }
 
