@@ -93,6 +93,7 @@ pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
     checks.push(machine::clock());
     checks.push(open_files());
     checks.extend(machine::pinned_memory());
+    checks.extend(machine::stepping_aside());
     checks.push(machine::configuration(named));
     checks.extend(machine::fstab());
     checks.push(places::disk(folder));

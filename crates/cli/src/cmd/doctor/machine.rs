@@ -61,6 +61,34 @@ pub fn pinned_memory() -> Option<Check> {
     ))
 }
 
+/// Whether threads that serve over io_uring may step aside for programs, so that these stay on their CPU.
+pub fn stepping_aside() -> Option<Check> {
+    let switched_on = fuse::uring::switched_on() == Some(true);
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let off = std::env::var("COVEY_FUSE_ASIDE").is_ok_and(|value| value == "off");
+    if switched_on && off {
+        return Some(note(
+            "io_uring",
+            "COVEY_FUSE_ASIDE=off: programs move to another CPU with every request",
+            "unset COVEY_FUSE_ASIDE",
+        ));
+    }
+    (switched_on && !has_sys_nice(&status)?).then(|| {
+        note(
+            "io_uring",
+            "without CAP_SYS_NICE programs move to another CPU with every request, which can take longer than the request",
+            "mount as root; in a container: --cap-add SYS_NICE",
+        )
+    })
+}
+
+/// Whether this is among the capabilities that /proc/PID/status says are in effect.
+fn has_sys_nice(status: &str) -> Option<bool> {
+    const SYS_NICE: u64 = 1 << 23;
+    let word = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?.trim();
+    Some(u64::from_str_radix(word, 16).ok()? & SYS_NICE != 0)
+}
+
 /// Whether the kernel could hand reads to a file below. Nothing of Covey's needs it: that it is there or not changes nothing.
 pub fn passthrough() -> Option<Check> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -142,7 +170,17 @@ fn fstab_line(volume: &str, place: &str, helper: bool) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+
     use crate::cmd::doctor::Level;
+
+    #[test]
+    fn capabilities_are_read() {
+        let status = |word: &str| format!("Name:\tcovey\nCapPrm:\t0000000000000000\nCapEff:\t{word}\n");
+        assert_eq!(has_sys_nice(&status("000001ffffffffff")), Some(true));
+        assert_eq!(has_sys_nice(&status("0000000000800000")), Some(true));
+        assert_eq!(has_sys_nice(&status("000001ffff7fffff")), Some(false));
+        assert_eq!(has_sys_nice("Name: x"), None);
+    }
 
     #[test]
     fn a_configuration_that_others_can_write_is_wrong() {
