@@ -113,8 +113,14 @@ fn failure(join: &str, failed: Vec<(SocketAddr, Fail)>) -> Failure {
     };
     match fail {
         Fail::Stranger { why, .. } => {
-            Failure::new("refused", format!("the node at {address} does not let this one in: {why}"))
-                .next("name the file that its nodes have: --secret-file FILE")
+            // It says itself what to do, but for where the secret is named.
+            let failure =
+                Failure::new("refused", format!("the node at {address} does not let this one in: {why}"));
+            if why.contains("secret") {
+                failure.next("name the file that its nodes have: --secret-file FILE")
+            } else {
+                failure
+            }
         }
         Fail::Unreachable { why, .. } => {
             Failure::new("not-reached", format!("no node of a fleet can be reached at {address}: {why}"))
