@@ -19,6 +19,10 @@
 //! own class. One that waited for a CPU when it was fetched, and comes back with work without having slept, has starved for it: then it
 //! stays in its class for [`PAUSE`], twice as long each time. An idle mount has no ticks.
 //!
+//! Where every CPU has something to do there is none that a program could move to, so nothing is gained by stepping aside, and the next
+//! request waits for whoever computes. The keeper counts who wants a CPU (`/proc/loadavg`), and nobody steps aside while these are about
+//! as many as there are CPUs: a build with `make -j` took a sixth longer without that.
+//!
 //! Leaving the class needs CAP_SYS_NICE, so a [`Keeper`] first tries with itself whether it may. `COVEY_FUSE_ASIDE=off` does without.
 
 use std::io;
@@ -39,7 +43,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The most that becomes of it.
 const PAUSE_MAX: Duration = Duration::from_millis(3200);
 /// Turns without starving after which a pause is a short one again.
-const GOOD: u32 = 1000;
+const GOOD: u32 = 20_000;
+/// What happened so long ago counts a third in how crowded the CPUs are.
+const MEMORY: Duration = Duration::from_millis(16);
 /// The seat of a ring that was brought back; turns are never this, nor 0.
 const BACK: u64 = u64::MAX;
 
@@ -57,6 +63,10 @@ struct Shared {
     seats: Mutex<Vec<Arc<Seat>>>,
     resting: AtomicBool,
     closed: AtomicBool,
+    /// All CPUs are in use.
+    crowded: AtomicBool,
+    /// How often a ring would have stepped aside.
+    answers: AtomicU64,
 }
 
 /// Brings rings' threads back; its own thread ends with it.
@@ -121,6 +131,8 @@ impl Keeper {
             seats: Mutex::default(),
             resting: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            crowded: AtomicBool::new(false),
+            answers: AtomicU64::new(0),
         });
         let (ours, (said, allowed)) = (Arc::clone(&shared), std::sync::mpsc::channel());
         let thread = base::thread::spawn("fuse-keeper", move || {
@@ -152,18 +164,53 @@ impl Drop for Keeper {
     }
 }
 
+/// How many threads want a CPU, of the whole machine: the fourth word of /proc/loadavg, up to its slash.
+fn wanting(loadavg: &str) -> Option<f64> {
+    loadavg.split_whitespace().nth(3)?.split('/').next()?.parse().ok()
+}
+
+/// How many programs want a CPU, averaged over [`MEMORY`].
+struct Crowd {
+    cpus: f64,
+    average: f64,
+    last: Instant,
+}
+
+impl Crowd {
+    fn new() -> Crowd {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        // The first look decides.
+        Crowd { cpus: cpus as f64, average: 0.0, last: monotonic() }
+    }
+
+    /// With so many now. Whether no CPU is left.
+    fn is_all(&mut self, now: f64) -> bool {
+        let since = self.last.elapsed();
+        self.last += since;
+        let old = (-since.as_secs_f64() / MEMORY.as_secs_f64()).exp();
+        self.average = now + old * (self.average - now);
+        self.average > self.cpus - 0.5
+    }
+}
+
 impl Shared {
     fn keep(&self) {
-        let (mut seen, mut quiet) = (Vec::new(), 0);
+        let (mut seen, mut quiet, mut answers, mut crowd) = (Vec::new(), 0, 0, Crowd::new());
         while !self.closed.load(Ordering::SeqCst) {
-            quiet = if self.look(&mut seen) { 0 } else { quiet + 1 };
+            let aside = self.look(&mut seen);
+            let loadavg = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+            // This thread is one of them, and so is who is aside, or sleeps and is none: it hardly matters then.
+            let now = wanting(&loadavg).map_or(0.0, |all| all - 1.0 - aside as f64);
+            self.crowded.store(crowd.is_all(now.max(0.0)), Ordering::SeqCst);
+            let before = std::mem::replace(&mut answers, self.answers.load(Ordering::SeqCst));
+            quiet = if aside > 0 || before != answers { 0 } else { quiet + 1 };
             if quiet < QUIET {
                 std::thread::park_timeout(TICK);
                 continue;
             }
-            // Who steps aside from now on sees it and wakes us; who did just before is seen by one more look.
+            // Who answers from now on sees it and wakes us; who did just before is seen by one more look.
             self.resting.store(true, Ordering::SeqCst);
-            if !self.look(&mut seen) && !self.closed.load(Ordering::SeqCst) {
+            if self.answers.load(Ordering::SeqCst) == answers && !self.closed.load(Ordering::SeqCst) {
                 std::thread::park();
             }
             self.resting.store(false, Ordering::SeqCst);
@@ -173,18 +220,18 @@ impl Shared {
         self.seats.lock().iter().for_each(|seat| drop(set_class(seat.thread, libc::SCHED_OTHER)));
     }
 
-    /// Brings back who was aside for the same turn at the last look. False: nobody is aside.
-    fn look(&self, seen: &mut Vec<u64>) -> bool {
+    /// Brings back who was aside for the same turn at the last look. How many are aside.
+    fn look(&self, seen: &mut Vec<u64>) -> usize {
         let seats = self.seats.lock();
         let before = std::mem::take(seen);
-        let mut anybody = false;
+        let mut aside = 0;
         for (at, seat) in seats.iter().enumerate() {
             let turn = seat.turn.load(Ordering::SeqCst);
             seen.push(turn);
             if turn == 0 || turn == BACK {
                 continue;
             }
-            anybody = true;
+            aside += 1;
             if before.get(at) == Some(&turn) {
                 *seat.waited.lock() = waits(seat.thread);
                 if seat.turn.compare_exchange(turn, BACK, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
@@ -193,23 +240,27 @@ impl Shared {
                 }
             }
         }
-        anybody
+        aside
     }
 }
 
 impl Aside {
     /// Before an answer is handed over.
     pub(super) fn step(&mut self) {
-        if self.not_before.is_some_and(|then| monotonic() < then) || self.shared.closed.load(Ordering::SeqCst)
+        let shared = &self.shared;
+        shared.answers.fetch_add(1, Ordering::SeqCst);
+        if shared.resting.load(Ordering::SeqCst) {
+            self.keeper.unpark();
+        }
+        if shared.crowded.load(Ordering::SeqCst)
+            || shared.closed.load(Ordering::SeqCst)
+            || self.not_before.is_some_and(|then| monotonic() < then)
         {
             return;
         }
         self.not_before = None;
         self.turn = self.turn % (BACK - 1) + 1;
         self.seat.turn.store(self.turn, Ordering::SeqCst);
-        if self.shared.resting.load(Ordering::SeqCst) {
-            self.keeper.unpark();
-        }
         let _ = set_class(0, libc::SCHED_IDLE);
         if self.seat.turn.load(Ordering::SeqCst) == BACK {
             // Others took the CPU right then.
@@ -271,18 +322,29 @@ mod tests {
         }
     }
 
+    /// Whether or not the machine is busy.
+    fn stepped(aside: &mut Aside) {
+        let turn = aside.turn;
+        until("it steps aside", || {
+            aside.shared.crowded.store(false, Ordering::SeqCst);
+            aside.step();
+            aside.turn > turn
+        });
+    }
+
     #[test]
     fn a_ring_is_aside_only_between_its_answer_and_its_next_request() {
         let Some(keeper) = keeper() else { return };
         let mut aside = keeper.aside();
         for _ in 0..100 {
+            keeper.shared.crowded.store(false, Ordering::SeqCst);
             aside.step();
             aside.back();
             assert_eq!(class(), libc::SCHED_OTHER);
         }
         aside.not_before = None;
         aside.step();
-        // Unless it was fetched just now, on a busy machine.
+        // Unless it was fetched just now, or the machine is busy.
         assert!(class() == libc::SCHED_IDLE || aside.seat.turn.load(Ordering::SeqCst) != aside.turn);
         drop(aside);
         assert_eq!(class(), libc::SCHED_OTHER);
@@ -295,7 +357,7 @@ mod tests {
         let mut aside = keeper.aside();
         for (round, wait) in [PAUSE, 2 * PAUSE].into_iter().enumerate() {
             aside.not_before = None;
-            aside.step();
+            stepped(&mut aside);
             until("it is brought back", || class() == libc::SCHED_OTHER);
             // As if it had waited for a CPU and returned with work.
             *aside.seat.waited.lock() = Some(sleeps());
@@ -309,7 +371,7 @@ mod tests {
         // The keeper rests, and wakes for the next.
         until("the keeper rests", || keeper.shared.resting.load(Ordering::SeqCst));
         aside.not_before = None;
-        aside.step();
+        stepped(&mut aside);
         until("it is brought back again", || class() == libc::SCHED_OTHER);
     }
 
@@ -317,7 +379,7 @@ mod tests {
     fn who_slept_in_between_has_not_starved() {
         let Some(keeper) = keeper() else { return };
         let mut aside = keeper.aside();
-        aside.step();
+        stepped(&mut aside);
         until("it is brought back", || class() == libc::SCHED_OTHER);
         *aside.seat.waited.lock() = Some(sleeps());
         aside.seat.turn.store(BACK, Ordering::SeqCst);
@@ -338,6 +400,40 @@ mod tests {
         until("it sleeps", || waits(thread).is_none());
         drop(end);
         sleeper.join().unwrap();
+    }
+
+    #[test]
+    fn where_no_cpu_is_left_nobody_steps_aside() {
+        assert_eq!(wanting("0.00 0.01 0.05 3/104 10778\n"), Some(3.0));
+        assert_eq!(wanting(""), None);
+        let mut crowd = Crowd { cpus: 2.0, average: 0.0, last: monotonic() };
+        let mut after = |crowd: &mut Crowd, ms, now| {
+            crowd.last = monotonic().checked_sub(Duration::from_millis(ms)).unwrap();
+            crowd.is_all(now)
+        };
+        assert!(!after(&mut crowd, 2, 2.0), "one look at a crowd is none");
+        assert!(after(&mut crowd, 100, 2.0));
+        assert!(after(&mut crowd, 2, 1.0), "nor is one look at less");
+        assert!(!after(&mut crowd, 100, 1.0));
+        let Some(keeper) = keeper() else { return };
+        let mut aside = keeper.aside();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let cpus = std::thread::available_parallelism().unwrap().get();
+            for _ in 0..2 * cpus {
+                scope.spawn(|| while !done.load(Ordering::Relaxed) {});
+            }
+            let begun = monotonic();
+            let mut kept = 0;
+            while kept < 20 && begun.elapsed() < Duration::from_secs(20) {
+                aside.step();
+                kept = if class() == libc::SCHED_OTHER { kept + 1 } else { 0 };
+                aside.back();
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            done.store(true, Ordering::Relaxed);
+            assert_eq!(kept, 20);
+        });
     }
 
     #[test]
