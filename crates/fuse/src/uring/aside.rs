@@ -407,7 +407,7 @@ mod tests {
         assert_eq!(wanting("0.00 0.01 0.05 3/104 10778\n"), Some(3.0));
         assert_eq!(wanting(""), None);
         let mut crowd = Crowd { cpus: 2.0, average: 0.0, last: monotonic() };
-        let mut after = |crowd: &mut Crowd, ms, now| {
+        let after = |crowd: &mut Crowd, ms, now| {
             crowd.last = monotonic().checked_sub(Duration::from_millis(ms)).unwrap();
             crowd.is_all(now)
         };
@@ -421,7 +421,11 @@ mod tests {
         std::thread::scope(|scope| {
             let cpus = std::thread::available_parallelism().unwrap().get();
             for _ in 0..2 * cpus {
-                scope.spawn(|| while !done.load(Ordering::Relaxed) {});
+                scope.spawn(|| {
+                    while !done.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
             }
             let begun = monotonic();
             let mut kept = 0;
