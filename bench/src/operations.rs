@@ -41,12 +41,16 @@ pub fn run(args: &Args) -> Result<()> {
         setup.uncached = true;
         setups.push(setup);
     }
+    let mut moved = bench.setup(Kind::Covey).named("covey moved");
+    moved.moved = true;
+    setups.push(moved);
     let mut places = bench.places(setups, &Tools::none())?;
     let mut sheet = bench.sheet("operations", "F3, one operation");
     bench.measure(&mut places, &cells(&args.common), &mut sheet)?;
     targets(&mut sheet);
     sheet.note("A request that the kernel sends later, as FORGET, may be counted with another row; asking the daemon for its counts costs a few of its own.");
     sheet.note("Uncached: names and attributes expire at once, every open asks, files are read and written with direct I/O.");
+    sheet.note("Moved: with --aside off, so that a program is woken on any CPU when its answer comes.");
     sheet.chart_ratios("covey", &["ext4", "tmpfs", "null"]);
     sheet.chart_ratios("covey uncached", &["null uncached"]);
     bench.finish(sheet, places)

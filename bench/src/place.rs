@@ -85,12 +85,22 @@ pub struct Setup {
     pub options: Option<String>,
     /// The kernel is to keep nothing.
     pub uncached: bool,
+    /// A program that asks may be moved to another CPU by the answer.
+    pub moved: bool,
 }
 
 impl Setup {
     /// The usual.
     pub fn new(kind: Kind, transport: fuse::Transport) -> Setup {
-        Setup { kind, name: kind.name().to_owned(), transport, readers: 0, options: None, uncached: false }
+        Setup {
+            kind,
+            name: kind.name().to_owned(),
+            transport,
+            readers: 0,
+            options: None,
+            uncached: false,
+            moved: false,
+        }
     }
 
     /// Under another name.
@@ -259,6 +269,9 @@ impl Place {
         }
         if setup.uncached {
             command.arg("--uncached");
+        }
+        if setup.moved {
+            command.args(["--aside", "off"]);
         }
         if setup.kind == Kind::CoveyS3 {
             self.store()?.hand_to(&mut command);

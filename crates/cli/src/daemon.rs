@@ -81,6 +81,18 @@ pub struct Transport {
         hide_env = true
     )]
     readers: usize,
+    /// Over io_uring, keep each program on the CPU where it asks (on, off)
+    #[arg(
+        long,
+        value_name = "ON",
+        action = clap::ArgAction::Set,
+        value_parser = clap::builder::BoolishValueParser::new(),
+        default_value = "on",
+        hide_possible_values = true,
+        env = "COVEY_FUSE_ASIDE",
+        hide_env = true
+    )]
+    aside: bool,
     /// The kernel keeps nothing: for measuring the daemon
     #[arg(long, hide = true)]
     uncached: bool,
@@ -263,6 +275,7 @@ fn session_options(plan: &Plan, node: &dyn Backend) -> fuse::Options {
         writeback: options.writeback,
         transport: plan.transport.kind,
         readers: plan.transport.readers,
+        aside: plan.transport.aside,
         uncached: plan.transport.uncached,
         deadline: options.deadline,
         read_ahead_kib: options.read_ahead_kib.or(defaults.read_ahead_kib),

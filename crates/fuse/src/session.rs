@@ -47,6 +47,8 @@ pub struct Options {
     /// Threads that read requests from /dev/fuse; 0: one per core. With io_uring there is one, for the few that still
     /// come that way.
     pub readers: usize,
+    /// Over io_uring, a program stays on the CPU where it asks: threads of rings step out of its way. Off only for comparing.
+    pub aside: bool,
     /// The most threads for requests that must wait.
     pub workers: usize,
     /// After this time a waiting request is answered EIO.
@@ -68,6 +70,7 @@ impl Default for Options {
             writeback: None,
             transport: Transport::Auto,
             readers: 0,
+            aside: true,
             workers: 32,
             deadline: Duration::from_secs(60),
             read_ahead_kib: Some(1024),
@@ -385,7 +388,7 @@ fn start(
     });
     let mut warnings = Vec::new();
     if let Some(way_back) = way_back.filter(|_| agreed.has(flag::OVER_IO_URING)) {
-        match Rings::start(&device, &shared, way_back) {
+        match Rings::start(&device, &shared, way_back, options.aside) {
             Ok(rings) => drop(shared.rings.set(rings)),
             Err(why) => warnings.push(uring::fallback_line(&why)),
         }

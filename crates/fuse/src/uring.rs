@@ -165,15 +165,20 @@ pub(crate) struct Rings {
 }
 
 impl Rings {
-    /// Starts a thread per possible CPU and registers all queues.
+    /// Starts a thread per possible CPU and registers all queues. `aside`: the threads step out of programs' way, if they may.
     ///
     /// # Errors
     /// Why not, in words; the kernel has then been told to use /dev/fuse.
-    pub(crate) fn start(device: &Arc<Device>, host: &Arc<impl Host>, way: WayBack) -> Result<Rings, String> {
+    pub(crate) fn start(
+        device: &Arc<Device>,
+        host: &Arc<impl Host>,
+        way: WayBack,
+        aside: bool,
+    ) -> Result<Rings, String> {
         let queues = possible_cpus();
         let depth = depth(queues);
         let (ready, started) = mpsc::channel();
-        let keeper = Keeper::start().map(Arc::new);
+        let keeper = aside.then(Keeper::start).flatten().map(Arc::new);
         let mut rings = Rings { mailboxes: Vec::with_capacity(queues), _keeper: keeper.clone() };
         for queue in 0..queues {
             host.begins();

@@ -23,7 +23,8 @@
 //! request waits for whoever computes. The keeper counts who wants a CPU (`/proc/loadavg`), and nobody steps aside while these are about
 //! as many as there are CPUs: a build with `make -j` took a sixth longer without that.
 //!
-//! Leaving the class needs CAP_SYS_NICE, so a [`Keeper`] first tries with itself whether it may. `COVEY_FUSE_ASIDE=off` does without.
+//! Leaving the class needs CAP_SYS_NICE, so a [`Keeper`] first tries with itself whether it may.
+//! [`Options::aside`](crate::Options::aside) turns it off.
 
 use std::io;
 use std::sync::Arc;
@@ -122,11 +123,8 @@ fn may_come_back() -> bool {
 }
 
 impl Keeper {
-    /// None where it is not wanted, or threads could not come back.
+    /// None where threads could not come back.
     pub(super) fn start() -> Option<Keeper> {
-        if std::env::var("COVEY_FUSE_ASIDE").is_ok_and(|value| value == "off") {
-            return None;
-        }
         let shared = Arc::new(Shared {
             seats: Mutex::default(),
             resting: AtomicBool::new(false),

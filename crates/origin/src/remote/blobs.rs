@@ -28,7 +28,7 @@ use object_store::{GetRange, ObjectMeta, ObjectStoreExt, PutOptions, PutPayload}
 use parking_lot::Mutex;
 
 use super::Remote;
-use super::engine::{Call, Engine, Failed, Got, What};
+use super::engine::{Call, Engine, Failed, Got, What, wait_before};
 use super::fault::Fault;
 use super::layout::{OBJECT_MAX, TRAILER_MAX, blob_size};
 use super::spec::Store;
@@ -41,6 +41,9 @@ const SINGLES_AT_ONCE: usize = 16;
 
 /// Keys that are listed before they are handed on.
 const LISTED_AT_ONCE: usize = 1000;
+
+/// How often a blob is asked for before what comes is taken for what the store has.
+const ASKED: u32 = 4;
 
 /// Groups of a blob, and the object's end if it was asked for.
 struct PartRead {
@@ -118,7 +121,7 @@ impl Origin for Remote {
 
     fn fetch(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
         let _phase = phase::enter(Phase::Origin);
-        self.twice(id, |fresh, deadline| {
+        self.until_right(id, |fresh, deadline| {
             let call = Call { deadline, ..self.call(What::Large) };
             let (engine, key) = (Arc::clone(&self.engine), self.layout.blob(id));
             let got = self.wait(async move {
@@ -238,23 +241,31 @@ impl Remote {
         })
     }
 
-    /// Asks once, and when what came is not the blob, once more past any cache on the way; both in the time of one call.
-    fn twice<T>(
+    /// Asks, and when what came is not the blob, again past any cache on the way, [`ASKED`] times in all, with a wait before each further
+    /// one; all in the time of one call. A line that spoils one answer of five spoils two in a row often enough for programs to see it.
+    fn until_right<T>(
         &self,
         id: &BlobId,
         ask: impl Fn(bool, Duration) -> Result<Result<T, String>, BlobError>,
     ) -> Result<T, BlobError> {
         let (begin, deadline) = (base::time::monotonic(), self.call(What::Large).deadline);
-        let mut what = String::new();
-        for fresh in [false, true] {
-            match ask(fresh, deadline.saturating_sub(begin.elapsed()))? {
+        let mut asked = 0;
+        loop {
+            let what = match ask(asked > 0, deadline.saturating_sub(begin.elapsed()))? {
                 Ok(done) => return Ok(done),
-                Err(wrong) => what = wrong,
-            }
+                Err(wrong) => wrong,
+            };
+            asked += 1;
             self.engine.stats.damage();
             self.recent.forget(id);
+            // The second comes at once: a cache on the way is the likeliest cause, and that it passes by.
+            let wait =
+                if asked == 1 { Duration::ZERO } else { wait_before(asked - 1, None, base::random::u64()) };
+            if asked == ASKED || begin.elapsed() + wait >= deadline {
+                return Err(BlobError::Damaged { id: *id, what });
+            }
+            std::thread::sleep(wait);
         }
-        Err(BlobError::Damaged { id: *id, what })
     }
 
     fn part(&self, id: &BlobId, offset: u32, len: u32) -> Result<Part, BlobError> {
@@ -264,7 +275,7 @@ impl Remote {
         }
         let from = offset - offset % GROUP;
         let to = (end as u32).next_multiple_of(GROUP);
-        self.twice(id, |fresh, deadline| {
+        self.until_right(id, |fresh, deadline| {
             let known = self.recent.get(id);
             if let Some(sums) = known.as_ref().filter(|sums| end > u64::from(sums.size())) {
                 return Err(past_end(id, sums.size()));

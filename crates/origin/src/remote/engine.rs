@@ -121,6 +121,8 @@ impl Engine {
     {
         let begin = base::time::monotonic();
         let mut tries = 0;
+        // Of these, those that may be no accident: an outage before one of them says nothing about it.
+        let mut doubtful = 0;
         let mut last = None;
         let mut renewed = false;
         loop {
@@ -138,7 +140,8 @@ impl Engine {
             let renew =
                 fault.is_about_keys() && !renewed && self.keys.as_ref().is_some_and(|keys| keys.reload());
             renewed |= renew;
-            if !renew && (!fault.may_pass(tries) || tries >= call.tries) {
+            doubtful += u32::from(!fault.may_pass(u32::MAX));
+            if !renew && (!fault.may_pass(doubtful) || tries >= call.tries) {
                 return Err(Failed { fault, tries });
             }
             let wait =
@@ -271,7 +274,7 @@ fn timed<T>(latency: &Latency, begin: Instant, done: Result<T, Fault>) -> Result
 }
 
 /// How long to wait before the next try: drawn from half to all of a span that doubles, and no shorter than the store asks.
-fn wait_before(tries: u32, asked: Option<Duration>, lot: u64) -> Duration {
+pub(super) fn wait_before(tries: u32, asked: Option<Duration>, lot: u64) -> Duration {
     let span = WAIT_FIRST.saturating_mul(1 << tries.saturating_sub(1).min(10)).min(WAIT_MOST);
     let part = 0.5 + (lot >> 11) as f64 / (1u64 << 54) as f64;
     span.mul_f64(part).max(asked.unwrap_or(Duration::ZERO))

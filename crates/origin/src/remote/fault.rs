@@ -162,22 +162,23 @@ impl Fault {
         matches!(self.status(), Some(429 | 503)) || ["SlowDown", "ServerBusy"].contains(&self.code())
     }
 
-    /// Whether the same request may succeed a little later. `tries` were made so far.
-    pub(crate) fn may_pass(&self, tries: u32) -> bool {
+    /// Whether the same request may succeed a little later. `doubtful` tries ended so far in faults that pass at times only; those
+    /// that always may are not counted.
+    pub(crate) fn may_pass(&self, doubtful: u32) -> bool {
         match self {
             Fault::Cut(_) | Fault::Slow(_) => true,
             Fault::Unreached { how, .. } => *how != Unreached::Tls,
             // Some stores answer nonsense while they start or fail; more than twice is no accident.
-            Fault::Odd(_) => tries < 3,
+            Fault::Odd(_) => doubtful < 3,
             Fault::NoKeys(_) => false,
             Fault::Refused(refused) => match refused.status {
-                408 | 425 | 429 | 500 | 502 | 503 | 504 => !refused.page || tries < 3,
-                409 => tries < 6,
+                408 | 425 | 429 | 500 | 502 | 503 | 504 => !refused.page || doubtful < 3,
+                409 => doubtful < 6,
                 // The store got other bytes than were sent, or not all of them.
                 400 => {
                     let transport =
                         ["RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"];
-                    transport.contains(&&*refused.code) && tries < 6
+                    transport.contains(&&*refused.code) && doubtful < 6
                 }
                 _ => false,
             },

@@ -209,6 +209,33 @@ fn what_a_cache_on_the_way_spoilt_is_asked_for_past_it() {
     assert!(buf == bytes && remote.stats().damaged >= 2);
 }
 
+/// Two in a row were believed to be what the store has; with one answer of five spoilt that is one blob of thirty.
+#[test]
+fn regression_a_line_that_spoils_some_answers_is_no_damage() {
+    let (proxy, remote, id, bytes) = behind(260, Limits::default());
+    for fault in [Fault::Flip, Fault::Shorten(5000)] {
+        let spoilt = Rule::new(fault).only(Method::GET).times(3);
+        proxy.add(spoilt.clone());
+        assert!(remote.fetch(&id).unwrap().1 == bytes, "{spoilt:?}");
+        proxy.faults().clear();
+        proxy.add(spoilt.clone());
+        remote.recent.forget(&id);
+        let mut buf = vec![0; 300_000];
+        remote.read_at(&id, 0, &mut buf).unwrap();
+        assert!(buf == bytes, "{spoilt:?}");
+        proxy.faults().clear();
+    }
+}
+
+/// Nonsense is borne twice; the throttling before it was counted as nonsense too.
+#[test]
+fn regression_nonsense_after_throttling_is_tried_again() {
+    let (proxy, remote, ..) = behind(261, Limits::default());
+    proxy.add(Rule::new(Fault::SlowDown).times(4));
+    proxy.add(Rule::new(Fault::Answer(Canned::Page)).times(1));
+    assert!(remote.records("published").unwrap().is_empty());
+}
+
 #[test]
 fn everything_at_once_gives_right_bytes_or_an_error() {
     let (proxy, remote, ..) = behind(300, short());

@@ -65,7 +65,7 @@ pub fn pinned_memory() -> Option<Check> {
 pub fn stepping_aside() -> Option<Check> {
     let switched_on = fuse::uring::switched_on() == Some(true);
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    let off = std::env::var("COVEY_FUSE_ASIDE").is_ok_and(|value| value == "off");
+    let off = std::env::var("COVEY_FUSE_ASIDE").is_ok_and(|value| is_off(&value));
     if switched_on && off {
         return Some(note(
             "io_uring",
@@ -80,6 +80,11 @@ pub fn stepping_aside() -> Option<Check> {
             "mount as root; in a container: --cap-add SYS_NICE",
         )
     })
+}
+
+/// Whether `covey mount --aside` takes this for off.
+fn is_off(value: &str) -> bool {
+    ["off", "no", "n", "false", "f", "0"].contains(&value.to_lowercase().as_str())
 }
 
 /// Whether this is among the capabilities that /proc/PID/status says are in effect.
