@@ -44,6 +44,9 @@ pub fn run(args: &Args) -> Result<()> {
     let mut moved = bench.setup(Kind::Covey).named("covey moved");
     moved.moved = true;
     setups.push(moved);
+    let mut traced = bench.setup(Kind::Covey).named("covey traced");
+    traced.traced = true;
+    setups.push(traced);
     let mut places = bench.places(setups, &Tools::none())?;
     let mut sheet = bench.sheet("operations", "F3, one operation");
     bench.measure(&mut places, &cells(&args.common), &mut sheet)?;
@@ -51,6 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
     sheet.note("A request that the kernel sends later, as FORGET, may be counted with another row; asking the daemon for its counts costs a few of its own.");
     sheet.note("Uncached: names and attributes expire at once, every open asks, files are read and written with direct I/O.");
     sheet.note("Moved: with --aside off, so that a program is woken on any CPU when its answer comes.");
+    sheet.note("Traced: with `covey trace` looking on at every request, its lines thrown away.");
     sheet.chart_ratios("covey", &["ext4", "tmpfs", "null"]);
     sheet.chart_ratios("covey uncached", &["null uncached"]);
     bench.finish(sheet, places)
@@ -74,6 +78,7 @@ fn targets(sheet: &mut Sheet) {
     }
     for row in ["create+unlink", "rename", "setattr"] {
         sheet.target(format!("{row}, p50"), "covey", "ext4", Bound::Shown);
+        sheet.target(format!("{row}, p50"), "covey traced", "covey", Bound::AtMost(1.05));
     }
 }
 

@@ -87,6 +87,8 @@ pub struct Setup {
     pub uncached: bool,
     /// A program that asks may be moved to another CPU by the answer.
     pub moved: bool,
+    /// Somebody looks on at every request.
+    pub traced: bool,
 }
 
 impl Setup {
@@ -100,6 +102,7 @@ impl Setup {
             options: None,
             uncached: false,
             moved: false,
+            traced: false,
         }
     }
 
@@ -151,6 +154,7 @@ impl Place {
             Kind::Covey => {
                 run(Command::new(&place.covey).arg("format").arg(place.folder.join("volume")))?;
                 place.serve()?;
+                place.look_on()?;
             }
             Kind::CoveyS3 => {
                 place.format_over_s3()?;
@@ -277,6 +281,26 @@ impl Place {
             self.store()?.hand_to(&mut command);
         }
         Ok(command)
+    }
+
+    /// Starts `covey trace`, where it is wanted.
+    fn look_on(&mut self) -> Result<()> {
+        let begun = monotonic();
+        while self.setup.traced && self.helpers.is_empty() {
+            let mut look = Command::new(&self.covey);
+            look.arg("trace").arg(&self.root).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+            let mut child = look.stderr(Stdio::null()).spawn()?;
+            // Right after the mount is there, nobody may listen yet.
+            std::thread::sleep(Duration::from_millis(200));
+            match child.try_wait()? {
+                None => self.helpers.push(child),
+                Some(status) if begun.elapsed() > Duration::from_secs(10) => {
+                    return Err(format!("covey trace ended: {status}").into());
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
     }
 
     fn store(&self) -> Result<&Access> {

@@ -44,6 +44,11 @@ const CLIENT: &str = "10.213.7.2";
 const WHOLE: &str = "blobs of 4 MiB";
 const GIB: f64 = (1u64 << 30) as f64;
 
+/// How what comes is verified and sealed, and who does the same work.
+const WITH: [&str; 6] = ["crc", "blake3", "crc, TLS", "blake3, TLS", "iperf3", "nginx+curl"];
+/// So many columns later the next round begins.
+const STEP: usize = 3;
+
 /// What is left out, by the name of its column.
 const WITHOUT: [(&str, &str); 8] = [
     ("no multiplexing", "multiplexing"),
@@ -55,6 +60,11 @@ const WITHOUT: [(&str, &str); 8] = [
     ("one connection", "growth"),
     ("all of them off", "all"),
 ];
+
+/// All columns, as they are shown.
+fn columns() -> impl Iterator<Item = &'static str> {
+    WITH.into_iter().chain(WITHOUT.into_iter().map(|(column, _)| column))
+}
 
 /// Two namespaces and the wire between them; gone when it is dropped.
 struct Wire {
@@ -161,7 +171,6 @@ impl Run<'_> {
             None => (column, None),
         };
         let mut server = Server::start(self.wire, self.folder, off, tls)?;
-        self.warm()?;
         let before = server.cpu()?;
         let mut command = self.wire.command(&self.wire.b, &std::env::current_exe()?);
         command.args(["transport-ask", "--server", &format!("{SERVER}:7171"), "--verify", verify]);
@@ -175,18 +184,6 @@ impl Run<'_> {
         let said: Value = serde_json::from_slice(&output.stdout)?;
         let receiver = said["cpu"].as_f64().unwrap_or(0.0);
         Ok(Both { sender: server.cpu()? - before, receiver, said })
-    }
-
-    /// Touches as much memory as the receiver's files will take, and gives it back. Where a machine is a guest that hands free memory back
-    /// to its host, a page that was not touched lately costs several times what it costs to fill it, at whoever happens to take it.
-    fn warm(&self) -> Result<()> {
-        let (file, bytes) = (self.cache.with_extension("warm"), vec![1; 4 << 20]);
-        let mut out = fs::File::create(&file)?;
-        for _ in fs::read_dir(self.folder)? {
-            out.write_all(&bytes)?;
-        }
-        drop(out);
-        Ok(fs::remove_file(&file)?)
     }
 
     fn iperf(&self, program: &Path, bytes: u64) -> Result<Both> {
@@ -214,7 +211,7 @@ impl Run<'_> {
         fs::write(&conf, text)?;
         let mut server = self.wire.command(&self.wire.a, nginx).arg("-c").arg(&conf).spawn()?;
         std::thread::sleep(Duration::from_millis(500));
-        self.warm()?;
+        ends::touch(&self.cache, bytes)?;
         let before = process::cpu_seconds(server.id());
         fs::create_dir_all(&self.cache)?;
         let began = monotonic();
@@ -246,15 +243,22 @@ fn at_its_end(child: &mut Child) -> Result<f64> {
 
 fn add_whole(sheet: &mut Sheet, place: &str, both: &Both) {
     let gib = both.number("bytes") / GIB;
+    let keeping = both.number("keeping");
     let figures = [
         ("sender", "CPU s/GiB", both.sender / gib),
         ("receiver", "CPU s/GiB", both.receiver / gib),
         ("both", "CPU s/GiB", (both.sender + both.receiver) / gib),
         ("rate", "GiB/s", gib / both.number("seconds")),
         ("wake-ups of the receiver", "/GiB", both.number("wakeups") / gib),
-        ("of the receiver, writing files", "CPU s/GiB", both.number("keeping") / gib),
+        ("of the receiver, writing files", "CPU s/GiB", keeping / gib),
+        ("receiver, but for writing files", "CPU s/GiB", (both.receiver - keeping) / gib),
+        ("both, but for writing files", "CPU s/GiB", (both.sender + both.receiver - keeping) / gib),
     ];
-    sheet.add(WHOLE, place, &figures[..if both.said["wakeups"].is_null() { 4 } else { 6 }], both.sender);
+    // What others spend on files is not told apart; iperf3 writes none.
+    let known = if both.said["wakeups"].is_null() { 4 } else { figures.len() };
+    let mut shown = figures[..known].to_vec();
+    shown.extend((place == "iperf3").then_some(figures[figures.len() - 1]));
+    sheet.add(WHOLE, place, &shown, both.sender);
 }
 
 fn add_small(sheet: &mut Sheet, cell: &str, place: &str, both: &Both) {
@@ -299,8 +303,7 @@ pub fn run(args: &Args) -> Result<()> {
     keys::make(&run.keys)?;
     let mut sheet =
         Sheet::new("transport", "P1 and P2, the fleet's transport", machine::facts(common, &common.covey));
-    let columns = ["crc", "blake3", "crc, TLS", "blake3, TLS", "iperf3", "nginx+curl"].into_iter();
-    sheet.columns(columns.chain(WITHOUT.map(|(column, _)| column)).map(str::to_owned));
+    sheet.columns(columns().map(str::to_owned));
     // The first to write and to connect finds everything cold; it is not counted.
     run.ours("crc", "none", &["--what", "blobs"])?;
     sheet.note(
@@ -309,7 +312,7 @@ pub fn run(args: &Args) -> Result<()> {
     for round in 0..common.rounds() {
         progress(&format!("round {} of {}", round + 1, common.rounds()));
         interrupt::check()?;
-        one_round(&run, common, blobs, &mut sheet)?;
+        one_round(&run, common, (round, blobs), &mut sheet)?;
     }
     progress("");
     targets(&mut sheet);
@@ -322,25 +325,34 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn one_round(run: &Run<'_>, common: &Common, blobs: u64, sheet: &mut Sheet) -> Result<()> {
+/// One column's blobs.
+fn whole(run: &Run<'_>, column: &str, blobs: u64, sheet: &mut Sheet) -> Result<()> {
     let bytes = blobs << 22;
-    for verify in ["crc", "crc, TLS", "blake3", "blake3, TLS"] {
-        add_whole(sheet, verify, &run.ours(verify, "none", &["--what", "blobs"])?);
-    }
     let missing = |what: &str| format!("{what} was skipped: apt-get install iperf3 nginx-light curl");
-    match on_path("iperf3") {
-        Some(iperf) => add_whole(sheet, "iperf3", &run.iperf(&iperf, bytes)?),
-        None => sheet.note(missing("iperf3")),
-    }
-    match (on_path("nginx"), on_path("curl")) {
-        (Some(nginx), Some(curl)) => {
-            add_whole(sheet, "nginx+curl", &run.nginx(&nginx, &curl, blobs, bytes)?);
+    let both = match column {
+        "iperf3" => on_path("iperf3").map(|iperf| run.iperf(&iperf, bytes)),
+        "nginx+curl" => {
+            on_path("nginx").zip(on_path("curl")).map(|(nginx, curl)| run.nginx(&nginx, &curl, blobs, bytes))
         }
-        _ => sheet.note(missing("nginx with curl")),
+        _ => {
+            let off = WITHOUT.iter().find(|(name, _)| *name == column).map(|(_, off)| *off);
+            let verify = if off.is_some() { WITH[0] } else { column };
+            Some(run.ours(verify, off.unwrap_or("none"), &["--what", "blobs"]))
+        }
+    };
+    match both.transpose()? {
+        Some(both) => add_whole(sheet, column, &both),
+        None => sheet.note(missing(column)),
     }
-    for (column, off) in WITHOUT {
-        add_whole(sheet, column, &run.ours("crc", off, &["--what", "blobs"])?);
-    }
+    Ok(())
+}
+
+/// Each round begins with another column: the first finds the machine rested.
+fn one_round(run: &Run<'_>, common: &Common, (round, blobs): (usize, u64), sheet: &mut Sheet) -> Result<()> {
+    let mut columns: Vec<&str> = columns().collect();
+    let turn = round * STEP % columns.len();
+    columns.rotate_left(turn);
+    columns.into_iter().try_for_each(|column| whole(run, column, blobs, sheet))?;
     let ops = common.size(200_000, 20_000);
     for at_once in [1u64, 4, 16, 64, 256] {
         let (count, cell) = ((ops * at_once / 64).clamp(ops / 20, ops), format!("4 KiB, {at_once} at once"));
@@ -367,7 +379,9 @@ fn targets(sheet: &mut Sheet) {
     let both = format!("{WHOLE}, both");
     sheet.target(&both, "crc", "iperf3", Bound::AtMost(1.0));
     sheet.target(&both, "crc", "nginx+curl", Bound::AtMost(0.75));
-    sheet.target(&both, "blake3", "crc", Bound::Shown);
+    let alone = format!("{WHOLE}, both, but for writing files");
+    sheet.target(&alone, "crc", "iperf3", Bound::Shown);
+    sheet.target(&alone, "blake3", "crc", Bound::Shown);
     sheet.target(&both, "crc, TLS", "crc", Bound::Shown);
     sheet.target(&both, "blake3, TLS", "blake3", Bound::Shown);
     sheet.target("4 KiB, 64 at once, both", "crc, TLS", "crc", Bound::Shown);

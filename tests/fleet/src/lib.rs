@@ -16,12 +16,14 @@
 //! - [`store`]: the object store, what goes wrong with it, and what was asked of it.
 //! - [`tree`]: files that are known byte for byte, published once in a process.
 //! - [`node`]: one node: started, killed, frozen, filled. [`fleet`]: all of it together.
+//! - [`clock`]: a clock of the day of a node's own, which jumps.
 //! - [`evil`]: a member of the fleet that lies about what it has.
 //! - [`readers`]: who reads on many nodes at once, compares every byte, and has a deadline.
 
 // Only tests and benches use this crate: it may unwrap, read the clock and start threads.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
+pub mod clock;
 pub mod evil;
 pub mod fleet;
 pub mod net;

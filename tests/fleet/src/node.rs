@@ -9,6 +9,7 @@ use covey_tests::program::{covey, run, wait};
 use covey_tests::volume::detach;
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::clock::Clock;
 use crate::net::Port;
 use crate::store::Store;
 use crate::tree::{NAME, PREFIX};
@@ -57,6 +58,8 @@ pub struct Node {
     how: How,
     work: Work,
     daemon: Option<Child>,
+    /// Its own clock of the day, if it has one: from the next start on.
+    pub clock: Option<Clock>,
     /// Bytes of its log from its earlier runs.
     said_before: usize,
 }
@@ -72,6 +75,7 @@ impl Node {
             how,
             work: Work::Mount,
             daemon: None,
+            clock: None,
             said_before: 0,
         };
         for part in ["mnt", "cache"] {
@@ -136,6 +140,7 @@ impl Node {
             }
         }
         command.args(["--endpoint", &self.endpoint]).arg("--cache").arg(self.cache()).args(&self.how.words);
+        self.clock.iter().for_each(|clock| clock.give(&mut command));
         command
     }
 

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use nets::clock::Clock;
 use nets::evil::{Evil, Lie};
 use nets::readers::Plan;
 use nets::{Fleet, How, Readers, Report, Tree, requires_nets, say};
@@ -290,8 +291,36 @@ fn a_tracker_lost_while_it_holds_leases() {
     must_be_well(&mut fleet, 13);
 }
 
-/// A clock of the day that jumps cannot be made here (a time namespace does not move it, and the machine's own is not ours). That it does
-/// not matter is seen in the sources instead: what decides in a fleet takes its time from the monotonic clock or from its caller. Certificates
+/// A node's clock of the day jumps while it reads and others read from it: a day ahead, two days back, and right again. Nobody has an error.
+#[test]
+fn a_clock_that_jumps() {
+    requires_nets!();
+    if nets::clock::library().is_none() {
+        say(format_args!("skipped: lacks libfaketime (apt-get install faketime)"));
+        return;
+    }
+    const DAY: i64 = 86_400;
+    let mut fleet = Fleet::joined(Tree::of_tests(), 3, 15, &How::default().with(DEADLINE));
+    let file = fleet.nodes[1].mnt().with_file_name("clock");
+    fleet.nodes[1].clock = Clock::new(&file);
+    fleet.start();
+    let all = all(&fleet);
+    for (number, seconds) in [DAY, -DAY, 0].into_iter().enumerate() {
+        let report = while_reading(&mut fleet, &all, 150 + number as u64, |fleet| {
+            fleet.nodes[1].clock.as_ref().unwrap().jump(seconds);
+        });
+        report.must_be_whole(all.clone(), &format!("all, {seconds} s"));
+        fleet.nodes.iter_mut().for_each(|node| {
+            node.end();
+            node.lose_cache();
+        });
+        fleet.start();
+    }
+    must_be_well(&mut fleet, 15);
+    fleet.end();
+}
+
+/// The reason why the clock of the day does not matter: what decides in a fleet takes its time from the monotonic clock or from its caller. Certificates
 /// are the exception: until when one is good is a time of day.
 #[test]
 fn nothing_in_the_fleet_looks_at_the_time_of_day() {
