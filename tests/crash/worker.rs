@@ -232,7 +232,12 @@ impl Worker {
                 // Not by dropping: what close(2) returns is the point.
                 // SAFETY: the descriptor is owned and not used again.
                 let closed = unsafe { libc::close(std::os::fd::IntoRawFd::into_raw_fd(file.unwrap())) };
-                if closed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+                if closed != 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                // The kernel writes back before close(2) returns, but says nothing when the daemon is dead already. Whether it
+                // lived is seen by asking it.
+                Ok(rustix::fs::statfs(&self.root).map(drop)?)
             }
             Call::Truncate(name, len) => File::options().write(true).open(path(name))?.set_len(*len as u64),
             Call::Rename(from, to) => std::fs::rename(path(from), path(to)),
