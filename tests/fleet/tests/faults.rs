@@ -315,6 +315,11 @@ fn a_clock_that_jumps() {
         });
         report.must_be_whole([0, 2], &format!("the others, {seconds} s"));
         say(format_args!("{seconds} s: {} errors of the node itself", report.errors()));
+        // That its clock did jump: whoever starts with it is refused by the store, and told why.
+        fleet.nodes[1].end();
+        fleet.nodes[1].spawn();
+        let refused = fleet.nodes[1].await_mounted(WITHIN).unwrap_err();
+        assert!(refused.contains("clock differs"), "{refused}");
         fleet.nodes[1].clock.iter().for_each(|clock| clock.jump(0));
         must_be_well(&mut fleet, 15);
     }

@@ -1,11 +1,12 @@
 //! What of the machine matters beside FUSE itself: the clock, limits, the configuration file, fstab.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use clap::CommandFactory;
+use clap::builder::{BoolishValueParser, TypedValueParser};
 
 use super::{Check, find_program, note, ok, wrong};
 use crate::Cli;
@@ -65,7 +66,7 @@ pub fn pinned_memory() -> Option<Check> {
 pub fn stepping_aside() -> Option<Check> {
     let switched_on = fuse::uring::switched_on() == Some(true);
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    let off = std::env::var("COVEY_FUSE_ASIDE").is_ok_and(|value| is_off(&value));
+    let off = std::env::var_os("COVEY_FUSE_ASIDE").is_some_and(|value| is_off(&value));
     if switched_on && off {
         return Some(note(
             "io_uring",
@@ -82,9 +83,10 @@ pub fn stepping_aside() -> Option<Check> {
     })
 }
 
-/// Whether `covey mount --aside` takes this for off.
-fn is_off(value: &str) -> bool {
-    ["off", "no", "n", "false", "f", "0"].contains(&value.to_lowercase().as_str())
+/// Whether `covey mount --aside` takes this for off. What it refuses, it says itself.
+fn is_off(value: &OsStr) -> bool {
+    let asked = BoolishValueParser::new().parse_ref(&clap::Command::new("doctor"), None, value);
+    matches!(asked, Ok(false))
 }
 
 /// Whether this is among the capabilities that /proc/PID/status says are in effect.
