@@ -19,8 +19,9 @@ use crate::watch::{Batch, OpSummary, Percentiles, TraceLine, TraceSummary, Wish,
     covey trace /mnt/covey --every 100 --for 5s   every hundredth, for five seconds\n  \
     covey trace /mnt/covey --quiet --for 5s       percentiles only\n\n\
     Times are in microseconds. total = queue + srv + return; srv = names + blob + cache + peer + origin + own (with what was\n\
-    waited for a worker). queue and return are the kernel's and need a daemon that runs as root. Requests that the kernel\n\
-    answers from its own memory never come to the daemon and are not seen."
+    waited for a worker). queue and return are the kernel's and need a daemon that runs as root; of requests that come\n\
+    faster than they can be shown they are known of one in eight, with --slow of all. Requests that the kernel answers from\n\
+    its own memory never come to the daemon and are not seen."
 )]
 pub struct Args {
     /// A path on a mount, or the volume that is mounted

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
 
-use super::kernel::{Kernel, Seen};
+use super::kernel::{self, Kernel, Seen};
 use super::{Callers, LOOK_EVERY, SIGN_OF_LIFE, has_ended, op_name};
 use crate::control::{Heard, Wire};
 use crate::error::{Failure, Result};
@@ -23,6 +23,11 @@ use crate::log;
 
 /// Lines sent at a time, at most: 20,000 a second. Percentiles count what is not shown, too.
 const LINES_MAX: usize = 400;
+/// What no request is slower than: lines of none are shown.
+const NEVER: u64 = u64::MAX;
+/// More than can be shown for so many looks in a row are too many, fewer for so many not any more.
+const LOOKS_TOO_MANY: u32 = 5;
+const LOOKS_FEWER: u32 = 50;
 /// How long a record waits for the kernel's word.
 const PATIENCE_NS: u64 = 100_000_000;
 
@@ -118,7 +123,7 @@ pub struct TraceSummary {
     pub requests: u64,
     /// Requests that were too many and too fast to be seen.
     pub lost: u64,
-    /// Why the kernel's part is not seen, if it is not.
+    /// Why the kernel's part is not seen, or not of all requests.
     pub kernel: Option<String>,
     /// By operation, the one that took most time first.
     pub operations: Vec<OpSummary>,
@@ -162,6 +167,28 @@ fn split(record: &Record, seen: Seen, reply_is_return: bool) -> Split {
     ]
 }
 
+/// Whether requests come faster than they can be shown one by one.
+#[derive(Default)]
+struct Pace {
+    fast: bool,
+    /// Looks in a row that say the contrary.
+    against: u32,
+}
+
+impl Pace {
+    /// So many have come since the last look; whether it is otherwise from now on.
+    fn look(&mut self, came: usize) -> bool {
+        let (contrary, enough) =
+            if self.fast { (came < LINES_MAX / 2, LOOKS_FEWER) } else { (came > LINES_MAX, LOOKS_TOO_MANY) };
+        self.against = if contrary { self.against + 1 } else { 0 };
+        if self.against < enough {
+            return false;
+        }
+        *self = Pace { fast: !self.fast, against: 0 };
+        true
+    }
+}
+
 /// A look at the requests of one mount.
 struct Look {
     watch: Arc<Watch>,
@@ -170,13 +197,18 @@ struct Look {
     every: u64,
     only: Option<u32>,
     kernel: Option<Kernel>,
+    /// Where the kernel need not speak of every request: how fast they come.
+    pace: Option<Pace>,
+    /// There was a time when it did not.
+    was_fast: bool,
     /// Over /dev/fuse the kernel has the answer when the daemon's write(2) returns; over io_uring only it knows when.
     reply_is_return: bool,
     waiting: VecDeque<Record>,
 }
 
 impl Look {
-    fn begin(session: &Session, every: u32, only: Option<u32>, kernel: Option<Kernel>) -> Look {
+    /// With `all`, what the kernel says of every request is wanted, however fast they come.
+    fn begin(session: &Session, every: u32, only: Option<u32>, kernel: Option<Kernel>, all: bool) -> Look {
         let watch = session.watch();
         let hold = watch.record(every);
         let cursor = watch.now();
@@ -187,6 +219,8 @@ impl Look {
             every: u64::from(every.max(1)),
             only,
             kernel,
+            pace: (!all).then(Pace::default),
+            was_fast: false,
             reply_is_return: session.transport() == Transport::Classic,
             waiting: VecDeque::new(),
         }
@@ -195,19 +229,31 @@ impl Look {
     /// Gives what has come since the last time; `last`: without waiting for more.
     fn each(&mut self, last: bool, each: &mut dyn FnMut(&Record, &Split)) {
         let Look { watch, cursor, every, only, waiting, .. } = self;
+        let mut came = 0;
         watch.read(cursor, &mut |record| {
+            came += 1;
             if record.seq.is_multiple_of(*every) && only.is_none_or(|only| only == record.opcode) {
                 waiting.push_back(record);
             }
         });
         if let Some(kernel) = &mut self.kernel {
             kernel.listen();
+            if let Some(pace) = &mut self.pace
+                && pace.look(came)
+                && kernel.speak_of_all(!pace.fast).is_ok()
+            {
+                self.was_fast |= pace.fast;
+            }
         }
+        let fast = self.pace.as_ref().is_some_and(|pace| pace.fast);
         let now = monotonic_ns();
         let mut still = VecDeque::new();
         while let Some(record) = self.waiting.pop_front() {
             let over = record.at + record.served + record.reply + PATIENCE_NS;
-            let ready = last || now >= over || !is_sent_and_ended(record.opcode);
+            let ready = last
+                || now >= over
+                || !is_sent_and_ended(record.opcode)
+                || fast && !kernel::is_in_share(record.unique);
             let seen =
                 self.kernel.as_mut().map_or(Seen::default(), |kernel| kernel.seen(record.unique, ready));
             if ready || self.kernel.is_none() || (seen.sent.is_some() && seen.ended.is_some()) {
@@ -239,7 +285,8 @@ pub(super) fn serve(
         Ok(kernel) => (Some(kernel), None),
         Err(why) => (None, Some(format!("the kernel's queue and the way back are not seen: {why}"))),
     };
-    let mut look = Look::begin(session, every, only, kernel);
+    let by_time = !matches!(slow_ns, 0 | NEVER);
+    let mut look = Look::begin(session, every, only, kernel, by_time);
     let mut tallies: BTreeMap<u32, Tally> = BTreeMap::new();
     let mut callers = Callers::default();
     wire.note(&Batch { remark: unseen.clone(), ..Batch::default() });
@@ -268,6 +315,11 @@ pub(super) fn serve(
             break;
         }
     }
+    let in_part = format!(
+        "requests came too fast to be shown: the kernel's queue and the way back are those of one in {}; with --slow of all",
+        kernel::SHARE
+    );
+    let unseen = unseen.or_else(|| look.was_fast.then_some(in_part));
     let summary = summary(tallies, begun.elapsed(), look.cursor.lost, unseen);
     serde_json::to_value(summary)
         .map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
@@ -335,7 +387,7 @@ fn summary(tallies: BTreeMap<u32, Tally>, took: Duration, lost: u64, kernel: Opt
 pub fn write_every(session: &Arc<Session>, every: u32) -> Result<()> {
     let session = Arc::clone(session);
     let spawned = base::thread::spawn("covey-trace", move || {
-        let mut look = Look::begin(&session, every, None, None);
+        let mut look = Look::begin(&session, every, None, None, true);
         let mut lost = 0;
         loop {
             let ended = session.wait_for(LOOK_EVERY).is_some();
@@ -401,6 +453,17 @@ mod tests {
         let parts = &found.operations[0].parts;
         assert!(parts.contains_key("names") && !parts.contains_key("queue") && !parts.contains_key("return"));
         assert_eq!((found.requests, found.operations[0].bytes, parts["total"].max), (1, 9, 65_000));
+    }
+
+    #[test]
+    fn a_burst_is_not_yet_too_fast_and_a_pause_not_yet_slow() {
+        let mut pace = Pace::default();
+        let mut looks = |came: &[usize]| came.iter().map(|came| pace.look(*came)).collect::<Vec<_>>();
+        assert_eq!(looks(&[900, 900, 900, 900, 10, 900]), [false; 6]);
+        assert_eq!(looks(&[900; 4]), [false, false, false, true]);
+        assert_eq!(looks(&[0; 49]), [false; 49]);
+        assert_eq!(looks(&[300, 0]), [false; 2]);
+        assert_eq!(looks(&[0; 49]).last(), Some(&true));
     }
 
     #[test]
