@@ -2,7 +2,8 @@
 //!
 //! For each file that is read there is a [`pattern::Pattern`]: a value that sees runs forward and backward and steps at one distance, and says
 //! which pages and ranges come next. Where blobs are far away every page is a request for 4 MiB, and one that nobody wants is paid for; so
-//! what is fetched ahead is bounded by what was read, and by the file's end. Several requests are under way at once, so several holders of
+//! what is fetched ahead is bounded by what was read. At a file's end it goes on into the files that follow, if it is one of several that are read
+//! one after another ([`files::Files`]). Several requests are under way at once, so several holders of
 //! a file send at the same time, and a link is filled.
 //!
 //! That a page's blob has arrived would be a sign too (somebody came this way before), and is not looked at: while it is still on its way, or just being
@@ -10,6 +11,7 @@
 //!
 //! Where all blobs are near, on this machine's disk, nothing is remembered: at the beginning of each page the disk is told of the next ones.
 
+mod files;
 mod pattern;
 
 use base::size::BLOB_MAX;
@@ -19,6 +21,7 @@ use parking_lot::Mutex;
 use crate::bytes::page_of;
 use crate::packs::table::Place;
 use crate::volume::Core;
+use files::{Files, Following, Found};
 use pattern::{Pattern, Read, Wanted};
 
 /// A read of at least so many bytes may be part of a stream.
@@ -28,17 +31,22 @@ const PAGES_AHEAD: u32 = 3;
 const EXTENTS_AHEAD: usize = 4;
 /// Files whose readers are remembered, some 300 bytes each; more share a place, and then begin again now and then.
 const FILES: usize = 64;
+/// Pages of files that follow that are looked at, at a time.
+const FOLLOWING_AT_ONCE: usize = 64;
 
 /// Who reads which file how. See the [module](self).
-pub(crate) struct Streams([Mutex<(u64, Pattern)>; FILES]);
+pub(crate) struct Streams {
+    within: [Mutex<(u64, Pattern)>; FILES],
+    across: Mutex<Files>,
+}
 
 impl Streams {
     pub(crate) fn new() -> Streams {
-        Streams(std::array::from_fn(|_| Mutex::default()))
+        Streams { within: std::array::from_fn(|_| Mutex::default()), across: Mutex::default() }
     }
 
     fn read(&self, ino: Ino, read: &Read) -> Wanted {
-        let mut file = self.0[ino.0 as usize % FILES].lock();
+        let mut file = self.within[ino.0 as usize % FILES].lock();
         if file.0 != ino.0 {
             *file = (ino.0, Pattern::default());
         }
@@ -62,7 +70,8 @@ impl Core {
             return;
         }
         let Ok(len) = u32::try_from(len) else { return };
-        let wanted = self.streams.read(ino, &Read { offset, len, size });
+        let read = Read { offset, len, size };
+        let wanted = self.streams.read(ino, &read);
         for (n, page) in (1..).zip(wanted.pages) {
             self.each_blob_of(ino, page, |blob| {
                 // Of what is here, the disk is told of the next ones only.
@@ -72,6 +81,32 @@ impl Core {
             });
         }
         wanted.places.iter().for_each(|(offset, len)| self.want_place(ino, *offset, *len));
+        let following = self.streams.across.lock().read(ino, &read);
+        if let Some(following) = following {
+            self.want_following(&following);
+        }
+    }
+
+    /// The files that are read one after another go on with others.
+    fn want_following(&self, following: &Following) {
+        let (ino, page) = following.from;
+        let Ok(rows) = self.names.extents_after(ino, page, FOLLOWING_AT_ONCE) else { return };
+        let mut found = Found::default();
+        let mut before = following.but;
+        for (ino, page, extents) in &rows {
+            for extent in extents.extents().iter().take(EXTENTS_AHEAD) {
+                let Ok(Some(Place::Blob(blob))) = self.place_of(extent.pack) else { continue };
+                if before.replace(blob) != Some(blob) && !self.parts.source.is_near(&blob) {
+                    self.parts.source.will_need(&blob);
+                    found.begin.push(*ino);
+                }
+            }
+            found.last = Some((*ino, *page, before));
+            if found.begin.len() >= following.blobs {
+                break;
+            }
+        }
+        self.streams.across.lock().told(following, found);
     }
 
     fn each_blob_of(&self, ino: Ino, page: u32, each: impl Fn(&BlobId)) {

@@ -234,6 +234,11 @@ impl Key {
         }
     }
 
+    /// All of a file's extents from `page` on, and those of all files with higher numbers.
+    pub fn all_extents_from(ino: Ino, page: u32) -> KeyRange {
+        KeyRange { start: Key::extents(ino, page), end: build!(tags::EXTENTS + 1) }
+    }
+
     /// The bytes of a small file.
     pub fn inline(ino: Ino) -> Key {
         build!(tags::INLINE, &ino.0.to_be_bytes())

@@ -252,11 +252,22 @@ impl Names {
     ) -> Result<Vec<(u32, ExtentPage)>, StoreError> {
         let _phase = phase::enter(Phase::Names);
         let rows = self.store.scan(&Key::extents_from(ino, from), limit)?;
-        let page = |(key, row): &(Key, Value)| {
-            let (_, number) = key.as_extents().ok_or_else(|| bad_key(key))?;
-            Ok((number, decode_page(row)?))
-        };
-        rows.iter().map(page).collect()
+        rows.iter().map(|row| decode_extents(row).map(|(_, number, page)| (number, page))).collect()
+    }
+
+    /// At most `limit` pages that hold data, of this file from page `from` on and of all files with higher numbers, in order.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn extents_after(
+        &self,
+        ino: Ino,
+        from: u32,
+        limit: usize,
+    ) -> Result<Vec<(Ino, u32, ExtentPage)>, StoreError> {
+        let _phase = phase::enter(Phase::Names);
+        let rows = self.store.scan(&Key::all_extents_from(ino, from), limit)?;
+        rows.iter().map(decode_extents).collect()
     }
 
     /// The bytes of an inline file, or a symbolic link's target.
@@ -404,6 +415,12 @@ fn listed(key: &Key, value: &Value) -> Result<Listed, StoreError> {
 
 fn decode_page(row: &[u8]) -> Result<ExtentPage, StoreError> {
     ExtentPage::decode(row).map_err(|error| StoreError::Damaged(error.to_string()))
+}
+
+/// A row of a page of extents: of which file, which page, and the extents.
+fn decode_extents((key, row): &(Key, Value)) -> Result<(Ino, u32, ExtentPage), StoreError> {
+    let (ino, number) = key.as_extents().ok_or_else(|| bad_key(key))?;
+    Ok((ino, number, decode_page(row)?))
 }
 
 fn damaged(error: BadRecord) -> StoreError {

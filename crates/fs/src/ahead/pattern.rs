@@ -21,7 +21,7 @@ use base::size::{BLOB_MAX, KIB};
 use super::STREAM_MIN;
 
 /// A page of extents, in bytes.
-const PAGE: u64 = BLOB_MAX as u64;
+pub(super) const PAGE: u64 = BLOB_MAX as u64;
 /// Small reads within so many bytes of one another are near.
 const NEAR: u64 = 256 * KIB;
 /// The kernel's pieces of a stream come out of order by at most so many bytes.
@@ -29,11 +29,11 @@ const DISORDER: u64 = 2 * PAGE;
 /// Runs that are remembered.
 const RUNS: usize = 4;
 /// So many times what was read in a run is wanted ahead of it.
-const TIMES: u64 = 3;
+pub(super) const TIMES: u64 = 3;
 /// And so much more from a file's beginning on.
 const FIRST: u64 = 3 * PAGE;
 /// The most: a network needs as many requests under way as it takes to fill it. A cache has room for so many beside those that somebody waits for.
-const MOST: u64 = 12 * PAGE;
+pub(super) const MOST: u64 = 12 * PAGE;
 /// So many small reads near each other make a run; of large ones, two.
 const RUN_READS: u32 = 3;
 /// So many equal distances in a row are steps: three reads.
@@ -54,7 +54,7 @@ pub(super) struct Read {
 }
 
 impl Read {
-    fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.offset + u64::from(self.len)
     }
 

@@ -169,3 +169,43 @@ fn faults_that_go_backward_are_followed_backward() {
     assert!(wanted.contains(&8) && wanted.iter().all(|page| *page == 8 || *page == 7), "{wanted:?}");
     far.close();
 }
+
+/// Files of a blob each, made one after another, with what lies between such files: a folder, a link, a file too small for a blob.
+#[test]
+fn files_that_are_read_one_after_another_go_on_with_the_next() {
+    let mut world = World::new();
+    let v = world.open();
+    let mut inos = Vec::new();
+    for n in 0..20_u64 {
+        let ino = v.file(Ino::ROOT, &format!("shard-{n}"));
+        (0..4).for_each(|part| v.put(ino, part * MIB, &noise(n * 4 + part, MIB as usize)));
+        inos.push(ino);
+        let small = v.file(Ino::ROOT, &format!("small-{n}"));
+        v.put(small, 0, b"next to nothing");
+    }
+    v.close().unwrap();
+    let watched = Arc::new(Watched {
+        inner: world.parts.source.clone(),
+        near: Mutex::default(),
+        read: Mutex::default(),
+        needed: Mutex::default(),
+        parts: Mutex::default(),
+    });
+    world.parts.source = watched.clone();
+    let volume = Volume::open(world.parts.clone(), Options { near: false, ..world.options() }).unwrap();
+    let mut buf = vec![0; MIB as usize];
+    let mut blobs = Vec::new();
+    for ino in &inos[..10] {
+        for part in 0..4 {
+            volume.read(*ino, part * MIB, &mut buf).unwrap();
+        }
+        blobs.push(*watched.read.lock().last().unwrap());
+        if ino == &inos[0] {
+            assert_eq!(*watched.needed.lock(), [], "one file is no row");
+        }
+    }
+    let needed = watched.needed.lock().clone();
+    assert!(blobs[2..].iter().all(|blob| needed.contains(blob)), "each before it was read");
+    assert_eq!(needed.len(), 18, "and once: all that follow, up to the last");
+    volume.close().unwrap();
+}

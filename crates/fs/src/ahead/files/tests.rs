@@ -1,0 +1,131 @@
+use base::size::{KIB, MIB};
+use proptest::prelude::*;
+
+use super::*;
+
+/// Files of a number of pages each, every page a blob, from number 100 on; remembers what was wanted of them.
+struct Shelf {
+    files: Files,
+    pages: u64,
+    wanted: Vec<(u64, u32)>,
+}
+
+impl Shelf {
+    fn new(pages: u64) -> Shelf {
+        Shelf { files: Files::default(), pages, wanted: Vec::new() }
+    }
+
+    /// One read, and what it has wanted is looked for.
+    fn read_at(&mut self, ino: u64, offset: u64, len: u64) -> Vec<(u64, u32)> {
+        let read = Read { offset, len: len as u32, size: self.pages * PAGE };
+        let Some(following) = self.files.read(Ino(ino), &read) else { return Vec::new() };
+        let (ino, page) = following.from;
+        let places = (0..following.blobs as u64).map(|n| u64::from(page) + n);
+        let places: Vec<_> =
+            places.map(|n| (ino.0.max(100) + n / self.pages, (n % self.pages) as u32)).collect();
+        let (last, page) = *places.last().unwrap();
+        let begin = places.iter().map(|(ino, _)| Ino(*ino)).collect();
+        self.files.told(&following, Found { begin, last: Some((Ino(last), page, None)) });
+        self.wanted.extend(&places);
+        places
+    }
+
+    /// A whole file, in pieces of a mebibyte; the numbers of the files that were wanted meanwhile.
+    fn read(&mut self, ino: u64) -> Vec<u64> {
+        let pieces = self.pages * PAGE / MIB;
+        (0..pieces).flat_map(|n| self.read_at(ino, n * MIB, MIB)).map(|(ino, _)| ino).collect()
+    }
+}
+
+#[test]
+fn a_row_of_files_is_looked_ahead_of_further_and_further() {
+    let mut shelf = Shelf::new(1);
+    assert_eq!(shelf.read(100), [0; 0], "one file is no row");
+    assert_eq!(shelf.read(101), [102, 103, 104, 105, 106, 107], "three times the two that were read");
+    assert_eq!(shelf.read(102), [108, 109, 110, 111]);
+    (103..140).for_each(|ino| drop(shelf.read(ino)));
+    assert_eq!(shelf.wanted.last(), Some(&(151, 0)), "never more than twelve ahead");
+    let mut once = shelf.wanted.clone();
+    once.dedup();
+    assert_eq!(once, shelf.wanted, "each is said once");
+}
+
+#[test]
+fn a_large_file_comes_first_itself() {
+    let mut shelf = Shelf::new(16);
+    let mut at = |ino: u64, mib: u64| shelf.read_at(ino, mib * MIB, MIB);
+    (0..64).for_each(|mib| assert_eq!(at(100, mib), []));
+    // Of sixteen pages there are more than twelve to come until the seventeenth mebibyte.
+    (0..16).for_each(|mib| assert_eq!(at(101, mib), []));
+    assert_eq!(at(101, 19), [(102, 0)]);
+    assert_eq!(at(101, 27), [(102, 1), (102, 2)]);
+    let rest: Vec<_> = (28..64).flat_map(|mib| at(101, mib)).collect();
+    assert_eq!(rest.last(), Some(&(102, 11)), "and of the next as much as fits");
+    assert_eq!(at(102, 0), [], "which it has by itself from now on");
+}
+
+#[test]
+fn heads_and_ends_of_files_want_nothing() {
+    let mut shelf = Shelf::new(4);
+    assert!((100..400).all(|ino| shelf.read_at(ino, 0, 128 * KIB).is_empty()));
+    let mut shelf = Shelf::new(4);
+    assert!((100..400).all(|ino| shelf.read_at(ino, 4 * PAGE - 64 * KIB, 64 * KIB).is_empty()));
+}
+
+#[test]
+fn files_here_and_there_are_no_row() {
+    let mut shelf = Shelf::new(1);
+    let mut numbers = (0..200u64).map(|n| 1000 + n * n * 7919 % 100_003 * 40);
+    assert!(numbers.all(|ino| shelf.read(ino).is_empty()));
+}
+
+#[test]
+fn numbers_may_be_missing_and_readers_out_of_order() {
+    let mut shelf = Shelf::new(1);
+    let order = [100, 103, 102, 110, 105, 111, 119];
+    let wanted: Vec<u64> = order.iter().flat_map(|ino| shelf.read(*ino)).collect();
+    assert!(wanted.contains(&120) && wanted.contains(&127), "{wanted:?}");
+}
+
+#[test]
+fn several_rows_are_followed_at_once() {
+    let mut shelf = Shelf::new(1);
+    for n in 0..10 {
+        [1000, 2000, 3000].iter().for_each(|row| drop(shelf.read(row + n)));
+    }
+    assert!([1010, 2010, 3010].iter().all(|next| shelf.wanted.contains(&(*next, 0))));
+}
+
+#[test]
+fn what_is_here_is_not_looked_at_without_end() {
+    let mut files = Files::default();
+    let mut last = 0;
+    for ino in 100..130 {
+        let read = Read { offset: 0, len: MIB as u32, size: MIB };
+        if let Some(following) = files.read(Ino(ino), &read) {
+            // All of it is here.
+            last = following.from.0.0 + 64;
+            files.told(&following, Found { begin: Vec::new(), last: Some((Ino(last), 0, None)) });
+        }
+    }
+    assert!((130..130 + LOOK_MOST + 65).contains(&last), "{last}");
+}
+
+proptest! {
+    /// Whatever is read, what is wanted and not yet read is no more than what was read allows.
+    #[test]
+    fn what_is_wanted_is_bounded(
+        reads in prop::collection::vec((100u64..160, 0u64..4, 1u64..1024), 1..300),
+        pages in 1u64..4,
+    ) {
+        let mut shelf = Shelf::new(pages);
+        let mut read = 0;
+        for (ino, piece, len) in reads {
+            let offset = (piece * MIB).min(pages * PAGE - len * KIB);
+            read += len * KIB;
+            let wanted = shelf.read_at(ino, offset, len * KIB);
+            prop_assert!(wanted.len() as u64 * PAGE <= (read * TIMES).min(MOST));
+            prop_assert!(wanted.iter().all(|(next, _)| *next > ino || ino < 160));
+        }
+    }
+}
