@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use base::BlobId;
@@ -170,6 +171,21 @@ pub trait Origin: BlobSource + Records {
             });
         }
         Ok((sums, bytes))
+    }
+
+    /// The same, and counts in `came` the bytes that have arrived, before they are compared with anything: whoever waits for them can tell a slow
+    /// origin from one that has stopped. One that does not know counts nothing.
+    ///
+    /// # Errors
+    /// As [`Origin::fetch`].
+    fn fetch_counted(&self, id: &BlobId, came: &Arc<AtomicU64>) -> Result<(Sums, Vec<u8>), BlobError> {
+        let _ = came;
+        self.fetch(id)
+    }
+
+    /// Whether fetching what nobody waits for yet should be left to others for now.
+    fn is_busy(&self) -> bool {
+        false
     }
 
     /// At least the groups that `len` bytes from `offset` on lie in, each compared with the blob's name. An origin behind a

@@ -28,7 +28,7 @@ use object_store::{GetRange, ObjectMeta, ObjectStoreExt, PutOptions, PutPayload}
 use parking_lot::Mutex;
 
 use super::Remote;
-use super::engine::{Call, Engine, Failed, Got, What, wait_before};
+use super::engine::{CAME, Call, Came, Engine, Failed, Got, What, wait_before};
 use super::fault::Fault;
 use super::layout::{OBJECT_MAX, TRAILER_MAX, blob_size};
 use super::spec::Store;
@@ -120,14 +120,18 @@ impl Origin for Remote {
     }
 
     fn fetch(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
+        self.fetch_counted(id, &Came::default())
+    }
+
+    fn fetch_counted(&self, id: &BlobId, came: &Came) -> Result<(Sums, Vec<u8>), BlobError> {
         let _phase = phase::enter(Phase::Origin);
         self.until_right(id, |fresh, deadline| {
             let call = Call { deadline, ..self.call(What::Large) };
-            let (engine, key) = (Arc::clone(&self.engine), self.layout.blob(id));
-            let got = self.wait(async move {
+            let (engine, key, came) = (Arc::clone(&self.engine), self.layout.blob(id), Arc::clone(came));
+            let got = self.wait(CAME.scope(came, async move {
                 let key = &key;
                 engine.run(call, |_| engine.get(key, None, fresh, OBJECT_MAX)).await
-            });
+            }));
             let mut got = got.map_err(|failed| self.explain(id, &failed))?;
             let size = match blob_size(got.total) {
                 Some(size) if got.bytes.len() as u64 == got.total => size as usize,

@@ -3,13 +3,14 @@
 //! A **call** is what the rest of the program asks for ("this range of that key") and has a deadline. It makes **tries**, one after
 //! the other, with a wait between them that doubles and is drawn by lot, so that many who failed together do not come back together. A try
 //! of a GET may send a **second request** when the first takes longer than 99 of 100 did lately; the first right answer is taken and the
-//! other request is dropped.
+//! other request is dropped. While bytes come there is no second one: where many share a line each is slow, and one more makes all slower.
 //!
 //! What will not pass is not tried again: a wrong key is wrong the second time too.
 
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -36,6 +37,14 @@ const PIECE: u64 = 64 << 10;
 
 /// The name of the attribute that says who made a record; Azure allows letters only.
 pub(crate) const MAKER: &str = "coveymaker";
+
+/// Bytes of bodies that have come for a call.
+pub(crate) type Came = Arc<AtomicU64>;
+
+tokio::task_local! {
+    /// Of the call that this task makes, if anybody wants to know.
+    pub(crate) static CAME: Came;
+}
 
 /// What kind of call it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,8 +184,10 @@ impl Engine {
             return timed(latency, begin, done);
         }
         self.stats.extra.earn();
-        let mut first = pin!(bounded(call.one, one()));
-        if let Ok(done) = timeout(latency.hedge_after(), &mut first).await {
+        let came = CAME.try_with(Arc::clone).unwrap_or_default();
+        let mut first = pin!(CAME.scope(Arc::clone(&came), bounded(call.one, one())));
+        let until = begin + call.one / 2;
+        if let Some(done) = while_it_comes(first.as_mut(), latency.hedge_after(), until, &came).await {
             return timed(latency, begin, done);
         }
         let place = self.pace.try_enter(size);
@@ -185,7 +196,7 @@ impl Engine {
             return timed(latency, begin, done);
         }
         self.stats.hedge();
-        let second = pin!(bounded(call.one, one()));
+        let second = pin!(CAME.scope(came, bounded(call.one, one())));
         match select(first, second).await {
             Either::Left((Ok(done), _)) => timed(latency, begin, Ok(done)),
             Either::Left((Err(_), second)) => second.await,
@@ -227,6 +238,7 @@ impl Engine {
         while let Some(piece) = pieces.next().await {
             let piece = piece.map_err(|error| Fault::of(&error))?;
             self.stats.receive(piece.len() as u64);
+            let _ = CAME.try_with(|came| came.fetch_add(piece.len() as u64, Ordering::Relaxed));
             if (got.bytes.len() + piece.len()) as u64 > expected {
                 return Err(Fault::Odd(format!("more than the {expected} bytes that were announced")));
             }
@@ -254,6 +266,26 @@ impl Engine {
 
     pub(crate) fn one(&self) -> &dyn ObjectStore {
         &*self.stores.one
+    }
+}
+
+/// Waits for a request as long as bytes come at least this often; none when they do not, or at `until`.
+async fn while_it_comes<F: Future>(
+    mut first: Pin<&mut F>,
+    often: Duration,
+    until: Instant,
+    came: &Came,
+) -> Option<F::Output> {
+    let mut before = came.load(Ordering::Relaxed);
+    loop {
+        if let Ok(done) = timeout(often, first.as_mut()).await {
+            return Some(done);
+        }
+        let now = came.load(Ordering::Relaxed);
+        if now == before || base::time::monotonic() >= until {
+            return None;
+        }
+        before = now;
     }
 }
 

@@ -10,6 +10,7 @@ use blob::{BlobError, BlobSource, Origin, Records, Sums};
 use http::Method;
 use s3server::{Azure, BUCKET, Canned, Fault, KEY, Minio, Proxy, Rule, SECRET, Server, environment};
 
+use super::engine::Came;
 use super::stats::Kind;
 use super::{Environment, Limits, Mistake, Remote, RemoteSpec};
 use crate::tests::noise;
@@ -591,6 +592,18 @@ fn the_stores_clock_is_compared_with_ours() {
     assert!((-3602..=-3598).contains(&ahead()), "{}", ahead());
     proxy.down();
     assert!(Remote::clock_ahead(remote.spec(), &keys()).is_err());
+}
+
+/// Many GETs that share a line are all slow: each had a second one sent after it, and the line was slower still.
+#[test]
+fn regression_what_comes_slowly_is_not_asked_for_twice() {
+    let (proxy, remote, id, bytes) = behind(13, Limits::default());
+    proxy.add(Rule::new(Fault::Trickle(100_000)).only(Method::GET).times(1));
+    let (begin, came) = (Instant::now(), Came::default());
+    assert!(remote.fetch_counted(&id, &came).unwrap().1 == bytes);
+    assert!(begin.elapsed() > Duration::from_secs(2), "{:?}", begin.elapsed());
+    assert_eq!(remote.stats().hedges, 0);
+    assert!(came.load(Ordering::Relaxed) >= 300_000, "and who waits can see it come: {came:?}");
 }
 
 #[test]
