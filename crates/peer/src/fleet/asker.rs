@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,8 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(55);
 const ASKING: Duration = Duration::from_secs(2);
 /// While something is being fetched the plan is told this often whether bytes come.
 const LOOK: Duration = Duration::from_millis(20);
+/// The same while only the origin's are: what depends on them are leases, which are longer.
+const LOOK_FAR: Duration = Duration::from_millis(100);
 /// A node that has a blob needs no longer for it, or is as good as gone.
 const FETCHING: Duration = Duration::from_secs(30);
 /// As many depots as are tried for a blob.
@@ -67,6 +70,9 @@ struct Begun {
     running: bool,
     /// Dropped, the fetch ends.
     cancel: Option<oneshot::Sender<()>>,
+    /// What came from the origin, and what of that the plan knows: bytes.
+    came: Arc<AtomicU64>,
+    told: u64,
 }
 
 /// One blob's way here.
@@ -180,7 +186,8 @@ impl Run {
             self.inner.silence.lock().order(self.inner.now(), &mut trackers);
             let mut depots = placed.placement().depots(&self.id, DEPOTS);
             depots.retain(|depot| *depot != self.inner.own);
-            let pace = Pace::from(&*self.inner.latencies.lock());
+            let under_way = self.inner.transit.len();
+            let pace = Pace::of(&self.inner.latencies.lock(), under_way);
             Setup { own: self.inner.own, trackers, depots, pace, deadline: DEADLINE }
         };
         let trackers = setup.trackers.clone();
@@ -206,21 +213,25 @@ impl Run {
     fn next(&self, plan: &Plan) -> Option<News> {
         let now = self.inner.now();
         let wake = plan.wake().map_or(LOOK, |wake| Duration::from_micros(wake.saturating_sub(now)));
-        let looks = self.fetches.values().any(|fetch| fetch.running && fetch.from != Source::Origin);
-        let wait = if looks { wake.min(LOOK) } else { wake };
+        let running = self.fetches.values().filter(|fetch| fetch.running);
+        let look = running.map(|fetch| if fetch.from == Source::Origin { LOOK_FAR } else { LOOK }).min();
+        let wait = look.map_or(wake, |look| wake.min(look));
         self.news.1.recv_timeout(wait).ok()
     }
 
     /// Tells the plan whether bytes have come.
     fn look(&mut self, plan: &mut Plan, trackers: &[NodeId]) {
         let verified = self.arriving.verified();
-        if verified == self.seen {
-            return;
+        let nodes_sent = std::mem::replace(&mut self.seen, verified) != verified;
+        let mut lively: Vec<FetchNo> = Vec::new();
+        for (fetch, begun) in self.fetches.iter_mut().filter(|(_, begun)| begun.running) {
+            let came = begun.came.load(Ordering::Relaxed);
+            let more = std::mem::replace(&mut begun.told, came) != came;
+            if more || nodes_sent && begun.from != Source::Origin {
+                lively.push(*fetch);
+            }
         }
-        self.seen = verified;
-        let nodes = self.fetches.iter().filter(|(_, begun)| begun.running && begun.from != Source::Origin);
-        let running: Vec<FetchNo> = nodes.map(|(fetch, _)| *fetch).collect();
-        for fetch in running {
+        for fetch in lively {
             let actions = plan.handle(self.inner.now(), Event::Progress { fetch });
             self.act(actions, trackers);
         }
@@ -334,11 +345,12 @@ impl Run {
     }
 
     fn fetch(&mut self, fetch: FetchNo, from: Source) {
-        let mut begun = Begun { from, at: base::time::monotonic(), running: true, cancel: None };
+        let at = base::time::monotonic();
+        let mut begun = Begun { from, at, running: true, cancel: None, came: Arc::default(), told: 0 };
         match from.node() {
             None => {
                 self.phase = Some(phase::enter(Phase::Origin));
-                self.fetch_from_origin(fetch);
+                self.fetch_from_origin(fetch, &begun.came);
             }
             Some(node) => {
                 let (cancel, cancelled) = oneshot::channel();
@@ -349,10 +361,11 @@ impl Run {
         self.fetches.insert(fetch, begun);
     }
 
-    fn fetch_from_origin(&self, fetch: FetchNo) {
+    fn fetch_from_origin(&self, fetch: FetchNo, came: &Arc<AtomicU64>) {
         let (sender, origin, id) = (self.news.0.clone(), Arc::clone(&self.inner.origin), self.id);
+        let came = Arc::clone(came);
         let work = move || {
-            let _ = sender.send(News::Origin(fetch, origin.fetch(&id)));
+            let _ = sender.send(News::Origin(fetch, origin.fetch_counted(&id, &came)));
         };
         if let Err(error) = base::thread::spawn("covey-fetch", work) {
             let _ = self.news.0.send(News::Origin(fetch, Err(error.into())));
@@ -386,7 +399,7 @@ impl Run {
 }
 
 impl Inner {
-    fn backlog(&self) -> u16 {
+    pub(super) fn backlog(&self) -> u16 {
         self.net().map_or(0, |net| net.backlog())
     }
 
@@ -403,6 +416,7 @@ impl Inner {
         Counters::one(&self.counters.asks);
         let blobs = together.iter().map(|(blob, _)| *blob).collect();
         let ask = Ask { group: key.group, blobs, backlog: self.backlog(), not: key.not.clone(), part: false };
+        let begun = base::time::monotonic();
         let call = net.ask(peer, &ask, ASKING);
         let inner = Arc::clone(self);
         net.spawn(async move {
@@ -419,6 +433,7 @@ impl Inner {
             let answers = match result {
                 Ok(answers) => {
                     inner.silence.lock().answered(&key.tracker);
+                    inner.latencies.lock().answered(begun.elapsed_now());
                     answers
                 }
                 Err(fail) => {

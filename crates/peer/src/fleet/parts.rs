@@ -32,7 +32,7 @@ use crate::arriving::Arriving;
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Note, What};
 use crate::net::Fail;
-use crate::plan::{Pace, SILENT};
+use crate::plan::Pace;
 
 /// So many blobs are fetched at a time behind their parts: each takes a thread, and 4 MiB until the cache has it.
 const FOLLOWING: usize = 8;
@@ -167,7 +167,7 @@ impl Inner {
             let answers = self.tracker.lock().ask(self.now(), self.own, &ask, &|_| false);
             return Some((tracker, answers.first().copied()));
         }
-        let answer = match net.ask(self.peer(tracker)?, &ask, SILENT).wait() {
+        let answer = match net.ask(self.peer(tracker)?, &ask, self.pace().answer).wait() {
             Ok(answers) => {
                 self.silence.lock().answered(&tracker);
                 answers.first().copied()

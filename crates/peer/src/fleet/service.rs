@@ -44,7 +44,8 @@ impl Service for Serving {
             return vec![Answer::NotMine; ask.blobs.len()];
         }
         Counters::one(&inner.counters.answered);
-        let held = |id: &BlobId| inner.holds(id);
+        // What the cache is just writing can be waited for here.
+        let held = |id: &BlobId| inner.holds(id) || inner.transit.has_landed(id);
         inner.tracker.lock().ask(inner.now(), from, &ask, &held)
     }
 

@@ -314,6 +314,26 @@ fn who_comes_later_gets_it_from_a_node_and_never_from_the_origin() {
     assert!(error.to_string().contains("away"), "{error}");
 }
 
+/// Between a blob's last byte and its file its tracker took it for gone, and whoever asked then was given a lease: with many on their way at once, one blob in
+/// three was fetched twice.
+#[test]
+fn regression_what_the_cache_is_writing_is_not_fetched_again() {
+    let (store, ids) = Store::with(12, 300_000);
+    let nodes = Node::fleet_of(&store, 2);
+    for id in &ids {
+        let (sums, bytes) = nodes[0].fleet.fetch(id).unwrap();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| nodes[1].read(id).unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+            nodes[0].disk.0.keep(id, &sums, &bytes).unwrap();
+            nodes[0].fleet.came(id);
+            assert!(other.join().unwrap() == bytes);
+        });
+    }
+    let troubles: u64 = nodes.iter().map(|node| node.fleet.counts().troubles()).sum();
+    assert!((12..=12 + troubles).contains(&store.fetches()), "{} fetches", store.fetches());
+}
+
 #[test]
 fn a_crowd_that_comes_at_once_costs_one_fetch_from_the_origin() {
     let (store, ids) = Store::with(8, 1 << 20);

@@ -72,6 +72,11 @@ impl Transit {
         self.all.lock().insert(*id, Entry { arriving: next, landed: Some(now) });
     }
 
+    /// Whether all of it is here, and the cache is about to have it.
+    pub(super) fn has_landed(&self, id: &BlobId) -> bool {
+        self.all.lock().get(id).is_some_and(|entry| entry.landed.is_some())
+    }
+
     /// It came to nothing, or nobody need wait for the cache.
     pub(super) fn ended(&self, id: &BlobId) -> Option<Arc<Arriving>> {
         self.all.lock().remove(id).map(|entry| entry.arriving)

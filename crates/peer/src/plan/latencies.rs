@@ -68,6 +68,11 @@ impl Window {
         end_of(at.unwrap_or(BUCKETS - 1))
     }
 
+    /// As [`Window::p99`], and while little is known at least this.
+    pub fn p99_or(&self, least: Duration) -> Duration {
+        if self.total < ENOUGH { self.p99().max(least) } else { self.p99() }
+    }
+
     /// The median.
     pub fn p50(&self) -> Duration {
         self.quantile(500)
@@ -100,13 +105,20 @@ pub struct Latencies {
     stream: Window,
     depot: Window,
     origin: Window,
+    answers: Window,
 }
 
 impl Default for Latencies {
     /// What is assumed before anything is known: slow, so that nobody hedges out of ignorance.
     fn default() -> Latencies {
         let window = |millis| Window::new(Duration::from_millis(millis));
-        Latencies { peer: window(250), stream: window(400), depot: window(500), origin: window(1_000) }
+        Latencies {
+            peer: window(250),
+            stream: window(400),
+            depot: window(500),
+            origin: window(1_000),
+            answers: window(67),
+        }
     }
 }
 
@@ -119,6 +131,16 @@ impl Latencies {
             Tier::Depot => self.depot.record(took),
             Tier::Origin => self.origin.record(took),
         }
+    }
+
+    /// A tracker's answer took so long.
+    pub fn answered(&mut self, took: Duration) {
+        self.answers.record(took);
+    }
+
+    /// The window of trackers' answers.
+    pub fn answers(&self) -> &Window {
+        &self.answers
     }
 
     /// The window of a tier.
@@ -142,10 +164,15 @@ mod tests {
         assert_eq!(window.p99(), Duration::from_secs(9));
         (0..4).for_each(|_| window.record(Duration::from_millis(1_000)));
         assert_eq!(window.p99(), Duration::from_secs(9), "few do not lower it");
+        assert_eq!(window.p99_or(Duration::from_secs(20)), Duration::from_secs(20));
         window.record(Duration::from_secs(10));
         let few = window.p99().as_millis();
         assert!((10_000..=11_250).contains(&few), "{few}");
         (0..FULL).for_each(|_| window.record(Duration::from_millis(500)));
+        assert!(
+            window.p99_or(Duration::from_secs(20)) < Duration::from_secs(1),
+            "and not when much is known"
+        );
         let mut window = Window::new(Duration::from_secs(9));
         for millis in 1..=1_000 {
             window.record(Duration::from_millis(millis));

@@ -4,7 +4,7 @@
 //! must call again by [`Plan::wake`]. What was tried and when is all that it holds, so that the simulation runs the same lines.
 //!
 //! ```text
-//!             ask rank 1 ──silent 50 ms──► ask rank 2 ──► ask rank 3 ──► nobody answers: depot, origin
+//!             ask rank 1 ──silent──► ask rank 2 ──► ask rank 3 ──► nobody answers: depot, origin
 //!                │
 //!     ┌──────────┼───────────────┬────────────┐
 //!   SERVE, GO   WAIT           LEASE        NotMine ─► the next rank
@@ -45,8 +45,10 @@ use crate::message::{Answer, What};
 pub use latencies::{Latencies, Tier, Window};
 pub use silence::Silence;
 
-/// Without an answer for so long the next tracker is asked as well.
-pub const SILENT: Duration = Duration::from_millis(50);
+/// Without an answer for so long the next tracker is asked as well, or for as long as answers take, where a link is full: the next may not know
+/// that somebody fetches already, and give a second lease.
+const SILENT_LEAST: Duration = Duration::from_millis(50);
+const SILENT_MOST: Duration = Duration::from_secs(1);
 /// At most so many questions to trackers for one blob; renewals of a lease do not count.
 pub const ASKS_MAX: u32 = 6;
 /// At most so many nodes are ruled out in a question.
@@ -78,21 +80,36 @@ pub struct Pace {
     pub depot: Duration,
     /// From the origin.
     pub origin: Duration,
+    /// A tracker that has not answered in this time is silent.
+    pub answer: Duration,
 }
 
 /// Nobody hedges before this: it is within what a scheduler's hiccup takes, or a queue of a dozen blobs.
 const PACE_LEAST: Duration = Duration::from_millis(25);
 const PACE_MOST: Duration = Duration::from_secs(10);
 
-impl From<&Latencies> for Pace {
-    fn from(latencies: &Latencies) -> Pace {
-        let of = |tier| latencies.of(tier).p99().clamp(PACE_LEAST, PACE_MOST);
+/// What a blob takes when a dozen share a line that is not wide, of each of them: before anything is known of the line.
+const SHARED: Duration = Duration::from_millis(100);
+
+impl Pace {
+    /// From what was measured, while so many blobs are on their way to this node.
+    pub fn of(latencies: &Latencies, under_way: usize) -> Pace {
+        let least = SHARED * u32::try_from(under_way).unwrap_or(u32::MAX).min(32);
+        let of = |tier| latencies.of(tier).p99_or(least).clamp(PACE_LEAST, PACE_MOST);
         Pace {
             peer: of(Tier::Peer),
             stream: of(Tier::Stream),
             depot: of(Tier::Depot),
             origin: of(Tier::Origin),
+            // Half as much again: else one answer of a hundred would be too late for it.
+            answer: (latencies.answers().p99() * 3 / 2).clamp(SILENT_LEAST, SILENT_MOST),
         }
+    }
+}
+
+impl From<&Latencies> for Pace {
+    fn from(latencies: &Latencies) -> Pace {
+        Pace::of(latencies, 0)
     }
 }
 

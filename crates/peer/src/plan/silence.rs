@@ -1,6 +1,6 @@
 //! Which trackers have not answered lately: what the plans of one node know of trackers in common.
 //!
-//! A plan waits [`super::SILENT`] for a tracker before it asks the next. When one has died this costs every blob as much, until the
+//! A plan waits [`super::Pace::answer`] for a tracker before it asks the next. When one has died this costs every blob as much, until the
 //! membership knows. So plans begin with those that do answer, for [`LAST`] after the last silence.
 //!
 //! Who asks another tracker than everybody else may be told to fetch what somebody fetches already. So one silence is a hiccup and means nothing; after

@@ -22,7 +22,8 @@ impl Plan {
 
     fn ask(&mut self, now: u64, rank: usize, out: &mut Vec<Action>) {
         self.asks += 1;
-        self.ranks[rank] = Rank { asked: true, until: Some(now + micros(SILENT)), useless: false };
+        self.ranks[rank] =
+            Rank { asked: true, until: Some(now + micros(self.setup.pace.answer)), useless: false };
         out.push(Action::Ask { rank, tracker: self.setup.trackers[rank], not: self.ruled_out() });
     }
 
@@ -67,7 +68,7 @@ impl Plan {
         let Some(known) = self.ranks.get_mut(rank).filter(|known| known.asked) else { return };
         (known.until, known.useless) = (None, false);
         if let Answer::Lease { lease, time } = answer {
-            let renew = now.saturating_add(micros(time) / 3 * 2);
+            let renew = now.saturating_add(micros(time) / 3);
             self.leases.retain(|other| other.rank != rank);
             self.leases.push(Lease { rank, id: lease, renew });
         }
@@ -256,7 +257,7 @@ impl Plan {
                 (Hedge::Tracker, 2 * step)
             }
             // One question at a time: who does not answer is known soon.
-            Hedge::Tracker if self.waiting() => (Hedge::Tracker, micros(SILENT)),
+            Hedge::Tracker if self.waiting() => (Hedge::Tracker, micros(self.setup.pace.answer)),
             Hedge::Tracker => {
                 self.rule_out_stalled(now);
                 match self.ask_again(now, out) {

@@ -12,7 +12,13 @@ fn node(i: u8) -> NodeId {
 
 fn setup(trackers: &[u8], depots: &[u8]) -> Setup {
     let millis = Duration::from_millis;
-    let pace = Pace { peer: millis(20), stream: millis(200), depot: millis(100), origin: millis(300) };
+    let pace = Pace {
+        peer: millis(20),
+        stream: millis(200),
+        depot: millis(100),
+        origin: millis(300),
+        answer: millis(50),
+    };
     let nodes = |list: &[u8]| list.iter().map(|i| node(*i)).collect();
     Setup {
         own: node(0),
@@ -229,12 +235,12 @@ fn whoever_asks_again_may_get_the_lease() {
 fn a_lease_is_renewed_while_bytes_come_only() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     answer(&mut plan, 0, 0, lease(3));
-    assert_eq!(plan.wake(), Some(600 * MS));
-    plan.handle(590 * MS, Event::Progress { fetch: 0 });
-    assert_eq!(plan.handle(600 * MS, Event::Tick), [ask(0, 1, &[])]);
-    assert_eq!(answer(&mut plan, 601 * MS, 0, lease(3)), []);
-    assert_eq!(plan.wake(), Some(1_201 * MS));
-    assert_eq!(plan.handle(1_201 * MS, Event::Tick), []);
+    assert_eq!(plan.wake(), Some(300 * MS));
+    plan.handle(290 * MS, Event::Progress { fetch: 0 });
+    assert_eq!(plan.handle(300 * MS, Event::Tick), [ask(0, 1, &[])]);
+    assert_eq!(answer(&mut plan, 301 * MS, 0, lease(3)), []);
+    assert_eq!(plan.wake(), Some(601 * MS));
+    assert_eq!(plan.handle(601 * MS, Event::Tick), []);
     let end = plan.handle(10_000 * MS, Event::Tick);
     assert_eq!(end.last(), Some(&Action::Fail(Failure::Deadline { peers: 0, origin: true })));
 }

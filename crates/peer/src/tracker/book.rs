@@ -114,11 +114,11 @@ pub(super) struct Pick {
 /// A candidate as it is compared: the lower the better.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
-    busy: bool,
-    fetches: bool,
-    load: u16,
+    /// MiB that it has to send, and [`FETCHING`] if it does not have the blob yet.
+    burden: u16,
     children: u16,
     depth: u16,
+    fetches: bool,
     at: usize,
 }
 
@@ -309,9 +309,10 @@ impl Book {
             return None;
         }
         let depth = self.depth(&copy, asker, names)?;
-        let load = names.load(copy.node);
+        let fetches = !copy.holds;
+        let burden = names.load(copy.node).saturating_add(if fetches { FETCHING } else { 0 });
         let children = if asker.part { 0 } else { copy.children };
-        Some(Candidate { busy: load >= BUSY, fetches: !copy.holds, load, children, depth, at })
+        Some(Candidate { burden, children, depth, fetches, at })
     }
 
     /// How far it is from a holder or the lease; none if it is not rooted, if the asker is above it, or if it is too far.
@@ -349,8 +350,8 @@ impl Book {
     }
 }
 
-/// MiB: who has so much to send, as much as one reader has on its way, is named after those who have less and are still fetching.
-/// Else a slow node that is ahead of the others, and so the only holder, sends each blob once for each of its slots, and all wait for it.
-const BUSY: u16 = 64;
+/// MiB: who has so much more to send than one that is still fetching is named after it. Else the node that is ahead of the others, and so the only holder,
+/// sends each blob once for each of its slots, and all wait for its link. Four blobs: where links are fast, nobody has as much to send.
+pub(super) const FETCHING: u16 = 16;
 /// MiB that whoever is named is about to send.
 const LOAD: i16 = 4;

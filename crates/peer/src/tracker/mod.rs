@@ -6,9 +6,9 @@
 //! For each blob asked about, the first of these that applies:
 //!
 //! 1. The asker has the live lease already (its answer was lost, or it takes longer): the same **lease**, and more time.
-//! 2. The tracker has the blob itself and a slot free: **serve**.
-//! 3. Others have it, or are fetching it and will have it: of up to four random ones with a free slot one that is not very busy, if it can be
-//!    one that has it, then the least busy. If it has it: **go** there (and to the second holder of the four, if the first is slow). If it is fetching: **wait** there.
+//! 2. The tracker has the blob itself, a slot free and not much else to send: **serve**.
+//! 3. Others have it, or are fetching it and will have it: of up to four random ones with a free slot the least busy, where who is still fetching
+//!    counts as a little busier than it is. If it has it: **go** there (and to the second holder of the four, if the first is slow). If it is fetching: **wait** there.
 //! 4. All slots are taken: the same with the least busy of all, over the number of slots.
 //! 5. Nobody has it or fetches it, or the asker has had errors from all who do: a **lease**. Whoever had one before has it no more.
 //!
@@ -41,7 +41,7 @@ use crate::dice::Dice;
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Note, What};
 use crate::plan::Window;
-use book::{Asker, Book, Lease, Pick};
+use book::{Asker, Book, FETCHING, Lease, Pick};
 use names::{NOBODY, Names, No};
 
 pub use book::SLOTS;
@@ -191,7 +191,8 @@ impl Tracker {
     fn choose(&mut self, asker: &Asker<'_>, blob: BlobId, own: No, held: bool) -> Option<Pick> {
         let book = self.books.get(&blob)?;
         let serves = held && asker.node != own && !asker.not.contains(&own);
-        if serves && book.get(own).is_some_and(|copy| asker.part || copy.children < SLOTS) {
+        let idle = self.names.load(own) < FETCHING;
+        if serves && idle && book.get(own).is_some_and(|copy| asker.part || copy.children < SLOTS) {
             return Some(Pick { node: own, holds: true, second: None });
         }
         book.pick(asker, &self.names, &mut self.dice)
