@@ -17,6 +17,21 @@ struct Watched {
     parts: Mutex<Vec<(BlobId, u32, u32)>>,
 }
 
+impl Watched {
+    /// From now on the world's blobs are read through this.
+    fn over(world: &mut World) -> Arc<Watched> {
+        let watched = Arc::new(Watched {
+            inner: world.parts.source.clone(),
+            near: Mutex::default(),
+            read: Mutex::default(),
+            needed: Mutex::default(),
+            parts: Mutex::default(),
+        });
+        world.parts.source = watched.clone();
+        watched
+    }
+}
+
 impl BlobSource for Watched {
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
         self.read.lock().push(*id);
@@ -56,14 +71,7 @@ impl Far {
         let ino = v.file(Ino::ROOT, "large");
         (0..PAGES).for_each(|n| v.put(ino, n * PAGE, &noise(n, MIB as usize)));
         v.close().unwrap();
-        let watched = Arc::new(Watched {
-            inner: world.parts.source.clone(),
-            near: Mutex::default(),
-            read: Mutex::default(),
-            needed: Mutex::default(),
-            parts: Mutex::default(),
-        });
-        world.parts.source = watched.clone();
+        let watched = Watched::over(&mut world);
         let open = || {
             let volume =
                 Volume::open(world.parts.clone(), Options { near: false, ..world.options() }).unwrap();
@@ -184,14 +192,7 @@ fn files_that_are_read_one_after_another_go_on_with_the_next() {
         v.put(small, 0, b"next to nothing");
     }
     v.close().unwrap();
-    let watched = Arc::new(Watched {
-        inner: world.parts.source.clone(),
-        near: Mutex::default(),
-        read: Mutex::default(),
-        needed: Mutex::default(),
-        parts: Mutex::default(),
-    });
-    world.parts.source = watched.clone();
+    let watched = Watched::over(&mut world);
     let volume = Volume::open(world.parts.clone(), Options { near: false, ..world.options() }).unwrap();
     let mut buf = vec![0; MIB as usize];
     let mut blobs = Vec::new();
