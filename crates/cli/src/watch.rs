@@ -27,7 +27,7 @@ use serde_json::Value;
 
 pub use self::stats::{Hits, StatsLine};
 pub use self::top::{Busy, TopTable};
-pub use self::trace::{Batch, OpSummary, Percentiles, TraceLine, TraceSummary, write_every};
+pub use self::trace::{Batch, NEVER, OpSummary, Percentiles, TraceLine, TraceSummary, write_every};
 use crate::backend::Backend;
 use crate::control::Wire;
 use crate::error::{Failure, Result};

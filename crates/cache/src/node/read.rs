@@ -373,7 +373,8 @@ impl Core {
         }
     }
 
-    /// What is fetched in advance needs a place to stay: the disk, or, while nothing is kept on that, memory.
+    /// What is fetched in advance needs a place to stay: the disk, or, while nothing is kept on that, memory. And a node of a
+    /// fleet that has much to send to others leaves it to them.
     fn has_room_ahead(&self) -> bool {
         if self.remote.is_busy() {
             return false;

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::table::{Table, bytes, count};
 use crate::term::Term;
 use crate::watch::client::{ear_of, look_on, parse_time};
-use crate::watch::{Batch, OpSummary, Percentiles, TraceLine, TraceSummary, Wish, opcode_of};
+use crate::watch::{Batch, NEVER, OpSummary, Percentiles, TraceLine, TraceSummary, Wish, opcode_of};
 
 /// Shows the requests that a mount serves and where their time goes; percentiles at the end
 #[derive(Debug, clap::Args)]
@@ -50,8 +50,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     }
     let ear = ear_of(&args.path, "trace")?;
     let slow_ns = match (args.quiet, args.slow) {
-        (true, _) => u64::MAX,
-        (false, slow) => slow.map_or(0, |slow| u64::try_from(slow.as_nanos()).unwrap_or(u64::MAX)),
+        (true, _) => NEVER,
+        (false, slow) => slow.map_or(0, |slow| u64::try_from(slow.as_nanos()).unwrap_or(NEVER)),
     };
     let wish = Wish::Trace { every: args.every, op: args.op.clone(), slow_ns };
     let mut headed = false;

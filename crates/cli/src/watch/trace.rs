@@ -23,8 +23,8 @@ use crate::log;
 
 /// Lines sent at a time, at most: 20,000 a second. Percentiles count what is not shown, too.
 const LINES_MAX: usize = 400;
-/// What no request is slower than: lines of none are shown.
-const NEVER: u64 = u64::MAX;
+/// What no request is slower than, in nanoseconds: lines of none are shown.
+pub const NEVER: u64 = u64::MAX;
 /// More than can be shown for so many looks in a row are too many, fewer for so many not any more.
 const LOOKS_TOO_MANY: u32 = 5;
 const LOOKS_FEWER: u32 = 50;

@@ -178,7 +178,7 @@ fn faults_that_go_backward_are_followed_backward() {
     far.close();
 }
 
-/// Files of a blob each, made one after another, with what lies between such files: a folder, a link, a file too small for a blob.
+/// Files of a blob each, made one after another, with files too small for a blob between them.
 #[test]
 fn files_that_are_read_one_after_another_go_on_with_the_next() {
     let mut world = World::new();

@@ -314,8 +314,8 @@ fn who_comes_later_gets_it_from_a_node_and_never_from_the_origin() {
     assert!(error.to_string().contains("away"), "{error}");
 }
 
-/// Between a blob's last byte and its file its tracker took it for gone, and whoever asked then was given a lease: with many on their way at once, one blob in
-/// three was fetched twice.
+/// Between a blob's last byte and its file its tracker took it for gone, and whoever asked then was given a lease: 18 fetches of
+/// these 12.
 #[test]
 fn regression_what_the_cache_is_writing_is_not_fetched_again() {
     let (store, ids) = Store::with(12, 300_000);
