@@ -133,8 +133,11 @@ pub struct TraceSummary {
 const PARTS: [&str; 11] =
     ["total", "queue", "srv", "names", "blob", "cache", "peer", "origin", "wait", "own", "return"];
 
+const TOTAL: usize = 0;
+
 #[derive(Default)]
 struct Tally {
+    count: u64,
     errors: u64,
     bytes: u64,
     parts: [Histogram; PARTS.len()],
@@ -257,7 +260,12 @@ impl Look {
             let seen =
                 self.kernel.as_mut().map_or(Seen::default(), |kernel| kernel.seen(record.unique, ready));
             if ready || self.kernel.is_none() || (seen.sent.is_some() && seen.ended.is_some()) {
-                each(&record, &split(&record, seen, self.reply_is_return));
+                let mut split = split(&record, seen, self.reply_is_return);
+                if fast && seen == Seen::default() && !kernel::is_in_share(record.unique) {
+                    // Without the kernel's part it is no total that could stand beside the others'.
+                    split[TOTAL] = None;
+                }
+                each(&record, &split);
             } else {
                 still.push_back(record);
             }
@@ -327,6 +335,7 @@ pub(super) fn serve(
 
 impl Tally {
     fn add(&mut self, record: &Record, split: &Split) {
+        self.count += 1;
         self.errors += u64::from(record.error != 0);
         self.bytes += u64::from(record.bytes);
         for (hist, ns) in self.parts.iter_mut().zip(split) {
@@ -347,7 +356,7 @@ fn line(record: &Record, split: &Split, callers: &mut Callers) -> TraceLine {
         caller: callers.name(record.pid),
         bytes: record.bytes,
         error: record.error,
-        total_ns: known(total),
+        total_ns: total.unwrap_or(known(srv)),
         queue_ns: queue,
         srv_ns: known(srv),
         names_ns: known(names),
@@ -368,7 +377,7 @@ fn summary(tallies: BTreeMap<u32, Tally>, took: Duration, lost: u64, kernel: Opt
         .iter()
         .map(|(opcode, tally)| OpSummary {
             op: op_name(*opcode),
-            count: tally.parts[0].count(),
+            count: tally.count,
             errors: tally.errors,
             bytes: tally.bytes,
             parts: PARTS
@@ -453,6 +462,19 @@ mod tests {
         let parts = &found.operations[0].parts;
         assert!(parts.contains_key("names") && !parts.contains_key("queue") && !parts.contains_key("return"));
         assert_eq!((found.requests, found.operations[0].bytes, parts["total"].max), (1, 9, 65_000));
+    }
+
+    /// Their daemon's time was taken for all of it: a median of 2 us where those with the kernel's word had 12.
+    #[test]
+    fn regression_requests_that_the_kernel_leaves_out_have_no_total() {
+        let mut left_out = split(&record(), Seen::default(), false);
+        left_out[TOTAL] = None;
+        let whole = split(&record(), Seen { sent: Some(988_000), ended: Some(1_063_000) }, false);
+        let mut tally = Tally::default();
+        [left_out, left_out, whole].iter().for_each(|split| tally.add(&record(), split));
+        let found = summary([(op::READ, tally)].into(), Duration::from_secs(1), 0, None);
+        assert_eq!((found.requests, found.operations[0].parts["total"].p50), (3, 75_000));
+        assert_eq!(line(&record(), &left_out, &mut Callers::default()).total_ns, 60_000);
     }
 
     #[test]
