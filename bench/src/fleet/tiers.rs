@@ -94,6 +94,10 @@ struct Seen {
     times: Vec<Duration>,
     depot_sent: u64,
     gets: u64,
+    /// What the readers' links carried away from them besides blobs, bytes: questions, membership, acknowledgements, headers included.
+    said: u64,
+    /// Of all nodes' processes, the depot's too, not the store's; seconds.
+    cpu: f64,
     /// Blobs that came from somewhere else than meant, of a hundred; only nodes of a fleet know.
     elsewhere: Option<f64>,
 }
@@ -132,6 +136,7 @@ fn row(nodes: u8, readers: u64) -> String {
 }
 
 fn add(sheet: &mut Sheet, row: &str, tier: Tier, mut seen: Seen) {
+    let reads = seen.times.len().max(1) as f64;
     let mut ms = |at: f64| micros_at(&mut seen.times, at) / 1e3;
     let mut figures = vec![("p50", "ms", ms(0.5)), ("p99", "ms", ms(0.99))];
     if let Some(elsewhere) = seen.elsewhere {
@@ -139,6 +144,8 @@ fn add(sheet: &mut Sheet, row: &str, tier: Tier, mut seen: Seen) {
     }
     figures.push(("the depot sent", "MiB", seen.depot_sent as f64 / f64::from(1 << 20)));
     figures.push(("GETs", "requests", seen.gets as f64));
+    figures.push(("said for a read", "KiB", seen.said as f64 / 1024.0 / reads));
+    figures.push(("CPU for a read", "ms", seen.cpu * 1e3 / reads));
     sheet.add(row, tier.name(), &figures, 0.0);
 }
 
@@ -280,7 +287,8 @@ fn measure(ground: &mut Ground, args: &Args, readers: u64) -> Result<Seen> {
     forget(ground, args);
     let fleet = &ground.fleet;
     let sent = || ground.depot.as_ref().map_or(0, |depot| depot.port.traffic().sent);
-    let before = (sent(), came(ground)?);
+    let cpu = || fleet.nodes.iter().chain(&ground.depot).map(Node::cpu_seconds).sum::<f64>();
+    let before = (sent(), came(ground)?, said(ground)?, cpu());
     let all: Vec<&File> = fleet.tree.large().collect();
     let times = Mutex::new(Vec::new());
     let lists: Vec<Vec<&File>> =
@@ -316,7 +324,19 @@ fn measure(ground: &mut Ground, args: &Args, readers: u64) -> Result<Seen> {
     let (all, meant) = (all - before.1.0, meant - before.1.1);
     let elsewhere = (all > 0).then(|| 100.0 * (all - meant) as f64 / all as f64);
     let times = times.into_inner().map_err(|_| "a reader panicked")?;
-    Ok(Seen { times, depot_sent: sent() - before.0, gets, elsewhere })
+    let said = said(ground)?.saturating_sub(before.2);
+    Ok(Seen { times, depot_sent: sent() - before.0, gets, said, cpu: cpu() - before.3, elsewhere })
+}
+
+/// What readers sent so far that is not bytes of blobs.
+fn said(ground: &Ground) -> Result<u64> {
+    let mut said = 0;
+    for node in &ground.fleet.nodes[..ground.readers] {
+        let status = node.try_status()?;
+        let blobs = status.pointer("/fleet/sent_bytes").and_then(serde_json::Value::as_u64);
+        said += node.port.traffic().sent.saturating_sub(blobs.unwrap_or(0));
+    }
+    Ok(said)
 }
 
 /// Blobs that readers got so far, and those of them that came from where they are meant to come from; none where nodes do not count.
