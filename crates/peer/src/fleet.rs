@@ -21,6 +21,7 @@ mod asker;
 mod counters;
 pub mod groups;
 mod keeper;
+mod lively;
 mod notes;
 mod origin;
 mod parts;
@@ -57,6 +58,7 @@ use crate::tracker::{Limits, Tracker};
 
 use counters::Counters;
 use keeper::Keeper;
+use lively::Lively;
 use notes::Notes;
 use questions::Questions;
 use service::{Filling, Serving};
@@ -172,6 +174,8 @@ struct Inner {
     latencies: Mutex<Latencies>,
     /// Which trackers do not answer; guards nothing else, and nothing is taken while it is held.
     silence: Mutex<Silence>,
+    /// Who has sent anything lately.
+    lively: Lively,
     origins: Mutex<Origins>,
     transit: Transit,
     notes: Notes,
@@ -397,6 +401,7 @@ impl Inner {
             untold: Mutex::default(),
             latencies: Mutex::default(),
             silence: Mutex::default(),
+            lively: Lively::default(),
             origins: Mutex::default(),
             transit: Transit::new(parts.verify),
             notes: Notes::default(),

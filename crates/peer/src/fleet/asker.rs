@@ -73,6 +73,8 @@ struct Begun {
     /// What came from the origin, and what of that the plan knows: bytes.
     came: Arc<AtomicU64>,
     told: u64,
+    /// When its node sent anything, as the plan knows.
+    alive: u64,
 }
 
 /// One blob's way here.
@@ -223,16 +225,27 @@ impl Run {
     fn look(&mut self, plan: &mut Plan, trackers: &[NodeId]) {
         let verified = self.arriving.verified();
         let nodes_sent = std::mem::replace(&mut self.seen, verified) != verified;
-        let mut lively: Vec<FetchNo> = Vec::new();
-        for (fetch, begun) in self.fetches.iter_mut().filter(|(_, begun)| begun.running) {
+        let now = self.inner.now();
+        let running =
+            || self.fetches.values().filter(|begun| begun.running).filter_map(|begun| begun.from.node());
+        // Of several that fill one buffer it is not known whose the bytes are.
+        if nodes_sent && running().count() == 1 {
+            running().for_each(|node| self.inner.lively.heard(now, node));
+        }
+        let mut events: Vec<Event> = Vec::new();
+        for (&fetch, begun) in self.fetches.iter_mut().filter(|(_, begun)| begun.running) {
             let came = begun.came.load(Ordering::Relaxed);
             let more = std::mem::replace(&mut begun.told, came) != came;
+            let heard = begun.from.node().and_then(|node| self.inner.lively.last(node)).unwrap_or(0);
+            let alive = std::mem::replace(&mut begun.alive, heard) != heard;
             if more || nodes_sent && begun.from != Source::Origin {
-                lively.push(*fetch);
+                events.push(Event::Progress { fetch });
+            } else if alive {
+                events.push(Event::Alive { fetch });
             }
         }
-        for fetch in lively {
-            let actions = plan.handle(self.inner.now(), Event::Progress { fetch });
+        for event in events {
+            let actions = plan.handle(self.inner.now(), event);
             self.act(actions, trackers);
         }
     }
@@ -346,7 +359,8 @@ impl Run {
 
     fn fetch(&mut self, fetch: FetchNo, from: Source) {
         let at = base::time::monotonic();
-        let mut begun = Begun { from, at, running: true, cancel: None, came: Arc::default(), told: 0 };
+        let alive = from.node().and_then(|node| self.inner.lively.last(node)).unwrap_or(0);
+        let mut begun = Begun { from, at, running: true, cancel: None, came: Arc::default(), told: 0, alive };
         match from.node() {
             None => {
                 self.phase = Some(phase::enter(Phase::Origin));

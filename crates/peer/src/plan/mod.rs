@@ -27,6 +27,8 @@
 //!   [`ASKS_MAX`] times; then the depot, then the origin.
 //! - A peer that has sent no byte when the next one is tried is told of as well, as silent: else a node that died without a word would be
 //!   named to everybody until the membership knows. It may as well be busy, so it is not taken for one that does not have the blob.
+//! - One that sends this node other blobs meanwhile is neither silent nor stalled ([`Event::Alive`]): its line is full, and this blob's turn comes. To
+//!   fetch it from elsewhere would be to bring it twice over a line that is full as well.
 //! - A plan starts **at most one** fetch from the origin, and says why ([`Why`]): because the tracker said so, because nobody else was left, or
 //!   as a hedge. The origin has its own tries and deadlines below this.
 //! - It always ends: with [`Action::Done`] once, or with [`Action::Fail`] once, by the deadline at the latest. Whatever comes afterwards is ignored.
@@ -182,6 +184,11 @@ pub enum Event {
         /// Which.
         fetch: FetchNo,
     },
+    /// None came of this fetch, but some of another blob from the same node.
+    Alive {
+        /// Which.
+        fetch: FetchNo,
+    },
     /// A fetch has all bytes, and they are right.
     Arrived {
         /// Which.
@@ -270,6 +277,8 @@ struct Fetch {
     state: State,
     /// When its last byte came, or when it was started.
     heard: u64,
+    /// When its node last sent anything, of this blob or another; when it was started, if it never did.
+    alive: u64,
     /// No byte has come.
     silent: bool,
     /// It stood still already when the tracker was asked for another.
@@ -370,7 +379,12 @@ impl Plan {
             Event::Unreachable { rank } => self.unreachable(now, rank, &mut out),
             Event::Progress { fetch } => {
                 if let Some(fetch) = self.fetches.get_mut(fetch as usize) {
-                    (fetch.heard, fetch.silent) = (now, false);
+                    (fetch.heard, fetch.alive, fetch.silent) = (now, now, false);
+                }
+            }
+            Event::Alive { fetch } => {
+                if let Some(fetch) = self.fetches.get_mut(fetch as usize) {
+                    fetch.alive = now;
                 }
             }
             Event::Arrived { fetch } => self.arrived(fetch, &mut out),

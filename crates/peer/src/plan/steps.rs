@@ -143,7 +143,14 @@ impl Plan {
 
     fn fetch(&mut self, now: u64, from: Source, why: Why, out: &mut Vec<Action>) {
         out.push(Action::Fetch { fetch: self.fetches.len() as FetchNo, from, why });
-        self.fetches.push(Fetch { from, state: State::Running, heard: now, silent: true, stalled: false });
+        self.fetches.push(Fetch {
+            from,
+            state: State::Running,
+            heard: now,
+            alive: now,
+            silent: true,
+            stalled: false,
+        });
     }
 
     pub(super) fn arrived(&mut self, no: FetchNo, out: &mut Vec<Action>) {
@@ -244,7 +251,7 @@ impl Plan {
         let step = self.step;
         let (next, after) = match self.hedge {
             Hedge::Peer => {
-                self.tell_of_silent(out);
+                self.tell_of_silent(now, out);
                 match self.spare.take().filter(|node| self.is_fresh(*node)) {
                     Some(node) => self.fetch(now, Source::Peer(node), Why::Hedge, out),
                     // Whoever we wait for may have lost its lease: the next to ask gets it.
@@ -292,9 +299,11 @@ impl Plan {
         Some(later).filter(|later| *later > now && in_time)
     }
 
-    /// Tells of the peers that have not sent a byte.
-    fn tell_of_silent(&self, out: &mut Vec<Action>) {
-        for fetch in self.fetches.iter().filter(|fetch| fetch.silent && fetch.state == State::Running) {
+    /// Tells of the peers that have not sent a byte, of this blob or another.
+    fn tell_of_silent(&self, now: u64, out: &mut Vec<Action>) {
+        let silent =
+            |fetch: &&Fetch| fetch.silent && fetch.state == State::Running && !self.is_lively(now, fetch);
+        for fetch in self.fetches.iter().filter(silent) {
             // Who waits for a fetch has no bytes to send yet, and is not to blame for it.
             if let Source::Peer(by) = fetch.from {
                 self.tell(What::Silent { by }, out);
@@ -302,12 +311,17 @@ impl Plan {
         }
     }
 
+    /// Its node has sent something within a step of the hedge, and not only before the fetch began.
+    fn is_lively(&self, now: u64, fetch: &Fetch) -> bool {
+        now - fetch.alive < self.step
+    }
+
     /// Those that send nothing now are not to be named again. What they still send is welcome. Who waits for a fetch himself is ruled out
     /// only when he stands still for the second time: those behind one another in a row all stand still when the first has lost his parent, and it is
     /// from him, as soon as a tracker has given him the lease, that the others are to take it.
     fn rule_out_stalled(&mut self, now: u64) {
         let step = self.step;
-        let stalled = |fetch: &&mut Fetch| fetch.state == State::Running && now - fetch.heard >= step;
+        let stalled = |fetch: &&mut Fetch| fetch.state == State::Running && now - fetch.alive >= step;
         for fetch in self.fetches.iter_mut().filter(stalled) {
             let before = std::mem::replace(&mut fetch.stalled, true);
             let blamed = before || !matches!(fetch.from, Source::Stream(_));

@@ -100,6 +100,32 @@ fn others_are_spared_while_bytes_come() {
 }
 
 #[test]
+fn regression_who_sends_other_blobs_is_neither_silent_nor_ruled_out() {
+    let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
+    answer(&mut plan, 0, 0, go(5, None));
+    // Until 190 ms it sends something else; then nothing.
+    let mut said = Vec::new();
+    for now in (5..1_000).step_by(5) {
+        let event = if now <= 190 { Event::Alive { fetch: 0 } } else { Event::Tick };
+        let actions = plan.handle(now * MS, event);
+        for action in actions {
+            // The tracker knows nobody else, and gives no lease as long as this one is not ruled out.
+            if matches!(&action, Action::Ask { not, .. } if not.is_empty()) {
+                let again = answer(&mut plan, now * MS, 0, go(5, None));
+                assert_eq!(again, [], "at {now} ms");
+            }
+            said.push((now, action));
+        }
+    }
+    let silent =
+        |(_, action): &(u64, Action)| matches!(action, Action::Note { what: What::Silent { .. }, .. });
+    assert!(!said.iter().any(silent), "{said:?}");
+    let ruled_out =
+        said.iter().find(|(_, action)| matches!(action, Action::Ask { not, .. } if !not.is_empty()));
+    assert!(ruled_out.is_some_and(|(now, _)| *now > 200), "{said:?}");
+}
+
+#[test]
 fn a_silent_tracker_is_followed_by_the_next_and_its_late_lease_is_no_second_fetch() {
     let (mut plan, _) = Plan::new(0, setup(&[1, 2, 3], &[]));
     assert_eq!(plan.wake(), Some(50 * MS));
