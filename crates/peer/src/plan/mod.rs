@@ -93,10 +93,15 @@ const PACE_MOST: Duration = Duration::from_secs(10);
 /// What a blob takes when a dozen share a line that is not wide, of each of them: before anything is known of the line.
 const SHARED: Duration = Duration::from_millis(100);
 
+/// What a question and its answer wait behind, of each blob that is on its way here: as long as a blob takes of a line of a Gbit/s. A queue of 100 ms on
+/// both lines is common, and whoever asks the next tracker because of it may be given a second lease.
+const BEHIND: Duration = Duration::from_millis(33);
+
 impl Pace {
     /// From what was measured, while so many blobs are on their way to this node.
     pub fn of(latencies: &Latencies, under_way: usize) -> Pace {
-        let least = SHARED * u32::try_from(under_way).unwrap_or(u32::MAX).min(32);
+        let under_way = u32::try_from(under_way).unwrap_or(u32::MAX).min(32);
+        let least = SHARED * under_way;
         let of = |tier| latencies.of(tier).p99_or(least).clamp(PACE_LEAST, PACE_MOST);
         Pace {
             peer: of(Tier::Peer),
@@ -104,7 +109,9 @@ impl Pace {
             depot: of(Tier::Depot),
             origin: of(Tier::Origin),
             // Half as much again: else one answer of a hundred would be too late for it.
-            answer: (latencies.answers().p99() * 3 / 2).clamp(SILENT_LEAST, SILENT_MOST),
+            answer: (latencies.answers().p99() * 3 / 2)
+                .max(BEHIND * under_way)
+                .clamp(SILENT_LEAST, SILENT_MOST),
         }
     }
 }

@@ -72,6 +72,35 @@ fn of_a_blob_that_nobody_has_a_part_comes_first_and_the_rest_once_for_all() {
 }
 
 #[test]
+fn regression_of_what_a_depot_has_each_gets_its_part_and_the_rest_does_not_follow() {
+    let (store, ids) = Store::with(3, BLOB_MAX as usize);
+    let depot = Node::start(&store, Role::Depot, None);
+    let nodes = [1, 2].map(|_| Node::start(&store, Role::Node, Some(&depot)));
+    nodes.iter().for_each(with_keeper);
+    let nodes: Vec<Node> = [depot].into_iter().chain(nodes).collect();
+    see_each_other(&nodes);
+    for id in &ids {
+        let bytes = store.blobs.lock()[id].clone();
+        nodes[0].disk.0.put(id, &Sums::of(&bytes), &bytes).unwrap();
+        for node in &nodes[1..] {
+            right(&store, id, &node.fleet.fetch_part(id, 70_000, 4096).unwrap(), 70_000, 4096);
+            // The lease is given back by a note.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    for node in &nodes[1..] {
+        let (counts, net) = (node.fleet.counts(), node.fleet.net_counts());
+        assert_eq!(
+            (counts.peer_parts, net.blob_bytes_in, node.fleet.under_way()),
+            (3, 3 << 16, 0),
+            "{counts:?}"
+        );
+        assert_eq!((counts.origin_told, counts.origin_parts, counts.failed), (0, 0, 0), "{counts:?}");
+    }
+    assert_eq!((store.fetches(), store.parts.lock().0), (0, 0));
+}
+
+#[test]
 fn many_who_want_a_part_at_once_have_it_fetched_once() {
     let (store, ids) = Store::with(1, 1 << 20);
     let nodes = Node::fleet_of(&store, 6);
