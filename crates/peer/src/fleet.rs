@@ -34,7 +34,7 @@ pub mod warm;
 
 use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -176,6 +176,8 @@ struct Inner {
     silence: Mutex<Silence>,
     /// Who has sent anything lately.
     lively: Lively,
+    /// Parts that are being fetched.
+    parts: AtomicUsize,
     origins: Mutex<Origins>,
     transit: Transit,
     notes: Notes,
@@ -187,7 +189,7 @@ struct Inner {
     /// Whole blobs that the cache is about to ask for: see [`parts`].
     handed: Mutex<HashMap<BlobId, asker::Whole>>,
     counters: Counters,
-    free: std::sync::atomic::AtomicU32,
+    free: AtomicU32,
     closed: AtomicBool,
 }
 
@@ -402,6 +404,7 @@ impl Inner {
             latencies: Mutex::default(),
             silence: Mutex::default(),
             lively: Lively::default(),
+            parts: AtomicUsize::new(0),
             origins: Mutex::default(),
             transit: Transit::new(parts.verify),
             notes: Notes::default(),
@@ -411,7 +414,7 @@ impl Inner {
             keeper: Keeper::default(),
             handed: Mutex::default(),
             counters: Counters::default(),
-            free: std::sync::atomic::AtomicU32::new(0),
+            free: AtomicU32::new(0),
             closed: AtomicBool::new(false),
         }
     }

@@ -20,6 +20,7 @@
 //! - A part is checked with the blob's own sums, which lead to its name, like everything that is kept ([`crate::net::Net::read_groups`]).
 //! - A part has no plan: each step has its time, and what does not come in it is left to the plan of the whole, which never gives up.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -39,8 +40,9 @@ use crate::plan::Pace;
 
 /// So many blobs are fetched at a time behind their parts: each takes a thread, and 4 MiB until the cache has it.
 const FOLLOWING: usize = 8;
-/// No step waits longer for a node: the plan of the whole has its own time after it.
-const STEP_MOST: Duration = Duration::from_secs(2);
+/// No step waits longer for a node: the plan of the whole has its own time after it. So long it is only where dozens are wanted at once
+/// ([`Inner::pace`]): 256 parts of 192 KiB take two seconds of a line of 200 Mbit/s, and a whole in the place of each that is late would take twenty times that.
+const STEP_MOST: Duration = Duration::from_secs(8);
 
 /// Where a part is had.
 #[derive(Debug, PartialEq, Eq)]
@@ -101,10 +103,12 @@ impl Inner {
         let wanted = Wanted { id: *id, offset, len };
         if wanted.groups(BLOB_MAX).is_some() && len > 0 {
             let _phase = phase::enter(Phase::Peer);
+            self.parts.fetch_add(1, Ordering::Relaxed);
             let part = match self.transit.board(id) {
                 Seat::Passenger(arriving) => self.part_of_coming(&arriving, wanted),
                 Seat::Pilot(arriving) => self.part_from_elsewhere(arriving, wanted),
             };
+            self.parts.fetch_sub(1, Ordering::Relaxed);
             if let Some(part) = part? {
                 return Ok(part);
             }
@@ -116,8 +120,9 @@ impl Inner {
         Ok(Part { sums, offset: 0, bytes })
     }
 
+    /// How long nodes have for a part, and trackers to answer: the longer the more are wanted.
     fn pace(&self) -> Pace {
-        Pace::from(&*self.latencies.lock())
+        Pace::of(&self.latencies.lock(), self.parts.load(Ordering::Relaxed))
     }
 
     /// From a blob that is on its way here, as soon as the bytes are. None: nobody goes on with it.
