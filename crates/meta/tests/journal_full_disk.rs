@@ -74,8 +74,13 @@ fn remove_all(journal: &Journal, rows: u32) {
             ..Commit::default()
         });
     }
-    journal.flush().unwrap();
-    journal.drain().unwrap();
+    // What was deleted is free when the filesystem has committed that: a busy one says now and then that it is full once more.
+    let settled = || journal.flush().and_then(|_| journal.drain());
+    let tries = (0..100)
+        .take_while(|_| settled().is_err())
+        .inspect(|_| std::thread::sleep(Duration::from_millis(50)))
+        .count();
+    assert!(tries < 100, "after removing all: {:?}", journal.stats());
     assert_eq!(count(journal), 0);
 }
 
