@@ -121,7 +121,7 @@ impl Inner {
     }
 
     /// How long nodes have for a part, and trackers to answer: the longer the more are wanted.
-    fn pace(&self) -> Pace {
+    pub(super) fn pace(&self) -> Pace {
         Pace::of(&self.latencies.lock(), self.parts.load(Ordering::Relaxed))
     }
 

@@ -101,6 +101,21 @@ fn regression_of_what_a_depot_has_each_gets_its_part_and_the_rest_does_not_follo
 }
 
 #[test]
+fn regression_parts_have_longer_the_more_are_wanted_at_once() {
+    let (store, ids) = Store::with(1, BLOB_MAX as usize);
+    let nodes = Node::fleet_of(&store, 2);
+    let inner = &nodes[1].fleet.inner;
+    nodes[0].read(&ids[0]).unwrap();
+    nodes[1].fleet.fetch_part(&ids[0], 0, 4096).unwrap();
+    assert_eq!(inner.parts.load(Ordering::SeqCst), 0, "each that has come counts no more");
+    assert!(inner.pace().peer < Duration::from_millis(500), "{:?}", inner.pace());
+    // 64 parts of 192 KiB take half a second of a line of 200 Mbit/s.
+    inner.parts.store(64, Ordering::SeqCst);
+    assert!(inner.pace().peer > Duration::from_secs(1), "{:?}", inner.pace());
+    inner.parts.store(0, Ordering::SeqCst);
+}
+
+#[test]
 fn many_who_want_a_part_at_once_have_it_fetched_once() {
     let (store, ids) = Store::with(1, 1 << 20);
     let nodes = Node::fleet_of(&store, 6);
