@@ -109,7 +109,9 @@ fn check_trace(out: &str) {
     }
     let reads = || requests.iter().map(|line| &line["request"]).filter(|line| line["op"] == "read");
     assert!(reads().any(|line| ns(line, "cache") + ns(line, "origin") > 0), "bytes come from somewhere");
-    assert!(reads().all(|line| line["bytes"] == 40_000 || line["bytes"].as_u64() == Some(0)), "{out}");
+    // A page that could not be dropped just then stays, and the kernel asks for what lies around it.
+    assert!(reads().any(|line| line["bytes"] == 40_000), "{out}");
+    assert!(reads().all(|line| line["bytes"].as_u64().is_some_and(|bytes| bytes <= 40_000)), "{out}");
     let fsyncs = || requests.iter().map(|line| &line["request"]).filter(|line| line["op"] == "fsync");
     assert!(fsyncs().any(|line| ns(line, "wait") > 0), "what is handed to a worker waits for it");
     assert!(fsyncs().any(|line| ns(line, "names") > 0));
