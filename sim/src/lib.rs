@@ -5,7 +5,7 @@
 //! - A link of 25 Gb/s each way per node, first come first served in both directions; 0.25 ms there and back.
 //! - An origin: a lognormal first byte (median 30 ms, sigma 0.6), then 100 MB/s per GET, 25 GB/s for all of the zone.
 //! - A copy arrives evenly from its first byte to its last. Who streams from a node that is still receiving is behind it by a piece of 256 KiB
-//!   and never ahead of it: cut-through. What comes from the origin is passed on when all of it is there, as nodes do.
+//!   and never ahead of it: cut-through, also of what comes from the origin.
 //! - A node may be slow (a tenth of the link), or crash: half of those that crash answer nothing any more, of the others the kernel still says that
 //!   the port is closed. The membership tells everybody of a death after 10 s.
 //! - Questions travel in groups, notes in batches of 100 ms. Each message

@@ -31,11 +31,12 @@ impl World {
         let begins = first.max(self.origin_free);
         self.origin_free = begins + takes(BLOB, ZONE_RATE);
         let node = &mut self.nodes[key.child as usize];
-        let end = begins + takes(BLOB, GET_RATE.min(node.rate));
+        let rate = GET_RATE.min(node.rate);
+        let end = begins + takes(BLOB, rate);
         node.ingress = node.ingress.max(self.now) + takes(BLOB, node.rate);
         let last = end.max(node.ingress);
-        // A node passes on what comes from the origin when all of it is there and has been verified.
-        self.lined(key, (last, last));
+        // A node passes on what comes from the origin as it comes, a verified group after the other.
+        self.lined(key, (begins + takes(PIECE, rate), last));
     }
 
     /// It is decided when the bytes of a fetch arrive: those who stream from here go on.

@@ -3,7 +3,6 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use base::BlobId;
@@ -80,6 +79,20 @@ pub struct Part {
     pub offset: u32,
     /// The bytes, up to the end of a group or of the blob.
     pub bytes: Vec<u8>,
+}
+
+/// Takes a blob as it comes. What it is given is compared with nothing yet: that is for it to do.
+pub trait Onto: Send + Sync {
+    /// So many bytes more have come, of whatever: whoever waits can tell a slow origin from one that has stopped.
+    fn came(&self, bytes: u64);
+
+    /// Bytes of the blob from `offset` on, and the sums that came with it: their name is right, the rest of them may not be. The same bytes
+    /// may come twice, those before them have come.
+    /// False: they are wrong, or of no use to it. Whoever brings them keeps them then, and those that follow.
+    fn take(&self, sums: &Sums, offset: u32, bytes: &[u8]) -> bool;
+
+    /// All of the blob has been taken, and is right.
+    fn is_whole(&self) -> bool;
 }
 
 /// The object store that holds a volume's blobs for good.
@@ -173,14 +186,14 @@ pub trait Origin: BlobSource + Records {
         Ok((sums, bytes))
     }
 
-    /// The same, and counts in `came` the bytes that have arrived, before they are compared with anything: whoever waits for them can tell a slow
-    /// origin from one that has stopped. One that does not know counts nothing.
+    /// The same for one who wants to use the blob's beginning before its end has come. `Ok(None)`: `onto` has all of it. One that gets
+    /// blobs at once, or knows nothing of them before their end, gives them as [`Origin::fetch`] does.
     ///
     /// # Errors
-    /// As [`Origin::fetch`].
-    fn fetch_counted(&self, id: &BlobId, came: &Arc<AtomicU64>) -> Result<(Sums, Vec<u8>), BlobError> {
-        let _ = came;
-        self.fetch(id)
+    /// As [`Origin::fetch`]; `onto` may have a part then.
+    fn fetch_onto(&self, id: &BlobId, onto: &Arc<dyn Onto>) -> Result<Option<(Sums, Vec<u8>)>, BlobError> {
+        let _ = onto;
+        self.fetch(id).map(Some)
     }
 
     /// Whether fetching what nobody waits for yet should be left to others for now.

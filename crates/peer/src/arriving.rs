@@ -283,12 +283,21 @@ impl Arriving {
     /// # Errors
     /// [`Fail::Corrupt`]: they are wrong. [`Fail::Protocol`]: no sums yet, or more bytes than the blob has.
     pub fn append(&self, bytes: &[u8]) -> Result<(), Fail> {
-        let mut at = self.verified() as usize;
-        while at < bytes.len() {
-            let rest = &bytes[at..];
-            let took = self.receive(at as u32, rest.len(), |room| Ok(copy(rest, room)));
+        let at = self.verified();
+        self.take(at, bytes.get(at as usize..).unwrap_or_default())
+    }
+
+    /// The same of bytes from `offset` on, if all before them have come.
+    ///
+    /// # Errors
+    /// As [`Arriving::append`].
+    pub fn take(&self, offset: u32, bytes: &[u8]) -> Result<(), Fail> {
+        let mut taken = 0;
+        while taken < bytes.len() {
+            let rest = &bytes[taken..];
+            let took = self.receive(offset + taken as u32, rest.len(), |room| Ok(copy(rest, room)));
             match took.map_err(|error| Fail::Protocol(error.to_string()))?? {
-                Took::Bytes(count) | Took::Skip(count) => at += count,
+                Took::Bytes(count) | Took::Skip(count) => taken += count,
             }
         }
         Ok(())

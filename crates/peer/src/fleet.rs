@@ -13,13 +13,14 @@
 //!
 //! - **Who reads a little gets a part** from a node that has the blob, and nothing follows; of a blob that nobody has the whole is fetched behind.
 //! - **What is known is soft.** When who is there changes, each node tells new trackers what it has, some thousand blobs a second.
-//! - `asker`: one blob's way here; `parts`: that of a part; `questions`: what is asked together. `service`: what is done for others.
+//! - `asker`: one blob's way here; `inflow`: from the origin, as it comes; `parts`: that of a part; `questions`: what is asked together. `service`: what is done for others.
 //!   `transit`: what is on its way. `notes`, [`groups`].
 //! - [`warm`]: depots are asked to fetch before anybody reads. `keeper`: a node that only lends its disk keeps a copy of what it tracks.
 
 mod asker;
 mod counters;
 pub mod groups;
+mod inflow;
 mod keeper;
 mod lively;
 mod notes;

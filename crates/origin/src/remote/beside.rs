@@ -19,7 +19,9 @@ use super::fault::{Fault, Mistake};
 use super::{MARKER_HOLDS, Remote};
 use crate::OriginError;
 
-const MARKER_LINE: &str = "covey origin 1";
+const MARKER_LINE: &str = "covey origin 2";
+/// Blobs with their sums behind them.
+const EARLIER: &str = "covey origin 1";
 
 impl Records for Remote {
     fn record(&self, name: &str) -> Result<Option<Vec<u8>>, BlobError> {
@@ -116,6 +118,10 @@ impl Remote {
         let first = lines.next().unwrap_or("");
         if first != MARKER_LINE {
             let what = match first.strip_prefix("covey origin ") {
+                Some(_) if first == EARLIER => {
+                    "the origin was made by an earlier covey, which laid blobs out in another way: read it with that version, and write what is in it \
+                     to a new place"
+                }
                 Some(_) => "the origin was made by a newer covey: use that version or a later one",
                 None => "the object covey-origin is not covey's: choose another prefix",
             };

@@ -1,16 +1,15 @@
-//! Blobs in the store: one object each, the bytes and then their sums.
+//! Blobs in the store: one object each, the sums and then the bytes.
 //!
-//! **A part** is read with two GETs at once: whole 64 KiB groups, and the object's last bytes, where the sums are. Whoever read a part of the
-//! same blob lately has its sums already and sends one. Azure has no "last bytes": there the groups come first, and with them the object's size.
+//! **A part** is whole 64 KiB groups and the object's head, where the sums are: two GETs at once, or one where the groups are the blob's first. Whoever read
+//! a part of the same blob lately has its sums already and sends one.
 //!
 //! **A whole blob** is one GET. Its sums are computed from its bytes and compared with the name, which costs no more than comparing the groups
-//! with the trailer and believes it in nothing.
+//! with the head and believes it in nothing. Who wants the blob as it comes ([`Onto`]) compares it group by group with the head.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path as FilePath;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,20 +17,20 @@ use base::BlobId;
 use base::phase::{self, Phase};
 use base::size::{BLOB_MAX, GROUP};
 use blob::folder::past_end;
+use blob::source::Onto;
 use blob::{BlobError, BlobSource, Origin, Part, Sums};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use futures_util::future::{Either, select};
+use futures_util::future::try_join;
 use futures_util::stream::BoxStream;
 use object_store::path::Path;
 use object_store::{GetRange, ObjectMeta, ObjectStoreExt, PutOptions, PutPayload};
 use parking_lot::Mutex;
 
 use super::Remote;
-use super::engine::{CAME, Call, Came, Engine, Failed, Got, What, wait_before};
+use super::engine::{Call, Engine, Failed, Got, TAKERS, Taker, Takers, What, wait_before};
 use super::fault::Fault;
-use super::layout::{OBJECT_MAX, TRAILER_MAX, blob_size};
-use super::spec::Store;
+use super::layout::{HEAD, OBJECT_MAX, blob_size, head_of, sums_in};
 
 /// Keys that one request removes at most.
 const REMOVED_AT_ONCE: usize = 1000;
@@ -45,10 +44,10 @@ const LISTED_AT_ONCE: usize = 1000;
 /// How often a blob is asked for before what comes is taken for what the store has.
 const ASKED: u32 = 4;
 
-/// Groups of a blob, and the object's end if it was asked for.
+/// Groups of a blob, and the object's head, if it was asked for and did not come with them.
 struct PartRead {
     body: Got,
-    tail: Option<Got>,
+    head: Option<Got>,
 }
 
 impl BlobSource for Remote {
@@ -74,17 +73,17 @@ impl BlobSource for Remote {
 impl Origin for Remote {
     fn adopt(&self, id: &BlobId, sums: &Sums, file: &FilePath) -> Result<(), BlobError> {
         let _phase = phase::enter(Phase::Origin);
-        let mut bytes = Vec::with_capacity(sums.size() as usize + Sums::encoded_len(sums.size()));
-        bytes.resize(sums.size() as usize, 0);
-        File::open(file)?.read_exact_at(&mut bytes, 0)?;
-        self.store(id, sums, bytes)
+        let mut object = vec![0; HEAD as usize + sums.size() as usize];
+        File::open(file)?.read_exact_at(&mut object[HEAD as usize..], 0)?;
+        self.store(id, sums, object)
     }
 
     fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
         let _phase = phase::enter(Phase::Origin);
-        let mut all = Vec::with_capacity(bytes.len() + Sums::encoded_len(sums.size()));
-        all.extend_from_slice(bytes);
-        self.store(id, sums, all)
+        let mut object = Vec::with_capacity(HEAD as usize + bytes.len());
+        object.resize(HEAD as usize, 0);
+        object.extend_from_slice(bytes);
+        self.store(id, sums, object)
     }
 
     /// What is stored is durable when storing it returns.
@@ -120,29 +119,19 @@ impl Origin for Remote {
     }
 
     fn fetch(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
-        self.fetch_counted(id, &Came::default())
-    }
-
-    fn fetch_counted(&self, id: &BlobId, came: &Came) -> Result<(Sums, Vec<u8>), BlobError> {
         let _phase = phase::enter(Phase::Origin);
         self.until_right(id, |fresh, deadline| {
-            let call = Call { deadline, ..self.call(What::Large) };
-            let (engine, key, came) = (Arc::clone(&self.engine), self.layout.blob(id), Arc::clone(came));
-            let got = self.wait(CAME.scope(came, async move {
-                let key = &key;
-                engine.run(call, |_| engine.get(key, None, fresh, OBJECT_MAX)).await
-            }));
-            let mut got = got.map_err(|failed| self.explain(id, &failed))?;
-            let size = match blob_size(got.total) {
-                Some(size) if got.bytes.len() as u64 == got.total => size as usize,
-                _ => return Ok(Err(format!("its object has {} bytes", got.total))),
-            };
-            got.bytes.truncate(size);
-            let sums = Sums::of(&got.bytes);
-            if sums.id() != *id {
-                return Ok(Err(format!("its bytes in the store have the hash {}", sums.id())));
-            }
-            Ok(Ok((sums, got.bytes)))
+            Ok(whole(id, self.get_whole(id, fresh, deadline, Arc::new(headless))?))
+        })
+    }
+
+    fn fetch_onto(&self, id: &BlobId, onto: &Arc<dyn Onto>) -> Result<Option<(Sums, Vec<u8>)>, BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        self.until_right(id, |fresh, deadline| {
+            // What was not right the first time is looked at as a whole the next.
+            let takers: Takers = if fresh { Arc::new(headless) } else { handing_on(id, onto) };
+            let got = self.get_whole(id, fresh, deadline, takers)?;
+            Ok(if onto.is_whole() { Ok(None) } else { whole(id, got).map(Some) })
         })
     }
 
@@ -213,9 +202,10 @@ impl Remote {
         }
     }
 
-    /// Stores `bytes`, which have room for the sums behind them.
-    fn store(&self, id: &BlobId, sums: &Sums, mut bytes: Vec<u8>) -> Result<(), BlobError> {
+    /// Stores a blob: `object` is [`HEAD`] bytes for its head, and its own bytes.
+    fn store(&self, id: &BlobId, sums: &Sums, mut object: Vec<u8>) -> Result<(), BlobError> {
         self.writable()?;
+        let (head, bytes) = object.split_at_mut(HEAD as usize);
         if sums.id() != *id || sums.size() as usize != bytes.len() {
             let what =
                 format!("the sums of {} do not belong to the {} bytes of {id}", sums.id(), bytes.len());
@@ -223,11 +213,11 @@ impl Remote {
         }
         if !bytes.is_empty() {
             // What rotted on its way here must not become the only copy.
-            sums.check(0, &bytes).map_err(|wrong| BlobError::Damaged { id: *id, what: wrong.to_string() })?;
+            sums.check(0, bytes).map_err(|wrong| BlobError::Damaged { id: *id, what: wrong.to_string() })?;
         }
-        bytes.extend_from_slice(&sums.encode());
+        head.copy_from_slice(&head_of(sums));
         let (engine, call, key) = (Arc::clone(&self.engine), self.call(What::Store), self.layout.blob(id));
-        let bytes = Bytes::from(bytes);
+        let bytes = Bytes::from(object);
         let stored = self.wait(async move {
             let (key, bytes) = (&key, &bytes);
             let put = |_| async {
@@ -272,6 +262,23 @@ impl Remote {
         }
     }
 
+    /// A blob's object, without what `takers` take of it.
+    fn get_whole(
+        &self,
+        id: &BlobId,
+        fresh: bool,
+        deadline: Duration,
+        takers: Takers,
+    ) -> Result<Got, BlobError> {
+        let call = Call { deadline, ..self.call(What::Large) };
+        let (engine, key) = (Arc::clone(&self.engine), self.layout.blob(id));
+        let got = self.wait(TAKERS.scope(takers, async move {
+            let key = &key;
+            engine.run(call, |_| engine.get(key, None, fresh, OBJECT_MAX)).await
+        }));
+        got.map_err(|failed| self.explain(id, &failed))
+    }
+
     fn part(&self, id: &BlobId, offset: u32, len: u32) -> Result<Part, BlobError> {
         let end = u64::from(offset) + u64::from(len);
         if end > u64::from(BLOB_MAX) {
@@ -289,10 +296,10 @@ impl Remote {
             let what = if whole { What::Large } else { What::Small };
             let call = Call { deadline, ..self.call(what) };
             let (engine, key) = (Arc::clone(&self.engine), self.layout.blob(id));
-            let (tail, at_once) = (known.is_none(), self.spec.store != Store::Azure);
+            let head = known.is_none();
             let read = self.wait(async move {
-                let range = u64::from(from)..u64::from(to);
-                read_part(&engine, call, &key, range, tail.then_some(at_once), fresh).await
+                let range = u64::from(HEAD + from)..u64::from(HEAD + to);
+                read_part(&engine, call, &key, range, head, fresh).await
             });
             let read = match read {
                 Err(failed) if failed.fault.status() == Some(416) => {
@@ -313,7 +320,9 @@ impl Remote {
                 return Err(past_end(id, sums.size()));
             }
             let mut bytes = read.body.bytes;
-            bytes.truncate((to.min(sums.size()) - from) as usize);
+            // Of the first groups the head came with them.
+            let before = u64::from(HEAD + from).saturating_sub(read.body.start) as usize;
+            bytes.drain(..before.min(bytes.len()));
             if let Err(wrong) = sums.check_group(from, &bytes) {
                 return Ok(Err(wrong.to_string()));
             }
@@ -384,66 +393,98 @@ impl Listing {
     }
 }
 
-/// The range, and the object's last bytes: not at all, at the same time (`Some(true)`) or after it. When the range reaches to the
-/// object's end, nobody waits for the rest.
+/// The range of an object, and its head if that is asked for: at the same time, or as one where they touch.
 async fn read_part(
     engine: &Engine,
     call: Call,
     key: &Path,
     range: std::ops::Range<u64>,
-    tail: Option<bool>,
+    head: bool,
     fresh: bool,
 ) -> Result<PartRead, Failed> {
-    let range = &range;
-    let body =
-        engine.run(call, |_| engine.get(key, Some(GetRange::Bounded(range.clone())), fresh, OBJECT_MAX));
-    let Some(at_once) = tail else {
-        return Ok(PartRead { body: body.await?, tail: None });
-    };
-    let reaches_end = |body: &Got| body.start + body.bytes.len() as u64 >= body.total;
+    if !head {
+        return Ok(PartRead { body: get_range(engine, call, key, range, fresh).await?, head: None });
+    }
+    if range.start == u64::from(HEAD) {
+        return Ok(PartRead { body: get_range(engine, call, key, 0..range.end, fresh).await?, head: None });
+    }
     let small = Call { what: What::Small, ..call };
-    if !at_once {
-        let body = body.await?;
-        if reaches_end(&body) {
-            return Ok(PartRead { body, tail: None });
-        }
-        let range = body.total.saturating_sub(u64::from(TRAILER_MAX))..body.total;
-        let range = &range;
-        let tail =
-            engine.run(small, |_| engine.get(key, Some(GetRange::Bounded(range.clone())), fresh, OBJECT_MAX));
-        return Ok(PartRead { body, tail: Some(tail.await?) });
-    }
-    let last = || GetRange::Suffix(u64::from(TRAILER_MAX));
-    let tail = engine.run(small, |_| engine.get(key, Some(last()), fresh, OBJECT_MAX));
-    let (body, tail) = (pin!(body), pin!(tail));
-    match select(body, tail).await {
-        Either::Left((body, tail)) => {
-            let body = body?;
-            let tail = if reaches_end(&body) { None } else { Some(tail.await?) };
-            Ok(PartRead { body, tail })
-        }
-        Either::Right((tail, body)) => {
-            let body = body.await?;
-            let tail = if reaches_end(&body) { None } else { Some(tail?) };
-            Ok(PartRead { body, tail })
-        }
-    }
+    let body = get_range(engine, call, key, range, fresh);
+    let (body, head) = try_join(body, get_range(engine, small, key, 0..u64::from(HEAD), fresh)).await?;
+    Ok(PartRead { body, head: Some(head) })
+}
+
+async fn get_range(
+    engine: &Engine,
+    call: Call,
+    key: &Path,
+    range: std::ops::Range<u64>,
+    fresh: bool,
+) -> Result<Got, Failed> {
+    let range = &range;
+    engine.run(call, |_| engine.get(key, Some(GetRange::Bounded(range.clone())), fresh, OBJECT_MAX)).await
 }
 
 /// The sums that came with a part, if they lead to the blob's name.
 fn sums_of(id: &BlobId, read: &PartRead) -> Result<Sums, String> {
-    let end = read.tail.as_ref().unwrap_or(&read.body);
-    let odd = || format!("its object has {} bytes", read.body.total);
-    if end.total != read.body.total || end.start + end.bytes.len() as u64 != end.total {
+    let first = read.head.as_ref().unwrap_or(&read.body);
+    if first.total != read.body.total || first.start != 0 {
         return Err("two answers about it do not fit together".to_owned());
     }
-    let len = Sums::encoded_len(blob_size(end.total).ok_or_else(odd)?);
-    let at = end.bytes.len().checked_sub(len).ok_or_else(odd)?;
-    let sums = Sums::decode(&end.bytes[at..]).map_err(|error| error.to_string())?;
-    if sums.id() != *id {
-        return Err(format!("the sums behind it belong to {}", sums.id()));
+    let size = blob_size(first.total).ok_or_else(|| odd(first.total))?;
+    sums_in(id, size, &first.bytes)
+}
+
+/// A blob from what was collected of its object: all but the head.
+fn whole(id: &BlobId, got: Got) -> Result<(Sums, Vec<u8>), String> {
+    match blob_size(got.total) {
+        Some(size) if got.len == got.total && got.bytes.len() == size as usize => {}
+        Some(_) if got.len == got.total => {
+            return Err("its bytes are not those that the sums before them speak of".to_owned());
+        }
+        _ => return Err(odd(got.total)),
     }
-    Ok(sums)
+    let sums = Sums::of(&got.bytes);
+    match sums.id() == *id {
+        true => Ok((sums, got.bytes)),
+        false => Err(format!("its bytes in the store have the hash {}", sums.id())),
+    }
+}
+
+fn odd(size: u64) -> String {
+    format!("its object has {size} bytes")
+}
+
+/// Takes the head alone.
+fn headless() -> Taker {
+    let mut left = HEAD as usize;
+    Box::new(move |_, piece| {
+        let taken = piece.len().min(left);
+        left -= taken;
+        taken
+    })
+}
+
+/// Hands the bytes of a blob on as they come, once the sums before them are here and have its name.
+fn handing_on(id: &BlobId, onto: &Arc<dyn Onto>) -> Takers {
+    let (id, onto) = (*id, Arc::clone(onto));
+    Arc::new(move || {
+        let onto = Arc::clone(&onto);
+        let (mut head, mut at) = (Vec::with_capacity(HEAD as usize), 0);
+        // None: not yet here, or of no use.
+        let mut sums: Option<Sums> = None;
+        Box::new(move |total, piece| {
+            onto.came(piece.len() as u64);
+            let (first, rest) = piece.split_at(piece.len().min(HEAD as usize - head.len()));
+            head.extend_from_slice(first);
+            if !first.is_empty() && head.len() == HEAD as usize {
+                sums = blob_size(total).and_then(|size| sums_in(&id, size, &head).ok());
+            }
+            sums = sums.take().filter(|sums| onto.take(sums, at, rest));
+            at += rest.len() as u32;
+            if sums.is_some() { piece.len() } else { first.len() }
+        })
+    })
 }
 
 async fn remove_one(engine: &Engine, call: Call, key: &Path) -> Result<(), Failed> {

@@ -39,11 +39,20 @@ const PIECE: u64 = 64 << 10;
 pub(crate) const MAKER: &str = "coveymaker";
 
 /// Bytes of bodies that have come for a call.
-pub(crate) type Came = Arc<AtomicU64>;
+type Came = Arc<AtomicU64>;
+
+/// Takes the body of a GET piece by piece, as it comes: told the object's size and the piece, says how much of the piece it took, from its front. The rest is
+/// collected.
+pub(crate) type Taker = Box<dyn FnMut(u64, &[u8]) -> usize + Send>;
+
+/// Makes one for each GET.
+pub(crate) type Takers = Arc<dyn Fn() -> Taker + Send + Sync>;
 
 tokio::task_local! {
-    /// Of the call that this task makes, if anybody wants to know.
-    pub(crate) static CAME: Came;
+    /// Of the call that this task makes.
+    static CAME: Came;
+    /// For the GETs that this task makes, if anybody wants their bodies before they end.
+    pub(crate) static TAKERS: Takers;
 }
 
 /// What kind of call it is.
@@ -82,7 +91,10 @@ pub(crate) struct Failed {
 /// Bytes that came.
 #[derive(Debug)]
 pub(crate) struct Got {
+    /// Those that nobody took.
     pub(crate) bytes: Vec<u8>,
+    /// How many came.
+    pub(crate) len: u64,
     /// Where in the object they begin.
     pub(crate) start: u64,
     /// The whole object's size.
@@ -229,24 +241,32 @@ impl Engine {
         let name = object_store::Attribute::Metadata(MAKER.into());
         let maker = result.attributes.get(&name).map(|value| value.as_ref().to_owned());
         let expected = range.end.saturating_sub(range.start);
-        let mut got = Got { bytes: Vec::new(), start: range.start, total, maker };
+        let mut got = Got { bytes: Vec::new(), len: 0, start: range.start, total, maker };
         if expected > most {
             return Ok(got);
         }
-        got.bytes = blob::stock::take(expected as usize);
+        let mut taker = TAKERS.try_with(|takers| takers()).ok();
         let mut pieces = result.into_stream();
         while let Some(piece) = pieces.next().await {
             let piece = piece.map_err(|error| Fault::of(&error))?;
-            self.stats.receive(piece.len() as u64);
-            let _ = CAME.try_with(|came| came.fetch_add(piece.len() as u64, Ordering::Relaxed));
-            if (got.bytes.len() + piece.len()) as u64 > expected {
+            let len = piece.len() as u64;
+            self.stats.receive(len);
+            let _ = CAME.try_with(|came| came.fetch_add(len, Ordering::Relaxed));
+            if got.len + len > expected {
                 return Err(Fault::Odd(format!("more than the {expected} bytes that were announced")));
             }
-            got.bytes.extend_from_slice(&piece);
-            self.pace.bytes(piece.len() as u64).await;
+            let taken = taker.as_mut().map_or(0, |taker| taker(total, &piece));
+            if taken < piece.len() {
+                if got.bytes.capacity() == 0 {
+                    got.bytes = blob::stock::take((expected - got.len) as usize - taken);
+                }
+                got.bytes.extend_from_slice(&piece[taken..]);
+            }
+            got.len += len;
+            self.pace.bytes(len).await;
         }
-        if (got.bytes.len() as u64) < expected {
-            return Err(Fault::Cut(format!("{} of {expected} bytes came", got.bytes.len())));
+        if got.len < expected {
+            return Err(Fault::Cut(format!("{} of {expected} bytes came", got.len)));
         }
         Ok(got)
     }

@@ -1,13 +1,14 @@
 //! Where things lie in the store, and how a blob and its sums share one object.
 //!
 //! ```text
-//!   PREFIX/covey-origin          the marker: "covey origin 1", and whose it is
-//!   PREFIX/blobs/ab/ab12...ef    the blob's bytes, then its encoded sums (`blob::sums`)
+//!   PREFIX/covey-origin          the marker: "covey origin 2", and whose it is
+//!   PREFIX/blobs/ab/ab12...ef    2,576 bytes: its encoded sums (`blob::sums`), then zeros; then the blob's bytes
 //!   PREFIX/records/NAME          a record
 //! ```
 //!
-//! **The sums are a trailer**, so that storing a blob is one PUT and a whole read is one GET. Their length follows from the
-//! blob's, and the blob's from the object's: nothing else says where one ends and the other begins.
+//! **The sums come first**, in an object of the blob's own, so that storing a blob is one PUT and a whole read is one GET, and whoever reads it can
+//! compare each group as it comes and pass it on at once. Their room is that of the longest, so that a reader who does not know the blob's
+//! size knows where each byte lies.
 
 use base::BlobId;
 use base::size::BLOB_MAX;
@@ -16,10 +17,10 @@ use object_store::path::Path;
 
 use super::spec::RemoteSpec;
 
-/// The longest trailer: that of a blob of 4 MiB.
-pub(crate) const TRAILER_MAX: u32 = 2576;
+/// The room for the sums before the blob's bytes: what those of a blob of 4 MiB take.
+pub(crate) const HEAD: u32 = 2576;
 /// The largest object that holds a blob.
-pub(crate) const OBJECT_MAX: u64 = BLOB_MAX as u64 + TRAILER_MAX as u64;
+pub(crate) const OBJECT_MAX: u64 = BLOB_MAX as u64 + HEAD as u64;
 
 /// The keys below a prefix.
 #[derive(Clone, Debug)]
@@ -78,14 +79,28 @@ impl Layout {
 
 /// The size of the blob in an object of `size` bytes, if an object with a blob can have that size.
 pub(crate) fn blob_size(size: u64) -> Option<u32> {
-    let object = |blob: u32| u64::from(blob) + Sums::encoded_len(blob) as u64;
-    // Each byte more of a blob makes the object at least a byte longer, so that halving finds it.
-    let (mut low, mut high) = (0, BLOB_MAX);
-    while low < high {
-        let middle = low + (high - low) / 2;
-        if object(middle) < size { low = middle + 1 } else { high = middle }
+    let blob = u32::try_from(size.checked_sub(u64::from(HEAD))?).ok()?;
+    (blob <= BLOB_MAX).then_some(blob)
+}
+
+/// What stands before the bytes of a blob with these sums.
+pub(crate) fn head_of(sums: &Sums) -> Vec<u8> {
+    let mut head = sums.encode();
+    head.resize(HEAD as usize, 0);
+    head
+}
+
+/// The sums at the beginning of an object, if they are those of this blob.
+///
+/// # Errors
+/// What is wrong with them.
+pub(crate) fn sums_in(id: &BlobId, size: u32, object: &[u8]) -> Result<Sums, String> {
+    let encoded = object.get(..Sums::encoded_len(size)).ok_or("its object begins with too few bytes")?;
+    let sums = Sums::decode(encoded).map_err(|error| error.to_string())?;
+    if sums.id() != *id {
+        return Err(format!("the sums before it belong to {}", sums.id()));
     }
-    (object(low) == size).then_some(low)
+    Ok(sums)
 }
 
 #[cfg(test)]
@@ -93,16 +108,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_size_of_a_blob_is_found_again() {
-        assert_eq!(Sums::encoded_len(BLOB_MAX), TRAILER_MAX as usize);
-        let near = [0, 1, 32 << 10, 64 << 10, 128 << 10, 1 << 20, BLOB_MAX];
-        for size in near.iter().flat_map(|at| at.saturating_sub(40)..=(at + 40).min(BLOB_MAX)) {
-            let object = u64::from(size) + Sums::encoded_len(size) as u64;
-            assert_eq!(blob_size(object), Some(size));
+    fn sums_of_every_size_have_room() {
+        assert_eq!(Sums::encoded_len(BLOB_MAX), HEAD as usize);
+        assert_eq!([blob_size(0), blob_size(2575), blob_size(OBJECT_MAX + 1)], [None; 3]);
+        assert_eq!(
+            [blob_size(2576), blob_size(2577), blob_size(OBJECT_MAX)],
+            [Some(0), Some(1), Some(BLOB_MAX)]
+        );
+        for size in [0, 1, 70_000, 65_536, 4 << 20] {
+            let sums = Sums::of(&vec![7; size]);
+            let head = head_of(&sums);
+            assert_eq!(head.len(), HEAD as usize);
+            assert_eq!(sums_in(&sums.id(), sums.size(), &head).unwrap(), sums);
+            assert!(sums_in(&Sums::of(b"another").id(), sums.size(), &head).is_err());
+            assert!(sums_in(&sums.id(), sums.size(), &head[..40]).is_err());
         }
-        assert_eq!([blob_size(0), blob_size(47), blob_size(OBJECT_MAX + 1)], [None; 3]);
-        let bytes = vec![7; 70_000];
-        assert_eq!(Sums::of(&bytes).encode().len(), Sums::encoded_len(70_000));
     }
 
     #[test]

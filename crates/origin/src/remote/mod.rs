@@ -6,7 +6,7 @@
 //! - `spec`: URLs. `environment`, `keys`: where keys and places come from. `store`: the store of the `object_store` crate.
 //! - `wire`: HTTP; `fault`: what went wrong, and what that means.
 //! - `engine`: tries, deadlines, second GETs; `refusals`: what is not asked again at once; `pace`: budgets; `latency`, `stats`: what was measured.
-//! - `layout`: keys and the trailer; `blobs`, `beside`: the operations on blobs and on records and the marker.
+//! - `layout`: keys, and what stands before a blob's bytes; `blobs`, `beside`: the operations on blobs and on records and the marker.
 //!
 //! **Nothing is believed.** Bytes are compared with the blob's name before they are handed on; when they differ, they are fetched
 //! once more past any proxy's cache, and then the blob is called damaged. That a blob is missing is believed only while the marker is

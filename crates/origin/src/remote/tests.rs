@@ -1,16 +1,18 @@
 //! The menu of faults, the users' mistakes, and what each operation costs, against an S3 server in this process.
 
 use std::fs;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use base::BlobId;
+use blob::source::Onto;
 use blob::{BlobError, BlobSource, Origin, Records, Sums};
 use http::Method;
+use parking_lot::Mutex;
 use s3server::{Azure, BUCKET, Canned, Fault, KEY, Minio, Proxy, Rule, SECRET, Server, environment};
 
-use super::engine::Came;
+use super::layout::{HEAD, head_of};
 use super::stats::Kind;
 use super::{Environment, Limits, Mistake, Remote, RemoteSpec};
 use crate::tests::noise;
@@ -400,7 +402,7 @@ fn a_place_belongs_to_one_volume() {
     let (found, line) = mistake(Remote::format(&above, &keys(), short(), "third"));
     assert!(found == Mistake::Taken && line.contains("other objects"), "{line}");
     let marker = server().folder().join(&there.prefix).join("covey-origin");
-    fs::write(&marker, "covey origin 2\n").unwrap();
+    fs::write(&marker, "covey origin 3\n").unwrap();
     assert!(mistake(open(&there, &keys())).1.contains("newer covey"));
     fs::write(&marker, "something else").unwrap();
     assert!(mistake(open(&there, &keys())).1.contains("not covey's"));
@@ -481,7 +483,7 @@ fn long_listings_come_in_pages_and_go_on_after_a_fault() {
         let sums = Sums::of(&bytes);
         let name = sums.id().to_string();
         fs::create_dir_all(folder.join(&name[..2])).unwrap();
-        fs::write(folder.join(&name[..2]).join(&name), [&bytes[..], &sums.encode()].concat()).unwrap();
+        fs::write(folder.join(&name[..2]).join(&name), [&head_of(&sums), &bytes[..]].concat()).unwrap();
         all.push(sums.id());
     }
     proxy.add(Rule::new(Fault::Drop).chance(0.3).only(Method::GET));
@@ -594,16 +596,101 @@ fn the_stores_clock_is_compared_with_ours() {
     assert!(Remote::clock_ahead(remote.spec(), &keys()).is_err());
 }
 
+/// Takes a blob as it comes, and what stands in the way of that.
+#[derive(Default)]
+struct Growing {
+    came: AtomicU64,
+    bytes: Mutex<Vec<u8>>,
+    size: AtomicU64,
+    refuses: bool,
+}
+
+impl Onto for Growing {
+    fn came(&self, bytes: u64) {
+        self.came.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn take(&self, sums: &Sums, offset: u32, bytes: &[u8]) -> bool {
+        let mut all = self.bytes.lock();
+        assert!(offset as usize <= all.len(), "what is before it has come");
+        self.size.store(u64::from(sums.size()), Ordering::Relaxed);
+        let new = (all.len() - offset as usize).min(bytes.len());
+        all.extend_from_slice(&bytes[new..]);
+        !self.refuses
+    }
+
+    fn is_whole(&self) -> bool {
+        let all = self.bytes.lock();
+        !self.refuses && all.len() as u64 == self.size.load(Ordering::Relaxed) && !all.is_empty()
+    }
+}
+
 /// Many GETs that share a line are all slow: each had a second one sent after it, and the line was slower still.
 #[test]
 fn regression_what_comes_slowly_is_not_asked_for_twice() {
     let (proxy, remote, id, bytes) = behind(13, Limits::default());
     proxy.add(Rule::new(Fault::Trickle(100_000)).only(Method::GET).times(1));
-    let (begin, came) = (Instant::now(), Came::default());
-    assert!(remote.fetch_counted(&id, &came).unwrap().1 == bytes);
+    let growing = Arc::new(Growing::default());
+    let onto: Arc<dyn Onto> = growing.clone();
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        let fetched = scope.spawn(|| remote.fetch_onto(&id, &onto).unwrap());
+        while growing.bytes.lock().len() < 50_000 {
+            assert!(begin.elapsed() < Duration::from_secs(10) && !fetched.is_finished());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(!fetched.is_finished() && !onto.is_whole(), "its beginning is here before its end");
+        assert!(fetched.join().unwrap().is_none(), "it has all of it");
+    });
     assert!(begin.elapsed() > Duration::from_secs(2), "{:?}", begin.elapsed());
     assert_eq!(remote.stats().hedges, 0);
-    assert!(came.load(Ordering::Relaxed) >= 300_000, "and who waits can see it come: {came:?}");
+    assert!(*growing.bytes.lock() == bytes);
+    assert_eq!(
+        growing.came.load(Ordering::Relaxed),
+        300_000 + u64::from(HEAD),
+        "and who waits can see it come"
+    );
+}
+
+#[test]
+fn a_blob_that_nobody_takes_as_it_comes_is_given_whole() {
+    let (proxy, remote, id, bytes) = behind(14, Limits::default());
+    let refusing: Arc<dyn Onto> = Arc::new(Growing { refuses: true, ..Growing::default() });
+    let before = remote.stats().requests(Kind::Get);
+    assert!(remote.fetch_onto(&id, &refusing).unwrap().unwrap().1 == bytes);
+    assert_eq!(remote.stats().requests(Kind::Get) - before, 1);
+    // The first answer is spoilt, in the sums or in the bytes: the second is compared as a whole.
+    for fault in [Fault::Flip, Fault::Shorten(1000)] {
+        proxy.add(Rule::new(fault).only(Method::GET).times(1));
+        let onto: Arc<dyn Onto> = Arc::new(Growing::default());
+        let whole = remote.fetch_onto(&id, &onto).unwrap();
+        assert!(whole.is_none_or(|whole| whole.1 == bytes));
+        proxy.faults().clear();
+    }
+}
+
+#[test]
+fn the_first_part_of_a_blob_is_one_request() {
+    let (_proxy, remote, id, bytes) = behind(15, Limits::default());
+    for (offset, gets) in [(0, 1), (70_000, 2), (250_000, 2)] {
+        remote.recent.forget(&id);
+        let before = remote.stats().requests(Kind::Get);
+        let part = remote.fetch_part(&id, offset, 1000).unwrap();
+        let from = (offset - part.offset) as usize;
+        assert!(part.bytes[from..from + 1000] == bytes[offset as usize..offset as usize + 1000]);
+        assert_eq!(remote.stats().requests(Kind::Get) - before, gets, "{offset}");
+        remote.fetch_part(&id, offset, 1000).unwrap();
+        assert_eq!(remote.stats().requests(Kind::Get) - before, gets + 1, "its sums are known");
+    }
+}
+
+#[test]
+fn an_origin_of_the_earlier_layout_is_named_as_such() {
+    let remote = fresh(&server().endpoint(), short());
+    let marker = server().folder().join(&remote.spec().prefix).join("covey-origin");
+    fs::write(marker, "covey origin 1\nvolume v\n").unwrap();
+    let (found, line) = mistake(open(remote.spec(), &keys()));
+    assert!(found == Mistake::NotAnOrigin && line.contains("an earlier covey"), "{line}");
 }
 
 #[test]

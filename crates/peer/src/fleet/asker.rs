@@ -13,11 +13,13 @@ use std::time::{Duration, Instant};
 use base::BlobId;
 use base::phase::{self, Phase};
 use base::size::BLOB_MAX;
+use blob::source::Onto;
 use blob::{BlobError, Sums};
 use tokio::sync::oneshot;
 
 use super::Inner;
 use super::counters::Counters;
+use super::inflow::Inflow;
 use super::questions::{COMPANY, Key, Together};
 use super::transit::Seat;
 use crate::arriving::Arriving;
@@ -45,7 +47,8 @@ pub(super) type Whole = (Sums, Vec<u8>);
 /// What came of something that was begun.
 pub(super) enum News {
     Event(Event),
-    Origin(FetchNo, Result<Whole, BlobError>),
+    /// None: what waits for it has all of it.
+    Origin(FetchNo, Result<Option<Whole>, BlobError>),
 }
 
 /// A plan that waits for a tracker's answer.
@@ -276,8 +279,9 @@ impl Run {
         event
     }
 
-    fn origin_said(&mut self, fetch: FetchNo, result: Result<Whole, BlobError>) -> Event {
-        let complete = |(_, bytes): Whole| {
+    fn origin_said(&mut self, fetch: FetchNo, result: Result<Option<Whole>, BlobError>) -> Event {
+        let complete = |whole: Option<Whole>| {
+            let Some((_, bytes)) = whole else { return Ok(None) };
             let Err((fail, bytes)) = self.arriving.complete(bytes) else { return Ok(None) };
             // The origin is believed only by the name; then it is the sums of a node that are made up.
             let sums = (bytes.len() <= BLOB_MAX as usize).then(|| Sums::of(&bytes));
@@ -377,9 +381,9 @@ impl Run {
 
     fn fetch_from_origin(&self, fetch: FetchNo, came: &Arc<AtomicU64>) {
         let (sender, origin, id) = (self.news.0.clone(), Arc::clone(&self.inner.origin), self.id);
-        let came = Arc::clone(came);
+        let onto: Arc<dyn Onto> = Arc::new(Inflow::new(&self.arriving, came));
         let work = move || {
-            let _ = sender.send(News::Origin(fetch, origin.fetch_counted(&id, &came)));
+            let _ = sender.send(News::Origin(fetch, origin.fetch_onto(&id, &onto)));
         };
         if let Err(error) = base::thread::spawn("covey-fetch", work) {
             let _ = self.news.0.send(News::Origin(fetch, Err(error.into())));

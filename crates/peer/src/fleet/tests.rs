@@ -341,14 +341,18 @@ fn regression_what_the_cache_is_writing_is_not_fetched_again() {
 fn a_crowd_that_comes_at_once_costs_one_fetch_from_the_origin() {
     let (store, ids) = Store::with(8, 1 << 20);
     let nodes = Node::fleet_of(&store, 3);
+    // A cache asks once for all who want a blob of it.
+    let flights: Vec<Vec<Mutex<()>>> =
+        nodes.iter().map(|_| ids.iter().map(|_| Mutex::default()).collect()).collect();
     std::thread::scope(|scope| {
         for (number, node) in nodes.iter().enumerate() {
             for half in 0..2 {
-                let (ids, store) = (ids.clone(), store.clone());
+                let (ids, store, flights) = (ids.clone(), store.clone(), &flights[number]);
                 scope.spawn(move || {
                     // Each goes through them from another place, and two threads of a node want the same.
                     for turn in 0..ids.len() {
-                        let id = &ids[(turn + number * 3 + half) % ids.len()];
+                        let at = (turn + number * 3 + half) % ids.len();
+                        let (id, _flight) = (&ids[at], flights[at].lock());
                         assert_eq!(node.read(id).unwrap(), store.blobs.lock()[id]);
                     }
                 });

@@ -351,7 +351,8 @@ impl Book {
 }
 
 /// MiB: who has so much more to send than one that is still fetching is named after it. Else the node that is ahead of the others, and so the only holder,
-/// sends each blob once for each of its slots, and all wait for its link. Four blobs: where links are fast, nobody has as much to send.
-pub(super) const FETCHING: u16 = 16;
+/// sends each blob once for each of its slots, and all wait for its link. Two blobs: what is still coming is passed on as it comes, so it is little worse
+/// than what is here; and where links are fast, nobody has as much to send.
+pub(super) const FETCHING: u16 = 8;
 /// MiB that whoever is named is about to send.
 const LOAD: i16 = 4;
