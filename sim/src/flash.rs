@@ -1,7 +1,7 @@
 //! A flash crowd: all nodes start within a second and read the same blobs in the same order, 16 ahead.
 
 use crate::cache::Cache;
-use crate::model::{LINK, Model, PACKET};
+use crate::model::{Model, PACKET};
 use crate::outcome::Outcome;
 use crate::world::{Event, World};
 
@@ -74,7 +74,8 @@ pub fn run(model: Model) -> Outcome {
 fn outcome(world: &World) -> Outcome {
     let alive = || world.nodes.iter().filter(|node| node.alive);
     let last = alive().filter_map(|node| node.done).max().unwrap_or(0);
-    let whole = alive().filter(|node| node.rate >= LINK).filter_map(|node| node.done).max().unwrap_or(0);
+    let whole =
+        alive().filter(|node| node.rate >= world.model.link).filter_map(|node| node.done).max().unwrap_or(0);
     let seconds = last as f64 / 1e6;
     let nodes = world.model.nodes;
     let most = |of: fn(&crate::world::Node) -> u64| world.nodes.iter().map(of).max().unwrap_or(0) as f64;

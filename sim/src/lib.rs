@@ -2,7 +2,7 @@
 //!
 //! What is real: `peer::placement`, `peer::tracker`, `peer::plan`, line by line as a node runs them. What is modelled, coarsely, in [`model`]:
 //!
-//! - A link of 25 Gb/s each way per node, first come first served in both directions; 0.25 ms there and back.
+//! - A link of 25 Gb/s (`--mbit`) each way per node, first come first served in both directions; 0.25 ms there and back.
 //! - An origin: a lognormal first byte (median 30 ms, sigma 0.6), then 100 MB/s per GET, 25 GB/s for all of the zone.
 //! - A copy arrives evenly from its first byte to its last. Who streams from a node that is still receiving is behind it by a piece of 256 KiB
 //!   and never ahead of it: cut-through, also of what comes from the origin.

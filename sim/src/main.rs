@@ -75,6 +75,9 @@ struct Common {
     /// Milliseconds between rounds of gossip
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
     gossip_ms: u64,
+    /// Megabits that each link moves in a second, each way
+    #[arg(long, default_value_t = 25_000, value_parser = clap::value_parser!(u32).range(1..))]
+    mbit: u32,
     /// What decides all that is left to chance
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -107,7 +110,7 @@ impl Common {
             Holders::Gossip => gossip(false),
             Holders::GossipEarly => gossip(true),
         };
-        Model { holders, ..Model::new(nodes, blobs, self.seed) }
+        Model { holders, link: f64::from(self.mbit) / 8.0, ..Model::new(nodes, blobs, self.seed) }
     }
 
     /// For the title.
@@ -161,7 +164,7 @@ fn report(common: &Common, blobs: u32, run: impl Fn(Model) -> Outcome) -> ExitCo
     }
     keep(
         common.json.as_deref(),
-        &json!({ "holders": common.holders.name(), "gossip_ms": common.gossip_ms, "runs": rows }),
+        &json!({ "holders": common.holders.name(), "gossip_ms": common.gossip_ms, "mbit": common.mbit, "runs": rows }),
     )
 }
 

@@ -7,7 +7,7 @@ use peer::message::Group;
 
 /// A blob's size.
 pub const BLOB: u64 = 4 << 20;
-/// What a link moves in a microsecond, each way: 25 Gb/s.
+/// What a link moves in a microsecond, each way, if nothing else is said: 25 Gb/s.
 pub const LINK: f64 = 3_125.0;
 /// Half of the way there and back.
 pub const HALF_TRIP: u64 = 125;
@@ -78,6 +78,8 @@ pub struct Model {
     pub depots: Depots,
     /// How nodes know who has a blob.
     pub holders: Holders,
+    /// What a link moves in a microsecond, each way.
+    pub link: f64,
 }
 
 impl Model {
@@ -92,6 +94,7 @@ impl Model {
             slowness: 10.0,
             depots: Depots::default(),
             holders: Holders::Tracker,
+            link: LINK,
         }
     }
 }

@@ -14,7 +14,7 @@ use peer::tracker::{Limits, Tracker};
 
 use crate::cache::Cache;
 use crate::gossip::Gossip;
-use crate::model::{FRAME, HALF_TRIP, KNOWN, LINK, Model, group_of, node_id, node_no};
+use crate::model::{FRAME, HALF_TRIP, KNOWN, Model, group_of, node_id, node_no};
 use crate::outcome::Tally;
 
 /// A fetch of a child, as it is at this moment: the number changes when the fetch is interrupted, and older events mean nothing then.
@@ -223,11 +223,11 @@ impl World {
             next: 0,
             done: None,
         };
-        let slow = model.slow_per_mille as usize;
+        let (slow, link) = (model.slow_per_mille as usize, model.link);
         let rates =
-            (0..model.nodes).map(|_| if dice.below(1_000) < slow { LINK / model.slowness } else { LINK });
+            (0..model.nodes).map(|_| if dice.below(1_000) < slow { link / model.slowness } else { link });
         let mut nodes: Vec<Node> = rates.map(node).collect();
-        let depot = |_| Node { cache: Cache::of(model.depots.room), ..node(LINK) };
+        let depot = |_| Node { cache: Cache::of(model.depots.room), ..node(link) };
         nodes.extend((0..model.depots.count).map(depot));
         let mut world = World {
             scattered: false,

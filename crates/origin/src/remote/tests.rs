@@ -766,8 +766,7 @@ fn googles_requests_reach_the_same_objects() {
     assert_eq!(remote.describe(), "gs://bucket/of/google");
 }
 
-/// Azure has no request for an object's last bytes, so a part is read in another way there; and it removes one key by a request for many,
-/// whose answer says inside that there was none.
+/// Azure removes one key by a request for many, whose answer says inside that there was none.
 #[test]
 fn azure_keeps_blobs_and_records_too() {
     let server = Azure::start();
