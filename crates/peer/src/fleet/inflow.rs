@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn what_comes_is_verified_and_free_at_once() {
-        let bytes: Vec<u8> = (0..200_000u64).map(|n| (n * n >> 7) as u8).collect();
+        let bytes: Vec<u8> = (0..200_000u64).map(|n| ((n * n) >> 7) as u8).collect();
         let sums = Sums::of(&bytes);
         let (arriving, came) = (Arriving::new(sums.id(), Verify::Blake3), Arc::default());
         let inflow = Inflow::new(&arriving, &came);
