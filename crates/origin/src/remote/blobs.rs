@@ -129,7 +129,7 @@ impl Origin for Remote {
         let _phase = phase::enter(Phase::Origin);
         self.until_right(id, |fresh, deadline| {
             // What was not right the first time is looked at as a whole the next.
-            let takers: Takers = if fresh { Arc::new(headless) } else { handing_on(id, onto) };
+            let takers = if fresh { counting(onto) } else { handing_on(id, onto) };
             let got = self.get_whole(id, fresh, deadline, takers)?;
             Ok(if onto.is_whole() { Ok(None) } else { whole(id, got).map(Some) })
         })
@@ -462,6 +462,18 @@ fn headless() -> Taker {
         let taken = piece.len().min(left);
         left -= taken;
         taken
+    })
+}
+
+/// The same, and tells what comes: else whoever watches would take this fetch for one that has stopped.
+fn counting(onto: &Arc<dyn Onto>) -> Takers {
+    let onto = Arc::clone(onto);
+    Arc::new(move || {
+        let (onto, mut head) = (Arc::clone(&onto), headless());
+        Box::new(move |total, piece| {
+            onto.came(piece.len() as u64);
+            head(total, piece)
+        })
     })
 }
 

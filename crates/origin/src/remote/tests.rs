@@ -669,6 +669,17 @@ fn a_blob_that_nobody_takes_as_it_comes_is_given_whole() {
     }
 }
 
+/// The lease went to another node meanwhile, because nothing seemed to come.
+#[test]
+fn regression_the_second_answer_after_a_spoilt_one_is_seen_to_come() {
+    let (proxy, remote, id, bytes) = behind(16, Limits::default());
+    proxy.add(Rule::new(Fault::Flip).only(Method::GET).times(1));
+    let growing = Arc::new(Growing { refuses: true, ..Growing::default() });
+    let onto: Arc<dyn Onto> = growing.clone();
+    assert!(remote.fetch_onto(&id, &onto).unwrap().unwrap().1 == bytes);
+    assert_eq!(growing.came.load(Ordering::Relaxed), 2 * (300_000 + u64::from(HEAD)));
+}
+
 #[test]
 fn the_first_part_of_a_blob_is_one_request() {
     let (_proxy, remote, id, bytes) = behind(15, Limits::default());
