@@ -114,7 +114,7 @@ pub(super) struct Pick {
 /// A candidate as it is compared: the lower the better.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
-    /// MiB that it has to send, and [`FETCHING`] if it does not have the blob yet.
+    /// MiB that it has to send, [`CHILD`] for each who takes this blob from it, and [`FETCHING`] if it does not have the blob yet.
     burden: u16,
     children: u16,
     depth: u16,
@@ -310,8 +310,9 @@ impl Book {
         }
         let depth = self.depth(&copy, asker, names)?;
         let fetches = !copy.holds;
-        let burden = names.load(copy.node).saturating_add(if fetches { FETCHING } else { 0 });
         let children = if asker.part { 0 } else { copy.children };
+        let ahead = if fetches { FETCHING } else { 0 } + CHILD.saturating_mul(children);
+        let burden = names.load(copy.node).saturating_add(ahead);
         Some(Candidate { burden, children, depth, fetches, at })
     }
 
@@ -354,5 +355,8 @@ impl Book {
 /// sends each blob once for each of its slots, and all wait for its link. Two blobs: what is still coming is passed on as it comes, so it is little worse
 /// than what is here; and where links are fast, nobody has as much to send.
 pub(super) const FETCHING: u16 = 8;
+/// MiB: so much busier is taken to be who sends this very blob to one already. Whoever gets it from him is named instead, and what a blob costs is spread
+/// over those who have it, also while nobody knows how busy they are.
+const CHILD: u16 = 8;
 /// MiB that whoever is named is about to send.
 const LOAD: i16 = 4;

@@ -8,7 +8,7 @@
 //! 1. The asker has the live lease already (its answer was lost, or it takes longer): the same **lease**, and more time.
 //! 2. The tracker has the blob itself, a slot free and not much else to send: **serve**.
 //! 3. Others have it, or are fetching it and will have it: of up to four random ones with a free slot the least busy, where who is still fetching
-//!    counts as a little busier than it is. If it has it: **go** there (and to the second holder of the four, if the first is slow). If it is fetching: **wait** there.
+//!    counts as a little busier than it is, and so does who sends it to somebody already. If it has it: **go** there (and to the second holder of the four, if the first is slow). If it is fetching: **wait** there.
 //! 4. All slots are taken: the same with the least busy of all, over the number of slots.
 //! 5. Nobody has it or fetches it, or the asker has had errors from all who do: a **lease**. Whoever had one before has it no more.
 //!
@@ -111,6 +111,8 @@ pub struct Tracker {
     /// Blobs in the order in which they were asked about last.
     order: BTreeMap<u64, BlobId>,
     stamp: u64,
+    /// When loads faded last, microseconds.
+    faded: u64,
     /// Where the next tick goes on.
     cursor: u64,
     leases: u64,
@@ -130,6 +132,7 @@ impl Tracker {
             books: HashMap::new(),
             order: BTreeMap::new(),
             stamp: 0,
+            faded: 0,
             cursor: 0,
             // A lease of an earlier run must not be taken for one of this run.
             leases: seed << 32,
@@ -303,9 +306,12 @@ impl Tracker {
         }
     }
 
-    /// To be called about once a second: drops what is over, a part of the blobs each time.
+    /// To be called about once a second, or more often: drops what is over, a part of the blobs each time.
     pub fn tick(&mut self, now: u64) {
-        self.names.fade();
+        if now >= self.faded + FADING {
+            self.faded = now;
+            self.names.fade();
+        }
         let part: Vec<(u64, BlobId)> =
             self.order.range(self.cursor..).take(TICK).map(|(stamp, blob)| (*stamp, *blob)).collect();
         self.cursor = part.last().filter(|_| part.len() == TICK).map_or(0, |(stamp, _)| stamp + 1);
@@ -359,6 +365,8 @@ impl Tracker {
     }
 }
 
+/// So often loads fade, in microseconds.
+const FADING: u64 = 1_000_000;
 /// So many blobs are looked at in one tick.
 const TICK: usize = 1_024;
 

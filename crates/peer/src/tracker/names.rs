@@ -79,7 +79,7 @@ impl Names {
         *load = load.saturating_add_signed(mib);
     }
 
-    /// To be called once a second: what was heard of loads fades, because who has nothing to ask does not say that it is idle.
+    /// After each second: what was heard of loads fades, because who has nothing to ask does not say that it is idle.
     pub(super) fn fade(&mut self) {
         self.names.iter_mut().for_each(|name| name.load -= name.load / 4);
     }

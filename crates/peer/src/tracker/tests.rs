@@ -99,7 +99,7 @@ fn the_tracker_serves_what_it_has_until_its_slots_are_taken() {
     tell(&mut tracker, 0, 9, What::Have);
     let mut ask = |from: u8| {
         // What it has been given to do is done by then.
-        (0..5).for_each(|_| tracker.tick(0));
+        (0..5).for_each(|_| tracker.names.fade());
         tracker.ask(0, node(from), &ask_of(&[1], &[]), &|_| true)[0]
     };
     for from in 1..=u8::try_from(SLOTS).unwrap() {
@@ -171,7 +171,10 @@ fn who_is_busy_is_so_for_some_seconds() {
     ask(&mut tracker, 0, 2, &[]);
     let waits = |tracker: &mut Tracker, from| matches!(ask(tracker, 0, from, &[]), Answer::Wait { .. });
     assert!(waits(&mut tracker, 3));
-    (0..20).for_each(|_| tracker.tick(0));
+    (0..20).for_each(|_| tracker.names.fade());
+    // Both have got it: nobody takes it from the first any more.
+    (2..=3).for_each(|from| tell(&mut tracker, 0, from, What::Have));
+    (2..=3).for_each(|from| tell(&mut tracker, 0, from, What::Gone));
     assert!(!waits(&mut tracker, 4));
 }
 
@@ -186,7 +189,7 @@ fn a_holder_that_is_refused_twice_is_forgotten_and_comes_back_with_a_note() {
     lease(ask(&mut tracker, 0, 2, &[]));
     tell(&mut tracker, 0, 1, What::Have);
     // It has a bad name for some seconds yet.
-    (0..20).for_each(|_| tracker.tick(0));
+    (0..20).for_each(|_| tracker.names.fade());
     assert_eq!(ask(&mut tracker, 0, 3, &[]), go);
     tell(&mut tracker, 0, 1, What::Gone);
     assert!(matches!(ask(&mut tracker, 0, 4, &[]), Answer::Wait { .. }));
@@ -208,6 +211,34 @@ fn the_busy_are_spared() {
         tracker.ask(0, node(from), &busy, &|_| false);
     }
     assert_eq!(ask(&mut tracker, 0, 9, &[]), Answer::Go { first: node(1), second: Some(node(2)) });
+}
+
+/// A node ticked ten times a second, and each time a quarter was forgotten: whoever had a hundred blobs to send, and nothing to ask, was taken for
+/// idle a second later, and was given a hundred more.
+#[test]
+fn regression_who_is_busy_is_not_forgotten_the_sooner_the_more_often_it_ticks() {
+    let mut tracker = tracker();
+    for (from, backlog) in [(1, 100), (2, 20)] {
+        tell(&mut tracker, 0, from, What::Have);
+        tracker.ask(0, node(from), &Ask { backlog, ..ask_of(&[2], &[]) }, &|_| false);
+    }
+    (1..=30).for_each(|tenth| tracker.tick(tenth * 100 * MS));
+    let loads: Vec<u16> =
+        (1..=2).map(|n| tracker.names.load(tracker.names.find(&node(n)).unwrap())).collect();
+    assert!((30..=60).contains(&loads[0]) && loads[0] > 2 * loads[1], "{loads:?}");
+}
+
+/// Of two who have a blob the one that sends it to somebody already is spared, also while nobody has said how busy they are.
+#[test]
+fn a_blob_is_passed_on_by_those_who_got_it() {
+    let mut tracker = tracker();
+    lease(ask(&mut tracker, 0, 1, &[]));
+    for from in 2..=6 {
+        (0..40).for_each(|_| tracker.names.fade());
+        let before = node(from - 1);
+        let answer = ask(&mut tracker, 0, from, &[]);
+        assert!(matches!(answer, Answer::Wait { parent, .. } if parent == before), "{from}: {answer:?}");
+    }
 }
 
 #[test]
