@@ -201,6 +201,11 @@ pub trait Origin: BlobSource + Records {
         false
     }
 
+    /// Whether other machines get from here what is kept here: it is sent from the kernel's pages, and should be in them.
+    fn is_lent(&self) -> bool {
+        false
+    }
+
     /// At least the groups that `len` bytes from `offset` on lie in, each compared with the blob's name. An origin behind a
     /// network fetches little more than these.
     ///

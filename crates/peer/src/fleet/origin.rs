@@ -118,6 +118,10 @@ impl Origin for Fleet {
         self.inner.backlog() >= BUSY
     }
 
+    fn is_lent(&self) -> bool {
+        !self.inner.is_alone()
+    }
+
     fn describe(&self) -> String {
         self.inner.origin.describe()
     }
