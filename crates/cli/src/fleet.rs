@@ -75,6 +75,7 @@ pub fn join(
         role,
         weight: options.weight,
         verify: options.verify.into(),
+        finding: options.find.into(),
         origin,
         groups: groups.clone(),
         report: log::sink(),

@@ -15,10 +15,11 @@
 //! - **What is known is soft.** When who is there changes, each node tells new trackers what it has, some thousand blobs a second.
 //! - `asker`: one blob's way here; `inflow`: from the origin, as it comes; `parts`: that of a part; `questions`: what is asked together. `service`: what is done for others.
 //!   `transit`: what is on its way. `notes`, [`groups`].
-//! - [`warm`]: depots are asked to fetch before anybody reads. `keeper`: a node that only lends its disk keeps a copy of what it tracks.
+//! - `finding`: by trackers, or, to measure them, by a table on every node. [`warm`]: depots are asked to fetch before anybody reads. `keeper`: a node that only lends its disk keeps a copy of what it tracks.
 
 mod asker;
 mod counters;
+mod finding;
 pub mod groups;
 mod inflow;
 mod keeper;
@@ -66,6 +67,7 @@ use service::{Filling, Serving};
 use transit::Transit;
 
 pub use counters::FleetCounts;
+pub use finding::Finding;
 pub use groups::Groups;
 
 /// Between two rounds of the housekeeping: notes wait so long for company.
@@ -104,6 +106,8 @@ pub struct FleetParts {
     pub weight: u16,
     /// How what comes from others is checked.
     pub verify: Verify,
+    /// How it finds who has a blob: all nodes of a fleet in the same way.
+    pub finding: Finding,
     /// Where blobs stay for good.
     pub origin: Arc<dyn Origin>,
     /// What is known of groups.
@@ -154,6 +158,7 @@ struct Inner {
     own: NodeId,
     zone: Zone,
     role: Role,
+    finding: Finding,
     began: Instant,
     origin: Arc<dyn Origin>,
     groups: Groups,
@@ -388,6 +393,7 @@ impl Inner {
             own,
             zone: parts.zone.clone(),
             role: parts.role,
+            finding: parts.finding,
             began: base::time::monotonic(),
             origin: Arc::clone(&parts.origin),
             groups: parts.groups.clone(),
@@ -508,15 +514,14 @@ impl Inner {
         }
     }
 
-    /// Tells the first tracker of a blob. A depot tells nobody: it is found by its name.
+    /// Tells the first tracker of a blob, or who else listens. A depot tells nobody: it is found by its name.
     fn note_first(&self, id: &BlobId, what: What) {
         if self.role == Role::Depot {
             return;
         }
         let group = self.groups.of(id);
-        let first = self.placed.lock().trackers(group).first().copied();
-        if let Some(tracker) = first {
-            self.note(tracker, Note { group, blob: *id, what });
+        for listener in self.listeners(group) {
+            self.note(listener, Note { group, blob: *id, what });
         }
     }
 
@@ -565,6 +570,10 @@ impl Inner {
         let (before, fresh) = (self.before.lock().clone(), self.fresh.lock().clone());
         for id in some {
             let group = self.groups.of(&id);
+            if self.finding == Finding::Table {
+                self.note_first(&id, What::Have);
+                continue;
+            }
             let first = self.placed.lock().trackers(group).first().copied();
             let was = before.as_ref().and_then(|before| before.trackers(group).first().copied());
             if let Some(tracker) = first.filter(|first| Some(*first) != was || fresh.contains(first)) {

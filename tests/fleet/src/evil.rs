@@ -120,6 +120,7 @@ impl Evil {
             role: Role::Node,
             weight: 100,
             verify: Default::default(),
+            finding: Default::default(),
             origin: Arc::new(origin::Memory::new()),
             groups: Default::default(),
             report: Arc::new(|_: &str| {}),

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use peer::arriving::Verify;
+use peer::fleet::Finding;
 use peer::id::Zone;
 use peer::members::Contact;
 use peer::secret::Secret;
@@ -40,6 +41,25 @@ impl std::fmt::Display for Checked {
             Checked::Blake3 => "blake3",
             Checked::Crc => "crc",
         })
+    }
+}
+
+/// How a node finds who has a blob.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Found {
+    /// The blob's tracker knows.
+    #[default]
+    Tracker,
+    /// Every node has a table of all copies: to be measured against trackers.
+    Table,
+}
+
+impl From<Found> for Finding {
+    fn from(found: Found) -> Finding {
+        match found {
+            Found::Tracker => Finding::Tracker,
+            Found::Table => Finding::Table,
+        }
     }
 }
 
@@ -106,6 +126,9 @@ pub struct FleetOptions {
     /// How bytes from other nodes are checked: blake3 (against the blob's name), or crc (cheaper, for nodes that trust one another)
     #[arg(long, value_name = "HOW", default_value_t, hide_possible_values = true)]
     pub verify: Checked,
+    /// How holders are found: by trackers, or by a table on every node, which is there to be measured
+    #[arg(long, value_name = "HOW", default_value = "tracker", hide = true)]
+    pub find: Found,
 }
 
 impl FleetOptions {
@@ -197,6 +220,7 @@ impl FleetOptions {
         add("--zone", self.zone.clone().map(Into::into));
         add("--weight", (self.weight != WEIGHT).then(|| self.weight.to_string().into()));
         add("--verify", (self.verify != Checked::default()).then(|| self.verify.to_string().into()));
+        add("--find", (self.find != Found::default()).then(|| "table".into()));
         args
     }
 }
@@ -225,7 +249,7 @@ mod tests {
     #[test]
     fn options_are_read_and_written_back() {
         let line = "x --join 10.0.0.1:7,nodes.example:8 --listen 10.0.0.2:9 --advertise 1.2.3.4:5 --secret-file /s \
-                    --tls-cert /c --tls-key /k --tls-ca /a --zone eu-1 --weight 7 --verify crc";
+                    --tls-cert /c --tls-key /k --tls-ca /a --zone eu-1 --weight 7 --verify crc --find table";
         let options = parse(line);
         let again = options.to_args().into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>();
         assert_eq!(parse(&format!("x {}", again.join(" "))), options);

@@ -186,10 +186,9 @@ impl Inner {
 impl Run {
     fn drive(mut self) -> Result<(Source, Option<Whole>, bool), BlobError> {
         let setup = {
-            let mut placed = self.inner.placed.lock();
-            let mut trackers = placed.trackers(self.group).to_vec();
+            let mut trackers = self.inner.trackers(self.group);
             self.inner.silence.lock().order(self.inner.now(), &mut trackers);
-            let mut depots = placed.placement().depots(&self.id, DEPOTS);
+            let mut depots = self.inner.placed.lock().placement().depots(&self.id, DEPOTS);
             depots.retain(|depot| *depot != self.inner.own);
             let under_way = self.inner.transit.len();
             let pace = Pace::of(&self.inner.latencies.lock(), under_way);

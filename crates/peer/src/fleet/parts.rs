@@ -172,7 +172,7 @@ impl Inner {
     /// Asks the first of the blob's trackers, and nobody else.
     fn ask_for_part(&self, id: &BlobId) -> Option<(NodeId, Option<Answer>)> {
         let group = self.groups.of(id);
-        let mut trackers = self.placed.lock().trackers(group).to_vec();
+        let mut trackers = self.trackers(group);
         self.silence.lock().order(self.now(), &mut trackers);
         let tracker = *trackers.first()?;
         let net = self.net()?;

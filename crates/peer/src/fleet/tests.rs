@@ -1,5 +1,6 @@
 //! Nodes on loopback over a store that counts: who fetches what, and what readers get when parts fail.
 
+mod finding;
 mod parts;
 
 use std::collections::HashMap;
@@ -15,7 +16,7 @@ use blob::{BlobError, BlobFolder, BlobSource, Origin, Part, Records, Sums};
 use parking_lot::Mutex;
 
 use super::warm::NotWarmed;
-use super::{Fleet, FleetParts, Groups};
+use super::{Finding, Fleet, FleetParts, Groups};
 use crate::arriving::Verify;
 use crate::id::{Role, Zone};
 use crate::members::{Contact, NodeHome};
@@ -202,6 +203,10 @@ const SECRET: &str = "a secret of sixteen letters and more";
 
 impl Node {
     fn start(store: &Arc<Store>, role: Role, join: Option<&Node>) -> Node {
+        Node::finding(store, role, join, Finding::Tracker)
+    }
+
+    fn finding(store: &Arc<Store>, role: Role, join: Option<&Node>, finding: Finding) -> Node {
         let folder = tempfile::tempdir().unwrap();
         let join = join.map(|node| node.fleet.address().unwrap().to_string()).unwrap_or_default();
         let parts = FleetParts {
@@ -216,6 +221,7 @@ impl Node {
             role,
             weight: 100,
             verify: Verify::Blake3,
+            finding,
             origin: store.clone(),
             groups: Groups::new(),
             report: Arc::new(|line| println!("{line}")),

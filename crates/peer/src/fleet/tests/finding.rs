@@ -1,0 +1,35 @@
+//! A table on every node in the place of trackers.
+
+use super::*;
+use crate::fleet::Finding;
+
+#[test]
+fn nodes_with_tables_find_what_the_others_have() {
+    let (store, ids) = Store::with(8, 200_000);
+    let mut nodes = vec![Node::finding(&store, Role::Node, None, Finding::Table)];
+    while nodes.len() < 3 {
+        nodes.push(Node::finding(&store, Role::Node, nodes.first(), Finding::Table));
+    }
+    see_each_other(&nodes);
+    for id in &ids {
+        nodes[0].read(id).unwrap();
+    }
+    assert_eq!(store.fetches(), 8);
+    let knows = |node: &Node, count: u64| node.fleet.tracker_counts().copies == count;
+    soon("all heard of all", || nodes.iter().all(|node| knows(node, 8)));
+    for id in &ids {
+        assert_eq!(nodes[1].read(id).unwrap(), store.blobs.lock()[id]);
+    }
+    assert_eq!(store.fetches(), 8, "{:?}", nodes[1].fleet.counts());
+    assert_eq!(nodes[1].fleet.counts().asks, 0, "it asks nobody");
+    // Who comes later is told as well, and what goes is heard of.
+    nodes.push(Node::finding(&store, Role::Node, nodes.first(), Finding::Table));
+    see_each_other(&nodes);
+    soon("the last has heard of all", || knows(&nodes[3], 16));
+    ids.iter().for_each(|id| nodes[0].evict(id));
+    soon("all heard that they went", || nodes.iter().all(|node| knows(node, 8)));
+    for id in &ids {
+        nodes[3].read(id).unwrap();
+    }
+    assert_eq!(store.fetches(), 8, "{:?}", nodes[3].fleet.counts());
+}
