@@ -3,7 +3,7 @@
 //! - *flash* (P4): 1, 2, 4, 8 nodes start reading the same tree at once, cold. How often is the store asked for a blob, and when is the
 //!   last node done, against a single one?
 //! - *scale* (P5): the same data set, each node beginning elsewhere in it: the rate of all against one node's.
-//! - *tiers* (P3): cold reads of 128 KiB, 1 to 256 readers a node, when the bytes come from a peer, from the depot, from a depot 1 ms
+//! - *tiers* (P3): cold reads of 128 KiB, 1 to 256 readers a node, when the bytes come from a peer (found by the tracker, or by a table on every node), from the depot, from a depot 1 ms
 //!   away, from the store. The first three need a program that knows `--join`.
 //! - *start* (P7): a container starts from a published root, on 1 and on 8 nodes, beside unpacking a tar of it first.
 //!

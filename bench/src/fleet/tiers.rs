@@ -1,4 +1,5 @@
-//! Where cold bytes come from, and how long a reader waits for them: a peer, the depot, a depot 1 ms away, the store.
+//! Where cold bytes come from, and how long a reader waits for them: a peer, the depot, a depot 1 ms away, the store. Peers are found by the
+//! tracker, and by a table on every node, of which each is told of every copy.
 //!
 //! ```text
 //!   readers  n1 .. nN   links of --mbit      holders   as many, links of --mbit, a part of the blobs each     (a peer)
@@ -45,27 +46,35 @@ const DEPOT_BITS: u64 = 1_000_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tier {
     Peer,
+    /// As [`Tier::Peer`], found by a table on every node.
+    Table,
     Depot,
     FarDepot,
     Store,
 }
 
 impl Tier {
-    const ALL: [Tier; 4] = [Tier::Peer, Tier::Depot, Tier::FarDepot, Tier::Store];
+    const ALL: [Tier; 5] = [Tier::Peer, Tier::Table, Tier::Depot, Tier::FarDepot, Tier::Store];
 
     fn name(self) -> &'static str {
         match self {
             Tier::Peer => "a peer",
+            Tier::Table => "a peer, by a table",
             Tier::Depot => "the depot",
             Tier::FarDepot => "the depot, 1 ms away",
             Tier::Store => "the store",
         }
     }
 
+    /// Whether bytes come from other nodes.
+    fn is_peer(self) -> bool {
+        matches!(self, Tier::Peer | Tier::Table)
+    }
+
     /// The nodes' counters of what came from there.
     fn counters(self) -> &'static [&'static str] {
         match self {
-            Tier::Peer => &["peer", "stream"],
+            Tier::Peer | Tier::Table => &["peer", "stream"],
             Tier::Depot | Tier::FarDepot => &["depot"],
             Tier::Store => &["origin"],
         }
@@ -73,7 +82,8 @@ impl Tier {
 }
 
 /// What is said about which is sooner.
-const PAIRS: [(Tier, Tier); 5] = [
+const PAIRS: [(Tier, Tier); 6] = [
+    (Tier::Peer, Tier::Table),
     (Tier::Peer, Tier::Depot),
     (Tier::Peer, Tier::FarDepot),
     (Tier::Peer, Tier::Store),
@@ -210,7 +220,7 @@ fn crossing(a: &[(f64, f64)], b: &[(f64, f64)]) -> String {
 }
 
 fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Result<Ground> {
-    let how = How::default();
+    let how = if tier == Tier::Table { How::default().words(&["--find", "table"]) } else { How::default() };
     let limit = |node: &Node| node.port.shape(Some(args.mbit * 1_000_000));
     if tier == Tier::Store {
         // These nodes do not know one another, whatever the program can.
@@ -220,10 +230,10 @@ fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Resu
         fleet.store.be_like_a_store(FIRST_BYTE);
         return Ok(Ground { fleet, readers, depot: None, tier });
     }
-    let holders = if tier == Tier::Peer { readers } else { 0 };
+    let holders = if tier.is_peer() { readers } else { 0 };
     let mut fleet = Fleet::joined(tree, readers + holders, 1, &how);
     let mut depot = None;
-    if tier != Tier::Peer {
+    if !tier.is_peer() {
         let weather = Weather { delay: FAR / 2, lost_of_million: 0 };
         let mut node = match tier {
             Tier::FarDepot => fleet.depot_behind("depot", DEPOT, DEPOT_SIZE, weather),
@@ -237,7 +247,7 @@ fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Resu
     fleet.converge(known(&fleet, depot.is_some()), PATIENCE);
     // Whoever is to have everything gets it now: holders by reading a part each, the depot by what the first node reads through it.
     let files: Vec<&File> = tree.large().collect();
-    let fillers = &fleet.nodes[if tier == Tier::Peer { readers } else { 0 }..][..holders.max(1)];
+    let fillers = &fleet.nodes[if tier.is_peer() { readers } else { 0 }..][..holders.max(1)];
     for (filler, files) in fillers.iter().zip(files.chunks(files.len().div_ceil(fillers.len()))) {
         for file in files {
             drop(std::fs::read(filler.mnt().join(&file.path))?);
