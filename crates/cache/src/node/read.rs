@@ -373,12 +373,8 @@ impl Core {
         }
     }
 
-    /// What is fetched in advance needs a place to stay: the disk, or, while nothing is kept on that, memory. And a node of a
-    /// fleet that has much to send to others leaves it to them.
+    /// What is fetched in advance needs a place to stay: the disk, or, while nothing is kept on that, memory.
     fn has_room_ahead(&self) -> bool {
-        if self.remote.is_busy() {
-            return false;
-        }
         let coming = (self.pool.hints() + 1) * BLOB_MAX as usize;
         !self.health.is_off() || self.memory.lock().has_room_ahead(coming)
     }

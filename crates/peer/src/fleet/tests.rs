@@ -278,6 +278,7 @@ fn a_node_that_is_alone_asks_the_origin() {
     for id in &ids {
         assert_eq!(node.read(id).unwrap(), store.blobs.lock()[id]);
     }
+    assert!(!node.fleet.is_lent(), "nobody gets anything from here");
     assert_eq!((store.fetches(), node.fleet.counts().origin_told), (3, 3));
     let unknown = BlobId([9; 32]);
     assert!(matches!(node.read(&unknown), Err(BlobError::Missing(id)) if id == unknown));
@@ -295,6 +296,7 @@ fn a_node_that_is_alone_asks_the_origin() {
 fn who_comes_later_gets_it_from_a_node_and_never_from_the_origin() {
     let (store, ids) = Store::with(12, 300_000);
     let nodes = Node::fleet_of(&store, 3);
+    assert!(nodes.iter().all(|node| node.fleet.is_lent()));
     for node in &nodes {
         for id in &ids {
             assert_eq!(node.read(id).unwrap(), store.blobs.lock()[id]);

@@ -23,6 +23,8 @@ pub(super) struct Far {
     pub(super) removals: AtomicU64,
     now: AtomicU64,
     pub(super) most_at_once: AtomicU64,
+    /// Others get from here what is kept here.
+    pub(super) lent: AtomicBool,
 }
 
 impl Far {
@@ -137,6 +139,10 @@ impl Origin for Far {
 
     fn verify(&self, id: &BlobId) -> Result<(), BlobError> {
         self.get(id).map(drop)
+    }
+
+    fn is_lent(&self) -> bool {
+        self.lent.load(Ordering::SeqCst)
     }
 
     fn fetch(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
@@ -288,6 +294,8 @@ pub(super) struct Disk {
     pub(super) room: AtomicU64,
     /// What others take of it.
     pub(super) others: AtomicU64,
+    /// Blobs that were kept past the kernel's pages.
+    pub(super) aside: AtomicU64,
 }
 
 impl Disk {
@@ -297,6 +305,7 @@ impl Disk {
             trouble: Mutex::new(None),
             room: AtomicU64::new(VAST),
             others: AtomicU64::new(0),
+            aside: AtomicU64::new(0),
         }
     }
 
@@ -360,6 +369,11 @@ impl Shelf for Disk {
     fn keep(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
         self.write(u64::from(sums.size()))?;
         self.folder.keep(id, sums, bytes)
+    }
+
+    fn keep_for_later(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        self.aside.fetch_add(1, Ordering::SeqCst);
+        self.keep(id, sums, bytes)
     }
 
     fn sync(&self) -> Result<(), BlobError> {

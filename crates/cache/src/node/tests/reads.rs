@@ -180,6 +180,20 @@ fn hints_are_fetched_side_by_side_and_nobody_waits() {
     assert_eq!((home.far.requests(), home.stats().far_reads), ((0, 24), 0));
 }
 
+/// Each neighbour that wanted it had it read from the disk.
+#[test]
+fn regression_what_others_will_get_from_here_stays_in_the_kernels_pages() {
+    let home = Home::new();
+    let blobs = far_blobs(&home, 2, MIB4);
+    for (lent, aside) in [(true, 0), (false, 1)] {
+        home.far.lent.store(lent, Ordering::SeqCst);
+        let id = &blobs[usize::from(!lent)].0;
+        home.cache().will_need(id);
+        home.until("it came", |stats| stats.blobs == if lent { 1 } else { 2 });
+        assert_eq!(home.disk.aside.load(Ordering::SeqCst), aside, "lent: {lent}");
+    }
+}
+
 #[test]
 fn who_needs_what_was_hinted_at_joins_the_fetch() {
     let home = Home::new();
