@@ -191,7 +191,11 @@ impl Run {
             let mut depots = self.inner.placed.lock().placement().depots(&self.id, DEPOTS);
             depots.retain(|depot| *depot != self.inner.own);
             let under_way = self.inner.transit.len();
-            let pace = Pace::of(&self.inner.latencies.lock(), under_way);
+            let mut pace = Pace::of(&self.inner.latencies.lock(), under_way);
+            if trackers.first().is_some_and(|tracker| self.inner.lively.is_fresh(self.inner.now(), *tracker))
+            {
+                pace = pace.with_busy_tracker();
+            }
             Setup { own: self.inner.own, trackers, depots, pace, deadline: DEADLINE }
         };
         let trackers = setup.trackers.clone();

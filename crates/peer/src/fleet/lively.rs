@@ -8,6 +8,8 @@ use crate::id::NodeId;
 
 /// So many nodes are remembered; beyond that those that were heard longest ago are forgotten, half of them at once.
 const MOST: usize = 1_024;
+/// Who has sent something since then is sending, microseconds.
+const FRESH: u64 = 500_000;
 
 /// When who sent something last, in the plans' microseconds.
 #[derive(Debug, Default)]
@@ -30,6 +32,11 @@ impl Lively {
     pub(super) fn last(&self, node: NodeId) -> Option<u64> {
         self.0.lock().get(&node).copied()
     }
+
+    /// Whether it is sending now.
+    pub(super) fn is_fresh(&self, now: u64, node: NodeId) -> bool {
+        self.last(node).is_some_and(|last| now < last.saturating_add(FRESH))
+    }
 }
 
 #[cfg(test)]
@@ -48,6 +55,8 @@ mod tests {
         lively.heard(3, node(1));
         lively.heard(5, node(1));
         assert_eq!(lively.last(node(1)), Some(5));
+        assert!(lively.is_fresh(500_004, node(1)) && !lively.is_fresh(500_005, node(1)));
+        assert!(!lively.is_fresh(5, node(2)));
         (0..3_000).for_each(|n| lively.heard(10 + u64::from(n), node(n)));
         assert!(lively.0.lock().len() <= MOST);
         assert_eq!((lively.last(node(2_999)), lively.last(node(7))), (Some(3_009), None));

@@ -50,7 +50,9 @@ pub use silence::Silence;
 /// Without an answer for so long the next tracker is asked as well, or for as long as answers take, where a link is full: the next may not know
 /// that somebody fetches already, and give a second lease.
 const SILENT_LEAST: Duration = Duration::from_millis(50);
-const SILENT_MOST: Duration = Duration::from_secs(1);
+const SILENT_MOST: Duration = Duration::from_secs(2);
+/// One that sends blobs here meanwhile has at least so long: it is there, and its answer waits behind them.
+const SILENT_BUSY: Duration = Duration::from_secs(1);
 /// At most so many questions to trackers for one blob; renewals of a lease do not count.
 pub const ASKS_MAX: u32 = 6;
 /// At most so many nodes are ruled out in a question.
@@ -113,6 +115,13 @@ impl Pace {
                 .max(BEHIND * under_way)
                 .clamp(SILENT_LEAST, SILENT_MOST),
         }
+    }
+}
+
+impl Pace {
+    /// The same where the first tracker is sending blobs here.
+    pub fn with_busy_tracker(self) -> Pace {
+        Pace { answer: self.answer.max(SILENT_BUSY), ..self }
     }
 }
 
