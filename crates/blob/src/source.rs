@@ -196,11 +196,6 @@ pub trait Origin: BlobSource + Records {
         self.fetch(id).map(Some)
     }
 
-    /// Whether fetching what nobody waits for yet should be left to others for now.
-    fn is_busy(&self) -> bool {
-        false
-    }
-
     /// Whether other machines get from here what is kept here: it is sent from the kernel's pages, and should be in them.
     fn is_lent(&self) -> bool {
         false

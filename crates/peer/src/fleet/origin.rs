@@ -11,10 +11,6 @@ use blob::{BlobError, BlobSource, Origin, Part, Records, Sums};
 use super::Fleet;
 use crate::seam::Held;
 
-/// MiB: a node that has so much to send to others leaves what it only may want to them. Else the one that is ahead reads ahead for all, and all wait
-/// for its link.
-const BUSY: u16 = 24;
-
 /// All bytes of a blob in a file.
 pub(super) fn read_all(held: &Held) -> std::io::Result<Vec<u8>> {
     let mut bytes = vec![0; held.sums.size() as usize];
@@ -112,10 +108,6 @@ impl Origin for Fleet {
             return self.inner.origin.fetch_part(id, offset, len);
         }
         self.inner.obtain_part(id, offset, len)
-    }
-
-    fn is_busy(&self) -> bool {
-        self.inner.backlog() >= BUSY
     }
 
     fn is_lent(&self) -> bool {
