@@ -119,6 +119,8 @@ struct Candidate {
     children: u16,
     depth: u16,
     fetches: bool,
+    /// A draw: who is first in the book is not for that reason named to everybody.
+    draw: u16,
     at: usize,
 }
 
@@ -295,6 +297,7 @@ impl Book {
                 found.extend(full);
             }
         }
+        found.iter_mut().for_each(|candidate| candidate.draw = dice.below(1 << 16) as u16);
         found.sort_unstable();
         let first = found.first()?;
         let second = found.get(1).filter(|second| !first.fetches && !second.fetches);
@@ -313,7 +316,7 @@ impl Book {
         let children = if asker.part { 0 } else { copy.children };
         let ahead = if fetches { FETCHING } else { 0 } + CHILD.saturating_mul(children);
         let burden = names.load(copy.node).saturating_add(ahead);
-        Some(Candidate { burden, children, depth, fetches, at })
+        Some(Candidate { burden, children, depth, fetches, draw: 0, at })
     }
 
     /// How far it is from a holder or the lease; none if it is not rooted, if the asker is above it, or if it is too far.

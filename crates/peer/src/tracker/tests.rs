@@ -241,6 +241,20 @@ fn a_blob_is_passed_on_by_those_who_got_it() {
     }
 }
 
+/// Whoever was heard of first was named to all who wanted a part: those take no slot, and so made him no busier.
+#[test]
+fn regression_parts_come_from_all_who_are_equally_idle() {
+    let mut tracker = tracker();
+    (1..=4).for_each(|from| tell(&mut tracker, 0, from, What::Have));
+    let mut named = BTreeMap::new();
+    for from in 10..90 {
+        let part = Ask { part: true, ..ask_of(&[1], &[]) };
+        let Answer::Go { first, .. } = tracker.ask(0, node(from), &part, &|_| false)[0] else { panic!() };
+        *named.entry(first).or_insert(0) += 1;
+    }
+    assert!(named.len() == 4 && named.values().all(|count| *count >= 8), "{named:?}");
+}
+
 #[test]
 fn memory_is_bounded_and_what_is_over_is_dropped() {
     let mut tracker = Tracker::new(node(0), 1, Limits { blobs: 10, copies: 40 });
