@@ -49,6 +49,9 @@ pub struct Args {
     /// What each node's link carries, in Mbit/s [default: 200]
     #[arg(long, default_value_t = 200)]
     mbit: u64,
+    /// How nodes find who has a blob, of the parts flash and scale: tracker, or table (on every node)
+    #[arg(long, value_parser = ["tracker", "table"], default_value = "tracker")]
+    find: String,
     /// The root to start from, of the part start; scripts/start-root makes one
     #[arg(long)]
     root: Option<PathBuf>,
@@ -99,6 +102,7 @@ fn started(args: &Args, tree: &'static Tree, nodes: usize, seed: u64) -> Fleet {
     if let Some(options) = &args.common.options {
         how = how.with(options);
     }
+    how = how.words(&["--find", &args.find]);
     let mut fleet = Fleet::joined(tree, nodes, seed, &how);
     fleet.store.be_like_a_store(FIRST_BYTE);
     fleet.start();

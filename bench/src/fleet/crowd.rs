@@ -92,6 +92,7 @@ pub fn flash(args: &Args, bench: &Bench, tree: &'static Tree) -> Result<()> {
         bench.sheet("fleet-flash", "P4, a flash crowd: nodes begin to read one tree at once, cold");
     facts(args, &mut sheet);
     sheet.fact("tree", &format!("{} MiB in files of 4 MiB", tree.bytes() >> 20));
+    sheet.fact("holders are found by", &args.find);
     sheet.columns(args.nodes.iter().map(|&nodes| column(nodes.into())));
     sheet.columns([LIMIT.to_owned()]);
     for round in 0..bench.common.rounds() {
