@@ -14,7 +14,7 @@
 //! - **Who reads a little gets a part** from a node that has the blob, and nothing follows; of a blob that nobody has the whole is fetched behind.
 //! - **What is known is soft.** When who is there changes, each node tells new trackers what it has, some thousand blobs a second.
 //! - `asker`: one blob's way here; `inflow`: from the origin, as it comes; `parts`: that of a part; `questions`: what is asked together. `service`: what is done for others.
-//!   `transit`: what is on its way. `notes`, [`groups`].
+//!   `telling`: what others hear of what is here. `transit`: what is on its way. `notes`, [`groups`].
 //! - `finding`: by trackers, or, to measure them, by a table on every node. [`warm`]: depots are asked to fetch before anybody reads. `keeper`: a node that only lends its disk keeps a copy of what it tracks.
 
 mod asker;
@@ -29,6 +29,7 @@ mod origin;
 mod parts;
 mod questions;
 mod service;
+mod telling;
 #[cfg(test)]
 mod tests;
 mod transit;
@@ -49,7 +50,7 @@ use crate::arriving::Verify;
 use crate::hello::Identity;
 use crate::id::{Member, NodeId, Role, Seen, Zone};
 use crate::members::{Change, Contact, Event, Members, NodeHome, Roster, Setup};
-use crate::message::{Note, What};
+use crate::message::What;
 use crate::net::{self, Fail, Net, Peer};
 use crate::placement::{Placed, Placement};
 use crate::plan::{Latencies, Silence, Tier};
@@ -72,8 +73,6 @@ pub use groups::Groups;
 
 /// Between two rounds of the housekeeping: notes wait so long for company.
 const ROUND: Duration = Duration::from_millis(100);
-/// So many blobs a round are told to trackers that are new.
-const TOLD_A_ROUND: usize = 400;
 /// A tracker that does not hear notes within this is left without them.
 const TELLING: Duration = Duration::from_secs(2);
 /// Where the last blobs came from is remembered until the cache has written them.
@@ -505,26 +504,6 @@ impl Inner {
         placed.update(placement);
     }
 
-    /// Tells a tracker, or this node as a tracker.
-    fn note(&self, tracker: NodeId, note: Note) {
-        if tracker == self.own {
-            self.tracker.lock().note(self.now(), self.own, &note);
-        } else {
-            self.notes.push(tracker, note);
-        }
-    }
-
-    /// Tells the first tracker of a blob, or who else listens. A depot tells nobody: it is found by its name.
-    fn note_first(&self, id: &BlobId, what: What) {
-        if self.role == Role::Depot {
-            return;
-        }
-        let group = self.groups.of(id);
-        for listener in self.listeners(group) {
-            self.note(listener, Note { group, blob: *id, what });
-        }
-    }
-
     fn came(self: &Arc<Inner>, id: &BlobId) {
         self.note_first(id, What::Have);
         let Some(waited_for) = self.transit.kept(id) else { return };
@@ -540,46 +519,6 @@ impl Inner {
         };
         // Without a thread, whoever waits is told so when it is late.
         let _ = base::thread::spawn("covey-landed", fill);
-    }
-
-    /// Has all that is here told to those who track it now and did not before.
-    fn tell_all(&self) {
-        let Some(holdings) = self.holdings().filter(|_| self.role == Role::Node) else { return };
-        let mut all = Vec::new();
-        holdings.list(&mut |id| {
-            all.push(*id);
-            true
-        });
-        *self.untold.lock() = all;
-    }
-
-    /// A part of that.
-    fn tell_some(&self) {
-        let room = TOLD_A_ROUND.min(self.notes.room());
-        let some: Vec<BlobId> = {
-            let mut untold = self.untold.lock();
-            let keep = untold.len().saturating_sub(room);
-            untold.split_off(keep)
-        };
-        if some.is_empty() {
-            // All have heard what they had to: what comes next is compared with this.
-            *self.before.lock() = None;
-            self.fresh.lock().clear();
-            return;
-        }
-        let (before, fresh) = (self.before.lock().clone(), self.fresh.lock().clone());
-        for id in some {
-            let group = self.groups.of(&id);
-            if self.finding == Finding::Table {
-                self.note_first(&id, What::Have);
-                continue;
-            }
-            let first = self.placed.lock().trackers(group).first().copied();
-            let was = before.as_ref().and_then(|before| before.trackers(group).first().copied());
-            if let Some(tracker) = first.filter(|first| Some(*first) != was || fresh.contains(first)) {
-                self.note(tracker, Note { group, blob: id, what: What::Have });
-            }
-        }
     }
 
     /// One round of what is done now and then. False when the node ends.
