@@ -4,8 +4,8 @@
 
 use base::BlobId;
 
-use super::finding::Finding;
 use super::Inner;
+use super::finding::Finding;
 use crate::id::{NodeId, Role};
 use crate::message::{Note, What};
 
