@@ -116,9 +116,7 @@ impl Pace {
                 .clamp(SILENT_LEAST, SILENT_MOST),
         }
     }
-}
 
-impl Pace {
     /// The same where the first tracker is sending blobs here.
     pub fn with_busy_tracker(self) -> Pace {
         Pace { answer: self.answer.max(SILENT_BUSY), ..self }
