@@ -8,7 +8,8 @@
 //! - *start* (P7): a container starts from a published root, on 1 and on 8 nodes, beside unpacking a tar of it first.
 //!
 //! Links have a rate, because eight nodes on one machine share its processors: a figure of links that are slower than those is one of
-//! the protocol. The store answers after a lognormal time (median 30 ms) and gives 100 MB/s to each request. Disks are not limited.
+//! the protocol. The store answers after a lognormal time (median 30 ms) and gives 100 MB/s to each request. The
+//! machine's one disk holds the caches of all, or each is in memory of its own (`--caches memory`): nodes of a fleet do not share one.
 //! Each part is a figure of its own in the results.
 
 mod crowd;
@@ -28,6 +29,9 @@ const START: &str =
     "exec python3 -c 'import asyncio, email, http.client, json, sqlite3, ssl, xml.dom.minidom; print(42)'";
 /// Half of the store's first bytes take longer.
 const FIRST_BYTE: Duration = Duration::from_millis(30);
+
+/// As large as a disk, for caches keep a part of it free; only what is in it takes memory.
+const ROOM: u64 = 64 << 30;
 
 /// P3, P4, P5, P7: several nodes in network namespaces
 #[derive(Clone, Debug, clap::Args)]
@@ -52,6 +56,9 @@ pub struct Args {
     /// How nodes find who has a blob, of the parts flash and scale: tracker, or table (on every node)
     #[arg(long, value_parser = ["tracker", "table"], default_value = "tracker")]
     find: String,
+    /// Where each node's cache is, of the parts flash and scale: disk (of this machine, the same for all), or memory (a filesystem each)
+    #[arg(long, value_enum, default_value = "disk")]
+    caches: Caches,
     /// The root to start from, of the part start; scripts/start-root makes one
     #[arg(long)]
     root: Option<PathBuf>,
@@ -66,6 +73,25 @@ enum Part {
     Scale,
     Tiers,
     Start,
+}
+
+/// What nodes keep their caches on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Caches {
+    /// Folders of one disk.
+    Disk,
+    /// A tmpfs each: as if each had a disk of its own, that is faster than its link.
+    Memory,
+}
+
+impl Caches {
+    /// As results say it.
+    fn words(self) -> &'static str {
+        match self {
+            Caches::Disk => "on this machine's disk, one for all",
+            Caches::Memory => "a tmpfs for each node",
+        }
+    }
 }
 
 /// Measures them.
@@ -105,6 +131,9 @@ fn started(args: &Args, tree: &'static Tree, nodes: usize, seed: u64) -> Fleet {
     how = how.words(&["--find", &args.find]);
     let mut fleet = Fleet::joined(tree, nodes, seed, &how);
     fleet.store.be_like_a_store(FIRST_BYTE);
+    if args.caches == Caches::Memory {
+        fleet.nodes.iter().for_each(|node| node.cache_on_tmpfs(ROOM));
+    }
     fleet.start();
     for node in &fleet.nodes {
         node.port.shape(Some(args.mbit * 1_000_000));

@@ -218,7 +218,7 @@ impl World {
             for part in batch.chunks(NOTES_MAX) {
                 let to = part[0].0;
                 let sized = |what: &What| match what {
-                    What::Have | What::Gone => 41,
+                    What::Have | What::Fetching | What::Gone => 41,
                     What::Failed { .. } => 49,
                     What::Refused { .. } | What::Silent { .. } => 57,
                 };

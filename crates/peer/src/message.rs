@@ -97,6 +97,9 @@ pub struct Note {
 pub enum What {
     /// It has it, and can give it away.
     Have,
+    /// Another tracker, the one before this in rank, gave it the lease, and it is fetching it: told to the understudy, who would otherwise
+    /// give a second one to whoever asks when the first tracker has died.
+    Fetching,
     /// It does not have it any more.
     Gone,
     /// It was to fetch it and could not: the lease is free.

@@ -184,6 +184,7 @@ pub fn encode_notes(notes: &[Note]) -> Vec<u8> {
                 out.push(4);
                 out.extend_from_slice(&by.0);
             }
+            What::Fetching => out.push(5),
         }
     }
     out
@@ -208,6 +209,7 @@ pub fn decode_notes(bytes: &[u8]) -> Result<Vec<Note>, BadFrame> {
             2 => What::Failed { lease: reader.u64()? },
             3 => What::Refused { by: reader.node()? },
             4 => What::Silent { by: reader.node()? },
+            5 => What::Fetching,
             _ => return Err(BadFrame::Payload("a note of an unknown kind")),
         };
         out.push(Note { group, blob, what });

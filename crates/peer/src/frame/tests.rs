@@ -133,8 +133,10 @@ fn note() -> impl Strategy<Value = Note> {
     let what = prop_oneof![
         Just(What::Have),
         Just(What::Gone),
+        Just(What::Fetching),
         any::<u64>().prop_map(|lease| What::Failed { lease }),
         node().prop_map(|by| What::Refused { by }),
+        node().prop_map(|by| What::Silent { by }),
     ];
     (any::<u64>(), blob(), what).prop_map(|(group, blob, what)| Note { group: Group(group), blob, what })
 }

@@ -71,6 +71,7 @@ impl Plan {
             let renew = now.saturating_add(micros(time) / 3);
             self.leases.retain(|other| other.rank != rank);
             self.leases.push(Lease { rank, id: lease, renew });
+            self.tell_understudies(What::Fetching, out);
         }
         let more = std::mem::take(&mut self.more);
         self.rounds += u32::from(more && self.running());
@@ -159,9 +160,19 @@ impl Plan {
             return;
         }
         self.tell(What::Have, out);
+        if !self.leases.is_empty() {
+            self.tell_understudies(What::Have, out);
+        }
         self.leases.clear();
         self.fetches[no as usize].state = State::Failed;
         self.end(Action::Done { fetch: no }, out);
+    }
+
+    /// What is fetched under a lease comes here alone, and only the one who gave the lease knows: the trackers after him are told as well. When
+    /// the first one dies, whoever asks the next is sent here, and not to the origin once more.
+    fn tell_understudies(&self, what: What, out: &mut Vec<Action>) {
+        let others = self.ranks.iter().zip(&self.setup.trackers).filter(|(rank, _)| !rank.asked);
+        out.extend(others.map(|(_, tracker)| Action::Note { tracker: *tracker, what }));
     }
 
     pub(super) fn failed(&mut self, now: u64, no: FetchNo, out: &mut Vec<Action>) {

@@ -63,6 +63,21 @@ fn the_tracker_says_where_and_hears_what_became_of_it() {
     assert_eq!(plan.handle(10, Event::Arrived { fetch: 0 }), []);
 }
 
+/// When the first tracker dies, the others know who fetches and who has it: nobody is sent to the origin once more.
+#[test]
+fn the_other_trackers_hear_of_a_lease() {
+    let (mut plan, _) = Plan::new(0, setup(&[1, 2, 3], &[]));
+    let told = |what| [note(2, what), note(3, what)];
+    let fetching = [&told(What::Fetching)[..], &[fetch(0, Source::Origin, Why::Told)]].concat();
+    assert_eq!(answer(&mut plan, 1, 0, lease(7)), fetching);
+    // Renewed there as well.
+    plan.handle(299 * MS, Event::Progress { fetch: 0 });
+    assert_eq!(plan.handle(301 * MS, Event::Tick), [ask(0, 1, &[])]);
+    assert_eq!(answer(&mut plan, 302 * MS, 0, lease(7)), told(What::Fetching));
+    let have = [&[note(1, What::Have)], &told(What::Have)[..], &[Action::Done { fetch: 0 }]].concat();
+    assert_eq!(plan.handle(400 * MS, Event::Arrived { fetch: 0 }), have);
+}
+
 #[test]
 fn slow_peers_are_hedged_step_by_step() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[8]));
@@ -141,8 +156,9 @@ fn a_silent_tracker_is_followed_by_the_next_and_its_late_lease_is_no_second_fetc
     let (mut plan, _) = Plan::new(0, setup(&[1, 2, 3], &[]));
     assert_eq!(plan.wake(), Some(50 * MS));
     assert_eq!(plan.handle(50 * MS, Event::Tick), [Action::Silent { tracker: node(1) }, ask(1, 2, &[])]);
-    assert_eq!(answer(&mut plan, 51 * MS, 1, lease(7)), [fetch(0, Source::Origin, Why::Told)]);
-    assert_eq!(answer(&mut plan, 60 * MS, 0, lease(8)), []);
+    let told = [note(3, What::Fetching), fetch(0, Source::Origin, Why::Told)];
+    assert_eq!(answer(&mut plan, 51 * MS, 1, lease(7)), told);
+    assert_eq!(answer(&mut plan, 60 * MS, 0, lease(8)), [note(3, What::Fetching)]);
     let end = plan.handle(61 * MS, Event::Failed { fetch: 0 });
     let back = |tracker, lease| note(tracker, What::Failed { lease });
     assert_eq!(end, [back(2, 7), back(1, 8), Action::Fail(Failure::Origin)]);

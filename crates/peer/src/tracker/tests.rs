@@ -93,6 +93,37 @@ fn the_first_fetches_and_the_others_wait_in_a_tree() {
     assert_eq!(tracker.counts().leased, 1);
 }
 
+/// The first tracker has died: those who ask the next wait for who fetches by his lease, and then have it from there.
+#[test]
+fn a_lease_of_the_tracker_before_counts_as_one_of_this() {
+    let mut tracker = tracker();
+    tell(&mut tracker, 0, 1, What::Fetching);
+    for from in 2..=9 {
+        assert!(matches!(ask(&mut tracker, MS, from, &[]), Answer::Wait { .. }), "{from}");
+    }
+    let first = lease(ask(&mut tracker, MS, 1, &[]));
+    tell(&mut tracker, 2 * MS, 1, What::Fetching);
+    assert_eq!(lease(ask(&mut tracker, 3 * MS, 1, &[])), first, "told again, it is the same");
+    tracker.books[&blob(1)].check();
+    tell(&mut tracker, 4 * MS, 1, What::Have);
+    tell(&mut tracker, 5 * MS, 1, What::Fetching);
+    let book = &tracker.books[&blob(1)];
+    let number = tracker.names.find(&node(1)).unwrap();
+    assert!(book.lease.is_none() && book.get(number).unwrap().holds, "late, and it has the blob");
+}
+
+#[test]
+fn a_lease_of_the_tracker_before_ends_and_takes_none_away() {
+    let mut late = tracker();
+    tell(&mut late, 0, 1, What::Fetching);
+    lease(ask(&mut late, 60_000 * MS, 2, &[]));
+    let mut taken = tracker();
+    let own = lease(ask(&mut taken, 0, 1, &[]));
+    tell(&mut taken, MS, 2, What::Fetching);
+    assert_eq!(lease(ask(&mut taken, 2 * MS, 1, &[])), own);
+    assert!(matches!(ask(&mut taken, 3 * MS, 3, &[]), Answer::Wait { .. }));
+}
+
 #[test]
 fn the_tracker_serves_what_it_has_until_its_slots_are_taken() {
     let mut tracker = tracker();
@@ -299,6 +330,7 @@ fn leases_are_as_long_as_fetches_take() {
 enum Step {
     Ask { from: u8, blobs: Vec<u8>, not: Vec<u8> },
     Have { from: u8, blob: u8 },
+    Fetching { from: u8, blob: u8 },
     Gone { from: u8, blob: u8 },
     Failed { from: u8, blob: u8 },
     Refused { from: u8, blob: u8, by: u8 },
@@ -313,6 +345,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (node(), prop::collection::vec(blob(), 1..3), prop::collection::vec(node(), 0..3))
             .prop_map(|(from, blobs, not)| Step::Ask { from, blobs, not }),
         3 => (node(), blob()).prop_map(|(from, blob)| Step::Have { from, blob }),
+        1 => (node(), blob()).prop_map(|(from, blob)| Step::Fetching { from, blob }),
         1 => (node(), blob()).prop_map(|(from, blob)| Step::Gone { from, blob }),
         1 => (node(), blob()).prop_map(|(from, blob)| Step::Failed { from, blob }),
         1 => (node(), blob(), node()).prop_map(|(from, blob, by)| Step::Refused { from, blob, by }),
@@ -374,6 +407,10 @@ proptest! {
                     seen.gone.remove(&from);
                     tracker.note(now, node(from), &Note { group: Group(1), blob: blob(of), what: What::Have });
                     seen.leases.retain(|leased, (_, holder, _)| !(*leased == of && *holder == from));
+                }
+                Step::Fetching { from, blob: of } => {
+                    seen.gone.remove(&from);
+                    tracker.note(now, node(from), &Note { group: Group(1), blob: blob(of), what: What::Fetching });
                 }
                 Step::Gone { from, blob: of } => {
                     seen.gone.remove(&from);
