@@ -23,6 +23,7 @@ mod finding;
 pub mod groups;
 mod inflow;
 mod keeper;
+mod line;
 mod lively;
 mod notes;
 mod origin;
@@ -61,6 +62,7 @@ use crate::tracker::{Limits, Tracker};
 
 use counters::Counters;
 use keeper::Keeper;
+use line::Line;
 use lively::Lively;
 use notes::Notes;
 use questions::Questions;
@@ -181,6 +183,7 @@ struct Inner {
     silence: Mutex<Silence>,
     /// Who has sent anything lately.
     lively: Lively,
+    line: Line,
     /// Parts that are being fetched.
     parts: AtomicUsize,
     origins: Mutex<Origins>,
@@ -410,6 +413,7 @@ impl Inner {
             latencies: Mutex::default(),
             silence: Mutex::default(),
             lively: Lively::default(),
+            line: Line::default(),
             parts: AtomicUsize::new(0),
             origins: Mutex::default(),
             transit: Transit::new(parts.verify),

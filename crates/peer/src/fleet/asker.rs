@@ -73,7 +73,7 @@ struct Begun {
     running: bool,
     /// Dropped, the fetch ends.
     cancel: Option<oneshot::Sender<()>>,
-    /// What came from the origin, and what of that the plan knows: bytes.
+    /// What has come from there, and what of that the plan knows: bytes.
     came: Arc<AtomicU64>,
     told: u64,
     /// When its node sent anything, as the plan knows.
@@ -88,7 +88,6 @@ struct Run {
     arriving: Arc<Arriving>,
     news: (Sender<News>, Receiver<News>),
     fetches: HashMap<FetchNo, Begun>,
-    seen: u32,
     origin_error: Option<BlobError>,
     /// The blob from the origin, where sums that a node sent keep it out of `arriving`.
     aside: Option<Whole>,
@@ -148,7 +147,6 @@ impl Inner {
             arriving: Arc::clone(&arriving),
             news: channel(),
             fetches: HashMap::new(),
-            seen: 0,
             origin_error: None,
             aside: None,
             others: false,
@@ -191,7 +189,8 @@ impl Run {
             let mut depots = self.inner.placed.lock().placement().depots(&self.id, DEPOTS);
             depots.retain(|depot| *depot != self.inner.own);
             let under_way = self.inner.transit.len();
-            let mut pace = Pace::of(&self.inner.latencies.lock(), under_way);
+            let mut pace = Pace::of(&self.inner.latencies.lock(), under_way)
+                .with_line(self.inner.line.rate(), under_way);
             if trackers.first().is_some_and(|tracker| self.inner.lively.is_fresh(self.inner.now(), *tracker))
             {
                 pace = pace.with_busy_tracker();
@@ -229,22 +228,19 @@ impl Run {
 
     /// Tells the plan whether bytes have come.
     fn look(&mut self, plan: &mut Plan, trackers: &[NodeId]) {
-        let verified = self.arriving.verified();
-        let nodes_sent = std::mem::replace(&mut self.seen, verified) != verified;
         let now = self.inner.now();
-        let running =
-            || self.fetches.values().filter(|begun| begun.running).filter_map(|begun| begun.from.node());
-        // Of several that fill one buffer it is not known whose the bytes are.
-        if nodes_sent && running().count() == 1 {
-            running().for_each(|node| self.inner.lively.heard(now, node));
-        }
         let mut events: Vec<Event> = Vec::new();
         for (&fetch, begun) in self.fetches.iter_mut().filter(|(_, begun)| begun.running) {
             let came = begun.came.load(Ordering::Relaxed);
-            let more = std::mem::replace(&mut begun.told, came) != came;
+            let before = std::mem::replace(&mut begun.told, came);
+            let more = before != came;
+            self.inner.line.came(now, came.saturating_sub(before));
+            if let Some(node) = begun.from.node().filter(|_| more) {
+                self.inner.lively.heard(now, node);
+            }
             let heard = begun.from.node().and_then(|node| self.inner.lively.last(node)).unwrap_or(0);
             let alive = std::mem::replace(&mut begun.alive, heard) != heard;
-            if more || nodes_sent && begun.from != Source::Origin {
+            if more {
                 events.push(Event::Progress { fetch });
             } else if alive {
                 events.push(Event::Alive { fetch });
@@ -376,7 +372,7 @@ impl Run {
             Some(node) => {
                 let (cancel, cancelled) = oneshot::channel();
                 begun.cancel = Some(cancel);
-                self.fetch_from(fetch, node, cancelled);
+                self.fetch_from(fetch, node, &begun.came, cancelled);
             }
         }
         self.fetches.insert(fetch, begun);
@@ -393,15 +389,21 @@ impl Run {
         }
     }
 
-    fn fetch_from(&self, fetch: FetchNo, node: NodeId, cancelled: oneshot::Receiver<()>) {
+    fn fetch_from(
+        &self,
+        fetch: FetchNo,
+        node: NodeId,
+        came: &Arc<AtomicU64>,
+        cancelled: oneshot::Receiver<()>,
+    ) {
         let inner = &self.inner;
         let (Some(net), Some(peer)) = (inner.net(), inner.peer(node)) else {
             return self.tell(Event::Failed { fetch });
         };
         let (sender, inner, arriving) = (self.news.0.clone(), Arc::clone(inner), Arc::clone(&self.arriving));
-        let asked = net.clone();
+        let (asked, came) = (net.clone(), Arc::clone(came));
         net.spawn(async move {
-            let call = asked.fetch_into(peer, &arriving, FETCHING);
+            let call = asked.fetch_counted(peer, &arriving, &came, FETCHING);
             let result = tokio::select! {
                 result = call => result,
                 _ = cancelled => return,

@@ -46,7 +46,10 @@ impl Service for Serving {
         Counters::one(&inner.counters.answered);
         // What the cache is just writing can be waited for here.
         let held = |id: &BlobId| inner.holds(id) || inner.transit.has_landed(id);
-        inner.tracker.lock().ask(inner.now(), from, &ask, &held)
+        let backlog = inner.backlog();
+        let mut tracker = inner.tracker.lock();
+        tracker.is_busy(inner.own, backlog);
+        tracker.ask(inner.now(), from, &ask, &held)
     }
 
     fn notes(&self, from: NodeId, notes: Vec<Note>) {

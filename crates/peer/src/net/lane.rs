@@ -49,7 +49,8 @@ impl Waiter {
 pub(crate) enum Sink {
     /// There are none in the answer.
     None,
-    Blob(Arc<Arriving>),
+    /// The blob, and how many bytes of it have come from this source.
+    Blob(Arc<Arriving>, Arc<AtomicU64>),
     Range(Arc<Mutex<Gather>>),
 }
 

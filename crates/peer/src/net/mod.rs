@@ -42,7 +42,7 @@ mod tests;
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use base::BlobId;
@@ -410,9 +410,20 @@ impl Net {
     /// Fetches into `arriving` what is missing of it: its sums if they are, then all bytes that have not been verified. It can be called for the
     /// same blob with another node after a failure, or while the first still tries; `arriving` itself is never failed here.
     pub fn fetch_into(&self, peer: Peer, arriving: &Arc<Arriving>, time: Duration) -> Call<()> {
+        self.fetch_counted(peer, arriving, &Arc::default(), time)
+    }
+
+    /// The same where several nodes may be asked for one blob: `came` grows with what comes from this one, and stays 0 until it begins.
+    pub fn fetch_counted(
+        &self,
+        peer: Peer,
+        arriving: &Arc<Arriving>,
+        came: &Arc<AtomicU64>,
+        time: Duration,
+    ) -> Call<()> {
         let get = Get { blob: arriving.id(), offset: arriving.verified(), len: Get::REST };
         let flags = if arriving.sums().is_none() { WITH_SUMS } else { 0 };
-        let sink = Sink::Blob(Arc::clone(arriving));
+        let sink = Sink::Blob(Arc::clone(arriving), Arc::clone(came));
         self.submit(peer, Class::Bulk, (Type::Get, flags), &get.encode(), sink, time, call::done)
     }
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use blob::Sums;
@@ -169,7 +170,7 @@ impl Reader {
             let sink = if header.kind == Type::Data { self.lane.sink(header.request) } else { None };
             let direct = header.kind == Type::Data && (self.lane.class == Class::Bulk || sink.is_none());
             let body = self.start + HEADER;
-            if direct || matches!(sink, Some(Sink::Blob(_))) {
+            if direct || matches!(sink, Some(Sink::Blob(..))) {
                 if sink.is_none() && !self.lane.has_asked(header.request) {
                     return Err(Fail::Protocol("bytes came that were not asked for".to_owned()));
                 }
@@ -249,7 +250,7 @@ impl Reader {
         let mut scratch = [MaybeUninit::<u8>::uninit(); 32 << 10];
         let mut wrong = None;
         let got = match &body.sink {
-            Some(Sink::Blob(arriving)) => {
+            Some(Sink::Blob(arriving, _)) => {
                 let from = body.header.offset + body.done;
                 let (mut read, mut came) = (Some(read), 0);
                 let call = |room: &mut [MaybeUninit<u8>]| {
@@ -285,11 +286,14 @@ impl Reader {
         };
         if let Some(fail) = wrong {
             let request = body.header.request;
-            if let (Fail::Corrupt(_), Some(Sink::Blob(arriving))) = (&fail, &body.sink) {
+            if let (Fail::Corrupt(_), Some(Sink::Blob(arriving, _))) = (&fail, &body.sink) {
                 self.lane.say(Type::Suspect, request, &arriving.id().0);
             }
             self.lane.end_one(request, Err(fail));
             body.sink = None;
+        }
+        if let Some(Sink::Blob(_, came)) = &body.sink {
+            came.fetch_add(got as u64, Ordering::Relaxed);
         }
         body.done += got as u32;
         Ok(got)
@@ -321,7 +325,7 @@ impl Reader {
         let (header, lane) = (body.header, &self.lane);
         let last = header.flags & LAST != 0;
         match body.sink {
-            Some(Sink::Blob(arriving)) if last => {
+            Some(Sink::Blob(arriving, _)) if last => {
                 let whole = arriving.is_whole();
                 let cut = || Fail::Protocol("the answer ended before the blob".to_owned());
                 lane.end_one(header.request, whole.then_some(Reply::Done).ok_or_else(cut));
@@ -363,7 +367,7 @@ fn take(lane: &Lane, header: &Header, payload: &[u8], right: bool) -> Result<(),
             let sums = Sums::decode(payload).map_err(|error| Fail::Corrupt(error.to_string()));
             match (lane.sink(header.request), sums) {
                 (_, Err(fail)) => Err(fail),
-                (Some(Sink::Blob(arriving)), Ok(sums)) => match arriving.begin(sums) {
+                (Some(Sink::Blob(arriving, _)), Ok(sums)) => match arriving.begin(sums) {
                     Ok(()) if arriving.is_whole() => Ok(Reply::Done),
                     Ok(()) => return Ok(()),
                     Err(fail) => Err(fail),

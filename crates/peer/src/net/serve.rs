@@ -39,8 +39,10 @@ use crate::hello::{Class, Other};
 use crate::id::NodeId;
 use crate::message::Ask;
 
-/// Bodies that take turns on one connection; the next ones come after them.
+/// Bodies that take turns on one connection; the next ones come after them. Those that wait for their own bytes are none of them.
 const TURNS: usize = 4;
+/// So much of a blob that is still coming is passed on at a time, at least.
+const PIECE: u32 = 128 << 10;
 /// No more is read while so much waits to be sent.
 const OUT_MAX: usize = 256 << 10;
 /// No more is read while helper threads read so many ranges for one connection.
@@ -370,23 +372,21 @@ impl Serving {
         if !middle && !self.push_small()? {
             return Ok(Sent::Blocked);
         }
-        let mut waiting = 0;
-        while waiting < self.jobs.len().min(TURNS) {
-            let Some(mut job) = self.jobs.pop_front() else { break };
+        // Those whose bytes have not come keep their place and have no turn: else four that wait would hold up what is here, and nodes that pass
+        // blobs on to one another would wait in a circle.
+        for at in 0..self.jobs.len() {
+            let Some(mut job) = self.jobs.remove(at) else { break };
             match self.advance(&mut job) {
                 Ok(Step::Sliced) => {
                     // The next one's turn; those past the first four stay behind.
-                    let at = self.jobs.len().min(TURNS - 1);
-                    self.jobs.insert(at, job);
+                    let behind = self.jobs.len().min(at + TURNS - 1);
+                    self.jobs.insert(behind, job);
                     return Ok(Sent::More);
                 }
                 Ok(Step::Ended) => return Ok(Sent::More),
-                Ok(Step::Waits) => {
-                    waiting += 1;
-                    let at = self.jobs.len().min(TURNS - 1);
-                    self.jobs.insert(at, job);
-                }
+                Ok(Step::Waits) => self.jobs.insert(at, job),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    // First, where one in the middle of a slice is looked for.
                     self.jobs.push_front(job);
                     return Ok(Sent::Blocked);
                 }
@@ -440,6 +440,9 @@ impl Serving {
                 return Ok(Step::Sliced);
             }
             let stop = slice_end(job.at, end);
+            // What is passed on goes in small pieces: each node on its way waits for one, and a slice of a blob that shares a line with a dozen takes seconds.
+            let some = ready - ready % SEGMENT;
+            let stop = if ready < stop && some >= job.at.saturating_add(PIECE) { some } else { stop };
             if ready < stop {
                 return Ok(self.wait_or_end(job, failed));
             }

@@ -219,6 +219,31 @@ fn a_blob_passes_through_a_node_that_does_not_have_it_yet() {
     assert!(end.into_parts().unwrap().1 == bytes);
 }
 
+/// As many as take turns on all connections, none of which has a byte yet: what is here is sent all the same. Two nodes that pass blobs on to one
+/// another would else wait for each other until their time is over.
+#[test]
+fn regression_what_is_here_does_not_wait_behind_what_is_not() {
+    let (here, _there, shelf, peer) = pair(|_| {});
+    let coming: Vec<_> = (0..40).map(|seed| (noise(1 << 20, seed), Verify::Blake3)).collect();
+    let (mut sources, mut calls) = (Vec::new(), Vec::new());
+    for (bytes, verify) in &coming {
+        let source = Arriving::new(Sums::of(bytes).id(), *verify);
+        shelf.blobs.lock().insert(source.id(), Content::Arriving(Arc::clone(&source)));
+        let arriving = Arriving::new(source.id(), *verify);
+        calls.push(here.fetch_into(peer, &arriving, TIME));
+        sources.push(source);
+    }
+    let id = shelf.keep(&noise(1 << 20, 100));
+    here.fetch_into(peer, &Arriving::new(id, Verify::Blake3), TIME).wait().unwrap();
+    assert!(calls.iter().all(|call| !call.is_over()));
+    for (source, (bytes, _)) in sources.iter().zip(&coming) {
+        source.complete(bytes.clone()).unwrap();
+    }
+    for call in calls {
+        call.wait().unwrap();
+    }
+}
+
 #[test]
 fn wrong_bytes_are_never_handed_on_and_the_sender_is_told() {
     for verify in [Verify::Blake3, Verify::Crc] {

@@ -41,6 +41,8 @@ mod tests;
 
 use std::time::Duration;
 
+use base::size::BLOB_MAX;
+
 use crate::id::NodeId;
 use crate::message::{Answer, What};
 
@@ -86,6 +88,8 @@ pub struct Pace {
     pub origin: Duration,
     /// A tracker that has not answered in this time is silent.
     pub answer: Duration,
+    /// What all that is on its way here takes of this node's own line: one blob of many may stand still for so long although its sender is well.
+    pub share: Duration,
 }
 
 /// Nobody hedges before this: it is within what a scheduler's hiccup takes, or a queue of a dozen blobs.
@@ -99,10 +103,13 @@ const SHARED: Duration = Duration::from_millis(100);
 /// both lines is common, and whoever asks the next tracker because of it may be given a second lease.
 const BEHIND: Duration = Duration::from_millis(33);
 
+/// More blobs than these are not on their way here at a time, in any reckoning.
+const MANY: usize = 32;
+
 impl Pace {
     /// From what was measured, while so many blobs are on their way to this node.
     pub fn of(latencies: &Latencies, under_way: usize) -> Pace {
-        let under_way = u32::try_from(under_way).unwrap_or(u32::MAX).min(32);
+        let under_way = under_way.min(MANY) as u32;
         let least = SHARED * under_way;
         let of = |tier| latencies.of(tier).p99_or(least).clamp(PACE_LEAST, PACE_MOST);
         Pace {
@@ -114,7 +121,15 @@ impl Pace {
             answer: (latencies.answers().p99() * 3 / 2)
                 .max(BEHIND * under_way)
                 .clamp(SILENT_LEAST, SILENT_MOST),
+            share: Duration::ZERO,
         }
+    }
+
+    /// The same on a line that brings so many bytes a second: all that is on its way here shares it, whoever sends it.
+    pub fn with_line(self, rate: u64, under_way: usize) -> Pace {
+        let shared = under_way.min(MANY) as u64 * u64::from(BLOB_MAX) * 1_000_000;
+        let share = shared.checked_div(rate).map_or(Duration::ZERO, Duration::from_micros);
+        Pace { share: share.min(PACE_MOST), ..self }
     }
 
     /// The same where the first tracker is sending blobs here.
@@ -391,11 +406,7 @@ impl Plan {
             Event::Tick => {}
             Event::Answered { rank, answer } => self.answered(now, rank, answer, &mut out),
             Event::Unreachable { rank } => self.unreachable(now, rank, &mut out),
-            Event::Progress { fetch } => {
-                if let Some(fetch) = self.fetches.get_mut(fetch as usize) {
-                    (fetch.heard, fetch.alive, fetch.silent) = (now, now, false);
-                }
-            }
+            Event::Progress { fetch } => self.progress(now, fetch, &mut out),
             Event::Alive { fetch } => {
                 if let Some(fetch) = self.fetches.get_mut(fetch as usize) {
                     fetch.alive = now;

@@ -154,6 +154,22 @@ impl Plan {
         });
     }
 
+    /// Bytes came. Whoever is asked for the same, and has not begun, is asked in vain from now on: it has others to send to.
+    pub(super) fn progress(&mut self, now: u64, no: FetchNo, out: &mut Vec<Action>) {
+        let fetch = self.fetches.get_mut(no as usize).filter(|fetch| fetch.state == State::Running);
+        let Some(fetch) = fetch else { return };
+        (fetch.heard, fetch.alive) = (now, now);
+        if !std::mem::replace(&mut fetch.silent, false) {
+            return;
+        }
+        for (other, fetch) in self.fetches.iter_mut().enumerate() {
+            if fetch.state == State::Running && fetch.silent && matches!(fetch.from, Source::Peer(_)) {
+                fetch.state = State::Failed;
+                out.push(Action::Cancel { fetch: other as FetchNo });
+            }
+        }
+    }
+
     pub(super) fn arrived(&mut self, no: FetchNo, out: &mut Vec<Action>) {
         let known = self.fetches.get(no as usize);
         if known.is_none_or(|fetch| fetch.state != State::Running) {
@@ -331,8 +347,8 @@ impl Plan {
     /// only when he stands still for the second time: those behind one another in a row all stand still when the first has lost his parent, and it is
     /// from him, as soon as a tracker has given him the lease, that the others are to take it.
     fn rule_out_stalled(&mut self, now: u64) {
-        let step = self.step;
-        let stalled = |fetch: &&mut Fetch| fetch.state == State::Running && now - fetch.alive >= step;
+        let patience = self.step.max(micros(self.setup.pace.share));
+        let stalled = |fetch: &&mut Fetch| fetch.state == State::Running && now - fetch.alive >= patience;
         for fetch in self.fetches.iter_mut().filter(stalled) {
             let before = std::mem::replace(&mut fetch.stalled, true);
             let blamed = before || !matches!(fetch.from, Source::Stream(_));

@@ -18,6 +18,7 @@ fn setup(trackers: &[u8], depots: &[u8]) -> Setup {
         depot: millis(100),
         origin: millis(300),
         answer: millis(50),
+        share: Duration::ZERO,
     };
     let nodes = |list: &[u8]| list.iter().map(|i| node(*i)).collect();
     Setup {
@@ -61,6 +62,50 @@ fn the_tracker_says_where_and_hears_what_became_of_it() {
     assert_eq!(plan.handle(9, Event::Arrived { fetch: 0 }), [note(1, What::Have), Action::Done { fetch: 0 }]);
     assert!(plan.is_over() && plan.wake().is_none());
     assert_eq!(plan.handle(10, Event::Arrived { fetch: 0 }), []);
+}
+
+/// A line that a dozen blobs share: one of them stands still for a second, and its holder, who alone has it, is not ruled out for that. It was, and the
+/// tracker, who knew of nobody else, gave a second lease.
+#[test]
+fn regression_one_blob_of_many_may_stand_still() {
+    let ruled_out_at = |share: u64| {
+        let setup = setup(&[1], &[]);
+        let pace = Pace { share: Duration::from_millis(share), ..setup.pace };
+        let (mut plan, _) = Plan::new(0, Setup { pace, ..setup });
+        answer(&mut plan, 0, 0, go(5, None));
+        plan.handle(MS, Event::Progress { fetch: 0 });
+        loop {
+            let now = plan.wake().unwrap();
+            let out = plan.handle(now, Event::Tick);
+            let rules_out = |action: &Action| matches!(action, Action::Ask { not, .. } if !not.is_empty());
+            if out.iter().any(rules_out) {
+                return now / MS;
+            }
+            assert!(!plan.is_over());
+            if out.iter().any(|action| matches!(action, Action::Ask { .. })) {
+                answer(&mut plan, now, 0, go(5, None));
+            }
+        }
+    };
+    let (alone, shared) = (ruled_out_at(0), ruled_out_at(300));
+    assert!(alone < 200 && shared >= 300, "{alone} {shared}");
+    let line = |rate, under_way| Pace::of(&Latencies::default(), 1).with_line(rate, under_way).share;
+    assert_eq!(line(0, 12), Duration::ZERO, "nothing is known");
+    assert_eq!(line(1 << 22, 3), Duration::from_secs(3));
+    assert_eq!(line(1, 12), PACE_MOST);
+}
+
+/// Who has not begun when another has is not wanted any more: both would send the same over one line.
+#[test]
+fn whoever_begins_first_goes_on_alone() {
+    let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
+    answer(&mut plan, 0, 0, go(5, Some(6)));
+    let out = plan.handle(20 * MS, Event::Tick);
+    assert!(out.contains(&fetch(1, Source::Peer(node(6)), Why::Hedge)));
+    assert_eq!(plan.handle(21 * MS, Event::Progress { fetch: 1 }), [Action::Cancel { fetch: 0 }]);
+    assert_eq!(plan.handle(22 * MS, Event::Progress { fetch: 0 }), []);
+    let end = plan.handle(23 * MS, Event::Arrived { fetch: 1 });
+    assert_eq!(end, [note(1, What::Have), Action::Done { fetch: 1 }]);
 }
 
 /// When the first tracker dies, the others know who fetches and who has it: nobody is sent to the origin once more.

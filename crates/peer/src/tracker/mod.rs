@@ -154,6 +154,13 @@ impl Tracker {
         ask.blobs.iter().map(|blob| self.answer(&asker, *blob, held(blob))).collect()
     }
 
+    /// A node has at least so many MiB to send, by what is known of it otherwise: this one by itself, before each answer.
+    pub fn is_busy(&mut self, node: NodeId, mib: u16) {
+        let no = self.names.number(node);
+        let load = self.names.load(no).max(mib);
+        self.names.set_load(no, load);
+    }
+
     fn answer(&mut self, asker: &Asker<'_>, blob: BlobId, held: bool) -> Answer {
         let own = self.names.number(self.own);
         self.touch(blob);

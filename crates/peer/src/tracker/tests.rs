@@ -93,6 +93,22 @@ fn the_first_fetches_and_the_others_wait_in_a_tree() {
     assert_eq!(tracker.counts().leased, 1);
 }
 
+/// A tracker knows best how much it has to send itself, and names another where that is much. It knew what it had given itself to do, which faded.
+#[test]
+fn regression_a_tracker_that_is_busy_does_not_serve() {
+    let mut tracker = tracker();
+    tell(&mut tracker, 0, 9, What::Have);
+    tracker.is_busy(node(0), 40);
+    let answer = tracker.ask(MS, node(1), &ask_of(&[1], &[]), &|_| true)[0];
+    assert!(matches!(answer, Answer::Go { first, .. } if first == node(9)), "{answer:?}");
+    tracker.is_busy(node(0), 3);
+    assert_eq!(
+        tracker.names.load(tracker.names.find(&node(0)).unwrap()),
+        40,
+        "what it was given is not there yet"
+    );
+}
+
 /// The first tracker has died: those who ask the next wait for who fetches by his lease, and then have it from there.
 #[test]
 fn a_lease_of_the_tracker_before_counts_as_one_of_this() {

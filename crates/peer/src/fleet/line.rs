@@ -1,0 +1,60 @@
+//! What this node's own line carries: the most that came in a second, from all together.
+//!
+//! A dozen blobs that come at once share the line, so each takes a dozen times as long as one. On a line that is full, one of them may stand still for
+//! a second although its sender is well; whoever takes that for a defect fetches it from elsewhere, over the same line.
+
+use parking_lot::Mutex;
+
+/// Bytes are counted for so long before it is a rate, microseconds.
+const WINDOW: u64 = 1_000_000;
+
+#[derive(Debug, Default)]
+struct Counted {
+    since: u64,
+    bytes: u64,
+    /// Bytes a second: the most of late. Each window that brought less takes a sixteenth.
+    most: u64,
+}
+
+/// See the module. Times are the plans', in microseconds.
+#[derive(Debug, Default)]
+pub(super) struct Line(Mutex<Counted>);
+
+impl Line {
+    /// So many bytes of blobs came.
+    pub(super) fn came(&self, now: u64, bytes: u64) {
+        let mut counted = self.0.lock();
+        counted.bytes += bytes;
+        let time = now.saturating_sub(counted.since);
+        if time >= WINDOW {
+            let rate = counted.bytes.saturating_mul(1_000_000) / time;
+            let most = rate.max(counted.most - counted.most / 16);
+            *counted = Counted { since: now, bytes: 0, most };
+        }
+    }
+
+    /// Bytes a second; 0 before anything is known.
+    pub(super) fn rate(&self) -> u64 {
+        self.0.lock().most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_of_late_counts() {
+        let line = Line::default();
+        assert_eq!(line.rate(), 0);
+        // Idle at first: that is no rate of a line.
+        line.came(50_000_000, 0);
+        line.came(50_500_000, 3_000_000);
+        line.came(51_000_000, 3_000_000);
+        assert_eq!(line.rate(), 6_000_000);
+        line.came(53_000_000, 2_000_000);
+        assert_eq!(line.rate(), 5_625_000);
+        line.came(54_000_000, 16_000_000);
+        assert_eq!(line.rate(), 16_000_000);
+    }
+}
