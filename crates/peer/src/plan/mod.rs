@@ -29,6 +29,8 @@
 //!   named to everybody until the membership knows. It may as well be busy, so it is not taken for one that does not have the blob.
 //! - One that sends this node other blobs meanwhile is neither silent nor stalled ([`Event::Alive`]): its line is full, and this blob's turn comes. To
 //!   fetch it from elsewhere would be to bring it twice over a line that is full as well.
+//! - Whoever has sent nothing when another begins is given up: both would send the same over one line.
+//! - One blob of many may stand still on a line that they share. Its sender is ruled out only after what all of them take of the line ([`Pace::share`]).
 //! - A plan starts **at most one** fetch from the origin, and says why ([`Why`]): because the tracker said so, because nobody else was left, or
 //!   as a hedge. The origin has its own tries and deadlines below this.
 //! - It always ends: with [`Action::Done`] once, or with [`Action::Fail`] once, by the deadline at the latest. Whatever comes afterwards is ignored.
