@@ -97,8 +97,8 @@ pub struct Note {
 pub enum What {
     /// It has it, and can give it away.
     Have,
-    /// Another tracker, the one before this in rank, gave it the lease, and it is fetching it: told to the understudy, who would otherwise
-    /// give a second one to whoever asks when the first tracker has died.
+    /// Another tracker gave it the lease, and it is fetching it: told once, to the trackers behind that one, who would otherwise give a second lease to whoever
+    /// asks when the first has died. As good as having it: what comes is passed on as it comes.
     Fetching,
     /// It does not have it any more.
     Gone,

@@ -69,9 +69,12 @@ impl Plan {
         (known.until, known.useless) = (None, false);
         if let Answer::Lease { lease, time } = answer {
             let renew = now.saturating_add(micros(time) / 3);
+            let before = self.leases.len();
             self.leases.retain(|other| other.rank != rank);
+            if self.leases.len() == before {
+                self.tell_understudies(out);
+            }
             self.leases.push(Lease { rank, id: lease, renew });
-            self.tell_understudies(What::Fetching, out);
         }
         let more = std::mem::take(&mut self.more);
         self.rounds += u32::from(more && self.running());
@@ -176,9 +179,6 @@ impl Plan {
             return;
         }
         self.tell(What::Have, out);
-        if !self.leases.is_empty() {
-            self.tell_understudies(What::Have, out);
-        }
         self.leases.clear();
         self.fetches[no as usize].state = State::Failed;
         self.end(Action::Done { fetch: no }, out);
@@ -186,9 +186,9 @@ impl Plan {
 
     /// What is fetched under a lease comes here alone, and only the one who gave the lease knows: the trackers after him are told as well. When
     /// the first one dies, whoever asks the next is sent here, and not to the origin once more.
-    fn tell_understudies(&self, what: What, out: &mut Vec<Action>) {
+    fn tell_understudies(&self, out: &mut Vec<Action>) {
         let others = self.ranks.iter().zip(&self.setup.trackers).filter(|(rank, _)| !rank.asked);
-        out.extend(others.map(|(_, tracker)| Action::Note { tracker: *tracker, what }));
+        out.extend(others.map(|(_, tracker)| Action::Note { tracker: *tracker, what: What::Fetching }));
     }
 
     pub(super) fn failed(&mut self, now: u64, no: FetchNo, out: &mut Vec<Action>) {

@@ -259,7 +259,7 @@ impl Tracker {
             self.touch(note.blob);
         }
         let from = self.names.number(from);
-        let Tracker { books, names, fetches, copies, leases, .. } = self;
+        let Tracker { books, names, fetches, copies, .. } = self;
         let book = books.entry(note.blob).or_default();
         let before = book.len();
         match note.what {
@@ -269,10 +269,11 @@ impl Tracker {
                 }
                 book.holds(from, names);
             }
+            // It passes on what comes; should it fail, it refuses. Whose lease is known here is on its way to have it already.
             What::Fetching => {
-                *leases = leases.wrapping_add(1);
-                let time = micros((fetches.p99() * 3).clamp(LEASE_LEAST, LEASE_MOST));
-                Self::fetching(book, Lease { id: *leases, node: from, since: now, until: now + time }, names);
+                if book.lease.is_none_or(|lease| lease.node != from) {
+                    book.holds(from, names);
+                }
             }
             What::Gone => {
                 if book.get(from).is_some_and(|copy| copy.holds) {
@@ -295,19 +296,6 @@ impl Tracker {
         }
         *copies = (*copies + book.len()).saturating_sub(before);
         self.make_room(note.blob);
-    }
-
-    /// Somebody fetches by another tracker's lease. It counts here as one of this tracker's, unless there is one, or he has the blob.
-    fn fetching(book: &mut Book, lease: Lease, names: &mut Names) {
-        let live = book.live_lease(lease.since, names);
-        let holds = book.get(lease.node).is_some_and(|copy| copy.holds);
-        if holds || live.is_some_and(|live| live.node != lease.node) {
-            return;
-        }
-        let time = lease.until - lease.since;
-        book.fetches(lease.node, NOBODY, lease.since + BELIEF * time, names);
-        let begun = live.unwrap_or(lease);
-        book.lease = Some(Lease { id: begun.id, since: begun.since, ..lease });
     }
 
     fn refused(book: &mut Book, from: No, by: &NodeId, names: &mut Names) {
