@@ -48,7 +48,7 @@ impl Service for Serving {
         let held = |id: &BlobId| inner.holds(id) || inner.transit.has_landed(id);
         let backlog = inner.backlog();
         let mut tracker = inner.tracker.lock();
-        tracker.is_busy(inner.own, backlog);
+        tracker.raise_load(inner.own, backlog);
         tracker.ask(inner.now(), from, &ask, &held)
     }
 

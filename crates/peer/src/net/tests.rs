@@ -209,6 +209,10 @@ fn a_blob_passes_through_a_node_that_does_not_have_it_yet() {
     let fetch_middle = middle.fetch_into(first_peer, &through, TIME);
     let fetch_end = first.fetch_into(middle_peer, &end, TIME);
     source.begin(sums).unwrap();
+    // A small piece is passed on already.
+    let piece = 256 << 10;
+    source.append(&bytes[..piece]).unwrap();
+    end.wait_for(piece as u32, base::time::monotonic() + TIME).unwrap();
     let half = 2 << 20;
     source.append(&bytes[..half]).unwrap();
     end.wait_for(1 << 20, base::time::monotonic() + TIME).unwrap();

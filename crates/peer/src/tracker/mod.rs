@@ -155,7 +155,7 @@ impl Tracker {
     }
 
     /// A node has at least so many MiB to send, by what is known of it otherwise: this one by itself, before each answer.
-    pub fn is_busy(&mut self, node: NodeId, mib: u16) {
+    pub fn raise_load(&mut self, node: NodeId, mib: u16) {
         let no = self.names.number(node);
         let load = self.names.load(no).max(mib);
         self.names.set_load(no, load);

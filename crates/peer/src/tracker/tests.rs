@@ -98,10 +98,10 @@ fn the_first_fetches_and_the_others_wait_in_a_tree() {
 fn regression_a_tracker_that_is_busy_does_not_serve() {
     let mut tracker = tracker();
     tell(&mut tracker, 0, 9, What::Have);
-    tracker.is_busy(node(0), 40);
+    tracker.raise_load(node(0), 40);
     let answer = tracker.ask(MS, node(1), &ask_of(&[1], &[]), &|_| true)[0];
     assert!(matches!(answer, Answer::Go { first, .. } if first == node(9)), "{answer:?}");
-    tracker.is_busy(node(0), 3);
+    tracker.raise_load(node(0), 3);
     assert_eq!(
         tracker.names.load(tracker.names.find(&node(0)).unwrap()),
         40,
