@@ -93,7 +93,7 @@ impl Shape {
     pub const TEST: Shape = Shape { large: 10, large_bytes: (6 << 20) + 4321, small: 200 };
 
     fn files(self) -> Vec<File> {
-        let large = (0..self.large).map(|n| (format!("large/{n}"), self.large_bytes, n + 1));
+        let large = (0..self.large).map(|n| (format!("large/{n:04}"), self.large_bytes, n + 1));
         let small =
             (0..self.small).map(|n| (format!("small/{}/{n}", n % 7), 1 + word(n, 1) % 40_000, n + (1 << 32)));
         let file = |(path, size, seed): (String, u64, u64)| File { path: path.into(), size, seed: seed << 8 };
