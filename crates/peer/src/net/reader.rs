@@ -21,6 +21,8 @@ use crate::hello::Class;
 
 /// The mark below which a receiver is not woken while a body comes.
 const LOW_WATER: u32 = 512 << 10;
+/// After so long without a byte the mark does not count.
+const STILL: Duration = Duration::from_millis(100);
 /// How often the requests' times are looked at.
 const TICK: Duration = Duration::from_millis(20);
 /// After so many reads others have their turn.
@@ -89,6 +91,7 @@ impl Reader {
             if let Err(fail) = self.keep_alive(limits.quiet) {
                 return fail;
             }
+            self.lower_mark();
             let tick = if busy { TICK } else { limits.quiet.min(idle).min(Duration::from_secs(1)) };
             tokio::select! {
                 ready = self.stream.readable() => {
@@ -140,6 +143,14 @@ impl Reader {
         if mark != self.mark {
             self.mark = mark;
             self.stream.set_low_water(mark);
+        }
+    }
+
+    /// When nothing has come for a while: what is here below the mark may be all that there was room for, and then the rest waits for it.
+    fn lower_mark(&mut self) {
+        if self.mark > 1 && self.heard.elapsed() > STILL {
+            self.mark = 1;
+            self.stream.set_low_water(1);
         }
     }
 

@@ -259,7 +259,7 @@ impl Serving {
                 self.answer(Type::Roll, request, &frame::encode_roll(&roll));
             }
             Type::Get => self.get(header, Get::decode(payload).map_err(bad)?),
-            Type::Cancel => self.jobs.retain(|job| job.request != request || job.slice.is_some()),
+            Type::Cancel => self.cancel(request),
             Type::Suspect => {
                 let mut id = BlobId([0; 32]);
                 if payload.len() == 32 {
@@ -274,6 +274,16 @@ impl Serving {
             _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "that is no request")),
         }
         Ok(())
+    }
+
+    /// Ends a request: at once, or with the slice in whose middle it is.
+    fn cancel(&mut self, request: u32) {
+        self.jobs.retain_mut(|job| {
+            if let Some(slice) = job.slice.as_ref().filter(|_| job.request == request) {
+                job.get.len = slice.end - job.get.offset;
+            }
+            job.request != request || job.slice.is_some()
+        });
     }
 
     /// Has a blob fetched; the answer goes when that has ended.

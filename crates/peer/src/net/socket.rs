@@ -127,9 +127,25 @@ fn option(stream: &TcpStream, level: i32, name: i32, value: u32) {
     };
 }
 
-/// The reader is woken only when so many bytes are there.
+/// A reader is woken at the latest when such a part of the room for what comes is full.
+const LEFT_FREE: u32 = 4;
+
+/// The reader is woken only when so many bytes are there, or a quarter of what the kernel has room for: who sends stands still while the rest is on its
+/// way to be read, and the kernel makes the room larger only while it is not. With a mark of half the room, and 0.1 s there and back, a line of
+/// 50 Mbit/s brought two thirds of that.
 pub(crate) fn set_low_water(stream: &TcpStream, bytes: u32) {
-    option(stream, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes);
+    let most = (receive_room(stream) / LEFT_FREE).max(1);
+    option(stream, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes.min(most));
+}
+
+/// Bytes that the kernel keeps for the reader now, with what they cost; 0 if it does not say.
+fn receive_room(stream: &TcpStream) -> u32 {
+    let (mut value, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
+    let at = (&raw mut value).cast();
+    // SAFETY: the descriptor is open, and the kernel writes an int and its length to places that live through the call.
+    let failed =
+        unsafe { libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, at, &raw mut len) };
+    if failed == 0 { u32::try_from(value).unwrap_or(0) } else { 0 }
 }
 
 /// How connections between neighbours share a line, whatever the machine uses for others. BBR, a common default, sends as much at a time as the quickest round
