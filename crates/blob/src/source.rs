@@ -201,6 +201,11 @@ pub trait Origin: BlobSource + Records {
         false
     }
 
+    /// How many blobs at a time are worth fetching before anybody waits for them: more would only stand in one another's way on their line.
+    fn ahead_at_once(&self) -> usize {
+        usize::MAX
+    }
+
     /// At least the groups that `len` bytes from `offset` on lie in, each compared with the blob's name. An origin behind a
     /// network fetches little more than these.
     ///

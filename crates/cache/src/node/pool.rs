@@ -1,15 +1,15 @@
 //! The cache's own threads: they put on the disk what was fetched, make room, and fetch what will be wanted.
 //!
 //! A thread starts when there is work and nobody free, and ends when it had none for some seconds. What others wait for goes first; hints
-//! occupy at most as many threads as there may be fetches in the background, and two threads more are for the rest, so that what has
-//! arrived is put away also while every fetch waits for a network that does not answer.
+//! occupy at most as many threads as there may be fetches in the background, fewer where the remote's line is narrow, and two threads more are for
+//! the rest, so that what has arrived is put away also while every fetch waits for a network that does not answer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::BlobId;
-use blob::Part;
+use blob::{Origin, Part};
 use parking_lot::{Condvar, Mutex};
 
 use super::Core;
@@ -129,7 +129,7 @@ impl Pool {
     }
 
     /// The next piece of work; none when this thread is to end.
-    fn next(&self) -> Option<Job> {
+    fn next(&self, remote: &dyn Origin) -> Option<Job> {
         let mut state = self.state.lock();
         loop {
             if let Some(job) = state.urgent.pop_front() {
@@ -138,7 +138,7 @@ impl Pool {
             if state.closed {
                 break;
             }
-            if state.fetching < self.hint_threads
+            if state.fetching < self.hint_threads.min(remote.ahead_at_once())
                 && let Some(hint) = state.hints.pop_front()
             {
                 state.fetching += 1;
@@ -159,7 +159,8 @@ impl Pool {
         let mut state = self.state.lock();
         state.fetching -= 1;
         if !state.hints.is_empty() {
-            self.wake.notify_one();
+            // More than one may go where there may be more at once than before.
+            self.wake.notify_all();
         }
     }
 
@@ -179,7 +180,7 @@ impl Pool {
 }
 
 fn work(core: &Arc<Core>) {
-    while let Some(job) = core.pool.next() {
+    while let Some(job) = core.pool.next(&*core.remote) {
         let fetch = matches!(job, Job::Fetch(_));
         core.run(job);
         if fetch {

@@ -2,11 +2,20 @@
 //!
 //! A dozen blobs that come at once share the line, so each takes a dozen times as long as one. On a line that is full, one of them may stand still for
 //! a second although its sender is well; whoever takes that for a defect fetches it from elsewhere, over the same line.
+//!
+//! And whoever asks for more than the line will bring soon has chosen too early whom to ask: all of it waits behind others at one node while another has become
+//! idle, and a reader, who wants them in order, stands still for the one that waits longest.
 
+use base::size::BLOB_MAX;
 use parking_lot::Mutex;
 
 /// Bytes are counted for so long before it is a rate, microseconds.
 const WINDOW: u64 = 1_000_000;
+
+/// What is fetched ahead is what the line brings in such a part of a second ...
+const AHEAD: u64 = 2;
+/// ... but at least so many blobs: one that comes, one behind it, and two that are being asked for.
+const AHEAD_LEAST: usize = 4;
 
 #[derive(Debug, Default)]
 struct Counted {
@@ -33,6 +42,11 @@ impl Line {
         }
     }
 
+    /// So many blobs at a time are fetched ahead.
+    pub(super) fn ahead(&self) -> usize {
+        ((self.rate() / AHEAD / u64::from(BLOB_MAX)) as usize).max(AHEAD_LEAST)
+    }
+
     /// Bytes a second; 0 before anything is known.
     pub(super) fn rate(&self) -> u64 {
         self.0.lock().most
@@ -54,7 +68,8 @@ mod tests {
         assert_eq!(line.rate(), 6_000_000);
         line.came(53_000_000, 2_000_000);
         assert_eq!(line.rate(), 5_625_000);
-        line.came(54_000_000, 16_000_000);
-        assert_eq!(line.rate(), 16_000_000);
+        assert_eq!(line.ahead(), 4, "it is a narrow line");
+        line.came(54_000_000, 48_000_000);
+        assert_eq!((line.rate(), line.ahead()), (48_000_000, 5));
     }
 }

@@ -114,6 +114,10 @@ impl Origin for Fleet {
         !self.inner.is_alone()
     }
 
+    fn ahead_at_once(&self) -> usize {
+        if self.inner.is_alone() { usize::MAX } else { self.inner.line.ahead() }
+    }
+
     fn describe(&self) -> String {
         self.inner.origin.describe()
     }
