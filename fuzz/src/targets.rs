@@ -195,7 +195,14 @@ const SMALL: usize = 60_000;
 fn frames_seeds() -> Vec<Vec<u8>> {
     let (blob, node) = (BlobId([1; 32]), NodeId([2; 16]));
     let time = Duration::from_millis(300);
-    let ask = Ask { group: Group(1), blobs: vec![blob; 3], backlog: 3, not: vec![node; 2], part: false };
+    let ask = Ask {
+        group: Group(1),
+        blobs: vec![blob; 3],
+        backlog: 3,
+        not: vec![node; 2],
+        sender: None,
+        part: false,
+    };
     let answers = [
         Answer::Serve,
         Answer::Go { first: node, second: None },

@@ -255,7 +255,9 @@ impl World {
             }
         }
         for question in open {
-            let bytes = 12 + 32 * question.blobs.len() as u64 + 16 * question.not.len() as u64;
+            let sender = if self.nodes[question.from as usize].sender().is_some() { 16 } else { 0 };
+            let nodes = 16 * question.not.len() as u64 + sender;
+            let bytes = 13 + 32 * question.blobs.len() as u64 + nodes;
             let at = self.message(question.from, question.to, bytes);
             self.at(at, Event::Ask(Box::new(question)));
         }
@@ -278,6 +280,7 @@ impl World {
             blobs: question.blobs.iter().map(|blob| blob_id(*blob)).collect(),
             backlog: (queued / BLOB as f64 * 4.0).min(65_535.0) as u16,
             not: question.not.iter().map(|no| node_id(*no)).collect(),
+            sender: asker.sender().map(node_id),
             part: false,
         };
         self.tracker(to);

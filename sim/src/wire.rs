@@ -124,8 +124,8 @@ impl World {
     pub fn arrived(&mut self, key: Key) {
         let (now, depot) = (self.now, self.is_depot(key.child));
         let Some(flow) = self.flow_of(key) else { return };
-        let (tier, took) = (flow.source.tier(), now - flow.started);
-        match flow.source {
+        let (source, took) = (flow.source, now - flow.started);
+        match source {
             Source::Peer(_) => self.tally.from_peers += 1,
             Source::Depot(_) => self.tally.from_depots += 1,
             Source::Stream(_) => self.tally.streamed += 1,
@@ -133,7 +133,10 @@ impl World {
             Source::Origin => self.tally.from_origin += 1,
         }
         let latencies = &mut self.nodes[key.child as usize].latencies;
-        latencies.record(tier, std::time::Duration::from_micros(took));
+        latencies.record(source.tier(), std::time::Duration::from_micros(took));
+        if let Source::Peer(node) | Source::Stream(node) = source {
+            self.nodes[key.child as usize].came_from(node_no(&node));
+        }
         self.tell_plan(key.child, key.blob, Happened::Arrived { fetch: key.fetch });
     }
 

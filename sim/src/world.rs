@@ -123,6 +123,20 @@ impl Job {
     }
 }
 
+impl Node {
+    /// Who sends to it now: whose were the last two blobs.
+    pub fn sender(&self) -> Option<u32> {
+        let (no, times) = self.sent_by;
+        (times > 1).then_some(no)
+    }
+
+    /// A blob came from there.
+    pub fn came_from(&mut self, no: u32) {
+        let (last, times) = self.sent_by;
+        self.sent_by = (no, if last == no { times + 1 } else { 1 });
+    }
+}
+
 /// One machine.
 #[derive(Debug)]
 pub struct Node {
@@ -162,6 +176,8 @@ pub struct Node {
     pub serving: Vec<Key>,
     /// The next blob to read, in a flash crowd.
     pub next: u32,
+    /// Which node it got blobs from last, and how many in a row.
+    pub sent_by: (u32, u32),
     /// When it had all.
     pub done: Option<u64>,
 }
@@ -221,6 +237,7 @@ impl World {
             timer: u64::MAX,
             serving: Vec::new(),
             next: 0,
+            sent_by: (0, 0),
             done: None,
         };
         let (slow, link) = (model.slow_per_mille as usize, model.link);

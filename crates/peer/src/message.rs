@@ -47,6 +47,8 @@ pub struct Ask {
     pub backlog: u16,
     /// Holders of whom the asker has just had an error or no answer, at most 8: not these.
     pub not: Vec<NodeId>,
+    /// Who sends the asker most now, if anybody does: named again rather than an equal.
+    pub sender: Option<NodeId>,
     /// Only a part of each is wanted: who is sent to a node will not have the blob, and takes none of its slots. A lease is one all the same.
     pub part: bool,
 }

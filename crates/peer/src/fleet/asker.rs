@@ -236,7 +236,7 @@ impl Run {
             let more = before != came;
             self.inner.line.came(now, came.saturating_sub(before));
             if let Some(node) = begun.from.node().filter(|_| more) {
-                self.inner.lively.heard(now, node);
+                self.inner.lively.heard(now, node, came.saturating_sub(before));
             }
             let heard = begun.from.node().and_then(|node| self.inner.lively.last(node)).unwrap_or(0);
             let alive = std::mem::replace(&mut begun.alive, heard) != heard;
@@ -345,7 +345,8 @@ impl Run {
         let inner = &self.inner;
         if tracker == inner.own {
             let (group, blobs, backlog) = (self.group, vec![self.id], inner.backlog());
-            let ask = Ask { group, blobs, backlog, not, part: false };
+            let sender = inner.lively.sender(inner.now());
+            let ask = Ask { group, blobs, backlog, not, sender, part: false };
             // What this node asks itself for it does not have.
             let answers = inner.tracker.lock().ask(inner.now(), inner.own, &ask, &|_| false);
             return self.tell(match answers.first() {
@@ -438,7 +439,8 @@ impl Inner {
         };
         Counters::one(&self.counters.asks);
         let blobs = together.iter().map(|(blob, _)| *blob).collect();
-        let ask = Ask { group: key.group, blobs, backlog: self.backlog(), not: key.not.clone(), part: false };
+        let (backlog, sender) = (self.backlog(), self.lively.sender(self.now()));
+        let ask = Ask { group: key.group, blobs, backlog, not: key.not.clone(), sender, part: false };
         let begun = base::time::monotonic();
         let call = net.ask(peer, &ask, ASKING);
         let inner = Arc::clone(self);

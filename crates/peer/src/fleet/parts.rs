@@ -176,7 +176,14 @@ impl Inner {
         self.silence.lock().order(self.now(), &mut trackers);
         let tracker = *trackers.first()?;
         let net = self.net()?;
-        let ask = Ask { group, blobs: vec![*id], backlog: net.backlog(), not: Vec::new(), part: true };
+        let ask = Ask {
+            group,
+            blobs: vec![*id],
+            backlog: net.backlog(),
+            not: Vec::new(),
+            sender: None,
+            part: true,
+        };
         Counters::one(&self.counters.asks);
         if tracker == self.own {
             let answers = self.tracker.lock().ask(self.now(), self.own, &ask, &|_| false);

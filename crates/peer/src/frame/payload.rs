@@ -78,13 +78,15 @@ fn count(length: usize, most: usize) -> u8 {
 
 /// A question: group u64, backlog u16, blobs u8, not u8, blobs x 32, nodes x 16. That a part is wanted says the header ([`super::PART`]).
 pub fn encode_ask(ask: &Ask) -> Vec<u8> {
-    let mut out = Vec::with_capacity(12 + ask.blobs.len() * 32 + ask.not.len() * 16);
+    let mut out = Vec::with_capacity(29 + ask.blobs.len() * 32 + ask.not.len() * 16);
     out.extend_from_slice(&ask.group.0.to_le_bytes());
     out.extend_from_slice(&ask.backlog.to_le_bytes());
     out.push(count(ask.blobs.len(), ASK_MAX));
     out.push(count(ask.not.len(), NOT_MAX));
+    out.push(u8::from(ask.sender.is_some()));
     ask.blobs.iter().take(ASK_MAX).for_each(|blob| out.extend_from_slice(&blob.0));
     ask.not.iter().take(NOT_MAX).for_each(|node| out.extend_from_slice(&node.0));
+    ask.sender.iter().for_each(|node| out.extend_from_slice(&node.0));
     out
 }
 
@@ -96,13 +98,15 @@ pub fn decode_ask(bytes: &[u8]) -> Result<Ask, BadFrame> {
     let mut reader = Reader(bytes);
     let (group, backlog) = (Group(reader.u64()?), reader.u16()?);
     let (blobs, not) = (usize::from(reader.u8()?), usize::from(reader.u8()?));
-    if blobs == 0 || blobs > ASK_MAX || not > NOT_MAX {
-        return Err(BadFrame::Payload("a question names 1 to 16 blobs and at most 8 nodes"));
+    let sender = reader.u8()?;
+    if blobs == 0 || blobs > ASK_MAX || not > NOT_MAX || sender > 1 {
+        return Err(BadFrame::Payload("a question names 1 to 16 blobs, at most 8 nodes and one sender"));
     }
     let blobs = (0..blobs).map(|_| reader.blob()).collect::<Result<_, _>>()?;
     let not = (0..not).map(|_| reader.node()).collect::<Result<_, _>>()?;
+    let sender = (sender > 0).then(|| reader.node()).transpose()?;
     reader.end()?;
-    Ok(Ask { group, blobs, backlog, not, part: false })
+    Ok(Ask { group, blobs, backlog, not, sender, part: false })
 }
 
 /// Answers, at most [`ASK_MAX`]: count u8, then each: its kind u8 and what belongs to it.

@@ -30,11 +30,13 @@ fn golden_bytes() {
         blobs: vec![BlobId([2; 32])],
         backlog: 3,
         not: vec![NodeId([4; 16])],
+        sender: Some(NodeId([5; 16])),
         part: false,
     };
-    let mut right = vec![1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 1, 1];
+    let mut right = vec![1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 1, 1, 1];
     right.extend([2; 32]);
     right.extend([4; 16]);
+    right.extend([5; 16]);
     assert_eq!(encode_ask(&ask), right);
     let lease = Answer::Lease { lease: 7, time: Duration::from_millis(300) };
     assert_eq!(encode_answers(&[lease]), [1, 3, 7, 0, 0, 0, 0, 0, 0, 0, 44, 1, 0, 0]);
@@ -58,6 +60,7 @@ fn the_limits_are_kept() {
         blobs: vec![BlobId([0; 32]); 16],
         backlog: 0,
         not: vec![NodeId([0; 16]); 8],
+        sender: Some(NodeId([0; 16])),
         part: false,
     };
     assert!(encode_ask(&full).len() as u32 <= Type::Ask.most());
@@ -149,7 +152,7 @@ proptest! {
         group in any::<u64>(),
         blobs in prop::collection::vec(blob(), 1..=16),
         not in prop::collection::vec(node(), 0..=8),
-        backlog in any::<u16>(),
+        (backlog, sender) in (any::<u16>(), prop::option::of(node())),
         answers in prop::collection::vec(answer(), 0..=16),
         notes in prop::collection::vec(note(), 0..=256),
         roll in prop::collection::vec(seen(), 0..20),
@@ -157,7 +160,7 @@ proptest! {
     ) {
         let listed = Listed { blobs: blobs.clone(), more };
         prop_assert_eq!(decode_listed(&encode_listed(&listed)), Ok(listed));
-        let ask = Ask { group: Group(group), blobs, backlog, not, part: false };
+        let ask = Ask { group: Group(group), blobs, backlog, not, sender, part: false };
         prop_assert_eq!(decode_ask(&encode_ask(&ask)), Ok(ask));
         prop_assert_eq!(decode_answers(&encode_answers(&answers)), Ok(answers));
         prop_assert_eq!(decode_notes(&encode_notes(&notes)), Ok(notes));

@@ -171,8 +171,14 @@ fn ranges_and_whole_blobs_come_byte_for_byte() {
 fn questions_notes_and_lists_are_answered() {
     let (here, _there, shelf, peer) = pair(|_| {});
     let id = shelf.keep(b"abc");
-    let ask =
-        Ask { group: Group(1), blobs: vec![id; 16], backlog: 3, not: vec![NodeId([1; 16]); 8], part: false };
+    let ask = Ask {
+        group: Group(1),
+        blobs: vec![id; 16],
+        backlog: 3,
+        not: vec![NodeId([1; 16]); 8],
+        sender: None,
+        part: false,
+    };
     assert_eq!(here.ask(peer, &ask, TIME).wait(), Ok(vec![Answer::Serve; 16]));
     let note = Note { group: Group(2), blob: id, what: What::Have };
     assert_eq!(here.notes(peer, &[note; 256], TIME).wait(), Ok(()));

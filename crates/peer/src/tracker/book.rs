@@ -141,6 +141,8 @@ pub(super) struct Asker<'a> {
     pub(super) node: No,
     /// Not these.
     pub(super) not: &'a [No],
+    /// Who sends to it already.
+    pub(super) sender: Option<No>,
     /// Microseconds.
     pub(super) now: u64,
     /// A part is wanted: that takes no slot.
@@ -269,8 +271,8 @@ impl Book {
         }
         let mut found: Vec<Candidate> = Vec::with_capacity(SAMPLE);
         if count > DRAWS {
-            for _ in 0..DRAWS {
-                let at = dice.below(count);
+            let sender = asker.sender.and_then(|sender| self.crowd.at(sender));
+            for at in sender.into_iter().chain((0..DRAWS).map(|_| dice.below(count))) {
                 let free = self.candidate(at, asker, names).filter(|candidate| candidate.children < SLOTS);
                 found.extend(free.filter(|free| found.iter().all(|other| other.at != free.at)));
                 if found.len() == SAMPLE {
@@ -315,7 +317,8 @@ impl Book {
         let fetches = !copy.holds;
         let children = if asker.part { 0 } else { copy.children };
         let ahead = if fetches { FETCHING } else { 0 } + CHILD.saturating_mul(children);
-        let burden = names.load(copy.node).saturating_add(ahead);
+        let other = if asker.sender == Some(copy.node) { 0 } else { OTHER };
+        let burden = names.load(copy.node).saturating_add(ahead + other);
         Some(Candidate { burden, children, depth, fetches, draw: 0, at })
     }
 
@@ -361,5 +364,8 @@ pub(super) const FETCHING: u16 = 8;
 /// MiB: so much busier is taken to be who sends this very blob to one already. Whoever gets it from him is named instead, and what a blob costs is spread
 /// over those who have it, also while nobody knows how busy they are.
 const CHILD: u16 = 8;
+/// MiB: so much busier is taken to be who does not send to the asker already. Nodes that keep to one sender form a row or a ring, in which each line
+/// carries one stream in and one out. Drawn anew for each blob, some lines would carry two at a time and others none.
+const OTHER: u16 = 8;
 /// MiB that whoever is named is about to send.
 const LOAD: i16 = 4;

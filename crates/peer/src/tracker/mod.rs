@@ -150,7 +150,8 @@ impl Tracker {
         // Known before it is looked for in `not`: it may be in there.
         self.names.number(self.own);
         let not: Vec<No> = ask.not.iter().filter_map(|node| self.names.find(node)).collect();
-        let asker = Asker { node: asker, not: &not, now, part: ask.part };
+        let sender = ask.sender.and_then(|node| self.names.find(&node));
+        let asker = Asker { node: asker, not: &not, sender, now, part: ask.part };
         ask.blobs.iter().map(|blob| self.answer(&asker, *blob, held(blob))).collect()
     }
 
@@ -202,7 +203,9 @@ impl Tracker {
         let book = self.books.get(&blob)?;
         let serves = held && asker.node != own && !asker.not.contains(&own);
         let idle = self.names.load(own) < FETCHING;
-        if serves && idle && book.get(own).is_some_and(|copy| asker.part || copy.children < SLOTS) {
+        let another = asker.sender.is_some_and(|sender| sender != own && book.get(sender).is_some());
+        if serves && idle && !another && book.get(own).is_some_and(|copy| asker.part || copy.children < SLOTS)
+        {
             return Some(Pick { node: own, holds: true, second: None });
         }
         book.pick(asker, &self.names, &mut self.dice)

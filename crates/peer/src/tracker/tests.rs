@@ -17,7 +17,14 @@ fn blob(i: u8) -> BlobId {
 
 fn ask_of(blobs: &[u8], not: &[u8]) -> Ask {
     let blobs = blobs.iter().map(|i| blob(*i)).collect();
-    Ask { group: Group(1), blobs, backlog: 0, not: not.iter().map(|i| node(*i)).collect(), part: false }
+    Ask {
+        group: Group(1),
+        blobs,
+        backlog: 0,
+        not: not.iter().map(|i| node(*i)).collect(),
+        sender: None,
+        part: false,
+    }
 }
 
 fn tracker() -> Tracker {
@@ -260,6 +267,26 @@ fn regression_who_is_busy_is_not_forgotten_the_sooner_the_more_often_it_ticks() 
     let loads: Vec<u16> =
         (1..=2).map(|n| tracker.names.load(tracker.names.find(&node(n)).unwrap())).collect();
     assert!((30..=60).contains(&loads[0]) && loads[0] > 2 * loads[1], "{loads:?}");
+}
+
+/// Else a ring of nodes, each of which sends to one and receives from one, would not stay one.
+#[test]
+fn who_sends_to_the_asker_already_is_named_again_unless_he_is_much_busier() {
+    let named = |load: u16| {
+        let mut tracker = tracker();
+        for from in 1..=4 {
+            tell(&mut tracker, 0, from, What::Have);
+        }
+        let busy = Ask { backlog: load, ..ask_of(&[2], &[]) };
+        tracker.ask(0, node(3), &busy, &|_| false);
+        let asks = Ask { sender: Some(node(3)), ..ask_of(&[1], &[]) };
+        match tracker.ask(0, node(9), &asks, &|_| true)[0] {
+            Answer::Go { first, .. } => first,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!([0, 7].map(named), [node(3); 2], "rather than the tracker itself");
+    assert!([9, 100].map(named).iter().all(|first| *first != node(3)));
 }
 
 /// Also where whoever got it has a little more to send than whoever gave it.
