@@ -218,7 +218,8 @@ fn a_blob_passes_through_a_node_that_does_not_have_it_yet() {
     // A small piece is passed on already.
     let piece = 256 << 10;
     source.append(&bytes[..piece]).unwrap();
-    end.wait_for(piece as u32, base::time::monotonic() + TIME).unwrap();
+    // All but less than 128 KiB of it: what came first may have gone by itself.
+    end.wait_for((piece as u32) / 2, base::time::monotonic() + TIME).unwrap();
     let half = 2 << 20;
     source.append(&bytes[..half]).unwrap();
     end.wait_for(1 << 20, base::time::monotonic() + TIME).unwrap();
