@@ -123,20 +123,6 @@ impl Job {
     }
 }
 
-impl Node {
-    /// Who sends to it now: whose were the last two blobs.
-    pub fn sender(&self) -> Option<u32> {
-        let (no, times) = self.sent_by;
-        (times > 1).then_some(no)
-    }
-
-    /// A blob came from there.
-    pub fn came_from(&mut self, no: u32) {
-        let (last, times) = self.sent_by;
-        self.sent_by = (no, if last == no { times + 1 } else { 1 });
-    }
-}
-
 /// One machine.
 #[derive(Debug)]
 pub struct Node {
@@ -180,6 +166,20 @@ pub struct Node {
     pub sent_by: (u32, u32),
     /// When it had all.
     pub done: Option<u64>,
+}
+
+impl Node {
+    /// Who sends to it now: whose were the last two blobs.
+    pub fn sender(&self) -> Option<u32> {
+        let (no, times) = self.sent_by;
+        (times > 1).then_some(no)
+    }
+
+    /// A blob came from there.
+    pub fn came_from(&mut self, no: u32) {
+        let (last, times) = self.sent_by;
+        self.sent_by = (no, if last == no { times + 1 } else { 1 });
+    }
 }
 
 /// See the module.

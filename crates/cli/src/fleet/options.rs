@@ -139,8 +139,11 @@ impl FleetOptions {
 
     /// What is said although it takes no part: of no use, and perhaps a mistake.
     pub fn check(&self) -> Result<()> {
-        let tls = self.tls.is_named();
-        if self.is_on() || self.secret_file.is_none() && self.advertise.is_none() && !tls {
+        let chosen =
+            self.weight != WEIGHT || self.verify != Checked::default() || self.find != Found::default();
+        let named = self.secret_file.is_some() || self.advertise.is_some() || self.tls.is_named();
+        // A zone is where a machine is, and may be said for all of its mounts.
+        if self.is_on() || !named && !chosen {
             return Ok(());
         }
         Err(Failure::usage("a fleet's options are given, and no fleet")
@@ -277,14 +280,16 @@ mod tests {
     fn what_is_missing_is_said_with_what_to_do() {
         let failure = parse("x --join 127.0.0.1:7").secret().unwrap_err();
         assert!(failure.to_string().contains("covey fleet secret"), "{failure}");
-        assert!(parse("x --secret-file /s").check().is_err());
+        for alone in ["--secret-file /s", "--verify crc", "--find table", "--weight 7", "--tls-cert /c"] {
+            assert_eq!(parse(&format!("x {alone}")).check().unwrap_err().status, 2, "{alone}");
+        }
+        assert!(parse("x --zone eu-1").check().is_ok(), "a machine is in a zone also without a fleet");
         let failure = parse("x --join 127.0.0.1:7 --tls-cert /c --tls-ca /a").tls.load().unwrap_err();
         assert!(failure.status == 2 && failure.next[0].contains("--tls-key"), "{failure}");
         let failure =
             parse("x --tls-cert /none/c --tls-key /none/k --tls-ca /none/a").tls.load().unwrap_err();
         assert!(failure.to_string().contains("/none/c"), "{failure}");
         assert!(parse("x --join 127.0.0.1:7").tls.load().unwrap().is_none());
-        assert!(parse("x --tls-cert /c").check().is_err());
         assert!(parse("x --join nonsense").contacts().is_err());
         assert!(parse("x --zone a/b").zone().is_err());
     }

@@ -1,4 +1,5 @@
 //! Which nodes send this one anything, whatever it is: who does is busy and not gone, also for a blob of which nothing has come yet.
+//! And who of them sends most: trackers are told, and name it again rather than an equal.
 
 use std::collections::HashMap;
 

@@ -325,6 +325,24 @@ fn who_comes_later_gets_it_from_a_node_and_never_from_the_origin() {
     assert!(error.to_string().contains("away"), "{error}");
 }
 
+/// Its questions say so, and trackers name it again (`tracker`); without that it would be a draw for each blob.
+#[test]
+fn who_is_sent_to_by_one_node_is_sent_to_it_again() {
+    let (store, ids) = Store::with(10, 100_000);
+    let nodes = Node::fleet_of(&store, 3);
+    nodes[..2].iter().for_each(|node| ids.iter().for_each(|id| drop(node.read(id).unwrap())));
+    std::thread::sleep(Duration::from_millis(300));
+    let (inner, [other, sender]) = (&nodes[2].fleet.inner, [0, 1].map(|at: usize| nodes[at].fleet.node()));
+    for id in &ids {
+        inner.lively.heard(inner.now(), sender, 8 << 20);
+        nodes[2].read(id).unwrap();
+        // Until its tracker hears that it came, the sender is taken for busy with it.
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let troubles: u64 = nodes.iter().map(|node| node.fleet.counts().troubles()).sum();
+    assert!(inner.lively.last(other).is_none() || troubles > 0, "{:?}", nodes[2].fleet.counts());
+}
+
 /// Between a blob's last byte and its file its tracker took it for gone, and whoever asked then was given a lease: 18 fetches of
 /// these 12.
 #[test]

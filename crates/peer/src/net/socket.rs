@@ -166,3 +166,28 @@ pub(crate) fn prepare(stream: &TcpStream, silence_ms: u32) {
     option(stream, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
     option(stream, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, silence_ms);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It was half of it, and the sender's window closed while the reader was on its way.
+    #[test]
+    fn regression_the_low_water_mark_leaves_most_of_the_room_to_the_sender() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let room = receive_room(&stream);
+            assert!(room > 0);
+            set_low_water(&stream, 512 << 10);
+            let (mut mark, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
+            let at = (&raw mut mark).cast();
+            // SAFETY: as in `receive_room`.
+            unsafe {
+                libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, at, &raw mut len)
+            };
+            assert!((1..=512 << 10).contains(&mark) && mark as u32 <= receive_room(&stream) / LEFT_FREE);
+        });
+    }
+}

@@ -6,9 +6,9 @@
 //! For each blob asked about, the first of these that applies:
 //!
 //! 1. The asker has the live lease already (its answer was lost, or it takes longer): the same **lease**, and more time.
-//! 2. The tracker has the blob itself, a slot free and not much else to send: **serve**.
+//! 2. The tracker has the blob itself, a slot free and not much else to send, and whoever sends to the asker already does not have it: **serve**.
 //! 3. Others have it, or are fetching it and will have it: of up to four random ones with a free slot the least busy, where who is still fetching
-//!    counts as a little busier than it is, and so does who sends it to somebody already. If it has it: **go** there (and to the second holder of the four, if the first is slow). If it is fetching: **wait** there.
+//!    counts as a little busier than it is, and so does who sends it to somebody already, and who does not send to the asker yet. If it has it: **go** there (and to the second holder of the four, if the first is slow). If it is fetching: **wait** there.
 //! 4. All slots are taken: the same with the least busy of all, over the number of slots.
 //! 5. Nobody has it or fetches it, or the asker has had errors from all who do: a **lease**. Whoever had one before has it no more.
 //!

@@ -25,6 +25,8 @@ pub(super) struct Far {
     pub(super) most_at_once: AtomicU64,
     /// Others get from here what is kept here.
     pub(super) lent: AtomicBool,
+    /// As many at a time are fetched ahead; 0: as many as there are.
+    pub(super) ahead: AtomicU64,
 }
 
 impl Far {
@@ -139,6 +141,13 @@ impl Origin for Far {
 
     fn verify(&self, id: &BlobId) -> Result<(), BlobError> {
         self.get(id).map(drop)
+    }
+
+    fn ahead_at_once(&self) -> usize {
+        match self.ahead.load(Ordering::SeqCst) {
+            0 => usize::MAX,
+            most => most as usize,
+        }
     }
 
     fn is_lent(&self) -> bool {

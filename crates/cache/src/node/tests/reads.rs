@@ -231,6 +231,22 @@ fn memory_in_flight_is_bounded_and_those_who_need_go_before_hints() {
 }
 
 #[test]
+fn no_more_is_fetched_ahead_than_the_line_is_good_for_and_more_when_it_is_good_for_more() {
+    let home = Home::with(CacheOptions { readers_ahead: 8, ..options() });
+    let blobs = far_blobs(&home, 24, 1000);
+    home.far.delay_ms.store(30, Ordering::SeqCst);
+    home.far.ahead.store(2, Ordering::SeqCst);
+    let (first, second) = blobs.split_at(8);
+    first.iter().for_each(|(id, _)| home.cache().will_need(id));
+    home.until("they came", |stats| stats.blobs == 8);
+    assert_eq!(home.far.most_at_once.load(Ordering::SeqCst), 2);
+    second.iter().for_each(|(id, _)| home.cache().will_need(id));
+    home.far.ahead.store(6, Ordering::SeqCst);
+    home.until("the others too", |stats| stats.blobs == 24);
+    assert!((3..=6).contains(&home.far.most_at_once.load(Ordering::SeqCst)));
+}
+
+#[test]
 fn an_origin_that_does_not_answer_keeps_nobody_from_what_is_here() {
     let home = Home::new();
     let here = home.put(&noise(10_000, 1));

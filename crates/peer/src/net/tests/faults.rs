@@ -190,26 +190,70 @@ pub(super) fn what_others_wait_for_is_counted_in_mebibytes() {
     until("and nobody waits any more", || there.backlog() == 0);
 }
 
+/// A connection of a class, spoken by hand, with little room for what comes.
+async fn by_hand(address: std::net::SocketAddr, class: Class) -> Stream {
+    let options = options();
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(8 << 10).unwrap();
+    let stream = socket.connect(address).await.unwrap();
+    let mut greeter = Greeter::new(options.identity, &options.secret, TIME);
+    let mut stream: Stream = match &options.tls {
+        None => Box::new(stream),
+        Some(tls) => {
+            let name = rustls::pki_types::ServerName::from(address.ip());
+            let stream = TlsConnector::from(tls.client()).connect(name, stream).await.unwrap();
+            greeter = greeter.within(channel(stream.get_ref().1));
+            Box::new(stream)
+        }
+    };
+    greeter.connect(&mut stream, class, None).await.unwrap();
+    stream
+}
+
+/// It went on to the blob's end, over a line that was full.
+#[test]
+pub(super) fn regression_what_is_cancelled_ends_with_its_slice() {
+    let (there, shelf) = start(options());
+    let id = shelf.keep(&noise(4 << 20, 17));
+    let address = there.address().unwrap();
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let came = runtime.block_on(async move {
+        let mut stream = by_hand(address, Class::Bulk).await;
+        let mut out = Vec::new();
+        let get = Get { blob: id, offset: 0, len: Get::REST }.encode();
+        (0..4).for_each(|request| frame::put(&mut out, Type::Get, request, &get));
+        stream.write_all(&out).await.unwrap();
+        // Nothing is read, so one of them stands in the middle of a slice.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        out.clear();
+        (0..4).for_each(|request| frame::put(&mut out, Type::Cancel, request, &[]));
+        stream.write_all(&out).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let mut came = [0; 4];
+        // What is on its way comes at once, and then no more.
+        while let Ok(Ok(_)) = tokio::time::timeout(Duration::from_millis(200), async {
+            let mut head = [0; HEADER];
+            stream.read_exact(&mut head).await?;
+            let header = Header::decode(&head).unwrap();
+            came[header.request as usize] += header.length;
+            stream.read_exact(&mut vec![0; header.length as usize]).await
+        })
+        .await
+        {}
+        came
+    });
+    assert!(came.iter().any(|bytes| *bytes > 0) && came.iter().all(|bytes| *bytes < 4 << 20), "{came:?}");
+    until("nothing is owed", || there.backlog() == 0);
+}
+
 #[test]
 pub(super) fn bodies_do_not_travel_on_a_control_connection() {
     let (there, shelf) = start(options());
     let id = shelf.keep(&noise(200_000, 15));
     let address = there.address().unwrap();
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let options = options();
     let kinds = runtime.block_on(async move {
-        let stream = tokio::net::TcpStream::connect(address).await.unwrap();
-        let mut greeter = Greeter::new(options.identity, &options.secret, TIME);
-        let mut stream: Stream = match &options.tls {
-            None => Box::new(stream),
-            Some(tls) => {
-                let name = rustls::pki_types::ServerName::from(address.ip());
-                let stream = TlsConnector::from(tls.client()).connect(name, stream).await.unwrap();
-                greeter = greeter.within(channel(stream.get_ref().1));
-                Box::new(stream)
-            }
-        };
-        greeter.connect(&mut stream, Class::Control, None).await.unwrap();
+        let mut stream = by_hand(address, Class::Control).await;
         let mut out = Vec::new();
         for len in [Get::REST, 65_537, 65_536] {
             frame::put(&mut out, Type::Get, 1, &Get { blob: id, offset: 0, len }.encode());
