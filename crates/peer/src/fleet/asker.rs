@@ -195,7 +195,8 @@ impl Run {
             {
                 pace = pace.with_busy_tracker();
             }
-            Setup { own: self.inner.own, trackers, depots, pace, deadline: DEADLINE }
+            let sender = self.inner.lively.sender(self.inner.now());
+            Setup { own: self.inner.own, trackers, depots, sender, pace, deadline: DEADLINE }
         };
         let trackers = setup.trackers.clone();
         let (mut plan, actions) = Plan::new(self.inner.now(), setup);

@@ -47,7 +47,7 @@ impl Plan {
 
     /// Whether a tracker's answer may still come.
     fn waiting(&self) -> bool {
-        self.ranks.iter().any(|rank| rank.until.is_some())
+        self.again.is_some() || self.ranks.iter().any(|rank| rank.until.is_some())
     }
 
     /// Whether a fetch is under way.
@@ -82,6 +82,10 @@ impl Plan {
             Answer::NotMine => self.unreachable(now, rank, out),
             // The one who was slow to answer comes too late: what is under way goes on. Of what is slow itself, one more helps.
             _ if self.running() && !more => {}
+            Answer::Wait { parent, .. } if self.is_patient(parent) => {
+                self.patient += 1;
+                self.again = Some((now + micros(self.setup.pace.soon), rank));
+            }
             Answer::Serve => self.peer(now, Source::Peer(self.setup.trackers[rank]), None, out),
             Answer::Go { first, second } => self.peer(now, Source::Peer(first), second, out),
             Answer::Wait { parent, time } => {
@@ -90,6 +94,14 @@ impl Plan {
             }
             Answer::Lease { .. } => self.alone(now, Why::Told, out),
         }
+    }
+
+    /// Somebody is fetching the blob, and not the one who sends to this node already. If that one wants it too it will be fetching it in a moment: then
+    /// the row in which they stand stays one, and nobody sends it twice. Whoever asks before the node ahead of it, by a hair, would else be sent to the head
+    /// of the row, take half of its line, be ahead of the others from then on, and be sent there always.
+    fn is_patient(&self, parent: NodeId) -> bool {
+        let other = self.setup.sender.is_some_and(|sender| sender != parent && !self.not.contains(&sender));
+        other && !self.setup.pace.soon.is_zero() && self.patient < PATIENCE && !self.running()
     }
 
     /// Fetches from a node that a tracker named.
@@ -146,6 +158,7 @@ impl Plan {
     }
 
     fn fetch(&mut self, now: u64, from: Source, why: Why, out: &mut Vec<Action>) {
+        self.again = None;
         out.push(Action::Fetch { fetch: self.fetches.len() as FetchNo, from, why });
         self.fetches.push(Fetch {
             from,
@@ -243,6 +256,11 @@ impl Plan {
         }
         if silent && !self.running() {
             self.ask_next(now, out);
+        }
+        if let Some((_, rank)) = self.again.take_if(|(at, _)| *at <= now) {
+            // It is the same question, a moment later, and not one of those that may be asked because something failed.
+            self.asks = self.asks.saturating_sub(1);
+            self.ask(now, rank, out);
         }
         self.renew(now, out);
         if now >= self.due && !self.over {
