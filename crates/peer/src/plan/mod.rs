@@ -353,6 +353,8 @@ struct Lease {
     id: u64,
     /// When it should be renewed, if bytes come.
     renew: u64,
+    /// When it ends if it is not.
+    end: u64,
 }
 
 /// What is known of a tracker.

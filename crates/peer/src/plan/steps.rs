@@ -6,6 +6,9 @@ use crate::message::{Answer, What};
 
 use super::*;
 
+/// A lease that was due and whose bytes did not come is looked at again after so long.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 /// The steps of a hedge get longer by a factor of two so many times.
 const ROUNDS: u32 = 3;
 
@@ -74,7 +77,8 @@ impl Plan {
             if self.leases.len() == before {
                 self.tell_understudies(out);
             }
-            self.leases.push(Lease { rank, id: lease, renew });
+            let end = now.saturating_add(micros(time));
+            self.leases.push(Lease { rank, id: lease, renew, end });
         }
         let more = std::mem::take(&mut self.more);
         self.rounds += u32::from(more && self.running());
@@ -275,8 +279,9 @@ impl Plan {
         let lively = heard.is_some_and(|heard| now.saturating_sub(heard) < micros(self.setup.pace.origin));
         let not = self.ruled_out();
         for lease in self.leases.iter_mut().filter(|lease| lease.renew <= now) {
-            // The answer sets the next time.
-            lease.renew = u64::MAX;
+            // The answer sets the next time; or bytes that come after all, of a store whose connections took a second to begin.
+            let again = Some(now.saturating_add(micros(LOOK_AGAIN))).filter(|again| *again < lease.end);
+            lease.renew = again.filter(|_| !lively).unwrap_or(u64::MAX);
             if lively {
                 out.push(Action::Ask {
                     rank: lease.rank,

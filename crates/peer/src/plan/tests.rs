@@ -371,8 +371,22 @@ fn a_lease_is_renewed_while_bytes_come_only() {
     assert_eq!(answer(&mut plan, 301 * MS, 0, lease(3)), []);
     assert_eq!(plan.wake(), Some(601 * MS));
     assert_eq!(plan.handle(601 * MS, Event::Tick), []);
+    // It has ended, and is another's perhaps.
+    plan.handle(1_300 * MS, Event::Tick);
+    assert_eq!(plan.handle(1_310 * MS, Event::Progress { fetch: 0 }), []);
     let end = plan.handle(10_000 * MS, Event::Tick);
     assert_eq!(end.last(), Some(&Action::Fail(Failure::Deadline { peers: 0, origin: true })));
+}
+
+/// A store's connections may take a second to begin, where a dozen begin at once on a full line. The lease was looked at once before that, and never again.
+#[test]
+fn regression_a_lease_whose_bytes_come_late_is_renewed_then() {
+    let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
+    answer(&mut plan, 0, 0, lease(3));
+    while let Some(now) = plan.wake().filter(|now| *now < 850 * MS) {
+        assert_eq!(plan.handle(now, Event::Tick), []);
+    }
+    assert_eq!(plan.handle(850 * MS, Event::Progress { fetch: 0 }), [ask(0, 1, &[])]);
 }
 
 #[derive(Clone, Debug)]
