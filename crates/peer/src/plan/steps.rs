@@ -69,6 +69,8 @@ impl Plan {
 
     pub(super) fn answered(&mut self, now: u64, rank: usize, answer: Answer, out: &mut Vec<Action>) {
         let Some(known) = self.ranks.get_mut(rank).filter(|known| known.asked) else { return };
+        let asked = known.until.map(|until| until.saturating_sub(micros(self.setup.pace.answer)));
+        let quick = asked.is_some_and(|asked| now.saturating_sub(asked) <= micros(self.setup.pace.soon));
         (known.until, known.useless) = (None, false);
         if let Answer::Lease { lease, time } = answer {
             let renew = now.saturating_add(micros(time) / 3);
@@ -86,7 +88,7 @@ impl Plan {
             Answer::NotMine => self.unreachable(now, rank, out),
             // The one who was slow to answer comes too late: what is under way goes on. Of what is slow itself, one more helps.
             _ if self.running() && !more => {}
-            Answer::Wait { parent, .. } if self.is_patient(parent) => {
+            Answer::Wait { parent, .. } if quick && self.is_patient(parent) => {
                 self.patient += 1;
                 self.again = Some((now + micros(self.setup.pace.soon), rank));
             }
@@ -102,7 +104,8 @@ impl Plan {
 
     /// Somebody is fetching the blob, and not the one who sends to this node already. If that one wants it too it will be fetching it in a moment: then
     /// the row in which they stand stays one, and nobody sends it twice. Whoever asks before the node ahead of it, by a hair, would else be sent to the head
-    /// of the row, take half of its line, be ahead of the others from then on, and be sent there always.
+    /// of the row, take half of its line, be ahead of the others from then on, and be sent there always. A tracker whose answers take longer than that
+    /// moment is not asked once more for it.
     fn is_patient(&self, parent: NodeId) -> bool {
         let other = self.setup.sender.is_some_and(|sender| sender != parent && !self.not.contains(&sender));
         other && !self.setup.pace.soon.is_zero() && self.patient < PATIENCE && !self.running()
