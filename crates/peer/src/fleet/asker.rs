@@ -195,8 +195,7 @@ impl Run {
             {
                 pace = pace.with_busy_tracker();
             }
-            let sender = self.inner.sender();
-            Setup { own: self.inner.own, trackers, depots, sender, pace, deadline: DEADLINE }
+            Setup { own: self.inner.own, trackers, depots, pace, deadline: DEADLINE }
         };
         let trackers = setup.trackers.clone();
         let (mut plan, actions) = Plan::new(self.inner.now(), setup);
@@ -346,7 +345,7 @@ impl Run {
         let inner = &self.inner;
         if tracker == inner.own {
             let (group, blobs, backlog) = (self.group, vec![self.id], inner.backlog());
-            let sender = inner.sender();
+            let sender = inner.lively.sender(inner.now());
             let ask = Ask { group, blobs, backlog, not, sender, part: false };
             // What this node asks itself for it does not have.
             let answers = inner.tracker.lock().ask(inner.now(), inner.own, &ask, &|_| false);
@@ -424,11 +423,6 @@ impl Run {
 }
 
 impl Inner {
-    /// Whom this node follows.
-    fn sender(&self) -> Option<NodeId> {
-        self.lively.sender(self.now(), self.line.rate())
-    }
-
     pub(super) fn backlog(&self) -> u16 {
         self.net().map_or(0, |net| net.backlog())
     }
@@ -445,7 +439,7 @@ impl Inner {
         };
         Counters::one(&self.counters.asks);
         let blobs = together.iter().map(|(blob, _)| *blob).collect();
-        let (backlog, sender) = (self.backlog(), self.sender());
+        let (backlog, sender) = (self.backlog(), self.lively.sender(self.now()));
         let ask = Ask { group: key.group, blobs, backlog, not: key.not.clone(), sender, part: false };
         let begun = base::time::monotonic();
         let call = net.ask(peer, &ask, ASKING);
