@@ -200,7 +200,7 @@ fn frames_seeds() -> Vec<Vec<u8>> {
         blobs: vec![blob; 3],
         backlog: 3,
         not: vec![node; 2],
-        sender: None,
+        sender: Some(node),
         part: false,
     };
     let answers = [
