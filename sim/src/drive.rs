@@ -63,10 +63,12 @@ impl World {
         let Some(job) = self.nodes[no as usize].jobs.get_mut(&blob) else { return };
         let mut actions = Vec::new();
         if matches!(happened, Happened::Tick) {
-            let flowing = |line: Option<(u64, u64)>| line.is_some_and(|(first, _)| first <= now);
-            let coming = job.flows.iter().position(|flow| flow.open && flowing(flow.line));
-            if let Some(fetch) = coming {
-                actions.extend(job.plan.handle(now, Happened::Progress { fetch: fetch as u32 }));
+            let coming = job.flows.iter().enumerate().find_map(|(no, flow)| {
+                flow.line.filter(|(first, _)| flow.open && *first <= now).map(|line| (no as u32, line))
+            });
+            if let Some((fetch, (first, last))) = coming {
+                let came = BLOB * (now - first).max(1) / (last - first).max(1);
+                actions.extend(job.plan.handle(now, Happened::Progress { fetch, came: came.clamp(1, BLOB) }));
             }
         }
         actions.extend(job.plan.handle(now, happened));

@@ -256,6 +256,7 @@ fn node_options(options: &MountOptions, mountpoint: &Path) -> NodeOptions {
         frozen: options.frozen,
         relatime: options.relatime,
         commit: options.commit,
+        deadline: options.deadline,
         far: options.far.clone(),
     }
 }

@@ -49,13 +49,15 @@ pub struct Joined {
     pub groups: Groups,
 }
 
-/// Joins. `folder`: where the node keeps who it is. `volume`: whose trees the fleet reads.
+/// Joins. `folder`: where the node keeps who it is. `volume`: whose trees the fleet reads. `patience`: a reader has an
+/// error after this.
 pub fn join(
     options: &FleetOptions,
     role: Role,
     folder: &Path,
     volume: [u8; 16],
     origin: Arc<dyn Origin>,
+    patience: Duration,
 ) -> Result<Joined> {
     let secret = options.secret()?;
     let tls = options.tls.load()?;
@@ -77,6 +79,8 @@ pub fn join(
         verify: options.verify.into(),
         finding: options.find.into(),
         origin,
+        // An error that says why comes before the one that says nothing.
+        deadline: patience * 11 / 12,
         groups: groups.clone(),
         report: log::sink(),
     };

@@ -122,6 +122,8 @@ pub struct NodeOptions {
     pub relatime: bool,
     /// What was done survives a power cut after at most this.
     pub commit: Duration,
+    /// Whoever reads has an error after this.
+    pub deadline: Duration,
     /// How a far origin is used.
     pub far: FarOptions,
 }
@@ -141,6 +143,7 @@ impl NodeOptions {
             frozen: false,
             relatime: false,
             commit: Duration::from_secs(1),
+            deadline: Duration::from_secs(60),
             far: FarOptions::default(),
         }
     }
@@ -286,7 +289,7 @@ impl Node {
             }
             false => {
                 let (root, remote) = named.far_root(crate::far::limits(&options.far))?;
-                let cache = TreeCache::before(remote, root.volume, named, &options.far)?;
+                let cache = TreeCache::before(remote, root.volume, named, &options.far, options.deadline)?;
                 (root, cache.origin(), Some(cache))
             }
         };

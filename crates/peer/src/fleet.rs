@@ -111,6 +111,8 @@ pub struct FleetParts {
     pub finding: Finding,
     /// Where blobs stay for good.
     pub origin: Arc<dyn Origin>,
+    /// How long a blob may take, from wherever: somewhat less than those who read it wait.
+    pub deadline: Duration,
     /// What is known of groups.
     pub groups: Groups,
     /// Where lines for the operator go.
@@ -161,6 +163,7 @@ struct Inner {
     role: Role,
     finding: Finding,
     began: Instant,
+    deadline: Duration,
     origin: Arc<dyn Origin>,
     groups: Groups,
     report: Report,
@@ -397,6 +400,7 @@ impl Inner {
             role: parts.role,
             finding: parts.finding,
             began: base::time::monotonic(),
+            deadline: parts.deadline,
             origin: Arc::clone(&parts.origin),
             groups: parts.groups.clone(),
             report: Arc::clone(&parts.report),

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{Seek, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use base::BlobId;
 use blob::Sums;
@@ -122,6 +123,7 @@ impl Evil {
             verify: Default::default(),
             finding: Default::default(),
             origin: Arc::new(origin::Memory::new()),
+            deadline: Duration::from_secs(55),
             groups: Default::default(),
             report: Arc::new(|_: &str| {}),
         };

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use blob::Origin;
 use cache::{CacheOptions, NodeCache, NodeParts, StoresNothing};
@@ -40,15 +41,17 @@ pub struct TreeCache {
 
 impl TreeCache {
     /// Puts a cache before an origin, and a fleet between the two if that was asked for. `volume`: whose trees they are.
+    /// `patience`: a reader has an error after this.
     pub fn before(
         store: Arc<Remote>,
         volume: [u8; 16],
         named: &Named,
         options: &FarOptions,
+        patience: Duration,
     ) -> Result<TreeCache> {
         let below = named.cache.clone().map_or_else(default_folder, Ok)?;
         let (folder, lock) = take(&below, &::tree::root::hex(&volume))?;
-        let join = |fleet| fleet::join(fleet, Role::Node, &folder, volume, store.clone());
+        let join = |fleet| fleet::join(fleet, Role::Node, &folder, volume, store.clone(), patience);
         let joined = named.fleet.as_deref().map(join).transpose()?;
         let remote: Arc<dyn Origin> = match &joined {
             Some(joined) => joined.fleet.clone(),

@@ -10,7 +10,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use blob::Origin;
 use cache::{CacheOptions, Evict, NodeCache, NodeParts, StoresNothing};
@@ -33,6 +33,9 @@ use crate::term::Term;
 use crate::volume_dir::private_folder;
 use crate::watch::Wish;
 use crate::{log, notify, origins, signals};
+
+/// Nobody reads here: as long as those who do wait elsewhere, if they did not say otherwise.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a disk is lent with.
 #[derive(Debug, clap::Args)]
@@ -128,7 +131,7 @@ impl Lent {
         let folder = crate::mounts::absolute(&options.cache)?;
         private_folder(&folder)?;
         let locks = lock(&folder)?;
-        let joined = super::join(&options.fleet, role, &folder, volume, origin.clone())?;
+        let joined = super::join(&options.fleet, role, &folder, volume, origin.clone(), PATIENCE)?;
         let fits = |size: std::io::Result<u64>| size.at("use", &folder);
         let blobs = folder.join("blobs");
         private_folder(&blobs)?;

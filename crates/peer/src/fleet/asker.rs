@@ -28,8 +28,6 @@ use crate::message::{Answer, Ask, Group, Note};
 use crate::net::{Fail, Peer};
 use crate::plan::{Action, Event, Failure, FetchNo, Pace, Plan, Setup, Source, Tier};
 
-/// A blob is here by then, or there is an error: before the mount's own deadline ends the read without a reason.
-pub(super) const DEADLINE: Duration = Duration::from_secs(55);
 /// A question has no better answer after this; the plan asks elsewhere long before.
 const ASKING: Duration = Duration::from_secs(2);
 /// While something is being fetched the plan is told this often whether bytes come.
@@ -117,7 +115,7 @@ impl Inner {
     /// Brings a blob here, from wherever the fleet says.
     pub(super) fn obtain(self: &Arc<Inner>, id: &BlobId) -> Result<Whole, BlobError> {
         let _phase = phase::enter(Phase::Peer);
-        let until = base::time::monotonic() + DEADLINE;
+        let until = base::time::monotonic() + self.deadline;
         if let Some(whole) = self.handed.lock().remove(id) {
             return Ok(whole);
         }
@@ -133,7 +131,10 @@ impl Inner {
             }
             // The one who fetched it has failed, and this one tries by itself; not for ever.
             if base::time::monotonic() >= until {
-                return Err(BlobError::Unavailable(format!("{id} did not arrive within {DEADLINE:?}")));
+                return Err(BlobError::Unavailable(format!(
+                    "{id} did not arrive within {:?}",
+                    self.deadline
+                )));
             }
         }
     }
@@ -195,7 +196,7 @@ impl Run {
             {
                 pace = pace.with_busy_tracker();
             }
-            Setup { own: self.inner.own, trackers, depots, pace, deadline: DEADLINE }
+            Setup { own: self.inner.own, trackers, depots, pace, deadline: self.inner.deadline }
         };
         let trackers = setup.trackers.clone();
         let (mut plan, actions) = Plan::new(self.inner.now(), setup);
@@ -241,7 +242,7 @@ impl Run {
             let heard = begun.from.node().and_then(|node| self.inner.lively.last(node)).unwrap_or(0);
             let alive = std::mem::replace(&mut begun.alive, heard) != heard;
             if more {
-                events.push(Event::Progress { fetch });
+                events.push(Event::Progress { fetch, came });
             } else if alive {
                 events.push(Event::Alive { fetch });
             }

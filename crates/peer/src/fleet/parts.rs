@@ -31,7 +31,7 @@ use blob::{BlobError, Part};
 
 use super::counters::Counters;
 use super::transit::Seat;
-use super::{Inner, asker};
+use super::Inner;
 use crate::arriving::Arriving;
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Note, What};
@@ -129,7 +129,7 @@ impl Inner {
     fn part_of_coming(&self, arriving: &Arc<Arriving>, wanted: Wanted) -> Result<Option<Part>, BlobError> {
         Counters::one(&self.counters.shared);
         let end = (wanted.offset + wanted.len).next_multiple_of(GROUP);
-        match arriving.wait_for(end, base::time::monotonic() + asker::DEADLINE) {
+        match arriving.wait_for(end, base::time::monotonic() + self.deadline) {
             Ok(()) => Ok(part_of(arriving, wanted)),
             Err(Fail::Late(time)) => {
                 Err(BlobError::Unavailable(format!("{} did not arrive within {time:.0?}", wanted.id)))

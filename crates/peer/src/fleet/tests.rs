@@ -223,6 +223,7 @@ impl Node {
             verify: Verify::Blake3,
             finding,
             origin: store.clone(),
+            deadline: Duration::from_secs(55),
             groups: Groups::new(),
             report: Arc::new(|line| println!("{line}")),
         };

@@ -20,7 +20,8 @@
 //!   origin
 //! ```
 //!
-//! - Bytes that come hold every step back. So does a lease: who waits for a node that fetches from the origin goes there himself only when the
+//! - Bytes that come hold every step back, unless they come so slowly that the blob would take seconds more
+//!   ([`CRAWL`]): then its sender is told of and ruled out, and the tracker asked for another at once. So does a lease: who waits for a node that fetches from the origin goes there himself only when the
 //!   tracker gives him the lease. A hedge that went there by itself would be one of thousands, because what is slow is slow for all who wait for it.
 //!
 //! - A peer that fails is told of to the trackers and not asked again. If nothing else is under way the tracker is asked again, at most
@@ -214,6 +215,8 @@ pub enum Event {
     Progress {
         /// Which.
         fetch: FetchNo,
+        /// How many of the blob's, until now.
+        came: u64,
     },
     /// None came of this fetch, but some of another blob from the same node.
     Alive {
@@ -306,6 +309,10 @@ enum State {
 struct Fetch {
     from: Source,
     state: State,
+    /// When its first byte came.
+    began: u64,
+    /// So many bytes of the blob have come.
+    came: u64,
     /// When its last byte came, or when it was started.
     heard: u64,
     /// When its node last sent anything, of this blob or another; when it was started, if it never did.
@@ -336,6 +343,13 @@ struct Lease {
     /// When it should be renewed, if bytes come.
     renew: u64,
 }
+
+/// Who sends so slowly that the rest of a blob would take longer than this is not waited for. Where streams share a full link one may have an eighteenth of it
+/// for seconds, so that it is not short, and some times what the line's share would take ...
+const CRAWL: Duration = Duration::from_secs(15);
+const SHARES: u32 = 8;
+/// ... and its rate is known only after so long.
+const JUDGED: Duration = Duration::from_secs(4);
 
 /// What is known of a tracker.
 #[derive(Clone, Copy, Debug, Default)]
@@ -408,7 +422,7 @@ impl Plan {
             Event::Tick => {}
             Event::Answered { rank, answer } => self.answered(now, rank, answer, &mut out),
             Event::Unreachable { rank } => self.unreachable(now, rank, &mut out),
-            Event::Progress { fetch } => self.progress(now, fetch, &mut out),
+            Event::Progress { fetch, came } => self.progress(now, fetch, came, &mut out),
             Event::Alive { fetch } => {
                 if let Some(fetch) = self.fetches.get_mut(fetch as usize) {
                     fetch.alive = now;

@@ -1,6 +1,8 @@
 //! The steps of a [`Plan`]: asking, fetching, hedging, ending. Every step either leaves something under way that ends by itself or by a time
 //! in [`Plan::wake`], or ends the plan.
 
+use base::size::BLOB_MAX;
+
 use crate::id::NodeId;
 use crate::message::{Answer, What};
 
@@ -150,6 +152,8 @@ impl Plan {
         self.fetches.push(Fetch {
             from,
             state: State::Running,
+            began: now,
+            came: 0,
             heard: now,
             alive: now,
             silent: true,
@@ -158,13 +162,14 @@ impl Plan {
     }
 
     /// Bytes came. Whoever is asked for the same, and has not begun, is asked in vain from now on: it has others to send to.
-    pub(super) fn progress(&mut self, now: u64, no: FetchNo, out: &mut Vec<Action>) {
+    pub(super) fn progress(&mut self, now: u64, no: FetchNo, came: u64, out: &mut Vec<Action>) {
         let fetch = self.fetches.get_mut(no as usize).filter(|fetch| fetch.state == State::Running);
         let Some(fetch) = fetch else { return };
-        (fetch.heard, fetch.alive) = (now, now);
+        (fetch.heard, fetch.alive, fetch.came) = (now, now, came);
         if !std::mem::replace(&mut fetch.silent, false) {
             return;
         }
+        fetch.began = now;
         for (other, fetch) in self.fetches.iter_mut().enumerate() {
             if fetch.state == State::Running && fetch.silent && matches!(fetch.from, Source::Peer(_)) {
                 fetch.state = State::Failed;
@@ -245,6 +250,9 @@ impl Plan {
             self.ask_next(now, out);
         }
         self.renew(now, out);
+        if self.hedge != Hedge::Nothing && !self.waiting() && self.rule_out_crawling(now, out) {
+            (self.hedge, self.due) = (Hedge::Peer, now);
+        }
         if now >= self.due && !self.over {
             self.hedge(now, out);
         }
@@ -319,7 +327,9 @@ impl Plan {
             return Some(self.leased);
         }
         // Bytes are coming: rather a little later than twice, as long as there is time for it.
-        let coming = self.fetches.iter().filter(|fetch| fetch.state == State::Running && !fetch.silent);
+        let is_coming =
+            |fetch: &&Fetch| fetch.state == State::Running && !fetch.silent && !self.crawls(now, fetch);
+        let coming = self.fetches.iter().filter(is_coming);
         let heard = coming.map(|fetch| fetch.heard).max()?;
         let in_time = self.end - now > micros(self.setup.deadline) / 2;
         let later = heard.saturating_add(self.step);
@@ -356,6 +366,41 @@ impl Plan {
                 self.not.push(node);
             }
         }
+    }
+
+    /// It sends, but what is missing would take too long. Whoever passes on what comes to itself is not to blame for that, and who goes to the tracker because of
+    /// it may be given a second lease: there only a reader's time is a reason, when half of it is over.
+    fn crawls(&self, now: u64, fetch: &Fetch) -> bool {
+        let took = now.saturating_sub(fetch.began);
+        let left = self.end - now;
+        let share = micros(self.setup.pace.share);
+        let judged = micros(JUDGED).min(left / 8).max(share.min(left / 4));
+        if fetch.state != State::Running || fetch.came == 0 || took < judged {
+            return false;
+        }
+        let missing = u64::from(BLOB_MAX).saturating_sub(fetch.came);
+        let needs = (missing * took) / fetch.came;
+        match fetch.from {
+            Source::Peer(_) => needs > micros(CRAWL).max(share * u64::from(SHARES)).min(left / 2),
+            Source::Stream(_) | Source::Depot(_) => needs > left && left < micros(self.setup.deadline) / 2,
+            Source::Origin => false,
+        }
+    }
+
+    /// Those who are too slow are told of, so that others are sent to somebody else, and not to be named again; what they still send is welcome.
+    /// Whether there were any.
+    fn rule_out_crawling(&mut self, now: u64, out: &mut Vec<Action>) -> bool {
+        let slow: Vec<NodeId> = self
+            .fetches
+            .iter()
+            .filter(|fetch| self.crawls(now, fetch))
+            .filter_map(|fetch| fetch.from.node().filter(|node| !self.not.contains(node)))
+            .collect();
+        for by in &slow {
+            self.tell(What::Silent { by: *by }, out);
+        }
+        self.not.extend(&slow);
+        !slow.is_empty()
     }
 
     /// Tells every tracker that was asked.

@@ -73,7 +73,7 @@ fn regression_one_blob_of_many_may_stand_still() {
         let pace = Pace { share: Duration::from_millis(share), ..setup.pace };
         let (mut plan, _) = Plan::new(0, Setup { pace, ..setup });
         answer(&mut plan, 0, 0, go(5, None));
-        plan.handle(MS, Event::Progress { fetch: 0 });
+        plan.handle(MS, Event::Progress { fetch: 0, came: 1 << 20 });
         loop {
             let now = plan.wake().unwrap();
             let out = plan.handle(now, Event::Tick);
@@ -102,8 +102,11 @@ fn whoever_begins_first_goes_on_alone() {
     answer(&mut plan, 0, 0, go(5, Some(6)));
     let out = plan.handle(20 * MS, Event::Tick);
     assert!(out.contains(&fetch(1, Source::Peer(node(6)), Why::Hedge)));
-    assert_eq!(plan.handle(21 * MS, Event::Progress { fetch: 1 }), [Action::Cancel { fetch: 0 }]);
-    assert_eq!(plan.handle(22 * MS, Event::Progress { fetch: 0 }), []);
+    assert_eq!(
+        plan.handle(21 * MS, Event::Progress { fetch: 1, came: 1 << 20 }),
+        [Action::Cancel { fetch: 0 }]
+    );
+    assert_eq!(plan.handle(22 * MS, Event::Progress { fetch: 0, came: 1 << 20 }), []);
     let end = plan.handle(23 * MS, Event::Arrived { fetch: 1 });
     assert_eq!(end, [note(1, What::Have), Action::Done { fetch: 1 }]);
 }
@@ -115,7 +118,7 @@ fn the_other_trackers_hear_of_a_lease() {
     let told = |what| [note(2, what), note(3, what)];
     let fetching = [&told(What::Fetching)[..], &[fetch(0, Source::Origin, Why::Told)]].concat();
     assert_eq!(answer(&mut plan, 1, 0, lease(7)), fetching);
-    plan.handle(299 * MS, Event::Progress { fetch: 0 });
+    plan.handle(299 * MS, Event::Progress { fetch: 0, came: 1 << 20 });
     assert_eq!(plan.handle(301 * MS, Event::Tick), [ask(0, 1, &[])]);
     assert_eq!(answer(&mut plan, 302 * MS, 0, lease(7)), [], "once is enough");
     let have = [note(1, What::Have), Action::Done { fetch: 0 }];
@@ -151,7 +154,7 @@ fn others_are_spared_while_bytes_come() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     answer(&mut plan, 0, 0, go(5, None));
     for now in (0..4_000).step_by(5) {
-        let out = plan.handle(now * MS, Event::Progress { fetch: 0 });
+        let out = plan.handle(now * MS, Event::Progress { fetch: 0, came: now << 10 });
         assert_eq!(out, [], "{now}");
     }
     assert_eq!(plan.handle(4_100 * MS, Event::Tick), [ask(0, 1, &[])]);
@@ -333,13 +336,57 @@ fn a_lease_is_renewed_while_bytes_come_only() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     answer(&mut plan, 0, 0, lease(3));
     assert_eq!(plan.wake(), Some(300 * MS));
-    plan.handle(290 * MS, Event::Progress { fetch: 0 });
+    plan.handle(290 * MS, Event::Progress { fetch: 0, came: 1 << 20 });
     assert_eq!(plan.handle(300 * MS, Event::Tick), [ask(0, 1, &[])]);
     assert_eq!(answer(&mut plan, 301 * MS, 0, lease(3)), []);
     assert_eq!(plan.wake(), Some(601 * MS));
     assert_eq!(plan.handle(601 * MS, Event::Tick), []);
     let end = plan.handle(10_000 * MS, Event::Tick);
     assert_eq!(end.last(), Some(&Action::Fail(Failure::Deadline { peers: 0, origin: true })));
+}
+
+/// A node behind a slow link alone had a blob: its bytes trickled, held every hedge back for half of the deadline, and the reader's own was over first.
+#[test]
+fn regression_who_sends_too_slowly_is_ruled_out_and_not_waited_for() {
+    let patient = |deadline| Setup { deadline: Duration::from_secs(deadline), ..setup(&[1], &[]) };
+    let first_step = |setup: Setup, told: Answer, rate: u64, until: u64| {
+        let (mut plan, _) = Plan::new(0, setup);
+        answer(&mut plan, 0, 0, told);
+        for now in (100..until).step_by(100) {
+            let out = plan.handle(now * MS, Event::Progress { fetch: 0, came: rate * now / 1_000 });
+            if !out.is_empty() {
+                return Some((now, out));
+            }
+        }
+        None
+    };
+    let slow = first_step(patient(55), go(5, None), 3 << 16, 9_000);
+    let steps = vec![note(1, What::Silent { by: node(5) }), ask(0, 1, &[5])];
+    assert_eq!(first_step(patient(55), go(5, None), 2 << 18, 7_900), None, "eight seconds are not too long");
+    assert_eq!(slow, Some((4_100, steps.clone())));
+    let hurried = first_step(patient(8), go(5, None), 2 << 18, 7_900);
+    assert_eq!(hurried, Some((1_000, steps)), "but for who has eight");
+    // A dozen blobs that share a line are all slow.
+    let shared = patient(55);
+    let pace = Pace { share: Duration::from_secs(8), ..shared.pace };
+    assert_eq!(first_step(Setup { pace, ..shared }, go(5, None), 1 << 18, 9_000), None);
+    // Whoever passes on what comes from the origin is as slow as that is: he is kept to for half of the time.
+    let wait = Answer::Wait { parent: node(7), time: Duration::from_millis(900) };
+    assert_eq!(first_step(patient(20), wait, 1 << 17, 9_900), None);
+    assert!(first_step(patient(20), wait, 1 << 17, 10_200).is_some());
+}
+
+/// The lease that comes of it is used although the slow one goes on, and what it sends meanwhile is welcome.
+#[test]
+fn who_was_too_slow_may_still_be_first() {
+    let (mut plan, _) = Plan::new(0, Setup { deadline: Duration::from_secs(55), ..setup(&[1], &[]) });
+    answer(&mut plan, 0, 0, go(5, None));
+    for now in [100, 4_100] {
+        plan.handle(now * MS, Event::Progress { fetch: 0, came: now << 7 });
+    }
+    assert_eq!(answer(&mut plan, 4_101 * MS, 0, lease(3)), [fetch(1, Source::Origin, Why::Told)]);
+    let end = plan.handle(4_200 * MS, Event::Arrived { fetch: 0 });
+    assert_eq!(end, [note(1, What::Have), Action::Cancel { fetch: 1 }, Action::Done { fetch: 0 }]);
 }
 
 #[derive(Clone, Debug)]
@@ -364,7 +411,7 @@ fn chance() -> impl Strategy<Value = Chance> {
     let events = prop_oneof![
         Just(Event::Tick),
         (0usize..4).prop_map(|rank| Event::Unreachable { rank }),
-        fetch().prop_map(|fetch| Event::Progress { fetch }),
+        (fetch(), 0u64..5 << 20).prop_map(|(fetch, came)| Event::Progress { fetch, came }),
         fetch().prop_map(|fetch| Event::Failed { fetch }),
         fetch().prop_map(|fetch| Event::Failed { fetch }),
     ];
