@@ -33,7 +33,8 @@ impl World {
         node.pace.1 -= 1;
         let pace = node.pace.0;
         node.silence.order(now, &mut trackers);
-        let setup = Setup { own: node_id(no), trackers, depots, pace, deadline: DEADLINE };
+        let sender = node.sender().map(node_id);
+        let setup = Setup { own: node_id(no), trackers, depots, sender, pace, deadline: DEADLINE };
         let (plan, actions) = Plan::new(now, setup);
         let job = Job { plan, begun: now, flows: Vec::new(), waiters: Vec::new(), children: Vec::new() };
         node.jobs.insert(blob, job);

@@ -196,7 +196,9 @@ impl Run {
             {
                 pace = pace.with_busy_tracker();
             }
-            Setup { own: self.inner.own, trackers, depots, pace, deadline: self.inner.deadline }
+            let sender = self.inner.sender();
+            let deadline = self.inner.deadline;
+            Setup { own: self.inner.own, trackers, depots, sender, pace, deadline }
         };
         let trackers = setup.trackers.clone();
         let (mut plan, actions) = Plan::new(self.inner.now(), setup);
@@ -346,7 +348,7 @@ impl Run {
         let inner = &self.inner;
         if tracker == inner.own {
             let (group, blobs, backlog) = (self.group, vec![self.id], inner.backlog());
-            let sender = inner.lively.sender(inner.now());
+            let sender = inner.sender();
             let ask = Ask { group, blobs, backlog, not, sender, part: false };
             // What this node asks itself for it does not have.
             let answers = inner.tracker.lock().ask(inner.now(), inner.own, &ask, &|_| false);
@@ -424,6 +426,11 @@ impl Run {
 }
 
 impl Inner {
+    /// Whom this node follows.
+    fn sender(&self) -> Option<NodeId> {
+        self.lively.sender(self.now(), self.line.rate())
+    }
+
     pub(super) fn backlog(&self) -> u16 {
         self.net().map_or(0, |net| net.backlog())
     }
@@ -440,7 +447,7 @@ impl Inner {
         };
         Counters::one(&self.counters.asks);
         let blobs = together.iter().map(|(blob, _)| *blob).collect();
-        let (backlog, sender) = (self.backlog(), self.lively.sender(self.now()));
+        let (backlog, sender) = (self.backlog(), self.sender());
         let ask = Ask { group: key.group, blobs, backlog, not: key.not.clone(), sender, part: false };
         let begun = base::time::monotonic();
         let call = net.ask(peer, &ask, ASKING);

@@ -17,6 +17,8 @@ const FRESH: u64 = 500_000;
 const HALF: u64 = 1_000_000;
 /// Who has sent nothing for so long is nobody's sender.
 const SENDER: u64 = 4 * HALF;
+/// Nor is who sends less than such a part of what the line brings in a second. It is about an eighth, for of late are two seconds.
+const FAIR: u64 = 4;
 
 /// What is known of one node.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,12 +70,14 @@ impl Lively {
         }
     }
 
-    /// Who sends most of late, and more than a single blob.
-    pub(super) fn sender(&self, now: u64) -> Option<NodeId> {
+    /// Who sends most of late, more than a single blob, and a fair part of the `rate` that the line carries (bytes a second): who stays with a node must have
+    /// something of it.
+    pub(super) fn sender(&self, now: u64, rate: u64) -> Option<NodeId> {
         let nodes = self.0.lock();
+        let least = u64::from(BLOB_MAX).max(rate / FAIR);
         let sends = |node: &NodeId| {
             let heard = nodes.all.get(node).map(|heard| heard.aged(now));
-            heard.is_some_and(|heard| now < heard.at + SENDER && heard.bytes > u64::from(BLOB_MAX))
+            heard.is_some_and(|heard| now < heard.at + SENDER && heard.bytes > least)
         };
         nodes.most.filter(sends)
     }
@@ -116,14 +120,16 @@ mod tests {
         let (lively, [a, b]) = (Lively::default(), [1, 2].map(|n| NodeId([n; 16])));
         let blob = u64::from(BLOB_MAX);
         lively.heard(0, a, blob);
-        assert_eq!(lively.sender(0), None, "a single one");
+        assert_eq!(lively.sender(0, 0), None, "a single one");
         lively.heard(0, a, 3 * blob);
         lively.heard(10, b, 3 * blob);
-        assert_eq!(lively.sender(10), Some(a), "less is not more for being later");
+        assert_eq!(lively.sender(10, 0), Some(a), "less is not more for being later");
         // What came long ago counts little.
         lively.heard(HALF, b, blob);
-        assert_eq!(lively.sender(HALF), Some(b));
+        assert_eq!(lively.sender(HALF, 0), Some(b));
         lively.heard(HALF, a, blob);
-        assert_eq!((lively.sender(HALF), lively.sender(HALF + SENDER)), (Some(a), None));
+        assert_eq!((lively.sender(HALF, 0), lively.sender(HALF + SENDER, 0)), (Some(a), None));
+        // Over a line that carries far more it is a slow one, and no reason to stay.
+        assert_eq!([blob, 100 * blob].map(|rate| lively.sender(HALF, rate)), [Some(a), None]);
     }
 }

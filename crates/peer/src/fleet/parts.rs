@@ -29,9 +29,9 @@ use base::phase::{self, Phase};
 use base::size::{BLOB_MAX, GROUP};
 use blob::{BlobError, Part};
 
+use super::Inner;
 use super::counters::Counters;
 use super::transit::Seat;
-use super::Inner;
 use crate::arriving::Arriving;
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Note, What};

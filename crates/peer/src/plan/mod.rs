@@ -24,6 +24,8 @@
 //!   ([`CRAWL`]): then its sender is told of and ruled out, and the tracker asked for another at once. So does a lease: who waits for a node that fetches from the origin goes there himself only when the
 //!   tracker gives him the lease. A hedge that went there by itself would be one of thousands, because what is slow is slow for all who wait for it.
 //!
+//! - Who is told to wait for another than the one who sends to it already asks again a moment later ([`Pace::soon`]), at most [`PATIENCE`] times: nodes that
+//!   stand in a row want the same blob within a moment, and it is better taken from the one ahead than from the head.
 //! - A peer that fails is told of to the trackers and not asked again. If nothing else is under way the tracker is asked again, at most
 //!   [`ASKS_MAX`] times; then the depot, then the origin.
 //! - A peer that has sent no byte when the next one is tried is told of as well, as silent: else a node that died without a word would be
@@ -72,6 +74,8 @@ pub struct Setup {
     pub trackers: Vec<NodeId>,
     /// The depots that should have the blob, the first choice first; empty where there are none.
     pub depots: Vec<NodeId>,
+    /// Who sends this node most now, if anybody: rather from there once more ([`Pace::soon`]).
+    pub sender: Option<NodeId>,
     /// How long fetches take now.
     pub pace: Pace,
     /// When it must have ended, after its beginning.
@@ -93,6 +97,8 @@ pub struct Pace {
     pub answer: Duration,
     /// What all that is on its way here takes of this node's own line: one blob of many may stand still for so long although its sender is well.
     pub share: Duration,
+    /// Whoever sends to this node has asked for what this one asks for after so long, if he wants it too; zero: as good as at once.
+    pub soon: Duration,
 }
 
 /// Nobody hedges before this: it is within what a scheduler's hiccup takes, or a queue of a dozen blobs.
@@ -105,6 +111,14 @@ const SHARED: Duration = Duration::from_millis(100);
 /// What a question and its answer wait behind, of each blob that is on its way here: as long as a blob takes of a line of a Gbit/s. A queue of 100 ms on
 /// both lines is common, and whoever asks the next tracker because of it may be given a second lease.
 const BEHIND: Duration = Duration::from_millis(33);
+
+/// Nodes in a row are no further behind one another than such a part of the time a blob takes of their lines.
+const SOON: u64 = 8;
+/// It is not worth waiting for less, nor for more.
+const SOON_LEAST: Duration = Duration::from_millis(1);
+const SOON_MOST: Duration = Duration::from_millis(100);
+/// So often.
+const PATIENCE: u32 = 3;
 
 /// More blobs than these are not on their way here at a time, in any reckoning.
 const MANY: usize = 32;
@@ -125,6 +139,7 @@ impl Pace {
                 .max(BEHIND * under_way)
                 .clamp(SILENT_LEAST, SILENT_MOST),
             share: Duration::ZERO,
+            soon: Duration::ZERO,
         }
     }
 
@@ -132,7 +147,10 @@ impl Pace {
     pub fn with_line(self, rate: u64, under_way: usize) -> Pace {
         let shared = under_way.min(MANY) as u64 * u64::from(BLOB_MAX) * 1_000_000;
         let share = shared.checked_div(rate).map_or(Duration::ZERO, Duration::from_micros);
-        Pace { share: share.min(PACE_MOST), ..self }
+        let blob = u64::from(BLOB_MAX) * 1_000_000;
+        let soon = blob.checked_div(rate).map_or(Duration::ZERO, |time| Duration::from_micros(time / SOON));
+        let soon = if soon < SOON_LEAST { Duration::ZERO } else { soon.min(SOON_MOST) };
+        Pace { share: share.min(PACE_MOST), soon, ..self }
     }
 
     /// The same where the first tracker is sending blobs here.
@@ -342,6 +360,8 @@ struct Lease {
     id: u64,
     /// When it should be renewed, if bytes come.
     renew: u64,
+    /// When it ends if it is not.
+    end: u64,
 }
 
 /// Who sends so slowly that the rest of a blob would take longer than this is not waited for. Where streams share a full link one may have an eighteenth of it
@@ -381,6 +401,9 @@ pub struct Plan {
     rounds: u32,
     /// Until then somebody else has the right to fetch it from the origin: no hedge goes there before.
     leased: u64,
+    /// So often it was told to wait for somebody else than who sends to it, and asks again; when, and whom.
+    patient: u32,
+    again: Option<(u64, usize)>,
     /// The tracker was asked although something is under way: its answer counts.
     more: bool,
     over: bool,
@@ -403,6 +426,8 @@ impl Plan {
             step: 0,
             rounds: 0,
             leased: 0,
+            patient: 0,
+            again: None,
             more: false,
             over: false,
             setup,
@@ -444,7 +469,8 @@ impl Plan {
         }
         let silent = self.ranks.iter().filter_map(|rank| rank.until).min();
         let renew = self.leases.iter().map(|lease| lease.renew).min();
-        [Some(self.end), silent, renew, Some(self.due)].into_iter().flatten().min()
+        let again = self.again.map(|(at, _)| at);
+        [Some(self.end), silent, renew, again, Some(self.due)].into_iter().flatten().min()
     }
 
     /// Whether it has ended.

@@ -8,6 +8,9 @@ use crate::message::{Answer, What};
 
 use super::*;
 
+/// A lease that was due and whose bytes did not come is looked at again after so long.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 /// The steps of a hedge get longer by a factor of two so many times.
 const ROUNDS: u32 = 3;
 
@@ -49,7 +52,7 @@ impl Plan {
 
     /// Whether a tracker's answer may still come.
     fn waiting(&self) -> bool {
-        self.ranks.iter().any(|rank| rank.until.is_some())
+        self.again.is_some() || self.ranks.iter().any(|rank| rank.until.is_some())
     }
 
     /// Whether a fetch is under way.
@@ -68,6 +71,8 @@ impl Plan {
 
     pub(super) fn answered(&mut self, now: u64, rank: usize, answer: Answer, out: &mut Vec<Action>) {
         let Some(known) = self.ranks.get_mut(rank).filter(|known| known.asked) else { return };
+        let asked = known.until.map(|until| until.saturating_sub(micros(self.setup.pace.answer)));
+        let quick = asked.is_some_and(|asked| now.saturating_sub(asked) <= micros(self.setup.pace.soon));
         (known.until, known.useless) = (None, false);
         if let Answer::Lease { lease, time } = answer {
             let renew = now.saturating_add(micros(time) / 3);
@@ -76,7 +81,8 @@ impl Plan {
             if self.leases.len() == before {
                 self.tell_understudies(out);
             }
-            self.leases.push(Lease { rank, id: lease, renew });
+            let end = now.saturating_add(micros(time));
+            self.leases.push(Lease { rank, id: lease, renew, end });
         }
         let more = std::mem::take(&mut self.more);
         self.rounds += u32::from(more && self.running());
@@ -84,6 +90,10 @@ impl Plan {
             Answer::NotMine => self.unreachable(now, rank, out),
             // The one who was slow to answer comes too late: what is under way goes on. Of what is slow itself, one more helps.
             _ if self.running() && !more => {}
+            Answer::Wait { parent, .. } if quick && self.is_patient(parent) => {
+                self.patient += 1;
+                self.again = Some((now + micros(self.setup.pace.soon), rank));
+            }
             Answer::Serve => self.peer(now, Source::Peer(self.setup.trackers[rank]), None, out),
             Answer::Go { first, second } => self.peer(now, Source::Peer(first), second, out),
             Answer::Wait { parent, time } => {
@@ -92,6 +102,15 @@ impl Plan {
             }
             Answer::Lease { .. } => self.alone(now, Why::Told, out),
         }
+    }
+
+    /// Somebody is fetching the blob, and not the one who sends to this node already. If that one wants it too it will be fetching it in a moment: then
+    /// the row in which they stand stays one, and nobody sends it twice. Whoever asks before the node ahead of it, by a hair, would else be sent to the head
+    /// of the row, take half of its line, be ahead of the others from then on, and be sent there always. A tracker whose answers take longer than that
+    /// moment is not asked once more for it.
+    fn is_patient(&self, parent: NodeId) -> bool {
+        let other = self.setup.sender.is_some_and(|sender| sender != parent && !self.not.contains(&sender));
+        other && !self.setup.pace.soon.is_zero() && self.patient < PATIENCE && !self.running()
     }
 
     /// Fetches from a node that a tracker named.
@@ -148,6 +167,7 @@ impl Plan {
     }
 
     fn fetch(&mut self, now: u64, from: Source, why: Why, out: &mut Vec<Action>) {
+        self.again = None;
         out.push(Action::Fetch { fetch: self.fetches.len() as FetchNo, from, why });
         self.fetches.push(Fetch {
             from,
@@ -249,6 +269,11 @@ impl Plan {
         if silent && !self.running() {
             self.ask_next(now, out);
         }
+        if let Some((_, rank)) = self.again.take_if(|(at, _)| *at <= now) {
+            // It is the same question, a moment later, and not one of those that may be asked because something failed.
+            self.asks = self.asks.saturating_sub(1);
+            self.ask(now, rank, out);
+        }
         self.renew(now, out);
         if self.hedge != Hedge::Nothing && !self.waiting() && self.rule_out_crawling(now, out) {
             (self.hedge, self.due) = (Hedge::Peer, now);
@@ -265,8 +290,9 @@ impl Plan {
         let lively = heard.is_some_and(|heard| now.saturating_sub(heard) < micros(self.setup.pace.origin));
         let not = self.ruled_out();
         for lease in self.leases.iter_mut().filter(|lease| lease.renew <= now) {
-            // The answer sets the next time.
-            lease.renew = u64::MAX;
+            // The answer sets the next time; or bytes that come after all, of a store whose connections took a second to begin.
+            let again = Some(now.saturating_add(micros(LOOK_AGAIN))).filter(|again| *again < lease.end);
+            lease.renew = again.filter(|_| !lively).unwrap_or(u64::MAX);
             if lively {
                 out.push(Action::Ask {
                     rank: lease.rank,

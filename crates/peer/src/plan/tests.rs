@@ -19,12 +19,14 @@ fn setup(trackers: &[u8], depots: &[u8]) -> Setup {
         origin: millis(300),
         answer: millis(50),
         share: Duration::ZERO,
+        soon: Duration::ZERO,
     };
     let nodes = |list: &[u8]| list.iter().map(|i| node(*i)).collect();
     Setup {
         own: node(0),
         trackers: nodes(trackers),
         depots: nodes(depots),
+        sender: None,
         pace,
         deadline: Duration::from_secs(10),
     }
@@ -52,6 +54,41 @@ fn ask(rank: usize, tracker: u8, not: &[u8]) -> Action {
 
 fn note(tracker: u8, what: What) -> Action {
     Action::Note { tracker: node(tracker), what }
+}
+
+/// Whoever asked before the node ahead of it in their row, by a hair, was sent to the row's head, and took half of its line from then on.
+#[test]
+fn regression_who_stands_in_a_row_waits_a_moment_for_the_node_ahead() {
+    let wait = |parent: u8| Answer::Wait { parent: node(parent), time: Duration::from_millis(900) };
+    let soon = |pace: Pace| Pace { soon: Duration::from_millis(90), ..pace };
+    let row = || Setup { sender: Some(node(7)), pace: soon(setup(&[1], &[]).pace), ..setup(&[1], &[]) };
+    let streams = |from: u8| vec![fetch(0, Source::Stream(node(from)), Why::Told)];
+    let (mut plan, _) = Plan::new(0, row());
+    assert_eq!(answer(&mut plan, MS, 0, wait(5)), []);
+    assert_eq!(plan.wake(), Some(91 * MS));
+    assert_eq!(plan.handle(91 * MS, Event::Tick), [ask(0, 1, &[])]);
+    assert_eq!(answer(&mut plan, 92 * MS, 0, wait(7)), streams(7));
+    // It does not come: who fetches is as good as another.
+    let (mut plan, _) = Plan::new(0, row());
+    for turn in 0..u64::from(PATIENCE) {
+        assert_eq!(answer(&mut plan, turn * 100 * MS, 0, wait(5)), []);
+        assert_eq!(plan.handle((turn * 100 + 90) * MS, Event::Tick), [ask(0, 1, &[])]);
+    }
+    assert_eq!(answer(&mut plan, 400 * MS, 0, wait(5)), streams(5));
+    // A tracker that is slow to answer would be slow three times more: reads of a fleet whose tracker had a thin line took 17 s.
+    let (mut plan, _) =
+        Plan::new(0, Setup { pace: Pace { soon: Duration::from_millis(20), ..row().pace }, ..row() });
+    assert_eq!(answer(&mut plan, 21 * MS, 0, wait(5)), streams(5));
+    // Nothing to wait for: somebody has it, nobody sends here, or the line is quick.
+    let (mut plan, _) = Plan::new(0, row());
+    assert_eq!(answer(&mut plan, MS, 0, go(5, None)), [fetch(0, Source::Peer(node(5)), Why::Told)]);
+    for setup in [Setup { sender: None, ..row() }, Setup { pace: setup(&[1], &[]).pace, ..row() }] {
+        let (mut plan, _) = Plan::new(0, setup);
+        assert_eq!(answer(&mut plan, MS, 0, wait(5)), streams(5));
+    }
+    let pace = setup(&[1], &[]).pace;
+    let soon = |rate: u64| pace.with_line(rate, 4).soon.as_millis();
+    assert_eq!([0, 6 << 20, 25 << 20, 1 << 30].map(soon), [0, 83, 20, 0]);
 }
 
 #[test]
@@ -341,6 +378,9 @@ fn a_lease_is_renewed_while_bytes_come_only() {
     assert_eq!(answer(&mut plan, 301 * MS, 0, lease(3)), []);
     assert_eq!(plan.wake(), Some(601 * MS));
     assert_eq!(plan.handle(601 * MS, Event::Tick), []);
+    // It has ended, and is another's perhaps.
+    plan.handle(1_300 * MS, Event::Tick);
+    assert_eq!(plan.handle(1_310 * MS, Event::Progress { fetch: 0, came: 1 << 20 }), []);
     let end = plan.handle(10_000 * MS, Event::Tick);
     assert_eq!(end.last(), Some(&Action::Fail(Failure::Deadline { peers: 0, origin: true })));
 }
@@ -387,6 +427,17 @@ fn who_was_too_slow_may_still_be_first() {
     assert_eq!(answer(&mut plan, 4_101 * MS, 0, lease(3)), [fetch(1, Source::Origin, Why::Told)]);
     let end = plan.handle(4_200 * MS, Event::Arrived { fetch: 0 });
     assert_eq!(end, [note(1, What::Have), Action::Cancel { fetch: 1 }, Action::Done { fetch: 0 }]);
+}
+
+/// A store's connections may take a second to begin, where a dozen begin at once on a full line. The lease was looked at once before that, and never again.
+#[test]
+fn regression_a_lease_whose_bytes_come_late_is_renewed_then() {
+    let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
+    answer(&mut plan, 0, 0, lease(3));
+    while let Some(now) = plan.wake().filter(|now| *now < 850 * MS) {
+        assert_eq!(plan.handle(now, Event::Tick), []);
+    }
+    assert_eq!(plan.handle(850 * MS, Event::Progress { fetch: 0, came: 1 << 20 }), [ask(0, 1, &[])]);
 }
 
 #[derive(Clone, Debug)]

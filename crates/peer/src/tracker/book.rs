@@ -141,7 +141,7 @@ pub(super) struct Asker<'a> {
     pub(super) node: No,
     /// Not these.
     pub(super) not: &'a [No],
-    /// Who sends to it already.
+    /// Whom it follows: who sends it most, and nobody else as much.
     pub(super) sender: Option<No>,
     /// Microseconds.
     pub(super) now: u64,
@@ -317,7 +317,9 @@ impl Book {
         let fetches = !copy.holds;
         let children = if asker.part { 0 } else { copy.children };
         let ahead = if fetches { FETCHING } else { 0 } + CHILD.saturating_mul(children);
+        let followed = names.follower(copy.node, asker.now).is_some_and(|other| other != asker.node);
         let other = if asker.sender == Some(copy.node) { 0 } else { OTHER };
+        let other = other + if followed { FOLLOWED } else { 0 };
         let burden = names.load(copy.node).saturating_add(ahead + other);
         Some(Candidate { burden, children, depth, fetches, draw: 0, at })
     }
@@ -364,8 +366,11 @@ pub(super) const FETCHING: u16 = 8;
 /// MiB: so much busier is taken to be who sends this very blob to one already. Whoever gets it from him is named instead, and what a blob costs is spread
 /// over those who have it, also while nobody knows how busy they are.
 const CHILD: u16 = 8;
-/// MiB: so much busier is taken to be who does not send to the asker already. Nodes that keep to one sender form a row or a ring, in which each line
+/// MiB: so much busier is taken to be whom the asker does not follow. Nodes that keep to one sender form a row or a ring, in which each line
 /// carries one stream in and one out. Drawn anew for each blob, some lines would carry two at a time and others none.
-const OTHER: u16 = 8;
+const OTHER: u16 = 16;
+/// MiB: so much busier is taken to be whom another follows: else two would stay with one sender, and have half its line each. Whom nobody follows is the end of a
+/// row, and has a line to spare.
+const FOLLOWED: u16 = 8;
 /// MiB that whoever is named is about to send.
 const LOAD: i16 = 4;

@@ -6,14 +6,19 @@
 //! For each blob asked about, the first of these that applies:
 //!
 //! 1. The asker has the live lease already (its answer was lost, or it takes longer): the same **lease**, and more time.
-//! 2. The tracker has the blob itself, a slot free and not much else to send, and whoever sends to the asker already does not have it: **serve**.
+//! 2. The tracker has the blob itself, a slot free and not much else to send, nobody else follows it, and whoever the asker follows does not have it: **serve**.
 //! 3. Others have it, or are fetching it and will have it: of up to four random ones with a free slot the least busy, where who is still fetching
-//!    counts as a little busier than it is, and so does who sends it to somebody already, and who does not send to the asker yet. If it has it: **go** there (and to the second holder of the four, if the first is slow). If it is fetching: **wait** there.
+//!    counts as a little busier than it is, and so does who sends it to somebody already, whom the asker does not follow, and whom somebody else follows. If it has it: **go** there (and to the second holder of the four, if the first is slow). If it is fetching: **wait** there.
 //! 4. All slots are taken: the same with the least busy of all, over the number of slots.
 //! 5. Nobody has it or fetches it, or the asker has had errors from all who do: a **lease**. Whoever had one before has it no more.
 //!
 //! Who wants only **a part** of a blob gets the same answers, and nothing is written down of it: it takes no slot, and nobody is sent to it, for it
 //! will not have the blob. Only its lease is one like all others, because whoever has a lease fetches the whole for everybody.
+//!
+//! A node **follows** the one that sends it most, and says so in each question; of several who follow the same node the first counts, until it follows
+//! another or has not said so for a while. Nodes that read the same in the same order so come to stand in a row, those that begin at different places in a ring,
+//! and each line carries one stream in and one out: that is all that there is to be had. Two that are sent by one node have half a line each, with all who
+//! stand behind them.
 //!
 //! What is always true:
 //!
@@ -151,6 +156,8 @@ impl Tracker {
         self.names.number(self.own);
         let not: Vec<No> = ask.not.iter().filter_map(|node| self.names.find(node)).collect();
         let sender = ask.sender.and_then(|node| self.names.find(&node));
+        let follows = self.names.follows(asker, sender, now);
+        let sender = sender.filter(|_| follows);
         let asker = Asker { node: asker, not: &not, sender, now, part: ask.part };
         ask.blobs.iter().map(|blob| self.answer(&asker, *blob, held(blob))).collect()
     }
@@ -204,7 +211,12 @@ impl Tracker {
         let serves = held && asker.node != own && !asker.not.contains(&own);
         let idle = self.names.load(own) < FETCHING;
         let another = asker.sender.is_some_and(|sender| sender != own && book.get(sender).is_some());
-        if serves && idle && !another && book.get(own).is_some_and(|copy| asker.part || copy.children < SLOTS)
+        let followed = self.names.follower(own, asker.now).is_some_and(|other| other != asker.node);
+        if serves
+            && idle
+            && !another
+            && !followed
+            && book.get(own).is_some_and(|copy| asker.part || copy.children < SLOTS)
         {
             return Some(Pick { node: own, holds: true, second: None });
         }

@@ -21,7 +21,16 @@ struct Name {
     load: u16,
     /// Records with this number.
     records: u32,
+    /// Who sends it most, as it said last.
+    sender: No,
+    /// Who follows it: the first of those who said that it sends them most. And until when that is believed, microseconds.
+    follower: No,
+    follows_until: u64,
 }
+
+/// Who has not said again for so long that a node sends it most does not follow it any more, microseconds. A node that reads over a narrow line asks
+/// one tracker every few seconds.
+const FOLLOWS: u64 = 15_000_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Names {
@@ -36,7 +45,15 @@ impl Names {
         if let Some(no) = self.numbers.get(&node) {
             return *no;
         }
-        let name = Name { node, gone: false, load: 0, records: 0 };
+        let name = Name {
+            node,
+            gone: false,
+            load: 0,
+            records: 0,
+            sender: NOBODY,
+            follower: NOBODY,
+            follows_until: 0,
+        };
         let no = match self.free.pop() {
             Some(no) => {
                 self.names[no as usize] = name;
@@ -77,6 +94,28 @@ impl Names {
     pub(super) fn add_load(&mut self, no: No, mib: i16) {
         let load = &mut self.names[no as usize].load;
         *load = load.saturating_add_signed(mib);
+    }
+
+    /// It said who sends it most. True if it is the one that follows that node: there was none, or it was the one.
+    pub(super) fn follows(&mut self, no: No, sender: Option<No>, now: u64) -> bool {
+        let sender = sender.filter(|sender| *sender != no).unwrap_or(NOBODY);
+        let before = std::mem::replace(&mut self.names[no as usize].sender, sender);
+        if before != sender && before != NOBODY && self.names[before as usize].follower == no {
+            self.names[before as usize].follower = NOBODY;
+        }
+        if sender == NOBODY || self.follower(sender, now).is_some_and(|other| other != no) {
+            return false;
+        }
+        let name = &mut self.names[sender as usize];
+        (name.follower, name.follows_until) = (no, now.saturating_add(FOLLOWS));
+        true
+    }
+
+    /// Who follows it.
+    pub(super) fn follower(&self, no: No, now: u64) -> Option<No> {
+        let name = &self.names[no as usize];
+        let known = name.follower != NOBODY && now < name.follows_until;
+        Some(name.follower).filter(|follower| known && !self.is_gone(*follower))
     }
 
     /// After each second: what was heard of loads fades, because who has nothing to ask does not say that it is idle.

@@ -285,8 +285,37 @@ fn who_sends_to_the_asker_already_is_named_again_unless_he_is_much_busier() {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!([0, 7].map(named), [node(3); 2], "rather than the tracker itself");
-    assert!([9, 100].map(named).iter().all(|first| *first != node(3)));
+    assert_eq!([0, 15].map(named), [node(3); 2], "rather than the tracker itself");
+    assert!([17, 100].map(named).iter().all(|first| *first != node(3)));
+}
+
+/// Two of them would have half a line each, and all who stand behind them.
+#[test]
+fn of_two_whom_one_node_sends_most_the_first_stays_and_the_other_is_sent_to_the_rows_end() {
+    const LONG: u64 = 20_000 * MS;
+    let mut tracker = tracker();
+    let mut named = |now: u64, from: u8, sender: u8| {
+        // Another blob each time: what the one before was sent to is no reason.
+        let mut id = BlobId([from; 32]);
+        id.0[..8].copy_from_slice(&now.to_be_bytes());
+        let group = Group(1);
+        (3..=5).for_each(|has| tracker.note(now, node(has), &Note { group, blob: id, what: What::Have }));
+        let asks = Ask { blobs: vec![id], sender: Some(node(sender)), ..ask_of(&[], &[]) };
+        let answer = tracker.ask(now, node(from), &asks, &|_| false)[0];
+        tracker.note(now, node(from), &Note { group, blob: id, what: What::Have });
+        match answer {
+            Answer::Go { first, .. } => first,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!((named(1, 8, 4), named(2, 9, 3)), (node(4), node(3)));
+    for now in 3..20 {
+        assert_eq!(named(now, 7, 3), node(5), "whom nobody follows");
+        assert_eq!(named(now, 9, 3), node(3));
+    }
+    assert_eq!((named(20, 9, 5), named(21, 7, 3)), (node(5), node(3)), "the place is free");
+    assert_ne!(named(22, 9, 3), node(3), "and taken");
+    assert_eq!(named(22 + LONG, 9, 3), node(3), "nothing was heard of the other for long");
 }
 
 /// Also where whoever got it has a little more to send than whoever gave it.
