@@ -11,6 +11,9 @@ use super::*;
 /// A lease that was due and whose bytes did not come is looked at again after so long.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
+/// An answer is quick that comes within so many of the moments ([`Pace::soon`]) for which a node is waited: half of a blob's time. Where lines are full it waits in two queues.
+const QUICK: u32 = 4;
+
 /// The steps of a hedge get longer by a factor of two so many times.
 const ROUNDS: u32 = 3;
 
@@ -72,7 +75,8 @@ impl Plan {
     pub(super) fn answered(&mut self, now: u64, rank: usize, answer: Answer, out: &mut Vec<Action>) {
         let Some(known) = self.ranks.get_mut(rank).filter(|known| known.asked) else { return };
         let asked = known.until.map(|until| until.saturating_sub(micros(self.setup.pace.answer)));
-        let quick = asked.is_some_and(|asked| now.saturating_sub(asked) <= micros(self.setup.pace.soon));
+        let quick =
+            asked.is_some_and(|asked| now.saturating_sub(asked) <= micros(QUICK * self.setup.pace.soon));
         (known.until, known.useless) = (None, false);
         if let Answer::Lease { lease, time } = answer {
             let renew = now.saturating_add(micros(time) / 3);
@@ -106,8 +110,8 @@ impl Plan {
 
     /// Somebody is fetching the blob, and not the one who sends to this node already. If that one wants it too it will be fetching it in a moment: then
     /// the row in which they stand stays one, and nobody sends it twice. Whoever asks before the node ahead of it, by a hair, would else be sent to the head
-    /// of the row, take half of its line, be ahead of the others from then on, and be sent there always. A tracker whose answers take longer than that
-    /// moment is not asked once more for it.
+    /// of the row, take half of its line, be ahead of the others from then on, and be sent there always. A tracker whose answers take much longer than
+    /// that moment is not asked once more for it.
     fn is_patient(&self, parent: NodeId) -> bool {
         let other = self.setup.sender.is_some_and(|sender| sender != parent && !self.not.contains(&sender));
         other && !self.setup.pace.soon.is_zero() && self.patient < PATIENCE && !self.running()

@@ -77,8 +77,8 @@ fn regression_who_stands_in_a_row_waits_a_moment_for_the_node_ahead() {
     assert_eq!(answer(&mut plan, 400 * MS, 0, wait(5)), streams(5));
     // A tracker that is slow to answer would be slow three times more: reads of a fleet whose tracker had a thin line took 17 s.
     let (mut plan, _) =
-        Plan::new(0, Setup { pace: Pace { soon: Duration::from_millis(20), ..row().pace }, ..row() });
-    assert_eq!(answer(&mut plan, 21 * MS, 0, wait(5)), streams(5));
+        Plan::new(0, Setup { pace: Pace { soon: Duration::from_millis(10), ..row().pace }, ..row() });
+    assert_eq!(answer(&mut plan, 41 * MS, 0, wait(5)), streams(5));
     // Nothing to wait for: somebody has it, nobody sends here, or the line is quick.
     let (mut plan, _) = Plan::new(0, row());
     assert_eq!(answer(&mut plan, MS, 0, go(5, None)), [fetch(0, Source::Peer(node(5)), Why::Told)]);
