@@ -117,7 +117,9 @@ impl Default for Latencies {
             stream: window(400),
             depot: window(500),
             origin: window(1_000),
-            answers: window(67),
+            // What they are in the first second of a crowd, when all connections of all nodes begin at once over lines that nobody knows yet: whoever asks the next
+            // tracker then has a second lease.
+            answers: window(200),
         }
     }
 }

@@ -227,7 +227,7 @@ fn regression_who_sends_other_blobs_is_neither_silent_nor_ruled_out() {
 #[test]
 fn regression_answers_have_longer_while_much_is_on_its_way() {
     let answer = |under_way| Pace::of(&Latencies::default(), under_way).answer;
-    assert!(answer(0) <= Duration::from_millis(110), "{:?}", answer(0));
+    assert!(answer(0) <= Duration::from_millis(330), "{:?}", answer(0));
     // A queue of 100 ms on this node's line and on the tracker's, and as much again.
     assert!(answer(12) >= Duration::from_millis(390), "{:?}", answer(12));
     assert!(answer(1_000) <= SILENT_MOST && answer(1_000) == answer(32));
