@@ -38,8 +38,13 @@ use crate::error::{Failure, Result};
 use crate::log;
 use options::FleetOptions;
 
-/// A mount waits so long for the others.
+/// A mount waits so long for the others ...
 const MEETING: Duration = Duration::from_secs(3);
+/// ... and, when it has met one, until nobody new was heard of for so long, which is longer than gossip takes from one to the next; nodes that start at once and
+/// know different halves of the fleet ask different trackers, and each of these gives a lease for the first blobs ...
+const CALM: Duration = Duration::from_millis(300);
+/// ... but no longer than this: in a large fleet somebody always comes.
+const CALMING: Duration = Duration::from_secs(1);
 
 /// A node of a fleet, before its cache is open.
 pub struct Joined {
@@ -94,7 +99,7 @@ pub fn join(
     Ok(Joined { fleet: Arc::new(fleet), groups })
 }
 
-/// Waits a moment for somebody to be there: what is read before would be asked of the origin by every node that starts now.
+/// Waits a moment for the others to be there: what is read before would be asked of the origin by every node that starts now.
 fn meets_somebody(fleet: &Fleet) -> bool {
     let until = base::time::monotonic() + MEETING;
     while fleet.seen().len() < 2 {
@@ -102,6 +107,15 @@ fn meets_somebody(fleet: &Fleet) -> bool {
             return false;
         }
         std::thread::sleep(Duration::from_millis(10));
+    }
+    let met = base::time::monotonic();
+    let (mut seen, mut changed) = (fleet.seen().len(), met);
+    while base::time::monotonic() < (changed + CALM).min(met + CALMING) {
+        std::thread::sleep(Duration::from_millis(10));
+        let now = fleet.seen().len();
+        if std::mem::replace(&mut seen, now) != now {
+            changed = base::time::monotonic();
+        }
     }
     true
 }

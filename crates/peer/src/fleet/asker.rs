@@ -30,6 +30,8 @@ use crate::plan::{Action, Event, Failure, FetchNo, Pace, Plan, Setup, Source, Ti
 
 /// A question has no better answer after this; the plan asks elsewhere long before.
 const ASKING: Duration = Duration::from_secs(2);
+/// A node that a tracker names is known here within this, or is gone: some rounds of gossip.
+const INTRODUCED: Duration = Duration::from_secs(1);
 /// While something is being fetched the plan is told this often whether bytes come.
 const LOOK: Duration = Duration::from_millis(20);
 /// The same while only the origin's are: what depends on them are leases, which are longer.
@@ -401,13 +403,18 @@ impl Run {
         cancelled: oneshot::Receiver<()>,
     ) {
         let inner = &self.inner;
-        let (Some(net), Some(peer)) = (inner.net(), inner.peer(node)) else {
+        let Some(net) = inner.net() else {
             return self.tell(Event::Failed { fetch });
         };
         let (sender, inner, arriving) = (self.news.0.clone(), Arc::clone(inner), Arc::clone(&self.arriving));
         let (asked, came) = (net.clone(), Arc::clone(came));
         net.spawn(async move {
-            let call = asked.fetch_counted(peer, &arriving, &came, FETCHING);
+            let call = async {
+                match inner.introduced(node).await {
+                    Some(peer) => asked.fetch_counted(peer, &arriving, &came, FETCHING).await,
+                    None => Err(Fail::Missing),
+                }
+            };
             let result = tokio::select! {
                 result = call => result,
                 _ = cancelled => return,
@@ -429,6 +436,19 @@ impl Inner {
     /// Whom this node follows.
     fn sender(&self) -> Option<NodeId> {
         self.lively.sender(self.now(), self.line.rate())
+    }
+
+    /// Where a node listens that a tracker has named. It may have come a moment ago, and the tracker have heard of it before this node: whoever took that for
+    /// a failure would rule it out, and be given a second lease for what it fetches.
+    pub(super) async fn introduced(&self, node: NodeId) -> Option<Peer> {
+        let until = base::time::monotonic() + INTRODUCED;
+        loop {
+            let known = self.members.get().is_some_and(|members| members.roster().get(node).is_some());
+            if known || base::time::monotonic() >= until {
+                return self.peer(node);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     pub(super) fn backlog(&self) -> u16 {

@@ -569,3 +569,15 @@ fn forged(sums: &Sums, change: impl FnOnce(&mut Vec<u8>)) -> Sums {
     bytes.extend_from_slice(&own.to_le_bytes());
     Sums::decode(&bytes).unwrap()
 }
+
+/// A tracker had heard of a node that its asker had not: the fetch failed at once, and the one who was sent there was given a second lease instead.
+#[test]
+fn regression_who_is_named_before_he_is_known_is_waited_for() {
+    let (store, _) = Store::with(1, 1_000);
+    let first = Node::start(&store, Role::Node, None);
+    let second = Node::start(&store, Role::Node, Some(&first));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let named = |node| runtime.block_on(first.fleet.inner.introduced(node));
+    assert!(named(second.fleet.node()).is_some_and(|peer| peer.node == Some(second.fleet.node())));
+    assert!(named(crate::id::NodeId([9; 16])).is_none(), "nobody waits for ever");
+}
