@@ -108,6 +108,14 @@ fn meets_somebody(fleet: &Fleet) -> bool {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
+    true
+}
+
+/// Waits until nobody new is heard of, if somebody has been met. To be called when this node serves: the others count on that as soon as they know it.
+pub fn calm(fleet: &Fleet) {
+    if fleet.seen().len() < 2 {
+        return;
+    }
     let met = base::time::monotonic();
     let (mut seen, mut changed) = (fleet.seen().len(), met);
     while base::time::monotonic() < (changed + CALM).min(met + CALMING) {
@@ -117,7 +125,6 @@ fn meets_somebody(fleet: &Fleet) -> bool {
             changed = base::time::monotonic();
         }
     }
-    true
 }
 
 fn home_failure(error: HomeError) -> Failure {

@@ -78,6 +78,7 @@ impl TreeCache {
             let keeper: Arc<dyn Origin> = cache.clone();
             joined.fleet.fill_from(&keeper);
             fleet::tell_free(&joined.fleet, &cache);
+            fleet::calm(&joined.fleet);
         }
         Ok(TreeCache { cache, remote: store, fleet: joined, _lock: lock })
     }
