@@ -43,6 +43,7 @@ use crate::follow::{Follow, Watching};
 use crate::frozen::{self, Named, TreeInfo};
 use crate::info::{self, Info};
 use crate::log;
+use crate::options::DEADLINE;
 use crate::publish;
 use crate::status::Mode;
 use crate::table::{bytes, count};
@@ -143,7 +144,7 @@ impl NodeOptions {
             frozen: false,
             relatime: false,
             commit: Duration::from_secs(1),
-            deadline: Duration::from_secs(60),
+            deadline: DEADLINE,
             far: FarOptions::default(),
         }
     }

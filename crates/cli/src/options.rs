@@ -5,6 +5,9 @@ use std::time::Duration;
 use crate::error::{Failure, Result};
 use crate::far::options::{self as far, FarOptions};
 
+/// How long a request waits where nobody said otherwise.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
 /// What a mount is asked to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
@@ -47,7 +50,7 @@ impl Default for MountOptions {
             relatime: false,
             writeback: None,
             read_ahead_kib: None,
-            deadline: Duration::from_secs(60),
+            deadline: DEADLINE,
             far: FarOptions::default(),
         }
     }

@@ -10,7 +10,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use blob::Origin;
 use cache::{CacheOptions, Evict, NodeCache, NodeParts, StoresNothing};
@@ -28,14 +28,12 @@ use crate::error::{Context, Failure, Result};
 use crate::far::options::{FarOptions, parse_size};
 use crate::far::{Evicted, FarStatus, tree};
 use crate::frozen::Reach;
+use crate::options::DEADLINE;
 use crate::status::Memory;
 use crate::term::Term;
 use crate::volume_dir::private_folder;
 use crate::watch::Wish;
 use crate::{log, notify, origins, signals};
-
-/// Nobody reads here: as long as those who do wait elsewhere, if they did not say otherwise.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a disk is lent with.
 #[derive(Debug, clap::Args)]
@@ -131,7 +129,8 @@ impl Lent {
         let folder = crate::mounts::absolute(&options.cache)?;
         private_folder(&folder)?;
         let locks = lock(&folder)?;
-        let joined = super::join(&options.fleet, role, &folder, volume, origin.clone(), PATIENCE)?;
+        // Nobody reads here: as long as those who do wait elsewhere.
+        let joined = super::join(&options.fleet, role, &folder, volume, origin.clone(), DEADLINE)?;
         let fits = |size: std::io::Result<u64>| size.at("use", &folder);
         let blobs = folder.join("blobs");
         private_folder(&blobs)?;

@@ -20,8 +20,7 @@
 //!   origin
 //! ```
 //!
-//! - Bytes that come hold every step back, unless they come so slowly that the blob would take seconds more
-//!   ([`CRAWL`]): then its sender is told of and ruled out, and the tracker asked for another at once. So does a lease: who waits for a node that fetches from the origin goes there himself only when the
+//! - Bytes that come hold every step back. So does a lease: who waits for a node that fetches from the origin goes there himself only when the
 //!   tracker gives him the lease. A hedge that went there by itself would be one of thousands, because what is slow is slow for all who wait for it.
 //!
 //! - Who is told to wait for another than the one who sends to it already asks again a moment later ([`Pace::soon`]), at most [`PATIENCE`] times: nodes that
@@ -32,6 +31,8 @@
 //!   named to everybody until the membership knows. It may as well be busy, so it is not taken for one that does not have the blob.
 //! - One that sends this node other blobs meanwhile is neither silent nor stalled ([`Event::Alive`]): its line is full, and this blob's turn comes. To
 //!   fetch it from elsewhere would be to bring it twice over a line that is full as well.
+//! - Bytes that come so slowly that the rest would take far too long (`CRAWL`) hold nothing back: their sender is told of and ruled out, and the tracker
+//!   asked for another at once. All blobs are taken to be of the largest size.
 //! - Whoever has sent nothing when another begins is given up: both would send the same over one line.
 //! - One blob of many may stand still on a line that they share. Its sender is ruled out only after what all of them take of the line ([`Pace::share`]).
 //! - A plan starts **at most one** fetch from the origin, and says why ([`Why`]): because the tracker said so, because nobody else was left, or
@@ -364,11 +365,11 @@ struct Lease {
     end: u64,
 }
 
-/// Who sends so slowly that the rest of a blob would take longer than this is not waited for. Where streams share a full link one may have an eighteenth of it
-/// for seconds, so that it is not short, and some times what the line's share would take ...
+/// Who would need longer than this for the rest of a blob is not waited for ...
 const CRAWL: Duration = Duration::from_secs(15);
+/// ... nor than so many times what the line's share takes: where streams share a full link, one may have an eighteenth of it for seconds.
 const SHARES: u32 = 8;
-/// ... and its rate is known only after so long.
+/// A rate is known only after so long.
 const JUDGED: Duration = Duration::from_secs(4);
 
 /// What is known of a tracker.

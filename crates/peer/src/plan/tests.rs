@@ -79,6 +79,10 @@ fn regression_who_stands_in_a_row_waits_a_moment_for_the_node_ahead() {
     let (mut plan, _) =
         Plan::new(0, Setup { pace: Pace { soon: Duration::from_millis(10), ..row().pace }, ..row() });
     assert_eq!(answer(&mut plan, 41 * MS, 0, wait(5)), streams(5));
+    // One that waited in two full queues is not.
+    let (mut plan, _) =
+        Plan::new(0, Setup { pace: Pace { soon: Duration::from_millis(10), ..row().pace }, ..row() });
+    assert_eq!(answer(&mut plan, 39 * MS, 0, wait(5)), []);
     // Nothing to wait for: somebody has it, nobody sends here, or the line is quick.
     let (mut plan, _) = Plan::new(0, row());
     assert_eq!(answer(&mut plan, MS, 0, go(5, None)), [fetch(0, Source::Peer(node(5)), Why::Told)]);
@@ -227,7 +231,8 @@ fn regression_who_sends_other_blobs_is_neither_silent_nor_ruled_out() {
 #[test]
 fn regression_answers_have_longer_while_much_is_on_its_way() {
     let answer = |under_way| Pace::of(&Latencies::default(), under_way).answer;
-    assert!(answer(0) <= Duration::from_millis(330), "{:?}", answer(0));
+    // In the first second of a crowd they are late, and nothing is known yet: with 0.1 s the next tracker was asked, and gave a second lease.
+    assert!((290..=330).contains(&answer(0).as_millis()), "{:?}", answer(0));
     // A queue of 100 ms on this node's line and on the tracker's, and as much again.
     assert!(answer(12) >= Duration::from_millis(390), "{:?}", answer(12));
     assert!(answer(1_000) <= SILENT_MOST && answer(1_000) == answer(32));
