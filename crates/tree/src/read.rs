@@ -204,11 +204,12 @@ impl Tree {
         Ok(())
     }
 
-    /// What a later tree can use again.
+    /// What a later tree can use again. The top is read even where it is a leaf: a tree of one node is used again only if that is there.
     ///
     /// # Errors
     /// A node could not be read.
     pub fn known(&self) -> Result<Known, TreeError> {
+        self.node(&self.top, self.level, None)?;
         let mut known = HashMap::new();
         // Bytes in use, and where the last of them ends.
         let mut blobs: HashMap<BlobId, (u64, u64)> = HashMap::new();

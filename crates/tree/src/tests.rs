@@ -381,6 +381,13 @@ fn who_may_publish_and_who_is_believed() {
     assert!(!root::remove(records, "../owner").unwrap());
 }
 
+/// The origin is the volume's whose rows are published.
+fn claim(origin: &Arc<dyn Origin>) {
+    let (volume, keys) = ([7; 16], vec![signer().key()]);
+    let owner = Owner { volume, owner: [1; 16], generation: 1, note: String::new(), keys };
+    publish::claim(&**origin, owner).unwrap();
+}
+
 fn publish_rows(origin: &Arc<dyn Origin>, store: &dyn MetaStore) -> Result<crate::Published, TreeError> {
     let snapshot: Box<dyn Snapshot> = store.snapshot()?;
     let selection = Selection::of(&*snapshot, crate::rows::Scope::Whole, &[])?;
@@ -402,14 +409,7 @@ fn the_root_is_replaced_last_and_only_when_something_changed() {
     let kept: Arc<dyn Origin> = origin();
     let faults = blob::failing::Faults::new();
     let origin: Arc<dyn Origin> = Arc::new(blob::failing::FailingOrigin::new(kept.clone(), faults.clone()));
-    let owner = Owner {
-        volume: [7; 16],
-        owner: [1; 16],
-        generation: 1,
-        note: String::new(),
-        keys: vec![signer().key()],
-    };
-    publish::claim(&*origin, owner).unwrap();
+    claim(&origin);
     let store = meta::Memory::new();
     let put = |rows: Rows| {
         let puts = rows.into_iter().map(|(key, value)| (Key::from_bytes(&key), value.as_slice().into()));
@@ -437,6 +437,24 @@ fn the_root_is_replaced_last_and_only_when_something_changed() {
     faults.fail(blob::failing::Op::Read, u64::MAX);
     let whole = publish_rows(&origin, &store).unwrap();
     assert_eq!((whole.written.new_nodes, whole.root.top.hash), (whole.written.nodes, next.root.top.hash));
+}
+
+/// Such a tree's only node is both top and leaf, and leaves are not read to learn what can be used again.
+#[test]
+fn regression_a_tree_of_one_node_that_was_lost_is_written_anew() {
+    let origin = origin();
+    claim(&origin);
+    let store = meta::Memory::new();
+    let puts = files(10).into_iter().map(|(key, value)| (Key::from_bytes(&key), value.as_slice().into()));
+    store.commit(Commit { puts: puts.collect(), ..Commit::default() }).unwrap();
+    let first = publish_rows(&origin, &store).unwrap();
+    assert_eq!((first.root.level, first.root.nodes), (0, 1));
+    let read = || read_all(&Tree::new(origin.clone(), &Root::read(&*origin, "test", None).unwrap()));
+    origin.remove(&first.root.top.blob).unwrap();
+    assert!(matches!(read(), Err(TreeError::Blob(BlobError::Missing(_)))));
+    let again = publish_rows(&origin, &store).unwrap();
+    assert_eq!((again.root.top, again.written.new_nodes), (first.root.top, 1));
+    assert_eq!(read().unwrap(), files(10));
 }
 
 /// What a comparison row by row comes to.
