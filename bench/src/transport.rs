@@ -166,6 +166,7 @@ const TLS: &str = ", TLS";
 impl Run<'_> {
     /// A new server and a new asker for each, so that no connection and no memory is left from another.
     fn ours(&self, column: &str, off: &str, what: &[&str]) -> Result<Both> {
+        interrupt::check()?;
         let (verify, tls) = match column.strip_suffix(TLS) {
             Some(verify) => (verify, Some(self.keys.as_path())),
             None => (column, None),
@@ -349,13 +350,17 @@ fn whole(run: &Run<'_>, column: &str, blobs: u64, sheet: &mut Sheet) -> Result<(
 
 /// Each round begins with another column: the first finds the machine rested.
 fn one_round(run: &Run<'_>, common: &Common, (round, blobs): (usize, u64), sheet: &mut Sheet) -> Result<()> {
-    let mut columns: Vec<&str> = columns().collect();
-    let turn = round * STEP % columns.len();
+    let wanted = |cell: &str| common.only.as_ref().is_none_or(|only| cell.contains(only.as_str()));
+    let mut columns: Vec<&str> = columns().filter(|_| wanted(WHOLE)).collect();
+    let turn = round * STEP % columns.len().max(1);
     columns.rotate_left(turn);
     columns.into_iter().try_for_each(|column| whole(run, column, blobs, sheet))?;
     let ops = common.size(200_000, 20_000);
     for at_once in [1u64, 4, 16, 64, 256] {
         let (count, cell) = ((ops * at_once / 64).clamp(ops / 20, ops), format!("4 KiB, {at_once} at once"));
+        if !wanted(&cell) {
+            continue;
+        }
         let (at_once, count) = (at_once.to_string(), count.to_string());
         let what = ["--what", "ranges", "--at-once", &at_once, "--count", &count];
         add_small(sheet, &cell, "crc", &run.ours("crc", "none", &what)?);
@@ -370,7 +375,9 @@ fn one_round(run: &Run<'_>, common: &Common, (round, blobs): (usize, u64), sheet
         let (at_once, count) = (connections.to_string(), (connections * 4).max(2000).to_string());
         let what = ["--what", "crowd", "--at-once", &at_once, "--count", &count];
         let cell = format!("4 KiB, connections: {connections}");
-        add_small(sheet, &cell, "crc", &run.ours("crc", "none", &what)?);
+        if wanted(&cell) {
+            add_small(sheet, &cell, "crc", &run.ours("crc", "none", &what)?);
+        }
     }
     Ok(())
 }

@@ -113,18 +113,24 @@ fn meets_somebody(fleet: &Fleet) -> bool {
 
 /// Waits until nobody new is heard of, if somebody has been met. To be called when this node serves: the others count on that as soon as they know it.
 pub fn calm(fleet: &Fleet) {
-    if fleet.seen().len() < 2 {
-        return;
+    let nodes = calmed(|| fleet.seen().len());
+    if nodes > 1 {
+        log::line(&format!("fleet: {nodes} nodes are known, this one among them"));
     }
-    let met = base::time::monotonic();
-    let (mut seen, mut changed) = (fleet.seen().len(), met);
-    while base::time::monotonic() < (changed + CALM).min(met + CALMING) {
+}
+
+/// Waits until `seen`, which counts this node too, has been the same for [`CALM`]; says what it was at last.
+fn calmed(seen: impl Fn() -> usize) -> usize {
+    let (mut nodes, met) = (seen(), base::time::monotonic());
+    let mut changed = met;
+    while nodes > 1 && base::time::monotonic() < (changed + CALM).min(met + CALMING) {
         std::thread::sleep(Duration::from_millis(10));
-        let now = fleet.seen().len();
-        if std::mem::replace(&mut seen, now) != now {
+        let now = seen();
+        if std::mem::replace(&mut nodes, now) != now {
             changed = base::time::monotonic();
         }
     }
+    nodes
 }
 
 fn home_failure(error: HomeError) -> Failure {
@@ -253,4 +259,32 @@ pub fn tell_free(fleet: &Arc<Fleet>, cache: &Arc<NodeCache>) {
             std::thread::sleep(Duration::from_secs(1));
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    fn time_of(seen: impl Fn() -> usize) -> (usize, Duration) {
+        let began = base::time::monotonic();
+        (calmed(seen), base::time::monotonic() - began)
+    }
+
+    #[test]
+    fn a_mount_waits_while_others_are_still_coming() {
+        assert!(time_of(|| 1).1 < CALM, "nobody is waited for");
+        let looks = Cell::new(0);
+        let look = |of: fn(usize) -> usize| {
+            looks.set(looks.get() + 1);
+            of(looks.get())
+        };
+        // About ten milliseconds a look: the second comes after the third part of the wait.
+        let (nodes, time) = time_of(|| look(|looks| if looks < 11 { 2 } else { 3 }));
+        assert!(nodes == 3 && time >= CALM + Duration::from_millis(90), "{nodes} nodes, {time:?}");
+        looks.set(0);
+        let (nodes, time) = time_of(|| look(|looks| looks + 1));
+        assert!(nodes > 2 && time >= CALMING, "{nodes} nodes, {time:?}");
+    }
 }

@@ -52,6 +52,9 @@ fn must_be_well(fleet: &mut Fleet, seed: u64) {
 fn a_fleet_reads_what_was_published() {
     requires_nets!();
     let mut fleet = fleet(3, 1);
+    for node in &fleet.nodes {
+        assert!(node.log().contains("nodes are known"), "it did not wait for the others: {}", node.log());
+    }
     fleet.must_read(&[0, 1, 2], 6, 30, 1, WITHIN);
     let blobs = fleet.store.blobs();
     let gets: u64 = blobs.values().map(|got| got.gets).sum();
@@ -143,6 +146,23 @@ fn a_store_that_throttles_and_fails() {
     assert!(fleet.store.proxy.faults().happened() > 0);
     report.must_be_whole([0, 1], "both");
     must_be_well(&mut fleet, 6);
+}
+
+/// Whoever needs what only a store has that never answers gets an error, and the log says why: the fleet gives up before the mount does, which could not say.
+#[test]
+fn a_store_that_never_answers() {
+    requires_nets!();
+    let mut fleet = Fleet::joined(Tree::of_tests(), 2, 16, &How::default().with("deadline=3"));
+    fleet.start();
+    names(&fleet, 0);
+    fleet.store.proxy.add(Rule::new(Fault::Hang).only_gets());
+    let file = fleet.tree.large().next().unwrap();
+    let began = Instant::now();
+    let read = std::fs::read(fleet.nodes[0].mnt().join(&file.path));
+    let (took, log) = (began.elapsed(), fleet.nodes[0].log());
+    assert!(read.is_err() && took < WITHIN, "{:?} after {took:?}", read.map(|all| all.len()));
+    assert!(log.contains("did not arrive within the deadline"), "{log}");
+    must_be_well(&mut fleet, 16);
 }
 
 /// A store on a thin line: right bytes or an error in time.
