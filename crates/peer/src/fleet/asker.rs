@@ -251,6 +251,9 @@ impl Run {
                 events.push(Event::Alive { fetch });
             }
         }
+        if self.inner.line.is_slack() {
+            events.push(Event::Slack);
+        }
         for event in events {
             let actions = plan.handle(self.inner.now(), event);
             self.act(actions, trackers);

@@ -23,6 +23,8 @@ struct Counted {
     bytes: u64,
     /// Bytes a second: the most of late. Each window that brought less takes a sixteenth.
     most: u64,
+    /// Bytes a second of the last window.
+    last: u64,
 }
 
 /// See the module. Times are the plans', in microseconds.
@@ -38,13 +40,19 @@ impl Line {
         if time >= WINDOW {
             let rate = counted.bytes.saturating_mul(1_000_000) / time;
             let most = rate.max(counted.most - counted.most / 16);
-            *counted = Counted { since: now, bytes: 0, most };
+            *counted = Counted { since: now, bytes: 0, most, last: rate };
         }
     }
 
     /// So many blobs at a time are fetched ahead.
     pub(super) fn ahead(&self) -> usize {
         ((self.rate() / AHEAD / u64::from(BLOB_MAX)) as usize).max(AHEAD_LEAST)
+    }
+
+    /// Less than half of what it carries came of late: who sends slowly is slow himself.
+    pub(super) fn is_slack(&self) -> bool {
+        let counted = self.0.lock();
+        counted.last < counted.most / 2
     }
 
     /// Bytes a second; 0 before anything is known.
@@ -65,9 +73,9 @@ mod tests {
         line.came(50_000_000, 0);
         line.came(50_500_000, 3_000_000);
         line.came(51_000_000, 3_000_000);
-        assert_eq!(line.rate(), 6_000_000);
+        assert_eq!((line.rate(), line.is_slack()), (6_000_000, false));
         line.came(53_000_000, 2_000_000);
-        assert_eq!(line.rate(), 5_625_000);
+        assert_eq!((line.rate(), line.is_slack()), (5_625_000, true));
         assert_eq!(line.ahead(), 4, "it is a narrow line");
         line.came(54_000_000, 48_000_000);
         assert_eq!((line.rate(), line.ahead()), (48_000_000, 5));

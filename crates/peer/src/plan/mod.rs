@@ -33,6 +33,9 @@
 //!   fetch it from elsewhere would be to bring it twice over a line that is full as well.
 //! - Bytes that come so slowly that the rest would take far too long (`CRAWL`) hold nothing back: their sender is told of and ruled out, and the tracker
 //!   asked for another at once. All blobs are taken to be of the largest size.
+//! - Where this node's line has room ([`Event::Slack`]), a holder that would take seconds for the rest is one with too many to send to: the tracker is asked for another.
+//!   Nobody is ruled out for that, so that no lease comes of it. All fetches fill one buffer, and what the slow one brought is not fetched again.
+//! - A tracker that answers when another has already is not listened to, unless it names who sends here already and the other one's node has sent nothing yet.
 //! - Whoever has sent nothing when another begins is given up: both would send the same over one line.
 //! - One blob of many may stand still on a line that they share. Its sender is ruled out only after what all of them take of the line ([`Pace::share`]).
 //! - A plan starts **at most one** fetch from the origin, and says why ([`Why`]): because the tracker said so, because nobody else was left, or
@@ -242,6 +245,8 @@ pub enum Event {
         /// Which.
         fetch: FetchNo,
     },
+    /// What comes here takes less than half of this node's line: who sends slowly is slow himself.
+    Slack,
     /// A fetch has all bytes, and they are right.
     Arrived {
         /// Which.
@@ -372,6 +377,13 @@ const SHARES: u32 = 8;
 /// A rate is known only after so long.
 const JUDGED: Duration = Duration::from_secs(4);
 
+/// Where the line has room, the tracker is asked for another than who needs longer than this for the rest of a blob ...
+const LAGS: Duration = Duration::from_secs(2);
+/// ... by what came in so long at least ...
+const LAGGED: Duration = Duration::from_secs(1);
+/// ... so many times.
+const NUDGES: u32 = 2;
+
 /// What is known of a tracker.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rank {
@@ -407,6 +419,11 @@ pub struct Plan {
     again: Option<(u64, usize)>,
     /// The tracker was asked although something is under way: its answer counts.
     more: bool,
+    /// So often it was asked because somebody lags, and when it may be again.
+    nudges: u32,
+    nudge: u64,
+    /// Its answer to that is still to come.
+    nudged: bool,
     over: bool,
 }
 
@@ -430,6 +447,9 @@ impl Plan {
             patient: 0,
             again: None,
             more: false,
+            nudges: 0,
+            nudge: 0,
+            nudged: false,
             over: false,
             setup,
         };
@@ -454,6 +474,7 @@ impl Plan {
                     fetch.alive = now;
                 }
             }
+            Event::Slack => self.slack(now, &mut out),
             Event::Arrived { fetch } => self.arrived(fetch, &mut out),
             Event::Failed { fetch } => self.failed(now, fetch, &mut out),
         }

@@ -37,6 +37,7 @@ impl Plan {
 
     /// Asks the first useful tracker once more, and any answer of it counts; false if that is not to be.
     fn ask_again(&mut self, now: u64, out: &mut Vec<Action>) -> bool {
+        self.nudged = false;
         let useful = self.ranks.iter().position(|rank| !rank.useless);
         match useful.filter(|_| self.asks < ASKS_MAX) {
             Some(rank) => {
@@ -88,12 +89,14 @@ impl Plan {
             let end = now.saturating_add(micros(time));
             self.leases.push(Lease { rank, id: lease, renew, end });
         }
-        let more = std::mem::take(&mut self.more);
+        let (more, nudged) = (std::mem::take(&mut self.more), std::mem::take(&mut self.nudged));
         self.rounds += u32::from(more && self.running());
         match answer {
             Answer::NotMine => self.unreachable(now, rank, out),
+            // Somebody who sends slowly is better than the origin.
+            Answer::Lease { .. } if nudged && self.running() => {}
             // The one who was slow to answer comes too late: what is under way goes on. Of what is slow itself, one more helps.
-            _ if self.running() && !more => {}
+            _ if self.running() && !more && !self.is_better(rank, &answer) => {}
             Answer::Wait { parent, .. } if quick && self.is_patient(parent) => {
                 self.patient += 1;
                 self.again = Some((now + micros(self.setup.pace.soon), rank));
@@ -105,6 +108,33 @@ impl Plan {
                 self.leased = now + micros(time.min(PACE_MOST));
             }
             Answer::Lease { .. } => self.alone(now, Why::Told, out),
+        }
+    }
+
+    /// It names who sends here already, where the one who was quicker to answer named another, who has not begun. The second tracker, asked because the first is slow, knows less.
+    fn is_better(&self, rank: usize, answer: &Answer) -> bool {
+        let named = match answer {
+            Answer::Serve => self.setup.trackers.get(rank).copied(),
+            Answer::Go { first, .. } => Some(*first),
+            _ => None,
+        };
+        let running = |fetch: &&Fetch| fetch.state == State::Running;
+        let begun = self.fetches.iter().filter(running).any(|fetch| !fetch.silent);
+        named.is_some_and(|node| self.setup.sender == Some(node) && self.is_fresh(node)) && !begun
+    }
+
+    /// The line has room, and somebody who has the blob sends it slowly: another may have more to give.
+    pub(super) fn slack(&mut self, now: u64, out: &mut Vec<Action>) {
+        let lags = |fetch: &Fetch| {
+            let took = now.saturating_sub(fetch.began);
+            let missing = u64::from(BLOB_MAX).saturating_sub(fetch.came);
+            let holds = matches!(fetch.from, Source::Peer(_)) && fetch.state == State::Running;
+            holds && took >= micros(LAGGED) && missing * took > fetch.came * micros(LAGS) && !fetch.silent
+        };
+        if self.nudges < NUDGES && now >= self.nudge && !self.waiting() && self.fetches.iter().any(lags) {
+            self.nudges += 1;
+            self.nudge = now.saturating_add(micros(LAGS));
+            self.nudged = self.ask_again(now, out);
         }
     }
 

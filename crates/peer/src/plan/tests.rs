@@ -4,6 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod slack;
+
 const MS: u64 = 1_000;
 
 fn node(i: u8) -> NodeId {
@@ -466,6 +468,7 @@ fn chance() -> impl Strategy<Value = Chance> {
     let fetch = || 0u32..8;
     let events = prop_oneof![
         Just(Event::Tick),
+        Just(Event::Slack),
         (0usize..4).prop_map(|rank| Event::Unreachable { rank }),
         (fetch(), 0u64..5 << 20).prop_map(|(fetch, came)| Event::Progress { fetch, came }),
         fetch().prop_map(|fetch| Event::Failed { fetch }),
