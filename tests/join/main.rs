@@ -543,8 +543,11 @@ fn a_lender_keeps_what_nodes_had() {
         .concat(),
     );
     assert!(twice.code() == 1 && twice.stderr.contains("--cache DIR"), "{twice:?}");
-    let evicted = covey_ok(&["cache", "evict", "--all", lender.folder(), "--json"]).json();
-    assert!(evicted["blobs"].as_u64().unwrap() > 0 && lender.blobs() == 0, "{evicted}");
+    let evict = || covey_ok(&["cache", "evict", "--all", lender.folder(), "--json"]).json();
+    let evicted = evict();
+    assert!(evicted["blobs"].as_u64().unwrap() > 0, "{evicted}");
+    // What the other node has read tells of itself some tenths of a second later, and is copied again: on a busy machine that is after the eviction.
+    soon("nothing is left", || lender.blobs() == 0 || evict()["blobs"].is_null());
 }
 
 /// What is missing or wrong is said before anything listens.
