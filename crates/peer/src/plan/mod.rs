@@ -347,6 +347,15 @@ struct Fetch {
     stalled: bool,
 }
 
+impl Fetch {
+    /// Microseconds that the rest will take, by what has come for at least `judged`.
+    fn needs(&self, now: u64, judged: Duration) -> Option<u64> {
+        let took = now.saturating_sub(self.began);
+        let missing = u64::from(BLOB_MAX).saturating_sub(self.came);
+        (took >= micros(judged)).then(|| (missing * took).checked_div(self.came)).flatten()
+    }
+}
+
 /// What is next if nothing happens: a step of the hedge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hedge {

@@ -1,8 +1,6 @@
 //! The steps of a [`Plan`]: asking, fetching, hedging, ending. Every step either leaves something under way that ends by itself or by a time
 //! in [`Plan::wake`], or ends the plan.
 
-use base::size::BLOB_MAX;
-
 use crate::id::NodeId;
 use crate::message::{Answer, What};
 
@@ -126,10 +124,8 @@ impl Plan {
     /// The line has room, and somebody who has the blob sends it slowly: another may have more to give.
     pub(super) fn slack(&mut self, now: u64, out: &mut Vec<Action>) {
         let lags = |fetch: &Fetch| {
-            let took = now.saturating_sub(fetch.began);
-            let missing = u64::from(BLOB_MAX).saturating_sub(fetch.came);
             let holds = matches!(fetch.from, Source::Peer(_)) && fetch.state == State::Running;
-            holds && took >= micros(LAGGED) && missing * took > fetch.came * micros(LAGS) && !fetch.silent
+            holds && fetch.needs(now, LAGGED).is_some_and(|needs| needs > micros(LAGS))
         };
         if self.nudges < NUDGES && now >= self.nudge && !self.waiting() && self.fetches.iter().any(lags) {
             self.nudges += 1;
@@ -431,15 +427,12 @@ impl Plan {
     /// It sends, but what is missing would take too long. Whoever passes on what comes to itself is not to blame for that, and who goes to the tracker because of
     /// it may be given a second lease: there only a reader's time is a reason, when half of it is over.
     fn crawls(&self, now: u64, fetch: &Fetch) -> bool {
-        let took = now.saturating_sub(fetch.began);
         let left = self.end - now;
         let share = micros(self.setup.pace.share);
         let judged = micros(JUDGED).min(left / 8).max(share.min(left / 4));
-        if fetch.state != State::Running || fetch.came == 0 || took < judged {
-            return false;
-        }
-        let missing = u64::from(BLOB_MAX).saturating_sub(fetch.came);
-        let needs = (missing * took) / fetch.came;
+        let running = fetch.state == State::Running;
+        let needs = fetch.needs(now, Duration::from_micros(judged)).filter(|_| running);
+        let Some(needs) = needs else { return false };
         match fetch.from {
             Source::Peer(_) => needs > micros(CRAWL).max(share * u64::from(SHARES)).min(left / 2),
             Source::Stream(_) | Source::Depot(_) => needs > left && left < micros(self.setup.deadline) / 2,
