@@ -81,7 +81,7 @@ struct Begun {
 }
 
 /// One blob's way here.
-struct Run {
+pub(super) struct Run {
     inner: Arc<Inner>,
     id: BlobId,
     group: Group,
@@ -143,19 +143,7 @@ impl Inner {
 
     /// The one who boarded first fetches it.
     pub(super) fn pilot(self: &Arc<Inner>, id: &BlobId, arriving: Arc<Arriving>) -> Result<Whole, BlobError> {
-        let run = Run {
-            inner: Arc::clone(self),
-            id: *id,
-            group: self.groups.of(id),
-            arriving: Arc::clone(&arriving),
-            news: channel(),
-            fetches: HashMap::new(),
-            origin_error: None,
-            aside: None,
-            others: false,
-            phase: None,
-            end: None,
-        };
+        let run = Run::new(self, id, &arriving);
         let (from, aside, others) = match run.drive() {
             Ok(end) => end,
             Err(error) => {
@@ -185,6 +173,22 @@ impl Inner {
 }
 
 impl Run {
+    pub(super) fn new(inner: &Arc<Inner>, id: &BlobId, arriving: &Arc<Arriving>) -> Run {
+        Run {
+            inner: Arc::clone(inner),
+            id: *id,
+            group: inner.groups.of(id),
+            arriving: Arc::clone(arriving),
+            news: channel(),
+            fetches: HashMap::new(),
+            origin_error: None,
+            aside: None,
+            others: false,
+            phase: None,
+            end: None,
+        }
+    }
+
     fn drive(mut self) -> Result<(Source, Option<Whole>, bool), BlobError> {
         let setup = {
             let mut trackers = self.inner.trackers(self.group);
@@ -210,7 +214,10 @@ impl Run {
                 return end.map(|from| (from, self.aside.take(), self.others));
             }
             let news = self.next(&plan);
-            self.look(&mut plan, &trackers);
+            for event in self.look() {
+                let actions = plan.handle(self.inner.now(), event);
+                self.act(actions, &trackers);
+            }
             let event = match news {
                 Some(News::Event(event)) => self.note(event),
                 Some(News::Origin(fetch, result)) => self.origin_said(fetch, result),
@@ -231,8 +238,8 @@ impl Run {
         self.news.1.recv_timeout(wait).ok()
     }
 
-    /// Tells the plan whether bytes have come.
-    fn look(&mut self, plan: &mut Plan, trackers: &[NodeId]) {
+    /// What the plan is to be told of bytes: whether some have come, and whether this node's line has room for more.
+    pub(super) fn look(&mut self) -> Vec<Event> {
         let now = self.inner.now();
         let mut events: Vec<Event> = Vec::new();
         for (&fetch, begun) in self.fetches.iter_mut().filter(|(_, begun)| begun.running) {
@@ -254,10 +261,7 @@ impl Run {
         if self.inner.line.is_slack() {
             events.push(Event::Slack);
         }
-        for event in events {
-            let actions = plan.handle(self.inner.now(), event);
-            self.act(actions, trackers);
-        }
+        events
     }
 
     fn note(&mut self, event: Event) -> Event {

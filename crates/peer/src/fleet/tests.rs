@@ -2,6 +2,7 @@
 
 mod finding;
 mod parts;
+mod slack;
 
 use std::collections::HashMap;
 use std::fs::File;
