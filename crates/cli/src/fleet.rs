@@ -54,11 +54,12 @@ pub struct Joined {
     pub groups: Groups,
 }
 
-/// Joins. `folder`: where the node keeps who it is. `volume`: whose trees the fleet reads. `patience`: a reader has an
+/// Joins. `keeps`: as one that only lends its disk. `folder`: where the node keeps who it is. `volume`: whose trees the fleet reads. `patience`: a reader has an
 /// error after this.
 pub fn join(
     options: &FleetOptions,
     role: Role,
+    keeps: bool,
     folder: &Path,
     volume: [u8; 16],
     origin: Arc<dyn Origin>,
@@ -80,6 +81,7 @@ pub fn join(
         contacts,
         zone: options.zone()?,
         role,
+        keeps,
         weight: options.weight,
         verify: options.verify.into(),
         finding: options.find.into(),

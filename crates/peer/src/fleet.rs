@@ -103,6 +103,8 @@ pub struct FleetParts {
     pub zone: Zone,
     /// What it is there for.
     pub role: Role,
+    /// It only lends its disk, and keeps copies of what it tracks as soon as it can ([`Fleet::keep_with`]).
+    pub keeps: bool,
     /// Its share of what is tracked, and of what depots hold.
     pub weight: u16,
     /// How what comes from others is checked.
@@ -269,10 +271,11 @@ impl Fleet {
         let _ = self.inner.filler.set(Arc::downgrade(cache));
     }
 
-    /// Of a node that only lends its disk: a copy is kept of what it tracks, fetched with this, as long as there is room.
+    /// Of a node that only lends its disk ([`FleetParts::keeps`]): a copy is kept of what it tracks, fetched with this, as long as there is room.
+    /// What it was told of since it joined is copied now.
     ///
     /// # Errors
-    /// The system has no room for its threads.
+    /// The system has no room for its threads, or the node was not started as one that keeps.
     pub fn keep_with(&self, cache: &Arc<dyn Origin>) -> std::io::Result<()> {
         keeper::start(&self.inner, cache)
     }
@@ -425,7 +428,7 @@ impl Inner {
             questions: Questions::default(),
             filling: Filling::default(),
             warming: Filling::default(),
-            keeper: Keeper::default(),
+            keeper: Keeper::new(parts.keeps),
             handed: Mutex::default(),
             counters: Counters::default(),
             free: AtomicU32::new(0),

@@ -119,6 +119,7 @@ impl Evil {
             contacts: Contact::parse(&contacts.join(",")).unwrap(),
             zone: Zone::new(ZONE).unwrap(),
             role: Role::Node,
+            keeps: false,
             weight: 100,
             verify: Default::default(),
             finding: Default::default(),

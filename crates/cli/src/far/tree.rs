@@ -51,7 +51,7 @@ impl TreeCache {
     ) -> Result<TreeCache> {
         let below = named.cache.clone().map_or_else(default_folder, Ok)?;
         let (folder, lock) = take(&below, &::tree::root::hex(&volume))?;
-        let join = |fleet| fleet::join(fleet, Role::Node, &folder, volume, store.clone(), patience);
+        let join = |fleet| fleet::join(fleet, Role::Node, false, &folder, volume, store.clone(), patience);
         let joined = named.fleet.as_deref().map(join).transpose()?;
         let remote: Arc<dyn Origin> = match &joined {
             Some(joined) => joined.fleet.clone(),

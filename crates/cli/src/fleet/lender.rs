@@ -130,7 +130,8 @@ impl Lent {
         private_folder(&folder)?;
         let locks = lock(&folder)?;
         // Nobody reads here: as long as those who do wait elsewhere.
-        let joined = super::join(&options.fleet, role, &folder, volume, origin.clone(), DEADLINE)?;
+        let joined =
+            super::join(&options.fleet, role, role == Role::Node, &folder, volume, origin.clone(), DEADLINE)?;
         let fits = |size: std::io::Result<u64>| size.at("use", &folder);
         let blobs = folder.join("blobs");
         private_folder(&blobs)?;

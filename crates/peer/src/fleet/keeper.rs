@@ -3,10 +3,13 @@
 //! A tracker hears who has what of its groups. One that keeps takes a copy from whoever says that he has a blob, one time, if there is
 //! room. So a zone's lenders hold the blobs of the zone's nodes in shares by weight, nobody decides which, and a blob stays in the
 //! zone when the node that fetched it is unmounted. What is full keeps what it has: a copy is never worth another's place.
+//!
+//! It is told as soon as the others know of it, which is before its cache is open, and of what a node has it is told one time. So what is to be
+//! copied is written down from the beginning, and copied when there is a cache to copy to.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -27,13 +30,17 @@ const ROOM: u32 = 16;
 /// Between two looks whether the node still lives.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What is to be copied.
-#[derive(Default)]
-pub(super) struct Keeper(Arc<Row>);
+/// What is to be copied, at a node that keeps.
+pub(super) struct Keeper(Option<Arc<Row>>);
+
+impl Keeper {
+    pub(super) fn new(keeps: bool) -> Keeper {
+        Keeper(keeps.then(Arc::default))
+    }
+}
 
 #[derive(Default)]
 struct Row {
-    is_on: AtomicBool,
     /// In their order, and which they are, with those that are being copied. Nothing is taken while it is held.
     wanted: Mutex<(VecDeque<BlobId>, HashSet<BlobId>)>,
     bell: Condvar,
@@ -62,10 +69,16 @@ impl Row {
     }
 }
 
-/// Begins to keep, with the node's own cache, which fetches by the fleet.
+/// Begins to copy, with the node's own cache, which fetches by the fleet.
 pub(super) fn start(inner: &Arc<Inner>, cache: &Arc<dyn Origin>) -> io::Result<()> {
+    let Some(row) = &inner.keeper.0 else {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "this node was started as one that does not keep",
+        ));
+    };
     for _ in 0..HANDS {
-        let (row, owner, cache) = (Arc::clone(&inner.keeper.0), Arc::downgrade(inner), Arc::downgrade(cache));
+        let (row, owner, cache) = (Arc::clone(row), Arc::downgrade(inner), Arc::downgrade(cache));
         base::thread::spawn("covey-keep", move || {
             while is_alive(&owner) {
                 if let Some(id) = row.pop() {
@@ -75,7 +88,6 @@ pub(super) fn start(inner: &Arc<Inner>, cache: &Arc<dyn Origin>) -> io::Result<(
             }
         })?;
     }
-    inner.keeper.0.is_on.store(true, Ordering::Release);
     Ok(())
 }
 
@@ -95,13 +107,11 @@ fn copy(owner: &Weak<Inner>, cache: &Weak<dyn Origin>, id: &BlobId) {
 impl Inner {
     /// Somebody has told what he has.
     pub(super) fn keep(&self, notes: &[Note]) {
-        if !self.keeper.0.is_on.load(Ordering::Acquire) {
-            return;
-        }
+        let Some(row) = &self.keeper.0 else { return };
         for note in notes.iter().filter(|note| note.what == What::Have) {
             let first = self.placed.lock().trackers(note.group).first().copied();
             if first == Some(self.own) && !self.holds(&note.blob) {
-                self.keeper.0.push(&note.blob);
+                row.push(&note.blob);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Nodes on loopback over a store that counts: who fetches what, and what readers get when parts fail.
 
 mod finding;
+mod keeper;
 mod parts;
 mod slack;
 
@@ -204,13 +205,19 @@ const SECRET: &str = "a secret of sixteen letters and more";
 
 impl Node {
     fn start(store: &Arc<Store>, role: Role, join: Option<&Node>) -> Node {
-        Node::finding(store, role, join, Finding::Tracker)
+        Node::changed(store, role, join, |_| {})
     }
 
-    fn finding(store: &Arc<Store>, role: Role, join: Option<&Node>, finding: Finding) -> Node {
+    /// With what is different about it.
+    fn changed(
+        store: &Arc<Store>,
+        role: Role,
+        join: Option<&Node>,
+        change: impl FnOnce(&mut FleetParts),
+    ) -> Node {
         let folder = tempfile::tempdir().unwrap();
         let join = join.map(|node| node.fleet.address().unwrap().to_string()).unwrap_or_default();
-        let parts = FleetParts {
+        let mut parts = FleetParts {
             home: Arc::new(NodeHome::open(folder.path()).unwrap()),
             secret: Secret::from_text(SECRET).unwrap(),
             tls: None,
@@ -220,14 +227,16 @@ impl Node {
             contacts: Contact::parse(&join).unwrap(),
             zone: Zone::default(),
             role,
+            keeps: false,
             weight: 100,
             verify: Verify::Blake3,
-            finding,
+            finding: Finding::Tracker,
             origin: store.clone(),
             deadline: Duration::from_secs(55),
             groups: Groups::new(),
             report: Arc::new(|line| println!("{line}")),
         };
+        change(&mut parts);
         let fleet = Arc::new(Fleet::start(parts).unwrap());
         let disk =
             Arc::new(Disk(BlobFolder::create(&folder.path().join("blobs")).unwrap(), Mutex::default()));
@@ -435,33 +444,6 @@ fn a_depot_that_is_warmed_says_what_came_of_it() {
     let refused = depot.fleet.inner.net().unwrap().fill(peer, &ids[1], Duration::from_secs(5)).wait();
     assert_eq!(refused, Err(Fail::Unable("this node is no depot".to_owned())));
     assert_eq!(node.fleet.counts().origin_blobs + node.fleet.counts().depot_blobs, 0, "it carries no bytes");
-}
-
-#[test]
-fn who_lends_only_copies_what_it_tracks() {
-    let (store, ids) = Store::with(12, 50_000);
-    let node = Node::start(&store, Role::Node, None);
-    let lender = Node::start(&store, Role::Node, Some(&node));
-    let nodes = [node, lender];
-    see_each_other(&nodes);
-    let [node, lender] = &nodes;
-    let cache = Store::default();
-    let _ = cache.keeps.set((Arc::downgrade(&lender.fleet), lender.disk.clone()));
-    let cache: Arc<dyn Origin> = Arc::new(cache);
-    lender.fleet.keep_with(&cache).unwrap();
-    lender.fleet.set_free(1000);
-    ids.iter().for_each(|id| drop(node.read(id).unwrap()));
-    let tracked = |id: &&BlobId| {
-        let first = lender.fleet.inner.placed.lock().trackers(Group::alone(id)).first().copied();
-        first == Some(lender.fleet.node())
-    };
-    let share = ids.iter().filter(tracked).count() as u64;
-    soon("it has its share", || lender.fleet.counts().kept >= share);
-    // What it is told again it has, and what others track it leaves alone.
-    node.fleet.inner.tell_all();
-    std::thread::sleep(Duration::from_millis(400));
-    assert_eq!(lender.fleet.counts().kept, share);
-    assert_eq!((store.fetches(), lender.fleet.counts().origin_blobs), (12, 0), "copies come from the node");
 }
 
 #[test]

@@ -3,12 +3,16 @@
 use super::*;
 use crate::fleet::Finding;
 
+fn with_table(store: &Arc<Store>, join: Option<&Node>) -> Node {
+    Node::changed(store, Role::Node, join, |parts| parts.finding = Finding::Table)
+}
+
 #[test]
 fn nodes_with_tables_find_what_the_others_have() {
     let (store, ids) = Store::with(8, 200_000);
-    let mut nodes = vec![Node::finding(&store, Role::Node, None, Finding::Table)];
+    let mut nodes = vec![with_table(&store, None)];
     while nodes.len() < 3 {
-        nodes.push(Node::finding(&store, Role::Node, nodes.first(), Finding::Table));
+        nodes.push(with_table(&store, nodes.first()));
     }
     see_each_other(&nodes);
     for id in &ids {
@@ -23,7 +27,7 @@ fn nodes_with_tables_find_what_the_others_have() {
     assert_eq!(store.fetches(), 8, "{:?}", nodes[1].fleet.counts());
     assert_eq!(nodes[1].fleet.counts().asks, 0, "it asks nobody");
     // Who comes later is told as well, and what goes is heard of.
-    nodes.push(Node::finding(&store, Role::Node, nodes.first(), Finding::Table));
+    nodes.push(with_table(&store, nodes.first()));
     see_each_other(&nodes);
     soon("the last has heard of all", || knows(&nodes[3], 16));
     ids.iter().for_each(|id| nodes[0].evict(id));

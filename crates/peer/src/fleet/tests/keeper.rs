@@ -1,0 +1,64 @@
+//! Nodes that only lend their disk.
+
+use super::*;
+
+/// A node that keeps, and the cache that it will keep with.
+fn lender(store: &Arc<Store>, join: &Node) -> (Node, Arc<dyn Origin>) {
+    let lender = Node::changed(store, Role::Node, Some(join), |parts| parts.keeps = true);
+    lender.fleet.set_free(1000);
+    let cache = Store::default();
+    assert!(cache.keeps.set((Arc::downgrade(&lender.fleet), lender.disk.clone())).is_ok());
+    (lender, Arc::new(cache))
+}
+
+/// How many of these it tracks, in all: its share.
+fn tracked(lender: &Node, ids: &[BlobId]) -> u64 {
+    let mut placed = lender.fleet.inner.placed.lock();
+    let mut first = |id: &BlobId| placed.trackers(Group::alone(id)).first().copied();
+    ids.iter().filter(|id| first(id) == Some(lender.fleet.node())).count() as u64
+}
+
+#[test]
+fn who_lends_only_copies_what_it_tracks() {
+    let (store, ids) = Store::with(12, 50_000);
+    let node = Node::start(&store, Role::Node, None);
+    let (lender, cache) = lender(&store, &node);
+    let nodes = [node, lender];
+    see_each_other(&nodes);
+    let [node, lender] = &nodes;
+    lender.fleet.keep_with(&cache).unwrap();
+    ids.iter().for_each(|id| drop(node.read(id).unwrap()));
+    let share = tracked(lender, &ids);
+    soon("it has its share", || lender.fleet.counts().kept >= share);
+    // What it is told again it has, and what others track it leaves alone.
+    node.fleet.inner.tell_all();
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(lender.fleet.counts().kept, share);
+    assert_eq!((store.fetches(), lender.fleet.counts().origin_blobs), (12, 0), "copies come from the node");
+}
+
+/// Opening its cache takes a lender a while, in which the others know it already and tell it what they have, one time.
+#[test]
+fn regression_what_a_lender_is_told_before_its_cache_is_open_is_copied() {
+    let (store, ids) = Store::with(12, 50_000);
+    let node = Node::start(&store, Role::Node, None);
+    ids[..6].iter().for_each(|id| drop(node.read(id).unwrap()));
+    let (lender, cache) = lender(&store, &node);
+    let nodes = [node, lender];
+    see_each_other(&nodes);
+    let [node, lender] = &nodes;
+    ids[6..].iter().for_each(|id| drop(node.read(id).unwrap()));
+    let share = tracked(lender, &ids);
+    soon("it knows of its share", || lender.fleet.tracker_counts().blobs >= share);
+    assert_eq!(lender.fleet.counts().kept, 0, "with what?");
+    lender.fleet.keep_with(&cache).unwrap();
+    soon("it has its share", || lender.fleet.counts().kept >= share);
+}
+
+#[test]
+fn who_does_not_keep_says_so() {
+    let (store, _) = Store::with(1, 1_000);
+    let node = Node::start(&store, Role::Node, None);
+    let cache: Arc<dyn Origin> = store.clone();
+    assert!(node.fleet.keep_with(&cache).unwrap_err().to_string().contains("does not keep"));
+}
