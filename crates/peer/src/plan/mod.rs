@@ -377,6 +377,8 @@ struct Lease {
     renew: u64,
     /// When it ends if it is not.
     end: u64,
+    /// It should have been renewed, and no bytes came: the next ones do it, and no time.
+    is_quiet: bool,
 }
 
 /// Who would need longer than this for the rest of a blob is not waited for ...
@@ -499,7 +501,7 @@ impl Plan {
             return None;
         }
         let silent = self.ranks.iter().filter_map(|rank| rank.until).min();
-        let renew = self.leases.iter().map(|lease| lease.renew).min();
+        let renew = self.leases.iter().filter(|lease| !lease.is_quiet).map(|lease| lease.renew).min();
         let again = self.again.map(|(at, _)| at);
         [Some(self.end), silent, renew, again, Some(self.due)].into_iter().flatten().min()
     }

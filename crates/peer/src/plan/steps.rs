@@ -6,9 +6,6 @@ use crate::message::{Answer, What};
 
 use super::*;
 
-/// A lease that was due and whose bytes did not come is looked at again after so long.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
-
 /// An answer is quick that comes within so many of the moments ([`Pace::soon`]) for which a node is waited: half of a blob's time. Where lines are full it waits in two queues.
 const QUICK: u32 = 4;
 
@@ -85,7 +82,7 @@ impl Plan {
                 self.tell_understudies(out);
             }
             let end = now.saturating_add(micros(time));
-            self.leases.push(Lease { rank, id: lease, renew, end });
+            self.leases.push(Lease { rank, id: lease, renew, end, is_quiet: false });
         }
         let (more, nudged) = (std::mem::take(&mut self.more), std::mem::take(&mut self.nudged));
         self.rounds += u32::from(more && self.running());
@@ -320,10 +317,14 @@ impl Plan {
         let lively = heard.is_some_and(|heard| now.saturating_sub(heard) < micros(self.setup.pace.origin));
         let not = self.ruled_out();
         for lease in self.leases.iter_mut().filter(|lease| lease.renew <= now) {
-            // The answer sets the next time; or bytes that come after all, of a store whose connections took a second to begin.
-            let again = Some(now.saturating_add(micros(LOOK_AGAIN))).filter(|again| *again < lease.end);
-            lease.renew = again.filter(|_| !lively).unwrap_or(u64::MAX);
-            if lively {
+            // Bytes may come after all, of a store whose connections took a second to begin: then this is looked at again, and not before.
+            let holds = now < lease.end;
+            lease.is_quiet = holds && !lively;
+            if !lease.is_quiet {
+                // The answer sets the next time.
+                lease.renew = u64::MAX;
+            }
+            if holds && lively {
                 out.push(Action::Ask {
                     rank: lease.rank,
                     tracker: self.setup.trackers[lease.rank],

@@ -447,6 +447,20 @@ fn regression_a_lease_whose_bytes_come_late_is_renewed_then() {
     assert_eq!(plan.handle(850 * MS, Event::Progress { fetch: 0, came: 1 << 20 }), [ask(0, 1, &[])]);
 }
 
+/// It was looked at 20 times a second until it ended, for bytes that would have said so themselves.
+#[test]
+fn regression_leases_without_bytes_wake_nobody() {
+    let (mut plan, _) = Plan::new(0, setup(&[1, 2, 3], &[]));
+    for now in [50, 100] {
+        plan.handle(now * MS, Event::Tick);
+    }
+    for rank in 0..3 {
+        answer(&mut plan, 101 * MS, rank, Answer::Lease { lease: 0, time: Duration::from_secs(3) });
+    }
+    let wakes = std::iter::from_fn(|| plan.wake().inspect(|now| drop(plan.handle(*now, Event::Tick))));
+    assert_eq!(wakes.collect::<Vec<_>>(), [1_101 * MS, 10_000 * MS]);
+}
+
 #[derive(Clone, Debug)]
 enum Chance {
     Answer(usize, Answer),
