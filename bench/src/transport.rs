@@ -42,10 +42,17 @@ pub struct Args {
 const SERVER: &str = "10.213.7.1";
 const CLIENT: &str = "10.213.7.2";
 const WHOLE: &str = "blobs of 4 MiB";
+/// The same where the wire is slower than both ends, as most are: then it is seen how often the receiver is woken.
+const LINKED: &str = "blobs of 4 MiB over a link of 2 Gbit/s";
+const LINK: &str = "2gbit";
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// How what comes is verified and sealed, and who does the same work.
-const WITH: [&str; 6] = ["crc", "blake3", "crc, TLS", "blake3, TLS", "iperf3", "nginx+curl"];
+/// How what comes is verified, sealed and kept, and who does the same work.
+const WITH: [&str; 7] = ["crc", "blake3", PAST, "crc, TLS", "blake3, TLS", "iperf3", "nginx+curl"];
+/// What comes is written past the kernel's pages.
+const PAST: &str = "crc, past the pages";
+/// What is shown of a link: all, and what is to spare wake-ups left out.
+const ON_A_LINK: [&str; 3] = ["crc", "no low-water mark", "all of them off"];
 /// So many columns later the next round begins.
 const STEP: usize = 3;
 
@@ -86,6 +93,16 @@ impl Wire {
             ip(format!("-n {ns} link set lo up"))?;
         }
         Ok(wire)
+    }
+
+    /// Lets the sender's end carry no more than [`LINK`], or as much as it can.
+    fn limit(&self, limited: bool) -> Result<()> {
+        let mut tc = Command::new("tc");
+        tc.args(["-n", &self.a, "qdisc", if limited { "replace" } else { "del" }, "dev", "veth0", "root"]);
+        if limited {
+            tc.args(["tbf", "rate", LINK, "burst", "1mb", "latency", "20ms"]);
+        }
+        run_command(&mut tc)
     }
 
     /// A program in one of them, with room for thousands of connections.
@@ -160,22 +177,21 @@ struct Run<'r> {
     keys: PathBuf,
 }
 
-/// The column's name under TLS.
-const TLS: &str = ", TLS";
+/// The second word of a column's name under TLS.
+const TLS: &str = "TLS";
 
 impl Run<'_> {
     /// A new server and a new asker for each, so that no connection and no memory is left from another.
     fn ours(&self, column: &str, off: &str, what: &[&str]) -> Result<Both> {
         interrupt::check()?;
-        let (verify, tls) = match column.strip_suffix(TLS) {
-            Some(verify) => (verify, Some(self.keys.as_path())),
-            None => (column, None),
-        };
+        let (verify, how) = column.split_once(", ").unwrap_or((column, ""));
+        let tls = (how == TLS).then_some(self.keys.as_path());
         let mut server = Server::start(self.wire, self.folder, off, tls)?;
         let before = server.cpu()?;
         let mut command = self.wire.command(&self.wire.b, &std::env::current_exe()?);
         command.args(["transport-ask", "--server", &format!("{SERVER}:7171"), "--verify", verify]);
         command.args(tls.map(|tls| [Path::new("--tls"), tls]).into_iter().flatten());
+        command.args((column == PAST).then_some("--past-pages"));
         command.args(["--off", off]).args(what).arg(self.folder).arg(&self.cache);
         let output = command.stderr(Stdio::inherit()).output()?;
         let _ = fs::remove_dir_all(&self.cache);
@@ -242,7 +258,7 @@ fn at_its_end(child: &mut Child) -> Result<f64> {
     if status.success() { Ok(cpu) } else { Err(format!("a program failed: {status}").into()) }
 }
 
-fn add_whole(sheet: &mut Sheet, place: &str, both: &Both) {
+fn add_whole(sheet: &mut Sheet, cell: &str, place: &str, both: &Both) {
     let gib = both.number("bytes") / GIB;
     let keeping = both.number("keeping");
     let figures = [
@@ -259,7 +275,7 @@ fn add_whole(sheet: &mut Sheet, place: &str, both: &Both) {
     let known = if both.said["wakeups"].is_null() { 4 } else { figures.len() };
     let mut shown = figures[..known].to_vec();
     shown.extend((place == "iperf3").then_some(figures[figures.len() - 1]));
-    sheet.add(WHOLE, place, &shown, both.sender);
+    sheet.add(cell, place, &shown, both.sender);
 }
 
 fn add_small(sheet: &mut Sheet, cell: &str, place: &str, both: &Both) {
@@ -308,7 +324,7 @@ pub fn run(args: &Args) -> Result<()> {
     // The first to write and to connect finds everything cold; it is not counted.
     run.ours("crc", "none", &["--what", "blobs"])?;
     sheet.note(
-        "Blobs are in the page cache and their files open; connections are made within what is measured.",
+        "Blobs are in the page cache and their files open; connections are made within what is measured. The receiver's cache is full: for each blob that comes one goes.",
     );
     for round in 0..common.rounds() {
         progress(&format!("round {} of {}", round + 1, common.rounds()));
@@ -327,7 +343,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// One column's blobs.
-fn whole(run: &Run<'_>, column: &str, blobs: u64, sheet: &mut Sheet) -> Result<()> {
+fn whole(run: &Run<'_>, cell: &str, column: &str, blobs: u64, sheet: &mut Sheet) -> Result<()> {
     let bytes = blobs << 22;
     let missing = |what: &str| format!("{what} was skipped: apt-get install iperf3 nginx-light curl");
     let both = match column {
@@ -342,7 +358,7 @@ fn whole(run: &Run<'_>, column: &str, blobs: u64, sheet: &mut Sheet) -> Result<(
         }
     };
     match both.transpose()? {
-        Some(both) => add_whole(sheet, column, &both),
+        Some(both) => add_whole(sheet, cell, column, &both),
         None => sheet.note(missing(column)),
     }
     Ok(())
@@ -354,7 +370,13 @@ fn one_round(run: &Run<'_>, common: &Common, (round, blobs): (usize, u64), sheet
     let mut columns: Vec<&str> = columns().filter(|_| wanted(WHOLE)).collect();
     let turn = round * STEP % columns.len().max(1);
     columns.rotate_left(turn);
-    columns.into_iter().try_for_each(|column| whole(run, column, blobs, sheet))?;
+    columns.into_iter().try_for_each(|column| whole(run, WHOLE, column, blobs, sheet))?;
+    if wanted(LINKED) {
+        run.wire.limit(true)?;
+        let done = ON_A_LINK.into_iter().try_for_each(|column| whole(run, LINKED, column, blobs, sheet));
+        run.wire.limit(false)?;
+        done?;
+    }
     let ops = common.size(200_000, 20_000);
     for at_once in [1u64, 4, 16, 64, 256] {
         let (count, cell) = ((ops * at_once / 64).clamp(ops / 20, ops), format!("4 KiB, {at_once} at once"));
@@ -413,6 +435,13 @@ fn targets(sheet: &mut Sheet) {
     sheet.target("4 KiB, 64 at once, both", "crc, TLS", "crc", Bound::Shown);
     sheet.target(format!("{WHOLE}, sender"), "crc", "all of them off", Bound::AtMost(1.0 / 3.0));
     sheet.target(format!("{WHOLE}, receiver"), "crc", "all of them off", Bound::AtMost(0.5));
-    sheet.target(format!("{WHOLE}, wake-ups of the receiver"), "crc", "all of them off", Bound::AtMost(0.1));
+    sheet.target(&both, PAST, "iperf3", Bound::Shown);
+    for cell in [WHOLE, LINKED] {
+        let wakeups = format!("{cell}, wake-ups of the receiver");
+        sheet.target(wakeups, "crc", "all of them off", Bound::AtMost(0.1));
+    }
+    for end in ["sender", "receiver"] {
+        sheet.target(format!("4 KiB, 64 at once, {end}"), "crc", "all of them off", Bound::Shown);
+    }
     sheet.target("4 KiB, 64 at once, both", "crc", "all of them off", Bound::Shown);
 }

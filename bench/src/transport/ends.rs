@@ -57,9 +57,15 @@ pub struct AskArgs {
     at_once: usize,
     #[arg(long, default_value_t = 0)]
     count: u64,
+    /// Files are written past the kernel's pages, as a node does that has nobody to lend them to.
+    #[arg(long)]
+    past_pages: bool,
     folder: PathBuf,
     cache: PathBuf,
 }
+
+/// Blobs that the receiver's cache has room for: it is full, as caches are, and for each that comes one goes.
+const ROOM: usize = 64;
 
 /// No request of a measurement takes this long.
 const TIME: Duration = Duration::from_secs(60);
@@ -185,16 +191,16 @@ pub(super) fn touch(cache: &Path, bytes: u64) -> Result<()> {
 
 fn whole(net: &Net, peer: Peer, verify: Verify, args: &AskArgs, ids: &[BlobId]) -> Result<()> {
     let cache = BlobFolder::create(&args.cache)?;
-    touch(&args.cache, ids.len() as u64 * u64::from(base::size::BLOB_MAX))?;
+    touch(&args.cache, ROOM as u64 * u64::from(base::size::BLOB_MAX))?;
     let mut keeping = 0.0;
-    let (mut under_way, mut spare) = (VecDeque::new(), Vec::new());
+    let (mut under_way, mut kept) = (VecDeque::new(), VecDeque::new());
     let (began, cpu, mut bytes) = (monotonic(), own_cpu_seconds(), 0);
     let mut next = ids.iter();
     loop {
         while under_way.len() < args.at_once
             && let Some(id) = next.next()
         {
-            let arriving = Arriving::reusing(*id, verify, spare.pop().unwrap_or_default());
+            let arriving = Arriving::new(*id, verify);
             under_way.push_back((net.fetch_into(peer, &arriving, TIME), arriving));
         }
         let Some((call, arriving)) = under_way.pop_front() else { break };
@@ -202,10 +208,16 @@ fn whole(net: &Net, peer: Peer, verify: Verify, args: &AskArgs, ids: &[BlobId]) 
         let id = arriving.id();
         let (sums, came) = arriving.into_parts().ok_or("a blob is not whole")?;
         let before = thread_cpu_seconds();
-        cache.keep(&id, &sums, &came)?;
+        if kept.len() == ROOM {
+            kept.pop_front().map_or(Ok(()), |oldest| cache.remove(&oldest))?;
+        }
+        match args.past_pages {
+            true => cache.keep_for_later(&id, &sums, &came)?,
+            false => cache.keep(&id, &sums, &came)?,
+        }
         keeping += thread_cpu_seconds() - before;
+        kept.push_back(id);
         bytes += came.len();
-        spare.push(came);
     }
     let counts = net.counters();
     let said = serde_json::json!({

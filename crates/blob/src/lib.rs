@@ -14,7 +14,7 @@
 //! - [`folder`]: blobs as files, each with its sums beside it; what a `file:` origin and a node's cache consist of.
 //! - [`tiered`]: several sources asked one after the other.
 //! - [`gate::Gate`]: where writers wait when the origin is behind.
-//! - [`stock`]: buffers of a blob's size that are used again.
+//! - [`stock`]: memory for the bytes of a blob, which is used again.
 //! - [`failing`]: the seams with faults that a test switches on.
 
 pub mod extent;
@@ -34,5 +34,6 @@ pub use gate::Gate;
 pub use pack::{PackStore, Space};
 pub use records::Records;
 pub use source::{BlobError, BlobSource, Origin, Part, SharedBytes};
+pub use stock::Buffer;
 pub use sums::Sums;
 pub use tiered::Tiered;

@@ -9,6 +9,7 @@ use base::BlobId;
 use base::size::BLOB_MAX;
 
 use crate::records::Records;
+use crate::stock::Buffer;
 use crate::sums::Sums;
 
 /// Why a blob's bytes could not be had. The kinds are few: a caller does something else for each.
@@ -78,7 +79,7 @@ pub struct Part {
     /// Where in the blob `bytes` begin: a multiple of a group.
     pub offset: u32,
     /// The bytes, up to the end of a group or of the blob.
-    pub bytes: Vec<u8>,
+    pub bytes: Buffer,
 }
 
 /// Takes a blob as it comes. What it is given is compared with nothing yet: that is for it to do.
@@ -170,11 +171,11 @@ pub trait Origin: BlobSource + Records {
     ///
     /// # Errors
     /// See [`BlobError`].
-    fn fetch(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
+    fn fetch(&self, id: &BlobId) -> Result<(Sums, Buffer), BlobError> {
         let size = self.size(id)?.ok_or(BlobError::Missing(*id))?;
         let too_large = || BlobError::Damaged { id: *id, what: format!("it would have {size} bytes") };
         let size = u32::try_from(size).ok().filter(|size| *size <= BLOB_MAX).ok_or_else(too_large)?;
-        let mut bytes = vec![0; size as usize];
+        let mut bytes = Buffer::with_len(size as usize);
         self.read_at(id, 0, &mut bytes)?;
         let sums = Sums::of(&bytes);
         if sums.id() != *id {
@@ -191,14 +192,9 @@ pub trait Origin: BlobSource + Records {
     ///
     /// # Errors
     /// As [`Origin::fetch`]; `onto` may have a part then.
-    fn fetch_onto(&self, id: &BlobId, onto: &Arc<dyn Onto>) -> Result<Option<(Sums, Vec<u8>)>, BlobError> {
+    fn fetch_onto(&self, id: &BlobId, onto: &Arc<dyn Onto>) -> Result<Option<(Sums, Buffer)>, BlobError> {
         let _ = onto;
         self.fetch(id).map(Some)
-    }
-
-    /// Whether other machines get from here what is kept here: it is sent from the kernel's pages, and should be in them.
-    fn is_lent(&self) -> bool {
-        false
     }
 
     /// How many blobs at a time are worth fetching before anybody waits for them: more would only stand in one another's way on their line.

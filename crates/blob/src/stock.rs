@@ -1,44 +1,208 @@
-//! Large buffers that are used again.
+//! Memory for the bytes of one blob, used again.
 //!
-//! A stream from far away needs a buffer of a blob's size for every 4 MiB. From the allocator each of them would be fresh pages, which the kernel has
-//! to find, clear and take back: on a virtual machine that costs more than the copy into them. A few that were given back are kept, and
+//! A stream from far away needs 4 MiB for every blob. From the allocator each of them would be fresh pages, which the kernel has to find, clear and take
+//! back: on a virtual machine that costs more than the copy into them. So a few large [`Buffer`]s that are not needed any more are kept, and
 //! [`tidy`] lets go of them when nothing goes on.
+//!
+//! A large one begins with a page, and where the kernel has large pages it is made of two of them. So it can be written to a disk past the
+//! kernel's pages as it lies (`folder::direct`), and the disk is told of two pieces of memory and not of a thousand.
 
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::size::BLOB_MAX;
+use memmap2::{Advice, MmapMut};
 use parking_lot::Mutex;
 
 /// Smaller ones are the allocator's business.
 const LEAST: usize = 1 << 20;
-/// What a new one has room for: a blob and what is stored behind it.
+/// What a large one has room for: a blob and what is stored with it.
 const SIZE: usize = BLOB_MAX as usize + (16 << 10);
-/// So many are kept.
-const KEPT: usize = 4;
+/// As much address space is taken: only what is a multiple of a large page begins with one.
+const SPAN: usize = 6 << 20;
+/// So many are kept: what a dozen fetches of a fast line take turns with.
+const KEPT: usize = 16;
 
 static TAKEN: AtomicBool = AtomicBool::new(false);
-static STOCK: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+static STOCK: Mutex<Vec<MmapMut>> = Mutex::new(Vec::new());
 
-/// An empty buffer with room for at least so many bytes.
-pub fn take(bytes: usize) -> Vec<u8> {
-    if !(LEAST..=SIZE).contains(&bytes) {
-        return Vec::with_capacity(bytes);
-    }
-    TAKEN.store(true, Ordering::Relaxed);
-    let kept = STOCK.lock().pop();
-    kept.unwrap_or_else(|| Vec::with_capacity(SIZE))
+/// Bytes of a blob, as a vector's: see the [module](self). Clones share the memory until one of them is written to.
+#[derive(Clone, Debug)]
+pub struct Buffer {
+    memory: Arc<Memory>,
+    len: usize,
 }
 
-/// A buffer that is needed no more.
-pub fn give(mut buffer: Vec<u8>) {
-    if buffer.capacity() < SIZE {
-        return;
+#[derive(Debug)]
+enum Memory {
+    /// All of it has been written.
+    Heap(Vec<u8>),
+    /// Zeros, or what an earlier one held. Taken out when it is dropped.
+    Pages(Option<MmapMut>),
+}
+
+impl Memory {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Memory::Heap(bytes) => bytes,
+            Memory::Pages(pages) => pages.as_ref().map_or(&[], |pages| &pages[..SIZE]),
+        }
     }
-    buffer.clear();
-    let mut stock = STOCK.lock();
-    if stock.len() < KEPT {
-        stock.push(buffer);
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Memory::Heap(bytes) => bytes,
+            Memory::Pages(pages) => pages.as_mut().map_or(&mut [], |pages| &mut pages[..SIZE]),
+        }
     }
+}
+
+impl Buffer {
+    /// An empty one with room for at least so many bytes.
+    pub fn with_room(bytes: usize) -> Buffer {
+        let memory = if (LEAST..=SIZE).contains(&bytes) { pages() } else { None };
+        let memory = memory.map_or_else(|| Memory::Heap(vec![0; bytes]), |pages| Memory::Pages(Some(pages)));
+        Buffer { memory: Arc::new(memory), len: 0 }
+    }
+
+    /// One with so many bytes, whatever they are: to be written over.
+    pub fn with_len(bytes: usize) -> Buffer {
+        Buffer::with_room(bytes).of_len(bytes)
+    }
+
+    /// How many bytes there is room for.
+    pub fn room(&self) -> usize {
+        self.memory.bytes().len()
+    }
+
+    /// Takes more bytes behind those that are there; past its room it moves to a larger place.
+    pub fn extend_from_slice(&mut self, bytes: &[u8]) {
+        let end = self.len + bytes.len();
+        if end > self.room() {
+            let mut larger = Buffer::with_room(end.max(2 * self.len));
+            larger.extend_from_slice(self);
+            *self = larger;
+        }
+        let at = self.len;
+        self.memory_mut()[at..end].copy_from_slice(bytes);
+        self.len = end;
+    }
+
+    /// Leaves out the first bytes.
+    pub fn leave_out(&mut self, first: usize) {
+        let first = first.min(self.len);
+        let end = self.len;
+        self.memory_mut().copy_within(first..end, 0);
+        self.len -= first;
+    }
+
+    /// The same with another length within its room. What was never written holds whatever it held.
+    #[must_use]
+    pub fn of_len(mut self, len: usize) -> Buffer {
+        self.len = len.min(self.room());
+        self
+    }
+
+    /// All of its room, whatever the length.
+    pub fn whole_room(&mut self) -> &mut [u8] {
+        self.memory_mut()
+    }
+
+    /// Memory that nobody else has.
+    fn memory_mut(&mut self) -> &mut [u8] {
+        if Arc::get_mut(&mut self.memory).is_none() {
+            let mut own = Buffer::with_room(self.room());
+            if let Some(memory) = Arc::get_mut(&mut own.memory) {
+                memory.bytes_mut()[..self.len].copy_from_slice(self);
+            }
+            self.memory = own.memory;
+        }
+        Arc::get_mut(&mut self.memory).map_or(&mut [], Memory::bytes_mut)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let Memory::Pages(pages) = self else { return };
+        let mut stock = STOCK.lock();
+        if stock.len() < KEPT {
+            stock.extend(pages.take());
+        }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.memory.bytes()[..self.len]
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let len = self.len;
+        &mut self.memory_mut()[..len]
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<&[u8]> for Buffer {
+    fn from(bytes: &[u8]) -> Buffer {
+        let mut buffer = Buffer::with_room(bytes.len());
+        buffer.extend_from_slice(bytes);
+        buffer
+    }
+}
+
+impl From<Vec<u8>> for Buffer {
+    fn from(bytes: Vec<u8>) -> Buffer {
+        Buffer { len: bytes.len(), memory: Arc::new(Memory::Heap(bytes)) }
+    }
+}
+
+impl Default for Buffer {
+    fn default() -> Buffer {
+        Buffer::from(Vec::new())
+    }
+}
+
+impl PartialEq for Buffer {
+    fn eq(&self, other: &Buffer) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Buffer {}
+
+impl PartialEq<[u8]> for Buffer {
+    fn eq(&self, other: &[u8]) -> bool {
+        **self == *other
+    }
+}
+
+impl PartialEq<Vec<u8>> for Buffer {
+    fn eq(&self, other: &Vec<u8>) -> bool {
+        **self == **other
+    }
+}
+
+/// Memory for a large one; none where the system has no more to give, and then the allocator is to say so.
+fn pages() -> Option<MmapMut> {
+    TAKEN.store(true, Ordering::Relaxed);
+    let kept = STOCK.lock().pop();
+    kept.or_else(|| {
+        let pages = MmapMut::map_anon(SPAN).ok()?;
+        // What comes after a blob is seldom written, and shall take no large page. A kernel without them says no, and all is as ever.
+        let _ = pages.advise_range(Advice::HugePage, 0, BLOB_MAX as usize);
+        Some(pages)
+    })
 }
 
 /// Lets go of those that are kept, if none was taken since this was last called. For who calls it every second or so.
@@ -54,19 +218,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_back_is_taken_again_within_a_bound() {
-        assert_eq!(take(100).capacity(), 100);
-        assert!(take(SIZE + 1).capacity() > SIZE);
-        let mut full: Vec<Vec<u8>> = (0..10).map(|_| take(3 << 20)).collect();
-        full.iter_mut().for_each(|buffer| buffer.push(7));
-        full.into_iter().for_each(give);
-        give(Vec::with_capacity(LEAST));
-        assert!(STOCK.lock().len() <= KEPT);
-        let again = take(LEAST);
-        assert!(again.is_empty() && again.capacity() >= SIZE);
+    fn what_is_dropped_is_taken_again_within_a_bound() {
+        assert_eq!(Buffer::with_room(100).room(), 100);
+        assert!(Buffer::with_room(SIZE + 1).room() > SIZE);
+        let mut full: Vec<Buffer> = (0..KEPT + 5).map(|_| Buffer::with_room(3 << 20)).collect();
+        full.iter_mut().for_each(|buffer| buffer.extend_from_slice(&[7]));
+        assert!(full.iter().all(|buffer| buffer.as_ptr().align_offset(4096) == 0));
+        drop(full);
+        assert_eq!(STOCK.lock().len(), KEPT);
+        let again = Buffer::with_room(LEAST);
+        assert!(again.is_empty() && again.room() == SIZE);
+        drop(again);
         tidy();
-        assert!(STOCK.lock().len() < KEPT, "one was taken just now, the others stay");
+        assert_eq!(STOCK.lock().len(), KEPT, "one was taken just now, the others stay");
         tidy();
         assert!(STOCK.lock().is_empty());
+    }
+
+    #[test]
+    fn it_holds_what_a_vector_would() {
+        for len in [0, 1, 70_000, LEAST, SIZE - 3] {
+            let bytes: Vec<u8> = (0..len).map(|n| ((n * 31) >> 3) as u8).collect();
+            let mut buffer = Buffer::with_room(len);
+            bytes.chunks(50_000).for_each(|piece| buffer.extend_from_slice(piece));
+            assert!(buffer == bytes && buffer.clone() == bytes && Buffer::from(bytes.clone()) == bytes);
+            buffer.extend_from_slice(b"and more than there was room for");
+            assert!(buffer[..len] == bytes[..] && buffer.ends_with(b"was room for"));
+            buffer.leave_out(len);
+            assert!(buffer == *b"and more than there was room for".as_slice());
+            buffer.leave_out(1 << 30);
+            assert!(buffer.is_empty());
+        }
+        let mut four = Buffer::with_len(4);
+        four.copy_from_slice(b"four");
+        let (shared, mut other) = (four.clone(), four.clone());
+        other[0] = b'p';
+        other.extend_from_slice(b"ed");
+        assert!(shared.as_ptr() == four.as_ptr() && shared == four, "one memory");
+        assert!(four == *b"four".as_slice() && other == *b"poured".as_slice());
+        assert!(four.of_len(2) == *b"fo".as_slice());
     }
 }

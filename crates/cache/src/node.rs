@@ -46,7 +46,7 @@ use std::time::Duration;
 use base::BlobId;
 use base::phase::{self, Phase};
 use base::size::{GIB, MIB};
-use blob::{BlobError, BlobFolder, BlobSource, Origin, Part, Records, Sums};
+use blob::{BlobError, BlobFolder, BlobSource, Buffer, Origin, Part, Records, Sums};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use books::Books;
@@ -520,7 +520,7 @@ impl Origin for NodeCache {
         self.core.verify(id)
     }
 
-    fn fetch(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
+    fn fetch(&self, id: &BlobId) -> Result<(Sums, Buffer), BlobError> {
         self.core.fetch(id)
     }
 

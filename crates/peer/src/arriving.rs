@@ -22,7 +22,7 @@
 
 use std::future::Future;
 use std::io;
-use std::mem::{ManuallyDrop, MaybeUninit};
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::pin::Pin;
 use std::ptr::NonNull;
@@ -33,7 +33,7 @@ use std::time::Instant;
 
 use base::BlobId;
 use base::size::GROUP;
-use blob::Sums;
+use blob::{Buffer, Sums};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
 
@@ -73,7 +73,6 @@ pub struct Arriving {
 struct Writing {
     /// How far bytes have come; those above `verified` are unchecked.
     filled: u32,
-    spare: Option<Vec<u8>>,
 }
 
 #[derive(Default)]
@@ -95,12 +94,6 @@ pub enum Took {
 impl Arriving {
     /// Nothing of it is here.
     pub fn new(id: BlobId, verify: Verify) -> Arc<Arriving> {
-        Arriving::reusing(id, verify, Vec::new())
-    }
-
-    /// The same, with a buffer from an earlier one: memory that has been touched is much cheaper to receive into. What it holds is overwritten.
-    pub fn reusing(id: BlobId, verify: Verify, buffer: Vec<u8>) -> Arc<Arriving> {
-        let spare = (buffer.capacity() > 0).then_some(buffer);
         Arc::new(Arriving {
             id,
             verify,
@@ -108,10 +101,20 @@ impl Arriving {
             room: OnceLock::new(),
             verified: AtomicU32::new(0),
             doubtful: AtomicBool::new(false),
-            writing: Mutex::new(Writing { filled: 0, spare }),
+            writing: Mutex::default(),
             waiting: Mutex::default(),
             changed: Condvar::new(),
         })
+    }
+
+    /// One that is here already, whole and right: for those who ask for it before it is anywhere else.
+    pub(crate) fn here(id: BlobId, verify: Verify, sums: Arc<Sums>, bytes: Buffer) -> Arc<Arriving> {
+        let (arriving, size) = (Arriving::new(id, verify), bytes.len() as u32);
+        let _ = arriving.room.set(Room::full(bytes));
+        let _ = arriving.sums.set(sums);
+        arriving.writing.lock().filled = size;
+        arriving.verified.store(size, Ordering::Release);
+        arriving
     }
 
     /// The blob's name.
@@ -157,13 +160,13 @@ impl Arriving {
         if sums.id() != self.id {
             return Err(Fail::Corrupt(format!("the sums are those of {}, not of {}", sums.id(), self.id)));
         }
-        let mut writing = self.writing.lock();
+        let writing = self.writing.lock();
         if let Some(known) = self.sums.get() {
             let same = **known == sums;
             return same.then_some(()).ok_or_else(|| Fail::Corrupt("two senders' sums differ".to_owned()));
         }
-        let buffer = writing.spare.take().unwrap_or_default();
-        let _ = self.room.set(Room::new(sums.size() as usize, buffer));
+        let size = sums.size() as usize;
+        let _ = self.room.set(Room::empty(Buffer::with_room(size), size));
         let _ = self.sums.set(Arc::new(sums));
         drop(writing);
         self.tell();
@@ -250,7 +253,7 @@ impl Arriving {
     ///
     /// # Errors
     /// [`Fail::Corrupt`], and the bytes again: they are another blob's, or disagree with the sums that came before.
-    pub fn complete(&self, bytes: Vec<u8>) -> Result<(), (Fail, Vec<u8>)> {
+    pub fn complete(&self, bytes: Buffer) -> Result<(), (Fail, Buffer)> {
         let corrupt = |why: String, bytes| Err((Fail::Corrupt(why), bytes));
         if bytes.len() > base::size::BLOB_MAX as usize {
             return corrupt(format!("{} bytes are more than a blob has", bytes.len()), bytes);
@@ -365,19 +368,14 @@ impl Arriving {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// The whole blob and its sums, ready to be admitted. The bytes are copied only if somebody else still reads them here.
+    /// The whole blob and its sums, ready to be admitted. The memory is shared with those who still read it here.
     /// None: it is not whole.
-    pub fn into_parts(self: Arc<Arriving>) -> Option<(Arc<Sums>, Vec<u8>)> {
+    pub fn into_parts(self: Arc<Arriving>) -> Option<(Arc<Sums>, Buffer)> {
         let sums = Arc::clone(self.sums.get()?);
-        if !self.is_whole() {
-            return None;
-        }
-        let doubtful = self.is_doubtful();
-        let bytes = match Arc::try_unwrap(self) {
-            Ok(mine) => mine.room.into_inner().map(Room::into_vec)?,
-            Err(shared) => shared.bytes(0..sums.size())?.to_vec(),
-        };
-        Some(if doubtful { (Arc::new(Sums::of(&bytes)), bytes) } else { (sums, bytes) })
+        let room = self.room.get().filter(|_| self.is_whole())?;
+        // Nobody writes to it any more: all that there is to come has come.
+        let bytes = room.buffer.clone().of_len(room.size);
+        Some(if self.is_doubtful() { (Arc::new(Sums::of(&bytes)), bytes) } else { (sums, bytes) })
     }
 }
 
@@ -419,9 +417,10 @@ fn copy(from: &[u8], to: &mut [MaybeUninit<u8>]) -> usize {
 
 /// Memory of a fixed size that is written from the front while what is already there is read.
 struct Room {
+    /// Where the buffer's memory begins: as long as there are references to this, the memory is reached from here only.
     start: NonNull<u8>,
     size: usize,
-    capacity: usize,
+    buffer: Buffer,
 }
 
 // SAFETY: it is memory that it owns; who may touch which part is said at its two functions.
@@ -430,23 +429,16 @@ unsafe impl Send for Room {}
 unsafe impl Sync for Room {}
 
 impl Room {
-    fn new(size: usize, mut buffer: Vec<u8>) -> Room {
-        buffer.clear();
-        buffer.reserve_exact(size);
-        Room::of(buffer, size)
+    /// To be written: the first `size` bytes of a buffer with room for so many.
+    fn empty(mut buffer: Buffer, size: usize) -> Room {
+        let size = size.min(buffer.room());
+        let start = NonNull::from(buffer.whole_room()).cast();
+        Room { start, size, buffer }
     }
 
-    fn full(bytes: Vec<u8>) -> Room {
-        let size = bytes.len();
-        Room::of(bytes, size)
-    }
-
-    fn of(buffer: Vec<u8>, size: usize) -> Room {
-        let mut buffer = ManuallyDrop::new(buffer);
-        let capacity = buffer.capacity();
-        // A vector's pointer is never null, also not an empty one's.
-        let start = NonNull::new(buffer.as_mut_ptr()).unwrap_or(NonNull::dangling());
-        Room { start, size, capacity }
+    /// All of it is written, and others may have it as well: nothing but empty ranges is ever written to it.
+    fn full(buffer: Buffer) -> Room {
+        Room { start: NonNull::from(&*buffer).cast(), size: buffer.len(), buffer }
     }
 
     /// # Safety
@@ -462,20 +454,5 @@ impl Room {
     unsafe fn written(&self, range: Range<usize>) -> &[u8] {
         // SAFETY: inside one allocation, written and unchanging, as the caller promises.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(range.start), range.len()) }
-    }
-
-    /// All of it must have been written.
-    fn into_vec(self) -> Vec<u8> {
-        let room = ManuallyDrop::new(self);
-        // SAFETY: the three numbers came from a vector that was not dropped; its first `size` bytes are written when the blob is whole,
-        // which is the only time this is called.
-        unsafe { Vec::from_raw_parts(room.start.as_ptr(), room.size, room.capacity) }
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        // SAFETY: as in `into_vec`, with no byte counted as written; this is the only other place that takes the memory back.
-        drop(unsafe { Vec::from_raw_parts(self.start.as_ptr(), 0, self.capacity) });
     }
 }

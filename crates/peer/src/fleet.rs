@@ -52,7 +52,7 @@ use crate::hello::Identity;
 use crate::id::{Member, NodeId, Role, Seen, Zone};
 use crate::members::{Change, Contact, Event, Members, NodeHome, Roster, Setup};
 use crate::message::What;
-use crate::net::{self, Fail, Net, Peer};
+use crate::net::{self, Net, Peer};
 use crate::placement::{Placed, Placement};
 use crate::plan::{Latencies, Silence, Tier};
 use crate::seam::Holdings;
@@ -290,6 +290,7 @@ impl Fleet {
         if let Some(net) = self.inner.net() {
             net.let_go(id);
         }
+        self.inner.transit.forget(id);
         self.inner.note_first(id, What::Gone);
     }
 
@@ -515,21 +516,13 @@ impl Inner {
         placed.update(placement);
     }
 
-    fn came(self: &Arc<Inner>, id: &BlobId) {
+    fn came(&self, id: &BlobId) {
         self.note_first(id, What::Have);
-        let Some(waited_for) = self.transit.kept(id) else { return };
-        let (inner, id) = (Arc::clone(self), *id);
-        let fill = move || {
-            let held = inner.holdings().and_then(|holdings| holdings.open(&id));
-            let bytes = held.and_then(|held| origin::read_all(&held).ok());
-            match bytes.map(|bytes| waited_for.complete(bytes)) {
-                Some(Ok(())) => {}
-                Some(Err((fail, _))) => waited_for.fail(fail),
-                None => waited_for.fail(Fail::Missing),
-            }
-        };
-        // Without a thread, whoever waits is told so when it is late.
-        let _ = base::thread::spawn("covey-landed", fill);
+        self.transit.kept(id);
+        if self.is_alone() {
+            // Nobody will ask for it.
+            self.transit.forget(id);
+        }
     }
 
     /// One round of what is done now and then. False when the node ends.

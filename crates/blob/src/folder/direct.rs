@@ -29,33 +29,43 @@ pub(super) fn write(file: &File, bytes: &[u8]) -> io::Result<()> {
     let blocks = bytes.len() / BLOCK * BLOCK;
     let mut done = 0;
     if bytes.len() >= LEAST && set_direct(file, true) {
-        let spare = BUFFERS.lock().pop();
-        let mut buffer = spare.unwrap_or_else(|| Box::new(Buffer([0; PIECE])));
-        let written = write_blocks(file, &bytes[..blocks], &mut buffer);
-        let mut spare = BUFFERS.lock();
-        if spare.len() < SPARE {
-            spare.push(buffer);
-        }
-        drop(spare);
+        let written = match bytes.as_ptr().align_offset(BLOCK) {
+            0 => write_piece(file, &bytes[..blocks], 0).map(|all| if all { blocks } else { 0 }),
+            _ => write_copies(file, &bytes[..blocks]),
+        };
         set_direct(file, false);
         done = written?;
     }
     file.write_all_at(&bytes[done..], done as u64)
 }
 
-/// How much was written when the filesystem would have no more of it this way.
-fn write_blocks(file: &File, bytes: &[u8], buffer: &mut Buffer) -> io::Result<usize> {
+/// Bytes that do not begin with a block go by way of a buffer that does: how much was written when the filesystem would have no more of it.
+fn write_copies(file: &File, bytes: &[u8]) -> io::Result<usize> {
+    let spare = BUFFERS.lock().pop();
+    let mut buffer = spare.unwrap_or_else(|| Box::new(Buffer([0; PIECE])));
     let mut done = 0;
     for piece in bytes.chunks(PIECE) {
         let aligned = &mut buffer.0[..piece.len()];
         aligned.copy_from_slice(piece);
-        match file.write_all_at(aligned, done as u64) {
-            Ok(()) => done += piece.len(),
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => break,
-            Err(error) => return Err(error),
+        if !write_piece(file, aligned, done)? {
+            break;
         }
+        done += piece.len();
+    }
+    let mut spare = BUFFERS.lock();
+    if spare.len() < SPARE {
+        spare.push(buffer);
     }
     Ok(done)
+}
+
+/// False: the filesystem will not have it this way.
+fn write_piece(file: &File, bytes: &[u8], at: usize) -> io::Result<bool> {
+    match file.write_all_at(bytes, at as u64) {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether the filesystem takes the switch.
@@ -78,6 +88,9 @@ mod tests {
                 let path = dir.path().join(len.to_string());
                 write(&File::create(&path).unwrap(), &bytes).unwrap();
                 assert!(std::fs::read(&path).unwrap() == bytes, "{len} bytes");
+                // As it lies: its memory begins with a page.
+                write(&File::create(&path).unwrap(), &crate::Buffer::from(&bytes[..])).unwrap();
+                assert!(std::fs::read(&path).unwrap() == bytes, "{len} bytes of a buffer");
             }
         }
     }

@@ -139,8 +139,8 @@ impl Core {
 
     fn write(&self, id: &BlobId, part: &Part, ahead: bool, coming: Coming<'_>) -> Result<(), BlobError> {
         let _turn = self.turn(id);
-        // Past the kernel's pages it is written sooner, and would be read from the disk for each who asks for it.
-        match ahead && !self.remote.is_lent() {
+        // Who reads on gets it from memory, and so does a neighbour who wants it soon (`peer::fleet::transit`).
+        match ahead {
             true => self.shelf.keep_for_later(id, &part.sums, &part.bytes)?,
             false => self.shelf.keep(id, &part.sums, &part.bytes)?,
         }

@@ -19,13 +19,6 @@ pub(super) fn is_whole(part: &Part) -> bool {
     part.offset == 0 && part.bytes.len() as u64 == u64::from(part.sums.size())
 }
 
-/// Lets go of a part; when nobody else has it, its buffer is used again.
-pub(super) fn let_go(part: Arc<Part>) {
-    if let Ok(part) = Arc::try_unwrap(part) {
-        blob::stock::give(part.bytes);
-    }
-}
-
 /// Copies a range out of a part; `None` if it is not in it.
 ///
 /// # Errors

@@ -37,7 +37,7 @@ impl Landed {
     pub(super) fn done(self) {
         let Landed { part, _pilot: pilot, _permit: permit, .. } = self;
         drop(pilot);
-        super::memory::let_go(part);
+        drop(part);
         drop(permit);
     }
 }

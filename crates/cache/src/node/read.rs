@@ -16,7 +16,7 @@ use base::BlobId;
 use base::phase::{self, Phase};
 use base::size::{BLOB_MAX, GROUP, KIB};
 use blob::folder::past_end;
-use blob::{BlobError, Part, Sums};
+use blob::{BlobError, Buffer, Part, Sums};
 
 use super::flights::{Flight, Outcome, Seat, same};
 use super::memory::{self, is_whole};
@@ -83,7 +83,7 @@ impl Core {
         if self.books.touch(id) {
             let gone = self.memory.lock().forget_passed(id);
             drop(part);
-            gone.into_iter().for_each(memory::let_go);
+            drop(gone);
         }
         Ok(true)
     }
@@ -250,7 +250,7 @@ impl Core {
                 permit.shrink(part.bytes.len() as u64);
                 if hint {
                     let gone = self.memory.lock().keep(id, Arc::clone(&part));
-                    gone.into_iter().for_each(memory::let_go);
+                    drop(gone);
                 }
                 pilot.land(Ok(Arc::clone(&part)));
                 let landed = Arc::clone(&part);
@@ -290,10 +290,10 @@ impl Core {
     }
 
     /// All of a blob that is on the disk.
-    fn whole_here(self: &Arc<Core>, id: &BlobId) -> Result<Option<(Sums, Vec<u8>)>, BlobError> {
+    fn whole_here(self: &Arc<Core>, id: &BlobId) -> Result<Option<(Sums, Buffer)>, BlobError> {
         let read = || {
             let sums = self.shelf.sums(id)?;
-            let mut bytes = vec![0; sums.size() as usize];
+            let mut bytes = Buffer::with_len(sums.size() as usize);
             self.shelf.read_at(id, 0, &mut bytes)?;
             Ok((sums, bytes))
         };
@@ -303,7 +303,7 @@ impl Core {
         })
     }
 
-    pub(super) fn fetch(self: &Arc<Core>, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
+    pub(super) fn fetch(self: &Arc<Core>, id: &BlobId) -> Result<(Sums, Buffer), BlobError> {
         if let Some(here) = self.whole_here(id)? {
             self.counters.disk_reads.add(1);
             self.counters.disk_bytes.add(here.1.len() as u64);

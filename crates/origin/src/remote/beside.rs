@@ -172,7 +172,7 @@ impl Remote {
             engine.run(call, |_| engine.get(key, None, false, RECORD_MAX as u64)).await
         });
         match got {
-            Ok(got) if got.bytes.len() as u64 == got.total => Ok(Some(got.bytes)),
+            Ok(got) if got.bytes.len() as u64 == got.total => Ok(Some(got.bytes.to_vec())),
             Ok(got) => {
                 let fault = Fault::Odd(format!("a record of {} bytes", got.total));
                 Err(Failed { fault, tries: 1 })

@@ -18,7 +18,7 @@ use base::phase::{self, Phase};
 use base::size::{BLOB_MAX, GROUP};
 use blob::folder::past_end;
 use blob::source::Onto;
-use blob::{BlobError, BlobSource, Origin, Part, Sums};
+use blob::{BlobError, BlobSource, Buffer, Origin, Part, Sums};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::try_join;
@@ -118,14 +118,14 @@ impl Origin for Remote {
         self.fetch(id).map(drop)
     }
 
-    fn fetch(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
+    fn fetch(&self, id: &BlobId) -> Result<(Sums, Buffer), BlobError> {
         let _phase = phase::enter(Phase::Origin);
         self.until_right(id, |fresh, deadline| {
             Ok(whole(id, self.get_whole(id, fresh, deadline, Arc::new(headless))?))
         })
     }
 
-    fn fetch_onto(&self, id: &BlobId, onto: &Arc<dyn Onto>) -> Result<Option<(Sums, Vec<u8>)>, BlobError> {
+    fn fetch_onto(&self, id: &BlobId, onto: &Arc<dyn Onto>) -> Result<Option<(Sums, Buffer)>, BlobError> {
         let _phase = phase::enter(Phase::Origin);
         self.until_right(id, |fresh, deadline| {
             // What was not right the first time is looked at as a whole the next.
@@ -322,7 +322,7 @@ impl Remote {
             let mut bytes = read.body.bytes;
             // Of the first groups the head came with them.
             let before = u64::from(HEAD + from).saturating_sub(read.body.start) as usize;
-            bytes.drain(..before.min(bytes.len()));
+            bytes.leave_out(before);
             if let Err(wrong) = sums.check_group(from, &bytes) {
                 return Ok(Err(wrong.to_string()));
             }
@@ -436,7 +436,7 @@ fn sums_of(id: &BlobId, read: &PartRead) -> Result<Sums, String> {
 }
 
 /// A blob from what was collected of its object: all but the head.
-fn whole(id: &BlobId, got: Got) -> Result<(Sums, Vec<u8>), String> {
+fn whole(id: &BlobId, got: Got) -> Result<(Sums, Buffer), String> {
     match blob_size(got.total) {
         Some(size) if got.len == got.total && got.bytes.len() == size as usize => {}
         Some(_) if got.len == got.total => {

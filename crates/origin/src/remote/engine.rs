@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use blob::Buffer;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use object_store::path::Path;
@@ -92,7 +93,7 @@ pub(crate) struct Failed {
 #[derive(Debug)]
 pub(crate) struct Got {
     /// Those that nobody took.
-    pub(crate) bytes: Vec<u8>,
+    pub(crate) bytes: Buffer,
     /// How many came.
     pub(crate) len: u64,
     /// Where in the object they begin.
@@ -241,7 +242,7 @@ impl Engine {
         let name = object_store::Attribute::Metadata(MAKER.into());
         let maker = result.attributes.get(&name).map(|value| value.as_ref().to_owned());
         let expected = range.end.saturating_sub(range.start);
-        let mut got = Got { bytes: Vec::new(), len: 0, start: range.start, total, maker };
+        let mut got = Got { bytes: Buffer::default(), len: 0, start: range.start, total, maker };
         if expected > most {
             return Ok(got);
         }
@@ -257,8 +258,8 @@ impl Engine {
             }
             let taken = taker.as_mut().map_or(0, |taker| taker(total, &piece));
             if taken < piece.len() {
-                if got.bytes.capacity() == 0 {
-                    got.bytes = blob::stock::take((expected - got.len) as usize - taken);
+                if got.bytes.room() == 0 {
+                    got.bytes = Buffer::with_room((expected - got.len) as usize - taken);
                 }
                 got.bytes.extend_from_slice(&piece[taken..]);
             }

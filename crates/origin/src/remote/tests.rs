@@ -417,7 +417,7 @@ fn what_is_open_for_reading_takes_nothing() {
     assert!(matches!(remote.put(&sums.id(), &sums, b"new"), Err(BlobError::Io(_))));
     assert!(matches!(remote.remove(&id), Err(BlobError::Io(_))));
     assert!(matches!(remote.put_record("x", b""), Err(BlobError::Io(_))));
-    assert_eq!(remote.fetch(&id).unwrap().1, b"kept");
+    assert_eq!(remote.fetch(&id).unwrap().1.to_vec(), b"kept");
 }
 
 #[test]
@@ -832,6 +832,6 @@ fn an_origin_is_used_from_any_thread() {
     let remote = fresh(&server().endpoint(), short());
     let id = put(&remote, b"x");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { assert_eq!(remote.fetch(&id).unwrap().1, b"x") });
+    runtime.block_on(async { assert_eq!(remote.fetch(&id).unwrap().1.to_vec(), b"x") });
     runtime.block_on(async move { drop(remote) });
 }

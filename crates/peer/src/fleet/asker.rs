@@ -14,7 +14,7 @@ use base::BlobId;
 use base::phase::{self, Phase};
 use base::size::BLOB_MAX;
 use blob::source::Onto;
-use blob::{BlobError, Sums};
+use blob::{BlobError, Buffer, Sums};
 use tokio::sync::oneshot;
 
 use super::Inner;
@@ -42,7 +42,7 @@ const FETCHING: Duration = Duration::from_secs(30);
 const DEPOTS: usize = 2;
 
 /// A blob's sums and bytes.
-pub(super) type Whole = (Sums, Vec<u8>);
+pub(super) type Whole = (Sums, Buffer);
 
 /// What came of something that was begun.
 pub(super) enum News {
@@ -156,19 +156,24 @@ impl Inner {
         // What came from the origin although somebody here has it, because he was slow, is not this node's to keep for the zone.
         let tier = if from == Source::Origin && others { Tier::Peer } else { from.tier() };
         self.origins.lock().put(*id, tier);
-        self.transit.landed(id, base::time::monotonic());
-        if let Some((sums, bytes)) = aside {
-            // Whoever waits for the one that was begun asks anew, and finds it in the cache.
+        let whole = match aside {
+            Some(whole) => Some(whole),
+            None => Arc::clone(&arriving).into_parts().map(|(sums, bytes)| ((*sums).clone(), bytes)),
+        };
+        let Some((sums, bytes)) = whole else {
+            self.transit.ended(id);
             arriving.fail(crate::net::Fail::Missing);
-            self.counters.came(from, bytes.len() as u64);
-            return Ok((sums, bytes));
+            return Err(BlobError::Unavailable(format!(
+                "{id} was said to be here and is not: this is a defect"
+            )));
+        };
+        self.transit.landed(id, &sums, &bytes, base::time::monotonic());
+        if !arriving.is_whole() {
+            // It came another way. Whoever waits for the one that was begun asks anew, and finds it.
+            arriving.fail(crate::net::Fail::Missing);
         }
-        let size = arriving.size().unwrap_or(0);
-        self.counters.came(from, u64::from(size));
-        let (sums, bytes) = arriving.into_parts().ok_or_else(|| {
-            BlobError::Unavailable(format!("{id} was said to be here and is not: this is a defect"))
-        })?;
-        Ok((Arc::unwrap_or_clone(sums), bytes))
+        self.counters.came(from, bytes.len() as u64);
+        Ok((sums, bytes))
     }
 }
 

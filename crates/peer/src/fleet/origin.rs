@@ -1,22 +1,13 @@
 //! The fleet as an origin: fetching by the plan, everything else as the origin behind it says.
 
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
 use base::BlobId;
 use blob::source::SharedBytes;
-use blob::{BlobError, BlobSource, Origin, Part, Records, Sums};
+use blob::{BlobError, BlobSource, Buffer, Origin, Part, Records, Sums};
 
 use super::Fleet;
-use crate::seam::Held;
-
-/// All bytes of a blob in a file.
-pub(super) fn read_all(held: &Held) -> std::io::Result<Vec<u8>> {
-    let mut bytes = vec![0; held.sums.size() as usize];
-    held.file.read_exact_at(&mut bytes, held.offset)?;
-    Ok(bytes)
-}
 
 impl BlobSource for Fleet {
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
@@ -99,7 +90,7 @@ impl Origin for Fleet {
         self.inner.origin.verify(id)
     }
 
-    fn fetch(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
+    fn fetch(&self, id: &BlobId) -> Result<(Sums, Buffer), BlobError> {
         self.inner.obtain(id)
     }
 
@@ -108,10 +99,6 @@ impl Origin for Fleet {
             return self.inner.origin.fetch_part(id, offset, len);
         }
         self.inner.obtain_part(id, offset, len)
-    }
-
-    fn is_lent(&self) -> bool {
-        !self.inner.is_alone()
     }
 
     fn ahead_at_once(&self) -> usize {

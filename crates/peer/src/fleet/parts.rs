@@ -233,7 +233,7 @@ impl Inner {
             Ok((sums, bytes)) => {
                 Counters::one(&self.counters.peer_parts);
                 Counters::add(&self.counters.peer_part_bytes, bytes.len() as u64);
-                Ok(Part { sums, offset: wanted.offset - wanted.offset % GROUP, bytes })
+                Ok(Part { sums, offset: wanted.offset - wanted.offset % GROUP, bytes: bytes.into() })
             }
             Err(fail) => {
                 Counters::one(&self.counters.failed);
@@ -310,7 +310,7 @@ fn part_of(arriving: &Arriving, wanted: Wanted) -> Option<Part> {
     // Sums that are in doubt are made anew from all of it.
     let sums = arriving.sums().filter(|_| !arriving.is_doubtful())?;
     let bytes = arriving.bytes(from..to)?.to_vec();
-    Some(Part { sums: (**sums).clone(), offset: from, bytes })
+    Some(Part { sums: (**sums).clone(), offset: from, bytes: bytes.into() })
 }
 
 #[cfg(test)]

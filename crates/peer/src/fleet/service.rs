@@ -44,7 +44,7 @@ impl Service for Serving {
             return vec![Answer::NotMine; ask.blobs.len()];
         }
         Counters::one(&inner.counters.answered);
-        // What the cache is just writing can be waited for here.
+        // What the cache is just writing can be had here.
         let held = |id: &BlobId| inner.holds(id) || inner.transit.has_landed(id);
         let backlog = inner.backlog();
         let mut tracker = inner.tracker.lock();
@@ -63,10 +63,14 @@ impl Service for Serving {
 
     fn content(&self, id: &BlobId) -> Option<Content> {
         let inner = self.0.upgrade()?;
+        let arriving = inner.transit.get(id);
+        if let Some(recent) = arriving.as_ref().filter(|arriving| arriving.is_whole()) {
+            return Some(Content::Arriving(Arc::clone(recent)));
+        }
         if let Some(held) = inner.holdings().and_then(|holdings| holdings.open(id)) {
             return Some(Content::Held(held));
         }
-        match inner.transit.get(id) {
+        match arriving {
             Some(arriving) => Some(Content::Arriving(arriving)),
             None if inner.role == Role::Depot => inner.fill(id).map(Content::Arriving),
             None => None,
@@ -88,7 +92,9 @@ impl Service for Serving {
     }
 
     fn suspect(&self, id: &BlobId) {
-        if let Some(holdings) = self.0.upgrade().as_ref().and_then(|inner| inner.holdings()) {
+        let Some(inner) = self.0.upgrade() else { return };
+        inner.transit.forget(id);
+        if let Some(holdings) = inner.holdings() {
             holdings.suspect(id);
         }
     }

@@ -1,37 +1,60 @@
-//! Blobs on their way here, which can be given away while they come.
+//! Blobs on their way here, which can be given away while they come, and those that have come lately.
 //!
 //! ```text
-//!   obtain ──► Coming ──whole──► Landed ──the cache has it──► gone: the file is given away from now on
-//!                 │                 └────not within 2 s─────► gone: whoever waits is told to ask elsewhere
+//!   obtain ──► Coming ──whole──► Landed ──the cache has it──► Recent ──others came, or 10 s──► gone: the file is given away from now on
+//!                 │                 └────not within 2 s─────► gone: whoever asks is told to ask elsewhere
 //!                 └──failed──► gone
 //! ```
 //!
-//! Between the last byte and the file there is a moment: the bytes belong to the cache, which writes them. Who asks then gets a blob
-//! that has not begun, and it is filled from the file.
+//! Between the last byte and the file there is a moment: the bytes belong to the cache, which writes them. Who asks then, and soon afterwards, is given them
+//! from memory, which the cache and this share: nodes that read the same want it from one another within seconds, and what a stream brings is
+//! written past the kernel's pages, so it would have to be read from the disk for each of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::BlobId;
+use blob::{Buffer, Sums};
 use parking_lot::Mutex;
 
 use crate::arriving::{Arriving, Verify};
-use crate::net::Fail;
 
 /// The cache has so long to put a blob on the disk.
 const LANDING: Duration = Duration::from_secs(2);
+/// So many that the cache has written are kept in memory besides, of 4 MiB at most each ...
+const RECENT: usize = 16;
+/// ... and no longer than this.
+const REMEMBERED: Duration = Duration::from_secs(10);
 
 struct Entry {
     arriving: Arc<Arriving>,
     /// All of it was here then, and the cache is to write it.
     landed: Option<Instant>,
+    /// The cache has written it.
+    kept: bool,
+}
+
+#[derive(Default)]
+struct Entries {
+    all: HashMap<BlobId, Entry>,
+    /// What the cache has written, in this order; some may be gone.
+    recent: VecDeque<BlobId>,
+}
+
+impl Entries {
+    /// Lets go of what the cache has written.
+    fn forget(&mut self, id: &BlobId) {
+        if self.all.get(id).is_some_and(|entry| entry.kept) {
+            self.all.remove(id);
+        }
+    }
 }
 
 /// All that are on their way.
 pub(super) struct Transit {
     verify: Verify,
-    all: Mutex<HashMap<BlobId, Entry>>,
+    entries: Mutex<Entries>,
 }
 
 /// How one comes to a blob.
@@ -44,68 +67,110 @@ pub(super) enum Seat {
 
 impl Transit {
     pub(super) fn new(verify: Verify) -> Transit {
-        Transit { verify, all: Mutex::default() }
+        Transit { verify, entries: Mutex::default() }
     }
 
     pub(super) fn board(&self, id: &BlobId) -> Seat {
-        let mut all = self.all.lock();
+        let all = &mut self.entries.lock().all;
         match all.get(id) {
-            // What landed and is wanted again comes from the disk in a moment. To ask the tracker for it would be to ask for what it
-            // believes to be here: if nobody else has it, it would be fetched again.
+            // Also what landed. To ask the tracker for it would be to ask for what it believes to be here: if nobody else has it, it would be
+            // fetched again.
             Some(entry) => Seat::Passenger(Arc::clone(&entry.arriving)),
             None => {
                 let arriving = Arriving::new(*id, self.verify);
-                all.insert(*id, Entry { arriving: Arc::clone(&arriving), landed: None });
+                all.insert(*id, Entry { arriving: Arc::clone(&arriving), landed: None, kept: false });
                 Seat::Pilot(arriving)
             }
         }
     }
 
-    /// The blob, if it is on its way here.
+    /// The blob, if it is on its way here or has come lately.
     pub(super) fn get(&self, id: &BlobId) -> Option<Arc<Arriving>> {
-        self.all.lock().get(id).map(|entry| Arc::clone(&entry.arriving))
+        self.entries.lock().all.get(id).map(|entry| Arc::clone(&entry.arriving))
     }
 
     /// All of it is here, and goes to the cache.
-    pub(super) fn landed(&self, id: &BlobId, now: Instant) {
-        let next = Arriving::new(*id, self.verify);
-        self.all.lock().insert(*id, Entry { arriving: next, landed: Some(now) });
+    pub(super) fn landed(&self, id: &BlobId, sums: &Sums, bytes: &Buffer, now: Instant) {
+        let arriving = Arriving::here(*id, self.verify, Arc::new(sums.clone()), bytes.clone());
+        self.entries.lock().all.insert(*id, Entry { arriving, landed: Some(now), kept: false });
     }
 
-    /// Whether all of it is here, and the cache is about to have it.
+    /// Whether all of it is here, in memory.
     pub(super) fn has_landed(&self, id: &BlobId) -> bool {
-        self.all.lock().get(id).is_some_and(|entry| entry.landed.is_some())
+        self.entries.lock().all.get(id).is_some_and(|entry| entry.landed.is_some())
     }
 
-    /// It came to nothing, or nobody need wait for the cache.
-    pub(super) fn ended(&self, id: &BlobId) -> Option<Arc<Arriving>> {
-        self.all.lock().remove(id).map(|entry| entry.arriving)
+    /// It came to nothing.
+    pub(super) fn ended(&self, id: &BlobId) {
+        self.entries.lock().all.remove(id);
     }
 
-    /// The cache has it: what those wait for who asked in between, if there are any.
-    pub(super) fn kept(&self, id: &BlobId) -> Option<Arc<Arriving>> {
-        let mut all = self.all.lock();
-        all.get(id).filter(|entry| entry.landed.is_some())?;
-        let entry = all.remove(id)?;
-        // Of one that nobody else holds, nobody waits.
-        (Arc::strong_count(&entry.arriving) > 1).then_some(entry.arriving)
+    /// The cache has it, and it is kept in memory for a while.
+    pub(super) fn kept(&self, id: &BlobId) {
+        let mut entries = self.entries.lock();
+        let Some(entry) = entries.all.get_mut(id).filter(|entry| entry.landed.is_some()) else { return };
+        if !std::mem::replace(&mut entry.kept, true) {
+            entries.recent.push_back(*id);
+        }
+        while entries.recent.len() > RECENT
+            && let Some(oldest) = entries.recent.pop_front()
+        {
+            entries.forget(&oldest);
+        }
     }
 
-    /// Gives up what the cache has not written in time.
+    /// The cache has let go of it, or somebody doubts it.
+    pub(super) fn forget(&self, id: &BlobId) {
+        self.entries.lock().forget(id);
+    }
+
+    /// Gives up what the cache has not written in time, and what came some time ago.
     pub(super) fn tidy(&self, now: Instant) {
-        let mut late = Vec::new();
-        self.all.lock().retain(|_, entry| {
-            let keep = entry.landed.is_none_or(|at| now.saturating_duration_since(at) < LANDING);
-            if !keep {
-                late.push(Arc::clone(&entry.arriving));
-            }
-            keep
+        self.entries.lock().all.retain(|_, entry| {
+            let most = if entry.kept { REMEMBERED } else { LANDING };
+            entry.landed.is_none_or(|at| now.saturating_duration_since(at) < most)
         });
-        late.iter().for_each(|arriving| arriving.fail(Fail::Missing));
     }
 
     /// How many are coming.
     pub(super) fn len(&self) -> usize {
-        self.all.lock().values().filter(|entry| entry.landed.is_none()).count()
+        self.entries.lock().all.values().filter(|entry| entry.landed.is_none()).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn land(transit: &Transit, n: u8, now: Instant) -> BlobId {
+        let bytes = vec![n; 100_000];
+        let sums = Sums::of(&bytes);
+        transit.landed(&sums.id(), &sums, &Buffer::from(bytes), now);
+        sums.id()
+    }
+
+    #[test]
+    fn what_has_come_is_given_from_memory_for_a_while() {
+        let (transit, now) = (Transit::new(Verify::Blake3), base::time::monotonic());
+        let ids: Vec<BlobId> = (0..RECENT as u8 + 3).map(|n| land(&transit, n, now)).collect();
+        for (n, id) in ids.iter().enumerate() {
+            let arriving = transit.get(id).unwrap();
+            assert!(arriving.bytes(0..100_000).unwrap().iter().all(|byte| usize::from(*byte) == n));
+            assert!(matches!(transit.board(id), Seat::Passenger(_)) && transit.has_landed(id));
+            transit.forget(id);
+            assert!(transit.has_landed(id), "the cache has not written it yet");
+            transit.kept(id);
+            transit.kept(id);
+        }
+        let here = |id: &&BlobId| transit.has_landed(id);
+        assert_eq!(ids.iter().filter(here).count(), RECENT);
+        assert!(!transit.has_landed(&ids[2]) && transit.has_landed(&ids[3]));
+        transit.forget(&ids[3]);
+        assert!(!transit.has_landed(&ids[3]) && transit.len() == 0);
+        let late = land(&transit, 255, now);
+        transit.tidy(now + LANDING);
+        assert!(!transit.has_landed(&late) && transit.has_landed(&ids[4]), "the cache did not take it");
+        transit.tidy(now + REMEMBERED);
+        assert_eq!(ids.iter().filter(here).count(), 0);
     }
 }

@@ -95,12 +95,22 @@ pub enum Type {
 
 impl Type {
     fn of(byte: u8) -> Option<Type> {
+        const BY_NUMBER: [Option<Type>; Type::Bye as usize + 1] = Type::by_number();
+        BY_NUMBER.get(usize::from(byte)).copied().flatten()
+    }
+
+    const fn by_number() -> [Option<Type>; Type::Bye as usize + 1] {
         use Type::*;
         let all = [
             Hello, Challenge, Proof, Welcome, Refuse, Ask, Answers, Notes, Done, List, Listed, Fill, Filled,
             Members, Roll, Get, Sums, Data, Error, Cancel, Suspect, Ping, Pong, Bye,
         ];
-        all.into_iter().find(|one| *one as u8 == byte)
+        let (mut table, mut at) = ([None; Type::Bye as usize + 1], 0);
+        while at < all.len() {
+            table[all[at] as usize] = Some(all[at]);
+            at += 1;
+        }
+        table
     }
 
     /// The most bytes that a payload of this type has.

@@ -5,7 +5,6 @@
 //!
 //! Lock order: `waiting` before `out`; nothing is called with either held that could come back here.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,6 +14,7 @@ use base::BlobId;
 use base::size::GROUP;
 use blob::Sums;
 use blob::sums::Mismatch;
+use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -52,6 +52,16 @@ pub(crate) enum Sink {
     /// The blob, and how many bytes of it have come from this source.
     Blob(Arc<Arriving>, Arc<AtomicU64>),
     Range(Arc<Mutex<Gather>>),
+    /// A range that comes in one small frame.
+    Small(Small),
+}
+
+/// A range of up to 64 KiB: nothing is kept of it but what was asked for, as thousands may be under way.
+#[derive(Clone, Copy)]
+pub(crate) struct Small {
+    pub(crate) blob: BlobId,
+    pub(crate) offset: u32,
+    pub(crate) len: u32,
 }
 
 /// A range that is being gathered.
@@ -112,9 +122,10 @@ impl Gather {
     }
 }
 
-struct Waits {
+/// A request that is under way.
+pub(super) struct Waits {
     waiter: Waiter,
-    sink: Sink,
+    pub(super) sink: Sink,
     until: Instant,
     time: Duration,
 }
@@ -190,9 +201,10 @@ impl Lane {
         // Numbers of requests that are under way are at most `most` back, so they never meet again.
         let request = waiting.next;
         waiting.next = request.wrapping_add(1);
-        let until = base::time::monotonic() + time;
-        waiting.all.insert(request, Waits { waiter, sink, until, time });
-        self.used_ms.store(self.born.elapsed().as_millis() as u64, Ordering::Relaxed);
+        let now = base::time::monotonic();
+        waiting.all.insert(request, Waits { waiter, sink, until: now + time, time });
+        let used = now.saturating_duration_since(self.born);
+        self.used_ms.store(used.as_millis() as u64, Ordering::Relaxed);
         Counters::one(&self.counters.asked);
         let head = Header { flags: header.1, ..Header::with(header.0, request, payload) };
         let mut out = self.out.lock();
@@ -249,13 +261,22 @@ impl Lane {
     }
 
     pub(super) fn end_one(&self, request: u32, result: Result<Reply, Fail>) {
-        let waits = self.waiting.lock().all.remove(&request);
-        if let Some(waits) = waits {
-            if let Err(fail) = &result {
-                self.counters.fail(fail);
-            }
-            waits.waiter.end(result);
+        if let Some(waits) = self.claim(request) {
+            self.end_claimed(waits, result);
         }
+    }
+
+    /// Takes a request out: from now on it is the caller's to end. None: nobody waits for it any more.
+    pub(super) fn claim(&self, request: u32) -> Option<Waits> {
+        self.waiting.lock().all.remove(&request)
+    }
+
+    /// Ends what was taken out.
+    pub(super) fn end_claimed(&self, waits: Waits, result: Result<Reply, Fail>) {
+        if let Err(fail) = &result {
+            self.counters.fail(fail);
+        }
+        waits.waiter.end(result);
     }
 
     /// Ends what has had its time. True: requests are left.

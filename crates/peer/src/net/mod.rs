@@ -65,7 +65,7 @@ use call::Slot;
 use counters::Counters;
 pub use counters::Counts;
 pub use fail::Fail;
-use lane::{Gather, Lane, Sink, Waiter};
+use lane::{Gather, Lane, Sink, Small, Waiter};
 use opened::Opened;
 use owed::Owed;
 use peers::Peers;
@@ -485,15 +485,18 @@ impl Net {
     }
 
     fn range(&self, blob: BlobId, offset: u32, len: u32) -> (Class, u8, Get, Sink) {
-        let large = len > frame::SMALL_MAX;
-        let hashed = large && self.0.shared.verify == Verify::Blake3;
+        if len <= frame::SMALL_MAX {
+            let small = Small { blob, offset, len };
+            return (Class::Control, 0, Get { blob, offset, len }, Sink::Small(small));
+        }
+        let hashed = self.0.shared.verify == Verify::Blake3;
         let from = if hashed { offset - offset % GROUP } else { offset };
         let end = offset.saturating_add(len).min(BLOB_MAX + 1);
         let to = if hashed { end.next_multiple_of(GROUP).min(BLOB_MAX) } else { end };
         let get = Get { blob, offset: from, len: to.saturating_sub(from) };
         let gather = Gather { blob, offset, len, from, bytes: Vec::new(), sums: None, hashed, groups: false };
-        let class = if large { Class::Bulk } else { Class::Control };
-        (class, if hashed { WITH_SUMS } else { 0 }, get, Sink::Range(Arc::new(Mutex::new(gather))))
+        let flags = if hashed { WITH_SUMS } else { 0 };
+        (Class::Bulk, flags, get, Sink::Range(Arc::new(Mutex::new(gather))))
     }
 
     /// A blob is not here any more: its file, if it is open here, is closed.

@@ -4,13 +4,11 @@
 //! read. So a blob stays open for [`KEPT`], and a segment that was compared meanwhile is not compared again as long as its bytes are
 //! in memory; what has to come from the disk again is.
 //!
-//! - Bounded: [`OPEN_MAX`] blobs, none for longer than [`KEPT`], then it is opened and compared anew. So a file that the cache removed takes
+//! - Bounded: [`OPEN_MAX`] blobs, none for longer than [`KEPT`] and a tenth of it, then it is opened and compared anew. So a file that the cache removed takes
 //!   room no longer than that; where the cache says that it went ([`super::Net::let_go`]), not even so long.
 //! - What that gives up: a byte that rots on the disk within [`KEPT`] after it was compared is passed on, if meanwhile its page left
 //!   memory and another reader brought it back.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -19,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use base::BlobId;
 use base::size::{BLOB_MAX, SEGMENT};
+use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::socket;
@@ -30,11 +29,6 @@ pub(super) const KEPT: Duration = Duration::from_secs(10);
 const OPEN_MAX: usize = 512;
 /// Segments of a blob, a bit each.
 const WORDS: usize = (BLOB_MAX / SEGMENT).div_ceil(64) as usize;
-
-thread_local! {
-    /// What a small range is read into: memory that has been touched, one for each thread that serves.
-    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
 
 #[derive(Default)]
 pub(super) struct Opened(Mutex<HashMap<BlobId, Arc<Open>>>);
@@ -50,8 +44,8 @@ pub(super) struct Open {
 impl Opened {
     /// The blob, if it is open.
     pub(super) fn get(&self, id: &BlobId) -> Option<Arc<Open>> {
-        let all = self.0.lock();
-        all.get(id).filter(|open| open.since.elapsed() < KEPT).cloned()
+        // How long it has been open [`Opened::tidy`] looks at: a clock read for each range would be dearer than all else here.
+        self.0.lock().get(id).cloned()
     }
 
     /// Keeps it open for a while.
@@ -73,7 +67,7 @@ impl Opened {
         self.0.lock().remove(id);
     }
 
-    /// Lets go of what has had its time.
+    /// Lets go of what has had its time; for who calls it ten times in [`KEPT`].
     pub(super) fn tidy(&self) {
         self.0.lock().retain(|_, open| open.since.elapsed() < KEPT);
     }
@@ -106,30 +100,28 @@ impl Open {
         }
     }
 
-    /// Hands a range to `take`, if it can be had without waiting for a disk. False: it cannot, and nothing was handed on.
+    /// Puts a range behind what is in `out`, if it can be had without waiting for a disk. False: it cannot, and `out` is as it was.
     ///
     /// # Errors
-    /// The file cannot be read, or its bytes are not what they were.
-    pub(super) fn now(&self, start: u32, end: u32, take: impl FnOnce(&[u8])) -> io::Result<bool> {
-        let held = &self.held;
+    /// The file cannot be read, or its bytes are not what they were; `out` is as it was then, too.
+    pub(super) fn now(&self, start: u32, end: u32, out: &mut Vec<u8>) -> io::Result<bool> {
+        let (held, at) = (&self.held, out.len());
         let known = self.is_compared(start, end);
         let (from, to) = if known { (start, end) } else { segments(held, start, end) };
-        SCRATCH.with_borrow_mut(|scratch| {
-            let len = (to - from) as usize;
-            if scratch.len() < len {
-                scratch.resize(len, 0);
+        if !socket::append_now(&held.file, out, (to - from) as usize, held.offset + u64::from(from))? {
+            return Ok(false);
+        }
+        if !known {
+            if let Err(wrong) = held.sums.check(from, &out[at..]) {
+                out.truncate(at);
+                return Err(io::Error::other(wrong));
             }
-            let bytes = &mut scratch[..len];
-            if !socket::read_now(&held.file, bytes, held.offset + u64::from(from))? {
-                return Ok(false);
-            }
-            if !known {
-                held.sums.check(from, bytes).map_err(io::Error::other)?;
-                self.set_compared(from, to);
-            }
-            take(&bytes[(start - from) as usize..(end - from) as usize]);
-            Ok(true)
-        })
+            self.set_compared(from, to);
+            let before = at + (start - from) as usize;
+            out.copy_within(before..before + (end - start) as usize, at);
+            out.truncate(at + (end - start) as usize);
+        }
+        Ok(true)
     }
 
     /// The same range, waiting for the disk; always compared.
@@ -177,8 +169,11 @@ mod tests {
     }
 
     fn now(open: &Open, start: u32, end: u32) -> io::Result<Option<Vec<u8>>> {
-        let mut got = None;
-        open.now(start, end, |bytes| got = Some(bytes.to_vec())).map(|_| got)
+        let mut out = b"before".to_vec();
+        let got = open.now(start, end, &mut out)?;
+        let bytes = out.split_off(6);
+        assert!(out == b"before" && (got || bytes.is_empty()));
+        Ok(got.then_some(bytes))
     }
 
     #[test]

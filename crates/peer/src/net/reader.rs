@@ -178,10 +178,9 @@ impl Reader {
         let protocol = |error: frame::BadFrame| Fail::Protocol(error.to_string());
         while let Some(head) = self.buffer[self.start..self.end].first_chunk::<HEADER>() {
             let header = Header::decode(head).map_err(protocol)?;
-            let sink = if header.kind == Type::Data { self.lane.sink(header.request) } else { None };
-            let direct = header.kind == Type::Data && (self.lane.class == Class::Bulk || sink.is_none());
             let body = self.start + HEADER;
-            if direct || matches!(sink, Some(Sink::Blob(..))) {
+            if header.kind == Type::Data && self.lane.class == Class::Bulk {
+                let sink = self.lane.sink(header.request);
                 if sink.is_none() && !self.lane.has_asked(header.request) {
                     return Err(Fail::Protocol("bytes came that were not asked for".to_owned()));
                 }
@@ -207,7 +206,10 @@ impl Reader {
                 return right.map_err(protocol);
             }
             Counters::one(&self.lane.counters.frames_in);
-            take(&self.lane, &header, payload, right.is_ok())?;
+            match header.kind {
+                Type::Data => take_range(&self.lane, &header, payload, right.is_ok())?,
+                _ => take(&self.lane, &header, payload)?,
+            }
             self.start = end;
         }
         Ok(())
@@ -365,7 +367,7 @@ impl Reader {
 }
 
 /// Hands a small frame to whom it belongs.
-fn take(lane: &Lane, header: &Header, payload: &[u8], right: bool) -> Result<(), Fail> {
+fn take(lane: &Lane, header: &Header, payload: &[u8]) -> Result<(), Fail> {
     let protocol = |error: frame::BadFrame| Fail::Protocol(error.to_string());
     let reply = match header.kind {
         Type::Answers => frame::decode_answers(payload).map(Reply::Answers).map_err(protocol),
@@ -373,7 +375,6 @@ fn take(lane: &Lane, header: &Header, payload: &[u8], right: bool) -> Result<(),
         Type::Filled => frame::decode_filled(payload).map(Reply::Filled).map_err(protocol),
         Type::Roll => frame::decode_roll(payload).map(Reply::Roll).map_err(protocol),
         Type::Done => Ok(Reply::Done),
-        Type::Data => take_range(lane, header, payload, right),
         Type::Sums => {
             let sums = Sums::decode(payload).map_err(|error| Fail::Corrupt(error.to_string()));
             match (lane.sink(header.request), sums) {
@@ -410,19 +411,28 @@ fn take(lane: &Lane, header: &Header, payload: &[u8], right: bool) -> Result<(),
     Ok(())
 }
 
-/// A whole range in one small frame.
-fn take_range(lane: &Lane, header: &Header, payload: &[u8], right: bool) -> Result<Reply, Fail> {
-    let Some(Sink::Range(gather)) = lane.sink(header.request) else {
-        return Err(Fail::Protocol("bytes came as an answer to something else".to_owned()));
+/// A whole range in one small frame. An answer of which nobody wants to hear any more is left alone.
+fn take_range(lane: &Lane, header: &Header, payload: &[u8], right: bool) -> Result<(), Fail> {
+    let Some(waits) = lane.claim(header.request) else {
+        let asked = lane.has_asked(header.request);
+        return asked
+            .then_some(())
+            .ok_or_else(|| Fail::Protocol("bytes came that were not asked for".to_owned()));
     };
-    let gather = gather.lock();
-    if !right {
-        lane.say(Type::Suspect, header.request, &gather.blob.0);
-        return Err(Fail::Corrupt("the CRC of a range is wrong".to_owned()));
-    }
-    if header.offset != gather.offset || header.length != gather.len {
-        return Err(Fail::Protocol("another range came than was asked for".to_owned()));
-    }
-    Counters::add(&lane.counters.blob_bytes_in, payload.len() as u64);
-    Ok(Reply::Bytes(payload.to_vec()))
+    let reply = match &waits.sink {
+        Sink::Small(small) if !right => {
+            lane.say(Type::Suspect, header.request, &small.blob.0);
+            Err(Fail::Corrupt("the CRC of a range is wrong".to_owned()))
+        }
+        Sink::Small(small) if header.offset != small.offset || header.length != small.len => {
+            Err(Fail::Protocol("another range came than was asked for".to_owned()))
+        }
+        Sink::Small(_) => {
+            Counters::add(&lane.counters.blob_bytes_in, payload.len() as u64);
+            Ok(Reply::Bytes(payload.to_vec()))
+        }
+        _ => Err(Fail::Protocol("bytes came as an answer to something else".to_owned())),
+    };
+    lane.end_claimed(waits, reply);
+    Ok(())
 }

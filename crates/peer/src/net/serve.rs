@@ -185,27 +185,36 @@ impl Serving {
                 Err(error) => return Err(error),
             }
             self.heard = base::time::monotonic();
-            let mut start = 0;
-            while let Some(head) = self.input[start..self.filled].first_chunk::<HEADER>() {
-                let header = Header::decode(head).map_err(bad)?;
-                let end = start + HEADER + header.length as usize;
-                if header.length as usize > self.input.len() - HEADER {
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, "a request is too long"));
-                }
-                if end > self.filled {
-                    break;
-                }
-                let payload = self.input[start + HEADER..end].to_vec();
-                header.check(&payload).map_err(bad)?;
-                self.take(&header, &payload)?;
-                start = end;
+            // Out of the way while its requests are answered.
+            let mut input = std::mem::take(&mut self.input);
+            let taken = self.take_all(&input[..self.filled], input.len());
+            if let Ok(start) = taken {
+                input.copy_within(start..self.filled, 0);
+                self.filled -= start;
             }
-            self.input.copy_within(start..self.filled, 0);
-            self.filled -= start;
+            self.input = input;
+            taken?;
             if !self.has_room() {
                 return Ok(());
             }
         }
+    }
+
+    /// Takes the requests that are whole, and says how many bytes they have; `room` is what one may have with all that belongs to it.
+    fn take_all(&mut self, input: &[u8], room: usize) -> io::Result<usize> {
+        let mut start = 0;
+        while let Some(head) = input[start..].first_chunk::<HEADER>() {
+            let header = Header::decode(head).map_err(bad)?;
+            let end = start + HEADER + header.length as usize;
+            if header.length as usize > room - HEADER {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "a request is too long"));
+            }
+            let Some(payload) = input.get(start + HEADER..end) else { break };
+            header.check(payload).map_err(bad)?;
+            self.take(&header, payload)?;
+            start = end;
+        }
+        Ok(start)
     }
 
     fn answer(&mut self, kind: Type, request: u32, payload: &[u8]) {
@@ -228,22 +237,22 @@ impl Serving {
                 "who looks on asks who is there, and nothing else",
             ));
         }
-        let service = Arc::clone(&self.shared.service);
         super::Counters::one(&self.shared.counters.served);
         match header.kind {
             Type::Ask => {
                 let part = header.flags & PART != 0;
                 let ask = frame::decode_ask(payload).map_err(bad)?;
-                let answers = service.ask(from, Ask { part, ..ask });
+                let answers = self.shared.service.ask(from, Ask { part, ..ask });
                 self.answer(Type::Answers, request, &frame::encode_answers(&answers));
             }
             Type::Notes => {
-                service.notes(from, frame::decode_notes(payload).map_err(bad)?);
+                self.shared.service.notes(from, frame::decode_notes(payload).map_err(bad)?);
                 self.answer(Type::Done, request, &[]);
             }
             Type::List => {
                 let ask = ListAsk::decode(payload).map_err(bad)?;
                 let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
+                let service = Arc::clone(&self.shared.service);
                 tokio::task::spawn_blocking(move || {
                     let most = usize::from(ask.most).min(frame::LIST_MAX);
                     let listed = frame::encode_listed(&service.list(ask.prefix, most));
@@ -255,7 +264,7 @@ impl Serving {
             Type::Members => {
                 let after = <[u8; 16]>::try_from(payload)
                     .map_err(|_| bad(frame::BadFrame::Payload("a node's name has 16 bytes")))?;
-                let roll = service.members(NodeId(after), frame::ROLL_MAX);
+                let roll = self.shared.service.members(NodeId(after), frame::ROLL_MAX);
                 self.answer(Type::Roll, request, &frame::encode_roll(&roll));
             }
             Type::Get => self.get(header, Get::decode(payload).map_err(bad)?),
@@ -345,12 +354,16 @@ impl Serving {
             return self.error(request, ErrorKind::Range, "the range is not in the blob");
         };
         let range = Range { request, offset: start, total };
-        let (out, shared) = (&mut self.out, &self.shared);
-        match open.now(start, end, |bytes| range.put(out, shared, bytes)) {
-            Ok(true) => return,
-            Ok(false) => {}
+        // The bytes go where they are sent from, and their header, when they are known, before them.
+        let at = self.out.len();
+        self.out.extend_from_slice(&[0; HEADER]);
+        let read = open.now(start, end, &mut self.out);
+        match read {
+            Ok(true) => return range.head_at(at, &mut self.out, &self.shared),
+            Ok(false) => self.out.truncate(at),
             Err(_) => {
-                range.put_damaged(out);
+                self.out.truncate(at);
+                range.put_damaged(&mut self.out);
                 return self.damaged(get.blob);
             }
         }
@@ -572,11 +585,19 @@ struct Range {
 
 impl Range {
     fn put(self, out: &mut Vec<u8>, shared: &Shared, bytes: &[u8]) {
-        let Range { request, offset, total } = self;
-        let backlog = shared.backlog();
-        let head = Header { flags: LAST, offset, total, backlog, ..Header::with(Type::Data, request, bytes) };
-        out.extend_from_slice(&head.encode());
+        let at = out.len();
+        out.extend_from_slice(&[0; HEADER]);
         out.extend_from_slice(bytes);
+        self.head_at(at, out, shared);
+    }
+
+    /// Writes the header of the bytes that stand [`HEADER`] bytes behind `at`, up to the end.
+    fn head_at(self, at: usize, out: &mut [u8], shared: &Shared) {
+        let Range { request, offset, total } = self;
+        let (head, bytes) = out[at..].split_at_mut(HEADER);
+        let backlog = shared.backlog();
+        let with = Header::with(Type::Data, request, bytes);
+        head.copy_from_slice(&Header { flags: LAST, offset, total, backlog, ..with }.encode());
         super::Counters::add(&shared.counters.blob_bytes_out, bytes.len() as u64);
     }
 

@@ -96,12 +96,23 @@ impl Pipe {
     }
 }
 
-/// Fills `bytes` from the page cache. False: some of it is not there, or the filesystem cannot say; then what `bytes` holds is worthless.
-pub(crate) fn read_now(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<bool> {
+/// Puts `len` bytes of a file behind what is in `out`, as [`read_now`] does. False: nothing was put there.
+pub(crate) fn append_now(file: &File, out: &mut Vec<u8>, len: usize, offset: u64) -> io::Result<bool> {
+    out.reserve(len);
+    let read = read_now(file, &mut out.spare_capacity_mut()[..len], offset)?;
+    if read {
+        // SAFETY: `reserve` made the room, and the kernel has written all `len` bytes of it.
+        unsafe { out.set_len(out.len() + len) };
+    }
+    Ok(read)
+}
+
+/// Fills `room` from the page cache. False: some of it is not there, or the filesystem cannot say; then what `room` holds is worthless.
+pub(crate) fn read_now(file: &File, room: &mut [MaybeUninit<u8>], offset: u64) -> io::Result<bool> {
     let mut done = 0;
-    while done < bytes.len() {
+    while done < room.len() {
         let at = i64::try_from(offset + done as u64).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let rest = &mut bytes[done..];
+        let rest = &mut room[done..];
         let part = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
         // SAFETY: the descriptor is open as long as `file` is borrowed; there is one part, which the kernel fills up to its length.
         let got = count(unsafe { libc::preadv2(file.as_raw_fd(), &raw const part, 1, at, libc::RWF_NOWAIT) });

@@ -248,7 +248,7 @@ fn regression_what_is_here_does_not_wait_behind_what_is_not() {
     here.fetch_into(peer, &Arriving::new(id, Verify::Blake3), TIME).wait().unwrap();
     assert!(calls.iter().all(|call| !call.is_over()));
     for (source, (bytes, _)) in sources.iter().zip(&coming) {
-        source.complete(bytes.clone()).unwrap();
+        source.complete(bytes.clone().into()).unwrap();
     }
     for call in calls {
         call.wait().unwrap();

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use blob::Space;
 use blob::records::RecordMap;
+use blob::{Buffer, Space};
 
 use super::*;
 
@@ -23,8 +23,6 @@ pub(super) struct Far {
     pub(super) removals: AtomicU64,
     now: AtomicU64,
     pub(super) most_at_once: AtomicU64,
-    /// Others get from here what is kept here.
-    pub(super) lent: AtomicBool,
     /// As many at a time are fetched ahead; 0: as many as there are.
     pub(super) ahead: AtomicU64,
 }
@@ -55,14 +53,14 @@ impl Far {
         }
     }
 
-    fn get(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
+    fn get(&self, id: &BlobId) -> Result<(Sums, Buffer), BlobError> {
         self.meet()?;
         let mut bytes = self.blobs.lock().get(id).cloned().ok_or(BlobError::Missing(*id))?;
         let sums = Sums::of(&bytes);
         if self.lies.load(Ordering::SeqCst) {
             bytes.iter_mut().take(1).for_each(|byte| *byte ^= 1);
         }
-        Ok((sums, bytes))
+        Ok((sums, bytes.into()))
     }
 }
 
@@ -150,11 +148,7 @@ impl Origin for Far {
         }
     }
 
-    fn is_lent(&self) -> bool {
-        self.lent.load(Ordering::SeqCst)
-    }
-
-    fn fetch(&self, id: &BlobId) -> Result<(Sums, Vec<u8>), BlobError> {
+    fn fetch(&self, id: &BlobId) -> Result<(Sums, Buffer), BlobError> {
         self.wholes.fetch_add(1, Ordering::SeqCst);
         self.get(id)
     }
@@ -167,7 +161,7 @@ impl Origin for Far {
             return Err(blob::folder::past_end(id, sums.size()));
         }
         let (from, to) = (offset - offset % GROUP, end.next_multiple_of(GROUP).min(sums.size()));
-        Ok(Part { sums, offset: from, bytes: bytes[from as usize..to as usize].to_vec() })
+        Ok(Part { sums, offset: from, bytes: bytes[from as usize..to as usize].into() })
     }
 
     fn describe(&self) -> String {

@@ -105,7 +105,7 @@ impl World {
                 self.judge(*n, got, &bytes[from..to]);
             }
             Step::Fetch(n) => {
-                let got = self.home.cache().fetch(&World::id(*n)).map(|(_, bytes)| bytes);
+                let got = self.home.cache().fetch(&World::id(*n)).map(|(_, bytes)| bytes.to_vec());
                 self.judge(*n, got, bytes_of(*n));
             }
             Step::Hint(n) => self.home.cache().will_need(&World::id(*n)),
