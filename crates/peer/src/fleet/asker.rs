@@ -251,7 +251,9 @@ impl Run {
             let came = begun.came.load(Ordering::Relaxed);
             let before = std::mem::replace(&mut begun.told, came);
             let more = before != came;
-            self.inner.line.came(now, came.saturating_sub(before));
+            if let Some(rate) = self.inner.line.came(now, came.saturating_sub(before)) {
+                self.inner.net().inspect(|net| net.carries(rate));
+            }
             if let Some(node) = begun.from.node().filter(|_| more) {
                 self.inner.lively.heard(now, node, came.saturating_sub(before));
             }

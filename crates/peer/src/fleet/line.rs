@@ -32,8 +32,8 @@ struct Counted {
 pub(super) struct Line(Mutex<Counted>);
 
 impl Line {
-    /// So many bytes of blobs came.
-    pub(super) fn came(&self, now: u64, bytes: u64) {
+    /// So many bytes of blobs came. What the line carries ([`Line::rate`]), if that is known anew.
+    pub(super) fn came(&self, now: u64, bytes: u64) -> Option<u64> {
         let mut counted = self.0.lock();
         counted.bytes += bytes;
         let time = now.saturating_sub(counted.since);
@@ -41,7 +41,9 @@ impl Line {
             let rate = counted.bytes.saturating_mul(1_000_000) / time;
             let most = rate.max(counted.most - counted.most / 16);
             *counted = Counted { since: now, bytes: 0, most, last: rate };
+            return Some(most);
         }
+        None
     }
 
     /// So many blobs at a time are fetched ahead.
@@ -71,8 +73,8 @@ mod tests {
         assert_eq!(line.rate(), 0);
         // Idle at first: that is no rate of a line.
         line.came(50_000_000, 0);
-        line.came(50_500_000, 3_000_000);
-        line.came(51_000_000, 3_000_000);
+        assert_eq!(line.came(50_500_000, 3_000_000), None);
+        assert_eq!(line.came(51_000_000, 3_000_000), Some(6_000_000), "whoever wants to know is told");
         assert_eq!((line.rate(), line.is_slack()), (6_000_000, false));
         line.came(53_000_000, 2_000_000);
         assert_eq!((line.rate(), line.is_slack()), (5_625_000, true));

@@ -14,8 +14,9 @@ use std::fs::File;
 use std::io::{self, BufRead, Write};
 use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use base::size::BLOB_MAX;
 use parking_lot::Mutex;
 use rustls::Connection;
 use tokio::io::Interest;
@@ -32,6 +33,8 @@ const RECORD_MAX: u32 = 18 << 10;
 pub(super) struct Link {
     stream: TcpStream,
     sealed: Option<Sealed>,
+    /// Bytes of blobs that went, until they are as many as a blob has.
+    went: AtomicU32,
 }
 
 /// The lock is held for one call, and nothing else is taken meanwhile.
@@ -54,7 +57,7 @@ struct State {
 impl Link {
     /// In the clear.
     pub(super) fn plain(stream: TcpStream) -> Link {
-        Link { stream, sealed: None }
+        Link { stream, sealed: None, went: AtomicU32::new(0) }
     }
 
     /// Under TLS. The end that asks on a bulk connection reads much at a time, the others little.
@@ -64,7 +67,8 @@ impl Link {
         tls.set_buffer_limit(Some(PIECE + (4 << 10)));
         let state = State { tls, came: vec![0; room], start: 0, end: 0, stuck: false };
         // Something may have come with the last of the handshake.
-        Link { stream, sealed: Some(Sealed { state: Mutex::new(state), more: AtomicBool::new(true) }) }
+        let sealed = Sealed { state: Mutex::new(state), more: AtomicBool::new(true) };
+        Link { stream, sealed: Some(sealed), went: AtomicU32::new(0) }
     }
 
     /// Waits until something can be read.
@@ -149,6 +153,29 @@ impl Link {
             Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
             Some(Err(error)) => Err(error),
             _ => Ok(true),
+        }
+    }
+
+    /// The socket, for tests.
+    #[cfg(test)]
+    pub(super) fn socket(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// So many bytes may be on their way here.
+    pub(super) fn set_window(&self, bytes: u32) {
+        socket::set_window(&self.stream, bytes);
+    }
+
+    /// So many bytes of blobs went. When the first blob's worth of them has gone the kernel has found out how much it may have on its way.
+    pub(super) fn went(&self, bytes: u32) {
+        let before = self.went.load(Ordering::Relaxed);
+        if before < BLOB_MAX {
+            let went = before.saturating_add(bytes);
+            self.went.store(went, Ordering::Relaxed);
+            if went >= BLOB_MAX {
+                socket::go_on(&self.stream);
+            }
         }
     }
 

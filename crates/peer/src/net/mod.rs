@@ -18,6 +18,7 @@
 //!   reads 4 KiB, and a slow disk under what is served holds up neither questions nor what comes in.
 //! - [`opened`]: blobs that stay open because small ranges of them are asked for.
 //! - [`owed`]: bytes that were asked for here and have not been sent.
+//! - [`room`]: how much may be on its way here.
 //!
 //! What is never done: waiting without an end (every request has its time, every connection its pings), memory for a length that
 //! somebody else named before it has been looked at, retries (the one who asks decides whom to ask next).
@@ -33,6 +34,7 @@ mod opened;
 mod owed;
 mod peers;
 mod reader;
+mod room;
 mod serve;
 pub mod service;
 mod socket;
@@ -69,6 +71,7 @@ use lane::{Gather, Lane, Sink, Small, Waiter};
 use opened::Opened;
 use owed::Owed;
 use peers::Peers;
+use room::Room;
 
 pub use service::{Content, Filled, Listed, Prefix, Roll, Service, Then, Unfilled};
 
@@ -207,6 +210,7 @@ pub(crate) struct Shared {
     owed: Arc<Owed>,
     opened: Opened,
     peers: Peers,
+    room: Arc<Room>,
     closed: AtomicBool,
     report: Report,
     said: Mutex<Vec<(IpAddr, Instant)>>,
@@ -304,6 +308,7 @@ impl Net {
             owed: Arc::default(),
             opened: Opened::default(),
             peers: Peers::default(),
+            room: Arc::default(),
             closed: AtomicBool::new(false),
             report,
             said: Mutex::default(),
@@ -518,6 +523,11 @@ impl Net {
     /// What it has done so far.
     pub fn counters(&self) -> Counts {
         self.0.shared.counters.now()
+    }
+
+    /// This node's line carries so many bytes a second: what others send here is bounded by it.
+    pub fn carries(&self, rate: u64) {
+        self.0.shared.room.carries(rate);
     }
 
     /// Where futures of the transport's users may run; not for what blocks.

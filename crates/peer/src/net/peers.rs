@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
@@ -106,6 +106,14 @@ impl Peers {
         gone.iter().for_each(|lane| lane.end(why));
     }
 
+    /// The connections of a class, for tests.
+    #[cfg(test)]
+    pub(super) fn links(&self, class: Class) -> Vec<Arc<Link>> {
+        let peers = self.0.lock();
+        let lanes = peers.values().flat_map(|lanes| &lanes.lanes).filter(|lane| lane.class == class);
+        lanes.filter_map(|lane| lane.stream.get().cloned()).collect()
+    }
+
     pub(super) fn close(&self) {
         let all = std::mem::take(&mut *self.0.lock());
         all.values().flat_map(|lanes| &lanes.lanes).for_each(|lane| lane.end(&Fail::Closed));
@@ -124,12 +132,14 @@ impl Drop for Ends {
 async fn run(shared: Arc<Shared>, lane: Arc<Lane>, peer: Peer) {
     let mut ends = Ends(Arc::clone(&lane), Fail::Closed);
     match connect(&shared, &lane, peer).await {
-        Ok(stream) => {
+        Ok((stream, trip)) => {
             shared.peers.went(&shared, peer, None);
             Counters::one(&shared.counters.made);
             let stream = Arc::new(stream);
             let _ = lane.stream.set(Arc::clone(&stream));
-            ends.1 = Reader::new(lane, stream, !shared.without.low_water).run(&shared.limits).await;
+            ends.1 = Reader::new(lane, stream, !shared.without.low_water, (Arc::clone(&shared.room), trip))
+                .run(&shared.limits)
+                .await;
         }
         Err(fail) => {
             Counters::one(&shared.counters.unreachable);
@@ -144,26 +154,30 @@ async fn run(shared: Arc<Shared>, lane: Arc<Lane>, peer: Peer) {
     shared.peers.tidy(peer);
 }
 
-async fn connect(shared: &Shared, lane: &Lane, peer: Peer) -> Result<Link, Fail> {
+async fn connect(shared: &Shared, lane: &Lane, peer: Peer) -> Result<(Link, Duration), Fail> {
     let address = peer.address;
     let unreachable = |why: String| Fail::Unreachable { address, why };
     let time = shared.limits.handshake;
     let sweep = async {
         while !lane.is_over() {
             lane.sweep();
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     let connecting = async {
+        let began = base::time::monotonic();
         let stream = tokio::time::timeout(time, TcpStream::connect(address)).await;
         let stream = stream
             .map_err(|_| unreachable(format!("no connection within {time:?}")))?
             .map_err(|error| unreachable(error.to_string()))?;
+        let trip = began.elapsed();
         socket::prepare(&stream, shared.silence_ms());
-        door::connect(shared, stream, lane.class, peer.node).await.map_err(|error: HelloError| {
-            let why = error.to_string();
-            if error.is_for_good() { Fail::Stranger { address, why } } else { unreachable(why) }
-        })
+        let link =
+            door::connect(shared, stream, lane.class, peer.node).await.map_err(|error: HelloError| {
+                let why = error.to_string();
+                if error.is_for_good() { Fail::Stranger { address, why } } else { unreachable(why) }
+            })?;
+        Ok((link, trip))
     };
     tokio::select! {
         done = connecting => done,

@@ -15,6 +15,7 @@ use super::counters::Counters;
 use super::fail::Fail;
 use super::lane::{Lane, READ, Sink};
 use super::link::Link;
+use super::room::Room;
 use crate::arriving::Took;
 use crate::frame::{self, ErrorKind, HEADER, Header, LAST, Texted, Type};
 use crate::hello::Class;
@@ -44,6 +45,8 @@ pub(super) struct Reader {
     body: Option<Body>,
     mark: u32,
     low_water: bool,
+    /// What bounds what is on its way here, and how long a round trip took when the connection was made.
+    room: (Arc<Room>, Duration),
     heard: Instant,
     pinged: bool,
 }
@@ -53,7 +56,12 @@ fn gone(error: io::Error) -> Fail {
 }
 
 impl Reader {
-    pub(super) fn new(lane: Arc<Lane>, stream: Arc<Link>, low_water: bool) -> Reader {
+    pub(super) fn new(
+        lane: Arc<Lane>,
+        stream: Arc<Link>,
+        low_water: bool,
+        room: (Arc<Room>, Duration),
+    ) -> Reader {
         // A small one on bulk connections: what follows a header there is received elsewhere.
         let size = if lane.class == Class::Bulk { 8 << 10 } else { 2 * READ };
         Reader {
@@ -65,6 +73,7 @@ impl Reader {
             body: None,
             mark: 1,
             low_water,
+            room,
             heard: base::time::monotonic(),
             pinged: false,
         }
@@ -141,8 +150,16 @@ impl Reader {
         let left = self.body.as_ref().map_or(1, |body| body.header.length - body.done);
         let mark = if self.low_water { left.clamp(1, LOW_WATER) } else { 1 };
         if mark != self.mark {
+            let begins = mark > self.mark;
             self.mark = mark;
             self.stream.set_low_water(mark);
+            // Once for each frame, and after the mark, which the kernel may enlarge its buffer for.
+            if begins
+                && self.lane.class == Class::Bulk
+                && let Some(bytes) = self.room.0.bytes(self.room.1)
+            {
+                self.stream.set_window(bytes);
+            }
         }
     }
 

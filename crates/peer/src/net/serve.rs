@@ -549,6 +549,7 @@ impl Serving {
         let counters = &self.shared.counters;
         super::Counters::add(&counters.blob_bytes_out, u64::from(slice.end - job.at));
         super::Counters::add(&counters.bytes_out, u64::from(slice.end - job.at) + HEADER as u64);
+        self.stream.went(slice.end - job.at);
         job.at = slice.end;
         job.slice = None;
         job.owe();

@@ -159,13 +159,29 @@ fn receive_room(stream: &TcpStream) -> u32 {
     if failed == 0 { u32::try_from(value).unwrap_or(0) } else { 0 }
 }
 
+/// So many bytes may be on their way here: the kernel asks for no more, nor takes back what it asked for. It is to be said again now and then, for the kernel
+/// forgets it when it makes its buffer larger.
+pub(crate) fn set_window(stream: &TcpStream, bytes: u32) {
+    option(stream, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, bytes);
+}
+
 /// How connections between neighbours share a line, whatever the machine uses for others. BBR, a common default, sends as much at a time as the quickest round
 /// trip it has seen has room for: next door that is a dozen microseconds, and when the other direction is busy (a node that sends a blob on while it
 /// receives the next ones) the acknowledgements take a thousand times as long. It then sends a tenth of what the line carries.
 const SHARING: &CStr = c"cubic";
 
-fn set_sharing(stream: &TcpStream) {
-    let (name, len) = (SHARING.as_ptr().cast(), SHARING.count_bytes() as u32);
+/// And how they begin: by doubling what is on its way until a packet is lost or the receiver wants no more ([`super::room`]). Cubic leaves that as soon as round
+/// trips get longer, which they do when acknowledgements wait behind what the sender receives: seen after 36 packets, and eight seconds until the line was
+/// full.
+const BEGINNING: &CStr = c"reno";
+
+/// So much has gone: the connection shares its line from now on as all others do.
+pub(crate) fn go_on(stream: &TcpStream) {
+    set_sharing(stream, SHARING);
+}
+
+fn set_sharing(stream: &TcpStream, sharing: &CStr) {
+    let (name, len) = (sharing.as_ptr().cast(), sharing.count_bytes() as u32);
     // SAFETY: the descriptor is open, and the kernel reads `len` bytes of a string that lives for ever. That it fails is harmless: where the
     // kernel has no such thing, or allows it to nobody but root, the machine's own way is used.
     unsafe { libc::setsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_CONGESTION, name, len) };
@@ -173,7 +189,8 @@ fn set_sharing(stream: &TcpStream) {
 
 /// Small frames go at once; what the other end does not acknowledge in time ends the connection.
 pub(crate) fn prepare(stream: &TcpStream, silence_ms: u32) {
-    set_sharing(stream);
+    set_sharing(stream, SHARING);
+    set_sharing(stream, BEGINNING);
     option(stream, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
     option(stream, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, silence_ms);
 }

@@ -16,6 +16,7 @@ use crate::seam::Held;
 
 mod faults;
 mod looking;
+mod room;
 mod sealed;
 
 const TIME: Duration = Duration::from_secs(10);
