@@ -30,6 +30,7 @@ use super::link::Link;
 use super::opened::{Open, part};
 use super::owed::Debt;
 use super::service::{Content, Filled, Unfilled};
+use super::small::Range;
 use super::socket::Pipe;
 use super::{Body, Shared};
 use crate::frame::{
@@ -574,39 +575,6 @@ fn slice_end(at: u32, end: u32) -> u32 {
     }
     let whole = end - end % SEGMENT;
     if at.is_multiple_of(SEGMENT) && whole > at { whole } else { end }
-}
-
-/// The answer to a small range: what it says beside the bytes.
-#[derive(Clone, Copy)]
-struct Range {
-    request: u32,
-    offset: u32,
-    total: u32,
-}
-
-impl Range {
-    fn put(self, out: &mut Vec<u8>, shared: &Shared, bytes: &[u8]) {
-        let at = out.len();
-        out.extend_from_slice(&[0; HEADER]);
-        out.extend_from_slice(bytes);
-        self.head_at(at, out, shared);
-    }
-
-    /// Writes the header of the bytes that stand [`HEADER`] bytes behind `at`, up to the end.
-    fn head_at(self, at: usize, out: &mut [u8], shared: &Shared) {
-        let Range { request, offset, total } = self;
-        let (head, bytes) = out[at..].split_at_mut(HEADER);
-        let backlog = shared.backlog();
-        let with = Header::with(Type::Data, request, bytes);
-        head.copy_from_slice(&Header { flags: LAST, offset, total, backlog, ..with }.encode());
-        super::Counters::add(&shared.counters.blob_bytes_out, bytes.len() as u64);
-    }
-
-    fn put_damaged(self, out: &mut Vec<u8>) {
-        let text = "its bytes are not what they were".to_owned();
-        let payload = Texted { kind: ErrorKind::Damaged, text }.encode();
-        frame::put(out, Type::Error, self.request, &payload);
-    }
 }
 
 /// Bytes of a blob, checked.

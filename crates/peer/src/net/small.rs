@@ -1,0 +1,39 @@
+//! The answer to a small range: one frame, among many that leave in one write.
+
+use super::{Counters, Shared};
+use crate::frame::{self, ErrorKind, HEADER, Header, LAST, Texted, Type};
+
+/// The answer to a small range: what it says beside the bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Range {
+    pub(super) request: u32,
+    pub(super) offset: u32,
+    pub(super) total: u32,
+}
+
+impl Range {
+    /// Appends the whole answer.
+    pub(super) fn put(self, out: &mut Vec<u8>, shared: &Shared, bytes: &[u8]) {
+        let at = out.len();
+        out.extend_from_slice(&[0; HEADER]);
+        out.extend_from_slice(bytes);
+        self.head_at(at, out, shared);
+    }
+
+    /// Writes the header of the bytes that stand [`HEADER`] bytes behind `at`, up to the end.
+    pub(super) fn head_at(self, at: usize, out: &mut [u8], shared: &Shared) {
+        let Range { request, offset, total } = self;
+        let (head, bytes) = out[at..].split_at_mut(HEADER);
+        let backlog = shared.backlog();
+        let with = Header::with(Type::Data, request, bytes);
+        head.copy_from_slice(&Header { flags: LAST, offset, total, backlog, ..with }.encode());
+        Counters::add(&shared.counters.blob_bytes_out, bytes.len() as u64);
+    }
+
+    /// Appends that there is none.
+    pub(super) fn put_damaged(self, out: &mut Vec<u8>) {
+        let text = "its bytes are not what they were".to_owned();
+        let payload = Texted { kind: ErrorKind::Damaged, text }.encode();
+        frame::put(out, Type::Error, self.request, &payload);
+    }
+}
