@@ -110,6 +110,8 @@ impl Transit {
         let mut entries = self.entries.lock();
         let Some(entry) = entries.all.get_mut(id).filter(|entry| entry.landed.is_some()) else { return };
         if !std::mem::replace(&mut entry.kept, true) {
+            // It may have come before, and gone.
+            entries.recent.retain(|other| other != id);
             entries.recent.push_back(*id);
         }
         while entries.recent.len() > RECENT
