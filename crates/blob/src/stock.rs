@@ -241,7 +241,8 @@ mod tests {
             let bytes: Vec<u8> = (0..len).map(|n| ((n * 31) >> 3) as u8).collect();
             let mut buffer = Buffer::with_room(len);
             bytes.chunks(50_000).for_each(|piece| buffer.extend_from_slice(piece));
-            assert!(buffer == bytes && buffer.clone() == bytes && Buffer::from(bytes.clone()) == bytes);
+            let same = Buffer::from(bytes.clone());
+            assert!(buffer == bytes && buffer.clone() == bytes && same == buffer);
             buffer.extend_from_slice(b"and more than there was room for");
             assert!(buffer[..len] == bytes[..] && buffer.ends_with(b"was room for"));
             buffer.leave_out(len);
