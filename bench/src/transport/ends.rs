@@ -57,7 +57,7 @@ pub struct AskArgs {
     at_once: usize,
     #[arg(long, default_value_t = 0)]
     count: u64,
-    /// Files are written past the kernel's pages, as a node does that has nobody to lend them to.
+    /// Files are written past the kernel's pages, as a node keeps what it fetches ahead of a reader.
     #[arg(long)]
     past_pages: bool,
     folder: PathBuf,
