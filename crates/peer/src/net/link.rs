@@ -123,6 +123,23 @@ impl Link {
         }
     }
 
+    /// Whether bytes can go from where they lie ([`Link::send_parts`]).
+    pub(super) fn is_plain(&self) -> bool {
+        self.sealed.is_none()
+    }
+
+    /// The same with bytes from several places, in the clear.
+    ///
+    /// # Safety
+    /// As [`socket::send_parts`].
+    pub(super) unsafe fn send_parts(&self, parts: &mut [libc::iovec]) -> io::Result<usize> {
+        if !self.is_plain() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        // SAFETY: the caller's word.
+        unsafe { socket::send_parts(&self.stream, parts) }
+    }
+
     /// The same with a part of a file. 0: the file ends before it.
     pub(super) fn send_file(&self, file: &File, offset: u64, len: usize) -> io::Result<usize> {
         let Some(sealed) = &self.sealed else { return socket::send_file(&self.stream, file, offset, len) };

@@ -31,12 +31,14 @@ mod lane;
 mod link;
 mod listen;
 mod opened;
+mod outbox;
 mod owed;
 mod peers;
 mod reader;
 mod room;
 mod serve;
 pub mod service;
+mod slice;
 mod small;
 mod socket;
 #[cfg(test)]

@@ -4,20 +4,33 @@
 //! read. So a blob stays open for [`KEPT`], and a segment that was compared meanwhile is not compared again as long as its bytes are
 //! in memory; what has to come from the disk again is.
 //!
+//! A blob that is asked for again is mapped as well, and then the sums of its blocks of 4 KiB are known: whole blocks are lent ([`Lent`]) to the connection, and
+//! the kernel copies them from where they lie into the socket. Nothing is read here for that, neither the bytes nor a sum of them. This process never
+//! looks into a mapping itself: a disk's error, or a file cut short, would be a signal there, and is an error of the system call that sends.
+//!
+//! ```text
+//!   copied: file ──preadv2, compared──► out ──send──► socket       the first range of a segment, and parts of blocks
+//!   lent:   file ──────────────sendmsg──────────────► socket       whole blocks of a segment that was compared
+//! ```
+//!
+//! - Nothing may wait for a disk where ranges are answered, and a page that left memory within [`KEPT`] would have to come from there. It has to be very
+//!   short for that; where it happens once, nothing is lent for [`KEPT`] ([`Opened::lends`]), but copied if it is in memory.
 //! - Bounded: [`OPEN_MAX`] blobs, none for longer than [`KEPT`] and a tenth of it, then it is opened and compared anew. So a file that the cache removed takes
 //!   room no longer than that; where the cache says that it went ([`super::Net::let_go`]), not even so long.
 //! - What that gives up: a byte that rots on the disk within [`KEPT`] after it was compared is passed on, if meanwhile its page left
-//!   memory and another reader brought it back.
+//!   memory and another reader brought it back, and if it is copied. What is lent goes with the sum that it had, so who receives it sees that.
 
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use base::BlobId;
 use base::size::{BLOB_MAX, SEGMENT};
+use blob::sums::{Mismatch, crc32c, crc32c_join};
 use hashbrown::HashMap;
+use memmap2::{MmapOptions, MmapRaw};
 use parking_lot::Mutex;
 
 use super::socket;
@@ -29,9 +42,17 @@ pub(super) const KEPT: Duration = Duration::from_secs(10);
 const OPEN_MAX: usize = 512;
 /// Segments of a blob, a bit each.
 const WORDS: usize = (BLOB_MAX / SEGMENT).div_ceil(64) as usize;
+/// What is lent is of such blocks: a page, what a mount asks for.
+const BLOCK: u32 = 4 << 10;
+/// [`Opened::tidy`] is called so often in [`KEPT`].
+const TIDIED: u8 = 10;
 
 #[derive(Default)]
-pub(super) struct Opened(Mutex<HashMap<BlobId, Arc<Open>>>);
+pub(super) struct Opened {
+    all: Mutex<HashMap<BlobId, Arc<Open>>>,
+    /// So many times [`Opened::tidy`] is to be called until something is lent again.
+    short: AtomicU8,
+}
 
 /// One of them.
 pub(super) struct Open {
@@ -39,19 +60,32 @@ pub(super) struct Open {
     since: Instant,
     /// Segments that have been compared. Set after the comparison; no order with anything else is needed, the bytes are the file's.
     compared: [AtomicU64; WORDS],
+    /// CRC32C of the blocks of these segments. Written before the segment's bit is set, and always with the same.
+    blocks: OnceLock<Box<[AtomicU32]>>,
+    /// None: it cannot be mapped.
+    mapped: OnceLock<Option<MmapRaw>>,
+}
+
+/// Whole blocks of a blob that are sent from where they lie.
+pub(super) struct Lent {
+    open: Arc<Open>,
+    from: u32,
+    end: u32,
+    /// Of all of it.
+    pub(super) crc: u32,
 }
 
 impl Opened {
     /// The blob, if it is open.
     pub(super) fn get(&self, id: &BlobId) -> Option<Arc<Open>> {
         // How long it has been open [`Opened::tidy`] looks at: a clock read for each range would be dearer than all else here.
-        self.0.lock().get(id).cloned()
+        self.all.lock().get(id).cloned()
     }
 
     /// Keeps it open for a while.
     pub(super) fn put(&self, id: BlobId, held: Held) -> Arc<Open> {
         let open = Arc::new(Open::new(held));
-        let mut all = self.0.lock();
+        let mut all = self.all.lock();
         if all.len() >= OPEN_MAX
             && let Some(other) = all.keys().next().copied()
         {
@@ -64,23 +98,40 @@ impl Opened {
 
     /// Lets go of one.
     pub(super) fn remove(&self, id: &BlobId) {
-        self.0.lock().remove(id);
+        self.all.lock().remove(id);
+    }
+
+    /// Whether something may be lent.
+    pub(super) fn lends(&self) -> bool {
+        self.short.load(Ordering::Relaxed) == 0
+    }
+
+    /// What was lent had to come from the disk: that is to happen once, and not again for a while.
+    pub(super) fn is_short(&self) {
+        self.short.store(TIDIED, Ordering::Relaxed);
     }
 
     /// Lets go of what has had its time; for who calls it ten times in [`KEPT`].
     pub(super) fn tidy(&self) {
-        self.0.lock().retain(|_, open| open.since.elapsed() < KEPT);
+        let _ = self.short.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        self.all.lock().retain(|_, open| open.since.elapsed() < KEPT);
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.0.lock().len()
+        self.all.lock().len()
     }
 }
 
 impl Open {
     pub(super) fn new(held: Held) -> Open {
-        Open { held, since: base::time::monotonic(), compared: Default::default() }
+        Open {
+            held,
+            since: base::time::monotonic(),
+            compared: Default::default(),
+            blocks: OnceLock::new(),
+            mapped: OnceLock::new(),
+        }
     }
 
     fn bits(start: u32, end: u32) -> impl Iterator<Item = (usize, u64)> {
@@ -88,16 +139,55 @@ impl Open {
     }
 
     fn is_compared(&self, start: u32, end: u32) -> bool {
-        let is = |word: usize| self.compared.get(word).map_or(0, |word| word.load(Ordering::Relaxed));
+        let is = |word: usize| self.compared.get(word).map_or(0, |word| word.load(Ordering::Acquire));
         Open::bits(start, end).all(|(word, bit)| is(word) & bit != 0)
     }
 
-    fn set_compared(&self, start: u32, end: u32) {
-        for (word, bit) in Open::bits(start, end) {
-            if let Some(word) = self.compared.get(word) {
-                word.fetch_or(bit, Ordering::Relaxed);
+    /// Compares whole segments, and keeps the sums of their blocks.
+    fn compare(&self, from: u32, bytes: &[u8]) -> io::Result<()> {
+        let size = self.held.sums.size();
+        let blocks =
+            self.blocks.get_or_init(|| (0..size.div_ceil(BLOCK)).map(|_| AtomicU32::new(0)).collect());
+        for (offset, bytes) in (from..).step_by(SEGMENT as usize).zip(bytes.chunks(SEGMENT as usize)) {
+            let mut sums = [0; (SEGMENT / BLOCK) as usize];
+            let mut whole = 0;
+            for (sum, block) in sums.iter_mut().zip(bytes.chunks(BLOCK as usize)) {
+                *sum = crc32c(block);
+                whole = crc32c_join(whole, *sum, block.len() as u32);
+            }
+            if self.held.sums.segments().get((offset / SEGMENT) as usize) != Some(&whole) {
+                return Err(io::Error::other(Mismatch::Segment { offset, len: bytes.len() as u32 }));
+            }
+            let first = (offset / BLOCK) as usize;
+            blocks.iter().skip(first).zip(sums).for_each(|(block, sum)| block.store(sum, Ordering::Relaxed));
+            for (word, bit) in Open::bits(offset, offset + 1) {
+                if let Some(word) = self.compared.get(word) {
+                    word.fetch_or(bit, Ordering::Release);
+                }
             }
         }
+        Ok(())
+    }
+
+    /// The range, to be sent from where it lies. None: it is not of whole blocks, or was not compared, or there is no mapping of it.
+    pub(super) fn lend(self: &Arc<Self>, start: u32, end: u32) -> Option<Lent> {
+        let size = self.held.sums.size();
+        let whole = start.is_multiple_of(BLOCK) && (end.is_multiple_of(BLOCK) || end == size);
+        if !whole || end > size || !self.is_compared(start, end) {
+            return None;
+        }
+        self.map()?;
+        let blocks = self.blocks.get()?.get((start / BLOCK) as usize..end.div_ceil(BLOCK) as usize)?;
+        let lens = (start..end).step_by(BLOCK as usize).map(|at| BLOCK.min(end - at));
+        let sums = blocks.iter().map(|block| block.load(Ordering::Relaxed));
+        let crc = sums.zip(lens).fold(0, |crc, (next, len)| crc32c_join(crc, next, len));
+        Some(Lent { open: Arc::clone(self), from: start, end, crc })
+    }
+
+    fn map(&self) -> Option<&MmapRaw> {
+        let Held { file, offset, sums } = &self.held;
+        let map = || MmapOptions::new().offset(*offset).len(sums.size() as usize).map_raw_read_only(&**file);
+        self.mapped.get_or_init(|| map().ok()).as_ref()
     }
 
     /// Puts a range behind what is in `out`, if it can be had without waiting for a disk. False: it cannot, and `out` is as it was.
@@ -112,11 +202,10 @@ impl Open {
             return Ok(false);
         }
         if !known {
-            if let Err(wrong) = held.sums.check(from, &out[at..]) {
+            if let Err(wrong) = self.compare(from, &out[at..]) {
                 out.truncate(at);
-                return Err(io::Error::other(wrong));
+                return Err(wrong);
             }
-            self.set_compared(from, to);
             let before = at + (start - from) as usize;
             out.copy_within(before..before + (end - start) as usize, at);
             out.truncate(at + (end - start) as usize);
@@ -129,9 +218,34 @@ impl Open {
     /// # Errors
     /// As [`Open::now`].
     pub(super) fn later(&self, start: u32, end: u32) -> io::Result<Vec<u8>> {
-        let bytes = part(&self.held, start, end)?;
-        self.set_compared(start, end);
+        let (from, mut bytes) = whole(&self.held, start, end)?;
+        self.compare(from, &bytes)?;
+        cut(&mut bytes, (start - from, end - from));
         Ok(bytes)
+    }
+}
+
+impl Lent {
+    /// How many bytes are left.
+    pub(super) fn len(&self) -> usize {
+        (self.end - self.from) as usize
+    }
+
+    /// Whose they are.
+    pub(super) fn blob(&self) -> BlobId {
+        self.open.held.sums.id()
+    }
+
+    /// So many bytes of it have gone.
+    pub(super) fn advance(&mut self, gone: usize) {
+        self.from = self.end.min(self.from.saturating_add(u32::try_from(gone).unwrap_or(u32::MAX)));
+    }
+
+    /// Where the bytes lie, for the kernel to read as long as this is there. Nobody else may: see the [module](self).
+    pub(super) fn place(&self) -> libc::iovec {
+        let at = self.open.mapped.get().and_then(Option::as_ref);
+        let at = at.map_or(std::ptr::null(), |mapped| mapped.as_ptr().wrapping_add(self.from as usize));
+        libc::iovec { iov_base: at.cast_mut().cast(), iov_len: self.len() }
     }
 }
 
@@ -145,13 +259,23 @@ fn segments(held: &Held, start: u32, end: u32) -> (u32, u32) {
 /// # Errors
 /// The file cannot be read, or its bytes are not what they were.
 pub(super) fn part(held: &Held, start: u32, end: u32) -> io::Result<Vec<u8>> {
+    let (from, mut bytes) = whole(held, start, end)?;
+    held.sums.check(from, &bytes).map_err(io::Error::other)?;
+    cut(&mut bytes, (start - from, end - from));
+    Ok(bytes)
+}
+
+/// The segments around a range, and where they begin. Compared with nothing.
+fn whole(held: &Held, start: u32, end: u32) -> io::Result<(u32, Vec<u8>)> {
     let (from, to) = segments(held, start, end);
     let mut bytes = vec![0; (to - from) as usize];
     held.file.read_exact_at(&mut bytes, held.offset + u64::from(from))?;
-    held.sums.check(from, &bytes).map_err(io::Error::other)?;
-    bytes.truncate((end - from) as usize);
-    bytes.drain(..(start - from) as usize);
-    Ok(bytes)
+    Ok((from, bytes))
+}
+
+fn cut(bytes: &mut Vec<u8>, (start, end): (u32, u32)) {
+    bytes.truncate(end as usize);
+    bytes.drain(..start as usize);
 }
 
 #[cfg(test)]
@@ -207,6 +331,35 @@ mod tests {
             now(&open, 50_000, 50_001).is_ok_and(|got| got.is_none()) || now(&open, 50_000, 50_001).is_err()
         );
         assert!(open.later(99_000, 100_000).is_ok());
+    }
+
+    #[test]
+    fn what_is_lent_is_of_whole_blocks_that_were_compared() {
+        let bytes = vec![7; 100_000];
+        let open = Arc::new(open(&bytes));
+        assert!(open.lend(0, 4096).is_none(), "not compared");
+        open.later(0, 10).unwrap();
+        open.later(99_000, 100_000).unwrap();
+        assert_eq!(
+            open.lend(4096, 12_288).map(|lent| (lent.len(), lent.crc)),
+            Some((8192, crc32c(&[7; 8192])))
+        );
+        assert_eq!(open.lend(98_304, 100_000).map(|lent| lent.crc), Some(crc32c(&[7; 1696])));
+        for (start, end) in [(0, 4095), (1, 4096), (28_672, 36_864), (32_768, 36_864), (98_304, 102_400)] {
+            assert!(open.lend(start, end).is_none(), "{start}..{end}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_lent_for_a_while_once_it_was_not_in_memory() {
+        let opened = Opened::default();
+        assert!(opened.lends());
+        opened.is_short();
+        for _ in 0..TIDIED {
+            assert!(!opened.lends());
+            opened.tidy();
+        }
+        assert!(opened.lends());
     }
 
     #[test]

@@ -22,6 +22,10 @@ use crate::hello::Class;
 
 /// The mark below which a receiver is not woken while a body comes.
 const LOW_WATER: u32 = 512 << 10;
+/// The same in the middle of a blob, whose beginning is what somebody may wait for, where so much more takes a moment only.
+const HIGH_WATER: u32 = 2 * LOW_WATER;
+/// What [`LOW_WATER`] bytes have to take at most, on one connection, for that to begin; twice as long ends it.
+const MOMENT: Duration = Duration::from_millis(10);
 /// After so long without a byte the mark does not count.
 const STILL: Duration = Duration::from_millis(100);
 /// How often the requests' times are looked at.
@@ -36,6 +40,29 @@ struct Body {
     sink: Option<Sink>,
 }
 
+/// How quickly bytes come on this connection.
+#[derive(Default)]
+struct Pace {
+    since: Option<Instant>,
+    bytes: u64,
+    quick: bool,
+}
+
+impl Pace {
+    /// Looked at when enough has come to say something.
+    fn is_quick(&mut self, now: Instant) -> bool {
+        if self.since.is_none() || self.bytes >= u64::from(LOW_WATER) {
+            if let Some(since) = self.since.replace(now) {
+                let most = if self.quick { 2 * MOMENT } else { MOMENT }.as_micros();
+                let took = now.duration_since(since).as_micros();
+                self.quick = took * u128::from(LOW_WATER) < most * u128::from(self.bytes);
+            }
+            self.bytes = 0;
+        }
+        self.quick
+    }
+}
+
 pub(super) struct Reader {
     lane: Arc<Lane>,
     stream: Arc<Link>,
@@ -45,6 +72,7 @@ pub(super) struct Reader {
     body: Option<Body>,
     mark: u32,
     low_water: bool,
+    pace: Pace,
     /// What bounds what is on its way here, and how long a round trip took when the connection was made.
     room: (Arc<Room>, Duration),
     heard: Instant,
@@ -73,6 +101,7 @@ impl Reader {
             body: None,
             mark: 1,
             low_water,
+            pace: Pace::default(),
             room,
             heard: base::time::monotonic(),
             pinged: false,
@@ -148,7 +177,9 @@ impl Reader {
     /// Not more than is on its way for certain: the rest of this one body.
     fn set_mark(&mut self) {
         let left = self.body.as_ref().map_or(1, |body| body.header.length - body.done);
-        let mark = if self.low_water { left.clamp(1, LOW_WATER) } else { 1 };
+        let first = self.body.as_ref().is_none_or(|body| body.header.offset == 0);
+        let most = if self.pace.is_quick(self.heard) && !first { HIGH_WATER } else { LOW_WATER };
+        let mark = if self.low_water { left.clamp(1, most) } else { 1 };
         if mark != self.mark {
             let begins = mark > self.mark;
             self.mark = mark;
@@ -174,6 +205,7 @@ impl Reader {
     fn count(&mut self, bytes: usize) {
         self.heard = base::time::monotonic();
         self.pinged = false;
+        self.pace.bytes += bytes as u64;
         Counters::add(&self.lane.counters.bytes_in, bytes as u64);
     }
 
@@ -452,4 +484,27 @@ fn take_range(lane: &Lane, header: &Header, payload: &[u8], right: bool) -> Resu
     };
     lane.end_claimed(waits, reply);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_is_quick_while_enough_comes_in_a_moment() {
+        let (mut pace, mut now) = (Pace::default(), base::time::monotonic());
+        assert!(!pace.is_quick(now), "nothing is known");
+        let mut after = |bytes: u32, time: Duration| {
+            now += time;
+            pace.bytes += u64::from(bytes);
+            pace.is_quick(now)
+        };
+        assert!(!after(LOW_WATER, MOMENT));
+        assert!(after(LOW_WATER, MOMENT / 2));
+        assert!(after(LOW_WATER, MOMENT * 3 / 2), "not so slow that it ends");
+        assert!(after(100, 3 * MOMENT), "too little to say");
+        assert!(!after(LOW_WATER, Duration::ZERO), "that took three moments");
+        assert!(!after(2 * LOW_WATER, 3 * MOMENT));
+        assert!(after(2 * LOW_WATER, MOMENT));
+    }
 }

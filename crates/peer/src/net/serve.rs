@@ -20,22 +20,21 @@ use std::time::{Duration, Instant};
 
 use base::BlobId;
 use base::size::SEGMENT;
-use blob::Sums;
-use blob::sums::crc32c;
 use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::sync::Notify;
 
 use super::link::Link;
-use super::opened::{Open, part};
+use super::opened::Open;
+use super::outbox::Outbox;
 use super::owed::Debt;
 use super::service::{Content, Filled, Unfilled};
+use super::slice::{Slice, slice_end};
 use super::small::Range;
 use super::socket::Pipe;
-use super::{Body, Shared};
-use crate::frame::{
-    self, ErrorKind, Get, HEADER, Header, LAST, ListAsk, PART, SLICE, SMALL_MAX, Texted, Type, WITH_SUMS,
-};
+
+use super::{Body, Shared, Without};
+use crate::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, PART, SMALL_MAX, Texted, Type, WITH_SUMS};
 use crate::hello::{Class, Other};
 use crate::id::NodeId;
 use crate::message::Ask;
@@ -82,20 +81,13 @@ impl Job {
     }
 }
 
-struct Slice {
-    head: Vec<u8>,
-    sent: usize,
-    from: u32,
-    end: u32,
-}
-
 pub(super) struct Serving {
     pub(super) shared: Arc<Shared>,
     pub(super) stream: Link,
     pub(super) other: Other,
     input: Vec<u8>,
     filled: usize,
-    out: Vec<u8>,
+    out: Outbox,
     jobs: VecDeque<Job>,
     bell: Arc<Notify>,
     late: Arc<Mutex<Vec<u8>>>,
@@ -126,7 +118,7 @@ impl Serving {
             other,
             input: vec![0; 18 << 10],
             filled: 0,
-            out: Vec::new(),
+            out: Outbox::default(),
             jobs: VecDeque::new(),
             bell: Arc::new(Notify::new()),
             late: Arc::default(),
@@ -148,7 +140,7 @@ impl Serving {
                 self.pull()?;
             }
             let late = std::mem::take(&mut *self.late.lock());
-            self.out.extend_from_slice(&late);
+            self.out.end().extend_from_slice(&late);
             let sent = self.push()?;
             if sent == Sent::More {
                 tokio::task::yield_now().await;
@@ -220,8 +212,9 @@ impl Serving {
 
     fn answer(&mut self, kind: Type, request: u32, payload: &[u8]) {
         let backlog = self.shared.backlog();
-        self.out.extend_from_slice(&Header { backlog, ..Header::with(kind, request, payload) }.encode());
-        self.out.extend_from_slice(payload);
+        let out = self.out.end();
+        out.extend_from_slice(&Header { backlog, ..Header::with(kind, request, payload) }.encode());
+        out.extend_from_slice(payload);
     }
 
     fn error(&mut self, request: u32, kind: ErrorKind, text: &str) {
@@ -355,16 +348,22 @@ impl Serving {
             return self.error(request, ErrorKind::Range, "the range is not in the blob");
         };
         let range = Range { request, offset: start, total };
+        if self.lends()
+            && let Some(lent) = open.lend(start, end)
+        {
+            range.put_head(self.out.end(), &self.shared, &lent);
+            return self.out.lend(lent);
+        }
         // The bytes go where they are sent from, and their header, when they are known, before them.
-        let at = self.out.len();
-        self.out.extend_from_slice(&[0; HEADER]);
-        let read = open.now(start, end, &mut self.out);
-        match read {
-            Ok(true) => return range.head_at(at, &mut self.out, &self.shared),
-            Ok(false) => self.out.truncate(at),
+        let out = self.out.end();
+        let at = out.len();
+        out.extend_from_slice(&[0; HEADER]);
+        match open.now(start, end, out) {
+            Ok(true) => return range.head_at(at, out, &self.shared),
+            Ok(false) => out.truncate(at),
             Err(_) => {
-                self.out.truncate(at);
-                range.put_damaged(&mut self.out);
+                out.truncate(at);
+                range.put_damaged(out);
                 return self.damaged(get.blob);
             }
         }
@@ -383,6 +382,12 @@ impl Serving {
                 shared.suspect(&get.blob);
             }
         });
+    }
+
+    /// Whether ranges may leave from where they lie.
+    fn lends(&self) -> bool {
+        let Without { merging, body, .. } = self.shared.without;
+        self.stream.is_plain() && !merging && body != Body::Copy && self.shared.opened.lends()
     }
 
     fn damaged(&self, blob: BlobId) {
@@ -423,13 +428,20 @@ impl Serving {
     /// True: nothing small is left.
     fn push_small(&mut self) -> io::Result<bool> {
         while !self.out.is_empty() {
-            match self.stream.try_write(&self.out) {
-                Ok(count) => {
-                    super::Counters::add(&self.shared.counters.bytes_out, count as u64);
-                    self.out.drain(..count);
+            match self.out.send(&self.stream) {
+                Ok(sent) => {
+                    super::Counters::add(&self.shared.counters.bytes_out, sent.bytes as u64);
+                    if sent.waited {
+                        self.shared.opened.is_short();
+                    }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) => return Err(error),
+                Err(error) => {
+                    if error.raw_os_error() == Some(libc::EFAULT) {
+                        self.out.lent().into_iter().for_each(|blob| self.damaged(blob));
+                    }
+                    return Err(error);
+                }
             }
         }
         self.stream.is_flushed()
@@ -460,7 +472,7 @@ impl Serving {
             if std::mem::take(&mut job.sums) {
                 job.get.len = end - job.get.offset;
                 // The sums alone help the other end already.
-                frame::put(&mut self.out, Type::Sums, job.request, &sums.encode());
+                frame::put(self.out.end(), Type::Sums, job.request, &sums.encode());
                 return Ok(Step::Sliced);
             }
             let stop = slice_end(job.at, end);
@@ -474,7 +486,7 @@ impl Serving {
             if !self.push_small()? {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            match self.begin_slice(job, &sums, stop, end) {
+            match Slice::begin(&self.shared, (job.request, &job.content), &sums, (job.at, stop, end)) {
                 Ok(slice) => job.slice = Some(slice),
                 Err(_) => {
                     self.damaged(job.blob);
@@ -492,32 +504,6 @@ impl Serving {
             return Step::Ended;
         }
         Step::Waits
-    }
-
-    fn begin_slice(&self, job: &Job, sums: &Sums, stop: u32, end: u32) -> io::Result<Slice> {
-        let merged = if self.shared.without.merging { None } else { sums.crc_of(job.at, stop) };
-        let (mut from, mut copied, mut head) = (job.at, Vec::new(), Vec::new());
-        let crc = match merged {
-            Some(crc) => crc,
-            None if stop == job.at => 0,
-            None => {
-                copied = part_of(&job.content, job.at, stop)?;
-                from = stop;
-                crc32c(&copied)
-            }
-        };
-        let flags = if stop == end { LAST } else { 0 };
-        let (offset, length, total) = (job.at, stop - job.at, sums.size());
-        let backlog = self.shared.backlog();
-        let header =
-            Header { flags, backlog, offset, length, crc, total, ..Header::bare(Type::Data, job.request) };
-        head.extend_from_slice(&header.encode());
-        if self.shared.without.body == Body::Copy && from < stop {
-            copied = part_of(&job.content, from, stop)?;
-            from = stop;
-        }
-        head.extend_from_slice(&copied);
-        Ok(Slice { head, sent: 0, from, end: stop })
     }
 
     fn send_slice(&mut self, job: &mut Job) -> io::Result<Step> {
@@ -564,26 +550,4 @@ enum Step {
     /// It has not arrived here yet.
     Waits,
     Ended,
-}
-
-/// A slice is of whole segments where it can be; the ends of a range that are not go by themselves.
-fn slice_end(at: u32, end: u32) -> u32 {
-    let next =
-        if at.is_multiple_of(SEGMENT) { at.saturating_add(SLICE) } else { at.next_multiple_of(SEGMENT) };
-    if next <= end {
-        return next;
-    }
-    let whole = end - end % SEGMENT;
-    if at.is_multiple_of(SEGMENT) && whole > at { whole } else { end }
-}
-
-/// Bytes of a blob, checked.
-fn part_of(content: &Content, start: u32, end: u32) -> io::Result<Vec<u8>> {
-    match content {
-        Content::Held(held) => part(held, start, end),
-        Content::Arriving(arriving) => arriving
-            .bytes(start..end)
-            .map(<[u8]>::to_vec)
-            .ok_or_else(|| io::Error::other("it is not here yet")),
-    }
 }

@@ -1,5 +1,6 @@
 //! The answer to a small range: one frame, among many that leave in one write.
 
+use super::opened::Lent;
 use super::{Counters, Shared};
 use crate::frame::{self, ErrorKind, HEADER, Header, LAST, Texted, Type};
 
@@ -28,6 +29,16 @@ impl Range {
         let with = Header::with(Type::Data, request, bytes);
         head.copy_from_slice(&Header { flags: LAST, offset, total, backlog, ..with }.encode());
         Counters::add(&shared.counters.blob_bytes_out, bytes.len() as u64);
+    }
+
+    /// Appends the header alone; the bytes follow from where they lie.
+    pub(super) fn put_head(self, out: &mut Vec<u8>, shared: &Shared, lent: &Lent) {
+        let Range { request, offset, total } = self;
+        let (length, crc, backlog) = (lent.len() as u32, lent.crc, shared.backlog());
+        let header =
+            Header { flags: LAST, offset, length, crc, total, backlog, ..Header::bare(Type::Data, request) };
+        out.extend_from_slice(&header.encode());
+        Counters::add(&shared.counters.blob_bytes_out, u64::from(length));
     }
 
     /// Appends that there is none.

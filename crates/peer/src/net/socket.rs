@@ -31,6 +31,31 @@ pub(crate) fn send_more(stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     })
 }
 
+/// Sends bytes from several places, one after the other. A place that cannot be read (a mapping of a file, when the disk does not give it) ends what is sent
+/// before it; that none could be read is an error.
+///
+/// # Safety
+/// Each place is memory or a mapping that is there until this returns. Its bytes may change, or not be to be had.
+pub(crate) unsafe fn send_parts(stream: &TcpStream, parts: &mut [libc::iovec]) -> io::Result<usize> {
+    stream.try_io(Interest::WRITABLE, || {
+        // SAFETY: a header without an address and without control data is all zeros.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        (header.msg_iov, header.msg_iovlen) = (parts.as_mut_ptr(), parts.len() as _);
+        // SAFETY: the descriptor is open as long as `stream` is borrowed, the kernel reads `parts` and, by the caller's word, what they name.
+        count(unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) })
+    })
+}
+
+/// How often this thread has waited for a disk because it needed memory that was not there.
+pub(crate) fn waits_for_disk() -> i64 {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the kernel writes one `rusage` at the place, which is all zeros before; both are a valid value.
+    unsafe {
+        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+        usage.assume_init().ru_majflt
+    }
+}
+
 /// Sends a part of a file from the page cache, or from the disk if it is not there. 0: the file ends before it.
 pub(crate) fn send_file(stream: &TcpStream, file: &File, offset: u64, len: usize) -> io::Result<usize> {
     stream.try_io(Interest::WRITABLE, || {

@@ -47,6 +47,35 @@ pub(super) fn wrong_bytes_under_crcs_of_their_own_pass_only_where_the_sender_is_
     }
 }
 
+/// Small ranges leave from where they lie in memory once their segment was compared. What has changed there meanwhile, or is not there any more, is
+/// seen, passed on to nobody, and the copy looked at; the node goes on.
+#[test]
+fn what_is_lent_and_rots_or_is_cut_short_is_seen() {
+    let (here, there, shelf, peer) = pair(|_| ());
+    let (first, second, sound) = (noise(200_000, 1), noise(200_000, 2), noise(200_000, 3));
+    let file = |id: &BlobId| match &shelf.blobs.lock()[id] {
+        Content::Held(held) => Arc::clone(&held.file),
+        Content::Arriving(_) => unreachable!(),
+    };
+    let ids = [&first, &second, &sound].map(|bytes| shelf.keep(bytes));
+    let read = |id: &BlobId, at| here.read_range(peer, id, at, 4096, TIME).wait();
+    for (id, bytes) in ids.iter().zip([&first, &second, &sound]) {
+        for at in [0, 4096] {
+            assert_eq!(read(id, at).unwrap(), bytes[at as usize..at as usize + 4096]);
+        }
+    }
+    std::os::unix::fs::FileExt::write_all_at(&*file(&ids[0]), &[first[5000] ^ 1], 6 + 5000).unwrap();
+    assert!(matches!(read(&ids[0], 4096), Err(Fail::Corrupt(_))), "its sum is the one that it had");
+    until("the sender looks at it", || shelf.suspects.lock().contains(&ids[0]));
+    file(&ids[1]).set_len(10).unwrap();
+    assert!(read(&ids[1], 8192).is_err(), "it cannot be read any more");
+    until("and at that", || shelf.suspects.lock().contains(&ids[1]));
+    for at in [0, 4096] {
+        assert_eq!(read(&ids[2], at).unwrap(), sound[at as usize..at as usize + 4096]);
+    }
+    assert!(there.counters().served > 8);
+}
+
 /// A connection in the clear or under TLS.
 trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
 
