@@ -12,6 +12,8 @@
 //!   remembered.
 //! - A file comes into a row by a read of its beginning, and counts as one that was read when half of its bytes were. So who looks at the heads of a thousand
 //!   files, or at their ends, has nothing fetched in vain.
+//! - **Rows are read again**: whoever has come to the end of a row, where nothing follows, and begins another file, or begins the row's first one, reads a row
+//!   there too (an epoch after the other). It need not be found out anew, and nothing stands still meanwhile.
 //! - What is wanted is **bounded by what was read** as in one file ([`TIMES`], [`MOST`]), and only what the file being read does not take itself.
 
 use base::{BlobId, Ino};
@@ -27,10 +29,14 @@ const FILES_MIN: u32 = 2;
 /// Numbers that are looked at ahead of the last one that was read, where nothing is wanted of them because it is here.
 const LOOK_MOST: u64 = 256;
 
+/// Nothing follows.
+const OVER: (u64, u32) = (u64::MAX, 0);
+
 /// Files with neighbouring numbers that are read one after another.
 #[derive(Clone, Copy, Debug, Default)]
 struct Row {
-    /// The highest number that was read.
+    /// The number with which it began, and the highest that was read.
+    first: u64,
     last: u64,
     /// Files, and their sizes together without the last one's.
     files: u32,
@@ -105,6 +111,20 @@ impl Row {
         self.used > 0 && (ino.0 == self.last || begins && ino.0.abs_diff(self.last) <= NEAR)
     }
 
+    /// Whether one who begins this file goes on so there: see the [module](self).
+    fn goes_on_at(&self, ino: Ino) -> bool {
+        let is_over = self.next == OVER && self.told.len == 0;
+        let is_row = self.files >= FILES_MIN && self.read * 2 >= self.sizes;
+        self.used > 0 && is_row && (is_over || ino.0 == self.first)
+    }
+
+    /// One that begins with this read.
+    fn begin(ino: Ino, read: &Read, used: u64) -> Row {
+        let next = (ino.0.saturating_add(1), 0);
+        let (first, size, read) = (ino.0, read.size, u64::from(read.len));
+        Row { first, last: first, files: 1, size, read, used, next, ..Row::default() }
+    }
+
     fn add(&mut self, ino: Ino, read: &Read, used: u64) {
         if ino.0 > self.last {
             (self.last, self.files, self.sizes) =
@@ -141,10 +161,19 @@ impl Files {
             let (from, but, blobs) = ((Ino(row.next.0), row.next.1), row.blob, row.wanted(read));
             return (blobs > 0).then_some(Following { from, blobs, but, row: at });
         }
-        if begins && let Some(oldest) = self.rows.iter_mut().min_by_key(|row| row.used) {
-            let next = (ino.0.saturating_add(1), 0);
-            let (last, size, read) = (ino.0, read.size, u64::from(read.len));
-            *oldest = Row { last, files: 1, size, read, used: reads, next, ..Row::default() };
+        if !begins {
+            return None;
+        }
+        let new = Row::begin(ino, read, reads);
+        let before = self.rows.iter_mut().enumerate().filter(|(_, row)| row.goes_on_at(ino));
+        if let Some((at, row)) = before.max_by_key(|(_, row)| row.used) {
+            // As if a page had been read: some are wanted at once, and more as they are read.
+            *row = Row { files: FILES_MIN, read: new.read + PAGE, ..new };
+            let (from, blobs) = ((Ino(row.next.0), row.next.1), row.wanted(read));
+            return (blobs > 0).then_some(Following { from, blobs, but: None, row: at });
+        }
+        if let Some(oldest) = self.rows.iter_mut().min_by_key(|row| row.used) {
+            *oldest = new;
         }
         None
     }
@@ -157,7 +186,7 @@ impl Files {
             return;
         }
         found.begin.iter().for_each(|ino| row.told.push(ino.0));
-        row.next = (u64::MAX, 0);
+        row.next = OVER;
         if let Some((ino, page, blob)) = found.last {
             row.next = (ino.0, page.saturating_add(1));
             row.blob = blob;

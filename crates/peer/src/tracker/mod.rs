@@ -156,7 +156,8 @@ impl Tracker {
         self.names.number(self.own);
         let not: Vec<No> = ask.not.iter().filter_map(|node| self.names.find(node)).collect();
         let sender = ask.sender.and_then(|node| self.names.find(&node));
-        let follows = self.names.follows(asker, sender, now);
+        // Whoever wants a part names nobody, and goes on to follow whom it follows.
+        let follows = !ask.part && self.names.follows(asker, sender, now);
         let sender = sender.filter(|_| follows);
         let asker = Asker { node: asker, not: &not, sender, now, part: ask.part };
         ask.blobs.iter().map(|blob| self.answer(&asker, *blob, held(blob))).collect()

@@ -318,6 +318,32 @@ fn of_two_whom_one_node_sends_most_the_first_stays_and_the_other_is_sent_to_the_
     assert_eq!(named(22 + LONG, 9, 3), node(3), "nothing was heard of the other for long");
 }
 
+/// It names no sender, and was taken to have none from then on; another took the place.
+#[test]
+fn regression_who_asks_for_a_part_still_follows_whom_it_followed() {
+    let mut tracker = tracker();
+    let has = |tracker: &mut Tracker, blob: u8| {
+        (3..=4).for_each(|from| {
+            tracker.note(0, node(from), &Note { group: Group(1), blob: self::blob(blob), what: What::Have });
+        });
+    };
+    let follow = |tracker: &mut Tracker, from: u8, blob: u8| {
+        has(tracker, blob);
+        let asks = Ask { sender: Some(node(3)), ..ask_of(&[blob], &[]) };
+        tracker.ask(0, node(from), &asks, &|_| false)[0]
+    };
+    let go = |answer: Answer| match answer {
+        Answer::Go { first, .. } => first,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(go(follow(&mut tracker, 7, 1)), node(3));
+    has(&mut tracker, 2);
+    let part = Ask { part: true, ..ask_of(&[2], &[]) };
+    go(tracker.ask(0, node(7), &part, &|_| false)[0]);
+    assert_eq!(go(follow(&mut tracker, 8, 3)), node(4), "its place was not free");
+    assert_eq!(go(follow(&mut tracker, 7, 4)), node(3));
+}
+
 /// Also where whoever got it has a little more to send than whoever gave it.
 #[test]
 fn a_blob_is_passed_on_by_those_who_got_it() {

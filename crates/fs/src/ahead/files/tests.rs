@@ -7,12 +7,14 @@ use super::*;
 struct Shelf {
     files: Files,
     pages: u64,
+    /// The highest number that there is.
+    end: u64,
     wanted: Vec<(u64, u32)>,
 }
 
 impl Shelf {
     fn new(pages: u64) -> Shelf {
-        Shelf { files: Files::default(), pages, wanted: Vec::new() }
+        Shelf { files: Files::default(), pages, end: u64::MAX, wanted: Vec::new() }
     }
 
     /// One read, and what it has wanted is looked for.
@@ -23,9 +25,10 @@ impl Shelf {
         let places = (0..following.blobs as u64).map(|n| u64::from(page) + n);
         let places: Vec<_> =
             places.map(|n| (ino.0.max(100) + n / self.pages, (n % self.pages) as u32)).collect();
-        let (last, page) = *places.last().unwrap();
+        let places: Vec<_> = places.into_iter().filter(|(ino, _)| *ino <= self.end).collect();
+        let last = places.last().map(|(last, page)| (Ino(*last), *page, None));
         let begin = places.iter().map(|(ino, _)| Ino(*ino)).collect();
-        self.files.told(&following, Found { begin, last: Some((Ino(last), page, None)) });
+        self.files.told(&following, Found { begin, last });
         self.wanted.extend(&places);
         places
     }
@@ -62,6 +65,29 @@ fn a_large_file_comes_first_itself() {
     let rest: Vec<_> = (28..64).flat_map(|mib| at(101, mib)).collect();
     assert_eq!(rest.last(), Some(&(102, 11)), "and of the next as much as fits");
     assert_eq!(at(102, 0), [], "which it has by itself from now on");
+}
+
+/// A node that went on with the first file after the last one had nothing under way for two files' time.
+#[test]
+fn regression_a_row_that_is_read_again_is_known_at_its_first_file() {
+    let mut shelf = Shelf { end: 159, ..Shelf::new(1) };
+    (130..160).for_each(|ino| drop(shelf.read(ino)));
+    assert_eq!(shelf.wanted.last(), Some(&(159, 0)));
+    assert_eq!(shelf.read_at(100, 0, MIB), [(101, 0), (102, 0)], "from the end on with the beginning");
+    assert_eq!(shelf.read_at(100, MIB, 3 * MIB), [(103, 0), (104, 0), (105, 0), (106, 0)]);
+    // And where others follow, from wherever it is left to where it began.
+    let mut shelf = Shelf::new(1);
+    (100..140).for_each(|ino| drop(shelf.read(ino)));
+    assert_eq!(shelf.read(500), [0; 0], "another file is another file");
+    assert_eq!(shelf.read_at(100, 0, MIB), [(101, 0), (102, 0)]);
+}
+
+#[test]
+fn a_row_of_heads_that_ends_says_nothing_of_another() {
+    let mut shelf = Shelf { end: 109, ..Shelf::new(4) };
+    assert!((100..110).all(|ino| shelf.read_at(ino, 0, 128 * KIB).is_empty()));
+    assert!(shelf.read_at(50, 0, 128 * KIB).is_empty());
+    assert!(shelf.read_at(100, 0, 128 * KIB).is_empty());
 }
 
 #[test]
