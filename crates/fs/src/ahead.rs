@@ -93,7 +93,7 @@ impl Core {
         let Ok(rows) = self.names.extents_after(ino, page, FOLLOWING_AT_ONCE) else { return };
         let mut found = Found::default();
         let mut before = following.but;
-        for (ino, page, extents) in &rows {
+        for (ino, page, extents) in rows.iter().take_while(|(ino, ..)| ino.0 < following.before) {
             for extent in extents.extents().iter().take(EXTENTS_AHEAD) {
                 let Ok(Some(Place::Blob(blob))) = self.place_of(extent.pack) else { continue };
                 if before.replace(blob) != Some(blob) && !self.parts.source.is_near(&blob) {

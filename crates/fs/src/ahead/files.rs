@@ -13,7 +13,8 @@
 //! - A file comes into a row by a read of its beginning, and counts as one that was read when half of its bytes were. So who looks at the heads of a thousand
 //!   files, or at their ends, has nothing fetched in vain.
 //! - **Rows are read again**: whoever has come to the end of a row, where nothing follows, and begins another file, or begins the row's first one, reads a row
-//!   there too (an epoch after the other). It need not be found out anew, and nothing stands still meanwhile.
+//!   there too (an epoch after the other). It need not be found out anew, and nothing stands still meanwhile. And a row that began in the middle may go
+//!   on at the beginning, where each of several readers has begun elsewhere: of that the first [`ROUND`] blobs are wanted, before its end is reached.
 //! - What is wanted is **bounded by what was read** as in one file ([`TIMES`], [`MOST`]), and only what the file being read does not take itself.
 
 use base::{BlobId, Ino};
@@ -29,6 +30,8 @@ const FILES_MIN: u32 = 2;
 /// Numbers that are looked at ahead of the last one that was read, where nothing is wanted of them because it is here.
 const LOOK_MOST: u64 = 256;
 
+/// So many blobs of what lies before a row are wanted when it comes to its end.
+const ROUND: usize = 2;
 /// Nothing follows.
 const OVER: (u64, u32) = (u64::MAX, 0);
 
@@ -51,6 +54,8 @@ struct Row {
     next: (u64, u32),
     /// The blob that was looked at last.
     blob: Option<BlobId>,
+    /// What lies before it was wanted, too.
+    round: bool,
     /// The files in which blobs begin that were wanted, those not yet read, lowest first.
     told: Told,
 }
@@ -87,6 +92,8 @@ pub(super) struct Following {
     pub(super) blobs: usize,
     /// ... of which this, with which the one before ended, is none.
     pub(super) but: Option<BlobId>,
+    /// Nor any in a file with such a number, or a higher one.
+    pub(super) before: u64,
     row: usize,
 }
 
@@ -147,6 +154,16 @@ impl Row {
         let blobs = ((self.read * TIMES).min(MOST) / PAGE).saturating_sub(rest) as usize;
         blobs.saturating_sub(self.told.len)
     }
+
+    /// The same, and from where on. It is the `at`th row.
+    fn following(&self, at: usize, read: &Read) -> Option<Following> {
+        if self.next == OVER && !self.round && self.files >= FILES_MIN && self.read * 2 >= self.sizes {
+            let (from, blobs) = ((Ino(0), 0), ROUND);
+            return Some(Following { from, blobs, but: self.blob, before: self.first, row: at });
+        }
+        let (from, blobs) = ((Ino(self.next.0), self.next.1), self.wanted(read));
+        (blobs > 0).then_some(Following { from, blobs, but: self.blob, before: u64::MAX, row: at })
+    }
 }
 
 impl Files {
@@ -158,8 +175,7 @@ impl Files {
         let found = self.rows.iter_mut().enumerate().filter(takes).max_by_key(|(_, row)| row.used);
         if let Some((at, row)) = found {
             row.add(ino, read, reads);
-            let (from, but, blobs) = ((Ino(row.next.0), row.next.1), row.blob, row.wanted(read));
-            return (blobs > 0).then_some(Following { from, blobs, but, row: at });
+            return row.following(at, read);
         }
         if !begins {
             return None;
@@ -169,8 +185,7 @@ impl Files {
         if let Some((at, row)) = before.max_by_key(|(_, row)| row.used) {
             // As if a page had been read: some are wanted at once, and more as they are read.
             *row = Row { files: FILES_MIN, read: new.read + PAGE, ..new };
-            let (from, blobs) = ((Ino(row.next.0), row.next.1), row.wanted(read));
-            return (blobs > 0).then_some(Following { from, blobs, but: None, row: at });
+            return row.following(at, read);
         }
         if let Some(oldest) = self.rows.iter_mut().min_by_key(|row| row.used) {
             *oldest = new;
@@ -181,6 +196,10 @@ impl Files {
     /// Takes in what came of looking for what was wanted, so that it is not wanted again.
     pub(super) fn told(&mut self, following: &Following, found: Found) {
         let row = &mut self.rows[following.row];
+        if following.before < u64::MAX {
+            row.round |= row.first == following.before;
+            return;
+        }
         // Another reader of the row was quicker, or there is another row in its place by now.
         if row.next != (following.from.0.0, following.from.1) {
             return;

@@ -25,7 +25,8 @@ impl Shelf {
         let places = (0..following.blobs as u64).map(|n| u64::from(page) + n);
         let places: Vec<_> =
             places.map(|n| (ino.0.max(100) + n / self.pages, (n % self.pages) as u32)).collect();
-        let places: Vec<_> = places.into_iter().filter(|(ino, _)| *ino <= self.end).collect();
+        let there = |(ino, _): &(u64, u32)| *ino <= self.end && *ino < following.before;
+        let places: Vec<_> = places.into_iter().filter(there).collect();
         let last = places.last().map(|(last, page)| (Ino(*last), *page, None));
         let begin = places.iter().map(|(ino, _)| Ino(*ino)).collect();
         self.files.told(&following, Found { begin, last });
@@ -71,8 +72,14 @@ fn a_large_file_comes_first_itself() {
 #[test]
 fn regression_a_row_that_is_read_again_is_known_at_its_first_file() {
     let mut shelf = Shelf { end: 159, ..Shelf::new(1) };
-    (130..160).for_each(|ino| drop(shelf.read(ino)));
-    assert_eq!(shelf.wanted.last(), Some(&(159, 0)));
+    (130..150).for_each(|ino| drop(shelf.read(ino)));
+    assert!(
+        shelf.wanted.ends_with(&[(159, 0), (100, 0), (101, 0)]),
+        "which it does before it is read to its end"
+    );
+    let wanted = shelf.wanted.len();
+    (150..160).for_each(|ino| drop(shelf.read(ino)));
+    assert_eq!(shelf.wanted.len(), wanted, "once");
     assert_eq!(shelf.read_at(100, 0, MIB), [(101, 0), (102, 0)], "from the end on with the beginning");
     assert_eq!(shelf.read_at(100, MIB, 3 * MIB), [(103, 0), (104, 0), (105, 0), (106, 0)]);
     // And where others follow, from wherever it is left to where it began.
