@@ -189,11 +189,26 @@ pub(super) fn touch(cache: &Path, bytes: u64) -> Result<()> {
     Ok(fs::remove_file(&file)?)
 }
 
+/// Blobs that nobody asks for, oldest first: what a cache that is full holds before others come.
+fn fill(cache: &BlobFolder, past_pages: bool) -> Result<VecDeque<BlobId>> {
+    let (mut fresh, mut bytes) = (Fresh::new(), vec![0; base::size::BLOB_MAX as usize]);
+    let one = |_| {
+        fresh.fill(&mut bytes);
+        let (sums, bytes) = (Sums::of(&bytes), blob::Buffer::from(&bytes[..]));
+        match past_pages {
+            true => cache.keep_for_later(&sums.id(), &sums, &bytes)?,
+            false => cache.keep(&sums.id(), &sums, &bytes)?,
+        }
+        Ok(sums.id())
+    };
+    (0..ROOM).map(one).collect()
+}
+
 fn whole(net: &Net, peer: Peer, verify: Verify, args: &AskArgs, ids: &[BlobId]) -> Result<()> {
     let cache = BlobFolder::create(&args.cache)?;
     touch(&args.cache, ROOM as u64 * u64::from(base::size::BLOB_MAX))?;
     let mut keeping = 0.0;
-    let (mut under_way, mut kept) = (VecDeque::new(), VecDeque::new());
+    let (mut under_way, mut kept) = (VecDeque::new(), fill(&cache, args.past_pages)?);
     let (began, cpu, mut bytes) = (monotonic(), own_cpu_seconds(), 0);
     let mut next = ids.iter();
     loop {
@@ -208,9 +223,7 @@ fn whole(net: &Net, peer: Peer, verify: Verify, args: &AskArgs, ids: &[BlobId]) 
         let id = arriving.id();
         let (sums, came) = arriving.into_parts().ok_or("a blob is not whole")?;
         let before = thread_cpu_seconds();
-        if kept.len() == ROOM {
-            kept.pop_front().map_or(Ok(()), |oldest| cache.remove(&oldest))?;
-        }
+        kept.pop_front().map_or(Ok(()), |oldest| cache.retire(&oldest))?;
         match args.past_pages {
             true => cache.keep_for_later(&id, &sums, &came)?,
             false => cache.keep(&id, &sums, &came)?,

@@ -3,7 +3,7 @@
 //! ```text
 //!   DIR/ab/ab12...ef         the blob's bytes, nothing else
 //!   DIR/ab/ab12...ef.sums    its chaining values and CRCs (`sums`)
-//!   DIR/tmp/                 files on their way in; what a crash leaves here is swept after an hour
+//!   DIR/tmp/                 files on their way in, and those that wait for another blob (`spare`); what a crash leaves here is swept after an hour
 //! ```
 //!
 //! **A name appears only when its bytes are there.** A blob comes in by a hard link or by a rename, after its sums. It
@@ -21,6 +21,7 @@
 mod ahead;
 mod direct;
 mod open;
+mod spare;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -41,6 +42,7 @@ use crate::source::{BlobError, BlobSource};
 use crate::sums::{Builder, Sums};
 use ahead::Ahead;
 use open::{Fault, OpenBlob, OpenBlobs};
+use spare::Spares;
 
 /// What a crash left in `tmp/` is removed when it is this old; younger files may be another process's work.
 const SWEEP_AFTER: Duration = Duration::from_secs(3600);
@@ -49,6 +51,7 @@ const SWEEP_AFTER: Duration = Duration::from_secs(3600);
 pub struct BlobFolder {
     dir: PathBuf,
     open: OpenBlobs,
+    spares: Spares,
     ahead: Ahead,
     /// One bit for each of the 256 folders: it has names that a power cut could take.
     touched: [AtomicU64; 4],
@@ -73,6 +76,7 @@ impl BlobFolder {
         Ok(BlobFolder {
             dir: dir.to_owned(),
             open: OpenBlobs::new(),
+            spares: Spares::default(),
             ahead: Ahead::default(),
             touched: Default::default(),
             root_touched: AtomicBool::new(false),
@@ -155,6 +159,7 @@ impl BlobFolder {
     /// # Errors
     /// What the system says.
     pub fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.spares.make_way();
         let path = self.path(id);
         ignore_missing(fs::remove_file(&path))?;
         ignore_missing(fs::remove_file(sums_path(&path)))?;

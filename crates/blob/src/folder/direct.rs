@@ -39,6 +39,17 @@ pub(super) fn write(file: &File, bytes: &[u8]) -> io::Result<()> {
     file.write_all_at(&bytes[done..], done as u64)
 }
 
+/// Writes all of `bytes`, whole blocks, over those that a file has. False: it cannot be done past the kernel's pages; what the file holds then is worthless.
+pub(super) fn write_over(file: &File, bytes: &[u8]) -> io::Result<bool> {
+    if !bytes.len().is_multiple_of(BLOCK) || !set_direct(file, true) {
+        return Ok(false);
+    }
+    match bytes.as_ptr().align_offset(BLOCK) {
+        0 => write_piece(file, bytes, 0),
+        _ => write_copies(file, bytes).map(|done| done == bytes.len()),
+    }
+}
+
 /// Bytes that do not begin with a block go by way of a buffer that does: how much was written when the filesystem would have no more of it.
 fn write_copies(file: &File, bytes: &[u8]) -> io::Result<usize> {
     let spare = BUFFERS.lock().pop();

@@ -82,6 +82,9 @@ impl BlobFolder {
     /// # Errors
     /// See [`BlobError`].
     pub fn keep_for_later(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        if self.reuse(id, sums, bytes)? {
+            return Ok(());
+        }
         let path = self.prepare(id, sums)?;
         if self.has_sound_copy(id, sums, &path)? {
             return Ok(());
@@ -225,6 +228,7 @@ impl BlobFolder {
 
     /// Writes a file under a temporary name and moves it to `path`.
     fn place(&self, path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> Result<(), BlobError> {
+        self.spares.make_way();
         let temporary = self.temporary()?;
         let written = create_new(&temporary).and_then(|file| write(&file));
         if let Err(error) = written {
@@ -242,7 +246,7 @@ impl BlobFolder {
     }
 
     /// A name in `tmp/` that nobody has.
-    fn temporary(&self) -> io::Result<PathBuf> {
+    pub(super) fn temporary(&self) -> io::Result<PathBuf> {
         let dir = self.dir.join("tmp");
         if !dir.is_dir() {
             self.make_folder("tmp")?;
@@ -250,7 +254,7 @@ impl BlobFolder {
         Ok(dir.join(format!("{:016x}", base::random::u64())))
     }
 
-    fn make_folder(&self, name: &str) -> io::Result<()> {
+    pub(super) fn make_folder(&self, name: &str) -> io::Result<()> {
         match DirBuilder::new().mode(0o700).create(self.dir.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => self.root_touched.store(true, Ordering::Release),

@@ -42,6 +42,15 @@ impl Drop for Coming<'_> {
     }
 }
 
+/// What becomes of the files of blobs that go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// Those that come are written over them: nothing is short but the budget.
+    Reused,
+    /// They give their room to the disk.
+    Removed,
+}
+
 /// What an eviction came to.
 #[derive(Default)]
 struct Freed {
@@ -110,7 +119,7 @@ impl Core {
         let mut kept = self.write(id, part, ahead, coming);
         if matches!(kept, Err(BlobError::Full)) {
             let some = HARDER.min(self.books.totals().1 / 4);
-            self.evict_bytes(some.max(2 * room));
+            self.evict_bytes(some.max(2 * room), Fate::Removed);
             kept = match self.room_for(room) {
                 Some(coming) => self.write(id, part, ahead, coming),
                 None => return false,
@@ -156,8 +165,8 @@ impl Core {
     fn room_for(&self, room: u64) -> Option<Coming<'_>> {
         let _one = self.making_room.lock();
         let total = self.coming.load(Ordering::Acquire) + room;
-        let needed = self.over_budget(total).max(self.below_floor(total));
-        if needed > 0 && self.evict_bytes(needed + self.slack()).room < needed {
+        let (needed, fate) = self.needed(total);
+        if needed > 0 && self.evict_bytes(needed + self.slack(), fate).room < needed {
             return None;
         }
         self.coming.fetch_add(room, Ordering::AcqRel);
@@ -199,14 +208,20 @@ impl Core {
     /// Lets go of what is too much.
     pub(super) fn tend(&self) {
         self.tending.store(false, Ordering::Release);
-        let needed = self.over_budget(0).max(self.below_floor(0));
+        let (needed, fate) = self.needed(0);
         if needed > 0 {
-            self.evict_bytes(needed + self.slack());
+            self.evict_bytes(needed + self.slack(), fate);
         }
     }
 
+    /// How much has to go for `more` to come, and how.
+    fn needed(&self, more: u64) -> (u64, Fate) {
+        let floor = self.below_floor(more);
+        (self.over_budget(more).max(floor), if floor > 0 { Fate::Removed } else { Fate::Reused })
+    }
+
     /// Lets go of blobs until `room` was made. Less is made only when the rest is pinned, or the disk fails.
-    fn evict_bytes(&self, room: u64) -> Freed {
+    fn evict_bytes(&self, room: u64, fate: Fate) -> Freed {
         let mut freed = Freed::default();
         while freed.room < room {
             let victims = self.books.victims(room - freed.room, BATCH, &|id| self.pending.is_pending(id));
@@ -214,7 +229,7 @@ impl Core {
                 break;
             }
             for (at, victim) in victims.iter().enumerate() {
-                match self.let_go(victim) {
+                match self.let_go(victim, fate) {
                     Ok(true) => freed.add(victim.size),
                     Ok(false) => {}
                     Err(error) => {
@@ -230,7 +245,7 @@ impl Core {
     }
 
     /// Removes a victim's file, unless the blob came again.
-    fn let_go(&self, victim: &Victim) -> Result<bool, BlobError> {
+    fn let_go(&self, victim: &Victim, fate: Fate) -> Result<bool, BlobError> {
         let _turn = self.turn(&victim.id);
         if self.pending.is_pending(&victim.id) {
             self.books.insert(&victim.id, victim.size, true);
@@ -239,7 +254,10 @@ impl Core {
         if self.books.contains(&victim.id) {
             return Ok(false);
         }
-        self.shelf.remove(&victim.id)?;
+        match fate {
+            Fate::Reused => self.shelf.retire(&victim.id)?,
+            Fate::Removed => self.shelf.remove(&victim.id)?,
+        }
         self.went(&victim.id);
         self.counters.evicted_blobs.add(1);
         self.counters.evicted_bytes.add(u64::from(victim.size));
@@ -257,6 +275,6 @@ impl Core {
             }
             Evict::To(target) => target,
         };
-        self.evict_bytes(bytes.saturating_sub(target)).evicted
+        self.evict_bytes(bytes.saturating_sub(target), Fate::Removed).evicted
     }
 }

@@ -47,6 +47,14 @@ pub trait Shelf: BlobSource {
     /// See [`BlobError`].
     fn remove(&self, id: &BlobId) -> Result<(), BlobError>;
 
+    /// Removes one that is elsewhere too, to make room for others like it.
+    ///
+    /// # Errors
+    /// See [`BlobError`].
+    fn retire(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.remove(id)
+    }
+
     /// Its size, if it is there.
     ///
     /// # Errors
@@ -110,6 +118,10 @@ impl Shelf for BlobFolder {
 
     fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
         BlobFolder::remove(self, id)
+    }
+
+    fn retire(&self, id: &BlobId) -> Result<(), BlobError> {
+        BlobFolder::retire(self, id)
     }
 
     fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
