@@ -75,8 +75,8 @@ impl BlobFolder {
         if full || !fs::metadata(&path).is_ok_and(is_fit) {
             return self.remove(id);
         }
-        let spare = self.temporary()?;
-        ignore_missing(fs::rename(&path, &spare))?;
+        let moved = self.temporary().and_then(|spare| fs::rename(&path, &spare).map(|()| spare));
+        let Ok(spare) = moved else { return self.remove(id) };
         let sums = fs::rename(sums_path(&path), sums_path(&spare));
         self.open.forget(id);
         match sums {

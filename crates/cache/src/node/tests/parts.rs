@@ -299,6 +299,8 @@ pub(super) struct Disk {
     pub(super) others: AtomicU64,
     /// Blobs that were kept past the kernel's pages.
     pub(super) aside: AtomicU64,
+    /// Blobs that went and whose files may be written over.
+    pub(super) retired: AtomicU64,
 }
 
 impl Disk {
@@ -309,6 +311,7 @@ impl Disk {
             room: AtomicU64::new(VAST),
             others: AtomicU64::new(0),
             aside: AtomicU64::new(0),
+            retired: AtomicU64::new(0),
         }
     }
 
@@ -389,6 +392,11 @@ impl Shelf for Disk {
             None | Some(Trouble::Full) => self.folder.remove(id),
             _ => Err(io::Error::from_raw_os_error(libc::EIO).into()),
         }
+    }
+
+    fn retire(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.retired.fetch_add(1, Ordering::SeqCst);
+        self.remove(id)
     }
 
     fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {

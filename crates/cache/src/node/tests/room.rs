@@ -30,6 +30,13 @@ fn the_budget_is_kept_and_what_was_evicted_is_fetched_again() {
     assert!(stats.bytes <= stats.budget && stats.blobs >= 15, "{stats:?}");
     assert_eq!((stats.evicted_blobs, files(&home)), (60 - stats.blobs, stats.blobs));
     assert_eq!((stats.kept_blobs, stats.not_kept), (60, 0));
+    let retired = home.disk.retired.load(Ordering::SeqCst);
+    assert_eq!(
+        retired, stats.evicted_blobs,
+        "only the budget is short: those that come may have their files"
+    );
+    home.cache().evict(Evict::All);
+    assert_eq!(home.disk.retired.load(Ordering::SeqCst), retired, "that is for the disk's room");
     for (id, bytes) in &blobs {
         assert_eq!(home.cache().fetch(id).unwrap().1, *bytes);
     }
@@ -119,6 +126,7 @@ fn the_floor_is_left_free() {
     }
     assert_eq!((home.stats().blobs, home.said()), (0, vec![]));
     assert!(home.stats().not_kept > 0);
+    assert_eq!(home.disk.retired.load(Ordering::SeqCst), 0, "a file that waits for another blob is no room");
 }
 
 #[test]
