@@ -113,7 +113,11 @@ impl BlobFolder {
         if !matches!(done, Ok(true)) {
             remove(&spare);
         }
-        Ok(done?)
+        match done {
+            // Swept with the rest of `tmp/`.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            done => Ok(done?),
+        }
     }
 }
 
