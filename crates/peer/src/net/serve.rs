@@ -32,7 +32,6 @@ use super::service::{Content, Filled, Unfilled};
 use super::slice::{Slice, slice_end};
 use super::small::Range;
 use super::socket::Pipe;
-
 use super::{Body, Shared, Without};
 use crate::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, PART, SMALL_MAX, Texted, Type, WITH_SUMS};
 use crate::hello::{Class, Other};
