@@ -67,6 +67,11 @@ impl Placement {
         self.depots.best(Group::alone(blob).0, count)
     }
 
+    /// Whether this node is a depot of the zone.
+    pub fn is_depot(&self, node: NodeId) -> bool {
+        self.depots.0.iter().flat_map(|class| &class.nodes).any(|(_, depot)| *depot == node)
+    }
+
     /// How many depots there are.
     pub fn depot_count(&self) -> usize {
         self.depots.0.iter().map(|class| class.nodes.len()).sum()

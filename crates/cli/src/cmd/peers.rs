@@ -67,7 +67,8 @@ pub fn no_fleet(name: &str) -> Failure {
 }
 
 fn table(rows: &[PeerRow]) -> String {
-    let mut table = Table::new(&["NODE", "ADDRESS", "ZONE", "ROLE", "STARTS ", "FREE ", "TO SEND ", "STATE"]);
+    let mut table =
+        Table::new(&["NODE", "ADDRESS", "ZONE", "ROLE", "WEIGHT ", "STARTS ", "FREE ", "TO SEND ", "STATE"]);
     for row in rows {
         let short: String = row.node.chars().take(8).collect();
         table.row(vec![
@@ -75,6 +76,7 @@ fn table(rows: &[PeerRow]) -> String {
             row.address.clone(),
             row.zone.clone(),
             row.role.clone(),
+            row.weight.to_string(),
             (row.generation >> 16).to_string(),
             bytes(u64::from(row.free_mib) << 20),
             bytes(u64::from(row.load_mib) << 20),

@@ -93,6 +93,9 @@ pub struct FleetStatus {
     /// Parts of blobs from other nodes, without the rest.
     #[serde(default)]
     pub part: TierStatus,
+    /// Parts from depots.
+    #[serde(default)]
+    pub depot_part: TierStatus,
     /// Parts from the origin.
     #[serde(default)]
     pub origin_part: TierStatus,
@@ -140,6 +143,7 @@ impl FleetStatus {
             depot: tier(counts.depot_blobs, counts.depot_bytes),
             origin: tier(counts.origin_blobs, counts.origin_bytes),
             part: tier(counts.peer_parts, counts.peer_part_bytes),
+            depot_part: tier(counts.depot_parts, counts.depot_part_bytes),
             origin_part: tier(counts.origin_parts, counts.origin_part_bytes),
             origin_told: counts.origin_told,
             origin_hedged: counts.origin_hedged,
@@ -156,7 +160,7 @@ impl FleetStatus {
     }
 
     /// Each tier with its word, the nearest first.
-    pub fn tiers(&self) -> [(&'static str, TierStatus); 8] {
+    pub fn tiers(&self) -> [(&'static str, TierStatus); 9] {
         [
             ("memory", self.memory),
             ("disk", self.disk),
@@ -165,6 +169,7 @@ impl FleetStatus {
             ("depot", self.depot),
             ("origin", self.origin),
             ("part", self.part),
+            ("depot_part", self.depot_part),
             ("origin_part", self.origin_part),
         ]
     }
@@ -182,6 +187,7 @@ pub fn rows(pairs: &mut Pairs, fleet: &FleetStatus) {
         let (from, what) = match *name {
             "memory" | "disk" => (*name, "reads"),
             "part" => ("other nodes", "parts"),
+            "depot_part" => ("depot", "parts"),
             "origin_part" => ("origin", "parts"),
             _ => (*name, "blobs"),
         };

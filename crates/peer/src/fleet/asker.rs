@@ -141,6 +141,18 @@ impl Inner {
         }
     }
 
+    /// Where bytes came from, as it is counted and kept: a tracker that is a depot gives what it has as any node does, and is the depot all the same.
+    fn by_role(&self, from: Source) -> Source {
+        match from.node() {
+            Some(node) if self.is_depot(node) => Source::Depot(node),
+            _ => from,
+        }
+    }
+
+    pub(super) fn is_depot(&self, node: NodeId) -> bool {
+        self.placed.lock().placement().is_depot(node)
+    }
+
     /// The one who boarded first fetches it.
     pub(super) fn pilot(self: &Arc<Inner>, id: &BlobId, arriving: Arc<Arriving>) -> Result<Whole, BlobError> {
         let run = Run::new(self, id, &arriving);
@@ -153,6 +165,7 @@ impl Inner {
                 return Err(error);
             }
         };
+        let from = self.by_role(from);
         // What came from the origin although somebody here has it, because he was slow, is not this node's to keep for the zone.
         let tier = if from == Source::Origin && others { Tier::Peer } else { from.tier() };
         self.origins.lock().put(*id, tier);

@@ -35,7 +35,7 @@ counters! {
     stream_blobs,
     /// Their bytes.
     stream_bytes,
-    /// Blobs that came from a depot.
+    /// Blobs that came from a depot, whatever made this node ask it.
     depot_blobs,
     /// Their bytes.
     depot_bytes,
@@ -43,10 +43,14 @@ counters! {
     origin_blobs,
     /// Their bytes.
     origin_bytes,
-    /// Parts of blobs that came from other nodes and depots, without the rest.
+    /// Parts of blobs that came from other nodes, without the rest.
     peer_parts,
     /// Their bytes.
     peer_part_bytes,
+    /// Parts of blobs that came from depots.
+    depot_parts,
+    /// Their bytes.
+    depot_part_bytes,
     /// Parts that came from the origin, of blobs that nobody had.
     origin_parts,
     /// Their bytes.

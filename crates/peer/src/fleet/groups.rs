@@ -1,7 +1,7 @@
 //! Which group a blob is in.
 //!
 //! A file's large pieces are packs with neighbouring numbers, so [`TOGETHER`] packs in a row are a group: who reads ahead in a file asks one
-//! tracker. All nodes learn the numbers from the same published tree. A blob that none is known of is a group of its own; where nodes
+//! tracker. All nodes learn the numbers from the same published tree, and lenders, which mount none, from what others tell them. A blob that none is known of is a group of its own; where nodes
 //! differ in what they know, two trackers may each have the blob fetched once, and no more is lost.
 
 use std::collections::HashMap;
@@ -29,7 +29,15 @@ impl Groups {
 
     /// A pack of this number is this blob. False when no more can be remembered.
     pub fn learn(&self, blob: &BlobId, pack: u64) -> bool {
-        let group = pack / TOGETHER;
+        self.put(blob, pack / TOGETHER)
+    }
+
+    /// Another node says that the blob is in this group. One that is none but the blob's own says that he knows as little.
+    pub(super) fn hear(&self, blob: &BlobId, group: Group) -> bool {
+        group == Group::alone(blob) || self.put(blob, group.0)
+    }
+
+    fn put(&self, blob: &BlobId, group: u64) -> bool {
         if self.0.read().get(blob).is_some_and(|known| *known <= group) {
             return true;
         }
@@ -74,5 +82,7 @@ mod tests {
         assert_eq!([1, 2, 3].map(|n| groups.of(&id(n))), [Group(2), Group(2), Group(3)]);
         assert!(groups.learn(&id(3), 5) && groups.learn(&id(3), 100));
         assert_eq!((groups.of(&id(3)), groups.len()), (Group(0), 3), "the lower of two numbers");
+        assert!(groups.hear(&id(4), Group(7)) && groups.hear(&id(4), Group::alone(&id(4))));
+        assert_eq!(groups.of(&id(4)), Group(7), "who knows none takes nothing back");
     }
 }

@@ -109,6 +109,8 @@ impl Inner {
     pub(super) fn keep(&self, notes: &[Note]) {
         let Some(row) = &self.keeper.0 else { return };
         for note in notes.iter().filter(|note| note.what == What::Have) {
+            // It mounts no tree that would say: without this it asked, and told of its copies, other trackers than readers ask.
+            self.groups.hear(&note.blob, note.group);
             let first = self.placed.lock().trackers(note.group).first().copied();
             if first == Some(self.own) && !self.holds(&note.blob) {
                 row.push(&note.blob);

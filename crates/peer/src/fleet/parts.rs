@@ -231,8 +231,13 @@ impl Inner {
         let (Some(net), Some(peer)) = (self.net(), self.peer(node)) else { return Err(Fail::Closed) };
         match net.read_groups(peer, &wanted.id, wanted.offset, wanted.len, time).wait() {
             Ok((sums, bytes)) => {
-                Counters::one(&self.counters.peer_parts);
-                Counters::add(&self.counters.peer_part_bytes, bytes.len() as u64);
+                let counters = &self.counters;
+                let (parts, part_bytes) = match self.is_depot(node) {
+                    true => (&counters.depot_parts, &counters.depot_part_bytes),
+                    false => (&counters.peer_parts, &counters.peer_part_bytes),
+                };
+                Counters::one(parts);
+                Counters::add(part_bytes, bytes.len() as u64);
                 Ok(Part { sums, offset: wanted.offset - wanted.offset % GROUP, bytes: bytes.into() })
             }
             Err(fail) => {

@@ -421,6 +421,23 @@ fn a_depot_fetches_once_for_all_and_keeps_it() {
     assert_eq!((store.fetches(), nodes[1].fleet.counts().origin_blobs), (6, 0));
 }
 
+/// A depot that is a blob's tracker as well answers that it serves it itself; that was counted, and kept, as another node's.
+#[test]
+fn regression_what_a_depot_gives_as_a_tracker_came_from_the_depot() {
+    let (store, ids) = Store::with(12, 50_000);
+    let depot = Node::start(&store, Role::Depot, None);
+    let node = Node::start(&store, Role::Node, Some(&depot));
+    let nodes = [depot, node];
+    see_each_other(&nodes);
+    for id in &ids {
+        let bytes = store.blobs.lock()[id].clone();
+        nodes[0].disk.0.put(id, &Sums::of(&bytes), &bytes).unwrap();
+        assert_eq!(nodes[1].read(id).unwrap(), bytes);
+    }
+    let counts = nodes[1].fleet.counts();
+    assert_eq!((counts.depot_blobs, counts.peer_blobs, counts.origin_blobs), (12, 0, 0), "{counts:?}");
+}
+
 #[test]
 fn a_depot_that_is_warmed_says_what_came_of_it() {
     let (store, ids) = Store::with(2, 100_000);

@@ -82,14 +82,22 @@ struct Show {
     title: String,
 }
 
+/// Bytes that a node says it had from the depot; 0 of one that is down or just starting.
+fn from_depot(node: &Node) -> u64 {
+    let Some(status) = node.pid().and_then(|_| node.try_status().ok()) else { return 0 };
+    let bytes =
+        |tier: &str| status.pointer(&format!("/fleet/{tier}/bytes")).and_then(serde_json::Value::as_u64);
+    bytes("depot").unwrap_or(0) + bytes("depot_part").unwrap_or(0)
+}
+
 impl Show {
     fn rows(&self) -> Vec<String> {
         let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
         let mut rows = vec![
             format!("{:>5.1} s  {}", self.begun.elapsed().as_secs_f64(), self.title),
             format!(
-                "  {:<8}{:<10}{:>10}{:>12}{:>12}{:>12}{:>12}",
-                "MiB", "", "read", "own cache", "neighbours", "the store", "sent on"
+                "  {:<8}{:<10}{:>10}{:>12}{:>12}{:>12}{:>12}{:>12}",
+                "MiB", "", "read", "own cache", "neighbours", "the depot", "the store", "sent on"
             ),
         ];
         let row = |node: &Node, read: Option<u64>, state: &str| {
@@ -97,13 +105,15 @@ impl Show {
             let store = self.fleet.store.given_to(&node.port);
             // Headers are a few in a hundred of what a link counts, and names come over it, too.
             let from_peers = (traffic.received as f64 / 1.03) as u64;
-            let peers = from_peers.saturating_sub(store);
-            let own = read.map_or("-".to_owned(), |read| mib(read.saturating_sub(peers + store)));
+            let others = from_peers.saturating_sub(store);
+            let own = read.map_or("-".to_owned(), |read| mib(read.saturating_sub(others + store)));
+            let depot = from_depot(node).min(others);
             let read = read.map_or("-".to_owned(), mib);
             format!(
-                "  {:<8}{state:<10}{read:>10}{own:>12}{:>12}{:>12}{:>12}",
+                "  {:<8}{state:<10}{read:>10}{own:>12}{:>12}{:>12}{:>12}{:>12}",
                 node.name(),
-                mib(peers),
+                mib(others - depot),
+                mib(depot),
                 mib(store),
                 mib(traffic.sent)
             )

@@ -37,6 +37,29 @@ fn who_lends_only_copies_what_it_tracks() {
     assert_eq!((store.fetches(), lender.fleet.counts().origin_blobs), (12, 0), "copies come from the node");
 }
 
+/// It knew of no groups, so it asked a tracker that knew nothing, had each copy from the origin, and told of it where nobody asks.
+#[test]
+fn regression_who_lends_knows_the_groups_of_what_it_is_told() {
+    let (store, ids) = Store::with(12, 50_000);
+    let nodes = Node::fleet_of(&store, 2);
+    let (lender, cache) = lender(&store, &nodes[0]);
+    let nodes: Vec<Node> = nodes.into_iter().chain([lender]).collect();
+    see_each_other(&nodes);
+    let (readers, lender) = (&nodes[..2], &nodes[2]);
+    lender.fleet.keep_with(&cache).unwrap();
+    // Each blob is in a group of its own, which only who mounts the tree knows.
+    for (number, id) in ids.iter().enumerate() {
+        readers.iter().for_each(|node| assert!(node.fleet.inner.groups.learn(id, number as u64 * 16)));
+    }
+    ids.iter().for_each(|id| drop(readers[0].read(id).unwrap()));
+    let group = |id: &BlobId| readers[0].fleet.inner.groups.of(id);
+    let first = |id: &BlobId| lender.fleet.inner.placed.lock().trackers(group(id)).first().copied();
+    let share: Vec<&BlobId> = ids.iter().filter(|id| first(id) == Some(lender.fleet.node())).collect();
+    soon("it has its share", || lender.fleet.counts().kept >= share.len() as u64);
+    assert!(share.iter().all(|id| lender.fleet.inner.groups.of(id) == group(id)));
+    assert_eq!((store.fetches(), lender.fleet.counts().origin_blobs), (12, 0), "copies come from the node");
+}
+
 /// Opening its cache takes a lender a while, in which the others know it already and tell it what they have, one time.
 #[test]
 fn regression_what_a_lender_is_told_before_its_cache_is_open_is_copied() {

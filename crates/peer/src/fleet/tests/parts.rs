@@ -91,8 +91,8 @@ fn regression_of_what_a_depot_has_each_gets_its_part_and_the_rest_does_not_follo
     for node in &nodes[1..] {
         let (counts, net) = (node.fleet.counts(), node.fleet.net_counts());
         assert_eq!(
-            (counts.peer_parts, net.blob_bytes_in, node.fleet.under_way()),
-            (3, 3 << 16, 0),
+            (counts.depot_parts, counts.peer_parts, net.blob_bytes_in, node.fleet.under_way()),
+            (3, 0, 3 << 16, 0),
             "{counts:?}"
         );
         assert_eq!((counts.origin_told, counts.origin_parts, counts.failed), (0, 0, 0), "{counts:?}");
