@@ -37,6 +37,8 @@ counters! {
     frames_in,
     /// Frames sent.
     frames_out,
+    /// Writes that small frames left in: fewer than these where some were merged.
+    writes,
     /// Requests made to others.
     asked,
     /// Requests of others.

@@ -195,6 +195,7 @@ impl Lane {
             return Err((waiter, Fail::Gone("it ended just now".to_owned())));
         }
         if waiting.all.len() >= self.most {
+            self.counters.fail(&Fail::Busy);
             return Err((waiter, Fail::Busy));
         }
         let alone = waiting.all.is_empty();
@@ -239,6 +240,7 @@ impl Lane {
             match stream.try_write(out) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => {
+                    Counters::one(&self.counters.writes);
                     Counters::add(&self.counters.bytes_out, count as u64);
                     out.drain(..count);
                 }

@@ -1,6 +1,7 @@
 //! Takes connections, greets them within bounds, and hands them to whom they are for.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -83,8 +84,15 @@ async fn greet(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, place: 
         let shared = Arc::clone(&shared);
         async move {
             let open = Open(Arc::clone(&shared));
-            let _ = Serving::new(shared, link, other).run().await;
+            let end = Serving::new(Arc::clone(&shared), link, other).run().await;
             drop(open);
+            // Others just went, or this node did.
+            if let Err(error) = end
+                && error.kind() == ErrorKind::InvalidData
+            {
+                Counters::one(&shared.counters.refused);
+                shared.say(from, &format!("a connection from {} was ended: {error}", from.ip()));
+            }
         }
     };
     if other.class == Class::Bulk {

@@ -13,7 +13,7 @@
 //! - A connection serves one direction: who made it asks, who accepted it answers. Each begins with the handshake of [`crate::hello`].
 //! - [`call`]: a request under way; no task runs for it. [`lane`]: this end of a connection that asks. [`peers`]: which of them there are.
 //! - [`door`]: how a connection begins. [`link`]: what it is then, in the clear or under TLS.
-//! - [`reader`]: the loop that reads it. [`listen`], [`serve`], [`small`]: the other end. [`service`]: whom it asks. [`socket`]: the system calls.
+//! - [`reader`]: the loop that reads it. [`listen`], [`serve`], [`small`], [`late`]: the other end. [`service`]: whom it asks. [`socket`]: the system calls.
 //! - Control, what is fetched and what is served each run on threads of their own: one who fetches much does not keep waiting one who
 //!   reads 4 KiB, and a slow disk under what is served holds up neither questions nor what comes in.
 //! - [`opened`]: blobs that stay open because small ranges of them are asked for.
@@ -28,6 +28,7 @@ pub mod counters;
 mod door;
 pub mod fail;
 mod lane;
+mod late;
 mod link;
 mod listen;
 mod opened;

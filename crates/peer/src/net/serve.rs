@@ -9,13 +9,15 @@
 //! All control connections are served by one thread, so nothing on it waits for a disk: bodies belong on bulk connections, which have
 //! threads of their own, and a small range is answered there only if it is in memory.
 //!
-//! A body that is itself still arriving is sent as far as it is verified; its bell says when there is more. Nothing more is read while
+//! Answers that one slice ends and those that need more have every second turn each, wherever they stand: a part of a blob, for which a program waits,
+//! does not wait for all the blobs that were asked for before it, nor a blob for all parts.
+//!
+//! A body that is itself still arriving is sent as far as it is verified; its bell says when there is more. No more requests are taken while
 //! answers wait for room in the socket, so a client that does not read costs one buffer.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use base::BlobId;
@@ -24,6 +26,7 @@ use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::sync::Notify;
 
+use super::late::Late;
 use super::link::Link;
 use super::opened::Open;
 use super::outbox::Outbox;
@@ -33,7 +36,8 @@ use super::slice::{Slice, slice_end};
 use super::small::Range;
 use super::socket::Pipe;
 use super::{Body, Shared, Without};
-use crate::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, PART, SMALL_MAX, Texted, Type, WITH_SUMS};
+use crate::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, Texted, Type};
+use crate::frame::{PART, SLICE, SMALL_MAX, WITH_SUMS};
 use crate::hello::{Class, Other};
 use crate::id::NodeId;
 use crate::message::Ask;
@@ -42,9 +46,9 @@ use crate::message::Ask;
 const TURNS: usize = 4;
 /// So much of a blob that is still coming is passed on at a time, at least.
 const PIECE: u32 = 128 << 10;
-/// No more is read while so much waits to be sent.
+/// No more is taken while so much waits to be sent.
 const OUT_MAX: usize = 256 << 10;
-/// No more is read while helper threads read so many ranges for one connection.
+/// No more is taken while helper threads work on so many ranges and lists for one connection.
 const SLOW_MAX: usize = 32;
 
 /// A request for bytes.
@@ -74,6 +78,11 @@ impl Job {
         Get { len, ..self.get }.range(size).map(|(_, end)| end)
     }
 
+    /// Whether one slice ends it.
+    fn is_short(&self) -> bool {
+        self.end().is_some_and(|end| end.saturating_sub(self.get.offset) <= SLICE)
+    }
+
     fn owe(&mut self) {
         let left = self.end().map_or(0, |end| end.saturating_sub(self.at));
         self.debt.set(u64::from(left));
@@ -86,12 +95,16 @@ pub(super) struct Serving {
     pub(super) other: Other,
     input: Vec<u8>,
     filled: usize,
+    /// There are requests in it for whose answers there was no room.
+    stopped: bool,
     out: Outbox,
     jobs: VecDeque<Job>,
+    /// The last turn was that of an answer of several slices.
+    long_went: bool,
     bell: Arc<Notify>,
-    late: Arc<Mutex<Vec<u8>>>,
-    /// Ranges that helper threads read.
-    slow: Arc<AtomicUsize>,
+    late: Arc<Mutex<Late>>,
+    /// Ranges and lists that helper threads work on, or that are in `late`.
+    slow: usize,
     heard: Instant,
     /// What bodies go through with [`Body::Splice`].
     pipe: Option<Pipe>,
@@ -117,11 +130,13 @@ impl Serving {
             other,
             input: vec![0; 18 << 10],
             filled: 0,
+            stopped: false,
             out: Outbox::default(),
             jobs: VecDeque::new(),
+            long_went: false,
             bell: Arc::new(Notify::new()),
             late: Arc::default(),
-            slow: Arc::default(),
+            slow: 0,
             heard: base::time::monotonic(),
             pipe: None,
         }
@@ -135,13 +150,14 @@ impl Serving {
         let limits = self.shared.limits;
         let idle = limits.control_idle.max(limits.bulk_idle) + 2 * limits.quiet;
         loop {
+            let late = std::mem::take(&mut *self.late.lock());
+            self.out.end().extend_from_slice(&late.frames);
+            self.slow -= late.ended;
             if self.has_room() {
                 self.pull()?;
             }
-            let late = std::mem::take(&mut *self.late.lock());
-            self.out.end().extend_from_slice(&late);
             let sent = self.push()?;
-            if sent == Sent::More {
+            if sent == Sent::More || (self.stopped && self.has_room()) {
                 tokio::task::yield_now().await;
                 continue;
             }
@@ -164,19 +180,12 @@ impl Serving {
     }
 
     fn has_room(&self) -> bool {
-        self.out.len() < OUT_MAX && self.slow.load(Ordering::Acquire) < SLOW_MAX
+        self.out.len() < OUT_MAX && self.slow < SLOW_MAX
     }
 
-    /// Reads requests as long as there are some.
+    /// Takes requests as long as there are some, and room for their answers.
     fn pull(&mut self) -> io::Result<()> {
         loop {
-            match self.stream.try_read(&mut self.input[self.filled..]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(got) => self.filled += got,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
-            }
-            self.heard = base::time::monotonic();
             // Out of the way while its requests are answered.
             let mut input = std::mem::take(&mut self.input);
             let taken = self.take_all(&input[..self.filled], input.len());
@@ -189,12 +198,21 @@ impl Serving {
             if !self.has_room() {
                 return Ok(());
             }
+            match self.stream.try_read(&mut self.input[self.filled..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(got) => self.filled += got,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+            self.heard = base::time::monotonic();
         }
     }
 
-    /// Takes the requests that are whole, and says how many bytes they have; `room` is what one may have with all that belongs to it.
+    /// Takes the requests that are whole and for whose answers there is room, and says how many bytes they have; `room` is what one may have with all
+    /// that belongs to it.
     fn take_all(&mut self, input: &[u8], room: usize) -> io::Result<usize> {
         let mut start = 0;
+        self.stopped = false;
         while let Some(head) = input[start..].first_chunk::<HEADER>() {
             let header = Header::decode(head).map_err(bad)?;
             let end = start + HEADER + header.length as usize;
@@ -202,6 +220,11 @@ impl Serving {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a request is too long"));
             }
             let Some(payload) = input.get(start + HEADER..end) else { break };
+            // A buffer of requests may have a thousand times as many bytes of answers.
+            if !self.has_room() {
+                self.stopped = true;
+                break;
+            }
             header.check(payload).map_err(bad)?;
             self.take(&header, payload)?;
             start = end;
@@ -244,14 +267,7 @@ impl Serving {
             }
             Type::List => {
                 let ask = ListAsk::decode(payload).map_err(bad)?;
-                let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
-                let service = Arc::clone(&self.shared.service);
-                tokio::task::spawn_blocking(move || {
-                    let most = usize::from(ask.most).min(frame::LIST_MAX);
-                    let listed = frame::encode_listed(&service.list(ask.prefix, most));
-                    frame::put(&mut late.lock(), Type::Listed, request, &listed);
-                    bell.notify_one();
-                });
+                self.list(request, ask);
             }
             Type::Fill => self.fill(request, payload)?,
             Type::Members => {
@@ -288,6 +304,19 @@ impl Serving {
         });
     }
 
+    /// Blobs that are here: a helper thread looks, as that may take its time.
+    fn list(&mut self, request: u32, ask: ListAsk) {
+        let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
+        let service = Arc::clone(&self.shared.service);
+        self.slow += 1;
+        tokio::task::spawn_blocking(move || {
+            let most = usize::from(ask.most).min(frame::LIST_MAX);
+            let listed = frame::encode_listed(&service.list(ask.prefix, most));
+            late.lock().end(|frames| frame::put(frames, Type::Listed, request, &listed));
+            bell.notify_one();
+        });
+    }
+
     /// Has a blob fetched; the answer goes when that has ended.
     fn fill(&self, request: u32, payload: &[u8]) -> io::Result<()> {
         let id = <[u8; 32]>::try_from(payload)
@@ -295,14 +324,14 @@ impl Serving {
         let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
         let then = move |end: Result<Filled, Unfilled>| {
             match end {
-                Ok(filled) => frame::put(&mut late.lock(), Type::Filled, request, &[filled as u8]),
+                Ok(filled) => frame::put(&mut late.lock().frames, Type::Filled, request, &[filled as u8]),
                 Err(why) => {
                     let kind = match why {
                         Unfilled::Busy => ErrorKind::Busy,
                         Unfilled::NoDepot | Unfilled::Failed(_) => ErrorKind::Failed,
                     };
                     let payload = Texted { kind, text: why.to_string() }.encode();
-                    frame::put(&mut late.lock(), Type::Error, request, &payload);
+                    frame::put(&mut late.lock().frames, Type::Error, request, &payload);
                 }
             }
             bell.notify_one();
@@ -366,16 +395,15 @@ impl Serving {
                 return self.damaged(get.blob);
             }
         }
-        let (late, bell, slow) = (Arc::clone(&self.late), Arc::clone(&self.bell), Arc::clone(&self.slow));
+        let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
         let (shared, open) = (Arc::clone(&self.shared), Arc::clone(open));
-        slow.fetch_add(1, Ordering::AcqRel);
+        self.slow += 1;
         tokio::task::spawn_blocking(move || {
             let read = open.later(start, end);
-            match &read {
-                Ok(bytes) => range.put(&mut late.lock(), &shared, bytes),
-                Err(_) => range.put_damaged(&mut late.lock()),
-            }
-            slow.fetch_sub(1, Ordering::AcqRel);
+            late.lock().end(|frames| match &read {
+                Ok(bytes) => range.put(frames, &shared, bytes),
+                Err(_) => range.put_damaged(frames),
+            });
             bell.notify_one();
             if read.is_err() {
                 shared.suspect(&get.blob);
@@ -402,9 +430,18 @@ impl Serving {
         }
         // Those whose bytes have not come keep their place and have no turn: else four that wait would hold up what is here, and nodes that pass
         // blobs on to one another would wait in a circle.
-        for at in 0..self.jobs.len() {
+        let all = 0..self.jobs.len();
+        let mut others: Vec<usize> = Vec::new();
+        if !middle {
+            others.extend(all.clone().filter(|at| self.jobs[*at].is_short() == self.long_went));
+        }
+        for at in others.into_iter().chain(all) {
             let Some(mut job) = self.jobs.remove(at) else { break };
-            match self.advance(&mut job) {
+            let step = self.advance(&mut job);
+            if matches!(step, Ok(Step::Sliced | Step::Ended)) {
+                self.long_went = !job.is_short();
+            }
+            match step {
                 Ok(Step::Sliced) => {
                     // The next one's turn; those past the first four stay behind.
                     let behind = self.jobs.len().min(at + TURNS - 1);
@@ -429,6 +466,7 @@ impl Serving {
         while !self.out.is_empty() {
             match self.out.send(&self.stream) {
                 Ok(sent) => {
+                    super::Counters::one(&self.shared.counters.writes);
                     super::Counters::add(&self.shared.counters.bytes_out, sent.bytes as u64);
                     if sent.waited {
                         self.shared.opened.is_short();

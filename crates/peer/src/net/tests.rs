@@ -14,10 +14,14 @@ use crate::id::Role;
 use crate::message::{Group, What};
 use crate::seam::Held;
 
+mod fair;
 mod faults;
+mod flood;
+mod lanes;
 mod looking;
 mod room;
 mod sealed;
+mod wrong;
 
 const TIME: Duration = Duration::from_secs(10);
 

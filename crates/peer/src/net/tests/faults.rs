@@ -77,11 +77,11 @@ fn what_is_lent_and_rots_or_is_cut_short_is_seen() {
 }
 
 /// A connection in the clear or under TLS.
-trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
+pub(super) trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Wire for S {}
 
-type Stream = Box<dyn Wire>;
+pub(super) type Stream = Box<dyn Wire>;
 
 /// The value that the proofs hold under TLS.
 fn channel<S: rustls::SideData>(tls: &rustls::ConnectionCommon<S>) -> [u8; 32] {
@@ -89,7 +89,7 @@ fn channel<S: rustls::SideData>(tls: &rustls::ConnectionCommon<S>) -> [u8; 32] {
 }
 
 /// Somebody who knows the secret, and then does as `and_then` says with the connection.
-fn impostor<W>(and_then: impl FnOnce(Stream) -> W + Send + 'static) -> Peer
+pub(super) fn impostor<W>(and_then: impl FnOnce(Stream) -> W + Send + 'static) -> Peer
 where
     W: Future<Output = ()>,
 {
@@ -121,7 +121,7 @@ where
 }
 
 /// The number of the request that comes next.
-async fn request(stream: &mut Stream) -> u32 {
+pub(super) async fn request(stream: &mut Stream) -> u32 {
     let mut head = [0; HEADER];
     stream.read_exact(&mut head).await.unwrap();
     let header = Header::decode(&head).unwrap();
@@ -220,7 +220,7 @@ pub(super) fn what_others_wait_for_is_counted_in_mebibytes() {
 }
 
 /// A connection of a class, spoken by hand, with little room for what comes.
-async fn by_hand(address: std::net::SocketAddr, class: Class) -> Stream {
+pub(super) async fn by_hand(address: std::net::SocketAddr, class: Class) -> Stream {
     let options = options();
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(8 << 10).unwrap();

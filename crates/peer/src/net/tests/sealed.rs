@@ -18,7 +18,7 @@ macro_rules! again {
 }
 
 use super::super::tests as plain;
-use super::faults;
+use super::{fair, faults, flood, wrong};
 
 again! {
     plain::ranges_and_whole_blobs_come_byte_for_byte,
@@ -39,6 +39,14 @@ again! {
     faults::what_others_wait_for_is_counted_in_mebibytes,
     faults::bodies_do_not_travel_on_a_control_connection,
     faults::a_cold_small_range_is_read_by_a_helper_and_is_the_same,
+    fair::regression_small_reads_do_not_wait_for_a_stream_of_whole_blobs,
+    flood::who_asks_for_much_and_reads_nothing_costs_one_buffer,
+    flood::regression_lists_that_nobody_reads_are_bounded_too,
+    wrong::a_request_that_makes_no_sense_ends_its_connection_with_a_line_and_no_other,
+    wrong::a_connection_that_ends_within_a_request_just_ends,
+    wrong::an_answer_that_makes_no_sense_ends_its_connection_and_no_other,
+    wrong::bytes_of_another_place_end_their_request_only,
+    wrong::a_connection_that_ends_within_an_answer_is_gone,
 }
 
 fn with(tls: Option<Tls>) -> Options {

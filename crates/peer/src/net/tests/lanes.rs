@@ -1,0 +1,139 @@
+//! How many connections there are, and how many writes.
+
+use std::sync::mpsc::{Sender, channel};
+
+use super::*;
+
+/// A blob none of whose bytes have come there: fetches of it stay under way until they do.
+fn coming(shelf: &Shelf, bytes: &[u8]) -> Arc<Arriving> {
+    let source = Arriving::new(Sums::of(bytes).id(), Verify::Crc);
+    shelf.blobs.lock().insert(source.id(), Content::Arriving(Arc::clone(&source)));
+    source
+}
+
+fn fetch(net: &Net, peer: Peer, source: &Arriving) -> Call<()> {
+    net.fetch_into(peer, &Arriving::new(source.id(), Verify::Crc), TIME)
+}
+
+#[test]
+fn bulk_connections_grow_with_what_is_under_way_from_one_to_four() {
+    for (growth, most) in [(false, 4), (true, 1)] {
+        let (here, there, shelf, peer) = pair(|options| options.without.growth = growth);
+        let bytes = noise(100_000, 1);
+        let source = coming(&shelf, &bytes);
+        let mut calls = Vec::new();
+        for under_way in 1..=24u64 {
+            calls.push(fetch(&here, peer, &source));
+            // Another one when each has four.
+            let right = under_way.div_ceil(4).min(most);
+            until("there are as many as that needs", || {
+                let made = here.counters().made;
+                assert!(made <= right, "{made} for {under_way}");
+                made == right
+            });
+        }
+        source.complete(bytes.into()).unwrap();
+        for call in calls {
+            call.wait().unwrap();
+        }
+        fetch(&here, peer, &source).wait().unwrap();
+        assert_eq!((here.counters().made, there.counters().accepted), (most, most));
+    }
+}
+
+/// Keeps a node's control thread busy until what it returns goes: what is asked meanwhile gathers.
+fn hold(net: &Net) -> Sender<()> {
+    let ((holds, held), (begins, begun)) = (channel::<()>(), channel());
+    net.spawn(async move {
+        begins.send(()).unwrap();
+        let _ = held.recv();
+    });
+    begun.recv().unwrap();
+    holds
+}
+
+#[test]
+fn many_small_requests_and_answers_share_few_writes() {
+    const MANY: u32 = 500;
+    for batching in [false, true] {
+        let (here, there, shelf, peer) = pair(|options| options.without.batching = batching);
+        let bytes = noise(200_000, 2);
+        let id = shelf.keep(&bytes);
+        here.greet(peer, TIME).wait().unwrap();
+        let writes = || [here.counters().writes, there.counters().writes];
+        let few = |before: [u64; 2], what: &str| {
+            let [asked, answered] = [0, 1].map(|at| writes()[at] - before[at]);
+            println!("{MANY} {what}, batching {}: {asked} writes, {answered} of answers", !batching);
+            if batching {
+                assert_eq!(asked, u64::from(MANY), "each by itself");
+            } else {
+                let few = u64::from(MANY / 10);
+                assert!(asked <= few && answered <= few, "{what}: {asked}, {answered}");
+            }
+        };
+        let (before, held) = (writes(), hold(&here));
+        let calls: Vec<_> = (0..MANY).map(|n| here.read_range(peer, &id, n * 100, 100, TIME)).collect();
+        drop(held);
+        for (n, call) in calls.into_iter().enumerate() {
+            assert_eq!(call.wait().unwrap(), bytes[n * 100..n * 100 + 100]);
+        }
+        few(before, "ranges");
+        let (before, held) = (writes(), hold(&here));
+        let calls: Vec<_> = (0..MANY).map(|_| here.notes(peer, &[], TIME)).collect();
+        drop(held);
+        for call in calls {
+            call.wait().unwrap();
+        }
+        few(before, "notes");
+    }
+}
+
+#[test]
+fn more_requests_than_are_allowed_come_back_busy_at_once() {
+    let peer = faults::impostor(|mut stream| async move {
+        // It reads what comes, and says nothing.
+        let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+    });
+    let (here, _) = start(options());
+    let id = BlobId([1; 32]);
+    let ask = || here.read_range(peer, &id, 0, 10, TIME);
+    let mut calls: Vec<_> = (0..Limits::default().requests).map(|_| ask()).collect();
+    assert_eq!(calls.len(), 1024, "as docs/PROTOCOL.md says");
+    assert_eq!(ask().wait(), Err(Fail::Busy));
+    let (ends, end) = channel();
+    here.read_range_then(peer, (id, 0, 10), TIME, move |end| ends.send(end).unwrap());
+    assert_eq!(end.try_recv(), Ok(Err(Fail::Busy)));
+    assert_eq!(here.counters().busy, 2);
+    assert!(calls.iter().all(|call| !call.is_over()), "nobody else is harmed");
+    // Room for one.
+    drop(calls.pop());
+    calls.push(ask());
+    assert!(calls.iter().all(|call| !call.is_over()));
+    assert_eq!(ask().wait(), Err(Fail::Busy));
+}
+
+#[test]
+fn more_requests_than_the_other_end_allows_are_answered_busy() {
+    let mut few = options();
+    few.limits.requests = 8;
+    let (there, shelf) = start(few);
+    let peer = Peer { address: there.address().unwrap(), node: None };
+    let mut one = options();
+    one.without.growth = true;
+    let (here, _) = start(one);
+    let bytes = noise(100_000, 3);
+    let source = coming(&shelf, &bytes);
+    let mut calls: Vec<_> = (0..8).map(|_| fetch(&here, peer, &source)).collect();
+    for _ in 0..3 {
+        assert_eq!(fetch(&here, peer, &source).wait(), Err(Fail::Busy));
+    }
+    assert_eq!(here.counters().busy, 3);
+    // Room for one.
+    drop(calls.pop());
+    calls.push(fetch(&here, peer, &source));
+    assert_eq!(fetch(&here, peer, &source).wait(), Err(Fail::Busy));
+    source.complete(bytes.into()).unwrap();
+    for call in calls {
+        call.wait().unwrap();
+    }
+}
