@@ -44,6 +44,7 @@ again! {
     flood::regression_lists_that_nobody_reads_are_bounded_too,
     wrong::a_request_that_makes_no_sense_ends_its_connection_with_a_line_and_no_other,
     wrong::a_connection_that_ends_within_a_request_just_ends,
+    wrong::a_request_that_comes_in_pieces_is_answered,
     wrong::an_answer_that_makes_no_sense_ends_its_connection_and_no_other,
     wrong::bytes_of_another_place_end_their_request_only,
     wrong::a_connection_that_ends_within_an_answer_is_gone,
