@@ -71,13 +71,19 @@ fn many_small_requests_and_answers_share_few_writes() {
                 assert!(asked <= few && answered <= few, "{what}: {asked}, {answered}");
             }
         };
-        let (before, held) = (writes(), hold(&here));
-        let calls: Vec<_> = (0..MANY).map(|n| here.read_range(peer, &id, n * 100, 100, TIME)).collect();
-        drop(held);
-        for (n, call) in calls.into_iter().enumerate() {
-            assert_eq!(call.wait().unwrap(), bytes[n * 100..n * 100 + 100]);
+        // What is copied, and, once it was compared, what leaves from where it lies.
+        for len in [100, 4096] {
+            here.read_range(peer, &id, 0, 64 << 10, TIME).wait().unwrap();
+            let (before, held) = (writes(), hold(&here));
+            let at = |n: u32| n % 16 * len;
+            let calls: Vec<_> = (0..MANY).map(|n| here.read_range(peer, &id, at(n), len, TIME)).collect();
+            drop(held);
+            for (n, call) in calls.into_iter().enumerate() {
+                let from = at(n as u32) as usize;
+                assert_eq!(call.wait().unwrap(), bytes[from..from + len as usize]);
+            }
+            few(before, &format!("ranges of {len}"));
         }
-        few(before, "ranges");
         let (before, held) = (writes(), hold(&here));
         let calls: Vec<_> = (0..MANY).map(|_| here.notes(peer, &[], TIME)).collect();
         drop(held);
@@ -85,6 +91,21 @@ fn many_small_requests_and_answers_share_few_writes() {
             call.wait().unwrap();
         }
         few(before, "notes");
+    }
+}
+
+/// Their answers are more than the other end keeps at a time: it goes on with what it has read already as soon as those have gone.
+#[test]
+pub(super) fn large_answers_to_what_was_asked_at_once_come_without_a_pause() {
+    let (here, _there, shelf, peer) = pair(|_| {});
+    let bytes = noise(64 << 10, 3);
+    let id = shelf.keep(&bytes);
+    here.greet(peer, TIME).wait().unwrap();
+    let held = hold(&here);
+    let calls: Vec<_> = (0..100).map(|_| here.read_range(peer, &id, 0, 64 << 10, TIME)).collect();
+    drop(held);
+    for call in calls {
+        assert!(call.wait().unwrap() == bytes);
     }
 }
 

@@ -18,7 +18,7 @@ macro_rules! again {
 }
 
 use super::super::tests as plain;
-use super::{fair, faults, flood, wrong};
+use super::{fair, faults, flood, lanes, wrong};
 
 again! {
     plain::ranges_and_whole_blobs_come_byte_for_byte,
@@ -42,8 +42,10 @@ again! {
     fair::regression_small_reads_do_not_wait_for_a_stream_of_whole_blobs,
     flood::who_asks_for_much_and_reads_nothing_costs_one_buffer,
     flood::regression_lists_that_nobody_reads_are_bounded_too,
+    lanes::large_answers_to_what_was_asked_at_once_come_without_a_pause,
     wrong::a_request_that_makes_no_sense_ends_its_connection_with_a_line_and_no_other,
     wrong::a_connection_that_ends_within_a_request_just_ends,
+    wrong::a_request_that_comes_in_pieces_is_answered,
     wrong::an_answer_that_makes_no_sense_ends_its_connection_and_no_other,
     wrong::bytes_of_another_place_end_their_request_only,
     wrong::a_connection_that_ends_within_an_answer_is_gone,

@@ -112,6 +112,30 @@ pub(super) fn a_connection_that_ends_within_a_request_just_ends() {
     assert_eq!((here.counters().made, shelf.lines.lock().len()), (1, 0));
 }
 
+#[test]
+pub(super) fn a_request_that_comes_in_pieces_is_answered() {
+    let (there, shelf) = start(options());
+    let address = there.address().unwrap();
+    let id = shelf.keep(b"still here");
+    let whole = framed(Type::Get, 1, &Get { blob: id, offset: 0, len: 10 }.encode());
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let asking = async {
+        let mut stream = faults::by_hand(address, Class::Control).await;
+        for cut in [1, HEADER - 1, HEADER, HEADER + 1, whole.len() - 1] {
+            stream.write_all(&whole[..cut]).await.unwrap();
+            stream.flush().await.unwrap();
+            // The other end looks at the piece, most likely.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            stream.write_all(&whole[cut..]).await.unwrap();
+            stream.flush().await.unwrap();
+            let mut answer = [0; HEADER + 10];
+            stream.read_exact(&mut answer).await.unwrap();
+            assert_eq!(&answer[HEADER..], b"still here", "in two from {cut}");
+        }
+    };
+    runtime.block_on(async { tokio::time::timeout(TIME, asking).await.expect("it is answered") });
+}
+
 /// A node that answers its first request so, and then listens until its connection is closed; the receiver hears of that.
 fn answers(
     answer: impl Fn(u32) -> Vec<u8> + Send + 'static,
