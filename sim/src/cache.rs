@@ -54,8 +54,8 @@ impl Cache {
         }
     }
 
-    /// Keeps it; says which had to go for it.
-    pub fn keep(&mut self, blob: u32, now: u64) -> Option<u32> {
+    /// Keeps it, with what it costs to fetch it again; says which had to go for it.
+    pub fn keep(&mut self, blob: u32, cost: Cost, now: u64) -> Option<u32> {
         match self {
             Cache::All(bits) => {
                 bits[blob as usize / 64] |= 1 << (blob % 64);
@@ -63,7 +63,7 @@ impl Cache {
             }
             // All are of one size: one has to go at most.
             Cache::Some(policy) => {
-                policy.insert(&blob_id(blob), BLOB as u32, Cost::Origin, seconds(now));
+                policy.insert(&blob_id(blob), BLOB as u32, cost, seconds(now));
                 policy.take_promoted();
                 let full = policy.bytes() > policy.budget();
                 full.then(|| policy.victim(&|_| false)).flatten().map(|gone| blob_no(&gone.id))
@@ -80,5 +80,26 @@ impl Cache {
             }
             Cache::Some(policy) => policy.each(|id, _, _, _| each(blob_no(id))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the order of their coming: the only copy is spared while there are others.
+    #[test]
+    fn a_blob_from_a_peer_goes_before_one_from_the_origin() {
+        for (first, second) in
+            [(Cost::Origin, Cost::Peer), (Cost::Peer, Cost::Origin), (Cost::Depot, Cost::Origin)]
+        {
+            let mut cache = Cache::of(2);
+            assert_eq!((cache.keep(1, first, 0), cache.keep(2, second, 0)), (None, None));
+            let gone = if first == Cost::Origin { 2 } else { 1 };
+            assert_eq!(cache.keep(3, Cost::Origin, 1_000_000), Some(gone), "{first:?} and {second:?}");
+        }
+        let mut same = Cache::of(2);
+        assert_eq!((same.keep(1, Cost::Origin, 0), same.keep(2, Cost::Origin, 0)), (None, None));
+        assert_eq!(same.keep(3, Cost::Origin, 1_000_000), Some(1), "where all cost the same the oldest goes");
     }
 }

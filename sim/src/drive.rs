@@ -2,21 +2,31 @@
 
 use std::time::Duration;
 
+use cache::residency::Cost;
 use peer::id::NodeId;
 use peer::message::{Answer, Ask, NOTES_MAX, Note, What};
-use peer::plan::{Action, Event as Happened, Failure, Pace, Plan, Setup, Source, Why};
+use peer::plan::{Action, Event as Happened, Failure, Pace, Plan, Setup, Source, Tier, Why};
 
 use crate::model::{BLOB, GATHER, GATHER_GONE, HALF_TRIP, blob_id, blob_no, node_id, node_no};
 use crate::world::{Event, Job, Question, World};
 
 /// A reader's patience.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// The summary of latencies is good for so many plans.
-const PLANS: u32 = 32;
 /// As many depots as are tried for a blob.
 const DEPOTS: usize = 2;
 /// A reader that got an error tries again after so long.
 const AGAIN: u64 = 100_000;
+
+/// What it costs to fetch a blob again, as a node writes it down: what came from a neighbour can come from one again, and what came from the origin
+/// although somebody here has it, because he was slow, is not this node's to keep for the zone.
+fn cost(from: Source, others: bool) -> Cost {
+    match from.tier() {
+        Tier::Peer | Tier::Stream => Cost::Peer,
+        Tier::Depot => Cost::Depot,
+        Tier::Origin if others => Cost::Peer,
+        Tier::Origin => Cost::Origin,
+    }
+}
 
 impl World {
     /// A node wants a blob that it does not have.
@@ -27,16 +37,18 @@ impl World {
         if !node.alive || node.jobs.contains_key(&blob) || node.cache.has(blob) {
             return;
         }
-        if node.pace.1 == 0 {
-            node.pace = (Pace::from(&node.latencies), PLANS);
-        }
-        node.pace.1 -= 1;
-        let pace = node.pace.0;
         node.silence.order(now, &mut trackers);
-        let sender = node.sender().map(node_id);
+        let under_way = node.jobs.len() + 1;
+        let mut pace = Pace::of(&node.latencies, under_way).with_line(node.heard_of.rate(), under_way);
+        let sends = |no| node.heard_of.is_fresh(now, no) || node.receives_from(now, no);
+        if trackers.first().is_some_and(|tracker| sends(node_no(tracker))) {
+            pace = pace.with_busy_tracker();
+        }
+        let sender = node.heard_of.sender(now).map(node_id);
         let setup = Setup { own: node_id(no), trackers, depots, sender, pace, deadline: DEADLINE };
         let (plan, actions) = Plan::new(now, setup);
-        let job = Job { plan, begun: now, flows: Vec::new(), waiters: Vec::new(), children: Vec::new() };
+        let (flows, waiters, children) = (Vec::new(), Vec::new(), Vec::new());
+        let job = Job { plan, begun: now, flows, waiters, children, others: false };
         node.jobs.insert(blob, job);
         self.table_begins(no, blob);
         self.act(no, blob, actions);
@@ -61,19 +73,39 @@ impl World {
     /// Something happened to a plan.
     pub fn tell_plan(&mut self, no: u32, blob: u32, happened: Happened) {
         let now = self.now;
+        let seen = if matches!(happened, Happened::Tick) { self.look(no, blob) } else { Vec::new() };
         let Some(job) = self.nodes[no as usize].jobs.get_mut(&blob) else { return };
+        if let Happened::Answered { answer, .. } = happened {
+            // As a node takes note of it: who is told to fetch it himself is told that nobody has it, or can be reached who does.
+            job.others = matches!(answer, Answer::Serve | Answer::Go { .. } | Answer::Wait { .. })
+                || job.others && !matches!(answer, Answer::Lease { .. });
+        }
         let mut actions = Vec::new();
-        if matches!(happened, Happened::Tick) {
-            let coming = job.flows.iter().enumerate().find_map(|(no, flow)| {
-                flow.line.filter(|(first, _)| flow.open && *first <= now).map(|line| (no as u32, line))
-            });
-            if let Some((fetch, (first, last))) = coming {
+        for event in seen.into_iter().chain([happened]) {
+            actions.extend(job.plan.handle(now, event));
+        }
+        self.act(no, blob, actions);
+    }
+
+    /// What a plan is told of bytes when its time has come: which fetches bring some, whose nodes send other blobs meanwhile, and whether
+    /// the line has room for more.
+    fn look(&self, no: u32, blob: u32) -> Vec<Happened> {
+        let (now, node) = (self.now, &self.nodes[no as usize]);
+        let Some(job) = node.jobs.get(&blob) else { return Vec::new() };
+        let mut events = Vec::new();
+        for (fetch, flow) in job.flows.iter().enumerate().filter(|(_, flow)| flow.open) {
+            let fetch = fetch as u32;
+            if let Some((first, last)) = flow.line.filter(|(first, _)| *first <= now) {
                 let came = BLOB * (now - first).max(1) / (last - first).max(1);
-                actions.extend(job.plan.handle(now, Happened::Progress { fetch, came: came.clamp(1, BLOB) }));
+                events.push(Happened::Progress { fetch, came: came.clamp(1, BLOB) });
+            } else if flow.source.node().is_some_and(|server| node.receives_from(now, node_no(&server))) {
+                events.push(Happened::Alive { fetch });
             }
         }
-        actions.extend(job.plan.handle(now, happened));
-        self.act(no, blob, actions);
+        if node.heard_of.is_slack() {
+            events.push(Happened::Slack);
+        }
+        events
     }
 
     fn act(&mut self, no: u32, blob: u32, actions: Vec<Action>) {
@@ -100,7 +132,7 @@ impl World {
                     let now = self.now;
                     self.nodes[no as usize].silence.silent(now, tracker);
                 }
-                Action::Done { .. } => self.done(no, blob),
+                Action::Done { fetch } => self.done(no, blob, fetch),
                 Action::Fail(failure) => self.gave_up(no, blob, failure),
             }
         }
@@ -149,11 +181,13 @@ impl World {
     }
 
     /// The blob is here and kept.
-    fn done(&mut self, no: u32, blob: u32) {
-        let (now, counted) = (self.now, self.now >= self.counted_from);
+    fn done(&mut self, no: u32, blob: u32, fetch: u32) {
+        let (now, counted, same) = (self.now, self.now >= self.counted_from, self.model.same_cost);
         let node = &mut self.nodes[no as usize];
         let Some(job) = node.jobs.remove(&blob) else { return };
-        let evicted = node.cache.keep(blob, now);
+        let from = job.flows.get(fetch as usize).map_or(Source::Origin, |flow| flow.source);
+        let cost = if same { Cost::Origin } else { cost(from, job.others) };
+        let evicted = node.cache.keep(blob, cost, now);
         let depot = self.is_depot(no);
         if counted && !depot {
             self.tally.took.push(u32::try_from(now - job.begun).unwrap_or(u32::MAX));
@@ -258,7 +292,8 @@ impl World {
             }
         }
         for question in open {
-            let sender = if self.nodes[question.from as usize].sender().is_some() { 16 } else { 0 };
+            let sender = self.nodes[question.from as usize].heard_of.sender(self.now);
+            let sender = if sender.is_some() { 16 } else { 0 };
             let nodes = 16 * question.not.len() as u64 + sender;
             let bytes = 13 + 32 * question.blobs.len() as u64 + nodes;
             let at = self.message(question.from, question.to, bytes);
@@ -276,20 +311,21 @@ impl World {
             }
             return;
         }
+        let own = node.backlog(now);
         let asker = &self.nodes[question.from as usize];
-        let queued = asker.egress.saturating_sub(now) as f64 * asker.rate;
         let ask = Ask {
             group: question.group,
             blobs: question.blobs.iter().map(|blob| blob_id(*blob)).collect(),
-            backlog: (queued / BLOB as f64 * 4.0).min(65_535.0) as u16,
+            backlog: asker.backlog(now),
             not: question.not.iter().map(|no| node_id(*no)).collect(),
-            sender: asker.sender().map(node_id),
+            sender: asker.heard_of.sender(now).map(node_id),
             part: false,
         };
         self.tracker(to);
         let node = &mut self.nodes[to as usize];
         let cache = &node.cache;
         let Some(tracker) = &mut node.tracker else { return };
+        tracker.raise_load(node_id(to), own);
         let answers = tracker.ask(now, node_id(question.from), &ask, &|id| cache.has(blob_no(id)));
         let sized = |answer: &Answer| match answer {
             Answer::Serve | Answer::NotMine => 1,
@@ -304,7 +340,11 @@ impl World {
 
     /// An answer arrives.
     pub fn answered(&mut self, question: &Question, answers: &[Answer]) {
-        self.nodes[question.from as usize].silence.answered(&node_id(question.to));
+        let node = &mut self.nodes[question.from as usize];
+        node.silence.answered(&node_id(question.to));
+        if question.from != question.to {
+            node.latencies.answered(Duration::from_micros(2 * HALF_TRIP));
+        }
         for (blob, answer) in question.blobs.iter().zip(answers) {
             self.tell_plan(question.from, *blob, Happened::Answered { rank: question.rank, answer: *answer });
         }

@@ -8,6 +8,9 @@
 //!   many as the main queue's room is worth; in the main queue who was read since goes round again, up to three times.
 //! - [`Belady`]: knows the future. The one that is read again last goes first, and what is never read again is not kept at all. With blobs of
 //!   one size nothing has more hits; with sizes that differ the best would take years to compute, and this is the customary approximation.
+//!
+//! All blobs cost the same here: it is one node's disk and no fleet, so what is missing can only come from the origin. In a fleet a node's own policy knows
+//! who else has a blob, which the others here cannot be told: [`crate::steady`] runs it so.
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -12,13 +12,19 @@
 //!   costs its bytes and the frame's header of 32; with the packet's headers it is shown beside that.
 //!
 //! - A depot is one more machine with the same link and a larger disk: it tracks, is asked by who has the lease, and gets from the origin what it
-//!   does not have, as many at a time as are asked for. The nodes' and the depots' disks keep what the node cache's own policy keeps.
+//!   does not have, as many at a time as are asked for. The nodes' and the depots' disks keep what the node cache's own policy keeps, which is told what a
+//!   blob costs to fetch again as a node tells it: by where it came from.
+//! - A plan is fed as a node feeds it: how many blobs are on their way, what the line brought of late, whom the node follows, whether the tracker sends
+//!   here, which fetches bring bytes and whose nodes send others. But it is told of bytes only when it wants to be called (a node looks every
+//!   20 ms), and the line is reckoned by whole blobs. A tracker knows what its own node has to send.
 //!
-//! Not modelled: CPU, loss of packets, congestion between switches, the disk.
+//! Not modelled: CPU, loss of packets, congestion between switches, the disk; answers of trackers that wait in full queues (they take 0.25 ms or never come);
+//! how far is read ahead by what the line brings (16 blobs always); parts of blobs; the gossip of members, which costs bytes too. All weights are equal,
+//! as they are unless somebody says otherwise; with `--mixed-weights` they are 50, 100 and 200.
 //!
 //! - [`world`]: events in the order of time. [`drive`]: what a node does with its plans. [`wire`]: links, requests and streams.
 //! - [`flash`]: all read the same blobs in the same order. [`steady`]: each reads what it likes, by Zipf's law, from a cache that is too small.
-//! - [`outcome`]: what is counted. [`gossip`]: a table of holders on every node, instead of trackers; to compare with.
+//! - [`outcome`]: what is counted. [`heard`]: what a node knows of its line. [`gossip`]: a table of holders on every node, instead of trackers; to compare with.
 //!
 //! Beside the world, without network and fleet: [`zipf`] runs the node cache's policy and others ([`evict`]) on the same reads ([`trace`]).
 //!
@@ -29,6 +35,7 @@ pub mod drive;
 pub mod evict;
 pub mod flash;
 pub mod gossip;
+pub mod heard;
 pub mod model;
 pub mod outcome;
 pub mod steady;

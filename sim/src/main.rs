@@ -46,6 +46,9 @@ enum What {
         /// So many blobs have room on a depot
         #[arg(long, default_value_t = 20_000)]
         depot_room: u32,
+        /// What a node's disk takes a blob for: to be had again from where it came from, or all of them only from the origin
+        #[arg(long, default_value = "tier")]
+        costs: Costs,
     },
     /// One node's disk, no fleet: its policy of eviction beside LRU, FIFO, S3-FIFO and one that knows the future
     Zipf {
@@ -78,12 +81,23 @@ struct Common {
     /// Megabits that each link moves in a second, each way
     #[arg(long, default_value_t = 25_000, value_parser = clap::value_parser!(u32).range(1..))]
     mbit: u32,
+    /// Nodes have weights of 50, 100 and 200, by lot, and not all the same
+    #[arg(long)]
+    mixed_weights: bool,
     /// What decides all that is left to chance
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Also write the outcomes there, as JSON
     #[arg(long)]
     json: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Costs {
+    /// As a node does
+    Tier,
+    /// To compare with
+    Same,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -110,23 +124,26 @@ impl Common {
             Holders::Gossip => gossip(false),
             Holders::GossipEarly => gossip(true),
         };
-        Model { holders, link: f64::from(self.mbit) / 8.0, ..Model::new(nodes, blobs, self.seed) }
+        let (link, mixed_weights) = (f64::from(self.mbit) / 8.0, self.mixed_weights);
+        Model { holders, link, mixed_weights, ..Model::new(nodes, blobs, self.seed) }
     }
 
     /// For the title.
-    fn holders(&self) -> String {
-        match self.holders {
+    fn said(&self) -> String {
+        let holders = match self.holders {
             Holders::Tracker => String::new(),
             _ => format!(", holders by {} every {} ms", self.holders.name(), self.gossip_ms),
-        }
+        };
+        let weights = if self.mixed_weights { ", mixed weights" } else { "" };
+        format!("{holders}{weights}")
     }
 }
 
 fn main() -> ExitCode {
     match Options::parse().what {
         What::Flash { common, slow, crash } => {
-            let holders = common.holders();
-            println!("flash crowd, slow {slow} and crashing {crash} of 1000{holders}\n{}", Outcome::head());
+            let said = common.said();
+            println!("flash crowd, slow {slow} and crashing {crash} of 1000{said}\n{}", Outcome::head());
             report(&common, 640, |model| {
                 let model = Model { slow_per_mille: slow, crash_per_mille: crash, ..model };
                 let outcome = flash::run(model);
@@ -134,11 +151,13 @@ fn main() -> ExitCode {
                 outcome
             })
         }
-        What::Steady { common, seconds, depots, depot_room } => {
-            println!("steady, {seconds} s{}\n{}", common.holders(), Outcome::steady_head());
+        What::Steady { common, seconds, depots, depot_room, costs } => {
+            let same_cost = costs == Costs::Same;
+            let same = if same_cost { ", all blobs cost the same" } else { "" };
+            println!("steady, {seconds} s{}{same}\n{}", common.said(), Outcome::steady_head());
             report(&common, 100_000, |model| {
                 let depots = model::Depots { count: depots, room: depot_room };
-                let outcome = steady::run(Model { depots, ..model }, seconds);
+                let outcome = steady::run(Model { depots, same_cost, ..model }, seconds);
                 println!("{}", outcome.steady_row());
                 outcome
             })

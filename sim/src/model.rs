@@ -80,6 +80,10 @@ pub struct Model {
     pub holders: Holders,
     /// What a link moves in a microsecond, each way.
     pub link: f64,
+    /// A disk takes every blob for one that only the origin has, wherever it came from; a node does not. To compare with.
+    pub same_cost: bool,
+    /// Nodes have weights of 50, 100 and 200, by lot, and not all the one that is a node's unless it is told another.
+    pub mixed_weights: bool,
 }
 
 impl Model {
@@ -95,6 +99,8 @@ impl Model {
             depots: Depots::default(),
             holders: Holders::Tracker,
             link: LINK,
+            same_cost: false,
+            mixed_weights: false,
         }
     }
 }

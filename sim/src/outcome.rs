@@ -125,7 +125,7 @@ impl Outcome {
 
     /// The heads of a steady run's columns.
     pub fn steady_head() -> String {
-        "  nodes  depots  local %  peers %  streams %  depots %  GET/1000 reads  saved %  hedged  p50 ms   p99 ms  coord B/node/s  with TCP/IP  busiest B/s  most MB/s  errors".into()
+        "  nodes  depots  local %  peers %  streams %  depots %  origin %  GET/1000 reads  saved %  hedged  p50 ms   p99 ms  coord B/node/s  with TCP/IP  busiest B/s  most MB/s  errors".into()
     }
 
     /// A steady run's row.
@@ -133,13 +133,14 @@ impl Outcome {
         let reads = self.tally.reads.max(1) as f64;
         let part = |count: u64| 100.0 * count as f64 / reads;
         format!(
-            "{:>7} {:>7} {:>8.1} {:>8.1} {:>10.1} {:>9.1} {:>15.2} {:>8.1} {:>7} {:>7.1} {:>8.1} {:>15.0} {:>12.0} {:>12.0} {:>10.0} {:>7}",
+            "{:>7} {:>7} {:>8.1} {:>8.1} {:>10.1} {:>9.1} {:>9.1} {:>15.2} {:>8.1} {:>7} {:>7.1} {:>8.1} {:>15.0} {:>12.0} {:>12.0} {:>10.0} {:>7}",
             self.nodes,
             self.depots,
             part(self.tally.local),
             part(self.tally.from_peers),
             part(self.tally.streamed),
             part(self.tally.from_depots),
+            part(self.tally.from_origin),
             self.all_gets() / reads * 1e3,
             100.0 * self.saved(),
             self.tally.hedged,

@@ -9,11 +9,12 @@ use peer::dice::Dice;
 use peer::id::{Member, Role, Zone};
 use peer::message::{Answer, Group, Note};
 use peer::placement::{Placed, Placement};
-use peer::plan::{Latencies, Pace, Plan, Silence, Source};
+use peer::plan::{Latencies, Plan, Silence, Source};
 use peer::tracker::{Limits, Tracker};
 
 use crate::cache::Cache;
 use crate::gossip::Gossip;
+use crate::heard::Heard;
 use crate::model::{FRAME, HALF_TRIP, KNOWN, Model, group_of, node_id, node_no};
 use crate::outcome::Tally;
 
@@ -114,6 +115,8 @@ pub struct Job {
     pub waiters: Vec<Key>,
     /// Those who stream what we receive.
     pub children: Vec<Key>,
+    /// A tracker named somebody who has it or is about to.
+    pub others: bool,
 }
 
 impl Job {
@@ -150,8 +153,6 @@ pub struct Node {
     pub latencies: Latencies,
     /// Which trackers do not answer it.
     pub silence: Silence,
-    /// The summary, and for how many more plans it is used.
-    pub pace: (Pace, u32),
     /// Notes that have not gone out.
     pub notes: Vec<(u32, Note)>,
     /// When they will.
@@ -162,23 +163,26 @@ pub struct Node {
     pub serving: Vec<Key>,
     /// The next blob to read, in a flash crowd.
     pub next: u32,
-    /// Which node it got blobs from last, and how many in a row.
-    pub sent_by: (u32, u32),
+    /// What it knows of its line, and of who sends to it.
+    pub heard_of: Heard,
     /// When it had all.
     pub done: Option<u64>,
 }
 
 impl Node {
-    /// Who sends to it now: whose were the last two blobs.
-    pub fn sender(&self) -> Option<u32> {
-        let (no, times) = self.sent_by;
-        (times > 1).then_some(no)
+    /// Whether bytes of any blob are coming from there.
+    pub fn receives_from(&self, now: u64, server: u32) -> bool {
+        let comes = |flow: &Flow| {
+            let begun = flow.line.is_some_and(|(first, _)| first <= now);
+            flow.open && begun && flow.source.node().is_some_and(|node| node_no(&node) == server)
+        };
+        self.jobs.values().any(|job| job.flows.iter().any(comes))
     }
 
-    /// A blob came from there.
-    pub fn came_from(&mut self, no: u32) {
-        let (last, times) = self.sent_by;
-        self.sent_by = (no, if last == no { times + 1 } else { 1 });
+    /// What it has to send, in MiB.
+    pub fn backlog(&self, now: u64) -> u16 {
+        let queued = self.egress.saturating_sub(now) as f64 * self.rate;
+        (queued / f64::from(1 << 20)).min(65_535.0) as u16
     }
 }
 
@@ -231,13 +235,12 @@ impl World {
             jobs: BTreeMap::new(),
             latencies: latencies.clone(),
             silence: Silence::default(),
-            pace: (Pace::from(&latencies), 0),
             notes: Vec::new(),
             flush: u64::MAX,
             timer: u64::MAX,
             serving: Vec::new(),
             next: 0,
-            sent_by: (0, 0),
+            heard_of: Heard::default(),
             done: None,
         };
         let (slow, link) = (model.slow_per_mille as usize, model.link);
@@ -279,12 +282,17 @@ impl World {
                 address,
                 zone: Zone::default(),
                 role: if self.is_depot(no as u32) { Role::Depot } else { Role::Node },
-                weight: 100,
+                weight: self.weight(no as u32),
                 free: 0,
                 load: 0,
             })
             .collect();
         self.placed.update(Placement::new(epoch, &Zone::default(), &members));
+    }
+
+    fn weight(&self, no: u32) -> u16 {
+        let lot = Dice::new(self.model.seed << 32 ^ u64::from(no)).below(3);
+        if self.model.mixed_weights { 50 << lot } else { 100 }
     }
 
     /// Whether it is one of the depots, whose numbers follow those of the nodes.

@@ -72,6 +72,23 @@ fn a_depot_spares_the_origin() {
     assert!(with.saved() > without.saved() + 0.1, "{}\n{}", without.steady_row(), with.steady_row());
 }
 
+/// A disk that knows what came from a neighbour lets go of that first, so the zone's disks hold more between them. It has a price: a node finds less on its own.
+#[test]
+fn disks_that_know_what_a_blob_costs_spare_the_origin() {
+    let run = |same_cost| steady::run(Model { same_cost, ..Model::new(30, 40_000, 1) }, 120);
+    let (same, by_tier) = (run(true), run(false));
+    assert!(by_tier.saved() > same.saved() + 0.02, "{}\n{}", same.steady_row(), by_tier.steady_row());
+    assert!(by_tier.gets() < same.gets(), "{}\n{}", same.steady_row(), by_tier.steady_row());
+    assert!(by_tier.tally.local < same.tally.local, "{}\n{}", same.steady_row(), by_tier.steady_row());
+}
+
+/// Who stands where in the order of trackers changes nothing of what they are for.
+#[test]
+fn nodes_of_different_weights_fetch_each_blob_once() {
+    let outcome = flash::run(Model { mixed_weights: true, ..Model::new(100, 64, 3) });
+    assert_eq!((outcome.gets(), outcome.unfinished, outcome.tally.errors), (1.0, 0, 0), "{}", outcome.row());
+}
+
 /// What the tracker is good for: with a table that is gossiped about, a crowd learns too late who has a blob.
 #[test]
 fn a_table_that_is_gossiped_about_is_late_and_costs_more() {
