@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nets::clock::Clock;
 use nets::evil::{Evil, Lie};
 use nets::readers::Plan;
-use nets::{Fleet, How, Readers, Report, Tree, requires_nets, say};
+use nets::{Fleet, How, Report, Tree, requires_nets, say};
 use s3server::{Fault, Rule};
 
 /// What a request to a daemon is given here, and what a read may take then: several requests, on a busy machine.
@@ -23,14 +23,7 @@ fn fleet(nodes: usize, seed: u64) -> Fleet {
 
 /// Reads on these nodes while something is done, and for a moment longer.
 fn while_reading(fleet: &mut Fleet, nodes: &[usize], seed: u64, work: impl FnOnce(&mut Fleet)) -> Report {
-    let plan = Plan { nodes: nodes.to_vec(), ..fleet.plan(6, seed) };
-    let readers = Readers::start(fleet.tree, &plan);
-    std::thread::sleep(Duration::from_millis(300));
-    work(fleet);
-    std::thread::sleep(Duration::from_millis(300));
-    let report = fleet.join(readers, &format!("seed {seed}"));
-    report.must_be_true(WITHIN, &format!("seed {seed}"));
-    report
+    fleet.while_reading(nodes, seed, WITHIN, work)
 }
 
 /// All nodes, as a list.
@@ -154,7 +147,7 @@ fn a_store_that_never_answers() {
     requires_nets!();
     let mut fleet = Fleet::joined(Tree::of_tests(), 2, 16, &How::default().with("deadline=3"));
     fleet.start();
-    names(&fleet, 0);
+    fleet.names(0);
     fleet.store.proxy.add(Rule::new(Fault::Hang).only_gets());
     let file = fleet.tree.large().next().unwrap();
     let began = Instant::now();
@@ -181,8 +174,8 @@ fn a_store_on_a_thin_line() {
 fn outage(time: Duration, seed: u64) {
     let mut fleet = fleet(2, seed);
     // The first node reads all there is, the second only names.
-    warm(&fleet, 0);
-    names(&fleet, 1);
+    fleet.warm(0);
+    fleet.names(1);
     let report = while_reading(&mut fleet, &[0], seed, |fleet| {
         fleet.store.proxy.down();
         std::thread::sleep(time);
@@ -197,21 +190,6 @@ fn outage(time: Duration, seed: u64) {
     let from_peers = status.pointer("/fleet/peer/bytes").and_then(serde_json::Value::as_u64);
     assert!(from_peers.is_some_and(|bytes| bytes > 0), "{status:#}");
     must_be_well(&mut fleet, seed);
-}
-
-/// Every byte of every file, once, by one node.
-fn warm(fleet: &Fleet, node: usize) {
-    for file in fleet.tree.files() {
-        let bytes = nets::readers::read(&fleet.nodes[node].mnt(), file, 0, file.size as usize).unwrap();
-        assert_eq!(file.differs(0, &bytes), None, "{}", file.path.display());
-    }
-}
-
-/// Every name, without a byte of content.
-fn names(fleet: &Fleet, node: usize) {
-    for file in fleet.tree.files() {
-        std::fs::metadata(fleet.nodes[node].mnt().join(&file.path)).unwrap();
-    }
 }
 
 /// While the store is away, what is cached stays readable, and what a peer holds.
@@ -252,7 +230,7 @@ fn a_node_whose_disk_fills() {
 fn all_nodes_restarted_at_once() {
     requires_nets!();
     let mut fleet = fleet(3, 11);
-    (0..3).for_each(|node| warm(&fleet, node));
+    (0..3).for_each(|node| fleet.warm(node));
     fleet.store.forget();
     let report = while_reading(&mut fleet, &[0, 1, 2], 110, |fleet| {
         fleet.nodes.iter_mut().for_each(nets::Node::kill);
@@ -260,7 +238,7 @@ fn all_nodes_restarted_at_once() {
     assert!(report.right() > 0);
     let begun = Instant::now();
     fleet.start();
-    (0..3).for_each(|node| warm(&fleet, node));
+    (0..3).for_each(|node| fleet.warm(node));
     let blobs = fleet.store.blobs();
     let gets: u64 = blobs.values().map(|got| got.gets).sum();
     say(format_args!("all read again {:.1?} after the restart, {gets} GETs of blobs", begun.elapsed()));
@@ -278,7 +256,7 @@ fn a_crowd_asks_the_store_once() {
     std::thread::scope(|scope| {
         for node in 0..4 {
             let fleet = &fleet;
-            scope.spawn(move || warm(fleet, node));
+            scope.spawn(move || fleet.warm(node));
         }
     });
     let blobs = fleet.store.blobs();
@@ -386,7 +364,7 @@ fn a_member_that_lies() {
         }
         // Trackers hear from it what it claims to have.
         std::thread::sleep(Duration::from_secs(1));
-        (0..3).for_each(|node| warm(&fleet, node));
+        (0..3).for_each(|node| fleet.warm(node));
         fleet.must_read(&[0, 1, 2], 6, 10, 141, WITHIN);
         say(format_args!("{lie:?}: told {} times, believed never", evil.told()));
         assert!(evil.told() > 0, "nobody was sent to the liar");
