@@ -39,6 +39,11 @@ pub struct Outcome {
 const ASKED: u32 = 2;
 const SLACK: Duration = Duration::from_secs(8);
 
+/// A call that fails has failed by then, on a mount that gives a request this `deadline`.
+pub fn fails_within(deadline: Duration) -> Duration {
+    ASKED * deadline + SLACK
+}
+
 /// What a call may say on a mount whose daemon was killed, besides EIO: it was cut off, there is nobody, and the mountpoint is empty.
 const GONE: [i32; 3] = [libc::ECONNABORTED, libc::ENOTCONN, libc::ENOENT];
 
@@ -58,7 +63,7 @@ impl Report {
     /// Errors are what is promised: EIO, within what the mount gives a request (`-o deadline`); where a daemon was `killed`, also what the
     /// kernel says of a mount without one.
     pub fn must_fail_as_promised(&self, deadline: Duration, killed: &[usize], hint: &str) {
-        let within = ASKED * deadline + SLACK;
+        let within = fails_within(deadline);
         for (node, outcome) in self.0.iter().enumerate() {
             let known = |errno: &i32| *errno == libc::EIO || killed.contains(&node) && GONE.contains(errno);
             assert!(outcome.errors.keys().all(known), "{hint}: node {node}, killed {killed:?}: {self:?}");

@@ -3,11 +3,12 @@
 //! A depot stands between the nodes of a zone and the store, so whatever becomes of it, whoever reads through it gets the bytes
 //! elsewhere, from another depot or from the store; where there is no elsewhere, an error in time. Every byte is compared.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nets::fleet::until_sent;
-use nets::readers::Plan;
-use nets::{Fleet, How, Node, Report, Tree, requires_nets, say};
+use nets::readers::fails_within;
+use nets::tree::File;
+use nets::{Fleet, How, Node, Tree, requires_nets, say};
 
 /// What a request to a daemon is given here, and what a read may take then: several requests, on a busy machine.
 const DEADLINE: &str = "deadline=8";
@@ -21,6 +22,14 @@ const FLOOR: u64 = 1 << 30;
 
 fn fleet(nodes: usize, seed: u64) -> Fleet {
     Fleet::joined(Tree::of_tests(), nodes, seed, &How::default().with(DEADLINE))
+}
+
+/// Two nodes, and two depots of their zone, which have all that there is.
+fn two(seed: u64, how: &How) -> (Fleet, Vec<Node>) {
+    let mut fleet = Fleet::joined(Tree::of_tests(), 2, seed, how);
+    let depots = fleet.with_depots(2, None);
+    fill(&fleet);
+    (fleet, depots)
 }
 
 /// Has depots fetch all that there is; no byte comes by the node that asks for it.
@@ -128,6 +137,7 @@ fn a_depot_whose_disk_is_full() {
     let report = fleet.must_read(&[0, 1], 6, 30, 206, WITHIN);
     let status = depot.status();
     say(format_args!("full: {} reads, the depot keeps {}", report.right(), status["far"]["cache"]));
+    assert!(depot.figure("/far/cache/evicted_bytes") > 0, "below its floor it makes room: {status:#}");
     depot.resize_cache(Some(FLOOR + (256 << 20)));
     forget(&mut fleet, &[0, 1], 3);
     fleet.warm(0);
@@ -135,14 +145,6 @@ fn a_depot_whose_disk_is_full() {
     let status = depot.status();
     say(format_args!("with room: the depot keeps {}", status["far"]["cache"]));
     assert!(depot.figure("/far/cache/bytes") > 0, "{status:#}");
-}
-
-/// Two depots of a zone, which have all that there is, and how many blobs each.
-fn two(seed: u64) -> (Fleet, Vec<Node>) {
-    let mut fleet = fleet(2, seed);
-    let depots = fleet.with_depots(2, None);
-    fill(&fleet);
-    (fleet, depots)
 }
 
 /// The one that has more.
@@ -154,7 +156,7 @@ fn larger(depots: &[Node]) -> usize {
 #[test]
 fn one_of_two_depots_dies_while_it_serves() {
     requires_nets!();
-    let (mut fleet, mut depots) = two(208);
+    let (mut fleet, mut depots) = two(208, &How::default().with(DEADLINE));
     let kept: Vec<u64> = depots.iter().map(|depot| depot.figure("/far/cache/blobs")).collect();
     let blobs = fleet.tree.blobs().len() as u64;
     say(format_args!("{blobs} blobs, of which depots keep {kept:?}"));
@@ -170,7 +172,10 @@ fn one_of_two_depots_dies_while_it_serves() {
         std::thread::sleep(Duration::from_secs(2));
     });
     report.must_be_whole([0, 1], "both nodes, with one depot");
-    assert!(fleet.sum("/fleet/failed") > before.1, "what was on its way came to nothing, and that is counted");
+    assert!(
+        fleet.sum("/fleet/failed") > before.1,
+        "what was on its way came to nothing, and that is counted"
+    );
     assert!(from_depots(&fleet) > before.0, "depots served");
     assert!(depots[1 - victim].figure("/fleet/sent_bytes") > sent, "the other one served");
     depots[victim].port.heal();
@@ -181,21 +186,86 @@ fn one_of_two_depots_dies_while_it_serves() {
     depots.iter_mut().for_each(Node::end);
 }
 
+/// The blobs of large files that a depot keeps.
+fn large_blobs(depot: &Node) -> u64 {
+    let mut left = vec![depot.cache().join("blobs")];
+    let mut count = 0;
+    while let Some(folder) = left.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().flatten() {
+            let about = entry.metadata().unwrap();
+            if about.is_dir() {
+                left.push(entry.path());
+            }
+            count += u64::from(about.is_file() && about.len() > 2 << 20);
+        }
+    }
+    count
+}
+
+/// A little at the beginning and near the end of every large file, all at once: how many reads gave bytes, and how many an error. Each is in a
+/// blob of its own.
+fn touch_all(fleet: &Fleet, node: usize, within: Duration) -> (u64, u64) {
+    let mnt = fleet.nodes[node].mnt();
+    let touch = |file: &File, from: u64| {
+        let begun = Instant::now();
+        let read = nets::readers::read(&mnt, file, from, 4096);
+        let (took, name) = (begun.elapsed(), file.path.display());
+        assert!(took < within, "{name} at {from} took {took:?}");
+        match &read {
+            Ok(bytes) => {
+                assert_eq!((bytes.len(), file.differs(from, bytes)), (4096, None), "{name} at {from}")
+            }
+            Err(errno) => assert_eq!(*errno, libc::EIO, "{name} at {from}"),
+        }
+        read.is_ok()
+    };
+    let places = fleet.tree.large().flat_map(|file| [(file, 0), (file, file.size - 8192)]);
+    let came: Vec<bool> = std::thread::scope(|scope| {
+        let touch = &touch;
+        let threads: Vec<_> = places.map(|(file, from)| scope.spawn(move || touch(file, from))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let right = came.iter().filter(|came| **came).count() as u64;
+    (right, came.len() as u64 - right)
+}
+
 /// The store is away and one of two depots is dead: what the other has is read, the rest is an error in time, until the store is back.
 #[test]
 fn one_of_two_depots_and_no_store() {
     requires_nets!();
-    let (mut fleet, mut depots) = two(210);
+    let how = How::default().with("deadline=3");
+    let (mut fleet, mut depots) = two(210, &how);
     fleet.names(0);
     fleet.names(1);
     let victim = larger(&depots);
-    depots[victim].kill();
+    let has = large_blobs(&depots[1 - victim]);
     fleet.store.proxy.down();
-    let plan = Plan { reads: Some(4), ..fleet.plan(6, 210) };
-    let report: Report = fleet.join_of(&plan);
-    report.must_be_true(WITHIN, "one depot, no store");
-    say(format_args!("{} right, {} errors: {report:?}", report.right(), report.errors()));
-    assert!(report.right() > 0 && from_depots(&fleet) > 0, "what the other depot has: {report:?}");
-    assert!(report.errors() > 0, "what nobody has: {report:?}");
+    // With both, nobody needs the store.
+    fleet.warm(0);
+    fleet.nodes[0].end();
+    fleet.nodes[0].lose_cache();
+    let sent = depots[1 - victim].figure("/fleet/sent_bytes");
+    depots[victim].kill();
+    // Nobody knows it yet; then everybody does.
+    for known in [false, true] {
+        if known {
+            fleet.converge(2, nets::fleet::HANG);
+        }
+        let (right, errors) = touch_all(&fleet, 1, fails_within(how.deadline()));
+        say(format_args!("{right} right, {errors} errors; the other depot has {has}"));
+        assert!(right >= has, "what the other depot has can be read: {right} of {has}");
+        assert!(errors > 0, "what nobody has is an error");
+    }
+    let status = fleet.nodes[1].status();
+    assert!(
+        depots[1 - victim].figure("/fleet/sent_bytes") > sent,
+        "it was the depot that gave them: {status:#}"
+    );
+    assert!(
+        status["fleet"]["failed"].as_u64() > Some(0),
+        "the dead depot failed, and that is counted: {status:#}"
+    );
+    let log = fleet.nodes[1].log();
+    assert!(log.contains("did not arrive within the deadline") || log.contains("nothing listens"), "{log}");
     must_be_well(&mut fleet, 211);
 }
