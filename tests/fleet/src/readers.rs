@@ -79,6 +79,17 @@ impl Report {
         }
     }
 
+    /// The same of nodes that are so slow that chance may have sent nobody to one of them: all of them together read something.
+    pub fn must_have_no_error(&self, nodes: impl IntoIterator<Item = usize>, hint: &str) {
+        let mut right = 0;
+        for node in nodes {
+            let outcome = &self.0[node];
+            assert!(outcome.errors.is_empty(), "{hint}: node {node}: {outcome:?}");
+            right += outcome.right;
+        }
+        assert!(right > 0, "{hint}: nothing was read: {self:?}");
+    }
+
     /// Reads with right bytes, on all nodes.
     pub fn right(&self) -> u64 {
         self.0.iter().map(|outcome| outcome.right).sum()

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use nets::clock::Clock;
 use nets::evil::{Evil, Lie};
+use nets::fleet::{HANG, until_sent};
 use nets::readers::Plan;
 use nets::{Fleet, How, Report, Tree, requires_nets, say};
 use s3server::{Fault, Rule};
@@ -14,6 +15,11 @@ use s3server::{Fault, Rule};
 /// What a request to a daemon is given here, and what a read may take then: several requests, on a busy machine.
 const DEADLINE: &str = "deadline=8";
 const WITHIN: Duration = Duration::from_secs(40);
+
+/// Bits in a second of a line that all there is takes more than ten seconds for.
+const THIN: u64 = 40_000_000;
+/// So much has come over a line when bytes of files are flowing, and not only questions.
+const FLOWING: u64 = 2 << 20;
 
 fn fleet(nodes: usize, seed: u64) -> Fleet {
     let mut fleet = Fleet::joined(Tree::of_tests(), nodes, seed, &How::default().with(DEADLINE));
@@ -56,15 +62,44 @@ fn a_fleet_reads_what_was_published() {
     fleet.end();
 }
 
+/// Two nodes, of which the first has names only, and the second has all there is behind a thin line: whatever the first one reads comes over
+/// that line, for many seconds, until something happens to it.
+fn behind_a_thin_line(seed: u64) -> Fleet {
+    let mut fleet = Fleet::joined(Tree::of_tests(), 2, seed, &How::default().with(DEADLINE));
+    fleet.start();
+    fleet.warm(1);
+    fleet.converge(2, HANG);
+    // Names are there: what comes over the line from now on is bytes of files.
+    fleet.names(0);
+    fleet.nodes[1].port.shape(Some(THIN));
+    fleet
+}
+
 /// A node that is killed in the middle of what others read from it costs them nothing but time, and comes back with its cache.
 #[test]
 fn a_node_killed_in_the_middle_of_a_range() {
     requires_nets!();
-    let mut fleet = fleet(3, 2);
+    let mut fleet = behind_a_thin_line(2);
     for round in 0..3 {
-        let report = while_reading(&mut fleet, &[0, 1, 2], 20 + round, |fleet| fleet.nodes[1].kill());
-        report.must_be_whole([0, 2], "the others");
+        let failed = fleet.nodes[0].figure("/fleet/failed");
+        let report = while_reading(&mut fleet, &[0], 20 + round, |fleet| {
+            until_sent(&fleet.nodes[1].port, FLOWING);
+            fleet.nodes[1].kill();
+        });
+        report.must_be_whole([0], "the other");
+        let status = fleet.nodes[0].status();
+        assert!(fleet.nodes[0].figure("/fleet/failed") > failed, "nothing was on its way: {status:#}");
+        let from_peers = fleet.nodes[0].figure("/fleet/received_bytes");
+        assert!(from_peers > 0, "nothing had come: {status:#}");
+        fleet.nodes[1].port.heal();
         fleet.start();
+        // Again with nothing, and what was killed with what it had.
+        fleet.nodes[0].end();
+        fleet.nodes[0].lose_cache();
+        fleet.start();
+        fleet.converge(2, HANG);
+        fleet.names(0);
+        fleet.nodes[1].port.shape(Some(THIN));
     }
     must_be_well(&mut fleet, 2);
 }
@@ -73,13 +108,15 @@ fn a_node_killed_in_the_middle_of_a_range() {
 #[test]
 fn a_node_that_is_stopped() {
     requires_nets!();
-    let mut fleet = fleet(3, 3);
-    fleet.must_read(&[1], 4, 10, 30, WITHIN);
-    let report = while_reading(&mut fleet, &[0, 2], 31, |fleet| {
+    let mut fleet = behind_a_thin_line(3);
+    let before = fleet.troubles(&[0]);
+    let report = while_reading(&mut fleet, &[0], 31, |fleet| {
+        until_sent(&fleet.nodes[1].port, FLOWING);
         fleet.nodes[1].freeze();
-        std::thread::sleep(Duration::from_secs(3));
+        std::thread::sleep(Duration::from_secs(5));
     });
-    report.must_be_whole([0, 2], "the others");
+    report.must_be_whole([0], "the other");
+    assert!(fleet.troubles(&[0]) > before, "nobody noticed: {:#}", fleet.nodes[0].status());
     must_be_well(&mut fleet, 3);
 }
 
@@ -219,7 +256,14 @@ fn a_node_whose_disk_fills() {
     let rest = fleet.nodes[0].cache().join("somebody-elses");
     let filled = std::fs::write(&rest, vec![1; 64 << 20]);
     assert!(filled.is_err(), "the disk has an end");
+    let before = fleet.nodes[0].figure("/fleet/received_bytes");
     fleet.must_read(&[0, 1], 4, 20, 101, WITHIN);
+    let status = fleet.nodes[0].status();
+    assert!(
+        fleet.nodes[0].figure("/fleet/received_bytes") > before,
+        "what it cannot keep it has from the other: {status:#}"
+    );
+    assert!(fleet.nodes[0].figure("/far/cache/bytes") < fleet.tree.bytes() / 2, "{status:#}");
     std::fs::remove_file(rest).unwrap();
     must_be_well(&mut fleet, 10);
     fleet.end();
@@ -244,6 +288,9 @@ fn all_nodes_restarted_at_once() {
     say(format_args!("all read again {:.1?} after the restart, {gets} GETs of blobs", begun.elapsed()));
     let nodes = fleet.nodes.len() as u64;
     assert!(gets <= 6 * nodes, "what they had was fetched again: {blobs:?}");
+    // Each read all there is, and had most of it: how much of that was in memory at the time differs.
+    let own = fleet.sum("/fleet/disk/bytes") + fleet.sum("/fleet/memory/bytes");
+    assert!(own > fleet.tree.bytes() * nodes / 2, "they read from their own disks: {own} bytes");
     fleet.end();
 }
 
@@ -277,15 +324,29 @@ fn a_tracker_lost_while_it_holds_leases() {
     requires_nets!();
     let mut fleet = fleet(4, 13);
     fleet.store.be_like_a_store(Duration::from_millis(200));
+    // Behind thin lines fetches are still under way when it happens.
+    fleet.nodes.iter().for_each(|node| node.port.shape(Some(THIN)));
+    let (mut leases, mut troubles) = (0, 0);
     // Whoever tracks what: each of them goes once, while fetches are under way.
     for victim in 0..4 {
         let others: Vec<usize> = (0..4).filter(|&node| node != victim).collect();
-        let report =
-            while_reading(&mut fleet, &others, 130 + victim as u64, |fleet| fleet.nodes[victim].kill());
-        report.must_be_whole(others, "the others");
-        fleet.nodes[victim].lose_cache();
+        let report = while_reading(&mut fleet, &others, 130 + victim as u64, |fleet| {
+            fleet.nodes[victim].kill();
+            std::thread::sleep(Duration::from_secs(2));
+        });
+        report.must_have_no_error(others.clone(), "the others");
+        leases += fleet.sum("/fleet/origin_told");
+        troubles += fleet.troubles(&others);
+        // Everybody begins anew, so that there is something to be asked for the next time.
+        fleet.nodes.iter_mut().for_each(|node| {
+            node.end();
+            node.lose_cache();
+        });
         fleet.start();
     }
+    say(format_args!("{leases} leases, {troubles} times in trouble"));
+    assert!(leases > 0, "nobody was told to fetch for all");
+    assert!(troubles > 0, "nobody missed the one who had gone");
     must_be_well(&mut fleet, 13);
 }
 
@@ -312,6 +373,11 @@ fn a_clock_that_jumps() {
             fleet.nodes[1].clock.iter().for_each(|clock| clock.jump(seconds));
         });
         report.must_be_whole([0, 2], &format!("the others, {seconds} s"));
+        for node in [0, 2] {
+            let status = fleet.nodes[node].status();
+            assert_eq!(status["fleet"]["nodes"], 3, "a wrong clock makes nobody look dead: {status:#}");
+        }
+        assert_eq!(fleet.sum("/fleet/corrupt"), 0, "nor do bytes that it gives look wrong");
         say(format_args!("{seconds} s: {} errors of the node itself", report.errors()));
         // That its clock did jump: whoever starts with it is refused by the store, and told why.
         fleet.nodes[1].end();
