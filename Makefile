@@ -104,6 +104,7 @@ test-upload: build ## 100 rounds of kill -9 while uploads are under way to an S3
 
 .PHONY: test-fleet
 test-fleet: build ## Fleets in network namespaces: each fault for itself, then ROUNDS=1000 random ones; needs root; SEED=N
+	@scripts/bootstrap test-fleet
 	COVEY_BIN="$(CURDIR)/$(program)" COVEY_FLEET_ROUNDS="$(ROUNDS)" COVEY_FLEET_SEED="$(SEED)" \
 		$(CARGO) test --package covey-nets -- --include-ignored --nocapture --test-threads 1
 

@@ -11,6 +11,8 @@ use crate::wire::Weather;
 
 /// The last part of the first node's address.
 const FIRST: u8 = 11;
+/// The last part of the first depot's address.
+const DEPOT: u8 = 3;
 /// Where all nodes are.
 pub const ZONE: &str = "here";
 /// Where nodes listen.
@@ -28,6 +30,8 @@ pub struct Fleet {
     pub tree: &'static Tree,
     /// The net.
     pub net: Net,
+    /// What its mounts give a request.
+    deadline: Duration,
 }
 
 impl Fleet {
@@ -35,7 +39,7 @@ impl Fleet {
     pub fn new(tree: &'static Tree, nodes: usize, seed: u64, how: &How) -> Fleet {
         let net = Net::new();
         let store = Store::over(&net, seed, &tree.root());
-        let mut fleet = Fleet { nodes: Vec::new(), store, tree, net };
+        let mut fleet = Fleet { nodes: Vec::new(), store, tree, net, deadline: how.deadline() };
         for _ in 0..nodes {
             fleet.add(how);
         }
@@ -93,6 +97,20 @@ impl Fleet {
         Node::lending(name, self.net.folder(), port, &self.store, &words)
     }
 
+    /// So many depots on a tmpfs of so many bytes each or on the disk, which serve, numbered from 3 on. All nodes run, and
+    /// know all of them, when this returns.
+    pub fn with_depots(&mut self, count: u8, disk: Option<u64>) -> Vec<Node> {
+        let mut depots: Vec<Node> =
+            (0..count).map(|n| self.depot(&format!("depot{}", n + 1), DEPOT + n, "1G")).collect();
+        self.start();
+        for depot in &mut depots {
+            disk.iter().for_each(|&bytes| depot.cache_on_tmpfs(bytes));
+            depot.start();
+        }
+        self.converge(self.nodes.len() as u64 + u64::from(count), HANG);
+        depots
+    }
+
     /// Starts all that do not run, at once, and waits until they serve.
     pub fn start(&mut self) {
         let mut begun = Vec::new();
@@ -121,10 +139,16 @@ impl Fleet {
         }
     }
 
-    /// Waits for readers. When one hangs, all nodes are killed and the test fails.
+    /// Waits for readers. When one hangs, all nodes are killed and the test fails; it fails also with errors that nobody promised.
     pub fn join(&mut self, readers: Readers, hint: &str) -> Report {
+        let begun = readers.begun;
         match readers.join(HANG) {
-            Ok(report) => report,
+            Ok(report) => {
+                let gone = |&node: &usize| self.nodes[node].was_gone(begun);
+                let gone: Vec<usize> = (0..self.nodes.len()).filter(gone).collect();
+                report.must_fail_as_promised(self.deadline, &gone, hint);
+                report
+            }
             Err(readers) => {
                 let so_far = readers.so_far();
                 let logs: Vec<String> = self.nodes.iter().map(|node| tail(&node.log())).collect();
@@ -154,6 +178,44 @@ impl Fleet {
     pub fn sum(&self, pointer: &str) -> u64 {
         let running = self.nodes.iter().filter(|node| node.pid().is_some());
         running.filter_map(|node| node.status().pointer(pointer)?.as_u64()).sum()
+    }
+
+    /// Reads on these nodes while something is done, and for a moment longer; every byte must be right, and no read longer than `within`.
+    pub fn while_reading(
+        &mut self,
+        nodes: &[usize],
+        seed: u64,
+        within: Duration,
+        work: impl FnOnce(&mut Fleet),
+    ) -> Report {
+        let plan = Plan { nodes: nodes.to_vec(), ..self.plan(6, seed) };
+        let readers = Readers::start(self.tree, &plan);
+        std::thread::sleep(Duration::from_millis(300));
+        work(self);
+        std::thread::sleep(Duration::from_millis(300));
+        let report = self.join(readers, &format!("seed {seed}"));
+        report.must_be_true(within, &format!("seed {seed}"));
+        report
+    }
+
+    /// Every byte of every file, once, by one node.
+    pub fn warm(&self, node: usize) {
+        for file in self.tree.files() {
+            let bytes = crate::readers::read(&self.nodes[node].mnt(), file, 0, file.size as usize).unwrap();
+            assert_eq!(file.differs(0, &bytes), None, "{}", file.path.display());
+        }
+    }
+
+    /// Every name, without a byte of content.
+    pub fn names(&self, node: usize) {
+        for file in self.tree.files() {
+            std::fs::metadata(self.nodes[node].mnt().join(&file.path)).unwrap();
+        }
+    }
+
+    /// How often these nodes found the fleet slow or in trouble ([`Node::troubles`]).
+    pub fn troubles(&self, nodes: &[usize]) -> u64 {
+        nodes.iter().map(|&node| self.nodes[node].troubles()).sum()
     }
 
     /// The reads of a plan, from beginning to end.
@@ -209,6 +271,15 @@ impl Fleet {
     pub fn part(&self, a: usize, b: usize) {
         self.nodes[a].port.lose(&self.nodes[b].port);
         self.nodes[b].port.lose(&self.nodes[a].port);
+    }
+}
+
+/// Waits until a port has sent so many bytes more than it had.
+pub fn until_sent(port: &Port, more: u64) {
+    let (before, end) = (port.traffic().sent, Instant::now() + HANG);
+    while port.traffic().sent < before + more {
+        assert!(Instant::now() < end, "{} sends nothing", port.space());
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

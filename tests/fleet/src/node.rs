@@ -17,6 +17,9 @@ use crate::tree::{NAME, PREFIX};
 /// How long a start or an end may take on a busy machine before the test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// What a node counts when other nodes fail it.
+const TROUBLES: [&str; 5] = ["failed", "hedges", "asks_late", "origin_hedged", "origin_alone"];
+
 /// How a node is started.
 #[derive(Clone, Debug, Default)]
 pub struct How {
@@ -31,6 +34,13 @@ impl How {
     pub fn with(mut self, options: &str) -> How {
         self.options.push(options.to_owned());
         self
+    }
+
+    /// What the mount gives a request: `deadline=` of its options, or what it takes without a word.
+    pub fn deadline(&self) -> Duration {
+        let options = self.options.iter().flat_map(|options| options.split(','));
+        let seconds = options.filter_map(|option| option.strip_prefix("deadline=")?.parse().ok()).next_back();
+        Duration::from_secs(seconds.unwrap_or(60))
     }
 
     /// With these words.
@@ -62,6 +72,8 @@ pub struct Node {
     pub clock: Option<Clock>,
     /// Bytes of its log from its earlier runs.
     said_before: usize,
+    /// When its process was killed last.
+    killed: Option<Instant>,
 }
 
 impl Node {
@@ -77,6 +89,7 @@ impl Node {
             daemon: None,
             clock: None,
             said_before: 0,
+            killed: None,
         };
         for part in ["mnt", "cache"] {
             std::fs::create_dir_all(node.folder.join(part)).unwrap();
@@ -205,8 +218,26 @@ impl Node {
         if let Some(mut daemon) = self.daemon.take() {
             daemon.kill().unwrap();
             daemon.wait().unwrap();
+            self.killed = Some(Instant::now());
         }
         detach(&self.mnt());
+    }
+
+    /// Whether its mount was without a daemon at any time from this moment on.
+    pub fn was_gone(&self, since: Instant) -> bool {
+        self.daemon.is_none() || self.killed.is_some_and(|killed| killed >= since)
+    }
+
+    /// A figure of its status, as `/fleet/peer/bytes`; 0 where it has none.
+    pub fn figure(&self, pointer: &str) -> u64 {
+        self.status().pointer(pointer).and_then(serde_json::Value::as_u64).unwrap_or(0)
+    }
+
+    /// How often the fleet was slow or in trouble for it: fetches from others that failed or took long, questions without an answer, and
+    /// what the origin was asked for because of that.
+    pub fn troubles(&self) -> u64 {
+        let fleet = self.status()["fleet"].take();
+        TROUBLES.iter().filter_map(|name| fleet[name].as_u64()).sum()
     }
 
     /// Unmounts; it must end well and in time.
@@ -263,6 +294,15 @@ impl Node {
         assert!(self.daemon.is_none());
         let mut mount = crate::tool("mount");
         mount.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "covey-cache"]).arg(self.cache());
+        covey_tests::run_ok(&mut mount, PATIENCE);
+    }
+
+    /// Gives that filesystem another size; not less than what it holds. No size: exactly that, so that the disk is full.
+    pub fn resize_cache(&self, bytes: Option<u64>) {
+        let room = rustix::fs::statvfs(self.cache()).unwrap();
+        let bytes = bytes.unwrap_or((room.f_blocks - room.f_bfree) * room.f_frsize);
+        let mut mount = crate::tool("mount");
+        mount.args(["-o", &format!("remount,size={bytes}")]).arg(self.cache());
         covey_tests::run_ok(&mut mount, PATIENCE);
     }
 

@@ -30,7 +30,22 @@ pub struct Outcome {
     pub wrong: Vec<String>,
     /// The longest time that a read took.
     pub slowest: Duration,
+    /// The longest time that a single call took which then gave an error.
+    pub slowest_error: Duration,
 }
+
+/// What the kernel may add to the time that a mount gives a request: a call that fails is at most two requests, as the kernel asks for the
+/// one page again when it could not have a row of them; the rest is for a busy machine, and for whoever waits for somebody else's page.
+const ASKED: u32 = 2;
+const SLACK: Duration = Duration::from_secs(8);
+
+/// A call that fails has failed by then, on a mount that gives a request this `deadline`.
+pub fn fails_within(deadline: Duration) -> Duration {
+    ASKED * deadline + SLACK
+}
+
+/// What a call may say on a mount whose daemon was killed, besides EIO: it was cut off, there is nobody, and the mountpoint is empty.
+const GONE: [i32; 3] = [libc::ECONNABORTED, libc::ENOTCONN, libc::ENOENT];
 
 /// By node, in their order.
 #[derive(Clone, Debug)]
@@ -45,12 +60,34 @@ impl Report {
         }
     }
 
+    /// Errors are what is promised: EIO, within what the mount gives a request (`-o deadline`); where a daemon was `killed`, also what the
+    /// kernel says of a mount without one.
+    pub fn must_fail_as_promised(&self, deadline: Duration, killed: &[usize], hint: &str) {
+        let within = fails_within(deadline);
+        for (node, outcome) in self.0.iter().enumerate() {
+            let known = |errno: &i32| *errno == libc::EIO || killed.contains(&node) && GONE.contains(errno);
+            assert!(outcome.errors.keys().all(known), "{hint}: node {node}, killed {killed:?}: {self:?}");
+            assert!(outcome.slowest_error <= within, "{hint}: node {node} failed after {within:?}: {self:?}");
+        }
+    }
+
     /// These nodes had no error, and read something.
     pub fn must_be_whole(&self, nodes: impl IntoIterator<Item = usize>, hint: &str) {
         for node in nodes {
             let outcome = &self.0[node];
             assert!(outcome.errors.is_empty() && outcome.right > 0, "{hint}: node {node}: {outcome:?}");
         }
+    }
+
+    /// The same of nodes that are so slow that chance may have sent nobody to one of them: all of them together read something.
+    pub fn must_have_no_error(&self, nodes: impl IntoIterator<Item = usize>, hint: &str) {
+        let mut right = 0;
+        for node in nodes {
+            let outcome = &self.0[node];
+            assert!(outcome.errors.is_empty(), "{hint}: node {node}: {outcome:?}");
+            right += outcome.right;
+        }
+        assert!(right > 0, "{hint}: nothing was read: {self:?}");
     }
 
     /// Reads with right bytes, on all nodes.
@@ -72,6 +109,7 @@ impl Report {
             more.errors.iter().for_each(|(errno, count)| *sum.errors.entry(*errno).or_default() += count);
             sum.wrong.extend(more.wrong.iter().cloned());
             sum.slowest = sum.slowest.max(more.slowest);
+            sum.slowest_error = sum.slowest_error.max(more.slowest_error);
         }
     }
 }
@@ -85,6 +123,8 @@ struct Shared {
 pub struct Readers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// Since when.
+    pub begun: Instant,
 }
 
 /// What readers read.
@@ -111,7 +151,7 @@ impl Readers {
             let (shared, plan) = (shared.clone(), plan.clone());
             std::thread::spawn(move || work(tree, &plan, number, &shared))
         });
-        Readers { threads: threads.collect(), shared }
+        Readers { begun: Instant::now(), threads: threads.collect(), shared }
     }
 
     /// How many reads are done so far, well or not.
@@ -158,7 +198,7 @@ fn work(tree: &'static Tree, plan: &Plan, number: u64, shared: &Shared) {
         let file = if rng.one_in(2) { &files[rng.below(large) as usize] } else { rng.pick(files) };
         let (from, len) = range(&mut rng, file);
         let begun = Instant::now();
-        let read = read(&plan.mounts[node], file, from, len);
+        let read = read_timed(&plan.mounts[node], file, from, len);
         let spent = begun.elapsed();
         let mut outcomes = shared.outcomes.lock().unwrap();
         let outcome = &mut outcomes[node];
@@ -178,7 +218,8 @@ fn work(tree: &'static Tree, plan: &Plan, number: u64, shared: &Shared) {
                     format!("{}: {} bytes from {from} instead of {len}", file.path.display(), bytes.len());
                 outcome.wrong.push(what);
             }
-            Err(errno) => {
+            Err((errno, after)) => {
+                outcome.slowest_error = outcome.slowest_error.max(after);
                 *outcome.errors.entry(errno).or_default() += 1;
                 drop(outcomes);
                 // What fails at once would fail a million times.
@@ -200,18 +241,31 @@ fn range(rng: &mut Rng, file: &tree::File) -> (u64, usize) {
 
 /// Reads a range past the kernel's pages: what it has of the file is let go of before.
 pub fn read(mount: &std::path::Path, file: &tree::File, from: u64, len: usize) -> Result<Vec<u8>, i32> {
-    let number = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO);
-    let open = File::open(mount.join(&file.path)).map_err(number)?;
-    rustix::fs::fadvise(&open, 0, None, rustix::fs::Advice::DontNeed)
-        .map_err(|error| error.raw_os_error())?;
+    read_timed(mount, file, from, len).map_err(|(errno, _)| errno)
+}
+
+/// The same. An error comes with the time of the call that it is the answer to, without that of the calls before.
+fn read_timed(
+    mount: &std::path::Path,
+    file: &tree::File,
+    from: u64,
+    len: usize,
+) -> Result<Vec<u8>, (i32, Duration)> {
+    let open = timed(|| File::open(mount.join(&file.path)))?;
+    timed(|| Ok(rustix::fs::fadvise(&open, 0, None, rustix::fs::Advice::DontNeed)?))?;
     let mut bytes = vec![0; len];
     let mut got = 0;
     while got < len {
-        match open.read_at(&mut bytes[got..], from + got as u64).map_err(number)? {
+        match timed(|| open.read_at(&mut bytes[got..], from + got as u64))? {
             0 => break,
             more => got += more,
         }
     }
     bytes.truncate(got);
     Ok(bytes)
+}
+
+fn timed<T>(call: impl FnOnce() -> std::io::Result<T>) -> Result<T, (i32, Duration)> {
+    let begun = Instant::now();
+    call().map_err(|error| (error.raw_os_error().unwrap_or(libc::EIO), begun.elapsed()))
 }

@@ -7,13 +7,19 @@ use std::time::{Duration, Instant};
 
 use nets::clock::Clock;
 use nets::evil::{Evil, Lie};
+use nets::fleet::{HANG, until_sent};
 use nets::readers::Plan;
-use nets::{Fleet, How, Readers, Report, Tree, requires_nets, say};
+use nets::{Fleet, How, Report, Tree, requires_nets, say};
 use s3server::{Fault, Rule};
 
 /// What a request to a daemon is given here, and what a read may take then: several requests, on a busy machine.
 const DEADLINE: &str = "deadline=8";
 const WITHIN: Duration = Duration::from_secs(40);
+
+/// Bits in a second of a line that all there is takes more than ten seconds for.
+const THIN: u64 = 40_000_000;
+/// So much has come over a line when bytes of files are flowing, and not only questions.
+const FLOWING: u64 = 2 << 20;
 
 fn fleet(nodes: usize, seed: u64) -> Fleet {
     let mut fleet = Fleet::joined(Tree::of_tests(), nodes, seed, &How::default().with(DEADLINE));
@@ -23,14 +29,7 @@ fn fleet(nodes: usize, seed: u64) -> Fleet {
 
 /// Reads on these nodes while something is done, and for a moment longer.
 fn while_reading(fleet: &mut Fleet, nodes: &[usize], seed: u64, work: impl FnOnce(&mut Fleet)) -> Report {
-    let plan = Plan { nodes: nodes.to_vec(), ..fleet.plan(6, seed) };
-    let readers = Readers::start(fleet.tree, &plan);
-    std::thread::sleep(Duration::from_millis(300));
-    work(fleet);
-    std::thread::sleep(Duration::from_millis(300));
-    let report = fleet.join(readers, &format!("seed {seed}"));
-    report.must_be_true(WITHIN, &format!("seed {seed}"));
-    report
+    fleet.while_reading(nodes, seed, WITHIN, work)
 }
 
 /// All nodes, as a list.
@@ -63,15 +62,44 @@ fn a_fleet_reads_what_was_published() {
     fleet.end();
 }
 
+/// Two nodes, of which the first has names only, and the second has all there is behind a thin line: whatever the first one reads comes over
+/// that line, for many seconds, until something happens to it.
+fn behind_a_thin_line(seed: u64) -> Fleet {
+    let mut fleet = Fleet::joined(Tree::of_tests(), 2, seed, &How::default().with(DEADLINE));
+    fleet.start();
+    fleet.warm(1);
+    fleet.converge(2, HANG);
+    // Names are there: what comes over the line from now on is bytes of files.
+    fleet.names(0);
+    fleet.nodes[1].port.shape(Some(THIN));
+    fleet
+}
+
 /// A node that is killed in the middle of what others read from it costs them nothing but time, and comes back with its cache.
 #[test]
 fn a_node_killed_in_the_middle_of_a_range() {
     requires_nets!();
-    let mut fleet = fleet(3, 2);
+    let mut fleet = behind_a_thin_line(2);
     for round in 0..3 {
-        let report = while_reading(&mut fleet, &[0, 1, 2], 20 + round, |fleet| fleet.nodes[1].kill());
-        report.must_be_whole([0, 2], "the others");
+        let failed = fleet.nodes[0].figure("/fleet/failed");
+        let report = while_reading(&mut fleet, &[0], 20 + round, |fleet| {
+            until_sent(&fleet.nodes[1].port, FLOWING);
+            fleet.nodes[1].kill();
+        });
+        report.must_be_whole([0], "the other");
+        let status = fleet.nodes[0].status();
+        assert!(fleet.nodes[0].figure("/fleet/failed") > failed, "nothing was on its way: {status:#}");
+        let from_peers = fleet.nodes[0].figure("/fleet/received_bytes");
+        assert!(from_peers > 0, "nothing had come: {status:#}");
+        fleet.nodes[1].port.heal();
         fleet.start();
+        // Again with nothing, and what was killed with what it had.
+        fleet.nodes[0].end();
+        fleet.nodes[0].lose_cache();
+        fleet.start();
+        fleet.converge(2, HANG);
+        fleet.names(0);
+        fleet.nodes[1].port.shape(Some(THIN));
     }
     must_be_well(&mut fleet, 2);
 }
@@ -80,13 +108,15 @@ fn a_node_killed_in_the_middle_of_a_range() {
 #[test]
 fn a_node_that_is_stopped() {
     requires_nets!();
-    let mut fleet = fleet(3, 3);
-    fleet.must_read(&[1], 4, 10, 30, WITHIN);
-    let report = while_reading(&mut fleet, &[0, 2], 31, |fleet| {
+    let mut fleet = behind_a_thin_line(3);
+    let before = fleet.troubles(&[0]);
+    let report = while_reading(&mut fleet, &[0], 31, |fleet| {
+        until_sent(&fleet.nodes[1].port, FLOWING);
         fleet.nodes[1].freeze();
-        std::thread::sleep(Duration::from_secs(3));
+        std::thread::sleep(Duration::from_secs(5));
     });
-    report.must_be_whole([0, 2], "the others");
+    report.must_be_whole([0], "the other");
+    assert!(fleet.troubles(&[0]) > before, "nobody noticed: {:#}", fleet.nodes[0].status());
     must_be_well(&mut fleet, 3);
 }
 
@@ -154,7 +184,7 @@ fn a_store_that_never_answers() {
     requires_nets!();
     let mut fleet = Fleet::joined(Tree::of_tests(), 2, 16, &How::default().with("deadline=3"));
     fleet.start();
-    names(&fleet, 0);
+    fleet.names(0);
     fleet.store.proxy.add(Rule::new(Fault::Hang).only_gets());
     let file = fleet.tree.large().next().unwrap();
     let began = Instant::now();
@@ -181,8 +211,8 @@ fn a_store_on_a_thin_line() {
 fn outage(time: Duration, seed: u64) {
     let mut fleet = fleet(2, seed);
     // The first node reads all there is, the second only names.
-    warm(&fleet, 0);
-    names(&fleet, 1);
+    fleet.warm(0);
+    fleet.names(1);
     let report = while_reading(&mut fleet, &[0], seed, |fleet| {
         fleet.store.proxy.down();
         std::thread::sleep(time);
@@ -197,21 +227,6 @@ fn outage(time: Duration, seed: u64) {
     let from_peers = status.pointer("/fleet/peer/bytes").and_then(serde_json::Value::as_u64);
     assert!(from_peers.is_some_and(|bytes| bytes > 0), "{status:#}");
     must_be_well(&mut fleet, seed);
-}
-
-/// Every byte of every file, once, by one node.
-fn warm(fleet: &Fleet, node: usize) {
-    for file in fleet.tree.files() {
-        let bytes = nets::readers::read(&fleet.nodes[node].mnt(), file, 0, file.size as usize).unwrap();
-        assert_eq!(file.differs(0, &bytes), None, "{}", file.path.display());
-    }
-}
-
-/// Every name, without a byte of content.
-fn names(fleet: &Fleet, node: usize) {
-    for file in fleet.tree.files() {
-        std::fs::metadata(fleet.nodes[node].mnt().join(&file.path)).unwrap();
-    }
 }
 
 /// While the store is away, what is cached stays readable, and what a peer holds.
@@ -241,7 +256,14 @@ fn a_node_whose_disk_fills() {
     let rest = fleet.nodes[0].cache().join("somebody-elses");
     let filled = std::fs::write(&rest, vec![1; 64 << 20]);
     assert!(filled.is_err(), "the disk has an end");
+    let before = fleet.nodes[0].figure("/fleet/received_bytes");
     fleet.must_read(&[0, 1], 4, 20, 101, WITHIN);
+    let status = fleet.nodes[0].status();
+    assert!(
+        fleet.nodes[0].figure("/fleet/received_bytes") > before,
+        "what it cannot keep it has from the other: {status:#}"
+    );
+    assert!(fleet.nodes[0].figure("/far/cache/bytes") < fleet.tree.bytes() / 2, "{status:#}");
     std::fs::remove_file(rest).unwrap();
     must_be_well(&mut fleet, 10);
     fleet.end();
@@ -252,7 +274,7 @@ fn a_node_whose_disk_fills() {
 fn all_nodes_restarted_at_once() {
     requires_nets!();
     let mut fleet = fleet(3, 11);
-    (0..3).for_each(|node| warm(&fleet, node));
+    (0..3).for_each(|node| fleet.warm(node));
     fleet.store.forget();
     let report = while_reading(&mut fleet, &[0, 1, 2], 110, |fleet| {
         fleet.nodes.iter_mut().for_each(nets::Node::kill);
@@ -260,12 +282,15 @@ fn all_nodes_restarted_at_once() {
     assert!(report.right() > 0);
     let begun = Instant::now();
     fleet.start();
-    (0..3).for_each(|node| warm(&fleet, node));
+    (0..3).for_each(|node| fleet.warm(node));
     let blobs = fleet.store.blobs();
     let gets: u64 = blobs.values().map(|got| got.gets).sum();
     say(format_args!("all read again {:.1?} after the restart, {gets} GETs of blobs", begun.elapsed()));
     let nodes = fleet.nodes.len() as u64;
     assert!(gets <= 6 * nodes, "what they had was fetched again: {blobs:?}");
+    // Each read all there is, and had most of it: how much of that was in memory at the time differs.
+    let own = fleet.sum("/fleet/disk/bytes") + fleet.sum("/fleet/memory/bytes");
+    assert!(own > fleet.tree.bytes() * nodes / 2, "they read from their own disks: {own} bytes");
     fleet.end();
 }
 
@@ -278,7 +303,7 @@ fn a_crowd_asks_the_store_once() {
     std::thread::scope(|scope| {
         for node in 0..4 {
             let fleet = &fleet;
-            scope.spawn(move || warm(fleet, node));
+            scope.spawn(move || fleet.warm(node));
         }
     });
     let blobs = fleet.store.blobs();
@@ -299,15 +324,29 @@ fn a_tracker_lost_while_it_holds_leases() {
     requires_nets!();
     let mut fleet = fleet(4, 13);
     fleet.store.be_like_a_store(Duration::from_millis(200));
+    // Behind thin lines fetches are still under way when it happens.
+    fleet.nodes.iter().for_each(|node| node.port.shape(Some(THIN)));
+    let (mut leases, mut troubles) = (0, 0);
     // Whoever tracks what: each of them goes once, while fetches are under way.
     for victim in 0..4 {
         let others: Vec<usize> = (0..4).filter(|&node| node != victim).collect();
-        let report =
-            while_reading(&mut fleet, &others, 130 + victim as u64, |fleet| fleet.nodes[victim].kill());
-        report.must_be_whole(others, "the others");
-        fleet.nodes[victim].lose_cache();
+        let report = while_reading(&mut fleet, &others, 130 + victim as u64, |fleet| {
+            fleet.nodes[victim].kill();
+            std::thread::sleep(Duration::from_secs(2));
+        });
+        report.must_have_no_error(others.clone(), "the others");
+        leases += fleet.sum("/fleet/origin_told");
+        troubles += fleet.troubles(&others);
+        // Everybody begins anew, so that there is something to be asked for the next time.
+        fleet.nodes.iter_mut().for_each(|node| {
+            node.end();
+            node.lose_cache();
+        });
         fleet.start();
     }
+    say(format_args!("{leases} leases, {troubles} times in trouble"));
+    assert!(leases > 0, "nobody was told to fetch for all");
+    assert!(troubles > 0, "nobody missed the one who had gone");
     must_be_well(&mut fleet, 13);
 }
 
@@ -334,6 +373,11 @@ fn a_clock_that_jumps() {
             fleet.nodes[1].clock.iter().for_each(|clock| clock.jump(seconds));
         });
         report.must_be_whole([0, 2], &format!("the others, {seconds} s"));
+        for node in [0, 2] {
+            let status = fleet.nodes[node].status();
+            assert_eq!(status["fleet"]["nodes"], 3, "a wrong clock makes nobody look dead: {status:#}");
+        }
+        assert_eq!(fleet.sum("/fleet/corrupt"), 0, "nor do bytes that it gives look wrong");
         say(format_args!("{seconds} s: {} errors of the node itself", report.errors()));
         // That its clock did jump: whoever starts with it is refused by the store, and told why.
         fleet.nodes[1].end();
@@ -386,7 +430,7 @@ fn a_member_that_lies() {
         }
         // Trackers hear from it what it claims to have.
         std::thread::sleep(Duration::from_secs(1));
-        (0..3).for_each(|node| warm(&fleet, node));
+        (0..3).for_each(|node| fleet.warm(node));
         fleet.must_read(&[0, 1, 2], 6, 10, 141, WITHIN);
         say(format_args!("{lie:?}: told {} times, believed never", evil.told()));
         assert!(evil.told() > 0, "nobody was sent to the liar");

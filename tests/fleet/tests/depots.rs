@@ -1,0 +1,271 @@
+//! Depots in trouble: killed, stopped, with a full disk, and one of two.
+//!
+//! A depot stands between the nodes of a zone and the store, so whatever becomes of it, whoever reads through it gets the bytes
+//! elsewhere, from another depot or from the store; where there is no elsewhere, an error in time. Every byte is compared.
+
+use std::time::{Duration, Instant};
+
+use nets::fleet::until_sent;
+use nets::readers::fails_within;
+use nets::tree::File;
+use nets::{Fleet, How, Node, Tree, requires_nets, say};
+
+/// What a request to a daemon is given here, and what a read may take then: several requests, on a busy machine.
+const DEADLINE: &str = "deadline=8";
+const WITHIN: Duration = Duration::from_secs(40);
+/// A depot's link, bits in a second: all there is takes more than ten seconds over it.
+const THIN: u64 = 40_000_000;
+/// So much has come over a link when bytes are flowing: no membership is that talkative.
+const FLOWING: u64 = 2 << 20;
+/// What a depot leaves free of its disk, whatever the disk is.
+const FLOOR: u64 = 1 << 30;
+
+fn fleet(nodes: usize, seed: u64) -> Fleet {
+    Fleet::joined(Tree::of_tests(), nodes, seed, &How::default().with(DEADLINE))
+}
+
+/// Two nodes, and two depots of their zone, which have all that there is.
+fn two(seed: u64, how: &How) -> (Fleet, Vec<Node>) {
+    let mut fleet = Fleet::joined(Tree::of_tests(), 2, seed, how);
+    let depots = fleet.with_depots(2, None);
+    fill(&fleet);
+    (fleet, depots)
+}
+
+/// Has depots fetch all that there is; no byte comes by the node that asks for it.
+fn fill(fleet: &Fleet) {
+    let sum = covey_tests::program::covey_ok(&[
+        "warm".as_ref(),
+        "--depot".as_ref(),
+        fleet.nodes[0].mnt().as_os_str(),
+        "--json".as_ref(),
+    ]);
+    let sum = sum.json();
+    assert!(sum["failed_count"] == 0 && sum["fetched_blobs"].as_u64() > Some(0), "{sum}");
+}
+
+/// These nodes begin anew, with nothing, and know everybody.
+fn forget(fleet: &mut Fleet, nodes: &[usize], all: u64) {
+    for &node in nodes {
+        fleet.nodes[node].end();
+        fleet.nodes[node].lose_cache();
+    }
+    fleet.start();
+    fleet.converge(all, nets::fleet::HANG);
+}
+
+/// What these nodes got from depots, in bytes; parts come from depots, too, but are not told apart.
+fn from_depots(fleet: &Fleet) -> u64 {
+    fleet.sum("/fleet/depot/bytes")
+}
+
+/// Everybody reads everything, whatever there was before.
+fn must_be_well(fleet: &mut Fleet, seed: u64) {
+    fleet.heal();
+    fleet.start();
+    fleet.settle(Duration::from_secs(30));
+    let nodes: Vec<usize> = (0..fleet.nodes.len()).collect();
+    fleet.must_read(&nodes, 4, 10, seed, WITHIN);
+}
+
+/// A depot that is killed while nodes read through it costs them nothing but time: the store is still there. It comes back with its
+/// disk, and serves from it.
+#[test]
+fn a_depot_killed_while_nodes_read_through_it() {
+    requires_nets!();
+    let mut fleet = fleet(2, 201);
+    let mut depots = fleet.with_depots(1, None);
+    let depot = &mut depots[0];
+    fill(&fleet);
+    depot.port.shape(Some(THIN));
+    let before = fleet.sum("/fleet/failed");
+    let report = fleet.while_reading(&[0, 1], 201, WITHIN, |_| {
+        until_sent(&depot.port, FLOWING);
+        depot.kill();
+        std::thread::sleep(Duration::from_secs(2));
+    });
+    report.must_be_whole([0, 1], "both, without their depot");
+    assert!(fleet.sum("/fleet/failed") > before, "what was on its way came to nothing, and that is counted");
+    assert!(fleet.sum("/fleet/origin/bytes") + fleet.sum("/fleet/origin_part/bytes") > 0, "the store has it");
+    depot.port.heal();
+    depot.start();
+    forget(&mut fleet, &[0, 1], 3);
+    must_be_well(&mut fleet, 202);
+    assert!(from_depots(&fleet) > 0, "it serves what it had: {:#}", depot.status());
+    assert!(depot.figure("/far/cache/blobs") > 0, "{:#}", depot.status());
+    fleet.end();
+    depot.end();
+}
+
+/// A depot that is stopped keeps its connections and says nothing: nobody waits for it longer than a read may take.
+#[test]
+fn a_depot_that_is_stopped() {
+    requires_nets!();
+    let mut fleet = fleet(2, 203);
+    let depots = fleet.with_depots(1, None);
+    fill(&fleet);
+    depots[0].port.shape(Some(THIN));
+    let before = fleet.troubles(&[0, 1]);
+    let report = fleet.while_reading(&[0, 1], 203, WITHIN, |_| {
+        until_sent(&depots[0].port, FLOWING);
+        depots[0].freeze();
+        // Longer than nodes wait for anybody, and less than until it is given up.
+        std::thread::sleep(Duration::from_secs(6));
+    });
+    report.must_be_whole([0, 1], "both, while their depot said nothing");
+    assert!(fleet.troubles(&[0, 1]) > before, "nobody noticed that it was stopped");
+    depots[0].thaw();
+    depots[0].port.heal();
+    must_be_well(&mut fleet, 204);
+}
+
+/// A depot whose disk fills keeps what it has room for and gives on what it cannot keep; one with a disk that is full to the last byte
+/// does no harm; when there is room again, it keeps again.
+#[test]
+fn a_depot_whose_disk_is_full() {
+    requires_nets!();
+    let mut fleet = fleet(2, 205);
+    let room = 24 << 20;
+    let depots = fleet.with_depots(1, Some(FLOOR + room));
+    let depot = &depots[0];
+    fleet.must_read(&[0, 1], 6, 30, 205, WITHIN);
+    let status = depot.status();
+    assert!(depot.figure("/filled_blobs") > 0 && depot.figure("/far/cache/bytes") <= room, "{status:#}");
+    // Somebody else has taken all the rest.
+    depot.resize_cache(None);
+    forget(&mut fleet, &[0, 1], 3);
+    let report = fleet.must_read(&[0, 1], 6, 30, 206, WITHIN);
+    let status = depot.status();
+    say(format_args!("full: {} reads, the depot keeps {}", report.right(), status["far"]["cache"]));
+    assert!(depot.figure("/far/cache/evicted_bytes") > 0, "below its floor it makes room: {status:#}");
+    depot.resize_cache(Some(FLOOR + (256 << 20)));
+    forget(&mut fleet, &[0, 1], 3);
+    fleet.warm(0);
+    must_be_well(&mut fleet, 207);
+    let status = depot.status();
+    say(format_args!("with room: the depot keeps {}", status["far"]["cache"]));
+    assert!(depot.figure("/far/cache/bytes") > 0, "{status:#}");
+}
+
+/// The one that has more.
+fn larger(depots: &[Node]) -> usize {
+    usize::from(depots[1].figure("/far/cache/blobs") > depots[0].figure("/far/cache/blobs"))
+}
+
+/// Two depots share what there is, each blob on one of them. When one dies while it serves, readers go on from the other and the store.
+#[test]
+fn one_of_two_depots_dies_while_it_serves() {
+    requires_nets!();
+    let (mut fleet, mut depots) = two(208, &How::default().with(DEADLINE));
+    let kept: Vec<u64> = depots.iter().map(|depot| depot.figure("/far/cache/blobs")).collect();
+    let blobs = fleet.tree.blobs().len() as u64;
+    say(format_args!("{blobs} blobs, of which depots keep {kept:?}"));
+    assert!(kept.iter().all(|&kept| kept > 0), "both have some: {kept:?} of {blobs}");
+    assert!(kept.iter().sum::<u64>() <= blobs, "no blob is kept twice: {kept:?} of {blobs}");
+    let victim = larger(&depots);
+    depots[victim].port.shape(Some(THIN));
+    let before = (from_depots(&fleet), fleet.sum("/fleet/failed"));
+    let sent = depots[1 - victim].figure("/fleet/sent_bytes");
+    let report = fleet.while_reading(&[0, 1], 208, WITHIN, |_| {
+        until_sent(&depots[victim].port, FLOWING);
+        depots[victim].kill();
+        std::thread::sleep(Duration::from_secs(2));
+    });
+    report.must_be_whole([0, 1], "both nodes, with one depot");
+    assert!(
+        fleet.sum("/fleet/failed") > before.1,
+        "what was on its way came to nothing, and that is counted"
+    );
+    assert!(from_depots(&fleet) > before.0, "depots served");
+    assert!(depots[1 - victim].figure("/fleet/sent_bytes") > sent, "the other one served");
+    depots[victim].port.heal();
+    depots[victim].start();
+    forget(&mut fleet, &[0, 1], 4);
+    must_be_well(&mut fleet, 209);
+    fleet.end();
+    depots.iter_mut().for_each(Node::end);
+}
+
+/// The blobs of large files that a depot keeps.
+fn large_blobs(depot: &Node) -> u64 {
+    let mut left = vec![depot.cache().join("blobs")];
+    let mut count = 0;
+    while let Some(folder) = left.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().flatten() {
+            let about = entry.metadata().unwrap();
+            if about.is_dir() {
+                left.push(entry.path());
+            }
+            count += u64::from(about.is_file() && about.len() > 2 << 20);
+        }
+    }
+    count
+}
+
+/// A little at the beginning and near the end of every large file, all at once: how many reads gave bytes, and how many an error. Each is in a
+/// blob of its own.
+fn touch_all(fleet: &Fleet, node: usize, within: Duration) -> (u64, u64) {
+    let mnt = fleet.nodes[node].mnt();
+    let touch = |file: &File, from: u64| {
+        let begun = Instant::now();
+        let read = nets::readers::read(&mnt, file, from, 4096);
+        let (took, name) = (begun.elapsed(), file.path.display());
+        assert!(took < within, "{name} at {from} took {took:?}");
+        match &read {
+            Ok(bytes) => {
+                assert_eq!((bytes.len(), file.differs(from, bytes)), (4096, None), "{name} at {from}")
+            }
+            Err(errno) => assert_eq!(*errno, libc::EIO, "{name} at {from}"),
+        }
+        read.is_ok()
+    };
+    let places = fleet.tree.large().flat_map(|file| [(file, 0), (file, file.size - 8192)]);
+    let came: Vec<bool> = std::thread::scope(|scope| {
+        let touch = &touch;
+        let threads: Vec<_> = places.map(|(file, from)| scope.spawn(move || touch(file, from))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let right = came.iter().filter(|came| **came).count() as u64;
+    (right, came.len() as u64 - right)
+}
+
+/// The store is away and one of two depots is dead: what the other has is read, the rest is an error in time, until the store is back.
+#[test]
+fn one_of_two_depots_and_no_store() {
+    requires_nets!();
+    let how = How::default().with("deadline=3");
+    let (mut fleet, mut depots) = two(210, &how);
+    fleet.names(0);
+    fleet.names(1);
+    let victim = larger(&depots);
+    let has = large_blobs(&depots[1 - victim]);
+    fleet.store.proxy.down();
+    // With both, nobody needs the store.
+    fleet.warm(0);
+    fleet.nodes[0].end();
+    fleet.nodes[0].lose_cache();
+    let sent = depots[1 - victim].figure("/fleet/sent_bytes");
+    depots[victim].kill();
+    // Nobody knows it yet; then everybody does.
+    for known in [false, true] {
+        if known {
+            fleet.converge(2, nets::fleet::HANG);
+        }
+        let (right, errors) = touch_all(&fleet, 1, fails_within(how.deadline()));
+        say(format_args!("{right} right, {errors} errors; the other depot has {has}"));
+        assert!(right >= has, "what the other depot has can be read: {right} of {has}");
+        assert!(errors > 0, "what nobody has is an error");
+    }
+    let status = fleet.nodes[1].status();
+    assert!(
+        depots[1 - victim].figure("/fleet/sent_bytes") > sent,
+        "it was the depot that gave them: {status:#}"
+    );
+    assert!(
+        status["fleet"]["failed"].as_u64() > Some(0),
+        "the dead depot failed, and that is counted: {status:#}"
+    );
+    let log = fleet.nodes[1].log();
+    assert!(log.contains("did not arrive within the deadline") || log.contains("nothing listens"), "{log}");
+    must_be_well(&mut fleet, 211);
+}
