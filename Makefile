@@ -255,6 +255,8 @@ sim: ## Simulate the fleet at 10 to 10,000 nodes: a flash crowd, crashes and slo
 	$(sim) steady --nodes 10,30,100 --seconds 300 --json "$(SIM_RESULTS)/steady-long.json"; \
 	$(sim) steady --nodes 10,30 --seconds 300 --depots 1 --json "$(SIM_RESULTS)/steady-depot.json"; \
 	$(sim) steady --nodes 100 --seconds 300 --depots 4 --depot-room 5000 --json "$(SIM_RESULTS)/steady-depots.json"; \
+	$(sim) steady --nodes 10,30,100 --seconds 300 --costs same --json "$(SIM_RESULTS)/steady-same.json"; \
+	$(sim) steady --nodes 10,30 --seconds 300 --depots 1 --costs same --json "$(SIM_RESULTS)/steady-depot-same.json"; \
 	$(sim) flash --nodes 10,100,300 --blobs 64 --holders gossip --json "$(SIM_RESULTS)/holders-gossip.json"; \
 	$(sim) flash --nodes 10,100,300 --blobs 64 --holders gossip-early --json "$(SIM_RESULTS)/holders-gossip-early.json"; \
 	$(sim) flash --nodes 10,100,300 --blobs 64 --holders gossip-early --gossip-ms 20 --json "$(SIM_RESULTS)/holders-gossip-early-20ms.json"; \
@@ -263,6 +265,7 @@ sim: ## Simulate the fleet at 10 to 10,000 nodes: a flash crowd, crashes and slo
 	$(sim) steady --nodes 10,30 --blobs 20000 --seconds 30 --json "$(SIM_RESULTS)/steady-tracker.json"; \
 	$(sim) zipf --json "$(SIM_RESULTS)/zipf.json"; } | tee "$(SIM_RESULTS)/sim.txt"
 	$(CARGO) run --release --package covey-bench -- zipf-chart "$(SIM_RESULTS)/zipf.json"
+	$(CARGO) run --release --package covey-sim --example charts -- "$(SIM_RESULTS)"
 
 ##@ Tidy
 
