@@ -251,12 +251,18 @@ fn one_of_two_depots_and_no_store() {
         if known {
             fleet.converge(2, nets::fleet::HANG);
         }
-        let (right, errors) = touch_all(&fleet, 1, fails_within(how.deadline()));
-        say(format_args!("{right} right, {errors} errors; the other depot has {has}"));
-        // As long as the dead one is asked as well, three seconds may not be enough on a busy machine.
-        let least = if known { has } else { has / 2 };
-        assert!(right >= least, "what the other depot has can be read: {right} of {has}");
-        assert!(errors > 0, "what nobody has is an error");
+        // What can be had may wait until its own three seconds are over behind what cannot, for which all room is taken: then it comes the next time.
+        let mut most = 0;
+        for _ in 0..3 {
+            let (right, errors) = touch_all(&fleet, 1, fails_within(how.deadline()));
+            say(format_args!("{right} right, {errors} errors; the other depot has {has}"));
+            assert!(errors > 0, "what nobody has is an error");
+            most = right.max(most);
+            if most >= has {
+                break;
+            }
+        }
+        assert!(most >= has, "what the other depot has can be read: {most} of {has}");
     }
     let status = fleet.nodes[1].status();
     assert!(
