@@ -231,7 +231,8 @@ fn touch_all(fleet: &Fleet, node: usize, within: Duration) -> (u64, u64) {
 
 /// The store is away and one of two depots is dead: what the other has is read, the rest is an error in time, until the store is back.
 ///
-/// It fails in about one run of three, and so is none of the tests that every change has to pass: what the living depot has is then not read either. Why is not known.
+/// It fails in about one run of three, and so is none of the tests that every change has to pass. The depot is counted one blob too many where it has a pack of small
+/// files. And reads of what nobody has keep the mount's threads for longer than the kernel waits for them: after three rounds of twenty none is left for what can be had.
 #[test]
 #[ignore = "fails in one run of three: what the other depot has is not always read while the store is away"]
 fn one_of_two_depots_and_no_store() {
