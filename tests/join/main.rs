@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+mod follow;
 mod sealed;
 
 use covey_tests::program::{covey, covey_ok, covey_run, environment, wait};
@@ -83,8 +84,8 @@ impl World {
         count(&self.server.folder())
     }
 
-    fn words(&self, name: &str, join: Option<&str>) -> Vec<String> {
-        let mut words: Vec<String> = ["--endpoint", &self.server.endpoint()].map(str::to_owned).into();
+    fn words(&self, endpoint: &str, name: &str, join: Option<&str>) -> Vec<String> {
+        let mut words: Vec<String> = ["--endpoint", endpoint].map(str::to_owned).into();
         words.extend(["--cache".into(), self.path(&format!("cache-{name}")).display().to_string()]);
         words.extend(["--secret-file".into(), self.secret().display().to_string()]);
         match join {
@@ -95,11 +96,16 @@ impl World {
     }
 
     fn mount(&self, name: &str, join: Option<&str>, more: &[&str]) -> Mount {
+        self.mount_by(&self.server.endpoint(), name, join, more)
+    }
+
+    /// The same, which asks the store there.
+    fn mount_by(&self, endpoint: &str, name: &str, join: Option<&str>, more: &[&str]) -> Mount {
         let at = self.path(name);
         fs::create_dir_all(&at).unwrap();
         let tree = format!("s3://{BUCKET}/prefix@latest");
         let mut words = vec!["mount".to_owned(), "-d".to_owned(), tree, at.display().to_string()];
-        words.extend(self.words(name, join));
+        words.extend(self.words(endpoint, name, join));
         words.extend(more.iter().map(|word| (*word).to_owned()));
         covey_ok(&words);
         Mount { at }
@@ -149,7 +155,7 @@ impl Depot {
     fn start(world: &World, command: &str, name: &str, join: &str, more: &[&str]) -> Depot {
         let mut typed = covey();
         typed.args([command, "--origin", &format!("s3://{BUCKET}/prefix"), "--size", "1G"]);
-        typed.args(world.words(name, Some(join))).args(more);
+        typed.args(world.words(&world.server.endpoint(), name, Some(join))).args(more);
         let log = fs::File::create(world.path(&format!("{name}.log"))).unwrap();
         typed.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         Depot(typed.spawn().unwrap(), world.path(&format!("cache-{name}")))
@@ -538,7 +544,7 @@ fn a_lender_keeps_what_nodes_had() {
     let twice = covey_run(
         &[
             &["lend", "--origin", &format!("s3://{BUCKET}/prefix")].map(str::to_owned)[..],
-            &world.words("lent", Some(&address)),
+            &world.words(&world.server.endpoint(), "lent", Some(&address)),
         ]
         .concat(),
     );

@@ -83,7 +83,7 @@ fn a_fleet_under_tls_keeps_others_out() {
     std::fs::create_dir(&at).unwrap();
     let tree = format!("s3://{BUCKET}/prefix@latest");
     let mut half = vec!["mount".to_owned(), tree, at.display().to_string()];
-    half.extend(world.words("e", Some(&address)));
+    half.extend(world.words(&world.server.endpoint(), "e", Some(&address)));
     half.extend(ours[2..4].iter().cloned());
     let done = covey_run(&half);
     assert!(done.code() == 2 && done.stderr.contains("--tls-cert"), "{done:?}");

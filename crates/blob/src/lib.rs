@@ -9,6 +9,7 @@
 //! - [`records::Records`]: the few small things of an origin that have names of their own.
 //! - [`pack::PackStore`]: this node's open packs; the write path.
 //!
+//! - [`coming`]: bytes that are on their way, handed over by whoever brings them.
 //! - [`extent`]: the extents of one 4 MiB range of a file, as a value with its algebra.
 //! - [`sums`]: what lies beside a blob so that a part of it can be checked: chaining values and CRCs.
 //! - [`folder`]: blobs as files, each with its sums beside it; what a `file:` origin and a node's cache consist of.
@@ -17,6 +18,7 @@
 //! - [`stock`]: memory for the bytes of a blob, which is used again.
 //! - [`failing`]: the seams with faults that a test switches on.
 
+pub mod coming;
 pub mod extent;
 pub mod failing;
 pub mod folder;
@@ -28,6 +30,7 @@ pub mod stock;
 pub mod sums;
 pub mod tiered;
 
+pub use coming::Coming;
 pub use extent::{Extent, ExtentPage};
 pub use folder::BlobFolder;
 pub use gate::Gate;

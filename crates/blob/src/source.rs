@@ -8,6 +8,7 @@ use std::time::Duration;
 use base::BlobId;
 use base::size::BLOB_MAX;
 
+use crate::coming::{Coming, Then};
 use crate::records::Records;
 use crate::stock::Buffer;
 use crate::sums::Sums;
@@ -70,6 +71,11 @@ pub trait BlobSource: Send + Sync {
 
     /// These bytes of the blob will be read soon, and not what is around them. A hint as well.
     fn will_need_part(&self, _id: &BlobId, _offset: u32, _len: u32) {}
+
+    /// Has `then` told of these bytes by whoever is fetching the blob, as soon as they are here. Quick, and waits for nothing.
+    fn coming(&self, _id: &BlobId, _offset: u32, _len: u32, then: Then) -> Coming {
+        Coming::No(then)
+    }
 }
 
 /// Whole 64 KiB groups of a blob, compared with its name, and what the rest can be compared with.

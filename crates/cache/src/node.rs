@@ -20,6 +20,7 @@
 //! Lock order: the room that is made, a blob's turn, removals, the books, pending. No lock is held while the origin is asked.
 
 mod books;
+mod coming;
 mod flights;
 mod health;
 mod keep;
@@ -46,6 +47,7 @@ use std::time::Duration;
 use base::BlobId;
 use base::phase::{self, Phase};
 use base::size::{GIB, MIB};
+use blob::coming::{Coming, Then};
 use blob::{BlobError, BlobFolder, BlobSource, Buffer, Origin, Part, Records, Sums};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -457,6 +459,10 @@ impl BlobSource for NodeCache {
 
     fn will_need_part(&self, id: &BlobId, offset: u32, len: u32) {
         self.core.will_need_part(id, offset, len);
+    }
+
+    fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
+        self.core.coming(id, offset, len, then)
     }
 }
 

@@ -14,6 +14,7 @@
 use std::ops::ControlFlow;
 
 use base::{Ino, Timestamp};
+pub use blob::coming::{Coming, Then};
 
 use crate::errno::Errno;
 
@@ -301,6 +302,11 @@ pub trait Filesystem: Send + Sync {
     /// Whether serving this request would wait for more than memory and the local page cache.
     fn would_wait(&self, request: Waiting) -> bool {
         false
+    }
+
+    /// A read of a range, answered by whoever brings its bytes, if they are on their way. Waits for nothing.
+    fn coming(&self, ino: Ino, offset: u64, len: u32, then: Then) -> Coming {
+        Coming::No(then)
     }
 
     /// Whether what is answered now is about to change, so that the kernel may keep it for no time: attributes, and that there is no

@@ -23,6 +23,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use base::Ino;
+use blob::coming::{Coming, Then};
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -261,6 +262,13 @@ impl Filesystem for Following {
                 .place(ino)
                 .is_ok_and(|place| place.fs.would_wait(Waiting::Read { ino: place.ino, offset, len })),
             other => self.newest().would_wait(other),
+        }
+    }
+
+    fn coming(&self, ino: Ino, offset: u64, len: u32, then: Then) -> Coming {
+        match self.place(ino) {
+            Ok(place) => place.fs.coming(place.ino, offset, len, then),
+            Err(_) => Coming::No(then),
         }
     }
 

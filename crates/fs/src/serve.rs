@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::Ino;
 use blob::BlobError;
+use blob::coming::{Coming, Then};
 use meta::store::StoreError;
 
 use crate::api::{
@@ -74,6 +75,10 @@ impl Filesystem for Volume {
 
     fn would_wait(&self, request: Waiting) -> bool {
         self.core.would_wait(request)
+    }
+
+    fn coming(&self, ino: Ino, offset: u64, len: u32, then: Then) -> Coming {
+        self.core.coming(ino, offset, len, then)
     }
 
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {

@@ -16,14 +16,18 @@
 //!                 └──(deadline; kill, if nothing changes)──► answered
 //! ```
 //!
-//! Workers are started on demand, up to a bound, and end when idle. When all of them are stuck, what is queued behind
+//! Workers are started on demand, up to a bound, and end when idle. One whose request somebody else answered may be stuck for longer, with
+//! something that nobody can have: another takes its place, up to [`LOST`] times the bound. When all of them are stuck, what is queued behind
 //! them still gets its EIO in time, and everything served inline goes on.
+//!
+//! A read whose bytes are on their way needs no worker: whoever brings them answers it ([`Ticket::serve`]), who may be first although a worker
+//! is running.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use fs::Errno;
@@ -36,6 +40,11 @@ use crate::channel::Sink;
 const QUEUED: u8 = 0;
 const RUNNING: u8 = 1;
 const ANSWERED: u8 = 2;
+/// Answered with what was asked for, by whoever brought it.
+const SERVED: u8 = 3;
+
+/// So many times the workers that there may be can be stuck besides.
+const LOST: usize = 3;
 
 /// How long an idle worker stays.
 const IDLE: Duration = Duration::from_secs(10);
@@ -54,12 +63,43 @@ pub struct Ticket {
     since: Instant,
     state: AtomicU8,
     sink: Arc<dyn Sink>,
+    /// The pool whose thread works on it, and what that pool knows of the thread.
+    pool: OnceLock<Weak<Pool>>,
+    stage: AtomicU8,
 }
+
+// Of a ticket in a pool, changed under that pool's lock only.
+const NOBODYS: u8 = 0;
+const AT_WORK: u8 = 1;
+/// A thread is at work for nobody.
+const STRAYED: u8 = 2;
 
 impl Ticket {
     /// Takes the right to answer away from all others. False when someone else had it.
     pub fn claim(&self) -> bool {
-        self.state.swap(ANSWERED, Ordering::AcqRel) != ANSWERED
+        self.end(ANSWERED)
+    }
+
+    /// The same for who has what was asked for.
+    pub fn serve(&self) -> bool {
+        self.end(SERVED)
+    }
+
+    /// Whether somebody had it, and gave it.
+    pub fn is_served(&self) -> bool {
+        self.state.load(Ordering::Acquire) == SERVED
+    }
+
+    fn end(&self, how: u8) -> bool {
+        let open = |state| (state < ANSWERED).then_some(how);
+        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, open).is_ok()
+    }
+
+    /// It was answered with an error. If a thread works on it, another may take that one's place.
+    fn stray(self: &Arc<Self>) {
+        if let Some(pool) = self.pool.get().and_then(Weak::upgrade) {
+            pool.strayed(self);
+        }
     }
 
     /// Sends the answer of one who has claimed it. False when the kernel no longer wants it.
@@ -116,7 +156,9 @@ impl Desk {
         let since = base::time::monotonic();
         let (state, interrupted) = (AtomicU8::new(QUEUED), AtomicBool::new(false));
         let sink = Arc::clone(sink);
-        let ticket = Arc::new(Ticket { unique, caller, interrupted, waiting, since, state, sink });
+        let (pool, stage) = (OnceLock::new(), AtomicU8::new(NOBODYS));
+        let ticket = Ticket { unique, caller, interrupted, waiting, since, state, sink, pool, stage };
+        let ticket = Arc::new(ticket);
         let mut open = self.open.lock();
         open.tickets.insert(unique, Arc::clone(&ticket));
         if open.tickets.len() == 1 {
@@ -151,10 +193,11 @@ impl Desk {
         }
     }
 
-    fn end_if_killed(&self, ticket: &Ticket) {
+    fn end_if_killed(&self, ticket: &Arc<Ticket>) {
         if is_being_killed(ticket.caller) && ticket.interrupt() {
             self.close_ticket(ticket);
             ticket.answer(-Errno::EINTR.0, &[]);
+            ticket.stray();
         }
     }
 
@@ -202,6 +245,7 @@ impl Desk {
             parking_lot::MutexGuard::unlocked(&mut open, || {
                 for ticket in expired.iter().filter(|ticket| ticket.claim()) {
                     ticket.answer(-Errno::EIO.0, &[]);
+                    ticket.stray();
                     late(now.duration_since(ticket.since));
                 }
             });
@@ -235,6 +279,8 @@ pub struct Pool {
 struct PoolState {
     queue: VecDeque<(Arc<Ticket>, Work)>,
     threads: usize,
+    /// Of these, those that work for nobody.
+    strayed: usize,
     idle: usize,
     closed: bool,
 }
@@ -248,27 +294,47 @@ impl Pool {
     /// Queues work. When not even one thread can be had, the ticket is answered EIO.
     pub fn push(self: &Arc<Self>, ticket: Arc<Ticket>, work: Work) {
         let mut state = self.state.lock();
+        let _ = ticket.pool.set(Arc::downgrade(self));
         state.queue.push_back((ticket, work));
-        // As many threads as there is work, counting those that sleep.
-        let wanted = state.queue.len() > state.idle && state.threads < self.most;
+        if !self.staff(&mut state) {
+            let unserved = state.queue.pop_back();
+            drop(state);
+            if let Some((ticket, _)) = unserved
+                && ticket.claim()
+            {
+                ticket.answer(-Errno::EIO.0, &[]);
+            }
+            return;
+        }
+        self.changed.notify_one();
+    }
+
+    /// As many threads as there is work, counting those that sleep. False if there is none and none can be had.
+    fn staff(self: &Arc<Self>, state: &mut PoolState) -> bool {
+        let wanted = state.queue.len() > state.idle && state.threads < self.most(state.strayed);
         if wanted {
             let pool = Arc::clone(self);
             match base::thread::spawn(self.name, move || pool.run()) {
                 Ok(_) => state.threads += 1,
-                Err(_) if state.threads > 0 => {}
-                Err(_) => {
-                    let unserved = state.queue.pop_back();
-                    drop(state);
-                    if let Some((ticket, _)) = unserved
-                        && ticket.claim()
-                    {
-                        ticket.answer(-Errno::EIO.0, &[]);
-                    }
-                    return;
-                }
+                Err(_) => return state.threads > 0,
             }
         }
-        self.changed.notify_one();
+        true
+    }
+
+    /// Threads that there may be while so many of them work for nobody.
+    fn most(&self, strayed: usize) -> usize {
+        self.most + strayed.min(LOST * self.most)
+    }
+
+    /// The ticket was answered; what its thread does is for nobody.
+    fn strayed(self: &Arc<Self>, ticket: &Ticket) {
+        let mut state = self.state.lock();
+        if ticket.stage.load(Ordering::Relaxed) == AT_WORK {
+            ticket.stage.store(STRAYED, Ordering::Relaxed);
+            state.strayed += 1;
+            self.staff(&mut state);
+        }
     }
 
     /// No more work; threads end when they have finished what they do.
@@ -283,16 +349,21 @@ impl Pool {
         let mut buffer = PageBuf::for_reply();
         let mut state = self.state.lock();
         loop {
-            if let Some((ticket, work)) = state.queue.pop_front() {
+            let is_one_too_many = state.threads > self.most(state.strayed);
+            if !is_one_too_many && let Some((ticket, work)) = state.queue.pop_front() {
+                ticket.stage.store(AT_WORK, Ordering::Relaxed);
                 parking_lot::MutexGuard::unlocked(&mut state, || {
                     if ticket.start() {
                         // Whoever hands work in answers for its panics; here they must only not end the thread.
                         let _ = catch_unwind(AssertUnwindSafe(|| work(&ticket, buffer.bytes())));
                     }
                 });
+                if ticket.stage.swap(NOBODYS, Ordering::Relaxed) == STRAYED {
+                    state.strayed -= 1;
+                }
                 continue;
             }
-            if state.closed {
+            if state.closed || is_one_too_many {
                 break;
             }
             state.idle += 1;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use base::Ino;
 use fs::Errno;
-use fs::api::{Filesystem, Waiting};
+use fs::api::{Coming, Filesystem, Then, Waiting};
 
 use crate::Log;
 use crate::abi::header::Header;
@@ -182,17 +182,23 @@ impl Dispatcher {
             return false;
         }
         let ticket = self.0.desk.issue(header.unique, header.caller.pid, waiting, sink);
-        let (this, sink, request) = (self.clone(), Arc::clone(sink), request.to_vec());
         let pool = match waiting {
             _ if seek => &self.0.seeker,
             Some(Waiting::Write) => &self.0.writers,
             _ => &self.0.workers,
         };
-        let work = move |ticket: &Ticket, room: &mut [u8]| {
-            let span = this.0.watch.resume(span);
-            this.finish((lane, span), ticket, &request, room, &*sink);
+        let deferred = Deferred {
+            this: self.clone(),
+            lane,
+            span,
+            ticket,
+            request: request.into(),
+            sink: Arc::clone(sink),
         };
-        pool.push(ticket, Box::new(work));
+        match waiting {
+            Some(Waiting::Read { ino, offset, len }) => deferred.ride(ino, offset, len),
+            _ => deferred.push(pool),
+        }
         true
     }
 
@@ -225,6 +231,10 @@ impl Dispatcher {
                 Ok(done) => ticket.answer(0, &room[..done.len]),
                 Err(error) => ticket.answer(-error.0, &[]),
             };
+        if ticket.is_served() {
+            // By who brought the bytes, and counted there.
+            return;
+        }
         // Answered by the clock or an interrupt meanwhile: whatever this came to, its program saw an error.
         let late = Outcome { bytes: 0, error: libc::EIO as u32 };
         let outcome = if delivered { outcome(&op, &result) } else { late };
@@ -285,6 +295,64 @@ impl Dispatcher {
         }
         // Of a directory that drops its cached listing, of a file its attributes and pages.
         notifier.inval_inode(header.ino, 0, 0);
+    }
+}
+
+/// A request that has left the thread that received it.
+#[derive(Clone)]
+struct Deferred {
+    this: Dispatcher,
+    lane: usize,
+    span: Option<Span>,
+    ticket: Arc<Ticket>,
+    request: Arc<[u8]>,
+    sink: Arc<dyn Sink>,
+}
+
+impl Deferred {
+    /// A worker serves it, if nobody has by then.
+    fn push(self, pool: &Arc<Pool>) {
+        let ticket = Arc::clone(&self.ticket);
+        let work = move |ticket: &Ticket, room: &mut [u8]| {
+            let span = self.this.0.watch.resume(self.span);
+            self.this.finish((self.lane, span), ticket, &self.request, room, &*self.sink);
+        };
+        pool.push(ticket, Box::new(work));
+    }
+
+    /// A read: whoever brings its bytes serves it, and where nobody does a worker. If that is what brings them, the first of both.
+    fn ride(self, ino: Ino, offset: u64, len: u32) {
+        let (fs, workers) = (Arc::clone(&self.this.0.fs), Arc::clone(&self.this.0.workers));
+        let rider = self.clone();
+        let then: Then = Box::new(move |bytes| match bytes {
+            Some(bytes) => rider.serve(bytes),
+            None => {
+                let workers = Arc::clone(&rider.this.0.workers);
+                rider.push(&workers);
+            }
+        });
+        // What panics here does so again where it is answered.
+        let said = catch_unwind(AssertUnwindSafe(|| fs.coming(ino, offset, len, then)));
+        if !matches!(said, Ok(Coming::Begun)) {
+            self.push(&workers);
+        }
+    }
+
+    fn serve(&self, bytes: &[u8]) {
+        let Parts { watch, desk, counts, .. } = &*self.this.0;
+        let Ok((header, _)) = Header::split(&self.request) else { return };
+        let answered = watch.answering(watch.resume(self.span));
+        desk.close_ticket(&self.ticket);
+        if !self.ticket.serve() {
+            return;
+        }
+        let taken = self.ticket.answer(0, bytes);
+        let outcome = match taken {
+            true => Outcome { bytes: bytes.len() as u32, error: 0 },
+            false => Outcome { bytes: 0, error: libc::EIO as u32 },
+        };
+        counts.lane(self.lane).ended(header.opcode, outcome);
+        watch.end(watch.workers(), answered, &header, outcome);
     }
 }
 

@@ -130,6 +130,11 @@ pub trait MetaStore: Send + Sync {
     /// See [`StoreError`].
     fn get(&self, key: &Key) -> Result<Option<Value>, StoreError>;
 
+    /// Whether [`get`](MetaStore::get) would answer without waiting for another machine. Quick.
+    fn is_at_hand(&self, _key: &Key) -> bool {
+        true
+    }
+
     /// Several rows as of one moment, in the order asked.
     ///
     /// # Errors

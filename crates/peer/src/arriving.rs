@@ -33,6 +33,7 @@ use std::time::Instant;
 
 use base::BlobId;
 use base::size::GROUP;
+use blob::coming::Then;
 use blob::{Buffer, Sums};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
@@ -75,11 +76,27 @@ struct Writing {
     filled: u32,
 }
 
+/// Who is to be given a range as soon as it is here, or told that it will not be.
+pub(crate) struct Await {
+    /// Where in the blob it is.
+    pub(crate) range: Range<u32>,
+    /// Is called once, by whoever brings the bytes: a loop that has other connections to read.
+    pub(crate) then: Then,
+}
+
+impl Await {
+    fn tell(self, arriving: &Arriving) {
+        // With sums that are in doubt all of it is compared first.
+        (self.then)(arriving.bytes(self.range).filter(|_| !arriving.is_doubtful()));
+    }
+}
+
 #[derive(Default)]
 struct Waiting {
     failed: Option<Fail>,
     wakers: Vec<Waker>,
     bells: Vec<Weak<Notify>>,
+    awaits: Vec<Await>,
 }
 
 /// What became of bytes that a source offered.
@@ -345,6 +362,22 @@ impl Arriving {
         Reach { arriving: self, end }
     }
 
+    /// Gives a range to whoever awaits it: when it is here or all has failed, or at once.
+    pub(crate) fn give(&self, wait: Await) {
+        let mut waiting = self.waiting.lock();
+        if self.reaches(wait.range.end) || waiting.failed.is_some() {
+            drop(waiting);
+            wait.tell(self);
+        } else {
+            waiting.awaits.push(wait);
+        }
+    }
+
+    /// Those who wait for what has not come.
+    pub(crate) fn take_awaits(&self) -> Vec<Await> {
+        std::mem::take(&mut self.waiting.lock().awaits)
+    }
+
     /// Whether the sums are here, and the bytes below `end` or all.
     fn reaches(&self, end: u32) -> bool {
         self.size().is_some_and(|size| self.verified() >= end.min(size))
@@ -363,9 +396,13 @@ impl Arriving {
         let mut waiting = self.waiting.lock();
         let wakers = std::mem::take(&mut waiting.wakers);
         waiting.bells.iter().filter_map(Weak::upgrade).for_each(|bell| bell.notify_one());
+        let over = waiting.failed.is_some();
+        let due = |wait: &mut Await| over || self.reaches(wait.range.end);
+        let due: Vec<Await> = waiting.awaits.extract_if(.., due).collect();
         drop(waiting);
         self.changed.notify_all();
         wakers.into_iter().for_each(Waker::wake);
+        due.into_iter().for_each(|wait| wait.tell(self));
     }
 
     /// The whole blob and its sums, ready to be admitted. The memory is shared with those who still read it here.

@@ -192,7 +192,7 @@ struct Inner {
     /// Parts that are being fetched.
     parts: AtomicUsize,
     origins: Mutex<Origins>,
-    transit: Transit,
+    transit: Arc<Transit>,
     notes: Notes,
     questions: Questions<asker::Asking>,
     filling: Filling,
@@ -424,7 +424,7 @@ impl Inner {
             line: Line::default(),
             parts: AtomicUsize::new(0),
             origins: Mutex::default(),
-            transit: Transit::new(parts.verify),
+            transit: Arc::new(Transit::new(parts.verify)),
             notes: Notes::default(),
             questions: Questions::default(),
             filling: Filling::default(),

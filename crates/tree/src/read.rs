@@ -106,23 +106,28 @@ impl Tree {
         Ok(node)
     }
 
-    fn row(&self, key: &[u8]) -> Result<Option<Value>, TreeError> {
+    /// The leaf in which this key is, if it is anywhere. `find` gives nodes, or ends the search.
+    fn leaf_of<E>(
+        &self,
+        key: &[u8],
+        find: impl Fn(&Pointer, u8, Option<&[u8]>) -> Result<Arc<Node>, E>,
+    ) -> Result<Option<Arc<Node>>, E> {
         let (mut to, mut level, mut first) = (self.top, self.level, None);
         loop {
-            let node = self.node(&to, level, first.as_deref())?;
-            match &*node {
-                Node::Leaf(leaf) => {
-                    let row = leaf.row(leaf.place_of(key)).filter(|(found, _)| *found == key);
-                    return Ok(row.map(|(_, value)| value.into()));
-                }
-                Node::Inner(inner) => {
-                    let Some(child) = inner.place_of(key).and_then(|place| inner.children.get(place)) else {
-                        return Ok(None);
-                    };
-                    (to, level, first) = (child.to, level - 1, Some(child.first.clone()));
-                }
-            }
+            let node = find(&to, level, first.as_deref())?;
+            let Node::Inner(inner) = &*node else { return Ok(Some(node)) };
+            let Some(child) = inner.place_of(key).and_then(|place| inner.children.get(place)) else {
+                return Ok(None);
+            };
+            (to, level, first) = (child.to, level - 1, Some(child.first.clone()));
         }
+    }
+
+    fn row(&self, key: &[u8]) -> Result<Option<Value>, TreeError> {
+        let leaf = self.leaf_of(key, |to, level, first| self.node(to, level, first))?;
+        let Some(Node::Leaf(leaf)) = leaf.as_deref() else { return Ok(None) };
+        let row = leaf.row(leaf.place_of(key)).filter(|(found, _)| *found == key);
+        Ok(row.map(|(_, value)| value.into()))
     }
 
     /// Calls `each` with the rows of a range, in key order, until it answers false.
@@ -259,6 +264,10 @@ fn damaged(to: &Pointer, what: &str) -> TreeError {
 impl MetaStore for Tree {
     fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
         Ok(self.row(key.as_bytes())?)
+    }
+
+    fn is_at_hand(&self, key: &Key) -> bool {
+        self.leaf_of(key.as_bytes(), |to, _, _| self.kept.lock().get(to).ok_or(())).is_ok()
     }
 
     fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {

@@ -2,13 +2,15 @@
 //!
 //! Who asks first is the pilot and fetches; who asks for the same before it has landed is a passenger and gets what the pilot got, also an
 //! error. A flight that failed is over at once, so the next to ask tries again. One that brought a blob is over when the blob is on the
-//! disk: until then whoever asks gets it from memory.
+//! disk: until then whoever asks gets it from memory. A passenger waits on a thread, or rides: then he is told, and needs none.
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base::BlobId;
+use blob::coming::Rider;
 use blob::{BlobError, Part};
 use parking_lot::{Condvar, Mutex};
 
@@ -33,24 +35,70 @@ pub(super) fn same(error: &BlobError) -> BlobError {
     }
 }
 
+/// A range that somebody is to be told of.
+pub(super) struct Ride {
+    pub(super) offset: u32,
+    pub(super) len: u32,
+    pub(super) rider: Rider,
+}
+
+impl Ride {
+    fn end(&self, outcome: &Outcome) {
+        let range = outcome.as_ref().ok().and_then(|part| {
+            let from = self.offset.checked_sub(part.offset)? as usize;
+            part.bytes.get(from..from + self.len as usize)
+        });
+        self.rider.tell(range);
+    }
+}
+
+#[derive(Default)]
+struct State {
+    outcome: Option<Outcome>,
+    rides: Vec<Ride>,
+}
+
+fn copy(outcome: &Outcome) -> Outcome {
+    outcome.as_ref().map(Arc::clone).map_err(same)
+}
+
 /// A fetch that is under way or has just ended.
 #[derive(Default)]
 pub(super) struct Flight {
-    outcome: Mutex<Option<Outcome>>,
+    state: Mutex<State>,
     landed: Condvar,
+    /// Bytes that riders were told of.
+    given: AtomicUsize,
 }
 
 impl Flight {
     /// Waits for what it brings.
     pub(super) fn wait(&self) -> Outcome {
-        let mut outcome = self.outcome.lock();
+        let mut state = self.state.lock();
         loop {
-            match &*outcome {
-                Some(Ok(part)) => return Ok(Arc::clone(part)),
-                Some(Err(error)) => return Err(same(error)),
-                None => self.landed.wait(&mut outcome),
+            match &state.outcome {
+                Some(outcome) => return copy(outcome),
+                None => self.landed.wait(&mut state),
             }
         }
+    }
+
+    /// Has it tell when it lands, or now if it has.
+    pub(super) fn ride(&self, ride: Ride) {
+        let mut state = self.state.lock();
+        let Some(outcome) = &state.outcome else { return state.rides.push(ride) };
+        let outcome = copy(outcome);
+        drop(state);
+        ride.end(&outcome);
+    }
+
+    /// A rider was told of so many bytes.
+    pub(super) fn gave(&self, bytes: usize) {
+        self.given.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn given(&self) -> usize {
+        self.given.load(Ordering::Relaxed)
     }
 }
 
@@ -98,8 +146,18 @@ impl Pilot {
     /// All who wait get this.
     pub(super) fn land(&mut self, outcome: Outcome) {
         self.landed = true;
-        *self.flight.outcome.lock() = Some(outcome);
+        let rides = {
+            let mut state = self.flight.state.lock();
+            state.outcome = Some(copy(&outcome));
+            std::mem::take(&mut state.rides)
+        };
         self.flight.landed.notify_all();
+        rides.iter().for_each(|ride| ride.end(&outcome));
+    }
+
+    /// Bytes that riders were told of.
+    pub(super) fn given(&self) -> usize {
+        self.flight.given()
     }
 }
 

@@ -121,6 +121,15 @@ impl Memory {
         gone
     }
 
+    /// The same of a whole blob of which so many bytes were taken before; not kept if these are all.
+    pub(super) fn keep_passed(&mut self, id: &BlobId, part: Arc<Part>, bytes: usize) -> Vec<Arc<Part>> {
+        let mut gone = self.keep(id, part);
+        if self.pass(id, bytes).is_some() {
+            gone.extend(self.forget_passed(id));
+        }
+        gone
+    }
+
     pub(super) fn forget(&mut self, id: &BlobId) -> Option<Arc<Part>> {
         let Kept { part, read, .. } = self.parts.remove(id)?;
         self.bytes -= part.bytes.len();

@@ -248,11 +248,11 @@ impl Core {
         match fetched {
             Ok(part) if is_whole(&part) => {
                 permit.shrink(part.bytes.len() as u64);
+                pilot.land(Ok(Arc::clone(&part)));
                 if hint {
-                    let gone = self.memory.lock().keep(id, Arc::clone(&part));
+                    let gone = self.memory.lock().keep_passed(id, Arc::clone(&part), pilot.given());
                     drop(gone);
                 }
-                pilot.land(Ok(Arc::clone(&part)));
                 let landed = Arc::clone(&part);
                 self.put_away(Landed { id: *id, part: landed, ahead: hint, _pilot: pilot, _permit: permit });
                 Ok(part)

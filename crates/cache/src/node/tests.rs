@@ -4,6 +4,7 @@ mod conformance;
 mod parts;
 mod random;
 mod reads;
+mod rides;
 mod room;
 mod stores;
 

@@ -112,6 +112,9 @@ pub struct FleetStatus {
     /// Questions to trackers that were not answered in time.
     #[serde(default)]
     pub asks_late: u64,
+    /// Ranges that readers here were given by the loop that received them.
+    #[serde(default)]
+    pub direct: u64,
     /// Questions asked of trackers, and answered as one.
     pub asks: u64,
     /// See [`FleetStatus::asks`].
@@ -151,6 +154,7 @@ impl FleetStatus {
             failed: counts.failed,
             hedges: counts.hedges,
             asks_late: counts.asks_late,
+            direct: counts.direct,
             asks: counts.asks,
             answered: counts.answered,
             sent_bytes: net.blob_bytes_out,

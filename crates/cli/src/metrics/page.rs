@@ -90,6 +90,7 @@ pub const METRICS: &[(&str, &str, &str)] = &[
         "counter",
         "Questions about who has a blob that were not answered in time.",
     ),
+    ("covey_fleet_direct_total", "counter", "Ranges given to readers by the loop that received them."),
     ("covey_fleet_failures_total", "counter", "Fetches from other nodes that failed."),
     ("covey_fleet_corrupt_total", "counter", "Answers that were not the blob's bytes."),
     ("covey_fleet_sent_bytes_total", "counter", "Bytes of blobs sent to other nodes."),
@@ -214,6 +215,7 @@ fn fleet(page: &mut Page, fleet: &FleetStatus) {
     let why = [("told", fleet.origin_told), ("hedge", fleet.origin_hedged), ("alone", fleet.origin_alone)];
     page.labelled("covey_fleet_origin_fetches_total", "why", why);
     page.value("covey_fleet_late_answers_total", fleet.asks_late);
+    page.value("covey_fleet_direct_total", fleet.direct);
     page.value("covey_fleet_failures_total", fleet.failed);
     page.value("covey_fleet_corrupt_total", fleet.corrupt);
     page.value("covey_fleet_sent_bytes_total", fleet.sent_bytes);

@@ -1,7 +1,9 @@
 //! Reading, and finding data and holes.
 
 use base::size::BLOB_MAX;
-use base::{Ino, time};
+use base::{BlobId, Ino, time};
+use blob::coming::{Coming, Then};
+use blob::extent::Part;
 use meta::record::InodeRecord;
 
 use crate::api::{Seek, Waiting};
@@ -28,7 +30,7 @@ impl Core {
         match request {
             Waiting::Read { ino, offset, len } => {
                 len >= STREAM_LEN
-                    || !self.options.names_near
+                    || !self.options.names_near && !self.are_names_at_hand(ino, offset, len)
                     || !self.options.near && self.read_is_far(ino, offset, len)
             }
             // Held back on the thread that received it, it would hold back reads too.
@@ -36,6 +38,52 @@ impl Core {
             Waiting::Sync => true,
             Waiting::Change => false,
             Waiting::Look => !self.options.names_near,
+        }
+    }
+
+    /// Whether the names that a read of this range asks for are in this machine.
+    fn are_names_at_hand(&self, ino: Ino, offset: u64, len: u32) -> bool {
+        let (first, last) = (page_of(offset).0, page_of(offset.saturating_add(u64::from(len))).0);
+        (first..=last).all(|page| {
+            let is_here = |pack| self.table.get(pack).is_some() || self.names.is_pack_at_hand(pack);
+            self.names.are_at_hand(ino, page)
+                && self
+                    .names
+                    .extents(ino, page)
+                    .is_ok_and(|extents| extents.extents().iter().all(|e| is_here(e.pack)))
+        })
+    }
+
+    /// A read that is answered when its bytes come. One of several blobs, or for which names have to be fetched, is none.
+    pub(crate) fn coming(&self, ino: Ino, offset: u64, len: u32, then: Then) -> Coming {
+        let Some((record, blob, at, len)) = self.one_range(ino, offset, len) else { return Coming::No(then) };
+        let said = self.parts.source.coming(&blob, at, len, then);
+        if matches!(said, Coming::Begun) {
+            self.look_ahead(ino, offset, len as usize, record.size);
+            self.counters.from_blobs.add(len as usize);
+            if self.options.atime == Atime::Relative && !self.options.read_only {
+                self.touch_relative(ino, &record, time::now());
+            }
+        }
+        said
+    }
+
+    /// The blob in which all that is asked for lies up to the end of the file, where in it, and how many bytes.
+    fn one_range(&self, ino: Ino, offset: u64, len: u32) -> Option<(InodeRecord, BlobId, u32, u32)> {
+        let is_far = !self.options.near;
+        if !is_far || !self.options.names_near && !self.are_names_at_hand(ino, offset, len) {
+            return None;
+        }
+        let record = self.file(ino).ok().filter(|record| !record.has(InodeRecord::INLINE))?;
+        let len = u64::from(len).min(record.size.checked_sub(offset)?) as u32;
+        let (page, at) = page_of(offset);
+        let extents = self.names.extents(ino, page).ok()?;
+        let mut parts = extents.parts(at, len);
+        let Some(Part::Data(extent)) = parts.next() else { return None };
+        let fits = at.checked_add(len)? <= BLOB_MAX && extent.len == len;
+        match self.place_of(extent.pack) {
+            Ok(Some(Place::Blob(blob))) if fits && len > 0 => Some((record, blob, extent.offset, len)),
+            _ => None,
         }
     }
 

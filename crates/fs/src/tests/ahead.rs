@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use base::BlobId;
 use base::size::{BLOB_MAX, KIB, MIB};
+use blob::coming::{Coming, Then};
 use blob::{BlobError, BlobSource};
 
 use super::*;
@@ -48,6 +49,17 @@ impl BlobSource for Watched {
 
     fn will_need_part(&self, id: &BlobId, offset: u32, len: u32) {
         self.parts.lock().push((*id, offset, len));
+    }
+
+    /// What is wanted of a blob that is not near has just come.
+    fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
+        if self.is_near(id) {
+            return Coming::No(then);
+        }
+        let mut bytes = vec![0; len as usize];
+        let read = self.inner.read_at(id, offset, &mut bytes);
+        then(read.is_ok().then_some(&bytes));
+        Coming::Begun
     }
 }
 
@@ -209,4 +221,39 @@ fn files_that_are_read_one_after_another_go_on_with_the_next() {
     assert!(blobs[2..].iter().all(|blob| needed.contains(blob)), "each before it was read");
     assert_eq!(needed.len(), 18, "and once: all that follow, up to the last");
     volume.close().unwrap();
+}
+
+/// What becomes of a read whose bytes are on their way: what was told, if it was begun.
+fn rides(far: &Far, ino: Ino, offset: u64, len: u32) -> Option<Option<Vec<u8>>> {
+    let told = Arc::new(Mutex::new(None));
+    let tell = Arc::clone(&told);
+    let then = move |bytes: Option<&[u8]>| *tell.lock() = Some(bytes.map(<[u8]>::to_vec));
+    match far.volume.coming(ino, offset, len, Box::new(then)) {
+        Coming::Begun => told.lock().clone(),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_read_of_what_is_on_its_way_is_told_and_looks_ahead() {
+    let far = Far::new();
+    let first = noise(0, MIB as usize);
+    assert_eq!(rides(&far, far.ino, 0, 131_072), Some(Some(first[..131_072].to_vec())));
+    assert_eq!(rides(&far, far.ino, 131_072, 131_072), Some(Some(first[131_072..262_144].to_vec())));
+    assert!(!far.wanted().is_empty(), "who is answered so is a reader as any other");
+    assert!(far.volume.stats().unwrap().read_bytes >= 262_144);
+    // Of a hole, beyond the end, over the end of what is stored, of what is near: these are read.
+    for (offset, len) in [(2 * MIB, 4096), (PAGES * PAGE, 10), (MIB - 10, 20), (PAGE - 10, 20)] {
+        assert_eq!(rides(&far, far.ino, offset, len as u32), None, "{offset}");
+    }
+    far.watched.near.lock().insert(far.blobs[0]);
+    assert_eq!(rides(&far, far.ino, 0, 131_072), None);
+    let last = (PAGES - 1) * PAGE + MIB - 100;
+    assert_eq!(
+        rides(&far, far.ino, last, 4096).flatten().map(|bytes| bytes.len()),
+        Some(100),
+        "up to the end"
+    );
+    far.volume.close().unwrap();
+    drop(far.world);
 }

@@ -1,6 +1,8 @@
 //! What is done to a volume as a whole: clone, check, repair, collect.
 
 use base::size::MIB;
+use meta::key::KeyRange;
+use meta::store::{CommitError, Rows, StoreError, Value};
 use meta::{Commit, Key};
 
 use super::*;
@@ -312,5 +314,39 @@ fn looks_wait_where_names_are_far() {
     let options = Options { frozen: true, names_near: false, ..world.options() };
     let far = Volume::open(world.parts.clone(), options).unwrap();
     assert!(far.would_wait(Waiting::Look));
-    assert!(far.would_wait(Waiting::Read { ino: Ino::ROOT, offset: 0, len: 1 }));
+    let read = Waiting::Read { ino: Ino::ROOT, offset: 0, len: 1 };
+    assert!(!far.would_wait(read), "of these it is known that they are here");
+    far.close().unwrap();
+    let parts = Parts { store: Arc::new(Elsewhere(world.parts.store.clone())), ..world.parts.clone() };
+    let far = Volume::open(parts, Options { frozen: true, names_near: false, ..world.options() }).unwrap();
+    assert!(far.would_wait(read));
+}
+
+/// Rows that would have to be fetched.
+struct Elsewhere(Arc<dyn MetaStore>);
+
+impl MetaStore for Elsewhere {
+    fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
+        self.0.get(key)
+    }
+
+    fn is_at_hand(&self, _: &Key) -> bool {
+        false
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
+        self.0.get_many(keys)
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Result<Rows, StoreError> {
+        self.0.scan(range, limit)
+    }
+
+    fn commit(&self, commit: Commit) -> Result<(), CommitError> {
+        self.0.commit(commit)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        self.0.flush()
+    }
 }

@@ -145,3 +145,52 @@ fn regression_a_panic_in_a_worker_does_not_use_it_up() {
     pool.push(desk.issue(2, 0, None, &sink), Box::new(move |_, _| done.send(()).unwrap()));
     wait.recv_timeout(Duration::from_secs(10)).unwrap();
 }
+
+#[test]
+fn who_has_the_bytes_serves_although_a_worker_is_at_it() {
+    let (kept, sink, desk) = parts(LONG);
+    let ticket = desk.issue(1, 0, None, &sink);
+    assert!(ticket.start() && ticket.serve() && ticket.is_served());
+    assert!(!ticket.claim() && !ticket.serve(), "once");
+    assert!(ticket.is_served() && kept.0.lock().is_empty());
+    let ticket = desk.issue(2, 0, None, &sink);
+    assert!(ticket.claim() && !ticket.serve() && !ticket.is_served(), "whoever is first");
+}
+
+/// Reads of what nobody had kept all workers for longer than the kernel waited for them, and what could be had was not read.
+#[test]
+fn regression_workers_that_are_stuck_with_what_was_answered_are_replaced() {
+    let (kept, sink, desk) = parts(Duration::from_millis(100));
+    let pool = Pool::new("test", 2);
+    let (release, wait) = mpsc::channel::<()>();
+    let wait = Arc::new(Mutex::new(wait));
+    let stuck = |unique| {
+        let wait = Arc::clone(&wait);
+        pool.push(
+            desk.issue(unique, 0, None, &sink),
+            Box::new(move |_, _| assert!(wait.lock().recv().is_err())),
+        );
+    };
+    let until = |what: &str, is: &dyn Fn() -> bool| {
+        let begun = base::time::monotonic();
+        while !is() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    for round in 0..LOST as u64 {
+        (0..2).for_each(|n| stuck(10 * round + n));
+        until("the clock answers", &|| kept.0.lock().len() as u64 == 2 * (round + 1));
+        let (done, ran) = mpsc::channel();
+        let work = move |ticket: &Ticket, _: &mut [u8]| done.send(ticket.claim()).unwrap();
+        pool.push(desk.issue(10 * round + 5, 0, None, &sink), Box::new(work));
+        assert_eq!(ran.recv_timeout(Duration::from_secs(10)), Ok(true), "another takes their place");
+    }
+    // Not without end: these have the last two places.
+    (0..2).for_each(|n| stuck(100 + n));
+    until("the clock answers", &|| kept.0.lock().len() == 2 * LOST + 2);
+    until("all places are taken", &|| pool.state.lock().strayed == 2 * LOST + 2);
+    assert!(pool.state.lock().threads <= 2 + 2 * LOST);
+    drop(release);
+    until("they are back", &|| pool.state.lock().strayed == 0);
+}

@@ -101,3 +101,30 @@ fn regression_a_made_up_size_gives_the_origins_bytes_back() {
         assert!(back == bytes && !arriving.is_whole());
     }
 }
+
+#[test]
+fn what_is_to_be_called_is_called_once_when_its_bytes_are_here_or_never_will_be() {
+    let bytes = noise(300_000);
+    let arriving = Arriving::new(Sums::of(&bytes).id(), Verify::Blake3);
+    let called = Arc::new(Mutex::new(Vec::new()));
+    let give = |end: u32| {
+        let called = Arc::clone(&called);
+        let then = move |bytes: Option<&[u8]>| called.lock().push((end, bytes.map(<[u8]>::len)));
+        arriving.give(Await { range: 0..end, then: Box::new(then) });
+    };
+    give(1);
+    give(70_000);
+    give(u32::MAX);
+    arriving.begin(Sums::of(&bytes)).unwrap();
+    arriving.append(&bytes[..65_535]).unwrap();
+    assert_eq!(*called.lock(), [], "a group is compared when it is whole");
+    arriving.append(&bytes[..140_000]).unwrap();
+    assert_eq!(*called.lock(), [(1, Some(1)), (70_000, Some(70_000))]);
+    give(5);
+    assert_eq!(called.lock()[2..], [(5, Some(5))], "at once");
+    give(200_000);
+    arriving.fail(Fail::Missing);
+    assert_eq!(called.lock()[3..], [(u32::MAX, None), (200_000, None)]);
+    give(299_999);
+    assert_eq!(called.lock()[5..], [(299_999, None)]);
+}

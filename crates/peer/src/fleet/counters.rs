@@ -73,6 +73,8 @@ counters! {
     asks_late,
     /// Blobs that somebody here waited for because they were being fetched already.
     shared,
+    /// Ranges that readers here were given by the loop that received them.
+    direct,
     /// Questions answered as a tracker.
     answered,
     /// Notes told to trackers.

@@ -1,13 +1,17 @@
 //! The fleet as an origin: fetching by the plan, everything else as the origin behind it says.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::BlobId;
+use blob::coming::{Coming, Then};
 use blob::source::SharedBytes;
 use blob::{BlobError, BlobSource, Buffer, Origin, Part, Records, Sums};
 
 use super::Fleet;
+use super::counters::Counters;
+use crate::arriving::Await;
 
 impl BlobSource for Fleet {
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
@@ -20,6 +24,22 @@ impl BlobSource for Fleet {
 
     fn is_near(&self, _: &BlobId) -> bool {
         false
+    }
+
+    /// In the loop that reads the connection by which the bytes come.
+    fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
+        let end = offset.checked_add(len).filter(|_| !self.inner.is_alone());
+        let Some(end) = end else { return Coming::No(then) };
+        let inner = Arc::downgrade(&self.inner);
+        let then = Box::new(move |bytes: Option<&[u8]>| {
+            if let Some(inner) = inner.upgrade().filter(|_| bytes.is_some()) {
+                Counters::one(&inner.counters.direct);
+            }
+            then(bytes);
+        });
+        let wait = Await { range: offset..end, then };
+        let begun = self.inner.transit.give(id, wait, base::time::monotonic());
+        if begun { Coming::Begun } else { Coming::Unbegun }
     }
 }
 

@@ -152,8 +152,7 @@ impl Inner {
         if matches!(told, Some((_, Told::Lease(_)))) && depot.is_none() {
             return self.part_with_lease(arriving, wanted).map(Some);
         }
-        self.transit.ended(&wanted.id);
-        arriving.fail(Fail::Missing);
+        self.transit.given_up(&wanted.id, &arriving, base::time::monotonic());
         Ok(match told {
             Some((tracker, Told::Nodes(nodes, time))) => {
                 self.part_from_holders(&nodes, tracker, wanted, time)
@@ -229,7 +228,12 @@ impl Inner {
 
     fn part_from(&self, node: NodeId, wanted: Wanted, time: Duration) -> Result<Part, Fail> {
         let (Some(net), Some(peer)) = (self.net(), self.peer(node)) else { return Err(Fail::Closed) };
-        match net.read_groups(peer, &wanted.id, wanted.offset, wanted.len, time).wait() {
+        let call = net.read_groups(peer, &wanted.id, wanted.offset, wanted.len, time);
+        // Whoever reads it here does not wait for this thread.
+        let (transit, id, from) =
+            (Arc::clone(&self.transit), wanted.id, wanted.offset - wanted.offset % GROUP);
+        call.on_arrival(move |bytes| transit.came(&id, from, bytes));
+        match call.wait() {
             Ok((sums, bytes)) => {
                 let counters = &self.counters;
                 let (parts, part_bytes) = match self.is_depot(node) {

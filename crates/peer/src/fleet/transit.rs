@@ -11,6 +11,7 @@
 //! written past the kernel's pages, so it would have to be read from the disk for each of them.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,8 @@ use base::BlobId;
 use blob::{Buffer, Sums};
 use parking_lot::Mutex;
 
-use crate::arriving::{Arriving, Verify};
+use crate::arriving::{Arriving, Await, Verify};
+use crate::net::Fail;
 
 /// The cache has so long to put a blob on the disk.
 const LANDING: Duration = Duration::from_secs(2);
@@ -40,6 +42,8 @@ struct Entries {
     all: HashMap<BlobId, Entry>,
     /// What the cache has written, in this order; some may be gone.
     recent: VecDeque<BlobId>,
+    /// Who wants to be given ranges of what nobody fetches as a whole, and since when.
+    awaited: HashMap<BlobId, Vec<(Await, Instant)>>,
 }
 
 impl Entries {
@@ -71,17 +75,59 @@ impl Transit {
     }
 
     pub(super) fn board(&self, id: &BlobId) -> Seat {
-        let all = &mut self.entries.lock().all;
-        match all.get(id) {
-            // Also what landed. To ask the tracker for it would be to ask for what it believes to be here: if nobody else has it, it would be
-            // fetched again.
-            Some(entry) => Seat::Passenger(Arc::clone(&entry.arriving)),
-            None => {
-                let arriving = Arriving::new(*id, self.verify);
-                all.insert(*id, Entry { arriving: Arc::clone(&arriving), landed: None, kept: false });
-                Seat::Pilot(arriving)
-            }
+        let mut entries = self.entries.lock();
+        // Also what landed. To ask the tracker for it would be to ask for what it believes to be here: if nobody else has it, it would be
+        // fetched again.
+        if let Some(entry) = entries.all.get(id) {
+            return Seat::Passenger(Arc::clone(&entry.arriving));
         }
+        let arriving = Arriving::new(*id, self.verify);
+        entries.all.insert(*id, Entry { arriving: Arc::clone(&arriving), landed: None, kept: false });
+        // Nothing of it is here, so nothing is called under the lock.
+        let awaited = entries.awaited.remove(id).unwrap_or_default();
+        awaited.into_iter().for_each(|(wait, _)| arriving.give(wait));
+        Seat::Pilot(arriving)
+    }
+
+    /// Gives a range of a blob that is on its way to whoever awaits it, or of one that is within [`LANDING`]. True: it is.
+    pub(super) fn give(&self, id: &BlobId, wait: Await, now: Instant) -> bool {
+        let mut entries = self.entries.lock();
+        let Some(arriving) = entries.all.get(id).map(|entry| Arc::clone(&entry.arriving)) else {
+            entries.awaited.entry(*id).or_default().push((wait, now));
+            return false;
+        };
+        drop(entries);
+        arriving.give(wait);
+        true
+    }
+
+    /// The blob is not fetched after all, but a part of it, or by somebody else: whoever awaits it goes on waiting.
+    pub(super) fn given_up(&self, id: &BlobId, arriving: &Arriving, now: Instant) {
+        let mut entries = self.entries.lock();
+        entries.all.remove(id);
+        let awaits = arriving.take_awaits();
+        if !awaits.is_empty() {
+            entries.awaited.entry(*id).or_default().extend(awaits.into_iter().map(|wait| (wait, now)));
+        }
+        drop(entries);
+        arriving.fail(Fail::Missing);
+    }
+
+    /// A part of it has come by itself, which begins at `offset` and was compared.
+    pub(super) fn came(&self, id: &BlobId, offset: u32, bytes: &[u8]) {
+        let within = |range: &Range<u32>| {
+            let from = range.start.checked_sub(offset)? as usize;
+            bytes.get(from..from + range.len())
+        };
+        let mut entries = self.entries.lock();
+        let Some(waits) = entries.awaited.get_mut(id) else { return };
+        let due: Vec<Await> =
+            waits.extract_if(.., |(wait, _)| within(&wait.range).is_some()).map(|(wait, _)| wait).collect();
+        if waits.is_empty() {
+            entries.awaited.remove(id);
+        }
+        drop(entries);
+        due.into_iter().for_each(|wait| (wait.then)(within(&wait.range)));
     }
 
     /// The blob, if it is on its way here or has come lately.
@@ -128,9 +174,14 @@ impl Transit {
 
     /// Gives up what the cache has not written in time, and what came some time ago.
     pub(super) fn tidy(&self, now: Instant) {
-        self.entries.lock().all.retain(|_, entry| {
+        let mut entries = self.entries.lock();
+        entries.all.retain(|_, entry| {
             let most = if entry.kept { REMEMBERED } else { LANDING };
             entry.landed.is_none_or(|at| now.saturating_duration_since(at) < most)
+        });
+        entries.awaited.retain(|_, waits| {
+            waits.retain(|(_, since)| now.saturating_duration_since(*since) < LANDING);
+            !waits.is_empty()
         });
     }
 
@@ -149,6 +200,36 @@ mod tests {
         let sums = Sums::of(&bytes);
         transit.landed(&sums.id(), &sums, &Buffer::from(bytes), now);
         sums.id()
+    }
+
+    #[test]
+    fn who_awaits_what_nobody_fetches_is_told_by_who_does_soon() {
+        let (transit, now) = (Transit::new(Verify::Blake3), base::time::monotonic());
+        let bytes = vec![7; 100_000];
+        let sums = Sums::of(&bytes);
+        let (id, told) = (sums.id(), Arc::new(Mutex::new(Vec::new())));
+        let give = |range: Range<u32>, name: &'static str| {
+            let told = Arc::clone(&told);
+            let then = move |bytes: Option<&[u8]>| told.lock().push((name, bytes.map(<[u8]>::len)));
+            transit.give(&id, Await { range, then: Box::new(then) }, now)
+        };
+        assert!(!give(0..10, "too early"));
+        transit.tidy(now + LANDING);
+        assert!(!give(0..10, "before") && told.lock().is_empty());
+        let Seat::Pilot(arriving) = transit.board(&id) else { panic!("nobody fetches it") };
+        assert!(give(5..100_000, "meanwhile"));
+        // A part of it comes alone, and then the whole.
+        transit.given_up(&id, &arriving, now);
+        transit.came(&id, 65_536, &bytes[65_536..]);
+        assert_eq!(*told.lock(), []);
+        transit.came(&id, 0, &bytes[..65_536]);
+        assert_eq!(*told.lock(), [("before", Some(10))]);
+        let Seat::Pilot(arriving) = transit.board(&id) else { panic!("nobody fetches it") };
+        arriving.begin(sums.clone()).unwrap();
+        arriving.append(&bytes).unwrap();
+        transit.landed(&id, &sums, &Buffer::from(bytes), now);
+        assert!(give(0..100_000, "afterwards"));
+        assert_eq!(told.lock()[1..], [("meanwhile", Some(99_995)), ("afterwards", Some(100_000))]);
     }
 
     #[test]

@@ -42,10 +42,18 @@ struct State {
     result: Option<Result<Reply, Fail>>,
     over: bool,
     waker: Option<Waker>,
+    arrival: Option<OnArrival>,
 }
+
+/// Is given the bytes that came.
+type OnArrival = Box<dyn FnOnce(&[u8]) + Send>;
 
 impl Slot {
     pub(crate) fn put(&self, result: Result<Reply, Fail>) {
+        let arrival = self.state.lock().arrival.take();
+        if let (Some(arrival), Ok(Reply::Groups(_, bytes))) = (arrival, &result) {
+            arrival(bytes);
+        }
         let mut state = self.state.lock();
         if state.over {
             return;
@@ -113,6 +121,14 @@ impl<T> Call<T> {
         drop(state);
         self.undo = None;
         self.finish(result)
+    }
+
+    /// Has groups that come given to this in the loop that receives them, before anybody who waits is woken; not if they have come.
+    pub(crate) fn on_arrival(&self, call: impl FnOnce(&[u8]) + Send + 'static) {
+        let mut state = self.slot.state.lock();
+        if !state.over {
+            state.arrival = Some(Box::new(call));
+        }
     }
 
     /// Whether the end is there, so that waiting takes no time.
