@@ -22,6 +22,7 @@ use blob::Sums;
 use serde_json::Value;
 
 use crate::Result;
+use crate::chart::Lines;
 use crate::peer::on_path;
 use crate::run::{Common, progress};
 use crate::sheet::{Bound, Sheet};
@@ -49,11 +50,15 @@ const LINK: &str = "2gbit";
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// How what comes is verified, sealed and kept, and who does the same work.
-const WITH: [&str; 7] = ["crc", "blake3", PAST, "crc, TLS", "blake3, TLS", "iperf3", "nginx+curl"];
+const WITH: [&str; 8] =
+    ["crc", "blake3", PAST, HASHED_PAST, "crc, TLS", "blake3, TLS", "iperf3", "nginx+curl"];
 /// What comes is written past the kernel's pages.
 const PAST: &str = "crc, past the pages";
+const HASHED_PAST: &str = "blake3, past the pages";
 /// What is shown of a link: all, and what is to spare wake-ups left out.
 const ON_A_LINK: [&str; 3] = ["crc", "no low-water mark", "all of them off"];
+/// So many ranges are outstanding.
+const AT_ONCE: [u64; 5] = [1, 4, 16, 64, 256];
 /// So many columns later the next round begins.
 const STEP: usize = 3;
 
@@ -192,7 +197,7 @@ impl Run<'_> {
         let mut command = self.wire.command(&self.wire.b, &std::env::current_exe()?);
         command.args(["transport-ask", "--server", &format!("{SERVER}:7171"), "--verify", verify]);
         command.args(tls.map(|tls| [Path::new("--tls"), tls]).into_iter().flatten());
-        command.args((column == PAST).then_some("--past-pages"));
+        command.args(matches!(column, PAST | HASHED_PAST).then_some("--past-pages"));
         command.args(["--off", off]).args(what).arg(self.folder).arg(&self.cache);
         let output = command.stderr(Stdio::inherit()).output()?;
         let _ = fs::remove_dir_all(&self.cache);
@@ -336,6 +341,7 @@ pub fn run(args: &Args) -> Result<()> {
     progress("");
     targets(&mut sheet);
     sheet.chart_ratios("crc", &["iperf3", "nginx+curl", "all of them off"]);
+    chart_small(&mut sheet);
     sheet.close(machine::load());
     println!("{}", sheet.markdown());
     if common.results.as_os_str() != "none" {
@@ -395,7 +401,7 @@ fn one_round(run: &Run<'_>, common: &Common, (round, blobs): (usize, u64), sheet
         done?;
     }
     let ops = common.size(200_000, 20_000);
-    for at_once in [1u64, 4, 16, 64, 256] {
+    for at_once in AT_ONCE {
         let (count, cell) = ((ops * at_once / 64).clamp(ops / 20, ops), format!("4 KiB, {at_once} at once"));
         if wanted(&cell) {
             small(run, &cell, (at_once, count), at_once == 64, sheet)?;
@@ -440,6 +446,25 @@ fn small(
     Ok(())
 }
 
+/// How long a range of 4 KiB takes, by how many are outstanding.
+fn chart_small(sheet: &mut Sheet) {
+    let line = |figure: &str, place: &str| {
+        let at = |at_once: u64| {
+            let row = format!("4 KiB, {at_once} at once, {figure}");
+            sheet.median(&row, place).map(|value| (at_once as f64, value))
+        };
+        (format!("{place}, {figure}"), AT_ONCE.into_iter().filter_map(at).collect())
+    };
+    let columns = ["crc", "crc, TLS"];
+    let series =
+        columns.iter().flat_map(|column| ["p50", "p99"].map(|figure| line(figure, column))).collect();
+    let axes = ("outstanding".to_owned(), "microseconds".to_owned());
+    sheet.chart_lines(
+        "4KiB",
+        Lines { title: "P2: a range of 4 KiB from another node".to_owned(), axes, series },
+    );
+}
+
 fn targets(sheet: &mut Sheet) {
     let both = format!("{WHOLE}, both");
     sheet.target(&both, "crc", "iperf3", Bound::AtMost(1.0));
@@ -453,6 +478,8 @@ fn targets(sheet: &mut Sheet) {
     sheet.target(format!("{WHOLE}, sender"), "crc", "all of them off", Bound::AtMost(1.0 / 3.0));
     sheet.target(format!("{WHOLE}, receiver"), "crc", "all of them off", Bound::AtMost(0.5));
     sheet.target(&both, PAST, "iperf3", Bound::AtMost(1.0));
+    sheet.target(&both, PAST, "nginx+curl", Bound::AtMost(0.75));
+    sheet.target(&both, HASHED_PAST, PAST, Bound::Shown);
     for cell in [WHOLE, LINKED] {
         let wakeups = format!("{cell}, wake-ups of the receiver");
         sheet.target(wakeups, "crc", "all of them off", Bound::AtMost(0.1));

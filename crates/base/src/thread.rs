@@ -1,9 +1,24 @@
 //! The door to threads: every thread has a name, so that `top -H` and a backtrace can be read.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
+
+thread_local! {
+    static MAY_WAIT: Cell<bool> = const { Cell::new(true) };
+}
+
+/// This thread must not wait for another machine from now on: others stand behind it.
+pub fn must_not_wait() {
+    MAY_WAIT.set(false);
+}
+
+/// Whether it may: every thread that has not said otherwise.
+pub fn may_wait() -> bool {
+    MAY_WAIT.get()
+}
 
 /// Starts a thread called `name` (at most 15 bytes are shown by the kernel).
 ///
@@ -64,6 +79,16 @@ mod tests {
             assert_eq!(for_each("test", threads, &items, work), Ok(()));
             assert!(done.iter().all(|count| count.load(Ordering::SeqCst) == 1));
         }
+    }
+
+    #[test]
+    fn who_must_not_wait_speaks_for_itself() {
+        assert!(may_wait());
+        let other = spawn("test", || {
+            must_not_wait();
+            may_wait()
+        });
+        assert!(!other.unwrap().join().unwrap() && may_wait());
     }
 
     #[test]

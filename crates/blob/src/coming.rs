@@ -4,7 +4,7 @@
 //!   reader ── coming(range, then) ──► cache ──► fleet: a blob that is being received
 //!                                       │            │ the bytes are here, and right
 //!                                       ▼            ▼
-//!                                     then(bytes), on the thread that brought them
+//!                                     then(Ok(bytes)), on the thread that brought them
 //! ```
 //!
 //! [`BlobSource::read_at`](crate::BlobSource::read_at) is the rule, and always possible; this is the way of a reader who comes while somebody
@@ -14,13 +14,28 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Is told once, on any thread, and does not wait there: the bytes, or none, and then the range has to be read.
-pub type Then = Box<dyn FnOnce(Option<&[u8]>) + Send>;
+use crate::BlobError;
+
+/// Why bytes that were on their way are not here.
+#[derive(Debug)]
+pub enum Missed {
+    /// They may be had by reading: another copy, or from where they are by now.
+    Read,
+    /// Whoever was to bring them could not, and a read would hear the same.
+    Failed(BlobError),
+}
+
+/// What it was told.
+pub type Told<'a> = Result<&'a [u8], Missed>;
+
+/// Is told at most once, on any thread, and does not wait there. True: the bytes were of use.
+pub type Then = Box<dyn FnOnce(Told<'_>) -> bool + Send>;
 
 /// What was said to one who asked for bytes on their way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coming {
-    /// Nothing is known of them, or they are here: read.
-    No(Then),
+    /// Nothing is known of them, or they are here: read. Nobody will tell.
+    No,
     /// Somebody brings them, and will tell.
     Begun,
     /// Nobody does yet. Whoever asked has to read; if what he begins by that brings the bytes before it ends, he is told of them.
@@ -37,12 +52,10 @@ impl Rider {
         Rider(Arc::new(Mutex::new(Some(then))))
     }
 
-    /// Tells, if nobody has.
-    pub fn tell(&self, bytes: Option<&[u8]>) {
+    /// Tells, if nobody has. True: it was of use.
+    pub fn tell(&self, told: Told<'_>) -> bool {
         let then = self.0.lock().take();
-        if let Some(then) = then {
-            then(bytes);
-        }
+        then.is_some_and(|then| then(told))
     }
 }
 
@@ -56,13 +69,13 @@ mod tests {
     fn a_rider_is_told_once() {
         let told = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&told);
-        let rider = Rider::new(Box::new(move |bytes| {
-            count.fetch_add(bytes.map_or(0, <[u8]>::len), Ordering::Relaxed);
+        let rider = Rider::new(Box::new(move |told| {
+            count.fetch_add(told.map_or(0, <[u8]>::len), Ordering::Relaxed);
+            true
         }));
         let other = rider.clone();
-        other.tell(Some(b"abc"));
-        rider.tell(Some(b"abcdef"));
-        other.tell(None);
+        assert!(other.tell(Ok(b"abc")));
+        assert!(!rider.tell(Ok(b"abcdef")) && !other.tell(Err(Missed::Read)));
         assert_eq!(told.load(Ordering::Relaxed), 3);
     }
 }

@@ -73,8 +73,8 @@ pub trait BlobSource: Send + Sync {
     fn will_need_part(&self, _id: &BlobId, _offset: u32, _len: u32) {}
 
     /// Has `then` told of these bytes by whoever is fetching the blob, as soon as they are here. Quick, and waits for nothing.
-    fn coming(&self, _id: &BlobId, _offset: u32, _len: u32, then: Then) -> Coming {
-        Coming::No(then)
+    fn coming(&self, _id: &BlobId, _offset: u32, _len: u32, _then: Then) -> Coming {
+        Coming::No
     }
 }
 

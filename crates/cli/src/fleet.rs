@@ -234,6 +234,10 @@ impl MetaStore for Grouped {
         Ok(row)
     }
 
+    fn is_at_hand(&self, key: &Key) -> bool {
+        self.tree.is_at_hand(key)
+    }
+
     fn get_many(&self, keys: &[Key]) -> Stored<Vec<Option<Value>>> {
         keys.iter().map(|key| self.get(key)).collect()
     }

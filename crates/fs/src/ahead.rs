@@ -9,9 +9,12 @@
 //! That a page's blob has arrived would be a sign too (somebody came this way before), and is not looked at: while it is still on its way, or just being
 //! put on the disk, the next ones must have been asked for already, and where half of a file is here every single read would look like a stream.
 //!
+//! Where names are far as well, a thread of its own looks ahead for those who must not wait ([`later`]).
+//!
 //! Where all blobs are near, on this machine's disk, nothing is remembered: at the beginning of each page the disk is told of the next ones.
 
 mod files;
+mod later;
 mod pattern;
 
 use base::size::BLOB_MAX;
@@ -22,6 +25,7 @@ use crate::bytes::page_of;
 use crate::packs::table::Place;
 use crate::volume::Core;
 use files::{Files, Following, Found};
+use later::{Later, Todo};
 use pattern::{Pattern, Read, Wanted};
 
 /// A read of at least so many bytes may be part of a stream.
@@ -38,11 +42,16 @@ const FOLLOWING_AT_ONCE: usize = 64;
 pub(crate) struct Streams {
     within: [Mutex<(u64, Pattern)>; FILES],
     across: Mutex<Files>,
+    pub(crate) later: Later,
 }
 
 impl Streams {
     pub(crate) fn new() -> Streams {
-        Streams { within: std::array::from_fn(|_| Mutex::default()), across: Mutex::default() }
+        Streams {
+            within: std::array::from_fn(|_| Mutex::default()),
+            across: Mutex::default(),
+            later: Later::default(),
+        }
     }
 
     fn read(&self, ino: Ino, read: &Read) -> Wanted {
@@ -72,7 +81,20 @@ impl Core {
         let Ok(len) = u32::try_from(len) else { return };
         let read = Read { offset, len, size };
         let wanted = self.streams.read(ino, &read);
-        for (n, page) in (1..).zip(wanted.pages) {
+        let following = self.streams.across.lock().read(ino, &read);
+        let todo = Todo { ino, wanted, following };
+        if self.options.names_near || base::thread::may_wait() {
+            self.want(&todo);
+        } else if !todo.is_empty() {
+            self.streams.later.push(todo);
+        }
+    }
+
+    /// Says which blobs that are. Waits for names, if they are far.
+    fn want(&self, todo: &Todo) {
+        let Todo { ino, wanted, following } = todo;
+        let (ino, source) = (*ino, &self.parts.source);
+        for (n, page) in (1..).zip(wanted.pages.clone()) {
             self.each_blob_of(ino, page, |blob| {
                 // Of what is here, the disk is told of the next ones only.
                 if n <= PAGES_AHEAD || !source.is_near(blob) {
@@ -81,9 +103,8 @@ impl Core {
             });
         }
         wanted.places.iter().for_each(|(offset, len)| self.want_place(ino, *offset, *len));
-        let following = self.streams.across.lock().read(ino, &read);
         if let Some(following) = following {
-            self.want_following(&following);
+            self.want_following(following);
         }
     }
 

@@ -14,7 +14,7 @@
 use std::ops::ControlFlow;
 
 use base::{Ino, Timestamp};
-pub use blob::coming::{Coming, Then};
+pub use blob::coming::Coming;
 
 use crate::errno::Errno;
 
@@ -281,6 +281,12 @@ pub enum Waiting {
     Look,
 }
 
+/// What came of bytes that were on their way: they, an error, or nothing, and then the range has to be read.
+pub type Came<'a> = std::result::Result<&'a [u8], Option<Errno>>;
+
+/// Is told of them at most once, on any thread, and does not wait there. True: they were of use.
+pub type Answer = Box<dyn FnOnce(Came<'_>) -> bool + Send>;
+
 /// How long the kernel may keep what it was told, and what it is told at all. Asked once, at mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coherence {
@@ -305,8 +311,8 @@ pub trait Filesystem: Send + Sync {
     }
 
     /// A read of a range, answered by whoever brings its bytes, if they are on their way. Waits for nothing.
-    fn coming(&self, ino: Ino, offset: u64, len: u32, then: Then) -> Coming {
-        Coming::No(then)
+    fn coming(&self, ino: Ino, offset: u64, len: u32, then: Answer) -> Coming {
+        Coming::No
     }
 
     /// Whether what is answered now is about to change, so that the kernel may keep it for no time: attributes, and that there is no

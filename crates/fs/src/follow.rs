@@ -23,13 +23,12 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use base::Ino;
-use blob::coming::{Coming, Then};
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::api::{
-    Allocate, Attr, Caller, Coherence, DirEntry, Entry, FileKind, Filesystem, NewNode, RenameMode, Result,
-    Seek, SetAttr, StatFs, Waiting, XattrMode,
+    Allocate, Answer, Attr, Caller, Coherence, Coming, DirEntry, Entry, FileKind, Filesystem, NewNode,
+    RenameMode, Result, Seek, SetAttr, StatFs, Waiting, XattrMode,
 };
 use crate::errno::Errno;
 
@@ -265,11 +264,8 @@ impl Filesystem for Following {
         }
     }
 
-    fn coming(&self, ino: Ino, offset: u64, len: u32, then: Then) -> Coming {
-        match self.place(ino) {
-            Ok(place) => place.fs.coming(place.ino, offset, len, then),
-            Err(_) => Coming::No(then),
-        }
+    fn coming(&self, ino: Ino, offset: u64, len: u32, then: Answer) -> Coming {
+        self.place(ino).map_or(Coming::No, |place| place.fs.coming(place.ino, offset, len, then))
     }
 
     fn fleeting(&self) -> bool {

@@ -2,16 +2,17 @@
 //! where a person should know, one line.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::Ino;
 use blob::BlobError;
-use blob::coming::{Coming, Then};
+use blob::coming::{Missed, Told};
 use meta::store::StoreError;
 
 use crate::api::{
-    Allocate, Attr, Caller, Coherence, DirEntry, Entry, Filesystem, NewNode, RenameMode, Result, Seek,
-    SetAttr, StatFs, Waiting, XattrMode,
+    Allocate, Answer, Attr, Caller, Coherence, Coming, DirEntry, Entry, Filesystem, NewNode, RenameMode,
+    Result, Seek, SetAttr, StatFs, Waiting, XattrMode,
 };
 use crate::errno::{Errno, Error};
 use crate::ops::write::How;
@@ -77,8 +78,20 @@ impl Filesystem for Volume {
         self.core.would_wait(request)
     }
 
-    fn coming(&self, ino: Ino, offset: u64, len: u32, then: Then) -> Coming {
-        self.core.coming(ino, offset, len, then)
+    fn coming(&self, ino: Ino, offset: u64, len: u32, then: Answer) -> Coming {
+        let core = Arc::clone(&self.core);
+        let told = move |told: Told<'_>| match told {
+            Ok(bytes) => {
+                let used = then(Ok(bytes));
+                if used {
+                    core.counters.from_blobs.add(bytes.len());
+                }
+                used
+            }
+            Err(Missed::Read) => then(Err(None)),
+            Err(Missed::Failed(error)) => then(Err(Some(core.answer("read", ino, error.into())))),
+        };
+        self.core.coming(ino, offset, len, Box::new(told))
     }
 
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {

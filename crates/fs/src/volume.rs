@@ -314,6 +314,10 @@ impl Volume {
             volume.start("covey-sweep", Core::sweeper)?;
             volume.start("covey-reap", Core::reaper)?;
         }
+        if !core.options.names_near {
+            // Nobody waits for its end, because it may wait for a network.
+            base::thread::spawn("covey-ahead", move || core.looker()).map_err(OpenError::Thread)?;
+        }
         Ok(volume)
     }
 
@@ -351,6 +355,7 @@ impl Volume {
         self.core.stopping.store(true, Ordering::Release);
         self.core.packs.stop();
         self.core.sweep.stop();
+        self.core.streams.later.close();
         self.core.reaper.stop();
         for thread in self.threads.lock().drain(..) {
             if thread.join().is_err() {

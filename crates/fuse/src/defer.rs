@@ -96,7 +96,7 @@ impl Ticket {
     }
 
     /// It was answered with an error. If a thread works on it, another may take that one's place.
-    fn stray(self: &Arc<Self>) {
+    pub fn stray(self: &Arc<Self>) {
         if let Some(pool) = self.pool.get().and_then(Weak::upgrade) {
             pool.strayed(self);
         }
@@ -294,7 +294,10 @@ impl Pool {
     /// Queues work. When not even one thread can be had, the ticket is answered EIO.
     pub fn push(self: &Arc<Self>, ticket: Arc<Ticket>, work: Work) {
         let mut state = self.state.lock();
-        let _ = ticket.pool.set(Arc::downgrade(self));
+        // Once: two who both saw that it has to be served are one too many. And not when the session is over.
+        if ticket.pool.set(Arc::downgrade(self)).is_err() || state.closed {
+            return;
+        }
         state.queue.push_back((ticket, work));
         if !self.staff(&mut state) {
             let unserved = state.queue.pop_back();
@@ -351,12 +354,14 @@ impl Pool {
         loop {
             let is_one_too_many = state.threads > self.most(state.strayed);
             if !is_one_too_many && let Some((ticket, work)) = state.queue.pop_front() {
+                // Of a read that was served it is to be seen to that what it fetched is kept.
+                if !ticket.start() && !ticket.is_served() {
+                    continue;
+                }
                 ticket.stage.store(AT_WORK, Ordering::Relaxed);
                 parking_lot::MutexGuard::unlocked(&mut state, || {
-                    if ticket.start() {
-                        // Whoever hands work in answers for its panics; here they must only not end the thread.
-                        let _ = catch_unwind(AssertUnwindSafe(|| work(&ticket, buffer.bytes())));
-                    }
+                    // Whoever hands work in answers for its panics; here they must only not end the thread.
+                    let _ = catch_unwind(AssertUnwindSafe(|| work(&ticket, buffer.bytes())));
                 });
                 if ticket.stage.swap(NOBODYS, Ordering::Relaxed) == STRAYED {
                     state.strayed -= 1;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use base::Ino;
 use fs::Errno;
-use fs::api::{Coming, Filesystem, Then, Waiting};
+use fs::api::{Came, Coming, Filesystem, Waiting};
 
 use crate::Log;
 use crate::abi::header::Header;
@@ -324,35 +324,42 @@ impl Deferred {
     fn ride(self, ino: Ino, offset: u64, len: u32) {
         let (fs, workers) = (Arc::clone(&self.this.0.fs), Arc::clone(&self.this.0.workers));
         let rider = self.clone();
-        let then: Then = Box::new(move |bytes| match bytes {
-            Some(bytes) => rider.serve(bytes),
-            None => {
+        let then = move |came: Came<'_>| match came {
+            Ok(bytes) => rider.serve(0, bytes),
+            Err(Some(error)) => rider.serve(-error.0, &[]),
+            Err(None) => {
                 let workers = Arc::clone(&rider.this.0.workers);
                 rider.push(&workers);
+                false
             }
-        });
+        };
         // What panics here does so again where it is answered.
-        let said = catch_unwind(AssertUnwindSafe(|| fs.coming(ino, offset, len, then)));
+        let said = catch_unwind(AssertUnwindSafe(|| fs.coming(ino, offset, len, Box::new(then))));
         if !matches!(said, Ok(Coming::Begun)) {
             self.push(&workers);
         }
     }
 
-    fn serve(&self, bytes: &[u8]) {
+    /// True when it is the answer.
+    fn serve(&self, error: i32, bytes: &[u8]) -> bool {
         let Parts { watch, desk, counts, .. } = &*self.this.0;
-        let Ok((header, _)) = Header::split(&self.request) else { return };
-        let answered = watch.answering(watch.resume(self.span));
+        let Ok((header, _)) = Header::split(&self.request) else { return false };
         desk.close_ticket(&self.ticket);
         if !self.ticket.serve() {
-            return;
+            return false;
         }
-        let taken = self.ticket.answer(0, bytes);
-        let outcome = match taken {
-            true => Outcome { bytes: bytes.len() as u32, error: 0 },
-            false => Outcome { bytes: 0, error: libc::EIO as u32 },
+        let answered = watch.brought(self.span);
+        let taken = self.ticket.answer(error, bytes);
+        let outcome = match (taken, error) {
+            (true, 0) => Outcome { bytes: bytes.len() as u32, error: 0 },
+            (true, error) => Outcome { bytes: 0, error: error.unsigned_abs() },
+            (false, _) => Outcome { bytes: 0, error: libc::EIO as u32 },
         };
         counts.lane(self.lane).ended(header.opcode, outcome);
         watch.end(watch.workers(), answered, &header, outcome);
+        // A worker who is at it goes on for nobody.
+        self.ticket.stray();
+        true
     }
 }
 

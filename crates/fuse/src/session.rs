@@ -454,6 +454,7 @@ impl Host for Shared {
 impl Shared {
     /// A reader thread's life.
     fn read(&self, index: usize, device: &Arc<Device>) {
+        base::thread::must_not_wait();
         let sink: Arc<dyn Sink> = Arc::clone(device) as _;
         let mut request = RequestBuf::new();
         let mut reply = PageBuf::for_reply();

@@ -229,6 +229,7 @@ fn live(
             return;
         }
     };
+    base::thread::must_not_wait();
     let aside = keeper.and_then(|keeper| keeper.upgrade()).map(|keeper| keeper.aside());
     let _ = ready.send(Ok(ring.mailbox()));
     host.ended(ring.run(aside, |request, room, sink| host.serve(queue, request, room, sink)));

@@ -219,6 +219,14 @@ impl Watch {
         Some(Answered { span, at, spent })
     }
 
+    /// The answer was brought by another thread, which does something else: all of the time was waiting.
+    pub(crate) fn brought(&self, span: Option<Span>) -> Option<Answered> {
+        let mut span = span?;
+        let at = if span.record.is_some() { monotonic_ns() } else { 0 };
+        span.wait = at.saturating_sub(span.at);
+        Some(Answered { span, at, spent: Spent::default() })
+    }
+
     /// It has been given away.
     pub(crate) fn end(&self, lane: usize, answered: Option<Answered>, header: &Header, outcome: Outcome) {
         let Some(Answered { span, at, spent }) = answered else { return };

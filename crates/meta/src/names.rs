@@ -228,14 +228,9 @@ impl Names {
         rows.iter().map(|(key, value)| listed(key, value)).collect()
     }
 
-    /// Whether an inode and the extents of one of its pages can be read without waiting for another machine.
-    pub fn are_at_hand(&self, ino: Ino, page: u32) -> bool {
-        [Key::inode(ino), Key::extents(ino, page)].iter().all(|key| self.store.is_at_hand(key))
-    }
-
-    /// Whether a pack's row can be.
-    pub fn is_pack_at_hand(&self, pack: PackNo) -> bool {
-        self.store.is_at_hand(&Key::pack(pack))
+    /// Whether a row can be read without waiting for another machine.
+    pub fn is_at_hand(&self, key: &Key) -> bool {
+        self.store.is_at_hand(key)
     }
 
     /// The extents of a page of a file; one that is not there is all hole.

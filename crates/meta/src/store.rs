@@ -131,9 +131,7 @@ pub trait MetaStore: Send + Sync {
     fn get(&self, key: &Key) -> Result<Option<Value>, StoreError>;
 
     /// Whether [`get`](MetaStore::get) would answer without waiting for another machine. Quick.
-    fn is_at_hand(&self, _key: &Key) -> bool {
-        true
-    }
+    fn is_at_hand(&self, key: &Key) -> bool;
 
     /// Several rows as of one moment, in the order asked.
     ///

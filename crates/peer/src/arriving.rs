@@ -33,7 +33,7 @@ use std::time::Instant;
 
 use base::BlobId;
 use base::size::GROUP;
-use blob::coming::Then;
+use blob::coming::{Missed, Then};
 use blob::{Buffer, Sums};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
@@ -87,7 +87,8 @@ pub(crate) struct Await {
 impl Await {
     fn tell(self, arriving: &Arriving) {
         // With sums that are in doubt all of it is compared first.
-        (self.then)(arriving.bytes(self.range).filter(|_| !arriving.is_doubtful()));
+        let bytes = arriving.bytes(self.range).filter(|_| !arriving.is_doubtful());
+        (self.then)(bytes.ok_or(Missed::Read));
     }
 }
 

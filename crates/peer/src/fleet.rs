@@ -12,6 +12,7 @@
 //! Everything but fetching goes through to the origin.
 //!
 //! - **Who reads a little gets a part** from a node that has the blob, and nothing follows; of a blob that nobody has the whole is fetched behind.
+//! - **Who reads what is coming is answered by the loop that receives it**, from where it was received, and no thread waits ([`blob::coming`]).
 //! - **What is known is soft.** When who is there changes, each node tells new trackers what it has, some thousand blobs a second.
 //! - `asker`: one blob's way here; `inflow`: from the origin, as it comes; `parts`: that of a part; `questions`: what is asked together. `service`: what is done for others.
 //!   `telling`: what others hear of what is here. `transit`: what is on its way. `notes`, [`groups`].
@@ -358,6 +359,7 @@ impl Fleet {
         if let Some(thread) = self.housekeeping.lock().take() {
             let _ = thread.join();
         }
+        self.inner.transit.close();
     }
 }
 

@@ -9,8 +9,8 @@
 //! of one weight the highest draw is the lowest score. So the nodes stand in classes of equal weight, a lookup draws once for each node, and
 //! takes logarithms of the few best of each class.
 //!
-//! What is fixed for good, because nodes of different versions must agree: [`mix`], [`draw`], [`cost`], ties by the lower name, and who is eligible
-//! (the same zone, a weight above 0; every role tracks, only depots are depots).
+//! All of it is fixed for good, because nodes of different versions must agree: docs/PROTOCOL.md ("Placement") has every step, also what a
+//! blob's group and key are, and a test holds a vector.
 
 use std::collections::HashMap;
 

@@ -15,7 +15,7 @@ impl Core {
     /// See [`blob::BlobSource::coming`].
     pub(super) fn coming(self: &Arc<Core>, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
         if len == 0 || self.is_near(id) || self.removals.has(id) {
-            return Coming::No(then);
+            return Coming::No;
         }
         match self.flights.find(&(*id, None)) {
             Some(flight) => {
@@ -23,7 +23,7 @@ impl Core {
                 Coming::Begun
             }
             None => match self.remote.coming(id, offset, len, then) {
-                Coming::No(then) => Coming::No(then),
+                Coming::No => Coming::No,
                 // Somebody else fetches it there, but not for this node's disk.
                 Coming::Begun | Coming::Unbegun => Coming::Unbegun,
             },
@@ -33,26 +33,20 @@ impl Core {
     fn ride(self: &Arc<Core>, id: &BlobId, flight: &Arc<Flight>, (offset, len): (u32, u32), then: Then) {
         self.counters.shared_fetches.add(1);
         let (core, given) = (Arc::clone(self), Arc::clone(flight));
-        let rider = Rider::new(Box::new(move |bytes| {
-            if let Some(bytes) = bytes {
-                given.gave(bytes.len());
+        let rider = Rider::new(Box::new(move |told| {
+            let came = told.as_ref().ok().map(|bytes| bytes.len());
+            let used = then(told);
+            if let Some(bytes) = came.filter(|_| used) {
+                given.gave(bytes);
                 core.counters.far_reads.add(1);
-                core.counters.far_bytes.add(bytes.len() as u64);
+                core.counters.far_bytes.add(bytes as u64);
             }
-            then(bytes);
+            used
         }));
         let sooner = rider.clone();
         flight.ride(Ride { offset, len, rider });
         // What comes to nothing there may still come of the flight.
-        let _ = self.remote.coming(
-            id,
-            offset,
-            len,
-            Box::new(move |bytes| {
-                if bytes.is_some() {
-                    sooner.tell(bytes);
-                }
-            }),
-        );
+        let sooner = move |told: blob::coming::Told<'_>| told.is_ok() && sooner.tell(told);
+        let _ = self.remote.coming(id, offset, len, Box::new(sooner));
     }
 }

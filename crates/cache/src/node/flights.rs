@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base::BlobId;
-use blob::coming::Rider;
+use blob::coming::{Missed, Rider};
 use blob::{BlobError, Part};
 use parking_lot::{Condvar, Mutex};
 
@@ -44,11 +44,19 @@ pub(super) struct Ride {
 
 impl Ride {
     fn end(&self, outcome: &Outcome) {
-        let range = outcome.as_ref().ok().and_then(|part| {
+        let range = |part: &Part| {
             let from = self.offset.checked_sub(part.offset)? as usize;
-            part.bytes.get(from..from + self.len as usize)
-        });
-        self.rider.tell(range);
+            part.bytes.get(from..from + self.len as usize).map(|bytes| self.rider.tell(Ok(bytes)))
+        };
+        let told = match outcome {
+            Ok(part) => range(part),
+            // There may be another copy, or it may be in another blob by now.
+            Err(BlobError::Missing(_) | BlobError::Damaged { .. }) => None,
+            Err(error) => Some(self.rider.tell(Err(Missed::Failed(same(error))))),
+        };
+        if told.is_none() {
+            self.rider.tell(Err(Missed::Read));
+        }
     }
 }
 

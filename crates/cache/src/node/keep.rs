@@ -96,7 +96,9 @@ impl Core {
         let Landed { id, part, ahead, .. } = landed;
         if self.keep_on_disk(id, part, *ahead) {
             // What was fetched ahead of its reader stays in memory until he has passed it.
-            let gone = if *ahead { None } else { self.memory.lock().forget(id) };
+            let mut memory = self.memory.lock();
+            let gone = if *ahead { memory.forget_passed(id) } else { memory.forget(id) };
+            drop(memory);
             drop(gone);
             if self.books.is_long() {
                 self.run_later(Job::Tidy);

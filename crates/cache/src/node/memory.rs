@@ -121,12 +121,10 @@ impl Memory {
         gone
     }
 
-    /// The same of a whole blob of which so many bytes were taken before; not kept if these are all.
+    /// The same of a whole blob of which so many bytes were taken before.
     pub(super) fn keep_passed(&mut self, id: &BlobId, part: Arc<Part>, bytes: usize) -> Vec<Arc<Part>> {
-        let mut gone = self.keep(id, part);
-        if self.pass(id, bytes).is_some() {
-            gone.extend(self.forget_passed(id));
-        }
+        let gone = self.keep(id, part);
+        let _ = self.pass(id, bytes);
         gone
     }
 

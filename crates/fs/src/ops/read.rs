@@ -4,6 +4,7 @@ use base::size::BLOB_MAX;
 use base::{BlobId, Ino, time};
 use blob::coming::{Coming, Then};
 use blob::extent::Part;
+use meta::Key;
 use meta::record::InodeRecord;
 
 use crate::api::{Seek, Waiting};
@@ -43,24 +44,29 @@ impl Core {
 
     /// Whether the names that a read of this range asks for are in this machine.
     fn are_names_at_hand(&self, ino: Ino, offset: u64, len: u32) -> bool {
+        let names = &self.names;
+        if !names.is_at_hand(&Key::inode(ino)) {
+            return false;
+        }
+        // What is wrong shows again when it is read.
+        let Ok(record) = self.file(ino) else { return true };
+        if record.has(InodeRecord::INLINE) {
+            return names.is_at_hand(&Key::inline(ino));
+        }
         let (first, last) = (page_of(offset).0, page_of(offset.saturating_add(u64::from(len))).0);
+        let is_here = |pack| self.table.get(pack).is_some() || names.is_at_hand(&Key::pack(pack));
         (first..=last).all(|page| {
-            let is_here = |pack| self.table.get(pack).is_some() || self.names.is_pack_at_hand(pack);
-            self.names.are_at_hand(ino, page)
-                && self
-                    .names
-                    .extents(ino, page)
-                    .is_ok_and(|extents| extents.extents().iter().all(|e| is_here(e.pack)))
+            names.is_at_hand(&Key::extents(ino, page))
+                && names.extents(ino, page).is_ok_and(|page| page.extents().iter().all(|e| is_here(e.pack)))
         })
     }
 
     /// A read that is answered when its bytes come. One of several blobs, or for which names have to be fetched, is none.
     pub(crate) fn coming(&self, ino: Ino, offset: u64, len: u32, then: Then) -> Coming {
-        let Some((record, blob, at, len)) = self.one_range(ino, offset, len) else { return Coming::No(then) };
+        let Some((record, blob, at, len)) = self.one_range(ino, offset, len) else { return Coming::No };
         let said = self.parts.source.coming(&blob, at, len, then);
-        if matches!(said, Coming::Begun) {
+        if said == Coming::Begun {
             self.look_ahead(ino, offset, len as usize, record.size);
-            self.counters.from_blobs.add(len as usize);
             if self.options.atime == Atime::Relative && !self.options.read_only {
                 self.touch_relative(ino, &record, time::now());
             }

@@ -4,10 +4,11 @@ use std::collections::HashSet;
 
 use base::BlobId;
 use base::size::{BLOB_MAX, KIB, MIB};
-use blob::coming::{Coming, Then};
+use blob::coming::{Coming, Missed, Then};
 use blob::{BlobError, BlobSource};
 
 use super::*;
+use crate::api::Came;
 
 /// A source of which a test says what is near, and which remembers what it was told will be needed.
 struct Watched {
@@ -54,11 +55,11 @@ impl BlobSource for Watched {
     /// What is wanted of a blob that is not near has just come.
     fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
         if self.is_near(id) {
-            return Coming::No(then);
+            return Coming::No;
         }
         let mut bytes = vec![0; len as usize];
         let read = self.inner.read_at(id, offset, &mut bytes);
-        then(read.is_ok().then_some(&bytes));
+        then(read.map(|()| &bytes[..]).map_err(Missed::Failed));
         Coming::Begun
     }
 }
@@ -227,7 +228,10 @@ fn files_that_are_read_one_after_another_go_on_with_the_next() {
 fn rides(far: &Far, ino: Ino, offset: u64, len: u32) -> Option<Option<Vec<u8>>> {
     let told = Arc::new(Mutex::new(None));
     let tell = Arc::clone(&told);
-    let then = move |bytes: Option<&[u8]>| *tell.lock() = Some(bytes.map(<[u8]>::to_vec));
+    let then = move |came: Came<'_>| {
+        *tell.lock() = Some(came.ok().map(<[u8]>::to_vec));
+        true
+    };
     match far.volume.coming(ino, offset, len, Box::new(then)) {
         Coming::Begun => told.lock().clone(),
         _ => None,

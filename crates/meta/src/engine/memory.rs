@@ -126,6 +126,10 @@ impl MetaStore for Memory {
         Ok(self.table.read().get(key))
     }
 
+    fn is_at_hand(&self, _: &Key) -> bool {
+        true
+    }
+
     fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
         let table = self.table.read();
         Ok(keys.iter().map(|key| table.get(key)).collect())

@@ -366,6 +366,10 @@ impl MetaStore for Sqlite {
         self.read_once(|reader| read(reader, key))
     }
 
+    fn is_at_hand(&self, _: &Key) -> bool {
+        true
+    }
+
     fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
         self.read_once(|reader| keys.iter().map(|key| read(reader, key)).collect())
     }

@@ -502,6 +502,10 @@ impl MetaStore for Journal {
         self.shared.row(key)
     }
 
+    fn is_at_hand(&self, _: &Key) -> bool {
+        true
+    }
+
     fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
         let _inside = self.shared.gate.enter();
         let keys: Vec<&Key> = keys.iter().collect();

@@ -1,3 +1,5 @@
+use blob::coming::Told;
+
 use super::*;
 
 fn noise(len: usize) -> Vec<u8> {
@@ -109,7 +111,10 @@ fn what_is_to_be_called_is_called_once_when_its_bytes_are_here_or_never_will_be(
     let called = Arc::new(Mutex::new(Vec::new()));
     let give = |end: u32| {
         let called = Arc::clone(&called);
-        let then = move |bytes: Option<&[u8]>| called.lock().push((end, bytes.map(<[u8]>::len)));
+        let then = move |told: Told<'_>| {
+            called.lock().push((end, told.ok().map(<[u8]>::len)));
+            true
+        };
         arriving.give(Await { range: 0..end, then: Box::new(then) });
     };
     give(1);

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::id::NodeId;
 use crate::message::{NOTES_MAX, Note};
 
-/// So many notes wait at most; the oldest of a tracker go first.
+/// So many notes wait at most; what would be one more is dropped.
 const MOST: usize = 64 * NOTES_MAX;
 
 #[derive(Default)]

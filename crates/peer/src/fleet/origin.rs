@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::BlobId;
-use blob::coming::{Coming, Then};
+use blob::coming::{Coming, Then, Told};
 use blob::source::SharedBytes;
 use blob::{BlobError, BlobSource, Buffer, Origin, Part, Records, Sums};
 
@@ -29,13 +29,15 @@ impl BlobSource for Fleet {
     /// In the loop that reads the connection by which the bytes come.
     fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
         let end = offset.checked_add(len).filter(|_| !self.inner.is_alone());
-        let Some(end) = end else { return Coming::No(then) };
+        let Some(end) = end else { return Coming::No };
         let inner = Arc::downgrade(&self.inner);
-        let then = Box::new(move |bytes: Option<&[u8]>| {
-            if let Some(inner) = inner.upgrade().filter(|_| bytes.is_some()) {
+        let then = Box::new(move |told: Told<'_>| {
+            let came = told.is_ok();
+            let used = then(told);
+            if let Some(inner) = inner.upgrade().filter(|_| came && used) {
                 Counters::one(&inner.counters.direct);
             }
-            then(bytes);
+            used
         });
         let wait = Await { range: offset..end, then };
         let begun = self.inner.transit.give(id, wait, base::time::monotonic());

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::BlobId;
+use blob::coming::Missed;
 use blob::{Buffer, Sums};
 use parking_lot::Mutex;
 
@@ -44,6 +45,8 @@ struct Entries {
     recent: VecDeque<BlobId>,
     /// Who wants to be given ranges of what nobody fetches as a whole, and since when.
     awaited: HashMap<BlobId, Vec<(Await, Instant)>>,
+    /// Nobody is told any more.
+    closed: bool,
 }
 
 impl Entries {
@@ -92,6 +95,9 @@ impl Transit {
     /// Gives a range of a blob that is on its way to whoever awaits it, or of one that is within [`LANDING`]. True: it is.
     pub(super) fn give(&self, id: &BlobId, wait: Await, now: Instant) -> bool {
         let mut entries = self.entries.lock();
+        if entries.closed {
+            return false;
+        }
         let Some(arriving) = entries.all.get(id).map(|entry| Arc::clone(&entry.arriving)) else {
             entries.awaited.entry(*id).or_default().push((wait, now));
             return false;
@@ -106,7 +112,7 @@ impl Transit {
         let mut entries = self.entries.lock();
         entries.all.remove(id);
         let awaits = arriving.take_awaits();
-        if !awaits.is_empty() {
+        if !awaits.is_empty() && !entries.closed {
             entries.awaited.entry(*id).or_default().extend(awaits.into_iter().map(|wait| (wait, now)));
         }
         drop(entries);
@@ -127,7 +133,9 @@ impl Transit {
             entries.awaited.remove(id);
         }
         drop(entries);
-        due.into_iter().for_each(|wait| (wait.then)(within(&wait.range)));
+        for wait in due {
+            (wait.then)(within(&wait.range).ok_or(Missed::Read));
+        }
     }
 
     /// The blob, if it is on its way here or has come lately.
@@ -172,6 +180,17 @@ impl Transit {
         self.entries.lock().forget(id);
     }
 
+    /// Lets go of all who await something, now and later: they may hold what holds this.
+    pub(super) fn close(&self) {
+        let mut entries = self.entries.lock();
+        entries.closed = true;
+        let awaited = std::mem::take(&mut entries.awaited);
+        let coming: Vec<Await> =
+            entries.all.values().flat_map(|entry| entry.arriving.take_awaits()).collect();
+        drop(entries);
+        drop((awaited, coming));
+    }
+
     /// Gives up what the cache has not written in time, and what came some time ago.
     pub(super) fn tidy(&self, now: Instant) {
         let mut entries = self.entries.lock();
@@ -179,10 +198,13 @@ impl Transit {
             let most = if entry.kept { REMEMBERED } else { LANDING };
             entry.landed.is_none_or(|at| now.saturating_duration_since(at) < most)
         });
-        entries.awaited.retain(|_, waits| {
-            waits.retain(|(_, since)| now.saturating_duration_since(*since) < LANDING);
-            !waits.is_empty()
-        });
+        let is_old = |(_, since): &mut (Await, Instant)| now.saturating_duration_since(*since) >= LANDING;
+        let old: Vec<_> =
+            entries.awaited.values_mut().flat_map(|waits| waits.extract_if(.., is_old)).collect();
+        entries.awaited.retain(|_, waits| !waits.is_empty());
+        // What they hold is let go of without the lock.
+        drop(entries);
+        drop(old);
     }
 
     /// How many are coming.
@@ -193,6 +215,8 @@ impl Transit {
 
 #[cfg(test)]
 mod tests {
+    use blob::coming::Told;
+
     use super::*;
 
     fn land(transit: &Transit, n: u8, now: Instant) -> BlobId {
@@ -210,7 +234,10 @@ mod tests {
         let (id, told) = (sums.id(), Arc::new(Mutex::new(Vec::new())));
         let give = |range: Range<u32>, name: &'static str| {
             let told = Arc::clone(&told);
-            let then = move |bytes: Option<&[u8]>| told.lock().push((name, bytes.map(<[u8]>::len)));
+            let then = move |bytes: Told<'_>| {
+                told.lock().push((name, bytes.ok().map(<[u8]>::len)));
+                true
+            };
             transit.give(&id, Await { range, then: Box::new(then) }, now)
         };
         assert!(!give(0..10, "too early"));

@@ -132,7 +132,7 @@ pub struct Limits {
     pub control_idle: Duration,
     /// Nothing heard for so long: a ping is sent; nothing for so long again: the connection is given up.
     pub quiet: Duration,
-    /// After a connection failed the next is tried no sooner; doubled each time, up to a hundredfold.
+    /// After a connection failed the next is tried no sooner; doubled each time, up to 64 times as long.
     pub backoff: Duration,
     /// Threads for bulk connections that fetch, and as many for those that serve.
     pub threads: usize,

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Receiver, channel};
 
-use blob::coming::Coming;
+use blob::coming::{Coming, Missed, Told};
 
 use super::*;
 
@@ -11,15 +11,10 @@ const LONG: Duration = Duration::from_secs(20);
 
 impl Home {
     /// Asks for a range, and hears of it here; what was said is compared.
-    fn ride(&self, id: &BlobId, at: usize, len: usize, said: &str) -> Receiver<Option<Vec<u8>>> {
+    fn ride(&self, id: &BlobId, at: usize, len: usize, said: Coming) -> Receiver<Result<Vec<u8>, Missed>> {
         let (tell, told) = channel();
-        let then = move |bytes: Option<&[u8]>| tell.send(bytes.map(<[u8]>::to_vec)).unwrap();
-        let answer = match self.cache().coming(id, at as u32, len as u32, Box::new(then)) {
-            Coming::No(_) => "no",
-            Coming::Begun => "begun",
-            Coming::Unbegun => "unbegun",
-        };
-        assert_eq!(answer, said);
+        let then = move |told: Told<'_>| tell.send(told.map(<[u8]>::to_vec)).is_ok();
+        assert_eq!(self.cache().coming(id, at as u32, len as u32, Box::new(then)), said);
         told
     }
 
@@ -35,9 +30,9 @@ impl Home {
 fn who_comes_while_it_is_fetched_is_told_when_it_lands() {
     let home = Home::new();
     let (id, bytes) = far_blobs(&home, 1, LARGE).remove(0);
-    drop(home.ride(&id, 0, LARGE, "no"));
+    drop(home.ride(&id, 0, LARGE, Coming::No));
     home.begin(&id);
-    let told: Vec<_> = (0..40).map(|n| (n * 1000, home.ride(&id, n * 1000, 4096, "begun"))).collect();
+    let told: Vec<_> = (0..40).map(|n| (n * 1000, home.ride(&id, n * 1000, 4096, Coming::Begun))).collect();
     for (at, told) in told {
         assert_eq!(told.recv_timeout(LONG).unwrap().unwrap(), bytes[at..at + 4096]);
     }
@@ -46,21 +41,21 @@ fn who_comes_while_it_is_fetched_is_told_when_it_lands() {
     assert_eq!((stats.far_reads, stats.far_bytes, stats.shared_fetches), (40, 40 * 4096, 40), "{stats:?}");
     // Until it is on the disk it is told of at once, and then read.
     home.rest();
-    drop(home.ride(&id, 0, LARGE, "no"));
+    drop(home.ride(&id, 0, LARGE, Coming::No));
 }
 
 #[test]
-fn what_cannot_be_had_is_left_to_a_read() {
+fn what_cannot_be_had_is_said() {
     let home = Home::new();
     let (id, bytes) = far_blobs(&home, 1, LARGE).remove(0);
     home.begin(&id);
     home.far.away.store(true, Ordering::SeqCst);
-    let (right, wrong) = (home.ride(&id, 0, 4096, "begun"), home.ride(&id, LARGE - 10, 4096, "begun"));
-    assert_eq!((right.recv_timeout(LONG), wrong.recv_timeout(LONG)), (Ok(None), Ok(None)));
+    let told = home.ride(&id, 0, 4096, Coming::Begun).recv_timeout(LONG).unwrap();
+    assert!(matches!(told, Err(Missed::Failed(BlobError::Unavailable(_)))), "{told:?}");
     home.far.away.store(false, Ordering::SeqCst);
     home.begin(&id);
-    let wrong = home.ride(&id, LARGE - 10, 4096, "begun");
-    assert_eq!(wrong.recv_timeout(LONG), Ok(None), "no such range");
+    let wrong = home.ride(&id, LARGE - 10, 4096, Coming::Begun);
+    assert!(matches!(wrong.recv_timeout(LONG).unwrap(), Err(Missed::Read)), "no such range");
     assert_eq!(home.stats().far_reads, 0, "nobody was given anything");
     assert_eq!(home.read(&id, 0, LARGE).unwrap(), bytes);
 }
@@ -73,8 +68,8 @@ fn what_was_given_before_it_landed_does_not_wait_in_memory_for_its_reader() {
         home.begin(id);
         // All of the first, and half of the second.
         let told: Vec<_> =
-            (0..4 / (n + 1)).map(|part| home.ride(id, part * LARGE / 4, LARGE / 4, "begun")).collect();
-        told.iter().for_each(|told| assert!(told.recv_timeout(LONG).unwrap().is_some()));
+            (0..4 / (n + 1)).map(|part| home.ride(id, part * LARGE / 4, LARGE / 4, Coming::Begun)).collect();
+        told.iter().for_each(|told| assert!(told.recv_timeout(LONG).unwrap().is_ok()));
         home.rest();
     }
     assert_eq!(home.stats().in_memory_bytes, LARGE as u64, "of the second there is more to read");

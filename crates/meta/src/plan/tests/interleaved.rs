@@ -42,6 +42,10 @@ impl MetaStore for Interposed {
         self.below.get(key)
     }
 
+    fn is_at_hand(&self, _: &Key) -> bool {
+        true
+    }
+
     fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
         self.call();
         self.below.get_many(keys)

@@ -45,6 +45,10 @@ impl MetaStore for TestStore {
         Ok(self.rows.lock().unwrap().get(key).cloned())
     }
 
+    fn is_at_hand(&self, _: &Key) -> bool {
+        true
+    }
+
     fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
         self.called();
         let rows = self.rows.lock().unwrap();

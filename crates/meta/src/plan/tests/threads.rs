@@ -24,6 +24,10 @@ impl MetaStore for Jostled {
         self.0.get(key)
     }
 
+    fn is_at_hand(&self, _: &Key) -> bool {
+        true
+    }
+
     fn get_many(&self, keys: &[Key]) -> Result<Vec<Option<Value>>, StoreError> {
         std::thread::yield_now();
         self.0.get_many(keys)
