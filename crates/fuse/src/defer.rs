@@ -40,7 +40,7 @@ use crate::channel::Sink;
 const QUEUED: u8 = 0;
 const RUNNING: u8 = 1;
 const ANSWERED: u8 = 2;
-/// Answered with what was asked for, by whoever brought it.
+/// Answered by whoever brought what was asked for.
 const SERVED: u8 = 3;
 
 /// So many times the workers that there may be can be stuck besides.
@@ -80,12 +80,12 @@ impl Ticket {
         self.end(ANSWERED)
     }
 
-    /// The same for who has what was asked for.
+    /// The same for who brings what was asked for, or why it cannot be had.
     pub fn serve(&self) -> bool {
         self.end(SERVED)
     }
 
-    /// Whether somebody had it, and gave it.
+    /// Whether somebody did.
     pub fn is_served(&self) -> bool {
         self.state.load(Ordering::Acquire) == SERVED
     }
@@ -95,7 +95,7 @@ impl Ticket {
         self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, open).is_ok()
     }
 
-    /// It was answered with an error. If a thread works on it, another may take that one's place.
+    /// It was answered, and not by the thread that works on it, if there is one: another may take its place.
     pub fn stray(self: &Arc<Self>) {
         if let Some(pool) = self.pool.get().and_then(Weak::upgrade) {
             pool.strayed(self);

@@ -45,6 +45,7 @@ impl BlobSource for Watched {
     }
 
     fn will_need(&self, id: &BlobId) {
+        assert!(base::thread::may_wait(), "whose names may be far");
         self.needed.lock().push(*id);
     }
 
@@ -260,4 +261,21 @@ fn a_read_of_what_is_on_its_way_is_told_and_looks_ahead() {
     );
     far.volume.close().unwrap();
     drop(far.world);
+}
+
+/// Names of what comes next may have to be fetched: whoever reads requests leaves that to another thread.
+#[test]
+fn who_must_not_wait_has_another_thread_look_ahead() {
+    let far = Far::new();
+    let options = Options { frozen: true, near: false, names_near: false, ..far.world.options() };
+    let volume = Arc::new(Volume::open(far.world.parts.clone(), options).unwrap());
+    let (reader, ino) = (Arc::clone(&volume), far.ino);
+    let read = move || {
+        base::thread::must_not_wait();
+        let mut buf = vec![0; 131_072];
+        (0..8).for_each(|n| drop(reader.read(ino, n * 131_072, &mut buf).unwrap()));
+    };
+    base::thread::spawn("test", read).unwrap().join().unwrap();
+    eventually("the next pages are wanted", || far.wanted().contains(&1));
+    volume.close().unwrap();
 }
