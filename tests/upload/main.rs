@@ -173,13 +173,20 @@ fn regression_an_emptied_bucket_is_said_and_mended() {
     far.flush(&[]);
     for entry in std::fs::read_dir(far.server.folder()).unwrap() {
         let path = entry.unwrap().path();
-        if path.is_dir() { std::fs::remove_dir_all(path).unwrap() } else { std::fs::remove_file(path).unwrap() }
+        if path.is_dir() {
+            std::fs::remove_dir_all(path).unwrap()
+        } else {
+            std::fs::remove_file(path).unwrap()
+        }
     }
     files.write(&mounted, "g", 100_000, 2).unwrap();
     for args in [&["flush", "--timeout", "20", far.source()][..], &["publish", far.source(), "x"]] {
         let refused = run(args);
         assert_eq!(refused.code(), 1, "{refused:?}");
-        assert!(["origin-gone", "not-uploaded"].contains(&refused.json()["error"]["code"].as_str().unwrap()), "{refused:?}");
+        assert!(
+            ["origin-gone", "not-uploaded"].contains(&refused.json()["error"]["code"].as_str().unwrap()),
+            "{refused:?}"
+        );
     }
     assert_eq!(far.status()["claim"]["state"], "gone", "{}", far.status());
     files.must_all_read(&mounted);

@@ -81,7 +81,9 @@ mod tests {
     fn the_clock_since_boot_goes_on_and_has_an_end() {
         let before = boot();
         assert!(boot() >= before && before.plus(Duration::from_secs(1)).since(before).as_secs() == 1);
-        assert!(BootTime::NEVER.plus(Duration::MAX) == BootTime::NEVER && before.since(BootTime::NEVER).is_zero());
+        assert!(
+            BootTime::NEVER.plus(Duration::MAX) == BootTime::NEVER && before.since(BootTime::NEVER).is_zero()
+        );
     }
 
     #[test]

@@ -91,7 +91,9 @@ pub struct Part {
 
 /// The answer to a removal whose time is over.
 pub fn too_late() -> BlobError {
-    BlobError::Unavailable("the origin took too long to answer, so nothing more is removed for now".to_owned())
+    BlobError::Unavailable(
+        "the origin took too long to answer, so nothing more is removed for now".to_owned(),
+    )
 }
 
 /// Takes a blob as it comes. What it is given is compared with nothing yet: that is for it to do.

@@ -32,6 +32,8 @@ use crate::table::{Pairs, span, utc};
 use crate::volume_dir::VolumeDir;
 use memory::ClaimFile;
 
+/// The shortest time that the origin is given to answer.
+const LEAST: Duration = Duration::from_secs(1);
 /// At the end of a mount the origin may take so long to be told.
 const LAST_WORD: Duration = Duration::from_secs(3);
 
@@ -43,6 +45,10 @@ pub struct Writer {
     bare: Arc<dyn Origin>,
     keeper: Arc<Keeper>,
     take_over: bool,
+    /// In a folder.
+    is_near: bool,
+    /// It lies within the volume's own folder.
+    private: bool,
     /// What the marker of a folder lacks is written once the origin is claimed.
     marker: Option<Arc<origin::Folder>>,
 }
@@ -63,7 +69,7 @@ impl Writer {
         Ok(Writer::new(dir, folder.clone(), Some(folder), private, take_over))
     }
 
-    /// Of an origin whose marker and claims may be lost, looked after by whoever calls.
+    /// Of an origin whose marker and claims may be lost, which the caller mends.
     pub fn mending(dir: &VolumeDir, bare: Arc<dyn Origin>, near: bool, private: bool) -> Writer {
         Writer { marker: None, ..Writer::with(dir, bare, near, private, false) }
     }
@@ -103,7 +109,15 @@ impl Writer {
         let who = Who { volume: publish::volume_id(dir), place: publish::place_of(dir) };
         let file = Box::new(ClaimFile::new(&dir.claim(), private));
         let keeper = Keeper::new(bare.clone(), file, who, near);
-        Writer { dir: dir.clone(), bare, keeper: Arc::new(keeper), take_over, marker: None }
+        Writer {
+            dir: dir.clone(),
+            bare,
+            keeper: Arc::new(keeper),
+            take_over,
+            is_near: near,
+            private,
+            marker: None,
+        }
     }
 
     /// The origin, as the volume is to see it: it takes and removes only while the claim holds.
@@ -150,7 +164,8 @@ impl Writer {
         }
         let before = opened.before.as_ref();
         // The lock of the folder shows that a writer at the same place has ended, also by a crash; one that wrote elsewhere may be a copy's.
-        let elsewhere = before.is_some_and(|before| before.place != publish::place_of(&self.dir));
+        let elsewhere =
+            !self.private && before.is_some_and(|before| before.place != publish::place_of(&self.dir));
         if wish == Wish::TakeOver || (wish == Wish::Open && elsewhere) {
             settle(before);
         }
@@ -160,7 +175,7 @@ impl Writer {
         Ok(opened)
     }
 
-    /// Whoever takes over is also the one who publishes from now on.
+    /// The folder that takes over also signs what is published from now on.
     fn become_owner(&self) -> Result<()> {
         let failed = |error: TreeError| publish::failure("cannot take over what is published", error);
         let Some(owner) = Owner::read(&*self.bare).map_err(failed)? else { return Ok(()) };
@@ -208,7 +223,7 @@ impl Writer {
         Arc::new(move || keeper.may_remove().map(drop).map_err(|error| error.to_string()))
     }
 
-    /// Who keeps the claim.
+    /// Keeps the claim.
     pub fn keeper(&self) -> &Arc<Keeper> {
         &self.keeper
     }
@@ -218,19 +233,49 @@ impl Writer {
         self.keeper.verify().map_err(|error| self.failure(error))
     }
 
+    /// The same in a bounded time, if that is said.
+    pub fn verify_within(&self, patience: Option<Duration>) -> Result<()> {
+        let Some(patience) = patience else { return self.verify() };
+        let asked = self.keeper.verify_within(patience.max(LEAST), Duration::ZERO);
+        asked.map_err(|error| self.failure(error))
+    }
+
+    /// Whether another writer has claimed the origin, as far as it is known.
+    pub fn is_lost(&self) -> bool {
+        matches!(self.keeper.standing(), Standing::Lost { .. })
+    }
+
+    /// Why nothing can be stored any more, if that is known.
+    pub fn lost(&self) -> Option<Failure> {
+        match self.keeper.standing() {
+            Standing::Lost { why, .. } => Some(taken(&self.dir, why)),
+            Standing::Gone { why, .. } => Some(gone(&self.dir, why)),
+            _ => None,
+        }
+    }
+
+    /// An error if it is; a folder is looked at for that, which costs nothing.
+    pub fn not_lost(&self) -> Result<()> {
+        if self.is_near {
+            return self.verify();
+        }
+        match self.keeper.standing() {
+            Standing::Lost { why, .. } => Err(taken(&self.dir, why)),
+            _ => Ok(()),
+        }
+    }
+
     /// Makes a new claim after the last: older copies of the folder are known to be old from now on.
     pub fn renew(&self) -> Result<()> {
         self.keeper.renew(Kind::Renewed).map_err(|error| self.failure(error))
     }
 
     fn failure(&self, error: BlobError) -> Failure {
-        match self.keeper.standing() {
-            Standing::Lost { why, .. } => taken(&self.dir, why),
-            Standing::Gone { why, .. } => gone(&self.dir, why),
-            _ => Failure::new("origin-away", "the origin cannot be asked whether it is this volume's")
+        self.lost().unwrap_or_else(|| {
+            Failure::new("origin-away", "the origin cannot be asked whether it is this volume's")
                 .why(error.to_string())
-                .next("nothing is lost: what was written is on this node; try again when the origin answers"),
-        }
+                .next("nothing is lost: what was written is on this node; try again when the origin answers")
+        })
     }
 
     fn refused(&self, refusal: &Refusal) -> Failure {
@@ -299,7 +344,10 @@ fn gone(dir: &VolumeDir, what: String) -> Failure {
     Failure::new("origin-gone", format!("{} is not there any more", dir.origin()))
         .why(what)
         .next("what is on this node can be read: mount the volume with -o ro, or covey export it")
-        .next(format!("if only the marker or the records were lost: covey origin mark {}", dir.path().display()))
+        .next(format!(
+            "if only the marker or the records were lost: covey origin mark {}",
+            dir.path().display()
+        ))
 }
 
 /// The place must have been made for this volume: two would delete each other's blobs.
@@ -320,9 +368,8 @@ pub fn hold_published(store: &dyn MetaStore, origin: &Arc<dyn Origin>) -> Result
         });
         let held = blobs.and_then(|blobs| tree::restore::hold(store, &name, &blobs));
         held.map_err(|error| {
-            publish::failure(format!("what is published as {name} cannot be kept"), error).next(format!(
-                "if it is not wanted, remove its record, published/{name}, from the origin"
-            ))
+            publish::failure(format!("what is published as {name} cannot be kept"), error)
+                .next(format!("if it is not wanted, remove its record, published/{name}, from the origin"))
         })?;
     }
     Ok(())
@@ -379,7 +426,10 @@ impl ClaimStatus {
         match &*self.state {
             "lost" => {
                 pairs.row("origin lost", format!("for {since}: {why}"));
-                pairs.row("read-only", "changes are refused; what was written is on this node and is not uploaded");
+                pairs.row(
+                    "read-only",
+                    "changes are refused; what was written is on this node and is not uploaded",
+                );
             }
             "gone" => drop(pairs.row("origin gone", format!("for {since}: {why}"))),
             "waiting" => drop(pairs.row(

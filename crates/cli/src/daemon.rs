@@ -55,7 +55,7 @@ pub struct Plan {
     pub shown: Shown,
     /// What is published while it is mounted.
     pub every: Every,
-    /// Make the origin this folder's, whoever has it.
+    /// Claim the origin for this folder, although another folder may have it.
     pub take_over: bool,
 }
 

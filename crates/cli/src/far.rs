@@ -36,8 +36,8 @@ use crate::node::NodeOptions;
 use crate::table::{bytes, count};
 use crate::volume_dir::VolumeDir;
 use options::FarOptions;
-pub use status::{FarStatus, UploadStatus, cache_rows, cache_status, request_status, rows, rows_of_reading};
 use status::upload_status;
+pub use status::{FarStatus, UploadStatus, cache_rows, cache_status, request_status, rows, rows_of_reading};
 
 /// A pack of small files is kept open for so long before it is uploaded half empty: each upload is a request.
 const SEAL_SMALL: Duration = Duration::from_secs(60);
@@ -134,7 +134,7 @@ impl Far {
         Arc::new(Roomy::new(packs, self.cache.clone(), self.floor))
     }
 
-    /// Who writes to it.
+    /// The claim on it.
     pub fn writer(&self) -> Option<&Writer> {
         self.writer.as_ref()
     }
@@ -251,12 +251,10 @@ fn reach(dir: &VolumeDir, spec: &RemoteSpec, access: Access, limits: Limits) -> 
         Err(OriginError::Remote { mistake, what, .. }) if may_be_unseen(mistake, access) => {
             let unseen = Remote::open_unseen(spec, &environment, limits, access, &dir.format().id);
             let remote = unseen.map_err(crate::origins::origin_failure)?;
-            log::line(&format!(
-                "the origin cannot be used now: {what}; going on with what is on this node"
-            ));
+            log::line(&format!("the origin cannot be used now: {what}; going on with what is on this node"));
             Ok((remote, false))
         }
-        Err(error) => Err(crate::origins::origin_failure(error)),
+        Err(error) => Err(crate::origins::of_volume(dir, error)),
     }
 }
 

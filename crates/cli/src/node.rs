@@ -17,11 +17,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::Ino;
+use fs::OpenError;
 use fs::api::Filesystem;
 use fs::gc::all::Collected;
 use fs::volume::{Atime, Options, Volume};
-use fs::{Errno, OpenError};
 use fuse::Notifier;
 use meta::store::StoreError;
 use meta::{Journal, MetaStore, Names};
@@ -29,8 +28,8 @@ use origin::Access;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::claim::watch::{self, Watch};
 use crate::claim::Writer;
+use crate::claim::watch::{self, Watch};
 use crate::cmd::cache::no_cache;
 use crate::cmd::peers::no_fleet;
 use crate::control::Tick;
@@ -46,7 +45,7 @@ use crate::info::{self, Info};
 use crate::log;
 use crate::options::DEADLINE;
 use crate::status::Mode;
-use crate::table::{bytes, count};
+use crate::table::bytes;
 use crate::volume_dir::{Holder, Lock, VolumeDir};
 
 pub use clone::{CloneSummary, Cloned};
@@ -128,7 +127,7 @@ pub struct NodeOptions {
     pub deadline: Duration,
     /// How a far origin is used.
     pub far: FarOptions,
-    /// Make the origin this folder's, whoever has it.
+    /// Claim the origin for this folder, although another folder may have it.
     pub take_over: bool,
 }
 
@@ -189,7 +188,7 @@ pub struct Node {
     mode: Mode,
     opened: Instant,
     lock: Mutex<Option<Lock>>,
-    /// Who writes to the origin, and the look-out for another who does.
+    /// The claim on the origin, and the thread that checks it.
     writer: Option<Writer>,
     watch: Mutex<Option<Watch>>,
 }
@@ -400,6 +399,9 @@ impl Node {
     pub fn close(&self) -> Result<()> {
         let lock = self.lock.lock().take();
         drop(self.watch.lock().take());
+        if self.writer().is_some_and(Writer::is_lost) {
+            self.volume.turn_read_only();
+        }
         let failed = |error: OpenError| open_failure(Path::new(&self.name), error);
         let volume = self.volume.close().map_err(failed);
         // Also when the volume could not be closed: what the journal holds is to be durable all the same.
@@ -435,7 +437,7 @@ impl Node {
         self.far.as_deref()
     }
 
-    /// Who writes to its origin, if it was opened for that.
+    /// Its claim on the origin, if it was opened for writing.
     pub fn writer(&self) -> Option<&Writer> {
         self.writer.as_ref()
     }
@@ -448,32 +450,41 @@ impl Node {
     /// Waits until everything written so far is in the origin; at most so long, if that is said.
     pub fn settle(&self, patience: Option<Duration>, tick: &mut dyn FnMut(Tick)) -> Result<Settled> {
         let began = base::time::monotonic();
+        let until_then = || {
+            let waited = base::time::monotonic().saturating_duration_since(began);
+            patience.map(|patience| patience.saturating_sub(waited))
+        };
+        let settled = self.settle_all(&until_then, tick);
+        let Some(writer) = self.writer() else { return settled };
+        // An origin that was emptied, or is another writer's, has nothing of this; that is then also why it did not take it.
+        match settled {
+            Ok(settled) => writer.verify_within(until_then()).map(|()| settled),
+            Err(failure) => Err(writer.lost().unwrap_or(failure)),
+        }
+    }
+
+    fn settle_all(&self, left: &dyn Fn() -> Option<Duration>, tick: &mut dyn FnMut(Tick)) -> Result<Settled> {
+        self.writer().map_or(Ok(()), Writer::not_lost)?;
         if self.mode == Mode::Exclusive {
             self.flush()?;
             tick(Tick { done: 0, of: 0, what: "open packs are sealed".to_owned() });
-            let sealing = patience.unwrap_or(SEALING).min(SEALING);
+            let sealing = left().unwrap_or(SEALING).min(SEALING);
             self.volume.seal_now(sealing).map_err(|error| {
                 Failure::new("not-uploaded", "not everything is in the origin")
                     .why(error.to_string())
                     .next("look at the log of the mount, then try again")
             })?;
         }
-        let settled = match &self.far {
-            Some(far) => {
-                let waited = base::time::monotonic().saturating_duration_since(began);
-                far.settle(patience.map(|patience| patience.saturating_sub(waited)), tick)?
-            }
+        match &self.far {
+            Some(far) => far.settle(left(), tick),
             None => {
                 let synced = self.volume.parts().origin.sync();
                 synced.map_err(|error| {
                     Failure::new("io", "cannot make blobs durable").why(error.to_string())
                 })?;
-                Settled::default()
+                Ok(Settled::default())
             }
-        };
-        // An origin that was emptied, or is another writer's, has nothing of this.
-        self.writer().map_or(Ok(()), Writer::verify)?;
-        Ok(settled)
+        }
     }
 
     /// Lets go of cached blobs: of all, or until no more bytes than this are kept.

@@ -103,6 +103,21 @@ pub fn origin_failure(error: OriginError) -> Failure {
     Failure::new(code, what).next(next)
 }
 
+/// The same of a volume's own origin: what was lost of it can be made anew.
+pub fn of_volume(dir: &VolumeDir, error: OriginError) -> Failure {
+    let failure = origin_failure(error);
+    if failure.code != "origin-gone" {
+        return failure;
+    }
+    let shown = dir.path().display();
+    let failure = failure
+        .next(format!("if only the marker was lost, or the origin was emptied: covey origin mark {shown}"));
+    match dir.origin().starts_with("file:") {
+        true => failure,
+        false => failure.next(format!("to read what is on this node: covey mount -o ro {shown} MOUNTPOINT")),
+    }
+}
+
 /// The same for an object store: each mistake has a word of its own, for scripts.
 fn remote_failure(origin: &str, mistake: Mistake, what: &str) -> Failure {
     let code = match mistake {

@@ -15,9 +15,9 @@
 //! **Every open for writing, every publication, and an orderly end make a new claim**, and while blobs are deleted a new one is made each
 //! [`RENEW`]. So a backup of the folder that is older than any of these is known to be old.
 //!
-//! **Who writes looks** ([`Keeper::check`]): its own claim is there and the next number is not. Deletions rely on a look that *began* no longer
-//! than [`HOLDS`] ago, by the clock that goes on during a suspend, and no request for one is sent later. So whoever takes an origin over and then
-//! waits [`SETTLE`] may rely on it that no deletion of the writer before is on its way any more.
+//! **A writer checks its claim** ([`Keeper::check`]): its own record is there and the next number is not. A deletion relies on a check that *began* no longer
+//! than [`HOLDS`] ago, by the clock that goes on during a suspend, and no request for one is sent later. So a writer that takes an
+//! origin over and then waits [`SETTLE`] knows that the earlier writer sends no deletion any more.
 //!
 //! - [`record`]: a claim's bytes. [`decide`]: what an open may do, as a function of what was seen. [`memory`]: what a folder remembers.
 //! - [`keeper`]: makes claims and looks after them. [`guarded`]: an origin that stores and deletes only while the claim holds.
@@ -26,9 +26,9 @@ pub mod decide;
 pub mod guarded;
 pub mod keeper;
 pub mod memory;
-pub mod record;
 #[cfg(test)]
 mod model;
+pub mod record;
 #[cfg(test)]
 mod tests;
 
@@ -40,14 +40,14 @@ pub use keeper::{Keeper, Standing};
 pub use memory::{Memory, Remember};
 pub use record::{Claim, Kind, Token};
 
-/// A writer looks this often whether its claim holds, also when it has nothing to do.
+/// A writer checks its claim this often, also when it has nothing to do.
 pub const LOOK: Duration = Duration::from_secs(5);
-/// A look that began no longer ago than this is good enough for the next deletion.
+/// A check that began no longer ago than this is good enough for the next deletion.
 pub const FRESH: Duration = Duration::from_secs(2);
-/// So long after a look began, deletions that rely on it may be sent; each try is compared with the clock.
+/// For this long after a check began, deletions that rely on it may be sent. The clock is compared before each try.
 pub const HOLDS: Duration = Duration::from_secs(10);
-/// So long the writer before is waited for by whoever takes its place without having seen it end: until its last request has been sent, and a
-/// while in which the store may act on it.
+/// A take-over waits this long if the earlier writer did not close in good order: until its last request must have been sent, and a while in
+/// which the store may act on it.
 pub const SETTLE: Duration = Duration::from_secs(15);
 /// While blobs are deleted, a new claim is made this often: so older copies of the folder are known to be old.
 pub const RENEW: Duration = Duration::from_secs(60);

@@ -306,7 +306,9 @@ impl Origin for Folder {
         let wrong = |what: &str| Ok(Some(format!("{}: {what}", self.describe())));
         match check_marker(self.dir()) {
             Ok(found) if self.volume().is_none_or(|volume| found == Some(volume)) => Ok(None),
-            Ok(_) => wrong("the origin belongs to another volume now: check the folder and what is mounted there"),
+            Ok(_) => {
+                wrong("the origin belongs to another volume now: check the folder and what is mounted there")
+            }
             Err(OriginError::NotAnOrigin(_)) => wrong(
                 "the origin is gone (it holds no covey-origin any more): mount the disk it lies on, or, if the file alone was lost, \
                  unmount and make it anew: covey origin mark VOLUME",

@@ -402,7 +402,7 @@ fn publish_rows(origin: &Arc<dyn Origin>, store: &dyn MetaStore) -> Result<crate
         afresh: false,
         hold: &mut |_| Ok(()),
         before_root: &mut || Ok(()),
-            progress: &mut |_| true,
+        progress: &mut |_| true,
     };
     publish(&*snapshot, &selection, origin, order)
 }

@@ -235,16 +235,17 @@ pub fn is_within(inner: &Path, outer: &Path) -> bool {
 pub fn failure(dir: &VolumeDir, error: &io::Error) -> Failure {
     let file = dir.claim();
     match error.kind() {
-        io::ErrorKind::InvalidData | io::ErrorKind::Unsupported => {
-            Failure::new("damaged", format!("{} cannot be used", file.display()))
-                .why(error.to_string())
-                .why("it says which claim on the origin is this folder's")
-                .next("the volume can be read: mount it with -o ro")
-                .next(format!(
-                    "to go on here, if nobody else writes to the origin: covey mount --take-over {} MOUNTPOINT",
-                    dir.path().display()
-                ))
-        }
+        io::ErrorKind::InvalidData | io::ErrorKind::Unsupported => Failure::new(
+            "damaged",
+            format!("{} cannot be used", file.display()),
+        )
+        .why(error.to_string())
+        .why("it says which claim on the origin is this folder's")
+        .next("the volume can be read: mount it with -o ro")
+        .next(format!(
+            "to go on here, if nobody else writes to the origin: covey mount --take-over {} MOUNTPOINT",
+            dir.path().display()
+        )),
         _ => Failure::io(format!("cannot write {}", file.display()), error),
     }
 }

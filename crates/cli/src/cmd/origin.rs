@@ -76,7 +76,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
                 .next(format!("unmount it first: covey umount {point}")));
         }
     };
-    let _lock = dir.lock(&Holder { pid: std::process::id(), does: "origin mark".to_owned(), mountpoint: None })?;
+    let _lock =
+        dir.lock(&Holder { pid: std::process::id(), does: "origin mark".to_owned(), mountpoint: None })?;
     let outcome = mark(&dir)?;
     term.result(&outcome, || text(&outcome));
     Ok(u8::from(outcome.missing > outcome.again))
@@ -99,7 +100,9 @@ impl Place {
             }
             spec => {
                 let folder = spec.folder().map(Folder::unmarked).transpose().map_err(origin_failure)?;
-                Place::Near(Arc::new(folder.ok_or_else(|| Failure::usage("the volume has no origin to mark"))?))
+                Place::Near(Arc::new(
+                    folder.ok_or_else(|| Failure::usage("the volume has no origin to mark"))?,
+                ))
             }
         })
     }
@@ -140,9 +143,12 @@ fn mark(dir: &VolumeDir) -> Result<Outcome> {
     let journal = node::open_names(dir, origin.clone())?;
     let found = Found::look(&*origin, &journal)?;
     if !is_ours && found.blobs > 0 && found.known == 0 {
-        return Err(Failure::new("origin-taken", format!("what is in {} is not this volume's", dir.origin()))
-            .why(format!("it holds {} blobs, none of which this volume knows", count(found.blobs)))
-            .next("check the origin in covey.json, and which disk is mounted there"));
+        return Err(Failure::new(
+            "origin-taken",
+            format!("what is in {} is not this volume's", dir.origin()),
+        )
+        .why(format!("it holds {} blobs, none of which this volume knows", count(found.blobs)))
+        .next("check the origin in covey.json, and which disk is mounted there"));
     }
     let made = place.mark(&dir.format().id)?;
     let writer = place.writer(dir)?;
@@ -155,7 +161,8 @@ fn mark(dir: &VolumeDir) -> Result<Outcome> {
     let closed = journal.close();
     writer.close();
     held?;
-    closed.map_err(|error| Failure::new("io", "the volume's names cannot be closed").why(error.to_string()))?;
+    closed
+        .map_err(|error| Failure::new("io", "the volume's names cannot be closed").why(error.to_string()))?;
     Ok(Outcome {
         volume: dir.path().to_owned(),
         origin: dir.origin(),
@@ -201,7 +208,8 @@ struct Found {
 impl Found {
     fn look(origin: &dyn Origin, journal: &Arc<Journal>) -> Result<Found> {
         let cannot = |why: String| Failure::new("origin", "cannot look at what is in the origin").why(why);
-        let names = |error: meta::store::StoreError| cannot(error.to_string()).next("check the volume: covey fsck");
+        let names =
+            |error: meta::store::StoreError| cannot(error.to_string()).next("check the volume: covey fsck");
         let mut missing = needed(journal).map_err(names)?;
         let mut found = Found { needed: missing.len() as u64, ..Found::default() };
         let listed = origin.list(&mut |id, _| {
@@ -209,7 +217,9 @@ impl Found {
             found.known += u64::from(missing.remove(&id));
             true
         });
-        listed.map_err(|error| cannot(error.to_string()).next("check that the origin answers, then try again"))?;
+        listed.map_err(|error| {
+            cannot(error.to_string()).next("check that the origin answers, then try again")
+        })?;
         found.missing = missing.into_iter().collect();
         Ok(found)
     }
@@ -274,10 +284,18 @@ fn text(outcome: &Outcome) -> String {
     }
     text += &format!(" It lacks {} of {} blobs", count(missing), count(outcome.needed));
     if again > 0 {
-        text += &format!("; {} ({}) are on this node and are uploaded at the next mount", count(again), bytes(outcome.again_bytes));
+        text += &format!(
+            "; {} ({}) are on this node and are uploaded at the next mount",
+            count(again),
+            bytes(outcome.again_bytes)
+        );
     }
     if missing > again {
-        text += &format!("; {} are lost: covey fsck {} says which files they held", count(missing - again), outcome.volume.display());
+        text += &format!(
+            "; {} are lost: covey fsck {} says which files they held",
+            count(missing - again),
+            outcome.volume.display()
+        );
     }
     text + "."
 }

@@ -173,7 +173,9 @@ impl Restore<'_> {
         let owner = owner.hand_over(&**self.origin, me.owner().unwrap_or_default(), note, key);
         let owner = owner.map_err(failed)?;
         // Without a claim it is not known whether the old volume was closed; it was made by an earlier program, or never opened.
-        if before.as_ref().is_some_and(|before| before.kind != Kind::Closed) || (before.is_none() && self.wait) {
+        if before.as_ref().is_some_and(|before| before.kind != Kind::Closed)
+            || (before.is_none() && self.wait)
+        {
             tick(Tick { done: of, of, what: "waiting until the old volume has noticed".to_owned() });
             std::thread::sleep(SETTLE);
         }

@@ -15,7 +15,7 @@ use crate::claim::Writer;
 use crate::error::{Context, Result};
 use crate::far::Far;
 use crate::log;
-use crate::origins::{origin_failure, spec};
+use crate::origins::{of_volume, origin_failure, spec};
 use crate::volume_dir::{Holder, Lock, VolumeDir};
 
 /// A new volume is its maker's.
@@ -44,7 +44,7 @@ pub struct Opened {
     pub journal: Arc<Journal>,
     /// With an origin behind a network.
     pub far: Option<Far>,
-    /// Who writes to the origin, if the volume is opened for that.
+    /// The claim on the origin, if the volume is opened for writing.
     pub writer: Option<Writer>,
 }
 
@@ -61,7 +61,7 @@ pub fn folder_parts(dir: &VolumeDir, options: &NodeOptions) -> Result<Opened> {
     let side = match spec(dir)? {
         Spec::Remote(spec) => Side::Far(Far::open(dir, &spec, options)?),
         Spec::Folder(folder) if !read_only => {
-            let folder = Folder::open(&folder, access).map_err(origin_failure)?;
+            let folder = Folder::open(&folder, access).map_err(|error| of_volume(dir, error))?;
             let writer = Writer::near(dir, folder, options.take_over)?;
             writer.open()?;
             Side::Near(writer.origin(), Some(writer))
@@ -140,7 +140,7 @@ pub struct Bare {
     pub parts: Parts,
     /// In front of its names.
     pub journal: Arc<Journal>,
-    /// Who writes to the origin, where it is to be changed.
+    /// The claim on the origin, where it is to be changed.
     pub writer: Option<Writer>,
     far: Option<Far>,
     _lock: Lock,

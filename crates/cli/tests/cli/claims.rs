@@ -120,7 +120,15 @@ fn regression_a_folder_that_was_put_back_keeps_what_was_published_since() {
     fs::remove_dir_all(&volume).unwrap();
     fs::rename(&backup, &volume).unwrap();
     writes_nothing(&world, &volume, "origin-taken", "backup");
-    json(&[Path::new("mount"), Path::new("-o"), Path::new("ro"), Path::new("--take-over"), &volume, &world.mnt()]).fails(2, "usage");
+    json(&[
+        Path::new("mount"),
+        Path::new("-o"),
+        Path::new("ro"),
+        Path::new("--take-over"),
+        &volume,
+        &world.mnt(),
+    ])
+    .fails(2, "usage");
     json(&[Path::new("mount"), Path::new("-d"), Path::new("--take-over"), &volume, &world.mnt()]).ok();
     assert_eq!(world.status()["claim"]["state"], "held");
     fs::remove_dir_all(world.mnt().join("a")).unwrap();
@@ -165,7 +173,10 @@ fn regression_a_mount_that_lost_its_claim_turns_read_only() {
     refused.fails(1, "origin-taken");
     assert!(refused.err.contains("elsewhere:/srv/new"), "{refused:?}");
     json(&[Path::new("publish"), &world.mnt(), Path::new("x")]).fails(1, "origin-taken");
-    let read_only = || fs::write(world.mnt().join("after"), "x").is_err_and(|error| error.raw_os_error() == Some(libc::EROFS));
+    let read_only = || {
+        fs::write(world.mnt().join("after"), "x")
+            .is_err_and(|error| error.raw_os_error() == Some(libc::EROFS))
+    };
     soon("changes are refused", read_only);
     let status = world.status();
     assert_eq!(status["claim"]["state"], "lost", "{status}");

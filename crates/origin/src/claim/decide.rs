@@ -11,7 +11,7 @@
 //! | another, later | has made some | refused: another folder has written since, or this one is older than it was |
 //! | another, not later | has made some | refused: the origin is older than the folder |
 //!
-//! What is refused, but for another volume's origin, is allowed to whoever says that this folder is to take over.
+//! An explicit take-over allows what is refused here, except in another volume's origin.
 
 use std::fmt;
 
@@ -38,7 +38,7 @@ pub struct Seen<'a> {
 pub enum Wish {
     /// To open the volume.
     Open,
-    /// To make it this folder's, whoever had it.
+    /// To claim the origin for this folder, although another folder may have it.
     TakeOver,
     /// To make it the folder's that was restored.
     Restore,
@@ -115,9 +115,9 @@ impl fmt::Display for Refusal {
                     "the origin was taken over since this folder last wrote to it: {place} {did} (claim {epoch}); or this folder was put back from a backup"
                 )
             }
-            Refusal::OriginOlder(None) => {
-                f.write_str("the origin has lost its claims: it was emptied, or it is another place than it was")
-            }
+            Refusal::OriginOlder(None) => f.write_str(
+                "the origin has lost its claims: it was emptied, or it is another place than it was",
+            ),
             Refusal::OriginOlder(Some(claim)) => write!(
                 f,
                 "the origin is older than this folder: its last claim is {} of {}; it was put back from a backup, or it is another place than it was",

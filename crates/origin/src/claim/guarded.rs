@@ -10,7 +10,11 @@ use blob::coming::{Coming, Then};
 use blob::source::Onto;
 use blob::{BlobError, BlobSource, Buffer, Origin, Part, Records, SharedBytes, Sums};
 
+use super::FRESH;
 use super::keeper::Keeper;
+
+/// The shortest time that the origin is given to answer.
+const LEAST: Duration = Duration::from_millis(100);
 
 /// See the [module](self).
 pub struct Guarded {
@@ -98,8 +102,9 @@ impl Origin for Guarded {
 
     /// Everything is there for good only if the place is still the origin, and this volume's.
     fn settle(&self, patience: Duration) -> Result<(), BlobError> {
+        let until = base::time::boot().plus(patience);
         self.inner.settle(patience)?;
-        self.keeper.verify()
+        self.keeper.verify_within(until.since(base::time::boot()).max(LEAST), FRESH)
     }
 
     fn remove(&self, id: &BlobId) -> Result<(), BlobError> {

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use base::Timestamp;
@@ -86,7 +87,7 @@ pub struct Opened {
     pub hold: bool,
 }
 
-/// Who keeps the claim.
+/// The volume and the place that claims are made for.
 pub struct Who {
     /// The volume's id.
     pub volume: [u8; 16],
@@ -106,6 +107,8 @@ struct State {
     asked: Vec<Made>,
     /// When the last look began that found all well.
     looked: Option<BootTime>,
+    /// When the last look began that also found the origin in its place.
+    verified: Option<BootTime>,
     /// When the last claim was made.
     made: Option<BootTime>,
     /// What is published is not held yet.
@@ -186,7 +189,7 @@ impl Keeper {
         let mut newest = self.newest(state)?;
         for _ in 0..TRIES {
             let memory = match self.remember.load() {
-                // One that cannot be understood proves nothing, and is written anew by whoever takes over.
+                // One that cannot be understood proves nothing. A take-over writes it anew.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData && wish != Wish::Open => None,
                 memory => memory.map_err(ClaimError::Memory)?,
             };
@@ -371,7 +374,8 @@ impl Keeper {
             // The next number first: it is removed after this one, so if both are looked at in this order, a writer that comes very late sees it.
             if let Some(next) = self.origin.record(&Claim::name(epoch + 1))? {
                 let claim = Claim::decode(&next);
-                let ours = |claim: &Claim| state.asked.contains(&Made { epoch: claim.epoch, token: claim.token });
+                let ours =
+                    |claim: &Claim| state.asked.contains(&Made { epoch: claim.epoch, token: claim.token });
                 match claim {
                     Ok(claim) if ours(&claim) => {
                         self.holds(state, Held { claim, record: next }, began);
@@ -429,11 +433,36 @@ impl Keeper {
     /// # Errors
     /// As [`Keeper::check`].
     pub fn verify(&self) -> Result<(), BlobError> {
+        let began = (self.clock)();
         if let Some(why) = self.origin.look()? {
             self.is_gone(why.clone());
             return Err(BlobError::Unavailable(why));
         }
-        self.check(Duration::ZERO).map(drop)
+        let mut state = self.state.lock();
+        self.check_with(&mut state, Duration::ZERO)?;
+        state.verified = Some(began);
+        Ok(())
+    }
+
+    /// The same in a bounded time, or by a look that began no longer ago than `fresh`.
+    ///
+    /// # Errors
+    /// As [`Keeper::check`]; `Unavailable` when it takes longer than `patience`.
+    pub fn verify_within(self: &Arc<Keeper>, patience: Duration, fresh: Duration) -> Result<(), BlobError> {
+        let lately = |state: &State| state.verified.is_some_and(|at| (self.clock)().since(at) < fresh);
+        if self.may_store().is_ok() && self.state.try_lock().is_some_and(|state| lately(&state)) {
+            return Ok(());
+        }
+        if self.fresh.is_zero() {
+            return self.verify();
+        }
+        let (done, told) = mpsc::channel();
+        let keeper = self.clone();
+        base::thread::spawn("covey-claim", move || done.send(keeper.verify())).map_err(BlobError::Io)?;
+        told.recv_timeout(patience).unwrap_or_else(|_| {
+            let what = "the origin has not answered in time whether it is still this volume's";
+            Err(BlobError::Unavailable(what.to_owned()))
+        })
     }
 
     /// Makes a new claim after this folder's last: what is older of the folder's copies is known to be old from now on.
@@ -452,7 +481,9 @@ impl Keeper {
             let (epoch, after) = (held.claim.epoch + 1, Some(held.claim.token));
             let memory = self.remember.load().map_err(BlobError::Io)?;
             let Some(mut memory) = memory else {
-                return Err(BlobError::Unavailable("the folder's own record of its claims is gone".to_owned()));
+                return Err(BlobError::Unavailable(
+                    "the folder's own record of its claims is gone".to_owned(),
+                ));
             };
             let began = (self.clock)();
             let done = self.make(&mut memory, epoch, after, kind);

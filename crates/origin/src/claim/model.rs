@@ -2,7 +2,7 @@
 //!
 //! A folder is what it remembers of its claims, the blobs that its rows refer to, and the blobs that its rows know to be published. The clock is the
 //! model's own. Needed is what any published tree holds, and, of the blobs that were there when the newest claim was made, those that the
-//! rows of its folder refer to. A writer that is paused has looked already and sends its deletion later; whoever takes over waits, as
+//! rows of its folder refer to. A writer that is paused has looked already and sends its deletion later; a take-over waits, as
 //! the program does.
 
 use std::collections::BTreeSet;
@@ -151,7 +151,7 @@ impl World {
             return;
         }
         self.next += 1;
-        // Equal contents are one blob, whoever writes them.
+        // Equal contents are one blob in all folders.
         let bytes = (self.next % 23).to_be_bytes();
         let sums = Sums::of(&bytes);
         self.origin.put(&sums.id(), &sums, &bytes).unwrap();
@@ -211,7 +211,12 @@ impl World {
         }
         // Held durably before; of the tree before everything stays for a while.
         let mut held = blobs.clone();
-        self.places[at].rows.holds.iter().filter(|(other, _)| *other == name).for_each(|(_, was)| held.extend(was));
+        self.places[at]
+            .rows
+            .holds
+            .iter()
+            .filter(|(other, _)| *other == name)
+            .for_each(|(_, was)| held.extend(was));
         self.places[at].rows.hold(name, &held);
         if writer.renew(Kind::Renewed).is_ok() && writer.may_remove().is_ok() {
             self.published.retain(|(other, _)| *other != name);
@@ -269,7 +274,8 @@ impl World {
         if self.published.is_empty() || self.places.len() >= 6 {
             return;
         }
-        let tree = self.published[self.draw(self.published.len())].clone();
+        let which = self.draw(self.published.len());
+        let tree = self.published[which].clone();
         let name = format!("p{}", self.places.len());
         let rows = Rows { refers: tree.1.clone(), holds: Vec::new() };
         self.places.push(Place::new(Folder::new(&name), rows));

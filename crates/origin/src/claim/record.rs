@@ -91,7 +91,8 @@ impl Claim {
     /// The epoch that a record's name says; none of what is no claim.
     pub fn epoch_of(name: &str) -> Option<u64> {
         let digits = name.strip_prefix(FOLDER)?.strip_prefix('/')?;
-        (digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok())?
+        (digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit()))
+            .then(|| digits.parse().ok())?
     }
 
     /// The record.

@@ -126,7 +126,10 @@ fn a_claims_record_comes_back_and_nothing_else_is_one() {
     newer[7] = 9;
     assert_eq!(Claim::decode(&newer), Err(Wrong::Newer(9)));
     assert_eq!(Claim::epoch_of(&Claim::name(7)), Some(7));
-    assert_eq!(["claims/7", "claims/x0000000000000000007", "other/00000000000000000007"].map(Claim::epoch_of), [None; 3]);
+    assert_eq!(
+        ["claims/7", "claims/x0000000000000000007", "other/00000000000000000007"].map(Claim::epoch_of),
+        [None; 3]
+    );
 }
 
 #[test]
@@ -200,9 +203,12 @@ fn regression_a_writer_that_lost_its_claim_stores_and_deletes_nothing() {
     guarded.remove(&one).unwrap();
     guarded.settle(Duration::ZERO).unwrap();
     assert!(new.keeper(&bare).open(Wish::Restore).unwrap().hold);
-    let refused = |done: Result<(), BlobError>| matches!(done, Err(BlobError::Refused(why)) if why.contains("host:/b"));
+    let refused =
+        |done: Result<(), BlobError>| matches!(done, Err(BlobError::Refused(why)) if why.contains("host:/b"));
     assert!(refused(guarded.remove(&two)) && refused(guarded.settle(Duration::ZERO)));
-    assert!(refused(guarded.put_record("published/x", b"x")) && refused(guarded.remove_record("published/x")));
+    assert!(
+        refused(guarded.put_record("published/x", b"x")) && refused(guarded.remove_record("published/x"))
+    );
     let sums = Sums::of(b"three");
     assert!(refused(guarded.put(&sums.id(), &sums, b"three")));
     assert!(matches!(keeper.standing(), Standing::Lost { .. }));
@@ -245,7 +251,10 @@ fn what_is_damaged_or_newer_is_no_permission() {
     folder.keeper(&origin).open(Wish::TakeOver).unwrap();
     let other = Claim { epoch: 4, volume: [9; 16], ..claim() };
     origin.create_record(&Claim::name(4), &other.encode()).unwrap();
-    assert!(matches!(folder.keeper(&origin).open(Wish::TakeOver), Err(ClaimError::Refused(Refusal::OtherVolume(_)))));
+    assert!(matches!(
+        folder.keeper(&origin).open(Wish::TakeOver),
+        Err(ClaimError::Refused(Refusal::OtherVolume(_)))
+    ));
 }
 
 #[test]

@@ -122,7 +122,8 @@ impl Remote {
     pub(super) fn look_at_marker(&self) -> Result<Option<String>, BlobError> {
         let wrong = |what: &str| Ok(Some(format!("{}: {what}", self.spec)));
         let call = self.call(What::Small);
-        let found = self.read_object(Call { deadline: call.deadline.min(OPENING), ..call }, self.layout.marker());
+        let found =
+            self.read_object(Call { deadline: call.deadline.min(OPENING), ..call }, self.layout.marker());
         let Some(marker) = found.map_err(|failed| self.unavailable(&failed))? else {
             *self.marker_seen.lock() = None;
             return wrong(
@@ -135,7 +136,9 @@ impl Remote {
                 *self.marker_seen.lock() = Some(base::time::monotonic());
                 Ok(None)
             }
-            Ok(volume) => wrong(&format!("the origin belongs to another volume now, {volume}: check the bucket and the prefix")),
+            Ok(volume) => wrong(&format!(
+                "the origin belongs to another volume now, {volume}: check the bucket and the prefix"
+            )),
             Err(what) => wrong(what),
         }
     }

@@ -561,8 +561,7 @@ fn regression_a_marker_that_expired_is_made_anew() {
     std::fs::remove_file(marker).unwrap();
     assert!(remote.look().unwrap().unwrap().contains("covey origin mark"));
     assert_eq!(mistake(open(&there, &keys())).0, Mistake::NotAnOrigin);
-    let unseen =
-        |volume| Remote::open_unseen(&there, &keys(), short(), Access::ReadWrite, volume).unwrap();
+    let unseen = |volume| Remote::open_unseen(&there, &keys(), short(), Access::ReadWrite, volume).unwrap();
     assert!(unseen("first").mark().unwrap());
     assert!(!unseen("first").mark().unwrap());
     assert_eq!(unseen("second").mark().map(drop).map_err(|error| mistake(Err(error)).0), Err(Mistake::Taken));
