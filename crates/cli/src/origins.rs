@@ -83,6 +83,7 @@ pub fn sized(path: &Path, home: Home) -> Result<Home> {
 pub fn origin_failure(error: OriginError) -> Failure {
     let code = match &error {
         OriginError::Absent(_) | OriginError::NotAnOrigin(_) => "origin-gone",
+        OriginError::Taken(_) => "origin-taken",
         OriginError::Newer { .. } => "newer-format",
         OriginError::Unknown(_) | OriginError::NoFolder(_) | OriginError::BadRemote(_) => "usage",
         OriginError::ReadOnly { dir, source } => {
