@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use base::{BlobId, Ino, Must, PackNo, Timestamp};
 use blob::Sums;
+use blob::claim::{Claim, Kind};
 use blob::extent::{Extent, ExtentPage};
 use meta::journal::format;
 use meta::key::Key;
 use meta::record;
-use origin::claim::{Claim, Kind};
 use peer::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, Refusal, Texted, Type};
 use peer::id::{Member, NodeId, Role, Seen, Zone};
 use peer::members::machine::Machine;

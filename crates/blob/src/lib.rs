@@ -7,6 +7,7 @@
 //! - [`source::BlobSource`]: "the bytes of this blob, please"; a folder, memory, a peer, an object store, or tiers of them.
 //! - [`source::Origin`]: where a volume's blobs live for good.
 //! - [`records::Records`]: the few small things of an origin that have names of their own.
+//! - [`claim`]: one of them: which folder may write to an origin.
 //! - [`pack::PackStore`]: this node's open packs; the write path.
 //!
 //! - [`coming`]: bytes that are on their way, handed over by whoever brings them.
@@ -18,6 +19,7 @@
 //! - [`stock`]: memory for the bytes of a blob, which is used again.
 //! - [`failing`]: the seams with faults that a test switches on.
 
+pub mod claim;
 pub mod coming;
 pub mod extent;
 pub mod failing;
