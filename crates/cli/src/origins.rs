@@ -83,6 +83,7 @@ pub fn sized(path: &Path, home: Home) -> Result<Home> {
 pub fn origin_failure(error: OriginError) -> Failure {
     let code = match &error {
         OriginError::Absent(_) | OriginError::NotAnOrigin(_) => "origin-gone",
+        OriginError::Taken(_) => "origin-taken",
         OriginError::Newer { .. } => "newer-format",
         OriginError::Unknown(_) | OriginError::NoFolder(_) | OriginError::BadRemote { .. } => "usage",
         OriginError::ReadOnly { dir, source } => {
@@ -105,6 +106,21 @@ pub fn origin_failure(error: OriginError) -> Failure {
     match error.next() {
         Some(next) => failure.next(next),
         None => failure,
+    }
+}
+
+/// The same of a volume's own origin: what was lost of it can be made anew.
+pub fn of_volume(dir: &VolumeDir, error: OriginError) -> Failure {
+    let failure = origin_failure(error);
+    if failure.code != "origin-gone" {
+        return failure;
+    }
+    let shown = dir.path().display();
+    let failure = failure
+        .next(format!("if only the marker was lost, or the origin was emptied: covey origin mark {shown}"));
+    match dir.origin().starts_with("file:") {
+        true => failure,
+        false => failure.next(format!("to read what is on this node: covey mount -o ro {shown} MOUNTPOINT")),
     }
 }
 

@@ -10,6 +10,7 @@
 //!   VOLUME/blobs/        sealed blobs, unless the origin is elsewhere; with a far origin those that this node keeps
 //!   VOLUME/upload/       with a far origin: a link to each blob that it does not have yet
 //!   VOLUME/cache.idx     with a far origin: which blobs are kept, in which order
+//!   VOLUME/claim         which claim on the origin is this folder's; by its inode a copy of the folder is known
 //!   VOLUME/publisher.json  who it is in its origin, and what it signs published trees with
 //! ```
 //!
@@ -158,7 +159,7 @@ impl VolumeDir {
             for name in ["meta", "open", "blobs", "upload"] {
                 let _ = fs::remove_dir_all(volume.path.join(name));
             }
-            for name in ["lock", "publisher.json"] {
+            for name in ["lock", "claim", "publisher.json"] {
                 let _ = fs::remove_file(volume.path.join(name));
             }
             if made {
@@ -233,6 +234,11 @@ impl VolumeDir {
     /// Which of a far origin's blobs this node keeps, in which order.
     pub fn cache_index(&self) -> PathBuf {
         self.path.join("cache.idx")
+    }
+
+    /// Which claim on the origin is this folder's.
+    pub fn claim(&self) -> PathBuf {
+        self.path.join(crate::claim::memory::FILE)
     }
 
     /// What a daemon in the background had to say.

@@ -42,6 +42,8 @@ pub enum OriginError {
     NotAnOrigin(PathBuf),
     /// Something else lives in the folder.
     NotEmpty(PathBuf),
+    /// It is a volume's origin already.
+    Taken(PathBuf),
     /// A later program made it.
     Newer {
         /// The folder.
@@ -79,6 +81,7 @@ impl OriginError {
                 format!("{} is not an origin (it has no file {MARKER})", dir.display())
             }
             OriginError::NotEmpty(dir) => format!("{} holds other files", dir.display()),
+            OriginError::Taken(dir) => format!("another volume's origin is in {} already", dir.display()),
             OriginError::Newer { dir, found } => {
                 format!("{} was made by a newer covey ({found:?})", dir.display())
             }
@@ -111,6 +114,9 @@ impl OriginError {
             }
             OriginError::NotEmpty(_) => {
                 "give the origin a folder of its own, which is empty or does not exist yet"
+            }
+            OriginError::Taken(_) => {
+                "choose another folder (or, if a `covey format` was cut short and nothing uses it, remove the file covey-origin in it)"
             }
             OriginError::Newer { .. } => "use that version or a later one",
             OriginError::ReadOnly { .. } => "make it writable, or mount with -o ro",

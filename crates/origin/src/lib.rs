@@ -8,6 +8,7 @@
 //! turns what a user wrote into a [`Spec`]; a spec is made once with [`Spec::format`] and found again with
 //! [`Spec::open`].
 
+pub mod claim;
 mod error;
 mod folder;
 mod memory;
@@ -77,19 +78,18 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// Makes the origin; a folder that is one already is opened, a place in an object store must be new. Its keys come from this
-    /// process's environment; who wants other limits, or to name the volume, uses [`Remote::format`].
+    /// Makes the origin of the volume called `volume`; the place must be new. The keys of a store come from this process's environment; other
+    /// limits take [`Remote::format`].
     ///
     /// # Errors
     /// See [`OriginError`].
-    pub fn format(&self) -> Result<Arc<dyn Origin>, OriginError> {
+    pub fn format(&self, volume: &str) -> Result<Arc<dyn Origin>, OriginError> {
         match self {
-            Spec::Folder(dir) => Ok(Arc::new(Folder::format(dir)?)),
+            Spec::Folder(dir) => Ok(Arc::new(Folder::format(dir, volume)?)),
             Spec::Memory => Ok(Arc::new(Memory::new())),
             Spec::Remote(remote) => {
-                let volume: String = base::random::id16().iter().map(|byte| format!("{byte:02x}")).collect();
                 let environment = Environment::process();
-                Ok(Arc::new(Remote::format(remote, &environment, Limits::default(), &volume)?))
+                Ok(Arc::new(Remote::format(remote, &environment, Limits::default(), volume)?))
             }
         }
     }
