@@ -63,16 +63,6 @@ impl Failure {
         }
     }
 
-    /// In one sentence, for the end of a line of a log: what happened and why.
-    pub fn in_one_line(&self) -> String {
-        let mut line = self.what.clone();
-        for why in &self.why {
-            line += "; ";
-            line += why;
-        }
-        line
-    }
-
     /// Adds a reason.
     pub fn why(mut self, why: impl Into<String>) -> Failure {
         self.why.push(why.into());
