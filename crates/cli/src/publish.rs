@@ -495,7 +495,7 @@ impl Again {
                 Ok(()) => complained = false,
                 Err(failure) => {
                     if !complained && !self.stop.load(Ordering::Acquire) {
-                        log::line(&format!("not published; it is tried again: {failure}"));
+                        log::warn(&format!("not published, retrying: {}", failure.in_one_line()));
                     }
                     complained = true;
                 }

@@ -328,7 +328,7 @@ fn what_a_user_writes_is_understood_or_explained() {
     }
     assert_eq!(parse("s3://bucket/a/b").unwrap().remote().unwrap().prefix, "a/b");
     assert_eq!(parse("s3://bucket/a").unwrap().to_string(), "s3://bucket/a");
-    assert!(matches!(parse("s3://"), Err(OriginError::BadRemote(_))));
+    assert!(matches!(parse("s3://"), Err(OriginError::BadRemote { .. })));
     for text in ["", "/srv/x", "memory", "mem:x", "FILE:/x"] {
         let message = text.parse::<Spec>().unwrap_err().to_string();
         assert!(

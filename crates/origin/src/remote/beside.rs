@@ -110,10 +110,12 @@ impl Remote {
             listed.map_err(|failed| self.origin_error(&failed))?;
             return Err(self.refuse(
                 Mistake::NotAnOrigin,
-                "there is no origin here (no object covey-origin): correct the URL; a new volume's origin is made by `covey format`",
+                "there is no origin here (no object covey-origin)",
+                "correct the URL; a new volume's origin is made by `covey format`",
             ));
         };
-        let volume = volume_of(&marker).map_err(|what| self.refuse(Mistake::NotAnOrigin, what))?;
+        let volume =
+            volume_of(&marker).map_err(|(what, next)| self.refuse(Mistake::NotAnOrigin, what, next))?;
         *self.marker_seen.lock() = Some(base::time::monotonic());
         Ok(volume)
     }
@@ -139,7 +141,7 @@ impl Remote {
             Ok(volume) => wrong(&format!(
                 "the origin belongs to another volume now, {volume}: check the bucket and the prefix"
             )),
-            Err(what) => wrong(what),
+            Err((what, next)) => wrong(&format!("{what}: {next}")),
         }
     }
 
@@ -155,18 +157,20 @@ impl Remote {
         if found == self.volume {
             return Ok(made);
         }
-        let what = format!("another volume's origin is here ({found}): check the bucket and the prefix");
-        Err(self.refuse(Mistake::Taken, &what))
+        let what = format!("another volume's origin is here ({found})");
+        Err(self.refuse(Mistake::Taken, &what, "check the bucket and the prefix"))
     }
 
     /// Writes the marker, where nothing is yet.
     pub(super) fn make_marker(&self, volume: &str) -> Result<(), OriginError> {
-        let taken = "another volume's origin is here already: choose another prefix (or, if a `covey format` was cut short and \
-                     nothing uses it, remove the object covey-origin)";
+        let taken = || {
+            let next = "choose another prefix (or, if a `covey format` was cut short and nothing uses it, remove the object covey-origin)";
+            self.refuse(Mistake::Taken, "another volume's origin is here already", next)
+        };
         let marker = self.layout.marker();
         let found = self.read_object(self.opening(What::Small), marker.clone());
         if found.map_err(|failed| self.origin_error(&failed))?.is_some() {
-            return Err(self.refuse(Mistake::Taken, taken));
+            return Err(taken());
         }
         let (root, mut others) = (self.layout.root(), false);
         let listed = self.list_with(self.opening(What::Other), root.as_ref(), &mut |_| {
@@ -175,21 +179,22 @@ impl Remote {
         });
         listed.map_err(|failed| self.origin_error(&failed))?;
         if others {
-            let what = "other objects are here: give the origin a prefix of its own, like s3://BUCKET/PREFIX";
-            return Err(self.refuse(Mistake::Taken, what));
+            let next = "give the origin a prefix of its own, like s3://BUCKET/PREFIX";
+            return Err(self.refuse(Mistake::Taken, "other objects are here", next));
         }
         let text = format!("{MARKER_LINE}\nvolume {volume}\n");
         let made = self.create_object(self.opening(What::Store), marker, text.as_bytes());
         if !made.map_err(|failed| self.origin_error(&failed))? {
-            return Err(self.refuse(Mistake::Taken, taken));
+            return Err(taken());
         }
         // That it can be read shows that the keys may read, and that what answers keeps what it is given.
         let found = self.read_marker()?;
-        if found == volume { Ok(()) } else { Err(self.refuse(Mistake::Taken, taken)) }
+        if found == volume { Ok(()) } else { Err(taken()) }
     }
 
-    fn refuse(&self, mistake: Mistake, what: &str) -> OriginError {
-        OriginError::Remote { origin: self.spec.to_string(), mistake, what: what.to_owned() }
+    fn refuse(&self, mistake: Mistake, what: &str, next: &str) -> OriginError {
+        let (what, next) = (what.to_owned(), Some(next.to_owned()));
+        OriginError::Remote { origin: self.spec.to_string(), mistake, what, next }
     }
 
     /// Past any cache on the way: what is read by name decides who may write.
@@ -218,7 +223,7 @@ impl Remote {
 }
 
 /// Whose a marker says that the origin is.
-fn volume_of(marker: &[u8]) -> Result<String, &'static str> {
+fn volume_of(marker: &[u8]) -> Result<String, (&'static str, &'static str)> {
     let text = String::from_utf8_lossy(marker);
     let mut lines = text.lines();
     let first = lines.next().unwrap_or("");
@@ -226,12 +231,12 @@ fn volume_of(marker: &[u8]) -> Result<String, &'static str> {
         return Ok(lines.find_map(|line| line.strip_prefix("volume ")).unwrap_or("").to_owned());
     }
     Err(match first.strip_prefix("covey origin ") {
-        Some(_) if first == EARLIER => {
-            "the origin was made by an earlier covey, which laid blobs out in another way: read it with that version, and write what is in it \
-             to a new place"
-        }
-        Some(_) => "the origin was made by a newer covey: use that version or a later one",
-        None => "the object covey-origin is not covey's: choose another prefix",
+        Some(_) if first == EARLIER => (
+            "the origin was made by an earlier covey, which laid blobs out in another way",
+            "read it with that version, and write what is in it to a new place",
+        ),
+        Some(_) => ("the origin was made by a newer covey", "use that version or a later one"),
+        None => ("the object covey-origin is not covey's", "choose another prefix"),
     })
 }
 
