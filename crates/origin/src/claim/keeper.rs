@@ -95,6 +95,9 @@ pub struct Who {
     pub place: String,
 }
 
+/// A claim as it was read.
+type Read = Result<Claim, Wrong>;
+
 struct Held {
     claim: Claim,
     record: Vec<u8>,
@@ -284,7 +287,7 @@ impl Keeper {
     }
 
     /// The newest claim. A list may be a little old; what follows it is looked for.
-    fn newest(&self, state: &mut State) -> Result<Option<(u64, Result<Claim, Wrong>)>, BlobError> {
+    fn newest(&self, state: &mut State) -> Result<Option<(u64, Read)>, BlobError> {
         let mut listed: Vec<u64> =
             self.origin.records(FOLDER)?.iter().filter_map(|name| Claim::epoch_of(name)).collect();
         listed.sort_unstable();
@@ -309,7 +312,7 @@ impl Keeper {
         Ok(found.map(|claim| (epoch, claim)))
     }
 
-    fn at(&self, epoch: u64) -> Result<Option<Result<Claim, Wrong>>, BlobError> {
+    fn at(&self, epoch: u64) -> Result<Option<Read>, BlobError> {
         let Some(record) = self.origin.record(&Claim::name(epoch))? else { return Ok(None) };
         let claim = Claim::decode(&record);
         Ok(Some(match claim {
