@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::Ino;
+use fs::access::AccessRules;
 use fs::api::Filesystem;
 use fs::gc::all::Collected;
 use fs::volume::{Atime, Options, Volume};
@@ -125,6 +126,8 @@ pub struct NodeOptions {
     pub commit: Duration,
     /// Whoever reads has an error after this.
     pub deadline: Duration,
+    /// How files in a remote origin are read.
+    pub access: AccessRules,
     /// How a far origin is used.
     pub far: FarOptions,
 }
@@ -145,6 +148,7 @@ impl NodeOptions {
             relatime: false,
             commit: Duration::from_secs(1),
             deadline: DEADLINE,
+            access: AccessRules::default(),
             far: FarOptions::default(),
         }
     }
@@ -198,6 +202,11 @@ pub struct Node {
     rows: Option<Arc<meta::Memory>>,
     /// With an origin behind a network.
     far: Option<Far>,
+    /// Whether its blobs come over a network.
+    pub fn is_remote(&self) -> bool {
+        self.far.is_some() || self.tree_cache.is_some()
+    }
+
     /// What a mount of a published tree in a far origin keeps here.
     tree_cache: Option<TreeCache>,
     /// Of a published tree, what it is and where its origin.
@@ -557,6 +566,7 @@ fn volume_options(options: &NodeOptions) -> Options {
         frozen: options.frozen,
         atime: if options.relatime { Atime::Relative } else { Atime::AsSet },
         commit: options.commit,
+        access: options.access.clone(),
         report: log::sink(),
         ..Options::default()
     }

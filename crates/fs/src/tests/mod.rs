@@ -5,6 +5,7 @@ mod collect;
 mod data;
 mod disk;
 mod far;
+mod hints;
 mod faults;
 mod model;
 mod stress;
