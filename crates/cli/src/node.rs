@@ -202,11 +202,6 @@ pub struct Node {
     rows: Option<Arc<meta::Memory>>,
     /// With an origin behind a network.
     far: Option<Far>,
-    /// Whether its blobs come over a network.
-    pub fn is_remote(&self) -> bool {
-        self.far.is_some() || self.tree_cache.is_some()
-    }
-
     /// What a mount of a published tree in a far origin keeps here.
     tree_cache: Option<TreeCache>,
     /// Of a published tree, what it is and where its origin.
@@ -446,6 +441,11 @@ impl Node {
     /// What only a far origin has.
     pub fn far(&self) -> Option<&Far> {
         self.far.as_ref()
+    }
+
+    /// Whether its blobs come over a network.
+    pub fn is_remote(&self) -> bool {
+        self.far.is_some() || self.tree_cache.is_some()
     }
 
     /// What a mount of a published tree in a far origin keeps here.
