@@ -5,7 +5,7 @@
 //! - **The groups before it were read.** As much is fetched in advance as was read one after another up to here, at most [`AHEAD`]. So a reader
 //!   that goes through a blob needs few requests, and one that stops has fetched at most twice what it read.
 //! - **Half of the blob was asked for.** The whole is fetched: four times what was asked for, at most, and three times where the reads were here and there.
-//! - **The blob was read in several places** ([`PLACES`]), and what is fetched is mostly read ([`Credit`]): small files of one pack in any order,
+//! - **The blob was read in several places** here and there ([`PLACES`]), and what is fetched is mostly read ([`Credit`]): small files of one pack in any order,
 //!   a dataset in which every record is read. Where what is fetched is mostly not read, the blob stays in parts.
 //!
 //! With [`Access::Random`] nothing is fetched in advance, and the whole only when its parts would be more bytes. With [`Access::Stream`] the whole is
@@ -115,7 +115,9 @@ impl Partial {
         let mut whole = record.fetched.saturating_add(to - need.from) > size;
         if need.access == Access::Normal {
             whole |= record.places > 0 && asked >= size / 2;
-            whole |= record.places >= PLACES && self.credit.take(totals, size.saturating_sub(record.fetched));
+            whole |= record.places >= PLACES
+                && to == need.to
+                && self.credit.take(totals, size.saturating_sub(record.fetched));
         }
         if whole { Fetch::Whole } else { Fetch::Part(need.from, to) }
     }
@@ -209,7 +211,10 @@ mod tests {
         assert_eq!(skips, part(6..8), "what was fetched in advance was not read");
         partial.reads(&ID, 4 * GROUP, 6 * GROUP);
         assert_eq!(partial.read(&ID, 6..8, Access::Normal), part(6..14));
-        assert_eq!(partial.read(&ID, 14..16, Access::Normal), Fetch::Whole, "the fourth");
+        partial.reads(&ID, 8 * GROUP, 14 * GROUP);
+        assert_eq!(partial.read(&ID, 14..16, Access::Normal), part(14..30));
+        partial.reads(&ID, 16 * GROUP, 30 * GROUP);
+        assert_eq!(partial.read(&ID, 30..32, Access::Normal), Fetch::Whole, "half of it is asked for");
     }
 
     #[test]

@@ -13,8 +13,8 @@
 //!   blob only the ranges are wanted, else the blobs.
 //! - **A mapping is no stream.** A fault makes the kernel read a window around it (`read_ahead_kb`), and the next one when the program comes to its last
 //!   quarter. So a program that looks at a header and at a record in the middle sends a few large reads one after another. Whole pages are wanted only when a run
-//!   is as long as [`EVIDENCE`], or [`EVIDENCE_AT_START`] from the beginning of a file on, which is mostly read to its end; until then the cache fetches parts.
-//! - What is wanted is **bounded by what was read**: of a run [`TIMES`] times as much as has been read in it (and at the beginning of a file
+//!   is as long as [`EVIDENCE`], or [`EVIDENCE_AT_START`] from the beginning of a file on, which is mostly read to its end, and most of it was read; until then the cache fetches parts.
+//! - What is wanted is **bounded by what was read**: of a run twice as much as has been read in it, less [`EVIDENCE`] (from the beginning of a file on [`TIMES`] times as much, and
 //!   [`FIRST`] beside), of steps as many as there have been; by [`MOST`], and by the file's ends. The page that is being read is wanted too, if
 //!   enough of it is left ([`REST`]). So a program that reads a little and stops has little fetched in vain.
 //! - Where the program has said that it reads a stream, the first read is evidence enough; at random, this is not asked at all.
@@ -37,7 +37,7 @@ pub(super) const TIMES: u64 = 3;
 /// And so much more from a file's beginning on.
 const FIRST: u64 = PAGE;
 /// A run is a stream when so much of it was read: more than the kernel's windows around a few faults.
-const EVIDENCE: u64 = 1024 * KIB;
+const EVIDENCE: u64 = 2048 * KIB;
 /// And from a file's beginning on so much: three of the kernel's windows.
 const EVIDENCE_AT_START: u64 = 384 * KIB;
 /// The page that is being read is wanted as a whole if so much of it is left.
@@ -162,12 +162,18 @@ impl Run {
     fn wanted(&mut self, size: u64, stream: bool) -> Vec<u32> {
         let begins = self.from == 0 && self.large && self.way == Way::Forward;
         let often = self.reads >= if self.large { 2 } else { RUN_READS };
-        let enough = often && self.read >= if begins { EVIDENCE_AT_START } else { EVIDENCE };
+        // The kernel's windows around faults that lie some mebibytes apart are near one another, and no stream.
+        let dense = self.read * 2 >= self.to - self.from;
+        let enough = often && dense && self.read >= if begins { EVIDENCE_AT_START } else { EVIDENCE };
         let way = if stream && self.way == Way::Unknown { Way::Forward } else { self.way };
         if way == Way::Unknown || !(enough || stream) {
             return Vec::new();
         }
-        let ahead = if stream { MOST } else { (self.read * TIMES + if begins { FIRST } else { 0 }).min(MOST) };
+        let ahead = match (stream, begins) {
+            (true, _) => MOST,
+            (false, true) => (self.read * TIMES + FIRST).min(MOST),
+            (false, false) => (self.read * 2 - EVIDENCE).min(MOST),
+        };
         let pages: Vec<u32> = if way == Way::Forward {
             let first = page_of(self.to - 1 + REST.min(size.saturating_sub(self.to)));
             let last = page_of((self.to + ahead).min(size).saturating_sub(1));
@@ -310,12 +316,12 @@ mod tests {
     #[test]
     fn a_stream_may_begin_anywhere_and_a_few_windows_are_none() {
         let mut pattern = Pattern::default();
-        for n in 0..7 {
+        for n in 0..15 {
             assert_eq!(pages(&mut pattern, 50 * PAGE + n * 128 * KIB, 128 * KIB), NONE, "{n}");
         }
-        assert_eq!(pages(&mut pattern, 51 * PAGE - 3 * MIB - 128 * KIB, 128 * KIB), [50], "the eighth");
+        assert_eq!(pages(&mut pattern, 50 * PAGE + 15 * 128 * KIB, 128 * KIB), [50], "two mebibytes are");
         assert_eq!(pages(&mut pattern, 80 * PAGE, MIB), NONE, "a leap");
-        assert_eq!(pages(&mut pattern, 50 * PAGE + MIB, MIB), [50, 51], "the run is still known");
+        assert_eq!(pages(&mut pattern, 50 * PAGE + 2 * MIB, MIB), [50, 51], "the run is still known");
     }
 
     /// Eight bytes by a mapping, and 64 KiB of its middle, had six blobs fetched.
@@ -327,6 +333,10 @@ mod tests {
             let begin = fault.saturating_sub(window / 2);
             (0..2).for_each(|n| assert_eq!(pages(&mut pattern, begin + n * window, window), NONE, "{fault}"));
         }
+        // Nor are windows a page and a half apart, which are near enough to be the kernel's pieces of one.
+        let mut pattern = Pattern::default();
+        let wanted = all(&mut pattern, (0..16).map(|n| n * 6 * MIB + n * n * 4096), window);
+        assert!(wanted.is_empty(), "{wanted:?}");
     }
 
     #[test]
@@ -361,8 +371,8 @@ mod tests {
         for forward in [true, false] {
             let mut pattern = Pattern::default();
             let at = |n: u64| if forward { 50 * PAGE + n * 64 * KIB } else { 51 * PAGE - (n + 1) * 64 * KIB };
-            assert!(all(&mut pattern, (0..15).map(at), 64 * KIB).is_empty(), "a mebibyte is not read yet");
-            let wanted = all(&mut pattern, (15..32).map(at), 64 * KIB);
+            assert!(all(&mut pattern, (0..31).map(at), 64 * KIB).is_empty(), "two mebibytes are not read yet");
+            let wanted = all(&mut pattern, (31..64).map(at), 64 * KIB);
             let next = if forward { BTreeSet::from([50, 51, 52]) } else { BTreeSet::from([48, 49, 50]) };
             assert!(!wanted.is_empty() && wanted.is_subset(&next), "{forward}: {wanted:?}");
         }
