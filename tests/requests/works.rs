@@ -232,6 +232,7 @@ pub fn python_twice(root: &Path, round: u64) {
 
 /// The calls without what open() puts around them.
 pub fn python_pread(root: &Path, round: u64) {
-    let script = "import os, sys\nfd = os.open(sys.argv[1], os.O_RDONLY)\nassert len(os.pread(fd, 65536, 0)) == 65536";
+    let script =
+        "import os, sys\nfd = os.open(sys.argv[1], os.O_RDONLY)\nassert len(os.pread(fd, 65536, 0)) == 65536";
     run("python3", &["-c", script, file(root, round).to_str().unwrap()], Path::new("/"));
 }

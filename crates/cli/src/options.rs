@@ -192,7 +192,9 @@ impl MountOptions {
             ("normal" | "random" | "stream", Some(text)) => {
                 let (names, access) = (Pattern::new(text), Access::named(name.as_bytes()));
                 let rule = names.zip(access);
-                self.access.names.push(rule.ok_or_else(|| bad(word, "a pattern of names without /, like *.h5"))?);
+                self.access
+                    .names
+                    .push(rule.ok_or_else(|| bad(word, "a pattern of names without /, like *.h5"))?);
             }
             ("read_ahead" | "max_read_ahead", Some(text)) => {
                 let kib = text.parse().ok().filter(|kib| (4..=1 << 20).contains(kib));
@@ -321,7 +323,8 @@ mod tests {
     #[test]
     fn every_name_that_is_listed_is_understood() {
         for (name, with_value) in names() {
-            let tried = ["1", "on", "off", "8", "1G", "local", "random"].map(|value| format!("{name}={value}"));
+            let tried =
+                ["1", "on", "off", "8", "1G", "local", "random"].map(|value| format!("{name}={value}"));
             let known = if with_value { tried.iter().any(|word| is_known(word)) } else { is_known(name) };
             assert!(known, "{name}");
         }

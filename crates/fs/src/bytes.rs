@@ -82,7 +82,13 @@ impl Core {
     }
 
     /// Reads a part of one page; holes are zeros.
-    fn read_page(&self, ino: Ino, page: u32, (at, access): (u32, Access), buf: &mut [u8]) -> Result<(), Error> {
+    fn read_page(
+        &self,
+        ino: Ino,
+        page: u32,
+        (at, access): (u32, Access),
+        buf: &mut [u8],
+    ) -> Result<(), Error> {
         let mut before: Option<ExtentPage> = None;
         for look in 0..LOOKS {
             let extents = self.names.extents(ino, page)?;

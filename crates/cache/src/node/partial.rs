@@ -112,7 +112,7 @@ impl Partial {
             _ => need.to,
         };
         let asked = (record.asked | groups(need.from, need.to)).count_ones() * GROUP;
-        let mut whole = record.fetched.saturating_add(to - need.from) > size;
+        let mut whole = record.fetched.saturating_add(to - need.from) > size.next_multiple_of(GROUP);
         if need.access == Access::Normal {
             whole |= record.places > 0 && asked >= size / 2;
             whole |= record.places >= PLACES
@@ -240,6 +240,12 @@ mod tests {
             assert_eq!(partial.read(&ID, n..n + 1, Access::Random), part(n..n + 1));
         }
         assert_eq!(partial.read(&ID, 5..6, Access::Random), Fetch::Whole, "its parts would be more bytes");
+        // What is read once is no more, also where the blob ends within a group.
+        let id = BlobId([2; 32]);
+        for n in 0..3 {
+            assert_eq!(partial.read(&id, n..n + 1, Access::Random), part(n..n + 1));
+            partial.came(&id, 2 * GROUP + 5);
+        }
     }
 
     #[test]

@@ -234,6 +234,7 @@ impl Core {
                 return None;
             }
             if let Some(flight) = self.flights.find(&(*id, Some(from / GROUP))) {
+                partial.reads(id, from, to);
                 drop(partial);
                 return self.join(&flight);
             }
@@ -241,14 +242,14 @@ impl Core {
             if let Some(part) = self.memory.lock().pieces(id, from, 1).pop() {
                 return Some(Ok(part));
             }
-            let Fetch::Part(from, to) = partial.plan(id, &Need { from, to, access }, self.counters.totals())
-            else {
-                return None;
-            };
+            let need = Need { from, to, access };
+            let Fetch::Part(from, to) = partial.plan(id, &need, self.counters.totals()) else { return None };
             match self.flights.board_part(id, from / GROUP..to / GROUP) {
                 Seat::Pilot(pilot) => {
                     let until = pilot.groups().map_or(to, |groups| groups.end * GROUP);
                     partial.fetches(id, from, until);
+                    // Before it has come: what is asked for next, perhaps at the same time, goes on behind it.
+                    partial.reads(id, from, need.to);
                     (pilot, partial.size(id))
                 }
                 Seat::Passenger(flight) => {

@@ -371,7 +371,10 @@ mod tests {
         for forward in [true, false] {
             let mut pattern = Pattern::default();
             let at = |n: u64| if forward { 50 * PAGE + n * 64 * KIB } else { 51 * PAGE - (n + 1) * 64 * KIB };
-            assert!(all(&mut pattern, (0..31).map(at), 64 * KIB).is_empty(), "two mebibytes are not read yet");
+            assert!(
+                all(&mut pattern, (0..31).map(at), 64 * KIB).is_empty(),
+                "two mebibytes are not read yet"
+            );
             let wanted = all(&mut pattern, (31..64).map(at), 64 * KIB);
             let next = if forward { BTreeSet::from([50, 51, 52]) } else { BTreeSet::from([48, 49, 50]) };
             assert!(!wanted.is_empty() && wanted.is_subset(&next), "{forward}: {wanted:?}");
@@ -411,7 +414,8 @@ mod tests {
     #[test]
     fn regression_steps_within_a_blob_want_ranges_only() {
         let mut pattern = Pattern::default();
-        let mut step = |n: u64, len| pattern.read(&Read { offset: 20 * PAGE + n * MIB, len, size: SIZE }, false);
+        let mut step =
+            |n: u64, len| pattern.read(&Read { offset: 20 * PAGE + n * MIB, len, size: SIZE }, false);
         let wanted: Vec<Wanted> = (0..9).map(|n| step(n, 4096)).collect();
         assert!(wanted.iter().all(|wanted| wanted.pages.is_empty()) && !wanted[2].places.is_empty());
         // Where most of what lies between is read, the blobs are wanted.

@@ -221,7 +221,11 @@ fn files_that_are_read_one_after_another_go_on_with_the_next() {
     }
     let needed = watched.needed.lock().clone();
     assert!(blobs[2..].iter().all(|blob| needed.contains(blob)), "each before it was read");
-    assert_eq!(needed.len(), 18 + 10, "and once: all that follow, up to the last; and each itself while it is read");
+    assert_eq!(
+        needed.len(),
+        18 + 10,
+        "and once: all that follow, up to the last; and each itself while it is read"
+    );
     volume.close().unwrap();
 }
 
