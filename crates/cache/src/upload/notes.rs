@@ -82,16 +82,16 @@ impl Notes {
         Ok(all)
     }
 
-    /// Notes a blob whose bytes are in `file`.
-    pub(super) fn link(&self, id: &BlobId, file: &Path) -> io::Result<()> {
+    /// Notes a blob whose bytes are in `file`. False: that very file is noted already.
+    pub(super) fn link(&self, id: &BlobId, file: &Path) -> io::Result<bool> {
         let to = self.path(id);
         match fs::hard_link(file, &to) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 if same_file(file, &to)? {
-                    return Ok(());
+                    return Ok(false);
                 }
-                // After a power cut the old one may hold anything.
+                // After a power cut the old one may hold anything, and it may have rotted.
                 let new = self.temporary(id);
                 match fs::hard_link(file, &new) {
                     Ok(()) => fs::rename(&new, &to)?,
@@ -103,7 +103,7 @@ impl Notes {
             Err(error) => return Err(error),
         }
         self.durable.changed();
-        Ok(())
+        Ok(true)
     }
 
     fn temporary(&self, id: &BlobId) -> PathBuf {

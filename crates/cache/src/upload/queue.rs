@@ -250,6 +250,14 @@ impl Queue {
         self.recent.all.remove(id);
     }
 
+    /// The bytes of a wanted blob are there again. True if they could not be read before: then it is tried now.
+    pub(super) fn is_readable(&mut self, id: &BlobId) -> bool {
+        let Some(entry) = self.entries.get_mut(id).filter(|entry| entry.unreadable) else { return false };
+        (entry.unreadable, entry.not_before) = (false, None);
+        self.unreadable -= 1;
+        true
+    }
+
     /// Out of the list of what is wanted.
     fn unlist(&mut self, id: &BlobId) {
         let Some(entry) = self.entries.get_mut(id) else { return };
