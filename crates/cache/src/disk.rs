@@ -288,6 +288,8 @@ impl PackStore for DiskPacks {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
             _ => self.packs.remove(pack),
         }
+        // If that fails, records of packs that are gone stay a while.
+        let _ = self.sums.clear_if(|| self.packs.is_empty());
         Ok(())
     }
 

@@ -257,15 +257,17 @@ impl Pending for Uploads {
     fn note(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
         let shared = &self.shared;
         let mut state = shared.state.lock();
-        // Under the lock: the end of an attempt for the same blob takes its note away.
-        let linked = shared.notes.link(id, file)?;
         if state.queue.wants(id) {
-            // What was noted may have rotted since; this was compared with its name just now.
-            if linked && state.queue.is_readable(id) {
+            // What was noted may have rotted since; `file` was compared with its sums just now.
+            if !shared.notes.holds(id, file)? {
+                shared.notes.link(id, file)?;
+                state.queue.is_readable(id);
                 shared.staff(&mut state);
             }
             return Ok(());
         }
+        // Under the lock: the end of an attempt for the same blob takes its note away.
+        shared.notes.link(id, file)?;
         state.queue.note(*id, u64::from(sums.size()), time::now(), false);
         shared.count(&state);
         shared.staff(&mut state);
@@ -286,6 +288,10 @@ impl Pending for Uploads {
         shared.count(&state);
         shared.moved.notify_all();
         Ok(())
+    }
+
+    fn doubt(&self, id: &BlobId) {
+        self.shared.state.lock().queue.doubt(id);
     }
 
     fn file(&self, id: &BlobId) -> Option<PathBuf> {

@@ -187,8 +187,8 @@ impl Core {
             let from = offset + done as u64;
             let (page, at) = page_of(from);
             let len = (data.len() - done).min((BLOB_MAX - at) as usize);
-            // Of a page that was begun, what comes before is elsewhere; of a new one it is most likely still on its way.
-            let base = if size > from - u64::from(at) { at } else { 0 };
+            // Of a file that is appended to, what comes before in the page is elsewhere; else it is most likely still on its way.
+            let base = if from == size { at } else { 0 };
             let appends = from >= MIB && from >= size && len as u32 >= OWN_PACK_APPEND_MIN;
             let own = len as u32 >= OWN_PACK_MIN || appends;
             let writer = Writer::Page { ino, page, at, base, own };

@@ -154,6 +154,10 @@ impl Packs {
         drop(removed);
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.shards.iter().all(|shard| shard.lock().packs.is_empty())
+    }
+
     /// Notes that the pack has an open handle now, and gives up others if there are too many.
     pub(super) fn bound(&self, no: PackNo) {
         let mut closed = Vec::new();

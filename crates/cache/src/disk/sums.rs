@@ -284,6 +284,23 @@ impl SumsFile {
         Ok((file, len - len % RECORD as u64))
     }
 
+    /// Takes all records out, if no pack is open. Asked under the lock: a pack that comes meanwhile adds its own after this.
+    pub(super) fn clear_if(&self, none_is_open: impl FnOnce() -> bool) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if !none_is_open() || state.is_none() && !self.dir.join(NAME).exists() {
+            return Ok(());
+        }
+        let (file, end) = match &mut *state {
+            Some(open) => open,
+            none => none.insert(self.open()?),
+        };
+        if *end > RECORD as u64 {
+            file.set_len(RECORD as u64)?;
+            *end = RECORD as u64;
+        }
+        Ok(())
+    }
+
     /// Whether it is worth taking out what is of no use any more.
     pub(super) fn is_long(&self) -> bool {
         self.state.lock().as_ref().is_some_and(|(_, end)| *end > MANY * RECORD as u64)

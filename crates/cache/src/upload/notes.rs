@@ -15,8 +15,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use base::size::BLOB_MAX;
 use base::{BlobId, Timestamp};
-use blob::Space;
+use blob::{Space, Sums};
 
 use crate::disk::{Durable, space_of};
 
@@ -82,14 +83,14 @@ impl Notes {
         Ok(all)
     }
 
-    /// Notes a blob whose bytes are in `file`. False: that very file is noted already.
-    pub(super) fn link(&self, id: &BlobId, file: &Path) -> io::Result<bool> {
+    /// Notes a blob whose bytes are in `file`.
+    pub(super) fn link(&self, id: &BlobId, file: &Path) -> io::Result<()> {
         let to = self.path(id);
         match fs::hard_link(file, &to) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 if same_file(file, &to)? {
-                    return Ok(false);
+                    return Ok(());
                 }
                 // After a power cut the old one may hold anything, and it may have rotted.
                 let new = self.temporary(id);
@@ -103,7 +104,20 @@ impl Notes {
             Err(error) => return Err(error),
         }
         self.durable.changed();
-        Ok(true)
+        Ok(())
+    }
+
+    /// Whether the blob's note is `file`, or another file with its bytes.
+    pub(super) fn holds(&self, id: &BlobId, file: &Path) -> io::Result<bool> {
+        match same_file(file, &self.path(id)) {
+            Ok(true) => Ok(true),
+            Ok(false) => {
+                let is_right = |bytes: Vec<u8>| bytes.len() <= BLOB_MAX as usize && Sums::of(&bytes).id() == *id;
+                Ok(self.read(id).is_ok_and(is_right))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     fn temporary(&self, id: &BlobId) -> PathBuf {

@@ -102,6 +102,12 @@ impl Fresh {
         }
     }
 
+    /// Whether none is left to look at.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
     /// Takes pages that are worth a look, and how much was written to each.
     fn take(&self, when: When, count: usize) -> Vec<((Ino, u32), u32)> {
         let now = time::monotonic();
