@@ -81,8 +81,9 @@ impl DiskPacks {
         fs::read_dir(dir)?;
         let (packs, sums) = (Packs::new(), SumsFile::new(dir));
         for (no, pieces) in sums.load()? {
-            if dir.join(no.to_string()).try_exists()? {
-                packs.insert_known(no, PackSums::loaded(pieces));
+            match fs::metadata(dir.join(no.to_string())) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                about => packs.insert_known(no, PackSums::loaded(pieces, about?.len())),
             }
         }
         Ok(DiskPacks {
@@ -192,7 +193,7 @@ impl PackStore for DiskPacks {
         let (pieces, crc) = pieces_of(offset, bytes);
         let result = file.write_all_at(bytes, u64::from(offset));
         if result.is_ok() {
-            // After the bytes: whoever reads the range beside them checks what is there.
+            // After the bytes: a read of the range beside them must find them there.
             pack.sums.lock().add(&pieces);
         }
         // Also after an error: a part of it may have been written, and room on the disk was taken.
@@ -265,6 +266,7 @@ impl PackStore for DiskPacks {
             return Err(too_short(no, len, holds));
         }
         if holds > u64::from(len) {
+            sums::cut(&file, &pack.sums, len)?.map_err(|piece| damaged(no, &piece))?;
             file.set_len(u64::from(len))?;
             pack.durable.changed();
         }
@@ -339,7 +341,9 @@ fn start_writing(file: &File) {
 
 fn damaged(no: PackNo, piece: &Piece) -> BlobError {
     let Piece { offset, len, .. } = piece;
-    let what = format!("open pack {no} is damaged on this disk: its {len} bytes at {offset} are not those that were written");
+    let what = format!(
+        "open pack {no} is damaged on this disk: its {len} bytes at {offset} are not those that were written"
+    );
     BlobError::Io(io::Error::new(io::ErrorKind::InvalidData, what))
 }
 

@@ -575,7 +575,8 @@ fn regression_rot_in_an_open_pack_is_neither_served_nor_sealed() {
             let mut buf = vec![0; len];
             packs.read(no, at, &mut buf).map(|()| buf)
         };
-        for (at, len) in [(150_000, 1), (149_000, 4096), (0, 300_000), (140_000, 100_000), (131_072, 32_768)] {
+        for (at, len) in [(150_000, 1), (149_000, 4096), (0, 300_000), (140_000, 100_000), (131_072, 32_768)]
+        {
             assert!(is_io(read(at, len), io::ErrorKind::InvalidData), "{len} bytes at {at}, run {run}");
         }
         // What is beside it can be read.

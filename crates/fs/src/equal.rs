@@ -30,6 +30,8 @@ use crate::volume::Core;
 
 /// So long an origin's answer that it has a blob is believed.
 const GOOD_FOR: Duration = Duration::from_secs(600);
+/// An origin that did not answer is not asked again for so long.
+const AWAY: Duration = Duration::from_secs(30);
 /// Answers remembered, of some 64 bytes each.
 const ANSWERS_MAX: usize = 16 << 10;
 /// Users of a pack read at a time.
@@ -50,13 +52,23 @@ pub(crate) enum Target {
 
 /// What a far origin said of blobs. Bounded: when it is full, it begins anew.
 #[derive(Default)]
-pub(crate) struct Answers(Mutex<HashMap<BlobId, (Instant, Target)>>);
+pub(crate) struct Answers(Mutex<HashMap<BlobId, (Instant, Target)>>, Mutex<Option<Instant>>);
 
 impl Answers {
     fn get(&self, blob: &BlobId) -> Option<Target> {
         let (at, said) = *self.0.lock().get(blob)?;
         let is_old = time::monotonic().saturating_duration_since(at) >= GOOD_FOR;
         (said == Target::Lost || !is_old).then_some(said)
+    }
+
+    /// The origin did not answer.
+    fn is_away(&self) {
+        *self.1.lock() = Some(time::monotonic());
+    }
+
+    /// Whether it did not a moment ago: each question would wait in vain.
+    fn was_away(&self) -> bool {
+        self.1.lock().is_some_and(|at| time::monotonic().saturating_duration_since(at) < AWAY)
     }
 
     fn put(&self, blob: &BlobId, said: Target) {
@@ -114,12 +126,20 @@ impl Core {
         if let Some(said) = self.answers.get(blob) {
             return Ok(said);
         }
-        if !may_wait {
+        if !may_wait || self.answers.was_away() {
             return Ok(Target::Unknown);
         }
-        let said = if self.parts.origin.size(blob)?.is_some() { Target::Sound } else { Target::Lost };
-        self.answers.put(blob, said);
-        Ok(said)
+        match self.parts.origin.size(blob) {
+            Ok(size) => {
+                let said = if size.is_some() { Target::Sound } else { Target::Lost };
+                self.answers.put(blob, said);
+                Ok(said)
+            }
+            Err(error) => {
+                self.answers.is_away();
+                Err(error.into())
+            }
+        }
     }
 
     /// Everything that refers to a lost range follows to the same bytes where they are now.

@@ -17,7 +17,7 @@
 //! - **Small files change whole.** What decides whether a file is kept inline happens under its lock, taken whole;
 //!   what only adds packed bytes shares it.
 //!
-//! Three threads work behind: one seals packs, one sweeps (flush, retire, delete, compact), one reaps inodes. All end in
+//! Three threads work behind: one seals packs, one sweeps (flush, retire, delete, look for equal pages, compact), one reaps inodes. All end in
 //! [`Volume::close`], and when a volume is dropped.
 
 use std::sync::Arc;
@@ -324,6 +324,11 @@ impl Volume {
             volume.start("covey-sweep", Core::sweeper)?;
             volume.start("covey-reap", Core::reaper)?;
         }
+        if !core.options.read_only && !core.options.near {
+            // Not joined, because it may wait for a network.
+            let deduper = core.clone();
+            base::thread::spawn("covey-dedup", move || deduper.deduper()).map_err(OpenError::Thread)?;
+        }
         if !core.options.names_near {
             // Nobody waits for its end, because it may wait for a network.
             base::thread::spawn("covey-ahead", move || core.looker()).map_err(OpenError::Thread)?;
@@ -357,7 +362,7 @@ impl Volume {
             self.core.sweep.pause(Duration::from_millis(5));
         }
         // What could not be looked at stays as it is: stored, and perhaps stored twice.
-        let _ = self.core.dedup(When::Now, DEDUP_PATIENCE);
+        let _ = self.core.dedup(When::Closing, DEDUP_PATIENCE);
         self.core.packs.close_all();
         self.stop();
         self.core.finish().map_err(OpenError::from)

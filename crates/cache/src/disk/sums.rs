@@ -103,7 +103,9 @@ impl Pieces {
 
     /// Makes a piece and the next one, if they are neighbours in one segment.
     fn join(&mut self, at: usize) -> bool {
-        let (Some(first), Some(next)) = (self.0.get(at).copied(), self.0.get(at + 1).copied()) else { return false };
+        let (Some(first), Some(next)) = (self.0.get(at).copied(), self.0.get(at + 1).copied()) else {
+            return false;
+        };
         let joins = first.end() == next.offset && first.segment() == next.segment();
         if joins {
             let crc = crc32c_join(first.crc, next.crc, next.len);
@@ -136,7 +138,9 @@ pub(super) struct PackSums {
 }
 
 impl PackSums {
-    pub(super) fn loaded(pieces: Pieces) -> PackSums {
+    /// Those in the file, of a pack that has so many bytes: what a power cut took has no sums.
+    pub(super) fn loaded(mut pieces: Pieces, len: u64) -> PackSums {
+        pieces.0.retain(|piece| u64::from(piece.end()) <= len);
         PackSums { pieces, unsaved: Pieces::default() }
     }
 
@@ -195,14 +199,20 @@ pub(super) fn read(
         let (start, stop) = (first.offset.min(offset), last.end().max(end));
         if (start, stop) == (offset, end) {
             file.read_exact_at(buf, u64::from(offset))?;
-            return Ok(pieces.iter().find(|piece| !piece.fits(start, buf)).map_or(Ok(()), |piece| Err(*piece)));
+            return Ok(pieces
+                .iter()
+                .find(|piece| !piece.fits(start, buf))
+                .map_or(Ok(()), |piece| Err(*piece)));
         }
         let (head, tail) = ((offset - start) as usize, (stop - end) as usize);
         if buf.len() <= SEGMENT as usize {
             bytes.resize((stop - start) as usize, 0);
             file.read_exact_at(bytes, u64::from(start))?;
             buf.copy_from_slice(&bytes[head..head + buf.len()]);
-            return Ok(pieces.iter().find(|piece| !piece.fits(start, bytes)).map_or(Ok(()), |piece| Err(*piece)));
+            return Ok(pieces
+                .iter()
+                .find(|piece| !piece.fits(start, bytes))
+                .map_or(Ok(()), |piece| Err(*piece)));
         }
         bytes.resize(head + tail, 0);
         let (before, after) = bytes.split_at_mut(head);
@@ -210,8 +220,39 @@ pub(super) fn read(
         file.read_exact_at(buf, u64::from(offset))?;
         file.read_exact_at(after, u64::from(end))?;
         let parts = [(start, &*before), (offset, &*buf), (end, &*after)];
-        Ok(pieces.iter().find(|piece| crc_over(piece, parts) != piece.crc).map_or(Ok(()), |piece| Err(*piece)))
+        Ok(pieces
+            .iter()
+            .find(|piece| crc_over(piece, parts) != piece.crc)
+            .map_or(Ok(()), |piece| Err(*piece)))
     })
+}
+
+/// A pack is about to be cut to `len` bytes: what is behind them has no sums any more, and the piece that goes past them becomes shorter.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn cut(file: &File, sums: &Mutex<PackSums>, len: u32) -> io::Result<Result<(), Piece>> {
+    let mut sums = sums.lock();
+    let sums = &mut *sums;
+    let last =
+        sums.pieces.around(len.saturating_sub(1), len).first().filter(|piece| piece.end() > len).copied();
+    let shorter = match last {
+        Some(piece) => {
+            let mut bytes = vec![0; piece.len as usize];
+            file.read_exact_at(&mut bytes, u64::from(piece.offset))?;
+            if !piece.fits(piece.offset, &bytes) {
+                return Ok(Err(piece));
+            }
+            let kept = len - piece.offset;
+            Some(Piece { len: kept, crc: crc32c(&bytes[..kept as usize]), ..piece })
+        }
+        None => None,
+    };
+    for pieces in [&mut sums.pieces, &mut sums.unsaved] {
+        pieces.0.retain(|piece| piece.end() <= len);
+    }
+    shorter.iter().for_each(|piece| sums.pieces.add(*piece, true));
+    Ok(Ok(()))
 }
 
 /// The CRC32C of a piece whose bytes lie in several parts that follow one another.
@@ -272,7 +313,8 @@ impl SumsFile {
 
     fn open(&self) -> io::Result<(File, u64)> {
         let path = self.dir.join(NAME);
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
         let mut head = [0; RECORD];
         if file.read_exact_at(&mut head, 0).is_err() || head != HEAD {
             file.set_len(0)?;
@@ -314,7 +356,8 @@ impl SumsFile {
         let kept = kept.iter().filter(|record| decode(record).is_some_and(|(pack, _)| is_open(pack)));
         kept.for_each(|record| bytes.extend_from_slice(record));
         let new = self.dir.join(NEW);
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&new)?;
         file.write_all_at(&bytes, 0)?;
         file.sync_data()?;
         fs::rename(&new, self.dir.join(NAME))?;
@@ -348,7 +391,8 @@ fn decode(record: &[u8; RECORD]) -> Option<(PackNo, Piece)> {
     let word = |at: usize| record[at..at + 4].try_into().map(u32::from_be_bytes).ok();
     let pack = record[..8].try_into().map(u64::from_be_bytes).ok()?;
     let piece = Piece { offset: word(8)?, len: word(12)?, crc: word(16)? };
-    let within = piece.len > 0 && u64::from(piece.offset % SEGMENT) + u64::from(piece.len) <= u64::from(SEGMENT);
+    let within =
+        piece.len > 0 && u64::from(piece.offset % SEGMENT) + u64::from(piece.len) <= u64::from(SEGMENT);
     (word(20)? == crc32c(&record[..20]) && within && piece.offset < base::size::BLOB_MAX)
         .then_some((PackNo(pack), piece))
 }

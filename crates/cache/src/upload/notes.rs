@@ -112,7 +112,8 @@ impl Notes {
         match same_file(file, &self.path(id)) {
             Ok(true) => Ok(true),
             Ok(false) => {
-                let is_right = |bytes: Vec<u8>| bytes.len() <= BLOB_MAX as usize && Sums::of(&bytes).id() == *id;
+                let is_right =
+                    |bytes: Vec<u8>| bytes.len() <= BLOB_MAX as usize && Sums::of(&bytes).id() == *id;
                 Ok(self.read(id).is_ok_and(is_right))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

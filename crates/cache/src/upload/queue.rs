@@ -325,7 +325,13 @@ impl Queue {
             (Some((id, entry)), _) => {
                 entry.state = State::UnderWay;
                 self.under_way += 1;
-                Next::Job(Job { id, size: entry.size, ask_first: entry.ask_first, compare: entry.compare, begun: now })
+                Next::Job(Job {
+                    id,
+                    size: entry.size,
+                    ask_first: entry.ask_first,
+                    compare: entry.compare,
+                    begun: now,
+                })
             }
             (None, Some(at)) => Next::At(at),
             (None, None) => Next::Nothing,

@@ -2,7 +2,7 @@
 //!
 //! A page is a file of up to 4 MiB, or an aligned 4 MiB of a larger one. Most need nothing done here: a small file that comes in one write is looked up
 //! as it comes (`ops/write.rs`), and a page that was written into a pack of its own is a blob whose name is its hash. What is left came in pieces.
-//! Once nobody has written to such a page for [`QUIET`], it is read, hashed and looked up:
+//! Once such a page was left alone for [`QUIET`], it is read, hashed and looked up:
 //!
 //! | its bytes | what is done |
 //! |---|---|
@@ -56,6 +56,8 @@ pub(crate) enum When {
     Quiet,
     /// Also those that were written just now.
     Now,
+    /// The same, and nothing is asked of a network.
+    Closing,
     /// Also those of which little was written.
     All,
 }
@@ -162,6 +164,21 @@ impl Core {
         self.dedup(When::Quiet, ROUND)
     }
 
+    /// The thread that does it before a far origin, where a look may wait for the network. It is not joined for that reason.
+    pub(crate) fn deduper(&self) {
+        let mut complained = false;
+        while !self.stopping() {
+            let done = if self.may_copy() { self.dedup_round() } else { Ok(()) };
+            if let Err(error) = &done
+                && !complained
+            {
+                self.report(&format!("equal bytes could not be looked for; it is tried again: {error}"));
+            }
+            complained = done.is_err();
+            self.sweep.pause(QUIET);
+        }
+    }
+
     /// Looks at pages that were written, no longer than `patience`.
     pub(crate) fn dedup(&self, when: When, patience: Duration) -> Result<(), Error> {
         let began = time::monotonic();
@@ -195,13 +212,17 @@ impl Core {
 
     fn dedup_page(&self, (ino, page): (Ino, u32), written: u32, when: When) -> Result<Look, Error> {
         let record = self.names.inode(ino)?;
-        let Some(record) = record.filter(|record| record.is_file() && !record.has(InodeRecord::INLINE)) else {
+        let Some(record) = record.filter(|record| record.is_file() && !record.has(InodeRecord::INLINE))
+        else {
             return Ok(Look::Done);
         };
         let start = u64::from(page) * u64::from(BLOB_MAX);
         let len = record.size.saturating_sub(start).min(u64::from(BLOB_MAX)) as u32;
         let extents = self.names.extents(ino, page)?;
-        if len <= INLINE_MAX as u32 && page == 0 || !is_dense(&extents, len) || refers_twice(extents.extents()) {
+        if len <= INLINE_MAX as u32 && page == 0
+            || !is_dense(&extents, len)
+            || refers_twice(extents.extents())
+        {
             return Ok(Look::Done);
         }
         if when != When::All && written < len / 2 {
@@ -232,7 +253,9 @@ impl Core {
             if bytes.is_empty() {
                 bytes = self.read_pieces(pieces, len)?;
             }
-            match self.check_target(&candidate, &bytes, true) {
+            match self.check_target(&candidate, &bytes, when != When::Closing) {
+                // It may have waited for so long that the volume was closed.
+                _ if when == When::Quiet && self.stopping() => return Ok(Look::Later(0)),
                 Target::Sound => return self.refer_to(ino, page, pieces, &candidate),
                 Target::Lost => lost = Some(candidate),
                 Target::Stale => {}
@@ -296,7 +319,8 @@ impl Core {
 
     /// Where these bytes were stored. `is_blob`: they are a blob here; other packs that are the same one are stored once with it.
     fn candidates(&self, hash: &BlobId, len: u32, is_blob: bool) -> Result<Vec<ContentRow>, Error> {
-        let mut all: Vec<ContentRow> = self.names.content(hash)?.filter(|row| row.len == len).into_iter().collect();
+        let mut all: Vec<ContentRow> =
+            self.names.content(hash)?.filter(|row| row.len == len).into_iter().collect();
         if is_blob {
             return Ok(all);
         }

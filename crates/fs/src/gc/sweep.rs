@@ -158,7 +158,9 @@ impl Core {
             self.flush_and_delete()?;
         }
         if compact && self.may_copy() {
-            self.dedup_round()?;
+            if self.options.near {
+                self.dedup_round()?;
+            }
             self.compact_round()?;
             self.crowd_round()?;
             self.contents_round()?;

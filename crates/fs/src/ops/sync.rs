@@ -37,7 +37,9 @@ impl Core {
     fn seal_now(&self, patience: Duration) -> Result<(), Error> {
         let until = time::monotonic() + patience;
         if let Some(damaged) = self.packs.set_aside() {
-            let what = format!("open pack {damaged} is damaged on this disk and is no blob; `covey fsck` says which files it holds");
+            let what = format!(
+                "open pack {damaged} is damaged on this disk and is no blob; `covey fsck` says which files it holds"
+            );
             return Err(BlobError::Io(io::Error::new(io::ErrorKind::InvalidData, what)).into());
         }
         let packs = self.packs.close_and_name();

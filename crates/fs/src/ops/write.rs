@@ -188,7 +188,10 @@ impl Core {
                 if let (Some(lost), Some(Target::Lost), [piece]) = (&known, target, &stored.pieces[..])
                     && let Err(error) = self.heal(lost, (piece.pack, piece.offset))
                 {
-                    self.report(&format!("what refers to lost bytes of {:?} stays as it is: {error}", lost.pack));
+                    self.report(&format!(
+                        "what refers to lost bytes of {:?} stays as it is: {error}",
+                        lost.pack
+                    ));
                 }
                 return Ok(());
             }

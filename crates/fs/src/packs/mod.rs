@@ -172,9 +172,12 @@ impl Packs {
         match writer {
             Writer::Mover => state.moved.as_ref().and_then(fits),
             Writer::Page { ino, page, .. } => {
-                let own = if state.own.is_empty() { None } else { state.own.get(&(ino, page)).and_then(fits) };
+                let own =
+                    if state.own.is_empty() { None } else { state.own.get(&(ino, page)).and_then(fits) };
                 match own {
-                    None if Self::begins_own(state, writer, len).is_none() => state.shared.as_ref().and_then(fits),
+                    None if Self::begins_own(state, writer, len).is_none() => {
+                        state.shared.as_ref().and_then(fits)
+                    }
                     own => own,
                 }
             }
@@ -184,7 +187,9 @@ impl Packs {
     /// Where in the page its own pack begins, if this write begins one. One that is not large waits until there are few of them.
     fn begins_own(state: &State, writer: Writer, len: u32) -> Option<u32> {
         match writer {
-            Writer::Page { base, own: true, .. } if len >= OWN_PACK_MIN || state.own.len() < OWN_PACKS_MAX => {
+            Writer::Page { base, own: true, .. }
+                if len >= OWN_PACK_MIN || state.own.len() < OWN_PACKS_MAX =>
+            {
                 Some(base)
             }
             _ => None,

@@ -53,7 +53,7 @@ impl OpenPack {
         self.written.load(Ordering::Acquire)
     }
 
-    /// Bytes below [`OpenPack::len`] that nobody was given.
+    /// Bytes below [`OpenPack::len`] that were never given out.
     pub(crate) fn holes(&self) -> u32 {
         if self.base.is_none() {
             return 0;

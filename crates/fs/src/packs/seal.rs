@@ -65,7 +65,7 @@ impl Core {
         Ok(())
     }
 
-    /// Seals a pack. What of a damaged one can be read goes to another pack; the rest stays, and whoever reads it gets an error.
+    /// Seals a pack. What of a damaged one can be read goes to another pack; the rest stays, and reads of it fail.
     fn seal_or_put_aside(&self, pack: &Arc<OpenPack>, may_move: bool) -> Result<(), Error> {
         let no = pack.no;
         let error = match self.seal(pack, may_move) {

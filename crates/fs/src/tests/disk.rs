@@ -184,18 +184,62 @@ fn a_flipped_bit_on_the_disk_is_an_error_and_fsck_names_the_file() {
     );
 }
 
-/// Flips a bit where these bytes lie in an open pack, and answers in which pack.
-fn rot(disk: &Disk, bytes: &[u8]) -> std::path::PathBuf {
-    for entry in std::fs::read_dir(disk.path().join("open")).unwrap() {
+/// Flips a bit where these bytes lie in a file of this folder.
+fn rot(dir: &Path, bytes: &[u8]) {
+    for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         let mut all = std::fs::read(&path).unwrap();
         if let Some(at) = all.windows(64).position(|window| window == &bytes[..64]) {
             all[at + 20] ^= 1;
             std::fs::write(&path, all).unwrap();
-            return path;
+            return;
         }
     }
-    panic!("no open pack holds these bytes");
+    panic!("no file of {} holds these bytes", dir.display());
+}
+
+/// What is equal to a file whose blob has rotted was stored as a reference to the rot; a blob that comes back under its name replaces what is there.
+#[test]
+fn regression_a_blob_that_rotted_is_no_target_and_is_replaced() {
+    // Alone in its blob, and with others.
+    for alone in [true, false] {
+        let disk = Disk::new();
+        let (v, journal) = disk.open();
+        let body = noise(1, 3000);
+        let f = v.file(Ino::ROOT, "f");
+        v.put(f, 0, &body);
+        if !alone {
+            let other = v.file(Ino::ROOT, "other");
+            v.put(other, 0, &noise(2, 3000));
+        }
+        v.close().unwrap();
+        journal.close().unwrap();
+        drop((v, journal));
+        let mut folder = std::path::PathBuf::new();
+        let (parts, journal) = disk.parts();
+        let mut found = |id: base::BlobId, _| {
+            folder = disk.path().join("blobs").join(&id.to_string()[..2]);
+            true
+        };
+        parts.origin.list(&mut found).unwrap();
+        drop((parts, journal));
+        rot(&folder, &body);
+        let (v, journal) = disk.open();
+        let mut buf = [0; 3000];
+        assert_eq!(v.read(f, 0, &mut buf), Err(Errno::EIO));
+        let g = v.file(Ino::ROOT, "g");
+        v.put(g, 0, &body);
+        assert!(v.get(g) == body && v.get(f) == body);
+        v.close().unwrap();
+        journal.close().unwrap();
+        drop((v, journal));
+        let (v, journal) = disk.open();
+        assert!(v.get(g) == body && v.get(f) == body);
+        drop((v, journal));
+        if alone {
+            disk.check();
+        }
+    }
 }
 
 /// Rot in an open pack was served, by the run that wrote it and by the next, and sealing made it the content of a blob.
@@ -215,10 +259,10 @@ fn regression_rot_in_an_open_pack_is_an_error_and_the_rest_of_it_is_sealed() {
         journal.drain().unwrap();
         if again {
             drop((v, journal));
-            rot(&disk, &bad);
+            rot(&disk.path().join("open"), &bad);
             (v, journal) = disk.open();
         } else {
-            rot(&disk, &bad);
+            rot(&disk.path().join("open"), &bad);
         }
         let mut buf = vec![0; 5000];
         assert_eq!(v.read(f, 0, &mut buf), Err(Errno::EIO));

@@ -168,7 +168,12 @@ fn regression_equal_pages_are_stored_once_however_their_bytes_arrive() {
         v.collect(&mut |_| ()).unwrap();
         let stats = v.stats().unwrap();
         let small = 64 * KIB * files.len() as u64;
-        assert!(stats.stored_bytes < size + small, "{} KiB of {} KiB: {stats:?}", stats.stored_bytes >> 10, size >> 10);
+        assert!(
+            stats.stored_bytes < size + small,
+            "{} KiB of {} KiB: {stats:?}",
+            stats.stored_bytes >> 10,
+            size >> 10
+        );
         for (what, f) in &files {
             assert!(v.get(*f) == body, "{what}");
         }

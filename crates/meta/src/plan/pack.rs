@@ -136,12 +136,8 @@ pub(super) fn follow(view: &View, ino: Ino, number: u32, moves: &[Move]) -> Resu
             return Err(Refusal::Invalid.into());
         }
         page.insert(&mut ledger, moved);
-        let fresh = step.crc.map(|crc| FreshData {
-            pack: step.to,
-            offset: step.to_offset,
-            len: step.len,
-            crc,
-        });
+        let fresh =
+            step.crc.map(|crc| FreshData { pack: step.to, offset: step.to_offset, len: step.len, crc });
         if let Some(fresh) = fresh
             && !draft.change.commit.fresh.contains(&fresh)
         {
