@@ -20,7 +20,7 @@ use peer::hello::Identity;
 use peer::id::{NodeId, Role};
 use peer::message::{Answer, Ask, Note};
 use peer::net::{Body, Content, Limits, Listed, Net, Options, Peer, Prefix, Service, Without};
-use peer::seam::Held;
+use peer::seam::{CopyState, Held};
 use peer::secret::Secret;
 
 use super::keys;
@@ -84,8 +84,9 @@ impl Service for Shelf {
         self.0.get(id).cloned().map(Content::Held)
     }
 
-    fn suspect(&self, id: &BlobId) {
+    fn suspect(&self, id: &BlobId) -> CopyState {
         eprintln!("{id} is suspected");
+        CopyState::Sound
     }
 
     fn list(&self, _: Prefix, _: usize) -> Listed {

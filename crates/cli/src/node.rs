@@ -89,6 +89,14 @@ impl Source {
         }
     }
 
+    /// Whether somebody else made the files: their set-user-id bits and device nodes count only if the person who mounts says so.
+    pub fn is_foreign(&self) -> bool {
+        match self {
+            Source::Published(_) | Source::Corpus(_) => true,
+            Source::Memory | Source::Folder(_) => false,
+        }
+    }
+
     /// How it is written on a command line.
     pub fn name(&self) -> PathBuf {
         match self {
@@ -437,6 +445,12 @@ impl Node {
     /// What only a far origin has.
     pub fn far(&self) -> Option<&Far> {
         self.far.as_ref()
+    }
+
+    /// The endpoint of its object store that is used, if one was named.
+    pub fn endpoint(&self) -> Option<String> {
+        let far = self.far.as_ref().map(Far::status);
+        far.or_else(|| self.tree_cache.as_ref().map(TreeCache::status))?.endpoint
     }
 
     /// What a mount of a published tree in a far origin keeps here.
