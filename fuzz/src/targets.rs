@@ -21,6 +21,7 @@ use peer::members::seal::{PLAIN_MAX, Seal};
 use peer::message::{Answer, Ask, Group, Note, What};
 use peer::net::{Listed, Prefix, Roll};
 use peer::secret::Secret;
+use tree::known::Known;
 use tree::node::{Leaf, Node};
 use tree::root::{Owner, Root};
 
@@ -41,6 +42,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "frames", run: frames, seeds: frames_seeds },
     Target { name: "tree", run: tree_node, seeds: tree_seeds },
     Target { name: "root", run: root, seeds: root_seeds },
+    Target { name: "known", run: known, seeds: known_seeds },
     Target { name: "sums", run: sums, seeds: sums_seeds },
     Target { name: "rows", run: rows, seeds: rows_seeds },
     Target { name: "journal", run: journal, seeds: journal_seeds },
@@ -291,6 +293,22 @@ fn root_seeds() -> Vec<Vec<u8>> {
         keys: vec![[4; 32]],
     };
     vec![owner.encode(), vec![0; 400]]
+}
+
+/// What a reader remembers of an origin: whatever is read is written so that it means the same.
+fn known(data: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(data)
+        && let Ok(known) = Known::decode(text)
+    {
+        assert_eq!(Known::decode(&known.encode()).ok(), Some(known));
+    }
+}
+
+fn known_seeds() -> Vec<Vec<u8>> {
+    let key = "07".repeat(32);
+    let text =
+        format!("covey known 1\norigin s3://b/p\nkey {key}\nname latest 5 -1 {key}\nname v1.0 -7 3 {key}\n");
+    vec![text.replace(" -1 ", " 1 ").into_bytes(), text.into_bytes(), b"covey known 1\norigin x\n".to_vec()]
 }
 
 fn sums(data: &[u8]) {

@@ -122,6 +122,10 @@ fn start(
         half_open_each: 8192,
         requests: 8192,
         handshake: TIME,
+        // A crowd has one name here.
+        connections_each: 16 << 10,
+        bodies: 8192,
+        bodies_each: 8192,
         ..Limits::default()
     };
     let identity = Identity { node: NodeId::random(), role: Role::Node, volume: [1; 16] };

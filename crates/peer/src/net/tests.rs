@@ -438,7 +438,8 @@ fn a_connection_that_breaks_is_made_again_and_the_rest_comes() {
 
 #[test]
 fn two_hundred_nodes_and_a_greedy_one_are_all_served() {
-    let (here, _there, shelf, peer) = pair(|_| {});
+    // All of the two hundred have one name here.
+    let (here, _there, shelf, peer) = pair(|options| options.limits.connections_each = 256);
     let bytes = noise(4 << 20, 8);
     let id = shelf.keep(&bytes);
     let greedy: Vec<_> = (0..24)
