@@ -29,6 +29,7 @@ pub mod counters;
 mod door;
 pub mod fail;
 mod guests;
+mod job;
 mod lane;
 mod late;
 mod link;

@@ -26,7 +26,8 @@ use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::sync::Notify;
 
-use super::guests::{Promised, Visit};
+use super::guests::Visit;
+use super::job::Job;
 use super::late::Late;
 use super::link::Link;
 use super::opened::Open;
@@ -38,7 +39,7 @@ use super::small::Range;
 use super::socket::Pipe;
 use super::{Body, Shared, Without, suspicions};
 use crate::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, Texted, Type};
-use crate::frame::{PART, SLICE, SMALL_MAX, WITH_SUMS};
+use crate::frame::{PART, SMALL_MAX, WITH_SUMS};
 use crate::hello::{Class, Other};
 use crate::id::NodeId;
 use crate::message::Ask;
@@ -53,45 +54,6 @@ const OUT_MAX: usize = 256 << 10;
 const TURN: usize = 4;
 /// No more is taken while helper threads work on so many ranges and lists for one connection.
 const SLOW_MAX: usize = 32;
-
-/// A request for bytes.
-struct Job {
-    request: u32,
-    blob: BlobId,
-    content: Content,
-    /// The next byte to send, and where it ends once the size is known.
-    at: u32,
-    get: Get,
-    sums: bool,
-    /// A slice whose header has been made: what is left of its body in the content.
-    slice: Option<Slice>,
-    debt: Debt,
-    _promised: Promised,
-}
-
-impl Job {
-    /// Where it ends, if the blob's size is known by now. None as well where the range is not in the blob.
-    fn end(&self) -> Option<u32> {
-        let size = match &self.content {
-            Content::Held(held) => held.sums.size(),
-            Content::Arriving(arriving) => arriving.size()?,
-        };
-        // Who asks for the sums too cannot know the size yet.
-        let rest = size.saturating_sub(self.get.offset);
-        let len = if self.sums { self.get.len.min(rest) } else { self.get.len };
-        Get { len, ..self.get }.range(size).map(|(_, end)| end)
-    }
-
-    /// Whether one slice ends it.
-    fn is_short(&self) -> bool {
-        self.end().is_some_and(|end| end.saturating_sub(self.get.offset) <= SLICE)
-    }
-
-    fn owe(&mut self) {
-        let left = self.end().map_or(0, |end| end.saturating_sub(self.at));
-        self.debt.set(u64::from(left));
-    }
-}
 
 pub(super) struct Serving {
     pub(super) shared: Arc<Shared>,
