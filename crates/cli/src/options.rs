@@ -20,10 +20,10 @@ pub struct MountOptions {
     pub frozen: bool,
     /// Let other users in; none: root does, others do not.
     pub allow_other: Option<bool>,
-    /// Ignore set-user-id bits.
-    pub nosuid: bool,
-    /// Ignore device nodes.
-    pub nodev: bool,
+    /// Ignore set-user-id bits and file capabilities; none: only in what others made ([`MountOptions::nosuid`]).
+    pub nosuid: Option<bool>,
+    /// Ignore device nodes; none: only in what others made.
+    pub nodev: Option<bool>,
     /// Execute nothing.
     pub noexec: bool,
     /// What was done survives a power cut after at most this.
@@ -48,8 +48,8 @@ impl Default for MountOptions {
             read_only: false,
             frozen: false,
             allow_other: None,
-            nosuid: false,
-            nodev: false,
+            nosuid: None,
+            nodev: None,
             noexec: false,
             commit: Duration::from_secs(1),
             relatime: false,
@@ -69,9 +69,11 @@ pub const KNOWN: &[(&str, &str)] = &[
     ("allow_other, noallow_other", "let other users in (as root that is the default)"),
     ("default_permissions", "the kernel checks permissions: always so, accepted for old habits"),
     (
-        "nosuid, nodev, noexec",
-        "ignore set-user-id bits; device nodes; execute nothing (suid, dev, exec: the opposite)",
+        "suid, nosuid",
+        "heed set-user-id bits and file capabilities, or not (default: suid, but nosuid for a published tree or a corpus)",
     ),
+    ("dev, nodev", "heed device nodes, or not (default: dev, but nodev for a published tree or a corpus)"),
+    ("exec, noexec", "execute programs (the default), or none"),
     ("commit=SECONDS", "what was done survives a power cut after at most this (default 1)"),
     ("atime=relatime|off", "whether reads move access times (default off; also relatime, noatime)"),
     ("writeback=on|off", "let the kernel hold written bytes back until close or fsync (default on)"),
@@ -169,10 +171,10 @@ impl MountOptions {
             ("allow_other", None) => self.allow_other = Some(true),
             ("noallow_other", None) => self.allow_other = Some(false),
             ("default_permissions", None) => {}
-            ("nosuid", None) => self.nosuid = true,
-            ("suid", None) => self.nosuid = false,
-            ("nodev", None) => self.nodev = true,
-            ("dev", None) => self.nodev = false,
+            ("nosuid", None) => self.nosuid = Some(true),
+            ("suid", None) => self.nosuid = Some(false),
+            ("nodev", None) => self.nodev = Some(true),
+            ("dev", None) => self.nodev = Some(false),
             ("noexec", None) => self.noexec = true,
             ("exec", None) => self.noexec = false,
             ("relatime", None) => self.relatime = true,
@@ -214,6 +216,17 @@ impl MountOptions {
         Ok(())
     }
 
+    /// Whether set-user-id bits and file capabilities are ignored. `foreign`: somebody else made the files. Root mounts such a tree to
+    /// read it; a program in it must not run as root for every user of the machine unless that was asked for.
+    pub fn nosuid(&self, foreign: bool) -> bool {
+        self.nosuid.unwrap_or(foreign)
+    }
+
+    /// Whether device nodes are ignored; `foreign` as for [`MountOptions::nosuid`].
+    pub fn nodev(&self, foreign: bool) -> bool {
+        self.nodev.unwrap_or(foreign)
+    }
+
     /// The same as words after `-o`, for a program that is started to do the work.
     pub fn to_words(&self) -> String {
         let mut words = vec![
@@ -226,8 +239,10 @@ impl MountOptions {
             (self.frozen, "frozen"),
             (self.allow_other == Some(true), "allow_other"),
             (self.allow_other == Some(false), "noallow_other"),
-            (self.nosuid, "nosuid"),
-            (self.nodev, "nodev"),
+            (self.nosuid == Some(true), "nosuid"),
+            (self.nosuid == Some(false), "suid"),
+            (self.nodev == Some(true), "nodev"),
+            (self.nodev == Some(false), "dev"),
             (self.noexec, "noexec"),
             (self.writeback == Some(true), "writeback=on"),
             (self.writeback == Some(false), "writeback=off"),
@@ -317,7 +332,21 @@ mod tests {
         };
         let options = lists.parse().unwrap();
         assert_eq!((options.commit, options.deadline), (Duration::from_secs(5), Duration::from_secs(9)));
-        assert!(options.nosuid && !options.read_only);
+        assert!(options.nosuid(false) && !options.read_only);
+    }
+
+    /// Root's mount of a published tree heeded set-user-id bits: a file that the publisher had made ran as root for every user.
+    #[test]
+    fn regression_what_others_made_is_nosuid_and_nodev_unless_said() {
+        let is = |text: &str, foreign| {
+            let options = parse(text).unwrap();
+            assert_eq!(parse(&options.to_words()).unwrap(), options, "{text}");
+            (options.nosuid(foreign), options.nodev(foreign))
+        };
+        assert_eq!((is("", false), is("", true)), ((false, false), (true, true)));
+        assert_eq!((is("suid", true), is("dev", true)), ((false, true), (true, false)));
+        assert_eq!((is("suid,dev", true), is("nosuid,nodev", false)), ((false, false), (true, true)));
+        assert_eq!(is("suid,nosuid", true), (true, true), "the later one wins");
     }
 
     #[test]

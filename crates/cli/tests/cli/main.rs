@@ -14,5 +14,6 @@ mod offline;
 mod publishing;
 mod settings;
 mod system;
+mod trusting;
 mod watching;
 mod world;
