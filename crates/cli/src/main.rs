@@ -34,6 +34,8 @@ mod frozen;
 mod helper;
 mod import;
 mod info;
+#[cfg(test)]
+mod inputs;
 mod log;
 mod metrics;
 mod mounts;
@@ -41,6 +43,7 @@ mod node;
 mod notify;
 mod options;
 mod origins;
+mod own;
 mod publish;
 mod secrets;
 mod signals;
@@ -49,6 +52,7 @@ mod sys;
 mod table;
 mod target;
 mod term;
+mod trust;
 mod volume_dir;
 mod watch;
 

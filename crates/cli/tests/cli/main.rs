@@ -5,6 +5,7 @@ mod bundles;
 mod corpora;
 mod errors;
 mod exports;
+mod fidelity;
 mod following;
 mod imports;
 mod logs;
