@@ -124,8 +124,7 @@ pub(crate) fn read_profile(file: &Path, profile: &str) -> io::Result<Option<BTre
             let found = parse_sections(&text).remove(profile);
             let has_secret = found.as_ref().is_some_and(|found| found.contains_key("aws_secret_access_key"));
             if has_secret && mode & OTHERS != 0 {
-                let what =
-                    format!("it has mode {mode:04o} and a secret key in it: chmod 600 {}", file.display());
+                let what = format!("it has mode {mode:04o} and a secret key in it");
                 return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
             }
             Ok(found)
