@@ -8,6 +8,9 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
+use archive::acl;
+use archive::read::Reader;
+use archive::write::Writer;
 use base::{BlobId, Ino, Must, PackNo, Timestamp};
 use blob::Sums;
 use blob::claim::{Claim, Kind};
@@ -23,8 +26,8 @@ use peer::message::{Answer, Ask, Group, Note, What};
 use peer::net::{Listed, Prefix, Roll};
 use peer::secret::Secret;
 use tree::known::Known;
-use tree::node::{Leaf, Node};
-use tree::root::{Owner, Root};
+use tree::node::{Leaf, Node, Pointer};
+use tree::root::{Owner, Root, Signer};
 
 /// A decoder to feed.
 pub struct Target {
@@ -48,6 +51,9 @@ pub const TARGETS: &[Target] = &[
     Target { name: "sums", run: sums, seeds: sums_seeds },
     Target { name: "rows", run: rows, seeds: rows_seeds },
     Target { name: "journal", run: journal, seeds: journal_seeds },
+    Target { name: "archive", run: archive_members, seeds: archive_seeds },
+    Target { name: "acl", run: acl_text, seeds: acl_seeds },
+    Target { name: "corpus", run: corpus_spec, seeds: corpus_seeds },
     Target { name: "index", run: index, seeds: index_seeds },
 ];
 
@@ -294,7 +300,27 @@ fn root_seeds() -> Vec<Vec<u8>> {
         note: "a note".to_owned(),
         keys: vec![[4; 32]],
     };
-    vec![owner.encode(), vec![0; 400]]
+    let signer = Signer::from_seed(&[9; 32]).must("any 32 bytes are a key");
+    let hash = [5; 32];
+    let root = Root {
+        name: "main".to_owned(),
+        volume: [1; 16],
+        sequence: 7,
+        moment: Timestamp(5),
+        inodes: 1,
+        bytes: 2,
+        top: Pointer { hash, blob: BlobId(hash), offset: 0, len: 100, rows: 3 },
+        level: 1,
+        nodes: 2,
+        before: Some(hash),
+        key: signer.key(),
+    };
+    let record = root.encode(&signer);
+    assert!(
+        Root::decode("main", &record).is_ok_and(|read| read == root),
+        "a record is written as it was read"
+    );
+    vec![record, owner.encode(), vec![0; 400]]
 }
 
 /// What a reader remembers of an origin: whatever is read is written so that it means the same.
@@ -452,4 +478,90 @@ fn index_seeds() -> Vec<Vec<u8>> {
         std::fs::read(path).unwrap_or_default()
     });
     vec![bytes]
+}
+
+/// All of what one archive's members may hold in memory at a time, with room for a map of holes.
+const MEMBER_MAX: usize = 24 << 20;
+
+fn archive_members(data: &[u8]) {
+    let mut reader = Reader::new(data);
+    for _ in 0..10_000 {
+        let Ok(Some(entry)) = reader.next_member() else { return };
+        let attributes: usize = entry.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let held = entry.path.len() + entry.link.len() + attributes + entry.data.len() * 16;
+        assert!(held < MEMBER_MAX, "{held} bytes are held of one member");
+        let mut end = 0;
+        for (start, len) in &entry.data {
+            assert!(*start >= end && *len > 0, "ranges are in order and hold something");
+            end = start + len;
+        }
+        assert!(end <= entry.size && i64::try_from(entry.size).is_ok(), "data lies within the file");
+        let mut got = 0;
+        if reader
+            .data(&entry, &mut |_, piece| {
+                got += piece.len();
+                got <= data.len()
+            })
+            .is_err()
+        {
+            return;
+        }
+        assert!(got <= data.len(), "no byte comes from nowhere");
+        for (_, text) in &entry.acls {
+            acl_text(text);
+        }
+    }
+}
+
+fn archive_seeds() -> Vec<Vec<u8>> {
+    let member =
+        |kind, path: &[u8]| archive::Entry { kind, path: path.to_vec(), ..archive::Entry::default() };
+    let file = archive::Entry { size: 5, data: vec![(0, 5)], ..member(b'0', b"file") };
+    let holes = archive::Entry { size: 5000, data: vec![(512, 5)], ..member(b'0', b"holes") };
+    let long = archive::Entry { link: vec![b'l'; 300], ..member(b'2', &[b'n'; 300]) };
+    let list = acl::parse(b"user::rw-,user:7:r--,group::r--,mask::r--,other::---", &|_, _| None);
+    let xattrs = vec![(acl::ACCESS.to_vec(), list.unwrap_or_default()), (b"user.a=b".to_vec(), vec![1; 20])];
+    let attributes = archive::Entry { xattrs, ..member(b'5', b"folder/") };
+    let write = |entries: &[&archive::Entry]| {
+        let mut writer = Writer::new(Vec::new());
+        for entry in entries {
+            writer.begin(entry).must("a vector takes all");
+            if !entry.data.is_empty() {
+                writer.data(b"bytes").must("a vector takes all");
+            }
+            writer.end().must("a vector takes all");
+        }
+        writer.finish().must("a vector takes all")
+    };
+    vec![write(&[&file, &holes]), write(&[&long]), write(&[&attributes, &file]), write(&[])]
+}
+
+fn acl_text(data: &[u8]) {
+    let find = |_, name: &str| name.len().is_multiple_of(2).then_some(name.len() as u32);
+    if let Ok(bytes) = acl::parse(data, &find) {
+        let text = acl::text(&bytes).must("a list that was read can be written");
+        assert_eq!(acl::parse(text.as_bytes(), &|_, _| None), Ok(bytes), "a list is written as it was read");
+    }
+    let _ = acl::text(data);
+}
+
+fn acl_seeds() -> Vec<Vec<u8>> {
+    let text = b"user::rw-,user:lisa:r--:1001,group::r--,group:77:rwx,mask::r--,other::---";
+    let bytes = acl::parse(text, &|_, _| None).unwrap_or_default();
+    vec![text.to_vec(), b"u::6\nmask:rw- # all\no::0\n".to_vec(), bytes]
+}
+
+fn corpus_spec(data: &[u8]) {
+    use corpus::spec::Spec;
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(spec) = text.parse::<Spec>() {
+        assert_eq!(spec.to_string().parse(), Ok(spec), "a corpus is written as it was read");
+        assert!(spec.bytes() > 0);
+    }
+}
+
+fn corpus_seeds() -> Vec<Vec<u8>> {
+    ["corpus:7,1000,64K", "0,1,16", "18446744073709551615,10000000,4G"]
+        .map(|text| text.as_bytes().to_vec())
+        .to_vec()
 }

@@ -20,8 +20,8 @@
 //! - [`stock`]: memory for the bytes of a blob, which is used again.
 //! - [`failing`]: the seams with faults that a test switches on.
 
-pub mod claim;
 pub mod access;
+pub mod claim;
 pub mod coming;
 pub mod extent;
 pub mod failing;

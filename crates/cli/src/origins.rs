@@ -45,7 +45,11 @@ pub fn spec(dir: &VolumeDir) -> Result<Spec> {
 
 fn spec_of(home: &Home) -> Result<Spec> {
     let spec = origin::parse(&home.origin).and_then(|spec| match spec {
-        Spec::Remote(spec) => spec.at(home.endpoint.as_deref(), home.region.as_deref()).map(Spec::Remote),
+        Spec::Remote(spec) => {
+            // Its keys come into this process's memory.
+            crate::secrets::keep_from_dumps();
+            spec.at(home.endpoint.as_deref(), home.region.as_deref()).map(Spec::Remote)
+        }
         near => Ok(near),
     });
     spec.map_err(origin_failure)

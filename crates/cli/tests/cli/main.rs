@@ -6,6 +6,7 @@ mod claims;
 mod corpora;
 mod errors;
 mod exports;
+mod fidelity;
 mod following;
 mod imports;
 mod logs;
