@@ -160,6 +160,17 @@ impl PackStore for FailingPacks {
         self.inner.write(pack, offset, bytes)
     }
 
+    fn write_summed(&self, pack: PackNo, offset: u32, bytes: &[u8]) -> Result<u32, BlobError> {
+        self.faults.meet(Op::Write)?;
+        self.faults.take_room(bytes.len() as u64)?;
+        self.inner.write_summed(pack, offset, bytes)
+    }
+
+    fn prove(&self, pack: PackNo, offset: u32, len: u32, crc: u32) -> Result<bool, BlobError> {
+        self.faults.meet(Op::Read)?;
+        Ok(self.inner.prove(pack, offset, len, crc)? && !self.faults.is_damaging())
+    }
+
     fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
         self.faults.meet(Op::Read)?;
         self.inner.read(pack, offset, buf)?;

@@ -200,6 +200,9 @@ impl Core {
         let part = match fetched {
             Ok(part) => part,
             Err(error) => {
+                if matches!(error, BlobError::Damaged { .. } | BlobError::Missing(_)) {
+                    self.pending.doubt(id);
+                }
                 self.counters.failed_fetches.add(1);
                 pilot.land(Err(same(&error)));
                 return Some(Err(error));
@@ -259,6 +262,9 @@ impl Core {
             }
             other => {
                 let error = other.err().unwrap_or_else(|| not_whole(id));
+                if matches!(error, BlobError::Damaged { .. } | BlobError::Missing(_)) {
+                    self.pending.doubt(id);
+                }
                 self.counters.failed_fetches.add(1);
                 pilot.land(Err(same(&error)));
                 Err(error)
