@@ -6,7 +6,7 @@
 use std::io;
 
 use base::phase::{self, Phase};
-use base::size::BLOB_MAX;
+use base::size::{BLOB_MAX, MIB};
 use base::{BlobId, Ino, PackNo};
 use blob::extent::{ExtentPage, Part};
 use blob::{BlobError, Extent};
@@ -17,7 +17,7 @@ use meta::record::InodeRecord;
 
 use crate::errno::Error;
 use crate::packs::table::Place;
-use crate::packs::{Slot, Writer};
+use crate::packs::{OWN_PACK_APPEND_MIN, OWN_PACK_MIN, Slot, Writer};
 use crate::volume::Core;
 
 /// How often names are read again when bytes were not where they said.
@@ -129,7 +129,7 @@ impl Core {
                 self.counters.from_open.add(buf.len());
             }
             Some(Place::Blob(blob)) => {
-                self.parts.source.read_at(&blob, offset, buf)?;
+                self.parts.source.read_at(&blob, offset, buf).inspect_err(|error| self.answers.met(error))?;
                 self.counters.from_blobs.add(buf.len());
             }
             None => return Err(gone(pack)),
@@ -153,8 +153,13 @@ impl Core {
 
     /// Stores bytes for a range of a file: a piece for each page that it touches.
     pub(crate) fn store(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<Stored, Error> {
+        self.store_in(ino, offset, data, 0)
+    }
+
+    /// The same for a file that has `size` bytes so far.
+    pub(crate) fn store_in(&self, ino: Ino, offset: u64, data: &[u8], size: u64) -> Result<Stored, Error> {
         let mut stored = Stored::default();
-        self.store_into(&mut stored, ino, offset, data)?;
+        self.store_pages(&mut stored, ino, offset, data, size)?;
         Ok(stored)
     }
 
@@ -165,19 +170,31 @@ impl Core {
         offset: u64,
         data: &[u8],
     ) -> Result<(), Error> {
+        self.store_pages(stored, ino, offset, data, 0)
+    }
+
+    fn store_pages(
+        &self,
+        stored: &mut Stored,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        size: u64,
+    ) -> Result<(), Error> {
         self.packs.wait_for_room();
         let mut done = 0;
         while done < data.len() {
-            let (page, at) = page_of(offset + done as u64);
+            let from = offset + done as u64;
+            let (page, at) = page_of(from);
             let len = (data.len() - done).min((BLOB_MAX - at) as usize);
-            let bytes = &data[done..done + len];
-            let slot = self.store_range(Writer::Page(ino, page), bytes)?;
-            let crc = {
-                let _phase = phase::enter(Phase::Blob);
-                blob::sums::crc32c(bytes)
-            };
+            // Of a file that is appended to, what comes before in the page is elsewhere; else it is most likely still on its way.
+            let base = if from == size { at } else { 0 };
+            let appends = from >= MIB && from >= size && len as u32 >= OWN_PACK_APPEND_MIN;
+            let own = len as u32 >= OWN_PACK_MIN || appends;
+            let writer = Writer::Page { ino, page, at, base, own };
+            let (slot, crc) = self.store_range(writer, &data[done..done + len])?;
             stored.pieces.push(Piece {
-                at: offset + done as u64,
+                at: from,
                 len: len as u32,
                 pack: slot.pack(),
                 offset: slot.offset,
@@ -189,14 +206,14 @@ impl Core {
         Ok(())
     }
 
-    /// Writes bytes (at most 4 MiB) to an open pack.
-    pub(crate) fn store_range(&self, writer: Writer, bytes: &[u8]) -> Result<Slot, Error> {
+    /// Writes bytes (at most 4 MiB) to an open pack; gives their CRC32C as well.
+    pub(crate) fn store_range(&self, writer: Writer, bytes: &[u8]) -> Result<(Slot, u32), Error> {
         let slot = self.packs.reserve(writer, bytes.len() as u32, || self.begin_pack())?;
-        match self.parts.packs.write(slot.pack(), slot.offset, bytes) {
-            Ok(()) => {
+        match self.parts.packs.write_summed(slot.pack(), slot.offset, bytes) {
+            Ok(crc) => {
                 slot.filled();
                 self.counters.written_bytes.add(bytes.len() as u64);
-                Ok(slot)
+                Ok((slot, crc))
             }
             Err(error) => {
                 slot.give_back();

@@ -3,7 +3,7 @@
 //! ```text
 //!   1 names    meta::audit: rows, links, counts, extents, packs' books
 //!   2 blobs    every sealed pack: its blob is there, has its size, and is what its name says
-//!   3 open     every open pack that something refers to: its file is there and long enough
+//!   3 open     every open pack that something refers to: its file is there, long enough, and holds what was written
 //!   4 trees    every blob that only a published tree needs is there
 //!   5 strays   every blob of the origin is some pack's, or a published tree's
 //! ```
@@ -12,7 +12,7 @@
 //! before and after: a repair never puts zeros where bytes were. It mends what the names know to be wrong, brings
 //! back what lost its name, and removes what is nobody's.
 
-use std::fmt;
+mod finding;
 
 use base::size::GROUP;
 use base::{BlobId, Ino, PackNo};
@@ -25,7 +25,10 @@ use meta::store::CommitError;
 use meta::{Key, Names, PackRow};
 
 use crate::errno::Error;
+use crate::packs::seal::is_damage;
 use crate::volume::{OpenError, Parts, Volume};
+
+pub use finding::{FileRange, Finding, RANGES_MAX};
 
 /// How closely blobs are looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,155 +62,6 @@ pub struct Progress {
     pub phase: Phase,
     /// How much of it is done.
     pub done: u64,
-}
-
-/// A range of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileRange {
-    /// The file.
-    pub ino: Ino,
-    /// One of its paths, where one is known.
-    pub path: Option<String>,
-    /// First byte.
-    pub offset: u64,
-    /// How many.
-    pub len: u64,
-}
-
-/// Something that is not as it should be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finding {
-    /// Names disagree with one another.
-    Names(audit::Finding),
-    /// A sealed pack's blob is not there. Reads of these ranges fail.
-    MissingBlob {
-        /// The pack.
-        pack: PackNo,
-        /// The blob.
-        blob: BlobId,
-        /// What was in it; at most [`RANGES_MAX`].
-        files: Vec<FileRange>,
-    },
-    /// A sealed pack's blob is not what its name says, or not of its size. Reads of what is damaged fail.
-    DamagedBlob {
-        /// The pack.
-        pack: PackNo,
-        /// The blob.
-        blob: BlobId,
-        /// What is wrong with it.
-        what: String,
-        /// What is in it; at most [`RANGES_MAX`].
-        files: Vec<FileRange>,
-    },
-    /// An open pack's file is not there, or shorter than what refers to it. Reads of these ranges fail.
-    LostOpenPack {
-        /// The pack.
-        pack: PackNo,
-        /// How long its file is, if there is one.
-        len: Option<u64>,
-        /// What was in it; at most [`RANGES_MAX`].
-        files: Vec<FileRange>,
-    },
-    /// A published tree needs this blob, and it is not there or not what its name says.
-    BrokenTree {
-        /// The tree's name.
-        tree: String,
-        /// The blob.
-        blob: BlobId,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// An open pack that has a row, no file, and no use. Harmless; the repair forgets it.
-    DeadPack {
-        /// The pack.
-        pack: PackNo,
-    },
-    /// A blob of the origin that is no pack's. Harmless; the repair removes it.
-    StrayBlob {
-        /// The blob.
-        blob: BlobId,
-        /// Its size in bytes.
-        size: u64,
-    },
-}
-
-/// Not more ranges than this are listed for a blob.
-pub const RANGES_MAX: usize = 1000;
-
-impl Finding {
-    /// Whether no file is affected: room is wasted, no more.
-    pub fn is_harmless(&self) -> bool {
-        match self {
-            Finding::Names(finding) => finding.is_harmless(),
-            Finding::DeadPack { .. } | Finding::StrayBlob { .. } => true,
-            Finding::MissingBlob { .. }
-            | Finding::DamagedBlob { .. }
-            | Finding::LostOpenPack { .. }
-            | Finding::BrokenTree { .. } => false,
-        }
-    }
-
-    /// Whether [`repair`] can do something about it.
-    pub fn can_be_repaired(&self) -> bool {
-        match self {
-            Finding::Names(finding) => audit::repair(finding).is_some(),
-            other => other.is_harmless(),
-        }
-    }
-
-    /// The ranges of files that cannot be read.
-    pub fn files(&self) -> &[FileRange] {
-        match self {
-            Finding::MissingBlob { files, .. }
-            | Finding::DamagedBlob { files, .. }
-            | Finding::LostOpenPack { files, .. } => files,
-            Finding::Names(_)
-            | Finding::DeadPack { .. }
-            | Finding::StrayBlob { .. }
-            | Finding::BrokenTree { .. } => &[],
-        }
-    }
-}
-
-impl fmt::Display for FileRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.path {
-            Some(path) => write!(f, "{path}")?,
-            None => write!(f, "inode {}", self.ino)?,
-        }
-        write!(f, " bytes {} to {}", self.offset, self.offset + self.len)
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Finding::Names(finding) => write!(f, "{finding}"),
-            Finding::MissingBlob { pack, blob, .. } => write!(f, "blob {blob} (pack {pack}) is missing"),
-            Finding::DamagedBlob { pack, blob, what, .. } => {
-                write!(f, "blob {blob} (pack {pack}) is damaged: {what}")
-            }
-            Finding::LostOpenPack { pack, len: None, .. } => write!(f, "open pack {pack} is missing"),
-            Finding::LostOpenPack { pack, len: Some(len), .. } => {
-                write!(f, "open pack {pack} has {len} bytes, fewer than are in use")
-            }
-            Finding::BrokenTree { tree, blob, what } => write!(
-                f,
-                "the published tree {tree} needs blob {blob}: {what}; publish it again with --afresh"
-            ),
-            Finding::DeadPack { pack } => write!(f, "pack {pack} was opened and never used (harmless)"),
-            Finding::StrayBlob { blob, size } => {
-                write!(f, "blob {blob} of {size} bytes is nobody's (harmless)")
-            }
-        }?;
-        match self.files() {
-            [] => Ok(()),
-            files if files.len() >= RANGES_MAX => {
-                write!(f, "; {} ranges or more of files are lost", files.len())
-            }
-            files => write!(f, "; {} range(s) of files are lost", files.len()),
-        }
-    }
 }
 
 /// What was gone through.
@@ -394,8 +248,32 @@ impl Check<'_, '_> {
         if len.is_none_or(|len| len < needed) {
             let files = self.users(pack)?;
             self.report(Finding::LostOpenPack { pack, len, files });
+            return Ok(());
+        }
+        let files = if self.depth == Depth::Presence { Vec::new() } else { self.damaged_in_open(pack)? };
+        if !files.is_empty() {
+            self.report(Finding::DamagedOpenPack { pack, files });
         }
         Ok(())
+    }
+
+    /// The ranges of files of which an open pack has other bytes than were written.
+    fn damaged_in_open(&self, pack: PackNo) -> Result<Vec<FileRange>, Error> {
+        let mut files: Vec<FileRange> = Vec::new();
+        let mut failed = None;
+        self.each_extent(pack, &mut |ino, page, extent| {
+            let mut bytes = vec![0; extent.len as usize];
+            match self.parts.packs.read(pack, extent.offset, &mut bytes) {
+                Ok(()) => {}
+                Err(error) if is_damage(&error) => files.push(range_of(ino, page, extent)),
+                Err(error) => failed = Some(error),
+            }
+            failed.is_none() && files.len() < RANGES_MAX
+        })?;
+        for file in &mut files {
+            file.path = self.path_of(file.ino)?;
+        }
+        failed.map_or(Ok(files), |error| Err(error.into()))
     }
 
     /// Where the last byte of a pack that is in use ends.
@@ -412,8 +290,7 @@ impl Check<'_, '_> {
     fn users(&self, pack: PackNo) -> Result<Vec<FileRange>, Error> {
         let mut files: Vec<FileRange> = Vec::new();
         self.each_extent(pack, &mut |ino, page, extent| {
-            let offset = u64::from(page) * u64::from(blob::ExtentPage::SPAN) + u64::from(extent.at);
-            files.push(FileRange { ino, path: None, offset, len: u64::from(extent.len) });
+            files.push(range_of(ino, page, extent));
             files.len() < RANGES_MAX
         })?;
         for at in 0..files.len() {
@@ -502,6 +379,11 @@ impl Check<'_, '_> {
     }
 }
 
+fn range_of(ino: Ino, page: u32, extent: &blob::Extent) -> FileRange {
+    let offset = u64::from(page) * u64::from(blob::ExtentPage::SPAN) + u64::from(extent.at);
+    FileRange { ino, path: None, offset, len: u64::from(extent.len) }
+}
+
 /// Mends a finding of a check of this volume, which nobody has used since. True if something was done; false if it cannot be mended, or is
 /// no longer so.
 ///
@@ -538,6 +420,7 @@ pub fn repair(parts: &Parts, finding: &Finding) -> Result<bool, OpenError> {
         Finding::MissingBlob { .. }
         | Finding::DamagedBlob { .. }
         | Finding::LostOpenPack { .. }
+        | Finding::DamagedOpenPack { .. }
         | Finding::BrokenTree { .. } => Ok(false),
     }
 }

@@ -4,6 +4,7 @@ mod ahead;
 mod collect;
 mod data;
 mod disk;
+mod equal;
 mod far;
 mod faults;
 mod model;
