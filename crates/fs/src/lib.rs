@@ -8,6 +8,7 @@
 //! - `packs`, `gc`: where bytes go, and how they go away; `equal`: whether bytes that are stored can stand for new ones.
 //! - [`errno`]: the one table from errors to error numbers.
 
+pub mod access;
 mod ahead;
 pub mod api;
 mod bytes;

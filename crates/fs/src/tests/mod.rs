@@ -7,6 +7,7 @@ mod disk;
 mod equal;
 mod far;
 mod faults;
+mod hints;
 mod model;
 mod stress;
 mod tree;
