@@ -12,7 +12,7 @@
 //! before and after: a repair never puts zeros where bytes were. It mends what the names know to be wrong, brings
 //! back what lost its name, and removes what is nobody's.
 
-use std::fmt;
+mod finding;
 
 use base::size::GROUP;
 use base::{BlobId, Ino, PackNo};
@@ -27,6 +27,8 @@ use meta::{Key, Names, PackRow};
 use crate::errno::Error;
 use crate::packs::seal::is_damage;
 use crate::volume::{OpenError, Parts, Volume};
+
+pub use finding::{FileRange, Finding, RANGES_MAX};
 
 /// How closely blobs are looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,165 +62,6 @@ pub struct Progress {
     pub phase: Phase,
     /// How much of it is done.
     pub done: u64,
-}
-
-/// A range of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileRange {
-    /// The file.
-    pub ino: Ino,
-    /// One of its paths, where one is known.
-    pub path: Option<String>,
-    /// First byte.
-    pub offset: u64,
-    /// How many.
-    pub len: u64,
-}
-
-/// Something that is not as it should be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finding {
-    /// Names disagree with one another.
-    Names(audit::Finding),
-    /// A sealed pack's blob is not there. Reads of these ranges fail.
-    MissingBlob {
-        /// The pack.
-        pack: PackNo,
-        /// The blob.
-        blob: BlobId,
-        /// What was in it; at most [`RANGES_MAX`].
-        files: Vec<FileRange>,
-    },
-    /// A sealed pack's blob is not what its name says, or not of its size. Reads of what is damaged fail.
-    DamagedBlob {
-        /// The pack.
-        pack: PackNo,
-        /// The blob.
-        blob: BlobId,
-        /// What is wrong with it.
-        what: String,
-        /// What is in it; at most [`RANGES_MAX`].
-        files: Vec<FileRange>,
-    },
-    /// An open pack's file is not there, or shorter than what refers to it. Reads of these ranges fail.
-    LostOpenPack {
-        /// The pack.
-        pack: PackNo,
-        /// How long its file is, if there is one.
-        len: Option<u64>,
-        /// What was in it; at most [`RANGES_MAX`].
-        files: Vec<FileRange>,
-    },
-    /// Bytes of an open pack are not those that were written. Reads of these ranges fail.
-    DamagedOpenPack {
-        /// The pack.
-        pack: PackNo,
-        /// What is damaged; at most [`RANGES_MAX`].
-        files: Vec<FileRange>,
-    },
-    /// A published tree needs this blob, and it is not there or not what its name says.
-    BrokenTree {
-        /// The tree's name.
-        tree: String,
-        /// The blob.
-        blob: BlobId,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// An open pack that has a row, no file, and no use. Harmless; the repair forgets it.
-    DeadPack {
-        /// The pack.
-        pack: PackNo,
-    },
-    /// A blob of the origin that is no pack's. Harmless; the repair removes it.
-    StrayBlob {
-        /// The blob.
-        blob: BlobId,
-        /// Its size in bytes.
-        size: u64,
-    },
-}
-
-/// Not more ranges than this are listed for a blob.
-pub const RANGES_MAX: usize = 1000;
-
-impl Finding {
-    /// Whether no file is affected: room is wasted, no more.
-    pub fn is_harmless(&self) -> bool {
-        match self {
-            Finding::Names(finding) => finding.is_harmless(),
-            Finding::DeadPack { .. } | Finding::StrayBlob { .. } => true,
-            Finding::MissingBlob { .. }
-            | Finding::DamagedBlob { .. }
-            | Finding::LostOpenPack { .. }
-            | Finding::DamagedOpenPack { .. }
-            | Finding::BrokenTree { .. } => false,
-        }
-    }
-
-    /// Whether [`repair`] can do something about it.
-    pub fn can_be_repaired(&self) -> bool {
-        match self {
-            Finding::Names(finding) => audit::repair(finding).is_some(),
-            other => other.is_harmless(),
-        }
-    }
-
-    /// The ranges of files that cannot be read.
-    pub fn files(&self) -> &[FileRange] {
-        match self {
-            Finding::MissingBlob { files, .. }
-            | Finding::DamagedBlob { files, .. }
-            | Finding::LostOpenPack { files, .. }
-            | Finding::DamagedOpenPack { files, .. } => files,
-            Finding::Names(_)
-            | Finding::DeadPack { .. }
-            | Finding::StrayBlob { .. }
-            | Finding::BrokenTree { .. } => &[],
-        }
-    }
-}
-
-impl fmt::Display for FileRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.path {
-            Some(path) => write!(f, "{path}")?,
-            None => write!(f, "inode {}", self.ino)?,
-        }
-        write!(f, " bytes {} to {}", self.offset, self.offset + self.len)
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Finding::Names(finding) => write!(f, "{finding}"),
-            Finding::MissingBlob { pack, blob, .. } => write!(f, "blob {blob} (pack {pack}) is missing"),
-            Finding::DamagedBlob { pack, blob, what, .. } => {
-                write!(f, "blob {blob} (pack {pack}) is damaged: {what}")
-            }
-            Finding::LostOpenPack { pack, len: None, .. } => write!(f, "open pack {pack} is missing"),
-            Finding::LostOpenPack { pack, len: Some(len), .. } => {
-                write!(f, "open pack {pack} has {len} bytes, fewer than are in use")
-            }
-            Finding::DamagedOpenPack { pack, .. } => write!(f, "open pack {pack} is damaged on this disk"),
-            Finding::BrokenTree { tree, blob, what } => write!(
-                f,
-                "the published tree {tree} needs blob {blob}: {what}; publish it again with --afresh"
-            ),
-            Finding::DeadPack { pack } => write!(f, "pack {pack} was opened and never used (harmless)"),
-            Finding::StrayBlob { blob, size } => {
-                write!(f, "blob {blob} of {size} bytes is nobody's (harmless)")
-            }
-        }?;
-        match self.files() {
-            [] => Ok(()),
-            files if files.len() >= RANGES_MAX => {
-                write!(f, "; {} ranges or more of files are lost", files.len())
-            }
-            files => write!(f, "; {} range(s) of files are lost", files.len()),
-        }
-    }
 }
 
 /// What was gone through.
