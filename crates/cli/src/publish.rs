@@ -42,6 +42,9 @@ const HAND_OVER: Duration = Duration::from_secs(5);
 /// At the end of a mount a publication that was told to stop may take so long to do so.
 const LAST: Duration = Duration::from_secs(5);
 
+/// The file of a volume's folder that holds it.
+pub const PUBLISHER: &str = "publisher.json";
+
 /// Who a volume's folder is, in its origin.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Publisher {
@@ -51,7 +54,7 @@ pub struct Publisher {
 
 impl Publisher {
     fn file(dir: &VolumeDir) -> PathBuf {
-        dir.path().join("publisher.json")
+        dir.path().join(PUBLISHER)
     }
 
     /// A new one, kept in the volume's folder.

@@ -434,6 +434,10 @@ fn the_root_is_replaced_last_and_only_when_something_changed() {
         assert_eq!(Root::read(&*origin, "test", None).unwrap(), first.root, "as it was");
     }
     let next = publish_rows(&origin, &store).unwrap();
+    assert!(
+        next.root.moment > first.root.moment,
+        "a clock that stands still makes no record as old as the one before"
+    );
     assert_eq!((next.root.sequence, next.root.before), (2, Some(first.root.top.hash)));
     assert!(next.written.new_nodes < next.written.nodes);
     // One whose nodes cannot be read is no obstacle.

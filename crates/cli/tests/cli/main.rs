@@ -15,5 +15,6 @@ mod offline;
 mod publishing;
 mod settings;
 mod system;
+mod trusting;
 mod watching;
 mod world;
