@@ -81,8 +81,12 @@ impl Rules {
                     return Err(exists(&shown()));
                 }
                 let removed = match sys::unlink_at(&dir.fd, name) {
-                    // A member may take the place of an empty folder, as with tar.
-                    Err(error) if error.raw_os_error() == Some(libc::EISDIR) => sys::rmdir_at(&dir.fd, name),
+                    // A member may take the place of an earlier one that was an empty folder.
+                    Err(error)
+                        if error.raw_os_error() == Some(libc::EISDIR) && replace == Replace::OwnEarlier =>
+                    {
+                        sys::rmdir_at(&dir.fd, name)
+                    }
                     other => other,
                 };
                 removed.at("replace", &shown())?;
