@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fs::OpenError;
+use fs::access::AccessRules;
 use fs::api::Filesystem;
 use fs::gc::all::Collected;
 use fs::volume::{Atime, Options, Volume};
@@ -125,6 +126,8 @@ pub struct NodeOptions {
     pub commit: Duration,
     /// Whoever reads has an error after this.
     pub deadline: Duration,
+    /// How files in a remote origin are read.
+    pub access: AccessRules,
     /// How a far origin is used.
     pub far: FarOptions,
     /// Claim the origin for this folder, although another folder may have it.
@@ -147,6 +150,7 @@ impl NodeOptions {
             relatime: false,
             commit: Duration::from_secs(1),
             deadline: DEADLINE,
+            access: AccessRules::default(),
             far: FarOptions::default(),
             take_over: false,
         }
@@ -442,6 +446,11 @@ impl Node {
         self.writer.as_ref()
     }
 
+    /// Whether its blobs come over a network.
+    pub fn is_remote(&self) -> bool {
+        self.far.is_some() || self.tree_cache.is_some()
+    }
+
     /// What a mount of a published tree in a far origin keeps here.
     pub fn tree_cache(&self) -> Option<&TreeCache> {
         self.tree_cache.as_ref()
@@ -539,6 +548,7 @@ fn volume_options(options: &NodeOptions) -> Options {
         frozen: options.frozen,
         atime: if options.relatime { Atime::Relative } else { Atime::AsSet },
         commit: options.commit,
+        access: options.access.clone(),
         report: log::sink(),
         ..Options::default()
     }

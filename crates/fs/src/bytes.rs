@@ -9,7 +9,7 @@ use base::phase::{self, Phase};
 use base::size::BLOB_MAX;
 use base::{BlobId, Ino, PackNo};
 use blob::extent::{ExtentPage, Part};
-use blob::{BlobError, Extent};
+use blob::{Access, BlobError, Extent};
 use meta::PackRow;
 use meta::plan::Op;
 use meta::plan::op::Piece;
@@ -52,14 +52,15 @@ impl Core {
         if record.has(InodeRecord::INLINE) {
             return self.read_inline(ino, offset, buf).map(|()| len);
         }
+        let access = self.access_of(ino, record);
         if len > 0 {
-            self.look_ahead(ino, offset, len, record.size);
+            self.look_ahead(ino, (offset, len), record.size, access);
         }
         let mut done = 0;
         while done < len {
             let (page, at) = page_of(offset + done as u64);
             let part = (len - done).min((BLOB_MAX - at) as usize);
-            self.read_page(ino, page, at, &mut buf[done..done + part])?;
+            self.read_page(ino, page, (at, access), &mut buf[done..done + part])?;
             done += part;
         }
         Ok(len)
@@ -70,7 +71,7 @@ impl Core {
         let Some(bytes) = bytes else {
             // It was moved to a pack since its record was read.
             let (page, at) = page_of(offset);
-            return self.read_page(ino, page, at, buf);
+            return self.read_page(ino, page, (at, Access::Normal), buf);
         };
         let from = (offset as usize).min(bytes.len());
         let have = (bytes.len() - from).min(buf.len());
@@ -81,11 +82,17 @@ impl Core {
     }
 
     /// Reads a part of one page; holes are zeros.
-    fn read_page(&self, ino: Ino, page: u32, at: u32, buf: &mut [u8]) -> Result<(), Error> {
+    fn read_page(
+        &self,
+        ino: Ino,
+        page: u32,
+        (at, access): (u32, Access),
+        buf: &mut [u8],
+    ) -> Result<(), Error> {
         let mut before: Option<ExtentPage> = None;
         for look in 0..LOOKS {
             let extents = self.names.extents(ino, page)?;
-            match self.read_extents(&extents, at, buf) {
+            match self.read_extents(&extents, at, buf, access) {
                 Err(error) if look + 1 < LOOKS && may_have_moved(&error) => {
                     // The same names and fresh places said the same: it is lost.
                     if look > 1 && before.as_ref() == Some(&extents) {
@@ -102,7 +109,13 @@ impl Core {
         Ok(())
     }
 
-    fn read_extents(&self, extents: &ExtentPage, at: u32, buf: &mut [u8]) -> Result<(), Error> {
+    fn read_extents(
+        &self,
+        extents: &ExtentPage,
+        at: u32,
+        buf: &mut [u8],
+        access: Access,
+    ) -> Result<(), Error> {
         let mut rest = buf;
         for part in extents.parts(at, rest.len() as u32) {
             match part {
@@ -113,7 +126,7 @@ impl Core {
                 }
                 Part::Data(Extent { len, pack, offset, .. }) => {
                     let (bytes, after) = rest.split_at_mut(len as usize);
-                    self.read_pack(pack, offset, bytes)?;
+                    self.read_pack_as(pack, offset, bytes, access)?;
                     rest = after;
                 }
             }
@@ -123,13 +136,17 @@ impl Core {
 
     /// Reads a range of a pack, wherever its bytes are.
     pub(crate) fn read_pack(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), Error> {
+        self.read_pack_as(pack, offset, buf, Access::Normal)
+    }
+
+    fn read_pack_as(&self, pack: PackNo, offset: u32, buf: &mut [u8], access: Access) -> Result<(), Error> {
         match self.place_of(pack)? {
             Some(Place::Open) => {
                 self.parts.packs.read(pack, offset, buf)?;
                 self.counters.from_open.add(buf.len());
             }
             Some(Place::Blob(blob)) => {
-                self.parts.source.read_at(&blob, offset, buf)?;
+                self.parts.source.read_as(&blob, offset, buf, access)?;
                 self.counters.from_blobs.add(buf.len());
             }
             None => return Err(gone(pack)),

@@ -8,6 +8,7 @@
 //! - `packs`, `gc`: where bytes go, and how they go away.
 //! - [`errno`]: the one table from errors to error numbers.
 
+pub mod access;
 mod ahead;
 pub mod api;
 mod bytes;

@@ -36,6 +36,7 @@ use meta::store::StoreError;
 use meta::{MetaStore, Names, PackRow};
 use parking_lot::{Mutex, RwLock};
 
+use crate::access::{AccessRules, Hints};
 use crate::ahead::Streams;
 use crate::api::Caller;
 use crate::errno::{Errno, Error};
@@ -123,6 +124,8 @@ pub struct Options {
     pub gate: Arc<dyn Gate>,
     /// Names are on this machine too: no look-up waits for a network.
     pub names_near: bool,
+    /// How files are read, where somebody has said so.
+    pub access: AccessRules,
     /// Asked before a blob is deleted, if anybody is to be asked: the error, a sentence, keeps it.
     pub may_delete: Option<MayDelete>,
     /// Where messages go; the standard error output by default.
@@ -141,6 +144,7 @@ impl Default for Options {
             fsync: Fsync::Here,
             gate: Arc::new(NoGate),
             names_near: true,
+            access: AccessRules::default(),
             may_delete: None,
             report: Arc::new(|line| eprintln!("covey: {line}")),
         }
@@ -225,6 +229,7 @@ pub(crate) struct Core {
     pub(crate) counters: Counters,
     pub(crate) said: Said,
     pub(crate) streams: Streams,
+    pub(crate) hints: Hints,
     /// Something was committed since the last flush.
     pub(crate) dirty: AtomicBool,
     pub(crate) stopping: AtomicBool,
@@ -299,6 +304,7 @@ impl Volume {
             counters: Counters::default(),
             said: Said::default(),
             streams: Streams::new(),
+            hints: Hints::new(options.access.clone()),
             dirty: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             revoked: AtomicBool::new(false),

@@ -297,7 +297,7 @@ fn present_mount(mount: &Mounted) -> Check {
     let knob = format!("/sys/class/bdi/{}:{}/read_ahead_kb", libc::major(mount.dev), libc::minor(mount.dev));
     let ahead = fs::read_to_string(&knob).ok().and_then(|text| text.trim().parse::<u32>().ok());
     match ahead {
-        Some(kib @ ..1024) => note(
+        Some(kib @ ..1024) if !advice::is_remote(mount) => note(
             "mount",
             format!("{place} reads only {kib} KiB ahead; large files are slow through mmap"),
             format!("echo 1024 > {knob}   (as root)"),

@@ -6,6 +6,7 @@ mod data;
 mod disk;
 mod far;
 mod faults;
+mod hints;
 mod model;
 mod stress;
 mod tree;
