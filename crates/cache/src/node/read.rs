@@ -21,6 +21,7 @@ use blob::{BlobError, Buffer, Part, Sums};
 use super::flights::{Flight, Outcome, Seat, same};
 use super::memory::{self, is_whole};
 use super::pool::{Hint, Job, Landed};
+use super::refused::Asked;
 use super::{Core, Warmed};
 
 /// Reads up to this many bytes may be answered by a part of a blob.
@@ -195,7 +196,7 @@ impl Core {
         let mut permit = self.room.take(u64::from(len.next_multiple_of(GROUP) + GROUP), false);
         self.counters.part_fetches.add(1);
         let fetched = self.remote.fetch_part(id, offset, len);
-        self.refused.came(&self.health, &fetched);
+        self.refused.came(Asked::Reads, &self.health, &fetched);
         let fetched = fetched.and_then(|part| self.arrived(id, part));
         let part = match fetched {
             Ok(part) => part,
@@ -243,7 +244,7 @@ impl Core {
         let mut permit = self.room.take(u64::from(BLOB_MAX), hint);
         self.counters.whole_fetches.add(1);
         let fetched = self.remote.fetch(id);
-        self.refused.came(&self.health, &fetched);
+        self.refused.came(Asked::Reads, &self.health, &fetched);
         let fetched = fetched.and_then(|(sums, bytes)| self.arrived(id, Part { sums, offset: 0, bytes }));
         match fetched {
             Ok(part) if is_whole(&part) => {
