@@ -36,6 +36,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::buffer::PageBuf;
 use crate::channel::Sink;
+use crate::late::LateReads;
 
 const QUEUED: u8 = 0;
 const RUNNING: u8 = 1;
@@ -63,6 +64,7 @@ pub struct Ticket {
     since: Instant,
     state: AtomicU8,
     sink: Arc<dyn Sink>,
+    late: Arc<LateReads>,
     /// The pool whose thread works on it, and what that pool knows of the thread.
     pool: OnceLock<Weak<Pool>>,
     stage: AtomicU8,
@@ -104,6 +106,10 @@ impl Ticket {
 
     /// Sends the answer of one who has claimed it. False when the kernel no longer wants it.
     pub fn answer(&self, error: i32, body: &[u8]) -> bool {
+        // Before the kernel hears of it: it asks again at once.
+        if let (Some(Waiting::Read { ino, offset, len }), true) = (self.waiting, error == -Errno::EIO.0) {
+            self.late.failed(ino, offset, len, self.since);
+        }
         self.sink.reply(self.unique, error, body).is_ok()
     }
 
@@ -125,6 +131,7 @@ pub struct Desk {
     open: Mutex<Open>,
     changed: Condvar,
     deadline: Duration,
+    late: Arc<LateReads>,
 }
 
 #[derive(Default)]
@@ -139,7 +146,9 @@ impl Desk {
     /// # Errors
     /// The system has no room for another thread.
     pub fn start(deadline: Duration, late: impl Fn(Duration) + Send + 'static) -> io::Result<Arc<Desk>> {
-        let desk = Arc::new(Desk { open: Mutex::default(), changed: Condvar::new(), deadline });
+        let reads = Arc::new(LateReads::new(deadline));
+        let desk = Desk { open: Mutex::default(), changed: Condvar::new(), deadline, late: reads };
+        let desk = Arc::new(desk);
         let clock = Arc::clone(&desk);
         base::thread::spawn("fuse-clock", move || clock.run(&late))?;
         Ok(desk)
@@ -156,8 +165,8 @@ impl Desk {
         let since = base::time::monotonic();
         let (state, interrupted) = (AtomicU8::new(QUEUED), AtomicBool::new(false));
         let sink = Arc::clone(sink);
-        let (pool, stage) = (OnceLock::new(), AtomicU8::new(NOBODYS));
-        let ticket = Ticket { unique, caller, interrupted, waiting, since, state, sink, pool, stage };
+        let (pool, stage, late) = (OnceLock::new(), AtomicU8::new(NOBODYS), Arc::clone(&self.late));
+        let ticket = Ticket { unique, caller, interrupted, waiting, since, state, sink, late, pool, stage };
         let ticket = Arc::new(ticket);
         let mut open = self.open.lock();
         open.tickets.insert(unique, Arc::clone(&ticket));
@@ -199,6 +208,11 @@ impl Desk {
             ticket.answer(-Errno::EINTR.0, &[]);
             ticket.stray();
         }
+    }
+
+    /// Whether a request that would wait has just failed by waiting: then it is answered EIO, and need not wait again.
+    pub fn has_just_failed(&self, waiting: Option<Waiting>) -> bool {
+        matches!(waiting, Some(Waiting::Read { ino, offset, .. }) if self.late.has(ino, offset))
     }
 
     /// How many requests wait.

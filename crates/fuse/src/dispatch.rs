@@ -181,6 +181,14 @@ impl Dispatcher {
         if !seek && !waiting.is_some_and(waits) {
             return false;
         }
+        if self.0.desk.has_just_failed(waiting) {
+            let answered = self.0.watch.answering(span);
+            let _ = sink.reply(header.unique, -Errno::EIO.0, &[]);
+            let outcome = Outcome { bytes: 0, error: libc::EIO as u32 };
+            self.0.counts.lane(lane).ended(header.opcode, outcome);
+            self.0.watch.end(lane, answered, header, outcome);
+            return true;
+        }
         let ticket = self.0.desk.issue(header.unique, header.caller.pid, waiting, sink);
         let pool = match waiting {
             _ if seek => &self.0.seeker,
