@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use fuse::mount::mounted_by_us;
+use fuse::mount::{Mounted, mounted_by_us};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -233,10 +233,9 @@ impl Bundle {
 
     /// All mounts of Covey's on this machine, and whether they live.
     pub fn mounts(&mut self) {
-        let rows: Vec<Value> = mounted_by_us()
-            .iter()
-            .map(|mount| json!({ "path": mount.path, "source": mount.source, "alive": mount.answers() }))
-            .collect();
+        let row =
+            |mount: &Mounted| json!({ "path": mount.path, "source": mount.source, "alive": mount.answers() });
+        let rows: Vec<Value> = mounts::of_each(&mounted_by_us(), row);
         self.json("mounts.json", &rows);
     }
 }
@@ -339,7 +338,7 @@ fn processors() -> String {
 
 fn read_ahead() -> String {
     let knob = |dev: u64| format!("/sys/class/bdi/{}:{}/read_ahead_kb", libc::major(dev), libc::minor(dev));
-    let line = |mount: &fuse::mount::Mounted| {
+    let line = |mount: &Mounted| {
         let value = fs::read_to_string(knob(mount.dev)).unwrap_or_else(|error| error.to_string());
         format!("{} {}\n", mount.path.display(), value.trim())
     };

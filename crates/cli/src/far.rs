@@ -9,6 +9,7 @@
 //!
 //! This is wiring, and the figures of the three in words. With a local origin there is none of it.
 
+mod away;
 pub mod options;
 pub mod tree;
 pub mod waiting;
@@ -24,7 +25,7 @@ use cache::{
 };
 use fs::volume::{Fsync, Options};
 use meta::{Journal, Names};
-use origin::remote::KINDS;
+use origin::remote::{KINDS, Refusal};
 use origin::{Access, Environment, Limits, Mistake, OriginError, Remote, RemoteSpec};
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +35,7 @@ use crate::log;
 use crate::publish;
 use crate::table::{Pairs, bytes, count, span, utc};
 use crate::volume_dir::VolumeDir;
+use away::Away;
 use options::FarOptions;
 use waiting::Waiting;
 
@@ -41,8 +43,10 @@ use waiting::Waiting;
 const SEAL_SMALL: Duration = Duration::from_secs(60);
 /// A request for one blob's upload ends by then, and is made again: so an outage is noticed, and a thin line carries a few blobs at a time.
 const UPLOAD_DEADLINE: Duration = Duration::from_secs(60);
-/// A read ends with the reason before the mount's own deadline ends it without.
-const READ_DEADLINE: Duration = Duration::from_secs(50);
+/// A read ends with the reason before the mount's own deadline ends it without: by so many twelfths of it.
+const READ_TWELFTHS: u32 = 10;
+/// The origin is asked for so long before a volume is opened without its answer: a store that is there needs a few round trips.
+pub const ORIGIN_ASKED: Duration = Duration::from_secs(2);
 /// Closing waits so long for uploads that are under way.
 const LAST_UPLOADS: Duration = Duration::from_secs(2);
 
@@ -53,20 +57,40 @@ pub struct Far {
     remote: Arc<Remote>,
     spec: RemoteSpec,
     floor: u64,
+    /// Of an origin that could not be used when the volume was opened.
+    away: Option<Arc<Away>>,
 }
 
 impl Far {
     /// Opens the far side of a volume.
-    pub fn open(dir: &VolumeDir, spec: &RemoteSpec, read_only: bool, options: &FarOptions) -> Result<Far> {
+    pub fn open(
+        dir: &VolumeDir,
+        spec: &RemoteSpec,
+        read_only: bool,
+        options: &FarOptions,
+        deadline: Duration,
+    ) -> Result<Far> {
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let remote = Arc::new(reach(dir, spec, access, limits(options))?);
-        Far::before(dir, remote, read_only, options)
+        let (remote, trouble) = reach(dir, spec, access, limits(options, deadline))?;
+        let mut far = Far::before(dir, Arc::new(remote), read_only, options)?;
+        let uploads = Arc::downgrade(&far.uploads);
+        let back = move || {
+            uploads.upgrade().iter().for_each(|uploads| uploads.hurry());
+        };
+        far.away = trouble.map(|why| Away::look(dir, &far.remote, read_only, why, back));
+        Ok(far)
+    }
+
+    /// Whether the origin could not be asked when this was opened.
+    pub fn is_unseen(&self) -> bool {
+        self.away.is_some()
     }
 
     /// Makes the origin of a new volume.
     pub fn format(dir: &VolumeDir, spec: &RemoteSpec) -> Result<Far> {
         let options = FarOptions::default();
-        let made = Remote::format(spec, &Environment::process(), limits(&options), &dir.format().id);
+        let limits = limits(&options, crate::options::DEADLINE);
+        let made = Remote::format(spec, &Environment::process(), limits, &dir.format().id);
         let remote = Arc::new(made.map_err(crate::origins::origin_failure)?);
         Far::before(dir, remote, false, &options)
     }
@@ -101,7 +125,7 @@ impl Far {
         };
         let cache = NodeCache::open(parts).at("open", &dir.blobs())?;
         let spec = remote.spec().clone();
-        Ok(Far { cache: Arc::new(cache), uploads, remote, spec, floor })
+        Ok(Far { cache: Arc::new(cache), uploads, remote, spec, floor, away: None })
     }
 
     /// The origin, as the volume sees it.
@@ -179,6 +203,7 @@ impl Far {
 
     /// Ends it; what is not uploaded stays and is said.
     pub fn close(&self) {
+        self.away.iter().for_each(|away| away.stop());
         let left = self.uploads.close(LAST_UPLOADS);
         self.cache.close();
         if left.blobs > 0 {
@@ -194,6 +219,7 @@ impl Far {
             uploads: upload_status(&self.uploads),
             cache: cache_status(&self.cache),
             requests: request_status(&self.remote),
+            away: self.away.as_ref().and_then(|away| away.trouble()),
         }
     }
 }
@@ -229,6 +255,8 @@ fn cache_status(cache: &NodeCache) -> CacheStatus {
 /// What was asked of an origin.
 fn request_status(remote: &Remote) -> RequestStatus {
     let stats = remote.stats();
+    let refusing: Vec<RefusalStatus> = remote.refusals().iter().map(RefusalStatus::of).collect();
+    let of_reads = refusing.iter().find(|refusal| ["everything", "reads"].contains(&&*refusal.what));
     RequestStatus {
         by_kind: KINDS.iter().map(|(kind, name)| ((*name).to_owned(), stats.requests(*kind))).collect(),
         retries: stats.retries,
@@ -242,7 +270,8 @@ fn request_status(remote: &Remote) -> RequestStatus {
         sent_bytes: stats.sent_bytes,
         read_p50_ms: stats.small_reads.quantile(0.5).map(ms),
         read_p99_ms: stats.small_reads.quantile(0.99).map(ms),
-        refused: remote.refused().map(|(why, since)| TroubleStatus::of(why, since)),
+        refused: of_reads.map(RefusalStatus::trouble),
+        refusing,
     }
 }
 
@@ -250,35 +279,52 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// What an origin may take, as the mount's options say.
-pub fn limits(options: &FarOptions) -> Limits {
+/// What an origin may take, as the mount's options say; `deadline`: whoever reads has an error after this.
+pub fn limits(options: &FarOptions, deadline: Duration) -> Limits {
     Limits {
         max_requests: options.max_requests.map(u64::from),
         max_bandwidth: options.max_bandwidth,
-        read_deadline: READ_DEADLINE,
+        read_deadline: deadline * READ_TWELFTHS / 12,
         write_deadline: UPLOAD_DEADLINE,
         ..Limits::default()
     }
 }
 
-/// Opens the origin. One that cannot be reached at the moment is no reason not to mount: what is on this node can be read, and what is
-/// written is uploaded when the origin is back.
-fn reach(dir: &VolumeDir, spec: &RemoteSpec, access: Access, limits: Limits) -> Result<Remote> {
+/// Opens the origin of a volume that is there. One that cannot be used at the moment is no reason not to open it: what is on this node can be
+/// read, and what is written is uploaded when the origin serves again. Then the second value says why, and the origin is looked at before anything in
+/// it is changed.
+fn reach(
+    dir: &VolumeDir,
+    spec: &RemoteSpec,
+    access: Access,
+    limits: Limits,
+) -> Result<(Remote, Option<String>)> {
     let environment = Environment::process();
     match Remote::open(spec, &environment, limits, access) {
         Ok(remote) => {
             check_owner(dir, remote.volume())?;
-            Ok(remote)
+            Ok((remote, None))
         }
-        Err(OriginError::Remote { mistake: Mistake::Busy | Mistake::Endpoint, what, .. }) => {
+        Err(OriginError::Remote { mistake, what, .. }) if may_be_mended(mistake) => {
             let unseen = Remote::open_unseen(spec, &environment, limits, access, &dir.format().id);
             let remote = unseen.map_err(crate::origins::origin_failure)?;
-            log::line(&format!(
-                "the origin cannot be reached now: {what}; going on with what is on this node"
+            log::warn(&format!(
+                "the origin cannot be used now: {what}; going on with what is on this node; it is looked for, and used when it serves again"
             ));
-            Ok(remote)
+            Ok((remote, Some(what)))
         }
         Err(error) => Err(crate::origins::origin_failure(error)),
+    }
+}
+
+/// Whether what is wrong says nothing of the place itself: an outage, or what a person mends while the volume is used. A bucket that is not there, or
+/// that holds something else, is a mistake in where the volume's blobs are.
+fn may_be_mended(mistake: Mistake) -> bool {
+    match mistake {
+        Mistake::Busy | Mistake::Endpoint | Mistake::Tls | Mistake::NotAStore | Mistake::Full => true,
+        Mistake::AccessKey | Mistake::Secret | Mistake::NoKeys | Mistake::Expired => true,
+        Mistake::Denied | Mistake::Clock => true,
+        Mistake::Bucket | Mistake::Region | Mistake::Taken | Mistake::NotAnOrigin | Mistake::Other => false,
     }
 }
 
@@ -340,6 +386,9 @@ pub struct FarStatus {
     pub cache: CacheStatus,
     /// What was asked of it since the volume was opened.
     pub requests: RequestStatus,
+    /// Why it could not be used when the volume was opened, until it has been seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub away: Option<TroubleStatus>,
 }
 
 /// What the origin does not have yet.
@@ -393,6 +442,33 @@ pub struct TroubleStatus {
 impl TroubleStatus {
     fn of(why: String, since: base::Timestamp) -> TroubleStatus {
         TroubleStatus { since: utc(since.seconds()), seconds: waiting::seconds(since), why }
+    }
+}
+
+/// Something that the origin refuses.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RefusalStatus {
+    /// `everything`, `reads`, `writes`, `deletes` or `listings`.
+    pub what: String,
+    /// `credentials`, `clock` or `rights`.
+    pub cause: String,
+    /// Since when, UTC.
+    pub since: String,
+    /// The same in seconds until now.
+    pub seconds: u64,
+    /// What was said last.
+    pub why: String,
+}
+
+impl RefusalStatus {
+    fn of(refusal: &Refusal) -> RefusalStatus {
+        let TroubleStatus { since, seconds, why } = TroubleStatus::of(refusal.why.clone(), refusal.since);
+        let (what, cause) = (refusal.what().to_owned(), refusal.cause().to_owned());
+        RefusalStatus { what, cause, since, seconds, why }
+    }
+
+    fn trouble(&self) -> TroubleStatus {
+        TroubleStatus { since: self.since.clone(), seconds: self.seconds, why: self.why.clone() }
     }
 }
 
@@ -477,6 +553,9 @@ pub struct RequestStatus {
     /// Reads are refused: a key, a right, a clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<TroubleStatus>,
+    /// All that is refused, each kind by itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refusing: Vec<RefusalStatus>,
 }
 
 fn upload_status(uploads: &Uploads) -> UploadStatus {
@@ -514,8 +593,13 @@ pub fn rows_of_reading(pairs: &mut Pairs, far: &FarStatus) {
     let kinds = if kinds.is_empty() { "none".to_owned() } else { kinds.join(", ") };
     let (sent, received) = (bytes(requests.sent_bytes), bytes(requests.received_bytes));
     pairs.row("origin asked", format!("{kinds}; {sent} sent, {received} received"));
-    if let Some(refused) = &requests.refused {
-        pairs.row("reads refused", format!("for {}: {}", span(refused.seconds as f64), refused.why));
+    if let Some(away) = &far.away {
+        let why = format!("not seen for {}, and looked for: {}", span(away.seconds as f64), away.why);
+        pairs.row("origin away", why);
+    }
+    for refusal in &requests.refusing {
+        let why = format!("for {} ({}): {}", span(refusal.seconds as f64), refusal.cause, refusal.why);
+        pairs.row(&format!("{} refused", refusal.what), why);
     }
     if requests.errors > 0 {
         let throttled = match requests.throttled {

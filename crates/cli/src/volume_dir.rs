@@ -24,8 +24,10 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use base::Deadline;
 use serde::{Deserialize, Serialize};
 
+use crate::cmd::umount::Others;
 use crate::error::{Context, Failure, Result};
 use crate::mounts;
 use crate::table::utc;
@@ -102,6 +104,7 @@ pub struct VolumeDir {
 impl VolumeDir {
     /// Opens the folder of a volume.
     pub fn open(path: &Path) -> Result<VolumeDir> {
+        mounts::check_way(path)?;
         let path = canonical(path)?;
         let file = path.join("covey.json");
         let text = match fs::read(&file) {
@@ -252,12 +255,12 @@ impl VolumeDir {
     pub fn lock(&self, holder: &Holder) -> Result<Lock> {
         let path = self.path.join("lock");
         let mut file = open_lock(&path).at("open", &path)?;
-        let end = base::time::monotonic() + CLOSING;
+        let deadline = Deadline::current().within(CLOSING);
         while !try_lock(&file, libc::LOCK_EX).at("lock", &path)? {
             let other = self.holder()?;
             let closing = other.as_ref().is_none_or(|other| other.mountpoint.is_some())
                 && mounts::of_volume(&self.path).is_none();
-            if !closing || base::time::monotonic() >= end {
+            if !closing || deadline.is_over() {
                 return Err(self.in_use(other));
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -298,9 +301,9 @@ impl VolumeDir {
 
     /// Waits until nobody holds the volume; false when that took too long.
     pub fn wait_free(&self, patience: Duration) -> Result<bool> {
-        let end = base::time::monotonic() + patience;
+        let deadline = Deadline::after(patience);
         while self.holder()?.is_some() {
-            if base::time::monotonic() >= end {
+            if deadline.is_over() {
                 return Ok(false);
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -311,7 +314,19 @@ impl VolumeDir {
     /// "It is in use", by whom, and how to end that.
     pub fn in_use(&self, holder: Option<Holder>) -> Failure {
         let failure = Failure::new("in-use", format!("the volume {} is in use", self.path.display()));
-        match holder {
+        match &holder {
+            // Its mount is gone from here; what still has it is worth more than where it was.
+            Some(Holder { mountpoint: Some(_), .. }) if mounts::of_volume(&self.path).is_none() => {
+                let others = Others::of_volume(&self.path);
+                let pid = holder.as_ref().map_or(0, |holder| holder.pid);
+                let failure =
+                    failure.why(format!("process {pid} serves it, and its mount is gone from here"));
+                match others.is_empty() {
+                    true => failure
+                        .next(format!("wait until that process ends; or look at {}", self.log().display())),
+                    false => others.explain(failure, &self.path),
+                }
+            }
             Some(Holder { pid, mountpoint: Some(place), .. }) => failure
                 .why(format!("process {pid} has it mounted at {}", place.display()))
                 .next(format!("use it there, or unmount it first: covey umount {}", place.display())),

@@ -119,7 +119,10 @@ impl Lent {
         let home = origins::address(&options.origin, &options.reach)?;
         let remote = match home.origin.starts_with("file:") {
             true => None,
-            false => Some(Arc::new(origins::open_remote(&home, crate::far::limits(&FarOptions::default()))?)),
+            false => Some(Arc::new(origins::open_remote(
+                &home,
+                crate::far::limits(&FarOptions::default(), crate::options::DEADLINE),
+            )?)),
         };
         let origin: Arc<dyn Origin> = match &remote {
             Some(remote) => remote.clone(),

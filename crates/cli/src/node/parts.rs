@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::Deadline;
 use blob::{BlobSource, Origin, PackStore};
 use cache::{DiskPacks, MemoryPacks};
 use fs::OpenError;
@@ -12,7 +13,7 @@ use origin::{Access, Spec};
 
 use super::{NodeOptions, open_failure};
 use crate::error::{Context, Result};
-use crate::far::Far;
+use crate::far::{Far, ORIGIN_ASKED};
 use crate::log;
 use crate::origins::{origin_failure, spec};
 use crate::publish;
@@ -59,18 +60,27 @@ impl Side {
             Side::Far(far) => far.origin(),
         }
     }
+
+    fn is_unseen(&self) -> bool {
+        matches!(self, Side::Far(far) if far.is_unseen())
+    }
 }
 
 /// Opens them.
 pub fn folder_parts(dir: &VolumeDir, options: &NodeOptions) -> Result<Opened> {
     let read_only = options.read_only || options.frozen;
     let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+    // One bound for all that the origin is asked before the volume is open: most of it works without the origin.
+    let asking = Deadline::after(ORIGIN_ASKED);
     let side = match spec(dir)? {
-        Spec::Remote(spec) => Side::Far(Far::open(dir, &spec, read_only, &options.far)?),
+        Spec::Remote(spec) => {
+            Side::Far(asking.scope(|| Far::open(dir, &spec, read_only, &options.far, options.deadline))?)
+        }
         spec => Side::Near(spec.open(access).map_err(origin_failure)?),
     };
-    if !read_only {
-        publish::check_owner(dir, &*side.origin())?;
+    // Of an origin that is away this is seen later (`far::away`).
+    if !read_only && !side.is_unseen() {
+        asking.scope(|| publish::check_owner(dir, &*side.origin()))?;
     }
     with_journal(dir, side, options.commit)
 }

@@ -12,6 +12,7 @@ mod mounts;
 mod offline;
 mod publishing;
 mod settings;
+mod silent;
 mod system;
 mod watching;
 mod world;

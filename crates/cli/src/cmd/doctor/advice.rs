@@ -10,10 +10,8 @@ use base::size::MIB;
 use fuse::mount::Mounted;
 
 use super::{Check, note, ok, tip};
-use crate::control::{self, Request};
 use crate::status::Status;
 use crate::table::bytes;
-use crate::target::{Target, resolve};
 
 /// The variable that says how many threads read requests.
 const READERS: &str = "COVEY_FUSE_READERS";
@@ -99,11 +97,9 @@ fn pages(limit: Option<&str>) -> Check {
 }
 
 /// How a mount that answers could be quicker, by what its daemon says of itself.
-pub fn of_mount(mount: &Mounted, machine: &Machine) -> Option<Check> {
-    let Ok(Target::Mounted(place)) = resolve(&mount.path) else { return None };
-    let status: Status = control::ask(&place.ear(), &Request::Status, &mut |_| ()).ok()?;
-    let transport = status.served?.transport;
-    transport_of(&mount.path, &mount.source, &transport, machine.uring)
+pub fn of_mount(mount: &Mounted, status: &Status, machine: &Machine) -> Option<Check> {
+    let transport = &status.served.as_ref()?.transport;
+    transport_of(&mount.path, &mount.source, transport, machine.uring)
 }
 
 fn transport_of(path: &Path, source: &str, transport: &str, uring: Option<bool>) -> Option<Check> {
