@@ -57,7 +57,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         match answer {
             Ok(status) => all.push(status),
             Err(failure) => {
-                term.say(format_args!("{}: {}", mount.path.display(), failure.line()));
+                term.warn(format_args!("{}: {}", mount.path.display(), failure.line()));
                 failed = Some(failure);
             }
         }

@@ -55,7 +55,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         let asked = match Asked::ask(ear, &Request::Watch { wish: Wish::Top { interval_ms } }) {
             Ok(asked) => asked,
             Err(failure) if places.len() > 1 => {
-                term.say(format_args!("{place}: {}", failure.line()));
+                term.warn(format_args!("{place}: {}", failure.line()));
                 failed = Some(failure);
                 continue;
             }
@@ -118,7 +118,7 @@ fn show(
             }
             Some(Err(failure)) => {
                 if places.len() > 1 {
-                    term.say(format_args!("{}: {}", places[index].0, failure.line()));
+                    term.warn(format_args!("{}: {}", places[index].0, failure.line()));
                 }
                 (failed, due[index], latest[index]) = (Some(failure), None, None);
             }
