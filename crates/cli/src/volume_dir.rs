@@ -139,6 +139,7 @@ impl VolumeDir {
         home: impl Into<Home>,
         fill: impl FnOnce(&VolumeDir) -> Result<()>,
     ) -> Result<VolumeDir> {
+        mounts::check_way(path)?;
         let made = !path.exists();
         private_folder(path)?;
         let path = canonical(path)?;
@@ -314,19 +315,17 @@ impl VolumeDir {
     /// "It is in use", by whom, and how to end that.
     pub fn in_use(&self, holder: Option<Holder>) -> Failure {
         let failure = Failure::new("in-use", format!("the volume {} is in use", self.path.display()));
-        match &holder {
-            // Its mount is gone from here; what still has it is worth more than where it was.
-            Some(Holder { mountpoint: Some(_), .. }) if mounts::of_volume(&self.path).is_none() => {
-                let others = Others::of_volume(&self.path);
-                let pid = holder.as_ref().map_or(0, |holder| holder.pid);
-                let failure =
-                    failure.why(format!("process {pid} serves it, and its mount is gone from here"));
-                match others.is_empty() {
-                    true => failure
-                        .next(format!("wait until that process ends; or look at {}", self.log().display())),
-                    false => others.explain(failure, &self.path),
-                }
+        if let Some(Holder { pid, mountpoint: Some(_), .. }) = &holder
+            && mounts::of_volume(&self.path).is_none()
+        {
+            // Its mount is gone from here: what still has it is worth more than where it was.
+            let others = Others::of_volume(&self.path);
+            if !others.is_empty() {
+                let why = format!("process {pid} serves it, and its mount is gone from here");
+                return others.explain(failure.why(why), &self.path);
             }
+        }
+        match holder {
             Some(Holder { pid, mountpoint: Some(place), .. }) => failure
                 .why(format!("process {pid} has it mounted at {}", place.display()))
                 .next(format!("use it there, or unmount it first: covey umount {}", place.display())),

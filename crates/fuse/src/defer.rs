@@ -36,7 +36,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::buffer::PageBuf;
 use crate::channel::Sink;
-use crate::late::LateReads;
+use crate::late::{LateReads, Wait};
 
 const QUEUED: u8 = 0;
 const RUNNING: u8 = 1;
@@ -65,6 +65,8 @@ pub struct Ticket {
     state: AtomicU8,
     sink: Arc<dyn Sink>,
     late: Arc<LateReads>,
+    /// A read that has waited before, and has a moment only.
+    again: bool,
     /// The pool whose thread works on it, and what that pool knows of the thread.
     pool: OnceLock<Weak<Pool>>,
     stage: AtomicU8,
@@ -108,7 +110,7 @@ impl Ticket {
     pub fn answer(&self, error: i32, body: &[u8]) -> bool {
         // Before the kernel hears of it: it asks again at once.
         if let (Some(Waiting::Read { ino, offset, len }), true) = (self.waiting, error == -Errno::EIO.0) {
-            self.late.failed(ino, offset, len, self.since);
+            self.late.failed((ino, offset, len), self.since, self.again);
         }
         self.sink.reply(self.unique, error, body).is_ok()
     }
@@ -162,11 +164,29 @@ impl Desk {
         waiting: Option<Waiting>,
         sink: &Arc<dyn Sink>,
     ) -> Arc<Ticket> {
-        let since = base::time::monotonic();
+        self.issue_for(unique, caller, (waiting, Wait::Long), sink)
+    }
+
+    /// The same for a request that may not wait as long as others.
+    pub fn issue_for(
+        &self,
+        unique: u64,
+        caller: u32,
+        (waiting, wait): (Option<Waiting>, Wait),
+        sink: &Arc<dyn Sink>,
+    ) -> Arc<Ticket> {
+        let now = base::time::monotonic();
+        // As if it had come earlier: then the clock ends it sooner.
+        let earlier = |short| now.checked_sub(self.deadline.saturating_sub(short)).unwrap_or(now);
+        let (since, again) = match wait {
+            Wait::Short(short) => (earlier(short), true),
+            _ => (now, false),
+        };
         let (state, interrupted) = (AtomicU8::new(QUEUED), AtomicBool::new(false));
         let sink = Arc::clone(sink);
         let (pool, stage, late) = (OnceLock::new(), AtomicU8::new(NOBODYS), Arc::clone(&self.late));
-        let ticket = Ticket { unique, caller, interrupted, waiting, since, state, sink, late, pool, stage };
+        let ticket =
+            Ticket { unique, caller, interrupted, waiting, since, state, sink, late, again, pool, stage };
         let ticket = Arc::new(ticket);
         let mut open = self.open.lock();
         open.tickets.insert(unique, Arc::clone(&ticket));
@@ -210,9 +230,12 @@ impl Desk {
         }
     }
 
-    /// Whether a request that would wait has just failed by waiting: then it is answered EIO, and need not wait again.
-    pub fn has_just_failed(&self, waiting: Option<Waiting>) -> bool {
-        matches!(waiting, Some(Waiting::Read { ino, offset, .. }) if self.late.has(ino, offset))
+    /// How long a request that would wait may do so: a read that has just failed by waiting does not wait again.
+    pub fn may_wait(&self, waiting: Option<Waiting>) -> Wait {
+        match waiting {
+            Some(Waiting::Read { ino, offset, .. }) => self.late.wait(ino, offset),
+            _ => Wait::Long,
+        }
     }
 
     /// How many requests wait.

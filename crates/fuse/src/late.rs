@@ -1,9 +1,9 @@
 //! Reads whose deadline passed, for a moment: when the kernel asks for the same bytes again, they have their answer already.
 //!
 //! **The kernel asks a failed read twice**: once when it reads ahead, and then, because the page is not there, for the page itself. To the
-//! program both are one read(2), and it would wait for two deadlines. So a read that failed by waiting is remembered for a moment, and
-//! reads in its range are answered with the same error instead of waiting again: also those of others that waited for the same pages. After that
-//! moment every read is a new one and waits for what it may. A read that need not wait never comes here.
+//! program both are one read(2), and it would wait for two deadlines. So a read that failed by waiting is remembered for a moment. The next one in
+//! its range is tried, in case the bytes have come at last, but has that moment only; those that follow, of others that waited for the same
+//! pages, have the same error at once. After the moment every read is a new one and waits for what it may. A read that need not wait never comes here.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -24,6 +24,19 @@ struct Late {
     from: u64,
     to: u64,
     until: Instant,
+    /// It was tried once more.
+    tried: bool,
+}
+
+/// What a read that would wait may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Wait by the mount's deadline.
+    Long,
+    /// Wait for so long: it has waited before.
+    Short(Duration),
+    /// Not at all.
+    Never,
 }
 
 /// See the [module](self).
@@ -38,30 +51,45 @@ impl LateReads {
         LateReads { deadline, all: Mutex::default() }
     }
 
+    fn moment(&self) -> Duration {
+        MOMENT_MAX.min(self.deadline / MOMENT_PART)
+    }
+
     /// A read is about to be answered EIO that came at `since`. One that failed early is not remembered: it and its second try end in time.
-    pub fn failed(&self, ino: Ino, offset: u64, len: u32, since: Instant) {
+    /// `again`: it was the second try.
+    pub fn failed(&self, (ino, offset, len): (Ino, u64, u32), since: Instant, again: bool) {
         let now = monotonic();
-        if now.saturating_duration_since(since) < self.deadline / 2 {
+        if !again && now.saturating_duration_since(since) < self.deadline / 2 {
             return;
         }
-        let until = now + MOMENT_MAX.min(self.deadline / MOMENT_PART);
+        let until = now + self.moment();
         let mut all = self.all.lock();
         all.retain(|late| now < late.until);
         if all.len() == MOST {
             all.pop_front();
         }
-        all.push_back(Late { ino, from: offset, to: offset.saturating_add(u64::from(len)), until });
+        let to = offset.saturating_add(u64::from(len));
+        all.push_back(Late { ino, from: offset, to, until, tried: again });
     }
 
-    /// Whether this read has just failed by waiting.
-    pub fn has(&self, ino: Ino, offset: u64) -> bool {
+    /// How long a read may wait.
+    pub fn wait(&self, ino: Ino, offset: u64) -> Wait {
         let mut all = self.all.lock();
         if all.is_empty() {
-            return false;
+            return Wait::Long;
         }
         let now = monotonic();
         all.retain(|late| now < late.until);
-        all.iter().any(|late| late.ino == ino && (late.from..late.to).contains(&offset))
+        let mut same =
+            all.iter_mut().filter(|late| late.ino == ino && (late.from..late.to).contains(&offset));
+        match same.next() {
+            None => Wait::Long,
+            Some(late) if late.tried || same.any(|late| late.tried) => Wait::Never,
+            Some(late) => {
+                late.tried = true;
+                Wait::Short(self.moment())
+            }
+        }
     }
 }
 
@@ -73,16 +101,21 @@ mod tests {
     fn a_late_read_is_remembered_for_a_moment() {
         let late = LateReads::new(Duration::from_secs(60));
         let long_ago = monotonic().checked_sub(Duration::from_secs(50)).unwrap();
-        late.failed(Ino(7), 8192, 4096, long_ago);
-        assert!(late.has(Ino(7), 8192) && late.has(Ino(7), 12_287));
-        assert!(!late.has(Ino(7), 12_288) && !late.has(Ino(7), 8191) && !late.has(Ino(8), 8192));
-        late.failed(Ino(9), 0, 4096, monotonic());
-        assert!(!late.has(Ino(9), 0), "it failed at once, and did not wait");
+        late.failed((Ino(7), 8192, 4096), long_ago, false);
+        for (ino, offset) in [(7, 12_288), (7, 8191), (8, 8192)] {
+            assert_eq!(late.wait(Ino(ino), offset), Wait::Long, "{ino} {offset}");
+        }
+        assert_eq!(late.wait(Ino(7), 12_287), Wait::Short(MOMENT_MAX), "it is tried once more");
+        assert_eq!(late.wait(Ino(7), 8192), Wait::Never);
+        late.failed((Ino(7), 8192, 4096), monotonic(), true);
+        assert_eq!(late.wait(Ino(7), 8192), Wait::Never, "the second try counts as one that waited");
+        late.failed((Ino(9), 0, 4096), monotonic(), false);
+        assert_eq!(late.wait(Ino(9), 0), Wait::Long, "it failed at once, and did not wait");
         let short = LateReads::new(Duration::from_millis(8));
-        short.failed(Ino(7), 0, 10, long_ago);
+        short.failed((Ino(7), 0, 10), long_ago, false);
         std::thread::sleep(Duration::from_millis(2));
-        assert!(!short.has(Ino(7), 0), "the moment is over");
-        (0..2000).for_each(|n| late.failed(Ino(n), 0, 1, long_ago));
+        assert_eq!(short.wait(Ino(7), 0), Wait::Long, "the moment is over");
+        (0..2000).for_each(|n| late.failed((Ino(n), 0, 1), long_ago, false));
         assert!(late.all.lock().len() <= MOST);
     }
 }

@@ -79,8 +79,9 @@ fn a_stalled_read_is_eio_within_its_deadline_and_others_proceed() {
     }
     let took = begun.elapsed();
     assert!(took >= deadline && took < deadline * 3, "{took:?}");
-    // The stall ends; late results are dropped, and the same files can be read again.
+    // The stall ends; late results are dropped, and after the moment in which all who waited have their error the same files can be read again.
     rig.fs.stall(false);
+    std::thread::sleep(deadline / 4);
     let path = rig.path("trap-stall-0");
     assert_eq!(within(SOON, move || std::fs::read(path).unwrap()), b"x");
 }
