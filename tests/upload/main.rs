@@ -161,11 +161,77 @@ fn a_mount_does_not_need_the_store() {
     far.must_come_back_from_the_store(&files, 10);
 }
 
+/// The bucket was emptied behind a mount: `flush` and `publish` said that all was well, and afterwards nothing could be mounted.
+#[test]
+fn regression_an_emptied_bucket_is_said_and_mended() {
+    requires!(Need::Covey);
+    let run = |args: &[&str]| covey_tests::program::covey_run(&[args, &["--json"]].concat());
+    let far = Far::new(12);
+    let mut files = Files::default();
+    let mounted = far.volume.mount();
+    files.write(&mounted, "f", 6 << 20, 1).unwrap();
+    far.flush(&[]);
+    for entry in std::fs::read_dir(far.server.folder()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            std::fs::remove_dir_all(path).unwrap()
+        } else {
+            std::fs::remove_file(path).unwrap()
+        }
+    }
+    files.write(&mounted, "g", 100_000, 2).unwrap();
+    for args in [&["flush", "--timeout", "20", far.source()][..], &["publish", far.source(), "x"]] {
+        let refused = run(args);
+        assert_eq!(refused.code(), 1, "{refused:?}");
+        assert!(
+            ["origin-gone", "not-uploaded"].contains(&refused.json()["error"]["code"].as_str().unwrap()),
+            "{refused:?}"
+        );
+    }
+    assert_eq!(far.status()["claim"]["state"], "gone", "{}", far.status());
+    files.must_all_read(&mounted);
+    mounted.umount();
+    // What is on the node can be read, and is brought back.
+    let mounted = far.volume.mount_with(&["ro"]);
+    files.must_all_read(&mounted);
+    mounted.umount();
+    let refused = run(&["gc", far.source()]);
+    assert_eq!(refused.json()["error"]["code"], "origin-gone", "{refused:?}");
+    let marked = run(&["origin", "mark", far.source()]);
+    assert_eq!(marked.code(), 0, "{marked:?}");
+    assert!(marked.json()["made"] == true && marked.json()["again"].as_u64() >= Some(2), "{marked:?}");
+    far.must_come_back_from_the_store(&files, 12);
+}
+
+/// A node whose keys have expired at boot, or whose clock is not set yet, could not mount what is on its own disk.
+#[test]
+fn regression_a_mount_does_not_need_a_store_that_serves_it() {
+    requires!(Need::Covey);
+    let far = Far::new(13);
+    let mut files = Files::default();
+    let mounted = far.volume.mount();
+    files.write(&mounted, "f", 100_000, 1).unwrap();
+    mounted.umount();
+    far.flush(&[]);
+    far.proxy.add(Rule::new(Fault::Answer(s3server::Canned::ClockSkew)));
+    let mounted = far.volume.mount();
+    files.must_all_read(&mounted);
+    assert_eq!(far.status()["claim"]["state"], "waiting");
+    far.proxy.faults().clear();
+    let until = std::time::Instant::now() + Duration::from_secs(90);
+    while far.status()["claim"]["state"] != "held" {
+        assert!(std::time::Instant::now() < until, "{}", far.status());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    mounted.umount();
+    far.must_come_back_from_the_store(&files, 13);
+}
+
 /// What was given a bound took the time of everything that it did before: opening took a minute, and a flush before an unmount had no bound.
 #[test]
 fn regression_a_bound_is_a_bound_while_the_store_refuses() {
     requires!(Need::Covey);
-    let far = Far::new(13);
+    let far = Far::new(23);
     let mut files = Files::default();
     let mounted = far.volume.mount();
     far.proxy.add(Rule::new(Fault::SlowDown));
@@ -183,14 +249,14 @@ fn regression_a_bound_is_a_bound_while_the_store_refuses() {
     mounted.umount();
     bounded(&["flush", "--timeout", "2", far.source()]);
     far.proxy.faults().clear();
-    far.must_come_back_from_the_store(&files, 13);
+    far.must_come_back_from_the_store(&files, 23);
 }
 
 /// A store that takes connections and says nothing held a mount up for a minute. Now it is mounted at once, and the store is used when it is back.
 #[test]
 fn regression_a_mount_waits_for_no_store_and_finds_it_later() {
     requires!(Need::Covey);
-    let far = Far::new(14);
+    let far = Far::new(24);
     let mut files = Files::default();
     let mounted = far.volume.mount();
     files.write(&mounted, "f", 3 << 20, 1).unwrap();
@@ -217,14 +283,14 @@ fn regression_a_mount_waits_for_no_store_and_finds_it_later() {
     far.evict();
     files.must_all_read(&mounted);
     mounted.umount();
-    far.must_come_back_from_the_store(&files, 14);
+    far.must_come_back_from_the_store(&files, 24);
 }
 
 /// Keys that expired, lack a right or do not count for the clock kept a volume from mounting although all of it was on the node.
 #[test]
 fn regression_refused_keys_keep_no_volume_from_mounting() {
     requires!(Need::Covey);
-    let far = Far::new(15);
+    let far = Far::new(25);
     let mut files = Files::default();
     let mounted = far.volume.mount();
     files.write(&mounted, "f", 1 << 20, 1).unwrap();
@@ -269,7 +335,7 @@ fn regression_refused_keys_keep_no_volume_from_mounting() {
 #[test]
 fn regression_refused_deletes_are_shown_and_refuse_no_read() {
     requires!(Need::Covey);
-    let far = Far::new(16);
+    let far = Far::new(26);
     let mut files = Files::default();
     let mounted = far.volume.mount();
     files.write(&mounted, "f", 1 << 20, 1).unwrap();

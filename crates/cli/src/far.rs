@@ -11,6 +11,7 @@
 
 mod away;
 pub mod options;
+pub mod status;
 pub mod tree;
 pub mod waiting;
 pub mod warm;
@@ -19,25 +20,27 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::Deadline;
 use blob::{Origin, PackStore};
 use cache::{
     CacheOptions, DiskPacks, Evict, NodeCache, NodeParts, Pending, Pinned, Roomy, UploadOptions, Uploads,
 };
 use fs::volume::{Fsync, Options};
 use meta::{Journal, Names};
-use origin::remote::{KINDS, Refusal};
 use origin::{Access, Environment, Limits, Mistake, OriginError, Remote, RemoteSpec};
 use serde::{Deserialize, Serialize};
 
+use crate::claim::{self, Writer, not_this_volume};
 use crate::control::Tick;
 use crate::error::{Context, Failure, Result};
 use crate::log;
-use crate::publish;
-use crate::table::{Pairs, bytes, count, span, utc};
+use crate::node::NodeOptions;
+use crate::table::{bytes, count};
 use crate::volume_dir::VolumeDir;
 use away::Away;
 use options::FarOptions;
-use waiting::Waiting;
+use status::upload_status;
+pub use status::{FarStatus, UploadStatus, cache_rows, cache_status, request_status, rows, rows_of_reading};
 
 /// A pack of small files is kept open for so long before it is uploaded half empty: each upload is a request.
 const SEAL_SMALL: Duration = Duration::from_secs(60);
@@ -59,31 +62,31 @@ pub struct Far {
     floor: u64,
     /// Of an origin that could not be used when the volume was opened.
     away: Option<Arc<Away>>,
+    /// Of a volume that is opened for writing.
+    writer: Option<Writer>,
 }
 
 impl Far {
     /// Opens the far side of a volume.
-    pub fn open(
-        dir: &VolumeDir,
-        spec: &RemoteSpec,
-        read_only: bool,
-        options: &FarOptions,
-        deadline: Duration,
-    ) -> Result<Far> {
+    pub fn open(dir: &VolumeDir, spec: &RemoteSpec, options: &NodeOptions) -> Result<Far> {
+        let read_only = options.read_only || options.frozen;
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let (remote, trouble) = reach(dir, spec, access, limits(options, deadline))?;
-        let mut far = Far::before(dir, Arc::new(remote), read_only, options)?;
+        // One bound for what is asked before the volume is open: most of it works without the origin.
+        let reached = || reach(dir, spec, access, limits(&options.far, options.deadline));
+        let (remote, trouble) = Deadline::after(ORIGIN_ASKED).scope(reached)?;
+        let remote = Arc::new(remote);
+        let writer = (!read_only).then(|| Writer::far(dir, remote.clone(), options.take_over));
+        match &writer {
+            Some(writer) if trouble.is_none() => writer.open()?,
+            Some(_) if options.take_over => return Err(claim::not_now(dir)),
+            // Its look-out claims the origin when that answers.
+            _ => {}
+        }
+        let mut far = Far::before(dir, remote, writer, read_only, &options.far)?;
         let uploads = Arc::downgrade(&far.uploads);
-        let back = move || {
-            uploads.upgrade().iter().for_each(|uploads| uploads.hurry());
-        };
-        far.away = trouble.map(|why| Away::look(dir, &far.remote, read_only, why, back));
+        let back = move || uploads.upgrade().iter().for_each(|uploads| uploads.hurry());
+        far.away = trouble.map(|why| Away::look(&far.remote, why, back));
         Ok(far)
-    }
-
-    /// Whether the origin could not be asked when this was opened.
-    pub fn is_unseen(&self) -> bool {
-        self.away.is_some()
     }
 
     /// Makes the origin of a new volume.
@@ -92,12 +95,19 @@ impl Far {
         let limits = limits(&options, crate::options::DEADLINE);
         let made = Remote::format(spec, &Environment::process(), limits, &dir.format().id);
         let remote = Arc::new(made.map_err(crate::origins::origin_failure)?);
-        Far::before(dir, remote, false, &options)
+        Far::before(dir, remote, None, false, &options)
     }
 
     /// Puts cache and uploads before an origin.
-    fn before(dir: &VolumeDir, remote: Arc<Remote>, read_only: bool, options: &FarOptions) -> Result<Far> {
-        let origin: Arc<dyn Origin> = remote.clone();
+    fn before(
+        dir: &VolumeDir,
+        remote: Arc<Remote>,
+        writer: Option<Writer>,
+        read_only: bool,
+        options: &FarOptions,
+    ) -> Result<Far> {
+        let bare: Arc<dyn Origin> = remote.clone();
+        let origin = writer.as_ref().map_or(bare, Writer::origin);
         let default = |size: io::Result<u64>| size.or_fail(|| format!("cannot use {}", dir.path().display()));
         let budget = options.cache_size.or(dir.format().cache_size);
         let budget = budget.map_or_else(|| default(cache::default_budget(dir.path())), Ok)?;
@@ -116,7 +126,7 @@ impl Far {
         let parts = NodeParts {
             folder: dir.blobs(),
             index: dir.cache_index(),
-            may_delete: (!read_only).then(|| publish::may_delete(dir, &origin)),
+            may_delete: None,
             watch: None,
             remote: origin,
             pending,
@@ -125,7 +135,7 @@ impl Far {
         };
         let cache = NodeCache::open(parts).at("open", &dir.blobs())?;
         let spec = remote.spec().clone();
-        Ok(Far { cache: Arc::new(cache), uploads, remote, spec, floor, away: None })
+        Ok(Far { cache: Arc::new(cache), uploads, remote, spec, floor, away: None, writer })
     }
 
     /// The origin, as the volume sees it.
@@ -136,6 +146,16 @@ impl Far {
     /// The node's open packs, on the disk that they share with the cache.
     pub fn packs(&self, packs: DiskPacks) -> Arc<dyn PackStore> {
         Arc::new(Roomy::new(packs, self.cache.clone(), self.floor))
+    }
+
+    /// The claim on it.
+    pub fn writer(&self) -> Option<&Writer> {
+        self.writer.as_ref()
+    }
+
+    /// Tries everything that waits to be uploaded now.
+    pub fn hurry(&self) {
+        self.uploads.hurry();
     }
 
     /// The cache.
@@ -224,61 +244,6 @@ impl Far {
     }
 }
 
-/// The figures of a cache.
-fn cache_status(cache: &NodeCache) -> CacheStatus {
-    let stats = cache.stats();
-    CacheStatus {
-        size_bytes: stats.budget,
-        floor_bytes: stats.floor,
-        blobs: stats.blobs,
-        bytes: stats.bytes,
-        pinned_blobs: stats.pinned.blobs,
-        pinned_bytes: stats.pinned.bytes,
-        disk_reads: stats.disk_reads,
-        disk_bytes: stats.disk_bytes,
-        memory_reads: stats.memory_reads,
-        memory_bytes: stats.memory_bytes,
-        far_reads: stats.far_reads,
-        far_bytes: stats.far_bytes,
-        fetched_blobs: stats.whole_fetches,
-        fetched_parts: stats.part_fetches,
-        fetched_bytes: stats.fetched_bytes,
-        evicted_blobs: stats.evicted_blobs,
-        evicted_bytes: stats.evicted_bytes,
-        damaged: stats.damaged,
-        deletions_waiting: stats.removing,
-        in_memory_bytes: stats.in_memory_bytes,
-        off: stats.off,
-    }
-}
-
-/// What was asked of an origin.
-fn request_status(remote: &Remote) -> RequestStatus {
-    let stats = remote.stats();
-    let refusing: Vec<RefusalStatus> = remote.refusals().iter().map(RefusalStatus::of).collect();
-    let of_reads = refusing.iter().find(|refusal| ["everything", "reads"].contains(&&*refusal.what));
-    RequestStatus {
-        by_kind: KINDS.iter().map(|(kind, name)| ((*name).to_owned(), stats.requests(*kind))).collect(),
-        retries: stats.retries,
-        errors: stats.errors,
-        throttled: stats.throttled,
-        refusals: stats.refusals,
-        damaged: stats.damaged,
-        hedges: stats.hedges,
-        in_flight: stats.in_flight,
-        received_bytes: stats.received_bytes,
-        sent_bytes: stats.sent_bytes,
-        read_p50_ms: stats.small_reads.quantile(0.5).map(ms),
-        read_p99_ms: stats.small_reads.quantile(0.99).map(ms),
-        refused: of_reads.map(RefusalStatus::trouble),
-        refusing,
-    }
-}
-
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
-}
-
 /// What an origin may take, as the mount's options say; `deadline`: whoever reads has an error after this.
 pub fn limits(options: &FarOptions, deadline: Duration) -> Limits {
     Limits {
@@ -302,10 +267,10 @@ fn reach(
     let environment = Environment::process();
     match Remote::open(spec, &environment, limits, access) {
         Ok(remote) => {
-            check_owner(dir, remote.volume())?;
-            Ok((remote, None))
+            let owner = remote.volume();
+            if owner == dir.format().id { Ok((remote, None)) } else { Err(not_this_volume(dir, owner)) }
         }
-        Err(OriginError::Remote { mistake, what, .. }) if may_be_mended(mistake) => {
+        Err(OriginError::Remote { mistake, what, .. }) if may_be_unseen(mistake, access) => {
             let unseen = Remote::open_unseen(spec, &environment, limits, access, &dir.format().id);
             let remote = unseen.map_err(crate::origins::origin_failure)?;
             log::warn(&format!(
@@ -313,29 +278,22 @@ fn reach(
             ));
             Ok((remote, Some(what)))
         }
-        Err(error) => Err(crate::origins::origin_failure(error)),
+        Err(error) => Err(crate::origins::of_volume(dir, error)),
     }
 }
 
-/// Whether what is wrong says nothing of the place itself: an outage, or what a person mends while the volume is used. A bucket that is not there, or
-/// that holds something else, is a mistake in where the volume's blobs are.
-fn may_be_mended(mistake: Mistake) -> bool {
+/// Whether a volume is opened although its origin does not serve it. An outage, and what a person mends while the volume is used, are no reason not to. A
+/// bucket that is not there is a mistake in where the volume's blobs are; what is on this node can be read all the same.
+fn may_be_unseen(mistake: Mistake, access: Access) -> bool {
     match mistake {
         Mistake::Busy | Mistake::Endpoint | Mistake::Tls | Mistake::NotAStore | Mistake::Full => true,
         Mistake::AccessKey | Mistake::Secret | Mistake::NoKeys | Mistake::Expired => true,
         Mistake::Denied | Mistake::Clock => true,
-        Mistake::Bucket | Mistake::Region | Mistake::Taken | Mistake::NotAnOrigin | Mistake::Other => false,
+        Mistake::Taken => false,
+        Mistake::Bucket | Mistake::Region | Mistake::NotAnOrigin | Mistake::Other => {
+            access == Access::ReadOnly
+        }
     }
-}
-
-/// The place must have been made for this volume: two would delete each other's blobs.
-fn check_owner(dir: &VolumeDir, owner: &str) -> Result<()> {
-    if owner == dir.format().id {
-        return Ok(());
-    }
-    Err(Failure::new("origin-taken", format!("{} belongs to another volume", dir.origin()))
-        .why(format!("it was made for the volume {owner}, and this is {}", dir.format().id))
-        .next("check the origin in covey.json; each volume has a prefix of its own"))
 }
 
 /// What is said of what is not uploaded yet, when a volume is closed.
@@ -369,293 +327,4 @@ pub struct Evicted {
     pub not_uploaded_blobs: u64,
     /// Their bytes.
     pub not_uploaded_bytes: u64,
-}
-
-/// The figures of a far origin. Field names are stable.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct FarStatus {
-    /// Where the object store is, if not the cloud's own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub endpoint: Option<String>,
-    /// The bucket's region.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub region: Option<String>,
-    /// What is on its way there.
-    pub uploads: UploadStatus,
-    /// What is kept here.
-    pub cache: CacheStatus,
-    /// What was asked of it since the volume was opened.
-    pub requests: RequestStatus,
-    /// Why it could not be used when the volume was opened, until it has been seen.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub away: Option<TroubleStatus>,
-}
-
-/// What the origin does not have yet.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct UploadStatus {
-    /// Blobs.
-    pub blobs: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Since when the oldest of them waits, UTC.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub oldest: Option<String>,
-    /// The same in seconds until now.
-    pub oldest_seconds: u64,
-    /// Why its last attempt failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub oldest_failure: Option<String>,
-    /// Blobs being sent.
-    pub under_way: u64,
-    /// Blobs that cannot be read on this disk.
-    pub unreadable_blobs: u64,
-    /// Since the volume was opened: blobs sent.
-    pub uploaded_blobs: u64,
-    /// Their bytes.
-    pub uploaded_bytes: u64,
-    /// Attempts that failed.
-    pub failed_attempts: u64,
-    /// What is in the way.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trouble: Option<TroubleStatus>,
-    /// The oldest of the blobs, at most [`waiting::LISTED`] of them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waiting: Vec<Waiting>,
-    /// Writers that wait for room.
-    pub writers_waiting: u64,
-    /// Writes refused for want of it.
-    pub writes_refused: u64,
-}
-
-/// What the origin does not do, and why.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct TroubleStatus {
-    /// Since when, UTC.
-    pub since: String,
-    /// The same in seconds until now.
-    pub seconds: u64,
-    /// What was said last.
-    pub why: String,
-}
-
-impl TroubleStatus {
-    fn of(why: String, since: base::Timestamp) -> TroubleStatus {
-        TroubleStatus { since: utc(since.seconds()), seconds: waiting::seconds(since), why }
-    }
-}
-
-/// Something that the origin refuses.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct RefusalStatus {
-    /// `everything`, `reads`, `writes`, `deletes` or `listings`.
-    pub what: String,
-    /// `credentials`, `clock` or `rights`.
-    pub cause: String,
-    /// Since when, UTC.
-    pub since: String,
-    /// The same in seconds until now.
-    pub seconds: u64,
-    /// What was said last.
-    pub why: String,
-}
-
-impl RefusalStatus {
-    fn of(refusal: &Refusal) -> RefusalStatus {
-        let TroubleStatus { since, seconds, why } = TroubleStatus::of(refusal.why.clone(), refusal.since);
-        let (what, cause) = (refusal.what().to_owned(), refusal.cause().to_owned());
-        RefusalStatus { what, cause, since, seconds, why }
-    }
-
-    fn trouble(&self) -> TroubleStatus {
-        TroubleStatus { since: self.since.clone(), seconds: self.seconds, why: self.why.clone() }
-    }
-}
-
-/// What this node keeps.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct CacheStatus {
-    /// What it may take.
-    pub size_bytes: u64,
-    /// What it leaves free of the disk.
-    pub floor_bytes: u64,
-    /// Blobs kept.
-    pub blobs: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Of these, blobs that stay because the origin does not have them yet.
-    pub pinned_blobs: u64,
-    /// Their bytes.
-    pub pinned_bytes: u64,
-    /// Reads answered from this disk.
-    pub disk_reads: u64,
-    /// Their bytes.
-    pub disk_bytes: u64,
-    /// Reads answered from parts in memory.
-    pub memory_reads: u64,
-    /// Their bytes.
-    pub memory_bytes: u64,
-    /// Reads that waited for the origin.
-    pub far_reads: u64,
-    /// Their bytes.
-    pub far_bytes: u64,
-    /// Whole blobs fetched.
-    pub fetched_blobs: u64,
-    /// Parts of blobs fetched.
-    pub fetched_parts: u64,
-    /// Bytes fetched.
-    pub fetched_bytes: u64,
-    /// Blobs let go of.
-    pub evicted_blobs: u64,
-    /// Their bytes.
-    pub evicted_bytes: u64,
-    /// Copies here that were damaged.
-    pub damaged: u64,
-    /// Blobs that wait to be deleted in the origin.
-    pub deletions_waiting: u64,
-    /// Bytes of far blobs in memory.
-    pub in_memory_bytes: u64,
-    /// Why nothing more is kept for now: the disk fails.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub off: Option<String>,
-}
-
-/// Requests to the origin.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct RequestStatus {
-    /// How many, by kind.
-    pub by_kind: std::collections::BTreeMap<String, u64>,
-    /// Sent again after a failure.
-    pub retries: u64,
-    /// Failed.
-    pub errors: u64,
-    /// Of these, because the store was busy.
-    pub throttled: u64,
-    /// Calls refused for a key, a right or a clock, with those that were not made because of that.
-    #[serde(default)]
-    pub refusals: u64,
-    /// Answers that were not the blob's bytes.
-    pub damaged: u64,
-    /// Second GETs because the first took long.
-    pub hedges: u64,
-    /// Under way.
-    pub in_flight: u64,
-    /// Bytes that came.
-    pub received_bytes: u64,
-    /// Bytes that went.
-    pub sent_bytes: u64,
-    /// Half of the small reads took no longer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub read_p50_ms: Option<f64>,
-    /// 99 of 100 did not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub read_p99_ms: Option<f64>,
-    /// Reads are refused: a key, a right, a clock.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refused: Option<TroubleStatus>,
-    /// All that is refused, each kind by itself.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub refusing: Vec<RefusalStatus>,
-}
-
-fn upload_status(uploads: &Uploads) -> UploadStatus {
-    let stats = uploads.stats();
-    UploadStatus {
-        blobs: stats.pinned.blobs,
-        bytes: stats.pinned.bytes,
-        oldest: stats.oldest.map(|at| utc(at.seconds())),
-        oldest_seconds: stats.oldest.map_or(0, waiting::seconds),
-        oldest_failure: stats.oldest_failure,
-        under_way: stats.under_way,
-        unreadable_blobs: stats.unreadable,
-        uploaded_blobs: stats.sent_blobs,
-        uploaded_bytes: stats.sent_bytes,
-        failed_attempts: stats.failures,
-        trouble: stats.trouble.map(|trouble| TroubleStatus::of(trouble.why, trouble.since)),
-        waiting: waiting::of(uploads),
-        writers_waiting: stats.writers_waiting,
-        writes_refused: stats.writes_refused,
-    }
-}
-
-/// The rows of `covey status` that only a far origin has.
-pub fn rows(pairs: &mut Pairs, far: &FarStatus) {
-    upload_rows(pairs, &far.uploads);
-    rows_of_reading(pairs, far);
-}
-
-/// The same of what is only read: a published tree.
-pub fn rows_of_reading(pairs: &mut Pairs, far: &FarStatus) {
-    cache_rows(pairs, far);
-    let requests = &far.requests;
-    let named = requests.by_kind.iter().filter(|(_, n)| **n > 0);
-    let kinds: Vec<String> = named.map(|(kind, n)| format!("{} {kind}", count(*n))).collect();
-    let kinds = if kinds.is_empty() { "none".to_owned() } else { kinds.join(", ") };
-    let (sent, received) = (bytes(requests.sent_bytes), bytes(requests.received_bytes));
-    pairs.row("origin asked", format!("{kinds}; {sent} sent, {received} received"));
-    if let Some(away) = &far.away {
-        let why = format!("not seen for {}, and looked for: {}", span(away.seconds as f64), away.why);
-        pairs.row("origin away", why);
-    }
-    for refusal in &requests.refusing {
-        let why = format!("for {} ({}): {}", span(refusal.seconds as f64), refusal.cause, refusal.why);
-        pairs.row(&format!("{} refused", refusal.what), why);
-    }
-    if requests.errors > 0 {
-        let throttled = match requests.throttled {
-            0 => String::new(),
-            n => format!(", {} of them because it was busy", count(n)),
-        };
-        pairs.row("origin errors", format!("{} requests failed{throttled}", count(requests.errors)));
-    }
-}
-
-fn upload_rows(pairs: &mut Pairs, uploads: &UploadStatus) {
-    let waits = match uploads.blobs {
-        0 => "nothing: everything sealed is in the origin".to_owned(),
-        n => format!(
-            "{} blobs, {}, the oldest for {}; {} under way",
-            count(n),
-            bytes(uploads.bytes),
-            span(uploads.oldest_seconds as f64),
-            uploads.under_way
-        ),
-    };
-    pairs.row("not uploaded", waits);
-    match (&uploads.trouble, &uploads.oldest_failure) {
-        (Some(trouble), _) => {
-            pairs.row("uploads fail", format!("for {}: {}", span(trouble.seconds as f64), trouble.why));
-        }
-        (None, Some(why)) => drop(pairs.row("the oldest failed", why)),
-        (None, None) => {}
-    }
-    if uploads.unreadable_blobs > 0 {
-        let what = format!("{} blobs are damaged on this disk: see the log", count(uploads.unreadable_blobs));
-        pairs.row("unreadable", what);
-    }
-    if uploads.writers_waiting > 0 {
-        let what = format!("{} writers wait: what is not uploaded fills the disk", uploads.writers_waiting);
-        pairs.row("writes wait", what);
-    }
-}
-
-/// The rows of `covey cache status`.
-pub fn cache_rows(pairs: &mut Pairs, far: &FarStatus) {
-    let cache = &far.cache;
-    let kept =
-        format!("{} in {} blobs, of {}", bytes(cache.bytes), count(cache.blobs), bytes(cache.size_bytes));
-    let off = cache.off.as_ref().map_or_else(String::new, |why| format!("; off: {why}"));
-    pairs.row("cache", kept + &off);
-    let hits = cache.disk_reads + cache.memory_reads;
-    let rate = match hits + cache.far_reads {
-        0 => "nothing was read yet".to_owned(),
-        all => format!("{:.1} % of {} reads", hits as f64 * 100.0 / all as f64, count(all)),
-    };
-    pairs.row("cache hits", format!("{rate}; {} fetched", bytes(cache.fetched_bytes)));
-    if cache.evicted_blobs > 0 {
-        pairs.row("let go", format!("{} blobs, {}", count(cache.evicted_blobs), bytes(cache.evicted_bytes)));
-    }
-    if cache.damaged > 0 {
-        pairs.row("damaged here", format!("{} copies, fetched anew", count(cache.damaged)));
-    }
 }

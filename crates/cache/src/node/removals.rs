@@ -12,6 +12,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use base::time::BootTime;
 use base::{BlobId, Deadline};
 use blob::BlobError;
 use parking_lot::{Condvar, Mutex};
@@ -127,9 +128,14 @@ impl Removals {
     /// The thread: ends when there is nothing left.
     fn work(&self, core: &Core) {
         let mut pause = PAUSE;
-        while let Some(batch) = self.next(core) {
+        let mut most = BATCH;
+        while let Some(batch) = self.next(core, most) {
             let allowed = core.may_delete.as_ref().map_or(Ok(()), |ask| ask());
-            let done = allowed.map_err(BlobError::Unavailable).and_then(|()| core.remote.remove_many(&batch));
+            // An origin that has to be sure of its owner sets a time of its own to this.
+            let remove = |()| core.remote.remove_many(&batch, BootTime::NEVER);
+            let done = allowed.map_err(BlobError::Unavailable).and_then(remove);
+            // One that is slow may get fewer done in that time.
+            most = if done.is_ok() { BATCH.min(most * 2) } else { (batch.len() / 2).max(1) };
             core.refused.came(Asked::Deletes, &core.health, &done);
             if done.is_ok() {
                 core.books.deleted(&batch);
@@ -156,13 +162,13 @@ impl Removals {
         }
     }
 
-    fn next(&self, core: &Core) -> Option<Vec<BlobId>> {
+    fn next(&self, core: &Core, most: usize) -> Option<Vec<BlobId>> {
         let mut state = self.state.lock();
         while !state.closed && !state.all.is_empty() {
             let mut batch = Vec::new();
             for _ in 0..state.queue.len() {
                 let Some(id) = state.queue.pop_front() else { break };
-                if batch.len() == BATCH || core.pending.is_pending(&id) {
+                if batch.len() == most || core.pending.is_pending(&id) {
                     state.queue.push_back(id);
                 } else {
                     batch.push(id);

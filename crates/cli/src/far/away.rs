@@ -1,8 +1,8 @@
 //! An origin that could not be used when its volume was opened: it is looked for in the background until it has been seen.
 //!
 //! The volume is mounted meanwhile with what is on this node. When the origin answers it is compared with what the volume expects, as an open
-//! would have done: whose place it is, and which volume owns it. What does not fit is said, and stays in the status; nothing is stored or deleted
-//! there meanwhile, because the origin itself looks before it changes anything ([`Remote::look`]).
+//! would have done: whose place it is. What does not fit is said, and stays in the status; nothing is stored or deleted
+//! there meanwhile, because the origin itself looks before it changes anything ([`Remote::see`]).
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -11,10 +11,8 @@ use base::Timestamp;
 use origin::{Mistake, OriginError, Remote};
 use parking_lot::{Condvar, Mutex};
 
-use super::TroubleStatus;
+use super::status::TroubleStatus;
 use crate::log;
-use crate::publish;
-use crate::volume_dir::VolumeDir;
 
 /// The first pause between two looks; each further one is twice as long.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -34,19 +32,13 @@ pub struct Away {
 
 impl Away {
     /// Looks for it from now on. `back` is called once when it was seen.
-    pub fn look(
-        dir: &VolumeDir,
-        remote: &Arc<Remote>,
-        read_only: bool,
-        why: String,
-        back: impl FnOnce() + Send + 'static,
-    ) -> Arc<Away> {
+    pub fn look(remote: &Arc<Remote>, why: String, back: impl FnOnce() + Send + 'static) -> Arc<Away> {
         let state = State { trouble: Some((why, base::time::now())), stop: false };
         let away = Arc::new(Away { state: Mutex::new(state), stopped: Condvar::new() });
-        let (own, dir, remote) = (away.clone(), dir.clone(), Arc::downgrade(remote));
+        let (own, remote) = (away.clone(), Arc::downgrade(remote));
         // Without a thread the origin is seen by the first that changes something in it.
         let _ = base::thread::spawn("covey-look", move || {
-            if own.until_seen(&dir, &remote, read_only) {
+            if own.until_seen(&remote) {
                 back();
             }
         });
@@ -66,7 +58,7 @@ impl Away {
     }
 
     /// Whether it was seen, and not stopped before.
-    fn until_seen(&self, dir: &VolumeDir, remote: &Weak<Remote>, read_only: bool) -> bool {
+    fn until_seen(&self, remote: &Weak<Remote>) -> bool {
         let mut pause = PAUSE;
         // What was said when the volume was opened is not said again.
         let mut said = self.state.lock().trouble.as_ref().map(|(why, _)| why.clone()).unwrap_or_default();
@@ -81,7 +73,7 @@ impl Away {
                 }
             }
             let Some(remote) = remote.upgrade() else { return false };
-            match look(dir, &remote, read_only) {
+            match look(&remote) {
                 Ok(()) => {
                     self.state.lock().trouble = None;
                     log::line("the origin serves again: it is used from now on");
@@ -109,16 +101,12 @@ struct Wrong {
     answers: bool,
 }
 
-/// Does what opening the volume would have done.
-fn look(dir: &VolumeDir, remote: &Arc<Remote>, read_only: bool) -> Result<(), Wrong> {
-    remote.look().map_err(|error| match error {
+/// Does what opening the volume would have done; the claim on the origin has a look-out of its own (`crate::claim`).
+fn look(remote: &Remote) -> Result<(), Wrong> {
+    remote.see().map_err(|error| match error {
         OriginError::Remote { mistake, what, .. } => {
             Wrong { why: what, answers: !matches!(mistake, Mistake::Busy | Mistake::Endpoint) }
         }
         other => Wrong { why: other.to_string(), answers: true },
-    })?;
-    if read_only {
-        return Ok(());
-    }
-    publish::check_owner(dir, &**remote).map_err(|failure| Wrong { why: failure.line(), answers: true })
+    })
 }

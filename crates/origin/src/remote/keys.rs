@@ -88,17 +88,15 @@ pub(crate) fn profile(environment: &Environment) -> Result<Profile, Fault> {
     }
     if named && !seen {
         let files: Vec<String> = files.iter().flatten().map(|file| file.display().to_string()).collect();
-        return Err(Fault::NoKeys(format!(
-            "there is no profile {name} (AWS_PROFILE) in {}: correct the name, or add the profile",
-            files.join(" or ")
-        )));
+        let what = format!("there is no profile {name} (AWS_PROFILE) in {}", files.join(" or "));
+        return Err(Fault::no_keys(what, "correct the name, or add the profile"));
     }
     Ok(found)
 }
 
 fn read(file: &Path, name: &str) -> Result<Option<std::collections::BTreeMap<String, String>>, Fault> {
     read_profile(file, name).map_err(|error| {
-        Fault::NoKeys(format!("{} cannot be read ({error}): make it readable", file.display()))
+        Fault::no_keys(format!("{} cannot be read ({error})", file.display()), "make it readable")
     })
 }
 
@@ -147,7 +145,7 @@ impl Keys {
         if !off && listens(metadata) {
             return Ok(keys(Source::Instance, None));
         }
-        Err(Fault::NoKeys(nowhere(environment, off)))
+        Err(Fault::no_keys(nowhere(environment, off), "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"))
     }
 
     /// The same where a volume is there already and does much without its origin: keys that are not found now may be in their file later.
@@ -201,7 +199,10 @@ impl CredentialProvider for Keys {
                 *self.now.write() = Some(found.clone());
                 Ok(found)
             }
-            None => Err(failed(Fault::NoKeys(nowhere(&self.environment, true)))),
+            None => Err(failed(Fault::no_keys(
+                nowhere(&self.environment, true),
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            ))),
         }
     }
 }
@@ -214,7 +215,7 @@ fn in_environment(environment: &Environment) -> Result<Option<Triple>, Fault> {
     let id = environment.get("AWS_ACCESS_KEY_ID");
     let secret = environment.get("AWS_SECRET_ACCESS_KEY");
     let half = |is: &str, lacks: &str| {
-        Err(Fault::NoKeys(format!("{is} is in the environment and {lacks} is not: set both, or neither")))
+        Err(Fault::no_keys(format!("{is} is in the environment and {lacks} is not"), "set both, or neither"))
     };
     match (id, secret) {
         (Some(id), Some(secret)) => Ok(Some(Triple {
@@ -242,19 +243,18 @@ fn in_profile(environment: &Environment) -> Result<Option<(Source, Triple)>, Fau
             }
             (None, None) => {}
             _ => {
-                return Err(Fault::NoKeys(format!(
-                    "the profile {name} in {} has only half of a key: it needs aws_access_key_id and aws_secret_access_key",
-                    file.display()
-                )));
+                let what = format!("the profile {name} in {} has only half of a key", file.display());
+                return Err(Fault::no_keys(what, "give it aws_access_key_id and aws_secret_access_key"));
             }
         }
         let foreign = ["credential_process", "sso_session", "sso_start_url", "source_profile", "role_arn"];
         other = other.or_else(|| foreign.into_iter().find(|key| values.contains_key(*key)));
     }
     match other {
-        Some(way) if named => Err(Fault::NoKeys(format!(
-            "the profile {name} gets its keys by {way}, which covey does not do: run it under `aws configure export-credentials --format env`"
-        ))),
+        Some(way) if named => Err(Fault::no_keys(
+            format!("the profile {name} gets its keys by {way}, which covey does not do"),
+            "run it under `aws configure export-credentials --format env`",
+        )),
         _ => Ok(None),
     }
 }
@@ -275,7 +275,7 @@ fn nowhere(environment: &Environment, off: bool) -> String {
     let metadata = if off { "it is turned off" } else { "it does not answer" };
     format!(
         "no keys were found; looked at AWS_ACCESS_KEY_ID, the profile {name} in {files}, AWS_WEB_IDENTITY_TOKEN_FILE, \
-         AWS_CONTAINER_CREDENTIALS_RELATIVE_URI and the instance metadata service ({metadata}): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+         AWS_CONTAINER_CREDENTIALS_RELATIVE_URI and the instance metadata service ({metadata})"
     )
 }
 
@@ -362,7 +362,9 @@ mod tests {
         let provider = keys.provider().unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let error = runtime.block_on(provider.get_credential()).unwrap_err();
-        assert!(matches!(Fault::of(&error), Fault::NoKeys(why) if why.contains("AWS_ACCESS_KEY_ID")));
+        assert!(
+            matches!(Fault::of(&error), Fault::NoKeys { what, .. } if what.contains("AWS_ACCESS_KEY_ID"))
+        );
         fs::write(home.path().join(".aws/credentials"), TWO).unwrap();
         assert_eq!(runtime.block_on(provider.get_credential()).unwrap().key_id, "AKIAONE");
     }

@@ -43,7 +43,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::{Access, OriginError};
 use engine::{Call, Engine, Failed, What};
-use fault::{About, Fault, explain, mistake_of};
+use fault::{About, Explained, Fault, explain, mistake_of};
 use keys::Keys;
 use layout::Layout;
 use pace::Pace;
@@ -190,18 +190,18 @@ impl Remote {
     ///
     /// # Errors
     /// [`OriginError::Remote`]; [`Mistake::Taken`] when the place is another volume's.
-    pub fn look(&self) -> Result<(), OriginError> {
+    pub fn see(&self) -> Result<(), OriginError> {
         if !self.unseen.load(Ordering::Acquire) {
             return Ok(());
         }
         let found = self.read_marker()?;
         if found != self.volume {
             let what = format!(
-                "the place belongs to another volume (it was made for the volume {found}, and this is {}); nothing is stored or deleted there: correct the \
-                 origin in covey.json",
+                "the place belongs to another volume (it was made for the volume {found}, and this is {}); nothing is stored or deleted there",
                 self.volume
             );
-            return Err(OriginError::Remote { origin: self.spec.to_string(), mistake: Mistake::Taken, what });
+            let (origin, next) = (self.spec.to_string(), Some("correct the origin in covey.json".to_owned()));
+            return Err(OriginError::Remote { origin, mistake: Mistake::Taken, what, next });
         }
         self.unseen.store(false, Ordering::Release);
         Ok(())
@@ -216,10 +216,12 @@ impl Remote {
         find: impl FnOnce(&Environment) -> Result<Keys, Fault>,
     ) -> Result<Remote, OriginError> {
         let named = spec;
-        let failed = |fault: Fault| OriginError::Remote {
-            origin: named.to_string(),
-            mistake: mistake_of(&fault),
-            what: fault.to_string(),
+        let failed = |fault: Fault| {
+            let (what, next) = match &fault {
+                Fault::NoKeys { what, next } => (what.clone(), Some(next.clone())),
+                other => (other.to_string(), None),
+            };
+            OriginError::Remote { origin: named.to_string(), mistake: mistake_of(&fault), what, next }
         };
         let spec = store::resolve(spec, environment).map_err(failed)?;
         let keys = match spec.store {
@@ -332,9 +334,16 @@ impl Remote {
     }
 
     fn line(&self, failed: &Failed) -> String {
-        let line = explain(&failed.fault, &About { spec: &self.spec, keys: &self.keys_from });
-        let line = format!("{}: {line}", self.spec);
-        if failed.tries > 1 { format!("{line} (tried {} times)", failed.tries) } else { line }
+        let explained = self.explained(failed);
+        format!("{}: {explained}", self.spec)
+    }
+
+    fn explained(&self, failed: &Failed) -> Explained {
+        let mut explained = explain(&failed.fault, &About { spec: &self.spec, keys: &self.keys_from });
+        if failed.tries > 1 {
+            explained.what += &format!(" (tried {} times)", failed.tries);
+        }
+        explained
     }
 
     /// The error of a call that is about no blob, or about one that is there.
@@ -347,10 +356,8 @@ impl Remote {
     }
 
     fn origin_error(&self, failed: &Failed) -> OriginError {
-        let line = self.line(failed);
-        let origin = self.spec.to_string();
-        let what = line.strip_prefix(&format!("{origin}: ")).unwrap_or(&line).to_owned();
-        OriginError::Remote { origin, mistake: mistake_of(&failed.fault), what }
+        let Explained { what, next } = self.explained(failed);
+        OriginError::Remote { origin: self.spec.to_string(), mistake: mistake_of(&failed.fault), what, next }
     }
 
     /// Whether the place may be changed: an origin that was opened unseen is looked at first.
@@ -358,7 +365,7 @@ impl Remote {
         if self.access == Access::ReadOnly {
             return Err(BlobError::Io(std::io::ErrorKind::ReadOnlyFilesystem.into()));
         }
-        self.look().map_err(|error| match error {
+        self.see().map_err(|error| match error {
             OriginError::Remote { mistake, .. } if is_refusal(mistake) || mistake == Mistake::Taken => {
                 BlobError::Refused(error.to_string())
             }
