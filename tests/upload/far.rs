@@ -113,6 +113,12 @@ impl Files {
         written
     }
 
+    /// Removes a file.
+    pub fn remove(&mut self, mounted: &Mounted, name: &str) {
+        std::fs::remove_file(mounted.join(name)).unwrap();
+        self.0.remove(name);
+    }
+
     pub fn must_read(&self, mounted: &Mounted, name: &str) {
         let (size, seed) = self.0[name];
         let found = std::fs::read(mounted.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));

@@ -5,11 +5,11 @@
 
 mod far;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use covey_tests::{Need, Rng, requires, say, seeds};
 use far::{Far, Files};
-use s3server::{Fault, Rule};
+use s3server::{Canned, Fault, Rule};
 
 /// What makes most requests succeed, after a while.
 fn weather(far: &Far) {
@@ -225,6 +225,148 @@ fn regression_a_mount_does_not_need_a_store_that_serves_it() {
     }
     mounted.umount();
     far.must_come_back_from_the_store(&files, 13);
+}
+
+/// What was given a bound took the time of everything that it did before: opening took a minute, and a flush before an unmount had no bound.
+#[test]
+fn regression_a_bound_is_a_bound_while_the_store_refuses() {
+    requires!(Need::Covey);
+    let far = Far::new(23);
+    let mut files = Files::default();
+    let mounted = far.volume.mount();
+    far.proxy.add(Rule::new(Fault::SlowDown));
+    files.write(&mounted, "f", 5 << 20, 1).unwrap();
+    let bounded = |words: &[&str]| {
+        let began = Instant::now();
+        let done = covey_tests::program::covey_run(&[words, &["--json"]].concat());
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(20), "{words:?} took {took:?}");
+        assert_eq!(done.code(), 1, "{done:?}");
+        assert_eq!(done.json()["error"]["code"], "not-uploaded", "{done:?}");
+    };
+    bounded(&["umount", "--flush", "--wait", "2", mounted.join("").to_str().unwrap()]);
+    files.must_read(&mounted, "f");
+    mounted.umount();
+    bounded(&["flush", "--timeout", "2", far.source()]);
+    far.proxy.faults().clear();
+    far.must_come_back_from_the_store(&files, 23);
+}
+
+/// A store that takes connections and says nothing held a mount up for a minute. Now it is mounted at once, and the store is used when it is back.
+#[test]
+fn regression_a_mount_waits_for_no_store_and_finds_it_later() {
+    requires!(Need::Covey);
+    let far = Far::new(24);
+    let mut files = Files::default();
+    let mounted = far.volume.mount();
+    files.write(&mounted, "f", 3 << 20, 1).unwrap();
+    mounted.umount();
+    far.flush(&[]);
+    far.proxy.add(Rule::new(Fault::Hang));
+    let began = Instant::now();
+    let mounted = far.volume.mount();
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    files.must_read(&mounted, "f");
+    files.write(&mounted, "g", 5 << 20, 2).unwrap();
+    let away = &far.status()["far"]["away"];
+    assert!(away["why"].as_str().is_some_and(|why| !why.is_empty()), "{away}");
+    assert!(far.volume.log().contains("the origin cannot be used now"), "{}", far.volume.log());
+    far.proxy.faults().clear();
+    // Without a new mount: what was written is uploaded, and the origin counts as seen.
+    far.flush(&["--timeout", "100"]);
+    let seen = || far.status()["far"]["away"].is_null();
+    assert!((0..400).any(|_| seen() || {
+        std::thread::sleep(Duration::from_millis(100));
+        false
+    }));
+    assert!(far.volume.log().contains("the origin serves again"), "{}", far.volume.log());
+    far.evict();
+    files.must_all_read(&mounted);
+    mounted.umount();
+    far.must_come_back_from_the_store(&files, 24);
+}
+
+/// Keys that expired, lack a right or do not count for the clock kept a volume from mounting although all of it was on the node.
+#[test]
+fn regression_refused_keys_keep_no_volume_from_mounting() {
+    requires!(Need::Covey);
+    let far = Far::new(25);
+    let mut files = Files::default();
+    let mounted = far.volume.mount();
+    files.write(&mounted, "f", 1 << 20, 1).unwrap();
+    mounted.umount();
+    far.flush(&[]);
+    for answer in [
+        Canned::ExpiredToken,
+        Canned::UnknownKey,
+        Canned::BadSignature,
+        Canned::AccessDenied,
+        Canned::ClockSkew,
+        Canned::Page,
+    ] {
+        far.proxy.add(Rule::new(Fault::Answer(answer.clone())));
+        let mounted = far.volume.mount();
+        files.must_read(&mounted, "f");
+        let away = &far.status()["far"]["away"]["why"];
+        assert!(away.as_str().is_some_and(|why| !why.is_empty()), "{answer:?}: {away}");
+        mounted.umount();
+        // A new volume is made nowhere like that.
+        let folder = covey_tests::scratch();
+        let mut format = covey_tests::program::covey();
+        format.arg("format").arg(folder.path().join("v")).args(far.place("new")).arg("--json");
+        assert_eq!(covey_tests::run(&mut format, Duration::from_secs(60)).code(), 1, "{answer:?}");
+        far.proxy.faults().clear();
+    }
+    // That the place holds something else is no refusal that passes.
+    far.proxy.add(Rule::new(Fault::Answer(Canned::NoSuchBucket)));
+    let mounted = covey_tests::program::covey_run(&["status", far.source(), "--json"]);
+    assert_eq!(
+        (mounted.code(), mounted.json()["error"]["code"].as_str()),
+        (1, Some("origin-bucket")),
+        "{mounted:?}"
+    );
+    far.proxy.faults().clear();
+    let mounted = far.volume.mount();
+    assert!(far.status()["far"]["away"].is_null());
+    mounted.umount();
+}
+
+/// Keys that may not delete: files could not be read while deletes were refused, and nothing said what was refused.
+#[test]
+fn regression_refused_deletes_are_shown_and_refuse_no_read() {
+    requires!(Need::Covey);
+    let far = Far::new(26);
+    let mut files = Files::default();
+    let mounted = far.volume.mount();
+    files.write(&mounted, "f", 1 << 20, 1).unwrap();
+    files.write(&mounted, "gone", 5 << 20, 2).unwrap();
+    far.flush(&[]);
+    for method in ["DELETE", "POST"] {
+        far.proxy.add(Rule::new(Fault::Answer(Canned::AccessDenied)).only(method.parse().unwrap()));
+    }
+    files.remove(&mounted, "gone");
+    covey_tests::program::covey_ok(&["gc", far.source()]);
+    let refused = || {
+        let status = far.status();
+        let all = status["far"]["requests"]["refusing"].as_array().cloned().unwrap_or_default();
+        all.iter().map(|one| (one["what"].clone(), one["cause"].clone())).collect::<Vec<_>>()
+    };
+    let soon = (0..300).any(|_| {
+        std::thread::sleep(Duration::from_millis(100));
+        !refused().is_empty()
+    });
+    assert!(soon);
+    assert_eq!(refused(), [("deletes".into(), "rights".into())]);
+    for _ in 0..3 {
+        far.evict();
+        covey_tests::program::covey_ok(&["warm", mounted.join("f").to_str().unwrap()]);
+        files.must_read(&mounted, "f");
+    }
+    assert!(far.volume.log().contains("the origin refuses deletes"), "{}", far.volume.log());
+    let text = covey_tests::program::covey_ok(&["status", far.source()]).stdout;
+    assert!(text.contains("deletes refused"), "{text}");
+    far.proxy.faults().clear();
+    mounted.umount();
 }
 
 /// Warming fetches what files consist of, and says what could not be had.

@@ -5,10 +5,12 @@
 //! - [`id`]: inode numbers, pack numbers, blob ids.
 //! - [`size`]: the sizes that the format fixes (a blob, a segment, a group, an inline file).
 //! - [`time`]: [`time::Timestamp`], and the door to the clocks.
+//! - [`deadline`]: one bound for all that is done for it.
 //! - [`phase`]: what a request's time is spent on.
 //! - [`random`], [`thread`]: the doors to random bytes and to threads.
 //! - [`must`]: the door for "cannot happen": it panics with a sentence that says why it could not.
 
+pub mod deadline;
 pub mod id;
 pub mod must;
 pub mod phase;
@@ -20,6 +22,7 @@ pub mod thread;
 #[allow(clippy::disallowed_methods, reason = "this is the door")]
 pub mod time;
 
+pub use deadline::Deadline;
 pub use id::{BlobId, Ino, PackNo};
 pub use must::Must;
 pub use time::Timestamp;

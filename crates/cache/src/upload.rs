@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use base::{BlobId, Timestamp, time};
+use base::{BlobId, Deadline, Timestamp, time};
 use blob::{BlobError, Origin, Sums};
 use parking_lot::{Condvar, Mutex};
 
@@ -203,17 +203,18 @@ impl Uploads {
     /// `Unavailable` when that takes longer than `patience`, with the reason.
     pub fn wait(&self, patience: Duration, tick: &mut dyn FnMut(Pinned)) -> Result<(), BlobError> {
         let began = time::monotonic();
+        let deadline = Deadline::current().within(patience);
         let mut state = self.shared.state.lock();
         let mark = state.queue.mark();
         while !state.queue.is_settled(mark) {
             let left = state.queue.left(mark);
             let waited = time::monotonic().saturating_duration_since(began);
-            if state.stop || waited >= patience {
+            if state.stop || deadline.is_over() {
                 return Err(BlobError::Unavailable(behind(left, waited, state.queue.trouble())));
             }
             parking_lot::MutexGuard::unlocked(&mut state, || tick(left));
             if !state.queue.is_settled(mark) {
-                self.shared.moved.wait_for(&mut state, TICK.min(patience - waited));
+                self.shared.moved.wait_for(&mut state, TICK.min(deadline.left()));
             }
         }
         Ok(())
@@ -221,13 +222,13 @@ impl Uploads {
 
     /// Begins no further upload, and waits a moment for those under way. What is left is found at the next open. Answers how much that is.
     pub fn close(&self, patience: Duration) -> Pinned {
-        let until = time::monotonic() + patience;
+        let deadline = Deadline::current().within(patience);
         let mut state = self.shared.state.lock();
         state.stop = true;
         self.shared.work.notify_all();
         self.shared.moved.notify_all();
-        while state.workers > 0 && time::monotonic() < until {
-            self.shared.moved.wait_for(&mut state, until.saturating_duration_since(time::monotonic()));
+        while state.workers > 0 && !deadline.is_over() {
+            self.shared.moved.wait_for(&mut state, deadline.left());
         }
         state.queue.pinned()
     }

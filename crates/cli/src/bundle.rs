@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use fuse::mount::Mounted;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -232,10 +233,9 @@ impl Bundle {
 
     /// All mounts of Covey's on this machine, and whether they live.
     pub fn mounts(&mut self) {
-        let rows: Vec<Value> = crate::trust::mounts()
-            .iter()
-            .map(|mount| json!({ "path": mount.path, "source": mount.source, "alive": mount.answers() }))
-            .collect();
+        let row =
+            |mount: &Mounted| json!({ "path": mount.path, "source": mount.source, "alive": mount.answers() });
+        let rows: Vec<Value> = mounts::of_each(&crate::trust::mounts(), row);
         self.json("mounts.json", &rows);
     }
 }
@@ -338,7 +338,7 @@ fn processors() -> String {
 
 fn read_ahead() -> String {
     let knob = |dev: u64| format!("/sys/class/bdi/{}:{}/read_ahead_kb", libc::major(dev), libc::minor(dev));
-    let line = |mount: &fuse::mount::Mounted| {
+    let line = |mount: &Mounted| {
         let value = fs::read_to_string(knob(mount.dev)).unwrap_or_else(|error| error.to_string());
         format!("{} {}\n", mount.path.display(), value.trim())
     };

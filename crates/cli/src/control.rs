@@ -11,6 +11,7 @@
 //!
 //! A command that looks on ([`Request::Watch`]) gets notes until it says `stop` or closes its end.
 
+mod client;
 pub mod ear;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -23,12 +24,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
 use crate::watch::Wish;
 
+pub use client::{Asked, Stopper, ask, silent, state};
 pub use ear::Ear;
 
 /// A path that need not be UTF-8: text where it is, numbers where it is not.
@@ -147,95 +148,6 @@ enum Reply {
     Note(serde_json::Value),
     Done(serde_json::Value),
     Failed(Failure),
-}
-
-/// What a caller is told when the daemon cannot be asked.
-fn lost(error: io::Error) -> Failure {
-    if error.kind() == io::ErrorKind::PermissionDenied {
-        return Failure::new(
-            "not-permitted",
-            "only root and the user who mounted a volume may ask its daemon",
-        )
-        .next("use sudo");
-    }
-    Failure::new("no-answer", "the daemon that has this volume mounted does not answer")
-        .why(crate::error::plain(&error))
-        .next("if it died: covey umount MOUNTPOINT, then mount again")
-}
-
-/// Asks a daemon. `tick` is told how far long work has come.
-pub fn ask<T: DeserializeOwned>(ear: &Ear, request: &Request, tick: &mut dyn FnMut(&Tick)) -> Result<T> {
-    let asked = Asked::ask(ear, request)?;
-    asked.hear(tick, &mut |_| ())
-}
-
-/// A request that a daemon has been asked.
-pub struct Asked(UnixStream);
-
-impl Asked {
-    /// Asks.
-    pub fn ask(ear: &Ear, request: &Request) -> Result<Asked> {
-        let stream = ear.connect().map_err(lost)?;
-        crate::trust::check_daemon(&stream, ear).map_err(lost)?;
-        // Progress comes more often than this; only a daemon that is stuck is silent for so long.
-        stream.set_read_timeout(Some(Duration::from_secs(120))).map_err(lost)?;
-        let mut line = serde_json::to_string(request).map_err(|error| lost(error.into()))?;
-        line.push('\n');
-        (&stream).write_all(line.as_bytes()).map_err(lost)?;
-        Ok(Asked(stream))
-    }
-
-    /// Something that tells the daemon that it is enough, from another thread. It then answers with its summary.
-    pub fn stopper(&self) -> Result<Stopper> {
-        self.0.try_clone().map(Stopper).map_err(lost)
-    }
-
-    /// Hears the daemon out.
-    pub fn hear<T: DeserializeOwned>(
-        &self,
-        tick: &mut dyn FnMut(&Tick),
-        note: &mut dyn FnMut(serde_json::Value),
-    ) -> Result<T> {
-        hear(&self.0, tick, note)
-    }
-}
-
-/// See [`Asked::stopper`].
-pub struct Stopper(UnixStream);
-
-impl Stopper {
-    /// It is enough.
-    pub fn stop(&self) {
-        // A daemon that has gone hears nothing, and whoever waits for it is told so.
-        let _ = (&self.0).write_all(b"stop\n");
-    }
-}
-
-fn hear<T: DeserializeOwned>(
-    stream: &UnixStream,
-    tick: &mut dyn FnMut(&Tick),
-    note: &mut dyn FnMut(serde_json::Value),
-) -> Result<T> {
-    let mut lines = BufReader::new(stream).lines();
-    loop {
-        let line = match lines.next() {
-            Some(line) => line.map_err(lost)?,
-            None => return Err(lost(io::Error::other("it closed the connection"))),
-        };
-        match serde_json::from_str(&line) {
-            Ok(Reply::Progress(progress)) => tick(&progress),
-            Ok(Reply::Note(value)) => note(value),
-            Ok(Reply::Failed(failure)) => return Err(failure),
-            Ok(Reply::Done(value)) => {
-                return serde_json::from_value(value).map_err(|error| {
-                    Failure::new("no-answer", "the daemon's answer cannot be understood")
-                        .why(error.to_string())
-                        .next("it may run another version of covey: unmount, and mount again with this one")
-                });
-            }
-            Err(error) => return Err(lost(error.into())),
-        }
-    }
 }
 
 /// Serves requests: what the daemon does.

@@ -118,6 +118,11 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     signals::block();
     sys::raise_file_limit();
     let mountpoint = mounts::absolute(&plan.mountpoint)?;
+    if let Some((mount, below)) = mounts::entered(&mountpoint)
+        && !below.as_os_str().is_empty()
+    {
+        mounts::life(&mount)?;
+    }
     check_places(&plan.source, &mountpoint)?;
     let page =
         plan.shown.metrics.as_deref().map(|at| metrics::bind(at, plan.shown.metrics_public)).transpose()?;

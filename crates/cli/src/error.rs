@@ -71,6 +71,13 @@ impl Failure {
         self
     }
 
+    /// All of it in one line, where several failures are listed.
+    pub fn line(&self) -> String {
+        let why = if self.why.is_empty() { String::new() } else { format!(" ({})", self.why.join("; ")) };
+        let next: String = self.next.iter().map(|next| format!("; next: {next}")).collect();
+        format!("{}{why}{next}", self.what)
+    }
+
     /// Replaces what to do next.
     pub fn map_next(mut self, next: impl Into<String>) -> Failure {
         self.next = vec![next.into()];

@@ -9,6 +9,7 @@
 //!
 //! This is wiring, and the figures of the three in words. With a local origin there is none of it.
 
+mod away;
 pub mod options;
 pub mod status;
 pub mod tree;
@@ -19,6 +20,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::Deadline;
 use blob::{Origin, PackStore};
 use cache::{
     CacheOptions, DiskPacks, Evict, NodeCache, NodeParts, Pending, Pinned, Roomy, UploadOptions, Uploads,
@@ -35,6 +37,7 @@ use crate::log;
 use crate::node::NodeOptions;
 use crate::table::{bytes, count};
 use crate::volume_dir::VolumeDir;
+use away::Away;
 use options::FarOptions;
 use status::upload_status;
 pub use status::{FarStatus, UploadStatus, cache_rows, cache_status, request_status, rows, rows_of_reading};
@@ -43,8 +46,10 @@ pub use status::{FarStatus, UploadStatus, cache_rows, cache_status, request_stat
 const SEAL_SMALL: Duration = Duration::from_secs(60);
 /// A request for one blob's upload ends by then, and is made again: so an outage is noticed, and a thin line carries a few blobs at a time.
 const UPLOAD_DEADLINE: Duration = Duration::from_secs(60);
-/// A read ends with the reason before the mount's own deadline ends it without.
-const READ_DEADLINE: Duration = Duration::from_secs(50);
+/// A read ends with the reason before the mount's own deadline ends it without: by so many twelfths of it.
+const READ_TWELFTHS: u32 = 10;
+/// The origin is asked for so long before a volume is opened without its answer: a store that is there needs a few round trips.
+pub const ORIGIN_ASKED: Duration = Duration::from_secs(2);
 /// Closing waits so long for uploads that are under way.
 const LAST_UPLOADS: Duration = Duration::from_secs(2);
 
@@ -55,6 +60,8 @@ pub struct Far {
     remote: Arc<Remote>,
     spec: RemoteSpec,
     floor: u64,
+    /// Of an origin that could not be used when the volume was opened.
+    away: Option<Arc<Away>>,
     /// Of a volume that is opened for writing.
     writer: Option<Writer>,
 }
@@ -64,22 +71,29 @@ impl Far {
     pub fn open(dir: &VolumeDir, spec: &RemoteSpec, options: &NodeOptions) -> Result<Far> {
         let read_only = options.read_only || options.frozen;
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let (remote, seen) = reach(dir, spec, access, limits(&options.far))?;
+        // One bound for what is asked before the volume is open: most of it works without the origin.
+        let reached = || reach(dir, spec, access, limits(&options.far, options.deadline));
+        let (remote, trouble) = Deadline::after(ORIGIN_ASKED).scope(reached)?;
         let remote = Arc::new(remote);
         let writer = (!read_only).then(|| Writer::far(dir, remote.clone(), options.take_over));
         match &writer {
-            Some(writer) if seen => writer.open()?,
+            Some(writer) if trouble.is_none() => writer.open()?,
             Some(_) if options.take_over => return Err(claim::not_now(dir)),
             // Its look-out claims the origin when that answers.
             _ => {}
         }
-        Far::before(dir, remote, writer, read_only, &options.far)
+        let mut far = Far::before(dir, remote, writer, read_only, &options.far)?;
+        let uploads = Arc::downgrade(&far.uploads);
+        let back = move || uploads.upgrade().iter().for_each(|uploads| uploads.hurry());
+        far.away = trouble.map(|why| Away::look(&far.remote, why, back));
+        Ok(far)
     }
 
     /// Makes the origin of a new volume.
     pub fn format(dir: &VolumeDir, spec: &RemoteSpec) -> Result<Far> {
         let options = FarOptions::default();
-        let made = Remote::format(spec, &Environment::process(), limits(&options), &dir.format().id);
+        let limits = limits(&options, crate::options::DEADLINE);
+        let made = Remote::format(spec, &Environment::process(), limits, &dir.format().id);
         let remote = Arc::new(made.map_err(crate::origins::origin_failure)?);
         Far::before(dir, remote, None, false, &options)
     }
@@ -121,7 +135,7 @@ impl Far {
         };
         let cache = NodeCache::open(parts).at("open", &dir.blobs())?;
         let spec = remote.spec().clone();
-        Ok(Far { cache: Arc::new(cache), uploads, remote, spec, floor, writer })
+        Ok(Far { cache: Arc::new(cache), uploads, remote, spec, floor, away: None, writer })
     }
 
     /// The origin, as the volume sees it.
@@ -209,6 +223,7 @@ impl Far {
 
     /// Ends it; what is not uploaded stays and is said.
     pub fn close(&self) {
+        self.away.iter().for_each(|away| away.stop());
         let left = self.uploads.close(LAST_UPLOADS);
         self.cache.close();
         if left.blobs > 0 {
@@ -224,47 +239,60 @@ impl Far {
             uploads: upload_status(&self.uploads),
             cache: cache_status(&self.cache),
             requests: request_status(&self.remote),
+            away: self.away.as_ref().and_then(|away| away.trouble()),
         }
     }
 }
 
-/// What an origin may take, as the mount's options say.
-pub fn limits(options: &FarOptions) -> Limits {
+/// What an origin may take, as the mount's options say; `deadline`: whoever reads has an error after this.
+pub fn limits(options: &FarOptions, deadline: Duration) -> Limits {
     Limits {
         max_requests: options.max_requests.map(u64::from),
         max_bandwidth: options.max_bandwidth,
-        read_deadline: READ_DEADLINE,
+        read_deadline: deadline * READ_TWELFTHS / 12,
         write_deadline: UPLOAD_DEADLINE,
         ..Limits::default()
     }
 }
 
-/// Opens the origin, and says whether it was seen. One that cannot be reached at the moment is no reason not to mount: what is on this node can be read, and what is
-/// written is uploaded when the origin is back.
-fn reach(dir: &VolumeDir, spec: &RemoteSpec, access: Access, limits: Limits) -> Result<(Remote, bool)> {
+/// Opens the origin of a volume that is there. One that cannot be used at the moment is no reason not to open it: what is on this node can be
+/// read, and what is written is uploaded when the origin serves again. Then the second value says why, and the origin is looked at before anything in
+/// it is changed.
+fn reach(
+    dir: &VolumeDir,
+    spec: &RemoteSpec,
+    access: Access,
+    limits: Limits,
+) -> Result<(Remote, Option<String>)> {
     let environment = Environment::process();
     match Remote::open(spec, &environment, limits, access) {
         Ok(remote) => {
             let owner = remote.volume();
-            if owner == dir.format().id { Ok((remote, true)) } else { Err(not_this_volume(dir, owner)) }
+            if owner == dir.format().id { Ok((remote, None)) } else { Err(not_this_volume(dir, owner)) }
         }
         Err(OriginError::Remote { mistake, what, .. }) if may_be_unseen(mistake, access) => {
             let unseen = Remote::open_unseen(spec, &environment, limits, access, &dir.format().id);
             let remote = unseen.map_err(crate::origins::origin_failure)?;
-            log::line(&format!("the origin cannot be used now: {what}; going on with what is on this node"));
-            Ok((remote, false))
+            log::warn(&format!(
+                "the origin cannot be used now: {what}; going on with what is on this node; it is looked for, and used when it serves again"
+            ));
+            Ok((remote, Some(what)))
         }
         Err(error) => Err(crate::origins::of_volume(dir, error)),
     }
 }
 
-/// Whether a volume is opened although its origin does not serve it. An outage, a clock that is not set yet and keys that have expired are no reason
-/// not to; other mistakes are a person's to mend before anything is written. What is on this node can always be read.
+/// Whether a volume is opened although its origin does not serve it. An outage, and what a person mends while the volume is used, are no reason not to. A
+/// bucket that is not there is a mistake in where the volume's blobs are; what is on this node can be read all the same.
 fn may_be_unseen(mistake: Mistake, access: Access) -> bool {
     match mistake {
-        Mistake::Busy | Mistake::Endpoint | Mistake::Expired | Mistake::Clock => true,
-        Mistake::NoKeys | Mistake::Taken => false,
-        _ => access == Access::ReadOnly,
+        Mistake::Busy | Mistake::Endpoint | Mistake::Tls | Mistake::NotAStore | Mistake::Full => true,
+        Mistake::AccessKey | Mistake::Secret | Mistake::NoKeys | Mistake::Expired => true,
+        Mistake::Denied | Mistake::Clock => true,
+        Mistake::Taken => false,
+        Mistake::Bucket | Mistake::Region | Mistake::NotAnOrigin | Mistake::Other => {
+            access == Access::ReadOnly
+        }
     }
 }
 

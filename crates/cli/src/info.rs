@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
+use std::time::Duration;
 
-use base::{BlobId, Ino, PackNo};
+use base::{BlobId, Deadline, Ino, PackNo};
 use blob::Origin;
 use blob::extent::ExtentPage;
 use meta::store::StoreError;
@@ -93,6 +94,8 @@ pub struct Places<'a> {
 
 /// The origin is asked for at most so many blobs of a file: each is a request where it is far away.
 const ASKED: usize = 1_000;
+/// And for so long: what it has not said by then is unknown.
+const ASKING: Duration = Duration::from_secs(5);
 /// So many extents are listed, no more: an answer is one line between programs.
 const LISTED: usize = 100_000;
 
@@ -139,9 +142,11 @@ pub fn of(names: &Names, places: &Places<'_>, path: &Path, list: bool) -> Result
         }
     }
     let packs = used.into_iter().enumerate();
-    let packs = packs
-        .map(|(at, (pack, used))| pack_info(names, places, pack, used, at < ASKED))
-        .collect::<Result<_>>()?;
+    let deadline = Deadline::after(ASKING);
+    let ask = |at: usize| at < ASKED && !deadline.is_over();
+    let packs = deadline.scope(|| {
+        packs.map(|(at, (pack, used))| pack_info(names, places, pack, used, ask(at))).collect::<Result<_>>()
+    })?;
     Ok(Info {
         inode: ino.0,
         kind: kind(record.mode).to_owned(),

@@ -3,14 +3,23 @@
 //! A mount of Covey's is known by its type and by who serves it ([`crate::trust`]); its source is the volume: an absolute folder, or `mem:<id>` for a
 //! volume in memory. So the kernel's own table is the only registry: a command finds the volume (and with it the control
 //! socket) from any path on the mount, and nothing can be out of date.
+//!
+//! **A mount whose daemon does not answer holds nobody up.** Looking at a path on it would wait for ever, so before that the way there is
+//! followed by name ([`entered`]), and the first mount of ours on it is asked whether it lives, with a bound. Other mounts are not looked at.
 
+use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-use fuse::mount::{Mounted, find};
+use base::Deadline;
+use fuse::mount::{ANSWER_WITHIN, Life, Mounted, find};
+use parking_lot::Mutex;
+
+use crate::control::{self, Ear};
 
 use crate::error::{Context, Failure, Result};
 use crate::trust;
@@ -31,6 +40,11 @@ pub fn covey_of(path: &Path) -> Result<Option<Mounted>> {
     if ours.is_empty() {
         return Ok(None);
     }
+    if let Some((mount, _)) = entered(path)
+        && life(&mount)? == Life::Dead
+    {
+        return Ok(Some(mount));
+    }
     match fs::symlink_metadata(path).and_then(|_| fs::metadata(path).or_else(|_| fs::symlink_metadata(path)))
     {
         Ok(meta) => {
@@ -44,6 +58,76 @@ pub fn covey_of(path: &Path) -> Result<Option<Mounted>> {
         }
         Err(error) => Err(Failure::io(format!("cannot open {}", path.display()), &error)),
     }
+}
+
+/// As many symbolic links as the kernel follows.
+const LINKS: usize = 40;
+
+/// The first mount of ours that the way to a path leads into, and what is left of the path then. Nothing on the mount is looked at, and on a path
+/// that leads into none nothing but the names on the way.
+pub fn entered(path: &Path) -> Option<(Mounted, PathBuf)> {
+    let ours: Vec<PathBuf> = crate::trust::mounts().into_iter().map(|mount| mount.path).collect();
+    if ours.is_empty() {
+        return None;
+    }
+    let names = |path: &Path| -> VecDeque<OsString> {
+        let plain = |part: Component<'_>| !matches!(part, Component::RootDir | Component::CurDir);
+        path.components().filter(|part| plain(*part)).map(|part| part.as_os_str().to_owned()).collect()
+    };
+    let (mut at, mut left) = (PathBuf::from("/"), names(&std::path::absolute(path).ok()?));
+    let mut links = 0;
+    while let Some(name) = left.pop_front() {
+        if name == ".." {
+            at.pop();
+            continue;
+        }
+        let next = at.join(&name);
+        // What is on top there counts: another filesystem may cover it.
+        if ours.contains(&next)
+            && let Some(mount) = find(&next).filter(is_covey)
+        {
+            return Some((mount, left.into_iter().collect()));
+        }
+        if fs::symlink_metadata(&next).ok()?.is_symlink() {
+            links += 1;
+            let target = fs::read_link(&next).ok().filter(|_| links <= LINKS)?;
+            if target.is_absolute() {
+                at = PathBuf::from("/");
+            }
+            let mut more = names(&target);
+            more.append(&mut left);
+            left = more;
+        } else {
+            at = next;
+        }
+    }
+    None
+}
+
+/// Whether a mount's daemon lives; that it does not answer in time is a failure that says so.
+pub fn life(mount: &Mounted) -> Result<Life> {
+    match mount.life(Deadline::current().within(ANSWER_WITHIN)) {
+        Life::Silent => Err(control::silent(&Ear::of_source(Path::new(&mount.source)), ANSWER_WITHIN)),
+        life => Ok(life),
+    }
+}
+
+/// Fails when the way to a path leads into a mount of ours whose daemon does not answer: looking at it would wait for ever.
+pub fn check_way(path: &Path) -> Result<()> {
+    entered(path).map_or(Ok(()), |(mount, _)| life(&mount).map(drop))
+}
+
+/// Asks something of every mount, of all at the same time: one that does not answer must not keep the others waiting.
+pub fn of_each<T: Send>(mounts: &[Mounted], ask: impl Fn(&Mounted) -> T + Sync) -> Vec<T> {
+    let places: Vec<(usize, &Mounted)> = mounts.iter().enumerate().collect();
+    let answers: Mutex<Vec<Option<T>>> = Mutex::new(mounts.iter().map(|_| None).collect());
+    let done = base::thread::for_each("covey-ask", mounts.len(), &places, |(index, mount)| {
+        let answer = ask(mount);
+        answers.lock()[*index] = Some(answer);
+        Ok::<(), ()>(())
+    });
+    debug_assert!(done.is_ok());
+    answers.into_inner().into_iter().flatten().collect()
 }
 
 /// Whether the system says so of a path on a mount whose daemon is gone.
@@ -65,6 +149,13 @@ pub fn of_volume(volume: &Path) -> Option<Mounted> {
 pub fn absolute(path: &Path) -> Result<PathBuf> {
     let here = std::path::absolute(path).at("resolve", path)?;
     let clean: PathBuf = here.components().collect();
+    if let Some((mount, rest)) = entered(&clean) {
+        let lives = || matches!(life(&mount), Ok(Life::Lives(_)));
+        // The mountpoint itself is asked nothing, and what is on one that does not answer cannot be looked at.
+        if rest.as_os_str().is_empty() || !lives() {
+            return Ok(mount.path.join(rest).components().collect());
+        }
+    }
     if let Ok(full) = fs::canonicalize(&clean) {
         return Ok(full);
     }

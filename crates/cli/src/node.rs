@@ -233,7 +233,7 @@ impl Node {
                 (root, origin, None)
             }
             false => {
-                let (root, remote) = named.far_root(crate::far::limits(&options.far))?;
+                let (root, remote) = named.far_root(crate::far::limits(&options.far, options.deadline))?;
                 let cache = TreeCache::before(remote, root.volume, named, &options.far, options.deadline)?;
                 (root, cache.origin(), Some(cache))
             }

@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use fuse::mount::Mounted;
+use fuse::mount::{Life, Mounted};
 
 use crate::control::Ear;
 use crate::error::{Failure, Result};
@@ -50,7 +50,7 @@ impl Place {
     }
 
     fn on(mount: Mounted, path: PathBuf) -> Result<Target> {
-        if mount.answers() {
+        if mounts::life(&mount)? != Life::Dead {
             return Ok(Target::Mounted(Place { mount, path }));
         }
         let place = mount.path.display();
@@ -82,6 +82,7 @@ pub fn resolve_new(text: &Path) -> Result<Target> {
 }
 
 fn find(text: &Path, new: bool) -> Result<Target> {
+    mounts::check_way(text)?;
     if let Some((volume, inner)) = split(text) {
         return in_volume(&volume, &inner);
     }

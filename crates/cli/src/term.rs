@@ -83,6 +83,11 @@ impl Term {
         }
     }
 
+    /// Says what is missing from the result. Also said with `--json`: on standard error, beside it.
+    pub fn warn(self, line: impl Display) {
+        let _ = writeln!(io::stderr().lock(), "{line}");
+    }
+
     /// Starts showing progress.
     pub fn progress(self, label: &str) -> Progress {
         Progress::new(label, self.json || self.quiet)

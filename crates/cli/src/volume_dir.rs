@@ -25,8 +25,10 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use base::Deadline;
 use serde::{Deserialize, Serialize};
 
+use crate::cmd::umount::Others;
 use crate::error::{Context, Failure, Result};
 use crate::mounts;
 use crate::own;
@@ -104,6 +106,7 @@ pub struct VolumeDir {
 impl VolumeDir {
     /// Opens the folder of a volume.
     pub fn open(path: &Path) -> Result<VolumeDir> {
+        mounts::check_way(path)?;
         let path = canonical(path)?;
         let file = path.join("covey.json");
         let text = match fs::read(&file) {
@@ -138,6 +141,7 @@ impl VolumeDir {
         home: impl Into<Home>,
         fill: impl FnOnce(&VolumeDir) -> Result<()>,
     ) -> Result<VolumeDir> {
+        mounts::check_way(path)?;
         let made = !path.exists();
         private_folder(path)?;
         let path = canonical(path)?;
@@ -260,12 +264,12 @@ impl VolumeDir {
     pub fn lock(&self, holder: &Holder) -> Result<Lock> {
         let path = self.path.join("lock");
         let mut file = open_lock(&path).at("open", &path)?;
-        let end = base::time::monotonic() + CLOSING;
+        let deadline = Deadline::current().within(CLOSING);
         while !try_lock(&file, libc::LOCK_EX).at("lock", &path)? {
             let other = self.holder()?;
             let closing = other.as_ref().is_none_or(|other| other.mountpoint.is_some())
                 && mounts::of_volume(&self.path).is_none();
-            if !closing || base::time::monotonic() >= end {
+            if !closing || deadline.is_over() {
                 return Err(self.in_use(other));
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -306,9 +310,9 @@ impl VolumeDir {
 
     /// Waits until nobody holds the volume; false when that took too long.
     pub fn wait_free(&self, patience: Duration) -> Result<bool> {
-        let end = base::time::monotonic() + patience;
+        let deadline = Deadline::after(patience);
         while self.holder()?.is_some() {
-            if base::time::monotonic() >= end {
+            if deadline.is_over() {
                 return Ok(false);
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -319,6 +323,16 @@ impl VolumeDir {
     /// "It is in use", by whom, and how to end that.
     pub fn in_use(&self, holder: Option<Holder>) -> Failure {
         let failure = Failure::new("in-use", format!("the volume {} is in use", self.path.display()));
+        if let Some(Holder { pid, mountpoint: Some(_), .. }) = &holder
+            && mounts::of_volume(&self.path).is_none()
+        {
+            // Its mount is gone from here: what still has it is worth more than where it was.
+            let others = Others::of_volume(&self.path);
+            if !others.is_empty() {
+                let why = format!("process {pid} serves it, and its mount is gone from here");
+                return others.explain(failure.why(why), &self.path);
+            }
+        }
         match holder {
             Some(Holder { pid, mountpoint: Some(place), .. }) => failure
                 .why(format!("process {pid} has it mounted at {}", place.display()))

@@ -36,6 +36,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::buffer::PageBuf;
 use crate::channel::Sink;
+use crate::late::{LateReads, Wait};
 
 const QUEUED: u8 = 0;
 const RUNNING: u8 = 1;
@@ -63,6 +64,9 @@ pub struct Ticket {
     since: Instant,
     state: AtomicU8,
     sink: Arc<dyn Sink>,
+    late: Arc<LateReads>,
+    /// A read that has waited before, and has a moment only.
+    again: bool,
     /// The pool whose thread works on it, and what that pool knows of the thread.
     pool: OnceLock<Weak<Pool>>,
     stage: AtomicU8,
@@ -104,6 +108,10 @@ impl Ticket {
 
     /// Sends the answer of one who has claimed it. False when the kernel no longer wants it.
     pub fn answer(&self, error: i32, body: &[u8]) -> bool {
+        // Before the kernel hears of it: it asks again at once.
+        if let (Some(Waiting::Read { ino, offset, len }), true) = (self.waiting, error == -Errno::EIO.0) {
+            self.late.failed((ino, offset, len), self.since, self.again);
+        }
         self.sink.reply(self.unique, error, body).is_ok()
     }
 
@@ -125,6 +133,7 @@ pub struct Desk {
     open: Mutex<Open>,
     changed: Condvar,
     deadline: Duration,
+    late: Arc<LateReads>,
 }
 
 #[derive(Default)]
@@ -139,7 +148,9 @@ impl Desk {
     /// # Errors
     /// The system has no room for another thread.
     pub fn start(deadline: Duration, late: impl Fn(Duration) + Send + 'static) -> io::Result<Arc<Desk>> {
-        let desk = Arc::new(Desk { open: Mutex::default(), changed: Condvar::new(), deadline });
+        let reads = Arc::new(LateReads::new(deadline));
+        let desk = Desk { open: Mutex::default(), changed: Condvar::new(), deadline, late: reads };
+        let desk = Arc::new(desk);
         let clock = Arc::clone(&desk);
         base::thread::spawn("fuse-clock", move || clock.run(&late))?;
         Ok(desk)
@@ -153,11 +164,29 @@ impl Desk {
         waiting: Option<Waiting>,
         sink: &Arc<dyn Sink>,
     ) -> Arc<Ticket> {
-        let since = base::time::monotonic();
+        self.issue_for(unique, caller, (waiting, Wait::Long), sink)
+    }
+
+    /// The same for a request that may not wait as long as others.
+    pub fn issue_for(
+        &self,
+        unique: u64,
+        caller: u32,
+        (waiting, wait): (Option<Waiting>, Wait),
+        sink: &Arc<dyn Sink>,
+    ) -> Arc<Ticket> {
+        let now = base::time::monotonic();
+        // As if it had come earlier: then the clock ends it sooner.
+        let earlier = |short| now.checked_sub(self.deadline.saturating_sub(short)).unwrap_or(now);
+        let (since, again) = match wait {
+            Wait::Short(short) => (earlier(short), true),
+            _ => (now, false),
+        };
         let (state, interrupted) = (AtomicU8::new(QUEUED), AtomicBool::new(false));
         let sink = Arc::clone(sink);
-        let (pool, stage) = (OnceLock::new(), AtomicU8::new(NOBODYS));
-        let ticket = Ticket { unique, caller, interrupted, waiting, since, state, sink, pool, stage };
+        let (pool, stage, late) = (OnceLock::new(), AtomicU8::new(NOBODYS), Arc::clone(&self.late));
+        let ticket =
+            Ticket { unique, caller, interrupted, waiting, since, state, sink, late, again, pool, stage };
         let ticket = Arc::new(ticket);
         let mut open = self.open.lock();
         open.tickets.insert(unique, Arc::clone(&ticket));
@@ -198,6 +227,14 @@ impl Desk {
             self.close_ticket(ticket);
             ticket.answer(-Errno::EINTR.0, &[]);
             ticket.stray();
+        }
+    }
+
+    /// How long a request that would wait may do so: a read that has just failed by waiting does not wait again.
+    pub fn may_wait(&self, waiting: Option<Waiting>) -> Wait {
+        match waiting {
+            Some(Waiting::Read { ino, offset, .. }) => self.late.wait(ino, offset),
+            _ => Wait::Long,
         }
     }
 

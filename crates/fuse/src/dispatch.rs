@@ -22,6 +22,7 @@ use crate::channel::Sink;
 use crate::counts::Counts;
 use crate::defer::{Desk, Pool, Ticket};
 use crate::execute::{self, Done};
+use crate::late::Wait;
 use crate::notify::{self, Notifier};
 use crate::uncached;
 use crate::watch::{Outcome, Span, Watch};
@@ -181,7 +182,16 @@ impl Dispatcher {
         if !seek && !waiting.is_some_and(waits) {
             return false;
         }
-        let ticket = self.0.desk.issue(header.unique, header.caller.pid, waiting, sink);
+        let wait = self.0.desk.may_wait(waiting);
+        if wait == Wait::Never {
+            let answered = self.0.watch.answering(span);
+            let _ = sink.reply(header.unique, -Errno::EIO.0, &[]);
+            let outcome = Outcome { bytes: 0, error: libc::EIO as u32 };
+            self.0.counts.lane(lane).ended(header.opcode, outcome);
+            self.0.watch.end(lane, answered, header, outcome);
+            return true;
+        }
+        let ticket = self.0.desk.issue_for(header.unique, header.caller.pid, (waiting, wait), sink);
         let pool = match waiting {
             _ if seek => &self.0.seeker,
             Some(Waiting::Write) => &self.0.writers,

@@ -11,7 +11,7 @@
 //! - [`mount`]: mount(2), fusermount3, umount, and what is mounted where.
 //! - [`channel`]: where requests come from and replies go; the seam for a byte stream.
 //! - [`uring`]: the same over io_uring, a ring per CPU.
-//! - [`dispatch`], [`execute`]: decode, ask, encode. [`defer`]: requests that must wait. [`seek`]: dirty pages first.
+//! - [`dispatch`], [`execute`]: decode, ask, encode. [`defer`]: requests that must wait; [`late`]: what the kernel asks for twice. [`seek`]: dirty pages first.
 //! - [`notify`]: what the kernel is to forget. [`counts`]: how many requests came. [`watch`]: how long they took, on what.
 //! - [`abi`]: the bytes, and [`abi::opcodes::OPCODES`], the table of what is served.
 //! - [`null`]: a filesystem that does nothing, for the floor of measurements; `uncached`: a mount as others are, for their ceiling.
@@ -27,6 +27,7 @@ pub mod counts;
 pub mod defer;
 pub mod dispatch;
 pub mod execute;
+pub mod late;
 pub mod mount;
 pub mod notify;
 pub mod null;

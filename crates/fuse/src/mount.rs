@@ -3,7 +3,9 @@
 //! `default_permissions` is always given: a mount without it that also opens files without asking us lets any user
 //! read any file. A mount is recognised by its device number, so that nothing else is ever unmounted by mistake.
 
+mod elsewhere;
 mod helper;
+mod life;
 mod outstanding;
 mod table;
 
@@ -13,8 +15,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use base::Deadline;
+
 use crate::channel::{DEVICE, Device};
-pub use outstanding::hand_over;
+pub use elsewhere::{Elsewhere, elsewhere};
+pub use life::{ANSWER_WITHIN, Life, Room};
+pub use outstanding::{abort, hand_over};
 
 /// How long a forced unmount waits for what programs wrote.
 const HAND_OVER: Duration = Duration::from_secs(10);
@@ -205,6 +211,10 @@ pub(crate) fn is_root() -> bool {
 /// Checks a mountpoint and gives its absolute form.
 pub(crate) fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     let shown = || path.to_owned();
+    // By its name first: to look at one that does not answer would wait for ever.
+    if let Ok(plain) = std::path::absolute(path) {
+        is_free(&plain)?;
+    }
     let full = match path.canonicalize() {
         Ok(full) => full,
         Err(error) => {
@@ -217,17 +227,23 @@ pub(crate) fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
         }
     };
     // Before anything that looks inside: a dead mount's attributes may still be in the kernel's memory.
-    match find(&full) {
-        Some(mounted) if mounted.is_fuse() && !mounted.answers() => return Err(MountError::DeadMount(full)),
-        Some(mounted) if mounted.is_fuse() => {
-            return Err(MountError::InUse { path: full, source_name: mounted.source });
-        }
-        _ => {}
-    }
+    is_free(&full)?;
     match std::fs::metadata(&full) {
         Ok(found) if found.is_dir() => Ok(full),
         Ok(_) => Err(MountError::NotADirectory(full)),
         Err(error) => Err(MountError::Io { doing: "looking at the mountpoint", source: error }),
+    }
+}
+
+/// Fails when a FUSE filesystem is mounted there, dead or alive.
+fn is_free(path: &Path) -> Result<(), MountError> {
+    match find(path) {
+        // One that is silent is there all the same.
+        Some(mounted) if mounted.is_fuse() => Err(match mounted.life(Deadline::after(ANSWER_WITHIN)) {
+            Life::Dead => MountError::DeadMount(path.to_owned()),
+            _ => MountError::InUse { path: path.to_owned(), source_name: mounted.source },
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -69,6 +69,8 @@ pub enum Canned {
     NotImplemented,
     /// A page for people.
     Page,
+    /// The same from a proxy that does not say what it sends.
+    BarePage,
 }
 
 impl Canned {
@@ -95,6 +97,11 @@ impl Canned {
             ),
             Canned::ClockSkew => refusal(forbidden, "RequestTimeTooSkewed", ""),
             Canned::NotImplemented => refusal(StatusCode::NOT_IMPLEMENTED, "NotImplemented", ""),
+            Canned::BarePage => (
+                StatusCode::OK,
+                "application/octet-stream",
+                "\n<!doctype HTML><html>Maintenance</html>".to_owned(),
+            ),
             Canned::Page => (StatusCode::OK, "text/html", "<!DOCTYPE html><html>Welcome</html>".to_owned()),
         }
     }

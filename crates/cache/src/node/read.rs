@@ -21,6 +21,7 @@ use super::flights::{Flight, Outcome, Pilot, Seat, same};
 use super::memory::{self, is_whole};
 use super::partial::{Fetch, Need};
 use super::pool::{Hint, Job, Landed};
+use super::refused::Asked;
 use super::{Core, Warmed};
 
 /// Ranges up to this many bytes are prefetched as a part of a blob.
@@ -269,7 +270,7 @@ impl Core {
         let mut permit = self.room.take(u64::from(len.next_multiple_of(GROUP)), false);
         self.counters.part_fetches.add(1);
         let fetched = self.remote.fetch_part(id, from, len);
-        self.refused.came(&self.health, &fetched);
+        self.refused.came(Asked::Reads, &self.health, &fetched);
         let fetched = fetched.and_then(|part| self.arrived(id, part));
         let part = match fetched {
             Ok(part) => part,
@@ -321,7 +322,7 @@ impl Core {
         let mut permit = self.room.take(u64::from(BLOB_MAX), hint);
         self.counters.whole_fetches.add(1);
         let fetched = self.remote.fetch(id);
-        self.refused.came(&self.health, &fetched);
+        self.refused.came(Asked::Reads, &self.health, &fetched);
         let fetched = fetched.and_then(|(sums, bytes)| self.arrived(id, Part { sums, offset: 0, bytes }));
         match fetched {
             Ok(part) if is_whole(&part) => {

@@ -1,4 +1,4 @@
-//! Says once that the origin refuses what is read, and once that it serves again: programs go on asking, and each of them gets its error.
+//! Says once that the origin refuses something, and once that it serves again: programs go on asking, and each of them gets its error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,22 +6,38 @@ use blob::BlobError;
 
 use super::health::Health;
 
-/// See the module.
+/// What was asked for. One may be refused while the other is served.
+#[derive(Clone, Copy)]
+pub(super) enum Asked {
+    Reads,
+    Deletes,
+}
+
+/// What was said of each. See the module.
 #[derive(Default)]
-pub(super) struct Refused(AtomicBool);
+pub(super) struct Refused([AtomicBool; 2]);
 
 impl Refused {
-    /// What became of a fetch.
-    pub(super) fn came<T>(&self, health: &Health, outcome: &Result<T, BlobError>) {
+    /// What became of it.
+    pub(super) fn came<T>(&self, asked: Asked, health: &Health, outcome: &Result<T, BlobError>) {
+        let said = &self.0[asked as usize];
         match outcome {
-            Err(BlobError::Refused(why)) if !self.0.swap(true, Ordering::AcqRel) => health.report(&format!(
-                "the origin refuses reads: {why}; what is on this node can still be read, and the origin is asked again now and then"
-            )),
+            Err(BlobError::Refused(why)) if !said.swap(true, Ordering::AcqRel) => health.report(&match asked {
+                Asked::Reads => format!(
+                    "the origin refuses reads: {why}; what is on this node can still be read, and the origin is asked again now and then"
+                ),
+                Asked::Deletes => format!(
+                    "the origin refuses deletes: {why}; what is to be deleted there waits and is tried again, reads and uploads go on"
+                ),
+            }),
             // What is not there, too, was found out by asking.
             Ok(_) | Err(BlobError::Missing(_))
-                if self.0.load(Ordering::Acquire) && self.0.swap(false, Ordering::AcqRel) =>
+                if said.load(Ordering::Acquire) && said.swap(false, Ordering::AcqRel) =>
             {
-                health.report("the origin serves reads again");
+                health.report(match asked {
+                    Asked::Reads => "the origin serves reads again",
+                    Asked::Deletes => "the origin takes deletes again",
+                });
             }
             _ => {}
         }
@@ -44,15 +60,23 @@ mod tests {
         let health =
             Health::new(Arc::new(move |line: &str| lines.lock().push(line.to_owned())), Duration::ZERO);
         let refused = Refused::default();
-        refused.came(&health, &Ok(()));
+        refused.came(Asked::Reads, &health, &Ok(()));
         for _ in 0..3 {
-            refused.came::<()>(&health, &Err(BlobError::Refused("the key k is not known".to_owned())));
-            refused.came::<()>(&health, &Err(BlobError::Unavailable("no answer".to_owned())));
+            refused.came::<()>(
+                Asked::Reads,
+                &health,
+                &Err(BlobError::Refused("the key k is not known".to_owned())),
+            );
+            refused.came::<()>(Asked::Reads, &health, &Err(BlobError::Unavailable("no answer".to_owned())));
         }
-        refused.came(&health, &Ok(()));
-        refused.came(&health, &Ok(()));
+        refused.came(Asked::Reads, &health, &Ok(()));
+        refused.came(Asked::Reads, &health, &Ok(()));
+        let refused_deletes = Err(BlobError::Refused("access denied".to_owned()));
+        (0..3).for_each(|_| refused.came::<()>(Asked::Deletes, &health, &refused_deletes));
+        refused.came(Asked::Reads, &health, &Ok(()));
         let said = said.lock();
-        assert_eq!(said.len(), 2, "{said:?}");
+        assert_eq!(said.len(), 3, "{said:?}");
+        assert!(said[2].contains("refuses deletes: access denied"), "{said:?}");
         assert!(said[0].contains("the key k is not known") && said[1].contains("again"), "{said:?}");
     }
 }

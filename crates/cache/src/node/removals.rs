@@ -12,12 +12,13 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::BlobId;
 use base::time::BootTime;
+use base::{BlobId, Deadline};
 use blob::BlobError;
 use parking_lot::{Condvar, Mutex};
 
 use super::Core;
+use super::refused::Asked;
 
 /// More than this wait only where the origin has not answered for long; then nothing more is taken.
 const MOST: usize = 1 << 16;
@@ -116,11 +117,12 @@ impl Removals {
 
     /// No deletion begins any more, and none is under way when this returns, unless the origin takes very long to answer.
     pub(super) fn close(&self) {
-        let until = base::time::monotonic() + PATIENCE;
+        // A command with a bound of its own waits no longer than that.
+        let deadline = Deadline::current().within(PATIENCE);
         let mut state = self.state.lock();
         state.closed = true;
         self.changed.notify_all();
-        while state.working && !self.changed.wait_until(&mut state, until).timed_out() {}
+        while state.working && !self.changed.wait_for(&mut state, deadline.left()).timed_out() {}
     }
 
     /// The thread: ends when there is nothing left.
@@ -134,6 +136,7 @@ impl Removals {
             let done = allowed.map_err(BlobError::Unavailable).and_then(remove);
             // One that is slow may get fewer done in that time.
             most = if done.is_ok() { BATCH.min(most * 2) } else { (batch.len() / 2).max(1) };
+            core.refused.came(Asked::Deletes, &core.health, &done);
             if done.is_ok() {
                 core.books.deleted(&batch);
             }

@@ -1,10 +1,9 @@
 //! `covey df`: the mounted volumes and their room, as df(1) shows filesystems.
 
-use std::ffi::CString;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use fuse::mount::Mounted;
+use base::Deadline;
+use fuse::mount::{ANSWER_WITHIN, Life, Mounted, Room};
 use serde::Serialize;
 
 use crate::error::{Failure, Result};
@@ -25,6 +24,8 @@ struct Row {
     volume: String,
     mountpoint: PathBuf,
     alive: bool,
+    /// Its daemon is there, and does not answer.
+    silent: bool,
     size_bytes: u64,
     used_bytes: u64,
     available_bytes: u64,
@@ -37,42 +38,36 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         [] => crate::trust::mounts(),
         paths => paths.iter().map(|path| the_mount(path)).collect::<Result<_>>()?,
     };
-    let rows: Vec<Row> = mounts.iter().map(row).collect();
+    let rows = mounts::of_each(&mounts, row);
     term.result(&rows, || text(&rows));
     Ok(0)
 }
 
 fn the_mount(path: &Path) -> Result<Mounted> {
-    mounts::covey_of(path)?.ok_or_else(|| {
+    let found = match mounts::covey_of(path) {
+        // That it does not answer is what the row says.
+        Err(failure) if failure.code == "silent" => mounts::entered(path).map(|(mount, _)| mount),
+        found => found?,
+    };
+    found.ok_or_else(|| {
         Failure::new("not-mounted", format!("{} is on no mount of Covey's", path.display()))
             .next("covey df without a path lists all mounts; covey status VOLUME shows a volume that is not mounted")
     })
 }
 
 fn row(mount: &Mounted) -> Row {
-    let room = mount.answers().then(|| room(&mount.path)).flatten();
-    let (size, free, available, inodes) = room.unwrap_or_default();
+    let life = mount.life(Deadline::current().within(ANSWER_WITHIN));
+    let room = if let Life::Lives(room) = life { room } else { Room::default() };
     Row {
         volume: mount.source.clone(),
         mountpoint: mount.path.clone(),
-        alive: room.is_some(),
-        size_bytes: size,
-        used_bytes: size.saturating_sub(free),
-        available_bytes: available,
-        inodes,
+        alive: matches!(life, Life::Lives(_)),
+        silent: life == Life::Silent,
+        size_bytes: room.size,
+        used_bytes: room.size.saturating_sub(room.free),
+        available_bytes: room.available,
+        inodes: room.inodes,
     }
-}
-
-/// Size, free, available, inodes in use. None when nobody answers.
-fn room(path: &Path) -> Option<(u64, u64, u64, u64)> {
-    let name = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: all zeros is a value of statvfs, which is plain numbers.
-    let mut room: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `name` ends with NUL and lives through the call, as does `room`.
-    let status = unsafe { libc::statvfs(name.as_ptr(), &mut room) };
-    let unit = room.f_frsize;
-    let used = room.f_files.saturating_sub(room.f_ffree);
-    (status == 0).then(|| (room.f_blocks * unit, room.f_bfree * unit, room.f_bavail * unit, used))
 }
 
 fn text(rows: &[Row]) -> String {
@@ -84,7 +79,10 @@ fn text(rows: &[Row]) -> String {
         let place = row.mountpoint.display();
         if !row.alive {
             let dash = || "-".to_owned();
-            let place = format!("{place} (dead: covey umount {place})");
+            let place = match row.silent {
+                true => format!("{place} (does not answer: covey status {place} says more)"),
+                false => format!("{place} (dead: covey umount {place})"),
+            };
             table.row(vec![row.volume.clone(), dash(), dash(), dash(), dash(), dash(), place]);
             continue;
         }

@@ -12,11 +12,13 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use fuse::mount::Mounted;
+use base::Deadline;
+use fuse::mount::{ANSWER_WITHIN, Life, Mounted};
 use serde::Serialize;
 
 use crate::control::{self, Ear, Request};
 use crate::error::{Failure, Result};
+use crate::mounts;
 use crate::status::Status;
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
@@ -107,14 +109,20 @@ pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
         checks.extend(places::rights(&dir));
         checks.extend(places::leftovers(&dir));
     }
-    for mount in &crate::trust::mounts() {
-        let check = present_mount(mount);
-        let answers = check.level != Level::Wrong;
-        checks.push(check);
-        checks.extend(answers.then(|| advice::of_mount(mount, &machine)).flatten());
-        checks.extend(answers.then(|| fleet::of_mount(mount)).into_iter().flatten());
-        checks.extend(answers.then(|| in_the_clear(mount)).into_iter().flatten());
-    }
+    let of_mount = |mount: &Mounted| {
+        let mut checks = vec![present_mount(mount)];
+        let ear = Ear::of_source(Path::new(&mount.source));
+        if checks[0].level != Level::Wrong
+            && let Ok(status) = control::ask::<Status>(&ear, &Request::Status, &mut |_| ())
+        {
+            checks.extend(advice::of_mount(mount, &status, &machine));
+            checks.extend(far::of_mount(mount, &status));
+            checks.extend(fleet::of_mount(mount));
+            checks.extend(in_the_clear(mount));
+        }
+        checks
+    };
+    checks.extend(mounts::of_each(&crate::trust::mounts(), of_mount).into_iter().flatten());
     checks.extend(advice::uses(&machine));
     checks
 }
@@ -301,12 +309,20 @@ fn volume(path: &Path) -> Check {
 /// Dead mounts, and mounts whose read-ahead is the kernel's small default.
 fn present_mount(mount: &Mounted) -> Check {
     let place = mount.path.display();
-    if !mount.answers() {
-        return wrong(
-            "mount",
-            format!("{place} is dead: its daemon is gone"),
-            format!("covey umount {place}"),
-        );
+    match mount.life(Deadline::after(ANSWER_WITHIN)) {
+        Life::Lives(_) => {}
+        Life::Dead => {
+            return wrong(
+                "mount",
+                format!("{place} is dead: its daemon is gone"),
+                format!("covey umount {place}"),
+            );
+        }
+        Life::Silent => {
+            let failure = control::silent(&Ear::of_source(Path::new(&mount.source)), ANSWER_WITHIN);
+            let why = failure.why.join("; ");
+            return wrong("mount", format!("{}: {why}", failure.what), failure.next.join("; or "));
+        }
     }
     let knob = format!("/sys/class/bdi/{}:{}/read_ahead_kb", libc::major(mount.dev), libc::minor(mount.dev));
     let ahead = fs::read_to_string(&knob).ok().and_then(|text| text.trim().parse::<u32>().ok());

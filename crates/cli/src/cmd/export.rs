@@ -12,6 +12,7 @@ use crate::export::inside::Inside;
 use crate::import::folder::Folder;
 use crate::import::place::Place;
 use crate::import::{self, Sink, Skipped, Source, Summary};
+use crate::mounts;
 use crate::node::{Node, NodeOptions};
 use crate::target::{Target, resolve};
 use crate::term::{Term, files_and_rates};
@@ -51,6 +52,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             .next("leave --json out, or name a file"));
     }
     let packing = Packing::of(&args.out)?;
+    mounts::check_way(&args.out)?;
     let summary = match resolve(&args.src)? {
         Target::Mounted(place) => {
             if !place.path.is_dir() {

@@ -1,10 +1,13 @@
 //! `covey flush`: waits until everything written so far is in the origin.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use base::Deadline;
+use fuse::mount::Mounted;
+
 use crate::cmd::clone::show;
-use crate::control::{self, Request, Tick};
+use crate::control::{self, Ear, Request, Tick};
 use crate::error::Result;
 use crate::far::Settled;
 use crate::node::{Node, NodeOptions};
@@ -33,16 +36,15 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mut progress = term.progress("flush");
-    let settled = match resolve(&args.volume)? {
-        Target::Mounted(place) => {
-            // What programs wrote may still be in the kernel only.
-            fuse::mount::hand_over(&place.mount.path, HAND_OVER);
-            let request = Request::Settle { seconds: args.timeout };
-            control::ask(&place.ear(), &request, &mut |tick| show(&mut progress, tick))?
-        }
+    let deadline = Deadline::after_if(args.timeout.map(Duration::from_secs));
+    let settled = match deadline.scope(|| resolve(&args.volume))? {
+        Target::Mounted(place) => mounted(&place.mount, deadline, &mut |tick| show(&mut progress, tick))?,
         Target::Closed { dir, .. } => {
-            let node = Node::open(&dir, &NodeOptions::writing("flush"))?;
-            closed(&node, args.timeout, &mut |tick| show(&mut progress, &tick))?
+            // Opening it and closing it are parts of it, so they share its bound.
+            deadline.scope(|| {
+                let node = Node::open(&dir, &NodeOptions::writing("flush"))?;
+                closed(&node, deadline, &mut |tick| show(&mut progress, &tick))
+            })?
         }
     };
     progress.done();
@@ -50,9 +52,23 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(0)
 }
 
+/// What the daemon may take longer than it was told, to say what came of it.
+const LAST_WORD: Duration = Duration::from_secs(2);
+
+/// Has the daemon of a mount flush, by a deadline.
+pub fn mounted(mount: &Mounted, deadline: Deadline, tick: &mut dyn FnMut(&Tick)) -> Result<Settled> {
+    // What programs wrote may still be in the kernel only.
+    fuse::mount::hand_over(&mount.path, deadline.within(HAND_OVER).left());
+    // The daemon counts whole seconds; a part of one is one.
+    let seconds = deadline.is_bounded().then(|| deadline.left().as_secs_f64().ceil() as u64);
+    let ear = Ear::of_source(Path::new(&mount.source));
+    let answer = Deadline::after_if(deadline.is_bounded().then(|| deadline.left() + LAST_WORD));
+    answer.scope(|| control::ask(&ear, &Request::Settle { seconds }, tick))
+}
+
 /// Flushes a volume that was opened for it, and closes it.
-pub fn closed(node: &Node, seconds: Option<u64>, tick: &mut dyn FnMut(Tick)) -> Result<Settled> {
-    let settled = node.settle(seconds.map(Duration::from_secs), tick);
+pub fn closed(node: &Node, deadline: Deadline, tick: &mut dyn FnMut(Tick)) -> Result<Settled> {
+    let settled = node.settle(deadline.is_bounded().then(|| deadline.left()), tick);
     node.close()?;
     settled
 }

@@ -11,6 +11,7 @@ use crate::import::direct::Direct;
 use crate::import::folder::Folder;
 use crate::import::place::Place;
 use crate::import::{self, Sink, Source, Summary};
+use crate::mounts;
 use crate::node::{Node, NodeOptions};
 use crate::target::{Target, resolve_new};
 use crate::term::{Term, files_and_rates};
@@ -46,6 +47,7 @@ struct Outcome<'a> {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let label =
         args.src.file_name().map_or_else(|| "import".to_owned(), |name| name.to_string_lossy().into_owned());
+    mounts::check_way(&args.src)?;
     let summary = match resolve_new(&args.dest)? {
         Target::Mounted(place) => {
             let source = source(&args.src, Some(place.mount.dev))?;

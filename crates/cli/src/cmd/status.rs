@@ -1,11 +1,14 @@
 //! `covey status`: a volume's figures, from its daemon where it is mounted, else by opening it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use crate::control::{self, Request};
+use fuse::mount::Mounted;
+
+use crate::control::{self, Ear, Request};
 use crate::error::{Failure, Result};
 use crate::far;
 use crate::fleet::lent::{self, LentStatus};
+use crate::mounts;
 use crate::node::{Node, NodeOptions};
 use crate::status::{Kind, Status};
 use crate::table::{Pairs, bytes, count, span};
@@ -44,13 +47,17 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             .next("name a volume: covey status VOLUME")
             .next("or mount one: covey mount VOLUME MOUNTPOINT"));
     }
-    // Another user's mount, or a dead one, must not hide those that can be seen.
+    // Another user's mount, a dead one, or one that does not answer must not hide those that can be seen.
     let (mut all, mut failed) = (Vec::new(), None);
-    for mount in &mounts {
-        match of(&mount.path) {
+    let ask = |mount: &Mounted| {
+        let ear = Ear::of_source(Path::new(&mount.source));
+        control::ask::<Status>(&ear, &Request::Status, &mut |_| ())
+    };
+    for (mount, answer) in mounts.iter().zip(mounts::of_each(&mounts, ask)) {
+        match answer {
             Ok(status) => all.push(status),
             Err(failure) => {
-                term.say(format_args!("{}: {}", mount.path.display(), failure.what));
+                term.warn(format_args!("{}: {}", mount.path.display(), failure.line()));
                 failed = Some(failure);
             }
         }
@@ -64,7 +71,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(0)
 }
 
-fn of(path: &std::path::Path) -> Result<Status> {
+fn of(path: &Path) -> Result<Status> {
     match resolve(path)? {
         Target::Mounted(place) => control::ask(&place.ear(), &Request::Status, &mut |_| ()),
         Target::Closed { dir, .. } => {

@@ -50,11 +50,11 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let (news, heard) = mpsc::channel();
     let (mut stoppers, mut failed, mut asked_of) = (Vec::new(), None, vec![false; places.len()]);
     for (index, (place, ear)) in places.iter().enumerate() {
-        // Another user's mount, or a dead one, must not hide those that can be seen.
+        // Another user's mount, a dead one, or one that does not answer must not hide those that can be seen.
         let asked = match Asked::ask(ear, &Request::Watch { wish: Wish::Top { interval_ms } }) {
             Ok(asked) => asked,
             Err(failure) if places.len() > 1 => {
-                term.say(format_args!("{place}: {}", failure.what));
+                term.warn(format_args!("{place}: {}", failure.line()));
                 failed = Some(failure);
                 continue;
             }
@@ -98,11 +98,12 @@ fn show(
     // Tables that each has yet to send; none for those that send no more.
     let mut due: Vec<Option<u64>> =
         asked.iter().map(|asked| asked.then(|| args.count.unwrap_or(u64::MAX))).collect();
-    let (mut failed, mut stopped) = (None, false);
+    let (mut failed, mut stopped, mut seen) = (None, false, false);
     for (index, news) in heard {
         match news {
             Some(Ok(table)) if !stopped => {
                 let mount = &places[index].0;
+                seen = true;
                 due[index] = due[index].map(|due| due.saturating_sub(1));
                 if due[index].is_none() {
                     continue;
@@ -115,7 +116,10 @@ fn show(
                 }
             }
             Some(Err(failure)) => {
-                (failed, due[index]) = (Some(failure), None);
+                if places.len() > 1 {
+                    term.warn(format_args!("{}: {}", places[index].0, failure.line()));
+                }
+                (failed, due[index], latest[index]) = (Some(failure), None, None);
             }
             Some(Ok(_)) => {}
             None => (latest[index], due[index]) = (None, None),
@@ -125,7 +129,8 @@ fn show(
             enough();
         }
     }
-    failed.map_or(Ok(0), Err)
+    // Of several one is enough; what became of the others was said.
+    failed.filter(|_| places.len() == 1 || !seen).map_or(Ok(0), Err)
 }
 
 fn places(args: &Args) -> Result<Vec<(String, Ear)>> {

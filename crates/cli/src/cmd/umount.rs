@@ -1,29 +1,40 @@
 //! `covey umount`: ends a mount and waits until its volume is closed.
 //!
 //! A mount can go for good only when nobody uses it; so when the kernel says busy, the processes that keep it are named. The
-//! mount of a daemon that died can always be taken away. After unmounting, the daemon still writes down what it held: the
-//! command returns when the volume's lock is free, so that what follows it (a copy, another mount) finds the volume whole.
+//! mount of a daemon that died can always be taken away; one whose daemon does not answer only by force, because it may go on. After
+//! unmounting, the daemon still writes down what it held: the command returns when the volume's lock is free, so that what follows it (a copy,
+//! another mount) finds the volume whole. What else still has the mount is named ([`others`]).
+//!
+//! `--wait` is one bound for all of it: the flush before, the unmount, and the closing after.
+
+mod others;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fuse::mount::Mounted;
+use base::Deadline;
+use fuse::mount::{ANSWER_WITHIN, Life, Mounted};
 use fuse::{Unmount, UnmountError};
 use serde::Serialize;
 
 use crate::cmd::clone::show;
-use crate::cmd::flush::{self, HAND_OVER};
-use crate::control::{self, Ear, Request};
+use crate::cmd::flush;
+use crate::control::{self, Ear};
 use crate::error::{Failure, Result};
-use crate::far::{self, Settled};
+use crate::far;
 use crate::mounts;
 use crate::node::{Node, NodeOptions};
 use crate::table::span;
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
+pub use others::Others;
 
 /// How long a busy mount that nobody can be named for is tried again.
 const PASSING: Duration = Duration::from_secs(2);
+/// How long the volume's closing is waited for, where nothing is said.
+const CLOSING: Duration = Duration::from_secs(120);
+/// The same when something else still has the mount: it may be about to go, as a container that ends.
+const LEAVING: Duration = Duration::from_secs(5);
 
 /// Unmounts a volume and waits until it is closed
 #[derive(Debug, clap::Args)]
@@ -37,15 +48,15 @@ pub struct Args {
     /// Detach it from the tree at once; it ends when its last user is gone
     #[arg(long, short, conflicts_with = "force")]
     lazy: bool,
-    /// End it even if its daemon does not answer: requests under way fail, what it had not written down is lost
+    /// End it even if its daemon does not answer or other mount namespaces have it: requests under way fail, what was not handed over is lost
     #[arg(long, short)]
     force: bool,
     /// Wait first until everything is in the origin; without it what is not uploaded yet stays on this disk for the next mount
     #[arg(long, conflicts_with_all = ["lazy", "force"])]
     flush: bool,
-    /// How long to wait for the volume to be closed, in seconds
-    #[arg(long, default_value_t = 120)]
-    wait: u64,
+    /// Give up after so many seconds, with --flush too [default: 120 for the volume to be closed; a flush takes as long as it takes]
+    #[arg(long, value_name = "SECONDS")]
+    wait: Option<u64>,
     /// Only if its daemon is gone: a mount that lives, or none, is let be and is no failure
     #[arg(long, conflicts_with_all = ["force", "lazy"])]
     stale: bool,
@@ -65,13 +76,21 @@ struct Outcome {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let started = base::time::monotonic();
+    let deadline = Deadline::after_if(args.wait.map(Duration::from_secs));
     if args.stale && !is_stale(&args.mountpoint)? {
         let outcome = serde_json::json!({ "mountpoint": args.mountpoint, "was_dead": false });
         term.result(&outcome, || format!("There is no dead mount at {}.", args.mountpoint.display()));
         return Ok(0);
     }
-    let mount = find(&args.mountpoint)?;
-    let was_dead = !mount.answers();
+    let mount = match find(&args.mountpoint)? {
+        Found::Mounted(mount) => mount,
+        Found::Elsewhere(dir) => return end_elsewhere(&dir, args, deadline, term),
+    };
+    let life = mount.life(deadline.within(ANSWER_WITHIN));
+    if life == Life::Silent && !args.force && !args.lazy {
+        return Err(control::silent(&Ear::of_source(Path::new(&mount.source)), ANSWER_WITHIN));
+    }
+    let was_dead = life == Life::Dead;
     let how = match args {
         _ if was_dead => Unmount::Lazy,
         Args { force: true, .. } => Unmount::Force,
@@ -79,12 +98,14 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         _ => Unmount::Polite,
     };
     if args.flush && !was_dead {
-        flush_mounted(&mount, term)?;
+        let mut progress = term.progress("flush");
+        flush::mounted(&mount, deadline, &mut |tick| show(&mut progress, tick))?;
+        progress.done();
     }
     detach(&mount.path, how)?;
-    let closed = wait_closed(&mount, args, term)?;
+    let closed = wait_closed(&mount, args, deadline, term)?;
     if args.flush {
-        flush_rest(&mount, term)?;
+        flush_rest(&mount, deadline, term)?;
     }
     let (not_uploaded_blobs, not_uploaded_bytes) = if closed { not_uploaded(&mount) } else { (0, 0) };
     let outcome = Outcome {
@@ -111,23 +132,14 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     Ok(0)
 }
 
-/// Waits until all that was written is in the origin.
-fn flush_mounted(mount: &Mounted, term: Term) -> Result<()> {
-    fuse::mount::hand_over(&mount.path, HAND_OVER);
-    let mut progress = term.progress("flush");
-    let request = Request::Settle { seconds: None };
-    let ear = Ear::of_source(Path::new(&mount.source));
-    let _: Settled = control::ask(&ear, &request, &mut |tick| show(&mut progress, tick))?;
-    progress.done();
-    Ok(())
-}
-
 /// What was written between that and the end, or left by a daemon that died.
-fn flush_rest(mount: &Mounted, term: Term) -> Result<()> {
+fn flush_rest(mount: &Mounted, deadline: Deadline, term: Term) -> Result<()> {
     let Some(dir) = volume_dir(mount).filter(|dir| dir.not_uploaded().0 > 0) else { return Ok(()) };
     let mut progress = term.progress("flush");
-    let node = Node::open(&dir, &NodeOptions::writing("flush"))?;
-    flush::closed(&node, None, &mut |tick| show(&mut progress, &tick))?;
+    deadline.scope(|| {
+        let node = Node::open(&dir, &NodeOptions::writing("flush"))?;
+        flush::closed(&node, deadline, &mut |tick| show(&mut progress, &tick))
+    })?;
     progress.done();
     Ok(())
 }
@@ -157,22 +169,37 @@ fn detach(mountpoint: &Path, how: Unmount) -> Result<()> {
     }
 }
 
-/// The mount that is meant: at the path, or of the volume that the path is.
-fn find(path: &Path) -> Result<Mounted> {
+/// What a path stands for.
+#[derive(Debug)]
+enum Found {
+    /// A mount here.
+    Mounted(Mounted),
+    /// A volume that is mounted, but not here any more: in other mount namespaces.
+    Elsewhere(VolumeDir),
+}
+
+/// What is meant: the mount at the path, or of the volume that the path is.
+fn find(path: &Path) -> Result<Found> {
     let shown = path.display();
     let found = match mounts::at(path)? {
         None => mounts::of_volume(&mounts::absolute(path)?),
         found => found,
     };
     match found {
-        Some(mount) if mounts::is_covey(&mount) => Ok(mount),
+        Some(mount) if mounts::is_covey(&mount) => Ok(Found::Mounted(mount)),
         Some(mount) => Err(Failure::new("not-mounted", format!("what is mounted at {shown} is not Covey's"))
             .why(format!("it is of type {}", mount.kind))
             .next(format!("umount {shown}"))),
         None => {
+            if mounts::entered(path).is_none()
+                && let Ok(dir) = VolumeDir::open(path)
+                && dir.holder()?.is_some_and(|holder| holder.mountpoint.is_some())
+            {
+                return Ok(Found::Elsewhere(dir));
+            }
             let failure = Failure::new("not-mounted", format!("nothing is mounted at {shown}"));
-            Err(match mounts::covey_of(path).ok().flatten() {
-                Some(mount) => failure
+            Err(match mounts::entered(path) {
+                Some((mount, _)) => failure
                     .why("it is inside a mount, not its top")
                     .next(format!("covey umount {}", mount.path.display())),
                 None => failure.next("covey df lists what is mounted"),
@@ -183,7 +210,9 @@ fn find(path: &Path) -> Result<Mounted> {
 
 /// Whether what is mounted there is ours, and dead.
 fn is_stale(mountpoint: &Path) -> Result<bool> {
-    Ok(mounts::at(mountpoint)?.is_some_and(|mount| mounts::is_covey(&mount) && !mount.answers()))
+    Ok(mounts::at(mountpoint)?.is_some_and(|mount| {
+        mounts::is_covey(&mount) && mount.life(Deadline::after(ANSWER_WITHIN)) == Life::Dead
+    }))
 }
 
 /// An unmount that did not come about, in our words.
@@ -217,10 +246,52 @@ pub fn busy(mountpoint: &Path) -> Failure {
         .next(format!("or detach it now, to end with its last user: covey umount --lazy {place}"))
 }
 
-fn wait_closed(mount: &Mounted, args: &Args, term: Term) -> Result<bool> {
-    let Some(dir) = volume_dir(mount) else {
-        return Ok(true); // in memory: nothing is left to be written down
+/// Ends a volume's mount that only other mount namespaces still have.
+fn end_elsewhere(dir: &VolumeDir, args: &Args, deadline: Deadline, term: Term) -> Result<u8> {
+    let started = base::time::monotonic();
+    let closing = deadline.sooner(Deadline::after(CLOSING));
+    if !args.force || !dir.wait_free(Duration::ZERO)? {
+        let others = Others::of_volume(dir.path());
+        if !args.force || others.is_empty() {
+            if dir.wait_free(closing.within(LEAVING).left())? {
+                return Ok(0);
+            }
+            return Err(not_closed(dir, &others, dir.path(), started.elapsed())?);
+        }
+        others.end(closing)?;
+        if !dir.wait_free(closing.left())? {
+            return Err(not_closed(dir, &Others::of_volume(dir.path()), dir.path(), started.elapsed())?);
+        }
+    }
+    let (not_uploaded_blobs, not_uploaded_bytes) = dir.not_uploaded();
+    let outcome = Outcome {
+        mountpoint: args.mountpoint.clone(),
+        volume: dir.path().display().to_string(),
+        was_dead: false,
+        closed: true,
+        seconds: started.elapsed().as_secs_f64(),
+        not_uploaded_blobs,
+        not_uploaded_bytes,
     };
+    term.result(&outcome, || {
+        format!(
+            "Ended the mounts of {} in other mount namespaces; the volume is closed.",
+            dir.path().display()
+        )
+    });
+    Ok(0)
+}
+
+/// Waits until the volume is closed. Something else that still has the mount is waited for a little, and named.
+fn wait_closed(mount: &Mounted, args: &Args, deadline: Deadline, term: Term) -> Result<bool> {
+    let Some(dir) = volume_dir(mount) else {
+        // In memory, or a tree: nothing is left to be written down.
+        if args.force {
+            Others::of_device(mount.dev).end(deadline)?;
+        }
+        return Ok(true);
+    };
+    let started = base::time::monotonic();
     let quick = Duration::from_millis(1_500);
     if dir.wait_free(quick)? {
         return Ok(true);
@@ -228,19 +299,50 @@ fn wait_closed(mount: &Mounted, args: &Args, term: Term) -> Result<bool> {
     if args.lazy {
         return Ok(false);
     }
-    term.say(format_args!("Unmounted; waiting for the daemon to write down the rest ..."));
-    if dir.wait_free(Duration::from_secs(args.wait))? {
-        return Ok(true);
+    let closing = deadline.sooner(Deadline::after(CLOSING));
+    let mut others = Others::of_device(mount.dev);
+    if args.force && !others.is_empty() {
+        others.end(closing)?;
+        others = Others::none();
     }
+    if !others.is_empty() || is_stopped(&dir)?.is_some() {
+        if dir.wait_free(closing.within(LEAVING).left())? {
+            return Ok(true);
+        }
+    } else {
+        term.say(format_args!("Unmounted; waiting for the daemon to write down the rest ..."));
+        if dir.wait_free(closing.left())? {
+            return Ok(true);
+        }
+    }
+    Err(not_closed(&dir, &others, &mount.path, started.elapsed())?)
+}
+
+/// The process that has the volume, if it is stopped.
+fn is_stopped(dir: &VolumeDir) -> Result<Option<u32>> {
+    let pid = dir.holder()?.map(|holder| holder.pid);
+    Ok(pid.filter(|pid| control::state(*pid).is_some_and(|state| matches!(state, 'T' | 't'))))
+}
+
+/// "It is unmounted and not closed", and why.
+fn not_closed(dir: &VolumeDir, others: &Others, place: &Path, waited: Duration) -> Result<Failure> {
     let pid = dir.holder()?.map_or(0, |holder| holder.pid);
-    Err(Failure::new(
-        "busy",
-        format!("{} is unmounted, but its volume is not closed yet", mount.path.display()),
-    )
-    .why(format!("process {pid} still writes, after {} s", args.wait))
-    .next(format!(
+    let volume = dir.path();
+    let what = format!("{} is unmounted here, but its volume is not closed yet", place.display());
+    let failure = Failure::new("busy", what);
+    if !others.is_empty() {
+        return Ok(others.explain(failure, volume));
+    }
+    if let Some(pid) = is_stopped(dir)? {
+        return Ok(failure
+            .why(format!("process {pid} still has it, and is stopped (by a signal, or by a debugger)"))
+            .next(format!("let it go on: kill -CONT {pid}"))
+            .next(format!("or end it; the volume is sound all the same: kill -KILL {pid}")));
+    }
+    let log = dir.log();
+    Ok(failure.why(format!("process {pid} still has it, after {:.0} s", waited.as_secs_f64())).next(format!(
         "look at {} and wait; the volume is sound even if that process is killed",
-        dir.log().display()
+        log.display()
     )))
 }
 

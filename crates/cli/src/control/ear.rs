@@ -9,13 +9,20 @@
 //! A file is found from every network namespace, a name in the kernel's table only from the daemon's own; so a file is taken where one can
 //! be had. It gets its name when it can be connected to, and one that nobody listens at any more is removed by the next daemon there.
 
+use std::fmt;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base::Deadline;
+
+use super::client::CONNECT;
 
 /// The folder of root's daemons, and the one in which users have theirs.
 const RUN: (&str, &str) = ("/run/covey", "/run/user");
@@ -27,6 +34,15 @@ pub enum Ear {
     File(PathBuf),
     /// A name, for what has no folder. See the [module](self).
     Name(String),
+}
+
+impl fmt::Display for Ear {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ear::File(path) => path.parent().unwrap_or(path).display().fmt(f),
+            Ear::Name(name) => f.write_str(name),
+        }
+    }
 }
 
 impl Ear {
@@ -58,7 +74,7 @@ impl Ear {
                 Err(error) => found = Some(error),
             }
         }
-        let there = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name.as_bytes())?);
+        let there = connect_to(&SocketAddr::from_abstract_name(name.as_bytes())?);
         there.map_err(|error| found.unwrap_or(error))
     }
 
@@ -107,9 +123,41 @@ fn address(path: &Path) -> io::Result<(SocketAddr, Option<File>)> {
     Ok((SocketAddr::from_pathname(short)?, Some(folder)))
 }
 
+/// Connects with a bound: a daemon that is stopped takes so many callers, and the next would wait for as long as it is.
+fn connect_to(address: &SocketAddr) -> io::Result<UnixStream> {
+    let name = address.as_pathname().map(|path| path.as_os_str().as_bytes().to_vec());
+    let name = name.or_else(|| address.as_abstract_name().map(|name| [b"\0", name].concat()));
+    let name = name.unwrap_or_default();
+    // SAFETY: sockaddr_un is plain numbers, for which all zero bytes are a value.
+    let mut to: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    to.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    if name.len() >= to.sun_path.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    to.sun_path.iter_mut().zip(&name).for_each(|(to, byte)| *to = byte.cast_signed());
+    // A path ends with a NUL, an abstract name with its length.
+    let end = usize::from(name.first() != Some(&0));
+    let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + name.len() + end;
+    // SAFETY: socket(2) takes numbers.
+    let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new, and nobody else's.
+    let stream = UnixStream::from(unsafe { OwnedFd::from_raw_fd(socket) });
+    // The kernel bounds connecting by the time for sending.
+    let within = Deadline::current().within(CONNECT).left().max(Duration::from_millis(1));
+    stream.set_write_timeout(Some(within))?;
+    // SAFETY: `to` is a living address, of which `len` bytes count.
+    match unsafe { libc::connect(socket, (&raw const to).cast(), len as libc::socklen_t) } {
+        0 => Ok(stream),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let (address, _folder) = address(path)?;
-    UnixStream::connect_addr(&address)
+    connect_to(&address)
 }
 
 fn bind(path: &Path) -> io::Result<UnixListener> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cache::{NodeCache, Uploads};
 use origin::Remote;
-use origin::remote::KINDS;
+use origin::remote::{KINDS, Refusal};
 use serde::{Deserialize, Serialize};
 
 use super::waiting::{self, Waiting};
@@ -41,6 +41,8 @@ pub fn cache_status(cache: &NodeCache) -> CacheStatus {
 /// What was asked of an origin.
 pub fn request_status(remote: &Remote) -> RequestStatus {
     let stats = remote.stats();
+    let refusing: Vec<RefusalStatus> = remote.refusals().iter().map(RefusalStatus::of).collect();
+    let of_reads = refusing.iter().find(|refusal| ["everything", "reads"].contains(&&*refusal.what));
     RequestStatus {
         by_kind: KINDS.iter().map(|(kind, name)| ((*name).to_owned(), stats.requests(*kind))).collect(),
         retries: stats.retries,
@@ -54,7 +56,8 @@ pub fn request_status(remote: &Remote) -> RequestStatus {
         sent_bytes: stats.sent_bytes,
         read_p50_ms: stats.small_reads.quantile(0.5).map(ms),
         read_p99_ms: stats.small_reads.quantile(0.99).map(ms),
-        refused: remote.refused().map(|(why, since)| TroubleStatus::of(why, since)),
+        refused: of_reads.map(RefusalStatus::trouble),
+        refusing,
     }
 }
 
@@ -77,6 +80,9 @@ pub struct FarStatus {
     pub cache: CacheStatus,
     /// What was asked of it since the volume was opened.
     pub requests: RequestStatus,
+    /// Why it could not be used when the volume was opened, until it has been seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub away: Option<TroubleStatus>,
 }
 
 /// What the origin does not have yet.
@@ -128,8 +134,36 @@ pub struct TroubleStatus {
 }
 
 impl TroubleStatus {
-    fn of(why: String, since: base::Timestamp) -> TroubleStatus {
+    /// Of what was said last.
+    pub fn of(why: String, since: base::Timestamp) -> TroubleStatus {
         TroubleStatus { since: utc(since.seconds()), seconds: waiting::seconds(since), why }
+    }
+}
+
+/// Something that the origin refuses.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RefusalStatus {
+    /// `everything`, `reads`, `writes`, `deletes` or `listings`.
+    pub what: String,
+    /// `credentials`, `clock` or `rights`.
+    pub cause: String,
+    /// Since when, UTC.
+    pub since: String,
+    /// The same in seconds until now.
+    pub seconds: u64,
+    /// What was said last.
+    pub why: String,
+}
+
+impl RefusalStatus {
+    fn of(refusal: &Refusal) -> RefusalStatus {
+        let TroubleStatus { since, seconds, why } = TroubleStatus::of(refusal.why.clone(), refusal.since);
+        let (what, cause) = (refusal.what().to_owned(), refusal.cause().to_owned());
+        RefusalStatus { what, cause, since, seconds, why }
+    }
+
+    fn trouble(&self) -> TroubleStatus {
+        TroubleStatus { since: self.since.clone(), seconds: self.seconds, why: self.why.clone() }
     }
 }
 
@@ -214,6 +248,9 @@ pub struct RequestStatus {
     /// Reads are refused: a key, a right, a clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<TroubleStatus>,
+    /// All that is refused, each kind by itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refusing: Vec<RefusalStatus>,
 }
 
 /// The figures of uploads.
@@ -252,8 +289,13 @@ pub fn rows_of_reading(pairs: &mut Pairs, far: &FarStatus) {
     let kinds = if kinds.is_empty() { "none".to_owned() } else { kinds.join(", ") };
     let (sent, received) = (bytes(requests.sent_bytes), bytes(requests.received_bytes));
     pairs.row("origin asked", format!("{kinds}; {sent} sent, {received} received"));
-    if let Some(refused) = &requests.refused {
-        pairs.row("reads refused", format!("for {}: {}", span(refused.seconds as f64), refused.why));
+    if let Some(away) = &far.away {
+        let why = format!("not seen for {}, and looked for: {}", span(away.seconds as f64), away.why);
+        pairs.row("origin away", why);
+    }
+    for refusal in &requests.refusing {
+        let why = format!("for {} ({}): {}", span(refusal.seconds as f64), refusal.cause, refusal.why);
+        pairs.row(&format!("{} refused", refusal.what), why);
     }
     if requests.errors > 0 {
         let throttled = match requests.throttled {

@@ -127,6 +127,7 @@ impl FarStatus {
             uploads: UploadStatus::default(),
             cache: cache_status(cache),
             requests: remote.map(request_status).unwrap_or_default(),
+            away: None,
         }
     }
 }

@@ -121,7 +121,10 @@ impl Lent {
         let home = origins::address(&options.origin, &options.reach)?;
         let remote = match home.origin.starts_with("file:") {
             true => None,
-            false => Some(Arc::new(origins::open_remote(&home, crate::far::limits(&FarOptions::default()))?)),
+            false => Some(Arc::new(origins::open_remote(
+                &home,
+                crate::far::limits(&FarOptions::default(), crate::options::DEADLINE),
+            )?)),
         };
         let endpoint = remote.as_ref().and_then(|remote| remote.spec().endpoint.as_deref());
         origins::clear_line(endpoint).iter().for_each(|line| log::warn(line));

@@ -47,7 +47,8 @@ pub struct LentStatus {
 
 /// Whether it is such a folder.
 pub fn is_one(place: &Path) -> bool {
-    place.join(LOCK).is_file()
+    // A path on a mount is none, and on one that does not answer nothing can be looked at.
+    crate::mounts::entered(place).is_none() && place.join(LOCK).is_file()
 }
 
 /// Asks the node that has the folder.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::world::{World, covey, run_command};
+use crate::world::{World, alone, covey, run_command};
 
 /// Each is planted somewhere else, so that a leak says where it is.
 const PLANTED: [(&str, &str); 11] = [
@@ -59,7 +59,7 @@ fn bundle(world: &World, what: &Path, out: &Path) -> crate::world::Done {
     command.env("HOME", world.path("home")).env("COVEY_CONFIG", world.path("covey.toml"));
     command.env("AWS_SECRET_ACCESS_KEY", planted("variable")).env("AWS_SESSION_TOKEN", planted("token"));
     command.env("SOME_PASSWORD", planted("known")).env("AWS_REGION", "eu-central-1");
-    run_command(&mut command)
+    run_command(alone(&mut command, world.folder()))
 }
 
 #[test]
@@ -143,7 +143,8 @@ fn regression_a_dead_mount_has_a_bundle() {
     crate::world::kill(pid, libc::SIGKILL);
     crate::world::soon("it is dead", || fs::metadata(world.mnt()).is_err());
     let out = world.path("report.tar.zst");
-    run_command(&mut covey(&[Path::new("bundle"), &world.mnt(), Path::new("-o"), &out])).ok();
+    let mut bundle = covey(&[Path::new("bundle"), &world.mnt(), Path::new("-o"), &out]);
+    run_command(alone(&mut bundle, world.folder())).ok();
     let texts = texts(&out);
     assert!(
         texts.contains("stale-mount") && texts.contains("volume/log.txt") && texts.contains("mounted "),
@@ -157,6 +158,7 @@ fn a_damaged_volume_has_a_bundle_too() {
     let world = World::formatted();
     fs::write(world.volume().join("meta/names.db"), "no database").unwrap();
     let out = world.path("report.tar.zst");
-    run_command(&mut covey(&[Path::new("bundle"), &world.volume(), Path::new("-o"), &out])).ok();
+    let mut bundle = covey(&[Path::new("bundle"), &world.volume(), Path::new("-o"), &out]);
+    run_command(alone(&mut bundle, world.folder())).ok();
     assert!(texts(&out).contains("\"error\""));
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::world::{World, covey, json, run_command};
+use crate::world::{World, alone, covey, json, run_command};
 
 #[test]
 fn wrong_usage_is_status_2_and_says_how_it_goes() {
@@ -116,14 +116,18 @@ fn a_missing_origin_is_named() {
 #[test]
 fn doctor_says_what_is_wrong() {
     let world = World::formatted();
-    let done = json(&[Path::new("doctor"), &world.volume()]);
+    let doctor = || {
+        let mut doctor = covey(&[Path::new("doctor"), &world.volume(), Path::new("--json")]);
+        run_command(alone(&mut doctor, world.folder()))
+    };
+    let done = doctor();
     let checks = done.json();
     let wrong = checks.as_array().unwrap().iter().filter(|check| check["level"] == "wrong").count();
     assert_eq!(done.code, i32::from(wrong > 0), "{done:?}");
     let volume = checks.as_array().unwrap().iter().find(|check| check["name"] == "volume").unwrap().clone();
     assert_eq!(volume["level"], "ok", "{volume}");
     fs::remove_file(world.volume().join("covey.json")).unwrap();
-    let done = json(&[Path::new("doctor"), &world.volume()]);
+    let done = doctor();
     assert_eq!(done.code, 1);
     assert!(done.out.contains("is not a Covey volume"), "{done:?}");
 }

@@ -14,6 +14,7 @@ mod mounts;
 mod offline;
 mod publishing;
 mod settings;
+mod silent;
 mod system;
 mod trusting;
 mod watching;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::world::{World, covey, end_of, json, kill, run_command, soon};
+use crate::world::{World, alone, covey, end_of, json, kill, run_command, soon};
 
 #[test]
 fn what_is_written_is_there_after_the_next_mount() {
@@ -86,7 +86,7 @@ fn a_killed_daemon_leaves_a_mount_that_can_be_taken_away() {
     soon("the daemon is gone", || !Path::new(&format!("/proc/{pid}/exe")).exists());
     json(&[Path::new("status"), &world.mnt()]).fails(1, "stale-mount");
     json(&[Path::new("mount"), &world.volume(), &world.mnt()]).fails(1, "stale-mount");
-    let rows = json(&["df"]).ok().json();
+    let rows = run_command(alone(covey(&["df"]).arg("--json"), world.folder())).ok().json();
     let dead =
         |row: &serde_json::Value| row["mountpoint"].as_str() == world.mnt().to_str() && row["alive"] == false;
     assert!(rows.as_array().unwrap().iter().any(dead), "{rows}");

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::world::{Done, World, covey, json, run_command};
+use crate::world::{Done, World, alone, covey, json, run_command};
 
 /// Runs covey with a configuration of its own.
 fn with(config: &Path, args: &[&Path], variables: &[(&str, &str)]) -> Done {
@@ -70,7 +70,8 @@ fn a_wrong_file_stops_a_mount_and_nothing_else() {
     done.fails(2, "configuration");
     assert!(!format!("{done:?}").contains("hush"), "{done:?}");
     // Doctor finds it, too.
-    let done = with(&config, &[Path::new("doctor")], &[]);
+    let mut doctor = covey(&[Path::new("doctor"), Path::new("--json")]);
+    let done = run_command(alone(doctor.env("COVEY_CONFIG", &config), world.folder()));
     assert!(done.code == 1 && done.out.contains("line 2"), "{done:?}");
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::world::{World, covey, end_of, json, kill, run_command, soon};
+use crate::world::{World, alone, covey, end_of, json, kill, run_command, soon};
 
 /// A foreground mount with more arguments and variables; ended when dropped.
 struct Daemon<'a> {
@@ -243,7 +243,8 @@ fn stats_and_top_say_what_a_mount_does() {
     // The test harness names its threads after the tests, cut to 15 letters; this one has no name of its own and takes the process's.
     assert!(names("callers").iter().any(|name| name != "kernel" && name != "?"), "{top}");
     assert!(names("files").contains(&"/".to_owned()), "{top}");
-    let all = while_busy(&world, || run_command(&mut covey(&["top", "--interval", "300ms", "--count", "1"])));
+    let mut all = covey(&["top", "--interval", "300ms", "--count", "1"]);
+    let all = while_busy(&world, || run_command(alone(&mut all, world.folder())));
     assert!(all.out.contains(path.to_str().unwrap()) && all.out.contains("operation"), "{all:?}");
     daemon.end();
 }

@@ -84,6 +84,33 @@ pub fn end_of(child: &mut Child, what: &str) -> i32 {
     }
 }
 
+/// The command, in a mount namespace of its own in which of Covey's mounts only those below `kept` are left: what lists all mounts of the machine
+/// is to see those of its test. A user who may not do that sees all of them.
+pub fn alone<'a>(command: &'a mut Command, kept: &Path) -> &'a mut Command {
+    use std::ffi::CString;
+    use std::os::unix::process::CommandExt;
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let others = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let others = others.filter(|line| line[2] == "fuse.covey" && !Path::new(line[1]).starts_with(kept));
+    let others: Vec<CString> =
+        others.map(|line| CString::new(line[1].replace("\\040", " ")).unwrap()).collect();
+    let enter = move || {
+        // SAFETY: system calls on strings that live as long as the closure; none of them allocates.
+        unsafe {
+            if libc::unshare(libc::CLONE_NEWNS) == 0 {
+                let (flags, none) = (libc::MS_REC | libc::MS_PRIVATE, std::ptr::null());
+                libc::mount(none, c"/".as_ptr(), none, flags, none.cast());
+                for other in &others {
+                    libc::umount2(other.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
+                }
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: the closure makes system calls alone, on memory of its own.
+    unsafe { command.pre_exec(enter) }
+}
+
 /// Runs covey with `--json`.
 pub fn json<S: AsRef<OsStr>>(args: &[S]) -> Done {
     run_command(covey(args).arg("--json"))
@@ -128,6 +155,11 @@ impl World {
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// All of it.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     pub fn volume(&self) -> PathBuf {

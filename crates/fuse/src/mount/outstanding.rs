@@ -1,11 +1,11 @@
-//! What programs wrote and the kernel still holds, handed over; and how many requests a mount's daemon has not answered.
+//! What programs wrote and the kernel still holds, handed over; how many requests a mount's daemon has not answered; and a connection's end.
 //!
 //! syncfs(2) has the kernel send all dirty pages of a FUSE filesystem, and since Linux 6.19 (and the stable series of 6.18) it returns
 //! without waiting for the answers: a daemon might hang. So whoever wants to know what programs wrote must wait by himself: until a moment at
 //! which nothing is outstanding, as the kernel counts it for each connection in its `fusectl` filesystem.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc;
@@ -54,6 +54,17 @@ fn push(path: &Path, at_most: Duration) -> io::Result<bool> {
         std::thread::sleep(LOOK_EVERY);
     }
     Ok(false)
+}
+
+/// Ends the connection of the mount with this device number, in every mount namespace that has it: its daemon sees the end, and whatever is
+/// still mounted is dead. What the kernel holds of written bytes is lost: [`hand_over`] comes first.
+///
+/// # Errors
+/// Only root may, or the user who mounted it.
+pub fn abort(dev: u64) -> io::Result<()> {
+    let count = Count::of(dev)?;
+    let name = format!("{}/abort", libc::minor(dev));
+    File::from(open(&count.folder, &name, OFlags::WRONLY)?).write_all(b"1")
 }
 
 /// The kernel's count of a connection's requests that were sent, or wait to be, and are not answered.

@@ -1,11 +1,8 @@
 //! What is mounted, from /proc/self/mountinfo.
 
-use std::ffi::{CString, OsString};
+use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-use base::time;
 
 /// One mount of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,56 +24,6 @@ impl Mounted {
     pub fn is_fuse(&self) -> bool {
         self.kind == "fuse" || self.kind == "fuseblk" || self.kind.starts_with("fuse.")
     }
-
-    /// Whether its daemon answers within ten seconds. Asked by statfs(2), the one question that the kernel never
-    /// answers from memory. A process that asks a daemon which is stuck cannot be killed until that daemon is, so the
-    /// question is put by a child, which is left behind if it gets no answer.
-    pub fn answers(&self) -> bool {
-        let Ok(path) = CString::new(self.path.as_os_str().as_bytes()) else {
-            return false;
-        };
-        // SAFETY: the child makes three system calls, all async-signal-safe, on memory it has a copy of.
-        match unsafe { libc::fork() } {
-            // Without room for a process nothing is known: it is taken to live, as most mounts do.
-            -1 => true,
-            0 => {
-                // SAFETY: statfs is plain numbers, for which all zero bytes are a value; `path` is NUL-terminated.
-                // Every descriptor is closed first, or a child left behind would keep the parent's pipes and locks open.
-                // _exit ends the child without running what belongs to the parent.
-                unsafe {
-                    libc::close_range(0, libc::c_uint::MAX, 0);
-                    let mut found: libc::statfs = std::mem::zeroed();
-                    let dead = libc::statfs(path.as_ptr(), &raw mut found) != 0
-                        && matches!(*libc::__errno_location(), libc::ENOTCONN | libc::ECONNABORTED);
-                    libc::_exit(i32::from(dead))
-                }
-            }
-            child => ends_well(child, ANSWER_WITHIN),
-        }
-    }
-}
-
-/// How long a daemon may take to answer before it is called dead.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-
-/// Whether the child ends with status 0 in time. One that does not is told to end, and left to whoever collects orphans.
-fn ends_well(child: libc::pid_t, within: Duration) -> bool {
-    let until = time::monotonic() + within;
-    let mut pause = Duration::from_micros(50);
-    loop {
-        let mut status = 0;
-        // SAFETY: `status` is room for the answer, and the child is ours and not yet collected.
-        match unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } {
-            0 if time::monotonic() < until => std::thread::sleep(pause),
-            0 => {
-                // SAFETY: the child is ours and not yet collected, so the number is still its own.
-                unsafe { libc::kill(child, libc::SIGKILL) };
-                return false;
-            }
-            _ => return libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
-        }
-        pause = (pause * 2).min(Duration::from_millis(50));
-    }
 }
 
 /// The topmost mount whose mountpoint is this path.
@@ -92,7 +39,12 @@ pub(super) fn holds(path: &Path, dev: u64) -> bool {
 /// All mounts, oldest first.
 pub fn all() -> Vec<Mounted> {
     let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    text.split(|&byte| byte == b'\n').filter_map(line).collect()
+    lines(&text).collect()
+}
+
+/// The mounts of such a table, oldest first.
+pub(super) fn lines(text: &[u8]) -> impl DoubleEndedIterator<Item = Mounted> {
+    text.split(|&byte| byte == b'\n').filter_map(line)
 }
 
 /// One line: `36 35 98:0 /root /where rw,... optional... - type source rw,...`

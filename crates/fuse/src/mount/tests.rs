@@ -30,21 +30,43 @@ fn a_mountpoint_that_cannot_be_used_says_what_to_do() {
     assert!(check_mountpoint(dir.path()).is_ok());
 }
 
-#[test]
-fn regression_a_stuck_daemon_is_called_dead_and_stops_nobody() {
+/// A mount that is never served: whatever asks anything of it waits. None where it cannot be made here.
+fn unserved(path: &Path) -> Option<(Device, Mount)> {
     if !is_root() || !Device::exists() {
         println!("no root or no /dev/fuse: skipped");
-        return;
+        return None;
     }
+    let flags = MountFlags { source: "stuck".into(), ..MountFlags::default() };
+    Some(mount(path, &flags, libc::S_IFDIR | 0o755).unwrap())
+}
+
+/// A daemon that does not answer was called dead after ten seconds, and its mount taken away: it may only be stopped.
+#[test]
+fn regression_a_stuck_daemon_is_silent_and_stops_nobody() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().canonicalize().unwrap();
-    // Never served: whoever asks anything of it waits.
-    let flags = MountFlags { source: "stuck".into(), ..MountFlags::default() };
-    let (device, mount) = mount(&path, &flags, libc::S_IFDIR | 0o755).unwrap();
+    let Some((device, mount)) = unserved(&path) else { return };
     let began = base::time::monotonic();
-    let answered = find(&path).unwrap().answers();
+    let within = Duration::from_millis(300);
+    let life = find(&path).unwrap().life(Deadline::after(within));
+    let took = began.elapsed();
+    drop(device);
+    let dead = find(&path).unwrap().life(Deadline::after(Duration::from_secs(60)));
+    mount.unmount(Unmount::Lazy).unwrap();
+    assert_eq!((life, dead), (Life::Silent, Life::Dead));
+    assert!(took >= within && took < Duration::from_secs(20), "{took:?}");
+}
+
+#[test]
+fn a_connection_is_ended_by_its_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().canonicalize().unwrap();
+    let Some((device, mount)) = unserved(&path) else { return };
+    let found = find(&path).unwrap();
+    let ended = abort(found.dev);
+    let life = found.life(Deadline::after(Duration::from_secs(60)));
     mount.unmount(Unmount::Lazy).unwrap();
     drop(device);
-    assert!(!answered);
-    assert!(began.elapsed() < std::time::Duration::from_secs(40));
+    ended.unwrap();
+    assert_eq!(life, Life::Dead);
 }

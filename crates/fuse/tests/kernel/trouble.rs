@@ -79,10 +79,41 @@ fn a_stalled_read_is_eio_within_its_deadline_and_others_proceed() {
     }
     let took = begun.elapsed();
     assert!(took >= deadline && took < deadline * 3, "{took:?}");
-    // The stall ends; late results are dropped, and the same files can be read again.
+    // The stall ends; late results are dropped, and after the moment in which all who waited have their error the same files can be read again.
     rig.fs.stall(false);
+    std::thread::sleep(deadline / 4);
     let path = rig.path("trap-stall-0");
     assert_eq!(within(SOON, move || std::fs::read(path).unwrap()), b"x");
+}
+
+/// The kernel asks a failed read twice, for what it read ahead and for the page; a program waited for both.
+#[test]
+fn regression_a_read_that_waited_in_vain_does_not_wait_twice() {
+    let deadline = Duration::from_secs(4);
+    let Some(rig) = rig_with(Memory::new(), Options { deadline, ..options() }) else {
+        return;
+    };
+    let path = rig.path("trap-stall-twice");
+    std::fs::write(&path, vec![b'x'; 100_000]).unwrap();
+    drop_pages(&path);
+    rig.fs.stall(true);
+    let begun = Instant::now();
+    let read = || {
+        let mut first = [0; 4096];
+        File::open(&path).unwrap().read(&mut first).unwrap_err().raw_os_error()
+    };
+    assert_eq!(read(), Some(libc::EIO));
+    let took = begun.elapsed();
+    assert!(took >= deadline && took < deadline * 7 / 4, "{took:?}");
+    // A moment later it is a new read, and waits as long as it may.
+    std::thread::sleep(Duration::from_millis(1100));
+    let begun = Instant::now();
+    let path = path.clone();
+    let reader = std::thread::spawn(move || std::fs::read(path).unwrap());
+    std::thread::sleep(Duration::from_millis(200));
+    rig.fs.stall(false);
+    assert_eq!(reader.join().unwrap(), vec![b'x'; 100_000]);
+    assert!(begun.elapsed() < deadline);
 }
 
 /// A change that was answered EIO for its lateness but then happened must not stay invisible.

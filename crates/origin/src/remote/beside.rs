@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use base::Deadline;
 use base::phase::{self, Phase};
 use blob::records::{RECORD_MAX, check, is_below, is_name};
 use blob::{BlobError, Records};
@@ -58,7 +59,7 @@ impl Records for Remote {
         self.writable()?;
         check(name, &[])?;
         let (engine, call, key) =
-            (Arc::clone(&self.engine), self.call(What::Other), self.layout.record(name));
+            (Arc::clone(&self.engine), self.call(What::Remove), self.layout.record(name));
         let removed = self.wait(async move {
             let key = &key;
             let remove = |_| async { engine.one().delete(key).await.map_err(|error| Fault::of(&error)) };
@@ -88,13 +89,13 @@ impl Records for Remote {
 }
 
 impl Remote {
-    /// Whether the marker is there; lately seen is good enough.
-    pub(super) fn marker_is_there(&self) -> Result<bool, Failed> {
+    /// Whether the marker is there; lately seen is good enough. `deadline`: of what wants to know.
+    pub(super) fn marker_is_there(&self, deadline: Deadline) -> Result<bool, Failed> {
         if self.marker_seen.lock().is_some_and(|seen| seen.elapsed() < MARKER_HOLDS) {
             return Ok(true);
         }
         let call = self.call(What::Small);
-        let call = Call { deadline: call.deadline.min(MARKER_HOLDS / 2), ..call };
+        let call = Call { deadline: deadline.within(MARKER_HOLDS / 2), ..call };
         let there = self.read_object(call, self.layout.marker())?.is_some();
         *self.marker_seen.lock() = there.then(base::time::monotonic);
         Ok(there)
@@ -106,7 +107,7 @@ impl Remote {
         let Some(marker) = marker.map_err(|failed| self.origin_error(&failed))? else {
             // Also a bucket that is not there has no marker; a listing tells.
             let root = self.layout.root();
-            let listed = self.list_with(self.opening(What::Other), root.as_ref(), &mut |_| false);
+            let listed = self.list_with(self.opening(What::List), root.as_ref(), &mut |_| false);
             listed.map_err(|failed| self.origin_error(&failed))?;
             return Err(self.refuse(
                 Mistake::NotAnOrigin,
@@ -125,7 +126,7 @@ impl Remote {
         let wrong = |what: &str| Ok(Some(format!("{}: {what}", self.spec)));
         let call = self.call(What::Small);
         let found =
-            self.read_object(Call { deadline: call.deadline.min(OPENING), ..call }, self.layout.marker());
+            self.read_object(Call { deadline: call.deadline.within(OPENING), ..call }, self.layout.marker());
         let Some(marker) = found.map_err(|failed| self.unavailable(&failed))? else {
             *self.marker_seen.lock() = None;
             return wrong(
@@ -173,7 +174,7 @@ impl Remote {
             return Err(taken());
         }
         let (root, mut others) = (self.layout.root(), false);
-        let listed = self.list_with(self.opening(What::Other), root.as_ref(), &mut |_| {
+        let listed = self.list_with(self.opening(What::List), root.as_ref(), &mut |_| {
             others = true;
             false
         });

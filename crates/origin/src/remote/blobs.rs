@@ -13,10 +13,10 @@ use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::BlobId;
 use base::phase::{self, Phase};
 use base::size::{BLOB_MAX, GROUP};
 use base::time::BootTime;
+use base::{BlobId, Deadline};
 use blob::folder::past_end;
 use blob::source::{Onto, too_late};
 use blob::{BlobError, BlobSource, Buffer, Origin, Part, Sums};
@@ -103,12 +103,12 @@ impl Origin for Remote {
         for ids in ids.chunks(REMOVED_AT_ONCE) {
             ids.iter().for_each(|id| self.recent.forget(id));
             let keys: Vec<Path> = ids.iter().map(|id| self.layout.blob(id)).collect();
-            let (engine, call) = (Arc::clone(&self.engine), self.call(What::Other));
+            let (engine, call) = (Arc::clone(&self.engine), self.call(What::Remove));
             let left = until.since(base::time::boot());
             if left.is_zero() {
                 return Err(too_late());
             }
-            let call = Call { deadline: call.deadline.min(left), one: call.one.min(left), ..call };
+            let call = Call { deadline: call.deadline.within(left), one: call.one.min(left), ..call };
             let removed = self.wait(UNTIL.scope(until, async move {
                 match &*keys {
                     [key] => remove_one(&engine, call, key).await,
@@ -179,12 +179,12 @@ impl Origin for Remote {
 }
 
 impl Remote {
-    /// What a failed call about a blob means.
-    pub(super) fn explain(&self, id: &BlobId, failed: &Failed) -> BlobError {
+    /// What a failed call about a blob means. `deadline` is that of the call: what has to be looked at is looked at by then.
+    pub(super) fn explain(&self, id: &BlobId, failed: &Failed, deadline: Deadline) -> BlobError {
         if !failed.fault.is_missing() {
             return self.unavailable(failed);
         }
-        match self.marker_is_there() {
+        match self.marker_is_there(deadline) {
             Ok(true) => BlobError::Missing(*id),
             Ok(false) => BlobError::Unavailable(format!(
                 "{}: the origin is gone (it holds no covey-origin any more): bring the bucket back under this name",
@@ -195,7 +195,12 @@ impl Remote {
     }
 
     fn size_of(&self, id: &BlobId) -> Result<Option<u32>, BlobError> {
-        let (engine, call, key) = (Arc::clone(&self.engine), self.call(What::Small), self.layout.blob(id));
+        self.size_by(id, self.call(What::Small).deadline)
+    }
+
+    fn size_by(&self, id: &BlobId, deadline: Deadline) -> Result<Option<u32>, BlobError> {
+        let call = Call { deadline, ..self.call(What::Small) };
+        let (engine, key) = (Arc::clone(&self.engine), self.layout.blob(id));
         let meta = self.wait(async move {
             let key = &key;
             let head = |_| async { engine.one().head(key).await.map_err(|error| Fault::of(&error)) };
@@ -206,7 +211,7 @@ impl Remote {
                 let what = || format!("its object has {} bytes", meta.size);
                 blob_size(meta.size).map(Some).ok_or_else(|| BlobError::Damaged { id: *id, what: what() })
             }
-            Err(failed) => match self.explain(id, &failed) {
+            Err(failed) => match self.explain(id, &failed, deadline) {
                 BlobError::Missing(_) => Ok(None),
                 other => Err(other),
             },
@@ -241,7 +246,7 @@ impl Remote {
         });
         stored.map_err(|failed| match failed.fault.is_missing() {
             // Also an upload can meet a bucket that is not there.
-            true => self.explain(id, &failed),
+            true => self.explain(id, &failed, call.deadline),
             false => self.unavailable(&failed),
         })
     }
@@ -251,12 +256,12 @@ impl Remote {
     fn until_right<T>(
         &self,
         id: &BlobId,
-        ask: impl Fn(bool, Duration) -> Result<Result<T, String>, BlobError>,
+        ask: impl Fn(bool, Deadline) -> Result<Result<T, String>, BlobError>,
     ) -> Result<T, BlobError> {
-        let (begin, deadline) = (base::time::monotonic(), self.call(What::Large).deadline);
+        let deadline = self.call(What::Large).deadline;
         let mut asked = 0;
         loop {
-            let what = match ask(asked > 0, deadline.saturating_sub(begin.elapsed()))? {
+            let what = match ask(asked > 0, deadline)? {
                 Ok(done) => return Ok(done),
                 Err(wrong) => wrong,
             };
@@ -266,7 +271,7 @@ impl Remote {
             // The second comes at once: a cache on the way is the likeliest cause, and that it passes by.
             let wait =
                 if asked == 1 { Duration::ZERO } else { wait_before(asked - 1, None, base::random::u64()) };
-            if asked == ASKED || begin.elapsed() + wait >= deadline {
+            if asked == ASKED || wait >= deadline.left() {
                 return Err(BlobError::Damaged { id: *id, what });
             }
             std::thread::sleep(wait);
@@ -278,7 +283,7 @@ impl Remote {
         &self,
         id: &BlobId,
         fresh: bool,
-        deadline: Duration,
+        deadline: Deadline,
         takers: Takers,
     ) -> Result<Got, BlobError> {
         let call = Call { deadline, ..self.call(What::Large) };
@@ -287,7 +292,7 @@ impl Remote {
             let key = &key;
             engine.run(call, |_| engine.get(key, None, fresh, OBJECT_MAX)).await
         }));
-        got.map_err(|failed| self.explain(id, &failed))
+        got.map_err(|failed| self.explain(id, &failed, deadline))
     }
 
     fn part(&self, id: &BlobId, offset: u32, len: u32) -> Result<Part, BlobError> {
@@ -314,9 +319,9 @@ impl Remote {
             });
             let read = match read {
                 Err(failed) if failed.fault.status() == Some(416) => {
-                    return Err(past_end(id, self.size_of(id)?.ok_or(BlobError::Missing(*id))?));
+                    return Err(past_end(id, self.size_by(id, deadline)?.ok_or(BlobError::Missing(*id))?));
                 }
-                read => read.map_err(|failed| self.explain(id, &failed))?,
+                read => read.map_err(|failed| self.explain(id, &failed, deadline))?,
             };
             let sums = match known {
                 Some(sums) => Ok((*sums).clone()),
@@ -348,12 +353,13 @@ impl Remote {
         prefix: &Path,
         each: &mut dyn FnMut(&ObjectMeta) -> bool,
     ) -> Result<(), Failed> {
-        self.list_with(self.call(What::Other), Some(prefix), each)
+        self.list_with(self.call(What::List), Some(prefix), each)
     }
 
+    /// The same by one call for each page: a listing has no bound but that each of its pages comes in time.
     pub(super) fn list_with(
         &self,
-        call: Call,
+        mut call: Call,
         prefix: Option<&Path>,
         each: &mut dyn FnMut(&ObjectMeta) -> bool,
     ) -> Result<(), Failed> {
@@ -367,6 +373,7 @@ impl Remote {
             if !page.iter().all(&mut *each) || page.len() < LISTED_AT_ONCE {
                 return Ok(());
             }
+            call.deadline = self.call(What::List).deadline;
         }
     }
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use base::Deadline;
 use base::time::BootTime;
 use blob::Buffer;
 use futures_util::StreamExt;
@@ -21,11 +22,11 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore};
 use tokio::time::timeout;
 
-use super::fault::{Fault, Mistake, mistake_of};
+use super::fault::{Fault, Mistake, mistake_of, page_instead};
 use super::keys::Keys;
 use super::latency::Latency;
 use super::pace::{Pace, Size};
-use super::refusals::{Refusals, is_refusal};
+use super::refusals::{Act, Refusals, is_refusal};
 use super::stats::Stats;
 use super::store::Stores;
 use super::wire::Fresh;
@@ -68,16 +69,30 @@ pub(crate) enum What {
     Large,
     /// Stores.
     Store,
-    /// Lists, removes.
-    Other,
+    /// Removes.
+    Remove,
+    /// Lists.
+    List,
+}
+
+impl What {
+    /// The right that it needs.
+    pub(crate) fn act(self) -> Act {
+        match self {
+            What::Small | What::Large => Act::Read,
+            What::Store => Act::Write,
+            What::Remove => Act::Remove,
+            What::List => Act::List,
+        }
+    }
 }
 
 /// How a call is made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) what: What,
-    /// For the whole call.
-    pub(crate) deadline: Duration,
+    /// For the whole call, and for what follows from its answer.
+    pub(crate) deadline: Deadline,
     /// For one try.
     pub(crate) one: Duration,
     /// At most this many tries.
@@ -123,18 +138,19 @@ impl Engine {
         F: Future<Output = Result<T, Fault>>,
     {
         let renewed = || self.keys.as_ref().is_some_and(|keys| keys.reload());
-        if let Some(refused) = self.refusals.meets(call.what, base::time::monotonic(), renewed) {
+        if let Some(refused) = self.refusals.meets(call.what.act(), base::time::monotonic(), renewed) {
             self.stats.refusal();
             return Err(refused);
         }
         let done = self.try_until(call, one).await;
         match &done {
-            Ok(_) => self.refusals.answered(),
+            Ok(_) => self.refusals.answered(call.what.act()),
             Err(failed) => {
                 if is_refusal(mistake_of(&failed.fault)) {
                     self.stats.refusal();
                 }
-                self.refusals.failed(failed, base::time::monotonic(), base::time::now());
+                let act = call.what.act();
+                self.refusals.failed(act, failed, base::time::monotonic(), base::time::now());
             }
         }
         done
@@ -151,11 +167,10 @@ impl Engine {
         let mut last = None;
         let mut renewed = false;
         loop {
-            let left = call.deadline.saturating_sub(begin.elapsed());
-            let fault = match timeout(left, self.try_once(call, || one(tries))).await {
+            let fault = match timeout(call.deadline.left(), self.try_once(call, || one(tries))).await {
                 Ok(Ok(done)) => return Ok(done),
                 Ok(Err(fault)) => fault,
-                Err(_) => return Err(Failed { fault: last.unwrap_or(Fault::Slow(call.deadline)), tries }),
+                Err(_) => return Err(Failed { fault: last.unwrap_or(Fault::Slow(begin.elapsed())), tries }),
             };
             tries += 1;
             if fault.is_missing() || fault.is_taken() || fault.status() == Some(416) {
@@ -171,7 +186,7 @@ impl Engine {
             }
             let wait =
                 if renew { Duration::ZERO } else { wait_before(tries, fault.wait(), base::random::u64()) };
-            if begin.elapsed() + wait >= call.deadline {
+            if wait >= call.deadline.left() {
                 return Err(Failed { fault, tries });
             }
             tokio::time::sleep(wait).await;
@@ -185,14 +200,14 @@ impl Engine {
         F: Future<Output = Result<T, Fault>>,
     {
         let size = if matches!(call.what, What::Large | What::Store) { Size::Large } else { Size::Small };
-        let closed = || Fault::Odd("the program ends".to_owned());
+        let closed = || Fault::Ended;
         let _place = self.pace.enter(size).await.ok_or_else(closed)?;
         let _flight = self.stats.fly();
         let latency = match call.what {
             What::Small => &self.stats.small,
             What::Large => &self.stats.large,
             What::Store => &self.stats.put,
-            What::Other => return bounded(call.one, one()).await,
+            What::Remove | What::List => return bounded(call.one, one()).await,
         };
         let begin = base::time::monotonic();
         if !call.hedge {
@@ -255,6 +270,11 @@ impl Engine {
             let piece = piece.map_err(|error| Fault::of(&error))?;
             let len = piece.len() as u64;
             self.stats.receive(len);
+            if got.len + got.start == 0
+                && let Some(page) = page_instead(&piece)
+            {
+                return Err(page);
+            }
             let _ = CAME.try_with(|came| came.fetch_add(len, Ordering::Relaxed));
             if got.len + len > expected {
                 return Err(Fault::Odd(format!("more than the {expected} bytes that were announced")));

@@ -73,6 +73,13 @@ pub(crate) struct Refused {
     pub(crate) wait: Option<Duration>,
 }
 
+impl Refused {
+    /// Whether it is no store that answers, but something before it: the answer is a page for people, and has no store's code.
+    fn is_foreign(&self) -> bool {
+        self.page && self.code.is_empty() && !self.keys
+    }
+}
+
 /// Why a connection did not come about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreached {
@@ -101,6 +108,9 @@ pub(crate) enum Fault {
     /// No keys were found, or the environment names the place wrongly.
     #[error("{what}: {next}")]
     NoKeys { what: String, next: String },
+    /// The program ends, and nothing more is asked.
+    #[error("the work was given up: the program ends")]
+    Ended,
 }
 
 impl Fault {
@@ -128,6 +138,10 @@ impl Fault {
             object_store::Error::NotFound { .. } => Some(404),
             object_store::Error::PermissionDenied { .. } => Some(403),
             object_store::Error::Unauthenticated { .. } => Some(401),
+            // The store's kind lacks it; asking again changes nothing.
+            object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => {
+                Some(501)
+            }
             _ => None,
         };
         if let Some(status) = status {
@@ -175,15 +189,17 @@ impl Fault {
 
     /// Whether the same request may succeed a little later. `doubtful` tries ended so far in faults that pass at times only; those
     /// that always may are not counted.
+    ///
+    /// An answer that no store gives is a fault of what stands before the store: a proxy's page for people, nonsense of a store that starts. It passes as
+    /// an outage does, and is waited out like one. (Where an origin is opened, the tries are few: there it may be a wrong endpoint.)
     pub(crate) fn may_pass(&self, doubtful: u32) -> bool {
         match self {
-            Fault::Cut(_) | Fault::Slow(_) => true,
+            Fault::Cut(_) | Fault::Slow(_) | Fault::Odd(_) => true,
             Fault::Unreached { how, .. } => *how != Unreached::Tls,
-            // Some stores answer nonsense while they start or fail; more than twice is no accident.
-            Fault::Odd(_) => doubtful < 3,
-            Fault::NoKeys { .. } => false,
+            Fault::NoKeys { .. } | Fault::Ended => false,
+            Fault::Refused(refused) if refused.is_foreign() => true,
             Fault::Refused(refused) => match refused.status {
-                408 | 425 | 429 | 500 | 502 | 503 | 504 => !refused.page || doubtful < 3,
+                408 | 425 | 429 | 500 | 502 | 503 | 504 => true,
                 409 => doubtful < 6,
                 // The store got other bytes than were sent, or not all of them.
                 400 => {
@@ -218,7 +234,7 @@ pub(crate) fn mistake_of(fault: &Fault) -> Mistake {
         Fault::Unreached { how: Unreached::Tls, .. } => return Mistake::Tls,
         Fault::Unreached { host, .. } if host.starts_with("169.254.") => return Mistake::NoKeys,
         Fault::Unreached { .. } => return Mistake::Endpoint,
-        Fault::Cut(_) | Fault::Slow(_) => return Mistake::Busy,
+        Fault::Cut(_) | Fault::Slow(_) | Fault::Ended => return Mistake::Busy,
         Fault::Odd(_) => return Mistake::NotAStore,
         Fault::Refused(refused) => refused,
     };
@@ -399,6 +415,20 @@ fn unreached(fault: &Fault) -> Explained {
     Explained { what, next: Some(next.to_owned()) }
 }
 
+/// Whether a text begins as a page for people does.
+fn is_page(text: &[u8]) -> bool {
+    let begin =
+        |word: &str| text.get(..word.len()).is_some_and(|first| first.eq_ignore_ascii_case(word.as_bytes()));
+    begin("<!DOCTYPE html") || begin("<html")
+}
+
+/// The fault, if what came for the beginning of an object is a page for people: some proxies send theirs without saying what it is. No object of
+/// ours begins like that.
+pub(crate) fn page_instead(first: &[u8]) -> Option<Fault> {
+    let head = Head { html: true, ..Head::default() };
+    is_page(first.trim_ascii_start()).then(|| read_refusal(200, "", &head, "", str::to_owned))
+}
+
 /// What an error answer says, from its body and headers. `scrub` takes keys out.
 pub(crate) fn read_refusal(
     status: u16,
@@ -407,8 +437,7 @@ pub(crate) fn read_refusal(
     body: &str,
     scrub: impl Fn(&str) -> String,
 ) -> Fault {
-    let trimmed = body.trim_start();
-    let page = head.html || trimmed.starts_with("<!DOCTYPE") || trimmed.starts_with("<html");
+    let page = head.html || is_page(body.trim_start().as_bytes());
     let word = |text: &str| -> String {
         text.chars().filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c)).take(60).collect()
     };

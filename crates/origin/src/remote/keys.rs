@@ -38,10 +38,15 @@ struct Triple {
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     Environment,
-    Profile { name: String, file: PathBuf },
+    Profile {
+        name: String,
+        file: PathBuf,
+    },
     WebIdentity,
     Container,
     Instance,
+    /// None were found; they are looked for again at each request.
+    Nowhere,
 }
 
 impl fmt::Display for Source {
@@ -54,6 +59,7 @@ impl fmt::Display for Source {
             Source::WebIdentity => f.write_str("the web identity in AWS_WEB_IDENTITY_TOKEN_FILE"),
             Source::Container => f.write_str("the container's credentials"),
             Source::Instance => f.write_str("the instance metadata service"),
+            Source::Nowhere => f.write_str("nowhere: none were found"),
         }
     }
 }
@@ -148,11 +154,18 @@ impl Keys {
         Err(Fault::no_keys(nowhere(environment, off), "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"))
     }
 
+    /// The same where a volume is there already and does much without its origin: keys that are not found now may be in their file later.
+    pub(crate) fn find_or_later(environment: &Environment) -> Keys {
+        let later =
+            || Keys { environment: environment.clone(), source: Source::Nowhere, now: RwLock::new(None) };
+        Keys::find(environment).unwrap_or_else(|_| later())
+    }
+
     /// What gives the keys to requests; none where `object_store` gets them itself.
     pub(crate) fn provider(
         self: &Arc<Self>,
     ) -> Option<Arc<dyn CredentialProvider<Credential = AwsCredential>>> {
-        let fixed = self.now.read().is_some();
+        let fixed = self.now.read().is_some() || matches!(self.source, Source::Nowhere);
         fixed.then(|| Arc::clone(self) as Arc<dyn CredentialProvider<Credential = AwsCredential>>)
     }
 
@@ -182,10 +195,21 @@ impl CredentialProvider for Keys {
     type Credential = AwsCredential;
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
-        self.now.read().clone().ok_or_else(|| object_store::Error::Generic {
-            store: "S3",
-            source: Box::new(Fault::no_keys("there are no keys", "give keys by the environment")),
-        })
+        if let Some(now) = self.now.read().clone() {
+            return Ok(now);
+        }
+        let failed = |fault| object_store::Error::Generic { store: "S3", source: Box::new(fault) };
+        match in_profile(&self.environment).map_err(failed)? {
+            Some((_, triple)) => {
+                let found = credential(triple);
+                *self.now.write() = Some(found.clone());
+                Ok(found)
+            }
+            None => Err(failed(Fault::no_keys(
+                nowhere(&self.environment, true),
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            ))),
+        }
     }
 }
 
@@ -358,6 +382,20 @@ mod tests {
         let (_home, environment) =
             with_files("", "[profile p]\ncredential_process=x\n", &[("AWS_PROFILE", "p")]);
         assert!(says(Keys::find(&environment)).contains("credential_process"));
+    }
+
+    #[test]
+    fn keys_that_come_later_are_found_later() {
+        let (home, environment) = with_files("", "", &[]);
+        let keys = Arc::new(Keys::find_or_later(&environment));
+        let provider = keys.provider().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let error = runtime.block_on(provider.get_credential()).unwrap_err();
+        assert!(
+            matches!(Fault::of(&error), Fault::NoKeys { what, .. } if what.contains("AWS_ACCESS_KEY_ID"))
+        );
+        fs::write(home.path().join(".aws/credentials"), TWO).unwrap();
+        assert_eq!(runtime.block_on(provider.get_credential()).unwrap().key_id, "AKIAONE");
     }
 
     #[test]

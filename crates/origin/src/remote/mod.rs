@@ -32,9 +32,11 @@ mod wire;
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use base::Deadline;
 use blob::BlobError;
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
@@ -54,6 +56,7 @@ use wire::Wire;
 pub use environment::Environment;
 pub use fault::Mistake;
 pub use latency::{BUCKETS, bucket_end};
+pub use refusals::{ACTS, Act, Refusal};
 pub use spec::{RemoteSpec, Store, is_in_the_clear};
 pub use stats::{KINDS, Kind, RemoteStats, Times};
 
@@ -109,8 +112,10 @@ pub struct Remote {
     access: Access,
     /// Where the keys are from, for messages.
     keys_from: String,
-    /// Whose it is: what the marker says.
+    /// Whose it is: what the marker says, or will have to say.
     volume: String,
+    /// The marker has not been looked at yet.
+    unseen: AtomicBool,
     recent: Recent,
     marker_seen: Mutex<Option<Instant>>,
     /// Taken out only when this goes.
@@ -142,7 +147,7 @@ impl Remote {
         limits: Limits,
         volume: &str,
     ) -> Result<Remote, OriginError> {
-        let mut remote = Remote::connect(spec, environment, limits, Access::ReadWrite)?;
+        let mut remote = Remote::connect(spec, environment, limits, Access::ReadWrite, Keys::find)?;
         remote.make_marker(volume)?;
         volume.clone_into(&mut remote.volume);
         Ok(remote)
@@ -158,7 +163,7 @@ impl Remote {
         limits: Limits,
         access: Access,
     ) -> Result<Remote, OriginError> {
-        let mut remote = Remote::connect(spec, environment, limits, access)?;
+        let mut remote = Remote::connect(spec, environment, limits, access, Keys::find)?;
         remote.volume = remote.read_marker()?;
         Ok(remote)
     }
@@ -174,9 +179,32 @@ impl Remote {
         access: Access,
         volume: &str,
     ) -> Result<Remote, OriginError> {
-        let mut remote = Remote::connect(spec, environment, limits, access)?;
+        let later = |environment: &Environment| Ok(Keys::find_or_later(environment));
+        let mut remote = Remote::connect(spec, environment, limits, access, later)?;
         volume.clone_into(&mut remote.volume);
+        *remote.unseen.get_mut() = true;
         Ok(remote)
+    }
+
+    /// Looks at the marker of an origin that was opened unseen, if that has not been done since: it must name the volume. Nothing is stored or removed before.
+    ///
+    /// # Errors
+    /// [`OriginError::Remote`]; [`Mistake::Taken`] when the place is another volume's.
+    pub fn see(&self) -> Result<(), OriginError> {
+        if !self.unseen.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let found = self.read_marker()?;
+        if found != self.volume {
+            let what = format!(
+                "the place belongs to another volume (it was made for the volume {found}, and this is {}); nothing is stored or deleted there",
+                self.volume
+            );
+            let (origin, next) = (self.spec.to_string(), Some("correct the origin in covey.json".to_owned()));
+            return Err(OriginError::Remote { origin, mistake: Mistake::Taken, what, next });
+        }
+        self.unseen.store(false, Ordering::Release);
+        Ok(())
     }
 
     /// Everything but the first request.
@@ -185,6 +213,7 @@ impl Remote {
         environment: &Environment,
         limits: Limits,
         access: Access,
+        find: impl FnOnce(&Environment) -> Result<Keys, Fault>,
     ) -> Result<Remote, OriginError> {
         let named = spec;
         let failed = |fault: Fault| {
@@ -196,7 +225,7 @@ impl Remote {
         };
         let spec = store::resolve(spec, environment).map_err(failed)?;
         let keys = match spec.store {
-            Store::S3 => Some(Arc::new(Keys::find(environment).map_err(failed)?)),
+            Store::S3 => Some(Arc::new(find(environment).map_err(failed)?)),
             _ => None,
         };
         let keys_from =
@@ -222,6 +251,7 @@ impl Remote {
             access,
             keys_from,
             volume: String::new(),
+            unseen: AtomicBool::new(false),
             recent: Recent::default(),
             marker_seen: Mutex::new(None),
             runtime: Some(runtime),
@@ -243,9 +273,16 @@ impl Remote {
         self.engine.stats.snapshot()
     }
 
-    /// What the store refuses to serve reads for, and since when: a key, a right, a clock. None while it serves.
-    pub fn refused(&self) -> Option<(String, base::Timestamp)> {
-        self.engine.refusals.now().map(|(failed, since)| (self.line(&failed), since))
+    /// What the store refuses while it answers: because of the credentials, the clock, or a right that they lack. Nothing while it serves.
+    pub fn refusals(&self) -> Vec<Refusal> {
+        let now = self.engine.refusals.now().into_iter();
+        let refusal = |(act, failed, since): (_, Failed, _)| Refusal {
+            act,
+            mistake: mistake_of(&failed.fault),
+            why: self.line(&failed),
+            since,
+        };
+        now.map(refusal).collect()
     }
 
     /// By how many seconds this machine's clock is ahead of the store's (negative: behind), by the head of an answer; none where the store tells
@@ -254,7 +291,7 @@ impl Remote {
     /// # Errors
     /// [`OriginError::Remote`]: nothing answers, or nothing can be asked.
     pub fn clock_ahead(spec: &RemoteSpec, environment: &Environment) -> Result<Option<i64>, OriginError> {
-        let remote = Remote::connect(spec, environment, Limits::default(), Access::ReadOnly)?;
+        let remote = Remote::connect(spec, environment, Limits::default(), Access::ReadOnly, Keys::find)?;
         let asked = remote.read_marker();
         match (remote.engine.stats.clock_ahead(), asked) {
             (None, Err(error)) => Err(error),
@@ -267,7 +304,7 @@ impl Remote {
         &self,
         work: impl Future<Output = Result<T, Failed>> + Send + 'static,
     ) -> Result<T, Failed> {
-        let ended = || Failed { fault: Fault::Odd("the work was given up".to_owned()), tries: 0 };
+        let ended = || Failed { fault: Fault::Ended, tries: 0 };
         let Some(runtime) = &self.runtime else { return Err(ended()) };
         let (done, result) = mpsc::sync_channel(1);
         runtime.spawn(async move {
@@ -279,19 +316,21 @@ impl Remote {
 
     fn call(&self, what: What) -> Call {
         let Limits { read_deadline, write_deadline, hedge, .. } = self.limits;
-        let (deadline, one, hedge) = match what {
+        let (limit, one, hedge) = match what {
             What::Small => (read_deadline, TRY_SMALL, hedge),
             What::Large => (read_deadline, TRY_LARGE, hedge),
             What::Store => (write_deadline, TRY_STORE, false),
-            What::Other => (write_deadline, TRY_LARGE, false),
+            What::Remove | What::List => (write_deadline, TRY_LARGE, false),
         };
         // With a budget of bytes a try takes as long as the budget says.
-        let one = if self.limits.max_bandwidth.is_some() { deadline } else { one };
-        Call { what, deadline, one, tries: u32::MAX, hedge }
+        let one = if self.limits.max_bandwidth.is_some() { limit } else { one };
+        // It begins now, and has no longer than what it is made for.
+        Call { what, deadline: Deadline::current().within(limit), one, tries: u32::MAX, hedge }
     }
 
     fn opening(&self, what: What) -> Call {
-        Call { deadline: OPENING, one: OPENING, tries: OPENING_TRIES, hedge: false, ..self.call(what) }
+        let deadline = Deadline::current().within(OPENING);
+        Call { deadline, one: OPENING, tries: OPENING_TRIES, hedge: false, ..self.call(what) }
     }
 
     fn line(&self, failed: &Failed) -> String {
@@ -321,10 +360,16 @@ impl Remote {
         OriginError::Remote { origin: self.spec.to_string(), mistake: mistake_of(&failed.fault), what, next }
     }
 
+    /// Whether the place may be changed: an origin that was opened unseen is looked at first.
     fn writable(&self) -> Result<(), BlobError> {
-        match self.access {
-            Access::ReadWrite => Ok(()),
-            Access::ReadOnly => Err(BlobError::Io(std::io::ErrorKind::ReadOnlyFilesystem.into())),
+        if self.access == Access::ReadOnly {
+            return Err(BlobError::Io(std::io::ErrorKind::ReadOnlyFilesystem.into()));
         }
+        self.see().map_err(|error| match error {
+            OriginError::Remote { mistake, .. } if is_refusal(mistake) || mistake == Mistake::Taken => {
+                BlobError::Refused(error.to_string())
+            }
+            _ => BlobError::Unavailable(error.to_string()),
+        })
     }
 }

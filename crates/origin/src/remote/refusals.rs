@@ -1,10 +1,14 @@
-//! A store that answers and will not serve us: what it said, since when, and when it is worth asking again.
+//! A store that answers and will not serve us: what it refuses, since when, and when it is worth asking again.
 //!
-//! A wrong key is wrong the second time too, but keys are renewed while a mount goes on, by a person or by whoever writes their file. So
+//! **Kinds are kept apart.** A refusal of the key itself, or of the clock that requests are signed by, concerns every request. "Access denied"
+//! concerns one right: keys that may not delete (append-only keys, locked objects) are no reason to refuse a read. So each [`Act`] has a state of
+//! its own, and one more is for what concerns all of them.
+//!
+//! A wrong key is wrong the second time too, but keys are renewed while a mount goes on, by a person or by a program that writes their file. So
 //! reads that would be refused are answered here for a while, without a request, and one is let through now and then; the pauses
-//! double. What stores and removes has a pace of its own above (uploads, removals) and is not held.
+//! double. What stores and removes has a pace of its own above (uploads, removals) and is not held back.
 //!
-//! One refusal of a key is enough. "Access denied" may be about one object only, so it takes [`DENIALS`] in a row without any answer between.
+//! One refusal of a key is enough. "Access denied" may be about one object only, so for reads it takes [`DENIALS`] in a row without any answer between.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,23 +17,72 @@ use base::Timestamp;
 use parking_lot::Mutex;
 
 use super::Mistake;
-use super::engine::{Failed, What};
+use super::engine::Failed;
 use super::fault::mistake_of;
 
 /// The first pause; each further one is twice as long.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Who goes to see takes those along who come within this: one read is two requests at times.
+/// The request that goes to see takes those along that come within this: one read is two requests at times.
 const TOGETHER: Duration = Duration::from_millis(50);
 /// So many "access denied" in a row are a refusal of the key.
 const DENIALS: u32 = 3;
 
+/// A right that a request needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// To get objects.
+    Read,
+    /// To put them.
+    Write,
+    /// To delete them.
+    Remove,
+    /// To list them.
+    List,
+}
+
+/// All of them, with the names that they have in a status.
+pub const ACTS: [(Act, &str); 4] =
+    [(Act::Read, "reads"), (Act::Write, "writes"), (Act::Remove, "deletes"), (Act::List, "listings")];
+
+/// Something that the store refuses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// What it refuses; none: everything, because of the credentials or the clock.
+    pub act: Option<Act>,
+    /// The mistake that it shows.
+    pub mistake: Mistake,
+    /// One line that says so, and what to do.
+    pub why: String,
+    /// Since when.
+    pub since: Timestamp,
+}
+
+impl Refusal {
+    /// What is refused, in a word: `everything`, `reads`, `writes`, `deletes`, `listings`.
+    pub fn what(&self) -> &'static str {
+        let named = ACTS.iter().find(|(act, _)| Some(*act) == self.act);
+        named.map_or("everything", |(_, name)| name)
+    }
+
+    /// For what, in a word: `credentials`, `clock`, `rights`.
+    pub fn cause(&self) -> &'static str {
+        match self.mistake {
+            Mistake::Clock => "clock",
+            Mistake::Denied => "rights",
+            _ => "credentials",
+        }
+    }
+}
+
 /// Whether a mistake is a refusal: the store is there, and time alone does not help.
 pub(crate) fn is_refusal(mistake: Mistake) -> bool {
-    matches!(
-        mistake,
-        Mistake::AccessKey | Mistake::Secret | Mistake::Expired | Mistake::Denied | Mistake::Clock
-    )
+    mistake == Mistake::Denied || concerns_all(mistake)
+}
+
+/// Whether a refusal is about the key or the clock, and not about one right.
+fn concerns_all(mistake: Mistake) -> bool {
+    matches!(mistake, Mistake::AccessKey | Mistake::Secret | Mistake::Expired | Mistake::Clock)
 }
 
 struct Held {
@@ -37,10 +90,41 @@ struct Held {
     since: Timestamp,
     in_a_row: u32,
     pause: Duration,
-    /// None: nothing is held back yet.
+    /// None: it may be about one object, and nothing is held back yet.
     until: Option<Instant>,
-    /// Somebody went to see, and others may follow until then.
+    /// One request went to see, and others may follow until then.
     open: Option<Instant>,
+}
+
+impl Held {
+    /// Whether a read is answered here.
+    fn holds(&mut self, now: Instant, renewed: &mut dyn FnMut() -> bool) -> bool {
+        let Some(until) = self.until else { return false };
+        if self.open.is_some_and(|open| now < open) {
+            return false;
+        }
+        if now < until && !renewed() {
+            return true;
+        }
+        // This one goes; others wait for what becomes of it, or for the next turn.
+        self.until = Some(now + self.pause);
+        self.open = Some(now + TOGETHER);
+        false
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// What concerns every request.
+    all: Option<Held>,
+    /// What concerns one right, in the order of [`ACTS`].
+    one: [Option<Held>; ACTS.len()],
+}
+
+impl State {
+    fn is_empty(&self) -> bool {
+        self.all.is_none() && self.one.iter().all(Option::is_none)
+    }
 }
 
 /// See the [module](self).
@@ -48,62 +132,63 @@ struct Held {
 pub(crate) struct Refusals {
     /// Whether `held` is something: looked at without the lock by every call.
     any: AtomicBool,
-    held: Mutex<Option<Held>>,
+    held: Mutex<State>,
 }
 
 impl Refusals {
     /// The refusal that a call would meet, if it should not be made now. `renewed` is asked whether there are other keys by now; then it is made.
-    pub(crate) fn meets(&self, what: What, now: Instant, renewed: impl FnOnce() -> bool) -> Option<Failed> {
-        if !self.any.load(Ordering::Acquire) || !matches!(what, What::Small | What::Large) {
+    pub(crate) fn meets(&self, act: Act, now: Instant, mut renewed: impl FnMut() -> bool) -> Option<Failed> {
+        if act != Act::Read || !self.any.load(Ordering::Acquire) {
             return None;
         }
         let mut held = self.held.lock();
-        let held = held.as_mut()?;
-        let open = held.until.is_none() || held.open.is_some_and(|open| now < open);
-        if open {
-            return None;
-        }
-        if held.until.is_none_or(|until| now >= until) || renewed() {
-            // This one goes; others wait for what becomes of it, or for the next turn.
-            held.until = Some(now + held.pause);
-            held.open = Some(now + TOGETHER);
-            return None;
-        }
-        Some(Failed { fault: held.failed.fault.clone(), tries: 0 })
+        let State { all, one } = &mut *held;
+        let refused = all
+            .iter_mut()
+            .chain(&mut one[act as usize])
+            .find_map(|held| held.holds(now, &mut renewed).then(|| held.failed.fault.clone()));
+        refused.map(|fault| Failed { fault, tries: 0 })
     }
 
-    /// A call came to nothing. Anything but a refusal is an answer, or says nothing.
-    pub(crate) fn failed(&self, failed: &Failed, now: Instant, today: Timestamp) {
+    /// A call failed. Anything but a refusal is an answer, or says nothing.
+    pub(crate) fn failed(&self, act: Act, failed: &Failed, now: Instant, today: Timestamp) {
         let mistake = mistake_of(&failed.fault);
         if failed.fault.is_missing() || failed.fault.is_taken() {
-            return self.answered();
+            return self.answered(act);
         }
         if !is_refusal(mistake) {
             return;
         }
-        let mut all = self.held.lock();
-        let (since, in_a_row, pause) = match &*all {
+        let mut state = self.held.lock();
+        let place = if concerns_all(mistake) { &mut state.all } else { &mut state.one[act as usize] };
+        let (since, in_a_row, pause) = match place {
             Some(held) => (held.since, held.in_a_row + 1, held.pause),
             None => (today, 1, PAUSE / 2),
         };
-        let holds = mistake != Mistake::Denied || in_a_row >= DENIALS;
+        let holds = act != Act::Read || mistake != Mistake::Denied || in_a_row >= DENIALS;
         let pause = if holds { PAUSE_MAX.min(pause * 2) } else { pause };
         let until = holds.then(|| now + pause);
-        *all = Some(Held { failed: failed.clone(), since, in_a_row, pause, until, open: None });
+        *place = Some(Held { failed: failed.clone(), since, in_a_row, pause, until, open: None });
         self.any.store(true, Ordering::Release);
     }
 
-    /// The store served a call.
-    pub(crate) fn answered(&self) {
-        if self.any.swap(false, Ordering::AcqRel) {
-            *self.held.lock() = None;
+    /// The store served a call: it knows the key, and grants this right.
+    pub(crate) fn answered(&self, act: Act) {
+        if self.any.load(Ordering::Acquire) {
+            let mut state = self.held.lock();
+            (state.all, state.one[act as usize]) = (None, None);
+            self.any.store(!state.is_empty(), Ordering::Release);
         }
     }
 
-    /// What is refused, and since when, while that goes on.
-    pub(crate) fn now(&self) -> Option<(Failed, Timestamp)> {
-        let held = self.held.lock();
-        held.as_ref().filter(|held| held.until.is_some()).map(|held| (held.failed.clone(), held.since))
+    /// What is refused while that goes on: for which right (none: for all), what was said, and since when.
+    pub(crate) fn now(&self) -> Vec<(Option<Act>, Failed, Timestamp)> {
+        let state = self.held.lock();
+        let one = ACTS.iter().zip(&state.one).map(|((act, _), held)| (Some(*act), held));
+        let all = std::iter::once((None, &state.all)).chain(one);
+        let shown =
+            all.filter_map(|(act, held)| Some((act, held.as_ref().filter(|held| held.until.is_some())?)));
+        shown.map(|(act, held)| (act, held.failed.clone(), held.since)).collect()
     }
 }
 
@@ -120,43 +205,67 @@ mod tests {
     #[test]
     fn reads_are_held_back_for_pauses_that_double_and_have_an_end() {
         let (refusals, start, today) = (Refusals::default(), base::time::monotonic(), base::time::now());
-        let meets = |what, at| refusals.meets(what, start + at, || false).is_some();
-        assert!(!meets(What::Small, Duration::ZERO));
+        let meets = |act, at| refusals.meets(act, start + at, || false).is_some();
+        assert!(!meets(Act::Read, Duration::ZERO));
         let key = refused(403, "InvalidAccessKeyId");
         let mut at = Duration::ZERO;
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            refusals.failed(&key, start + at, today);
+            refusals.failed(Act::Read, &key, start + at, today);
             let begin = at;
-            while meets(What::Large, at) {
+            while meets(Act::Read, at) {
                 at += Duration::from_millis(250);
             }
             pauses.push((at - begin).as_secs());
-            assert!(!meets(What::Small, at), "two requests may be one read");
-            assert!(meets(What::Small, at + TOGETHER), "the rest waits for what becomes of it");
-            assert!(!meets(What::Store, at) && !meets(What::Other, at), "they have a pace of their own");
+            assert!(!meets(Act::Read, at), "two requests may be one read");
+            assert!(meets(Act::Read, at + TOGETHER), "the rest waits for what becomes of it");
+            assert!(!meets(Act::Write, at) && !meets(Act::Remove, at), "they have a pace of their own");
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30, 30]);
-        assert!(refusals.now().is_some());
-        assert!(refusals.meets(What::Small, start + at, || true).is_none(), "other keys are tried at once");
-        refusals.answered();
-        assert!(!meets(What::Small, at) && refusals.now().is_none());
+        assert_eq!(refusals.now().len(), 1);
+        assert!(refusals.meets(Act::Read, start + at, || true).is_none(), "other keys are tried at once");
+        refusals.answered(Act::Read);
+        assert!(!meets(Act::Read, at) && refusals.now().is_empty());
     }
 
     #[test]
     fn one_denied_object_holds_back_no_other() {
         let (refusals, now, today) = (Refusals::default(), base::time::monotonic(), base::time::now());
         let denied = refused(403, "AccessDenied");
-        let held = |refusals: &Refusals| refusals.meets(What::Small, now, || false).is_some();
+        let held = |refusals: &Refusals| refusals.meets(Act::Read, now, || false).is_some();
+        let failed = |failed: &Failed| refusals.failed(Act::Read, failed, now, today);
         for _ in 0..5 {
-            refusals.failed(&denied, now, today);
-            refusals.failed(&denied, now, today);
+            failed(&denied);
+            failed(&denied);
             assert!(!held(&refusals));
-            refusals.failed(&refused(404, "NoSuchKey"), now, today);
+            failed(&refused(404, "NoSuchKey"));
         }
-        (0..3).for_each(|_| refusals.failed(&denied, now, today));
+        (0..3).for_each(|_| failed(&denied));
         assert!(held(&refusals));
-        refusals.failed(&refused(503, "SlowDown"), now, today);
+        failed(&refused(503, "SlowDown"));
         assert!(held(&refusals), "a busy store says nothing of the key");
+    }
+
+    /// Keys without the right to delete: three refused DELETEs had the reads after them refused without being asked.
+    #[test]
+    fn regression_what_may_not_be_deleted_can_be_read() {
+        let (refusals, now, today) = (Refusals::default(), base::time::monotonic(), base::time::now());
+        let held = || refusals.meets(Act::Read, now, || false).is_some();
+        let shown = || refusals.now().iter().map(|(act, ..)| *act).collect::<Vec<_>>();
+        for act in [Act::Remove, Act::Write, Act::List] {
+            (0..5).for_each(|_| refusals.failed(act, &refused(403, "AccessDenied"), now, today));
+            assert!(!held(), "{act:?}");
+        }
+        assert_eq!(shown(), [Some(Act::Write), Some(Act::Remove), Some(Act::List)]);
+        refusals.answered(Act::Read);
+        assert_eq!(shown().len(), 3, "a read that is served says nothing of deletes");
+        refusals.answered(Act::Remove);
+        assert_eq!(shown(), [Some(Act::Write), Some(Act::List)]);
+        // A key that is not known is not known for reads either, whoever finds out.
+        refusals.failed(Act::Remove, &refused(403, "InvalidAccessKeyId"), now, today);
+        assert!(held() && shown()[0].is_none());
+        refusals.answered(Act::Write);
+        assert!(!held());
+        assert_eq!(shown(), [Some(Act::List)]);
     }
 }

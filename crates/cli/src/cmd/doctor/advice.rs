@@ -10,10 +10,9 @@ use base::size::MIB;
 use fuse::mount::Mounted;
 
 use super::{Check, note, ok, tip};
-use crate::control::{self, Request};
+use crate::control::{self, Ear, Request};
 use crate::status::Status;
 use crate::table::bytes;
-use crate::target::{Target, resolve};
 
 /// The variable that says how many threads read requests.
 const READERS: &str = "COVEY_FUSE_READERS";
@@ -99,17 +98,15 @@ fn pages(limit: Option<&str>) -> Check {
 }
 
 /// How a mount that answers could be quicker, by what its daemon says of itself.
-pub fn of_mount(mount: &Mounted, machine: &Machine) -> Option<Check> {
-    let Ok(Target::Mounted(place)) = resolve(&mount.path) else { return None };
-    let status: Status = control::ask(&place.ear(), &Request::Status, &mut |_| ()).ok()?;
-    let transport = status.served?.transport;
-    transport_of(&mount.path, &mount.source, &transport, machine.uring)
+pub fn of_mount(mount: &Mounted, status: &Status, machine: &Machine) -> Option<Check> {
+    let transport = &status.served.as_ref()?.transport;
+    transport_of(&mount.path, &mount.source, transport, machine.uring)
 }
 
 /// Whether its blobs come over a network, as far as its daemon says.
 pub fn is_remote(mount: &Mounted) -> bool {
-    let Ok(Target::Mounted(place)) = resolve(&mount.path) else { return false };
-    let status: Option<Status> = control::ask(&place.ear(), &Request::Status, &mut |_| ()).ok();
+    let ear = Ear::of_source(Path::new(&mount.source));
+    let status: Option<Status> = control::ask(&ear, &Request::Status, &mut |_| ()).ok();
     status.is_some_and(|status| status.far.is_some())
 }
 

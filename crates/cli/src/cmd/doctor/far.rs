@@ -2,9 +2,11 @@
 //!
 //! Requests are signed with the time, and stores refuse what was signed [`SKEW_MAX`] away from theirs. The head of each answer tells their time.
 
+use fuse::mount::Mounted;
 use origin::{Environment, Remote, Spec};
 
 use super::{Check, note, ok, wrong};
+use crate::status::Status;
 use crate::table::span;
 use crate::volume_dir::VolumeDir;
 
@@ -31,6 +33,40 @@ pub fn clear(endpoint: Option<&str>) -> Option<Check> {
         found,
         "name an endpoint with https://: --endpoint URL, or \"endpoint\" in the volume's covey.json",
     ))
+}
+
+/// What a mount's origin refuses, kind by kind, and one that could not be used when the volume was mounted.
+pub fn of_mount(mount: &Mounted, status: &Status) -> Vec<Check> {
+    let Some(far) = &status.far else { return Vec::new() };
+    let place = mount.path.display();
+    let refused = far.requests.refusing.iter().map(|refusal| {
+        let found = format!(
+            "that of {place} refuses {} for {}: {}",
+            refusal.what,
+            span(refusal.seconds as f64),
+            refusal.why
+        );
+        wrong("origin", found, mend(&refusal.cause))
+    });
+    let away = far.away.iter().map(|away| {
+        let found =
+            format!("that of {place} could not be used for {}: {}", span(away.seconds as f64), away.why);
+        wrong(
+            "origin",
+            found,
+            "nothing, if it comes back by itself: it is looked for, and used then without a new mount",
+        )
+    });
+    refused.chain(away).collect()
+}
+
+/// What a person does about a refusal.
+fn mend(cause: &str) -> &'static str {
+    match cause {
+        "clock" => MEND,
+        "rights" => "give these keys the right, or mount with others; what is not refused goes on",
+        _ => "renew the keys: those of a file are read again by themselves, others by a new mount",
+    }
 }
 
 fn judge(ahead: i64, place: &str) -> Check {

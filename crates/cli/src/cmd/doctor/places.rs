@@ -13,7 +13,9 @@ use crate::volume_dir::VolumeDir;
 
 /// The volume's folder, where a path on its mount was named.
 pub fn folder_of(path: &Path) -> PathBuf {
-    let mount = mounts::covey_of(path).ok().flatten();
+    // By its name first: one that does not answer has a folder too.
+    let mount =
+        mounts::entered(path).map(|(mount, _)| mount).or_else(|| mounts::covey_of(path).ok().flatten());
     mount.as_ref().and_then(mounts::volume_of).unwrap_or_else(|| path.to_owned())
 }
 

@@ -1,0 +1,125 @@
+//! A bound on work: one moment, set once where the bound is promised, and handed down to everything that is done for it.
+//!
+//! Two steps that each have a timeout of their own take the sum of both. Two steps that share a [`Deadline`] do not.
+//!
+//! A deadline is handed down as a value where a function's arguments say so. Where seams lie between (a command opens a volume, which
+//! asks its origin), it goes with the thread: [`Deadline::scope`] sets it, [`Deadline::current`] is what the room below asks for. Scopes only
+//! narrow: work inside a scope never has longer than the scope.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use crate::time::monotonic;
+
+thread_local! {
+    static CURRENT: Cell<Deadline> = const { Cell::new(Deadline::NEVER) };
+}
+
+/// The moment by which some work ends, or none. See the [module](self).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline(Option<Instant>);
+
+impl Deadline {
+    /// No bound.
+    pub const NEVER: Deadline = Deadline(None);
+
+    /// So long from now.
+    pub fn after(time: Duration) -> Deadline {
+        Deadline(monotonic().checked_add(time))
+    }
+
+    /// So long from now; `None` is no bound.
+    pub fn after_if(time: Option<Duration>) -> Deadline {
+        time.map_or(Deadline::NEVER, Deadline::after)
+    }
+
+    /// The earlier of both.
+    #[must_use]
+    pub fn sooner(self, other: Deadline) -> Deadline {
+        match (self.0, other.0) {
+            (Some(one), Some(two)) => Deadline(Some(one.min(two))),
+            (one, two) => Deadline(one.or(two)),
+        }
+    }
+
+    /// This, or so long from now if that is earlier.
+    #[must_use]
+    pub fn within(self, time: Duration) -> Deadline {
+        self.sooner(Deadline::after(time))
+    }
+
+    /// What is left of it: nothing when it is over, [`Duration::MAX`] where there is no bound.
+    pub fn left(self) -> Duration {
+        self.0.map_or(Duration::MAX, |at| at.saturating_duration_since(monotonic()))
+    }
+
+    /// Whether it has passed.
+    pub fn is_over(self) -> bool {
+        self.0.is_some_and(|at| monotonic() >= at)
+    }
+
+    /// Whether there is a bound at all.
+    pub fn is_bounded(self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Sleeps so long, but not past the deadline.
+    pub fn sleep(self, time: Duration) {
+        std::thread::sleep(time.min(self.left()));
+    }
+
+    /// The deadline of what this thread does now.
+    pub fn current() -> Deadline {
+        CURRENT.get()
+    }
+
+    /// Does work that has to end by then, and by whatever bound this thread has already.
+    pub fn scope<T>(self, work: impl FnOnce() -> T) -> T {
+        let before = CURRENT.get();
+        // Put back also when the work panics: the thread may go on with something else.
+        let _back = Back(before);
+        CURRENT.set(before.sooner(self));
+        work()
+    }
+}
+
+struct Back(Deadline);
+
+impl Drop for Back {
+    fn drop(&mut self) {
+        CURRENT.set(self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn the_earlier_bound_holds() {
+        let (soon, late) = (Deadline::after(Duration::ZERO), Deadline::after(HOUR));
+        assert_eq!((soon.sooner(late), late.sooner(soon)), (soon, soon));
+        assert_eq!((late.sooner(Deadline::NEVER), Deadline::NEVER.sooner(late)), (late, late));
+        assert!(soon.is_over() && soon.left().is_zero());
+        assert!(!late.is_over() && late.left() > HOUR / 2 && late.left() <= HOUR);
+        assert!(!Deadline::NEVER.is_over() && Deadline::NEVER.left() == Duration::MAX);
+        assert_eq!(Deadline::after(Duration::MAX), Deadline::NEVER);
+        assert!(Deadline::after_if(None) == Deadline::NEVER && Deadline::after_if(Some(HOUR)).is_bounded());
+    }
+
+    #[test]
+    fn a_scope_narrows_and_ends_with_its_work() {
+        let late = Deadline::after(HOUR);
+        assert_eq!(Deadline::current(), Deadline::NEVER);
+        late.scope(|| {
+            assert_eq!(Deadline::current(), late);
+            Deadline::NEVER.scope(|| assert_eq!(Deadline::current(), late, "a scope does not widen"));
+            Deadline::after(Duration::ZERO).scope(|| assert!(Deadline::current().is_over()));
+            assert_eq!(Deadline::current(), late);
+        });
+        let panicked = std::panic::catch_unwind(|| late.scope(|| panic!("as work might")));
+        assert!(panicked.is_err() && Deadline::current() == Deadline::NEVER);
+    }
+}

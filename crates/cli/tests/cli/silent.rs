@@ -1,0 +1,221 @@
+//! Daemons that do not answer, and mounts that something else still has: every command says so in time, and none hangs.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use crate::world::{Done, World, alone, covey, json, kill, run_command, soon};
+
+/// A daemon that is stopped; it goes on when this is dropped.
+struct Stopped(u32);
+
+impl Stopped {
+    fn new(pid: u32) -> Stopped {
+        kill(pid, libc::SIGSTOP);
+        soon("it is stopped", || {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            stat.rsplit(')').next().unwrap().trim().starts_with('T')
+        });
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        kill(self.0, libc::SIGCONT);
+    }
+}
+
+/// Runs them all at the same time: each waits for the daemon as long as it waits for any.
+fn at_once(commands: Vec<Command>) -> Vec<Done> {
+    let threads: Vec<_> = commands
+        .into_iter()
+        .map(|mut command| std::thread::spawn(move || run_command(&mut command)))
+        .collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+/// Each of these waited for ever, or two minutes, at a daemon that is stopped; `umount` took its mount away.
+#[test]
+fn regression_a_stopped_daemon_is_named_by_every_tool() {
+    let Some(world) = World::mountable() else { return };
+    let pid = world.mount("");
+    let (mnt, file) = (world.mnt(), world.mnt().join("a"));
+    fs::write(&file, "hello").unwrap();
+    let (copy, out) = (mnt.join("b"), world.path("out"));
+    let link = world.path("link");
+    std::os::unix::fs::symlink(&mnt, &link).unwrap();
+    let stopped = Stopped::new(pid);
+    let words: Vec<Vec<&Path>> = vec![
+        vec![Path::new("status"), &mnt],
+        vec![Path::new("status"), &link],
+        vec![Path::new("info"), &file],
+        vec![Path::new("flush"), &mnt],
+        vec![Path::new("gc"), &mnt],
+        vec![Path::new("clone"), &file, &copy],
+        vec![Path::new("publish"), &mnt, Path::new("name")],
+        vec![Path::new("export"), &mnt, &out],
+        vec![Path::new("peers"), &mnt],
+        vec![Path::new("cache"), Path::new("status"), &mnt],
+        vec![Path::new("warm"), &file],
+        vec![Path::new("trace"), &mnt],
+        vec![Path::new("stats"), &mnt],
+        vec![Path::new("top"), &mnt],
+        vec![Path::new("umount"), &mnt],
+    ];
+    let command = |words: &Vec<&Path>| {
+        let mut command = covey(words);
+        command.arg("--json");
+        command
+    };
+    for (words, done) in words.iter().zip(at_once(words.iter().map(command).collect())) {
+        println!("{words:?}");
+        done.fails(1, "silent");
+        assert!(done.err.contains(&format!("kill -CONT {pid}")), "{done:?}");
+        assert!(done.err.contains(mnt.to_str().unwrap()), "{done:?}");
+    }
+    let rows = json(&[Path::new("df"), &mnt]).ok().json();
+    assert_eq!(
+        (rows[0]["alive"].as_bool(), rows[0]["silent"].as_bool()),
+        (Some(false), Some(true)),
+        "{rows}"
+    );
+    // To take its mountpoint for another volume is refused in time as well.
+    let second = world.path("second");
+    json(&[Path::new("format"), &second]).ok();
+    json(&[Path::new("mount"), &second, &mnt]).fails(1, "mountpoint-in-use");
+    assert!(world.is_mounted());
+    drop(stopped);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "hello");
+    world.umount().ok();
+}
+
+/// One mount that does not answer hid all the others, also those of other people.
+#[test]
+fn regression_a_stopped_daemon_does_not_hide_the_other_mounts() {
+    let Some(world) = World::mountable() else { return };
+    let pid = world.mount("");
+    let other = Other::mount(&world);
+    let stopped = Stopped::new(pid);
+    let listing = |words: &[&str]| {
+        let mut command = covey(words);
+        alone(&mut command, world.folder());
+        command
+    };
+    let done = at_once(vec![
+        listing(&["status", "--json"]),
+        listing(&["df", "--json"]),
+        listing(&["top", "--interval", "200ms", "--count", "1"]),
+        listing(&["doctor", "--json"]),
+    ]);
+    let [status, df, top, doctor] = &done[..] else { panic!("{done:?}") };
+    let there = other.mnt.to_str().unwrap();
+    assert_eq!(status.code, 0, "{status:?}");
+    assert_eq!(status.json()[0]["served"]["mountpoint"].as_str(), Some(there), "{status:?}");
+    assert!(status.err.contains(&format!("kill -CONT {pid}")), "{status:?}");
+    let alive = |row: &serde_json::Value| row["alive"] == true && row["mountpoint"].as_str() == Some(there);
+    assert!(df.json().as_array().unwrap().iter().any(alive), "{df:?}");
+    assert!(top.code == 0 && top.out.contains(there), "{top:?}");
+    assert!(top.err.contains(&format!("kill -CONT {pid}")), "{top:?}");
+    assert!(doctor.out.contains(&format!("kill -CONT {pid}")) && doctor.out.contains(there), "{doctor:?}");
+    drop(stopped);
+    other.umount();
+    world.umount().ok();
+}
+
+/// A second mount of the same test.
+struct Other {
+    mnt: PathBuf,
+}
+
+impl Other {
+    fn mount(world: &World) -> Other {
+        let (volume, mnt) = (world.path("volume-2"), world.path("mnt-2"));
+        fs::create_dir(&mnt).unwrap();
+        json(&[Path::new("format"), &volume]).ok();
+        json(&[Path::new("mount"), Path::new("-d"), &volume, &mnt]).ok();
+        Other { mnt }
+    }
+
+    fn umount(self) {
+        json(&[Path::new("umount"), &self.mnt]).ok();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = run_command(&mut covey(&[Path::new("umount"), Path::new("--force"), &self.mnt]));
+        }
+    }
+}
+
+/// A program in a mount namespace of its own, as one in a container: it has a copy of every mount.
+struct Container(Child);
+
+impl Container {
+    fn start() -> Container {
+        let mut command = Command::new("sleep");
+        let enter = || {
+            // SAFETY: two system calls on strings that live for ever.
+            let done = unsafe {
+                let none = std::ptr::null();
+                let flags = libc::MS_REC | libc::MS_PRIVATE;
+                libc::unshare(libc::CLONE_NEWNS) == 0
+                    && libc::mount(none, c"/".as_ptr(), none, flags, none.cast()) == 0
+            };
+            if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        };
+        // SAFETY: the closure makes system calls alone.
+        let child = unsafe { command.arg("600").pre_exec(enter) }.spawn().unwrap();
+        Container(child)
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The volume stayed locked for as long as the container ran, and after two minutes its daemon was blamed.
+#[test]
+fn regression_a_mount_that_a_container_has_is_named_and_can_be_ended() {
+    let Some(world) = World::mountable() else { return };
+    world.mount("");
+    fs::write(world.mnt().join("a"), "hello").unwrap();
+    let container = Container::start();
+    let named = |done: &Done| {
+        assert!(done.err.contains("another mount namespace"), "{done:?}");
+        assert!(done.err.contains(&format!("process {} (sleep)", container.pid())), "{done:?}");
+        assert!(done.err.contains("covey umount --force"), "{done:?}");
+    };
+    let done = json(&[Path::new("umount"), Path::new("--wait"), Path::new("2"), &world.mnt()]);
+    named(done.fails(1, "busy"));
+    assert!(!world.is_mounted());
+    let mount = || json(&[Path::new("mount"), Path::new("-d"), &world.volume(), &world.mnt()]);
+    named(mount().fails(1, "in-use"));
+    named(
+        json(&[Path::new("umount"), Path::new("--wait"), Path::new("1"), &world.volume()]).fails(1, "busy"),
+    );
+    json(&[Path::new("umount"), Path::new("--force"), &world.volume()]).ok();
+    mount().ok();
+    assert_eq!(fs::read_to_string(world.mnt().join("a")).unwrap(), "hello");
+    world.umount().ok();
+    // And by force at once, while it is mounted here too.
+    world.mount("");
+    let second = Container::start();
+    fs::write(world.mnt().join("b"), "kept").unwrap();
+    json(&[Path::new("umount"), Path::new("--force"), &world.mnt()]).ok();
+    drop((container, second));
+    world.mount("");
+    assert_eq!(fs::read_to_string(world.mnt().join("b")).unwrap(), "kept");
+    world.umount().ok();
+    assert_eq!(world.fsck(&[])["sound"], true);
+}
