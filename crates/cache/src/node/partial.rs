@@ -116,7 +116,7 @@ impl Partial {
         if need.access == Access::Normal {
             whole |= record.places > 0 && asked >= size / 2;
             whole |= record.places >= PLACES
-                && to == need.to
+                && record.run_before(need.from) == 0
                 && self.credit.take(totals, size.saturating_sub(record.fetched));
         }
         if whole { Fetch::Whole } else { Fetch::Part(need.from, to) }
