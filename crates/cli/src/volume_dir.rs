@@ -27,6 +27,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Failure, Result};
+use crate::limits;
 use crate::mounts;
 use crate::table::utc;
 
@@ -88,7 +89,7 @@ pub struct Holder {
     /// What it does: `mount`, `fsck`, `import`, ...
     pub does: String,
     /// Where it has it mounted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::raw_path::option", skip_serializing_if = "Option::is_none")]
     pub mountpoint: Option<PathBuf>,
 }
 
@@ -136,6 +137,7 @@ impl VolumeDir {
         home: impl Into<Home>,
         fill: impl FnOnce(&VolumeDir) -> Result<()>,
     ) -> Result<VolumeDir> {
+        limits::check(limits::For::Change)?;
         let made = !path.exists();
         private_folder(path)?;
         let path = canonical(path)?;

@@ -23,6 +23,7 @@ pub struct Args {
 #[derive(Debug, Serialize)]
 struct Row {
     volume: String,
+    #[serde(with = "crate::raw_path")]
     mountpoint: PathBuf,
     alive: bool,
     size_bytes: u64,

@@ -82,7 +82,8 @@ pub fn run(args: &Args, named: Option<&OsString>, term: Term) -> Result<u8> {
 
 /// Everything that is looked at. `named`: the configuration file, if one was named.
 pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
-    let folder = path.map(places::folder_of);
+    // What is mounted there may have no folder: a published tree, a corpus, a volume in memory. The mount itself is looked at below.
+    let folder = path.map(places::folder_of).filter(|folder| !places::is_on_a_mount(folder));
     let folder = folder.as_deref();
     let mut checks = vec![kernel(), filesystem(), device(), rights()];
     checks.extend(allow_other());
@@ -108,7 +109,7 @@ pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
         let check = present_mount(mount);
         let answers = check.level != Level::Wrong;
         checks.push(check);
-        checks.extend(answers.then(|| advice::of_mount(mount, &machine)).flatten());
+        checks.extend(answers.then(|| advice::of_mount(mount, &machine)).into_iter().flatten());
         checks.extend(answers.then(|| fleet::of_mount(mount)).into_iter().flatten());
     }
     checks.extend(advice::uses(&machine));

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::far::Settled;
 use crate::node::{Node, NodeOptions};
 use crate::table::{bytes, count};
-use crate::target::{Target, resolve};
+use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 
 /// How long what programs wrote is waited for, until the kernel has handed it over.
@@ -33,7 +33,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mut progress = term.progress("flush");
-    let settled = match resolve(&args.volume)? {
+    let settled = match resolve_volume(&args.volume)? {
         Target::Mounted(place) => {
             // What programs wrote may still be in the kernel only.
             fuse::mount::hand_over(&place.mount.path, HAND_OVER);

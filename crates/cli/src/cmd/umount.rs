@@ -18,6 +18,7 @@ use crate::error::{Failure, Result};
 use crate::far::{self, Settled};
 use crate::mounts;
 use crate::node::{Node, NodeOptions};
+use crate::raw_path::RawPath;
 use crate::table::span;
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
@@ -53,6 +54,7 @@ pub struct Args {
 
 #[derive(Debug, Serialize)]
 struct Outcome {
+    #[serde(with = "crate::raw_path")]
     mountpoint: PathBuf,
     volume: String,
     was_dead: bool,
@@ -66,7 +68,8 @@ struct Outcome {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let started = base::time::monotonic();
     if args.stale && !is_stale(&args.mountpoint)? {
-        let outcome = serde_json::json!({ "mountpoint": args.mountpoint, "was_dead": false });
+        let outcome =
+            serde_json::json!({ "mountpoint": RawPath::from(&*args.mountpoint), "was_dead": false });
         term.result(&outcome, || format!("There is no dead mount at {}.", args.mountpoint.display()));
         return Ok(0);
     }

@@ -9,8 +9,9 @@ use std::path::Path;
 use base::size::MIB;
 use fuse::mount::Mounted;
 
-use super::{Check, note, ok, tip};
+use super::{Check, note, ok, tip, wrong};
 use crate::control::{self, Request};
+use crate::far::CacheStatus;
 use crate::status::Status;
 use crate::table::bytes;
 use crate::target::{Target, resolve};
@@ -98,12 +99,32 @@ fn pages(limit: Option<&str>) -> Check {
     }
 }
 
-/// How a mount that answers could be quicker, by what its daemon says of itself.
-pub fn of_mount(mount: &Mounted, machine: &Machine) -> Option<Check> {
-    let Ok(Target::Mounted(place)) = resolve(&mount.path) else { return None };
-    let status: Status = control::ask(&place.ear(), &Request::Status, &mut |_| ()).ok()?;
-    let transport = status.served?.transport;
-    transport_of(&mount.path, &mount.source, &transport, machine.uring)
+/// How a mount that answers could be better, by what its daemon says of itself.
+pub fn of_mount(mount: &Mounted, machine: &Machine) -> Vec<Check> {
+    let Ok(Target::Mounted(place)) = resolve(&mount.path) else { return Vec::new() };
+    let status = control::ask::<Status>(&place.ear(), &Request::Status, &mut |_| ());
+    let Ok(status) = status else { return Vec::new() };
+    let transport = status
+        .served
+        .as_ref()
+        .and_then(|served| transport_of(&mount.path, &mount.source, &served.transport, machine.uring));
+    let cache = status.far.as_ref().and_then(|far| cache_of(&mount.path, &far.cache));
+    transport.into_iter().chain(cache).collect()
+}
+
+/// A cache that keeps nothing.
+fn cache_of(path: &Path, cache: &CacheStatus) -> Option<Check> {
+    cache.kept_out.then(|| {
+        wrong(
+            "cache",
+            format!(
+                "the cache of {} keeps nothing: its disk has less than {} free",
+                path.display(),
+                bytes(cache.floor_bytes)
+            ),
+            "free some room on that disk, or mount with a smaller -o cache_floor=SIZE",
+        )
+    })
 }
 
 fn transport_of(path: &Path, source: &str, transport: &str, uring: Option<bool>) -> Option<Check> {
