@@ -40,7 +40,7 @@ const LOOK: Duration = Duration::from_micros(200);
 const REST: Duration = Duration::from_millis(1);
 /// A flush comes within some ten microseconds: one that is younger than this is not looked at.
 const YOUNG: Duration = Duration::from_micros(200);
-/// Up to this age a flush is looked at every time, later at every doubling of its age.
+/// While a thread is being killed, its flush is looked at every time up to this age; else, and later, at every doubling of its age.
 const FRESH: Duration = Duration::from_millis(20);
 /// A thread that lives this long after the answer has flushed: another one did it for both, or there was nothing to flush.
 const SETTLED: Duration = Duration::from_secs(1);
@@ -49,7 +49,7 @@ const GIVEN_UP: Duration = Duration::from_secs(30);
 /// The thread goes on looking for so many rounds without work before it sleeps: so a program that removes a tree wakes it once.
 const IDLE_ROUNDS: u32 = 100;
 /// So many are looked at in one round, so that a machine without a free processor does not spend its time here.
-const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 8;
 /// More inodes with failed writes than this are not remembered one by one: then no error is cleared any more.
 const FAILED_MOST: usize = 1 << 16;
 
@@ -167,10 +167,7 @@ impl PendingFlushes {
     }
 
     fn run(&self) {
-        /// A program that is to read the file next may be started before this thread, on a machine without a free processor.
-        const PREFERRED: i32 = -10;
-        // SAFETY: the call takes numbers only; 0 is the calling thread. Without the privilege nothing changes.
-        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, PREFERRED) };
+        go_first();
         let mut state = self.state.lock();
         let mut idle = 0;
         while !state.closed {
@@ -212,7 +209,8 @@ impl PendingFlushes {
             Fate::Lives | Fate::Unknown => SETTLED,
             Fate::BeingKilled => GIVEN_UP,
         };
-        let pause = if age < FRESH { LOOK } else { age };
+        let often = fate == Fate::BeingKilled && age < FRESH;
+        let pause = if often { LOOK } else { age.max(LOOK) };
         (age < patience).then_some(now + pause)
     }
 
@@ -225,6 +223,17 @@ impl PendingFlushes {
             self.cleared.fetch_add(1, Ordering::AcqRel);
         }
     }
+}
+
+/// Has this thread run before others that want a processor. A program that reads the file next may be ready to run at the same time, and
+/// this thread has to be done by then. It does little: a few system calls for each flush that is missing. Without the privilege
+/// nothing changes.
+fn go_first() {
+    // SAFETY: all zeros is a value of a structure of numbers; some libraries have more fields than one.
+    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    parameters.sched_priority = 1;
+    // SAFETY: `parameters` lives through the call; 0 is the calling thread.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) };
 }
 
 #[cfg(test)]
