@@ -8,15 +8,15 @@ use cache::{DiskPacks, MemoryPacks};
 use fs::OpenError;
 use fs::volume::{FormatRequest, Parts, Volume};
 use meta::{Journal, MetaStore};
-use origin::{Access, Spec};
+use origin::{Access, Folder, Spec};
 
 use super::{NodeOptions, open_failure};
+use crate::claim::Writer;
 use crate::error::{Context, Result};
 use crate::far::Far;
 use crate::limits;
 use crate::log;
-use crate::origins::{origin_failure, spec};
-use crate::publish;
+use crate::origins::{of_volume, origin_failure, spec};
 use crate::volume_dir::{Holder, Lock, VolumeDir};
 
 /// A new volume is its maker's.
@@ -45,21 +45,14 @@ pub struct Opened {
     pub journal: Arc<Journal>,
     /// With an origin behind a network.
     pub far: Option<Far>,
+    /// The claim on the origin, if the volume is opened for writing.
+    pub writer: Option<Writer>,
 }
 
 /// An origin, and what is before it if it is far away.
 enum Side {
-    Near(Arc<dyn Origin>),
+    Near(Arc<dyn Origin>, Option<Writer>),
     Far(Far),
-}
-
-impl Side {
-    fn origin(&self) -> Arc<dyn Origin> {
-        match self {
-            Side::Near(origin) => origin.clone(),
-            Side::Far(far) => far.origin(),
-        }
-    }
 }
 
 /// Opens them.
@@ -67,20 +60,27 @@ pub fn folder_parts(dir: &VolumeDir, options: &NodeOptions) -> Result<Opened> {
     let read_only = options.read_only || options.frozen;
     let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
     let side = match spec(dir)? {
-        Spec::Remote(spec) => Side::Far(Far::open(dir, &spec, read_only, &options.far)?),
-        spec => Side::Near(spec.open(access).map_err(origin_failure)?),
+        Spec::Remote(spec) => Side::Far(Far::open(dir, &spec, options)?),
+        Spec::Folder(folder) if !read_only => {
+            let folder = Folder::open(&folder, access).map_err(|error| of_volume(dir, error))?;
+            let writer = Writer::near(dir, folder, options.take_over)?;
+            writer.open()?;
+            Side::Near(writer.origin(), Some(writer))
+        }
+        spec => Side::Near(spec.open(access).map_err(origin_failure)?, None),
     };
-    if !read_only {
-        publish::check_owner(dir, &*side.origin())?;
+    let opened = with_journal(dir, side, options.commit)?;
+    if let Some(writer) = &opened.writer {
+        writer.try_to_hold_published(&*opened.parts.store);
     }
-    with_journal(dir, side, options.commit)
+    Ok(opened)
 }
 
 fn with_journal(dir: &VolumeDir, side: Side, commit: Duration) -> Result<Opened> {
     let open = dir.open_packs();
-    let (origin, far) = match side {
-        Side::Near(origin) => (origin, None),
-        Side::Far(far) => (far.origin(), Some(far)),
+    let (origin, writer, far) = match side {
+        Side::Near(origin, writer) => (origin, writer, None),
+        Side::Far(far) => (far.origin(), far.writer().cloned(), Some(far)),
     };
     let packs = DiskPacks::open(&open, origin.clone()).at("open", &open)?;
     let packs: Arc<dyn PackStore> = match &far {
@@ -94,22 +94,34 @@ fn with_journal(dir: &VolumeDir, side: Side, commit: Duration) -> Result<Opened>
         log::warn(&line);
     }
     let journal = Arc::new(journal);
-    Ok(Opened { parts: parts(journal.clone(), packs, origin), journal, far })
+    Ok(Opened { parts: parts(journal.clone(), packs, origin), journal, far, writer })
 }
 
 /// Makes the log of a volume whose names are there already.
 pub fn make_journal(dir: &VolumeDir, origin: Arc<dyn Origin>) -> Result<()> {
-    let Opened { journal, .. } = with_journal(dir, Side::Near(origin), Duration::from_secs(1))?;
+    let Opened { journal, .. } = with_journal(dir, Side::Near(origin, None), Duration::from_secs(1))?;
     journal.close().map_err(|error| open_failure(dir.path(), OpenError::Store(error)))
+}
+
+/// Opens the names of a volume over an origin that is only looked at. The volume's lock is held by the caller.
+pub fn open_names(dir: &VolumeDir, origin: Arc<dyn Origin>) -> Result<Arc<Journal>> {
+    Ok(with_journal(dir, Side::Near(origin, None), Duration::from_secs(1))?.journal)
 }
 
 /// Fills a new volume's folder: origin, names.
 pub fn fill(dir: &VolumeDir) -> Result<()> {
-    let side = match spec(dir)? {
-        Spec::Remote(spec) => Side::Far(Far::format(dir, &spec)?),
-        spec => Side::Near(spec.format().map_err(origin_failure)?),
+    let id = &dir.format().id;
+    let spec = spec(dir)?;
+    let side = match &spec {
+        Spec::Remote(spec) => Side::Far(Far::format(dir, spec)?),
+        spec => Side::Near(spec.format(id).map_err(origin_failure)?, None),
     };
-    let Opened { parts, journal, far } = with_journal(dir, side, Duration::from_secs(1))?;
+    // A marker whose volume came to nothing would be in the way of the next attempt.
+    fill_names(dir, side).inspect_err(|_| spec.folder().into_iter().for_each(Folder::unmake))
+}
+
+fn fill_names(dir: &VolumeDir, side: Side) -> Result<()> {
+    let Opened { parts, journal, far, .. } = with_journal(dir, side, Duration::from_secs(1))?;
     let id = id_bytes(&dir.format().id);
     let request = FormatRequest { id, ..format_request() };
     let failed = |error: OpenError| open_failure(dir.path(), error);
@@ -129,6 +141,8 @@ pub struct Bare {
     pub parts: Parts,
     /// In front of its names.
     pub journal: Arc<Journal>,
+    /// The claim on the origin, where it is to be changed.
+    pub writer: Option<Writer>,
     far: Option<Far>,
     _lock: Lock,
 }
@@ -136,6 +150,7 @@ pub struct Bare {
 impl Drop for Bare {
     fn drop(&mut self) {
         self.far.iter().for_each(Far::close);
+        self.writer.iter().for_each(Writer::close);
     }
 }
 
@@ -146,8 +161,8 @@ pub fn open_bare(dir: &VolumeDir, does: &'static str, read_only: bool) -> Result
     }
     let lock = dir.lock(&Holder { pid: std::process::id(), does: does.to_owned(), mountpoint: None })?;
     let options = NodeOptions { read_only, ..NodeOptions::writing(does) };
-    let Opened { parts, journal, far } = folder_parts(dir, &options)?;
-    Ok(Bare { parts, journal, far, _lock: lock })
+    let Opened { parts, journal, far, writer } = folder_parts(dir, &options)?;
+    Ok(Bare { parts, journal, writer, far, _lock: lock })
 }
 
 /// What a crash had left, in one line; nothing after an orderly end.

@@ -21,7 +21,7 @@ impl Core {
     pub(crate) fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let record = self.file(ino)?;
         let done = self.read_file(ino, &record, offset, buf)?;
-        if self.options.atime == Atime::Relative && !self.options.read_only && done > 0 {
+        if self.options.atime == Atime::Relative && !self.is_read_only() && done > 0 {
             self.touch_relative(ino, &record, time::now());
         }
         Ok(done)
@@ -67,7 +67,7 @@ impl Core {
         let said = self.parts.source.coming(&blob, at, len, then);
         if said == Coming::Begun {
             self.look_ahead(ino, offset, len as usize, record.size);
-            if self.options.atime == Atime::Relative && !self.options.read_only {
+            if self.options.atime == Atime::Relative && !self.is_read_only() {
                 self.touch_relative(ino, &record, time::now());
             }
         }

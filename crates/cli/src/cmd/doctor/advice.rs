@@ -11,7 +11,7 @@ use fuse::mount::Mounted;
 
 use super::{Check, note, ok, tip, wrong};
 use crate::control::{self, Request};
-use crate::far::CacheStatus;
+use crate::far::status::CacheStatus;
 use crate::status::Status;
 use crate::table::bytes;
 use crate::target::{Target, resolve};
