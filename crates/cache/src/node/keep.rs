@@ -198,7 +198,7 @@ impl Core {
     }
 
     /// How much is missing for `more` to leave the floor free. A disk that does not tell is left to say so itself.
-    fn below_floor(&self, more: u64) -> u64 {
+    pub(super) fn below_floor(&self, more: u64) -> u64 {
         match self.shelf.space() {
             Ok(space) => (self.floor_of(space.total) + more).saturating_sub(space.available),
             Err(_) => 0,

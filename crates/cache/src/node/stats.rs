@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use base::size::BLOB_MAX;
+
 use super::Core;
 use super::pending::Pinned;
 
@@ -152,7 +154,7 @@ impl Core {
             in_flight: self.flights.len() as u64,
             in_flight_bytes: self.room.used(),
             off: self.health.why_off(),
-            kept_out: self.health.is_kept_out(),
+            kept_out: self.health.is_kept_out() && self.below_floor(u64::from(BLOB_MAX)) > 0,
             comparing: !self.is_compared(),
         }
     }

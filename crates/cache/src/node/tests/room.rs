@@ -121,7 +121,7 @@ fn regression_a_node_with_little_memory_uses_less_of_it() {
 /// A cache below its floor kept nothing, and nobody was told why.
 #[test]
 fn regression_a_cache_that_its_floor_keeps_empty_says_so_once() {
-    let home = Home::with(CacheOptions { floor: 10 * charge(SIZE as u32), ..budget(1000) });
+    let home = Home::with(CacheOptions { floor: 10 * charge(SIZE as u32), memory: 0, ..budget(1000) });
     let blobs = far_blobs(&home, 5, SIZE);
     let read_all = || {
         for (id, bytes) in &blobs {
