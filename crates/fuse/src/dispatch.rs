@@ -264,7 +264,7 @@ impl Dispatcher {
             (Op::Setattr(_), _) => flushes.arrived(header.caller.pid, header.ino),
             (Op::Write { .. }, Err(_)) => flushes.write_failed(header.ino),
             (_, Ok(done)) if done.touched != Touched::default() => {
-                flushes.expect(header.caller.pid, done.touched);
+                flushes.watch_for(header.caller.pid, done.touched);
             }
             _ => {}
         }

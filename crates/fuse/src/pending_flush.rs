@@ -7,7 +7,7 @@
 //! EIO, in whatever program that is.
 //!
 //! ```text
-//!   RENAME ──► served ──► expect(inode, thread) ──► answered
+//!   RENAME ──► served ──► watch_for(inode, thread) ──► answered
 //!                              │
 //!        SETATTR by the thread │  arrived: nothing else to do
 //!                              └─ the thread is being killed, or gone: clear the inode's stored error
@@ -106,7 +106,7 @@ impl PendingFlushes {
     }
 
     /// The kernel is to flush the times of these files, on this thread, as soon as it has the answer. Call it before the answer.
-    pub fn expect(&self, thread: u32, touched: Touched) {
+    pub fn watch_for(&self, thread: u32, touched: Touched) {
         let since = base::time::monotonic();
         let mut state = self.state.lock();
         for ino in touched.0.into_iter().flatten() {

@@ -35,13 +35,13 @@ fn ended() -> Child {
 #[test]
 fn the_error_of_a_flush_that_does_not_come_is_cleared_when_its_thread_is_gone() {
     let (flushes, cleared) = flushes();
-    flushes.expect(ended().id(), Touched([Some(Ino(5)), Some(Ino(6))]));
+    flushes.watch_for(ended().id(), Touched([Some(Ino(5)), Some(Ino(6))]));
     until(|| flushes.cleared() == 2);
     assert_eq!(*cleared.lock(), [Ino(5), Ino(6)]);
     until(|| flushes.state.lock().pending.is_empty());
     // The thread sleeps by now, or will: it wakes for the next.
     until(|| flushes.state.lock().asleep);
-    flushes.expect(ended().id(), Touched::one(Ino(7)));
+    flushes.watch_for(ended().id(), Touched::one(Ino(7)));
     until(|| cleared.lock().last() == Some(&Ino(7)));
     flushes.close();
 }
@@ -75,7 +75,7 @@ fn a_real_error_is_never_cleared() {
     flushes.write_begins(Ino(7));
     flushes.write_done(Ino(7));
     let gone = ended().id();
-    (5..8).for_each(|ino| flushes.expect(gone, Touched::one(Ino(ino))));
+    (5..8).for_each(|ino| flushes.watch_for(gone, Touched::one(Ino(ino))));
     until(|| flushes.state.lock().pending.is_empty());
     assert_eq!(*cleared.lock(), [Ino(7)]);
     flushes.close();
@@ -86,7 +86,7 @@ fn failed_writes_are_remembered_within_a_bound() {
     let (flushes, cleared) = flushes();
     (0..FAILED_MOST as u64 + 10).for_each(|ino| flushes.write_failed(Ino(ino)));
     assert!(flushes.state.lock().writes.len() <= FAILED_MOST);
-    flushes.expect(ended().id(), Touched::one(Ino(1 << 40)));
+    flushes.watch_for(ended().id(), Touched::one(Ino(1 << 40)));
     until(|| flushes.state.lock().pending.is_empty());
     assert!(cleared.lock().is_empty());
     flushes.close();
