@@ -37,6 +37,8 @@ mod frozen;
 mod helper;
 mod import;
 mod info;
+#[cfg(test)]
+mod inputs;
 mod limits;
 mod log;
 mod metrics;
@@ -45,6 +47,7 @@ mod node;
 mod notify;
 mod options;
 mod origins;
+mod own;
 mod publish;
 mod raw_path;
 mod secrets;
@@ -54,6 +57,7 @@ mod sys;
 mod table;
 mod target;
 mod term;
+mod trust;
 mod volume_dir;
 mod watch;
 

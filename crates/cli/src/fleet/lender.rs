@@ -123,6 +123,8 @@ impl Lent {
             true => None,
             false => Some(Arc::new(origins::open_remote(&home, crate::far::limits(&FarOptions::default()))?)),
         };
+        let endpoint = remote.as_ref().and_then(|remote| remote.spec().endpoint.as_deref());
+        origins::clear_line(endpoint).iter().for_each(|line| log::warn(line));
         let origin: Arc<dyn Origin> = match &remote {
             Some(remote) => remote.clone(),
             None => origins::open_origin(&home, Access::ReadOnly)?,

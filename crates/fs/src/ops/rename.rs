@@ -25,6 +25,12 @@ impl Core {
             RenameMode::Exchange => meta::plan::op::RenameMode::Exchange,
         };
         let change = self.run(&Op::Rename { parent, name, to, to_name, mode })?;
+        for (parent, name) in [(parent, name), (to, to_name)] {
+            if let Ok(Some(dentry)) = self.names.lookup(parent, name) {
+                self.hints.named(name, dentry.ino);
+            }
+        }
+        self.hints.changed();
         Ok(Touched([super::link::file_of(&change), change.displaced]))
     }
 }
