@@ -27,9 +27,10 @@ pub fn bytes_written(pid: u32) -> Option<u64> {
 
 /// Whether a path is a mountpoint of a FUSE filesystem.
 pub fn is_fuse_mount(path: &std::path::Path) -> bool {
-    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    // Other mounts of the machine may have names that are no UTF-8.
+    let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
     let wanted = path.to_string_lossy();
-    text.lines().any(|line| {
+    String::from_utf8_lossy(&table).lines().any(|line| {
         let (head, tail) = line.split_once(" - ").unwrap_or((line, ""));
         head.split(' ').nth(4) == Some(&*wanted) && tail.starts_with("fuse")
     })

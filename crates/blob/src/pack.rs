@@ -21,6 +21,8 @@ pub struct Space {
     pub total: u64,
     /// What can still be written by an ordinary user.
     pub available: u64,
+    /// What is free besides: the part that the filesystem keeps for root.
+    pub reserve: u64,
 }
 
 /// This node's open packs. Implementations: a folder, memory, and a failing form for tests.

@@ -9,7 +9,7 @@
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use base::size::BLOB_MAX;
 use memmap2::{Advice, MmapMut};
@@ -24,8 +24,15 @@ const SPAN: usize = 6 << 20;
 /// So many are kept: what a dozen fetches of a fast line take turns with.
 const KEPT: usize = 16;
 
+/// The same, on this machine.
+static KEEP: AtomicUsize = AtomicUsize::new(KEPT);
 static TAKEN: AtomicBool = AtomicBool::new(false);
 static STOCK: Mutex<Vec<MmapMut>> = Mutex::new(Vec::new());
+
+/// From now on no more than so many are kept: for a machine with little memory. At most the usual number.
+pub fn keep_at_most(buffers: usize) {
+    KEEP.store(buffers.min(KEPT), Ordering::Relaxed);
+}
 
 /// Bytes of a blob, as a vector's: see the [module](self). Clones share the memory until one of them is written to.
 #[derive(Clone, Debug)]
@@ -126,7 +133,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         let Memory::Pages(pages) = self else { return };
         let mut stock = STOCK.lock();
-        if stock.len() < KEPT {
+        if stock.len() < KEEP.load(Ordering::Relaxed) {
             stock.extend(pages.take());
         }
     }

@@ -329,7 +329,8 @@ pub(crate) fn space_of(descriptor: RawFd) -> io::Result<Space> {
     if unsafe { libc::fstatvfs(descriptor, &mut stat) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(Space { total: stat.f_blocks * stat.f_frsize, available: stat.f_bavail * stat.f_frsize })
+    let reserve = stat.f_bfree.saturating_sub(stat.f_bavail) * stat.f_frsize;
+    Ok(Space { total: stat.f_blocks * stat.f_frsize, available: stat.f_bavail * stat.f_frsize, reserve })
 }
 
 /// Has the kernel begin to write the file's pages to the disk, and waits for none of them. Only a hint: what it could not

@@ -47,7 +47,7 @@ use std::time::Duration;
 
 use base::BlobId;
 use base::phase::{self, Phase};
-use base::size::{GIB, MIB};
+use base::size::{BLOB_MAX, GIB, MIB};
 use blob::coming::{Coming, Then};
 use blob::{Access, BlobError, BlobFolder, BlobSource, Buffer, Origin, Part, Records, Sums};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -105,6 +105,21 @@ impl Default for CacheOptions {
             look_again: Duration::from_secs(60),
             doubt: Duration::from_secs(5),
             walk_pause: Duration::from_millis(20),
+        }
+    }
+}
+
+impl CacheOptions {
+    /// For a node that has so much memory, in bytes ([`memory_room`](crate::memory_room)): from 768 MiB on the usual sizes, below that
+    /// a sixteenth of it for parts, and an eighth for what is under way.
+    pub fn within(memory: u64) -> CacheOptions {
+        let usual = CacheOptions::default();
+        let in_flight = (memory / 8).clamp(16 * MIB, usual.in_flight);
+        CacheOptions {
+            memory: usize::try_from(memory / 16).unwrap_or(usize::MAX).clamp(8 * MIB as usize, usual.memory),
+            in_flight,
+            readers_ahead: ((in_flight / u64::from(BLOB_MAX)) as usize).clamp(4, usual.readers_ahead),
+            ..usual
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::cmd::doctor::folder_of;
 use crate::control::{self, Asked, Ear, Request};
 use crate::error::Failure;
 use crate::node::{Node, NodeOptions};
+use crate::raw_path::RawPath;
 use crate::secrets::{Cleaner, REMOVED};
 use crate::target::{self, Target};
 use crate::volume_dir::VolumeDir;
@@ -140,7 +141,7 @@ impl Bundle {
     /// # Errors
     /// The path leads to no volume at all.
     pub fn volume(&mut self, path: &Path, say: &dyn Fn(&str)) -> Result<(), Failure> {
-        match target::resolve(path) {
+        match target::resolve_volume(path) {
             Ok(Target::Mounted(place)) => {
                 let pid = self.daemon(&place.ear(), say);
                 let dir = mounts::volume_of(&place.mount).and_then(|path| VolumeDir::open(&path).ok());
@@ -233,8 +234,10 @@ impl Bundle {
 
     /// All mounts of Covey's on this machine, and whether they live.
     pub fn mounts(&mut self) {
-        let row =
-            |mount: &Mounted| json!({ "path": mount.path, "source": mount.source, "alive": mount.answers() });
+        let row = |mount: &Mounted| {
+            let path = RawPath::from(&*mount.path);
+            json!({ "path": path, "source": mount.source, "alive": mount.answers() })
+        };
         let rows: Vec<Value> = mounts::of_each(&crate::trust::mounts(), row);
         self.json("mounts.json", &rows);
     }

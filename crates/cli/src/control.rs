@@ -16,10 +16,9 @@ pub mod ear;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::AssertUnwindSafe;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -29,36 +28,9 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Failure, Result};
 use crate::watch::Wish;
 
+pub use crate::raw_path::RawPath;
 pub use client::{Asked, Stopper, ask, silent, state};
 pub use ear::Ear;
-
-/// A path that need not be UTF-8: text where it is, numbers where it is not.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum RawPath {
-    /// The usual.
-    Text(String),
-    /// Bytes that are no UTF-8.
-    Bytes(Vec<u8>),
-}
-
-impl From<&Path> for RawPath {
-    fn from(path: &Path) -> RawPath {
-        match path.to_str() {
-            Some(text) => RawPath::Text(text.to_owned()),
-            None => RawPath::Bytes(path.as_os_str().as_bytes().to_vec()),
-        }
-    }
-}
-
-impl From<RawPath> for PathBuf {
-    fn from(path: RawPath) -> PathBuf {
-        match path {
-            RawPath::Text(text) => text.into(),
-            RawPath::Bytes(bytes) => std::ffi::OsString::from_vec(bytes).into(),
-        }
-    }
-}
 
 /// What can be asked of a daemon. Paths are relative to the volume's root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -311,9 +283,10 @@ fn may_ask(stream: &UnixStream) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     use std::fs;
+    use std::path::Path;
+
+    use super::*;
 
     struct Parrot;
 
@@ -397,15 +370,5 @@ mod tests {
         drop(ear.bind().unwrap());
         let _listener = Listener::start(ear.clone(), Arc::new(Parrot)).unwrap();
         ask_all(&ear);
-    }
-
-    #[test]
-    fn a_path_survives_whatever_its_bytes() {
-        for bytes in [&b"a/b"[..], b"\xff/\xfe", b""] {
-            let path = Path::new(std::ffi::OsStr::from_bytes(bytes));
-            let text = serde_json::to_string(&RawPath::from(path)).unwrap();
-            let back: RawPath = serde_json::from_str(&text).unwrap();
-            assert_eq!(PathBuf::from(back), path);
-        }
     }
 }

@@ -30,11 +30,11 @@ use crate::node::{Node, NodeOptions, Source};
 use crate::options::MountOptions;
 use crate::publish::{self, Every};
 use crate::status::{Memory, Mode, Served, Status};
-use crate::sys::{self, Trimmer};
+use crate::sys::Trimmer;
 use crate::table::{bytes, count};
 use crate::term::{self, Term};
 use crate::watch::{self, Shown, Wish};
-use crate::{log, metrics, mounts, notify, origins, signals};
+use crate::{limits, log, metrics, mounts, notify, origins, signals};
 
 use background::{News, tell};
 pub use background::{Parent, in_background, with_parent};
@@ -105,6 +105,7 @@ pub struct Transport {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Mounted {
     volume: String,
+    #[serde(with = "crate::raw_path")]
     mountpoint: PathBuf,
     mode: Mode,
     pid: u32,
@@ -116,7 +117,8 @@ pub struct Mounted {
 pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     let interactive = parent.is_none() && term::is_terminal();
     signals::block();
-    sys::raise_file_limit();
+    limits::check(limits::For::Daemon)?;
+    limits::leave_no_core();
     let mountpoint = mounts::absolute(&plan.mountpoint)?;
     if let Some((mount, below)) = mounts::entered(&mountpoint)
         && !below.as_os_str().is_empty()
@@ -293,6 +295,7 @@ fn session_options(plan: &Plan, node: &dyn Backend) -> fuse::Options {
         uncached: plan.transport.uncached,
         deadline: options.deadline,
         read_ahead_kib: Some(options.read_ahead_kib.unwrap_or_else(|| read_ahead(options, node))),
+        workers: limits::workers(defaults.workers),
         log: log::sink(),
         ..defaults
     }
@@ -311,20 +314,45 @@ fn read_ahead(options: &MountOptions, node: &dyn Backend) -> u32 {
     }
 }
 
-/// Neither may hide the other.
+/// Neither may hide the other, and no mount may hide what its own daemon reads: that would wait for itself.
 fn check_places(source: &Source, mountpoint: &Path) -> Result<()> {
-    let Some(dir) = source.dir() else { return Ok(()) };
-    let (volume, place) = (dir.path().display(), mountpoint.display());
-    if dir.path().starts_with(mountpoint) {
-        return Err(Failure::usage(format!("the volume {volume} lies below the mountpoint {place}"))
-            .why("once mounted, it would be hidden from its own daemon")
-            .next("name a mountpoint elsewhere"));
-    }
+    let place = mountpoint.display();
+    let below = |what: &str, path: &Path| {
+        let hidden = mounts::absolute(path).is_ok_and(|path| path.starts_with(mountpoint));
+        let failure = || {
+            Failure::usage(format!("{what} {} lies below the mountpoint {place}", path.display()))
+                .why("once mounted, it would be hidden from its own daemon")
+                .next("name a mountpoint elsewhere")
+        };
+        if hidden { Err(failure()) } else { Ok(()) }
+    };
+    let origin = match source {
+        Source::Published(tree) => {
+            tree.cache.as_deref().map_or(Ok(()), |cache| below("the cache", cache))?;
+            tree.home.origin.clone()
+        }
+        Source::Folder(dir) => dir.origin(),
+        Source::Memory | Source::Corpus(_) => String::new(),
+    };
+    let Some(dir) = source.dir() else { return below_origin(&origin, below) };
+    below("the volume", dir.path())?;
+    below_origin(&origin, below)?;
     if mountpoint.starts_with(dir.path()) {
         return Err(Failure::usage(format!("the mountpoint {place} lies in the volume's own folder"))
             .next("name a mountpoint elsewhere"));
     }
+    if dir.path().to_str().is_none() {
+        let volume = dir.path().display();
+        return Err(Failure::usage(format!("the path of the volume {volume} is not UTF-8"))
+            .why("the kernel's table of mounts, by which commands find a volume, is given it as text")
+            .next("rename that folder: mv FOLDER NEW-NAME"));
+    }
     Ok(())
+}
+
+/// The same for an origin that is a folder.
+fn below_origin(origin: &str, below: impl Fn(&str, &Path) -> Result<()>) -> Result<()> {
+    origin.strip_prefix("file:").map_or(Ok(()), |folder| below("the origin", Path::new(folder)))
 }
 
 fn not_mounted(error: MountError) -> Failure {

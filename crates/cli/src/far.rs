@@ -130,7 +130,7 @@ impl Far {
             watch: None,
             remote: origin,
             pending,
-            options: CacheOptions { budget, floor, ..CacheOptions::default() },
+            options: CacheOptions { budget, floor, ..crate::limits::cache_options() },
             report: log::sink(),
         };
         let cache = NodeCache::open(parts).at("open", &dir.blobs())?;

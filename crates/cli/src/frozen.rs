@@ -281,7 +281,7 @@ impl PackStore for NoPacks {
 
     /// As large as what it holds, and full.
     fn space(&self) -> std::result::Result<Space, BlobError> {
-        Ok(Space { total: self.bytes, available: 0 })
+        Ok(Space { total: self.bytes, available: 0, reserve: 0 })
     }
 }
 

@@ -13,6 +13,8 @@
 //!   config.rs       configuration files beneath the command line; options.rs: what stands after -o
 //!   helper.rs       the same program as mount.covey, for mount(8); notify.rs: news for a service manager
 //!   bundle.rs       what a report needs, without what is secret (secrets.rs)
+//!   limits.rs       what was inherited and would end a daemon: lifted, or refused
+//!   raw_path.rs     paths in JSON that need not be UTF-8
 //!   error.rs        what happened, why, what to do next; log.rs, term.rs, table.rs: how things look
 //! ```
 //!
@@ -37,6 +39,7 @@ mod import;
 mod info;
 #[cfg(test)]
 mod inputs;
+mod limits;
 mod log;
 mod metrics;
 mod mounts;
@@ -46,6 +49,7 @@ mod options;
 mod origins;
 mod own;
 mod publish;
+mod raw_path;
 mod secrets;
 mod signals;
 mod status;
@@ -146,6 +150,7 @@ enum Command {
 
 fn main() -> ExitCode {
     log::install_panic_hook();
+    limits::lift();
     let words: Vec<OsString> = std::env::args_os().collect();
     ExitCode::from(match helper::is_called(&words) {
         true => helper::run(&words, |words, aloud| perform(&words, !aloud)),

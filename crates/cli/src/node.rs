@@ -44,6 +44,7 @@ use crate::fleet::shown::{FleetStatus, PeerRow};
 use crate::follow::{Follow, Watching};
 use crate::frozen::{self, Named, TreeInfo};
 use crate::info::{self, Info};
+use crate::limits;
 use crate::log;
 use crate::options::DEADLINE;
 use crate::status::Mode;
@@ -149,6 +150,9 @@ pub struct Node {
 impl Node {
     /// Opens a volume in a folder.
     pub fn open(dir: &VolumeDir, options: &NodeOptions) -> Result<Node> {
+        if !options.read_only {
+            limits::check(limits::For::Change)?;
+        }
         let holder = Holder {
             pid: std::process::id(),
             does: options.does.to_owned(),
@@ -453,7 +457,11 @@ impl Node {
 
     /// Lets go of cached blobs: of all, or until no more bytes than this are kept.
     pub fn evict(&self, to: Option<u64>) -> Result<Evicted> {
-        self.far.as_ref().ok_or_else(|| no_cache(&self.name))?.evict(to)
+        match (&self.far, &self.tree_cache) {
+            (Some(far), _) => far.evict(to),
+            (None, Some(cache)) => Ok(cache.evict(to)),
+            (None, None) => Err(no_cache(&self.name)),
+        }
     }
 
     /// Fetches what files and trees consist of, into this node's cache or into the depots of its zone.

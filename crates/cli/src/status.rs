@@ -117,6 +117,7 @@ pub enum Kind {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Served {
     /// Where.
+    #[serde(with = "crate::raw_path")]
     pub mountpoint: PathBuf,
     /// Its process.
     pub pid: u32,

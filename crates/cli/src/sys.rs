@@ -244,14 +244,3 @@ mod tests {
         assert_eq!(pieces.len(), 400);
     }
 }
-
-/// A pack, a database and many sockets are open at a time: the soft limit of 1,024 is for other programs.
-pub fn raise_file_limit() {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a living value of the type that getrlimit(2) fills.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0 {
-        limit.rlim_cur = limit.rlim_max.min(65_536);
-        // SAFETY: as above; the value is within the hard limit.
-        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
-    }
-}

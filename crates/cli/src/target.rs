@@ -76,6 +76,18 @@ pub fn resolve(text: &Path) -> Result<Target> {
     find(text, false)
 }
 
+/// What a path means to a command that takes a whole volume. The folder of a volume may lie on the mount of another: then that volume is
+/// meant, and not a place on the mount.
+pub fn resolve_volume(text: &Path) -> Result<Target> {
+    if is_volume(text)? { in_volume(text, Path::new("")) } else { resolve(text) }
+}
+
+/// Whether this is the folder of a volume. A mount is itself, whatever files it shows.
+pub fn is_volume(path: &Path) -> Result<bool> {
+    let mount = mounts::at(path)?;
+    Ok(!mount.is_some_and(|mount| mounts::is_covey(&mount)) && VolumeDir::open(path).is_ok())
+}
+
 /// What a path means that something is to be made at: its last component need not be there.
 pub fn resolve_new(text: &Path) -> Result<Target> {
     find(text, true)

@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cmd::umount::Others;
 use crate::error::{Context, Failure, Result};
+use crate::limits;
 use crate::mounts;
 use crate::own;
 use crate::table::utc;
@@ -92,7 +93,7 @@ pub struct Holder {
     /// What it does: `mount`, `fsck`, `import`, ...
     pub does: String,
     /// Where it has it mounted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::raw_path::option", skip_serializing_if = "Option::is_none")]
     pub mountpoint: Option<PathBuf>,
 }
 
@@ -142,6 +143,7 @@ impl VolumeDir {
         fill: impl FnOnce(&VolumeDir) -> Result<()>,
     ) -> Result<VolumeDir> {
         mounts::check_way(path)?;
+        limits::check(limits::For::Change)?;
         let made = !path.exists();
         private_folder(path)?;
         let path = canonical(path)?;

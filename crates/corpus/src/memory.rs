@@ -243,7 +243,7 @@ impl Filesystem for Corpus {
         Err(Errno::EROFS)
     }
 
-    fn unlink(&self, _: Ino, _: &[u8]) -> api::Result<()> {
+    fn unlink(&self, _: Ino, _: &[u8]) -> api::Result<api::Touched> {
         Err(Errno::EROFS)
     }
 
@@ -251,7 +251,7 @@ impl Filesystem for Corpus {
         Err(Errno::EROFS)
     }
 
-    fn rename(&self, _: Ino, _: &[u8], _: Ino, _: &[u8], _: RenameMode) -> api::Result<()> {
+    fn rename(&self, _: Ino, _: &[u8], _: Ino, _: &[u8], _: RenameMode) -> api::Result<api::Touched> {
         Err(Errno::EROFS)
     }
 

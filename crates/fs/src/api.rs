@@ -21,7 +21,7 @@ use crate::errno::Errno;
 /// Shorthand: what every method answers.
 pub type Result<T> = std::result::Result<T, Errno>;
 
-/// Who asks.
+/// Who asks. User and group are `u32::MAX` where the kernel does not name them: it allows id-mapped mounts, and nothing is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     /// Effective user.
@@ -168,6 +168,18 @@ pub struct SetAttr {
     pub kill_suid_sgid: bool,
 }
 
+/// Regular files whose change time moved with a change of names: at most one that was moved or lost a name, and one that stood at
+/// the new name. A kernel that keeps times itself hands theirs over right after it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Touched(pub [Option<Ino>; 2]);
+
+impl Touched {
+    /// One file.
+    pub fn one(ino: Ino) -> Touched {
+        Touched([Some(ino), None])
+    }
+}
+
 /// A node to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewNode {
@@ -249,9 +261,9 @@ pub struct DirEntry<'a> {
 pub struct StatFs {
     /// Size of the volume in bytes.
     pub total: u64,
-    /// Free bytes.
+    /// Free bytes, with those that nobody can write to: the disk's reserve for root, and what is kept free for removals.
     pub free: u64,
-    /// Free bytes for users other than root.
+    /// Bytes that can be written.
     pub available: u64,
     /// Inodes in use.
     pub inodes: u64,
@@ -354,20 +366,20 @@ pub trait Filesystem: Send + Sync {
     fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry>;
 
     /// Removes a name that is not a directory's.
-    fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()>;
+    fn unlink(&self, parent: Ino, name: &[u8]) -> Result<Touched>;
 
     /// Removes an empty directory.
     fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()>;
 
     /// Renames.
-    fn rename(&self, parent: Ino, name: &[u8], to: Ino, to_name: &[u8], mode: RenameMode) -> Result<()>;
+    fn rename(&self, parent: Ino, name: &[u8], to: Ino, to_name: &[u8], mode: RenameMode) -> Result<Touched>;
 
     /// Reads at most `buf.len()` bytes; fewer only at the end of the file. Answers how many.
     fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
 
     /// Writes all of `data`. `unprivileged`: who writes, if set-id bits must go as with `kill_suid_sgid` of [`SetAttr`]; `None`:
-    /// they stay. `cached`: the bytes come from the kernel's page cache, which keeps size and times itself. Answers whether set-id bits
-    /// went: the kernel does not ask for a mode again because of a write.
+    /// they stay. `cached`: the bytes come from the kernel's page cache, which keeps size and times itself, and took capabilities away when
+    /// the program wrote; one that is there now was set later and stays. Answers whether set-id bits went: the kernel does not ask for a mode again because of a write.
     fn write(
         &self,
         ino: Ino,

@@ -28,7 +28,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::api::{
     Allocate, Answer, Attr, Caller, Coherence, Coming, DirEntry, Entry, FileKind, Filesystem, NewNode,
-    RenameMode, Result, Seek, SetAttr, StatFs, Waiting, XattrMode,
+    RenameMode, Result, Seek, SetAttr, StatFs, Touched, Waiting, XattrMode,
 };
 use crate::errno::Errno;
 
@@ -407,7 +407,7 @@ impl Filesystem for Following {
         Err(Errno::EROFS)
     }
 
-    fn unlink(&self, _: Ino, _: &[u8]) -> Result<()> {
+    fn unlink(&self, _: Ino, _: &[u8]) -> Result<Touched> {
         Err(Errno::EROFS)
     }
 
@@ -415,7 +415,7 @@ impl Filesystem for Following {
         Err(Errno::EROFS)
     }
 
-    fn rename(&self, _: Ino, _: &[u8], _: Ino, _: &[u8], _: RenameMode) -> Result<()> {
+    fn rename(&self, _: Ino, _: &[u8], _: Ino, _: &[u8], _: RenameMode) -> Result<Touched> {
         Err(Errno::EROFS)
     }
 

@@ -12,7 +12,7 @@ use meta::store::StoreError;
 
 use crate::api::{
     Allocate, Answer, Attr, Caller, Coherence, Coming, DirEntry, Entry, Filesystem, NewNode, RenameMode,
-    Result, Seek, SetAttr, StatFs, Waiting, XattrMode,
+    Result, Seek, SetAttr, StatFs, Touched, Waiting, XattrMode,
 };
 use crate::errno::{Errno, Error};
 use crate::ops::write::How;
@@ -134,7 +134,7 @@ impl Filesystem for Volume {
         self.change("link", ino, |core| core.link(ino, parent, name))
     }
 
-    fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+    fn unlink(&self, parent: Ino, name: &[u8]) -> Result<Touched> {
         let done = self.change("unlink", parent, |core| core.unlink(parent, name));
         self.core.reaper.hold_back();
         done
@@ -144,7 +144,7 @@ impl Filesystem for Volume {
         self.change("rmdir", parent, |core| core.rmdir(parent, name))
     }
 
-    fn rename(&self, parent: Ino, name: &[u8], to: Ino, to_name: &[u8], mode: RenameMode) -> Result<()> {
+    fn rename(&self, parent: Ino, name: &[u8], to: Ino, to_name: &[u8], mode: RenameMode) -> Result<Touched> {
         self.change("rename", parent, |core| core.rename(parent, name, to, to_name, mode))
     }
 

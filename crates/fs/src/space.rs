@@ -98,7 +98,7 @@ mod tests {
         let asked = std::cell::Cell::new(0);
         let ask = |available| {
             asked.set(asked.get() + 1);
-            Ok(Space { total: 1 << 30, available })
+            Ok(Space { total: 1 << 30, available, reserve: 0 })
         };
         for _ in 0..1000 {
             gate.admit(4096, || ask(100 * MIB)).unwrap();

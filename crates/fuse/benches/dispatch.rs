@@ -66,6 +66,7 @@ fn dispatch(c: &mut Criterion) {
         writers: Pool::new("bench", 1),
         seeker: Pool::new("bench", 1),
         dirty: None,
+        flushes: None,
         uncached: false,
         notifier,
         counts: Arc::new(Counts::new(1)),

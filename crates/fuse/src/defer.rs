@@ -35,6 +35,7 @@ use fs::api::Waiting;
 use parking_lot::{Condvar, Mutex};
 
 use crate::buffer::PageBuf;
+use crate::caller::Fate;
 use crate::channel::Sink;
 use crate::late::{LateReads, Wait};
 
@@ -292,13 +293,7 @@ impl Desk {
 
 /// Whether a thread has SIGKILL pending, or is gone. Of one that cannot be seen nobody knows: it is let go.
 fn is_being_killed(thread: u32) -> bool {
-    const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{thread}/status")) else { return true };
-    let pending = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-    };
-    (pending("SigPnd:") | pending("ShdPnd:")) & SIGKILL != 0
+    Fate::of(thread) != Fate::Lives
 }
 
 /// What a worker is to do with its own reply buffer.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use base::Ino;
 use fs::Errno;
-use fs::api::{Came, Coming, Filesystem, Waiting};
+use fs::api::{Came, Coming, Filesystem, Touched, Waiting};
 
 use crate::Log;
 use crate::abi::header::Header;
@@ -24,6 +24,7 @@ use crate::defer::{Desk, Pool, Ticket};
 use crate::execute::{self, Done};
 use crate::late::Wait;
 use crate::notify::{self, Notifier};
+use crate::pending_flush::PendingFlushes;
 use crate::uncached;
 use crate::watch::{Outcome, Span, Watch};
 
@@ -50,6 +51,8 @@ pub struct Parts {
     pub seeker: Arc<Pool>,
     /// How to have dirty pages handed over; `None` where there cannot be any.
     pub dirty: Option<Arc<dyn PushDirty>>,
+    /// Flushes of times that the kernel has not sent; `None` where it keeps no times.
+    pub flushes: Option<Arc<PendingFlushes>>,
     /// The kernel's ear.
     pub notifier: Notifier,
     /// The kernel is to keep nothing: see [`Options::uncached`](crate::Options).
@@ -119,6 +122,7 @@ impl Dispatcher {
             return;
         }
         let result = self.run(&header, &op, room);
+        self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
         if wants_reply(header.opcode) {
             tell_of_mode(&result, header.ino, &**sink);
@@ -184,12 +188,18 @@ impl Dispatcher {
         }
         let wait = self.0.desk.may_wait(waiting);
         if wait == Wait::Never {
+            if let (Op::Write { .. }, Some(flushes)) = (op, &self.0.flushes) {
+                flushes.write_failed(header.ino);
+            }
             let answered = self.0.watch.answering(span);
             let _ = sink.reply(header.unique, -Errno::EIO.0, &[]);
             let outcome = Outcome { bytes: 0, error: libc::EIO as u32 };
             self.0.counts.lane(lane).ended(header.opcode, outcome);
             self.0.watch.end(lane, answered, header, outcome);
             return true;
+        }
+        if let (Op::Write { .. }, Some(flushes)) = (op, &self.0.flushes) {
+            flushes.write_begins(header.ino);
         }
         let ticket = self.0.desk.issue_for(header.unique, header.caller.pid, (waiting, wait), sink);
         let pool = match waiting {
@@ -233,6 +243,7 @@ impl Dispatcher {
             _ => None,
         };
         let result = self.run(&header, &op, room);
+        self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
         tell_of_mode(&result, header.ino, sink);
         self.0.desk.close_ticket(ticket);
@@ -250,10 +261,26 @@ impl Dispatcher {
         let outcome = if delivered { outcome(&op, &result) } else { late };
         self.0.counts.lane(lane).ended(header.opcode, outcome);
         self.0.watch.end(self.0.watch.workers(), answered, &header, outcome);
+        if let (true, Ok(_), Op::Write { .. }, Some(flushes)) = (delivered, &result, &op, &self.0.flushes) {
+            flushes.write_done(header.ino);
+        }
         if !delivered {
             self.undo(&header, &op, &result);
         }
         drop(pushed);
+    }
+
+    /// Before the answer: which flushes of times are to follow it, which one this was, and whether an inode has an error that must stay.
+    fn note_flushes(&self, header: &Header, op: &Op<'_>, result: &Result<Done, Errno>) {
+        let Some(flushes) = &self.0.flushes else { return };
+        match (op, result) {
+            (Op::Setattr(_), _) => flushes.arrived(header.caller.pid, header.ino),
+            (Op::Write { .. }, Err(_)) => flushes.write_failed(header.ino),
+            (_, Ok(done)) if done.touched != Touched::default() => {
+                flushes.watch_for(header.caller.pid, done.touched);
+            }
+            _ => {}
+        }
     }
 
     /// A reply was not taken.

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use base::Ino;
-use fs::api::{Entry, Filesystem};
+use fs::api::{Entry, FileKind, Filesystem, Touched};
 use fs::{Errno, api};
 
 use crate::abi::header::Header;
@@ -20,6 +20,8 @@ pub struct Done {
     pub referenced: Option<Ino>,
     /// The mode changed, and the kernel is to be told before the reply: after a write it asks anew for size and times only.
     pub mode_changed: bool,
+    /// Files whose change time the kernel moves, and hands over, when it has the reply.
+    pub touched: Touched,
 }
 
 /// Runs one operation and writes the body of its reply to the start of `room`.
@@ -28,7 +30,7 @@ pub struct Done {
 /// The error number that the program shall see.
 pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -> api::Result<Done> {
     let mut put = Put::new(room);
-    let mut mode_changed = false;
+    let (mut mode_changed, mut touched) = (false, Touched::default());
     let referenced = match *op {
         Op::Read { offset, len } => {
             let place = put.room(len as usize);
@@ -69,15 +71,20 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
                 if let Op::Tmpfile { .. } = op {
                     out::opened(&mut put)?;
                 }
+                if let Op::Link { .. } = op
+                    && found.attr.kind == FileKind::File
+                {
+                    touched = Touched::one(found.node);
+                }
                 Some(referenced)
             }
             None => {
-                rest(fs, header, op, &mut put)?;
+                touched = rest(fs, header, op, &mut put)?;
                 None
             }
         },
     };
-    Ok(Done { len: put.len(), referenced, mode_changed })
+    Ok(Done { len: put.len(), referenced, mode_changed, touched })
 }
 
 fn entry(put: &mut Put<'_>, found: &Entry) -> api::Result<Ino> {
@@ -99,13 +106,30 @@ fn made(fs: &dyn Filesystem, header: &Header, op: &Op<'_>) -> api::Result<Option
 }
 
 /// The operations without an entry or attributes in their reply.
-fn rest(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, put: &mut Put<'_>) -> api::Result<()> {
+fn rest(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, put: &mut Put<'_>) -> api::Result<Touched> {
     let ino = header.ino;
     match *op {
+        Op::Unlink { name } => return fs.unlink(ino, name),
+        Op::Rename { name, to, to_name, mode } => return fs.rename(ino, name, to, to_name, mode),
+        _ => plain(fs, ino, op, put)?,
+    }
+    Ok(match *op {
+        Op::Fallocate { .. } => Touched::one(ino),
+        Op::CopyRange { to, .. } => Touched::one(to),
+        Op::Setxattr { .. } | Op::Removexattr { .. } if is_file(fs, ino) => Touched::one(ino),
+        _ => Touched::default(),
+    })
+}
+
+fn is_file(fs: &dyn Filesystem, ino: Ino) -> bool {
+    fs.getattr(ino).is_ok_and(|attr| attr.kind == FileKind::File)
+}
+
+/// Those that touch no other inode than the one they are about.
+fn plain(fs: &dyn Filesystem, ino: Ino, op: &Op<'_>, put: &mut Put<'_>) -> api::Result<()> {
+    match *op {
         Op::Readlink => put.bytes(&fs.readlink(ino)?),
-        Op::Unlink { name } => fs.unlink(ino, name),
         Op::Rmdir { name } => fs.rmdir(ino, name),
-        Op::Rename { name, to, to_name, mode } => fs.rename(ino, name, to, to_name, mode),
         Op::Statfs => out::statfs(put, &fs.statfs()?),
         Op::Fsync { data_only } => fs.fsync(ino, data_only),
         Op::Syncfs => fs.sync(),

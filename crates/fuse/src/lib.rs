@@ -13,6 +13,7 @@
 //! - [`uring`]: the same over io_uring, a ring per CPU.
 //! - [`dispatch`], [`execute`]: decode, ask, encode. [`defer`]: requests that must wait; [`late`]: what the kernel asks for twice. [`seek`]: dirty pages first.
 //! - [`notify`]: what the kernel is to forget. [`counts`]: how many requests came. [`watch`]: how long they took, on what.
+//! - [`pending_flush`]: writeback errors that a killed program leaves behind, cleared.
 //! - [`abi`]: the bytes, and [`abi::opcodes::OPCODES`], the table of what is served.
 //! - [`null`]: a filesystem that does nothing, for the floor of measurements; `uncached`: a mount as others are, for their ceiling.
 //!
@@ -22,6 +23,7 @@
 
 pub mod abi;
 pub mod buffer;
+mod caller;
 pub mod channel;
 pub mod counts;
 pub mod defer;
@@ -31,6 +33,7 @@ pub mod late;
 pub mod mount;
 pub mod notify;
 pub mod null;
+pub mod pending_flush;
 pub mod seek;
 pub mod session;
 mod uncached;

@@ -111,16 +111,16 @@ impl Filesystem for Null {
         Err(Errno::EPERM)
     }
 
-    fn unlink(&self, _: Ino, _: &[u8]) -> api::Result<()> {
-        Ok(())
+    fn unlink(&self, _: Ino, _: &[u8]) -> api::Result<api::Touched> {
+        Ok(api::Touched::default())
     }
 
     fn rmdir(&self, _: Ino, _: &[u8]) -> api::Result<()> {
         Err(Errno::ENOTDIR)
     }
 
-    fn rename(&self, _: Ino, _: &[u8], _: Ino, _: &[u8], _: RenameMode) -> api::Result<()> {
-        Ok(())
+    fn rename(&self, _: Ino, _: &[u8], _: Ino, _: &[u8], _: RenameMode) -> api::Result<api::Touched> {
+        Ok(api::Touched::default())
     }
 
     fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> api::Result<usize> {

@@ -23,6 +23,7 @@ use crate::channel::Sink;
 use crate::dispatch::PushDirty;
 use crate::mount::{Mount, dev_of};
 use crate::notify;
+use crate::pending_flush::ClearError;
 
 /// Pushes dirty pages through a second descriptor on the mount itself.
 pub struct ThroughMount(pub Arc<Mount>);
@@ -45,6 +46,18 @@ impl PushDirty for ThroughMount {
                 Box::new(())
             }
         }
+    }
+}
+
+impl ClearError for ThroughMount {
+    fn clear(&self, ino: Ino) -> bool {
+        /// Where no file has pages: nothing is waited for, and only the stored error is looked at and cleared.
+        const BEYOND: i64 = 1 << 62;
+        let Ok(file) = self.open(ino) else { return false };
+        let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
+        // SAFETY: the descriptor is open; the call takes numbers only. That it fails with the stored error is what it is for.
+        unsafe { libc::sync_file_range(file.as_raw_fd(), BEYOND, 1, flags) };
+        true
     }
 }
 

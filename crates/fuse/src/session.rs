@@ -28,6 +28,7 @@ use crate::defer::{Desk, Pool};
 use crate::dispatch::{Dispatcher, Parts, PushDirty, late_line};
 use crate::mount::{self, Mount, MountError, MountFlags, Unmount, UnmountError};
 use crate::notify::Notifier;
+use crate::pending_flush::PendingFlushes;
 use crate::seek::ThroughMount;
 use crate::uring::{self, Host, Rings, Transport, WayBack};
 use crate::watch::Watch;
@@ -97,6 +98,7 @@ struct Shared {
     watch: Arc<Watch>,
     desk: Arc<Desk>,
     pools: [Arc<Pool>; 3],
+    flushes: Option<Arc<PendingFlushes>>,
     notifier: Notifier,
     dispatcher: Dispatcher,
     log: Log,
@@ -229,6 +231,16 @@ impl Session {
         Arc::clone(&self.shared.watch)
     }
 
+    /// Writeback errors that the kernel stored because a program was killed, and that were cleared: see [`crate::pending_flush`].
+    pub fn errors_cleared(&self) -> u64 {
+        self.shared.flushes.as_ref().map_or(0, |flushes| flushes.cleared())
+    }
+
+    /// Flushes of times that the kernel has not sent yet: of programs that live, and of those that are looked after.
+    pub fn flushes_pending(&self) -> usize {
+        self.shared.flushes.as_ref().map_or(0, |flushes| flushes.pending())
+    }
+
     /// Requests that wait at the moment.
     pub fn waiting(&self) -> usize {
         self.shared.desk.waiting()
@@ -354,6 +366,7 @@ fn start(
     let writers = Pool::new("fuse-write", WRITERS);
     let seeker = Pool::new("fuse-seek", 2);
     let dirty = writable.then(|| Arc::new(ThroughMount(Arc::clone(&mount))) as Arc<dyn PushDirty>);
+    let flushes = pending_flushes(&agreed, &mount).map_err(&failed)?;
     let lanes = readers.max(1 + uring::possible_cpus());
     let (counts, watch) = (Arc::new(Counts::new(lanes)), Watch::new(lanes + 1));
     let dispatcher = Dispatcher::new(Parts {
@@ -364,6 +377,7 @@ fn start(
         writers: Arc::clone(&writers),
         seeker: Arc::clone(&seeker),
         dirty,
+        flushes: flushes.clone(),
         notifier: notifier.clone(),
         uncached: options.uncached,
         counts: Arc::clone(&counts),
@@ -377,6 +391,7 @@ fn start(
         watch,
         desk,
         pools: [workers, writers, seeker],
+        flushes,
         notifier,
         dispatcher,
         log: Arc::clone(&options.log),
@@ -398,6 +413,14 @@ fn start(
     shared.leave();
     started.map_err(failed)?;
     Ok(Session { shared, agreed, warnings })
+}
+
+/// Where the kernel keeps times, and flushes them: what looks for those that do not come.
+fn pending_flushes(agreed: &Agreed, mount: &Arc<Mount>) -> std::io::Result<Option<Arc<PendingFlushes>>> {
+    if !agreed.has(flag::WRITEBACK_CACHE) {
+        return Ok(None);
+    }
+    PendingFlushes::start(Box::new(ThroughMount(Arc::clone(mount)))).map(Some)
 }
 
 fn cores() -> usize {
@@ -499,6 +522,7 @@ impl Shared {
         }
         self.desk.close();
         self.pools.iter().for_each(|pool| pool.close());
+        self.flushes.iter().for_each(|flushes| flushes.close());
         self.notifier.close();
         // After an abort the mount is still in its place, dead.
         let dead = self.mount.is_there();

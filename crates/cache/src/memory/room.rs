@@ -49,16 +49,16 @@ fn read() -> Result<Space, BlobError> {
 }
 
 fn least(a: Space, b: Space) -> Space {
-    Space { total: a.total.min(b.total), available: a.available.min(b.available) }
+    Space { total: a.total.min(b.total), available: a.available.min(b.available), reserve: 0 }
 }
 
 fn leave_a_reserve(space: Space) -> Space {
-    Space { total: space.total, available: space.available.saturating_sub(space.total / 16) }
+    Space { available: space.available.saturating_sub(space.total / 16), ..space }
 }
 
 fn machine(meminfo: &str) -> Option<Space> {
     let kib = |name: &str| number_after(meminfo, name).map(|kib| kib * KIB);
-    Some(Space { total: kib("MemTotal:")?, available: kib("MemAvailable:")? })
+    Some(Space { total: kib("MemTotal:")?, available: kib("MemAvailable:")?, reserve: 0 })
 }
 
 /// The limits of the control group (version 2) and of those above it; none where there is no such thing.
@@ -82,7 +82,7 @@ fn group(dir: &Path) -> Option<Space> {
 fn within(limit: u64, current: u64, stat: &str) -> Space {
     let cached: u64 =
         ["inactive_file", "active_file"].iter().filter_map(|name| number_after(stat, name)).sum();
-    Space { total: limit, available: limit.saturating_sub(current.saturating_sub(cached)) }
+    Space { total: limit, available: limit.saturating_sub(current.saturating_sub(cached)), reserve: 0 }
 }
 
 /// The number that follows a word at the start of a line.
@@ -106,10 +106,11 @@ mod tests {
     #[test]
     fn the_least_counts_and_page_cache_is_free() {
         let machine = machine("MemTotal:       1024 kB\nMemFree: 1 kB\nMemAvailable:    512 kB\n").unwrap();
-        assert_eq!(machine, Space { total: 1 << 20, available: 1 << 19 });
+        assert_eq!(machine, Space { total: 1 << 20, available: 1 << 19, reserve: 0 });
         let group = within(1000, 900, "anon 300\nactive_file 200\ninactive_file 400\nshmem 5\n");
-        assert_eq!(group, Space { total: 1000, available: 700 });
-        assert_eq!(leave_a_reserve(least(machine, group)), Space { total: 1000, available: 638 });
+        assert_eq!(group, Space { total: 1000, available: 700, reserve: 0 });
+        let left = leave_a_reserve(least(machine, group));
+        assert_eq!((left.total, left.available), (1000, 638));
         assert_eq!(within(10, 20, "").available, 0);
         assert_eq!(super::machine("MemTotal: 5 kB"), None);
     }

@@ -15,6 +15,9 @@ use parking_lot::Mutex;
 /// Where lines for the operator go.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
+/// That the floor keeps everything out is said again after so long at the earliest, however often room comes and goes.
+const SAY_AGAIN: Duration = Duration::from_secs(600);
+
 /// See the module.
 pub(super) struct Health {
     report: Report,
@@ -22,6 +25,9 @@ pub(super) struct Health {
     /// Whether `off` is something.
     is_off: AtomicBool,
     off: Mutex<Option<Off>>,
+    /// The disk has less free than its floor, and nothing is left to go for it.
+    kept_out: AtomicBool,
+    said: Mutex<Option<Instant>>,
 }
 
 struct Off {
@@ -32,7 +38,8 @@ struct Off {
 
 impl Health {
     pub(super) fn new(report: Report, again: Duration) -> Health {
-        Health { report, again, is_off: AtomicBool::new(false), off: Mutex::new(None) }
+        let (is_off, off) = (AtomicBool::new(false), Mutex::new(None));
+        Health { report, again, is_off, off, kept_out: AtomicBool::new(false), said: Mutex::new(None) }
     }
 
     /// Whether blobs may be kept. If they may not, and it is time to look again, `probe` is asked.
@@ -91,6 +98,32 @@ impl Health {
     /// Why caching is off, if it is.
     pub(super) fn why_off(&self) -> Option<String> {
         self.off.lock().as_ref().map(|off| off.why.clone())
+    }
+
+    /// Nothing can be kept, because less than the floor is free and nothing of the cache's is left to go. `line` says so to a person.
+    pub(super) fn kept_out(&self, line: impl FnOnce() -> String) {
+        if self.kept_out.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let now = base::time::monotonic();
+        let mut said = self.said.lock();
+        if said.is_none_or(|before| now.saturating_duration_since(before) >= SAY_AGAIN) {
+            *said = Some(now);
+            drop(said);
+            (self.report)(&line());
+        }
+    }
+
+    /// There is room.
+    pub(super) fn let_in(&self) {
+        if self.kept_out.load(Ordering::Relaxed) {
+            self.kept_out.store(false, Ordering::Release);
+        }
+    }
+
+    /// Whether the floor keeps everything out at present.
+    pub(super) fn is_kept_out(&self) -> bool {
+        self.kept_out.load(Ordering::Acquire)
     }
 
     pub(super) fn report(&self, line: &str) {

@@ -169,10 +169,26 @@ impl Core {
         let total = self.coming.load(Ordering::Acquire) + room;
         let (needed, fate) = self.needed(total);
         if needed > 0 && self.evict_bytes(needed + self.slack(), fate).room < needed {
+            if fate == Fate::Removed {
+                self.health.kept_out(|| self.floor_line());
+            }
             return None;
         }
+        self.health.let_in();
         self.coming.fetch_add(room, Ordering::AcqRel);
         Some(Coming { core: self, room })
+    }
+
+    /// For a person: why nothing is kept.
+    fn floor_line(&self) -> String {
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let free = self.shelf.space().map_or(0, |space| space.available);
+        format!(
+            "the cache keeps nothing: {} MiB are free on its disk, and {} MiB stay free for others (cache_floor); free some room \
+             there, or mount with a smaller cache_floor",
+            mib(free),
+            mib(self.floor())
+        )
     }
 
     /// By how much the blobs here, with `more`, pass the budget.
@@ -182,7 +198,7 @@ impl Core {
     }
 
     /// How much is missing for `more` to leave the floor free. A disk that does not tell is left to say so itself.
-    fn below_floor(&self, more: u64) -> u64 {
+    pub(super) fn below_floor(&self, more: u64) -> u64 {
         match self.shelf.space() {
             Ok(space) => (self.floor_of(space.total) + more).saturating_sub(space.available),
             Err(_) => 0,

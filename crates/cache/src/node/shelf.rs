@@ -167,5 +167,6 @@ pub(super) fn space_at(dir: &Path) -> io::Result<Space> {
     if unsafe { libc::statvfs(path.as_ptr(), &mut stat) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(Space { total: stat.f_blocks * stat.f_frsize, available: stat.f_bavail * stat.f_frsize })
+    let reserve = stat.f_bfree.saturating_sub(stat.f_bavail) * stat.f_frsize;
+    Ok(Space { total: stat.f_blocks * stat.f_frsize, available: stat.f_bavail * stat.f_frsize, reserve })
 }

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use base::size::BLOB_MAX;
+
 use super::Core;
 use super::pending::Pinned;
 
@@ -118,6 +120,8 @@ pub struct CacheStats {
     pub in_flight_bytes: u64,
     /// Why nothing is kept on the disk, if that is so.
     pub off: Option<String>,
+    /// Nothing is kept because less than the floor is free, and nothing is left to go for it.
+    pub kept_out: bool,
     /// Whether the index is still being compared with the disk.
     pub comparing: bool,
 }
@@ -158,6 +162,7 @@ impl Core {
             in_flight: self.flights.len() as u64,
             in_flight_bytes: self.room.used(),
             off: self.health.why_off(),
+            kept_out: self.health.is_kept_out() && self.below_floor(u64::from(BLOB_MAX)) > 0,
             comparing: !self.is_compared(),
         }
     }

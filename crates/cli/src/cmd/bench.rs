@@ -106,7 +106,9 @@ impl Verdict {
 
 #[derive(Debug, Serialize)]
 struct Report {
+    #[serde(with = "crate::raw_path")]
     mount: PathBuf,
+    #[serde(with = "crate::raw_path")]
     beside: PathBuf,
     small_files: u64,
     large_file_bytes: u64,

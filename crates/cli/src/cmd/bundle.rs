@@ -33,6 +33,7 @@ pub struct Args {
 
 #[derive(Debug, Serialize)]
 struct Outcome {
+    #[serde(with = "crate::raw_path")]
     file: PathBuf,
     bytes: u64,
     holds: Vec<Held>,

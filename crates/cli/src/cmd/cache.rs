@@ -12,7 +12,7 @@ use crate::fleet::lent::{self, LentStatus};
 use crate::node::{Node, NodeOptions};
 use crate::status::Status;
 use crate::table::{Pairs, bytes, count};
-use crate::target::{Target, resolve};
+use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 
 /// Shows what this node's disk keeps of a far origin, or lets go of it
@@ -84,7 +84,7 @@ fn status(volume: &Path) -> Result<(String, FarStatus)> {
         let status: LentStatus = lent::ask(volume, &Request::Status)?;
         return Ok((status.folder.display().to_string(), status.far));
     }
-    let status: Status = match resolve(volume)? {
+    let status: Status = match resolve_volume(volume)? {
         Target::Mounted(place) => control::ask(&place.ear(), &Request::Status, &mut |_| ())?,
         Target::Closed { dir, .. } => {
             let node = Node::open(&dir, &NodeOptions::reading("cache status"))?;
@@ -103,7 +103,7 @@ fn evict(volume: &Path, to: Option<u64>) -> Result<Evicted> {
     if lent::is_one(volume) {
         return lent::ask(volume, &Request::Evict { to });
     }
-    match resolve(volume)? {
+    match resolve_volume(volume)? {
         Target::Mounted(place) => control::ask(&place.ear(), &Request::Evict { to }, &mut |_| ()),
         Target::Closed { dir, .. } => {
             let node = Node::open(&dir, &NodeOptions::reading("cache evict"))?;

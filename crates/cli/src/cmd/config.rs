@@ -54,6 +54,7 @@ pub struct Report {
 
 #[derive(Debug, Serialize)]
 struct FileLooked {
+    #[serde(with = "crate::raw_path")]
     path: PathBuf,
     read: bool,
 }

@@ -22,6 +22,7 @@ pub struct Args {
 #[derive(Debug, Serialize)]
 struct Row {
     volume: String,
+    #[serde(with = "crate::raw_path")]
     mountpoint: PathBuf,
     alive: bool,
     /// Its daemon is there, and does not answer.

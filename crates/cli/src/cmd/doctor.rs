@@ -86,7 +86,8 @@ pub fn run(args: &Args, named: Option<&OsString>, term: Term) -> Result<u8> {
 
 /// Everything that is looked at. `named`: the configuration file, if one was named.
 pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
-    let folder = path.map(places::folder_of);
+    // What is mounted there may have no folder: a published tree, a corpus, a volume in memory. The mount itself is looked at below.
+    let folder = path.map(places::folder_of).filter(|folder| !places::is_on_a_mount(folder));
     let folder = folder.as_deref();
     let mut checks = vec![kernel(), filesystem(), device(), rights()];
     checks.extend(allow_other());

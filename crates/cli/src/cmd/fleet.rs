@@ -9,6 +9,7 @@ use peer::secret::Secret;
 use serde_json::json;
 
 use crate::error::{Failure, Result};
+use crate::raw_path::RawPath;
 use crate::term::Term;
 
 /// What a fleet needs once: covey fleet secret FILE makes its secret
@@ -36,7 +37,7 @@ enum What {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let What::Secret { file } = &args.what;
     make(file)?;
-    term.result(&json!({ "file": file }), || {
+    term.result(&json!({ "file": RawPath::from(&**file) }), || {
         format!(
             "{0} holds the fleet's secret. Copy it to every node (who has it can join and read), and name it there: --secret-file {0}",
             file.display()

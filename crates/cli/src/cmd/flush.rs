@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::far::Settled;
 use crate::node::{Node, NodeOptions};
 use crate::table::{bytes, count};
-use crate::target::{Target, resolve};
+use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 
 /// How long what programs wrote is waited for, until the kernel has handed it over.
@@ -37,7 +37,7 @@ pub struct Args {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mut progress = term.progress("flush");
     let deadline = Deadline::after_if(args.timeout.map(Duration::from_secs));
-    let settled = match deadline.scope(|| resolve(&args.volume))? {
+    let settled = match deadline.scope(|| resolve_volume(&args.volume))? {
         Target::Mounted(place) => mounted(&place.mount, deadline, &mut |tick| show(&mut progress, tick))?,
         Target::Closed { dir, .. } => {
             // Opening it and closing it are parts of it, so they share its bound.

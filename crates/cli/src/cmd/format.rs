@@ -53,6 +53,7 @@ impl Place {
 
 #[derive(Debug, Serialize)]
 struct Outcome {
+    #[serde(with = "crate::raw_path")]
     volume: PathBuf,
     id: String,
     format: u32,

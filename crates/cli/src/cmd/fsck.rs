@@ -11,7 +11,7 @@ use crate::claim::hold_published;
 use crate::error::{Failure, Result};
 use crate::node::{self, Bare};
 use crate::table::{bytes, count, span};
-use crate::target::{Target, resolve};
+use crate::target::{Target, resolve_volume};
 use crate::term::{Progress, Term};
 use crate::volume_dir::VolumeDir;
 
@@ -55,6 +55,7 @@ struct Range {
 
 #[derive(Debug, Serialize)]
 struct Outcome {
+    #[serde(with = "crate::raw_path")]
     volume: PathBuf,
     sound: bool,
     findings: Vec<Found>,
@@ -105,7 +106,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
 
 /// The volume's folder, which must not be mounted.
 fn closed(path: &std::path::Path) -> Result<VolumeDir> {
-    match resolve(path)? {
+    match resolve_volume(path)? {
         Target::Closed { dir, .. } => Ok(dir),
         Target::Mounted(place) => {
             let point = place.mount.path.display();

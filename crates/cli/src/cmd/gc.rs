@@ -7,7 +7,7 @@ use crate::control::{self, Request};
 use crate::error::Result;
 use crate::node::{GcSummary, Node, NodeOptions};
 use crate::table::{bytes, count};
-use crate::target::{Target, resolve};
+use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 
 /// Frees what nothing refers to any more, and gathers what lies scattered
@@ -24,7 +24,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mut progress = term.progress("gc");
-    let summary: GcSummary = match resolve(&args.volume)? {
+    let summary: GcSummary = match resolve_volume(&args.volume)? {
         Target::Mounted(place) => {
             control::ask(&place.ear(), &Request::Gc, &mut |tick| show(&mut progress, tick))?
         }

@@ -8,7 +8,7 @@ use crate::fleet::options::TlsOptions;
 use crate::fleet::shown::PeerRow;
 use crate::fleet::{lent, look};
 use crate::table::{Table, bytes};
-use crate::target::{Target, resolve};
+use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 
 /// Shows who is in the fleet, as one of its nodes sees it
@@ -55,7 +55,7 @@ fn of(place: &Path) -> Result<Vec<PeerRow>> {
     if lent::is_one(place) {
         return lent::ask(place, &Request::Peers);
     }
-    match resolve(place)? {
+    match resolve_volume(place)? {
         Target::Mounted(place) => control::ask(&place.ear(), &Request::Peers, &mut |_| ()),
         Target::Closed { .. } => Err(no_fleet(&place.display().to_string())),
     }

@@ -14,7 +14,7 @@ use crate::mounts;
 use crate::origins;
 use crate::publish::failure;
 use crate::table::{Table, bytes, count, utc};
-use crate::target::{Target, resolve};
+use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
 
@@ -65,7 +65,7 @@ fn origin_of(args: &Args) -> Result<(Arc<dyn Origin>, String)> {
     let path = &args.volume;
     let home = match path.to_str().filter(|text| frozen::is_origin(text) && !frozen::is_folder(path)) {
         Some(text) => origins::address(text, &args.reach)?,
-        None => match resolve(path)? {
+        None => match resolve_volume(path)? {
             Target::Closed { dir, .. } => dir.home(),
             Target::Mounted(place) => match mounts::volume_of(&place.mount) {
                 Some(folder) => VolumeDir::open(&folder)?.home(),

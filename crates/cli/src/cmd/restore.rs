@@ -51,6 +51,7 @@ pub struct Args {
 
 #[derive(Debug, Serialize)]
 struct Outcome {
+    #[serde(with = "crate::raw_path")]
     volume: PathBuf,
     id: String,
     origin: String,

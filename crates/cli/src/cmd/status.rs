@@ -12,7 +12,7 @@ use crate::mounts;
 use crate::node::{Node, NodeOptions};
 use crate::status::{Kind, Status};
 use crate::table::{Pairs, bytes, count, span};
-use crate::target::{Target, resolve};
+use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 
 /// Shows a volume's figures: files, bytes, what is stored and saved, memory
@@ -72,7 +72,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
 }
 
 fn of(path: &Path) -> Result<Status> {
-    match resolve(path)? {
+    match resolve_volume(path)? {
         Target::Mounted(place) => control::ask(&place.ear(), &Request::Status, &mut |_| ()),
         Target::Closed { dir, .. } => {
             let node = Node::open(&dir, &NodeOptions::reading("status"))?;

@@ -24,6 +24,7 @@ use crate::error::{Failure, Result};
 use crate::far;
 use crate::mounts;
 use crate::node::{Node, NodeOptions};
+use crate::raw_path::RawPath;
 use crate::table::span;
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
@@ -64,6 +65,7 @@ pub struct Args {
 
 #[derive(Debug, Serialize)]
 struct Outcome {
+    #[serde(with = "crate::raw_path")]
     mountpoint: PathBuf,
     volume: String,
     was_dead: bool,
@@ -78,7 +80,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let started = base::time::monotonic();
     let deadline = Deadline::after_if(args.wait.map(Duration::from_secs));
     if args.stale && !is_stale(&args.mountpoint)? {
-        let outcome = serde_json::json!({ "mountpoint": args.mountpoint, "was_dead": false });
+        let outcome =
+            serde_json::json!({ "mountpoint": RawPath::from(&*args.mountpoint), "was_dead": false });
         term.result(&outcome, || format!("There is no dead mount at {}.", args.mountpoint.display()));
         return Ok(0);
     }

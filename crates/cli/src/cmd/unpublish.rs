@@ -8,7 +8,7 @@ use crate::control::{self, Request};
 use crate::error::Result;
 use crate::node::{Node, NodeOptions};
 use crate::publish::check_name;
-use crate::target::{Target, resolve};
+use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 
 /// Takes a published tree away; the room that only it needed is free after the next collection
@@ -32,7 +32,7 @@ struct Outcome<'a> {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     check_name(&args.name)?;
-    match resolve(&args.volume)? {
+    match resolve_volume(&args.volume)? {
         Target::Mounted(place) => {
             let request = Request::Unpublish { name: args.name.clone() };
             control::ask::<()>(&place.ear(), &request, &mut |_| ())?;

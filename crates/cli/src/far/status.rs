@@ -35,6 +35,7 @@ pub fn cache_status(cache: &NodeCache) -> CacheStatus {
         deletions_waiting: stats.removing,
         in_memory_bytes: stats.in_memory_bytes,
         off: stats.off,
+        kept_out: stats.kept_out,
     }
 }
 
@@ -213,6 +214,9 @@ pub struct CacheStatus {
     /// Why nothing more is kept for now: the disk fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub off: Option<String>,
+    /// Nothing is kept because the disk has less free than the floor, and nothing is left to go for it.
+    #[serde(default)]
+    pub kept_out: bool,
 }
 
 /// Requests to the origin.
@@ -341,7 +345,12 @@ pub fn cache_rows(pairs: &mut Pairs, far: &FarStatus) {
     let kept =
         format!("{} in {} blobs, of {}", bytes(cache.bytes), count(cache.blobs), bytes(cache.size_bytes));
     let off = cache.off.as_ref().map_or_else(String::new, |why| format!("; off: {why}"));
-    pairs.row("cache", kept + &off);
+    let floor = if cache.kept_out {
+        format!("; keeps nothing: less than {} is free on its disk (cache_floor)", bytes(cache.floor_bytes))
+    } else {
+        String::new()
+    };
+    pairs.row("cache", kept + &off + &floor);
     let hits = cache.disk_reads + cache.memory_reads;
     let rate = match hits + cache.far_reads {
         0 => "nothing was read yet".to_owned(),

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blob::Origin;
-use cache::{CacheOptions, NodeCache, NodeParts, StoresNothing};
+use cache::{CacheOptions, Evict, NodeCache, NodeParts, StoresNothing};
 use origin::Remote;
 use peer::fleet::Fleet;
 use peer::id::Role;
 
 use super::options::FarOptions;
-use super::{FarStatus, UploadStatus, cache_status, request_status};
+use super::{Evicted, FarStatus, UploadStatus, cache_status, request_status};
 use crate::error::{Context, Failure, Result};
 use crate::fleet::shown::FleetStatus;
 use crate::fleet::{self, Joined, Lender, Told};
@@ -69,7 +69,7 @@ impl TreeCache {
             pending: Arc::new(StoresNothing),
             may_delete: None,
             watch: joined.as_ref().map(|joined| watch(&joined.fleet)),
-            options: CacheOptions { budget, floor, ..CacheOptions::default() },
+            options: CacheOptions { budget, floor, ..crate::limits::cache_options() },
             report: log::sink(),
         };
         let cache = Arc::new(NodeCache::open(parts).at("open", &folder)?);
@@ -106,6 +106,12 @@ impl TreeCache {
     /// The figures now; nothing of them is about uploads.
     pub fn status(&self) -> FarStatus {
         FarStatus::of_reading(Some(&self.remote), &self.cache)
+    }
+
+    /// Lets go of cached blobs: of all, or until no more than this is kept.
+    pub fn evict(&self, to: Option<u64>) -> Evicted {
+        let evicted = self.cache.evict(to.map_or(Evict::All, Evict::To));
+        Evicted { blobs: evicted.blobs, bytes: evicted.bytes, not_uploaded_blobs: 0, not_uploaded_bytes: 0 }
     }
 
     /// Writes down what is kept.

@@ -33,7 +33,7 @@ use crate::status::Memory;
 use crate::term::Term;
 use crate::volume_dir::private_folder;
 use crate::watch::Wish;
-use crate::{log, notify, origins, signals};
+use crate::{limits, log, notify, origins, signals};
 
 /// What a disk is lent with.
 #[derive(Debug, clap::Args)]
@@ -64,8 +64,8 @@ fn words(role: Role) -> (&'static str, &'static str) {
 /// Serves until a signal comes.
 pub fn run(options: &Options, role: Role, term: Term) -> Result<u8> {
     signals::block();
-    // Blobs that are sent, and connections, are open files.
-    crate::sys::raise_file_limit();
+    limits::check(limits::For::Daemon)?;
+    limits::leave_no_core();
     let node = Arc::new(Lent::open(options, role)?);
     let listener = Listener::start(Ear::of_source(&node.folder), node.clone())?;
     let (_, what) = words(role);
@@ -153,7 +153,7 @@ impl Lent {
             options: CacheOptions {
                 budget: size.map_or_else(|| fits(cache::default_budget(&folder)), Ok)?,
                 floor: fits(cache::default_floor(&folder))?,
-                ..CacheOptions::default()
+                ..limits::cache_options()
             },
             report: log::sink(),
         };

@@ -18,6 +18,7 @@ pub const LOCK: &str = "depot.lock";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LentStatus {
     /// The folder of its cache.
+    #[serde(with = "crate::raw_path")]
     pub folder: PathBuf,
     /// Whose blobs it keeps.
     pub origin: String,

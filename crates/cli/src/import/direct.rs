@@ -185,8 +185,11 @@ impl Direct {
         if !own && (!self.overwrite || is_folder || item.kind == Kind::Dir) {
             return Err(exists(Path::new(&self.shown(&item.path))));
         }
-        let removed =
-            if is_folder { self.volume.rmdir(parent, name) } else { self.volume.unlink(parent, name) };
+        let removed = if is_folder {
+            self.volume.rmdir(parent, name)
+        } else {
+            self.volume.unlink(parent, name).map(drop)
+        };
         self.or_fail("replace", &item.path, removed)?;
         Ok(again())
     }

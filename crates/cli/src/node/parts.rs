@@ -14,6 +14,7 @@ use super::{NodeOptions, open_failure};
 use crate::claim::Writer;
 use crate::error::{Context, Result};
 use crate::far::Far;
+use crate::limits;
 use crate::log;
 use crate::origins::{of_volume, origin_failure, spec};
 use crate::volume_dir::{Holder, Lock, VolumeDir};
@@ -155,6 +156,9 @@ impl Drop for Bare {
 
 /// Opens the parts of a volume and not the volume itself.
 pub fn open_bare(dir: &VolumeDir, does: &'static str, read_only: bool) -> Result<Bare> {
+    if !read_only {
+        limits::check(limits::For::Change)?;
+    }
     let lock = dir.lock(&Holder { pid: std::process::id(), does: does.to_owned(), mountpoint: None })?;
     let options = NodeOptions { read_only, ..NodeOptions::writing(does) };
     let Opened { parts, journal, far, writer } = folder_parts(dir, &options)?;

@@ -12,11 +12,11 @@ use super::Wish;
 use crate::control::{Asked, Ear, Request, Stopper};
 use crate::error::{Failure, Result};
 use crate::signals;
-use crate::target::{Target, resolve};
+use crate::target::{Target, resolve_volume};
 
 /// Where the daemon listens that serves a path; a volume that is not mounted has none.
 pub fn ear_of(path: &Path, does: &str) -> Result<Ear> {
-    match resolve(path)? {
+    match resolve_volume(path)? {
         Target::Mounted(place) => Ok(place.ear()),
         Target::Closed { dir, .. } => {
             let volume = dir.path().display();

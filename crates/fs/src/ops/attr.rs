@@ -70,12 +70,13 @@ impl Core {
 
     /// The group of a caller who may not leave set-id bits standing.
     fn unprivileged(&self, caller: &Caller, ino: Ino, set: &SetAttr) -> Result<Option<u32>, Error> {
-        // Of a change of owner the kernel does not say whether the caller has CAP_FSETID: root has.
-        let chown = set.uid.is_some() || set.gid.is_some();
-        if !set.kill_suid_sgid || chown && caller.uid == 0 {
+        if !set.kill_suid_sgid {
             return Ok(None);
         }
-        Ok(Some(caller.before(&self.inode(ino)?).gid))
+        let caller = caller.before(&self.inode(ino)?);
+        // Of a change of owner the kernel does not say whether the caller has CAP_FSETID: root has.
+        let chown = set.uid.is_some() || set.gid.is_some();
+        Ok((!chown || caller.uid != 0).then_some(caller.gid))
     }
 
     fn resize(

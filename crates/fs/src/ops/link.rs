@@ -2,10 +2,10 @@
 
 use base::Ino;
 use meta::plan::{Change, Op};
-use meta::record::InodeRecord;
+use meta::record::{InodeRecord, mode};
 
 use super::check_name;
-use crate::api::Entry;
+use crate::api::{Entry, Touched};
 use crate::errno::{Errno, Error};
 use crate::volume::Core;
 
@@ -26,9 +26,10 @@ impl Core {
         Ok(entry)
     }
 
-    pub(crate) fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), Error> {
+    pub(crate) fn unlink(&self, parent: Ino, name: &[u8]) -> Result<Touched, Error> {
         check_name(name)?;
-        self.run(&Op::Unlink { parent, name }).map(drop)
+        let change = self.run(&Op::Unlink { parent, name })?;
+        Ok(Touched([file_of(&change), None]))
     }
 
     pub(crate) fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<(), Error> {
@@ -39,4 +40,9 @@ impl Core {
         }
         self.run(&Op::Rmdir { parent, name }).map(drop)
     }
+}
+
+/// The regular file that a change speaks of.
+pub(super) fn file_of(change: &Change) -> Option<Ino> {
+    change.inode.filter(|(_, record)| record.kind() == mode::S_IFREG).map(|(ino, _)| ino)
 }

@@ -4,7 +4,7 @@ use base::Ino;
 use meta::plan::Op;
 
 use super::check_name;
-use crate::api::RenameMode;
+use crate::api::{RenameMode, Touched};
 use crate::errno::Error;
 use crate::volume::Core;
 
@@ -16,7 +16,7 @@ impl Core {
         to: Ino,
         to_name: &[u8],
         mode: RenameMode,
-    ) -> Result<(), Error> {
+    ) -> Result<Touched, Error> {
         check_name(name)?;
         check_name(to_name)?;
         let mode = match mode {
@@ -24,13 +24,13 @@ impl Core {
             RenameMode::NoReplace => meta::plan::op::RenameMode::NoReplace,
             RenameMode::Exchange => meta::plan::op::RenameMode::Exchange,
         };
-        self.run(&Op::Rename { parent, name, to, to_name, mode })?;
+        let change = self.run(&Op::Rename { parent, name, to, to_name, mode })?;
         for (parent, name) in [(parent, name), (to, to_name)] {
             if let Ok(Some(dentry)) = self.names.lookup(parent, name) {
                 self.hints.named(name, dentry.ino);
             }
         }
         self.hints.changed();
-        Ok(())
+        Ok(Touched([super::link::file_of(&change), change.displaced]))
     }
 }

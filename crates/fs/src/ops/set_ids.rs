@@ -1,6 +1,6 @@
 //! In which group a caller is, as far as set-group-id asks.
 //!
-//! FUSE says a caller's one effective group. The others stand in `/proc/PID/status`, which is read only where they matter: before
+//! FUSE says a caller's one effective group, and where id-mapped mounts are allowed not even that. The others stand in `/proc/PID/status`, which is read only where they matter: before
 //! somebody of another group writes to a set-group-id file that its group may not run. The caller waits for us, so what stands
 //! there holds; where it cannot be read (another PID namespace, a hidden /proc) the bit goes, which is the safe side.
 
@@ -9,19 +9,35 @@ use meta::record::{InodeRecord, mode};
 use crate::api::Caller;
 
 impl Caller {
-    /// The same; one who is in the file's group by a supplementary group gets that as the effective one.
+    /// The same, as far as a change of this inode has to know: one who is in the file's group by a supplementary group gets that as the
+    /// effective one, and one whom the request does not name is looked up.
     pub(crate) fn before(self, record: &InodeRecord) -> Caller {
         let asks = record.mode & (mode::S_ISGID | mode::S_IXGRP) == mode::S_ISGID;
-        if asks && self.gid != record.gid && self.is_also_in(record.gid) {
-            return Caller { gid: record.gid, ..self };
+        if !asks || self.is_named() && self.gid == record.gid {
+            return self;
         }
-        self
+        let Ok(status) = std::fs::read_to_string(format!("/proc/{}/status", self.pid)) else { return self };
+        let found = if self.is_named() { self } else { self.named_by(&status) };
+        if found.gid != record.gid && supplementary(&status).any(|gid| gid == record.gid) {
+            return Caller { gid: record.gid, ..found };
+        }
+        found
     }
 
-    fn is_also_in(self, group: u32) -> bool {
-        std::fs::read_to_string(format!("/proc/{}/status", self.pid))
-            .is_ok_and(|status| supplementary(&status).any(|gid| gid == group))
+    /// Whether the request says who asks. A kernel that allows id-mapped mounts says it only where something is made.
+    fn is_named(self) -> bool {
+        self.uid != u32::MAX
     }
+
+    fn named_by(self, status: &str) -> Caller {
+        let id = |name| filesystem_id(status, name).unwrap_or(u32::MAX);
+        Caller { uid: id("Uid:"), gid: id("Gid:"), ..self }
+    }
+}
+
+/// Of the four ids that a line of `/proc/PID/status` lists, the one that counts for files.
+fn filesystem_id(status: &str, name: &str) -> Option<u32> {
+    status.lines().find_map(|line| line.strip_prefix(name))?.split_ascii_whitespace().nth(3)?.parse().ok()
 }
 
 /// The groups that a `/proc/PID/status` lists.
@@ -44,5 +60,13 @@ mod tests {
         assert!(groups("Groups:\t \n").is_empty());
         assert!(groups("Groups: are not listed").is_empty());
         assert!(groups("").is_empty());
+    }
+
+    #[test]
+    fn a_caller_whom_the_request_does_not_name_is_looked_up() {
+        let status = "Uid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t9\n";
+        let asked = Caller { uid: u32::MAX, gid: u32::MAX, pid: 77 };
+        assert_eq!(asked.named_by(status), Caller { uid: 4, gid: 8, pid: 77 });
+        assert_eq!(asked.named_by(""), asked);
     }
 }

@@ -76,7 +76,7 @@ impl Core {
         let totals = self.names.totals()?;
         Ok(StatFs {
             total: space.total,
-            free: space.available,
+            free: space.available.saturating_add(space.reserve).min(space.total),
             available: space.available.saturating_sub(crate::space::floor(space.total)),
             inodes: totals.inodes,
             inodes_free: INODES_FREE,

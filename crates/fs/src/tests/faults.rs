@@ -10,6 +10,8 @@ struct Small {
     inner: Arc<dyn PackStore>,
     origin: Arc<origin::Memory>,
     total: u64,
+    /// What the disk keeps for root.
+    reserve: u64,
     others: std::sync::atomic::AtomicU64,
 }
 
@@ -49,8 +51,30 @@ impl PackStore for Small {
         self.inner.open_packs()
     }
     fn space(&self) -> Result<blob::Space, blob::BlobError> {
-        Ok(blob::Space { total: self.total, available: self.total.saturating_sub(self.used()) })
+        Ok(blob::Space {
+            total: self.total,
+            available: self.total.saturating_sub(self.used()),
+            reserve: self.reserve,
+        })
     }
+}
+
+/// What is free but kept, for root by the disk and for removals by the volume, was shown as used, so that `df` of an empty volume said more was
+/// used than `df` of its disk.
+#[test]
+fn regression_statfs_counts_what_is_kept_free_as_free() {
+    let mut world = World::new();
+    world.parts.packs = Arc::new(Small {
+        inner: world.parts.packs.clone(),
+        origin: world.origin.clone(),
+        total: 64 * MIB,
+        reserve: 3 * MIB,
+        others: (10 * MIB).into(),
+    });
+    let v = world.open();
+    let room = v.statfs().unwrap();
+    assert_eq!((room.total, room.free), (64 * MIB, 57 * MIB));
+    assert_eq!(room.available, 38 * MIB, "54 MiB without the 16 that are kept for removals");
 }
 
 #[test]
@@ -60,6 +84,7 @@ fn a_full_disk_refuses_bytes_and_frees_them_again() {
         inner: world.parts.packs.clone(),
         origin: world.origin.clone(),
         total: 64 * MIB,
+        reserve: 0,
         others: Default::default(),
     });
     world.parts.packs = small.clone();

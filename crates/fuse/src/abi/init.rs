@@ -10,6 +10,9 @@
 //! - `ASYNC_DIO`: after an asynchronous O_DIRECT write the kernel does not drop the pages that a reader brought in
 //!   meanwhile, and buffered reads would go on to see the old bytes. Without it such a write is done when submitted.
 //!
+//! `ALLOW_IDMAP` (Linux 6.12) is taken because `default_permissions` is always given: the kernel maps ids and checks permissions, and
+//! what is stored are the volume's own ids. In return a request names its caller only where something is made.
+//!
 //! `HANDLE_KILLPRIV_V2` is always taken: without it every write is preceded by a question for
 //! `security.capability` (4.5 times slower).
 
@@ -50,6 +53,7 @@ pub mod flag {
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
+    pub const ALLOW_IDMAP: u64 = 1 << 40;
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
@@ -111,7 +115,8 @@ const ALWAYS: u64 = flag::ASYNC_READ
     | flag::EXPLICIT_INVAL_DATA
     | flag::HANDLE_KILLPRIV_V2
     | flag::SETXATTR_EXT
-    | flag::INIT_EXT;
+    | flag::INIT_EXT
+    | flag::ALLOW_IDMAP;
 
 /// What a kernel must have: it is there since 5.17, and without it the mount would be wrong, not only slow.
 const NEEDED: u64 = flag::NO_OPEN_SUPPORT

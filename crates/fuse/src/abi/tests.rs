@@ -176,8 +176,8 @@ fn init_takes_what_is_offered_and_wanted_and_nothing_dangerous() {
     assert_eq!(agreed.minor, 45);
     assert!(agreed.has(flag::WRITEBACK_CACHE | flag::EXPORT_SUPPORT | flag::HANDLE_KILLPRIV_V2));
     assert!(agreed.has(flag::OVER_IO_URING));
-    for never in [flag::ATOMIC_O_TRUNC, flag::POSIX_LOCKS, flag::FLOCK_LOCKS, flag::AUTO_INVAL_DATA, 1 << 40]
-    {
+    assert!(agreed.has(flag::ALLOW_IDMAP), "default_permissions is always given");
+    for never in [flag::ATOMIC_O_TRUNC, flag::POSIX_LOCKS, flag::FLOCK_LOCKS, flag::AUTO_INVAL_DATA] {
         assert!(!agreed.has(never));
     }
     let plain = all.agree(&Wishes::default()).unwrap();

@@ -33,6 +33,7 @@ fn dispatcher(sink: &Arc<Kept>) -> Dispatcher {
         writers: Pool::new("test", 1),
         seeker: Pool::new("test", 1),
         dirty: None,
+        flushes: None,
         notifier: Notifier::start(Arc::clone(sink) as _).unwrap(),
         uncached: false,
         counts: Arc::new(Counts::new(1)),

@@ -9,6 +9,7 @@ extern crate covey_fuse as fuse;
 
 mod budgets;
 mod files;
+mod killed;
 mod listings;
 mod memory;
 mod transports;

@@ -26,6 +26,8 @@ pub struct Memory {
     pub changes_wait: AtomicBool,
     /// While set, changes that wait hang too.
     pub stall_changes: AtomicBool,
+    /// Calls that hung so far.
+    pub hung: AtomicU64,
     pub syncs: AtomicU64,
     pub unmounts: AtomicU64,
 }
@@ -300,6 +302,7 @@ impl Memory {
 
     fn hang(&self) {
         let mut stalled = self.stalled.lock();
+        self.hung.fetch_add(1, Ordering::SeqCst);
         while *stalled {
             self.released.wait(&mut stalled);
         }
@@ -424,7 +427,7 @@ impl Filesystem for Memory {
         Ok(Entry::of(node.attr))
     }
 
-    fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+    fn unlink(&self, parent: Ino, name: &[u8]) -> Result<Touched> {
         let mut state = self.change();
         let child = state.child(parent, name)?;
         if state.node(child)?.attr.kind == FileKind::Dir {
@@ -432,7 +435,7 @@ impl Filesystem for Memory {
         }
         state.unname(parent, name)?;
         state.drop_name(child);
-        Ok(())
+        Ok(Touched::one(child))
     }
 
     fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
@@ -447,12 +450,12 @@ impl Filesystem for Memory {
         Ok(())
     }
 
-    fn rename(&self, parent: Ino, name: &[u8], to: Ino, to_name: &[u8], mode: RenameMode) -> Result<()> {
+    fn rename(&self, parent: Ino, name: &[u8], to: Ino, to_name: &[u8], mode: RenameMode) -> Result<Touched> {
         let mut state = self.change();
         let moved = state.child(parent, name)?;
         let there = state.child(to, to_name).ok();
         if there == Some(moved) {
-            return Ok(());
+            return Ok(Touched::default());
         }
         match (mode, there) {
             (RenameMode::NoReplace, Some(_)) => return Err(Errno::EEXIST),
@@ -477,7 +480,7 @@ impl Filesystem for Memory {
         }
         state.name(to, to_name, moved)?;
         state.rehome(moved, parent, to)?;
-        Ok(())
+        Ok(Touched([Some(moved), there]))
     }
 
     fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {

@@ -51,7 +51,11 @@ pub(super) fn write(view: &View, ctx: &Ctx, op: &Write<'_>) -> Result<Change, St
     } else {
         record.mtime = ctx.now;
     }
-    draft.drop_privileges(op.ino, &mut record, op.unprivileged);
+    // The kernel took away what a write takes away when the program wrote, and sends cached bytes later: a capability or a
+    // set-id bit that is there now was set after that write, and stays.
+    if !op.cached || op.unprivileged.is_some() {
+        draft.drop_privileges(op.ino, &mut record, op.unprivileged);
+    }
     if let (Some(hash), Body::Packed([piece])) = (&op.intern, op.body)
         && piece.fresh.is_some()
     {

@@ -196,9 +196,10 @@ pub enum Op<'a> {
         ino: Ino,
         /// The bytes.
         body: Body<'a>,
-        /// Clears set-id bits, as in [`SetAttrs`]. (Capabilities go with any write.)
+        /// Clears set-id bits, as in [`SetAttrs`]. (Capabilities go with any write that is not cached.)
         unprivileged: Option<u32>,
-        /// The kernel keeps size and times itself: leave mtime and ctime alone (the size still grows to cover the bytes).
+        /// The kernel keeps size and times itself, and took privileges away when the program wrote: leave mtime, ctime and
+        /// capabilities alone (the size still grows to cover the bytes).
         cached: bool,
         /// The whole content, if it is one piece and should be found by later files of the same content.
         intern: Option<BlobId>,
@@ -387,6 +388,8 @@ pub struct Change {
     /// The inode after the operation (the new one; the one that was changed or moved; the one that lost a name). A directory as
     /// it is stored; [`crate::Names::run`] completes it.
     pub inode: Option<(Ino, InodeRecord)>,
+    /// The regular file that stood at the new name of a rename: it lost that name, or got the other one.
+    pub displaced: Option<Ino>,
     /// Inodes whose last name went with this commit.
     pub orphaned: Vec<Ino>,
     /// Packs that lost live bytes: candidates for collection and compaction. Some may have gained as many.

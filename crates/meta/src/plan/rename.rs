@@ -7,7 +7,7 @@ use base::Ino;
 use hashbrown::HashSet;
 
 use crate::key::Key;
-use crate::record::{Dentry, InodeRecord};
+use crate::record::{Dentry, InodeRecord, mode};
 use crate::store::Value;
 
 use super::create::check_name;
@@ -78,6 +78,7 @@ pub(super) fn rename(view: &View, ctx: &Ctx, op: &Rename<'_>) -> Result<Change, 
     if let Some((dentry, _)) = target {
         let other = view.named_node(dentry.ino)?;
         subdirs[1].1 -= i64::from(dentry.is_dir());
+        draft.change.displaced = (other.record.kind() == mode::S_IFREG).then_some(other.ino);
         if exchange {
             subdirs[0].1 += i64::from(dentry.is_dir());
             relocate(&mut draft, view, ctx, &other, op.parent)?;

@@ -432,6 +432,6 @@ impl Shelf for Disk {
 
     fn space(&self) -> Result<Space, BlobError> {
         let total = self.room.load(Ordering::SeqCst);
-        Ok(Space { total, available: total.saturating_sub(self.used()) })
+        Ok(Space { total, available: total.saturating_sub(self.used()), reserve: 0 })
     }
 }

@@ -9,8 +9,9 @@ use std::path::Path;
 use base::size::MIB;
 use fuse::mount::Mounted;
 
-use super::{Check, note, ok, tip};
+use super::{Check, note, ok, tip, wrong};
 use crate::control::{self, Ear, Request};
+use crate::far::status::CacheStatus;
 use crate::status::Status;
 use crate::table::bytes;
 
@@ -97,10 +98,29 @@ fn pages(limit: Option<&str>) -> Check {
     }
 }
 
-/// How a mount that answers could be quicker, by what its daemon says of itself.
-pub fn of_mount(mount: &Mounted, status: &Status, machine: &Machine) -> Option<Check> {
-    let transport = &status.served.as_ref()?.transport;
-    transport_of(&mount.path, &mount.source, transport, machine.uring)
+/// How a mount that answers could be better, by what its daemon says of itself.
+pub fn of_mount(mount: &Mounted, status: &Status, machine: &Machine) -> Vec<Check> {
+    let transport = status
+        .served
+        .as_ref()
+        .and_then(|served| transport_of(&mount.path, &mount.source, &served.transport, machine.uring));
+    let cache = status.far.as_ref().and_then(|far| cache_of(&mount.path, &far.cache));
+    transport.into_iter().chain(cache).collect()
+}
+
+/// A cache that keeps nothing.
+fn cache_of(path: &Path, cache: &CacheStatus) -> Option<Check> {
+    cache.kept_out.then(|| {
+        wrong(
+            "cache",
+            format!(
+                "the cache of {} keeps nothing: its disk has less than {} free",
+                path.display(),
+                bytes(cache.floor_bytes)
+            ),
+            "free some room on that disk, or mount with a smaller -o cache_floor=SIZE",
+        )
+    })
 }
 
 /// Whether its blobs come over a network, as far as its daemon says.

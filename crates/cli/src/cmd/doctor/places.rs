@@ -9,14 +9,23 @@ use std::path::{Path, PathBuf};
 use super::{Check, note, ok, wrong};
 use crate::mounts;
 use crate::table::{bytes, count};
+use crate::target;
 use crate::volume_dir::VolumeDir;
 
 /// The volume's folder, where a path on its mount was named.
 pub fn folder_of(path: &Path) -> PathBuf {
+    if target::is_volume(path).unwrap_or(false) {
+        return path.to_owned();
+    }
     // By its name first: one that does not answer has a folder too.
     let mount =
         mounts::entered(path).map(|(mount, _)| mount).or_else(|| mounts::covey_of(path).ok().flatten());
     mount.as_ref().and_then(mounts::volume_of).unwrap_or_else(|| path.to_owned())
+}
+
+/// Whether this is a place on a mount of Covey's, and no volume's folder.
+pub fn is_on_a_mount(path: &Path) -> bool {
+    !target::is_volume(path).unwrap_or(false) && mounts::covey_of(path).is_ok_and(|mount| mount.is_some())
 }
 
 /// What statvfs(2) says of the disk below a folder that may not exist yet.

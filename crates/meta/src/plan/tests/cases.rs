@@ -152,6 +152,26 @@ fn writes_take_privileges_away_when_told_and_leave_times_when_cached() {
     assert_eq!(plain.mode & 0o7777, 0o755);
 }
 
+/// The kernel sends pages long after the write(2) that filled them. A file capability that `cp -a` or `tar` had set in between
+/// was lost when they came.
+#[test]
+fn regression_pages_that_are_written_back_leave_capabilities() {
+    let name = b"security.capability";
+    for (cached, left) in [(true, true), (false, false)] {
+        let mut world = World::new();
+        world.create(1, "f", file(2, 0o755)).unwrap();
+        let pieces = world.pack(0, b"hello");
+        let set = Op::SetXattr { ino: Ino(2), name, value: b"all", mode: XattrMode::Set, kill_sgid: false };
+        world.run(&set).unwrap();
+        for body in [Body::Packed(&pieces), Body::Inline(b"hello")] {
+            world.run(&Op::Write { ino: Ino(2), body, unprivileged: None, cached, intern: None }).unwrap();
+            let stays = world.names.xattr(Ino(2), name).unwrap().is_some();
+            assert_eq!((stays, world.attr(2).has(InodeRecord::HAS_CAPABILITY)), (left, left), "{cached}");
+        }
+        world.assert_sound();
+    }
+}
+
 /// A set-group-id file that its group may not run kept the bit whoever wrote to it or cut it. Linux leaves it to those of the
 /// file's group only.
 #[test]

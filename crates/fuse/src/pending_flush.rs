@@ -1,0 +1,240 @@
+//! Clears writeback errors that the kernel stored although no byte was lost.
+//!
+//! With the writeback cache the kernel keeps the times of regular files. Some requests move the change time (RENAME, LINK, UNLINK,
+//! SETXATTR, REMOVEXATTR, FALLOCATE, COPY_FILE_RANGE), and in the same system call the kernel hands the new time over by a SETATTR. A
+//! thread that is being killed does not wait for that SETATTR: it withdraws the request before any reader can take it, and the
+//! kernel stores the failure (EINTR) as a writeback error of the inode. The next close(2) or fsync(2) of the file then fails with
+//! EIO, in whatever program that is.
+//!
+//! ```text
+//!   RENAME ──► served ──► watch_for(inode, thread) ──► answered
+//!                              │
+//!        SETATTR by the thread │  arrived: nothing else to do
+//!                              └─ the thread is being killed, or gone: clear the inode's stored error
+//! ```
+//!
+//! The daemon never sees the withdrawal, so it watches for a SETATTR that does not come. It clears the error through a second descriptor of
+//! the file ([`ClearError`]), within a millisecond on a machine that has a processor free, and again when the thread has ended.
+//!
+//! **A real error is never cleared.** An inode with a WRITE that failed, or one that waits and could fail, is left alone for as long as
+//! the mount lives.
+//!
+//! The time that was lost with the SETATTR is the change time alone, and only in the database: the kernel shows it for as long as it keeps
+//! the inode, and the request that moved it has stored a time of its own.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use base::Ino;
+use fs::api::Touched;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::caller::Fate;
+
+/// How often flushes that have not come are looked at.
+const LOOK: Duration = Duration::from_micros(200);
+/// How often it is looked whether there are any, while some came a moment ago.
+const REST: Duration = Duration::from_millis(1);
+/// A flush comes within some ten microseconds: one that is younger than this is not looked at.
+const YOUNG: Duration = Duration::from_micros(200);
+/// While a thread is being killed, its flush is looked at every time up to this age; else, and later, at every doubling of its age.
+const FRESH: Duration = Duration::from_millis(20);
+/// A thread that lives this long after the answer has flushed: another one did it for both, or there was nothing to flush.
+const SETTLED: Duration = Duration::from_secs(1);
+/// A thread that is being killed ends sooner than this, or hangs for another reason.
+const GIVEN_UP: Duration = Duration::from_secs(30);
+/// The thread goes on looking for so many rounds without work before it sleeps: so a program that removes a tree wakes it once.
+const IDLE_ROUNDS: u32 = 100;
+/// So many are looked at in one round, so that a machine without a free processor does not spend its time here.
+const AT_ONCE: usize = 8;
+/// More inodes with failed writes than this are not remembered one by one: then no error is cleared any more.
+const FAILED_MOST: usize = 1 << 16;
+
+/// Takes back the stored writeback error of an inode.
+pub trait ClearError: Send + Sync {
+    /// Clears it, if there is one. False when that is not possible.
+    fn clear(&self, ino: Ino) -> bool;
+}
+
+/// The flushes that the kernel has not sent yet.
+pub struct PendingFlushes {
+    state: Mutex<State>,
+    changed: Condvar,
+    errors: Box<dyn ClearError>,
+    cleared: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    pending: Vec<Pending>,
+    next: u64,
+    /// WRITEs that failed, or have not ended.
+    writes: HashMap<Ino, u32>,
+    /// There were too many to be remembered.
+    writes_unknown: bool,
+    asleep: bool,
+    closed: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Pending {
+    number: u64,
+    ino: Ino,
+    thread: u32,
+    since: Instant,
+    look_at: Instant,
+}
+
+impl PendingFlushes {
+    /// Starts the thread that looks.
+    ///
+    /// # Errors
+    /// The system has no room for another thread.
+    pub fn start(errors: Box<dyn ClearError>) -> io::Result<Arc<PendingFlushes>> {
+        let flushes = Arc::new(PendingFlushes {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            errors,
+            cleared: AtomicU64::new(0),
+        });
+        let looker = Arc::clone(&flushes);
+        base::thread::spawn("fuse-flushes", move || looker.run())?;
+        Ok(flushes)
+    }
+
+    /// The kernel is to flush the times of these files, on this thread, as soon as it has the answer. Call it before the answer.
+    pub fn watch_for(&self, thread: u32, touched: Touched) {
+        let since = base::time::monotonic();
+        let mut state = self.state.lock();
+        for ino in touched.0.into_iter().flatten() {
+            let number = state.next;
+            state.next += 1;
+            state.pending.push(Pending { number, ino, thread, since, look_at: since + YOUNG });
+        }
+        if state.asleep {
+            self.changed.notify_all();
+        }
+    }
+
+    /// It came.
+    pub fn arrived(&self, thread: u32, ino: Ino) {
+        self.state.lock().pending.retain(|pending| (pending.ino, pending.thread) != (ino, thread));
+    }
+
+    /// A WRITE that waits: whether it will fail is not known.
+    pub fn write_begins(&self, ino: Ino) {
+        let mut state = self.state.lock();
+        if state.writes.len() >= FAILED_MOST && !state.writes.contains_key(&ino) {
+            state.writes_unknown = true;
+            return;
+        }
+        *state.writes.entry(ino).or_default() += 1;
+    }
+
+    /// It ended well. One that failed is never ended: its error stays stored.
+    pub fn write_done(&self, ino: Ino) {
+        let mut state = self.state.lock();
+        if let Some(count) = state.writes.get_mut(&ino) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                state.writes.remove(&ino);
+            }
+        }
+    }
+
+    /// A WRITE failed.
+    pub fn write_failed(&self, ino: Ino) {
+        self.write_begins(ino);
+    }
+
+    /// How many flushes were found missing, and their errors cleared.
+    pub fn cleared(&self) -> u64 {
+        self.cleared.load(Ordering::Acquire)
+    }
+
+    /// How many have not come and are still looked for.
+    pub fn pending(&self) -> usize {
+        self.state.lock().pending.len()
+    }
+
+    /// Ends the thread.
+    pub fn close(&self) {
+        self.state.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    fn run(&self) {
+        go_first();
+        let mut state = self.state.lock();
+        let mut idle = 0;
+        while !state.closed {
+            idle = if state.pending.is_empty() { idle + 1 } else { 0 };
+            if idle > IDLE_ROUNDS {
+                state.asleep = true;
+                self.changed.wait(&mut state);
+                state.asleep = false;
+                idle = 0;
+                continue;
+            }
+            let pause = if state.pending.is_empty() { REST } else { LOOK };
+            self.changed.wait_for(&mut state, pause);
+            let now = base::time::monotonic();
+            let due = state.pending.iter().filter(|pending| pending.look_at <= now);
+            let due: Vec<_> = due.take(AT_ONCE).copied().collect();
+            for pending in due {
+                let next = MutexGuard::unlocked(&mut state, || self.look(&pending, now));
+                let Some(at) = state.pending.iter().position(|other| other.number == pending.number) else {
+                    continue;
+                };
+                match next {
+                    Some(look_at) => state.pending[at].look_at = look_at,
+                    None => drop(state.pending.swap_remove(at)),
+                }
+            }
+        }
+    }
+
+    /// Looks after one; answers when to look again, if at all.
+    fn look(&self, pending: &Pending, now: Instant) -> Option<Instant> {
+        let fate = Fate::of(pending.thread);
+        if fate != Fate::Lives {
+            self.clear(pending.ino);
+        }
+        let age = now.saturating_duration_since(pending.since);
+        let patience = match fate {
+            Fate::Gone => return None,
+            Fate::Lives | Fate::Unknown => SETTLED,
+            Fate::BeingKilled => GIVEN_UP,
+        };
+        let often = fate == Fate::BeingKilled && age < FRESH;
+        let pause = if often { LOOK } else { age.max(LOOK) };
+        (age < patience).then_some(now + pause)
+    }
+
+    fn clear(&self, ino: Ino) {
+        let is_real = {
+            let state = self.state.lock();
+            state.writes_unknown || state.writes.contains_key(&ino)
+        };
+        if !is_real && self.errors.clear(ino) {
+            self.cleared.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Has this thread run before others that want a processor. A program that reads the file next may be ready to run at the same time, and
+/// this thread has to be done by then. It does little: a few system calls for each flush that is missing. Without the privilege
+/// nothing changes.
+fn go_first() {
+    // SAFETY: all zeros is a value of a structure of numbers; some libraries have more fields than one.
+    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    parameters.sched_priority = 1;
+    // SAFETY: `parameters` lives through the call; 0 is the calling thread.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) };
+}
+
+#[cfg(test)]
+mod tests;
