@@ -258,6 +258,7 @@ fn node_options(options: &MountOptions, mountpoint: &Path) -> NodeOptions {
         commit: options.commit,
         deadline: options.deadline,
         far: options.far.clone(),
+        salvage: None,
     }
 }
 

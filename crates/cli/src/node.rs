@@ -127,6 +127,8 @@ pub struct NodeOptions {
     pub deadline: Duration,
     /// How a far origin is used.
     pub far: FarOptions,
+    /// A log that is damaged is brought in up to the damage, once a copy of it is in this new folder.
+    pub salvage: Option<PathBuf>,
 }
 
 impl NodeOptions {
@@ -146,6 +148,7 @@ impl NodeOptions {
             commit: Duration::from_secs(1),
             deadline: DEADLINE,
             far: FarOptions::default(),
+            salvage: None,
         }
     }
 }
@@ -219,7 +222,7 @@ impl Node {
         };
         let lock = dir.lock(&holder)?;
         let failed = |error: OpenError| open_failure(dir.path(), error);
-        let Opened { parts, journal, far } = folder_parts(dir, options)?;
+        let Opened { parts, journal, far, .. } = folder_parts(dir, options)?;
         let mut for_volume = volume_options(options);
         if let Some(far) = &far {
             for_volume = far.volume_options(&options.far, for_volume);
@@ -583,6 +586,14 @@ pub fn open_failure(path: &Path, error: OpenError) -> Failure {
             Failure::new("disk-full", format!("the disk of the volume {shown} is full"))
                 .why(why)
                 .next("free some room on that disk, then try again; the volume is sound")
+        }
+        OpenError::Store(StoreError::DamagedLog(_)) => {
+            Failure::new("damaged-log", format!("the log of the volume {shown} is damaged; nothing was changed"))
+                .why(why)
+                .next(format!("copy the folder {shown} first, if there is room for that"))
+                .next(format!(
+                    "covey fsck --salvage {shown} brings in what is in front of the damage, keeps a copy of the log, and lists what is lost"
+                ))
         }
         OpenError::Store(StoreError::Damaged(_)) => {
             Failure::new("damaged", format!("the names of the volume {shown} are damaged"))

@@ -12,6 +12,8 @@
 //! before and after: a repair never puts zeros where bytes were. It mends what the names know to be wrong, brings
 //! back what lost its name, and removes what is nobody's.
 
+mod lost;
+
 use std::fmt;
 
 use base::size::GROUP;
@@ -26,6 +28,9 @@ use meta::{Key, Names, PackRow};
 
 use crate::errno::Error;
 use crate::volume::{OpenError, Parts, Volume};
+
+pub use lost::{Lost, lost};
+use lost::path_of;
 
 /// How closely blobs are looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -418,7 +423,7 @@ impl Check<'_, '_> {
         })?;
         for at in 0..files.len() {
             let known = at > 0 && files[at - 1].ino == files[at].ino;
-            files[at].path = if known { files[at - 1].path.clone() } else { self.path_of(files[at].ino)? };
+            files[at].path = if known { files[at - 1].path.clone() } else { path_of(&self.names, files[at].ino)? };
         }
         Ok(files)
     }
@@ -443,34 +448,6 @@ impl Check<'_, '_> {
                 Some((ino, u32::MAX)) => from = (Ino(ino.0 + 1), 0),
                 Some((ino, page)) => from = (*ino, page + 1),
                 None => return Ok(()),
-            }
-        }
-    }
-
-    /// A path of an inode, as far up as its rows lead.
-    fn path_of(&self, ino: Ino) -> Result<Option<String>, Error> {
-        const DEEPEST: usize = 4096;
-        let (mut path, mut at) = (String::new(), ino);
-        for _ in 0..DEEPEST {
-            if at == Ino::ROOT {
-                return Ok(Some(path));
-            }
-            let Some(record) = self.names.inode(at)? else { return Ok(None) };
-            let Some(name) = self.name_in(record.parent, at)? else { return Ok(None) };
-            path = format!("/{}{path}", name.escape_ascii());
-            at = record.parent;
-        }
-        Ok(None)
-    }
-
-    fn name_in(&self, dir: Ino, ino: Ino) -> Result<Option<Box<[u8]>>, Error> {
-        let mut position = 0;
-        loop {
-            let batch = self.names.readdir(dir, position, 512)?;
-            let Some(last) = batch.last() else { return Ok(None) };
-            position = last.position + 1;
-            if let Some(found) = batch.into_iter().find(|entry| entry.dentry.ino == ino) {
-                return Ok(Some(found.name));
             }
         }
     }

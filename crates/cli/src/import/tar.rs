@@ -145,9 +145,9 @@ pub fn seconds(text: &[u8]) -> Option<Timestamp> {
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
     let whole_seconds: i64 = whole.parse().ok()?;
     let digits: String = part.chars().chain(std::iter::repeat('0')).take(9).collect();
-    let nanos: i64 = digits.parse().ok()?;
+    let nanos: i128 = digits.parse().ok()?;
     let signed = if whole.starts_with('-') { -nanos } else { nanos };
-    Some(Timestamp(whole_seconds.checked_mul(1_000_000_000)?.checked_add(signed)?))
+    Some(Timestamp(i128::from(whole_seconds) * 1_000_000_000 + signed))
 }
 
 /// Whether a block is a header: its sum is right.

@@ -1,5 +1,6 @@
 //! The parts of a volume: what its folder holds, put together, and how a new one is filled.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,8 @@ use blob::{BlobSource, Origin, PackStore};
 use cache::{DiskPacks, MemoryPacks};
 use fs::OpenError;
 use fs::volume::{FormatRequest, Parts, Volume};
+use meta::journal::Recovered;
+use meta::journal::damage::Damage;
 use meta::{Journal, MetaStore};
 use origin::{Access, Spec};
 
@@ -44,6 +47,8 @@ pub struct Opened {
     pub journal: Arc<Journal>,
     /// With an origin behind a network.
     pub far: Option<Far>,
+    /// What opening found in the log.
+    pub recovered: Recovered,
 }
 
 /// An origin, and what is before it if it is far away.
@@ -72,10 +77,19 @@ pub fn folder_parts(dir: &VolumeDir, options: &NodeOptions) -> Result<Opened> {
     if !read_only {
         publish::check_owner(dir, &*side.origin())?;
     }
-    with_journal(dir, side, options.commit)
+    if !read_only {
+        // Before anything is written that a program of before does not know.
+        dir.upgrade()?;
+    }
+    with_journal(dir, side, options.commit, options.salvage.clone())
 }
 
-fn with_journal(dir: &VolumeDir, side: Side, commit: Duration) -> Result<Opened> {
+fn with_journal(
+    dir: &VolumeDir,
+    side: Side,
+    commit_every: Duration,
+    salvage: Option<PathBuf>,
+) -> Result<Opened> {
     let open = dir.open_packs();
     let (origin, far) = match side {
         Side::Near(origin) => (origin, None),
@@ -86,19 +100,19 @@ fn with_journal(dir: &VolumeDir, side: Side, commit: Duration) -> Result<Opened>
         Some(far) => far.packs(packs),
         None => Arc::new(packs),
     };
-    let options = meta::journal::Options { commit_every: commit, ..meta::journal::Options::default() };
+    let options = meta::journal::Options { commit_every, salvage, ..meta::journal::Options::default() };
     let opened = Journal::open(&dir.meta(), packs.clone(), options);
     let (journal, recovered) = opened.map_err(|error| open_failure(dir.path(), OpenError::Store(error)))?;
     if let Some(line) = recovery_line(&recovered) {
         log::warn(&line);
     }
     let journal = Arc::new(journal);
-    Ok(Opened { parts: parts(journal.clone(), packs, origin), journal, far })
+    Ok(Opened { parts: parts(journal.clone(), packs, origin), journal, far, recovered })
 }
 
 /// Makes the log of a volume whose names are there already.
 pub fn make_journal(dir: &VolumeDir, origin: Arc<dyn Origin>) -> Result<()> {
-    let Opened { journal, .. } = with_journal(dir, Side::Near(origin), Duration::from_secs(1))?;
+    let Opened { journal, .. } = with_journal(dir, Side::Near(origin), Duration::from_secs(1), None)?;
     journal.close().map_err(|error| open_failure(dir.path(), OpenError::Store(error)))
 }
 
@@ -108,7 +122,7 @@ pub fn fill(dir: &VolumeDir) -> Result<()> {
         Spec::Remote(spec) => Side::Far(Far::format(dir, &spec)?),
         spec => Side::Near(spec.format().map_err(origin_failure)?),
     };
-    let Opened { parts, journal, far } = with_journal(dir, side, Duration::from_secs(1))?;
+    let Opened { parts, journal, far, .. } = with_journal(dir, side, Duration::from_secs(1), None)?;
     let id = id_bytes(&dir.format().id);
     let request = FormatRequest { id, ..format_request() };
     let failed = |error: OpenError| open_failure(dir.path(), error);
@@ -128,6 +142,8 @@ pub struct Bare {
     pub parts: Parts,
     /// In front of its names.
     pub journal: Arc<Journal>,
+    /// What was lost of its log, if that was salvaged.
+    pub damage: Option<Damage>,
     far: Option<Far>,
     _lock: Lock,
 }
@@ -138,16 +154,21 @@ impl Drop for Bare {
     }
 }
 
-/// Opens the parts of a volume and not the volume itself.
-pub fn open_bare(dir: &VolumeDir, does: &'static str, read_only: bool) -> Result<Bare> {
+/// Opens the parts of a volume and not the volume itself. `salvage`: see [`NodeOptions::salvage`].
+pub fn open_bare(
+    dir: &VolumeDir,
+    does: &'static str,
+    read_only: bool,
+    salvage: Option<PathBuf>,
+) -> Result<Bare> {
     let lock = dir.lock(&Holder { pid: std::process::id(), does: does.to_owned(), mountpoint: None })?;
-    let options = NodeOptions { read_only, ..NodeOptions::writing(does) };
-    let Opened { parts, journal, far } = folder_parts(dir, &options)?;
-    Ok(Bare { parts, journal, far, _lock: lock })
+    let options = NodeOptions { read_only, salvage, ..NodeOptions::writing(does) };
+    let Opened { parts, journal, far, recovered } = folder_parts(dir, &options)?;
+    Ok(Bare { parts, journal, damage: recovered.damage, far, _lock: lock })
 }
 
 /// What a crash had left, in one line; nothing after an orderly end.
-fn recovery_line(found: &meta::journal::Recovered) -> Option<String> {
+fn recovery_line(found: &Recovered) -> Option<String> {
     if found.replayed == 0 && found.cut == 0 && found.restored == 0 {
         return None;
     }
