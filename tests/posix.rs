@@ -316,7 +316,13 @@ fn set_group_id_stays_only_where_one_of_the_group_writes() {
 /// that, with the user's bytes in it, and ran as root.
 #[test]
 fn regression_fallocate_and_copies_by_others_take_set_id_bits() {
-    requires!(Need::Mount, Need::Root, Need::Program("setpriv"), Need::Program("fallocate"), Need::Program("python3"));
+    requires!(
+        Need::Mount,
+        Need::Root,
+        Need::Program("setpriv"),
+        Need::Program("fallocate"),
+        Need::Program("python3")
+    );
     let volume = Volume::new();
     let mounted = volume.mount_with(&["allow_other"]);
     fs::set_permissions(mounted.path(), fs::Permissions::from_mode(0o755)).unwrap();

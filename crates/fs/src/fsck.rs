@@ -29,8 +29,8 @@ use meta::{Key, Names, PackRow};
 use crate::errno::Error;
 use crate::volume::{OpenError, Parts, Volume};
 
-pub use lost::{Lost, lost};
 use lost::path_of;
+pub use lost::{Lost, lost};
 
 /// How closely blobs are looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -423,7 +423,8 @@ impl Check<'_, '_> {
         })?;
         for at in 0..files.len() {
             let known = at > 0 && files[at - 1].ino == files[at].ino;
-            files[at].path = if known { files[at - 1].path.clone() } else { path_of(&self.names, files[at].ino)? };
+            files[at].path =
+                if known { files[at - 1].path.clone() } else { path_of(&self.names, files[at].ino)? };
         }
         Ok(files)
     }

@@ -51,8 +51,7 @@ struct Synced {
 fn synced(count: u64, wide: usize, each: bool) -> Synced {
     let (folder, disk, packs) = (folder(), Arc::new(SimDisk::new()), Arc::new(SimPacks::default()));
     packs.create(PackNo(1)).unwrap();
-    let (journal, _) =
-        Journal::open_on(folder.path(), disk.clone(), packs.clone(), options(None)).unwrap();
+    let (journal, _) = Journal::open_on(folder.path(), disk.clone(), packs.clone(), options(None)).unwrap();
     for n in 1..=count {
         let mut commit = put("count", n.to_be_bytes());
         commit.puts.push((support::key(format!("row {n:04}")), support::value(vec![n as u8; wide])));
@@ -142,7 +141,8 @@ fn rows(journal: &Journal) -> u64 {
     let rows = journal.scan(&range("row ", "row!"), 10_000).unwrap();
     let count = journal.get(&support::key("count")).unwrap();
     let count = count.map_or(0, |count| u64::from_be_bytes((*count).try_into().unwrap()));
-    let names: Vec<String> = rows.iter().map(|(key, _)| String::from_utf8(key.as_bytes().to_vec()).unwrap()).collect();
+    let names: Vec<String> =
+        rows.iter().map(|(key, _)| String::from_utf8(key.as_bytes().to_vec()).unwrap()).collect();
     assert_eq!(names, (1..=count).map(|n| format!("row {n:04}")).collect::<Vec<_>>());
     count
 }
@@ -266,12 +266,7 @@ fn bytes_that_look_like_records_confuse_nothing() {
     for bytes in torn.values_mut().filter(|bytes| used(bytes) > 5000) {
         bytes[4096 + 60] ^= 1;
     }
-    let left = Journal::open_on(
-        folder.path(),
-        Arc::new(SimDisk::with_contents(torn)),
-        packs,
-        options(None),
-    );
+    let left = Journal::open_on(folder.path(), Arc::new(SimDisk::with_contents(torn)), packs, options(None));
     match left {
         Err(StoreError::DamagedLog(why)) => assert!(why.contains("0 behind it can be read"), "{why}"),
         other => panic!("{:?}", other.map(|(_, recovered)| recovered)),

@@ -31,7 +31,8 @@ pub struct Lost {
 /// The store failed.
 pub fn lost(parts: &Parts, damage: &Damage) -> Result<Lost, OpenError> {
     let names = Names::new(parts.store.clone());
-    let mut report = Report { names: &names, made: BTreeMap::new(), removed: Vec::new(), touched: BTreeSet::new() };
+    let mut report =
+        Report { names: &names, made: BTreeMap::new(), removed: Vec::new(), touched: BTreeSet::new() };
     report.sort(damage);
     let lines = report.lines().map_err(OpenError::from)?;
     let files = ranges(&names, damage).map_err(OpenError::from)?;
@@ -110,7 +111,8 @@ fn ranges(names: &Names, damage: &Damage) -> Result<Vec<FileRange>, Error> {
             let users = names.pack_users(data.pack, from, 256)?;
             for (ino, page) in &users {
                 for extent in names.extents(*ino, *page)?.extents().iter().filter(|e| e.pack == data.pack) {
-                    let (low, high) = (u64::from(extent.offset), u64::from(extent.offset) + u64::from(extent.len));
+                    let (low, high) =
+                        (u64::from(extent.offset), u64::from(extent.offset) + u64::from(extent.len));
                     let (low, high) = (low.max(start), high.min(end));
                     if low < high {
                         let in_page = u64::from(extent.at) + low - u64::from(extent.offset);

@@ -226,7 +226,9 @@ fn regression_privileges_go_before_fallocate_and_copies() {
     }
     // A capability goes with whatever is done, also when nothing else changes by it.
     let name = b"security.capability";
-    for how in [Allocate::Reserve { keep_size: true }, Allocate::PunchHole, Allocate::Zero { keep_size: false }] {
+    for how in
+        [Allocate::Reserve { keep_size: true }, Allocate::PunchHole, Allocate::Zero { keep_size: false }]
+    {
         v.setxattr(f, name, b"\x01\0\0\x02", XattrMode::Set, false).unwrap();
         v.allocate(f, 0, 100, how).unwrap();
         assert_eq!(v.getxattr(f, name), Err(Errno::ENODATA), "{how:?}");
@@ -247,10 +249,9 @@ fn regression_relatime_moves_the_times_of_directories_and_links() {
     let link = v.symlink(&Caller::default(), Ino::ROOT, b"l", b"f").unwrap().attr.ino;
     let look = |ino| v.getattr(ino).unwrap();
     let list = || v.readdir(Ino::ROOT, 0, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
-    for (ino, read) in [
-        (Ino::ROOT, &list as &dyn Fn()),
-        (link, &|| assert_eq!(v.readlink(link).unwrap(), b"f")),
-    ] {
+    for (ino, read) in
+        [(Ino::ROOT, &list as &dyn Fn()), (link, &|| assert_eq!(v.readlink(link).unwrap(), b"f"))]
+    {
         let past = SetAttr { atime: Some(SetTime::To(Timestamp(5))), ..SetAttr::default() };
         v.setattr(&Caller::default(), ino, &past).unwrap();
         let before = look(ino);

@@ -111,8 +111,7 @@ impl SegmentHeader {
         let mut fields = Fields(&body[MAGIC.len()..]);
         let (version, len) = (fields.u32()?, fields.u64()?);
         let log_id = fields.take::<16>()?;
-        let header =
-            SegmentHeader { version, log_id, segment: fields.u64()?, first_seq: fields.u64()?, len };
+        let header = SegmentHeader { version, log_id, segment: fields.u64()?, first_seq: fields.u64()?, len };
         let known = (1..=VERSION).contains(&version);
         (known && Fields(crc).u32()? == crc32c(body)).then_some(header)
     }

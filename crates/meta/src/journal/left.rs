@@ -6,7 +6,6 @@
 //! A segment is known by its first record, which names segment and number; the header is needed only while there is no record. So a
 //! header that is damaged, or that a power cut lost, costs nothing.
 
-
 use super::disk::{LogDisk, LogFile};
 use super::format::{self, FoundHeader, Kind, Place, RECORD_HEADER, SEGMENT_HEADER, SegmentHeader};
 use super::io_error;
@@ -118,7 +117,9 @@ impl Left {
     ) -> Result<Walked, StoreError> {
         let skipped = self.segments.iter().take_while(|segment| segment.place.seq <= applied + 1).count();
         let mut walked = Walked { next: applied + 1, ..Walked::default() };
-        for (index, Segment { slot, place }) in self.segments.iter().enumerate().skip(skipped.saturating_sub(1)) {
+        for (index, Segment { slot, place }) in
+            self.segments.iter().enumerate().skip(skipped.saturating_sub(1))
+        {
             let first = index + 1 == skipped;
             if place.seq > walked.next {
                 walked.why = Some(format!("record {} is missing", walked.next));
@@ -176,7 +177,8 @@ impl Left {
                     at += ZERO_STEP - RECORD_HEADER;
                     continue;
                 }
-                let behind = |(segment, seq): &(u64, u64)| *segment >= floor && *seq >= walked.next.max(applied + 1);
+                let behind =
+                    |(segment, seq): &(u64, u64)| *segment >= floor && *seq >= walked.next.max(applied + 1);
                 let place = format::peek(rest).filter(behind).and_then(|(segment, seq)| {
                     let places = keys.map(|key| Place { segment, seq, key });
                     places.into_iter().find(|place| is_record(rest, *place))

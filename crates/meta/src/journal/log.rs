@@ -233,7 +233,8 @@ impl Log {
         let slot = self.slot_for(SEGMENT_HEADER + len)?;
         let segment = self.next_segment;
         let (log_id, first_seq, slot_len) = (self.log_id, self.seq + 1, slot.file.len());
-        let header = SegmentHeader { version: format::VERSION, log_id, segment, first_seq, len: slot_len }.encode();
+        let header =
+            SegmentHeader { version: format::VERSION, log_id, segment, first_seq, len: slot_len }.encode();
         if let Err(error) = slot.file.write_at(0, &header) {
             self.give_back(slot);
             return Err(error);

@@ -70,8 +70,13 @@ fn zeros_are_the_end_of_the_log() {
 
 #[test]
 fn headers_survive_being_written_down() {
-    let header =
-        SegmentHeader { version: format::VERSION, log_id: [9; 16], segment: 5, first_seq: 1 << 40, len: 8 << 20 };
+    let header = SegmentHeader {
+        version: format::VERSION,
+        log_id: [9; 16],
+        segment: 5,
+        first_seq: 1 << 40,
+        len: 8 << 20,
+    };
     assert_eq!(SegmentHeader::decode(&header.encode()), FoundHeader::Good(header));
     let mut newer = header.encode();
     newer[11] = 9;

@@ -15,8 +15,9 @@ fn record() -> impl Strategy<Value = InodeRecord> {
         mode::S_IFSOCK,
     ]);
     let near = any::<[i64; 4]>().prop_map(|times| times.map(Timestamp::from_nanos));
-    let far = any::<[(i64, u32); 4]>()
-        .prop_map(|times| times.map(|(seconds, nanos)| Timestamp::from_parts(seconds, nanos % 1_000_000_000)));
+    let far = any::<[(i64, u32); 4]>().prop_map(|times| {
+        times.map(|(seconds, nanos)| Timestamp::from_parts(seconds, nanos % 1_000_000_000))
+    });
     let times = prop_oneof![near, far];
     let ids = any::<[u32; 6]>();
     (kinds, 0u32..0o10000, 0u16..32, ids, 0..=FILE_MAX, any::<[u64; 3]>(), times).prop_map(

@@ -116,7 +116,7 @@ impl Machine {
     }
 
     fn now(&self) -> i128 {
-        self.world.now.load(std::sync::atomic::Ordering::Relaxed) .into()
+        self.world.now.load(std::sync::atomic::Ordering::Relaxed).into()
     }
 
     fn step(&mut self, raw: Raw) {
