@@ -14,6 +14,7 @@ use blob::extent::{Extent, ExtentPage};
 use meta::journal::format;
 use meta::key::Key;
 use meta::record;
+use origin::claim::{Claim, Kind};
 use peer::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, Refusal, Texted, Type};
 use peer::id::{Member, NodeId, Role, Seen, Zone};
 use peer::members::machine::Machine;
@@ -41,6 +42,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "frames", run: frames, seeds: frames_seeds },
     Target { name: "tree", run: tree_node, seeds: tree_seeds },
     Target { name: "root", run: root, seeds: root_seeds },
+    Target { name: "claim", run: claim, seeds: claim_seeds },
     Target { name: "sums", run: sums, seeds: sums_seeds },
     Target { name: "rows", run: rows, seeds: rows_seeds },
     Target { name: "journal", run: journal, seeds: journal_seeds },
@@ -293,6 +295,34 @@ fn root_seeds() -> Vec<Vec<u8>> {
     vec![owner.encode(), vec![0; 400]]
 }
 
+fn claim(data: &[u8]) {
+    // What is behind the sum is reached with a sum that fits.
+    let mut summed = data.to_vec();
+    summed.extend_from_slice(&blob::sums::crc32c(data).to_be_bytes());
+    for record in [data, &summed] {
+        if let Ok(claim) = Claim::decode(record) {
+            assert_eq!(claim.encode(), record, "a claim is written as it was read");
+        }
+    }
+}
+
+fn claim_seeds() -> Vec<Vec<u8>> {
+    let claim = Claim {
+        epoch: 7,
+        volume: [1; 16],
+        token: [2; 16],
+        after: Some([3; 16]),
+        folder: [4; 16],
+        kind: Kind::Renewed,
+        moment: Timestamp(5),
+        place: "host:/srv/volume".to_owned(),
+    };
+    let first = Claim { epoch: 1, after: None, kind: Kind::Open, place: String::new(), ..claim.clone() };
+    // With their sums and without.
+    let records = [claim.encode(), first.encode()];
+    records.iter().flat_map(|record| [record.clone(), record[..record.len() - 4].to_vec()]).collect()
+}
+
 fn sums(data: &[u8]) {
     if let Ok(sums) = Sums::decode(data) {
         assert_eq!(sums.encode(), data, "sums are written as they were read");
@@ -364,7 +394,13 @@ fn journal_seeds() -> Vec<Vec<u8>> {
     format::begin(&mut record);
     record.extend_from_slice(&payload);
     format::finish(&mut record, format::Kind::Commit, format::Place { segment: 1, seq: 1, key: 0 });
-    let header = format::SegmentHeader { log_id: [1; 16], segment: 1, first_seq: 1, len: 1 << 20 };
+    let header = format::SegmentHeader {
+        version: format::VERSION,
+        log_id: [1; 16],
+        segment: 1,
+        first_seq: 1,
+        len: 1 << 20,
+    };
     vec![payload, record, header.encode()]
 }
 

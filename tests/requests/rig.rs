@@ -36,7 +36,7 @@ impl Rig {
         let below = |name: &str| folder.path().join(name);
         std::fs::create_dir(below("meta")).unwrap();
         std::fs::create_dir(below("mnt")).unwrap();
-        origin::Folder::format(&below("blobs")).unwrap();
+        origin::Folder::format(&below("blobs"), "of-a-test").unwrap();
         let origin = origin::Folder::open(&below("blobs"), origin::Access::ReadWrite).unwrap();
         let origin: Arc<dyn Origin> = Arc::new(origin);
         let packs = cache::DiskPacks::open(&below("open"), origin.clone()).unwrap();

@@ -73,6 +73,7 @@ impl World {
                 volume.hold(name, &mut std::iter::once(blob)).unwrap();
                 Ok(())
             },
+            before_root: &mut || Ok(()),
             progress: &mut |_| true,
         };
         let done = tree::publish(publication.rows(), &selection, &origin, order)?;

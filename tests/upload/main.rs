@@ -161,6 +161,72 @@ fn a_mount_does_not_need_the_store() {
     far.must_come_back_from_the_store(&files, 10);
 }
 
+/// The bucket was emptied behind a mount: `flush` and `publish` said that all was well, and afterwards nothing could be mounted.
+#[test]
+fn regression_an_emptied_bucket_is_said_and_mended() {
+    requires!(Need::Covey);
+    let run = |args: &[&str]| covey_tests::program::covey_run(&[args, &["--json"]].concat());
+    let far = Far::new(12);
+    let mut files = Files::default();
+    let mounted = far.volume.mount();
+    files.write(&mounted, "f", 6 << 20, 1).unwrap();
+    far.flush(&[]);
+    for entry in std::fs::read_dir(far.server.folder()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            std::fs::remove_dir_all(path).unwrap()
+        } else {
+            std::fs::remove_file(path).unwrap()
+        }
+    }
+    files.write(&mounted, "g", 100_000, 2).unwrap();
+    for args in [&["flush", "--timeout", "20", far.source()][..], &["publish", far.source(), "x"]] {
+        let refused = run(args);
+        assert_eq!(refused.code(), 1, "{refused:?}");
+        assert!(
+            ["origin-gone", "not-uploaded"].contains(&refused.json()["error"]["code"].as_str().unwrap()),
+            "{refused:?}"
+        );
+    }
+    assert_eq!(far.status()["claim"]["state"], "gone", "{}", far.status());
+    files.must_all_read(&mounted);
+    mounted.umount();
+    // What is on the node can be read, and is brought back.
+    let mounted = far.volume.mount_with(&["ro"]);
+    files.must_all_read(&mounted);
+    mounted.umount();
+    let refused = run(&["gc", far.source()]);
+    assert_eq!(refused.json()["error"]["code"], "origin-gone", "{refused:?}");
+    let marked = run(&["origin", "mark", far.source()]);
+    assert_eq!(marked.code(), 0, "{marked:?}");
+    assert!(marked.json()["made"] == true && marked.json()["again"].as_u64() >= Some(2), "{marked:?}");
+    far.must_come_back_from_the_store(&files, 12);
+}
+
+/// A node whose keys have expired at boot, or whose clock is not set yet, could not mount what is on its own disk.
+#[test]
+fn regression_a_mount_does_not_need_a_store_that_serves_it() {
+    requires!(Need::Covey);
+    let far = Far::new(13);
+    let mut files = Files::default();
+    let mounted = far.volume.mount();
+    files.write(&mounted, "f", 100_000, 1).unwrap();
+    mounted.umount();
+    far.flush(&[]);
+    far.proxy.add(Rule::new(Fault::Answer(s3server::Canned::ClockSkew)));
+    let mounted = far.volume.mount();
+    files.must_all_read(&mounted);
+    assert_eq!(far.status()["claim"]["state"], "waiting");
+    far.proxy.faults().clear();
+    let until = std::time::Instant::now() + Duration::from_secs(90);
+    while far.status()["claim"]["state"] != "held" {
+        assert!(std::time::Instant::now() < until, "{}", far.status());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    mounted.umount();
+    far.must_come_back_from_the_store(&files, 13);
+}
+
 /// Warming fetches what files consist of, and says what could not be had.
 #[test]
 fn warming_fetches_before_anybody_reads() {

@@ -79,10 +79,46 @@ pub fn monotonic_ns() -> u64 {
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
+/// A moment on the clock that also goes on while the machine sleeps (CLOCK_BOOTTIME). Promises with a deadline that another machine relies on
+/// are measured with it: the monotonic clock stands still during a suspend, and would let a promise of yesterday count as fresh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BootTime(Duration);
+
+impl BootTime {
+    /// Later than every other.
+    pub const NEVER: BootTime = BootTime(Duration::MAX);
+
+    /// So much later.
+    #[must_use]
+    pub fn plus(self, time: Duration) -> BootTime {
+        BootTime(self.0.saturating_add(time))
+    }
+
+    /// How long it is from `earlier` to this; nothing if that is later.
+    pub fn since(self, earlier: BootTime) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// The moment now, on the clock that goes on while the machine sleeps.
+pub fn boot() -> BootTime {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    BootTime(Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Must;
+
+    #[test]
+    fn the_clock_since_boot_goes_on_and_has_an_end() {
+        let before = boot();
+        assert!(boot() >= before && before.plus(Duration::from_secs(1)).since(before).as_secs() == 1);
+        assert!(
+            BootTime::NEVER.plus(Duration::MAX) == BootTime::NEVER && before.since(BootTime::NEVER).is_zero()
+        );
+    }
 
     #[test]
     fn parts_come_back_also_before_1970() {

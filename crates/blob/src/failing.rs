@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use base::time::BootTime;
 use base::{BlobId, PackNo};
 
 use crate::pack::{PackStore, Space};
@@ -295,6 +296,16 @@ impl Origin for FailingOrigin {
     fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
         self.faults.meet(Op::Remove)?;
         self.inner.remove(id)
+    }
+
+    fn remove_many(&self, ids: &[BlobId], until: BootTime) -> Result<(), BlobError> {
+        self.faults.meet(Op::Remove)?;
+        self.inner.remove_many(ids, until)
+    }
+
+    fn look(&self) -> Result<Option<String>, BlobError> {
+        self.faults.meet(Op::Look)?;
+        self.inner.look()
     }
 
     fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {

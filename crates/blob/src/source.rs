@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use base::BlobId;
 use base::size::BLOB_MAX;
+use base::time::BootTime;
 
 use crate::coming::{Coming, Then};
 use crate::records::Records;
@@ -88,6 +89,13 @@ pub struct Part {
     pub bytes: Buffer,
 }
 
+/// The answer to a removal whose time is over.
+pub fn too_late() -> BlobError {
+    BlobError::Unavailable(
+        "the origin took too long to answer, so nothing more is removed for now".to_owned(),
+    )
+}
+
 /// Takes a blob as it comes. What it is given is compared with nothing yet: that is for it to do.
 pub trait Onto: Send + Sync {
     /// So many bytes more have come, of whatever: whoever waits can tell a slow origin from one that has stopped.
@@ -147,12 +155,24 @@ pub trait Origin: BlobSource + Records {
     /// See [`BlobError`].
     fn remove(&self, id: &BlobId) -> Result<(), BlobError>;
 
-    /// Removes several, in as few requests as the origin allows; those that are not there are no error.
+    /// Removes several, in as few requests as the origin allows; those that are not there are no error. After `until` no request is sent any
+    /// more, also no second try: by then others may rely on it that this origin's blobs stay.
     ///
     /// # Errors
-    /// See [`BlobError`]; some of them may be gone then.
-    fn remove_many(&self, ids: &[BlobId]) -> Result<(), BlobError> {
-        ids.iter().try_for_each(|id| self.remove(id))
+    /// See [`BlobError`]; `Unavailable` when `until` came first. Some of them may be gone then.
+    fn remove_many(&self, ids: &[BlobId], until: BootTime) -> Result<(), BlobError> {
+        ids.iter().try_for_each(|id| match base::time::boot() < until {
+            true => self.remove(id),
+            false => Err(too_late()),
+        })
+    }
+
+    /// Looks afresh whether the place is still the origin that was opened. If not, why: its marker is missing, or is another volume's.
+    ///
+    /// # Errors
+    /// That cannot be told, because the origin does not answer. See [`BlobError`].
+    fn look(&self) -> Result<Option<String>, BlobError> {
+        Ok(None)
     }
 
     /// The blob's size in bytes, if it is there.

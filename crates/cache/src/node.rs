@@ -513,6 +513,10 @@ impl Origin for NodeCache {
         self.core.remove(id)
     }
 
+    fn look(&self) -> Result<Option<String>, BlobError> {
+        self.core.remote.look()
+    }
+
     fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
         self.core.size(id)
     }

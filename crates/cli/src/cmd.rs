@@ -19,6 +19,7 @@ pub mod import;
 pub mod info;
 pub mod lend;
 pub mod mount;
+pub mod origin;
 pub mod peers;
 pub mod publish;
 pub mod published;

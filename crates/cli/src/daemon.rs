@@ -55,6 +55,8 @@ pub struct Plan {
     pub shown: Shown,
     /// What is published while it is mounted.
     pub every: Every,
+    /// Claim the origin for this folder, although another folder may have it.
+    pub take_over: bool,
 }
 
 /// How the kernel's requests reach the daemon.
@@ -122,7 +124,7 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
         log::of_volume(&dir.path().display().to_string());
     }
     log::debug(|| format!("opening {}", plan.source.name().display()));
-    let node = backend::open(&plan.source, &node_options(&plan.options, &mountpoint))?;
+    let node = backend::open(&plan.source, &node_options(&plan, &mountpoint))?;
     log::of_volume(&node.name());
     let session = match Session::mount(node.filesystem(), &mountpoint, session_options(&plan, &*node)) {
         Ok(session) => Arc::new(session),
@@ -248,7 +250,8 @@ fn finish(
     Ok(u8::from(end.aborted))
 }
 
-fn node_options(options: &MountOptions, mountpoint: &Path) -> NodeOptions {
+fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
+    let options = &plan.options;
     NodeOptions {
         does: "mount",
         mountpoint: Some(mountpoint.to_owned()),
@@ -259,6 +262,7 @@ fn node_options(options: &MountOptions, mountpoint: &Path) -> NodeOptions {
         deadline: options.deadline,
         far: options.far.clone(),
         salvage: None,
+        take_over: plan.take_over,
     }
 }
 

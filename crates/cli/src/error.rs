@@ -109,6 +109,13 @@ fn code_of(error: &io::Error) -> &'static str {
     }
 }
 
+impl Failure {
+    /// What happened and why, for a line of the log or of a status.
+    pub fn in_one_line(&self) -> String {
+        self.why.iter().fold(self.what.clone(), |line, why| line + ": " + why)
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "covey: {}", self.what)?;

@@ -96,7 +96,10 @@ pub fn join(
         log::line(&format!("fleet: node {} listens on {address}", fleet.node()));
     }
     if options.join.is_some() && !meets_somebody(&fleet) {
-        log::line("fleet: nobody has answered yet; going on alone, and knocking");
+        log::warn(
+            "fleet: no node of --join has answered yet; this node works alone and keeps trying. A node with another secret or another volume \
+             does not answer either: compare --secret-file and the volume's id (covey info)",
+        );
     }
     Ok(Joined { fleet: Arc::new(fleet), groups })
 }

@@ -154,7 +154,8 @@ impl Follow {
                 }
                 Err(failure) => {
                     if !in_trouble {
-                        log::error(&format!("{failure}; what is mounted stays as it is until then"));
+                        let why = failure.in_one_line();
+                        log::error(&format!("cannot follow {}, the mount stays as it is: {why}", self.named));
                     }
                     in_trouble = true;
                 }

@@ -74,9 +74,19 @@ impl Named {
         if !is_origin(text) {
             return Ok(None);
         }
+        if text.starts_with("https://") || text.starts_with("http://") {
+            return Err(Failure::usage(format!("{text} is the address of a web server, not of an origin"))
+                .next(
+                    "write s3://BUCKET/PREFIX@NAME (or gs://, az://), and give the server with --endpoint",
+                ));
+        }
         let (origin, name) = text.rsplit_once('@').ok_or_else(|| {
-            Failure::usage(format!("{text} names an origin and no tree in it"))
-                .next(format!("write {text}@NAME; covey published {text} lists the names"))
+            // An origin that is none is refused before anybody is told to add a name to it.
+            let named = origins::address(text, &Reach::default());
+            named.err().unwrap_or_else(|| {
+                Failure::usage(format!("{text} names an origin and no tree in it"))
+                    .next(format!("write {text}@NAME; covey published {text} lists the names"))
+            })
         })?;
         publish::check_name(name)?;
         let home = origins::address(origin, &Reach::default())?;

@@ -124,7 +124,10 @@ fn as_argument(command: &Command, word: &str) -> Option<String> {
     let long = name.replace('_', "-");
     let mount = command.find_subcommand("mount")?.get_arguments().chain(command.get_arguments());
     let is_meant = |arg: &&Arg| arg.get_long() == Some(&long) && !arg.is_hide_set();
-    let arg = mount.into_iter().find(is_meant).filter(|_| !matches!(long.as_str(), "background" | "json"))?;
+    let arg = mount
+        .into_iter()
+        .find(is_meant)
+        .filter(|_| !matches!(long.as_str(), "background" | "json" | "take-over"))?;
     match value {
         None if known::is_flag(arg) => Some(format!("--{long}")),
         Some(value) if !known::is_flag(arg) => Some(format!("--{long}={value}")),

@@ -139,8 +139,11 @@ fn write(level: Level, text: &str) {
     let timed = TIMED.load(Ordering::Relaxed);
     let line = match JSON.load(Ordering::Relaxed) {
         true => as_json(level, text, base::time::now(), VOLUME.get().map(String::as_str)),
-        false if JOURNAL.load(Ordering::Relaxed) => format!("<{}>{text}", level.priority()),
-        false if timed => format!("{} {:5} {text}", utc(base::time::now().seconds()), level.word()),
+        false if JOURNAL.load(Ordering::Relaxed) => on_each_line(&format!("<{}>", level.priority()), text),
+        false if timed => {
+            let now = utc(base::time::now().seconds());
+            on_each_line(&format!("{now} {:5} ", level.word()), text)
+        }
         false => {
             term::clear_if_terminal();
             format!("covey: {text}")
@@ -149,6 +152,11 @@ fn write(level: Level, text: &str) {
     // Daemon and log outlive the terminal: that it cannot be written to any more is no reason to end. One write, so that lines
     // of several threads stay whole.
     let _ = io::stderr().lock().write_all((line + "\n").as_bytes());
+}
+
+/// A failure is several lines. Each of them gets the time and the level, so that every line of a log can be read by itself.
+fn on_each_line(before: &str, text: &str) -> String {
+    text.lines().map(|line| format!("{before}{line}")).collect::<Vec<_>>().join("\n")
 }
 
 fn as_json(level: Level, text: &str, now: Timestamp, volume: Option<&str>) -> String {
@@ -229,6 +237,14 @@ mod tests {
         let wanted = json!({ "time": "2025-12-31T23:59:59.042Z", "level": "warn", "message": "a \"b\"\nc", "volume": "/srv/v" });
         assert_eq!(value, wanted);
         assert!(!as_json(Level::Info, "x", now, None).contains("volume"));
+    }
+
+    #[test]
+    fn regression_every_line_of_a_failure_has_time_and_level() {
+        let failure = crate::error::Failure::new("io", "cannot read x").why("no such file").next("check it");
+        let text = on_each_line("2026-11-25T10:00:00Z error ", &failure.to_string());
+        assert_eq!(text.lines().count(), 3);
+        assert!(text.lines().all(|line| line.starts_with("2026-11-25T10:00:00Z error ")), "{text}");
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //!   watch.rs        looking on at a mount: trace, stats, top; metrics.rs: figures for Prometheus
 //!   far.rs          an origin behind a network: the node's cache before it, the uploads beside it
 //!   volume_dir.rs   what lies where in a volume's folder; mounts.rs: what is mounted where
-//!   publish.rs      publishing, and who owns an origin; frozen.rs: a published tree as a mount's source
+//!   claim.rs        who may write to an origin; publish.rs: publishing; frozen.rs: a published tree as a mount's source
 //!   import.rs       folders and archives into volumes; export.rs: volumes into folders and archives
 //!   config.rs       configuration files beneath the command line; options.rs: what stands after -o
 //!   helper.rs       the same program as mount.covey, for mount(8); notify.rs: news for a service manager
@@ -20,6 +20,7 @@
 
 mod backend;
 mod bundle;
+mod claim;
 mod cmd;
 mod config;
 mod control;
@@ -121,6 +122,7 @@ enum Command {
     Published(cmd::published::Args),
     Unpublish(cmd::unpublish::Args),
     Restore(cmd::restore::Args),
+    Origin(cmd::origin::Args),
     Flush(cmd::flush::Args),
     Cache(cmd::cache::Args),
     Warm(cmd::warm::Args),
@@ -201,6 +203,7 @@ fn run(cli: &Cli, term: Term) -> Result<u8> {
         Command::Published(args) => cmd::published::run(args, term),
         Command::Unpublish(args) => cmd::unpublish::run(args, term),
         Command::Restore(args) => cmd::restore::run(args, term),
+        Command::Origin(args) => cmd::origin::run(args, term),
         Command::Flush(args) => cmd::flush::run(args, term),
         Command::Cache(args) => cmd::cache::run(args, term),
         Command::Warm(args) => cmd::warm::run(args, term),

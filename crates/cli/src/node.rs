@@ -10,19 +10,17 @@
 //! A volume in memory has the same parts, all of them in memory. Everything is opened in this order and closed in the opposite one; the
 //! lock goes last, so that whoever gets it next finds the volume closed.
 
+mod clone;
 mod parts;
 
-use std::ops::ControlFlow;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::Ino;
+use fs::OpenError;
 use fs::api::Filesystem;
 use fs::gc::all::Collected;
 use fs::volume::{Atime, Options, Volume};
-use fs::{Errno, OpenError};
 use fuse::Notifier;
 use meta::store::StoreError;
 use meta::{Journal, MetaStore, Names};
@@ -30,6 +28,8 @@ use origin::Access;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::claim::Writer;
+use crate::claim::watch::{self, Watch};
 use crate::cmd::cache::no_cache;
 use crate::cmd::peers::no_fleet;
 use crate::control::Tick;
@@ -44,12 +44,12 @@ use crate::frozen::{self, Named, TreeInfo};
 use crate::info::{self, Info};
 use crate::log;
 use crate::options::DEADLINE;
-use crate::publish;
 use crate::status::Mode;
-use crate::table::{bytes, count};
+use crate::table::bytes;
 use crate::volume_dir::{Holder, Lock, VolumeDir};
 
-pub use parts::{Bare, fill, make_journal, open_bare};
+pub use clone::{CloneSummary, Cloned};
+pub use parts::{Bare, fill, make_journal, open_bare, open_names};
 use parts::{Opened, folder_parts, format_request, memory_parts};
 
 /// Sealing what is open takes no longer, unless the disk fails.
@@ -129,6 +129,8 @@ pub struct NodeOptions {
     pub far: FarOptions,
     /// A log that is damaged is brought in up to the damage, once a copy of it is in this new folder.
     pub salvage: Option<PathBuf>,
+    /// Claim the origin for this folder, although another folder may have it.
+    pub take_over: bool,
 }
 
 impl NodeOptions {
@@ -149,30 +151,9 @@ impl NodeOptions {
             deadline: DEADLINE,
             far: FarOptions::default(),
             salvage: None,
+            take_over: false,
         }
     }
-}
-
-/// What a clone came to.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct CloneSummary {
-    /// Files and folders made.
-    pub files: u64,
-    /// Bytes they refer to.
-    pub bytes: u64,
-    /// Wall time.
-    pub seconds: f64,
-}
-
-/// A clone, and the name that the kernel has to look at again.
-#[derive(Debug)]
-pub struct Cloned {
-    /// For the user.
-    pub summary: CloneSummary,
-    /// The folder of the new name.
-    pub parent: Ino,
-    /// The new name.
-    pub name: Vec<u8>,
 }
 
 /// What a collection came to.
@@ -200,7 +181,7 @@ pub struct Node {
     /// The rows of a volume in memory.
     rows: Option<Arc<meta::Memory>>,
     /// With an origin behind a network.
-    far: Option<Far>,
+    far: Option<Arc<Far>>,
     /// What a mount of a published tree in a far origin keeps here.
     tree_cache: Option<TreeCache>,
     /// Of a published tree, what it is and where its origin.
@@ -210,6 +191,9 @@ pub struct Node {
     mode: Mode,
     opened: Instant,
     lock: Mutex<Option<Lock>>,
+    /// The claim on the origin, and the thread that checks it.
+    writer: Option<Writer>,
+    watch: Mutex<Option<Watch>>,
 }
 
 impl Node {
@@ -222,27 +206,30 @@ impl Node {
         };
         let lock = dir.lock(&holder)?;
         let failed = |error: OpenError| open_failure(dir.path(), error);
-        let Opened { parts, journal, far, .. } = folder_parts(dir, options)?;
+        let Opened { parts, journal, far, writer, .. } = folder_parts(dir, options)?;
         let mut for_volume = volume_options(options);
         if let Some(far) = &far {
             for_volume = far.volume_options(&options.far, for_volume);
         }
-        if !options.read_only {
-            for_volume.may_delete = Some(publish::may_delete(dir, &parts.origin));
-        }
+        for_volume.may_delete = writer.as_ref().map(Writer::may_delete);
         let volume = match Volume::open(parts, for_volume) {
-            Ok(volume) => volume,
+            Ok(volume) => Arc::new(volume),
             Err(error) => {
                 let _ = journal.close();
                 far.iter().for_each(Far::close);
+                writer.iter().for_each(Writer::close);
                 return Err(failed(error));
             }
         };
         far.iter().for_each(|far| far.opened(&journal));
+        let far = far.map(Arc::new);
+        let uploads = far.clone();
+        let back = move || uploads.iter().for_each(|far| far.hurry());
+        let watch = writer.clone().map(|writer| watch::start(writer, &volume, Box::new(back))).transpose()?;
         Ok(Node {
             name: dir.path().display().to_string(),
             dir: Some(dir.clone()),
-            volume: Arc::new(volume),
+            volume,
             journal: Some(journal),
             rows: None,
             far,
@@ -252,6 +239,8 @@ impl Node {
             mode: mode(options),
             opened: base::time::monotonic(),
             lock: Mutex::new(Some(lock)),
+            writer,
+            watch: Mutex::new(watch),
         })
     }
 
@@ -280,6 +269,8 @@ impl Node {
             mode: mode(options),
             opened: base::time::monotonic(),
             lock: Mutex::new(None),
+            writer: None,
+            watch: Mutex::default(),
         })
     }
 
@@ -325,6 +316,8 @@ impl Node {
             mode: Mode::Frozen,
             opened: base::time::monotonic(),
             lock: Mutex::new(None),
+            writer: None,
+            watch: Mutex::default(),
         })
     }
 
@@ -408,12 +401,17 @@ impl Node {
     /// Ends it in good order and gives the volume free. The second call does nothing.
     pub fn close(&self) -> Result<()> {
         let lock = self.lock.lock().take();
+        drop(self.watch.lock().take());
+        if self.writer().is_some_and(Writer::is_lost) {
+            self.volume.turn_read_only();
+        }
         let failed = |error: OpenError| open_failure(Path::new(&self.name), error);
         let volume = self.volume.close().map_err(failed);
         // Also when the volume could not be closed: what the journal holds is to be durable all the same.
         let journal = self.journal.as_ref().map_or(Ok(()), |journal| journal.close());
         if lock.is_some() {
-            self.far.iter().for_each(Far::close);
+            self.far.iter().for_each(|far| far.close());
+            self.writer.iter().for_each(Writer::close);
         }
         drop(lock);
         // A published tree has no lock; its cache is closed and its fleet left once, however often this is called.
@@ -439,7 +437,12 @@ impl Node {
 
     /// What only a far origin has.
     pub fn far(&self) -> Option<&Far> {
-        self.far.as_ref()
+        self.far.as_deref()
+    }
+
+    /// Its claim on the origin, if it was opened for writing.
+    pub fn writer(&self) -> Option<&Writer> {
+        self.writer.as_ref()
     }
 
     /// What a mount of a published tree in a far origin keeps here.
@@ -450,10 +453,25 @@ impl Node {
     /// Waits until everything written so far is in the origin; at most so long, if that is said.
     pub fn settle(&self, patience: Option<Duration>, tick: &mut dyn FnMut(Tick)) -> Result<Settled> {
         let began = base::time::monotonic();
+        let until_then = || {
+            let waited = base::time::monotonic().saturating_duration_since(began);
+            patience.map(|patience| patience.saturating_sub(waited))
+        };
+        let settled = self.settle_all(&until_then, tick);
+        let Some(writer) = self.writer() else { return settled };
+        // An origin that was emptied, or is another writer's, has nothing of this; that is then also why it did not take it.
+        match settled {
+            Ok(settled) => writer.verify_within(until_then()).map(|()| settled),
+            Err(failure) => Err(writer.lost().unwrap_or(failure)),
+        }
+    }
+
+    fn settle_all(&self, left: &dyn Fn() -> Option<Duration>, tick: &mut dyn FnMut(Tick)) -> Result<Settled> {
+        self.writer().map_or(Ok(()), Writer::not_lost)?;
         if self.mode == Mode::Exclusive {
             self.flush()?;
             tick(Tick { done: 0, of: 0, what: "open packs are sealed".to_owned() });
-            let sealing = patience.unwrap_or(SEALING).min(SEALING);
+            let sealing = left().unwrap_or(SEALING).min(SEALING);
             self.volume.seal_now(sealing).map_err(|error| {
                 Failure::new("not-uploaded", "not everything is in the origin")
                     .why(error.to_string())
@@ -461,10 +479,7 @@ impl Node {
             })?;
         }
         match &self.far {
-            Some(far) => {
-                let waited = base::time::monotonic().saturating_duration_since(began);
-                far.settle(patience.map(|patience| patience.saturating_sub(waited)), tick)
-            }
+            Some(far) => far.settle(left(), tick),
             None => {
                 let synced = self.volume.parts().origin.sync();
                 synced.map_err(|error| {
@@ -482,7 +497,7 @@ impl Node {
 
     /// Fetches what files and trees consist of, into this node's cache or into the depots of its zone.
     pub fn warm(&self, paths: &[PathBuf], depot: bool, tick: &mut dyn FnMut(Tick)) -> Result<WarmSummary> {
-        let to = warm::To::of(&self.name, (self.far.as_ref(), self.tree_cache.as_ref()), depot)?;
+        let to = warm::To::of(&self.name, (self.far(), self.tree_cache.as_ref()), depot)?;
         warm::warm(to, Names::new(self.store()), paths, tick)
     }
 
@@ -506,39 +521,6 @@ impl Node {
             garbage_bytes: done.garbage_bytes,
             blobs: done.packs,
         })
-    }
-
-    /// Makes `to` a copy of `from` by names only; both are below the root.
-    pub fn clone_tree(&self, from: &Path, to: &Path, tick: &mut dyn FnMut(Tick)) -> Result<Cloned> {
-        let started = base::time::monotonic();
-        let shown = |path: &Path| format!("/{}", path.display());
-        let failed = |what: String| move |errno: Errno| errno_failure(what, errno);
-        let name = to.file_name().ok_or_else(|| {
-            Failure::usage("the volume's root is there already").next("name a path below it")
-        })?;
-        let found = self.volume.resolve(from.as_os_str().as_bytes(), false);
-        let source = found.map_err(failed(format!("cannot clone {}", shown(from))))?;
-        let folder = to.parent().unwrap_or(Path::new(""));
-        let parent = self.volume.resolve(folder.as_os_str().as_bytes(), true);
-        let parent = parent.map_err(failed(format!("cannot clone into {}", shown(folder))))?.ino;
-        let mut progress = |done: fs::clone::Cloned| {
-            let files = done.files + done.dirs;
-            tick(Tick { done: files, of: 0, what: format!("{} files and folders", count(files)) });
-            ControlFlow::Continue(())
-        };
-        let done = self.volume.clone_tree(source.ino, parent, name.as_bytes(), &mut progress);
-        let done = match done {
-            Err(Errno::EEXIST) => {
-                return Err(crate::import::exists(Path::new(&shown(to))).map_next("name another path"));
-            }
-            other => other.map_err(failed(format!("cannot clone {} to {}", shown(from), shown(to))))?,
-        };
-        let summary = CloneSummary {
-            files: done.files + done.dirs,
-            bytes: done.bytes,
-            seconds: (base::time::monotonic() - started).as_secs_f64(),
-        };
-        Ok(Cloned { summary, parent, name: name.as_bytes().to_vec() })
     }
 }
 

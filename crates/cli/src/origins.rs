@@ -83,29 +83,50 @@ pub fn sized(path: &Path, home: Home) -> Result<Home> {
 pub fn origin_failure(error: OriginError) -> Failure {
     let code = match &error {
         OriginError::Absent(_) | OriginError::NotAnOrigin(_) => "origin-gone",
+        OriginError::Taken(_) => "origin-taken",
         OriginError::Newer { .. } => "newer-format",
-        OriginError::Unknown(_) | OriginError::NoFolder(_) | OriginError::BadRemote(_) => "usage",
+        OriginError::Unknown(_) | OriginError::NoFolder(_) | OriginError::BadRemote { .. } => "usage",
         OriginError::ReadOnly { dir, source } => {
             let what = format!("the origin's folder {} cannot be written to", dir.display());
             return Failure::new("origin-read-only", what)
                 .why(plain(source))
                 .next("make it writable, or mount the volume with -o ro");
         }
-        OriginError::Remote { origin, mistake, what } => return remote_failure(origin, *mistake, what),
+        OriginError::Remote { origin, mistake, what, next } => {
+            let failure = Failure::new(remote_code(*mistake), format!("cannot use the origin {origin}"));
+            let next = next.as_deref().unwrap_or("covey doctor looks at the keys, the clock and the network");
+            return failure.why(what).next(next);
+        }
         OriginError::Io { dir, source } => {
             return Failure::io(format!("cannot use the origin's folder {}", dir.display()), source);
         }
         _ => "origin",
     };
-    let text = error.to_string();
-    // The room below says both in one sentence: what is wrong, a colon, what to do.
-    let (what, next) = text.rsplit_once(": ").unwrap_or((&text, "check the origin's folder"));
-    Failure::new(code, what).next(next)
+    let failure = Failure::new(code, error.what());
+    match error.next() {
+        Some(next) => failure.next(next),
+        None => failure,
+    }
 }
 
-/// The same for an object store: each mistake has a word of its own, for scripts.
-fn remote_failure(origin: &str, mistake: Mistake, what: &str) -> Failure {
-    let code = match mistake {
+/// The same of a volume's own origin: what was lost of it can be made anew.
+pub fn of_volume(dir: &VolumeDir, error: OriginError) -> Failure {
+    let failure = origin_failure(error);
+    if failure.code != "origin-gone" {
+        return failure;
+    }
+    let shown = dir.path().display();
+    let failure = failure
+        .next(format!("if only the marker was lost, or the origin was emptied: covey origin mark {shown}"));
+    match dir.origin().starts_with("file:") {
+        true => failure,
+        false => failure.next(format!("to read what is on this node: covey mount -o ro {shown} MOUNTPOINT")),
+    }
+}
+
+/// Each mistake with an object store has a word of its own, for scripts.
+fn remote_code(mistake: Mistake) -> &'static str {
+    match mistake {
         Mistake::AccessKey | Mistake::Secret | Mistake::NoKeys | Mistake::Expired => "origin-keys",
         Mistake::Denied => "origin-denied",
         Mistake::Bucket | Mistake::Region => "origin-bucket",
@@ -113,7 +134,5 @@ fn remote_failure(origin: &str, mistake: Mistake, what: &str) -> Failure {
         Mistake::Taken => "origin-taken",
         Mistake::NotAnOrigin => "origin-gone",
         _ => "origin",
-    };
-    let (why, next) = what.rsplit_once(": ").unwrap_or((what, "check the origin, the keys and the network"));
-    Failure::new(code, format!("cannot use the origin {origin}")).why(why).next(next)
+    }
 }

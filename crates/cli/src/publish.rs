@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   VOLUME/publisher.json   who this volume's folder is, and the key it signs with; made with its first publication
-//!   origin: owner           whose the origin is; looked at before anything is published or deleted
+//!   origin: owner           who publishes there, and which keys have signed what is published
 //! ```
 //!
-//! A volume in whose origin another has become the owner (it was restored there) opens read-only and deletes nothing. A daemon that
-//! runs meanwhile looks again every [`LOOK`], and a restore waits longer than that.
+//! The owner is who signs. Who may write at all is said by the claim ([`crate::claim`]): a publication looks at it right before it replaces the root,
+//! and makes a new claim then, so that a folder that is put back as it was before is known to be old.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -17,19 +17,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ::fs::errno::Error;
 use ::fs::publish::SealedPack;
-use ::fs::volume::MayDelete;
 use blob::Origin;
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tree::root::{self, from_hex, hex};
 use tree::rows::{Pack, Scope, Selection};
 use tree::{Order, Owner, Signer, TreeError};
 
 use crate::backend::Backend;
+use crate::claim::Writer;
 use crate::control::Tick;
 use crate::error::{Context, Failure, Result, errno_failure};
 use crate::log;
@@ -37,8 +36,6 @@ use crate::node::Node;
 use crate::table::{bytes, count};
 use crate::volume_dir::VolumeDir;
 
-/// A daemon looks at least so often whether the origin is still its own, while it deletes.
-pub const LOOK: Duration = Duration::from_secs(2);
 /// How long the origin may take to have everything.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// How long what programs wrote is waited for.
@@ -120,10 +117,18 @@ pub fn host() -> String {
     String::from_utf8_lossy(&name).trim().to_owned()
 }
 
-/// Refuses to open for writing a volume whose origin is another's by now. An origin that cannot be asked is no reason to refuse:
-/// before anything is deleted it is asked again.
+/// Refuses to open for writing a volume in whose origin another owner publishes: an older program knew no claims, and only that record says
+/// so. One that is damaged, or of a newer program, is no permission. An origin that cannot be asked is no reason to refuse: then it is not
+/// claimed either, and nothing is stored or deleted.
 pub fn check_owner(dir: &VolumeDir, origin: &dyn Origin) -> Result<()> {
-    let Ok(Some(found)) = Owner::read(origin) else { return Ok(()) };
+    let found = match Owner::read(origin) {
+        Ok(None) | Err(TreeError::Blob(_)) => return Ok(()),
+        Ok(Some(found)) => found,
+        Err(error) => {
+            return Err(failure(format!("it cannot be seen whose the origin {} is", dir.origin()), error)
+                .next("the volume can be read: mount it with -o ro"));
+        }
+    };
     let me = Publisher::of(dir)?.and_then(|me| me.owner());
     if me == Some(found.owner) {
         return Ok(());
@@ -137,30 +142,6 @@ fn not_owner(what: String) -> Failure {
         .why("two volumes that store to one origin would delete each other's blobs")
         .next("use the other volume; this one can still be read: mount it with -o ro")
         .next("to go on here instead, restore what was published into a new folder: covey restore ORIGIN@NAME FOLDER")
-}
-
-/// What a volume asks before it deletes blobs.
-pub fn may_delete(dir: &VolumeDir, origin: &Arc<dyn Origin>) -> MayDelete {
-    let (dir, origin) = (dir.clone(), origin.clone());
-    let looked: Mutex<Option<Instant>> = Mutex::new(None);
-    Arc::new(move || {
-        let mut looked = looked.lock();
-        if looked.is_some_and(|at| base::time::monotonic().saturating_duration_since(at) < LOOK) {
-            return Ok(());
-        }
-        *looked = None;
-        // Who never published has nobody who could have restored it.
-        if let Some(me) = Publisher::of(&dir).map_err(|failure| failure.what)? {
-            let found = Owner::read(&*origin)
-                .map_err(|error| format!("it cannot be seen whose the origin is: {error}"))?;
-            if let Some(found) = found.filter(|found| me.owner() != Some(found.owner)) {
-                let why = tree::publish::not_owner(&found, volume_id(&dir));
-                return Err(why + "; nothing is deleted here any more");
-            }
-        }
-        *looked = Some(base::time::monotonic());
-        Ok(())
-    })
 }
 
 /// The volume's id as bytes.
@@ -214,6 +195,7 @@ impl Node {
         let failed = |error: TreeError| failure(format!("cannot publish {}", self.name()), error);
         let scope = self.scope(path)?;
         let origin = self.volume().parts().origin.clone();
+        self.writer().map_or(Ok(()), Writer::verify)?;
         let me = match Publisher::of(dir)? {
             Some(me) => me,
             None => Publisher::make(dir)?,
@@ -234,6 +216,7 @@ impl Node {
             other => failed(other),
         })?;
         publication.hold(name, &mut selection.packs().iter().map(|pack| pack.blob)).map_err(fs_failed)?;
+        let mut refused = None;
         let order = Order {
             name,
             volume,
@@ -242,9 +225,16 @@ impl Node {
             patience: PATIENCE,
             afresh,
             hold: &mut |blob| self.volume().hold(name, &mut std::iter::once(blob)).map_err(tree_error),
+            before_root: &mut || {
+                self.before_root().map_err(|failure| {
+                    refused = Some(failure);
+                    TreeError::Stopped
+                })
+            },
             progress: &mut |rows| say(tick, rows, format!("{} rows of names", count(rows))),
         };
-        let done = tree::publish(publication.rows(), &selection, &origin, order).map_err(failed)?;
+        let done = tree::publish(publication.rows(), &selection, &origin, order);
+        let done = done.map_err(|error| refused.unwrap_or_else(|| failed(error)))?;
         self.volume().hold_only(name, &done.blobs).map_err(fs_failed)?;
         Ok(PublishSummary {
             name: name.to_owned(),
@@ -261,6 +251,11 @@ impl Node {
             blobs: done.blobs.len() as u64,
             seconds: (base::time::monotonic() - started).as_secs_f64(),
         })
+    }
+
+    /// Everything is in the origin, and what is published is about to be replaced.
+    fn before_root(&self) -> Result<()> {
+        self.writer().map_or(Ok(()), |writer| writer.verify().and_then(|()| writer.renew()))
     }
 
     fn scope(&self, path: &Path) -> Result<Scope> {
@@ -282,6 +277,7 @@ impl Node {
         let dir = self.dir().ok_or_else(|| no_volume(self))?;
         let failed = |error: TreeError| failure(format!("cannot unpublish {name}"), error);
         let origin = self.volume().parts().origin.clone();
+        self.before_root()?;
         check_owner(dir, &*origin)?;
         let was = root::remove(&*origin, name).map_err(failed)?;
         let held = self.volume().holders().map_err(|error| failed(tree_error(error)))?;
@@ -499,7 +495,7 @@ impl Again {
                 Ok(()) => complained = false,
                 Err(failure) => {
                     if !complained && !self.stop.load(Ordering::Acquire) {
-                        log::line(&format!("not published; it is tried again: {failure}"));
+                        log::warn(&format!("not published, retrying: {}", failure.in_one_line()));
                     }
                     complained = true;
                 }

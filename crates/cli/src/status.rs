@@ -9,6 +9,7 @@ use meta::store::StoreError;
 use meta::{Key, Names, PackRow};
 use serde::{Deserialize, Serialize};
 
+use crate::claim::ClaimStatus;
 use crate::error::{Failure, Result};
 use crate::far::tree::TreeCache;
 use crate::far::{Far, FarStatus};
@@ -88,6 +89,9 @@ pub struct Status {
     pub memory_bytes: u64,
     /// The most it ever held.
     pub memory_peak_bytes: u64,
+    /// Whether it may write to its origin, where it was opened for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<ClaimStatus>,
     /// What only a far origin has: uploads, the cache, requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far: Option<FarStatus>,
@@ -164,6 +168,7 @@ impl Status {
             io_errors: 0,
             memory_bytes: 0,
             memory_peak_bytes: 0,
+            claim: None,
             far: None,
             fleet: None,
         }
@@ -213,6 +218,7 @@ impl Node {
             io_errors: stats.io_errors,
             memory_bytes: memory.now,
             memory_peak_bytes: memory.peak,
+            claim: self.writer().and_then(|writer| ClaimStatus::of(writer.keeper().standing())),
             far: self.far().map(Far::status).or_else(|| self.tree_cache().map(TreeCache::status)),
             fleet: self.fleet_status(),
         })

@@ -10,6 +10,7 @@
 //!   VOLUME/blobs/        sealed blobs, unless the origin is elsewhere; with a far origin those that this node keeps
 //!   VOLUME/upload/       with a far origin: a link to each blob that it does not have yet
 //!   VOLUME/cache.idx     with a far origin: which blobs are kept, in which order
+//!   VOLUME/claim         which claim on the origin is this folder's; by its inode a copy of the folder is known
 //!   VOLUME/publisher.json  who it is in its origin, and what it signs published trees with
 //! ```
 //!
@@ -163,7 +164,7 @@ impl VolumeDir {
             for name in ["meta", "open", "blobs", "upload"] {
                 let _ = fs::remove_dir_all(volume.path.join(name));
             }
-            for name in ["lock", "publisher.json"] {
+            for name in ["lock", "claim", "publisher.json"] {
                 let _ = fs::remove_file(volume.path.join(name));
             }
             if made {
@@ -252,6 +253,11 @@ impl VolumeDir {
     /// Which of a far origin's blobs this node keeps, in which order.
     pub fn cache_index(&self) -> PathBuf {
         self.path.join("cache.idx")
+    }
+
+    /// Which claim on the origin is this folder's.
+    pub fn claim(&self) -> PathBuf {
+        self.path.join(crate::claim::memory::FILE)
     }
 
     /// What a daemon in the background had to say.
@@ -384,12 +390,22 @@ fn canonical(path: &Path) -> Result<PathBuf> {
         )
         .next("name a volume's folder, or make one: covey format FOLDER")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(Failure::new("not-found", format!("there is no volume {}", path.display()))
-                .why("no such folder")
-                .next(format!("make one: covey format {}", path.display())))
+            let failure = Failure::new("not-found", format!("there is no volume {}", path.display()))
+                .why("no such folder");
+            Err(match tree_in_a_folder(path) {
+                Some(tree) => failure.next(format!("for what is published in that folder write {tree}")),
+                None => failure.next(format!("make one: covey format {}", path.display())),
+            })
         }
         Err(error) => Err(Failure::io(format!("cannot open {}", path.display()), &error)),
     }
+}
+
+/// `file:DIR@NAME`, if somebody wrote `DIR@NAME` and meant the published tree of an origin in a folder.
+fn tree_in_a_folder(path: &Path) -> Option<String> {
+    let (folder, name) = path.to_str()?.rsplit_once('@')?;
+    let is_one = Path::new(folder).join("covey-origin").is_file();
+    is_one.then(|| format!("file:{folder}@{name}"))
 }
 
 fn check_empty(path: &Path) -> Result<()> {
@@ -438,6 +454,12 @@ fn not_a_volume(path: &Path) -> Failure {
     let mounted = mounts::at(path).ok().flatten().filter(mounts::is_covey);
     if let Some(mount) = mounted {
         return failure.next(format!("a volume is mounted there; the volume itself is {}", mount.source));
+    }
+    if path.join("covey-origin").is_file() {
+        return failure
+            .why("it is an origin: it holds the blobs of a volume, not its names")
+            .next(format!("name the volume's own folder, or what is published here: file:{shown}@NAME"))
+            .next(format!("covey published file:{shown} lists the names"));
     }
     match check_empty(path) {
         Ok(()) => failure.next(format!("make one there: covey format {shown}")),

@@ -58,7 +58,7 @@ impl Volume {
         name: &[u8],
         progress: &mut dyn FnMut(Cloned) -> ControlFlow<()>,
     ) -> Result<Cloned, Errno> {
-        if self.core.options.read_only {
+        if self.core.is_read_only() {
             return Err(Errno::EROFS);
         }
         self.core

@@ -506,7 +506,8 @@ pub fn repair(parts: &Parts, finding: &Finding) -> Result<bool, OpenError> {
         }
         Finding::StrayBlob { blob, .. } => {
             let packs = Names::new(parts.store.clone()).blob_packs(blob).map_err(OpenError::Store)?;
-            if !packs.is_empty() {
+            let held = Names::new(parts.store.clone()).is_held(blob).map_err(OpenError::Store)?;
+            if held || !packs.is_empty() {
                 return Ok(false);
             }
             parts.origin.remove(blob).map_err(OpenError::Blob)?;
@@ -519,6 +520,15 @@ pub fn repair(parts: &Parts, finding: &Finding) -> Result<bool, OpenError> {
     }
 }
 
+/// What a repair does with blobs that are nobody's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strays {
+    /// They are removed: the origin is this volume's, and what is published there is held by its rows.
+    Remove,
+    /// They stay: it cannot be told whether anybody needs them.
+    Keep,
+}
+
 /// Checks, repairs what can be repaired, and checks again until a check finds nothing more to repair. `found` hears every finding, and whether it was repaired.
 ///
 /// # Errors
@@ -526,6 +536,7 @@ pub fn repair(parts: &Parts, finding: &Finding) -> Result<bool, OpenError> {
 pub fn check_and_repair(
     parts: &Parts,
     depth: Depth,
+    strays: Strays,
     found: &mut dyn FnMut(&Finding, bool),
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Summary, OpenError> {
@@ -539,7 +550,8 @@ pub fn check_and_repair(
             check(parts, depth, &mut Ears { found: &mut |finding| findings.push(finding), progress })?;
         let mut repaired = 0;
         for finding in &findings {
-            let done = pass < PASSES && repair(parts, finding)?;
+            let kept = strays == Strays::Keep && matches!(finding, Finding::StrayBlob { .. });
+            let done = pass < PASSES && !kept && repair(parts, finding)?;
             repaired += u64::from(done);
             if done || !told.contains(finding) {
                 found(finding, done);

@@ -97,7 +97,7 @@ impl Volume {
     /// `EROFS`; or the names or packs failed, or a pack did not become a blob in time (`Unavailable`).
     pub fn publication(&self, patience: Duration) -> Result<Publication<'_>, Error> {
         let core = &*self.core;
-        if core.options.read_only {
+        if core.is_read_only() {
             return Err(Errno::EROFS.into());
         }
         let turn = core.publishing.turn.lock();

@@ -49,7 +49,7 @@ impl Core {
     }
 
     fn may_change(&self) -> Result<()> {
-        if self.options.read_only { Err(Errno::EROFS) } else { Ok(()) }
+        if self.is_read_only() { Err(Errno::EROFS) } else { Ok(()) }
     }
 }
 

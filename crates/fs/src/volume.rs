@@ -228,6 +228,8 @@ pub(crate) struct Core {
     /// Something was committed since the last flush.
     pub(crate) dirty: AtomicBool,
     pub(crate) stopping: AtomicBool,
+    /// See [`Volume::turn_read_only`].
+    revoked: AtomicBool,
     /// Shared while a pack becomes a blob and its row is written; taken whole while a blob is found to be nobody's and deleted. So
     /// a blob that comes back with the same content is not deleted under the new pack.
     pub(crate) blobs: RwLock<()>,
@@ -299,6 +301,7 @@ impl Volume {
             streams: Streams::new(),
             dirty: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
             blobs: RwLock::new(()),
             publishing: Publishing::default(),
             resealing: Mutex::default(),
@@ -364,6 +367,12 @@ impl Volume {
         }
     }
 
+    /// From now on every change is refused with EROFS: the origin is another writer's. What was acknowledged stays on this machine, and is made
+    /// durable as ever; nothing is moved or collected any more.
+    pub fn turn_read_only(&self) {
+        self.core.revoked.store(true, Ordering::Release);
+    }
+
     /// The volume's identity.
     ///
     /// # Errors
@@ -386,6 +395,11 @@ impl Drop for Volume {
 }
 
 impl Core {
+    /// Whether nothing may be changed: it was opened so, or has lost its origin to another writer.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.options.read_only || self.revoked.load(Ordering::Acquire)
+    }
+
     /// Runs an operation now, for nobody in particular.
     pub(crate) fn run(&self, op: &Op<'_>) -> Result<Change, Error> {
         self.run_as(&Caller::default(), time::now(), op)

@@ -1,9 +1,12 @@
 //! `file:DIR`: a [`BlobFolder`] with a marker in it.
 //!
-//! The marker (`covey-origin`, one line with the version of the layout) tells an origin's folder from the empty
+//! The marker (`covey-origin`: the version of the layout, and whose it is) tells an origin's folder from the empty
 //! directory that is left when its disk is not mounted. Without it, a volume would find every blob missing, and would
 //! write its new ones to the wrong disk. A blob that is not found is therefore called missing only after a look at the
 //! marker; when that is gone too, the whole origin is away and may come back.
+//!
+//! An origin belongs to one volume, as in an object store. Version 1 of the marker named none: such a folder is read as ever, and gets a marker of
+//! version 2 from the first volume that has claimed it ([`Folder::adopt_by`]).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -14,12 +17,15 @@ use base::BlobId;
 use base::phase::{self, Phase};
 use blob::records::RecordFolder;
 use blob::{BlobError, BlobFolder, BlobSource, Origin, Records, Sums};
+use parking_lot::Mutex;
 
 use crate::OriginError;
 
 /// The file that says: this folder is an origin.
 pub(crate) const MARKER: &str = "covey-origin";
-const MARKER_LINE: &str = "covey origin 1\n";
+const MARKER_LINE: &str = "covey origin 2";
+/// Without the name of a volume.
+const EARLIER_LINE: &str = "covey origin 1";
 
 /// What an origin is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,15 +41,19 @@ pub struct Folder {
     blobs: BlobFolder,
     records: RecordFolder,
     access: Access,
+    /// Whose it is, as the marker said; none in a marker of version 1.
+    volume: Mutex<Option<String>>,
+    /// Opened to be looked at although it has no marker.
+    unmarked: bool,
 }
 
 impl Folder {
-    /// Makes `dir` an origin: creates it if it is absent, refuses it if it holds other files, and opens it for writing. An
-    /// origin that is there already is opened as it is.
+    /// Makes `dir` the origin of `volume`: creates it if it is absent, refuses it if it holds anything, an origin included, and opens it for
+    /// writing.
     ///
     /// # Errors
     /// See [`OriginError`].
-    pub fn format(dir: &Path) -> Result<Folder, OriginError> {
+    pub fn format(dir: &Path, volume: &str) -> Result<Folder, OriginError> {
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
                 OriginError::NotAFolder(dir.to_owned())
@@ -55,20 +65,27 @@ impl Folder {
         };
         let blobs = BlobFolder::create(dir).map_err(failed)?;
         match check_marker(dir) {
-            Ok(()) => return Folder::open(dir, Access::ReadWrite),
+            Ok(_) => return Err(OriginError::Taken(dir.to_owned())),
             Err(OriginError::NotAnOrigin(_)) => {}
             Err(other) => return Err(other),
         }
         for entry in fs::read_dir(dir).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            // A disk of its own has a lost+found; an empty marker is all that a kill in the middle of this leaves.
-            let half = entry.file_name() == MARKER && entry.metadata().map_err(failed)?.len() == 0;
+            // A disk of its own has a lost+found; a kill in the middle of this leaves an empty marker, or one beside its place.
+            let empty = entry.file_name() == MARKER && entry.metadata().map_err(failed)?.len() == 0;
+            let half = empty || entry.file_name().to_string_lossy().starts_with(&format!("{MARKER}~"));
             if !half && entry.file_name() != "lost+found" {
                 return Err(OriginError::NotEmpty(dir.to_owned()));
             }
         }
-        write_marker(dir).map_err(failed)?;
-        Ok(Folder::over(blobs, Access::ReadWrite))
+        // Of several who do this at once one makes the file; what a kill leaves of it is no marker yet, and replaced.
+        match create_marker(dir, volume) {
+            Ok(()) => Ok(Folder::over(blobs, Access::ReadWrite, Some(volume.to_owned()))),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(OriginError::Taken(dir.to_owned()))
+            }
+            Err(error) => Err(failed(error)),
+        }
     }
 
     /// Opens an origin that [`Folder::format`] made.
@@ -81,7 +98,7 @@ impl Folder {
             io::ErrorKind::NotADirectory => OriginError::NotAFolder(dir.to_owned()),
             _ => OriginError::Io { dir: dir.to_owned(), source },
         })?;
-        check_marker(dir)?;
+        let volume = check_marker(dir)?;
         if access == Access::ReadWrite {
             let refused = |source| OriginError::ReadOnly { dir: dir.to_owned(), source };
             match blobs.probe() {
@@ -92,12 +109,63 @@ impl Folder {
             }
             blobs.sweep().map_err(refused)?;
         }
-        Ok(Folder::over(blobs, access))
+        Ok(Folder::over(blobs, access, volume))
     }
 
-    fn over(blobs: BlobFolder, access: Access) -> Folder {
+    /// Opens a folder that may have lost its marker, to look at what is in it. Nothing can be stored until it has one: [`Folder::mark`].
+    ///
+    /// # Errors
+    /// The folder is not there.
+    pub fn unmarked(dir: &Path) -> Result<Folder, OriginError> {
+        let blobs = BlobFolder::open(dir).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => OriginError::Absent(dir.to_owned()),
+            _ => OriginError::Io { dir: dir.to_owned(), source },
+        })?;
+        Ok(Folder { unmarked: true, ..Folder::over(blobs, Access::ReadOnly, None) })
+    }
+
+    /// Makes the marker of an origin that has lost it; false if it is there. What else is in the folder has been looked at by the caller.
+    ///
+    /// # Errors
+    /// Another volume's marker is there, or it cannot be written.
+    pub fn mark(&self, volume: &str) -> Result<bool, OriginError> {
+        match check_marker(self.dir()) {
+            Ok(Some(found)) if found == volume => return Ok(false),
+            Ok(_) => return Err(OriginError::Taken(self.dir().to_owned())),
+            Err(OriginError::NotAnOrigin(_)) => {}
+            Err(error) => return Err(error),
+        }
+        let io = |source| OriginError::Io { dir: self.dir().to_owned(), source };
+        create_marker(self.dir(), volume).map_err(io).map(|()| true)
+    }
+
+    /// Whose it is; none of an origin that was made before markers named their volume.
+    pub fn volume(&self) -> Option<String> {
+        self.volume.lock().clone()
+    }
+
+    /// Writes into a marker of version 1 whose the origin is. To be called by the volume that has claimed it.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn adopt_by(&self, volume: &str) -> Result<(), OriginError> {
+        let io = |source| OriginError::Io { dir: self.dir().to_owned(), source };
+        let mut named = self.volume.lock();
+        if named.is_none() {
+            replace_marker(self.dir(), volume).map_err(io)?;
+            *named = Some(volume.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Takes the marker of an origin away that was made a moment ago for a volume which came to nothing.
+    pub fn unmake(dir: &Path) {
+        let _ = fs::remove_file(dir.join(MARKER));
+    }
+
+    fn over(blobs: BlobFolder, access: Access, volume: Option<String>) -> Folder {
         let records = RecordFolder::new(&blobs.dir().join("records"));
-        Folder { blobs, records, access }
+        Folder { blobs, records, access, volume: Mutex::new(volume), unmarked: false }
     }
 
     /// Where it is.
@@ -120,7 +188,7 @@ impl Folder {
             BlobError::Io(error) => error.kind() == io::ErrorKind::NotFound,
             _ => false,
         };
-        if absent && !self.marker().exists() {
+        if absent && !self.is_marked() {
             let dir = self.dir().display();
             return BlobError::Unavailable(format!(
                 "the origin's folder {dir} is gone: mount the disk it lies on"
@@ -129,8 +197,8 @@ impl Folder {
         error
     }
 
-    fn marker(&self) -> PathBuf {
-        self.dir().join(MARKER)
+    fn is_marked(&self) -> bool {
+        self.unmarked || self.dir().join(MARKER).exists()
     }
 
     /// To be asked before anything is stored: without the marker it would go to the wrong disk.
@@ -143,7 +211,7 @@ impl Folder {
 
     /// Without the marker nothing that is not found is known to be missing.
     fn reachable(&self) -> Result<(), BlobError> {
-        if self.marker().exists() {
+        if self.is_marked() {
             return Ok(());
         }
         Err(self.explain(BlobError::Io(io::ErrorKind::NotFound.into())))
@@ -220,7 +288,7 @@ impl Origin for Folder {
     fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
         let _phase = phase::enter(Phase::Origin);
         match self.blobs.size(id)? {
-            None if !self.marker().exists() => Err(self.explain(BlobError::Missing(*id))),
+            None if !self.is_marked() => Err(self.explain(BlobError::Missing(*id))),
             size => Ok(size),
         }
     }
@@ -234,23 +302,44 @@ impl Origin for Folder {
         self.blobs.verify(id).map_err(|error| self.explain(error))
     }
 
+    fn look(&self) -> Result<Option<String>, BlobError> {
+        let wrong = |what: &str| Ok(Some(format!("{}: {what}", self.describe())));
+        match check_marker(self.dir()) {
+            Ok(found) if self.volume().is_none_or(|volume| found == Some(volume)) => Ok(None),
+            Ok(_) => {
+                wrong("the origin belongs to another volume now: check the folder and what is mounted there")
+            }
+            Err(OriginError::NotAnOrigin(_)) => wrong(
+                "the origin is gone (it holds no covey-origin any more): mount the disk it lies on, or, if the file alone was lost, \
+                 unmount and make it anew: covey origin mark VOLUME",
+            ),
+            Err(error) => Err(BlobError::Unavailable(error.to_string())),
+        }
+    }
+
     fn describe(&self) -> String {
         format!("file:{}", self.dir().display())
     }
 }
 
-fn check_marker(dir: &Path) -> Result<(), OriginError> {
+/// Whose the origin is, as far as its marker says.
+fn check_marker(dir: &Path) -> Result<Option<String>, OriginError> {
     let file = File::open(dir.join(MARKER)).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => OriginError::NotAnOrigin(dir.to_owned()),
         _ => OriginError::Io { dir: dir.to_owned(), source },
     })?;
     let mut found = Vec::new();
-    file.take(64)
+    file.take(256)
         .read_to_end(&mut found)
         .map_err(|source| OriginError::Io { dir: dir.to_owned(), source })?;
     let found = String::from_utf8_lossy(&found);
-    if found == MARKER_LINE {
-        Ok(())
+    let mut lines = found.lines();
+    let first = lines.next().unwrap_or("");
+    if first == EARLIER_LINE {
+        Ok(None)
+    } else if first == MARKER_LINE {
+        let volume = lines.find_map(|line| line.strip_prefix("volume "));
+        volume.map(|volume| Some(volume.to_owned())).ok_or_else(|| OriginError::NotAnOrigin(dir.to_owned()))
     } else if found.starts_with("covey origin ") {
         Err(OriginError::Newer { dir: dir.to_owned(), found: found.trim_end().to_owned() })
     } else {
@@ -258,10 +347,40 @@ fn check_marker(dir: &Path) -> Result<(), OriginError> {
     }
 }
 
-fn write_marker(dir: &Path) -> io::Result<()> {
-    let mut marker =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(dir.join(MARKER))?;
-    marker.write_all(MARKER_LINE.as_bytes())?;
-    marker.sync_all()?;
+/// A file with the marker's text, beside it.
+fn prepare_marker(dir: &Path, volume: &str) -> io::Result<PathBuf> {
+    let beside = dir.join(format!("{MARKER}~{:016x}", base::random::u64()));
+    let mut marker = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+    let text = format!("{MARKER_LINE}\nvolume {volume}\n");
+    match marker.write_all(text.as_bytes()).and_then(|()| marker.sync_all()) {
+        Ok(()) => Ok(beside),
+        Err(error) => {
+            let _ = fs::remove_file(&beside);
+            Err(error)
+        }
+    }
+}
+
+/// Makes the marker where there is none. An empty one, which a kill of an earlier program left, is none.
+fn create_marker(dir: &Path, volume: &str) -> io::Result<()> {
+    let (beside, marker) = (prepare_marker(dir, volume)?, dir.join(MARKER));
+    let mut made = fs::hard_link(&beside, &marker);
+    let is_empty = || fs::metadata(&marker).is_ok_and(|meta| meta.len() == 0);
+    if made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) && is_empty() {
+        made = fs::rename(&beside, &marker);
+    } else {
+        let _ = fs::remove_file(&beside);
+    }
+    made?;
+    File::open(dir)?.sync_all()
+}
+
+/// Puts another marker in the place of one.
+fn replace_marker(dir: &Path, volume: &str) -> io::Result<()> {
+    let beside = prepare_marker(dir, volume)?;
+    if let Err(error) = fs::rename(&beside, dir.join(MARKER)) {
+        let _ = fs::remove_file(&beside);
+        return Err(error);
+    }
     File::open(dir)?.sync_all()
 }

@@ -8,6 +8,8 @@
 //! turns what a user wrote into a [`Spec`]; a spec is made once with [`Spec::format`] and found again with
 //! [`Spec::open`].
 
+pub mod claim;
+mod error;
 mod folder;
 mod memory;
 pub mod remote;
@@ -15,84 +17,16 @@ pub mod remote;
 mod tests;
 
 use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
 use blob::Origin;
 
+pub use error::OriginError;
 pub use folder::{Access, Folder};
 pub use memory::Memory;
 pub use remote::{Environment, Limits, Mistake, Remote, RemoteSpec, RemoteStats};
-
-/// Why an origin could not be had. Every message says what to do next.
-#[derive(Debug, thiserror::Error)]
-pub enum OriginError {
-    /// The text names no origin.
-    #[error(
-        "{0:?} names no origin: write file:DIR for a folder, s3://BUCKET/PREFIX (or gs://, az://) for an object store, or mem: for memory that is gone when the program ends"
-    )]
-    Unknown(String),
-    /// `file:` without a folder.
-    #[error("{0:?} names no folder: write file:DIR, for example file:/srv/covey/blobs")]
-    NoFolder(String),
-    /// A URL of an object store, an endpoint or a region that makes no sense. It is not repeated where it may hold a key.
-    #[error("{0}")]
-    BadRemote(String),
-    /// An object store that refuses, is not there, or holds something else.
-    #[error("{origin}: {what}")]
-    Remote {
-        /// Its URL.
-        origin: String,
-        /// What the user did wrong, as far as it shows.
-        mistake: Mistake,
-        /// One line that says so, and what to do.
-        what: String,
-    },
-    /// The folder is not there.
-    #[error(
-        "the origin's folder {} is not there: mount the disk it lies on, or bring the folder back under this name",
-        .0.display()
-    )]
-    Absent(PathBuf),
-    /// It is a file or a device.
-    #[error("{} is no folder: give the origin a folder of its own", .0.display())]
-    NotAFolder(PathBuf),
-    /// The folder is there and was never made an origin; most often a disk that is not mounted.
-    #[error(
-        "{} is no origin (it holds no file {}): is the disk it should be on mounted? a new volume's origin is made by `covey format`",
-        .0.display(), folder::MARKER
-    )]
-    NotAnOrigin(PathBuf),
-    /// Something else lives in the folder.
-    #[error("{} holds other files: give the origin a folder of its own, which is empty or does not exist yet", .0.display())]
-    NotEmpty(PathBuf),
-    /// A later program made it.
-    #[error("{} was made by a newer covey ({found:?}): use that version or a later one", .dir.display())]
-    Newer {
-        /// The folder.
-        dir: PathBuf,
-        /// What its marker says.
-        found: String,
-    },
-    /// It cannot be written to.
-    #[error("the origin's folder {} cannot be written to ({source}): make it writable, or mount with -o ro", .dir.display())]
-    ReadOnly {
-        /// The folder.
-        dir: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// Anything else the system said.
-    #[error("the origin's folder {}: {source}", .dir.display())]
-    Io {
-        /// The folder.
-        dir: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-}
 
 /// An origin as a user writes it and a volume remembers it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,19 +78,18 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// Makes the origin; a folder that is one already is opened, a place in an object store must be new. Its keys come from this
-    /// process's environment; who wants other limits, or to name the volume, uses [`Remote::format`].
+    /// Makes the origin of the volume called `volume`; the place must be new. The keys of a store come from this process's environment; other
+    /// limits take [`Remote::format`].
     ///
     /// # Errors
     /// See [`OriginError`].
-    pub fn format(&self) -> Result<Arc<dyn Origin>, OriginError> {
+    pub fn format(&self, volume: &str) -> Result<Arc<dyn Origin>, OriginError> {
         match self {
-            Spec::Folder(dir) => Ok(Arc::new(Folder::format(dir)?)),
+            Spec::Folder(dir) => Ok(Arc::new(Folder::format(dir, volume)?)),
             Spec::Memory => Ok(Arc::new(Memory::new())),
             Spec::Remote(remote) => {
-                let volume: String = base::random::id16().iter().map(|byte| format!("{byte:02x}")).collect();
                 let environment = Environment::process();
-                Ok(Arc::new(Remote::format(remote, &environment, Limits::default(), &volume)?))
+                Ok(Arc::new(Remote::format(remote, &environment, Limits::default(), volume)?))
             }
         }
     }

@@ -34,10 +34,10 @@ const FAULTS: f64 = 0.04;
 
 fn every_origin() -> Vec<(&'static str, Make)> {
     fn folder(dir: &Path) -> Arc<dyn Origin> {
-        Spec::Folder(dir.join("origin")).format().unwrap()
+        Spec::Folder(dir.join("origin")).format("v").unwrap()
     }
     fn memory(_: &Path) -> Arc<dyn Origin> {
-        Spec::Memory.format().unwrap()
+        Spec::Memory.format("v").unwrap()
     }
     fn remote(_: &Path) -> Arc<dyn Origin> {
         Arc::new(remote::tests::fresh(&remote::tests::server().endpoint(), Limits::default()))
@@ -328,7 +328,7 @@ fn what_a_user_writes_is_understood_or_explained() {
     }
     assert_eq!(parse("s3://bucket/a/b").unwrap().remote().unwrap().prefix, "a/b");
     assert_eq!(parse("s3://bucket/a").unwrap().to_string(), "s3://bucket/a");
-    assert!(matches!(parse("s3://"), Err(OriginError::BadRemote(_))));
+    assert!(matches!(parse("s3://"), Err(OriginError::BadRemote { .. })));
     for text in ["", "/srv/x", "memory", "mem:x", "FILE:/x"] {
         let message = text.parse::<Spec>().unwrap_err().to_string();
         assert!(
@@ -344,10 +344,48 @@ fn a_folder_is_formatted_once_and_opened_after() {
     let dir = tempfile::tempdir().unwrap();
     let home = dir.path().join("new/origin");
     assert!(matches!(Folder::open(&home, Access::ReadWrite), Err(OriginError::Absent(_))));
-    let id = put(&Folder::format(&home).unwrap(), b"kept");
+    let id = put(&Folder::format(&home, "v").unwrap(), b"kept");
     assert_eq!(read(&Folder::open(&home, Access::ReadWrite).unwrap(), &id, 0, 4).unwrap(), b"kept");
-    assert_eq!(read(&Folder::format(&home).unwrap(), &id, 0, 4).unwrap(), b"kept");
     assert_eq!(Folder::open(&home, Access::ReadOnly).unwrap().describe(), format!("file:{}", home.display()));
+}
+
+/// Two volumes were made with one folder as their origin, and collected each other's blobs.
+#[test]
+fn regression_a_folder_is_one_volumes_origin() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("origin");
+    assert_eq!(Folder::format(&home, "first").unwrap().volume().as_deref(), Some("first"));
+    assert!(matches!(Folder::format(&home, "second"), Err(OriginError::Taken(_))));
+    assert!(matches!(Folder::format(&home, "first"), Err(OriginError::Taken(_))));
+    let open = || Folder::open(&home, Access::ReadWrite).unwrap();
+    assert_eq!(open().volume().as_deref(), Some("first"));
+    // As it was made before markers named their volume: it opens, and becomes the one's that claims it.
+    fs::write(home.join(folder::MARKER), "covey origin 1\n").unwrap();
+    let earlier = open();
+    assert_eq!(earlier.volume(), None);
+    assert!(matches!(Folder::format(&home, "second"), Err(OriginError::Taken(_))));
+    assert_eq!(earlier.look().unwrap(), None);
+    earlier.adopt_by("third").unwrap();
+    assert_eq!(open().volume().as_deref(), Some("third"));
+    assert_eq!(earlier.look().unwrap(), None);
+    fs::write(home.join(folder::MARKER), "covey origin 2\nvolume fourth\n").unwrap();
+    assert!(earlier.look().unwrap().unwrap().contains("another volume"));
+}
+
+#[test]
+fn a_marker_that_was_lost_is_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("origin");
+    let origin = Folder::format(&home, "v").unwrap();
+    let id = put(&origin, b"kept");
+    fs::remove_file(home.join(folder::MARKER)).unwrap();
+    assert!(origin.look().unwrap().unwrap().contains("covey origin mark"));
+    assert!(matches!(Folder::open(&home, Access::ReadOnly), Err(OriginError::NotAnOrigin(_))));
+    let bare = Folder::unmarked(&home).unwrap();
+    assert_eq!(listed(&bare), [(id, 4)]);
+    assert!(bare.mark("v").unwrap() && !bare.mark("v").unwrap());
+    assert!(matches!(bare.mark("w"), Err(OriginError::Taken(_))));
+    assert_eq!(origin.look().unwrap(), None);
 }
 
 #[test]
@@ -356,14 +394,14 @@ fn a_folder_that_is_no_origin_is_refused_with_a_reason() {
     let refusal = |home: &Path| Folder::open(home, Access::ReadWrite).err().unwrap().to_string();
     assert!(refusal(dir.path()).contains("is the disk it should be on mounted?"));
     fs::write(dir.path().join("thesis.txt"), b"mine").unwrap();
-    assert!(matches!(Folder::format(dir.path()), Err(OriginError::NotEmpty(_))));
-    assert!(matches!(Folder::format(&dir.path().join("thesis.txt")), Err(OriginError::NotAFolder(_))));
-    assert!(matches!(Folder::format(&dir.path().join("thesis.txt/x")), Err(OriginError::NotAFolder(_))));
+    assert!(matches!(Folder::format(dir.path(), "v"), Err(OriginError::NotEmpty(_))));
+    assert!(matches!(Folder::format(&dir.path().join("thesis.txt"), "v"), Err(OriginError::NotAFolder(_))));
+    assert!(matches!(Folder::format(&dir.path().join("thesis.txt/x"), "v"), Err(OriginError::NotAFolder(_))));
     let home = dir.path().join("home");
-    Folder::format(&home).unwrap();
-    fs::write(home.join(folder::MARKER), b"covey origin 2\nmore").unwrap();
+    Folder::format(&home, "v").unwrap();
+    fs::write(home.join(folder::MARKER), b"covey origin 3\nmore").unwrap();
     assert!(refusal(&home).contains("newer covey"));
-    assert!(matches!(Folder::format(&home), Err(OriginError::Newer { .. })));
+    assert!(matches!(Folder::format(&home, "v"), Err(OriginError::Newer { .. })));
     fs::write(home.join(folder::MARKER), b"\xff\xfe").unwrap();
     assert!(matches!(Folder::open(&home, Access::ReadOnly), Err(OriginError::NotAnOrigin(_))));
 }
@@ -374,7 +412,7 @@ fn a_format_that_was_killed_half_way_is_done_again() {
     fs::create_dir(dir.path().join("lost+found")).unwrap();
     fs::write(dir.path().join(folder::MARKER), b"").unwrap();
     assert!(matches!(Folder::open(dir.path(), Access::ReadWrite), Err(OriginError::NotAnOrigin(_))));
-    Folder::format(dir.path()).unwrap();
+    Folder::format(dir.path(), "v").unwrap();
     Folder::open(dir.path(), Access::ReadWrite).unwrap();
 }
 
@@ -382,7 +420,7 @@ fn a_format_that_was_killed_half_way_is_done_again() {
 fn a_folder_opened_for_reading_takes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let home = dir.path().join("home");
-    let id = put(&Folder::format(&home).unwrap(), b"kept");
+    let id = put(&Folder::format(&home, "v").unwrap(), b"kept");
     let origin = Folder::open(&home, Access::ReadOnly).unwrap();
     let sums = Sums::of(b"new");
     assert!(matches!(origin.put(&sums.id(), &sums, b"new"), Err(BlobError::Io(_))));
@@ -397,7 +435,7 @@ fn a_folder_without_write_permission_is_refused_for_writing() {
         return println!("root may write everywhere; this needs an ordinary user: skipped");
     }
     let home = dir.path().join("home");
-    Folder::format(&home).unwrap();
+    Folder::format(&home, "v").unwrap();
     fs::set_permissions(&home, fs::Permissions::from_mode(0o500)).unwrap();
     assert!(matches!(Folder::open(&home, Access::ReadWrite), Err(OriginError::ReadOnly { .. })));
     Folder::open(&home, Access::ReadOnly).unwrap();
@@ -407,7 +445,7 @@ fn a_folder_without_write_permission_is_refused_for_writing() {
 fn an_origin_whose_disk_went_away_is_unavailable_not_empty() {
     let dir = tempfile::tempdir().unwrap();
     let (home, away) = (dir.path().join("home"), dir.path().join("away"));
-    let origin = Folder::format(&home).unwrap();
+    let origin = Folder::format(&home, "v").unwrap();
     let id = put(&origin, b"kept");
     fs::rename(&home, &away).unwrap();
     // An unmounted disk leaves an empty folder behind.

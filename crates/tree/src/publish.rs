@@ -37,6 +37,8 @@ pub struct Order<'a> {
     pub afresh: bool,
     /// Called for each blob of nodes before it is stored or referred to; from then on it must not be removed.
     pub hold: &'a mut dyn FnMut(BlobId) -> Result<(), TreeError>,
+    /// Called when everything is in the origin for good, right before the root is replaced; an error leaves the tree before.
+    pub before_root: &'a mut dyn FnMut() -> Result<(), TreeError>,
     /// Called now and then with how many rows were gone through; false ends it.
     pub progress: &'a mut dyn FnMut(u64) -> bool,
 }
@@ -73,7 +75,7 @@ pub fn publish(
         Err(error) => return Err(error),
     };
     let source: Arc<dyn BlobSource> = origin.clone();
-    let Order { name, volume, signer, moment, patience, afresh, hold, progress } = order;
+    let Order { name, volume, signer, moment, patience, afresh, hold, before_root, progress } = order;
     let known = before.as_ref().filter(|_| !afresh).map(|root| Tree::new(source, root).known());
     // A tree that cannot be read is no reason not to publish another.
     let known = known.and_then(Result::ok).unwrap_or_default();
@@ -102,6 +104,7 @@ pub fn publish(
     let root = match unchanged {
         Some(old) => old,
         None => {
+            before_root()?;
             root.write(&**origin, signer)?;
             root
         }

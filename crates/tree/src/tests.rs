@@ -401,6 +401,7 @@ fn publish_rows(origin: &Arc<dyn Origin>, store: &dyn MetaStore) -> Result<crate
         patience: Duration::from_secs(1),
         afresh: false,
         hold: &mut |_| Ok(()),
+        before_root: &mut || Ok(()),
         progress: &mut |_| true,
     };
     publish(&*snapshot, &selection, origin, order)

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::BlobId;
+use base::time::BootTime;
 use blob::BlobError;
 use parking_lot::{Condvar, Mutex};
 
@@ -125,9 +126,14 @@ impl Removals {
     /// The thread: ends when there is nothing left.
     fn work(&self, core: &Core) {
         let mut pause = PAUSE;
-        while let Some(batch) = self.next(core) {
+        let mut most = BATCH;
+        while let Some(batch) = self.next(core, most) {
             let allowed = core.may_delete.as_ref().map_or(Ok(()), |ask| ask());
-            let done = allowed.map_err(BlobError::Unavailable).and_then(|()| core.remote.remove_many(&batch));
+            // An origin that has to be sure of its owner sets a time of its own to this.
+            let remove = |()| core.remote.remove_many(&batch, BootTime::NEVER);
+            let done = allowed.map_err(BlobError::Unavailable).and_then(remove);
+            // One that is slow may get fewer done in that time.
+            most = if done.is_ok() { BATCH.min(most * 2) } else { (batch.len() / 2).max(1) };
             if done.is_ok() {
                 core.books.deleted(&batch);
             }
@@ -153,13 +159,13 @@ impl Removals {
         }
     }
 
-    fn next(&self, core: &Core) -> Option<Vec<BlobId>> {
+    fn next(&self, core: &Core, most: usize) -> Option<Vec<BlobId>> {
         let mut state = self.state.lock();
         while !state.closed && !state.all.is_empty() {
             let mut batch = Vec::new();
             for _ in 0..state.queue.len() {
                 let Some(id) = state.queue.pop_front() else { break };
-                if batch.len() == BATCH || core.pending.is_pending(&id) {
+                if batch.len() == most || core.pending.is_pending(&id) {
                     state.queue.push_back(id);
                 } else {
                     batch.push(id);

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use base::PackNo;
-use fs::fsck::{Depth, Ears, Finding, Phase, Progress as Step, Summary, check, check_and_repair};
+use fs::fsck::{Depth, Ears, Finding, Phase, Progress as Step, Strays, Summary, check, check_and_repair};
 use meta::journal::damage::Damage;
 use meta::{Names, PackRow};
 use serde::Serialize;
 
+use crate::claim::hold_published;
 use crate::error::{Failure, Result};
 use crate::node::{self, Bare};
 use crate::table::{bytes, count, span};
@@ -207,14 +208,33 @@ fn look(
         say(&found, term);
         findings.push(found);
     };
-    if args.repair || args.salvage {
-        return check_and_repair(&bare.parts, depth, &mut take, step);
+    if args.salvage {
+        // What lost operations referred to is nobody's now, and stays: the copy of the log still names it.
+        return check_and_repair(&bare.parts, depth, Strays::Keep, &mut take, step);
+    }
+    if args.repair {
+        return check_and_repair(&bare.parts, depth, strays(bare, term), &mut take, step);
     }
     check(&bare.parts, depth, &mut Ears { found: &mut |finding| take(&finding, false), progress: step })
 }
 
 fn range(file: &fs::fsck::FileRange) -> Range {
     Range { inode: file.ino.0, path: file.path.clone(), offset: file.offset, bytes: file.len }
+}
+
+/// Blobs that are nobody's are removed only while the origin is this volume's for certain, and what is published there has been looked at now.
+fn strays(bare: &Bare, term: Term) -> Strays {
+    let Some(writer) = &bare.writer else { return Strays::Keep };
+    let sure = hold_published(&*bare.parts.store, &bare.parts.origin).and_then(|()| writer.verify());
+    let allowed = sure.map_err(|failure| failure.in_one_line()).and_then(|()| (writer.may_delete())());
+    match allowed {
+        Ok(()) => Strays::Remove,
+        Err(why) => {
+            crate::term::clear_if_terminal();
+            term.say(format_args!("blobs that are nobody's are kept: {why}"));
+            Strays::Keep
+        }
+    }
 }
 
 fn found(finding: &Finding, repaired: bool) -> Found {

@@ -53,6 +53,10 @@ pub struct Args {
     follow: Option<Interval>,
     #[command(flatten)]
     fleet: FleetOptions,
+    /// Make the origin this folder's to write to, though another folder has claimed it since or this one is a copy or from a backup: the other may only
+    /// be read from then on, and must not be in use any more
+    #[arg(long)]
+    take_over: bool,
     /// Look whether it could be mounted, and do not mount it
     #[arg(long, hide = true)]
     fake: bool,
@@ -88,7 +92,11 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             status_line: false,
             shown: args.shown.clone(),
             every: args.every.clone(),
+            take_over: args.take_over,
         };
+        if plan.take_over && (plan.source.dir().is_none() || plan.options.read_only || plan.options.frozen) {
+            return Err(nothing_to_take_over());
+        }
         if args.fake {
             return Ok(0);
         }
@@ -100,6 +108,11 @@ fn no_fleet() -> Failure {
     Failure::usage("only nodes that mount a published tree are a fleet")
         .why("a volume that is written to is one node's at a time")
         .next("publish it, and mount ORIGIN@NAME with --join on every node")
+}
+
+fn nothing_to_take_over() -> Failure {
+    Failure::usage("only a volume that is mounted for writing can take its origin over")
+        .next("leave --take-over out, or mount a volume's folder without -o ro")
 }
 
 fn nothing_to_follow() -> Failure {

@@ -1,25 +1,27 @@
 //! `covey restore`: a published tree becomes a volume that can be written to, with the same origin.
 //!
-//! The old volume must not go on: two that store to one origin would delete each other's blobs. So the new one becomes the owner of
-//! the origin, which the old one notices before it deletes anything; and where it cannot be seen that the old one is gone, the
-//! person who restores has to say so.
+//! The old volume must not go on: two that store to one origin would delete each other's blobs. So the new one claims the origin, which the old one
+//! notices within seconds; one that was not seen to end is waited for ([`SETTLE`]). Where it cannot be seen that the old one is gone, the person
+//! who restores has to say so.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blob::{BlobSource, Origin};
-use meta::{MetaStore, Sqlite};
+use meta::Sqlite;
 use origin::Access;
+use origin::claim::{Kind, SETTLE};
 use serde::Serialize;
-use tree::root::{self, Root, hex};
+use tree::root::{Root, hex};
 use tree::{Owner, Tree, TreeError};
 
+use crate::claim::Writer;
 use crate::control::Tick;
 use crate::error::{Failure, Result};
 use crate::frozen::{Named, Reach};
 use crate::node;
 use crate::origins;
-use crate::publish::{self, Publisher, failure, host};
+use crate::publish::{self, Publisher, host};
 use crate::table::{bytes, count};
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
@@ -163,39 +165,32 @@ impl Restore<'_> {
             true
         });
         let rows = rows.map_err(failed)?;
-        self.hold_published(&store)?;
-        drop(store);
-        node::make_journal(dir, self.origin.clone())?;
+        let writer = Writer::restored(dir, self.origin.clone());
+        let before = writer.restore()?;
         let me = Publisher::make(dir)?;
         let (note, key) = (publish::place_of(dir), me.signer()?.key());
         let owner = self.owner.clone();
         let owner = owner.hand_over(&**self.origin, me.owner().unwrap_or_default(), note, key);
         let owner = owner.map_err(failed)?;
-        if self.wait {
-            // By then an old daemon has looked, and deletes no more.
+        // Without a claim it is not known whether the old volume was closed; it was made by an earlier program, or never opened.
+        if before.as_ref().is_some_and(|before| before.kind != Kind::Closed)
+            || (before.is_none() && self.wait)
+        {
             tick(Tick { done: of, of, what: "waiting until the old volume has noticed".to_owned() });
-            std::thread::sleep(publish::LOOK + publish::LOOK / 2);
+            std::thread::sleep(SETTLE);
         }
-        // Until it noticed, the old volume may have taken away what this one was made of.
-        Root::read(&**self.origin, &self.named.name, None).map_err(failed)?;
+        // Until it noticed, the old volume may have published again, or taken away what this one was made of.
+        let now = Root::read(&**self.origin, &self.named.name, None).map_err(failed)?;
+        if now.top != self.root.top {
+            return Err(Failure::new("changed", format!("{} was published again meanwhile", self.named))
+                .why("the volume that was restored would not be the newest")
+                .next("run the same command again"));
+        }
+        writer.hold_published(&store)?;
+        drop(store);
+        node::make_journal(dir, self.origin.clone())?;
+        // Nobody writes until it is mounted.
+        writer.close();
         Ok((rows, owner.generation))
-    }
-
-    /// What is published stays published: the new volume must not delete what only a tree needs.
-    fn hold_published(&self, store: &dyn MetaStore) -> Result<()> {
-        let list = root::names(&**self.origin).map_err(|error| self.named.failure(error))?;
-        for name in list {
-            let blobs = Root::read(&**self.origin, &name, None).and_then(|root| {
-                let source: Arc<dyn BlobSource> = self.origin.clone();
-                Tree::new(source, &root).blobs()
-            });
-            let held = blobs.and_then(|blobs| tree::restore::hold(store, &name, &blobs));
-            held.map_err(|error| {
-                failure(format!("what is published as {name} cannot be kept"), error).next(format!(
-                    "if it is not wanted, remove its record, published/{name}, from the origin"
-                ))
-            })?;
-        }
-        Ok(())
     }
 }

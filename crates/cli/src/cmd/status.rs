@@ -118,6 +118,7 @@ fn text(status: &Status, verbose: bool) -> String {
     } else {
         volume_rows(&mut pairs, status);
     }
+    status.claim.iter().for_each(|claim| claim.rows(&mut pairs));
     match &status.far {
         Some(far) if status.kind() == Kind::Tree => far::rows_of_reading(&mut pairs, far),
         Some(far) => far::rows(&mut pairs, far),

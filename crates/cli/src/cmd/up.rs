@@ -65,8 +65,16 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         term.say(format_args!("Made the mountpoint {}.", mountpoint.display()));
     }
     let (transport, shown) = (args.transport.clone(), args.shown.clone());
-    let plan =
-        Plan { source, mountpoint, options, transport, status_line: true, shown, every: Every::never() };
+    let plan = Plan {
+        source,
+        mountpoint,
+        options,
+        transport,
+        status_line: true,
+        shown,
+        every: Every::never(),
+        take_over: false,
+    };
     if args.background { daemon::in_background(&plan, term) } else { daemon::run(plan, None, term) }
 }
 

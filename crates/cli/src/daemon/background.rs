@@ -133,6 +133,7 @@ fn command(plan: &Plan) -> Result<Command> {
         command.arg("--metrics-public");
     }
     command.args(plan.every.to_args());
+    command.args(plan.take_over.then_some("--take-over"));
     if let Source::Published(tree) = &plan.source {
         command.args(tree.to_args());
     }

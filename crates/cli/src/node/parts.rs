@@ -11,14 +11,14 @@ use fs::volume::{FormatRequest, Parts, Volume};
 use meta::journal::Recovered;
 use meta::journal::damage::Damage;
 use meta::{Journal, MetaStore};
-use origin::{Access, Spec};
+use origin::{Access, Folder, Spec};
 
 use super::{NodeOptions, open_failure};
+use crate::claim::Writer;
 use crate::error::{Context, Result};
 use crate::far::Far;
 use crate::log;
-use crate::origins::{origin_failure, spec};
-use crate::publish;
+use crate::origins::{of_volume, origin_failure, spec};
 use crate::volume_dir::{Holder, Lock, VolumeDir};
 
 /// A new volume is its maker's.
@@ -49,21 +49,14 @@ pub struct Opened {
     pub far: Option<Far>,
     /// What opening found in the log.
     pub recovered: Recovered,
+    /// The claim on the origin, if the volume is opened for writing.
+    pub writer: Option<Writer>,
 }
 
 /// An origin, and what is before it if it is far away.
 enum Side {
-    Near(Arc<dyn Origin>),
+    Near(Arc<dyn Origin>, Option<Writer>),
     Far(Far),
-}
-
-impl Side {
-    fn origin(&self) -> Arc<dyn Origin> {
-        match self {
-            Side::Near(origin) => origin.clone(),
-            Side::Far(far) => far.origin(),
-        }
-    }
 }
 
 /// Opens them.
@@ -71,17 +64,24 @@ pub fn folder_parts(dir: &VolumeDir, options: &NodeOptions) -> Result<Opened> {
     let read_only = options.read_only || options.frozen;
     let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
     let side = match spec(dir)? {
-        Spec::Remote(spec) => Side::Far(Far::open(dir, &spec, read_only, &options.far)?),
-        spec => Side::Near(spec.open(access).map_err(origin_failure)?),
+        Spec::Remote(spec) => Side::Far(Far::open(dir, &spec, options)?),
+        Spec::Folder(folder) if !read_only => {
+            let folder = Folder::open(&folder, access).map_err(|error| of_volume(dir, error))?;
+            let writer = Writer::near(dir, folder, options.take_over)?;
+            writer.open()?;
+            Side::Near(writer.origin(), Some(writer))
+        }
+        spec => Side::Near(spec.open(access).map_err(origin_failure)?, None),
     };
-    if !read_only {
-        publish::check_owner(dir, &*side.origin())?;
-    }
     if !read_only {
         // Before anything is written that a program of before does not know.
         dir.upgrade()?;
     }
-    with_journal(dir, side, options.commit, options.salvage.clone())
+    let opened = with_journal(dir, side, options.commit, options.salvage.clone())?;
+    if let Some(writer) = &opened.writer {
+        writer.try_to_hold_published(&*opened.parts.store);
+    }
+    Ok(opened)
 }
 
 fn with_journal(
@@ -91,9 +91,9 @@ fn with_journal(
     salvage: Option<PathBuf>,
 ) -> Result<Opened> {
     let open = dir.open_packs();
-    let (origin, far) = match side {
-        Side::Near(origin) => (origin, None),
-        Side::Far(far) => (far.origin(), Some(far)),
+    let (origin, writer, far) = match side {
+        Side::Near(origin, writer) => (origin, writer, None),
+        Side::Far(far) => (far.origin(), far.writer().cloned(), Some(far)),
     };
     let packs = DiskPacks::open(&open, origin.clone()).at("open", &open)?;
     let packs: Arc<dyn PackStore> = match &far {
@@ -107,21 +107,33 @@ fn with_journal(
         log::warn(&line);
     }
     let journal = Arc::new(journal);
-    Ok(Opened { parts: parts(journal.clone(), packs, origin), journal, far, recovered })
+    Ok(Opened { parts: parts(journal.clone(), packs, origin), journal, far, recovered, writer })
 }
 
 /// Makes the log of a volume whose names are there already.
 pub fn make_journal(dir: &VolumeDir, origin: Arc<dyn Origin>) -> Result<()> {
-    let Opened { journal, .. } = with_journal(dir, Side::Near(origin), Duration::from_secs(1), None)?;
+    let Opened { journal, .. } = with_journal(dir, Side::Near(origin, None), Duration::from_secs(1), None)?;
     journal.close().map_err(|error| open_failure(dir.path(), OpenError::Store(error)))
+}
+
+/// Opens the names of a volume over an origin that is only looked at. The volume's lock is held by the caller.
+pub fn open_names(dir: &VolumeDir, origin: Arc<dyn Origin>) -> Result<Arc<Journal>> {
+    Ok(with_journal(dir, Side::Near(origin, None), Duration::from_secs(1), None)?.journal)
 }
 
 /// Fills a new volume's folder: origin, names.
 pub fn fill(dir: &VolumeDir) -> Result<()> {
-    let side = match spec(dir)? {
-        Spec::Remote(spec) => Side::Far(Far::format(dir, &spec)?),
-        spec => Side::Near(spec.format().map_err(origin_failure)?),
+    let id = &dir.format().id;
+    let spec = spec(dir)?;
+    let side = match &spec {
+        Spec::Remote(spec) => Side::Far(Far::format(dir, spec)?),
+        spec => Side::Near(spec.format(id).map_err(origin_failure)?, None),
     };
+    // A marker whose volume came to nothing would be in the way of the next attempt.
+    fill_names(dir, side).inspect_err(|_| spec.folder().into_iter().for_each(Folder::unmake))
+}
+
+fn fill_names(dir: &VolumeDir, side: Side) -> Result<()> {
     let Opened { parts, journal, far, .. } = with_journal(dir, side, Duration::from_secs(1), None)?;
     let id = id_bytes(&dir.format().id);
     let request = FormatRequest { id, ..format_request() };
@@ -144,6 +156,8 @@ pub struct Bare {
     pub journal: Arc<Journal>,
     /// What was lost of its log, if that was salvaged.
     pub damage: Option<Damage>,
+    /// The claim on the origin, where it is to be changed.
+    pub writer: Option<Writer>,
     far: Option<Far>,
     _lock: Lock,
 }
@@ -151,6 +165,7 @@ pub struct Bare {
 impl Drop for Bare {
     fn drop(&mut self) {
         self.far.iter().for_each(Far::close);
+        self.writer.iter().for_each(Writer::close);
     }
 }
 
@@ -163,8 +178,8 @@ pub fn open_bare(
 ) -> Result<Bare> {
     let lock = dir.lock(&Holder { pid: std::process::id(), does: does.to_owned(), mountpoint: None })?;
     let options = NodeOptions { read_only, salvage, ..NodeOptions::writing(does) };
-    let Opened { parts, journal, far, recovered } = folder_parts(dir, &options)?;
-    Ok(Bare { parts, journal, damage: recovered.damage, far, _lock: lock })
+    let Opened { parts, journal, far, recovered, writer } = folder_parts(dir, &options)?;
+    Ok(Bare { parts, journal, damage: recovered.damage, writer, far, _lock: lock })
 }
 
 /// What a crash had left, in one line; nothing after an orderly end.

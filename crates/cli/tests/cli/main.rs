@@ -2,6 +2,7 @@
 
 mod benches;
 mod bundles;
+mod claims;
 mod corpora;
 mod errors;
 mod exports;

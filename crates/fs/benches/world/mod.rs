@@ -64,7 +64,7 @@ fn parts(folder: &Path) -> (Parts, Arc<Journal>) {
 impl World {
     pub fn new() -> World {
         let folder = tempfile::Builder::new().prefix("covey-bench-").tempdir().unwrap();
-        origin::Folder::format(&folder.path().join("blobs")).unwrap();
+        origin::Folder::format(&folder.path().join("blobs"), "of-a-test").unwrap();
         std::fs::create_dir(folder.path().join("meta")).unwrap();
         let (parts, journal) = parts(folder.path());
         Volume::format(&parts, &FormatRequest::default()).unwrap();

@@ -35,7 +35,7 @@ impl Volume {
     /// # Errors
     /// `EROFS`; or what could not be read, written or deleted.
     pub fn collect(&self, progress: &mut dyn FnMut(Collected)) -> Result<Collected, Errno> {
-        if self.core.options.read_only {
+        if self.core.is_read_only() {
             return Err(Errno::EROFS);
         }
         let done = self.core.collect(progress);

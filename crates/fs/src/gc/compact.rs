@@ -38,7 +38,7 @@ impl Core {
     pub(crate) fn may_copy(&self) -> bool {
         let room = |space: blob::Space| space.available > crate::space::floor(space.total) / 2 + 4 * MIB;
         // What is moved has to be stored anew, behind what waits for the origin already.
-        !self.options.read_only && self.options.gate.is_open() && self.parts.packs.space().is_ok_and(room)
+        !self.is_read_only() && self.options.gate.is_open() && self.parts.packs.space().is_ok_and(room)
     }
 
     /// Compacts while there is too much dead, for a while; then a little of what is half dead, if nobody writes; then merges small packs.

@@ -70,6 +70,8 @@ impl Core {
         if self.publishing.is_paused() {
             return Ok(false);
         }
+        // Before the row goes as well: while it is not known whose the origin is, what is held stays so.
+        self.may_delete()?;
         let key = Key::held(blob, tree);
         let mut commit = Commit::default();
         commit.checks.push((key.clone(), Expect::Is(row.encode())));

@@ -298,6 +298,10 @@ impl Core {
 
     /// The end of a volume: what is closed is sealed, what waits is done, everything is flushed.
     pub(crate) fn finish(&self) -> Result<(), Error> {
+        if self.is_read_only() {
+            // The origin is another writer's: open packs stay open, and what waits to be deleted stays.
+            return self.flush();
+        }
         let sealed = self.seal_all();
         let swept = self.sweep_round(false);
         self.flush()?;

@@ -109,7 +109,7 @@ impl Core {
 
     /// What reading a file, a listing or a link does to its access time, as the mount's options say.
     pub(crate) fn touch_if_relative(&self, ino: Ino, record: &InodeRecord) {
-        if self.options.atime == Atime::Relative && !self.options.read_only {
+        if self.options.atime == Atime::Relative && !self.is_read_only() {
             self.touch_relative(ino, record, base::time::now());
         }
     }

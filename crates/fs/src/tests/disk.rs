@@ -16,7 +16,7 @@ struct Disk {
 impl Disk {
     fn new() -> Disk {
         let disk = Disk { dir: tempfile::tempdir().unwrap() };
-        origin::Folder::format(&disk.path().join("blobs")).unwrap();
+        origin::Folder::format(&disk.path().join("blobs"), "of-a-test").unwrap();
         std::fs::create_dir(disk.path().join("meta")).unwrap();
         let (parts, journal) = disk.parts();
         Volume::format(&parts, &FormatRequest::default()).unwrap();

@@ -16,7 +16,7 @@ use object_store::{Attribute, Attributes, ObjectStoreExt, PutMode, PutOptions, P
 
 use super::engine::{Call, Engine, Failed, MAKER, What};
 use super::fault::{Fault, Mistake};
-use super::{MARKER_HOLDS, Remote};
+use super::{MARKER_HOLDS, OPENING, Remote};
 use crate::OriginError;
 
 const MARKER_LINE: &str = "covey origin 2";
@@ -110,36 +110,67 @@ impl Remote {
             listed.map_err(|failed| self.origin_error(&failed))?;
             return Err(self.refuse(
                 Mistake::NotAnOrigin,
-                "there is no origin here (no object covey-origin): correct the URL; a new volume's origin is made by `covey format`",
+                "there is no origin here (no object covey-origin)",
+                "correct the URL; a new volume's origin is made by `covey format`",
             ));
         };
-        let text = String::from_utf8_lossy(&marker);
-        let mut lines = text.lines();
-        let first = lines.next().unwrap_or("");
-        if first != MARKER_LINE {
-            let what = match first.strip_prefix("covey origin ") {
-                Some(_) if first == EARLIER => {
-                    "the origin was made by an earlier covey, which laid blobs out in another way: read it with that version, and write what is in it \
-                     to a new place"
-                }
-                Some(_) => "the origin was made by a newer covey: use that version or a later one",
-                None => "the object covey-origin is not covey's: choose another prefix",
-            };
-            return Err(self.refuse(Mistake::NotAnOrigin, what));
-        }
+        let volume =
+            volume_of(&marker).map_err(|(what, next)| self.refuse(Mistake::NotAnOrigin, what, next))?;
         *self.marker_seen.lock() = Some(base::time::monotonic());
-        let volume = lines.find_map(|line| line.strip_prefix("volume "));
-        Ok(volume.unwrap_or("").to_owned())
+        Ok(volume)
+    }
+
+    /// Reads the marker afresh, and compares whose it is.
+    pub(super) fn look_at_marker(&self) -> Result<Option<String>, BlobError> {
+        let wrong = |what: &str| Ok(Some(format!("{}: {what}", self.spec)));
+        let call = self.call(What::Small);
+        let found =
+            self.read_object(Call { deadline: call.deadline.min(OPENING), ..call }, self.layout.marker());
+        let Some(marker) = found.map_err(|failed| self.unavailable(&failed))? else {
+            *self.marker_seen.lock() = None;
+            return wrong(
+                "the origin is gone (it holds no covey-origin any more): bring the bucket back under this name, or, if the object alone was lost, \
+                 unmount and make it anew: covey origin mark VOLUME",
+            );
+        };
+        match volume_of(&marker) {
+            Ok(volume) if volume == self.volume => {
+                *self.marker_seen.lock() = Some(base::time::monotonic());
+                Ok(None)
+            }
+            Ok(volume) => wrong(&format!(
+                "the origin belongs to another volume now, {volume}: check the bucket and the prefix"
+            )),
+            Err((what, next)) => wrong(&format!("{what}: {next}")),
+        }
+    }
+
+    /// Makes the marker of an origin that has lost it; false if it is there. What else is there has been looked at by the caller.
+    ///
+    /// # Errors
+    /// [`OriginError::Remote`]: what is wrong, or that another volume's marker is there.
+    pub fn mark(&self) -> Result<bool, OriginError> {
+        let text = format!("{MARKER_LINE}\nvolume {}\n", self.volume);
+        let made = self.create_object(self.opening(What::Store), self.layout.marker(), text.as_bytes());
+        let made = made.map_err(|failed| self.origin_error(&failed))?;
+        let found = self.read_marker()?;
+        if found == self.volume {
+            return Ok(made);
+        }
+        let what = format!("another volume's origin is here ({found})");
+        Err(self.refuse(Mistake::Taken, &what, "check the bucket and the prefix"))
     }
 
     /// Writes the marker, where nothing is yet.
     pub(super) fn make_marker(&self, volume: &str) -> Result<(), OriginError> {
-        let taken = "another volume's origin is here already: choose another prefix (or, if a `covey format` was cut short and \
-                     nothing uses it, remove the object covey-origin)";
+        let taken = || {
+            let next = "choose another prefix (or, if a `covey format` was cut short and nothing uses it, remove the object covey-origin)";
+            self.refuse(Mistake::Taken, "another volume's origin is here already", next)
+        };
         let marker = self.layout.marker();
         let found = self.read_object(self.opening(What::Small), marker.clone());
         if found.map_err(|failed| self.origin_error(&failed))?.is_some() {
-            return Err(self.refuse(Mistake::Taken, taken));
+            return Err(taken());
         }
         let (root, mut others) = (self.layout.root(), false);
         let listed = self.list_with(self.opening(What::Other), root.as_ref(), &mut |_| {
@@ -148,28 +179,30 @@ impl Remote {
         });
         listed.map_err(|failed| self.origin_error(&failed))?;
         if others {
-            let what = "other objects are here: give the origin a prefix of its own, like s3://BUCKET/PREFIX";
-            return Err(self.refuse(Mistake::Taken, what));
+            let next = "give the origin a prefix of its own, like s3://BUCKET/PREFIX";
+            return Err(self.refuse(Mistake::Taken, "other objects are here", next));
         }
         let text = format!("{MARKER_LINE}\nvolume {volume}\n");
         let made = self.create_object(self.opening(What::Store), marker, text.as_bytes());
         if !made.map_err(|failed| self.origin_error(&failed))? {
-            return Err(self.refuse(Mistake::Taken, taken));
+            return Err(taken());
         }
         // That it can be read shows that the keys may read, and that what answers keeps what it is given.
         let found = self.read_marker()?;
-        if found == volume { Ok(()) } else { Err(self.refuse(Mistake::Taken, taken)) }
+        if found == volume { Ok(()) } else { Err(taken()) }
     }
 
-    fn refuse(&self, mistake: Mistake, what: &str) -> OriginError {
-        OriginError::Remote { origin: self.spec.to_string(), mistake, what: what.to_owned() }
+    fn refuse(&self, mistake: Mistake, what: &str, next: &str) -> OriginError {
+        let (what, next) = (what.to_owned(), Some(next.to_owned()));
+        OriginError::Remote { origin: self.spec.to_string(), mistake, what, next }
     }
 
+    /// Past any cache on the way: what is read by name decides who may write.
     fn read_object(&self, call: Call, key: Path) -> Result<Option<Vec<u8>>, Failed> {
         let engine = Arc::clone(&self.engine);
         let got = self.wait(async move {
             let (engine, key) = (&engine, &key);
-            engine.run(call, |_| engine.get(key, None, false, RECORD_MAX as u64)).await
+            engine.run(call, |_| engine.get(key, None, true, RECORD_MAX as u64)).await
         });
         match got {
             Ok(got) if got.bytes.len() as u64 == got.total => Ok(Some(got.bytes.to_vec())),
@@ -187,6 +220,24 @@ impl Remote {
         let maker = format!("{:016x}", base::random::u64());
         self.wait(async move { create(&engine, call, &key, &bytes, &maker).await })
     }
+}
+
+/// Whose a marker says that the origin is.
+fn volume_of(marker: &[u8]) -> Result<String, (&'static str, &'static str)> {
+    let text = String::from_utf8_lossy(marker);
+    let mut lines = text.lines();
+    let first = lines.next().unwrap_or("");
+    if first == MARKER_LINE {
+        return Ok(lines.find_map(|line| line.strip_prefix("volume ")).unwrap_or("").to_owned());
+    }
+    Err(match first.strip_prefix("covey origin ") {
+        Some(_) if first == EARLIER => (
+            "the origin was made by an earlier covey, which laid blobs out in another way",
+            "read it with that version, and write what is in it to a new place",
+        ),
+        Some(_) => ("the origin was made by a newer covey", "use that version or a later one"),
+        None => ("the object covey-origin is not covey's", "choose another prefix"),
+    })
 }
 
 async fn put(

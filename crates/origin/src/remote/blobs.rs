@@ -16,8 +16,9 @@ use std::time::Duration;
 use base::BlobId;
 use base::phase::{self, Phase};
 use base::size::{BLOB_MAX, GROUP};
+use base::time::BootTime;
 use blob::folder::past_end;
-use blob::source::Onto;
+use blob::source::{Onto, too_late};
 use blob::{BlobError, BlobSource, Buffer, Origin, Part, Sums};
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -28,7 +29,7 @@ use object_store::{GetRange, ObjectMeta, ObjectStoreExt, PutOptions, PutPayload}
 use parking_lot::Mutex;
 
 use super::Remote;
-use super::engine::{Call, Engine, Failed, Got, TAKERS, Taker, Takers, What, wait_before};
+use super::engine::{Call, Engine, Failed, Got, TAKERS, Taker, Takers, UNTIL, What, wait_before};
 use super::fault::Fault;
 use super::layout::{HEAD, OBJECT_MAX, blob_size, head_of, sums_in};
 
@@ -92,12 +93,39 @@ impl Origin for Remote {
     }
 
     fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.remove_many(std::slice::from_ref(id), BootTime::NEVER)
+    }
+
+    /// By requests that remove a thousand where the store has them.
+    fn remove_many(&self, ids: &[BlobId], until: BootTime) -> Result<(), BlobError> {
         let _phase = phase::enter(Phase::Origin);
         self.writable()?;
-        self.recent.forget(id);
-        let (engine, call, key) = (Arc::clone(&self.engine), self.call(What::Other), self.layout.blob(id));
-        let removed = self.wait(async move { remove_one(&engine, call, &key).await });
-        removed.map_err(|failed| self.unavailable(&failed))
+        for ids in ids.chunks(REMOVED_AT_ONCE) {
+            ids.iter().for_each(|id| self.recent.forget(id));
+            let keys: Vec<Path> = ids.iter().map(|id| self.layout.blob(id)).collect();
+            let (engine, call) = (Arc::clone(&self.engine), self.call(What::Other));
+            let left = until.since(base::time::boot());
+            if left.is_zero() {
+                return Err(too_late());
+            }
+            let call = Call { deadline: call.deadline.min(left), one: call.one.min(left), ..call };
+            let removed = self.wait(UNTIL.scope(until, async move {
+                match &*keys {
+                    [key] => remove_one(&engine, call, key).await,
+                    _ => remove_all(&engine, call, keys).await,
+                }
+            }));
+            removed.map_err(|failed| match base::time::boot() < until {
+                true => self.unavailable(&failed),
+                false => too_late(),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn look(&self) -> Result<Option<String>, BlobError> {
+        let _phase = phase::enter(Phase::Origin);
+        self.look_at_marker()
     }
 
     fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
@@ -151,23 +179,6 @@ impl Origin for Remote {
 }
 
 impl Remote {
-    /// Removes many blobs, by requests that remove a thousand where the store has them; those that are not there are no error.
-    ///
-    /// # Errors
-    /// See [`BlobError`]; some may be removed then.
-    pub fn remove_many(&self, ids: &[BlobId]) -> Result<(), BlobError> {
-        let _phase = phase::enter(Phase::Origin);
-        self.writable()?;
-        for ids in ids.chunks(REMOVED_AT_ONCE) {
-            ids.iter().for_each(|id| self.recent.forget(id));
-            let keys: Vec<Path> = ids.iter().map(|id| self.layout.blob(id)).collect();
-            let (engine, call) = (Arc::clone(&self.engine), self.call(What::Other));
-            let removed = self.wait(async move { remove_all(&engine, call, keys).await });
-            removed.map_err(|failed| self.unavailable(&failed))?;
-        }
-        Ok(())
-    }
-
     /// What a failed call about a blob means.
     pub(super) fn explain(&self, id: &BlobId, failed: &Failed) -> BlobError {
         if !failed.fault.is_missing() {

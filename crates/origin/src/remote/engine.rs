@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use base::time::BootTime;
 use blob::Buffer;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
@@ -54,6 +55,8 @@ tokio::task_local! {
     static CAME: Came;
     /// For the GETs that this task makes, if anybody wants their bodies before they end.
     pub(crate) static TAKERS: Takers;
+    /// No request of this task is sent after this moment.
+    pub(crate) static UNTIL: BootTime;
 }
 
 /// What kind of call it is.

@@ -11,6 +11,7 @@
 mod tests;
 
 use std::error::Error;
+use std::fmt;
 use std::time::Duration;
 
 use super::spec::{RemoteSpec, Store, host_of};
@@ -97,12 +98,22 @@ pub(crate) enum Fault {
     /// An answer that makes no sense.
     #[error("an answer that makes no sense: {0}")]
     Odd(String),
-    /// No keys were found.
-    #[error("{0}")]
-    NoKeys(String),
+    /// No keys were found, or the environment names the place wrongly.
+    #[error("{what}: {next}")]
+    NoKeys { what: String, next: String },
 }
 
 impl Fault {
+    /// No usable keys: what was found instead, and what to do.
+    pub(crate) fn no_keys(what: impl Into<String>, next: impl Into<String>) -> Fault {
+        Fault::NoKeys { what: what.into(), next: next.into() }
+    }
+
+    /// The same from an error of the `object_store` crate's builders, which says what is wrong with the environment.
+    pub(crate) fn unfit(error: &object_store::Error) -> Fault {
+        Fault::no_keys(first_words(&error.to_string(), 160), "correct that in the environment")
+    }
+
     /// The fault inside an error of the `object_store` crate.
     pub(crate) fn of(error: &object_store::Error) -> Fault {
         let mut at: Option<&(dyn Error + 'static)> = Some(error);
@@ -170,7 +181,7 @@ impl Fault {
             Fault::Unreached { how, .. } => *how != Unreached::Tls,
             // Some stores answer nonsense while they start or fail; more than twice is no accident.
             Fault::Odd(_) => doubtful < 3,
-            Fault::NoKeys(_) => false,
+            Fault::NoKeys { .. } => false,
             Fault::Refused(refused) => match refused.status {
                 408 | 425 | 429 | 500 | 502 | 503 | 504 => !refused.page || doubtful < 3,
                 409 => doubtful < 6,
@@ -203,7 +214,7 @@ pub(crate) struct About<'a> {
 /// The mistake that a fault shows.
 pub(crate) fn mistake_of(fault: &Fault) -> Mistake {
     let refused = match fault {
-        Fault::NoKeys(_) => return Mistake::NoKeys,
+        Fault::NoKeys { .. } => return Mistake::NoKeys,
         Fault::Unreached { how: Unreached::Tls, .. } => return Mistake::Tls,
         Fault::Unreached { host, .. } if host.starts_with("169.254.") => return Mistake::NoKeys,
         Fault::Unreached { .. } => return Mistake::Endpoint,
@@ -242,8 +253,31 @@ pub(crate) fn mistake_of(fault: &Fault) -> Mistake {
     }
 }
 
-/// The fault as one line that names the mistake and what to do.
-pub(crate) fn explain(fault: &Fault, about: &About) -> String {
+/// A fault in words: what happened, and what to do about it where that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Explained {
+    pub(crate) what: String,
+    pub(crate) next: Option<String>,
+}
+
+impl fmt::Display for Explained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)?;
+        match &self.next {
+            Some(next) => write!(f, ": {next}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl From<String> for Explained {
+    fn from(what: String) -> Explained {
+        Explained { what, next: None }
+    }
+}
+
+/// Names the mistake and what to do, in one line.
+pub(crate) fn explain(fault: &Fault, about: &About) -> Explained {
     let spec = about.spec;
     let place = spec.endpoint.as_deref().unwrap_or(match spec.store {
         Store::S3 => "Amazon S3",
@@ -256,45 +290,56 @@ pub(crate) fn explain(fault: &Fault, about: &About) -> String {
         Fault::Refused(refused) => refused.code.clone(),
         _ => String::new(),
     };
-    match mistake_of(fault) {
-        Mistake::NoKeys => match fault {
-            Fault::NoKeys(what) => what.clone(),
-            _ => format!(
-                "no keys could be had from {keys} ({}): set up that, or give keys by the environment",
-                said(fault)
+    let (what, next) = match mistake_of(fault) {
+        Mistake::NoKeys => return no_keys(fault, keys),
+        Mistake::AccessKey => {
+            (format!("{place} does not know the access key ({code})"), format!("check {keys}"))
+        }
+        Mistake::Secret => (
+            format!("the secret key does not belong to the access key ({code})"),
+            format!("check the secret beside {keys}"),
+        ),
+        Mistake::Expired => (
+            format!("the session token has expired or is not valid ({code})"),
+            format!("renew it; the keys are from {keys}"),
+        ),
+        Mistake::Denied => (
+            format!("access denied ({code})"),
+            format!("allow the keys from {keys} to get, put, delete and list objects of {bucket}"),
+        ),
+        Mistake::Bucket => (
+            format!("there is no bucket {bucket} at {place} ({code})"),
+            "make it first, or correct the URL".to_owned(),
+        ),
+        Mistake::Region => return wrong_region(fault, spec, &code),
+        Mistake::Clock => (
+            format!("this machine's clock differs too much from the store's ({code})"),
+            "set it, for example with timedatectl set-ntp true".to_owned(),
+        ),
+        Mistake::Full => return format!("the store has no room left ({code})").into(),
+        Mistake::NotAStore => (
+            format!(
+                "{} does not answer as an object store does ({})",
+                endpoint_or(place),
+                if code.is_empty() { fault.to_string() } else { code }
             ),
-        },
-        Mistake::AccessKey => format!("{place} does not know the access key ({code}): check {keys}"),
-        Mistake::Secret => {
-            format!(
-                "the secret key does not belong to the access key ({code}): check the secret beside {keys}"
-            )
-        }
-        Mistake::Expired => {
-            format!(
-                "the session token has expired or is not valid ({code}): renew it; the keys are from {keys}"
-            )
-        }
-        Mistake::Denied => format!(
-            "access denied ({code}): the keys from {keys} must be allowed to get, put, delete and list objects of {bucket}"
+            "check the endpoint (a console for people often has another port)".to_owned(),
         ),
-        Mistake::Bucket => {
-            format!("there is no bucket {bucket} at {place} ({code}): make it first, or correct the URL")
-        }
-        Mistake::Region => wrong_region(fault, spec, &code),
-        Mistake::Clock => format!(
-            "this machine's clock differs too much from the store's ({code}): set it, for example with timedatectl set-ntp true"
-        ),
-        Mistake::Full => format!("the store has no room left ({code})"),
-        Mistake::NotAStore => format!(
-            "{} does not answer as an object store does ({}): check the endpoint (a console for people often has another port)",
-            endpoint_or(place),
-            if code.is_empty() { fault.to_string() } else { code }
-        ),
-        Mistake::Tls => tls(fault),
-        Mistake::Endpoint => unreached(fault),
-        Mistake::Busy => format!("{place} does not serve the request: {}", said(fault)),
-        _ => format!("{place} refuses the request: {}", said(fault)),
+        Mistake::Tls => return tls(fault),
+        Mistake::Endpoint => return unreached(fault),
+        Mistake::Busy => return format!("{place} does not serve the request: {}", said(fault)).into(),
+        _ => return format!("{place} refuses the request: {}", said(fault)).into(),
+    };
+    Explained { what, next: Some(next) }
+}
+
+fn no_keys(fault: &Fault, keys: &str) -> Explained {
+    if let Fault::NoKeys { what, next } = fault {
+        return Explained { what: what.clone(), next: Some(next.clone()) };
+    }
+    Explained {
+        what: format!("no keys could be had from {keys} ({})", said(fault)),
+        next: Some("set up that, or give keys by the environment".to_owned()),
     }
 }
 
@@ -312,44 +357,46 @@ fn said(fault: &Fault) -> String {
     }
 }
 
-fn wrong_region(fault: &Fault, spec: &RemoteSpec, code: &str) -> String {
+fn wrong_region(fault: &Fault, spec: &RemoteSpec, code: &str) -> Explained {
     let right = match fault {
         Fault::Refused(refused) => refused.region.as_deref(),
         _ => None,
     };
     let used = spec.region.as_deref().unwrap_or("us-east-1");
     match right {
-        Some(right) if right != used => {
-            format!(
-                "the bucket {} is in the region {right}, not in {used} ({code}): use --region {right}",
-                spec.bucket
-            )
-        }
-        _ => format!(
-            "the bucket {} is not in the region {used} ({code}): name the right one with --region",
-            spec.bucket
+        Some(right) if right != used => Explained {
+            what: format!("the bucket {} is in the region {right}, not in {used} ({code})", spec.bucket),
+            next: Some(format!("use --region {right}")),
+        },
+        _ => Explained {
+            what: format!("the bucket {} is not in the region {used} ({code})", spec.bucket),
+            next: Some("name the right one with --region".to_owned()),
+        },
+    }
+}
+
+fn tls(fault: &Fault) -> Explained {
+    let Fault::Unreached { host, what, .. } = fault else { return fault.to_string().into() };
+    Explained {
+        what: format!("there is no TLS connection to {host} ({what})"),
+        next: Some(
+            "name the store's CA in SSL_CERT_FILE, or write http:// if it does not speak TLS".to_owned(),
         ),
     }
 }
 
-fn tls(fault: &Fault) -> String {
-    let Fault::Unreached { host, what, .. } = fault else { return fault.to_string() };
-    format!(
-        "TLS with {host} does not come about ({what}): name the store's CA in SSL_CERT_FILE, or write http:// if it speaks no TLS"
-    )
-}
-
-fn unreached(fault: &Fault) -> String {
-    let Fault::Unreached { how, host, what } = fault else { return fault.to_string() };
-    match how {
+fn unreached(fault: &Fault) -> Explained {
+    let Fault::Unreached { how, host, what } = fault else { return fault.to_string().into() };
+    let (what, next) = match how {
         Unreached::Name => {
-            format!("the name {host} leads nowhere ({what}): check the endpoint and the network")
+            (format!("the name {host} has no address ({what})"), "check the endpoint and the network")
         }
         Unreached::Refused => {
-            format!("nothing listens at {host} ({what}): check the endpoint, or start the store")
+            (format!("nothing listens at {host} ({what})"), "check the endpoint, or start the store")
         }
-        _ => format!("{host} cannot be reached ({what}): check the endpoint and the network"),
-    }
+        _ => (format!("{host} cannot be reached ({what})"), "check the endpoint and the network"),
+    };
+    Explained { what, next: Some(next.to_owned()) }
 }
 
 /// What an error answer says, from its body and headers. `scrub` takes keys out.

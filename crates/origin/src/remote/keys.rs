@@ -82,17 +82,15 @@ pub(crate) fn profile(environment: &Environment) -> Result<Profile, Fault> {
     }
     if named && !seen {
         let files: Vec<String> = files.iter().flatten().map(|file| file.display().to_string()).collect();
-        return Err(Fault::NoKeys(format!(
-            "there is no profile {name} (AWS_PROFILE) in {}: correct the name, or add the profile",
-            files.join(" or ")
-        )));
+        let what = format!("there is no profile {name} (AWS_PROFILE) in {}", files.join(" or "));
+        return Err(Fault::no_keys(what, "correct the name, or add the profile"));
     }
     Ok(found)
 }
 
 fn read(file: &Path, name: &str) -> Result<Option<std::collections::BTreeMap<String, String>>, Fault> {
     read_profile(file, name).map_err(|error| {
-        Fault::NoKeys(format!("{} cannot be read ({error}): make it readable", file.display()))
+        Fault::no_keys(format!("{} cannot be read ({error})", file.display()), "make it readable")
     })
 }
 
@@ -141,7 +139,7 @@ impl Keys {
         if !off && listens(metadata) {
             return Ok(keys(Source::Instance, None));
         }
-        Err(Fault::NoKeys(nowhere(environment, off)))
+        Err(Fault::no_keys(nowhere(environment, off), "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"))
     }
 
     /// What gives the keys to requests; none where `object_store` gets them itself.
@@ -180,7 +178,7 @@ impl CredentialProvider for Keys {
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
         self.now.read().clone().ok_or_else(|| object_store::Error::Generic {
             store: "S3",
-            source: Box::new(Fault::NoKeys("there are no keys".to_owned())),
+            source: Box::new(Fault::no_keys("there are no keys", "give keys by the environment")),
         })
     }
 }
@@ -193,7 +191,7 @@ fn in_environment(environment: &Environment) -> Result<Option<Triple>, Fault> {
     let id = environment.get("AWS_ACCESS_KEY_ID");
     let secret = environment.get("AWS_SECRET_ACCESS_KEY");
     let half = |is: &str, lacks: &str| {
-        Err(Fault::NoKeys(format!("{is} is in the environment and {lacks} is not: set both, or neither")))
+        Err(Fault::no_keys(format!("{is} is in the environment and {lacks} is not"), "set both, or neither"))
     };
     match (id, secret) {
         (Some(id), Some(secret)) => Ok(Some(Triple {
@@ -221,19 +219,18 @@ fn in_profile(environment: &Environment) -> Result<Option<(Source, Triple)>, Fau
             }
             (None, None) => {}
             _ => {
-                return Err(Fault::NoKeys(format!(
-                    "the profile {name} in {} has only half of a key: it needs aws_access_key_id and aws_secret_access_key",
-                    file.display()
-                )));
+                let what = format!("the profile {name} in {} has only half of a key", file.display());
+                return Err(Fault::no_keys(what, "give it aws_access_key_id and aws_secret_access_key"));
             }
         }
         let foreign = ["credential_process", "sso_session", "sso_start_url", "source_profile", "role_arn"];
         other = other.or_else(|| foreign.into_iter().find(|key| values.contains_key(*key)));
     }
     match other {
-        Some(way) if named => Err(Fault::NoKeys(format!(
-            "the profile {name} gets its keys by {way}, which covey does not do: run it under `aws configure export-credentials --format env`"
-        ))),
+        Some(way) if named => Err(Fault::no_keys(
+            format!("the profile {name} gets its keys by {way}, which covey does not do"),
+            "run it under `aws configure export-credentials --format env`",
+        )),
         _ => Ok(None),
     }
 }
@@ -254,7 +251,7 @@ fn nowhere(environment: &Environment, off: bool) -> String {
     let metadata = if off { "it is turned off" } else { "it does not answer" };
     format!(
         "no keys were found; looked at AWS_ACCESS_KEY_ID, the profile {name} in {files}, AWS_WEB_IDENTITY_TOKEN_FILE, \
-         AWS_CONTAINER_CREDENTIALS_RELATIVE_URI and the instance metadata service ({metadata}): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+         AWS_CONTAINER_CREDENTIALS_RELATIVE_URI and the instance metadata service ({metadata})"
     )
 }
 

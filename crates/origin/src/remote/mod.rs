@@ -41,7 +41,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::{Access, OriginError};
 use engine::{Call, Engine, Failed, What};
-use fault::{About, Fault, explain, mistake_of};
+use fault::{About, Explained, Fault, explain, mistake_of};
 use keys::Keys;
 use layout::Layout;
 use pace::Pace;
@@ -187,10 +187,12 @@ impl Remote {
         access: Access,
     ) -> Result<Remote, OriginError> {
         let named = spec;
-        let failed = |fault: Fault| OriginError::Remote {
-            origin: named.to_string(),
-            mistake: mistake_of(&fault),
-            what: fault.to_string(),
+        let failed = |fault: Fault| {
+            let (what, next) = match &fault {
+                Fault::NoKeys { what, next } => (what.clone(), Some(next.clone())),
+                other => (other.to_string(), None),
+            };
+            OriginError::Remote { origin: named.to_string(), mistake: mistake_of(&fault), what, next }
         };
         let spec = store::resolve(spec, environment).map_err(failed)?;
         let keys = match spec.store {
@@ -293,9 +295,16 @@ impl Remote {
     }
 
     fn line(&self, failed: &Failed) -> String {
-        let line = explain(&failed.fault, &About { spec: &self.spec, keys: &self.keys_from });
-        let line = format!("{}: {line}", self.spec);
-        if failed.tries > 1 { format!("{line} (tried {} times)", failed.tries) } else { line }
+        let explained = self.explained(failed);
+        format!("{}: {explained}", self.spec)
+    }
+
+    fn explained(&self, failed: &Failed) -> Explained {
+        let mut explained = explain(&failed.fault, &About { spec: &self.spec, keys: &self.keys_from });
+        if failed.tries > 1 {
+            explained.what += &format!(" (tried {} times)", failed.tries);
+        }
+        explained
     }
 
     /// The error of a call that is about no blob, or about one that is there.
@@ -308,10 +317,8 @@ impl Remote {
     }
 
     fn origin_error(&self, failed: &Failed) -> OriginError {
-        let line = self.line(failed);
-        let origin = self.spec.to_string();
-        let what = line.strip_prefix(&format!("{origin}: ")).unwrap_or(&line).to_owned();
-        OriginError::Remote { origin, mistake: mistake_of(&failed.fault), what }
+        let Explained { what, next } = self.explained(failed);
+        OriginError::Remote { origin: self.spec.to_string(), mistake: mistake_of(&failed.fault), what, next }
     }
 
     fn writable(&self) -> Result<(), BlobError> {

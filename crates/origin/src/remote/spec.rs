@@ -7,6 +7,8 @@ use std::fmt;
 
 use crate::OriginError;
 
+const KEYS_BELONG: &str = "give keys by the environment or ~/.aws/credentials";
+
 /// What kind of store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
@@ -58,23 +60,24 @@ impl RemoteSpec {
         let stores = [Store::S3, Store::Gcs, Store::Azure];
         let found = stores.into_iter().find_map(|store| Some((store, text.strip_prefix(store.scheme())?)));
         let (store, rest) = found.ok_or_else(|| OriginError::Unknown(text.to_owned()))?;
-        let bad = |why: String| Err(OriginError::BadRemote(format!("{}...: {why}", store.scheme())));
+        let bad = |what: String, next: &str| {
+            let what = format!("{}...: {what}", store.scheme());
+            Err(OriginError::BadRemote { what, next: next.to_owned() })
+        };
         if rest.contains('@') {
             // What stands before it may be a key: it is not repeated.
-            return bad(
-                "an origin's URL has no @: keys belong into the environment or ~/.aws/credentials".to_owned()
-            );
+            return bad("an origin's URL has no @".to_owned(), KEYS_BELONG);
         }
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
         if bucket.is_empty() {
-            return bad(format!("it names no bucket: write {}BUCKET/PREFIX", store.scheme()));
+            return bad("it names no bucket".to_owned(), &format!("write {}BUCKET/PREFIX", store.scheme()));
         }
         if let Some(why) = wrong_bucket(bucket) {
-            return bad(format!("{bucket:?} is no name for a bucket: {why}"));
+            return bad(format!("{bucket:?} is not a bucket's name"), why);
         }
         if let Some(why) = wrong_prefix(prefix) {
-            return bad(format!("{prefix:?} is no prefix: {why}"));
+            return bad(format!("{prefix:?} is not a prefix"), why);
         }
         Ok(RemoteSpec {
             store,
@@ -96,9 +99,10 @@ impl RemoteSpec {
         if let Some(region) = region {
             let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
             if region.is_empty() || region.len() > 64 || !region.bytes().all(plain) {
-                return Err(OriginError::BadRemote(format!(
-                    "{region:?} is no region: write one like eu-central-1"
-                )));
+                return Err(OriginError::BadRemote {
+                    what: format!("{region:?} is not a region"),
+                    next: "write one like eu-central-1".to_owned(),
+                });
             }
             self.region = Some(region.to_owned());
         }
@@ -120,11 +124,11 @@ fn wrong_bucket(name: &str) -> Option<&'static str> {
         return Some("use letters, digits, - . and _");
     }
     if !(3..=222).contains(&name.len()) {
-        return Some("it has 3 to 222 characters");
+        return Some("use 3 to 222 characters");
     }
     let edges = [name.as_bytes().first(), name.as_bytes().last()];
     if edges.into_iter().flatten().any(|edge| !edge.is_ascii_alphanumeric()) || name.contains("..") {
-        return Some("it begins and ends with a letter or digit and has no two dots in a row");
+        return Some("begin and end with a letter or digit, without two dots in a row");
     }
     None
 }
@@ -139,24 +143,26 @@ fn wrong_prefix(prefix: &str) -> Option<&'static str> {
         return Some("use letters, digits, / and - . _ = + ,");
     }
     if prefix.split('/').any(|part| part.is_empty() || part == "." || part == "..") {
-        return Some("its parts are not empty, . or ..");
+        return Some("leave out empty parts, . and ..");
     }
     if prefix.len() > 600 {
-        return Some("it is longer than 600 bytes");
+        return Some("use at most 600 bytes");
     }
     None
 }
 
 /// An endpoint without a `/` at its end, or why it is none.
 fn check_endpoint(text: &str) -> Result<String, OriginError> {
-    let bad = |why: &str| Err(OriginError::BadRemote(why.to_owned()));
+    let bad =
+        |what: &str, next: &str| Err(OriginError::BadRemote { what: what.to_owned(), next: next.to_owned() });
     let text = text.trim_end_matches('/');
-    let example = "the endpoint is a URL like https://s3.example.com or http://127.0.0.1:9000";
+    let what = "the endpoint is not a URL of a host";
+    let example = "write it like https://s3.example.com or http://127.0.0.1:9000";
     let Some(host) = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")) else {
-        return bad(example);
+        return bad(what, example);
     };
     if host.contains('@') {
-        return bad("the endpoint has no @: keys belong into the environment or ~/.aws/credentials");
+        return bad("an endpoint has no @", KEYS_BELONG);
     }
     let host = host.split('/').next().unwrap_or("");
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
@@ -165,7 +171,7 @@ fn check_endpoint(text: &str) -> Result<String, OriginError> {
         if host.starts_with('[') { host.split("]:").nth(1) } else { host.split_once(':').map(|x| x.1) };
     let port_fits = port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
     if name.is_empty() || !host.bytes().all(plain) || text.contains(['?', '#', ' ']) || !port_fits {
-        return bad(example);
+        return bad(what, example);
     }
     Ok(text.to_owned())
 }

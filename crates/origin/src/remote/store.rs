@@ -13,7 +13,7 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::{ObjectStore, RetryConfig};
 
 use super::environment::Environment;
-use super::fault::{Fault, first_words};
+use super::fault::Fault;
 use super::keys::{self, Keys};
 use super::spec::{RemoteSpec, Store};
 use super::wire::Wire;
@@ -65,7 +65,10 @@ pub(crate) fn resolve(spec: &RemoteSpec, environment: &Environment) -> Result<Re
     };
     let endpoint = spec.endpoint.clone().or(endpoint);
     let region = spec.region.clone().or(region);
-    spec.clone().at(endpoint.as_deref(), region.as_deref()).map_err(|error| Fault::NoKeys(error.to_string()))
+    spec.clone().at(endpoint.as_deref(), region.as_deref()).map_err(|error| {
+        let next = error.next().unwrap_or_else(|| "correct it in the environment".to_owned());
+        Fault::no_keys(error.what(), next)
+    })
 }
 
 /// Makes the stores. Nothing is sent.
@@ -130,7 +133,7 @@ fn s3(
         if let Some(provider) = provider {
             builder = builder.with_credentials(provider);
         }
-        builder.build().map_err(|error| Fault::NoKeys(first_words(&error.to_string(), 160)))
+        builder.build().map_err(|error| Fault::unfit(&error))
     };
     Ok(Stores { one: Arc::new(make(false)?), many: Arc::new(make(true)?) })
 }
@@ -147,9 +150,12 @@ fn gcs(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<
     let home = environment.get("HOME").unwrap_or("");
     let default = format!("{home}/.config/gcloud/application_default_credentials.json");
     if environment.first(&named).is_none() && !File::new(&default).exists() && !keys::listens(METADATA) {
-        return Err(Fault::NoKeys(format!(
-            "no keys were found; looked at GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT, {default} and the metadata service (it does not answer): set GOOGLE_APPLICATION_CREDENTIALS to a key file"
-        )));
+        return Err(Fault::no_keys(
+            format!(
+                "no keys were found; looked at GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT, {default} and the metadata service (it does not answer)"
+            ),
+            "set GOOGLE_APPLICATION_CREDENTIALS to a key file",
+        ));
     }
     let mut builder = GoogleCloudStorageBuilder::new();
     for (name, value) in
@@ -163,7 +169,7 @@ fn gcs(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Arc<
     if let Some(endpoint) = &spec.endpoint {
         builder = builder.with_base_url(endpoint);
     }
-    let store = builder.build().map_err(|error| Fault::NoKeys(first_words(&error.to_string(), 160)))?;
+    let store = builder.build().map_err(|error| Fault::unfit(&error))?;
     Ok(Arc::new(store))
 }
 
@@ -184,11 +190,12 @@ fn azure(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Ar
         "AZURE_SKIP_SIGNATURE",
     ];
     if environment.first(&["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_USE_EMULATOR"]).is_none() {
-        return Err(Fault::NoKeys("no storage account is named: set AZURE_STORAGE_ACCOUNT_NAME".to_owned()));
+        return Err(Fault::no_keys("no storage account is named", "set AZURE_STORAGE_ACCOUNT_NAME"));
     }
     if environment.first(&named).is_none() && !keys::listens(METADATA) {
-        return Err(Fault::NoKeys(
-            "no keys were found; looked at AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID, AZURE_FEDERATED_TOKEN_FILE and the metadata service (it does not answer): set AZURE_STORAGE_ACCOUNT_KEY".to_owned(),
+        return Err(Fault::no_keys(
+            "no keys were found; looked at AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID, AZURE_FEDERATED_TOKEN_FILE and the metadata service (it does not answer)",
+            "set AZURE_STORAGE_ACCOUNT_KEY",
         ));
     }
     let mut builder = MicrosoftAzureBuilder::new();
@@ -204,7 +211,7 @@ fn azure(spec: &RemoteSpec, environment: &Environment, wire: &Wire) -> Result<Ar
     if let Some(endpoint) = &spec.endpoint {
         builder = builder.with_endpoint(endpoint.clone()).with_allow_http(endpoint.starts_with("http://"));
     }
-    let store = builder.build().map_err(|error| Fault::NoKeys(first_words(&error.to_string(), 160)))?;
+    let store = builder.build().map_err(|error| Fault::unfit(&error))?;
     Ok(Arc::new(store))
 }
 

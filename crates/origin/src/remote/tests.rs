@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use base::BlobId;
+use base::time::BootTime;
 use blob::source::Onto;
 use blob::{BlobError, BlobSource, Origin, Records, Sums};
 use http::Method;
@@ -370,7 +371,7 @@ fn minio_names_the_same_mistakes() {
     assert_eq!(mistake(Remote::format(&no_bucket, &keys(), short(), "v")).0, Mistake::Bucket);
     let remote = open(&there, &keys()).unwrap();
     let many: Vec<BlobId> = (0..20).map(|i| put(&remote, &noise(5000, 900 + i))).collect();
-    remote.remove_many(&many).unwrap();
+    remote.remove_many(&many, BootTime::NEVER).unwrap();
     remote.list(&mut |id, _| panic!("{id} is still there")).unwrap();
     let mut elsewhere = there.clone();
     elsewhere.region = Some("eu-west-3".to_owned());
@@ -459,7 +460,7 @@ fn each_operation_costs_the_requests_that_it_must() {
     );
     assert_eq!(cost(&|| assert!(remote.size(&id).unwrap().is_some())), [0, 0, 1, 0, 0]);
     let many: Vec<BlobId> = (0..30).map(|i| put(&remote, &noise(100, 50 + i))).collect();
-    assert_eq!(cost(&|| remote.remove_many(&many).unwrap()), [0, 0, 0, 1, 0]);
+    assert_eq!(cost(&|| remote.remove_many(&many, BootTime::NEVER).unwrap()), [0, 0, 0, 1, 0]);
     assert_eq!(cost(&|| remote.remove(&id).unwrap()), [0, 0, 0, 1, 0]);
     assert_eq!(cost(&|| remote.list(&mut |_, _| true).unwrap()), [0, 0, 0, 0, 1]);
     let stats = remote.stats();
@@ -524,8 +525,48 @@ fn a_store_without_conditions_is_looked_at_first() {
     assert_eq!(remote.record("root").unwrap().unwrap(), b"one");
     proxy.add(Rule::new(Fault::Answer(Canned::NotImplemented)).only(Method::POST));
     let ids: Vec<BlobId> = (0..20).map(|i| put(&remote, &noise(50, i))).collect();
-    remote.remove_many(&ids).unwrap();
+    remote.remove_many(&ids, BootTime::NEVER).unwrap();
     assert_eq!(remote.size(&ids[3]).unwrap(), None);
+}
+
+/// A deletion was tried for a minute, while a restore waited three seconds for the writer before to end.
+#[test]
+fn regression_no_removal_is_tried_after_its_time() {
+    let (proxy, remote, ..) = behind(21, Limits::default());
+    let ids: Vec<BlobId> = (0..20).map(|i| put(&remote, &noise(50, i))).collect();
+    proxy.add(Rule::new(Fault::SlowDown).only(Method::POST));
+    proxy.add(Rule::new(Fault::SlowDown).only(Method::DELETE));
+    let began = base::time::monotonic();
+    for ids in [&ids[..], &ids[..1]] {
+        let refused = remote.remove_many(ids, base::time::boot().plus(Duration::from_millis(700)));
+        assert!(matches!(refused, Err(BlobError::Unavailable(_))), "{refused:?}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    proxy.faults().clear();
+    let before = remote.stats().requests(Kind::Delete);
+    assert!(remote.remove_many(&ids, base::time::boot()).is_err());
+    assert_eq!(remote.stats().requests(Kind::Delete), before, "nothing was sent");
+    assert!(ids.iter().all(|id| remote.size(id).unwrap().is_some()));
+    remote.remove_many(&ids, BootTime::NEVER).unwrap();
+    assert_eq!(remote.size(&ids[0]).unwrap(), None);
+}
+
+/// The marker's object expired: nothing could be mounted, and it could not be put back.
+#[test]
+fn regression_a_marker_that_expired_is_made_anew() {
+    let there = spec(&server().endpoint());
+    let remote = Remote::format(&there, &keys(), short(), "first").unwrap();
+    let id = put(&remote, b"kept");
+    let marker = server().folder().join(&there.prefix).join("covey-origin");
+    std::fs::remove_file(marker).unwrap();
+    assert!(remote.look().unwrap().unwrap().contains("covey origin mark"));
+    assert_eq!(mistake(open(&there, &keys())).0, Mistake::NotAnOrigin);
+    let unseen = |volume| Remote::open_unseen(&there, &keys(), short(), Access::ReadWrite, volume).unwrap();
+    assert!(unseen("first").mark().unwrap());
+    assert!(!unseen("first").mark().unwrap());
+    assert_eq!(unseen("second").mark().map(drop).map_err(|error| mistake(Err(error)).0), Err(Mistake::Taken));
+    assert_eq!((remote.look().unwrap(), remote.size(&id).unwrap()), (None, Some(4)));
+    assert!(unseen("second").look().unwrap().unwrap().contains("another volume"));
 }
 
 #[test]
@@ -772,7 +813,7 @@ fn googles_requests_reach_the_same_objects() {
         })
         .unwrap();
     assert_eq!(listed, [(id, 500_000)]);
-    remote.remove_many(&[id]).unwrap();
+    remote.remove_many(&[id], BootTime::NEVER).unwrap();
     assert_eq!(remote.size(&id).unwrap(), None);
     assert_eq!(remote.describe(), "gs://bucket/of/google");
 }
@@ -808,7 +849,7 @@ fn azure_keeps_blobs_and_records_too() {
     assert_eq!(remote.record("root").unwrap().unwrap(), b"one");
     assert_eq!(remote.records("").unwrap(), ["root"]);
     let ids: Vec<BlobId> = (0..20).map(|i| put(&remote, &noise(70, 80 + i))).collect();
-    remote.remove_many(&ids).unwrap();
+    remote.remove_many(&ids, BootTime::NEVER).unwrap();
     remote.list(&mut |id, _| panic!("{id} is still there")).unwrap();
     assert_eq!(Remote::open(&spec, &keys, short(), Access::ReadOnly).unwrap().volume(), "z");
 }

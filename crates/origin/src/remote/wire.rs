@@ -19,6 +19,7 @@ use object_store::client::{
 use reqwest::header::{CACHE_CONTROL, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, PRAGMA, RETRY_AFTER};
 use reqwest::{Body, Method, Request, Url};
 
+use super::engine::UNTIL;
 use super::fault::{Fault, Head, Unreached, first_words, read_refusal};
 use super::keys::Keys;
 use super::stats::{Kind, Stats};
@@ -116,6 +117,10 @@ impl Wire {
         if parts.extensions.get::<Fresh>().is_some() {
             request.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
             request.headers_mut().insert(PRAGMA, HeaderValue::from_static("no-cache"));
+        }
+        // The last moment before it goes: a place in flight, or keys, may have been waited for until now.
+        if UNTIL.try_with(|until| base::time::boot() >= *until).unwrap_or(false) {
+            return Err(Fault::Slow(Duration::ZERO));
         }
         self.stats.request(kind);
         self.stats.send(body.content_length() as u64);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::BlobId;
+use base::time::BootTime;
 use blob::coming::{Coming, Then, Told};
 use blob::source::SharedBytes;
 use blob::{BlobError, BlobSource, Buffer, Origin, Part, Records, Sums};
@@ -96,8 +97,12 @@ impl Origin for Fleet {
         self.inner.origin.remove(id)
     }
 
-    fn remove_many(&self, ids: &[BlobId]) -> Result<(), BlobError> {
-        self.inner.origin.remove_many(ids)
+    fn remove_many(&self, ids: &[BlobId], until: BootTime) -> Result<(), BlobError> {
+        self.inner.origin.remove_many(ids, until)
+    }
+
+    fn look(&self) -> Result<Option<String>, BlobError> {
+        self.inner.origin.look()
     }
 
     fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {

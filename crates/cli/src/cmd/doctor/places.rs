@@ -39,7 +39,14 @@ pub fn disk(volume: Option<&Path>) -> Check {
         return note("disk", "there is no home folder to keep a volume in", "covey up --volume FOLDER");
     };
     let shown = path.display();
+    let read_only = disk_below(&path).is_some_and(|room| room.f_flag & libc::ST_RDONLY != 0);
     match free_room(&path) {
+        // A read-only filesystem, like a published tree, has no free room and needs none.
+        Some(_) if read_only => note(
+            "disk",
+            format!("{shown} is on a filesystem that is mounted read-only"),
+            "a volume that is written to needs another disk",
+        ),
         None => {
             wrong("disk", format!("the disk below {shown} cannot be asked for its room"), "check the path")
         }

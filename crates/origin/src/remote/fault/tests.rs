@@ -14,7 +14,7 @@ fn spec() -> RemoteSpec {
 
 fn line(fault: &Fault) -> String {
     let spec = spec();
-    explain(fault, &About { spec: &spec, keys: "AWS_ACCESS_KEY_ID of the environment" })
+    explain(fault, &About { spec: &spec, keys: "AWS_ACCESS_KEY_ID of the environment" }).to_string()
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn each_mistake_is_one_line_that_names_it() {
 #[test]
 fn what_cannot_be_reached_is_named() {
     for (how, says) in [
-        (Unreached::Name, "leads nowhere"),
+        (Unreached::Name, "has no address"),
         (Unreached::Refused, "nothing listens at"),
         (Unreached::Tls, "SSL_CERT_FILE"),
         (Unreached::Other, "cannot be reached"),
@@ -86,7 +86,7 @@ fn what_may_pass_is_tried_again_and_the_rest_is_not() {
     }
     assert!(refusal(400, &xml("RequestTimeout", "")).may_pass(1));
     assert!(!refusal(400, &xml("RequestTimeout", "")).may_pass(9));
-    assert!(Fault::Cut(String::new()).may_pass(99) && !Fault::NoKeys(String::new()).may_pass(1));
+    assert!(Fault::Cut(String::new()).may_pass(99) && !Fault::no_keys("", "").may_pass(1));
 }
 
 #[test]

@@ -1,0 +1,130 @@
+//! What an open for writing may do, as a function of what the folder remembers and what the origin shows. No I/O.
+//!
+//! | the origin's newest claim | the folder | answer |
+//! |---|---|---|
+//! | none | has made none | the first claim |
+//! | none | has made some | refused: the origin has lost its claims |
+//! | of another volume | | refused, always |
+//! | the folder's own | is where it was | the next claim |
+//! | the folder's own | is another instance: a copy, or moved to another disk | refused, unless the origin was copied with it |
+//! | another | has made none | refused: another folder writes there |
+//! | another, later | has made some | refused: another folder has written since, or this one is older than it was |
+//! | another, not later | has made some | refused: the origin is older than the folder |
+//!
+//! An explicit take-over allows what is refused here, except in another volume's origin.
+
+use std::fmt;
+
+use super::memory::{Made, Memory, same_instance};
+use super::record::{Claim, Kind};
+
+/// What is known when a volume is opened.
+#[derive(Debug)]
+pub struct Seen<'a> {
+    /// The volume's id.
+    pub volume: [u8; 16],
+    /// What the folder remembers.
+    pub memory: Option<&'a Memory>,
+    /// What tells it from a copy.
+    pub instance: &'a str,
+    /// Its origin lies within it.
+    pub private: bool,
+    /// The newest claim.
+    pub newest: Option<&'a Claim>,
+}
+
+/// What the caller wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// To open the volume.
+    Open,
+    /// To claim the origin for this folder, although another folder may have it.
+    TakeOver,
+    /// To make it the folder's that was restored.
+    Restore,
+}
+
+/// Why this folder may not write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The origin is claimed for another volume.
+    OtherVolume(Claim),
+    /// The folder is a copy of the one that made the newest claim, or was moved to another disk.
+    Copy(Claim),
+    /// Another folder has claimed the origin since, or this folder was put back as it was earlier.
+    Superseded(Claim),
+    /// The folder remembers a later claim than the origin shows: the origin was put back, or is another one.
+    OriginOlder(Option<Claim>),
+    /// The newest claim's record is damaged.
+    Damaged(u64),
+    /// It was written by a later program.
+    Newer(u64),
+}
+
+/// The kind of claim that may be made, or why none.
+///
+/// # Errors
+/// See [`Refusal`].
+pub fn decide(seen: &Seen<'_>, wish: Wish) -> Result<Kind, Refusal> {
+    if let Some(newest) = seen.newest.filter(|newest| newest.volume != seen.volume) {
+        return Err(Refusal::OtherVolume(newest.clone()));
+    }
+    match wish {
+        Wish::Open => may_open(seen).map(|()| Kind::Open),
+        Wish::TakeOver => Ok(Kind::TakeOver),
+        Wish::Restore => Ok(Kind::Restore),
+    }
+}
+
+fn may_open(seen: &Seen<'_>) -> Result<(), Refusal> {
+    let current = seen.memory.and_then(|memory| memory.current);
+    let Some(newest) = seen.newest else {
+        return if current.is_none() { Ok(()) } else { Err(Refusal::OriginOlder(None)) };
+    };
+    let found = Made { epoch: newest.epoch, token: newest.token };
+    let Some(memory) = seen.memory else { return Err(Refusal::Superseded(newest.clone())) };
+    if memory.knows(found) {
+        let same = same_instance(&memory.instance, seen.instance) || seen.private;
+        return if same { Ok(()) } else { Err(Refusal::Copy(newest.clone())) };
+    }
+    match current {
+        Some(current) if current.epoch >= newest.epoch => Err(Refusal::OriginOlder(Some(newest.clone()))),
+        _ => Err(Refusal::Superseded(newest.clone())),
+    }
+}
+
+/// Whether the published trees have to be held by the folder's rows before anything is deleted: the rows may be older than what is published.
+pub fn must_hold(seen: &Seen<'_>, kind: Kind) -> bool {
+    let first = seen.memory.is_none_or(|memory| memory.current.is_none() && memory.next.is_empty());
+    kind != Kind::Open || first || seen.memory.is_some_and(|memory| memory.hold)
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::OtherVolume(claim) => write!(f, "the origin is another volume's (of {})", claim.place),
+            Refusal::Copy(claim) => write!(
+                f,
+                "this folder is a copy of the one that writes to the origin ({}), or was moved to another disk",
+                claim.place
+            ),
+            Refusal::Superseded(claim) => {
+                let (place, did, epoch) = (&claim.place, claim.kind.did(), claim.epoch);
+                write!(
+                    f,
+                    "the origin was taken over since this folder last wrote to it: {place} {did} (claim {epoch}); or this folder was put back from a backup"
+                )
+            }
+            Refusal::OriginOlder(None) => f.write_str(
+                "the origin has lost its claims: it was emptied, or it is another place than it was",
+            ),
+            Refusal::OriginOlder(Some(claim)) => write!(
+                f,
+                "the origin is older than this folder: its last claim is {} of {}; it was put back from a backup, or it is another place than it was",
+                claim.epoch, claim.place
+            ),
+            Refusal::Damaged(epoch) => write!(f, "the record of the origin's claim {epoch} is damaged"),
+            Refusal::Newer(epoch) => write!(f, "the origin's claim {epoch} was written by a newer covey"),
+        }
+    }
+}

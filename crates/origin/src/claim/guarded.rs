@@ -1,0 +1,156 @@
+//! An origin that stores and removes only while its folder's claim holds: the one door through which a volume changes its origin.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::BlobId;
+use base::time::BootTime;
+use blob::coming::{Coming, Then};
+use blob::source::Onto;
+use blob::{BlobError, BlobSource, Buffer, Origin, Part, Records, SharedBytes, Sums};
+
+use super::FRESH;
+use super::keeper::Keeper;
+
+/// The shortest time that the origin is given to answer.
+const LEAST: Duration = Duration::from_millis(100);
+
+/// See the [module](self).
+pub struct Guarded {
+    inner: Arc<dyn Origin>,
+    keeper: Arc<Keeper>,
+}
+
+impl Guarded {
+    /// Puts the claim before an origin.
+    pub fn new(inner: Arc<dyn Origin>, keeper: Arc<Keeper>) -> Guarded {
+        Guarded { inner, keeper }
+    }
+
+    fn may_change_records(&self) -> Result<(), BlobError> {
+        self.keeper.may_remove().map(drop)
+    }
+}
+
+impl BlobSource for Guarded {
+    fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        self.inner.read_at(id, offset, buf)
+    }
+
+    fn is_near(&self, id: &BlobId) -> bool {
+        self.inner.is_near(id)
+    }
+
+    fn will_need(&self, id: &BlobId) {
+        self.inner.will_need(id);
+    }
+
+    fn will_need_part(&self, id: &BlobId, offset: u32, len: u32) {
+        self.inner.will_need_part(id, offset, len);
+    }
+
+    fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
+        self.inner.coming(id, offset, len, then)
+    }
+}
+
+impl Records for Guarded {
+    fn record(&self, name: &str) -> Result<Option<Vec<u8>>, BlobError> {
+        self.inner.record(name)
+    }
+
+    fn put_record(&self, name: &str, bytes: &[u8]) -> Result<(), BlobError> {
+        self.may_change_records()?;
+        self.inner.put_record(name, bytes)
+    }
+
+    fn create_record(&self, name: &str, bytes: &[u8]) -> Result<bool, BlobError> {
+        self.may_change_records()?;
+        self.inner.create_record(name, bytes)
+    }
+
+    fn remove_record(&self, name: &str) -> Result<(), BlobError> {
+        self.may_change_records()?;
+        self.inner.remove_record(name)
+    }
+
+    fn records(&self, folder: &str) -> Result<Vec<String>, BlobError> {
+        self.inner.records(folder)
+    }
+}
+
+impl Origin for Guarded {
+    fn adopt(&self, id: &BlobId, sums: &Sums, file: &Path) -> Result<(), BlobError> {
+        self.keeper.may_store()?;
+        self.inner.adopt(id, sums, file)
+    }
+
+    fn put(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<(), BlobError> {
+        self.keeper.may_store()?;
+        self.inner.put(id, sums, bytes)
+    }
+
+    fn put_shared(&self, id: &BlobId, sums: &Sums, bytes: SharedBytes) -> Result<(), BlobError> {
+        self.keeper.may_store()?;
+        self.inner.put_shared(id, sums, bytes)
+    }
+
+    fn sync(&self) -> Result<(), BlobError> {
+        self.inner.sync()
+    }
+
+    /// Everything is there for good only if the place is still the origin, and this volume's.
+    fn settle(&self, patience: Duration) -> Result<(), BlobError> {
+        let until = base::time::boot().plus(patience);
+        self.inner.settle(patience)?;
+        self.keeper.verify_within(until.since(base::time::boot()).max(LEAST), FRESH)
+    }
+
+    fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.remove_many(std::slice::from_ref(id), BootTime::NEVER)
+    }
+
+    fn remove_many(&self, ids: &[BlobId], until: BootTime) -> Result<(), BlobError> {
+        // Counted before it is asked, so that an orderly end either refuses it or waits for it.
+        let _removal = self.keeper.removal();
+        let until = self.keeper.may_remove()?.min(until);
+        self.inner.remove_many(ids, until)
+    }
+
+    fn look(&self) -> Result<Option<String>, BlobError> {
+        self.inner.look()
+    }
+
+    fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
+        self.inner.size(id)
+    }
+
+    fn list(&self, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<(), BlobError> {
+        self.inner.list(each)
+    }
+
+    fn verify(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.inner.verify(id)
+    }
+
+    fn fetch(&self, id: &BlobId) -> Result<(Sums, Buffer), BlobError> {
+        self.inner.fetch(id)
+    }
+
+    fn fetch_onto(&self, id: &BlobId, onto: &Arc<dyn Onto>) -> Result<Option<(Sums, Buffer)>, BlobError> {
+        self.inner.fetch_onto(id, onto)
+    }
+
+    fn ahead_at_once(&self) -> usize {
+        self.inner.ahead_at_once()
+    }
+
+    fn fetch_part(&self, id: &BlobId, offset: u32, len: u32) -> Result<Part, BlobError> {
+        self.inner.fetch_part(id, offset, len)
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+}
