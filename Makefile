@@ -202,6 +202,13 @@ bench-origin: bench-build minio ## Over an S3 store (MinIO): beside juicefs, rcl
 	@scripts/bootstrap bench-origin
 	$(call figure,origin,--minio "$(or $(MINIO),$(cache)/peers/minio)" $(if $(JUICEFS),--juicefs "$(JUICEFS)"))
 
+# Packages come into a venv in the cache. MINIO= and JUICEFS= as for bench-origin.
+.PHONY: bench-access
+bench-access: build minio ## A little of large files, cold: pread, mmap, numpy, HDF5, zarr, lance; time, requests, bytes; JUICEFS=path
+	@scripts/bootstrap bench
+	python3 bench/access.py --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" --venv "$(cache)/access-venv" \
+		--results "bench/results/$(shell date -u +%Y-%m-%d)-access" $(if $(JUICEFS),--juicefs "$(JUICEFS)") $(BENCH_ARGS)
+
 .PHONY: bench-fleet
 bench-fleet: bench-build ## P3, P4, P5, P7: nodes in network namespaces; PART=flash|scale|tiers|start for one of them
 	@scripts/bootstrap bench-fleet

@@ -8,13 +8,16 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
+use archive::acl;
+use archive::read::Reader;
+use archive::write::Writer;
 use base::{BlobId, Ino, Must, PackNo, Timestamp};
 use blob::Sums;
+use blob::claim::{Claim, Kind};
 use blob::extent::{Extent, ExtentPage};
 use meta::journal::format;
 use meta::key::Key;
 use meta::record;
-use origin::claim::{Claim, Kind};
 use peer::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, Refusal, Texted, Type};
 use peer::id::{Member, NodeId, Role, Seen, Zone};
 use peer::members::machine::Machine;
@@ -22,8 +25,9 @@ use peer::members::seal::{PLAIN_MAX, Seal};
 use peer::message::{Answer, Ask, Group, Note, What};
 use peer::net::{Listed, Prefix, Roll};
 use peer::secret::Secret;
-use tree::node::{Leaf, Node};
-use tree::root::{Owner, Root};
+use tree::known::Known;
+use tree::node::{Leaf, Node, Pointer};
+use tree::root::{Owner, Root, Signer};
 
 /// A decoder to feed.
 pub struct Target {
@@ -42,10 +46,14 @@ pub const TARGETS: &[Target] = &[
     Target { name: "frames", run: frames, seeds: frames_seeds },
     Target { name: "tree", run: tree_node, seeds: tree_seeds },
     Target { name: "root", run: root, seeds: root_seeds },
+    Target { name: "known", run: known, seeds: known_seeds },
     Target { name: "claim", run: claim, seeds: claim_seeds },
     Target { name: "sums", run: sums, seeds: sums_seeds },
     Target { name: "rows", run: rows, seeds: rows_seeds },
     Target { name: "journal", run: journal, seeds: journal_seeds },
+    Target { name: "archive", run: archive_members, seeds: archive_seeds },
+    Target { name: "acl", run: acl_text, seeds: acl_seeds },
+    Target { name: "corpus", run: corpus_spec, seeds: corpus_seeds },
     Target { name: "index", run: index, seeds: index_seeds },
 ];
 
@@ -121,7 +129,7 @@ fn gossip_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-fn with_seal<T>(use_it: impl FnOnce(&mut Seal) -> T) -> T {
+fn with_seal<T>(use_it: impl FnOnce(&Seal) -> T) -> T {
     thread_local!(static SEAL: RefCell<Option<Seal>> = const { RefCell::new(None) });
     SEAL.with_borrow_mut(|seal| {
         use_it(seal.get_or_insert_with(|| {
@@ -137,12 +145,12 @@ fn sealed(data: &[u8]) {
         assert!(seal.open(&mut data.to_vec()).is_err());
         let said = &data[..data.len().min(PLAIN_MAX)];
         let mut datagram = seal.seal(said);
-        assert_eq!(seal.open(&mut datagram), Ok(said));
+        assert_eq!(seal.open(&mut datagram).map(|(plain, _)| plain), Ok(said));
     });
 }
 
 fn sealed_seeds() -> Vec<Vec<u8>> {
-    vec![vec![1; 29], vec![1; 300], vec![2; 29], vec![]]
+    vec![vec![2; 41], vec![2; 300], vec![1; 41], vec![]]
 }
 
 /// A header, and every decoder of a payload on what follows it: its checksums are beyond a fuzzer.
@@ -292,7 +300,43 @@ fn root_seeds() -> Vec<Vec<u8>> {
         note: "a note".to_owned(),
         keys: vec![[4; 32]],
     };
-    vec![owner.encode(), vec![0; 400]]
+    let signer = Signer::from_seed(&[9; 32]).must("any 32 bytes are a key");
+    let hash = [5; 32];
+    let root = Root {
+        name: "main".to_owned(),
+        volume: [1; 16],
+        sequence: 7,
+        moment: Timestamp(5),
+        inodes: 1,
+        bytes: 2,
+        top: Pointer { hash, blob: BlobId(hash), offset: 0, len: 100, rows: 3 },
+        level: 1,
+        nodes: 2,
+        before: Some(hash),
+        key: signer.key(),
+    };
+    let record = root.encode(&signer);
+    assert!(
+        Root::decode("main", &record).is_ok_and(|read| read == root),
+        "a record is written as it was read"
+    );
+    vec![record, owner.encode(), vec![0; 400]]
+}
+
+/// What a reader remembers of an origin: whatever is read is written so that it means the same.
+fn known(data: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(data)
+        && let Ok(known) = Known::decode(text)
+    {
+        assert_eq!(Known::decode(&known.encode()).ok(), Some(known));
+    }
+}
+
+fn known_seeds() -> Vec<Vec<u8>> {
+    let key = "07".repeat(32);
+    let text =
+        format!("covey known 1\norigin s3://b/p\nkey {key}\nname latest 5 -1 {key}\nname v1.0 -7 3 {key}\n");
+    vec![text.replace(" -1 ", " 1 ").into_bytes(), text.into_bytes(), b"covey known 1\norigin x\n".to_vec()]
 }
 
 fn claim(data: &[u8]) {
@@ -440,4 +484,90 @@ fn index_seeds() -> Vec<Vec<u8>> {
         std::fs::read(path).unwrap_or_default()
     });
     vec![bytes]
+}
+
+/// All of what one archive's members may hold in memory at a time, with room for a map of holes.
+const MEMBER_MAX: usize = 24 << 20;
+
+fn archive_members(data: &[u8]) {
+    let mut reader = Reader::new(data);
+    for _ in 0..10_000 {
+        let Ok(Some(entry)) = reader.next_member() else { return };
+        let attributes: usize = entry.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let held = entry.path.len() + entry.link.len() + attributes + entry.data.len() * 16;
+        assert!(held < MEMBER_MAX, "{held} bytes are held of one member");
+        let mut end = 0;
+        for (start, len) in &entry.data {
+            assert!(*start >= end && *len > 0, "ranges are in order and hold something");
+            end = start + len;
+        }
+        assert!(end <= entry.size && i64::try_from(entry.size).is_ok(), "data lies within the file");
+        let mut got = 0;
+        if reader
+            .data(&entry, &mut |_, piece| {
+                got += piece.len();
+                got <= data.len()
+            })
+            .is_err()
+        {
+            return;
+        }
+        assert!(got <= data.len(), "no byte comes from nowhere");
+        for (_, text) in &entry.acls {
+            acl_text(text);
+        }
+    }
+}
+
+fn archive_seeds() -> Vec<Vec<u8>> {
+    let member =
+        |kind, path: &[u8]| archive::Entry { kind, path: path.to_vec(), ..archive::Entry::default() };
+    let file = archive::Entry { size: 5, data: vec![(0, 5)], ..member(b'0', b"file") };
+    let holes = archive::Entry { size: 5000, data: vec![(512, 5)], ..member(b'0', b"holes") };
+    let long = archive::Entry { link: vec![b'l'; 300], ..member(b'2', &[b'n'; 300]) };
+    let list = acl::parse(b"user::rw-,user:7:r--,group::r--,mask::r--,other::---", &|_, _| None);
+    let xattrs = vec![(acl::ACCESS.to_vec(), list.unwrap_or_default()), (b"user.a=b".to_vec(), vec![1; 20])];
+    let attributes = archive::Entry { xattrs, ..member(b'5', b"folder/") };
+    let write = |entries: &[&archive::Entry]| {
+        let mut writer = Writer::new(Vec::new());
+        for entry in entries {
+            writer.begin(entry).must("a vector takes all");
+            if !entry.data.is_empty() {
+                writer.data(b"bytes").must("a vector takes all");
+            }
+            writer.end().must("a vector takes all");
+        }
+        writer.finish().must("a vector takes all")
+    };
+    vec![write(&[&file, &holes]), write(&[&long]), write(&[&attributes, &file]), write(&[])]
+}
+
+fn acl_text(data: &[u8]) {
+    let find = |_, name: &str| name.len().is_multiple_of(2).then_some(name.len() as u32);
+    if let Ok(bytes) = acl::parse(data, &find) {
+        let text = acl::text(&bytes).must("a list that was read can be written");
+        assert_eq!(acl::parse(text.as_bytes(), &|_, _| None), Ok(bytes), "a list is written as it was read");
+    }
+    let _ = acl::text(data);
+}
+
+fn acl_seeds() -> Vec<Vec<u8>> {
+    let text = b"user::rw-,user:lisa:r--:1001,group::r--,group:77:rwx,mask::r--,other::---";
+    let bytes = acl::parse(text, &|_, _| None).unwrap_or_default();
+    vec![text.to_vec(), b"u::6\nmask:rw- # all\no::0\n".to_vec(), bytes]
+}
+
+fn corpus_spec(data: &[u8]) {
+    use corpus::spec::Spec;
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(spec) = text.parse::<Spec>() {
+        assert_eq!(spec.to_string().parse(), Ok(spec), "a corpus is written as it was read");
+        assert!(spec.bytes() > 0);
+    }
+}
+
+fn corpus_seeds() -> Vec<Vec<u8>> {
+    ["corpus:7,1000,64K", "0,1,16", "18446744073709551615,10000000,4G"]
+        .map(|text| text.as_bytes().to_vec())
+        .to_vec()
 }

@@ -73,9 +73,18 @@ pub const LINES: &[Line] = &[
         "python3",
         line(
             "the same by Python's open(), warm",
-            [works::make, works::read_stat, works::python],
+            [works::make, works::python_twice, works::python],
+            &[("IOCTL", 1), ("GETATTR", 1)],
             &[("IOCTL", 1)],
-            &[("IOCTL", 1)],
+        ),
+    ),
+    with(
+        "python3",
+        line(
+            "the same by Python's os.open() and os.pread(), warm",
+            [works::make, works::python_twice, works::python_pread],
+            NONE,
+            NONE,
         ),
     ),
     line(

@@ -40,11 +40,6 @@ pub fn stat(root: &Path, round: u64) {
     assert_eq!(fs::metadata(file(root, round)).unwrap().len(), 64 << 10);
 }
 
-pub fn read_stat(root: &Path, round: u64) {
-    read(root, round);
-    stat(root, round);
-}
-
 pub fn stat_missing(root: &Path, round: u64) {
     assert!(fs::metadata(root.join(format!("missing-{round}"))).is_err());
 }
@@ -223,8 +218,21 @@ pub fn remove_all(root: &Path, round: u64) {
     run("rm", &["-rf", file(root, round).to_str().unwrap()], Path::new("/"));
 }
 
-/// Python's open() asks whether it is a terminal.
+/// Python's open() asks whether it is a terminal, and how many blocks it has.
 pub fn python(root: &Path, round: u64) {
     let script = "import sys\nassert len(open(sys.argv[1], 'rb').read()) == 65536";
+    run("python3", &["-c", script, file(root, round).to_str().unwrap()], Path::new("/"));
+}
+
+/// The first time brings the pages, and with them doubt about the time of access.
+pub fn python_twice(root: &Path, round: u64) {
+    python(root, round);
+    python(root, round);
+}
+
+/// The calls without what open() puts around them.
+pub fn python_pread(root: &Path, round: u64) {
+    let script =
+        "import os, sys\nfd = os.open(sys.argv[1], os.O_RDONLY)\nassert len(os.pread(fd, 65536, 0)) == 65536";
     run("python3", &["-c", script, file(root, round).to_str().unwrap()], Path::new("/"));
 }

@@ -20,7 +20,7 @@ use peer::hello::Identity;
 use peer::id::{NodeId, Role};
 use peer::message::{Answer, Ask, Note};
 use peer::net::{Body, Content, Limits, Listed, Net, Options, Peer, Prefix, Service, Without};
-use peer::seam::Held;
+use peer::seam::{CopyState, Held};
 use peer::secret::Secret;
 
 use super::keys;
@@ -84,8 +84,9 @@ impl Service for Shelf {
         self.0.get(id).cloned().map(Content::Held)
     }
 
-    fn suspect(&self, id: &BlobId) {
+    fn suspect(&self, id: &BlobId) -> CopyState {
         eprintln!("{id} is suspected");
+        CopyState::Sound
     }
 
     fn list(&self, _: Prefix, _: usize) -> Listed {
@@ -121,6 +122,10 @@ fn start(
         half_open_each: 8192,
         requests: 8192,
         handshake: TIME,
+        // A crowd has one name here.
+        connections_each: 16 << 10,
+        bodies: 8192,
+        bodies_each: 8192,
         ..Limits::default()
     };
     let identity = Identity { node: NodeId::random(), role: Role::Node, volume: [1; 16] };

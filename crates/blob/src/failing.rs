@@ -12,6 +12,7 @@ use std::time::Duration;
 use base::time::BootTime;
 use base::{BlobId, PackNo};
 
+use crate::access::Access;
 use crate::pack::{PackStore, Space};
 use crate::records::Records;
 use crate::source::{BlobError, BlobSource, Origin, SharedBytes};
@@ -160,6 +161,17 @@ impl PackStore for FailingPacks {
         self.inner.write(pack, offset, bytes)
     }
 
+    fn write_summed(&self, pack: PackNo, offset: u32, bytes: &[u8]) -> Result<u32, BlobError> {
+        self.faults.meet(Op::Write)?;
+        self.faults.take_room(bytes.len() as u64)?;
+        self.inner.write_summed(pack, offset, bytes)
+    }
+
+    fn prove(&self, pack: PackNo, offset: u32, len: u32, crc: u32) -> Result<bool, BlobError> {
+        self.faults.meet(Op::Read)?;
+        Ok(self.inner.prove(pack, offset, len, crc)? && !self.faults.is_damaging())
+    }
+
     fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
         self.faults.meet(Op::Read)?;
         self.inner.read(pack, offset, buf)?;
@@ -220,11 +232,15 @@ impl FailingOrigin {
 
 impl BlobSource for FailingOrigin {
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        self.read_as(id, offset, buf, Access::Normal)
+    }
+
+    fn read_as(&self, id: &BlobId, offset: u32, buf: &mut [u8], access: Access) -> Result<(), BlobError> {
         self.faults.meet(Op::Read)?;
         if self.faults.is_damaging() {
             return Err(BlobError::Damaged { id: *id, what: "a test damaged it".to_owned() });
         }
-        self.inner.read_at(id, offset, buf)
+        self.inner.read_as(id, offset, buf, access)
     }
 
     fn is_near(&self, id: &BlobId) -> bool {

@@ -7,8 +7,10 @@
 //! - [`source::BlobSource`]: "the bytes of this blob, please"; a folder, memory, a peer, an object store, or tiers of them.
 //! - [`source::Origin`]: where a volume's blobs live for good.
 //! - [`records::Records`]: the few small things of an origin that have names of their own.
+//! - [`claim`]: one of them: which folder may write to an origin.
 //! - [`pack::PackStore`]: this node's open packs; the write path.
 //!
+//! - [`access`]: how a file is read, where somebody has said so.
 //! - [`coming`]: bytes that are on their way, handed over by whoever brings them.
 //! - [`extent`]: the extents of one 4 MiB range of a file, as a value with its algebra.
 //! - [`sums`]: what lies beside a blob so that a part of it can be checked: chaining values and CRCs.
@@ -18,6 +20,8 @@
 //! - [`stock`]: memory for the bytes of a blob, which is used again.
 //! - [`failing`]: the seams with faults that a test switches on.
 
+pub mod access;
+pub mod claim;
 pub mod coming;
 pub mod extent;
 pub mod failing;
@@ -30,6 +34,7 @@ pub mod stock;
 pub mod sums;
 pub mod tiered;
 
+pub use access::Access;
 pub use coming::Coming;
 pub use extent::{Extent, ExtentPage};
 pub use folder::BlobFolder;

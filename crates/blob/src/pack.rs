@@ -12,6 +12,7 @@
 use base::{BlobId, PackNo};
 
 use crate::source::BlobError;
+use crate::sums::crc32c;
 
 /// Room on the node's disk, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,10 +38,35 @@ pub trait PackStore: Send + Sync {
     /// `Full` when there is no room; nothing then refers to the range. See [`BlobError`].
     fn write(&self, pack: PackNo, offset: u32, bytes: &[u8]) -> Result<(), BlobError>;
 
-    /// Reads from a pack that has not been retired.
+    /// The same, and gives the CRC32C of the bytes: a store that sums them up anyway need not do it twice.
     ///
     /// # Errors
-    /// `Io` (unexpected end of file) past what was written; see [`BlobError`].
+    /// As [`PackStore::write`].
+    fn write_summed(&self, pack: PackNo, offset: u32, bytes: &[u8]) -> Result<u32, BlobError> {
+        self.write(pack, offset, bytes)?;
+        Ok(crc32c(bytes))
+    }
+
+    /// Whether the pack holds, at `offset`, bytes with this CRC32C. A store that keeps sums takes it from then on for the sum of
+    /// the range: so what the log of names can prove after a crash is checked on every later read, too.
+    ///
+    /// # Errors
+    /// As [`PackStore::read`]; bytes that are not there, or differ, are none.
+    fn prove(&self, pack: PackNo, offset: u32, len: u32, crc: u32) -> Result<bool, BlobError> {
+        let mut bytes = vec![0; len as usize];
+        match self.read(pack, offset, &mut bytes) {
+            Ok(()) => Ok(crc32c(&bytes) == crc),
+            // It may answer later.
+            Err(error @ (BlobError::Unavailable(_) | BlobError::Refused(_))) => Err(error),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Reads from a pack that has not been retired. A store on a disk checks what it gives: bytes that are not those that were written
+    /// are an error.
+    ///
+    /// # Errors
+    /// `Io` (unexpected end of file) past what was written, `Io` (invalid data) for bytes that are damaged; see [`BlobError`].
     fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), BlobError>;
 
     /// Makes all that was written to these packs survive a power cut. A pack that is gone (retired: it was synced
@@ -54,7 +80,8 @@ pub trait PackStore: Send + Sync {
     /// The open name stays, and so do reads by pack number, until [`PackStore::retire`]. May be repeated after a crash.
     ///
     /// # Errors
-    /// See [`BlobError`]; the pack then stays open and can be sealed again.
+    /// `Io` (invalid data) when bytes are damaged: they are never given a name that would make them right. See [`BlobError`]; the pack then
+    /// stays open and can be sealed again.
     fn seal(&self, pack: PackNo, len: u32) -> Result<BlobId, BlobError>;
 
     /// Makes these sealed packs' blobs durable in the origin, then lets go of their open names.

@@ -8,8 +8,10 @@
 //! bytes in all. So it is a path below a folder and a key in an object store, with nothing to escape.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -138,6 +140,29 @@ impl RecordFolder {
     }
 }
 
+/// Whether the filesystem has no hard links.
+fn has_no_links(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL))
+}
+
+/// Renames a file unless there is one of the new name.
+fn rename_to_nothing(from: &Path, to: &Path) -> io::Result<()> {
+    let text = |path: &Path| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from);
+    let (from, to) = (text(from)?, text(to)?);
+    // SAFETY: both names end with a NUL and outlive the call, which keeps neither.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_renameat2,
+            libc::AT_FDCWD,
+            from.as_ptr(),
+            libc::AT_FDCWD,
+            to.as_ptr(),
+            libc::RENAME_NOREPLACE,
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 fn sync_parent(file: &Path) -> io::Result<()> {
     File::open(file.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
@@ -164,8 +189,11 @@ impl Records for RecordFolder {
 
     fn create_record(&self, name: &str, bytes: &[u8]) -> Result<bool, BlobError> {
         let (temporary, file) = self.prepare(name, bytes)?;
-        let made = fs::hard_link(&temporary, &file);
-        fs::remove_file(&temporary)?;
+        let mut made = fs::hard_link(&temporary, &file);
+        if made.as_ref().is_err_and(has_no_links) {
+            made = rename_to_nothing(&temporary, &file);
+        }
+        let _ = fs::remove_file(&temporary);
         match made {
             Ok(()) => {
                 sync_parent(&file)?;
@@ -233,5 +261,23 @@ impl Records for RecordMap {
 
     fn records(&self, folder: &str) -> Result<Vec<String>, BlobError> {
         Ok(self.all.lock().keys().filter(|name| is_below(name, folder)).cloned().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_hard_links_a_record_is_still_made_by_one_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two, to) = (dir.path().join("one"), dir.path().join("two"), dir.path().join("to"));
+        fs::write(&one, "one").unwrap();
+        fs::write(&two, "two").unwrap();
+        rename_to_nothing(&one, &to).unwrap();
+        assert_eq!(rename_to_nothing(&two, &to).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&to).unwrap(), b"one");
+        assert!(has_no_links(&io::Error::from_raw_os_error(libc::EPERM)));
+        assert!(!has_no_links(&io::Error::from_raw_os_error(libc::EEXIST)));
     }
 }

@@ -9,6 +9,7 @@ use base::BlobId;
 use base::size::BLOB_MAX;
 use base::time::BootTime;
 
+use crate::access::Access;
 use crate::coming::{Coming, Then};
 use crate::records::Records;
 use crate::stock::Buffer;
@@ -62,6 +63,14 @@ pub trait BlobSource: Send + Sync {
     /// # Errors
     /// See [`BlobError`].
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError>;
+
+    /// The same for a reader of whom is known how it goes on.
+    ///
+    /// # Errors
+    /// As [`BlobSource::read_at`].
+    fn read_as(&self, id: &BlobId, offset: u32, buf: &mut [u8], _access: Access) -> Result<(), BlobError> {
+        self.read_at(id, offset, buf)
+    }
 
     /// Whether a read would be answered from this machine, without waiting for a network. Used to decide on which
     /// thread a request is served, so it must be quick; a wrong answer costs time, not truth.

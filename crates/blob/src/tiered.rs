@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use base::{BlobId, Must};
 
+use crate::access::Access;
 use crate::source::{BlobError, BlobSource};
 
 /// Called with a source's place in the list, the blob, and what was seen.
@@ -35,6 +36,10 @@ impl Tiered {
 impl BlobSource for Tiered {
     /// The error, if nobody had the bytes, is the last that said more than "not here".
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+        self.read_as(id, offset, buf, Access::Normal)
+    }
+
+    fn read_as(&self, id: &BlobId, offset: u32, buf: &mut [u8], access: Access) -> Result<(), BlobError> {
         let mut told = BlobError::Missing(*id);
         // One bit for each source that was near; it is asked once, also if that changes meanwhile.
         let mut near = 0u64;
@@ -47,7 +52,7 @@ impl BlobSource for Tiered {
                 if (near & bit != 0) == far {
                     continue;
                 }
-                match source.read_at(id, offset, buf) {
+                match source.read_as(id, offset, buf, access) {
                     Ok(()) => return Ok(()),
                     Err(BlobError::Missing(_)) => {}
                     Err(BlobError::Io(error)) if error.kind() == io::ErrorKind::InvalidInput => {

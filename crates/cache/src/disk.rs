@@ -14,10 +14,14 @@
 //! **File handles.** At most 512 are kept open; a pack whose handle was given up is opened again when it is next used.
 //! The kernel reports an error of writing back to a handle opened later too, as long as nobody has been told of it.
 //!
+//! **What is read has been checked.** Each write leaves its sums ([`sums`]); a read compares, and so does sealing before it gives the bytes
+//! a name. Bytes that do not fit are an error.
+//!
 //! **After a crash** a pack is what its file holds. It is found by [`open_packs`](PackStore::open_packs) and can be read,
 //! synced, sealed and discarded like any other.
 
 mod file;
+mod sums;
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -35,6 +39,7 @@ use blob::{BlobError, Origin, PackStore, Space, Sums};
 use crate::{end_of, exists_already, no_such_pack, too_short};
 pub(crate) use file::Durable;
 use file::{Pack, Packs};
+use sums::{PackSums, Piece, Pieces, SumsFile, pieces_of};
 
 /// How many files are synced at the same time.
 const SYNC_THREADS: usize = 4;
@@ -52,6 +57,7 @@ pub struct DiskPacks {
     /// Of the folder: one change for each pack created.
     names: Durable,
     packs: Packs,
+    sums: SumsFile,
     origin: Arc<dyn Origin>,
 }
 
@@ -73,12 +79,20 @@ impl DiskPacks {
         }
         // Fails on what is no folder, too.
         fs::read_dir(dir)?;
+        let (packs, sums) = (Packs::new(), SumsFile::new(dir));
+        for (no, pieces) in sums.load()? {
+            match fs::metadata(dir.join(no.to_string())) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                about => packs.insert_known(no, PackSums::loaded(pieces, about?.len())),
+            }
+        }
         Ok(DiskPacks {
             dir: dir.to_owned(),
             handle: File::open(dir)?,
             // The packs that are there may have been created just before a kill.
             names: Durable::new(1),
-            packs: Packs::new(),
+            packs,
+            sums,
             origin,
         })
     }
@@ -120,6 +134,21 @@ impl DiskPacks {
         Ok(file)
     }
 
+    /// Puts sums into their file. That they could not be put there loses no data, and so fails no sync: they are known as long as this
+    /// program runs, and the next sync tries again.
+    fn save_sums(&self, unsaved: &[(PackNo, Vec<Piece>)]) {
+        if self.sums.save(unsaved).is_err() {
+            for (no, pieces) in unsaved {
+                if let Some(pack) = self.packs.get(*no) {
+                    pack.sums.lock().put_back(pieces);
+                }
+            }
+        } else if self.sums.is_long() {
+            // If that fails, the file is long for a while.
+            let _ = self.sums.shorten(|no| self.packs.get(no).is_some());
+        }
+    }
+
     fn sync_pack(&self, no: PackNo, pack: &Pack) -> Result<(), BlobError> {
         // Opened first, so that a lack of file handles is not taken for a failed sync.
         let synced = self.file(no, pack).and_then(|file| Ok(pack.durable.sync(|| file.sync_data())?));
@@ -135,6 +164,7 @@ impl DiskPacks {
 enum Part {
     Pack(PackNo, Arc<Pack>),
     Names,
+    Sums(Vec<(PackNo, Vec<Piece>)>),
 }
 
 impl PackStore for DiskPacks {
@@ -152,39 +182,77 @@ impl PackStore for DiskPacks {
     }
 
     fn write(&self, no: PackNo, offset: u32, bytes: &[u8]) -> Result<(), BlobError> {
+        self.write_summed(no, offset, bytes).map(drop)
+    }
+
+    fn write_summed(&self, no: PackNo, offset: u32, bytes: &[u8]) -> Result<u32, BlobError> {
         let _phase = phase::enter(Phase::Cache);
         end_of(no, offset, bytes.len())?;
         let pack = self.get(no)?;
-        let result = self.file(no, &pack)?.write_all_at(bytes, u64::from(offset));
+        let file = self.file(no, &pack)?;
+        let (pieces, crc) = pieces_of(offset, bytes);
+        let result = file.write_all_at(bytes, u64::from(offset));
+        if result.is_ok() {
+            // After the bytes: a read of the range beside them must find them there.
+            pack.sums.lock().add(&pieces);
+        }
         // Also after an error: a part of it may have been written, and room on the disk was taken.
         pack.durable.changed();
-        Ok(result?)
+        Ok(result.map(|()| crc)?)
+    }
+
+    fn prove(&self, no: PackNo, offset: u32, len: u32, crc: u32) -> Result<bool, BlobError> {
+        let _phase = phase::enter(Phase::Cache);
+        end_of(no, offset, len as usize)?;
+        let Some(pack) = self.find(no)? else { return Ok(false) };
+        let mut bytes = vec![0; len as usize];
+        if self.file(no, &pack)?.read_exact_at(&mut bytes, u64::from(offset)).is_err() {
+            return Ok(false);
+        }
+        let (pieces, found) = pieces_of(offset, &bytes);
+        if found == crc {
+            pack.sums.lock().add(&pieces);
+        }
+        Ok(found == crc)
     }
 
     fn read(&self, no: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
         let _phase = phase::enter(Phase::Cache);
         end_of(no, offset, buf.len())?;
         let pack = self.get(no)?;
-        Ok(self.file(no, &pack)?.read_exact_at(buf, u64::from(offset))?)
+        let file = self.file(no, &pack)?;
+        sums::read(&file, &pack.sums, offset, buf)?.map_err(|piece| damaged(no, &piece))
     }
 
     fn sync(&self, packs: &[PackNo]) -> Result<(), BlobError> {
         let _phase = phase::enter(Phase::Cache);
-        let mut parts = Vec::with_capacity(packs.len() + 1);
+        let mut parts = Vec::with_capacity(packs.len() + 2);
+        let mut unsaved = Vec::new();
         for no in packs {
-            parts.extend(self.find(*no)?.map(|pack| Part::Pack(*no, pack)));
+            let Some(pack) = self.find(*no)? else { continue };
+            let pieces = pack.sums.lock().take_unsaved();
+            if !pieces.is_empty() {
+                unsaved.push((*no, pieces));
+            }
+            parts.push(Part::Pack(*no, pack));
         }
         if parts.is_empty() {
             return Ok(());
         }
         parts.push(Part::Names);
+        parts.push(Part::Sums(unsaved));
         parts.retain(|part| match part {
             Part::Pack(_, pack) => pack.durable.is_dirty(),
             Part::Names => self.names.is_dirty(),
+            Part::Sums(unsaved) => !unsaved.is_empty(),
         });
         base::thread::for_each("covey-sync", SYNC_THREADS, &parts, |part| match part {
             Part::Pack(no, pack) => self.sync_pack(*no, pack),
             Part::Names => Ok(self.names.sync(|| self.handle.sync_all())?),
+            Part::Sums(unsaved) => {
+                self.save_sums(unsaved);
+                Ok(())
+            }
         })
     }
 
@@ -198,13 +266,14 @@ impl PackStore for DiskPacks {
             return Err(too_short(no, len, holds));
         }
         if holds > u64::from(len) {
+            sums::cut(&file, &pack.sums, len)?.map_err(|piece| damaged(no, &piece))?;
             file.set_len(u64::from(len))?;
             pack.durable.changed();
         }
         if len >= EARLY_MIN {
             start_writing(&file);
         }
-        let sums = sums_of(&file, len)?;
+        let sums = sums_of(no, &file, len, &pack.sums.lock().all())?;
         self.origin.adopt(&sums.id(), &sums, &self.path(no))?;
         Ok(sums.id())
     }
@@ -221,6 +290,8 @@ impl PackStore for DiskPacks {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
             _ => self.packs.remove(pack),
         }
+        // If that fails, records of packs that are gone stay a while.
+        let _ = self.sums.clear_if(|| self.packs.is_empty());
         Ok(())
     }
 
@@ -268,14 +339,25 @@ fn start_writing(file: &File) {
     unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
 }
 
-/// Reads group by group, so that each is hashed while it is in the processor's cache.
-fn sums_of(file: &File, len: u32) -> Result<Sums, BlobError> {
+fn damaged(no: PackNo, piece: &Piece) -> BlobError {
+    let Piece { offset, len, .. } = piece;
+    let what = format!(
+        "open pack {no} is damaged on this disk: its {len} bytes at {offset} are not those that were written"
+    );
+    BlobError::Io(io::Error::new(io::ErrorKind::InvalidData, what))
+}
+
+/// Reads group by group, so that each is hashed while it is in the processor's cache. What is hashed has been compared with `written`.
+fn sums_of(no: PackNo, file: &File, len: u32, written: &Pieces) -> Result<Sums, BlobError> {
     let mut builder = Builder::new(len);
     let mut group = vec![0; GROUP as usize];
     let mut at = 0;
     while builder.next_len() > 0 {
         let group = &mut group[..builder.next_len() as usize];
         file.read_exact_at(group, at)?;
+        if let Some(piece) = written.wrong(at as u32, group) {
+            return Err(damaged(no, &piece));
+        }
         at += group.len() as u64;
         builder.push(group);
     }

@@ -26,6 +26,7 @@ mod health;
 mod keep;
 mod lend;
 mod memory;
+mod partial;
 pub mod pending;
 mod pool;
 mod read;
@@ -48,13 +49,14 @@ use base::BlobId;
 use base::phase::{self, Phase};
 use base::size::{GIB, MIB};
 use blob::coming::{Coming, Then};
-use blob::{BlobError, BlobFolder, BlobSource, Buffer, Origin, Part, Records, Sums};
+use blob::{Access, BlobError, BlobFolder, BlobSource, Buffer, Origin, Part, Records, Sums};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use books::Books;
 use flights::{Flights, Room};
 use health::Health;
 use memory::Memory;
+use partial::Partial;
 use pending::Pending;
 use pool::{Job, Pool};
 use read::Here;
@@ -209,6 +211,8 @@ struct Core {
     options: CacheOptions,
     books: Books,
     memory: Mutex<Memory>,
+    /// Taken before the fetches under way and the hints.
+    partial: Mutex<Partial>,
     flights: Arc<Flights>,
     room: Arc<Room>,
     pool: Pool,
@@ -367,6 +371,7 @@ impl NodeCache {
             watch,
             books,
             memory: Mutex::new(Memory::new(options.memory)),
+            partial: Mutex::default(),
             flights: Arc::default(),
             room: Room::new(options.in_flight),
             pool: Pool::new(options.readers_ahead),
@@ -445,7 +450,11 @@ impl Drop for NodeCache {
 
 impl BlobSource for NodeCache {
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
-        self.core.read(id, offset, buf)
+        self.core.read(id, offset, buf, Access::Normal)
+    }
+
+    fn read_as(&self, id: &BlobId, offset: u32, buf: &mut [u8], access: Access) -> Result<(), BlobError> {
+        self.core.read(id, offset, buf, access)
     }
 
     /// Whether all of it is on this node.

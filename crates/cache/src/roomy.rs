@@ -75,6 +75,14 @@ impl<P: PackStore> PackStore for Roomy<P> {
         self.with_room(|| self.packs.write(pack, offset, bytes))
     }
 
+    fn write_summed(&self, pack: PackNo, offset: u32, bytes: &[u8]) -> Result<u32, BlobError> {
+        self.with_room(|| self.packs.write_summed(pack, offset, bytes))
+    }
+
+    fn prove(&self, pack: PackNo, offset: u32, len: u32, crc: u32) -> Result<bool, BlobError> {
+        self.packs.prove(pack, offset, len, crc)
+    }
+
     fn read(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
         self.packs.read(pack, offset, buf)
     }

@@ -548,3 +548,71 @@ fn pack_speed() {
         println!("  read of 4 KiB from an open pack: {:?} each", start.elapsed() / 1000);
     });
 }
+
+/// Rot in an open pack was served, and sealing gave it a name that made it right.
+#[test]
+fn regression_rot_in_an_open_pack_is_neither_served_nor_sealed() {
+    let home = tempfile::tempdir().unwrap();
+    let origin: Arc<dyn Origin> = Arc::new(InFolder::new(home.path()));
+    let mut packs = disk(home.path(), origin.clone());
+    let bytes = noise(300_000, 1);
+    let no = PackNo(1);
+    packs.create(no).unwrap();
+    // In pieces of any size and order.
+    for (from, to) in [(100_000, 300_000), (0, 700), (700, 50_000), (50_000, 100_000)] {
+        let crc = packs.write_summed(no, from, &bytes[from as usize..to]).unwrap();
+        assert_eq!(crc, blob::sums::crc32c(&bytes[from as usize..to]));
+    }
+    packs.sync(&[no]).unwrap();
+    let path = home.path().join("open/1");
+    let good = fs::read(&path).unwrap();
+    let mut rotten = good.clone();
+    rotten[150_000] ^= 8;
+    fs::write(&path, &rotten).unwrap();
+    // By the run that wrote it, and by the next one.
+    for run in 0..2 {
+        let read = |at: u32, len: usize| {
+            let mut buf = vec![0; len];
+            packs.read(no, at, &mut buf).map(|()| buf)
+        };
+        for (at, len) in [(150_000, 1), (149_000, 4096), (0, 300_000), (140_000, 100_000), (131_072, 32_768)]
+        {
+            assert!(is_io(read(at, len), io::ErrorKind::InvalidData), "{len} bytes at {at}, run {run}");
+        }
+        // What is beside it can be read.
+        for (at, len) in [(0, 131_072), (300, 4096), (163_840, 136_160), (200_001, 50_000)] {
+            assert_eq!(read(at, len).unwrap(), bytes[at as usize..at as usize + len], "run {run}");
+        }
+        assert!(is_io(packs.seal(no, 300_000), io::ErrorKind::InvalidData));
+        assert_eq!(origin.size(&BlobId(*blake3::hash(&rotten).as_bytes())).unwrap(), None);
+        drop(packs);
+        packs = disk(home.path(), origin.clone());
+    }
+    fs::write(&path, &good).unwrap();
+    assert_eq!(packs.seal(no, 300_000).unwrap().0, *blake3::hash(&bytes).as_bytes());
+}
+
+/// What was not synced has no sum after a crash until the log proves it.
+#[test]
+fn what_is_proven_after_a_crash_is_checked_from_then_on() {
+    let home = tempfile::tempdir().unwrap();
+    let origin: Arc<dyn Origin> = Arc::new(InMemory::default());
+    let bytes = noise(50_000, 2);
+    let crc = {
+        let packs = disk(home.path(), origin.clone());
+        packs.create(PackNo(1)).unwrap();
+        packs.write_summed(PackNo(1), 0, &bytes).unwrap()
+    };
+    let packs = disk(home.path(), origin);
+    assert!(!packs.prove(PackNo(1), 0, 50_000, crc ^ 1).unwrap());
+    assert!(!packs.prove(PackNo(1), 1, 50_000, crc).unwrap());
+    assert!(!packs.prove(PackNo(2), 0, 50_000, crc).unwrap());
+    assert!(packs.prove(PackNo(1), 0, 50_000, crc).unwrap());
+    let path = home.path().join("open/1");
+    let mut rotten = fs::read(&path).unwrap();
+    rotten[40_000] ^= 1;
+    fs::write(&path, rotten).unwrap();
+    let mut buf = [0; 100];
+    assert!(is_io(packs.read(PackNo(1), 39_950, &mut buf), io::ErrorKind::InvalidData));
+    packs.read(PackNo(1), 0, &mut buf).unwrap();
+}

@@ -258,6 +258,12 @@ impl Pending for Uploads {
         let shared = &self.shared;
         let mut state = shared.state.lock();
         if state.queue.wants(id) {
+            // What was noted may have rotted since; `file` was compared with its sums just now.
+            if !shared.notes.holds(id, file)? {
+                shared.notes.link(id, file)?;
+                state.queue.is_readable(id);
+                shared.staff(&mut state);
+            }
             return Ok(());
         }
         // Under the lock: the end of an attempt for the same blob takes its note away.
@@ -282,6 +288,10 @@ impl Pending for Uploads {
         shared.count(&state);
         shared.moved.notify_all();
         Ok(())
+    }
+
+    fn doubt(&self, id: &BlobId) {
+        self.shared.state.lock().queue.doubt(id);
     }
 
     fn file(&self, id: &BlobId) -> Option<PathBuf> {

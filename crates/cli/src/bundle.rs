@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use fuse::mount::mounted_by_us;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -233,7 +232,7 @@ impl Bundle {
 
     /// All mounts of Covey's on this machine, and whether they live.
     pub fn mounts(&mut self) {
-        let rows: Vec<Value> = mounted_by_us()
+        let rows: Vec<Value> = crate::trust::mounts()
             .iter()
             .map(|mount| json!({ "path": mount.path, "source": mount.source, "alive": mount.answers() }))
             .collect();
@@ -343,7 +342,7 @@ fn read_ahead() -> String {
         let value = fs::read_to_string(knob(mount.dev)).unwrap_or_else(|error| error.to_string());
         format!("{} {}\n", mount.path.display(), value.trim())
     };
-    mounted_by_us().iter().map(line).collect()
+    crate::trust::mounts().iter().map(line).collect()
 }
 
 /// What lies in a volume's folder and right below it: sizes and counts, no contents.

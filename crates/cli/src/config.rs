@@ -132,7 +132,7 @@ pub fn option_word(key: &str, value: &Value) -> Option<String> {
         Value::Flag(on) if with_value => Some(format!("{name}={}", if *on { "on" } else { "off" })),
         Value::Flag(true) => Some(name),
         Value::Flag(false) => {
-            let opposite = format!("no{name}");
+            let opposite = name.strip_prefix("no").map_or_else(|| format!("no{name}"), str::to_owned);
             options::names().any(|(known, _)| known == opposite).then_some(opposite)
         }
         Value::Text(text) => Some(format!("{name}={text}")),

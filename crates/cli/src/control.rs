@@ -176,6 +176,7 @@ impl Asked {
     /// Asks.
     pub fn ask(ear: &Ear, request: &Request) -> Result<Asked> {
         let stream = ear.connect().map_err(lost)?;
+        crate::trust::check_daemon(&stream, ear).map_err(lost)?;
         // Progress comes more often than this; only a daemon that is stuck is silent for so long.
         stream.set_read_timeout(Some(Duration::from_secs(120))).map_err(lost)?;
         let mut line = serde_json::to_string(request).map_err(|error| lost(error.into()))?;
@@ -393,20 +394,7 @@ fn answer(stream: &UnixStream, serve: &dyn Serve) {
 
 /// Whether the caller is root or the daemon's own user.
 fn may_ask(stream: &UnixStream) -> bool {
-    let mut who = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the descriptor is open; `who` and `len` are living values, and `len` is the size of `who`.
-    let status = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut who).cast(),
-            &mut len,
-        )
-    };
-    // SAFETY: geteuid(2) takes nothing and cannot fail.
-    status == 0 && (who.uid == 0 || who.uid == unsafe { libc::geteuid() })
+    crate::trust::peer(stream).is_ok_and(|user| user == 0 || user == crate::sys::euid())
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use blob::Access;
 use fuse::{MountError, Session, Unmount, UnmountError, Unmounter};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -25,15 +26,15 @@ use crate::backend::{self, Backend};
 use crate::cmd::umount;
 use crate::control::{Ear, Listener, Request, Serve, Tick, Wire};
 use crate::error::{Failure, Result};
-use crate::node::{NodeOptions, Source};
+use crate::node::{Node, NodeOptions, Source};
 use crate::options::MountOptions;
 use crate::publish::{self, Every};
 use crate::status::{Memory, Mode, Served, Status};
-use crate::sys::Trimmer;
+use crate::sys::{self, Trimmer};
 use crate::table::{bytes, count};
 use crate::term::{self, Term};
 use crate::watch::{self, Shown, Wish};
-use crate::{log, metrics, mounts, notify, signals};
+use crate::{log, metrics, mounts, notify, origins, signals};
 
 use background::{News, tell};
 pub use background::{Parent, in_background, with_parent};
@@ -115,7 +116,7 @@ pub struct Mounted {
 pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     let interactive = parent.is_none() && term::is_terminal();
     signals::block();
-    raise_file_limit();
+    sys::raise_file_limit();
     let mountpoint = mounts::absolute(&plan.mountpoint)?;
     check_places(&plan.source, &mountpoint)?;
     let page =
@@ -126,6 +127,8 @@ pub fn run(plan: Plan, parent: Option<Parent>, term: Term) -> Result<u8> {
     log::debug(|| format!("opening {}", plan.source.name().display()));
     let node = backend::open(&plan.source, &node_options(&plan, &mountpoint))?;
     log::of_volume(&node.name());
+    let endpoint = node.node().and_then(Node::endpoint);
+    origins::clear_line(endpoint.as_deref()).iter().for_each(|line| log::warn(line));
     let session = match Session::mount(node.filesystem(), &mountpoint, session_options(&plan, &*node)) {
         Ok(session) => Arc::new(session),
         Err(error) => {
@@ -260,6 +263,7 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
         relatime: options.relatime,
         commit: options.commit,
         deadline: options.deadline,
+        access: options.access.clone(),
         far: options.far.clone(),
         salvage: None,
         take_over: plan.take_over,
@@ -274,8 +278,8 @@ fn session_options(plan: &Plan, node: &dyn Backend) -> fuse::Options {
             source: node.name(),
             read_only: options.read_only || options.frozen || matches!(plan.source, Source::Published(_)),
             allow_other: options.allow_other,
-            nosuid: options.nosuid,
-            nodev: options.nodev,
+            nosuid: options.nosuid(plan.source.is_foreign()),
+            nodev: options.nodev(plan.source.is_foreign()),
             noexec: options.noexec,
         },
         writeback: options.writeback,
@@ -284,9 +288,22 @@ fn session_options(plan: &Plan, node: &dyn Backend) -> fuse::Options {
         aside: plan.transport.aside,
         uncached: plan.transport.uncached,
         deadline: options.deadline,
-        read_ahead_kib: options.read_ahead_kib.or(defaults.read_ahead_kib),
+        read_ahead_kib: Some(options.read_ahead_kib.unwrap_or_else(|| read_ahead(options, node))),
         log: log::sink(),
         ..defaults
+    }
+}
+
+/// How far the kernel reads ahead, in KiB, where nobody said. A fault in a mapping makes it read such a window around it: before a remote origin
+/// each window is a request, and the daemon prefetches a stream itself.
+fn read_ahead(options: &MountOptions, node: &dyn Backend) -> u32 {
+    const LOCAL: u32 = 1024;
+    const REMOTE: u32 = 128;
+    const PAGE: u32 = 4;
+    match (node.node().is_some_and(Node::is_remote), options.access.default) {
+        (false, _) | (true, Access::Stream) => LOCAL,
+        (true, Access::Normal) => REMOTE,
+        (true, Access::Random) => PAGE,
     }
 }
 
@@ -498,16 +515,5 @@ impl Ender {
             log::error(&failure.to_string());
         }
         std::process::exit(1);
-    }
-}
-
-/// A pack, a database and many sockets are open at a time: the soft limit of 1,024 is for other programs.
-fn raise_file_limit() {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a living value of the type that getrlimit(2) fills.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0 {
-        limit.rlim_cur = limit.rlim_max.min(65_536);
-        // SAFETY: as above; the value is within the hard limit.
-        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
     }
 }

@@ -11,6 +11,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::term::{Lines, shown};
+
 /// Shorthand for what commands answer.
 pub type Result<T> = std::result::Result<T, Failure>;
 
@@ -118,12 +120,14 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "covey: {}", self.what)?;
+        // Names are in it, and it may have come from another user's daemon.
+        let line = |text| shown(text, Lines::Many).replace('\n', "\n        ");
+        write!(f, "covey: {}", line(&self.what))?;
         for why in &self.why {
-            write!(f, "\n  why:  {why}")?;
+            write!(f, "\n  why:  {}", line(why))?;
         }
         for next in &self.next {
-            write!(f, "\n  next: {next}")?;
+            write!(f, "\n  next: {}", line(next))?;
         }
         Ok(())
     }

@@ -11,4 +11,3 @@
 
 pub mod archive;
 pub mod inside;
-pub mod tar;

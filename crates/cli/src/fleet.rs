@@ -31,7 +31,7 @@ use peer::fleet::{Fleet, FleetError, FleetParts, Groups};
 use peer::id::Role;
 use peer::members::{HomeError, NodeHome};
 use peer::plan::Tier;
-use peer::seam::{Held, Holdings};
+use peer::seam::{CopyState, Held, Holdings};
 use tree::Tree;
 
 use crate::error::{Failure, Result};
@@ -94,6 +94,7 @@ pub fn join(
     let fleet = Fleet::start(parts).map_err(|error| fleet_failure(&error, listen))?;
     if let Some(address) = fleet.address() {
         log::line(&format!("fleet: node {} listens on {address}", fleet.node()));
+        clear_line(address, fleet.is_encrypted()).iter().for_each(|line| log::warn(line));
     }
     if options.join.is_some() && !meets_somebody(&fleet) {
         log::warn(
@@ -102,6 +103,21 @@ pub fn join(
         );
     }
     Ok(Joined { fleet: Arc::new(fleet), groups })
+}
+
+/// Whether what others say to this address can be read and changed on the way: it is not only this machine's.
+pub fn is_in_the_clear(address: SocketAddr, is_encrypted: bool) -> bool {
+    !is_encrypted && !address.ip().to_canonical().is_loopback()
+}
+
+/// The line about it for the log.
+fn clear_line(address: SocketAddr, is_encrypted: bool) -> Option<String> {
+    is_in_the_clear(address, is_encrypted).then(|| {
+        format!(
+            "fleet: connections to {address} are not encrypted: who is on the way reads the bytes, and can answer falsely; give all nodes \
+             --tls-cert, --tls-key and --tls-ca, or keep the fleet inside a VPN"
+        )
+    })
 }
 
 /// Waits a moment for the others to be there: what is read before would be asked of the origin by every node that starts now.
@@ -159,9 +175,11 @@ impl Holdings for Lender {
         Some(Held { file: Arc::new(file), offset: 0, sums: Arc::new(sums) })
     }
 
-    fn suspect(&self, id: &BlobId) {
-        if let Some(cache) = self.0.upgrade() {
-            cache.suspect(id);
+    fn suspect(&self, id: &BlobId) -> CopyState {
+        match self.0.upgrade().and_then(|cache| cache.suspect(id)) {
+            None => CopyState::Absent,
+            Some(true) => CopyState::Sound,
+            Some(false) => CopyState::Damaged,
         }
     }
 
@@ -279,6 +297,14 @@ mod tests {
     fn time_of(seen: impl Fn() -> usize) -> (usize, Duration) {
         let began = base::time::monotonic();
         (calmed(seen), base::time::monotonic() - began)
+    }
+
+    #[test]
+    fn regression_a_fleet_in_the_clear_beyond_this_machine_is_said() {
+        let is = |address: &str, tls| clear_line(address.parse().unwrap(), tls).is_some();
+        assert!(is("10.0.0.1:7171", false) && is("0.0.0.0:7171", false) && is("[::]:7171", false));
+        assert!(!is("10.0.0.1:7171", true) && !is("127.0.0.1:7171", false) && !is("[::1]:7171", false));
+        assert!(!is("[::ffff:127.0.0.1]:7171", false));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! What a node that is open shows, and why no program sees half of a move, stands in [`fs::follow`]. Here is only what is asked for
-//! when: a record that cannot be had, or that is no good, leaves the mount where it is, with one line in the log until it is
+//! when: a record that cannot be had, that is no good, or that is older than one that was seen ([`trust`]), leaves the mount where it is, with one line in the log until it is
 //! good again.
 
 use std::str::FromStr;
@@ -28,7 +28,7 @@ use tree::diff::{self, Changes};
 use tree::{Root, Tree, TreeError};
 
 use crate::error::{Failure, Result};
-use crate::frozen::{Named, TreeInfo, grouped, parts_of};
+use crate::frozen::{Named, TreeInfo, grouped, parts_of, trust};
 use crate::log;
 use crate::node::open_failure;
 use crate::table::count;
@@ -97,8 +97,8 @@ impl Follow {
 
     /// Looks at the record, and moves if there is something new. Only one caller at a time.
     fn step(&self, kernel: &Notifier) -> Result<Option<TreeInfo>> {
-        let root = Root::read(&*self.origin, &self.named.name, self.named.key.as_ref());
-        let root = root.map_err(|error| self.named.failure(error))?;
+        // What a person accepted when the mount began was the record of that moment.
+        let root = trust::read(&self.named, &*self.origin, false)?;
         let (old_root, old) = {
             let shown = self.shown.lock();
             (shown.root.clone(), shown.tree.clone())

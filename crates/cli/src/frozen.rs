@@ -1,6 +1,8 @@
 //! A published tree as what a mount serves: `ORIGIN@NAME`. There is no volume and no lock: names and bytes come from the origin as they are
 //! looked at.
 
+pub mod trust;
+
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
@@ -25,6 +27,7 @@ use crate::origins;
 use crate::publish;
 use crate::table::utc;
 use crate::volume_dir::Home;
+use trust::Accept;
 
 /// What tells one mount of a tree from another stands after this in its source.
 pub const MARK: char = '#';
@@ -40,6 +43,8 @@ pub struct Named {
     pub name: String,
     /// The only key that may have signed it.
     pub key: Option<PublicKey>,
+    /// It may be older than what was seen.
+    pub older: bool,
     /// Whether a mount moves to what is published next, and how often it looks.
     pub follow: Option<Interval>,
     /// Of which fleet a mount is a node, if it is of one.
@@ -90,12 +95,21 @@ impl Named {
         })?;
         publish::check_name(name)?;
         let home = origins::address(origin, &Reach::default())?;
-        Ok(Some(Named { home, cache: None, name: name.to_owned(), key: None, follow: None, fleet: None }))
+        Ok(Some(Named {
+            home,
+            cache: None,
+            name: name.to_owned(),
+            key: None,
+            older: false,
+            follow: None,
+            fleet: None,
+        }))
     }
 
-    /// With the only key that is accepted, as `covey published` shows it.
-    pub fn accepting(mut self, key: Option<&str>) -> Result<Named> {
-        self.key = key.map(parse_key).transpose()?;
+    /// With what somebody said of what is accepted.
+    pub fn accepting(mut self, accept: &Accept) -> Result<Named> {
+        self.key = accept.key.as_deref().map(parse_key).transpose()?;
+        self.older = accept.accept_older;
         Ok(self)
     }
 
@@ -129,6 +143,7 @@ impl Named {
     pub fn to_args(&self) -> Vec<OsString> {
         let mut args = self.fleet.as_deref().map(FleetOptions::to_args).unwrap_or_default();
         args.extend(self.follow.map(|every| format!("--follow={}", every.0.as_secs_f64()).into()));
+        args.extend(self.older.then(|| "--accept-older".into()));
         let mut add = |option: &str, value: Option<OsString>| {
             args.extend(value.into_iter().flat_map(|value| [OsString::from(option), value]));
         };
@@ -147,15 +162,13 @@ impl Named {
     /// The root, and the origin that it was read from.
     pub fn root(&self, access: Access) -> Result<(Root, Arc<dyn Origin>)> {
         let origin = origins::open_origin(&self.home, access)?;
-        let root = Root::read(&*origin, &self.name, self.key.as_ref());
-        Ok((root.map_err(|error| self.failure(error))?, origin))
+        Ok((trust::read(self, &*origin, self.older)?, origin))
     }
 
     /// The same of a tree behind a network, whose origin has figures of its own.
     pub fn far_root(&self, limits: Limits) -> Result<(Root, Arc<Remote>)> {
         let remote = Arc::new(origins::open_remote(&self.home, limits)?);
-        let root = Root::read(&*remote, &self.name, self.key.as_ref());
-        Ok((root.map_err(|error| self.failure(error))?, remote))
+        Ok((trust::read(self, &*remote, self.older)?, remote))
     }
 
     /// What went wrong with this tree.
@@ -295,8 +308,9 @@ mod tests {
         for bad in ["file:/srv/blobs", "file:/srv/blobs@", "file:/srv@a/b"] {
             assert_eq!(Named::parse(bad).unwrap_err().status, 2, "{bad}");
         }
-        assert!(named.clone().accepting(Some("12")).is_err());
-        assert!(named.accepting(Some(&"ab".repeat(32))).unwrap().key.is_some());
+        let accept = |key: &str| Accept { key: Some(key.to_owned()), accept_older: false };
+        assert!(named.clone().accepting(&accept("12")).is_err());
+        assert!(named.accepting(&accept(&"ab".repeat(32))).unwrap().key.is_some());
         assert_eq!(source("file:/srv/o@latest#00ff"), Some("file:/srv/o@latest"));
         assert_eq!(source("/srv/o@latest#00ff"), None);
     }

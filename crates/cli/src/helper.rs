@@ -127,7 +127,7 @@ fn as_argument(command: &Command, word: &str) -> Option<String> {
     let arg = mount
         .into_iter()
         .find(is_meant)
-        .filter(|_| !matches!(long.as_str(), "background" | "json" | "take-over"))?;
+        .filter(|_| long != "json" && !known::NOT_MOUNT.contains(&long.as_str()))?;
     match value {
         None if known::is_flag(arg) => Some(format!("--{long}")),
         Some(value) if !known::is_flag(arg) => Some(format!("--{long}={value}")),
@@ -161,9 +161,10 @@ mod tests {
                 "covey mount --background --transport=uring --log-level=debug --metrics-public -o zstd -- /v /m",
             ),
             (
-                "mount.covey /v /m -o json,background,uncached",
-                "covey mount --background -o json,background,uncached -- /v /m",
+                "mount.covey /v /m -o json,background,uncached,accept_older",
+                "covey mount --background -o json,background,uncached,accept_older -- /v /m",
             ),
+            ("mount.covey /v /m -o suid,nodev", "covey mount --background -o suid,nodev -- /v /m"),
         ] {
             assert_eq!(words(asked), done, "{asked}");
         }

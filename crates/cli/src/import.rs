@@ -17,9 +17,10 @@ pub mod archive;
 pub mod direct;
 pub mod folder;
 pub mod place;
-pub mod tar;
+pub mod seen;
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -75,8 +76,7 @@ pub enum Kind {
     },
 }
 
-/// Contents are read and written in pieces of at most this many bytes.
-pub const PIECE: usize = 1 << 20;
+pub use ::archive::PIECE;
 
 /// What goes through the queue.
 pub enum Step {
@@ -112,10 +112,44 @@ pub struct Skipped {
     pub why: String,
 }
 
+/// Texts of so many bytes are listed of what was left out; of the rest only the number is told.
+const LISTED_MAX: usize = 8 << 20;
+
+/// What was left out: a list with a bound, since an archive may hold any number of members that are.
+#[derive(Debug, Default)]
+pub struct LeftOut {
+    list: Vec<Skipped>,
+    bytes: usize,
+    more: u64,
+}
+
+impl LeftOut {
+    /// Adds one.
+    pub fn add(&mut self, path: &Path, why: impl Into<String>) {
+        let (mut path, why) = (path.display().to_string(), why.into());
+        path.truncate(path.floor_char_boundary(4096));
+        if self.bytes + path.len() + why.len() > LISTED_MAX {
+            self.more += 1;
+            return;
+        }
+        self.bytes += path.len() + why.len();
+        self.list.push(Skipped { path, why });
+    }
+
+    /// The list; its last line tells how many more there are.
+    pub fn take(&mut self) -> Vec<Skipped> {
+        let LeftOut { mut list, more, .. } = std::mem::take(self);
+        if more > 0 {
+            list.push(Skipped { path: "...".to_owned(), why: format!("and {more} more") });
+        }
+        list
+    }
+}
+
 /// What a source writes to: the queue, and the list of what it had to leave out.
 pub struct Feed {
     queue: SyncSender<Step>,
-    skipped: Arc<Mutex<Vec<Skipped>>>,
+    skipped: Arc<Mutex<LeftOut>>,
     /// See [`Counters`].
     pub counters: Arc<Counters>,
 }
@@ -132,8 +166,7 @@ impl Feed {
 
     /// Notes what was left out.
     pub fn skip(&self, path: &Path, why: impl Into<String>) {
-        let skipped = Skipped { path: path.display().to_string(), why: why.into() };
-        self.skipped.lock().unwrap_or_else(PoisonError::into_inner).push(skipped);
+        self.skipped.lock().unwrap_or_else(PoisonError::into_inner).add(path, why);
     }
 }
 
@@ -161,6 +194,11 @@ pub trait Sink {
 
     /// Gives folders their times, after everything in them was made, and makes all of it durable.
     fn finish(&mut self) -> Result<()>;
+
+    /// What did not arrive as it was. Asked once, at the end.
+    fn left_out(&mut self) -> Vec<Skipped> {
+        Vec::new()
+    }
 }
 
 /// What an import came to.
@@ -179,7 +217,7 @@ pub struct Summary {
 /// Moves everything from the source to the sink.
 pub fn run(mut source: Box<dyn Source>, sink: &mut dyn Sink, label: &str, term: Term) -> Result<Summary> {
     let counters = Arc::new(Counters::default());
-    let skipped = Arc::new(Mutex::new(Vec::new()));
+    let skipped = Arc::new(Mutex::new(LeftOut::default()));
     let (queue, steps) = sync_channel(64);
     let feed = Feed { queue, skipped: skipped.clone(), counters: counters.clone() };
     let reader = base::thread::spawn("covey-read", move || source.run(&feed))
@@ -195,7 +233,8 @@ pub fn run(mut source: Box<dyn Source>, sink: &mut dyn Sink, label: &str, term: 
     sink.finish()?;
     let seconds = progress.elapsed().as_secs_f64();
     progress.done();
-    let skipped = std::mem::take(&mut *skipped.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut skipped = skipped.lock().unwrap_or_else(PoisonError::into_inner).take();
+    skipped.extend(sink.left_out());
     Ok(Summary {
         files: counters.files.load(Ordering::Relaxed),
         bytes: counters.bytes.load(Ordering::Relaxed),
@@ -215,6 +254,7 @@ fn drain(
         match step {
             Step::Item(item) => {
                 files += 1;
+                check(&item)?;
                 sink.item(item)?;
             }
             Step::Ranges(ranges) => sink.ranges(ranges)?,
@@ -233,6 +273,26 @@ fn drain(
         progress.set_files(counters.at.load(Ordering::Relaxed), files, bytes);
     }
     Ok(())
+}
+
+/// The last line of defence: whatever the source is, nothing is made outside the place that was named.
+pub(crate) fn check(item: &Item) -> Result<()> {
+    let first = match &item.kind {
+        Kind::HardLink(first) => first.as_path(),
+        _ => Path::new(""),
+    };
+    match [item.path.as_path(), first].into_iter().find(|path| !is_below(path)) {
+        None => Ok(()),
+        Some(path) => Err(Failure::new("damaged", format!("{:?} cannot be the path of a file", path))
+            .why("it leads out of the place that everything goes to, or holds what no name can hold")
+            .next("check the volume that it comes from: covey fsck --repair VOLUME")),
+    }
+}
+
+/// Whether it is empty, or names one after the other, each of which can be one.
+fn is_below(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_bytes();
+    bytes.is_empty() || bytes.split(|&byte| byte == b'/').all(meta::key::is_name)
 }
 
 /// A path of an archive made relative: no leading `/`, no `.`; none when it climbs with `..`.

@@ -15,6 +15,7 @@ use std::sync::{Arc, OnceLock};
 use base::Timestamp;
 use serde_json::json;
 
+use crate::own;
 use crate::table::utc;
 use crate::term;
 
@@ -137,8 +138,13 @@ fn write(level: Level, text: &str) {
         return;
     }
     let timed = TIMED.load(Ordering::Relaxed);
+    let exact = text;
+    // A failure has lines of its own; what is in them is written out already.
+    let text = &*term::shown(text, term::Lines::Many);
+    // What goes on in a further line is indented: a name with a line end in it begins no line of the log.
+    let text = &text.replace('\n', "\n  ").replace("\n    ", "\n  ");
     let line = match JSON.load(Ordering::Relaxed) {
-        true => as_json(level, text, base::time::now(), VOLUME.get().map(String::as_str)),
+        true => as_json(level, exact, base::time::now(), VOLUME.get().map(String::as_str)),
         false if JOURNAL.load(Ordering::Relaxed) => on_each_line(&format!("<{}>", level.priority()), text),
         false if timed => {
             let now = utc(base::time::now().seconds());
@@ -194,12 +200,12 @@ pub fn install_panic_hook() {
     }));
 }
 
-/// Opens the log for a daemon in the background.
+/// Opens the log for a daemon in the background: for its owner alone to read.
 pub fn open(path: &Path) -> io::Result<File> {
     if fs::metadata(path).is_ok_and(|meta| meta.len() > KEEP) {
         fs::rename(path, path.with_extension("log.old"))?;
     }
-    OpenOptions::new().create(true).append(true).open(path)
+    own::open(path, OpenOptions::new().create(true).append(true))
 }
 
 /// The last lines of a log, for a message.

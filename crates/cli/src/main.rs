@@ -35,6 +35,8 @@ mod frozen;
 mod helper;
 mod import;
 mod info;
+#[cfg(test)]
+mod inputs;
 mod log;
 mod metrics;
 mod mounts;
@@ -42,6 +44,7 @@ mod node;
 mod notify;
 mod options;
 mod origins;
+mod own;
 mod publish;
 mod secrets;
 mod signals;
@@ -50,6 +53,7 @@ mod sys;
 mod table;
 mod target;
 mod term;
+mod trust;
 mod volume_dir;
 mod watch;
 

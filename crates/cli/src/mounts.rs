@@ -1,6 +1,6 @@
 //! Which mount of Covey's a path is in, and who uses it.
 //!
-//! A mount of Covey's is known by its type; its source is the volume: an absolute folder, or `mem:<id>` for a
+//! A mount of Covey's is known by its type and by who serves it ([`crate::trust`]); its source is the volume: an absolute folder, or `mem:<id>` for a
 //! volume in memory. So the kernel's own table is the only registry: a command finds the volume (and with it the control
 //! socket) from any path on the mount, and nothing can be out of date.
 
@@ -10,9 +10,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use fuse::mount::{Mounted, find, mounted_by_us};
+use fuse::mount::{Mounted, find};
 
 use crate::error::{Context, Failure, Result};
+use crate::trust;
 
 /// The topmost mount at exactly this path, Covey's or not.
 pub fn at(mountpoint: &Path) -> Result<Option<Mounted>> {
@@ -21,12 +22,12 @@ pub fn at(mountpoint: &Path) -> Result<Option<Mounted>> {
 
 /// Whether it is one of ours.
 pub fn is_covey(mount: &Mounted) -> bool {
-    mount.kind == fuse::mount::FS_TYPE
+    trust::is_covey(mount)
 }
 
 /// The mount of Covey's that a path is in, if it is in one. The path must exist; on a dead mount it need not.
 pub fn covey_of(path: &Path) -> Result<Option<Mounted>> {
-    let mut ours = mounted_by_us();
+    let mut ours = trust::mounts();
     if ours.is_empty() {
         return Ok(None);
     }
@@ -57,7 +58,7 @@ pub fn volume_of(mount: &Mounted) -> Option<PathBuf> {
 
 /// The mount of a volume's folder, if it is mounted.
 pub fn of_volume(volume: &Path) -> Option<Mounted> {
-    mounted_by_us().into_iter().rev().find(|mount| Path::new(&mount.source) == volume)
+    trust::mounts().into_iter().rev().find(|mount| Path::new(&mount.source) == volume)
 }
 
 /// The absolute form of a path, with symbolic links resolved where that can be done: a dead mountpoint can be named, too.

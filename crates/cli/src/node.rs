@@ -12,12 +12,14 @@
 
 mod clone;
 mod parts;
+mod source;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fs::OpenError;
+use fs::access::AccessRules;
 use fs::api::Filesystem;
 use fs::gc::all::Collected;
 use fs::volume::{Atime, Options, Volume};
@@ -51,62 +53,10 @@ use crate::volume_dir::{Holder, Lock, VolumeDir};
 pub use clone::{CloneSummary, Cloned};
 pub use parts::{Bare, fill, make_journal, open_bare, open_names};
 use parts::{Opened, folder_parts, format_request, memory_parts};
+pub use source::Source;
 
 /// Sealing what is open takes no longer, unless the disk fails.
 const SEALING: Duration = Duration::from_secs(60);
-
-/// What is to be opened.
-#[derive(Debug)]
-pub enum Source {
-    /// `mem:`: a volume that begins empty and ends with the process.
-    Memory,
-    /// `corpus:`: deterministic random files, no volume at all.
-    Corpus(corpus::Spec),
-    /// `ORIGIN@NAME`: a published tree.
-    Published(Named),
-    /// A folder.
-    Folder(VolumeDir),
-}
-
-impl Source {
-    /// What has no folder, by its word: `mem:`, `corpus:...`, `ORIGIN@NAME`; `None` for a folder's name.
-    pub fn by_word(text: &Path) -> Result<Option<Source>> {
-        Ok(match text.to_str() {
-            Some("mem:") => Some(Source::Memory),
-            Some(text) if text.starts_with(corpus::spec::PREFIX) => {
-                Some(Source::Corpus(crate::corpus::parse(text)?))
-            }
-            Some(text) if !frozen::is_folder(Path::new(text)) => Named::parse(text)?.map(Source::Published),
-            _ => None,
-        })
-    }
-
-    /// The folder, if it is one.
-    pub fn dir(&self) -> Option<&VolumeDir> {
-        match self {
-            Source::Memory | Source::Corpus(_) | Source::Published(_) => None,
-            Source::Folder(dir) => Some(dir),
-        }
-    }
-
-    /// How it is written on a command line.
-    pub fn name(&self) -> PathBuf {
-        match self {
-            Source::Memory => "mem:".into(),
-            Source::Corpus(spec) => spec.to_string().into(),
-            Source::Published(tree) => tree.to_string().into(),
-            Source::Folder(dir) => dir.path().to_owned(),
-        }
-    }
-
-    /// Where a daemon in the background writes.
-    pub fn log(&self) -> Option<PathBuf> {
-        match self {
-            Source::Published(tree) => crate::far::tree::log(tree.cache.as_deref(), &tree.to_string()),
-            _ => self.dir().map(VolumeDir::log),
-        }
-    }
-}
 
 /// How a volume is opened.
 #[derive(Clone, Debug)]
@@ -125,6 +75,8 @@ pub struct NodeOptions {
     pub commit: Duration,
     /// Whoever reads has an error after this.
     pub deadline: Duration,
+    /// How files in a remote origin are read.
+    pub access: AccessRules,
     /// How a far origin is used.
     pub far: FarOptions,
     /// A log that is damaged is brought in up to the damage, once a copy of it is in this new folder.
@@ -149,6 +101,7 @@ impl NodeOptions {
             relatime: false,
             commit: Duration::from_secs(1),
             deadline: DEADLINE,
+            access: AccessRules::default(),
             far: FarOptions::default(),
             salvage: None,
             take_over: false,
@@ -445,6 +398,17 @@ impl Node {
         self.writer.as_ref()
     }
 
+    /// Whether its blobs come over a network.
+    pub fn is_remote(&self) -> bool {
+        self.far.is_some() || self.tree_cache.is_some()
+    }
+
+    /// The endpoint of its object store that is used, if one was named.
+    pub fn endpoint(&self) -> Option<String> {
+        let far = self.far.as_ref().map(|far| far.status());
+        far.or_else(|| self.tree_cache.as_ref().map(TreeCache::status))?.endpoint
+    }
+
     /// What a mount of a published tree in a far origin keeps here.
     pub fn tree_cache(&self) -> Option<&TreeCache> {
         self.tree_cache.as_ref()
@@ -542,6 +506,7 @@ fn volume_options(options: &NodeOptions) -> Options {
         frozen: options.frozen,
         atime: if options.relatime { Atime::Relative } else { Atime::AsSet },
         commit: options.commit,
+        access: options.access.clone(),
         report: log::sink(),
         ..Options::default()
     }

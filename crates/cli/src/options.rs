@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use blob::Access;
+use fs::access::{AccessRules, Pattern};
+
 use crate::error::{Failure, Result};
 use crate::far::options::{self as far, FarOptions};
 
@@ -17,10 +20,10 @@ pub struct MountOptions {
     pub frozen: bool,
     /// Let other users in; none: root does, others do not.
     pub allow_other: Option<bool>,
-    /// Ignore set-user-id bits.
-    pub nosuid: bool,
-    /// Ignore device nodes.
-    pub nodev: bool,
+    /// Ignore set-user-id bits and file capabilities; none: only in what others made ([`MountOptions::nosuid`]).
+    pub nosuid: Option<bool>,
+    /// Ignore device nodes; none: only in what others made.
+    pub nodev: Option<bool>,
     /// Execute nothing.
     pub noexec: bool,
     /// What was done survives a power cut after at most this.
@@ -33,6 +36,8 @@ pub struct MountOptions {
     pub read_ahead_kib: Option<u32>,
     /// A request that waits longer is answered EIO.
     pub deadline: Duration,
+    /// How files are read that are in a remote origin.
+    pub access: AccessRules,
     /// How an origin behind a network is used.
     pub far: FarOptions,
 }
@@ -43,14 +48,15 @@ impl Default for MountOptions {
             read_only: false,
             frozen: false,
             allow_other: None,
-            nosuid: false,
-            nodev: false,
+            nosuid: None,
+            nodev: None,
             noexec: false,
             commit: Duration::from_secs(1),
             relatime: false,
             writeback: None,
             read_ahead_kib: None,
             deadline: DEADLINE,
+            access: AccessRules::default(),
             far: FarOptions::default(),
         }
     }
@@ -63,13 +69,26 @@ pub const KNOWN: &[(&str, &str)] = &[
     ("allow_other, noallow_other", "let other users in (as root that is the default)"),
     ("default_permissions", "the kernel checks permissions: always so, accepted for old habits"),
     (
-        "nosuid, nodev, noexec",
-        "ignore set-user-id bits; device nodes; execute nothing (suid, dev, exec: the opposite)",
+        "suid, nosuid",
+        "heed set-user-id bits and file capabilities, or not (default: suid, but nosuid for a published tree or a corpus)",
     ),
+    ("dev, nodev", "heed device nodes, or not (default: dev, but nodev for a published tree or a corpus)"),
+    ("exec, noexec", "execute programs (the default), or none"),
     ("commit=SECONDS", "what was done survives a power cut after at most this (default 1)"),
     ("atime=relatime|off", "whether reads move access times (default off; also relatime, noatime)"),
     ("writeback=on|off", "let the kernel hold written bytes back until close or fsync (default on)"),
-    ("read_ahead=KIB", "how far the kernel reads ahead (default 1024)"),
+    (
+        "read_ahead=KIB",
+        "how far the kernel reads ahead (default 1024; 128 before a remote origin, 4 with access=random there)",
+    ),
+    (
+        "access=normal|random|stream",
+        "how files in a remote origin are read (default normal: found out; random fetches only what is read)",
+    ),
+    (
+        "random=NAMES, stream=NAMES, normal=NAMES",
+        "the same of files and folders with such names, and all below them, like random=*.h5; may be repeated",
+    ),
     ("deadline=SECONDS", "a request that waits longer is answered EIO (default 60)"),
 ];
 
@@ -152,10 +171,10 @@ impl MountOptions {
             ("allow_other", None) => self.allow_other = Some(true),
             ("noallow_other", None) => self.allow_other = Some(false),
             ("default_permissions", None) => {}
-            ("nosuid", None) => self.nosuid = true,
-            ("suid", None) => self.nosuid = false,
-            ("nodev", None) => self.nodev = true,
-            ("dev", None) => self.nodev = false,
+            ("nosuid", None) => self.nosuid = Some(true),
+            ("suid", None) => self.nosuid = Some(false),
+            ("nodev", None) => self.nodev = Some(true),
+            ("dev", None) => self.nodev = Some(false),
             ("noexec", None) => self.noexec = true,
             ("exec", None) => self.noexec = false,
             ("relatime", None) => self.relatime = true,
@@ -168,6 +187,17 @@ impl MountOptions {
             ("writeback", Some(_)) => return Err(bad(word, "on or off")),
             ("commit", Some(text)) => self.commit = seconds(word, text, 300)?,
             ("deadline", Some(text)) => self.deadline = seconds(word, text, 3_600)?,
+            ("access", Some(text)) => {
+                let access = Access::named(text.as_bytes());
+                self.access.default = access.ok_or_else(|| bad(word, "normal, random or stream"))?;
+            }
+            ("normal" | "random" | "stream", Some(text)) => {
+                let (names, access) = (Pattern::new(text), Access::named(name.as_bytes()));
+                let rule = names.zip(access);
+                self.access
+                    .names
+                    .push(rule.ok_or_else(|| bad(word, "a pattern of names without /, like *.h5"))?);
+            }
             ("read_ahead" | "max_read_ahead", Some(text)) => {
                 let kib = text.parse().ok().filter(|kib| (4..=1 << 20).contains(kib));
                 self.read_ahead_kib =
@@ -186,6 +216,17 @@ impl MountOptions {
         Ok(())
     }
 
+    /// Whether set-user-id bits and file capabilities are ignored. `foreign`: somebody else made the files. Root mounts such a tree to
+    /// read it; a program in it must not run as root for every user of the machine unless that was asked for.
+    pub fn nosuid(&self, foreign: bool) -> bool {
+        self.nosuid.unwrap_or(foreign)
+    }
+
+    /// Whether device nodes are ignored; `foreign` as for [`MountOptions::nosuid`].
+    pub fn nodev(&self, foreign: bool) -> bool {
+        self.nodev.unwrap_or(foreign)
+    }
+
     /// The same as words after `-o`, for a program that is started to do the work.
     pub fn to_words(&self) -> String {
         let mut words = vec![
@@ -198,14 +239,20 @@ impl MountOptions {
             (self.frozen, "frozen"),
             (self.allow_other == Some(true), "allow_other"),
             (self.allow_other == Some(false), "noallow_other"),
-            (self.nosuid, "nosuid"),
-            (self.nodev, "nodev"),
+            (self.nosuid == Some(true), "nosuid"),
+            (self.nosuid == Some(false), "suid"),
+            (self.nodev == Some(true), "nodev"),
+            (self.nodev == Some(false), "dev"),
             (self.noexec, "noexec"),
             (self.writeback == Some(true), "writeback=on"),
             (self.writeback == Some(false), "writeback=off"),
         ];
         words.extend(switches.iter().filter(|(set, _)| *set).map(|(_, word)| (*word).to_owned()));
         words.extend(self.read_ahead_kib.map(|kib| format!("read_ahead={kib}")));
+        if self.access.default != Access::Normal {
+            words.push(format!("access={}", self.access.default.name()));
+        }
+        words.extend(self.access.names.iter().map(|(names, access)| format!("{}={names}", access.name())));
         words.extend(self.far.to_words());
         words.join(",")
     }
@@ -266,7 +313,8 @@ mod tests {
     fn options_are_read_and_written_back() {
         assert_eq!(parse("").unwrap(), MountOptions::default());
         let text = "ro,frozen,allow_other,default_permissions,nosuid,nodev,noexec,commit=0.5,atime=relatime,\
-            writeback=off,read_ahead=4096,deadline=5,fsync=origin,cache_size=2G,x-systemd.automount,_netdev";
+            writeback=off,read_ahead=4096,deadline=5,fsync=origin,cache_size=2G,x-systemd.automount,_netdev,\
+            access=random,stream=*.mp4,random=a?c,normal=*.txt";
         let options = parse(text).unwrap();
         assert!(options.read_only && options.frozen && options.allow_other == Some(true) && options.relatime);
         assert_eq!((options.commit, options.writeback), (Duration::from_millis(500), Some(false)));
@@ -284,13 +332,28 @@ mod tests {
         };
         let options = lists.parse().unwrap();
         assert_eq!((options.commit, options.deadline), (Duration::from_secs(5), Duration::from_secs(9)));
-        assert!(options.nosuid && !options.read_only);
+        assert!(options.nosuid(false) && !options.read_only);
+    }
+
+    /// Root's mount of a published tree heeded set-user-id bits: a file that the publisher had made ran as root for every user.
+    #[test]
+    fn regression_what_others_made_is_nosuid_and_nodev_unless_said() {
+        let is = |text: &str, foreign| {
+            let options = parse(text).unwrap();
+            assert_eq!(parse(&options.to_words()).unwrap(), options, "{text}");
+            (options.nosuid(foreign), options.nodev(foreign))
+        };
+        assert_eq!((is("", false), is("", true)), ((false, false), (true, true)));
+        assert_eq!((is("suid", true), is("dev", true)), ((false, true), (true, false)));
+        assert_eq!((is("suid,dev", true), is("nosuid,nodev", false)), ((false, false), (true, true)));
+        assert_eq!(is("suid,nosuid", true), (true, true), "the later one wins");
     }
 
     #[test]
     fn every_name_that_is_listed_is_understood() {
         for (name, with_value) in names() {
-            let tried = ["1", "on", "off", "8", "1G", "local"].map(|value| format!("{name}={value}"));
+            let tried =
+                ["1", "on", "off", "8", "1G", "local", "random"].map(|value| format!("{name}={value}"));
             let known = if with_value { tried.iter().any(|word| is_known(word)) } else { is_known(name) };
             assert!(known, "{name}");
         }
@@ -316,6 +379,10 @@ mod tests {
             "atime=yes",
             "read_ahead=0",
             "ro=1",
+            "access=sometimes",
+            "random=a/b",
+            "stream=",
+            "random",
         ] {
             assert_eq!(parse(bad).unwrap_err().status, 2, "{bad}");
         }

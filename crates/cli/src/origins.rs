@@ -24,6 +24,15 @@ pub fn open_remote(home: &Home, limits: Limits) -> Result<Remote> {
     Remote::open(&spec, &Environment::process(), limits, Access::ReadOnly).map_err(origin_failure)
 }
 
+/// The line for a log about an endpoint whose traffic others can read and change; none where there is nothing to say.
+pub fn clear_line(endpoint: Option<&str>) -> Option<String> {
+    let endpoint = endpoint.filter(|endpoint| origin::remote::is_in_the_clear(endpoint))?;
+    Some(format!(
+        "what goes to and from the store at {endpoint} is not encrypted: names, bytes and records can be read on the way, and records \
+         changed; use an endpoint with https://"
+    ))
+}
+
 /// Whether the volume's origin is there.
 pub fn check_origin(dir: &VolumeDir) -> Result<()> {
     spec(dir)?.open(Access::ReadOnly).map(drop).map_err(origin_failure)
@@ -36,7 +45,11 @@ pub fn spec(dir: &VolumeDir) -> Result<Spec> {
 
 fn spec_of(home: &Home) -> Result<Spec> {
     let spec = origin::parse(&home.origin).and_then(|spec| match spec {
-        Spec::Remote(spec) => spec.at(home.endpoint.as_deref(), home.region.as_deref()).map(Spec::Remote),
+        Spec::Remote(spec) => {
+            // Its keys come into this process's memory.
+            crate::secrets::keep_from_dumps();
+            spec.at(home.endpoint.as_deref(), home.region.as_deref()).map(Spec::Remote)
+        }
         near => Ok(near),
     });
     spec.map_err(origin_failure)

@@ -8,10 +8,9 @@
 //! The owner is who signs. Who may write at all is said by the claim ([`crate::claim`]): a publication looks at it right before it replaces the root,
 //! and makes a new claim then, so that a folder that is put back as it was before is known to be old.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,6 +42,9 @@ const HAND_OVER: Duration = Duration::from_secs(5);
 /// At the end of a mount a publication that was told to stop may take so long to do so.
 const LAST: Duration = Duration::from_secs(5);
 
+/// The file of a volume's folder that holds it.
+pub const PUBLISHER: &str = "publisher.json";
+
 /// Who a volume's folder is, in its origin.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Publisher {
@@ -52,11 +54,12 @@ pub struct Publisher {
 
 impl Publisher {
     fn file(dir: &VolumeDir) -> PathBuf {
-        dir.path().join("publisher.json")
+        dir.path().join(PUBLISHER)
     }
 
     /// A new one, kept in the volume's folder.
     pub fn make(dir: &VolumeDir) -> Result<Publisher> {
+        crate::secrets::keep_from_dumps();
         let mut seed = [0; 32];
         base::random::fill(&mut seed);
         let made = Publisher { owner: hex(&base::random::id16()), secret: hex(&seed) };
@@ -64,8 +67,11 @@ impl Publisher {
         let new = file.with_extension("json.new");
         let text = serde_json::to_string(&made).unwrap_or_default() + "\n";
         let write = || {
-            let mut out =
-                OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            match fs::remove_file(&new) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let mut out = crate::own::create(&new)?;
             out.write_all(text.as_bytes())?;
             out.sync_all()?;
             fs::rename(&new, &file)?;
@@ -78,10 +84,7 @@ impl Publisher {
     /// The one of this folder, if it has ever published.
     pub fn of(dir: &VolumeDir) -> Result<Option<Publisher>> {
         let file = Publisher::file(dir);
-        let text = match fs::read(&file) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            text => text.at("read", &file)?,
-        };
+        let Some(text) = crate::secrets::read(&file)? else { return Ok(None) };
         let found: Option<Publisher> = serde_json::from_slice(&text).ok();
         match found.filter(|found| found.owner().is_some() && from_hex::<32>(&found.secret).is_some()) {
             Some(found) => Ok(Some(found)),

@@ -5,13 +5,47 @@
 //! a private key in PEM) or by its shape (an access key's number, a key of forty characters, a signed token) is removed, too. A word too many
 //! removed costs a question; one too few cannot be taken back.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Context, Failure, Result};
+use crate::own;
 
 /// What stands where something was.
 pub const REMOVED: &str = "(removed)";
 
 /// Known values shorter than this are words that stand in every text.
 const SHORTEST: usize = 6;
+
+/// From now on no core dump of this process is written, and no other process of its user may look into its memory: called before a secret is
+/// read. A limit of 0 alone would not do, because a program that the kernel hands dumps to gets them all the same.
+pub fn keep_from_dumps() {
+    use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        crate::log::warn(&format!("a crash of this process could write its secrets to disk: {error}"));
+    }
+}
+
+/// What a file with a secret holds; none if it is not there. From now on this process writes no core dump.
+pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
+    keep_from_dumps();
+    let mut file = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        other => other.at("read", path)?,
+    };
+    let about = file.metadata().at("look at", path)?;
+    own::is_private(path, &about).map_err(|why| {
+        Failure::new("not-private", format!("the secret in {} is not used", path.display()))
+            .why(why)
+            .next("if somebody may have read it, it is no secret any more: replace it")
+    })?;
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).at("read", path)?;
+    Ok(Some(text))
+}
 
 /// Whether what bears this name is to be kept secret.
 pub fn is_secret_name(name: &str) -> bool {
@@ -242,6 +276,23 @@ fn has_shape(word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The key that signs published trees was read whatever its mode, and a core dump could hold it.
+    #[test]
+    fn regression_a_secret_is_read_from_a_private_file_and_kept_from_dumps() {
+        use std::os::unix::fs::PermissionsExt;
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("publisher.json");
+        assert!(read(&path).unwrap().is_none());
+        std::fs::write(&path, "s").unwrap();
+        for (mode, is_taken) in [(0o600, true), (0o644, false), (0o640, false), (0o400, true)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(read(&path).is_ok(), is_taken, "{mode:o}");
+        }
+        let dumpable = rustix::process::dumpable_behavior().unwrap();
+        assert_eq!(dumpable, rustix::process::DumpableBehavior::NotDumpable);
+        assert_eq!(rustix::process::getrlimit(rustix::process::Resource::Core).current, Some(0));
+    }
 
     #[test]
     fn names_of_secrets_are_told_from_others() {

@@ -6,9 +6,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
 
-use base::Timestamp;
+pub mod metadata;
+pub mod people;
+
+/// A name in an open folder: one component, never a way out of it.
+fn one(name: &OsStr) -> io::Result<CString> {
+    if meta::key::is_name(name.as_bytes()) { c(name) } else { Err(io::ErrorKind::InvalidFilename.into()) }
+}
 
 /// Bytes as the C library wants them. An error when they contain a NUL.
 fn c(name: &OsStr) -> io::Result<CString> {
@@ -21,7 +26,7 @@ fn check(status: i32) -> io::Result<()> {
 
 /// openat(2), close-on-exec.
 pub fn open_at(dir: &impl AsFd, name: &OsStr, flags: i32, mode: u32) -> io::Result<OwnedFd> {
-    let name = c(name)?;
+    let name = one(name)?;
     // SAFETY: the descriptor is open, `name` ends with NUL; a descriptor that comes back is ours alone.
     let fd = unsafe { libc::openat(dir.as_fd().as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC, mode) };
     if fd < 0 {
@@ -33,21 +38,21 @@ pub fn open_at(dir: &impl AsFd, name: &OsStr, flags: i32, mode: u32) -> io::Resu
 
 /// mkdirat(2)
 pub fn mkdir_at(dir: &impl AsFd, name: &OsStr, mode: u32) -> io::Result<()> {
-    let name = c(name)?;
+    let name = one(name)?;
     // SAFETY: the descriptor is open, `name` ends with NUL.
     check(unsafe { libc::mkdirat(dir.as_fd().as_raw_fd(), name.as_ptr(), mode) })
 }
 
 /// symlinkat(2)
 pub fn symlink_at(target: &OsStr, dir: &impl AsFd, name: &OsStr) -> io::Result<()> {
-    let (target, name) = (c(target)?, c(name)?);
+    let (target, name) = (c(target)?, one(name)?);
     // SAFETY: the descriptor is open, both texts end with NUL.
     check(unsafe { libc::symlinkat(target.as_ptr(), dir.as_fd().as_raw_fd(), name.as_ptr()) })
 }
 
 /// linkat(2), which does not follow a symbolic link.
 pub fn link_at(from: &impl AsFd, from_name: &OsStr, to: &impl AsFd, to_name: &OsStr) -> io::Result<()> {
-    let (from_name, to_name) = (c(from_name)?, c(to_name)?);
+    let (from_name, to_name) = (one(from_name)?, one(to_name)?);
     let (from, to) = (from.as_fd().as_raw_fd(), to.as_fd().as_raw_fd());
     // SAFETY: both descriptors are open, both names end with NUL.
     check(unsafe { libc::linkat(from, from_name.as_ptr(), to, to_name.as_ptr(), 0) })
@@ -55,64 +60,23 @@ pub fn link_at(from: &impl AsFd, from_name: &OsStr, to: &impl AsFd, to_name: &Os
 
 /// mknodat(2)
 pub fn mknod_at(dir: &impl AsFd, name: &OsStr, mode: u32, device: u64) -> io::Result<()> {
-    let name = c(name)?;
+    let name = one(name)?;
     // SAFETY: the descriptor is open, `name` ends with NUL.
     check(unsafe { libc::mknodat(dir.as_fd().as_raw_fd(), name.as_ptr(), mode, device) })
 }
 
+/// unlinkat(2) of an empty folder.
+pub fn rmdir_at(dir: &impl AsFd, name: &OsStr) -> io::Result<()> {
+    let name = one(name)?;
+    // SAFETY: the descriptor is open, `name` ends with NUL.
+    check(unsafe { libc::unlinkat(dir.as_fd().as_raw_fd(), name.as_ptr(), libc::AT_REMOVEDIR) })
+}
+
 /// unlinkat(2) of what is not a folder.
 pub fn unlink_at(dir: &impl AsFd, name: &OsStr) -> io::Result<()> {
-    let name = c(name)?;
+    let name = one(name)?;
     // SAFETY: the descriptor is open, `name` ends with NUL.
     check(unsafe { libc::unlinkat(dir.as_fd().as_raw_fd(), name.as_ptr(), 0) })
-}
-
-/// Owner of a name itself, also of a symbolic link.
-pub fn chown_at(dir: &impl AsFd, name: &OsStr, uid: u32, gid: u32) -> io::Result<()> {
-    let name = c(name)?;
-    // SAFETY: the descriptor is open, `name` ends with NUL.
-    check(unsafe {
-        libc::fchownat(dir.as_fd().as_raw_fd(), name.as_ptr(), uid, gid, libc::AT_SYMLINK_NOFOLLOW)
-    })
-}
-
-/// Permissions; follows symbolic links, so only for names known to be none.
-pub fn chmod_at(dir: &impl AsFd, name: &OsStr, mode: u32) -> io::Result<()> {
-    let name = c(name)?;
-    // SAFETY: the descriptor is open, `name` ends with NUL.
-    check(unsafe { libc::fchmodat(dir.as_fd().as_raw_fd(), name.as_ptr(), mode, 0) })
-}
-
-fn timespec(time: Timestamp) -> libc::timespec {
-    libc::timespec { tv_sec: time.seconds(), tv_nsec: i64::from(time.nanos()) }
-}
-
-/// Access and modification time of a name itself.
-pub fn times_at(dir: &impl AsFd, name: &OsStr, atime: Timestamp, mtime: Timestamp) -> io::Result<()> {
-    let name = c(name)?;
-    let times = [timespec(atime), timespec(mtime)];
-    let dir = dir.as_fd().as_raw_fd();
-    // SAFETY: the descriptor is open, `name` ends with NUL, `times` has the two entries that are read.
-    check(unsafe { libc::utimensat(dir, name.as_ptr(), times.as_ptr(), libc::AT_SYMLINK_NOFOLLOW) })
-}
-
-/// Access and modification time of an open file.
-pub fn times(file: &impl AsFd, atime: Timestamp, mtime: Timestamp) -> io::Result<()> {
-    let times = [timespec(atime), timespec(mtime)];
-    // SAFETY: the descriptor is open, `times` has the two entries that are read.
-    check(unsafe { libc::futimens(file.as_fd().as_raw_fd(), times.as_ptr()) })
-}
-
-/// Owner of an open file.
-pub fn chown(file: &impl AsFd, uid: u32, gid: u32) -> io::Result<()> {
-    // SAFETY: the descriptor is open.
-    check(unsafe { libc::fchown(file.as_fd().as_raw_fd(), uid, gid) })
-}
-
-/// Permissions of an open file.
-pub fn chmod(file: &impl AsFd, mode: u32) -> io::Result<()> {
-    // SAFETY: the descriptor is open.
-    check(unsafe { libc::fchmod(file.as_fd().as_raw_fd(), mode) })
 }
 
 /// Writes what the kernel holds for the filesystem of this file to where it is kept.
@@ -121,17 +85,12 @@ pub fn syncfs(file: &impl AsFd) -> io::Result<()> {
     check(unsafe { libc::syncfs(file.as_fd().as_raw_fd()) })
 }
 
-/// The path by which calls without an `at` form reach a name in an open folder.
-pub fn through(dir: &impl AsFd, name: &OsStr) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd())).join(name)
-}
-
-/// All extended attributes of a name itself. A filesystem without them has none.
-pub fn xattrs(path: &Path) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let path = c(path.as_os_str())?;
+/// All extended attributes of what is open. A filesystem without them has none.
+pub fn xattrs(file: &impl AsFd) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let path = c(metadata::path(file).as_os_str())?;
     let list = grow(|buf| {
         // SAFETY: `path` ends with NUL; `buf` is writable for its length, and the call is told that length.
-        unsafe { libc::llistxattr(path.as_ptr(), buf.as_mut_ptr().cast(), buf.len()) }
+        unsafe { libc::listxattr(path.as_ptr(), buf.as_mut_ptr().cast(), buf.len()) }
     });
     let names = match list {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(Vec::new()),
@@ -142,7 +101,7 @@ pub fn xattrs(path: &Path) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
         let text = CString::new(name)?;
         let value = grow(|buf| {
             // SAFETY: both texts end with NUL; `buf` is writable for its length, and the call is told that length.
-            unsafe { libc::lgetxattr(path.as_ptr(), text.as_ptr(), buf.as_mut_ptr().cast(), buf.len()) }
+            unsafe { libc::getxattr(path.as_ptr(), text.as_ptr(), buf.as_mut_ptr().cast(), buf.len()) }
         });
         match value {
             Ok(value) => found.push((name.to_vec(), value)),
@@ -173,11 +132,12 @@ fn grow(call: impl Fn(&mut [u8]) -> isize) -> io::Result<Vec<u8>> {
     }
 }
 
-/// lsetxattr(2)
-pub fn set_xattr(path: &Path, name: &[u8], value: &[u8]) -> io::Result<()> {
-    let (path, name) = (c(path.as_os_str())?, c(OsStr::from_bytes(name))?);
-    // SAFETY: both texts end with NUL; `value` is readable for the length given.
-    check(unsafe { libc::lsetxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) })
+/// This process's file mode mask. Read where the kernel shows it, because umask(2) would change it for all threads.
+pub fn umask() -> u32 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    // Where it cannot be seen, nobody else gets in.
+    mask.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).unwrap_or(0o077)
 }
 
 /// The next range of data at or after `from`: where it begins and ends. None when only a hole follows.
@@ -194,16 +154,22 @@ pub fn next_data(file: &File, from: u64) -> io::Result<Option<(u64, u64)>> {
     }
 }
 
+/// Who is at the other end of a socket, as it was when he began to listen or to connect.
+pub fn peer(socket: &impl AsFd) -> io::Result<libc::ucred> {
+    let mut who = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let socket = socket.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is open; `who` and `len` are living values, and `len` is the size of `who`.
+    check(unsafe {
+        libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut who).cast(), &raw mut len)
+    })?;
+    Ok(who)
+}
+
 /// This process's effective user.
 pub fn euid() -> u32 {
     // SAFETY: geteuid(2) takes nothing and cannot fail.
     unsafe { libc::geteuid() }
-}
-
-/// Sets the file mode mask to 0: what is made gets the permissions it is made with.
-pub fn clear_umask() {
-    // SAFETY: umask(2) cannot fail.
-    unsafe { libc::umask(0) };
 }
 
 /// Gives back to the system what was freed and lies unused inside the C library's heap.
@@ -276,5 +242,16 @@ mod tests {
         assert!(trimmer.tick(), "80 MB were freed");
         assert!(held() + (40 << 20) < full, "{} of {full} are still held", held());
         assert_eq!(pieces.len(), 400);
+    }
+}
+
+/// A pack, a database and many sockets are open at a time: the soft limit of 1,024 is for other programs.
+pub fn raise_file_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a living value of the type that getrlimit(2) fills.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0 {
+        limit.rlim_cur = limit.rlim_max.min(65_536);
+        // SAFETY: as above; the value is within the hard limit.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
     }
 }

@@ -1,5 +1,7 @@
 //! Numbers and columns as people read them.
 
+use crate::term::{Lines, shown};
+
 /// Bytes with a binary unit: `17 B`, `1.5 KiB`, `20.0 GiB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -52,7 +54,7 @@ impl Pairs {
 
     /// Adds a line.
     pub fn row(&mut self, name: &str, value: impl Into<String>) -> &mut Pairs {
-        self.0.push((name.to_owned(), value.into()));
+        self.0.push((name.to_owned(), shown(&value.into(), Lines::One).into_owned()));
         self
     }
 
@@ -78,7 +80,7 @@ impl Table {
 
     /// Adds a row of as many cells as there are columns.
     pub fn row(&mut self, cells: Vec<String>) {
-        self.rows.push(cells);
+        self.rows.push(cells.iter().map(|cell| shown(cell, Lines::One).into_owned()).collect());
     }
 
     /// The text.

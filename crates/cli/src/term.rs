@@ -2,8 +2,12 @@
 //!
 //! Results go to standard output: text for a person, or one JSON value with `--json`. Progress and everything said on the
 //! way goes to standard error: bars on a terminal, a plain line now and then elsewhere, nothing with `--json`.
+//! Names are of any bytes, and a message may come from another user's daemon or from a store: what could move a terminal's cursor, change its
+//! colours or its title is written out in every text for people ([`shown`]). JSON stays exact.
+//!
 //! A reader that closed its end (`covey df | head -1`) ends the command quietly.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -33,6 +37,11 @@ impl Term {
 
     /// Prints the result: `value` as JSON, or the text.
     pub fn result(self, value: &impl Serialize, text: impl FnOnce() -> String) {
+        self.result_as_is(value, || shown(&text(), Lines::Many).into_owned());
+    }
+
+    /// The same for a text whose control characters are its own.
+    pub fn result_as_is(self, value: &impl Serialize, text: impl FnOnce() -> String) {
         if self.quiet {
             return;
         }
@@ -58,7 +67,7 @@ impl Term {
         let mut line = match (self.json, value) {
             (true, None) => return,
             (true, Some(value)) => serde_json::to_string(value).unwrap_or_default(),
-            (false, _) => text(),
+            (false, _) => shown(&text(), Lines::Many).into_owned(),
         };
         line.push('\n');
         let mut out = io::stdout().lock();
@@ -70,7 +79,7 @@ impl Term {
     /// Says something on the way. Not said with `--json`.
     pub fn say(self, line: impl Display) {
         if !self.json && !self.quiet {
-            let _ = writeln!(io::stderr().lock(), "{line}");
+            let _ = writeln!(io::stderr().lock(), "{}", shown(&line.to_string(), Lines::One));
         }
     }
 
@@ -80,6 +89,43 @@ impl Term {
     }
 }
 
+/// Whether a text may have several lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lines {
+    /// No: a line end in it comes from a name, and would make one line look like two.
+    One,
+    /// Yes.
+    Many,
+}
+
+/// A text as it may be shown: control characters are written out, and so are those that turn the direction of writing, by which one name can
+/// look like another.
+pub fn shown(text: &str, lines: Lines) -> Cow<'_, str> {
+    let is_plain = |c: char| match c {
+        '\n' => lines == Lines::Many,
+        '\u{200e}'
+        | '\u{200f}'
+        | '\u{202a}'..='\u{202e}'
+        | '\u{2066}'..='\u{2069}'
+        | '\u{2028}'
+        | '\u{2029}' => false,
+        c => !c.is_control(),
+    };
+    if text.chars().all(is_plain) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match c {
+            c if is_plain(c) => out.push(c),
+            '\n' | '\r' | '\t' => out.extend(c.escape_default()),
+            c if u32::from(c) < 0x100 => out.push_str(&format!("\\x{:02x}", u32::from(c))),
+            c => out.extend(c.escape_unicode()),
+        }
+    }
+    Cow::Owned(out)
+}
+
 /// Whether a status line can be drawn over.
 pub fn is_terminal() -> bool {
     io::stderr().is_terminal()
@@ -87,7 +133,7 @@ pub fn is_terminal() -> bool {
 
 /// Replaces the last line of the terminal. What is too long for it is cut: a line that wraps could not be replaced.
 pub fn status_line(line: &str) {
-    let cut: String = line.chars().take(columns().saturating_sub(1)).collect();
+    let cut: String = shown(line, Lines::One).chars().take(columns().saturating_sub(1)).collect();
     let _ = write!(io::stderr().lock(), "\r\x1b[K{cut}");
 }
 
@@ -136,6 +182,7 @@ pub struct Progress {
 
 impl Progress {
     fn new(label: &str, silent: bool) -> Progress {
+        let label = &*shown(label, Lines::One);
         let bar = (!silent && is_terminal()).then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
             bar.set_style(style("{spinner} {prefix} {msg}"));
@@ -169,7 +216,7 @@ impl Progress {
                 bar.set_position(done);
                 if now - self.last >= Duration::from_millis(100) {
                     self.last = now;
-                    bar.set_message(message(now - self.started));
+                    bar.set_message(shown(&message(now - self.started), Lines::One).into_owned());
                     bar.tick();
                 }
             }
@@ -179,8 +226,9 @@ impl Progress {
                     Some(total) if total > 0 => format!(" {}%", done.saturating_mul(100) / total),
                     _ => String::new(),
                 };
-                let _ =
-                    writeln!(io::stderr().lock(), "{}:{percent} {}", self.label, message(now - self.started));
+                let message = message(now - self.started);
+                let message = shown(&message, Lines::One);
+                let _ = writeln!(io::stderr().lock(), "{}:{percent} {message}", self.label);
             }
             None => {}
         }
@@ -228,4 +276,20 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_spinner())
         .progress_chars("=> ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file's name could clear the screen of whoever looked at what was left out.
+    #[test]
+    fn regression_names_do_not_speak_to_the_terminal() {
+        let one = |text| shown(text, Lines::One).into_owned();
+        assert_eq!(one("a \u{e9} \u{65e5}"), "a \u{e9} \u{65e5}");
+        assert_eq!(one("\x1b[2J\x07\x7f\u{9b}31m"), "\\x1b[2J\\x07\\x7f\\x9b31m");
+        assert_eq!(one("a\nb\r\t"), "a\\nb\\r\\t");
+        assert_eq!(one("gpj.\u{202e}exe"), "gpj.\\u{202e}exe");
+        assert_eq!(shown("a\nb\x1b", Lines::Many), "a\nb\\x1b");
+    }
 }

@@ -18,10 +18,10 @@
 //! is for messages only and means nothing while nobody holds the lock. A folder is a volume when `covey.json` is there, which is
 //! therefore written last when a volume is made. Chapter "The volume folder" of docs/FORMAT.md is the prose of this file.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Failure, Result};
 use crate::mounts;
+use crate::own;
 use crate::table::utc;
 
 /// The newest format this program reads, and the one it writes. Version 2 came with times of all years and with logs that tell damage from
@@ -145,6 +146,7 @@ impl VolumeDir {
         private_folder(path)?;
         let path = canonical(path)?;
         check_empty(&path)?;
+        close_to_writers(&path)?;
         let created = utc(base::time::now().seconds());
         let Home { origin, endpoint, region, cache_size } = home.into();
         let format = Format {
@@ -301,7 +303,7 @@ impl VolumeDir {
     /// Who holds the volume, if anybody does. A holder whose text cannot be read has pid 0.
     pub fn holder(&self) -> Result<Option<Holder>> {
         let path = self.path.join("lock");
-        let mut file = match File::open(&path) {
+        let mut file = match own::open(&path, OpenOptions::new().read(true)) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(Failure::io(format!("cannot open {}", path.display()), &error)),
@@ -355,9 +357,7 @@ pub struct Lock {
 }
 
 fn open_lock(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o644);
-    options.open(path)
+    own::open(path, OpenOptions::new().read(true).write(true).create(true).truncate(false))
 }
 
 /// Whether the lock could be had.
@@ -423,6 +423,23 @@ fn check_empty(path: &Path) -> Result<()> {
             .next("name an empty folder, or one that does not exist yet")),
         None => Ok(()),
     }
+}
+
+/// Closes the folder to writing by others, who could put another lock, socket or database in the place of ours.
+fn close_to_writers(path: &Path) -> Result<()> {
+    let about = fs::metadata(path).at("look at", path)?;
+    let mode = about.mode() & 0o7777;
+    if mode & 0o022 == 0 {
+        return Ok(());
+    }
+    let shown = path.display();
+    if about.uid() == crate::sys::euid() {
+        return fs::set_permissions(path, Permissions::from_mode(mode & !0o022)).at("close to others", path);
+    }
+    Err(Failure::new("not-private", format!("others may write to the folder {shown} (mode {mode:04o})"))
+        .why("they could exchange what a volume keeps there")
+        .next(format!("close it: chmod go-w {shown}"))
+        .next("or name a folder that does not exist yet"))
 }
 
 /// Only the version: other fields may mean anything in another one.
@@ -513,6 +530,26 @@ mod tests {
         let full = VolumeDir::create(temp.path(), ORIGIN_INSIDE, |_| Ok(())).unwrap_err();
         assert!(full.why[0].contains("thesis.tex"), "{full}");
         assert_eq!(VolumeDir::open(&temp.path().join("thesis.tex")).unwrap_err().code, "not-a-volume");
+    }
+
+    /// Whoever could write to the folder could take the lock away, and whoever could read the lock could hold it.
+    #[test]
+    fn regression_others_neither_write_nor_lock() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("v");
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
+        let volume = make(&path);
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!(mode(&path), 0o755);
+        fs::write(path.join("lock"), "").unwrap();
+        fs::set_permissions(path.join("lock"), Permissions::from_mode(0o644)).unwrap();
+        let lock = volume.lock(&me()).unwrap();
+        assert_eq!((mode(&path.join("lock")), volume.holder().unwrap()), (0o600, Some(me())));
+        drop(lock);
+        fs::remove_file(path.join("lock")).unwrap();
+        std::os::unix::fs::symlink(temp.path().join("elsewhere"), path.join("lock")).unwrap();
+        assert!(volume.lock(&me()).is_err() && !temp.path().join("elsewhere").exists());
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod pattern;
 
 use base::size::BLOB_MAX;
 use base::{BlobId, Ino};
+use blob::Access;
 use parking_lot::Mutex;
 
 use crate::bytes::page_of;
@@ -54,19 +55,19 @@ impl Streams {
         }
     }
 
-    fn read(&self, ino: Ino, read: &Read) -> Wanted {
+    fn read(&self, ino: Ino, read: &Read, stream: bool) -> Wanted {
         let mut file = self.within[ino.0 as usize % FILES].lock();
         if file.0 != ino.0 {
             *file = (ino.0, Pattern::default());
         }
-        file.1.read(read)
+        file.1.read(read, stream)
     }
 }
 
 impl Core {
     /// Bytes of a file of this size are about to be read, at least one: says which blobs will be wanted after them. What cannot be told
     /// now, the read itself will find out.
-    pub(crate) fn look_ahead(&self, ino: Ino, offset: u64, len: usize, size: u64) {
+    pub(crate) fn look_ahead(&self, ino: Ino, (offset, len): (u64, usize), size: u64, access: Access) {
         let source = &self.parts.source;
         if self.options.near {
             let (page, at) = page_of(offset);
@@ -79,8 +80,11 @@ impl Core {
             return;
         }
         let Ok(len) = u32::try_from(len) else { return };
+        if access == Access::Random {
+            return;
+        }
         let read = Read { offset, len, size };
-        let wanted = self.streams.read(ino, &read);
+        let wanted = self.streams.read(ino, &read, access == Access::Stream);
         let following = self.streams.across.lock().read(ino, &read);
         let todo = Todo { ino, wanted, following };
         if self.options.names_near || base::thread::may_wait() {
@@ -94,10 +98,10 @@ impl Core {
     fn want(&self, todo: &Todo) {
         let Todo { ino, wanted, following } = todo;
         let (ino, source) = (*ino, &self.parts.source);
-        for (n, page) in (1..).zip(wanted.pages.clone()) {
+        for (n, page) in (0..).zip(wanted.pages.clone()) {
             self.each_blob_of(ino, page, |blob| {
-                // Of what is here, the disk is told of the next ones only.
-                if n <= PAGES_AHEAD || !source.is_near(blob) {
+                // Of what is here, the disk is told of the next ones only; the first is being read.
+                if (1..=PAGES_AHEAD).contains(&n) || !source.is_near(blob) {
                     source.will_need(blob);
                 }
             });

@@ -6,10 +6,10 @@
 use std::io;
 
 use base::phase::{self, Phase};
-use base::size::BLOB_MAX;
+use base::size::{BLOB_MAX, MIB};
 use base::{BlobId, Ino, PackNo};
 use blob::extent::{ExtentPage, Part};
-use blob::{BlobError, Extent};
+use blob::{Access, BlobError, Extent};
 use meta::PackRow;
 use meta::plan::Op;
 use meta::plan::op::Piece;
@@ -17,7 +17,7 @@ use meta::record::InodeRecord;
 
 use crate::errno::Error;
 use crate::packs::table::Place;
-use crate::packs::{Slot, Writer};
+use crate::packs::{OWN_PACK_APPEND_MIN, OWN_PACK_MIN, Slot, Writer};
 use crate::volume::Core;
 
 /// How often names are read again when bytes were not where they said.
@@ -52,14 +52,15 @@ impl Core {
         if record.has(InodeRecord::INLINE) {
             return self.read_inline(ino, offset, buf).map(|()| len);
         }
+        let access = self.access_of(ino, record);
         if len > 0 {
-            self.look_ahead(ino, offset, len, record.size);
+            self.look_ahead(ino, (offset, len), record.size, access);
         }
         let mut done = 0;
         while done < len {
             let (page, at) = page_of(offset + done as u64);
             let part = (len - done).min((BLOB_MAX - at) as usize);
-            self.read_page(ino, page, at, &mut buf[done..done + part])?;
+            self.read_page(ino, page, (at, access), &mut buf[done..done + part])?;
             done += part;
         }
         Ok(len)
@@ -70,7 +71,7 @@ impl Core {
         let Some(bytes) = bytes else {
             // It was moved to a pack since its record was read.
             let (page, at) = page_of(offset);
-            return self.read_page(ino, page, at, buf);
+            return self.read_page(ino, page, (at, Access::Normal), buf);
         };
         let from = (offset as usize).min(bytes.len());
         let have = (bytes.len() - from).min(buf.len());
@@ -81,11 +82,17 @@ impl Core {
     }
 
     /// Reads a part of one page; holes are zeros.
-    fn read_page(&self, ino: Ino, page: u32, at: u32, buf: &mut [u8]) -> Result<(), Error> {
+    fn read_page(
+        &self,
+        ino: Ino,
+        page: u32,
+        (at, access): (u32, Access),
+        buf: &mut [u8],
+    ) -> Result<(), Error> {
         let mut before: Option<ExtentPage> = None;
         for look in 0..LOOKS {
             let extents = self.names.extents(ino, page)?;
-            match self.read_extents(&extents, at, buf) {
+            match self.read_extents(&extents, at, buf, access) {
                 Err(error) if look + 1 < LOOKS && may_have_moved(&error) => {
                     // The same names and fresh places said the same: it is lost.
                     if look > 1 && before.as_ref() == Some(&extents) {
@@ -102,7 +109,13 @@ impl Core {
         Ok(())
     }
 
-    fn read_extents(&self, extents: &ExtentPage, at: u32, buf: &mut [u8]) -> Result<(), Error> {
+    fn read_extents(
+        &self,
+        extents: &ExtentPage,
+        at: u32,
+        buf: &mut [u8],
+        access: Access,
+    ) -> Result<(), Error> {
         let mut rest = buf;
         for part in extents.parts(at, rest.len() as u32) {
             match part {
@@ -113,7 +126,7 @@ impl Core {
                 }
                 Part::Data(Extent { len, pack, offset, .. }) => {
                     let (bytes, after) = rest.split_at_mut(len as usize);
-                    self.read_pack(pack, offset, bytes)?;
+                    self.read_pack_as(pack, offset, bytes, access)?;
                     rest = after;
                 }
             }
@@ -123,13 +136,18 @@ impl Core {
 
     /// Reads a range of a pack, wherever its bytes are.
     pub(crate) fn read_pack(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), Error> {
+        self.read_pack_as(pack, offset, buf, Access::Normal)
+    }
+
+    fn read_pack_as(&self, pack: PackNo, offset: u32, buf: &mut [u8], access: Access) -> Result<(), Error> {
         match self.place_of(pack)? {
             Some(Place::Open) => {
                 self.parts.packs.read(pack, offset, buf)?;
                 self.counters.from_open.add(buf.len());
             }
             Some(Place::Blob(blob)) => {
-                self.parts.source.read_at(&blob, offset, buf)?;
+                let read = self.parts.source.read_as(&blob, offset, buf, access);
+                read.inspect_err(|error| self.answers.met(error))?;
                 self.counters.from_blobs.add(buf.len());
             }
             None => return Err(gone(pack)),
@@ -153,8 +171,13 @@ impl Core {
 
     /// Stores bytes for a range of a file: a piece for each page that it touches.
     pub(crate) fn store(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<Stored, Error> {
+        self.store_in(ino, offset, data, 0)
+    }
+
+    /// The same for a file that has `size` bytes so far.
+    pub(crate) fn store_in(&self, ino: Ino, offset: u64, data: &[u8], size: u64) -> Result<Stored, Error> {
         let mut stored = Stored::default();
-        self.store_into(&mut stored, ino, offset, data)?;
+        self.store_pages(&mut stored, ino, offset, data, size)?;
         Ok(stored)
     }
 
@@ -165,19 +188,31 @@ impl Core {
         offset: u64,
         data: &[u8],
     ) -> Result<(), Error> {
+        self.store_pages(stored, ino, offset, data, 0)
+    }
+
+    fn store_pages(
+        &self,
+        stored: &mut Stored,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        size: u64,
+    ) -> Result<(), Error> {
         self.packs.wait_for_room();
         let mut done = 0;
         while done < data.len() {
-            let (page, at) = page_of(offset + done as u64);
+            let from = offset + done as u64;
+            let (page, at) = page_of(from);
             let len = (data.len() - done).min((BLOB_MAX - at) as usize);
-            let bytes = &data[done..done + len];
-            let slot = self.store_range(Writer::Page(ino, page), bytes)?;
-            let crc = {
-                let _phase = phase::enter(Phase::Blob);
-                blob::sums::crc32c(bytes)
-            };
+            // Of a file that is appended to, what comes before in the page is elsewhere; else it is most likely still on its way.
+            let base = if from == size { at } else { 0 };
+            let appends = from >= MIB && from >= size && len as u32 >= OWN_PACK_APPEND_MIN;
+            let own = len as u32 >= OWN_PACK_MIN || appends;
+            let writer = Writer::Page { ino, page, at, base, own };
+            let (slot, crc) = self.store_range(writer, &data[done..done + len])?;
             stored.pieces.push(Piece {
-                at: offset + done as u64,
+                at: from,
                 len: len as u32,
                 pack: slot.pack(),
                 offset: slot.offset,
@@ -189,14 +224,14 @@ impl Core {
         Ok(())
     }
 
-    /// Writes bytes (at most 4 MiB) to an open pack.
-    pub(crate) fn store_range(&self, writer: Writer, bytes: &[u8]) -> Result<Slot, Error> {
+    /// Writes bytes (at most 4 MiB) to an open pack; gives their CRC32C as well.
+    pub(crate) fn store_range(&self, writer: Writer, bytes: &[u8]) -> Result<(Slot, u32), Error> {
         let slot = self.packs.reserve(writer, bytes.len() as u32, || self.begin_pack())?;
-        match self.parts.packs.write(slot.pack(), slot.offset, bytes) {
-            Ok(()) => {
+        match self.parts.packs.write_summed(slot.pack(), slot.offset, bytes) {
+            Ok(crc) => {
                 slot.filled();
                 self.counters.written_bytes.add(bytes.len() as u64);
-                Ok(slot)
+                Ok((slot, crc))
             }
             Err(error) => {
                 slot.give_back();

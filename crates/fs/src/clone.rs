@@ -151,6 +151,10 @@ impl Core {
                 counts.links += 1;
                 continue;
             }
+            // Damage, which `covey fsck` finds: a copy of it would never end.
+            if entry.dentry.is_dir() && stack.iter().any(|level| level.from == child) {
+                return Err(Errno::ELOOP.into());
+            }
             let (copy, record) = match self.clone_inode(child) {
                 // Removed since the listing was read.
                 Err(Error::Errno(Errno::ENOENT) | Error::Refused(meta::plan::Refusal::NotFound)) => continue,

@@ -3,7 +3,7 @@
 //! ```text
 //!   1 names    meta::audit: rows, links, counts, extents, packs' books
 //!   2 blobs    every sealed pack: its blob is there, has its size, and is what its name says
-//!   3 open     every open pack that something refers to: its file is there and long enough
+//!   3 open     every open pack that something refers to: its file is there, long enough, and holds what was written
 //!   4 trees    every blob that only a published tree needs is there
 //!   5 strays   every blob of the origin is some pack's, or a published tree's
 //! ```
@@ -26,6 +26,7 @@ use meta::store::CommitError;
 use meta::{Key, Names, PackRow};
 
 use crate::errno::Error;
+use crate::packs::seal::is_damage;
 use crate::volume::{OpenError, Parts, Volume};
 
 use lost::path_of;
@@ -112,6 +113,13 @@ pub enum Finding {
         /// What was in it; at most [`RANGES_MAX`].
         files: Vec<FileRange>,
     },
+    /// Bytes of an open pack are not those that were written. Reads of these ranges fail.
+    DamagedOpenPack {
+        /// The pack.
+        pack: PackNo,
+        /// What is damaged; at most [`RANGES_MAX`].
+        files: Vec<FileRange>,
+    },
     /// A published tree needs this blob, and it is not there or not what its name says.
     BrokenTree {
         /// The tree's name.
@@ -147,6 +155,7 @@ impl Finding {
             Finding::MissingBlob { .. }
             | Finding::DamagedBlob { .. }
             | Finding::LostOpenPack { .. }
+            | Finding::DamagedOpenPack { .. }
             | Finding::BrokenTree { .. } => false,
         }
     }
@@ -164,7 +173,8 @@ impl Finding {
         match self {
             Finding::MissingBlob { files, .. }
             | Finding::DamagedBlob { files, .. }
-            | Finding::LostOpenPack { files, .. } => files,
+            | Finding::LostOpenPack { files, .. }
+            | Finding::DamagedOpenPack { files, .. } => files,
             Finding::Names(_)
             | Finding::DeadPack { .. }
             | Finding::StrayBlob { .. }
@@ -357,8 +367,32 @@ impl Check<'_, '_> {
         if len.is_none_or(|len| len < needed) {
             let files = self.users(pack)?;
             self.report(Finding::LostOpenPack { pack, len, files });
+            return Ok(());
+        }
+        let files = if self.depth == Depth::Presence { Vec::new() } else { self.damaged_in_open(pack)? };
+        if !files.is_empty() {
+            self.report(Finding::DamagedOpenPack { pack, files });
         }
         Ok(())
+    }
+
+    /// The ranges of files of which an open pack has other bytes than were written.
+    fn damaged_in_open(&self, pack: PackNo) -> Result<Vec<FileRange>, Error> {
+        let mut files: Vec<FileRange> = Vec::new();
+        let mut failed = None;
+        self.each_extent(pack, &mut |ino, page, extent| {
+            let mut bytes = vec![0; extent.len as usize];
+            match self.parts.packs.read(pack, extent.offset, &mut bytes) {
+                Ok(()) => {}
+                Err(error) if is_damage(&error) => files.push(range_of(ino, page, extent)),
+                Err(error) => failed = Some(error),
+            }
+            failed.is_none() && files.len() < RANGES_MAX
+        })?;
+        for file in &mut files {
+            file.path = path_of(&self.names, file.ino)?;
+        }
+        failed.map_or(Ok(files), |error| Err(error.into()))
     }
 
     /// Where the last byte of a pack that is in use ends.
@@ -375,8 +409,7 @@ impl Check<'_, '_> {
     fn users(&self, pack: PackNo) -> Result<Vec<FileRange>, Error> {
         let mut files: Vec<FileRange> = Vec::new();
         self.each_extent(pack, &mut |ino, page, extent| {
-            let offset = u64::from(page) * u64::from(blob::ExtentPage::SPAN) + u64::from(extent.at);
-            files.push(FileRange { ino, path: None, offset, len: u64::from(extent.len) });
+            files.push(range_of(ino, page, extent));
             files.len() < RANGES_MAX
         })?;
         for at in 0..files.len() {
@@ -438,6 +471,11 @@ impl Check<'_, '_> {
     }
 }
 
+fn range_of(ino: Ino, page: u32, extent: &blob::Extent) -> FileRange {
+    let offset = u64::from(page) * u64::from(blob::ExtentPage::SPAN) + u64::from(extent.at);
+    FileRange { ino, path: None, offset, len: u64::from(extent.len) }
+}
+
 /// Mends a finding of a check of this volume, which nobody has used since. True if something was done; false if it cannot be mended, or is
 /// no longer so.
 ///
@@ -474,6 +512,7 @@ pub fn repair(parts: &Parts, finding: &Finding) -> Result<bool, OpenError> {
         Finding::MissingBlob { .. }
         | Finding::DamagedBlob { .. }
         | Finding::LostOpenPack { .. }
+        | Finding::DamagedOpenPack { .. }
         | Finding::BrokenTree { .. } => Ok(false),
     }
 }

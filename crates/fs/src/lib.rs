@@ -5,13 +5,15 @@
 //! - [`volume`]: the real filesystem; `serve` is its face to the transport and `ops` what it does, one file per family.
 //! - [`follow`]: one tree after another, as one filesystem.
 //! - [`clone`], [`fsck`], [`publish`], [`stats`]: what is done to a volume as a whole, by the command line.
-//! - `packs`, `gc`: where bytes go, and how they go away.
+//! - `packs`, `gc`: where bytes go, and how they go away; `equal`: whether bytes that are stored can stand for new ones.
 //! - [`errno`]: the one table from errors to error numbers.
 
+pub mod access;
 mod ahead;
 pub mod api;
 mod bytes;
 pub mod clone;
+mod equal;
 pub mod errno;
 pub mod follow;
 pub mod fsck;

@@ -17,7 +17,7 @@
 //! - **Small files change whole.** What decides whether a file is kept inline happens under its lock, taken whole;
 //!   what only adds packed bytes shares it.
 //!
-//! Three threads work behind: one seals packs, one sweeps (flush, retire, delete, compact), one reaps inodes. All end in
+//! Three threads work behind: one seals packs, one sweeps (flush, retire, delete, look for equal pages, compact), one reaps inodes. All end in
 //! [`Volume::close`], and when a volume is dropped.
 
 use std::sync::Arc;
@@ -36,10 +36,13 @@ use meta::store::StoreError;
 use meta::{MetaStore, Names, PackRow};
 use parking_lot::{Mutex, RwLock};
 
+use crate::access::{AccessRules, Hints};
 use crate::ahead::Streams;
 use crate::api::Caller;
+use crate::equal::Answers;
 use crate::errno::{Errno, Error};
 use crate::gc::Garbage;
+use crate::gc::dedup::{Fresh, When};
 use crate::gc::reap::Reaper;
 use crate::gc::sweep::Sweep;
 use crate::numbers::Numbers;
@@ -56,6 +59,8 @@ pub const FORMAT: u32 = 1;
 /// Names of the volume's own rows.
 pub(crate) const ROW_FORMAT: &str = "format";
 pub(crate) const ROW_ID: &str = "id";
+/// How long closing looks for equal pages at most.
+const DEDUP_PATIENCE: Duration = Duration::from_secs(10);
 const INOS_AT_ONCE: u64 = 64 << 10;
 const PACKS_AT_ONCE: u64 = 1 << 10;
 /// Closing waits at most so long for inodes to be reaped; the rest is reaped after the next open.
@@ -123,6 +128,8 @@ pub struct Options {
     pub gate: Arc<dyn Gate>,
     /// Names are on this machine too: no look-up waits for a network.
     pub names_near: bool,
+    /// How files are read, where somebody has said so.
+    pub access: AccessRules,
     /// Asked before a blob is deleted, if anybody is to be asked: the error, a sentence, keeps it.
     pub may_delete: Option<MayDelete>,
     /// Where messages go; the standard error output by default.
@@ -141,6 +148,7 @@ impl Default for Options {
             fsync: Fsync::Here,
             gate: Arc::new(NoGate),
             names_near: true,
+            access: AccessRules::default(),
             may_delete: None,
             report: Arc::new(|line| eprintln!("covey: {line}")),
         }
@@ -222,9 +230,14 @@ pub(crate) struct Core {
     pub(crate) garbage: Garbage,
     pub(crate) reaper: Reaper,
     pub(crate) sweep: Sweep,
+    /// See [`crate::equal`].
+    pub(crate) answers: Answers,
+    /// Pages that were written to, and not looked at since.
+    pub(crate) fresh: Fresh,
     pub(crate) counters: Counters,
     pub(crate) said: Said,
     pub(crate) streams: Streams,
+    pub(crate) hints: Hints,
     /// Something was committed since the last flush.
     pub(crate) dirty: AtomicBool,
     pub(crate) stopping: AtomicBool,
@@ -296,9 +309,12 @@ impl Volume {
             garbage: Garbage::new(),
             reaper: Reaper::new(),
             sweep: Sweep::new(options.commit),
+            answers: Answers::default(),
+            fresh: Fresh::default(),
             counters: Counters::default(),
             said: Said::default(),
             streams: Streams::new(),
+            hints: Hints::new(options.access.clone()),
             dirty: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
@@ -316,6 +332,11 @@ impl Volume {
             volume.start("covey-seal", Core::sealer)?;
             volume.start("covey-sweep", Core::sweeper)?;
             volume.start("covey-reap", Core::reaper)?;
+        }
+        if !core.options.read_only && !core.options.near {
+            // Not joined, because it may wait for a network.
+            let deduper = core.clone();
+            base::thread::spawn("covey-dedup", move || deduper.deduper()).map_err(OpenError::Thread)?;
         }
         if !core.options.names_near {
             // Nobody waits for its end, because it may wait for a network.
@@ -349,6 +370,8 @@ impl Volume {
         {
             self.core.sweep.pause(Duration::from_millis(5));
         }
+        // What could not be looked at stays as it is: stored, and perhaps stored twice.
+        let _ = self.core.dedup(When::Closing, DEDUP_PATIENCE);
         self.core.packs.close_all();
         self.stop();
         self.core.finish().map_err(OpenError::from)

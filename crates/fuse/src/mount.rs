@@ -19,7 +19,7 @@ pub use outstanding::hand_over;
 /// How long a forced unmount waits for what programs wrote.
 const HAND_OVER: Duration = Duration::from_secs(10);
 
-pub use table::{Mounted, find, mounted_by_us};
+pub use table::{Mounted, all, find};
 
 /// The filesystem type shown in /proc/self/mounts.
 pub const FS_TYPE: &str = "fuse.covey";

@@ -1,7 +1,7 @@
 //! Which crate may know which. Arrows run downwards only:
 //!
 //! ```text
-//! base < blob < meta < fs < fuse, corpus < cli      base < blob < cache, origin, peer < cli      base < blob < meta < tree < cli
+//! base < blob < meta < fs < fuse, corpus < cli      base < blob < cache, origin, peer < cli      base < blob < meta < tree < cli      base < archive < cli
 //! ```
 //!
 //! So `fs` sees neither cache nor origin, which never see each other: only `cli` chooses among them. The compiler keeps
@@ -14,6 +14,7 @@ use crate::source::{Source, is_word};
 /// Crate, and the crates it may depend on. A new crate gets a row here first, and a place in ARCHITECTURE.md.
 pub const ARROWS: &[(&str, &[&str])] = &[
     ("base", &[]),
+    ("archive", &["base"]),
     ("blob", &["base"]),
     ("meta", &["base", "blob"]),
     ("cache", &["base", "blob"]),
@@ -23,7 +24,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("peer", &["base", "blob"]),
     ("corpus", &["base", "fs"]),
     ("fuse", &["base", "fs"]),
-    ("cli", &["base", "blob", "meta", "tree", "cache", "origin", "peer", "fs", "corpus", "fuse"]),
+    ("cli", &["base", "archive", "blob", "meta", "tree", "cache", "origin", "peer", "fs", "corpus", "fuse"]),
     ("house", &[]),
 ];
 

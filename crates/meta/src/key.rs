@@ -86,6 +86,13 @@ pub fn name_position(name: &[u8]) -> u64 {
     (u64::from_be_bytes(first) >> 1).max(FIRST_POSITION)
 }
 
+/// Whether this can be a name in a directory: not empty, not `.` or `..`, without `/` and NUL, at most 255 bytes.
+pub fn is_name(name: &[u8]) -> bool {
+    !matches!(name, b"" | b"." | b"..")
+        && name.len() <= base::size::NAME_MAX
+        && !name.iter().any(|&byte| byte == b'/' || byte == 0)
+}
+
 /// The longest key in bytes: a directory entry's, or an extended attribute's, with a name of 255.
 const KEY_MAX: usize = 280;
 
@@ -118,6 +125,13 @@ pub struct DentryKey<'a> {
     pub name: &'a [u8],
 }
 
+impl DentryKey<'_> {
+    /// Whether the entry stands where its name is looked up.
+    pub fn is_placed(&self) -> bool {
+        self.position == name_position(self.name)
+    }
+}
+
 impl Key {
     /// A key from bytes that an engine stored.
     pub fn from_bytes(bytes: &[u8]) -> Key {
@@ -139,10 +153,11 @@ impl Key {
         self.number_at(1)
     }
 
-    /// What a directory entry's key says; none for other keys.
+    /// What a directory entry's key says; none for other keys, and none if its name cannot be one ([`is_name`]): rows may come from a
+    /// volume that somebody else prepared, and whatever reads names from rows may join them to a path.
     pub fn as_dentry(&self) -> Option<DentryKey<'_>> {
         let (&tag, _) = self.0.split_first()?;
-        let name = self.0.get(17..).filter(|_| tag == tags::DENTRY)?;
+        let name = self.0.get(17..).filter(|name| tag == tags::DENTRY && is_name(name))?;
         Some(DentryKey { parent: Ino(self.number_at(1)?), position: self.number_at(9)?, name })
     }
 

@@ -413,7 +413,7 @@ impl Names {
 }
 
 fn listed(key: &Key, value: &Value) -> Result<Listed, StoreError> {
-    let entry = key.as_dentry().ok_or_else(|| bad_key(key))?;
+    let entry = key.as_dentry().ok_or_else(|| bad_name(key))?;
     let dentry = Dentry::decode(value).map_err(damaged)?;
     Ok(Listed { position: entry.position, name: entry.name.into(), dentry })
 }
@@ -430,6 +430,15 @@ fn decode_extents((key, row): &(Key, Value)) -> Result<(Ino, u32, ExtentPage), S
 
 fn damaged(error: BadRecord) -> StoreError {
     StoreError::Damaged(error.to_string())
+}
+
+/// A row that names something what cannot be a name. It is never handed on: whatever reads it may join it to a path.
+fn bad_name(key: &Key) -> StoreError {
+    let shown = key.as_bytes().get(17..).unwrap_or_default().escape_ascii();
+    let dir = key.number().unwrap_or(0);
+    StoreError::Damaged(format!(
+        "directory {dir} has an entry \"{shown}\", which cannot be a name: run `covey fsck --repair`"
+    ))
 }
 
 fn bad_key(key: &Key) -> StoreError {

@@ -19,7 +19,7 @@
 //! than [`HOLDS`] ago, by the clock that goes on during a suspend, and no request for one is sent later. So a writer that takes an
 //! origin over and then waits [`SETTLE`] knows that the earlier writer sends no deletion any more.
 //!
-//! - [`record`]: a claim's bytes. [`decide`]: what an open may do, as a function of what was seen. [`memory`]: what a folder remembers.
+//! - [`blob::claim`]: a claim's bytes. [`decide`]: what an open may do, as a function of what was seen. [`memory`]: what a folder remembers.
 //! - [`keeper`]: makes claims and looks after them. [`guarded`]: an origin that stores and deletes only while the claim holds.
 
 pub mod decide;
@@ -28,17 +28,16 @@ pub mod keeper;
 pub mod memory;
 #[cfg(test)]
 mod model;
-pub mod record;
 #[cfg(test)]
 mod tests;
 
 use std::time::Duration;
 
+pub use blob::claim::{Claim, Kind, Token};
 pub use decide::Refusal;
 pub use guarded::Guarded;
 pub use keeper::{Keeper, Standing};
 pub use memory::{Memory, Remember};
-pub use record::{Claim, Kind, Token};
 
 /// A writer checks its claim this often, also when it has nothing to do.
 pub const LOOK: Duration = Duration::from_secs(5);

@@ -366,11 +366,18 @@ fn create_marker(dir: &Path, volume: &str) -> io::Result<()> {
     let (beside, marker) = (prepare_marker(dir, volume)?, dir.join(MARKER));
     let mut made = fs::hard_link(&beside, &marker);
     let is_empty = || fs::metadata(&marker).is_ok_and(|meta| meta.len() == 0);
-    if made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) && is_empty() {
-        made = fs::rename(&beside, &marker);
-    } else {
-        let _ = fs::remove_file(&beside);
+    match &made {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_empty() => {
+            made = fs::rename(&beside, &marker);
+        }
+        // A filesystem without hard links: the maker of the empty file puts the whole one in its place.
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            let first = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&marker);
+            made = first.and_then(|_| fs::rename(&beside, &marker));
+        }
+        _ => {}
     }
+    let _ = fs::remove_file(&beside);
     made?;
     File::open(dir)?.sync_all()
 }

@@ -1,6 +1,7 @@
 //! The conformance suite that every origin passes, and what is particular to each.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use base::BlobId;

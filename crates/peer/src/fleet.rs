@@ -53,7 +53,7 @@ use crate::hello::Identity;
 use crate::id::{Member, NodeId, Role, Seen, Zone};
 use crate::members::{Change, Contact, Event, Members, NodeHome, Roster, Setup};
 use crate::message::What;
-use crate::net::{self, Net, Peer};
+use crate::net::{self, Net, Peer, Roll};
 use crate::placement::{Placed, Placement};
 use crate::plan::{Latencies, Silence, Tier};
 use crate::seam::Holdings;
@@ -315,6 +315,11 @@ impl Fleet {
         self.inner.net().and_then(Net::address)
     }
 
+    /// Whether its connections are encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.inner.net().is_some_and(Net::is_encrypted)
+    }
+
     /// Where it is.
     pub fn zone(&self) -> &Zone {
         &self.inner.zone
@@ -446,13 +451,21 @@ impl Inner {
     }
 
     fn seen(&self) -> Vec<Seen> {
-        let Some(members) = self.members.get() else { return Vec::new() };
+        self.seen_after(NodeId([0; 16]), usize::MAX).members
+    }
+
+    /// At most so many of the members after this one. No more than these are looked at: others ask for it.
+    fn seen_after(&self, after: NodeId, most: usize) -> Roll {
+        let Some(members) = self.members.get() else { return Roll::default() };
         let seen = |member: &Member| Seen {
             is_own: member.node == self.own,
             is_suspect: members.is_suspect(member.node),
             member: member.clone(),
         };
-        members.roster().members.iter().map(seen).collect()
+        let roster = members.roster();
+        let from = roster.members.partition_point(|member| member.node <= after);
+        let rest = roster.members.get(from..).unwrap_or(&[]);
+        Roll { more: rest.len() > most, members: rest.iter().take(most).map(seen).collect() }
     }
 
     fn net(&self) -> Option<&Net> {

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use base::BlobId;
 use blob::Sums;
 
+pub use crate::net::CopyState;
+
 /// A whole blob in a file, from its first byte on.
 #[derive(Clone)]
 pub struct Held {
@@ -23,7 +25,7 @@ pub trait Holdings: Send + Sync {
     fn open(&self, id: &BlobId) -> Option<Held>;
 
     /// Somebody says that what was sent is not the blob: compare it with its name and drop it if that is so.
-    fn suspect(&self, id: &BlobId);
+    fn suspect(&self, id: &BlobId) -> CopyState;
 
     /// Calls `each` with every blob that is here, until it answers false: for trackers that lost what they knew.
     fn list(&self, each: &mut dyn FnMut(&BlobId) -> bool);
@@ -37,7 +39,9 @@ impl Holdings for Nothing {
         None
     }
 
-    fn suspect(&self, _: &BlobId) {}
+    fn suspect(&self, _: &BlobId) -> CopyState {
+        CopyState::Absent
+    }
 
     fn list(&self, _: &mut dyn FnMut(&BlobId) -> bool) {}
 }

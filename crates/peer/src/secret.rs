@@ -54,6 +54,16 @@ pub enum SecretError {
         /// Its mode.
         mode: u32,
     },
+    /// Another user's: he can read and change it whatever its mode says.
+    #[error("the cluster secret {} belongs to user {owner}: make it your own, `chown {me} {}`", path.display(), path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// This process's user.
+        me: u32,
+    },
     /// Fewer than [`SECRET_MIN`] bytes.
     #[error(
         "the cluster secret has {bytes} bytes, and needs {SECRET_MIN} at least; `covey fleet secret FILE` makes one"
@@ -94,6 +104,10 @@ impl Secret {
         let mode = about.mode() & 0o7777;
         if mode & (OTHERS | GROUP_WRITES) != 0 {
             return Err(SecretError::Open { path: path.to_owned(), mode });
+        }
+        let (owner, me) = (about.uid(), rustix::process::geteuid().as_raw());
+        if owner != 0 && owner != me {
+            return Err(SecretError::Foreign { path: path.to_owned(), owner, me });
         }
         // Room for all at once, so that growing leaves no copies behind.
         let mut bytes = Zeroizing::new(Vec::with_capacity(SECRET_MAX + 2));
@@ -152,6 +166,20 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
         (folder, path)
+    }
+
+    #[test]
+    fn regression_a_secret_of_another_user_is_refused() {
+        let (_folder, path) = file(TEXT.as_bytes(), 0o600);
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(1234), None).unwrap();
+            let refused = Secret::from_file(&path).unwrap_err();
+            assert!(matches!(refused, SecretError::Foreign { owner: 1234, .. }), "{refused}");
+            std::os::unix::fs::chown(&path, Some(0), None).unwrap();
+        } else {
+            println!("not root: only one's own: skipped");
+        }
+        assert!(Secret::from_file(&path).is_ok());
     }
 
     #[test]

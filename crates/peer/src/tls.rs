@@ -64,6 +64,14 @@ pub enum TlsError {
         /// What it was to hold.
         what: &'static str,
     },
+    /// Another user's key: he can read and change it whatever its mode says.
+    #[error("the key {} belongs to user {owner}: make it your own, with chown", path.display())]
+    Foreign {
+        /// Which.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
     /// Others could have read the key.
     #[error(
         "the key {} has mode {mode:04o}: others can get at it; `chmod 600 {}`, and make a new one if somebody may have read it",
@@ -188,6 +196,10 @@ fn read(path: &Path, secret: bool) -> Result<Zeroizing<Vec<u8>>, TlsError> {
     let mode = about.mode() & 0o7777;
     if secret && mode & OTHERS != 0 {
         return Err(TlsError::Open { path: path.to_owned(), mode });
+    }
+    let owner = about.uid();
+    if secret && owner != 0 && owner != rustix::process::geteuid().as_raw() {
+        return Err(TlsError::Foreign { path: path.to_owned(), owner });
     }
     let mut bytes = Zeroizing::new(Vec::with_capacity(about.size().min(FILE_MAX) as usize + 1));
     file.take(FILE_MAX).read_to_end(&mut bytes).map_err(failed)?;

@@ -25,12 +25,14 @@
 //! - [`node`]: a node's bytes; [`build`]: rows become nodes; [`read`]: nodes become rows.
 //! - [`diff`]: what two trees have otherwise.
 //! - [`root`]: the record of a tree, the owner of an origin, and their signatures.
+//! - [`known`]: which keys a reader accepts, and which record of a name it saw last.
 //! - [`rows`]: which rows of a volume make up a tree, or a subtree.
 //! - [`publish`], [`restore`]: from a volume and to one.
 
 pub mod build;
 mod code;
 pub mod diff;
+pub mod known;
 pub mod node;
 pub mod publish;
 pub mod read;

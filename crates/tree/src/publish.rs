@@ -29,7 +29,7 @@ pub struct Order<'a> {
     pub volume: [u8; 16],
     /// Whose key signs.
     pub signer: &'a Signer,
-    /// When.
+    /// When; the record gets a later moment where the one before was published after this.
     pub moment: Timestamp,
     /// How long the origin may take to have everything.
     pub patience: Duration,
@@ -88,7 +88,7 @@ pub fn publish(
         name: name.to_owned(),
         volume,
         sequence: before.as_ref().map_or(0, |root| root.sequence) + 1,
-        moment,
+        moment: later(moment, before.as_ref()),
         inodes,
         bytes,
         top: built.top,
@@ -110,6 +110,11 @@ pub fn publish(
         }
     };
     Ok(Published { rows: root.top.rows, root, unchanged: is_unchanged, written: built.written, blobs })
+}
+
+/// `now`, but after the record before, also where this machine's clock is behind: readers tell an older record by its moment ([`crate::known`]).
+fn later(now: Timestamp, before: Option<&Root>) -> Timestamp {
+    before.map_or(now, |before| now.max(Timestamp(before.moment.0.saturating_add(1))))
 }
 
 fn build(

@@ -73,6 +73,7 @@ impl Batch<'_> {
         let damaged =
             || TreeError::Store(StoreError::Damaged(format!("the row {key:?} of the tree is damaged")));
         match key.tag() {
+            tags::DENTRY if !key.as_dentry().is_some_and(|entry| entry.is_placed()) => return Err(damaged()),
             tags::EXTENTS => {
                 let (ino, number) = key.as_extents().ok_or_else(damaged)?;
                 let page = ExtentPage::decode(&value).map_err(|_| damaged())?;

@@ -14,7 +14,8 @@
 //! a root with a sound signature is what that volume published under that name, whole. The public keys lie in the record `owner`
 //! of the same origin: that finds accidents and a writer who may only add objects. Against somebody who may replace every object of the
 //! origin a reader must know the key from elsewhere: [`Root::key`] is shown by `covey published`, and a mount can be told which to
-//! accept. An older root put back in its place is signed as well; its sequence number shows it.
+//! accept; one that was not told remembers the keys of the first use. An older root put back in its place is signed as well: a
+//! reader remembers what it saw ([`crate::known`]).
 //!
 //! **Who owns.** Two volumes that store to one origin would collect each other's blobs. So whoever publishes first writes his
 //! name (`owner`) there; a restore writes another with the next generation, keeping the keys that signed before; and a volume that finds

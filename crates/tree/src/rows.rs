@@ -8,7 +8,7 @@
 
 use base::{BlobId, Ino, PackNo};
 use blob::ExtentPage;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use meta::key::{KeyRange, tags};
 use meta::record::{Dentry, InodeRecord, decode_u64, encode_i64, encode_u64};
 use meta::store::StoreError;
@@ -108,14 +108,21 @@ impl Selection {
         }
         let mut inos = Vec::new();
         let mut todo = vec![top];
+        // A directory that is met twice would be walked for ever, if it is within itself.
+        let mut met: HashSet<Ino> = [top].into_iter().collect();
         while let Some(dir) = todo.pop() {
             let mut bad = None;
             rows.each(&Key::dentries(dir, 0), &mut |key, row| {
-                let Ok(dentry) = Dentry::decode(row) else {
-                    bad = Some(Key::from_bytes(key));
+                let key = Key::from_bytes(key);
+                let (Ok(dentry), Some(_)) = (Dentry::decode(row), key.as_dentry()) else {
+                    bad = Some(key);
                     return false;
                 };
                 if dentry.is_dir() {
+                    if !met.insert(dentry.ino) {
+                        bad = Some(key);
+                        return false;
+                    }
                     todo.push(dentry.ino);
                     inos.push(dentry.ino);
                 } else {

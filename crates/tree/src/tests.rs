@@ -10,7 +10,7 @@ use blob::{BlobError, BlobSource, Origin, Records};
 use hashbrown::HashSet;
 use meta::key::KeyRange;
 use meta::store::StoreError;
-use meta::{Commit, Key, MetaStore, Snapshot};
+use meta::{Commit, Dentry, InodeRecord, Key, MetaStore, Snapshot};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
@@ -434,6 +434,10 @@ fn the_root_is_replaced_last_and_only_when_something_changed() {
         assert_eq!(Root::read(&*origin, "test", None).unwrap(), first.root, "as it was");
     }
     let next = publish_rows(&origin, &store).unwrap();
+    assert!(
+        next.root.moment > first.root.moment,
+        "a clock that stands still makes no record as old as the one before"
+    );
     assert_eq!((next.root.sequence, next.root.before), (2, Some(first.root.top.hash)));
     assert!(next.written.new_nodes < next.written.nodes);
     // One whose nodes cannot be read is no obstacle.
@@ -511,4 +515,54 @@ fn what_two_trees_have_otherwise_is_found_without_reading_what_they_share() {
         assert!(reads <= most, "{case}: {reads} nodes read");
         assert_eq!(crate::diff::changes(&after, &before).unwrap(), compared(&new, &old), "{case}, back");
     }
+}
+
+/// A tree that somebody prepared must not become a volume whose names lead out of a folder.
+#[test]
+fn regression_a_tree_with_what_cannot_be_a_name_is_not_restored() {
+    let origin = origin();
+    for name in [&b"../x"[..], b"/etc/x", b"..", b"", b"a\0b"] {
+        let mut rows = Rows::new();
+        put_file(&mut rows, 2, 0);
+        rows.insert(Key::dentry(base::Ino(1), name).as_bytes().to_vec(), vec![0; 12]);
+        let built = build(&origin, &rows, &Known::default());
+        let refused = crate::restore::restore(&open(&origin, &built), &meta::Memory::new(), &mut |_| true);
+        assert!(matches!(refused, Err(TreeError::Store(_))), "{name:?}: {refused:?}");
+    }
+}
+
+/// A folder that is within itself was walked until there was no memory left.
+#[test]
+fn regression_a_folder_within_itself_is_damage_and_not_walked_for_ever() {
+    let store = meta::Memory::new();
+    let (top, within) = (base::Ino(5), base::Ino(6));
+    let dir = |ino| Dentry { ino, kind: 0o040_000 }.encode();
+    let time = Timestamp(0);
+    let record = InodeRecord {
+        mode: 0o040_755,
+        flags: 0,
+        uid: 0,
+        gid: 0,
+        nlink: 1,
+        rdev: 0,
+        size: 0,
+        stored: 0,
+        parent: base::Ino(1),
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+        change: 0,
+        xattr_list: 0,
+        xattr_bytes: 0,
+    };
+    let puts = vec![
+        (Key::inode(top), record.encode()),
+        (Key::dentry(top, b"within"), dir(within)),
+        (Key::dentry(within, b"top"), dir(top)),
+    ];
+    store.commit(Commit { puts, ..Commit::default() }).unwrap();
+    let rows = store.snapshot().unwrap();
+    let walked = crate::rows::Selection::of(&*rows, crate::rows::Scope::Folder(top), &[]);
+    assert!(matches!(walked, Err(TreeError::Store(_))));
 }

@@ -15,7 +15,7 @@ use blob::Sums;
 use peer::fleet::{Fleet, FleetParts};
 use peer::id::{Role, Zone};
 use peer::members::{Contact, NodeHome};
-use peer::seam::{Held, Holdings};
+use peer::seam::{CopyState, Held, Holdings};
 use peer::secret::Secret;
 
 use crate::fleet::{ZONE, listen};
@@ -79,7 +79,9 @@ impl Holdings for Lies {
     }
 
     // It is told, and goes on.
-    fn suspect(&self, _: &BlobId) {}
+    fn suspect(&self, _: &BlobId) -> CopyState {
+        CopyState::Sound
+    }
 
     fn list(&self, each: &mut dyn FnMut(&BlobId) -> bool) {
         for (id, _) in &self.held {

@@ -2,11 +2,12 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use base::BlobId;
+use base::size::GROUP;
 
 use super::{BlobFolder, direct, ignore_missing, sums_path};
 use crate::source::BlobError;
@@ -40,7 +41,7 @@ impl BlobFolder {
             }
             Err(error) if cannot_link(&error) => {
                 if !self.has_sound_copy(id, sums, &path)? {
-                    self.place(&path, |mut to| io::copy(&mut File::open(file)?, &mut to).map(drop))?;
+                    self.place(&path, |to| copy_checked(sums, &File::open(file)?, to))?;
                 }
                 self.unsynced.lock().push(*id);
             }
@@ -261,6 +262,18 @@ impl BlobFolder {
         }
         Ok(())
     }
+}
+
+/// Copies a blob's bytes, each compared with its sums on the way: the copy may soon be the only one.
+fn copy_checked(sums: &Sums, from: &File, mut to: &File) -> io::Result<()> {
+    let mut group = vec![0; GROUP as usize];
+    for at in (0..sums.size()).step_by(GROUP as usize) {
+        let group = &mut group[..GROUP.min(sums.size() - at) as usize];
+        from.read_exact_at(group, u64::from(at))?;
+        sums.check(at, group).map_err(|wrong| io::Error::new(io::ErrorKind::InvalidData, wrong))?;
+        to.write_all(group)?;
+    }
+    Ok(())
 }
 
 fn create_new(path: &Path) -> io::Result<File> {

@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::PackNo;
 use parking_lot::Mutex;
 
+use super::sums::PackSums;
+
 const SHARDS: usize = 16;
 /// File handles kept open in each shard.
 const HANDLES: usize = 32;
@@ -22,6 +24,8 @@ pub(super) struct Pack {
     /// Since the bound's hand last passed.
     used: AtomicBool,
     pub(super) durable: Durable,
+    /// What its bytes must be.
+    pub(super) sums: Mutex<PackSums>,
 }
 
 /// How much of what was done to a file or folder survives a power cut.
@@ -38,11 +42,12 @@ struct Synced {
 }
 
 impl Pack {
-    fn new(file: File, changes: u64) -> Arc<Pack> {
+    fn new(file: Option<File>, changes: u64, sums: PackSums) -> Arc<Pack> {
         Arc::new(Pack {
-            file: Mutex::new(Some(Arc::new(file))),
+            file: Mutex::new(file.map(Arc::new)),
             used: AtomicBool::new(true),
             durable: Durable::new(changes),
+            sums: Mutex::new(sums),
         })
     }
 
@@ -126,21 +131,31 @@ impl Packs {
 
     /// A pack that was made just now.
     pub(super) fn insert_new(&self, no: PackNo, file: File) {
-        self.shard(no).lock().packs.insert(no, Pack::new(file, 0));
+        self.shard(no).lock().packs.insert(no, Pack::new(Some(file), 0, PackSums::default()));
         self.bound(no);
     }
 
     /// A pack that was there before; it may hold anything that is not on disk yet. Another thread may have found it first.
     pub(super) fn insert_found(&self, no: PackNo, file: File) -> Arc<Pack> {
-        let pack = Arc::clone(self.shard(no).lock().packs.entry(no).or_insert_with(|| Pack::new(file, 1)));
+        let new = || Pack::new(Some(file), 1, PackSums::default());
+        let pack = Arc::clone(self.shard(no).lock().packs.entry(no).or_insert_with(new));
         self.bound(no);
         pack
+    }
+
+    /// A pack of the last run of which the sums are known. Its file is opened when it is used.
+    pub(super) fn insert_known(&self, no: PackNo, sums: PackSums) {
+        self.shard(no).lock().packs.insert(no, Pack::new(None, 1, sums));
     }
 
     pub(super) fn remove(&self, no: PackNo) {
         let removed = self.shard(no).lock().packs.remove(&no);
         // The file is closed after the lock.
         drop(removed);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.shards.iter().all(|shard| shard.lock().packs.is_empty())
     }
 
     /// Notes that the pack has an open handle now, and gives up others if there are too many.

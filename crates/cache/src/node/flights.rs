@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,7 +15,7 @@ use blob::coming::{Missed, Rider};
 use blob::{BlobError, Part};
 use parking_lot::{Condvar, Mutex};
 
-/// A blob, and the group with which the part begins; none for all of it.
+/// A blob, and one of its groups; none for all of it. A part is found by each of its groups.
 pub(super) type Key = (BlobId, Option<u32>);
 
 /// What several get.
@@ -134,23 +135,47 @@ impl Flights {
         }
         let flight = Arc::new(Flight::default());
         all.insert(key, Arc::clone(&flight));
-        Seat::Pilot(Pilot { flights: Arc::clone(self), key, flight, landed: false })
+        Seat::Pilot(Pilot { flights: Arc::clone(self), id: key.0, groups: None, flight, landed: false })
+    }
+
+    /// Joins the fetch of the first of these groups, or begins one of as many of them as nobody fetches yet.
+    pub(super) fn board_part(self: &Arc<Flights>, id: &BlobId, groups: Range<u32>) -> Seat {
+        let mut all = self.0.lock();
+        if let Some(flight) = all.get(&(*id, Some(groups.start))) {
+            return Seat::Passenger(Arc::clone(flight));
+        }
+        let flight = Arc::new(Flight::default());
+        let taken = groups.clone().find(|group| all.contains_key(&(*id, Some(*group))));
+        let groups = groups.start..taken.unwrap_or(groups.end);
+        all.extend(groups.clone().map(|group| ((*id, Some(group)), Arc::clone(&flight))));
+        Seat::Pilot(Pilot { flights: Arc::clone(self), id: *id, groups: Some(groups), flight, landed: false })
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.lock().len()
+        let all = self.0.lock();
+        let mut flights: Vec<_> = all.values().map(Arc::as_ptr).collect();
+        flights.sort_unstable();
+        flights.dedup();
+        flights.len()
     }
 }
 
 /// Who has to land a flight. It is over when this is dropped.
 pub(super) struct Pilot {
     flights: Arc<Flights>,
-    key: Key,
+    id: BlobId,
+    /// Of a part.
+    groups: Option<Range<u32>>,
     flight: Arc<Flight>,
     landed: bool,
 }
 
 impl Pilot {
+    /// The groups that it fetches, if it fetches a part.
+    pub(super) fn groups(&self) -> Option<Range<u32>> {
+        self.groups.clone()
+    }
+
     /// All who wait get this.
     pub(super) fn land(&mut self, outcome: Outcome) {
         self.landed = true;
@@ -171,9 +196,14 @@ impl Pilot {
 
 impl Drop for Pilot {
     fn drop(&mut self) {
-        self.flights.0.lock().remove(&self.key);
+        let mut all = self.flights.0.lock();
+        match &self.groups {
+            Some(groups) => groups.clone().for_each(|group| drop(all.remove(&(self.id, Some(group))))),
+            None => drop(all.remove(&(self.id, None))),
+        }
+        drop(all);
         if !self.landed {
-            let what = format!("the fetch of blob {} was given up", self.key.0);
+            let what = format!("the fetch of blob {} was given up", self.id);
             self.land(Err(BlobError::Unavailable(what)));
         }
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use base::BlobId;
 use blob::Sums;
 
+use super::read::Here;
 use super::{Core, NodeCache};
 use crate::residency::Cost;
 
@@ -38,11 +39,15 @@ impl NodeCache {
         is_whole.then_some((file, sums))
     }
 
-    /// Somebody says that the copy here is not the blob: it is compared with its name, and goes if that is so.
-    pub fn suspect(&self, id: &BlobId) {
+    /// Somebody says that the copy here is not the blob: it is compared with its name, and goes if that is so. Whether it was sound;
+    /// none where there is no copy.
+    pub fn suspect(&self, id: &BlobId) -> Option<bool> {
         let core: &Arc<Core> = &self.core;
+        if !core.books.contains(id) {
+            return None;
+        }
         // Dropping a damaged copy is what every look at the disk does.
-        let _ = core.here(id, || core.shelf.verify(id));
+        Some(matches!(core.here(id, || core.shelf.verify(id)), Ok(Here::Done(()))))
     }
 
     /// The blobs that are on the disk.

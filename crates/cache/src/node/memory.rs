@@ -1,22 +1,22 @@
-//! Bytes of far blobs that are kept in memory: parts that were asked for once, and whole blobs where there is no disk to keep them on.
+//! Bytes of remote blobs that are kept in memory: parts that were read, and whole blobs where there is no disk to keep them on.
 //!
-//! First in, first out, within a bound. What was fetched because it may be wanted takes half of that at most, so that it does not
-//! push out what is being read. Also the names of the blobs of which a part was asked for lately: the second time is a reason to fetch
-//! the whole.
+//! First in, first out, within a bound. What was prefetched takes half of that at most, so that it does not push out what is being read.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use base::BlobId;
+use base::size::GROUP;
 use blob::folder::past_end;
-use blob::{BlobError, Part};
-
-/// How many blobs are remembered of which a part was asked for.
-const ASKED: usize = 1024;
+use blob::{BlobError, Buffer, Part};
 
 /// Whether all of a blob is in this part.
 pub(super) fn is_whole(part: &Part) -> bool {
     part.offset == 0 && part.bytes.len() as u64 == u64::from(part.sums.size())
+}
+
+fn end_of(part: &Part) -> u64 {
+    u64::from(part.offset) + part.bytes.len() as u64
 }
 
 /// Copies a range out of a part; `None` if it is not in it.
@@ -30,6 +30,63 @@ pub(super) fn copy(id: &BlobId, part: &Part, offset: u32, buf: &mut [u8]) -> Res
     }
     let Some(from) = offset.checked_sub(part.offset).map(|from| from as usize) else { return Ok(None) };
     Ok(part.bytes.get(from..from + buf.len()).map(|bytes| buf.copy_from_slice(bytes)))
+}
+
+/// The first range that is in none of these parts: from the beginning of a group, up to the next part or the end of a group. `None`
+/// if they hold all from `from` up to `to`.
+pub(super) fn missing(parts: &[Arc<Part>], from: u32, to: u32) -> Option<(u32, u32)> {
+    let mut at = u64::from(from);
+    while let Some(end) =
+        parts.iter().filter(|p| u64::from(p.offset) <= at && at < end_of(p)).map(|p| end_of(p)).max()
+    {
+        at = end;
+    }
+    // A part ends with a group, or with its blob.
+    let at = u32::try_from(at).ok().filter(|at| *at < to)?;
+    let begin = at - at % GROUP;
+    let next = parts.iter().map(|part| part.offset).filter(|offset| *offset > begin).min();
+    let end = to.next_multiple_of(GROUP);
+    Some((begin, next.map_or(end, |next| next.min(end))))
+}
+
+/// Copies a range out of several parts that hold all of it.
+///
+/// # Errors
+/// The blob has no such range.
+pub(super) fn gather(id: &BlobId, parts: &[Arc<Part>], offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+    let end = u64::from(offset) + buf.len() as u64;
+    if let Some(part) = parts.iter().find(|part| end > u64::from(part.sums.size())) {
+        return Err(past_end(id, part.sums.size()));
+    }
+    for part in parts {
+        let (from, to) = (u64::from(part.offset).max(u64::from(offset)), end_of(part).min(end));
+        if from < to {
+            let within = (from - u64::from(part.offset)) as usize;
+            let (at, len) = ((from - u64::from(offset)) as usize, (to - from) as usize);
+            buf[at..at + len].copy_from_slice(&part.bytes[within..within + len]);
+        }
+    }
+    Ok(())
+}
+
+/// One part of several that hold all of a range.
+///
+/// # Errors
+/// The blob has no such range.
+pub(super) fn joined(
+    id: &BlobId,
+    parts: &[Arc<Part>],
+    offset: u32,
+    len: u32,
+) -> Result<Option<Part>, BlobError> {
+    let Some(sums) = parts.first().map(|part| part.sums.clone()) else { return Ok(None) };
+    let end =
+        offset.checked_add(len).filter(|end| *end <= sums.size()).ok_or_else(|| past_end(id, sums.size()))?;
+    let from = offset - offset % GROUP;
+    let to = end.next_multiple_of(GROUP).min(sums.size());
+    let mut bytes = Buffer::with_len((to - from) as usize);
+    gather(id, parts, from, &mut bytes)?;
+    Ok(Some(Part { sums, offset: from, bytes }))
 }
 
 struct Kept {
@@ -46,31 +103,39 @@ pub(super) struct Memory {
     bytes: usize,
     /// Bytes of those that nobody read yet.
     unread: usize,
-    parts: HashMap<BlobId, Kept>,
+    /// Of each blob its parts, or all of it as one.
+    parts: HashMap<BlobId, Vec<Kept>>,
     /// In the order of their coming, with the number that each got; some may be gone.
     order: VecDeque<(BlobId, u64)>,
     last: u64,
-    asked: VecDeque<BlobId>,
 }
 
 impl Memory {
     /// For so many bytes.
     pub(super) fn new(most: usize) -> Memory {
-        Memory {
-            most,
-            bytes: 0,
-            unread: 0,
-            parts: HashMap::new(),
-            order: VecDeque::new(),
-            last: 0,
-            asked: VecDeque::new(),
-        }
+        Memory { most, bytes: 0, unread: 0, parts: HashMap::new(), order: VecDeque::new(), last: 0 }
     }
 
-    pub(super) fn get(&mut self, id: &BlobId) -> Option<Arc<Part>> {
-        let kept = self.parts.get_mut(id)?;
-        if !kept.read {
-            kept.read = true;
+    /// The parts in which some of a range lies.
+    pub(super) fn pieces(&mut self, id: &BlobId, offset: u32, len: usize) -> Vec<Arc<Part>> {
+        let end = u64::from(offset) + len as u64;
+        let Some(all) = self.parts.get_mut(id) else { return Vec::new() };
+        let mut pieces = Vec::new();
+        for kept in all.iter_mut() {
+            if u64::from(kept.part.offset) < end && end_of(&kept.part) > u64::from(offset) {
+                if !std::mem::replace(&mut kept.read, true) {
+                    self.unread -= kept.part.bytes.len();
+                }
+                pieces.push(Arc::clone(&kept.part));
+            }
+        }
+        pieces
+    }
+
+    /// All of a blob.
+    pub(super) fn whole(&mut self, id: &BlobId) -> Option<Arc<Part>> {
+        let kept = self.parts.get_mut(id)?.iter_mut().find(|kept| is_whole(&kept.part))?;
+        if !std::mem::replace(&mut kept.read, true) {
             self.unread -= kept.part.bytes.len();
         }
         Some(Arc::clone(&kept.part))
@@ -78,15 +143,19 @@ impl Memory {
 
     /// A whole blob, of which somebody takes so many bytes.
     pub(super) fn pass(&mut self, id: &BlobId, bytes: usize) -> Option<Arc<Part>> {
-        let kept = self.parts.get_mut(id).filter(|kept| bytes > 0 && is_whole(&kept.part))?;
+        let kept = self.parts.get_mut(id)?.iter_mut().find(|kept| bytes > 0 && is_whole(&kept.part))?;
         kept.passed += bytes;
-        self.get(id)
+        self.whole(id)
     }
 
     /// Lets go of a blob of which as many bytes were taken as it has.
-    pub(super) fn forget_passed(&mut self, id: &BlobId) -> Option<Arc<Part>> {
-        let kept = self.parts.get(id)?;
-        if kept.passed < kept.part.bytes.len() { None } else { self.forget(id) }
+    pub(super) fn forget_passed(&mut self, id: &BlobId) -> Vec<Arc<Part>> {
+        let passed = |kept: &Kept| kept.passed >= kept.part.bytes.len();
+        if self.parts.get(id).is_some_and(|all| all.iter().all(passed)) {
+            self.forget(id)
+        } else {
+            Vec::new()
+        }
     }
 
     /// Whether there is room for so many bytes of what may be wanted.
@@ -95,28 +164,30 @@ impl Memory {
     }
 
     pub(super) fn has_whole(&self, id: &BlobId) -> bool {
-        self.parts.get(id).is_some_and(|kept| is_whole(&kept.part))
+        self.parts.get(id).is_some_and(|all| all.iter().any(|kept| is_whole(&kept.part)))
     }
 
     /// What is let go of for it is given back, to be freed without a lock.
     pub(super) fn keep(&mut self, id: &BlobId, part: Arc<Part>) -> Vec<Arc<Part>> {
-        let mut gone = Vec::new();
-        gone.extend(self.forget(id));
+        let mut gone = if is_whole(&part) { self.forget(id) } else { self.forget_within(id, &part) };
         self.last += 1;
         self.bytes += part.bytes.len();
         self.unread += part.bytes.len();
         self.order.push_back((*id, self.last));
-        self.parts.insert(*id, Kept { part, number: self.last, read: false, passed: 0 });
+        let kept = Kept { part, number: self.last, read: false, passed: 0 };
+        self.parts.entry(*id).or_default().push(kept);
         while self.bytes > self.most
             && let Some((oldest, number)) = self.order.pop_front()
         {
-            if self.parts.get(&oldest).is_some_and(|kept| kept.number == number) {
-                gone.extend(self.forget(&oldest));
-            }
+            gone.extend(self.remove(&oldest, |kept| kept.number == number));
         }
-        if self.order.len() > 2 * self.parts.len() + 64 {
+        let count: usize = self.order.len() / 2;
+        if count > 32 && count > self.parts.values().map(Vec::len).sum::<usize>() {
             let parts = &self.parts;
-            self.order.retain(|(id, number)| parts.get(id).is_some_and(|kept| kept.number == *number));
+            let is_kept = |(id, number): &(BlobId, u64)| {
+                parts.get(id).is_some_and(|all| all.iter().any(|kept| kept.number == *number))
+            };
+            self.order.retain(is_kept);
         }
         gone
     }
@@ -128,28 +199,31 @@ impl Memory {
         gone
     }
 
-    pub(super) fn forget(&mut self, id: &BlobId) -> Option<Arc<Part>> {
-        let Kept { part, read, .. } = self.parts.remove(id)?;
-        self.bytes -= part.bytes.len();
-        self.unread -= if read { 0 } else { part.bytes.len() };
-        Some(part)
+    pub(super) fn forget(&mut self, id: &BlobId) -> Vec<Arc<Part>> {
+        self.remove(id, |_| true)
     }
 
-    /// Lets go of everything, also of what was asked for.
+    /// Lets go of the parts that lie within another one.
+    fn forget_within(&mut self, id: &BlobId, part: &Part) -> Vec<Arc<Part>> {
+        self.remove(id, |kept| kept.part.offset >= part.offset && end_of(&kept.part) <= end_of(part))
+    }
+
+    fn remove(&mut self, id: &BlobId, goes: impl Fn(&Kept) -> bool) -> Vec<Arc<Part>> {
+        let Some(all) = self.parts.get_mut(id) else { return Vec::new() };
+        let gone: Vec<Kept> = all.extract_if(.., |kept| goes(kept)).collect();
+        if all.is_empty() {
+            self.parts.remove(id);
+        }
+        for kept in &gone {
+            self.bytes -= kept.part.bytes.len();
+            self.unread -= if kept.read { 0 } else { kept.part.bytes.len() };
+        }
+        gone.into_iter().map(|kept| kept.part).collect()
+    }
+
+    /// Lets go of everything.
     pub(super) fn clear(&mut self) -> Memory {
         std::mem::replace(self, Memory::new(self.most))
-    }
-
-    /// Notes that a part of the blob is asked for; whether one was before.
-    pub(super) fn ask(&mut self, id: &BlobId) -> bool {
-        if self.asked.contains(id) {
-            return true;
-        }
-        if self.asked.len() == ASKED {
-            self.asked.pop_front();
-        }
-        self.asked.push_back(*id);
-        false
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -41,6 +41,9 @@ pub trait Pending: Send + Sync {
     /// See [`BlobError`]; then it is still noted.
     fn forget(&self, id: &BlobId) -> Result<(), BlobError>;
 
+    /// A read found that the origin lacks the blob, or has it damaged: when it is stored again, nothing that was known of an earlier upload counts.
+    fn doubt(&self, _id: &BlobId) {}
+
     /// Where the link to a pending blob's bytes is, if it is pending: the folder of blobs may have lost its own to a power cut.
     fn file(&self, id: &BlobId) -> Option<PathBuf>;
 

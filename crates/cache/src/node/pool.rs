@@ -155,6 +155,11 @@ impl Pool {
         None
     }
 
+    /// Whether a hint waits for its turn.
+    pub(super) fn has_hint(&self, hint: &Hint) -> bool {
+        self.state.lock().hints.contains(hint)
+    }
+
     fn fetched(&self) {
         let mut state = self.state.lock();
         state.fetching -= 1;

@@ -1,9 +1,8 @@
 //! How a read finds its bytes: the disk, memory, the origin.
 //!
-//! **The rule**, on a machine that is alone and in a fleet: a small read of a blob that is far and was not asked for lately fetches only the groups
-//! around it: whoever opens one small file in a pack of four mebibytes does not wait for all of them. The second time, for a large read at once, and
-//! for a stream ahead of it, the whole blob is fetched, given to all who wait, and put on the disk afterwards. Where the part comes from, and
-//! whether somebody has to fetch the rest for others, is the origin's to know: in a fleet `peer::fleet::parts` says.
+//! **The rule**, on a machine that is alone and in a fleet: a read fetches the groups of the blob that it asks for and that are not here, and more
+//! only on evidence that they will be read ([`super::partial`]); a stream's next blobs are fetched whole. What is fetched whole is given to all who wait, and put on the disk afterwards; parts stay in
+//! memory. Where a part comes from, and whether somebody has to fetch the rest for others, is the origin's to know: in a fleet `peer::fleet::parts` says.
 //!
 //! Bytes from the disk are checked by the folder, those from the origin by whoever fetched them against the name and here against
 //! their own sums, so that nothing is put on the disk that would not be read from it again.
@@ -14,17 +13,18 @@ use std::sync::Arc;
 
 use base::BlobId;
 use base::phase::{self, Phase};
-use base::size::{BLOB_MAX, GROUP, KIB};
+use base::size::{BLOB_MAX, GROUP, MIB};
 use blob::folder::past_end;
-use blob::{BlobError, Buffer, Part, Sums};
+use blob::{Access, BlobError, Buffer, Part, Sums};
 
-use super::flights::{Flight, Outcome, Seat, same};
+use super::flights::{Flight, Outcome, Pilot, Seat, same};
 use super::memory::{self, is_whole};
+use super::partial::{Fetch, Need};
 use super::pool::{Hint, Job, Landed};
 use super::{Core, Warmed};
 
-/// Reads up to this many bytes may be answered by a part of a blob.
-const SMALL: usize = 128 * KIB as usize;
+/// Ranges up to this many bytes are prefetched as a part of a blob.
+const PART: u32 = MIB as u32;
 
 /// What came of looking on the disk.
 pub(super) enum Here<T> {
@@ -33,8 +33,28 @@ pub(super) enum Here<T> {
     Elsewhere,
 }
 
+/// A range of a blob that is read.
+#[derive(Clone, Copy)]
+struct Range {
+    offset: u32,
+    len: u32,
+}
+
+/// Parts of a blob in which a range lies.
+struct Parts {
+    parts: Vec<Arc<Part>>,
+    /// Some of them were not here.
+    fetched: bool,
+}
+
 impl Core {
-    pub(super) fn read(self: &Arc<Core>, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
+    pub(super) fn read(
+        self: &Arc<Core>,
+        id: &BlobId,
+        offset: u32,
+        buf: &mut [u8],
+        access: Access,
+    ) -> Result<(), BlobError> {
         if self.pass(id, offset, buf)? {
             return Ok(());
         }
@@ -49,24 +69,21 @@ impl Core {
         if buf.is_empty() {
             return self.read_nothing(id, offset);
         }
-        let held = self.memory.lock().get(id);
-        if let Some(part) = held
-            && memory::copy(id, &part, offset, buf)?.is_some()
-        {
-            self.counters.memory_reads.add(1);
-            self.counters.memory_bytes.add(buf.len() as u64);
-            return Ok(());
+        let range = Range { offset, len: buf.len() as u32 };
+        match self.parts(id, range, access)? {
+            Some(Parts { parts, fetched: false }) => {
+                memory::gather(id, &parts, offset, buf)?;
+                self.counters.memory_reads.add(1);
+                self.counters.memory_bytes.add(buf.len() as u64);
+                return Ok(());
+            }
+            Some(Parts { parts, .. }) => memory::gather(id, &parts, offset, buf)?,
+            None => {
+                let whole = self.whole(id, false)?;
+                memory::copy(id, &whole, offset, buf)?.ok_or_else(|| not_whole(id))?;
+            }
         }
         self.counters.far_reads.add(1);
-        if buf.len() <= SMALL
-            && let Some(part) = self.part(id, offset, buf.len() as u32)
-            && memory::copy(id, &*part?, offset, buf)?.is_some()
-        {
-            self.counters.far_bytes.add(buf.len() as u64);
-            return Ok(());
-        }
-        let whole = self.whole(id, false)?;
-        memory::copy(id, &whole, offset, buf)?.ok_or_else(|| not_whole(id))?;
         self.counters.far_bytes.add(buf.len() as u64);
         Ok(())
     }
@@ -175,50 +192,111 @@ impl Core {
         Ok(())
     }
 
-    /// A part of a far blob, if a part is what should be fetched.
-    fn part(self: &Arc<Core>, id: &BlobId, offset: u32, len: u32) -> Option<Outcome> {
-        let end = u64::from(offset) + u64::from(len);
-        if end > u64::from(BLOB_MAX) || self.flights.find(&(*id, None)).is_some() {
-            return None;
-        }
-        let key = (*id, Some(offset / GROUP));
-        if let Some(flight) = self.flights.find(&key) {
-            return self.join(&flight);
-        }
-        if self.memory.lock().ask(id) {
-            return None;
-        }
-        let mut pilot = match self.flights.board(key) {
-            Seat::Pilot(pilot) => pilot,
-            Seat::Passenger(flight) => return self.join(&flight),
+    /// The parts in which a range lies, from memory and the origin; none if the whole blob should be fetched.
+    fn parts(
+        self: &Arc<Core>,
+        id: &BlobId,
+        range: Range,
+        access: Access,
+    ) -> Result<Option<Parts>, BlobError> {
+        let Some(end) = range.offset.checked_add(range.len).filter(|end| *end <= BLOB_MAX) else {
+            return Ok(None);
         };
-        let mut permit = self.room.take(u64::from(len.next_multiple_of(GROUP) + GROUP), false);
+        let pieces = self.memory.lock().pieces(id, range.offset, range.len as usize);
+        let mut got = Parts { parts: pieces, fetched: false };
+        let mut last = None;
+        while let Some((from, to)) = memory::missing(&got.parts, range.offset, end) {
+            // What comes begins with what is missing, so each step leaves less to do.
+            if last.replace(from) == Some(from) {
+                return Ok(None);
+            }
+            match self.part(id, (from, to), end, access) {
+                Some(part) => got.parts.push(part?),
+                None => return Ok(None),
+            }
+            got.fetched = true;
+        }
+        self.partial.lock().reads(id, range.offset, end);
+        Ok(Some(got))
+    }
+
+    /// A part of a blob that begins with these groups, of a read that ends at `end`; none if the whole blob should be fetched.
+    fn part(
+        self: &Arc<Core>,
+        id: &BlobId,
+        (from, to): (u32, u32),
+        end: u32,
+        access: Access,
+    ) -> Option<Outcome> {
+        let (pilot, size) = {
+            let mut partial = self.partial.lock();
+            if self.flights.find(&(*id, None)).is_some() || self.pool.has_hint(&Hint::Whole(*id)) {
+                return None;
+            }
+            if let Some(flight) = self.flights.find(&(*id, Some(from / GROUP))) {
+                partial.reads(id, from, to);
+                drop(partial);
+                return self.join(&flight);
+            }
+            // It may have come since memory was looked at.
+            if let Some(part) = self.memory.lock().pieces(id, from, 1).pop() {
+                return Some(Ok(part));
+            }
+            let need = Need { from, to, access };
+            let Fetch::Part(from, to) = partial.plan(id, &need, self.counters.totals()) else { return None };
+            match self.flights.board_part(id, from / GROUP..to / GROUP) {
+                Seat::Pilot(pilot) => {
+                    let until = pilot.groups().map_or(to, |groups| groups.end * GROUP);
+                    partial.fetches(id, from, until);
+                    // Before it has come: what is asked for next, perhaps at the same time, goes on behind it.
+                    partial.reads(id, from, need.to);
+                    (pilot, partial.size(id))
+                }
+                Seat::Passenger(flight) => {
+                    drop(partial);
+                    return self.join(&flight);
+                }
+            }
+        };
+        let to = pilot.groups().map_or(to, |groups| groups.end * GROUP);
+        // Of a blob whose size is not known no more may be asked for than the read does.
+        let to = to.min(size.unwrap_or(end).max(end));
+        Some(self.fetch_range(id, (from, to), pilot))
+    }
+
+    fn fetch_range(self: &Arc<Core>, id: &BlobId, (from, to): (u32, u32), mut pilot: Pilot) -> Outcome {
+        let len = to - from;
+        let mut permit = self.room.take(u64::from(len.next_multiple_of(GROUP)), false);
         self.counters.part_fetches.add(1);
-        let fetched = self.remote.fetch_part(id, offset, len);
+        let fetched = self.remote.fetch_part(id, from, len);
         self.refused.came(&self.health, &fetched);
         let fetched = fetched.and_then(|part| self.arrived(id, part));
         let part = match fetched {
             Ok(part) => part,
             Err(error) => {
+                if matches!(error, BlobError::Damaged { .. } | BlobError::Missing(_)) {
+                    self.pending.doubt(id);
+                }
                 self.counters.failed_fetches.add(1);
                 pilot.land(Err(same(&error)));
-                return Some(Err(error));
+                return Err(error);
             }
         };
         permit.shrink(part.bytes.len() as u64);
+        self.partial.lock().came(id, part.sums.size());
+        let landed = Arc::clone(&part);
         if is_whole(&part) {
             pilot.land(Ok(Arc::clone(&part)));
-            let landed = Arc::clone(&part);
             self.put_away(Landed { id: *id, part: landed, ahead: false, _pilot: pilot, _permit: permit });
         } else {
-            let gone = self.memory.lock().keep(id, Arc::clone(&part));
+            let gone = self.memory.lock().keep(id, landed);
             drop(gone);
             pilot.land(Ok(Arc::clone(&part)));
         }
-        Some(Ok(part))
+        Ok(part)
     }
 
-    /// Waits for a part that another asked for. That his range was none says nothing about this one.
+    /// Waits for a part that another asked for. That the other's range was none says nothing about this one.
     fn join(&self, flight: &Flight) -> Option<Outcome> {
         self.counters.shared_fetches.add(1);
         let none = |error: &io::Error| error.kind() == io::ErrorKind::InvalidInput;
@@ -259,6 +337,9 @@ impl Core {
             }
             other => {
                 let error = other.err().unwrap_or_else(|| not_whole(id));
+                if matches!(error, BlobError::Damaged { .. } | BlobError::Missing(_)) {
+                    self.pending.doubt(id);
+                }
                 self.counters.failed_fetches.add(1);
                 pilot.land(Err(same(&error)));
                 Err(error)
@@ -311,7 +392,7 @@ impl Core {
         }
         let _phase = phase::enter(Phase::Origin);
         self.is_wanted(id)?;
-        let held = self.memory.lock().get(id).filter(|part| is_whole(part));
+        let held = self.memory.lock().whole(id);
         let whole = held.map_or_else(|| self.whole(id, false), Ok)?;
         Ok((whole.sums.clone(), whole.bytes.clone()))
     }
@@ -336,17 +417,13 @@ impl Core {
         }
         let _phase = phase::enter(Phase::Origin);
         self.is_wanted(id)?;
-        let held = self.memory.lock().get(id);
-        if let Some(part) = held.filter(|part| covers(part)) {
-            return Ok(copy(&part));
-        }
-        if len as usize <= SMALL
-            && let Some(part) = self.part(id, offset, len)
+        if len > 0
+            && let Some(Parts { parts, .. }) = self.parts(id, Range { offset, len }, Access::Normal)?
         {
-            let part = part?;
-            if covers(&part) {
-                return Ok(copy(&part));
-            }
+            return match parts.iter().find(|part| covers(part)) {
+                Some(part) => Ok(copy(part)),
+                None => memory::joined(id, &parts, offset, len)?.ok_or_else(|| not_whole(id)),
+            };
         }
         let whole = self.whole(id, false)?;
         if covers(&whole) { Ok(copy(&whole)) } else { Err(past_end(id, whole.sums.size())) }
@@ -381,7 +458,7 @@ impl Core {
 
     /// As [`Core::will_need`], of a range that is read as a part.
     pub(super) fn will_need_part(self: &Arc<Core>, id: &BlobId, offset: u32, len: u32) {
-        let is_part = len > 0 && len as usize <= SMALL;
+        let is_part = (1..=PART).contains(&len);
         if is_part && !self.is_near(id) && !self.pool.hint(self, Hint::Part(*id, offset, len)) {
             self.counters.hints_dropped.add(1);
         }
@@ -393,9 +470,9 @@ impl Core {
             Hint::Whole(id) if !self.is_near(&id) && self.flights.find(&(id, None)).is_none() => {
                 let _ = self.whole(&id, true);
             }
-            // The second time it is none: then the read itself fetches the whole.
+            // Where the whole is what should be fetched, the read itself does.
             Hint::Part(id, offset, len) if !self.is_near(&id) => {
-                let _ = self.part(&id, offset, len);
+                let _ = self.parts(&id, Range { offset, len }, Access::Random);
             }
             _ => {}
         }

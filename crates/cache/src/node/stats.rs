@@ -45,6 +45,14 @@ pub(super) struct Counters {
     pub(super) removals_failed: Count,
 }
 
+impl Counters {
+    /// The bytes that were read and that were fetched.
+    pub(super) fn totals(&self) -> (u64, u64) {
+        let read = self.memory_bytes.get() + self.disk_bytes.get() + self.far_bytes.get();
+        (read, self.fetched_bytes.get())
+    }
+}
+
 /// Figures of a node's cache. Those in the past tense count since it was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {

@@ -15,8 +15,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use base::size::BLOB_MAX;
 use base::{BlobId, Timestamp};
-use blob::Space;
+use blob::{Space, Sums};
 
 use crate::disk::{Durable, space_of};
 
@@ -91,7 +92,7 @@ impl Notes {
                 if same_file(file, &to)? {
                     return Ok(());
                 }
-                // After a power cut the old one may hold anything.
+                // After a power cut the old one may hold anything, and it may have rotted.
                 let new = self.temporary(id);
                 match fs::hard_link(file, &new) {
                     Ok(()) => fs::rename(&new, &to)?,
@@ -104,6 +105,20 @@ impl Notes {
         }
         self.durable.changed();
         Ok(())
+    }
+
+    /// Whether the blob's note is `file`, or another file with its bytes.
+    pub(super) fn holds(&self, id: &BlobId, file: &Path) -> io::Result<bool> {
+        match same_file(file, &self.path(id)) {
+            Ok(true) => Ok(true),
+            Ok(false) => {
+                let is_right =
+                    |bytes: Vec<u8>| bytes.len() <= BLOB_MAX as usize && Sums::of(&bytes).id() == *id;
+                Ok(self.read(id).is_ok_and(is_right))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     fn temporary(&self, id: &BlobId) -> PathBuf {

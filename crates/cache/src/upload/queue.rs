@@ -88,6 +88,8 @@ pub(super) struct Job {
     pub(super) size: u64,
     /// The origin may have it already.
     pub(super) ask_first: bool,
+    /// If it has, that was not this run's doing: its bytes are to be compared.
+    pub(super) compare: bool,
     begun: Instant,
 }
 
@@ -121,6 +123,7 @@ struct Entry {
     attempts: u32,
     not_before: Option<Instant>,
     ask_first: bool,
+    compare: bool,
     unreadable: bool,
     /// When it last failed, and why.
     failed: Option<(Instant, String)>,
@@ -222,6 +225,7 @@ impl Queue {
                     attempts: 0,
                     not_before: None,
                     ask_first,
+                    compare: maybe_there,
                     unreadable: false,
                     failed: None,
                 };
@@ -248,6 +252,19 @@ impl Queue {
             self.remove(id);
         }
         self.recent.all.remove(id);
+    }
+
+    /// That the blob was uploaded counts no more.
+    pub(super) fn doubt(&mut self, id: &BlobId) {
+        self.recent.all.remove(id);
+    }
+
+    /// The bytes of a wanted blob are there again. If they could not be read before, it is tried now.
+    pub(super) fn is_readable(&mut self, id: &BlobId) {
+        if let Some(entry) = self.entries.get_mut(id).filter(|entry| entry.unreadable) {
+            (entry.unreadable, entry.not_before) = (false, None);
+            self.unreadable -= 1;
+        }
     }
 
     /// Out of the list of what is wanted.
@@ -308,7 +325,13 @@ impl Queue {
             (Some((id, entry)), _) => {
                 entry.state = State::UnderWay;
                 self.under_way += 1;
-                Next::Job(Job { id, size: entry.size, ask_first: entry.ask_first, begun: now })
+                Next::Job(Job {
+                    id,
+                    size: entry.size,
+                    ask_first: entry.ask_first,
+                    compare: entry.compare,
+                    begun: now,
+                })
             }
             (None, Some(at)) => Next::At(at),
             (None, None) => Next::Nothing,

@@ -1,6 +1,7 @@
 //! Uploads against an origin that fails on demand: nothing noted is ever lost, whatever happens.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -283,6 +284,54 @@ fn regression_a_note_that_goes_while_the_folder_is_read_is_no_error() {
             drop(world.open_with(UploadOptions { workers: 0, ..UploadOptions::default() }));
         }
     }
+}
+
+/// A note whose bytes rotted stayed as it was when the same bytes were stored again, and the blob never reached the origin.
+#[test]
+fn regression_a_note_that_rotted_is_replaced_when_its_bytes_are_stored_again() {
+    let world = World::new();
+    let uploads = world.open();
+    world.faults.fail(Op::Store, u64::MAX);
+    let id = world.note(&uploads, 1, 5000);
+    let noted = world.dir().join(id.to_string());
+    fs::write(&noted, b"rot").unwrap();
+    world.faults.fail(Op::Store, 0);
+    uploads.hurry();
+    while uploads.stats().unreadable == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(world.note(&uploads, 1, 5000), id);
+    assert_eq!(uploads.stats().unreadable, 0);
+    uploads.settle(LONG).unwrap();
+    assert!(world.has(&id));
+    // A sound one is left as it is.
+    world.faults.fail(Op::Store, u64::MAX);
+    let id = world.note(&uploads, 2, 5000);
+    let before = fs::metadata(world.dir().join(id.to_string())).unwrap().ino();
+    assert_eq!(world.note(&uploads, 2, 5000), id);
+    assert_eq!(fs::metadata(world.dir().join(id.to_string())).unwrap().ino(), before);
+}
+
+/// The next run believed that the origin had a blob because an object of its name and size was there.
+#[test]
+fn regression_a_damaged_copy_in_the_origin_is_no_upload() {
+    let temp = tempfile::tempdir().unwrap();
+    let origin = Arc::new(crate::tests::origins::InFolder::new(temp.path()));
+    let bytes = vec![7; 5000];
+    let sums = Sums::of(&bytes);
+    let id = sums.id();
+    origin.put(&id, &sums, &bytes).unwrap();
+    let object = origin.path(&id);
+    let mut rotten = fs::read(&object).unwrap();
+    rotten[10] ^= 1;
+    fs::remove_file(&object).unwrap();
+    fs::write(&object, rotten).unwrap();
+    let notes = temp.path().join("upload");
+    fs::create_dir(&notes).unwrap();
+    fs::write(notes.join(id.to_string()), &bytes).unwrap();
+    let uploads = Uploads::open(&notes, origin.clone(), UploadOptions::default(), Arc::new(|_| ())).unwrap();
+    uploads.settle(LONG).unwrap();
+    origin.verify(&id).unwrap();
 }
 
 /// What may happen to a node that stores.

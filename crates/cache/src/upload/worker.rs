@@ -72,9 +72,9 @@ impl Shared {
 
     fn send(&self, job: &Job) -> Outcome {
         if job.ask_first {
-            match self.remote.size(&job.id) {
-                Ok(Some(size)) if size == job.size => return Outcome::Found,
-                Ok(_) => {}
+            match self.has(job) {
+                Ok(true) => return Outcome::Found,
+                Ok(false) => {}
                 Err(error) => return Outcome::Failed(fault_of(error)),
             }
         }
@@ -90,6 +90,21 @@ impl Shared {
         match self.remote.put_shared(&job.id, &sums, Arc::new(bytes)) {
             Ok(()) => Outcome::Sent,
             Err(error) => Outcome::Failed(fault_of(error)),
+        }
+    }
+
+    /// Whether the origin has the blob. What this run did not send is compared with its name: a damaged copy is sent anew.
+    fn has(&self, job: &Job) -> Result<bool, BlobError> {
+        if self.remote.size(&job.id)? != Some(job.size) {
+            return Ok(false);
+        }
+        if !job.compare {
+            return Ok(true);
+        }
+        match self.remote.verify(&job.id) {
+            Ok(()) => Ok(true),
+            Err(BlobError::Damaged { .. } | BlobError::Missing(_)) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 

@@ -16,7 +16,7 @@ use crate::cmd::doctor::free_room;
 use crate::error::{Failure, Result};
 use crate::mounts;
 use crate::table::{Table, bytes, count};
-use crate::term::Term;
+use crate::term::{Lines, Term, shown};
 use work::{Amount, STEPS, Scratch, Step, Unit};
 
 /// Measures a mount against a plain folder of the same machine
@@ -91,14 +91,16 @@ impl Verdict {
         }
     }
 
-    /// The word, and the colour beside it where there are colours.
-    fn shown(self, colours: bool) -> String {
-        let (word, code) = match self {
-            Verdict::Good => ("good", 32),
-            Verdict::Fair => ("fair", 33),
-            Verdict::Slow => ("SLOW", 31),
-        };
-        if colours { format!("\x1b[{code}m{word}\x1b[0m") } else { word.to_owned() }
+    /// The word, and the number of its colour.
+    const SHOWN: [(Verdict, &str, u8); 3] =
+        [(Verdict::Good, "good", 32), (Verdict::Fair, "fair", 33), (Verdict::Slow, "SLOW", 31)];
+
+    fn word(self) -> String {
+        Verdict::SHOWN
+            .iter()
+            .find(|(verdict, ..)| *verdict == self)
+            .map_or("", |(_, word, _)| word)
+            .to_owned()
     }
 }
 
@@ -137,7 +139,11 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let report = Report { mount, beside, small_files, large_file_bytes, readers, rounds, results };
     let colours =
         std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
-    term.result(&report, || text(&report, colours));
+    term.result_as_is(&report, || {
+        let text = text(&report);
+        let plain = shown(&text, Lines::Many);
+        if colours { coloured(&plain) } else { plain.into_owned() }
+    });
     Ok(0)
 }
 
@@ -152,7 +158,7 @@ fn the_folder(asked: Option<&Path>) -> Result<PathBuf> {
         mount.ok_or_else(|| none(format!("{} is on no mount of Covey's", path.display())))?;
         return mounts::absolute(path);
     }
-    let mut mounts = fuse::mount::mounted_by_us();
+    let mut mounts = crate::trust::mounts();
     match (mounts.pop(), mounts.is_empty()) {
         (None, _) => Err(none("no volume is mounted".to_owned())),
         (Some(mount), true) => Ok(mount.path),
@@ -236,7 +242,20 @@ fn row(step: &'static Step, amount: &Amount, times: &[[f64; 2]]) -> Row {
     }
 }
 
-fn text(report: &Report, colours: bool) -> String {
+/// The text with a colour for each verdict at the end of a line.
+fn coloured(text: &str) -> String {
+    let line = |line: &str| {
+        let found =
+            Verdict::SHOWN.iter().find_map(|(_, word, code)| Some((line.strip_suffix(word)?, word, code)));
+        found.map_or_else(
+            || line.to_owned(),
+            |(before, word, code)| format!("{before}\x1b[{code}m{word}\x1b[0m"),
+        )
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn text(report: &Report) -> String {
     let mut table = Table::new(&["", "mount ", "beside ", "time, x ", "good to ", "verdict"]);
     for (row, step) in report.results.iter().zip(STEPS) {
         let rate = |per_second: f64| match step.unit {
@@ -249,7 +268,7 @@ fn text(report: &Report, colours: bool) -> String {
             rate(row.beside_per_second),
             format!("{:.2}", row.ratio),
             format!("{:.1}", row.good_to),
-            row.verdict.shown(colours),
+            row.verdict.word(),
         ]);
     }
     let mut text = format!(
@@ -304,8 +323,10 @@ mod tests {
     #[test]
     fn a_colour_never_is_the_only_sign() {
         for verdict in [Verdict::Good, Verdict::Fair, Verdict::Slow] {
-            let plain = verdict.shown(false);
-            assert!(verdict.shown(true).contains(&plain) && plain.is_ascii() && plain.len() == 4);
+            let plain = verdict.word();
+            assert!(plain.is_ascii() && plain.len() == 4);
+            let text = coloured(&format!("a {plain}\nb {plain} c"));
+            assert!(text.starts_with("a \x1b[3") && text.ends_with(&format!("b {plain} c")), "{text}");
         }
     }
 

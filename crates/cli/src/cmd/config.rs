@@ -212,6 +212,7 @@ fn example_value(name: &str, form: Option<&str>) -> String {
         (_, Some("KIB")) => "1024".to_owned(),
         (_, Some("N")) => "8".to_owned(),
         (_, Some("SIZE")) => "\"10G\"".to_owned(),
+        (_, Some("NAMES")) => "\"*.h5\"".to_owned(),
         (_, Some(choices)) if choices.contains('|') => {
             format!("{:?}", choices.split('|').next().unwrap_or_default())
         }

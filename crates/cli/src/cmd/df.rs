@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use fuse::mount::{Mounted, mounted_by_us};
+use fuse::mount::Mounted;
 use serde::Serialize;
 
 use crate::error::{Failure, Result};
@@ -34,7 +34,7 @@ struct Row {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mounts = match args.paths.as_slice() {
-        [] => mounted_by_us(),
+        [] => crate::trust::mounts(),
         paths => paths.iter().map(|path| the_mount(path)).collect::<Result<_>>()?,
     };
     let rows: Vec<Row> = mounts.iter().map(row).collect();

@@ -12,10 +12,12 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use fuse::mount::{Mounted, mounted_by_us};
+use fuse::mount::Mounted;
 use serde::Serialize;
 
+use crate::control::{self, Ear, Request};
 use crate::error::{Failure, Result};
+use crate::status::Status;
 use crate::term::Term;
 use crate::volume_dir::VolumeDir;
 
@@ -101,18 +103,30 @@ pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
     checks.extend(folder.map(volume));
     if let Some(dir) = folder.and_then(|folder| VolumeDir::open(folder).ok()) {
         checks.extend(far::clock(&dir));
+        checks.extend(far::clear(dir.home().endpoint.as_deref()));
         checks.extend(places::rights(&dir));
         checks.extend(places::leftovers(&dir));
     }
-    for mount in &mounted_by_us() {
+    for mount in &crate::trust::mounts() {
         let check = present_mount(mount);
         let answers = check.level != Level::Wrong;
         checks.push(check);
         checks.extend(answers.then(|| advice::of_mount(mount, &machine)).flatten());
         checks.extend(answers.then(|| fleet::of_mount(mount)).into_iter().flatten());
+        checks.extend(answers.then(|| in_the_clear(mount)).into_iter().flatten());
     }
     checks.extend(advice::uses(&machine));
     checks
+}
+
+/// What a mount says to others so that it can be read on the way.
+fn in_the_clear(mount: &Mounted) -> Vec<Check> {
+    let ear = Ear::of_source(Path::new(&mount.source));
+    let status: Option<Status> = control::ask(&ear, &Request::Status, &mut |_| ()).ok();
+    let Some(status) = status else { return Vec::new() };
+    let endpoint = status.far.as_ref().and_then(|far| far.endpoint.as_deref());
+    let fleet = status.fleet.as_ref().and_then(fleet::clear);
+    fleet.into_iter().chain(far::clear(endpoint)).collect()
 }
 
 fn text(checks: &[Check], wrong: usize) -> String {
@@ -297,7 +311,7 @@ fn present_mount(mount: &Mounted) -> Check {
     let knob = format!("/sys/class/bdi/{}:{}/read_ahead_kb", libc::major(mount.dev), libc::minor(mount.dev));
     let ahead = fs::read_to_string(&knob).ok().and_then(|text| text.trim().parse::<u32>().ok());
     match ahead {
-        Some(kib @ ..1024) => note(
+        Some(kib @ ..1024) if !advice::is_remote(mount) => note(
             "mount",
             format!("{place} reads only {kib} KiB ahead; large files are slow through mmap"),
             format!("echo 1024 > {knob}   (as root)"),

@@ -95,10 +95,11 @@ fn to_out(source: Box<dyn Source>, args: &Args, packing: Option<Packing>, term: 
     let label =
         args.out.file_name().map_or_else(|| "export".to_owned(), |name| name.to_string_lossy().into_owned());
     let Some(packing) = packing else {
-        if !args.overwrite {
-            check_empty(&args.out)?;
-        }
         let mut sink = Place::new(&args.out, args.overwrite)?;
+        if !args.overwrite && !sink.is_empty()? {
+            return Err(Failure::new("exists", format!("the folder {} is not empty", args.out.display()))
+                .next("name an empty folder or a new one, or replace what is there with --overwrite"));
+        }
         let sink: &mut dyn Sink = &mut sink;
         return import::run(source, sink, &label, term);
     };
@@ -119,15 +120,6 @@ fn to_out(source: Box<dyn Source>, args: &Args, packing: Option<Packing>, term: 
 fn only_new(left_out: &[Skipped], said: &[Skipped]) -> Vec<Skipped> {
     let is_new = |one: &&Skipped| !said.iter().any(|other| Path::new(&other.path).ends_with(&one.path));
     left_out.iter().filter(is_new).cloned().collect()
-}
-
-fn check_empty(out: &Path) -> Result<()> {
-    match std::fs::read_dir(out).map(|mut entries| entries.next().is_some()) {
-        Ok(true) => Err(Failure::new("exists", format!("the folder {} is not empty", out.display()))
-            .next("name an empty folder or a new one, or replace what is there with --overwrite")),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        other => other.map(drop).at("open", out),
-    }
 }
 
 fn report(args: &Args, summary: Summary, term: Term) -> u8 {

@@ -20,8 +20,9 @@ use crate::term::{Term, files_and_rates};
 #[command(
     after_help = "Examples:\n  covey import /usr/share /mnt/covey/share\n  covey import linux.tar.zst /srv/volume:/linux      a volume that is not mounted\n  \
     xz -dc linux.tar.xz | covey import - /mnt/covey/linux\n\n\
-    DEST becomes what SRC is: the folder's contents are found right below it. Modes, times, extended attributes, hard\n\
-    and symbolic links, holes, and as root owners and device nodes arrive as they were."
+    DEST becomes what SRC is: the folder's contents are found right below it. Modes, times, extended attributes, ACLs, hard\n\
+    and symbolic links, holes, and as root owners (by number) and device nodes arrive as they were, as with tar -p. What\n\
+    cannot is named, and the exit status is then 1."
 )]
 pub struct Args {
     /// A folder, a tar archive, or - for an archive on standard input

@@ -7,6 +7,7 @@ use crate::error::{Failure, Result};
 use crate::fleet::options::FleetOptions;
 use crate::follow::Interval;
 use crate::frozen::Reach;
+use crate::frozen::trust::Accept;
 use crate::node::Source;
 use crate::options::Lists;
 use crate::publish::Every;
@@ -40,9 +41,8 @@ pub struct Args {
     shown: Shown,
     #[command(flatten)]
     every: Every,
-    /// Of a published tree: accept only what is signed by this key (64 hexadecimal digits)
-    #[arg(long, value_name = "KEY")]
-    key: Option<String>,
+    #[command(flatten)]
+    accept: Accept,
     #[command(flatten)]
     reach: Reach,
     /// Of a tree in an object store: where to keep what was fetched [default: covey/trees in the user's cache folder]
@@ -70,7 +70,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     daemon::with_parent(args.ready_fd, |parent| {
         let source = match Source::by_word(&args.volume)? {
             Some(Source::Published(tree)) => {
-                let tree = tree.accepting(args.key.as_deref())?;
+                let tree = tree.accepting(&args.accept)?;
                 Source::Published(
                     tree.reached(&args.reach, args.cache.as_deref())?
                         .following(args.follow)

@@ -9,10 +9,9 @@ use std::sync::Arc;
 
 use base::{BlobId, PackNo};
 use blob::Origin;
+use blob::claim::{Claim, FOLDER};
 use meta::key::tags;
 use meta::{Journal, Key, MetaStore, Names, PackRow};
-use origin::claim::Claim;
-use origin::claim::record::FOLDER;
 use origin::{Access, Environment, Folder, Limits, Remote, Spec};
 use serde::Serialize;
 use tree::Owner;

@@ -18,6 +18,7 @@ use tree::{Owner, Tree, TreeError};
 use crate::claim::Writer;
 use crate::control::Tick;
 use crate::error::{Failure, Result};
+use crate::frozen::trust::Accept;
 use crate::frozen::{Named, Reach};
 use crate::node;
 use crate::origins;
@@ -44,9 +45,8 @@ pub struct Args {
     take_over: bool,
     #[command(flatten)]
     reach: Reach,
-    /// Accept only what is signed by this key (64 hexadecimal digits)
-    #[arg(long, value_name = "KEY")]
-    key: Option<String>,
+    #[command(flatten)]
+    accept: Accept,
 }
 
 #[derive(Debug, Serialize)]
@@ -72,7 +72,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         Failure::usage(format!("{} names no published tree", args.tree))
             .next("write ORIGIN@NAME, for example file:/srv/volume/blobs@latest")
     })?;
-    let named = named.accepting(args.key.as_deref())?.reached(&args.reach, None)?;
+    let named = named.accepting(&args.accept)?.reached(&args.reach, None)?;
     let (root, origin) = named.root(Access::ReadWrite)?;
     let owner = Owner::read(&*origin).map_err(|error| named.failure(error))?.ok_or_else(|| {
         let what = "its record `owner` is missing".to_owned();

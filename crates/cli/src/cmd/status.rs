@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use fuse::mount::mounted_by_us;
-
 use crate::control::{self, Request};
 use crate::error::{Failure, Result};
 use crate::far;
@@ -40,7 +38,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         term.result(&status, || text(&status, args.verbose));
         return Ok(0);
     }
-    let mounts = mounted_by_us();
+    let mounts = crate::trust::mounts();
     if mounts.is_empty() {
         return Err(Failure::new("not-mounted", "no volume is mounted")
             .next("name a volume: covey status VOLUME")

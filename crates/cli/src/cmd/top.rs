@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use fuse::mount::mounted_by_us;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -13,7 +12,7 @@ use crate::cmd::stats::interval_ms;
 use crate::control::{Asked, Ear, Request};
 use crate::error::{Failure, Result};
 use crate::table::{Table, bytes, count};
-use crate::term::Term;
+use crate::term::{self, Lines, Term};
 use crate::watch::client::{ear_of, parse_time, stop_by_signal};
 use crate::watch::{Busy, TopTable, Wish};
 
@@ -133,7 +132,7 @@ fn places(args: &Args) -> Result<Vec<(String, Ear)>> {
     if let Some(path) = &args.path {
         return Ok(vec![(path.display().to_string(), ear_of(path, "top")?)]);
     }
-    let mounts = mounted_by_us();
+    let mounts = crate::trust::mounts();
     if mounts.is_empty() {
         return Err(Failure::new("not-mounted", "no volume is mounted")
             .next("mount one: covey mount -d VOLUME MOUNTPOINT"));
@@ -150,7 +149,7 @@ fn draw(places: &[(String, Ear)], latest: &[Option<TopTable>]) {
     let (rows, columns) = crate::term::size();
     let mut screen = String::from("\x1b[H");
     for line in all.lines().take(rows.saturating_sub(1)) {
-        screen.extend(line.chars().take(columns));
+        screen.extend(term::shown(line, Lines::One).chars().take(columns));
         screen.push_str("\x1b[K\n");
     }
     screen.push_str("\x1b[J");

@@ -6,15 +6,15 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use archive::Entry;
+use archive::write::Writer;
 use base::Must;
 
 use crate::error::{Context, Failure, Result};
-use crate::export::tar::Writer;
-use crate::import::tar::Entry;
 use crate::import::{Item, Kind, Sink, Skipped};
+use crate::own;
 
 /// How an archive is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +147,7 @@ struct Member {
 /// An archive in the making.
 pub struct Archive {
     name: PathBuf,
+    overwrite: bool,
     writer: Option<Writer<Pack<Out>>>,
     member: Option<Member>,
     left_out: Vec<Skipped>,
@@ -169,13 +170,12 @@ impl Archive {
                 return Err(crate::import::exists(path));
             }
             let part = part_of(path);
-            let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-            Out::File(BufWriter::with_capacity(1 << 20, options.open(&part).at("make", &part)?))
+            Out::File(BufWriter::with_capacity(1 << 20, make_part(&part)?))
         };
         let pack = Pack::new(packing, out).at("pack", path)?;
         Ok(Archive {
             name: path.to_owned(),
+            overwrite,
             writer: Some(Writer::new(pack)),
             member: None,
             left_out: Vec::new(),
@@ -247,6 +247,41 @@ fn in_blocks(ranges: &[(u64, u64)], size: u64) -> Vec<(u64, u64)> {
     blocks
 }
 
+/// Makes the file that becomes the archive. It is locked as long as it is written: one that is there and is not was left by an export that
+/// was cut off, and goes.
+fn make_part(part: &Path) -> Result<File> {
+    let locked = |file: File| match file.try_lock() {
+        Err(fs::TryLockError::WouldBlock) => {
+            Err(Failure::new("exists", format!("{} is there already", part.display()))
+                .why("another export is writing it")
+                .next("wait until that is done, or name another file"))
+        }
+        // Not every filesystem knows locks.
+        _ => Ok(file),
+    };
+    match own::create(part) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            drop(locked(own::open(part, OpenOptions::new().read(true)).at("replace", part)?)?);
+            fs::remove_file(part).at("replace", part)?;
+            locked(own::create(part).at("make", part)?)
+        }
+        other => locked(other.at("make", part)?),
+    }
+}
+
+/// Gives the archive its name. Without leave to replace, one that came meanwhile stays.
+fn give_name(part: &Path, name: &Path, overwrite: bool) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    if overwrite {
+        return fs::rename(part, name);
+    }
+    match renameat_with(CWD, part, CWD, name, RenameFlags::NOREPLACE) {
+        // A filesystem that cannot.
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => fs::rename(part, name),
+        other => Ok(other?),
+    }
+}
+
 fn part_of(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".part");
@@ -300,6 +335,7 @@ fn entry_of(item: &Item) -> Option<Entry> {
         size,
         data: vec![(0, size)],
         xattrs: item.xattrs.clone(),
+        ..Entry::default()
     })
 }
 
@@ -357,7 +393,7 @@ impl Sink for Archive {
                 let part = part_of(&self.name);
                 let file = file.into_inner().map_err(io::IntoInnerError::into_error).at("write", &part)?;
                 file.sync_all().at("write", &part)?;
-                fs::rename(&part, &self.name).at("make", &self.name)
+                give_name(&part, &self.name, self.overwrite).at("make", &self.name)
             }
         }
     }
@@ -407,6 +443,28 @@ mod tests {
         assert_eq!([of("x/a.tar.zst"), of("a.tar.d"), of("folder")], [Some(Packing::Zstd), None, None]);
         assert!(Packing::of(Path::new("a.tar.xz")).unwrap_err().next[1].contains("| xz > a.tar.xz"));
         assert_eq!(Packing::of(Path::new("a.zip")).unwrap_err().status, 2);
+    }
+
+    /// What was there under the archive's working name was written over, also by another export that was under way.
+    #[test]
+    fn regression_a_part_of_another_is_not_written_over() {
+        let temp = tempfile::tempdir().unwrap();
+        let (name, part) = (temp.path().join("a.tar"), temp.path().join("a.tar.part"));
+        let create = || Archive::create(&name, Packing::Plain, false);
+        let first = create().unwrap();
+        assert_eq!(create().map(|_| ()).unwrap_err().code, "exists");
+        drop(first);
+        let mut again = create().unwrap_or_else(|error| panic!("what was cut off is replaced: {error}"));
+        fs::write(&name, "came meanwhile").unwrap();
+        assert_eq!(again.finish().unwrap_err().code, "exists");
+        again.abandon();
+        assert_eq!(fs::read(&name).unwrap(), b"came meanwhile");
+        fs::remove_file(&name).unwrap();
+        let elsewhere = temp.path().join("elsewhere");
+        fs::write(&elsewhere, "precious").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &part).unwrap();
+        assert!(create().is_err());
+        assert_eq!(fs::read(&elsewhere).unwrap(), b"precious");
     }
 
     /// GNU tar took what followed an odd range for a header.

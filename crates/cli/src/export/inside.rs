@@ -2,7 +2,7 @@
 //!
 //! It is walked in the order of names; of the folders on the way down only names are held.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -28,6 +28,8 @@ pub struct Inside {
     expected: u64,
     /// Names of files with several, by inode.
     links: HashMap<Ino, PathBuf>,
+    /// Folders that were met. A sound volume has each once; a prepared one could be walked for ever.
+    folders: HashSet<Ino>,
 }
 
 impl Inside {
@@ -51,7 +53,7 @@ impl Inside {
         }
         let whole = root.as_os_str().is_empty();
         let expected = if whole { volume.statfs().map_or(0, |room| room.inodes) } else { 0 };
-        Ok(Inside { volume, shown, root: at.ino, expected, links: HashMap::new() })
+        Ok(Inside { volume, shown, root: at.ino, expected, links: HashMap::new(), folders: HashSet::new() })
     }
 
     fn full(&self, path: &Path) -> PathBuf {
@@ -74,6 +76,10 @@ impl Inside {
                 return Ok(None);
             }
         };
+        if attr.kind == FileKind::Dir && !self.folders.insert(ino) {
+            feed.skip(&self.full(path), "a folder that has two names or is within itself: run covey fsck");
+            return Ok(None);
+        }
         let is_first = !matches!(item.kind, Kind::HardLink(_));
         if attr.kind != FileKind::Dir && attr.nlink > 1 && is_first {
             self.links.insert(ino, path.to_owned());
@@ -125,8 +131,11 @@ impl Inside {
     fn names(&self, path: &Path, ino: Ino, feed: &Feed) -> Vec<(OsString, Ino)> {
         let mut names = Vec::new();
         let read = self.volume.readdir(ino, 0, &mut |entry| {
-            if !matches!(entry.name, b"." | b"..") {
+            if meta::key::is_name(entry.name) {
                 names.push((OsStr::from_bytes(entry.name).to_owned(), entry.ino));
+            } else if !matches!(entry.name, b"." | b"..") {
+                let shown = self.full(path).join(entry.name.escape_ascii().to_string());
+                feed.skip(&shown, "it has what cannot be a name: run covey fsck");
             }
             ControlFlow::Continue(())
         });

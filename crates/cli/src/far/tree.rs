@@ -49,7 +49,7 @@ impl TreeCache {
         options: &FarOptions,
         patience: Duration,
     ) -> Result<TreeCache> {
-        let below = named.cache.clone().map_or_else(default_folder, Ok)?;
+        let below = cache_folder(named.cache.as_deref())?;
         let (folder, lock) = take(&below, &::tree::root::hex(&volume))?;
         let join = |fleet| fleet::join(fleet, Role::Node, false, &folder, volume, store.clone(), patience);
         let joined = named.fleet.as_deref().map(join).transpose()?;
@@ -133,7 +133,7 @@ impl FarStatus {
 
 /// Where a mount of a tree in the background writes: beside the caches, a file for each tree. `below`: where, if somebody said.
 pub fn log(below: Option<&Path>, tree: &str) -> Option<PathBuf> {
-    let below = below.map_or_else(|| default_folder().ok(), |folder| Some(folder.to_owned()))?;
+    let below = cache_folder(below).ok()?;
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._@-".contains(c) { c } else { '-' };
     let name: String = tree.chars().map(plain).take(NAME_MAX).collect();
     Some(below.join("log").join(format!("{name}.log")))
@@ -143,8 +143,12 @@ fn watch(fleet: &Arc<Fleet>) -> Arc<dyn cache::Watch> {
     Arc::new(Told(Arc::downgrade(fleet)))
 }
 
-/// The user's cache folder; the system's where there is no user.
-fn default_folder() -> Result<PathBuf> {
+/// Where mounts of trees keep what they fetch, and what they know of origins: the folder that somebody named, else in the user's cache folder; the
+/// system's where there is no user.
+pub fn cache_folder(named: Option<&Path>) -> Result<PathBuf> {
+    if let Some(named) = named {
+        return Ok(named.to_owned());
+    }
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let base = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")));
     Ok(base.unwrap_or_else(|| PathBuf::from("/var/cache")).join("covey/trees"))

@@ -64,6 +64,8 @@ fn words(role: Role) -> (&'static str, &'static str) {
 /// Serves until a signal comes.
 pub fn run(options: &Options, role: Role, term: Term) -> Result<u8> {
     signals::block();
+    // Blobs that are sent, and connections, are open files.
+    crate::sys::raise_file_limit();
     let node = Arc::new(Lent::open(options, role)?);
     let listener = Listener::start(Ear::of_source(&node.folder), node.clone())?;
     let (_, what) = words(role);
@@ -121,6 +123,8 @@ impl Lent {
             true => None,
             false => Some(Arc::new(origins::open_remote(&home, crate::far::limits(&FarOptions::default()))?)),
         };
+        let endpoint = remote.as_ref().and_then(|remote| remote.spec().endpoint.as_deref());
+        origins::clear_line(endpoint).iter().for_each(|line| log::warn(line));
         let origin: Arc<dyn Origin> = match &remote {
             Some(remote) => remote.clone(),
             None => origins::open_origin(&home, Access::ReadOnly)?,

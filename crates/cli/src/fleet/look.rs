@@ -10,7 +10,7 @@ use peer::hello::Identity;
 use peer::id::{NodeId, Role, Seen};
 use peer::members::Contact;
 use peer::message::{Answer, Ask, Note};
-use peer::net::{Content, Fail, Listed, Net, Options, Peer, Prefix, Service};
+use peer::net::{Content, CopyState, Fail, Listed, Net, Options, Peer, Prefix, Service};
 use peer::secret::Secret;
 use peer::tls::Tls;
 
@@ -146,7 +146,9 @@ impl Service for NoService {
         None
     }
 
-    fn suspect(&self, _: &base::BlobId) {}
+    fn suspect(&self, _: &base::BlobId) -> CopyState {
+        CopyState::Absent
+    }
 
     fn list(&self, _: Prefix, _: usize) -> Listed {
         Listed::default()

@@ -88,6 +88,7 @@ impl TlsOptions {
         match (&self.tls_cert, &self.tls_key, &self.tls_ca) {
             (None, None, None) => Ok(None),
             (Some(certificate), Some(key), Some(ca)) => {
+                crate::secrets::keep_from_dumps();
                 Tls::from_files(certificate, key, ca).map(Some).map_err(|error| {
                     Failure::new("no-tls", "TLS between nodes cannot be used").why(error.to_string())
                 })
@@ -164,6 +165,7 @@ impl FleetOptions {
                 .next("make one, once: covey fleet secret FILE; then copy FILE to every node")
                 .next("name it: --secret-file FILE, or COVEY_SECRET_FILE in the environment"));
         };
+        crate::secrets::keep_from_dumps();
         Secret::from_file(file).map_err(|error| {
             Failure::new("no-secret", "the fleet's secret cannot be used").why(error.to_string())
         })

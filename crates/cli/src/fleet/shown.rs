@@ -74,6 +74,9 @@ pub struct FleetStatus {
     pub node: String,
     /// Where it listens.
     pub address: String,
+    /// Whether its connections are encrypted; absent from older daemons.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encrypted: Option<bool>,
     /// Nodes that are there, this one included.
     pub nodes: u64,
     /// Of these, depots.
@@ -137,6 +140,7 @@ impl FleetStatus {
         FleetStatus {
             node: fleet.node().to_string(),
             address: fleet.address().map(|address| address.to_string()).unwrap_or_default(),
+            encrypted: Some(fleet.is_encrypted()),
             nodes: seen.len() as u64,
             depots: depots as u64,
             memory: tier(near.memory_reads, near.memory_bytes),

@@ -8,11 +8,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use archive::Entry;
+use archive::acl::{self, Who};
+use archive::read::{Reader, is_header};
 use base::Must;
 
 use crate::error::{Context, Failure, Result, plain};
-use crate::import::tar::{Entry, Reader, is_header};
 use crate::import::{Feed, Hangup, Item, Kind, Source, Step, inside};
+use crate::sys::people;
 
 type Bytes = Box<dyn Read + Send>;
 
@@ -130,7 +133,7 @@ impl Tar {
         reader: &mut Reader<Bytes>,
         feed: &Feed,
     ) -> io::Result<Option<std::result::Result<(), Hangup>>> {
-        let Some(mut entry) = reader.next()? else {
+        let Some(mut entry) = reader.next_member()? else {
             return Ok(None);
         };
         let at = || feed.counters.at.store(self.read.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -148,6 +151,7 @@ impl Tar {
             }
         };
         let is_file = matches!(kind, Kind::File { .. });
+        take_acls(&mut entry, &mut |why| feed.skip(&named, why));
         let id = |id: u64| u32::try_from(id).unwrap_or(65_534);
         let item = Item {
             path,
@@ -172,6 +176,33 @@ impl Tar {
         }
         Ok(Some(outcome))
     }
+}
+
+/// Makes attributes of the member's access control lists. `left_out` hears what cannot be had.
+fn take_acls(entry: &mut Entry, left_out: &mut dyn FnMut(String)) {
+    let find = |who, name: &str| match who {
+        Who::User => people::user(name),
+        Who::Group => people::group(name),
+    };
+    for (name, text) in std::mem::take(&mut entry.acls) {
+        let is_there = entry.xattrs.iter().any(|(other, _)| other == name);
+        // Links have none of their own, and only folders have one to be inherited.
+        let can_have = match entry.kind {
+            b'1' | b'2' => false,
+            b'5' => true,
+            _ => name == acl::ACCESS,
+        };
+        if is_there || !can_have {
+            continue;
+        }
+        match acl::parse(&text, &find) {
+            // A list that says no more than the permissions do.
+            Ok(bytes) if bytes.len() <= 4 + 3 * 8 && name == acl::ACCESS => {}
+            Ok(bytes) => entry.xattrs.push((name.to_vec(), bytes)),
+            Err(why) => left_out(why),
+        }
+    }
+    std::mem::take(&mut entry.unknown).into_iter().for_each(left_out);
 }
 
 /// What a member is, or why it is no file.

@@ -1,16 +1,19 @@
 //! A volume that is not mounted as a sink: the filesystem itself is asked, as the kernel would.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use archive::acl;
 use base::{Ino, Must};
 use fs::Errno;
 use fs::api::{Caller, Entry, FileKind, Filesystem, NewNode, SetAttr, SetTime, XattrMode};
 
 use crate::error::{Result, errno_failure};
-use crate::import::{Item, Kind, Sink, exists};
+use crate::import::seen::{Held, Paths};
+use crate::import::{Item, Kind, LeftOut, Sink, Skipped, exists};
+use crate::sys;
 
 /// Who makes things: root, so that owners and device nodes arrive as they were.
 const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
@@ -22,20 +25,31 @@ pub struct Direct {
     overwrite: bool,
     /// Folders met so far; each holds one reference.
     folders: HashMap<PathBuf, Ino>,
-    open: Option<(Item, Ino)>,
-    late: Vec<(Ino, Item)>,
+    /// The file being received, and whether it was made below a default ACL.
+    open: Option<(Item, Ino, bool)>,
+    /// What was made: a name that comes again replaces what it was before.
+    made: Paths,
+    /// Folders, and whether each was made below a default ACL.
+    late: Vec<(Ino, Item, bool)>,
+    held: Held,
+    left_out: LeftOut,
+    /// Permissions of folders that the source does not speak of.
+    folder_perm: u16,
 }
 
 impl Direct {
     /// The folder `root` of the volume, made if it is not there (its parent must be). `shown` is how a person names the volume.
     pub fn new(volume: Arc<dyn Filesystem>, shown: String, root: &Path, overwrite: bool) -> Result<Direct> {
+        let folder_perm = 0o777 & !(sys::umask() as u16);
         let mut at = Ino::ROOT;
         let parts: Vec<_> = root.components().collect();
         for (index, part) in parts.iter().enumerate() {
             let name = part.as_os_str().as_bytes();
             let place = || format!("cannot open {shown}:/{}", root.display());
             let entry = match volume.lookup(at, name) {
-                Err(Errno::ENOENT) if index + 1 == parts.len() => volume.mkdir(&ROOT, at, name, 0o755, 0),
+                Err(Errno::ENOENT) if index + 1 == parts.len() => {
+                    volume.mkdir(&ROOT, at, name, folder_perm, 0)
+                }
                 other => other,
             };
             at = entry.map_err(|errno| errno_failure(place(), errno))?.attr.ino;
@@ -47,7 +61,11 @@ impl Direct {
             overwrite,
             folders,
             open: None,
+            made: Paths::default(),
             late: Vec::new(),
+            held: Held::default(),
+            left_out: LeftOut::default(),
+            folder_perm,
         })
     }
 
@@ -61,13 +79,22 @@ impl Direct {
 
     /// The folder at a path, made with those above it where an archive left it out.
     fn folder(&mut self, path: &Path) -> Result<Ino> {
-        if let Some(&ino) = self.folders.get(path) {
-            return Ok(ino);
+        let known = path.ancestors().find_map(|above| Some((above.to_owned(), *self.folders.get(above)?)));
+        let (mut at, mut ino) = known.must("the place itself is known");
+        let missing: Vec<_> =
+            path.strip_prefix(&at).map(|rest| rest.components().collect()).unwrap_or_default();
+        for name in missing {
+            let name = name.as_os_str();
+            at.push(name);
+            ino = self.step(&at, ino, name.as_bytes())?;
         }
-        let parent = self.folder(path.parent().unwrap_or(Path::new("")))?;
-        let name = path.file_name().unwrap_or_default().as_bytes();
+        Ok(ino)
+    }
+
+    /// The folder of this name in another, made if it is missing.
+    fn step(&mut self, path: &Path, parent: Ino, name: &[u8]) -> Result<Ino> {
         let entry = match self.volume.lookup(parent, name) {
-            Err(Errno::ENOENT) => self.volume.mkdir(&ROOT, parent, name, 0o755, 0),
+            Err(Errno::ENOENT) => self.volume.mkdir(&ROOT, parent, name, self.folder_perm, 0),
             other => other,
         };
         let entry = self.or_fail("enter", path, entry)?;
@@ -75,21 +102,48 @@ impl Direct {
             self.volume.forget(entry.attr.ino, 1);
             return Err(errno_failure(format!("cannot enter {}", self.shown(path)), Errno::ENOTDIR));
         }
+        self.held.add_path(path)?;
         self.folders.insert(path.to_owned(), entry.attr.ino);
         Ok(entry.attr.ino)
     }
 
-    /// The number of what an earlier item made.
-    fn find(&mut self, path: &Path) -> Result<Entry> {
-        let parent = self.folder(path.parent().unwrap_or(Path::new("")))?;
-        let name = path.file_name().unwrap_or_default().as_bytes();
-        let found = self.volume.lookup(parent, name);
-        self.or_fail("find", path, found)
+    /// The number of what a hard link is to, with a reference; none where that is not there.
+    fn find(&mut self, path: &Path) -> Result<Option<Ino>> {
+        let mut at = self.folder(Path::new(""))?;
+        let mut held = None;
+        for name in path.components() {
+            let found = self.volume.lookup(at, name.as_os_str().as_bytes());
+            if let Some(ino) = held.take() {
+                self.volume.forget(ino, 1);
+            }
+            match found {
+                Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(None),
+                other => at = self.or_fail("find", path, other)?.attr.ino,
+            }
+            held = Some(at);
+        }
+        Ok(held)
     }
 
-    fn make(&mut self, item: &Item, parent: Ino, name: &[u8]) -> Result<Entry> {
+    /// Makes an item. None if it is a hard link to what is not there, or one that is there already.
+    fn make(&mut self, item: &Item, parent: Ino, name: &[u8]) -> Result<Option<Entry>> {
+        let own = !self.made.add(&item.path);
         let from = match &item.kind {
-            Kind::HardLink(first) => Some(self.find(first)?.attr.ino),
+            Kind::HardLink(first) => {
+                let Some(from) = self.find(first)? else {
+                    let why = format!("a hard link to {}, which is not there", first.display());
+                    self.left_out.add(Path::new(&self.shown(&item.path)), why);
+                    return Ok(None);
+                };
+                if let Ok(there) = self.volume.lookup(parent, name) {
+                    self.volume.forget(there.attr.ino, 1);
+                    if there.attr.ino == from {
+                        self.volume.forget(from, 1);
+                        return Ok(None);
+                    }
+                }
+                Some(from)
+            }
             _ => None,
         };
         let perm = item.perm as u16;
@@ -105,20 +159,20 @@ impl Direct {
         };
         let mut made = try_once();
         if matches!(made, Err(Errno::EEXIST)) {
-            made = self.replace(item, parent, name, &try_once)?;
+            made = self.replace(item, (parent, name), own, &try_once)?;
         }
         if let Some(ino) = from {
             self.volume.forget(ino, 1);
         }
-        self.or_fail("make", &item.path, made)
+        self.or_fail("make", &item.path, made).map(Some)
     }
 
-    /// A folder that is there is taken as it is; anything else goes, if that was asked for.
+    /// A folder that is there is taken as it is; anything else goes, if that was asked for or it is this import's `own`.
     fn replace(
         &self,
         item: &Item,
-        parent: Ino,
-        name: &[u8],
+        (parent, name): (Ino, &[u8]),
+        own: bool,
         again: &dyn Fn() -> fs::api::Result<Entry>,
     ) -> Result<fs::api::Result<Entry>> {
         let there = self.or_fail("look at", &item.path, self.volume.lookup(parent, name))?;
@@ -127,15 +181,22 @@ impl Direct {
             return Ok(Ok(there));
         }
         self.volume.forget(there.attr.ino, 1);
-        if !self.overwrite || there.attr.kind == FileKind::Dir || item.kind == Kind::Dir {
+        let is_folder = there.attr.kind == FileKind::Dir;
+        if !own && (!self.overwrite || is_folder || item.kind == Kind::Dir) {
             return Err(exists(Path::new(&self.shown(&item.path))));
         }
-        self.or_fail("replace", &item.path, self.volume.unlink(parent, name))?;
+        let removed =
+            if is_folder { self.volume.rmdir(parent, name) } else { self.volume.unlink(parent, name) };
+        self.or_fail("replace", &item.path, removed)?;
         Ok(again())
     }
 
-    /// Owner, permissions, times, attributes: the last thing done to an inode, so that its times stay.
-    fn dress(&self, item: &Item, ino: Ino, size: Option<u64>) -> Result<()> {
+    /// Whether what is made in this folder gets an ACL that the source may not have had.
+    fn has_default_acl(&self, folder: Ino) -> bool {
+        self.volume.getxattr(folder, acl::DEFAULT).is_ok()
+    }
+
+    fn attributes(&self, item: &Item, ino: Ino) -> Result<()> {
         for (name, value) in &item.xattrs {
             let set = self.volume.setxattr(ino, name, value, XattrMode::Set, false);
             if set == Err(Errno::EOPNOTSUPP) && name.starts_with(b"security.") {
@@ -143,16 +204,40 @@ impl Direct {
             }
             self.or_fail("set an attribute of", &item.path, set)?;
         }
-        let set = SetAttr {
-            perm: (!matches!(item.kind, Kind::Symlink(_))).then_some(item.perm as u16),
-            uid: Some(item.uid),
-            gid: Some(item.gid),
-            size,
+        Ok(())
+    }
+
+    /// Keeps a folder for the end. Attributes are set at once, so that they are not held.
+    fn keep_for_later(&mut self, ino: Ino, mut item: Item, inherits: bool) -> Result<()> {
+        let is_acl = |name: &[u8]| name == acl::ACCESS || name == acl::DEFAULT;
+        let acls: Vec<_> = item.xattrs.extract_if(.., |(name, _)| is_acl(name)).collect();
+        self.attributes(&item, ino)?;
+        item.xattrs = acls;
+        self.held.add(&item)?;
+        self.late.push((ino, item, inherits));
+        Ok(())
+    }
+
+    /// Owner, permissions, attributes and times, in this order: a change of owner takes set-id bits and capabilities away, and an ACL says
+    /// more of who may do what than the permissions beside it, which are its mask or its group's, as the archive's program likes.
+    fn dress(&self, item: &Item, ino: Ino, size: Option<u64>, inherits: bool) -> Result<()> {
+        let set = |what: &SetAttr| {
+            self.or_fail("set the attributes of", &item.path, self.volume.setattr(&ROOT, ino, what)).map(drop)
+        };
+        for acl in [acl::ACCESS, acl::DEFAULT].into_iter().filter(|_| inherits) {
+            match self.volume.removexattr(ino, acl) {
+                Err(Errno::ENODATA | Errno::EOPNOTSUPP) => {}
+                other => self.or_fail("remove the inherited ACL of", &item.path, other)?,
+            }
+        }
+        let perm = (!matches!(item.kind, Kind::Symlink(_))).then_some(item.perm as u16);
+        set(&SetAttr { uid: Some(item.uid), gid: Some(item.gid), perm, size, ..SetAttr::default() })?;
+        self.attributes(item, ino)?;
+        set(&SetAttr {
             atime: Some(SetTime::To(item.atime)),
             mtime: Some(SetTime::To(item.mtime)),
             ..SetAttr::default()
-        };
-        self.or_fail("set the attributes of", &item.path, self.volume.setattr(&ROOT, ino, &set)).map(drop)
+        })
     }
 }
 
@@ -160,22 +245,39 @@ impl Sink for Direct {
     fn item(&mut self, item: Item) -> Result<()> {
         let Some(name) = item.path.file_name().map(|name| name.as_bytes().to_vec()) else {
             let root = self.folder(Path::new(""))?;
-            self.late.push((root, item));
-            return Ok(());
+            return self.keep_for_later(root, item, false);
         };
         let parent = self.folder(item.path.parent().unwrap_or(Path::new("")))?;
-        let ino = self.make(&item, parent, &name)?.attr.ino;
+        let inherits = self.has_default_acl(parent);
+        let is_new = |there: fs::api::Result<Entry>| match there {
+            Ok(there) => {
+                self.volume.forget(there.attr.ino, 1);
+                false
+            }
+            Err(_) => true,
+        };
+        // A folder that is there keeps its own.
+        let inherits = inherits && (item.kind != Kind::Dir || is_new(self.volume.lookup(parent, &name)));
+        if item.kind != Kind::Dir
+            && let Some(was) = self.folders.remove(&item.path)
+        {
+            // An earlier member made a folder of this name.
+            self.late.retain(|(ino, ..)| *ino != was);
+            self.volume.forget(was, 1);
+        }
+        let Some(made) = self.make(&item, parent, &name)? else { return Ok(()) };
+        let ino = made.attr.ino;
         match item.kind {
             Kind::Dir => {
                 if self.folders.insert(item.path.clone(), ino).is_some() {
                     self.volume.forget(ino, 1);
                 }
-                self.late.push((ino, item));
+                self.keep_for_later(ino, item, inherits)?;
             }
-            Kind::File { .. } => self.open = Some((item, ino)),
+            Kind::File { .. } => self.open = Some((item, ino, inherits)),
             Kind::HardLink(_) => self.volume.forget(ino, 1),
             Kind::Symlink(_) | Kind::Node { .. } => {
-                self.dress(&item, ino, None)?;
+                self.dress(&item, ino, None, inherits)?;
                 self.volume.forget(ino, 1);
             }
         }
@@ -183,26 +285,30 @@ impl Sink for Direct {
     }
 
     fn piece(&mut self, offset: u64, bytes: Vec<u8>) -> Result<()> {
-        let (item, ino) = self.open.as_ref().must("pieces follow a file");
+        let (item, ino, _) = self.open.as_ref().must("pieces follow a file");
         self.or_fail("write", &item.path, self.volume.write(*ino, offset, &bytes, None, false).map(drop))
     }
 
     fn end(&mut self) -> Result<()> {
-        let (item, ino) = self.open.take().must("an end follows a file");
+        let (item, ino, inherits) = self.open.take().must("an end follows a file");
         let size = match item.kind {
             Kind::File { size } => Some(size),
             _ => None,
         };
         let attr = self.or_fail("complete", &item.path, self.volume.getattr(ino))?;
         // A hole at the end; a file that grew while it was read keeps what was read.
-        self.dress(&item, ino, size.filter(|&size| size > attr.size))?;
+        self.dress(&item, ino, size.filter(|&size| size > attr.size), inherits)?;
         self.volume.forget(ino, 1);
         Ok(())
     }
 
     fn finish(&mut self) -> Result<()> {
-        for (ino, item) in std::mem::take(&mut self.late).into_iter().rev() {
-            self.dress(&item, ino, None)?;
+        // Of members of one name the last counts.
+        let mut done = HashSet::new();
+        for (ino, item, inherits) in std::mem::take(&mut self.late).into_iter().rev() {
+            if done.insert(ino) {
+                self.dress(&item, ino, None, inherits)?;
+            }
         }
         for (path, ino) in std::mem::take(&mut self.folders) {
             if !path.as_os_str().is_empty() {
@@ -210,6 +316,10 @@ impl Sink for Direct {
             }
         }
         self.or_fail("sync", Path::new(""), self.volume.sync())
+    }
+
+    fn left_out(&mut self) -> Vec<Skipped> {
+        self.left_out.take()
     }
 }
 

@@ -1,17 +1,23 @@
 //! A folder as a source: walked in the order of its names, symbolic links never followed.
 //!
+//! Each entry is opened once, below the open root and through no link on the way, and everything is then asked of that descriptor: a user
+//! whose folder root imports cannot put a link to something else in the place of what was looked at.
+//!
 //! A second thread counts entries meanwhile, so that progress has a total; the count is only for the eye.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::Timestamp;
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2, readlinkat};
 
 use crate::error::{Context, Failure, Result, plain};
 use crate::import::{Counters, Feed, Hangup, Item, Kind, PIECE, Source, Step};
@@ -20,6 +26,7 @@ use crate::sys;
 /// A folder to import.
 pub struct Folder {
     root: PathBuf,
+    fd: OwnedFd,
     /// The device of the destination: where the walk meets it, it turns back.
     not_into: Option<u64>,
     /// Names of files with several, by device and inode.
@@ -34,20 +41,32 @@ impl Folder {
             return Err(Failure::usage(format!("{} lies on the volume itself", root.display()))
                 .next("copy within a volume with covey clone: it takes no room and no time"));
         }
-        Ok(Folder { root, not_into, links: HashMap::new() })
+        let fd = File::open(&root).at("open", &root)?.into();
+        Ok(Folder { root, fd, not_into, links: HashMap::new() })
+    }
+
+    /// Opens an entry itself: for looking at it only.
+    fn open(&self, path: &Path) -> io::Result<OwnedFd> {
+        if path.as_os_str().is_empty() {
+            return self.fd.try_clone();
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        Ok(openat2(&self.fd, path, flags, Mode::empty(), how)?)
     }
 
     /// Hands on one entry; true when it is a folder to walk into.
     fn entry(&mut self, path: &Path, feed: &Feed) -> std::result::Result<bool, Hangup> {
         feed.counters.at.fetch_add(1, Ordering::Relaxed);
         let full = join(&self.root, path);
-        let read = || -> io::Result<(Metadata, Item)> {
-            let meta = fs::symlink_metadata(&full)?;
-            let item = self.item(path, &full, &meta)?;
-            Ok((meta, item))
+        let read = || -> io::Result<(OwnedFd, Metadata, Item)> {
+            let fd = self.open(path)?;
+            let meta = fs::metadata(sys::metadata::path(&fd))?;
+            let item = self.item(path, &fd, &meta)?;
+            Ok((fd, meta, item))
         };
-        let (meta, item) = match read() {
-            Ok(both) => both,
+        let (fd, meta, item) = match read() {
+            Ok(all) => all,
             Err(error) => {
                 feed.skip(&full, plain(&error));
                 return Ok(false);
@@ -62,20 +81,20 @@ impl Folder {
             self.links.insert((meta.dev(), meta.ino()), path.to_owned());
         }
         if is_file {
-            contents(&full, &meta, item, feed)?;
+            contents(&fd, &full, &meta, item, feed)?;
         } else {
             feed.send(Step::Item(item))?;
         }
         Ok(meta.is_dir())
     }
 
-    fn item(&self, path: &Path, full: &Path, meta: &Metadata) -> io::Result<Item> {
+    fn item(&self, path: &Path, fd: &OwnedFd, meta: &Metadata) -> io::Result<Item> {
         let first_name = self.links.get(&(meta.dev(), meta.ino())).filter(|_| !meta.is_dir());
         let kind = match first_name {
             Some(first) => Kind::HardLink(first.clone()),
-            None => kind(full, meta)?,
+            None => kind(fd, meta)?,
         };
-        let xattrs = if matches!(kind, Kind::HardLink(_)) { Vec::new() } else { sys::xattrs(full)? };
+        let xattrs = if matches!(kind, Kind::HardLink(_)) { Vec::new() } else { sys::xattrs(fd)? };
         let nanos = |n: i64| u32::try_from(n).unwrap_or(0);
         Ok(Item {
             path: path.to_owned(),
@@ -113,7 +132,9 @@ impl Folder {
     fn names(&self, path: &Path, feed: &Feed) -> Vec<OsString> {
         let full = join(&self.root, path);
         let read = || {
-            fs::read_dir(&full)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<OsString>>>()
+            let fd = self.open(path)?;
+            let entries = fs::read_dir(sys::metadata::path(&fd))?;
+            entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<OsString>>>()
         };
         match read() {
             Ok(mut names) => {
@@ -165,14 +186,14 @@ fn count(root: &Path, counters: &Counters, stop: &AtomicBool) {
     counters.expected.store(total, Ordering::Relaxed);
 }
 
-fn kind(full: &Path, meta: &Metadata) -> io::Result<Kind> {
+fn kind(fd: &OwnedFd, meta: &Metadata) -> io::Result<Kind> {
     let kind = meta.file_type();
     Ok(if kind.is_dir() {
         Kind::Dir
     } else if kind.is_file() {
         Kind::File { size: meta.size() }
     } else if kind.is_symlink() {
-        Kind::Symlink(fs::read_link(full)?.into_os_string())
+        Kind::Symlink(OsString::from_vec(readlinkat(fd, "", Vec::new())?.into_bytes()))
     } else {
         let device = kind.is_char_device() || kind.is_block_device();
         Kind::Node { format: meta.mode() & libc::S_IFMT, rdev: if device { meta.rdev() } else { 0 } }
@@ -181,8 +202,14 @@ fn kind(full: &Path, meta: &Metadata) -> io::Result<Kind> {
 
 /// Hands on a regular file and its bytes. One that cannot be opened is left out; one that cannot be read to its end too, as far
 /// as it can: what was read is kept and the rest is noted.
-fn contents(full: &Path, meta: &Metadata, item: Item, feed: &Feed) -> std::result::Result<(), Hangup> {
-    let open = fs::OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(full);
+fn contents(
+    fd: &OwnedFd,
+    full: &Path,
+    meta: &Metadata,
+    item: Item,
+    feed: &Feed,
+) -> std::result::Result<(), Hangup> {
+    let open = File::open(sys::metadata::path(fd));
     let ranges = open.and_then(|file| Ok((data_of(&file, meta)?, file)));
     let (ranges, file) = match ranges {
         Ok(both) => both,

@@ -1,191 +1,287 @@
-//! A mounted path as a sink: system calls relative to open folders, so that no symbolic link is followed on the way.
+//! A path of this machine as a sink: system calls relative to open folders, and never through a symbolic link.
+//!
+//! What is made is then known by its descriptor alone, since a user who may change the destination can exchange names meanwhile
+//! ([`crate::sys::metadata`]). Folders stay this user's own, and closed to others, until everything in them is there
+//! ([`late`]).
 //!
 //! Each call on a mount waits for the daemon, so files of one piece are handed to a few [`workers`]; folders, links and
 //! large files are made here, in order. A hard link waits until all that came before it is there.
 
+mod late;
+mod rules;
+#[cfg(test)]
+mod tests;
 mod workers;
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use base::{Must, Timestamp};
+use base::Must;
+use parking_lot::Mutex;
 
 use crate::error::{Context, Failure, Result};
-use crate::import::{Item, Kind, PIECE, Sink, exists};
+use crate::import::seen::Paths;
+use crate::import::{Item, Kind, PIECE, Sink, Skipped, exists};
 use crate::sys;
+use crate::sys::metadata;
+use archive::acl::{ACCESS, DEFAULT};
+use late::Late;
+use rules::{Dir, Made, Replace, Rules};
 use workers::{Job, Workers};
 
 const FOLDER: i32 = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_PATH;
 
-/// Times and permissions that a folder gets at the end, when nothing is made in it any more.
-struct Late {
-    path: PathBuf,
-    perm: u32,
-    atime: Timestamp,
-    mtime: Timestamp,
-}
-
-/// What holds for everything that is made.
-struct Rules {
-    root: PathBuf,
-    overwrite: bool,
-    /// Whether owners are set: only root may.
-    owners: bool,
-}
-
 /// A place on a mount.
 pub struct Place {
     rules: Arc<Rules>,
-    root: Arc<OwnedFd>,
+    root: Arc<Dir>,
     /// The folder that was worked in last, and its open form.
-    folder: (PathBuf, Arc<OwnedFd>),
+    folder: (PathBuf, Arc<Dir>),
     open: Option<Open>,
-    late: Vec<Late>,
+    /// What was made: a name that comes again replaces what it was before.
+    made: Paths,
+    late: Late,
     workers: Workers,
 }
 
 /// The file being received.
 enum Open {
     /// Not made yet; it may be small enough for a worker.
-    Waiting(Item, Vec<(u64, Vec<u8>)>),
+    Waiting(Item, Replace, Vec<(u64, Vec<u8>)>),
     /// Being written.
     Made(Made),
-}
-
-/// A file that is open for writing.
-struct Made {
-    item: Item,
-    file: File,
-    /// The end of the last bytes written: the rest up to its size is a hole.
-    end: u64,
 }
 
 impl Place {
     /// The folder `root`, made if it is not there (its parent must be).
     pub fn new(root: &Path, overwrite: bool) -> Result<Place> {
-        sys::clear_umask();
-        match std::fs::create_dir(root) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(Failure::io(format!("cannot make {}", root.display()), &error));
-            }
-            _ => {}
-        }
-        let here = File::open("/").at("open", Path::new("/"))?;
-        let absolute = std::fs::canonicalize(root).at("open", root)?;
-        let fd = sys::open_at(&here, absolute.as_os_str(), libc::O_DIRECTORY, 0).at("open", root)?;
-        let rules = Arc::new(Rules { root: root.to_owned(), overwrite, owners: sys::euid() == 0 });
-        let root = Arc::new(fd);
+        // Without a slash at the end, which would lead through a link.
+        let root: &Path = &root.components().collect::<PathBuf>();
+        let made = fs::create_dir(root);
+        let made = match made {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            Err(error) => return Err(Failure::io(format!("cannot make {}", root.display()), &error)),
+        };
+        let me = sys::euid();
+        let fd = open_root(root, made, me)?;
+        let rules = Arc::new(Rules {
+            root: root.to_owned(),
+            overwrite,
+            owners: me == 0,
+            me,
+            left_out: Mutex::default(),
+        });
+        let root = Arc::new(dir(fd).at("open", root)?);
         Ok(Place {
             workers: Workers::start(rules.clone())?,
             rules,
             folder: (PathBuf::new(), root.clone()),
             root,
             open: None,
-            late: Vec::new(),
+            made: Paths::default(),
+            late: Late::default(),
         })
     }
 
-    /// Opens a folder below the root, making what is missing on the way (archives may leave folders out).
-    fn descend(&self, path: &Path) -> io::Result<Arc<OwnedFd>> {
-        let mut at = self.root.clone();
+    /// Whether nothing is there yet.
+    pub fn is_empty(&self) -> Result<bool> {
+        let path = format!("/proc/self/fd/{}", self.root.fd.as_raw_fd());
+        Ok(fs::read_dir(path).at("read", &self.rules.root)?.next().is_none())
+    }
+
+    /// Opens a folder below the root; with `make`, makes what is missing on the way (archives may leave folders out).
+    fn descend(&self, path: &Path, make: bool) -> io::Result<Arc<Dir>> {
+        if path.as_os_str().is_empty() {
+            return Ok(self.root.clone());
+        }
+        let mut at = self.root.fd.try_clone()?;
         for name in path.components() {
-            let next = match sys::open_at(&at, name.as_os_str(), FOLDER, 0) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    sys::mkdir_at(&at, name.as_os_str(), 0o755)?;
-                    sys::open_at(&at, name.as_os_str(), FOLDER, 0)?
+            let name = name.as_os_str();
+            at = match sys::open_at(&at, name, FOLDER, 0) {
+                Err(error) if make && error.kind() == io::ErrorKind::NotFound => {
+                    sys::mkdir_at(&at, name, 0o777)?;
+                    sys::open_at(&at, name, FOLDER, 0)?
                 }
                 other => other?,
             };
-            at = Arc::new(next);
         }
-        Ok(at)
+        Ok(Arc::new(dir(at)?))
     }
 
     /// Makes the folder of `path` the one that is worked in.
-    fn enter(&mut self, path: &Path) -> Result<Arc<OwnedFd>> {
+    fn enter(&mut self, path: &Path) -> Result<Arc<Dir>> {
         let folder = path.parent().unwrap_or(Path::new(""));
         if self.folder.0 != folder {
-            let fd = self.descend(folder).at("enter", &self.rules.shown(folder))?;
-            self.folder = (folder.to_owned(), fd);
+            let dir = self.descend(folder, true).at("enter", &self.rules.shown(folder))?;
+            self.folder = (folder.to_owned(), dir);
         }
         Ok(self.folder.1.clone())
     }
 
-    fn make_folder(&mut self, dir: &OwnedFd, item: &Item, name: &OsStr) -> Result<()> {
-        let made = match sys::mkdir_at(dir, name, 0o700 | item.perm) {
-            // Only a folder may be there already; a link to one is none.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => sys::open_at(dir, name, FOLDER, 0)
-                .map(drop)
-                .map_err(|_| exists(&self.rules.shown(&item.path))),
-            other => other.at("make", &self.rules.shown(&item.path)),
+    fn make_folder(&mut self, dir: &Dir, item: Item, name: &OsStr, replace: Replace) -> Result<()> {
+        let shown = self.rules.shown(&item.path);
+        // Nobody else gets in before everything is there.
+        let (fd, made) = match sys::mkdir_at(&dir.fd, name, 0o700) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                match sys::open_at(&dir.fd, name, FOLDER, 0) {
+                    // An earlier member that was no folder.
+                    Err(_) if replace == Replace::OwnEarlier => {
+                        self.rules
+                            .make(dir, &item.path, name, replace, |dir| sys::mkdir_at(dir, name, 0o700))?;
+                        (self.rules.reopen(dir, &item, name, libc::S_IFDIR)?, true)
+                    }
+                    // Only a folder may be there already; a link to one is none.
+                    other => (other.map_err(|_| exists(&shown))?, false),
+                }
+            }
+            other => {
+                other.at("make", &shown)?;
+                (self.rules.reopen(dir, &item, name, libc::S_IFDIR)?, true)
+            }
         };
-        made?;
-        self.rules.dress(dir, item, name)?;
-        let Item { path, perm, atime, mtime, .. } = item;
-        self.late.push(Late { path: path.clone(), perm: *perm, atime: *atime, mtime: *mtime });
-        Ok(())
+        let id = metadata::look(&fd).at("look at", &shown)?.id;
+        self.keep_for_later(item, &fd, id, made && dir.has_default_acl)
     }
 
-    /// The place itself takes over what the source's top folder has.
-    fn dress_root(&mut self, item: &Item) -> Result<()> {
-        if self.rules.owners {
-            sys::chown(&self.root, item.uid, item.gid).at("set the owner of", &self.rules.root)?;
-        }
-        self.rules.attributes(item, &sys::through(&self.root, OsStr::new(".")))?;
-        let Item { perm, atime, mtime, .. } = item;
-        self.late.push(Late { path: PathBuf::new(), perm: *perm, atime: *atime, mtime: *mtime });
-        Ok(())
+    /// Attributes are set at once, so that they are not held. Lists that say who may do what are for the end.
+    fn keep_for_later(&mut self, mut item: Item, fd: &OwnedFd, id: (u64, u64), inherits: bool) -> Result<()> {
+        let acls: Vec<_> =
+            item.xattrs.extract_if(.., |(name, _)| name == ACCESS || name == DEFAULT).collect();
+        self.rules.attributes(&item, fd)?;
+        item.xattrs = acls;
+        self.late.add(item, id, inherits)
     }
 
-    fn link(&mut self, dir: &OwnedFd, item: &Item, name: &OsStr, first: &Path) -> Result<()> {
+    /// Makes what is no folder and has no bytes, and gives it what belongs to it.
+    fn make_node(&mut self, dir: &Dir, item: &Item, name: &OsStr, replace: Replace) -> Result<()> {
+        let format = match &item.kind {
+            Kind::Symlink(target) => {
+                self.rules.make(dir, &item.path, name, replace, |dir| sys::symlink_at(target, dir, name))?;
+                libc::S_IFLNK
+            }
+            Kind::Node { format, rdev } => {
+                let mode = format | item.perm & 0o700;
+                self.rules
+                    .make(dir, &item.path, name, replace, |dir| sys::mknod_at(dir, name, mode, *rdev))?;
+                *format
+            }
+            _ => return Ok(()),
+        };
+        let fd = self.rules.reopen(dir, item, name, format)?;
+        self.rules.dress(item, &fd, dir.has_default_acl && format != libc::S_IFLNK)
+    }
+
+    fn link(&mut self, dir: &Dir, item: &Item, name: &OsStr, first: &Path, replace: Replace) -> Result<()> {
         // What it links to may still be in a worker's hands.
         self.workers.settle()?;
         let parent = first.parent().unwrap_or(Path::new(""));
-        let from = self.descend(parent).at("enter", &self.rules.shown(parent))?;
         let first_name = first.file_name().unwrap_or_default();
-        self.rules.make(dir, &item.path, name, |to| sys::link_at(&from, first_name, to, name))
+        let looked_up = || -> io::Result<_> {
+            let from = self.descend(parent, false)?;
+            let there = sys::open_at(&from.fd, first_name, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
+            Ok((metadata::look(&there)?.id, from))
+        };
+        let (id, from) = match looked_up() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let why = format!("a hard link to {}, which is not there", first.display());
+                self.rules.note(&item.path, why);
+                return Ok(());
+            }
+            other => other.at("open", &self.rules.shown(first))?,
+        };
+        // A link to itself, or one that is there already.
+        if let Ok(there) = sys::open_at(&dir.fd, name, libc::O_PATH | libc::O_NOFOLLOW, 0)
+            && metadata::look(&there).is_ok_and(|seen| seen.id == id)
+        {
+            return Ok(());
+        }
+        self.rules.make(dir, &item.path, name, replace, |to| sys::link_at(&from.fd, first_name, to, name))
     }
+
+    /// Whether an earlier item made this name. If so, that one is complete.
+    fn note_path(&mut self, item: &Item) -> Result<Replace> {
+        if self.made.add(&item.path) {
+            return Ok(Replace::IfAsked);
+        }
+        self.workers.settle()?;
+        if item.kind != Kind::Dir {
+            // It may have been a folder.
+            self.late.forget(&item.path);
+            if self.folder.0 == item.path {
+                self.folder = (PathBuf::new(), self.root.clone());
+            }
+        }
+        Ok(Replace::OwnEarlier)
+    }
+}
+
+/// Opens the place itself. A symbolic link in its place is followed only for one whose own it is.
+fn open_root(root: &Path, made: bool, me: u32) -> Result<OwnedFd> {
+    let open = |flags: i32| {
+        let flags =
+            rustix::fs::OFlags::from_bits_retain((flags | libc::O_DIRECTORY | libc::O_CLOEXEC) as u32);
+        rustix::fs::open(root, flags, rustix::fs::Mode::empty()).map_err(io::Error::from)
+    };
+    let error = match open(libc::O_NOFOLLOW) {
+        Err(error) if !made => error,
+        other => return other.at("open", root),
+    };
+    let link = root.symlink_metadata().at("open", root)?;
+    if !link.is_symlink() {
+        return Err(Failure::io(format!("cannot open {}", root.display()), &error));
+    }
+    if me == 0 && link.uid() != 0 {
+        return Err(Failure::new(
+            "not-permitted",
+            format!("{} is a symbolic link of user {}", root.display(), link.uid()),
+        )
+        .why("root does not follow another user's link to the place that it writes to")
+        .next("name the folder that it leads to"));
+    }
+    open(0).at("open", root)
+}
+
+fn dir(fd: OwnedFd) -> io::Result<Dir> {
+    let has_default_acl = metadata::xattr(&fd, DEFAULT)?.is_some();
+    Ok(Dir { fd, has_default_acl })
 }
 
 impl Sink for Place {
     fn item(&mut self, item: Item) -> Result<()> {
         let Some(name) = item.path.file_name().map(OsString::from) else {
-            return self.dress_root(&item);
+            // The place itself takes over what the source's top folder has.
+            let id = metadata::look(&self.root.fd).at("look at", &self.rules.root)?.id;
+            let root = self.root.clone();
+            return self.keep_for_later(item, &root.fd, id, false);
         };
         let dir = self.enter(&item.path)?;
+        let replace = self.note_path(&item)?;
         match &item.kind {
-            Kind::Dir => self.make_folder(&dir, &item, &name),
+            Kind::Dir => self.make_folder(&dir, item, &name, replace),
             Kind::File { .. } => {
-                self.open = Some(Open::Waiting(item, Vec::new()));
+                self.open = Some(Open::Waiting(item, replace, Vec::new()));
                 Ok(())
             }
-            Kind::HardLink(first) => self.link(&dir, &item, &name, first),
-            Kind::Symlink(target) => {
-                self.rules.make(&dir, &item.path, &name, |dir| sys::symlink_at(target, dir, &name))?;
-                self.rules.dress(&dir, &item, &name)
-            }
-            Kind::Node { format, rdev } => {
-                let mode = format | item.perm;
-                self.rules.make(&dir, &item.path, &name, |dir| sys::mknod_at(dir, &name, mode, *rdev))?;
-                self.rules.dress(&dir, &item, &name)
-            }
+            Kind::HardLink(first) => self.link(&dir, &item, &name, first, replace),
+            Kind::Symlink(_) | Kind::Node { .. } => self.make_node(&dir, &item, &name, replace),
         }
     }
 
     fn piece(&mut self, offset: u64, bytes: Vec<u8>) -> Result<()> {
         let mut made = match self.open.take().must("pieces follow a file") {
-            Open::Waiting(item, mut pieces) => {
+            Open::Waiting(item, replace, mut pieces) => {
                 if bytes.len() < PIECE && pieces.is_empty() {
                     pieces.push((offset, bytes));
-                    self.open = Some(Open::Waiting(item, pieces));
+                    self.open = Some(Open::Waiting(item, replace, pieces));
                     return Ok(());
                 }
-                let mut made = self.rules.create(&self.folder.1, item)?;
+                let mut made = self.rules.create(&self.folder.1, item, replace)?;
                 for (at, piece) in pieces {
                     self.rules.write(&mut made, at, &piece)?;
                 }
@@ -200,127 +296,21 @@ impl Sink for Place {
 
     fn end(&mut self) -> Result<()> {
         match self.open.take().must("an end follows a file") {
-            Open::Waiting(item, pieces) => {
-                self.workers.send(Job { dir: self.folder.1.clone(), item, pieces })
+            Open::Waiting(item, replace, pieces) => {
+                self.workers.send(Job { dir: self.folder.1.clone(), item, replace, pieces })
             }
-            Open::Made(made) => self.rules.complete(&self.folder.1, made),
+            Open::Made(made) => self.rules.complete(made),
         }
     }
 
     fn finish(&mut self) -> Result<()> {
         self.workers.settle()?;
-        // The deepest first: setting a folder's times does not move those of the folder above.
-        while let Some(late) = self.late.pop() {
-            let shown = self.rules.shown(&late.path);
-            let dir = self.enter(&late.path)?;
-            let (dir, name) = match late.path.file_name() {
-                Some(name) => (&dir, name),
-                None => (&self.root, OsStr::new(".")),
-            };
-            sys::chmod_at(dir, name, late.perm).at("set the mode of", &shown)?;
-            sys::times_at(dir, name, late.atime, late.mtime).at("set the times of", &shown)?;
-        }
-        sys::syncfs(&self.root).at("sync", &self.rules.root)
-    }
-}
-
-impl Rules {
-    fn shown(&self, path: &Path) -> PathBuf {
-        self.root.join(path)
+        let late = std::mem::take(&mut self.late);
+        late.finish(&self.rules, &self.root)?;
+        sys::syncfs(&self.root.fd).at("sync", &self.rules.root)
     }
 
-    /// Makes a name with `make`; one that is there is removed first if that was asked for.
-    fn make<T>(
-        &self,
-        dir: &OwnedFd,
-        path: &Path,
-        name: &OsStr,
-        make: impl Fn(&OwnedFd) -> io::Result<T>,
-    ) -> Result<T> {
-        let shown = || self.shown(path);
-        match make(dir) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                if !self.overwrite {
-                    return Err(exists(&shown()));
-                }
-                sys::unlink_at(dir, name).at("replace", &shown())?;
-                make(dir).at("make", &shown())
-            }
-            other => other.at("make", &shown()),
-        }
-    }
-
-    /// Makes a file and opens it.
-    fn create(&self, dir: &OwnedFd, item: Item) -> Result<Made> {
-        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
-        let name = item.path.file_name().unwrap_or_default();
-        let mode = item.perm & 0o777;
-        let fd = self.make(dir, &item.path, name, |dir| sys::open_at(dir, name, flags, mode))?;
-        Ok(Made { item, file: fd.into(), end: 0 })
-    }
-
-    fn write(&self, made: &mut Made, offset: u64, bytes: &[u8]) -> Result<()> {
-        made.end = made.end.max(offset + bytes.len() as u64);
-        made.file.write_all_at(bytes, offset).at("write", &self.shown(&made.item.path))
-    }
-
-    /// Size, owner, mode, attributes and, last, times of a file.
-    fn complete(&self, dir: &OwnedFd, made: Made) -> Result<()> {
-        let Made { item, file, end } = made;
-        let Kind::File { size } = item.kind else { return Ok(()) };
-        let finish = || -> io::Result<()> {
-            if end < size {
-                file.set_len(size)?;
-            }
-            if self.owners {
-                // A question of the kernel's own memory, where a change would go to the daemon.
-                let now = file.metadata()?;
-                if (now.uid(), now.gid()) != (item.uid, item.gid) {
-                    sys::chown(&file, item.uid, item.gid)?;
-                }
-            }
-            if item.perm & 0o7000 != 0 {
-                sys::chmod(&file, item.perm)?;
-            }
-            Ok(())
-        };
-        finish().at("complete", &self.shown(&item.path))?;
-        if !item.xattrs.is_empty() {
-            self.attributes(&item, &sys::through(dir, item.path.file_name().unwrap_or_default()))?;
-        }
-        sys::times(&file, item.atime, item.mtime).at("set the times of", &self.shown(&item.path))
-    }
-
-    /// Owner and attributes of a name that is no file, and times of one that is no folder either.
-    fn dress(&self, dir: &OwnedFd, item: &Item, name: &OsStr) -> Result<()> {
-        let shown = || self.shown(&item.path);
-        if self.owners {
-            sys::chown_at(dir, name, item.uid, item.gid).at("set the owner of", &shown())?;
-        }
-        self.attributes(item, &sys::through(dir, name))?;
-        if matches!(item.kind, Kind::Dir) {
-            return Ok(());
-        }
-        if matches!(item.kind, Kind::Node { .. }) && self.owners {
-            sys::chmod_at(dir, name, item.perm).at("set the mode of", &shown())?;
-        }
-        sys::times_at(dir, name, item.atime, item.mtime).at("set the times of", &shown())
-    }
-
-    /// An ordinary user cannot set those that only root has; everything else must work.
-    fn attributes(&self, item: &Item, path: &Path) -> Result<()> {
-        for (name, value) in &item.xattrs {
-            match sys::set_xattr(path, name, value) {
-                Err(error) if error.raw_os_error() == Some(libc::EPERM) && !self.owners => {}
-                // Labels of a security module that this filesystem does not carry.
-                Err(error)
-                    if error.raw_os_error() == Some(libc::EOPNOTSUPP) && name.starts_with(b"security.") => {}
-                other => other.or_fail(|| {
-                    let name = String::from_utf8_lossy(name);
-                    format!("cannot set the attribute {name} of {}", self.shown(&item.path).display())
-                })?,
-            }
-        }
-        Ok(())
+    fn left_out(&mut self) -> Vec<Skipped> {
+        self.rules.left_out.lock().take()
     }
 }

@@ -140,3 +140,43 @@ fn what_makes_no_sense_is_refused() {
     assert!(done.out.contains("Exported 2 files"), "{done:?}");
     world.umount().ok();
 }
+
+/// Gives the file `old` of the volume's root another entry in its place: bytes that no kernel would take for a name.
+fn plant(world: &World, old: &str, name: &[u8]) {
+    use meta::{Commit, Key, MetaStore};
+    let store = meta::Sqlite::open(&world.volume().join("meta/names.db")).unwrap();
+    let key = Key::dentry(base::Ino::ROOT, old.as_bytes());
+    let row = store.get(&key).unwrap().expect("it is in the database when the volume is closed");
+    let new = Key::dentry(base::Ino::ROOT, name);
+    store.commit(Commit { puts: vec![(new, row)], dels: vec![key], ..Commit::default() }).unwrap();
+    store.flush().unwrap();
+}
+
+/// A prepared volume made `covey export` write anywhere as root, and fsck called it sound.
+#[test]
+fn regression_a_prepared_name_leads_nowhere() {
+    for (number, climb) in ["absolute", "../../climbed", "..", "a/b"].into_iter().enumerate() {
+        let world = World::formatted();
+        let from = world.path("from");
+        fs::create_dir(&from).unwrap();
+        fs::write(from.join("f"), "planted").unwrap();
+        fs::write(from.join("good"), "good").unwrap();
+        json(&[Path::new("import"), &from, Path::new(&world.inner(""))]).ok();
+        let target = world.path("absolute");
+        let name = if number == 0 { target.to_str().unwrap() } else { climb };
+        plant(&world, "f", name.as_bytes());
+        for out in ["out", "out.tar"] {
+            let done = export(&world.volume(), &world.path(out));
+            assert_eq!(done.code, 1, "{climb}: {done:?}");
+        }
+        assert!(!target.exists() && !world.path("climbed").exists() && !world.path("out/a").exists());
+        let archive = fs::read(world.path("out.tar")).unwrap();
+        assert!(!archive.windows(7).any(|part| part == b"planted"), "{climb}");
+        let found = world.fsck(&[]);
+        assert!(found["findings"].to_string().contains("cannot be a name"), "{found}");
+        assert_eq!(world.fsck(&["--repair"])["damage_left"], 0);
+        assert_eq!(world.fsck(&[])["sound"], true);
+        export(&world.volume(), &world.path("mended")).ok();
+        assert_eq!(fs::read(world.path("mended/good")).unwrap(), b"good");
+    }
+}

@@ -233,3 +233,43 @@ fn regression_a_damaged_log_is_refused_and_salvaged() {
     world.umount().ok();
     assert_eq!(world.fsck(&[])["sound"], true);
 }
+
+/// Any user's FUSE mount could say that it was root's volume: `umount`, `fsck`, `gc` and `export` then spoke to it, and waited for ever.
+#[test]
+fn regression_a_foreign_mount_does_not_pose_as_the_volume() {
+    use std::os::fd::AsRawFd;
+    let Some(world) = World::mountable() else { return };
+    let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap();
+    let c = |text: &str| std::ffi::CString::new(text).unwrap();
+    let options = c(&format!("fd={},rootmode=40000,user_id=1234,group_id=1234", device.as_raw_fd()));
+    let (volume, mnt) = (std::fs::canonicalize(world.volume()).unwrap(), world.mnt());
+    let (source, target, kind) = (c(volume.to_str().unwrap()), c(mnt.to_str().unwrap()), c("fuse.covey"));
+    // SAFETY: the four texts end with NUL and live through the call.
+    let status = unsafe {
+        libc::mount(
+            source.as_ptr(),
+            target.as_ptr(),
+            kind.as_ptr(),
+            libc::MS_NOSUID | libc::MS_NODEV,
+            options.as_ptr().cast(),
+        )
+    };
+    assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
+    // Nobody answers there, and nobody is asked.
+    let sound = json(&[Path::new("fsck"), &volume]);
+    let collected = json(&[Path::new("gc"), &volume]);
+    let exported = json(&[Path::new("export"), &volume, &world.path("out")]);
+    let umounted = json(&[Path::new("umount"), &volume]);
+    let shown = json(&[Path::new("status")]);
+    let at = json(&[Path::new("umount"), &mnt]);
+    // SAFETY: the text ends with NUL.
+    assert_eq!(unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) }, 0);
+    assert_eq!(
+        (sound.code, collected.code, exported.code),
+        (0, 0, 0),
+        "{sound:?} {collected:?} {exported:?}"
+    );
+    umounted.fails(1, "not-mounted");
+    at.fails(1, "not-mounted");
+    assert!(!shown.out.contains(mnt.to_str().unwrap()), "{shown:?}");
+}

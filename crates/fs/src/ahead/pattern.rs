@@ -11,9 +11,13 @@
 //!   remembered for each file: several threads may load one file from several places.
 //! - **Steps** are small reads at one distance, forward or backward: a column of a table, every tenth record. Where each is in another
 //!   blob only the ranges are wanted, else the blobs.
-//! - What is wanted is **bounded by what was read**: of a run [`TIMES`] times as much as has been read in it (and at the beginning of a file, which is
-//!   mostly read to its end, [`FIRST`] beside), of steps as many as there have been; by [`MOST`], and by the file's ends. So who reads a little and
-//!   stops has little fetched in vain.
+//! - **A mapping is no stream.** A fault makes the kernel read a window around it (`read_ahead_kb`), and the next one when the program comes to its last
+//!   quarter. So a program that looks at a header and at a record in the middle sends a few large reads one after another. Whole pages are wanted only when a run
+//!   is as long as [`EVIDENCE`], or [`EVIDENCE_AT_START`] from the beginning of a file on, which is mostly read to its end, and most of it was read; until then the cache fetches parts.
+//! - What is wanted is **bounded by what was read**: of a run twice as much as has been read in it, less [`EVIDENCE`] (from the beginning of a file on [`TIMES`] times as much, and
+//!   [`FIRST`] beside), of steps as many as there have been; by [`MOST`], and by the file's ends. The page that is being read is wanted too, if
+//!   enough of it is left ([`REST`]). So a program that reads a little and stops has little fetched in vain.
+//! - Where the program has said that it reads a stream, the first read is evidence enough; at random, this is not asked at all.
 //! - What matches nothing is a leap, and says nothing.
 
 use base::size::{BLOB_MAX, KIB};
@@ -31,7 +35,13 @@ const RUNS: usize = 4;
 /// So many times what was read in a run is wanted ahead of it.
 pub(super) const TIMES: u64 = 3;
 /// And so much more from a file's beginning on.
-const FIRST: u64 = 3 * PAGE;
+const FIRST: u64 = PAGE;
+/// A run is a stream when so much of it was read: more than the kernel's windows around a few faults.
+const EVIDENCE: u64 = 2048 * KIB;
+/// And from a file's beginning on so much: three of the kernel's windows.
+const EVIDENCE_AT_START: u64 = 384 * KIB;
+/// The page that is being read is wanted as a whole if so much of it is left.
+const REST: u64 = 512 * KIB;
 /// The most: a network needs as many requests under way as it takes to fill it. A cache has room for so many beside those that somebody waits for.
 pub(super) const MOST: u64 = 12 * PAGE;
 /// So many small reads near each other make a run; of large ones, two.
@@ -40,8 +50,10 @@ const RUN_READS: u32 = 3;
 const STEP_TIMES: u32 = 2;
 /// So many steps ahead at most.
 const STEPS_MOST: u32 = 8;
-/// A cache fetches parts up to this size; more is read as a whole blob anyway.
-const PART_MAX: u32 = 128 << 10;
+/// A cache prefetches parts up to this size.
+const PART_MAX: u32 = 1 << 20;
+/// Steps closer to one another than so many times what they read (at least a group of 64 KiB) are a stream with gaps.
+const CLOSE: u64 = 3;
 
 /// A read of a file.
 #[derive(Clone, Copy, Debug)]
@@ -147,19 +159,29 @@ impl Run {
     }
 
     /// The pages that are wanted now, if they are others than last time.
-    fn wanted(&mut self, size: u64) -> Vec<u32> {
+    fn wanted(&mut self, size: u64, stream: bool) -> Vec<u32> {
         let begins = self.from == 0 && self.large && self.way == Way::Forward;
-        let enough = begins || self.reads >= if self.large { 2 } else { RUN_READS };
-        if !enough || self.way == Way::Unknown {
+        let often = self.reads >= if self.large { 2 } else { RUN_READS };
+        // The kernel's windows around faults that lie some mebibytes apart are near one another, and no stream.
+        let dense = self.read * 2 >= self.to - self.from;
+        let enough = often && dense && self.read >= if begins { EVIDENCE_AT_START } else { EVIDENCE };
+        let way = if stream && self.way == Way::Unknown { Way::Forward } else { self.way };
+        if way == Way::Unknown || !(enough || stream) {
             return Vec::new();
         }
-        let ahead = (self.read * TIMES + if begins { FIRST } else { 0 }).min(MOST);
-        let pages: Vec<u32> = if self.way == Way::Forward {
+        let ahead = match (stream, begins) {
+            (true, _) => MOST,
+            (false, true) => (self.read * TIMES + FIRST).min(MOST),
+            (false, false) => (self.read * 2 - EVIDENCE).min(MOST),
+        };
+        let pages: Vec<u32> = if way == Way::Forward {
+            let first = page_of(self.to - 1 + REST.min(size.saturating_sub(self.to)));
             let last = page_of((self.to + ahead).min(size).saturating_sub(1));
-            (page_of(self.to - 1)..=last).skip(1).collect()
+            (first..=last).collect()
         } else {
+            let first = page_of(self.from.saturating_sub(REST));
             let last = page_of(self.from.saturating_sub(ahead));
-            (last..=page_of(self.from)).rev().skip(1).collect()
+            (last..=first).rev().collect()
         };
         let now = pages.first().copied().zip(pages.last().copied());
         if now.is_none() || self.told == now {
@@ -205,7 +227,8 @@ impl Steps {
         };
         let new: Vec<(u64, u32)> = (self.told + 1..=most).map_while(nth).collect();
         self.told = self.told.max(most);
-        if self.distance.unsigned_abs() >= PAGE && read.len <= PART_MAX {
+        let close = CLOSE * u64::from(read.len).max(64 * KIB);
+        if self.distance.unsigned_abs() > close && read.len <= PART_MAX {
             wanted.places = new;
             return wanted;
         }
@@ -230,7 +253,8 @@ pub(super) struct Pattern {
 
 impl Pattern {
     /// Takes in a read, and says what to fetch for those to come. What is wanted is said once.
-    pub(super) fn read(&mut self, read: &Read) -> Wanted {
+    /// `stream`: the program has said that it reads one.
+    pub(super) fn read(&mut self, read: &Read, stream: bool) -> Wanted {
         self.reads += 1;
         let is_step = self.steps.add(read);
         // What goes on where a run has ended is of the run: readers in turns, each with a run of his own, stand at equal distances too.
@@ -238,10 +262,10 @@ impl Pattern {
         let takes = self.runs.iter_mut().filter(|run| run.takes(read, reach)).max_by_key(|run| run.used);
         if let Some(run) = takes {
             run.add(read, self.reads);
-            return Wanted { pages: run.wanted(read.size), places: Vec::new() };
+            return Wanted { pages: run.wanted(read.size, stream), places: Vec::new() };
         }
         let mut new = Run::begin(read, self.reads);
-        let pages = new.wanted(read.size);
+        let pages = new.wanted(read.size, stream);
         if let Some(oldest) = self.runs.iter_mut().min_by_key(|run| run.used) {
             *oldest = new;
         }
@@ -266,7 +290,7 @@ mod tests {
     const NONE: [u32; 0] = [];
 
     fn pages(pattern: &mut Pattern, offset: u64, len: u64) -> Vec<u32> {
-        pattern.read(&Read { offset, len: len as u32, size: SIZE }).pages
+        pattern.read(&Read { offset, len: len as u32, size: SIZE }, false).pages
     }
 
     /// All pages that were wanted by reads of this length at these places.
@@ -277,27 +301,51 @@ mod tests {
     #[test]
     fn a_stream_is_looked_ahead_of_further_and_further() {
         let mut pattern = Pattern::default();
-        assert_eq!(
-            pages(&mut pattern, 0, 128 * KIB),
-            [1, 2, 3],
-            "a file's beginning may be that of a stream"
-        );
-        assert_eq!(pages(&mut pattern, 128 * KIB, 128 * KIB), NONE, "what was said is not said again");
-        let wanted = all(&mut pattern, (2..32).map(|n| n * 128 * KIB), 128 * KIB);
-        assert_eq!(wanted, (1..=6).collect(), "twelve mebibytes, and three times the four that were read");
-        let wanted = all(&mut pattern, (4..12).map(|n| n * MIB), MIB);
-        assert_eq!(*wanted.last().unwrap(), 14, "never more than twelve pages");
-        let wanted = all(&mut pattern, (12..400).map(|n| n * MIB), MIB);
+        let windows = [0, 1].map(|n| pages(&mut pattern, n * 128 * KIB, 128 * KIB));
+        assert_eq!(windows, [NONE, NONE], "a header is no stream");
+        assert_eq!(pages(&mut pattern, 256 * KIB, 128 * KIB), [0, 1], "three windows from the beginning are");
+        assert_eq!(pages(&mut pattern, 384 * KIB, 128 * KIB), NONE, "what was said is not said again");
+        let wanted = all(&mut pattern, (4..32).map(|n| n * 128 * KIB), 128 * KIB);
+        assert_eq!(wanted, (0..=4).collect(), "a page, and three times the four mebibytes that were read");
+        let wanted = all(&mut pattern, (4..20).map(|n| n * MIB), MIB);
+        assert_eq!(*wanted.last().unwrap(), 16, "never more than twelve pages");
+        let wanted = all(&mut pattern, (20..400).map(|n| n * MIB), MIB);
         assert_eq!(*wanted.last().unwrap(), 99, "and never past the file's end");
     }
 
     #[test]
-    fn a_stream_may_begin_anywhere_and_one_read_is_none() {
+    fn a_stream_may_begin_anywhere_and_a_few_windows_are_none() {
         let mut pattern = Pattern::default();
-        assert_eq!(pages(&mut pattern, 50 * PAGE, MIB), NONE);
-        assert_eq!(pages(&mut pattern, 50 * PAGE + MIB, MIB), [51]);
+        for n in 0..15 {
+            assert_eq!(pages(&mut pattern, 50 * PAGE + n * 128 * KIB, 128 * KIB), NONE, "{n}");
+        }
+        assert_eq!(pages(&mut pattern, 50 * PAGE + 15 * 128 * KIB, 128 * KIB), [50], "two mebibytes are");
         assert_eq!(pages(&mut pattern, 80 * PAGE, MIB), NONE, "a leap");
-        assert_eq!(pages(&mut pattern, 50 * PAGE + 2 * MIB, MIB), [51, 52], "the run is still known");
+        assert_eq!(pages(&mut pattern, 50 * PAGE + 2 * MIB, MIB), [50, 51], "the run is still known");
+    }
+
+    /// Eight bytes by a mapping, and 64 KiB of its middle, had six blobs fetched.
+    #[test]
+    fn regression_the_windows_around_a_few_faults_are_no_stream() {
+        let mut pattern = Pattern::default();
+        let window = 128 * KIB;
+        for fault in [0, 25 * PAGE, 30 * PAGE + MIB, 77 * PAGE + 12_345 * 4096 % PAGE] {
+            let begin = fault.saturating_sub(window / 2);
+            (0..2).for_each(|n| assert_eq!(pages(&mut pattern, begin + n * window, window), NONE, "{fault}"));
+        }
+        // Nor are windows a page and a half apart, which are near enough to be the kernel's pieces of one.
+        let mut pattern = Pattern::default();
+        let wanted = all(&mut pattern, (0..16).map(|n| n * 6 * MIB + n * n * 4096), window);
+        assert!(wanted.is_empty(), "{wanted:?}");
+    }
+
+    #[test]
+    fn a_stream_that_was_announced_is_one_from_the_first_read_on() {
+        let mut pattern = Pattern::default();
+        let mut read = |offset| pattern.read(&Read { offset, len: 4096, size: SIZE }, true).pages;
+        assert_eq!(read(0), (0..=12).collect::<Vec<_>>());
+        assert_eq!(read(4096), NONE);
+        assert_eq!(read(50 * PAGE), (50..=62).collect::<Vec<_>>());
     }
 
     #[test]
@@ -305,7 +353,7 @@ mod tests {
         let mut pattern = Pattern::default();
         let order = [0, 2, 1, 4, 3, 7, 5, 6, 8, 9, 11, 10];
         let wanted = all(&mut pattern, order.map(|n| n * MIB), MIB);
-        assert_eq!(wanted, (1..=14).collect());
+        assert_eq!(wanted, (0..=12).collect());
     }
 
     #[test]
@@ -323,9 +371,12 @@ mod tests {
         for forward in [true, false] {
             let mut pattern = Pattern::default();
             let at = |n: u64| if forward { 50 * PAGE + n * 64 * KIB } else { 51 * PAGE - (n + 1) * 64 * KIB };
-            assert!(all(&mut pattern, (0..2).map(at), 64 * KIB).is_empty(), "two are none yet");
-            let wanted = all(&mut pattern, (2..32).map(at), 64 * KIB);
-            let next = if forward { BTreeSet::from([51, 52]) } else { BTreeSet::from([48, 49]) };
+            assert!(
+                all(&mut pattern, (0..31).map(at), 64 * KIB).is_empty(),
+                "two mebibytes are not read yet"
+            );
+            let wanted = all(&mut pattern, (31..64).map(at), 64 * KIB);
+            let next = if forward { BTreeSet::from([50, 51, 52]) } else { BTreeSet::from([48, 49, 50]) };
             assert!(!wanted.is_empty() && wanted.is_subset(&next), "{forward}: {wanted:?}");
         }
     }
@@ -338,7 +389,7 @@ mod tests {
         // Also not within a few mebibytes.
         let mut pattern = Pattern::default();
         let offsets = (0..500u64).map(|n| 30 * PAGE + (n * n * 7_919_123) % (8 * MIB));
-        assert!(all(&mut pattern, offsets, 4096).len() <= 3);
+        assert!(all(&mut pattern, offsets, 4096).len() <= 4);
     }
 
     #[test]
@@ -347,7 +398,7 @@ mod tests {
             let mut pattern = Pattern::default();
             let begin = if distance > 0 { PAGE } else { 90 * PAGE };
             let place = |n: u64| begin.wrapping_add_signed(distance * n as i64) + 100;
-            let mut step = |n: u64| pattern.read(&Read { offset: place(n), len: 4096, size: SIZE });
+            let mut step = |n: u64| pattern.read(&Read { offset: place(n), len: 4096, size: SIZE }, false);
             assert_eq!([step(0), step(1)], [Wanted::default(), Wanted::default()]);
             let places = |wanted: Wanted| wanted.places.iter().map(|(at, _)| *at).collect::<Vec<_>>();
             assert_eq!(places(step(2)), [3, 4, 5].map(place), "as many as there have been");
@@ -359,11 +410,18 @@ mod tests {
         }
     }
 
+    /// Of each mebibyte a record: whole blobs were fetched, sixty times what is read.
     #[test]
-    fn steps_within_a_blob_want_the_blobs() {
+    fn regression_steps_within_a_blob_want_ranges_only() {
         let mut pattern = Pattern::default();
-        let wanted = all(&mut pattern, (0..9).map(|n| 20 * PAGE + n * MIB), 4096);
-        assert_eq!(wanted, (21..=24).collect());
+        let mut step =
+            |n: u64, len| pattern.read(&Read { offset: 20 * PAGE + n * MIB, len, size: SIZE }, false);
+        let wanted: Vec<Wanted> = (0..9).map(|n| step(n, 4096)).collect();
+        assert!(wanted.iter().all(|wanted| wanted.pages.is_empty()) && !wanted[2].places.is_empty());
+        // Where most of what lies between is read, the blobs are wanted.
+        let mut pattern = Pattern::default();
+        let wanted = all(&mut pattern, (0..9).map(|n| 20 * PAGE + n * MIB), 512 * KIB);
+        assert!(wanted.contains(&21), "{wanted:?}");
     }
 
     proptest! {
@@ -379,12 +437,11 @@ mod tests {
                 let offset = (page * PAGE + sixteenth * (PAGE / 64)).min(size - 1);
                 let len = len.min((size - offset) as u32).max(1);
                 read += u64::from(len);
-                let wanted = pattern.read(&Read { offset, len, size });
-                let here = page_of(offset);
-                prop_assert!(wanted.pages.len() as u64 * PAGE <= MOST.min(TIMES * read + FIRST) + PAGE);
+                let wanted = pattern.read(&Read { offset, len, size }, false);
+                prop_assert!(wanted.pages.len() as u64 * PAGE <= MOST.min(TIMES * read + FIRST) + 2 * PAGE);
                 prop_assert!(wanted.places.len() <= STEPS_MOST as usize);
                 for page in &wanted.pages {
-                    prop_assert!(u64::from(*page) * PAGE < size && *page != here || page_of(offset + u64::from(len) - 1) != here);
+                    prop_assert!(u64::from(*page) * PAGE < size);
                 }
                 for (offset, len) in wanted.places {
                     prop_assert!(len > 0 && offset + u64::from(len) <= size);
@@ -402,13 +459,13 @@ mod tests {
         ) {
             let mut pattern = Pattern::default();
             for (offset, len) in before {
-                pattern.read(&Read { offset, len: len.min((SIZE - offset) as u32), size: SIZE });
+                pattern.read(&Read { offset, len: len.min((SIZE - offset) as u32), size: SIZE }, false);
             }
             let place = |n: u64| if back { begin - n * distance } else { begin + n * distance };
             // One of them may lie where a run ended, and is taken for its next read.
             let read = |n| Read { offset: place(n), len, size: SIZE };
             let wanted: Vec<u64> =
-                (0..6).flat_map(|n| pattern.read(&read(n)).places).map(|(offset, _)| offset).collect();
+                (0..6).flat_map(|n| pattern.read(&read(n), false).places).map(|(offset, _)| offset).collect();
             prop_assert!(!wanted.is_empty());
             prop_assert!(wanted.iter().all(|at| at.abs_diff(begin) % distance == 0 && *at != begin), "{:?}", wanted);
         }

@@ -26,6 +26,7 @@ impl fmt::Display for Finding {
             Finding::LostOpenPack { pack, len: Some(len), .. } => {
                 write!(f, "open pack {pack} has {len} bytes, fewer than are in use")
             }
+            Finding::DamagedOpenPack { pack, .. } => write!(f, "open pack {pack} is damaged on this disk"),
             Finding::BrokenTree { tree, blob, what } => write!(
                 f,
                 "the published tree {tree} needs blob {blob}: {what}; publish it again with --afresh"

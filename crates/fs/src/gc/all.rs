@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use base::time;
 
+use super::dedup::When;
 use super::{MERGE_COUNT, Stored};
 use crate::errno::{Errno, Error};
 use crate::volume::{Core, Volume};
@@ -29,7 +30,7 @@ pub struct Collected {
 }
 
 impl Volume {
-    /// Frees everything that nothing refers to, compacts what is more than half dead and merges small packs. `progress` is
+    /// Stores equal pages once, frees everything that nothing refers to, compacts what is more than half dead and merges small packs. `progress` is
     /// told now and then how far it is. Requests go on being answered meanwhile.
     ///
     /// # Errors
@@ -59,6 +60,7 @@ impl Core {
             progress(now(self));
             self.sweep.pause(Duration::from_millis(20));
         }
+        self.dedup(When::All, PATIENCE)?;
         self.packs.close_all();
         while !self.packs.all_closed_sealed() && patient() {
             progress(now(self));

@@ -11,7 +11,7 @@
 
 use std::time::{Duration, Instant};
 
-use base::size::MIB;
+use base::size::{MIB, SEGMENT};
 use base::{Ino, PackNo, time};
 use blob::{BlobError, Extent};
 use meta::plan::Op;
@@ -19,6 +19,7 @@ use meta::plan::op::Move;
 
 use super::START;
 use crate::errno::Error;
+use crate::packs::seal::is_damage;
 use crate::packs::{Slot, Writer};
 use crate::volume::Core;
 
@@ -94,6 +95,35 @@ impl Core {
         Ok(())
     }
 
+    /// The same of a pack with damaged bytes: what can be read is copied, what cannot stays where it is.
+    pub(crate) fn move_readable(&self, pack: PackNo) -> Result<(), Error> {
+        let (users, mut ranges) = self.live_ranges(pack)?;
+        merge_ranges(&mut ranges);
+        let mut moved = Moved { from: pack, slots: Vec::new(), moves: Vec::new() };
+        for (offset, len) in ranges {
+            match self.copy_range_of_pack(&mut moved, offset, len) {
+                Err(Error::Blob(error)) if is_damage(&error) => {}
+                done => {
+                    done?;
+                    continue;
+                }
+            }
+            let (mut at, end) = (offset, offset + len);
+            while at < end {
+                let len = (SEGMENT - at % SEGMENT).min(end - at);
+                match self.copy_range_of_pack(&mut moved, at, len) {
+                    Err(Error::Blob(error)) if is_damage(&error) => {}
+                    done => done?,
+                }
+                at += len;
+            }
+        }
+        for (ino, page) in users {
+            self.run(&Op::Follow { ino, page, moves: &moved.moves })?;
+        }
+        Ok(())
+    }
+
     /// Who refers to a pack, and to which ranges of it.
     fn live_ranges(&self, pack: PackNo) -> Result<Uses, Error> {
         let (mut users, mut ranges) = (Vec::new(), Vec::new());
@@ -117,7 +147,7 @@ impl Core {
     fn copy_range_of_pack(&self, moved: &mut Moved, offset: u32, len: u32) -> Result<(), Error> {
         let mut bytes = vec![0; len as usize];
         self.read_pack(moved.from, offset, &mut bytes)?;
-        let slot = self.store_range(Writer::Mover, &bytes)?;
+        let (slot, crc) = self.store_range(Writer::Mover, &bytes)?;
         self.counters.moved_bytes.add(u64::from(len));
         moved.moves.push(Move {
             from: moved.from,
@@ -125,7 +155,7 @@ impl Core {
             len,
             to: slot.pack(),
             to_offset: slot.offset,
-            crc: blob::sums::crc32c(&bytes),
+            crc: Some(crc),
         });
         moved.slots.push(slot);
         Ok(())

@@ -74,7 +74,7 @@ impl Core {
             self.read_pack(extent.pack, extent.offset, &mut bytes[at..end])?;
             at = end;
         }
-        let slot = self.store_range(Writer::Page(ino, page), &bytes)?;
+        let (slot, _) = self.store_range(Writer::whole_page(ino, page, bytes.len() as u32), &bytes)?;
         self.counters.moved_bytes.add(bytes.len() as u64);
         let mut at = 0;
         let mut moves: Vec<Move> = Vec::with_capacity(pieces.len());
@@ -86,7 +86,7 @@ impl Core {
                 len: extent.len,
                 to: slot.pack(),
                 to_offset: slot.offset + at as u32,
-                crc: blob::sums::crc32c(&bytes[at..end]),
+                crc: Some(blob::sums::crc32c(&bytes[at..end])),
             });
             at = end;
         }
@@ -97,7 +97,7 @@ impl Core {
 }
 
 /// Whether two of the extents refer to the same byte of a pack.
-fn refers_twice(extents: &[Extent]) -> bool {
+pub(crate) fn refers_twice(extents: &[Extent]) -> bool {
     let mut by_pack: Vec<(PackNo, u32, u32)> = extents.iter().map(|e| (e.pack, e.offset, e.len)).collect();
     by_pack.sort_unstable();
     by_pack.windows(2).any(|pair| pair[0].0 == pair[1].0 && pair[0].1 + pair[0].2 > pair[1].1)

@@ -18,6 +18,7 @@ use meta::PackRow;
 use meta::plan::{Op, Refusal};
 
 use crate::errno::Error;
+use crate::packs::seal::is_damage;
 use crate::volume::Core;
 
 /// Pack rows read at a time.
@@ -81,12 +82,21 @@ impl Core {
         let Some(PackRow::Sealed { blob, size }) = self.pack_row(pack)? else {
             return Ok(());
         };
-        let again = self.parts.packs.seal(pack, size)?;
-        if again == blob {
-            self.sweep.retire(pack);
-        } else {
-            // The bytes that are here are not the blob's. Whether the origin has them, a read will tell.
-            self.report(&format!("{pack:?} was sealed as {blob} and its bytes are now {again}; `covey fsck` says which files it holds"));
+        let again = match self.parts.packs.seal(pack, size) {
+            Ok(again) if again == blob => {
+                self.sweep.retire(pack);
+                return Ok(());
+            }
+            Ok(again) => format!("its bytes are now {again}"),
+            Err(error) if is_damage(&error) => error.to_string(),
+            Err(error) => return Err(error.into()),
+        };
+        // The bytes that are here are not the blob's; the origin's may be.
+        match self.parts.origin.verify(&blob) {
+            Ok(()) => self.sweep.retire(pack),
+            Err(_) => self.report(&format!(
+                "{pack:?} was sealed as {blob}, {again}, and the origin has no sound copy; `covey fsck` says which files it holds"
+            )),
         }
         Ok(())
     }

@@ -21,6 +21,7 @@ pub mod all;
 mod compact;
 mod contents;
 pub(crate) mod crowd;
+pub(crate) mod dedup;
 pub(crate) mod held;
 mod leftovers;
 pub(crate) mod reap;

@@ -158,6 +158,9 @@ impl Core {
             self.flush_and_delete()?;
         }
         if compact && self.may_copy() {
+            if self.options.near {
+                self.dedup_round()?;
+            }
             self.compact_round()?;
             self.crowd_round()?;
             self.contents_round()?;
@@ -194,10 +197,15 @@ impl Core {
     }
 
     fn judge(&self, pack: PackNo) -> Result<(), Error> {
-        let Some(PackRow::Sealed { blob, size }) = self.pack_row(pack)? else {
+        let row = self.pack_row(pack)?;
+        let live = self.names.pack_live(pack)?;
+        if row == Some(PackRow::Open) && live == 0 && self.packs.is_aside(pack) {
+            self.packs.not_aside(pack);
+            return self.forget_open(pack);
+        }
+        let Some(PackRow::Sealed { blob, size }) = row else {
             return Ok(());
         };
-        let live = self.names.pack_live(pack)?;
         if live > 0 {
             self.garbage.seen(pack, size, live);
             return Ok(());

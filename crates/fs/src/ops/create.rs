@@ -21,6 +21,7 @@ impl Core {
         let change = self.run_as(caller, time::now(), &Op::Create { parent, name, make })?;
         let (ino, record) = self.outcome(&change)?;
         let entry = self.entry_of(ino, &record)?;
+        self.hints.named(name, ino);
         finding.hold(ino);
         Ok(entry)
     }

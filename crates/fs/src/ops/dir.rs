@@ -90,7 +90,10 @@ impl Core {
             let next = if follows { found.position } else { found.position + 1 };
             let record = records.next().flatten();
             let entry = match record {
-                Some(record) if !is_gone(&record) => Some(self.entry_of(found.dentry.ino, &record)?),
+                Some(record) if !is_gone(&record) => {
+                    self.hints.named(&found.name, found.dentry.ino);
+                    Some(self.entry_of(found.dentry.ino, &record)?)
+                }
                 // Unlinked since the batch was read.
                 _ if plus => continue,
                 _ => None,

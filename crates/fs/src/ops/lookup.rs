@@ -34,6 +34,7 @@ impl Core {
     pub(crate) fn lookup_in(&self, finding: &Finding<'_>, parent: Ino, name: &[u8]) -> Result<Entry, Error> {
         let (ino, record) = self.find(parent, name)?.ok_or(Errno::ENOENT)?;
         let entry = self.entry_of(ino, &record)?;
+        self.hints.named(name, ino);
         finding.hold(ino);
         Ok(entry)
     }

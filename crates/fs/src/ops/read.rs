@@ -66,7 +66,7 @@ impl Core {
         let Some((record, blob, at, len)) = self.one_range(ino, offset, len) else { return Coming::No };
         let said = self.parts.source.coming(&blob, at, len, then);
         if said == Coming::Begun {
-            self.look_ahead(ino, offset, len as usize, record.size);
+            self.look_ahead(ino, (offset, len as usize), record.size, self.access_known(ino));
             self.touch_if_relative(ino, &record);
         }
         said

@@ -24,6 +24,13 @@ impl Core {
             RenameMode::NoReplace => meta::plan::op::RenameMode::NoReplace,
             RenameMode::Exchange => meta::plan::op::RenameMode::Exchange,
         };
-        self.run(&Op::Rename { parent, name, to, to_name, mode }).map(drop)
+        self.run(&Op::Rename { parent, name, to, to_name, mode })?;
+        for (parent, name) in [(parent, name), (to, to_name)] {
+            if let Ok(Some(dentry)) = self.names.lookup(parent, name) {
+                self.hints.named(name, dentry.ino);
+            }
+        }
+        self.hints.changed();
+        Ok(())
     }
 }

@@ -3,6 +3,7 @@
 //! Where fsync is to mean the origin, what is open is sealed for it, and the origin is waited for. A pack that was closed this way may be
 //! small; what wrote it wanted that.
 
+use std::io;
 use std::time::Duration;
 
 use base::phase::{self, Phase};
@@ -10,6 +11,7 @@ use base::{Ino, time};
 use blob::BlobError;
 
 use crate::errno::Error;
+use crate::gc::dedup::When;
 use crate::volume::{Core, Fsync, Volume};
 
 /// Between two looks at what the last run left.
@@ -34,6 +36,12 @@ impl Core {
     /// Seals everything that is open.
     fn seal_now(&self, patience: Duration) -> Result<(), Error> {
         let until = time::monotonic() + patience;
+        if let Some(damaged) = self.packs.set_aside() {
+            let what = format!(
+                "open pack {damaged} is damaged on this disk and is no blob; `covey fsck` says which files it holds"
+            );
+            return Err(BlobError::Io(io::Error::new(io::ErrorKind::InvalidData, what)).into());
+        }
         let packs = self.packs.close_and_name();
         let mut sealed = packs.is_empty() || self.packs.wait_sealed(&packs, until);
         // What the last run sealed and did not retire is handed to the origin once more, behind.
@@ -66,6 +74,7 @@ impl Volume {
         if self.core.options.read_only {
             return Ok(());
         }
+        self.core.dedup(When::Now, patience)?;
         self.core.seal_now(patience)
     }
 }

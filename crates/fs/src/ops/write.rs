@@ -15,6 +15,7 @@ use meta::record::InodeRecord;
 
 use crate::api::Caller;
 use crate::bytes::{Stored, content_id};
+use crate::equal::Target;
 use crate::errno::{Errno, Error};
 use crate::ops::set_ids::SET_IDS;
 use crate::volume::Core;
@@ -60,11 +61,11 @@ impl Core {
         {
             return self.write_whole(ino, data, how);
         }
-        let stored = self.store(ino, offset, data)?;
+        let stored = self.store_in(ino, offset, data, record.size)?;
         let _shared = self.lock_of(ino).read();
         match self.commit_write(ino, Body::Packed(&stored.pieces), how, None) {
             Err(Error::Refused(Refusal::MustOutline)) => {}
-            done => return done,
+            done => return done.inspect(|()| self.fresh.note(ino, &stored.pieces)),
         }
         drop(_shared);
         self.write_small(ino, offset, data, how)
@@ -100,7 +101,9 @@ impl Core {
         } else {
             self.store(ino, offset, data)?
         };
-        self.commit_write(ino, Body::Packed(&stored.pieces), how, None)
+        self.commit_write(ino, Body::Packed(&stored.pieces), how, None)?;
+        self.fresh.note(ino, &stored.pieces);
+        Ok(())
     }
 
     /// Stores an inline file's bytes with `data` written over them, so that all of it is packed.
@@ -149,7 +152,9 @@ impl Core {
     /// The whole content of an empty file: perhaps it is stored already.
     fn write_whole(&self, ino: Ino, data: &[u8], how: How) -> Result<(), Error> {
         let hash = content_id(data);
-        if let Some(found) = self.names.content(&hash)?.filter(|found| found.len as usize == data.len()) {
+        let known = self.names.content(&hash)?.filter(|found| found.len as usize == data.len());
+        let target = known.as_ref().map(|found| self.check_target(found, data, false));
+        if let Some(found) = known.filter(|_| target == Some(Target::Sound)) {
             let piece = Piece { at: 0, len: found.len, pack: found.pack, offset: found.offset, fresh: None };
             let _shared = self.lock_of(ino).read();
             match self.commit_write(ino, Body::Packed(&[piece]), how, None) {
@@ -162,6 +167,7 @@ impl Core {
                     if done.is_ok() {
                         self.counters.dedup_hits.add(1);
                         self.counters.dedup_bytes.add(data.len() as u64);
+                        self.fresh.note_whole(ino, piece.len);
                     }
                     return done;
                 }
@@ -169,9 +175,26 @@ impl Core {
         }
         let stored = self.store(ino, 0, data)?;
         let _shared = self.lock_of(ino).read();
-        match self.commit_write(ino, Body::Packed(&stored.pieces), how, Some(hash)) {
+        // Where it could not be told whether the bytes are there, that is found out behind, by the row that says where.
+        let intern = Some(hash).filter(|_| target != Some(Target::Unknown));
+        match self.commit_write(ino, Body::Packed(&stored.pieces), how, intern) {
             Err(Error::Refused(Refusal::MustOutline)) => {}
-            done => return done,
+            done => {
+                done?;
+                match intern {
+                    Some(_) => self.fresh.note_whole(ino, data.len() as u32),
+                    None => self.fresh.note(ino, &stored.pieces),
+                }
+                if let (Some(lost), Some(Target::Lost), [piece]) = (&known, target, &stored.pieces[..])
+                    && let Err(error) = self.heal(lost, (piece.pack, piece.offset))
+                {
+                    self.report(&format!(
+                        "what refers to lost bytes of {:?} stays as it is: {error}",
+                        lost.pack
+                    ));
+                }
+                return Ok(());
+            }
         }
         drop(_shared);
         self.write_small(ino, 0, data, how)

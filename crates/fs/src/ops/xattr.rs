@@ -5,6 +5,7 @@ use base::size::NAME_MAX;
 use meta::plan::Op;
 use meta::record::InodeRecord;
 
+use crate::access;
 use crate::api::XattrMode;
 use crate::errno::{Errno, Error};
 use crate::volume::Core;
@@ -47,13 +48,20 @@ impl Core {
         kill_sgid: bool,
     ) -> Result<(), Error> {
         check_xattr_name(name)?;
+        if name == access::ATTRIBUTE {
+            access::check_value(value)?;
+        }
         self.admit(0)?;
         let mode = match mode {
             XattrMode::Set => meta::plan::op::XattrMode::Set,
             XattrMode::Create => meta::plan::op::XattrMode::Create,
             XattrMode::Replace => meta::plan::op::XattrMode::Replace,
         };
-        self.run(&Op::SetXattr { ino, name, value, mode, kill_sgid }).map(drop)
+        self.run(&Op::SetXattr { ino, name, value, mode, kill_sgid })?;
+        if name == access::ATTRIBUTE {
+            self.hints.changed();
+        }
+        Ok(())
     }
 
     pub(crate) fn listxattr(&self, ino: Ino) -> Result<Vec<u8>, Error> {
@@ -68,6 +76,10 @@ impl Core {
 
     pub(crate) fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<(), Error> {
         check_xattr_name(name)?;
-        self.run(&Op::RemoveXattr { ino, name }).map(drop)
+        self.run(&Op::RemoveXattr { ino, name })?;
+        if name == access::ATTRIBUTE {
+            self.hints.changed();
+        }
+        Ok(())
     }
 }

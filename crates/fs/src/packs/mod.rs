@@ -17,23 +17,29 @@
 //! say, so it can be judged and sealed. Ranges are given under a short lock; bytes are written outside of it.
 //!
 //! Full mebibytes of a large file go to a pack of that page's own, so that a large file becomes whole blobs that can be
-//! found again, moved and deleted with it. Small writes share a pack, so that small files cost no blob each.
+//! found again, moved and deleted with it; in it every byte lies where it lies in the page, so that equal pages are equal blobs ([`open`]).
+//! Small writes share a pack, so that small files cost no blob each.
 
-mod seal;
+mod open;
+pub(crate) mod seal;
 pub(crate) mod table;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use base::size::{BLOB_MAX, MIB};
+use base::size::MIB;
 use base::{Ino, PackNo, time};
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 
+pub(crate) use open::{OpenPack, Slot};
+
 /// A write of at least this many bytes begins a pack of the page's own.
 pub(crate) const OWN_PACK_MIN: u32 = MIB as u32;
-/// More packs of pages' own than this are not kept open: each is a file descriptor and up to 4 MiB that no CRC guards yet.
+/// A write of at least this many does at the end of a file that has a mebibyte already: most likely more follows.
+pub(crate) const OWN_PACK_APPEND_MIN: u32 = 64 << 10;
+/// More packs of pages' own than this are not kept open: each is a file descriptor and up to 4 MiB that is no blob yet.
 const OWN_PACKS_MAX: usize = 32;
 /// A pack that nothing was added to for so long is sealed.
 const IDLE: Duration = Duration::from_secs(1);
@@ -42,83 +48,28 @@ pub(crate) const IDLE_SMALL: Duration = Duration::from_secs(5);
 /// Writers wait (for a while) when so many closed packs await sealing.
 const CLOSED_MAX: usize = 48;
 
-/// Who writes.
+/// What writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writer {
     /// A file's page.
-    Page(Ino, u32),
-    /// Compaction.
+    Page {
+        ino: Ino,
+        page: u32,
+        /// Where in the page.
+        at: u32,
+        /// Where in the page a pack of its own would begin.
+        base: u32,
+        /// It may begin a pack of the page's own.
+        own: bool,
+    },
+    /// Compaction, and whatever else moves bytes.
     Mover,
 }
 
-/// An open pack.
-#[derive(Debug)]
-pub(crate) struct OpenPack {
-    pub(crate) no: PackNo,
-    /// Bytes given out.
-    given: AtomicU32,
-    /// Where the last written byte ends: what is sealed.
-    written: AtomicU32,
-    /// Slots not given back.
-    slots: AtomicU32,
-    /// When a range was last given, in ms since the packs were opened.
-    last_ms: AtomicU64,
-    /// No more ranges are given.
-    closed: AtomicBool,
-}
-
-impl OpenPack {
-    /// A pack whose first `len` bytes are written.
-    fn new(no: PackNo, len: u32) -> OpenPack {
-        OpenPack {
-            no,
-            given: AtomicU32::new(len),
-            written: AtomicU32::new(len),
-            slots: AtomicU32::new(0),
-            last_ms: AtomicU64::new(0),
-            closed: AtomicBool::new(false),
-        }
-    }
-
-    /// How long the pack is: where its last written byte ends.
-    pub(crate) fn len(&self) -> u32 {
-        self.written.load(Ordering::Acquire)
-    }
-}
-
-/// A range of an open pack that only its holder writes.
-pub(crate) struct Slot {
-    pack: Arc<OpenPack>,
-    pub(crate) offset: u32,
-    len: u32,
-    packs: Arc<Shared>,
-}
-
-impl Slot {
-    pub(crate) fn pack(&self) -> PackNo {
-        self.pack.no
-    }
-
-    /// The range holds its bytes now.
-    pub(crate) fn filled(&self) {
-        self.pack.written.fetch_max(self.offset + self.len, Ordering::AcqRel);
-    }
-
-    /// The bytes could not be written. The range is given again if it is the last one.
-    pub(crate) fn give_back(self) {
-        let end = self.offset + self.len;
-        // Under the lock: a range given between the test and the change would otherwise be given twice.
-        let _state = self.packs.state.lock();
-        let given = &self.pack.given;
-        let _ = given.compare_exchange(end, self.offset, Ordering::AcqRel, Ordering::Acquire);
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        if self.pack.slots.fetch_sub(1, Ordering::AcqRel) == 1 && self.pack.closed.load(Ordering::Acquire) {
-            self.packs.wake_sealer();
-        }
+impl Writer {
+    /// Bytes of a page that are copied as they follow one another.
+    pub(crate) fn whole_page(ino: Ino, page: u32, len: u32) -> Writer {
+        Writer::Page { ino, page, at: 0, base: 0, own: len >= OWN_PACK_MIN }
     }
 }
 
@@ -133,6 +84,8 @@ struct State {
     sealing: Vec<PackNo>,
     /// Packs that the last run left open.
     adopted: Vec<PackNo>,
+    /// Packs with damaged bytes that something refers to: they cannot become blobs.
+    aside: Vec<PackNo>,
     /// The sealer was told that there is something to do.
     woken: bool,
     stop: bool,
@@ -190,18 +143,20 @@ impl Packs {
     ) -> Result<Slot, E> {
         let mut state = self.0.state.lock();
         let mut closed = false;
-        let pack = match Self::place(&mut state, writer, len) {
-            Some(pack) => pack,
+        let (pack, offset) = match Self::place(&state, writer, len) {
+            Some(found) => found,
             None => {
-                let pack = Arc::new(OpenPack::new(begin()?, 0));
-                closed = self.begin_at(&mut state, writer, len, pack.clone());
-                pack
+                let base = Self::begins_own(&state, writer, len);
+                let pack = Arc::new(OpenPack::new(begin()?, base, 0));
+                closed = self.begin_at(&mut state, writer, base.is_some(), pack.clone());
+                let offset = pack.fits(writer, len).unwrap_or(0);
+                (pack, offset)
             }
         };
-        let offset = pack.given.fetch_add(len, Ordering::AcqRel);
+        pack.give(offset, len);
         pack.slots.fetch_add(1, Ordering::AcqRel);
         pack.last_ms.store(self.0.now_ms(), Ordering::Release);
-        if offset + len == BLOB_MAX {
+        if pack.is_full() {
             closed |= self.close(&mut state, &pack);
         }
         if closed {
@@ -211,27 +166,41 @@ impl Packs {
         Ok(Slot { pack, offset, len, packs: self.0.clone() })
     }
 
-    /// The pack that has room for this write, if one is open.
-    fn place(state: &mut State, writer: Writer, len: u32) -> Option<Arc<OpenPack>> {
-        let fits = |pack: &&Arc<OpenPack>| pack.given.load(Ordering::Acquire) + len <= BLOB_MAX;
+    /// The pack that has room for this write, if one is open, and where in it.
+    fn place(state: &State, writer: Writer, len: u32) -> Option<(Arc<OpenPack>, u32)> {
+        let fits = |pack: &Arc<OpenPack>| pack.fits(writer, len).map(|at| (pack.clone(), at));
         match writer {
-            Writer::Mover => state.moved.as_ref().filter(fits).cloned(),
-            Writer::Page(ino, page) => {
-                let own = if state.own.is_empty() { None } else { state.own.get(&(ino, page)).filter(fits) };
+            Writer::Mover => state.moved.as_ref().and_then(fits),
+            Writer::Page { ino, page, .. } => {
+                let own =
+                    if state.own.is_empty() { None } else { state.own.get(&(ino, page)).and_then(fits) };
                 match own {
-                    Some(own) => Some(own.clone()),
-                    None if len < OWN_PACK_MIN => state.shared.as_ref().filter(fits).cloned(),
-                    None => None,
+                    None if Self::begins_own(state, writer, len).is_none() => {
+                        state.shared.as_ref().and_then(fits)
+                    }
+                    own => own,
                 }
             }
         }
     }
 
+    /// Where in the page its own pack begins, if this write begins one. One that is not large waits until there are few of them.
+    fn begins_own(state: &State, writer: Writer, len: u32) -> Option<u32> {
+        match writer {
+            Writer::Page { base, own: true, .. }
+                if len >= OWN_PACK_MIN || state.own.len() < OWN_PACKS_MAX =>
+            {
+                Some(base)
+            }
+            _ => None,
+        }
+    }
+
     /// Puts a new pack in its place; what was there is closed. True if something was closed.
-    fn begin_at(&self, state: &mut State, writer: Writer, len: u32, pack: Arc<OpenPack>) -> bool {
+    fn begin_at(&self, state: &mut State, writer: Writer, own: bool, pack: Arc<OpenPack>) -> bool {
         let before = match writer {
             Writer::Mover => state.moved.replace(pack),
-            Writer::Page(ino, page) if len >= OWN_PACK_MIN => {
+            Writer::Page { ino, page, .. } if own => {
                 let before = state.own.insert((ino, page), pack);
                 let oldest = state.own.iter().min_by_key(|(_, p)| p.last_ms.load(Ordering::Acquire).max(1));
                 match oldest {
@@ -244,7 +213,7 @@ impl Packs {
                     _ => before,
                 }
             }
-            Writer::Page(..) => state.shared.replace(pack),
+            Writer::Page { .. } => state.shared.replace(pack),
         };
         let Some(before) = before else {
             return false;
@@ -349,7 +318,7 @@ impl Packs {
 
     /// Takes in a pack that the last run left open; it is sealed when that is possible again.
     pub(crate) fn adopt(&self, no: PackNo, len: u32) {
-        let pack = Arc::new(OpenPack::new(no, len));
+        let pack = Arc::new(OpenPack::new(no, None, len));
         let mut state = self.0.state.lock();
         state.adopted.push(no);
         self.push_closed(&mut state, pack);
@@ -358,6 +327,34 @@ impl Packs {
     /// Whether the pack was left open by the last run and is sealed, if at all, by this one.
     pub(crate) fn was_adopted(&self, no: PackNo) -> bool {
         self.0.state.lock().adopted.contains(&no)
+    }
+
+    /// Has a damaged pack left alone until the volume is opened again.
+    fn put_aside(&self, no: PackNo) {
+        self.0.state.lock().aside.push(no);
+    }
+
+    /// Whether the pack was put aside.
+    pub(crate) fn is_aside(&self, no: PackNo) -> bool {
+        self.0.state.lock().aside.contains(&no)
+    }
+
+    /// A pack that was put aside is gone.
+    pub(crate) fn not_aside(&self, no: PackNo) {
+        self.0.state.lock().aside.retain(|other| *other != no);
+    }
+
+    /// One of the packs that were put aside.
+    pub(crate) fn set_aside(&self) -> Option<PackNo> {
+        self.0.state.lock().aside.first().copied()
+    }
+
+    /// Whether the pack holds just its first `len` bytes, or is being sealed.
+    pub(crate) fn is_all_of(&self, no: PackNo, len: u32) -> bool {
+        let state = self.0.state.lock();
+        let packs = state.shared.iter().chain(&state.moved).chain(state.own.values()).chain(&state.closed);
+        let mut found = packs.filter(|pack| pack.no == no);
+        found.next().map_or_else(|| state.sealing.contains(&no), |pack| pack.len() == len)
     }
 
     /// Whether the pack is open, closed or just being sealed.

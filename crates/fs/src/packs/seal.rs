@@ -3,11 +3,13 @@
 //! A pack that nothing refers to any more is forgotten instead, and one that is mostly dead gives its live ranges to another pack first. What
 //! cannot be sealed (the origin does not answer) stays an open pack: readable, durable, and tried again.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use base::PackNo;
+use blob::BlobError;
 use meta::plan::{Op, Refusal};
 
 use super::OpenPack;
@@ -21,6 +23,8 @@ const LOOK: Duration = Duration::from_millis(250);
 const AGAIN: Duration = Duration::from_secs(1);
 /// A pack this small is sealed as it is, however dead.
 const TOO_SMALL_TO_MOVE: u32 = 64 << 10;
+/// A pack of which more than this share (one in so many) was never written gives its bytes to another pack: zeros are not worth storing.
+const HOLES: u32 = 8;
 
 impl Core {
     /// The sealer's thread.
@@ -32,7 +36,7 @@ impl Core {
                 resealed = self.reseal_noted().is_ok();
             }
             let Some(pack) = self.packs.next_to_seal(LOOK) else { continue };
-            let done = self.seal(&pack, true);
+            let done = self.seal_or_put_aside(&pack, true);
             self.packs.sealed(pack.clone(), done.is_err());
             match done {
                 Ok(()) => complained = false,
@@ -54,21 +58,45 @@ impl Core {
     pub(crate) fn seal_all(&self) -> Result<(), Error> {
         self.packs.close_all();
         while let Some(pack) = self.packs.next_to_seal(Duration::ZERO) {
-            let done = self.seal(&pack, false);
+            let done = self.seal_or_put_aside(&pack, false);
             self.packs.sealed(pack, done.is_err());
             done?;
         }
         Ok(())
     }
 
+    /// Seals a pack. What of a damaged one can be read goes to another pack; the rest stays, and reads of it fail.
+    fn seal_or_put_aside(&self, pack: &Arc<OpenPack>, may_move: bool) -> Result<(), Error> {
+        let no = pack.no;
+        let error = match self.seal(pack, may_move) {
+            Err(Error::Blob(error)) if is_damage(&error) => error,
+            done => return done,
+        };
+        self.move_readable(no)?;
+        if self.names.pack_live(no)? == 0 {
+            return self.forget_open(no);
+        }
+        self.report(&format!(
+            "{error}; what of it can be read was moved, the rest is lost: `covey fsck` says which files it belongs to, copy them back from a backup"
+        ));
+        self.packs.put_aside(no);
+        if !may_move {
+            self.packs.close_all();
+        }
+        Ok(())
+    }
+
     fn seal(&self, pack: &Arc<OpenPack>, may_move: bool) -> Result<(), Error> {
         let (no, len) = (pack.no, pack.len());
+        if self.packs.was_adopted(no) {
+            self.note_users(no)?;
+        }
         let mut live = self.names.pack_live(no)?;
         // What is being published speaks of packs as they are: they become blobs, however dead.
         if may_move
             && !self.publishing.is_paused()
             && live > 0
-            && live < u64::from(len / 2)
+            && (live < u64::from(len / 2) || pack.holes() > len / HOLES)
             && len > TOO_SMALL_TO_MOVE
             && self.may_copy()
         {
@@ -93,6 +121,7 @@ impl Core {
     pub(crate) fn seal_as_blob(&self, no: PackNo, len: u32) -> Result<(), Error> {
         let shared = self.blobs.read();
         let blob = self.parts.packs.seal(no, len)?;
+        self.answers.stored(&blob);
         self.run(&Op::SealPack { pack: no, blob, size: len })?;
         if self.names.blob_packs(&blob)?.len() > 1 {
             self.counters.dedup_hits.add(1);
@@ -123,4 +152,9 @@ impl Core {
         self.sweep.discard(no);
         Ok(())
     }
+}
+
+/// Whether an open pack's bytes are not those that were written.
+pub(crate) fn is_damage(error: &BlobError) -> bool {
+    matches!(error, BlobError::Io(error) if error.kind() == io::ErrorKind::InvalidData)
 }

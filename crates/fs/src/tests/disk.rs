@@ -40,8 +40,11 @@ impl Disk {
     }
 
     fn open(&self) -> (Volume, Arc<Journal>) {
+        self.open_with(Options { commit: Duration::from_millis(100), ..Options::default() })
+    }
+
+    fn open_with(&self, options: Options) -> (Volume, Arc<Journal>) {
         let (parts, journal) = self.parts();
-        let options = Options { commit: Duration::from_millis(100), ..Options::default() };
         (Volume::open(parts, options).unwrap(), journal)
     }
 
@@ -179,6 +182,123 @@ fn a_flipped_bit_on_the_disk_is_an_error_and_fsck_names_the_file() {
         matches!(&findings[..], [fsck::Finding::DamagedBlob { files, .. }] if files[0].path.as_deref() == Some("/f")),
         "{findings:?}"
     );
+}
+
+/// Flips a bit where these bytes lie in a file of this folder.
+fn rot(dir: &Path, bytes: &[u8]) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let mut all = std::fs::read(&path).unwrap();
+        if let Some(at) = all.windows(64).position(|window| window == &bytes[..64]) {
+            all[at + 20] ^= 1;
+            std::fs::write(&path, all).unwrap();
+            return;
+        }
+    }
+    panic!("no file of {} holds these bytes", dir.display());
+}
+
+/// What is equal to a file whose blob has rotted was stored as a reference to the rot; a blob that comes back under its name replaces what is there.
+#[test]
+fn regression_a_blob_that_rotted_is_no_target_and_is_replaced() {
+    // Alone in its blob, and with others.
+    for alone in [true, false] {
+        let disk = Disk::new();
+        let (v, journal) = disk.open();
+        let body = noise(1, 3000);
+        let f = v.file(Ino::ROOT, "f");
+        v.put(f, 0, &body);
+        if !alone {
+            let other = v.file(Ino::ROOT, "other");
+            v.put(other, 0, &noise(2, 3000));
+        }
+        v.close().unwrap();
+        journal.close().unwrap();
+        drop((v, journal));
+        let mut folder = std::path::PathBuf::new();
+        let (parts, journal) = disk.parts();
+        let mut found = |id: base::BlobId, _| {
+            folder = disk.path().join("blobs").join(&id.to_string()[..2]);
+            true
+        };
+        parts.origin.list(&mut found).unwrap();
+        drop((parts, journal));
+        rot(&folder, &body);
+        let (v, journal) = disk.open();
+        let mut buf = [0; 3000];
+        assert_eq!(v.read(f, 0, &mut buf), Err(Errno::EIO));
+        let g = v.file(Ino::ROOT, "g");
+        v.put(g, 0, &body);
+        assert!(v.get(g) == body && v.get(f) == body);
+        v.close().unwrap();
+        journal.close().unwrap();
+        drop((v, journal));
+        let (v, journal) = disk.open();
+        assert!(v.get(g) == body && v.get(f) == body);
+        drop((v, journal));
+        if alone {
+            disk.check();
+        }
+    }
+}
+
+/// Rot in an open pack was served, by the run that wrote it and by the next, and sealing made it the content of a blob.
+#[test]
+fn regression_rot_in_an_open_pack_is_an_error_and_the_rest_of_it_is_sealed() {
+    for again in [false, true] {
+        let disk = Disk::new();
+        let hour = Duration::from_secs(3600);
+        let (mut v, mut journal) = disk.open_with(Options { seal_small: hour, ..Options::default() });
+        let (bad, good) = (noise(1, 5000), noise(2, 60_000));
+        let f = v.file(Ino::ROOT, "bad");
+        v.put(f, 0, &bad);
+        let g = v.file(Ino::ROOT, "good");
+        v.put(g, 0, &good);
+        // Into the packs and the database, so that nothing but the sums can tell.
+        v.sync().unwrap();
+        journal.drain().unwrap();
+        if again {
+            drop((v, journal));
+            rot(&disk.path().join("open"), &bad);
+            (v, journal) = disk.open();
+        } else {
+            rot(&disk.path().join("open"), &bad);
+        }
+        let mut buf = vec![0; 5000];
+        assert_eq!(v.read(f, 0, &mut buf), Err(Errno::EIO));
+        let mut findings = Vec::new();
+        let mut ears = Ears { found: &mut |finding| findings.push(finding), progress: &mut |_| {} };
+        fsck::check(v.parts(), Depth::Sums, &mut ears).unwrap();
+        findings.retain(|finding| !finding.is_harmless());
+        assert!(
+            matches!(&findings[..], [fsck::Finding::DamagedOpenPack { files, .. }] if files[0].path.as_deref() == Some("/bad")),
+            "{findings:?}"
+        );
+        v.core.packs.close_all();
+        eventually("what can be read of it is a blob", || {
+            v.core.packs.close_all();
+            v.core.packs.set_aside().is_some() && v.core.packs.all_sealed()
+        });
+        assert_eq!(v.read(f, 0, &mut buf), Err(Errno::EIO));
+        // The first segment is lost with the file; what lies behind it is not.
+        let mut tail = vec![0; 20_000];
+        assert_eq!(v.read(g, 40_000, &mut tail), Ok(20_000));
+        assert!(tail == good[40_000..]);
+        assert!(v.seal_now(Duration::from_secs(5)).is_err(), "not everything is in the origin");
+        // Written again, both are whole.
+        for (name, body) in [("bad", &bad), ("good", &good)] {
+            v.unlink(Ino::ROOT, name.as_bytes()).unwrap();
+            let f = v.file(Ino::ROOT, name);
+            v.put(f, 0, body);
+            assert!(v.get(f) == *body);
+        }
+        v.unmounted();
+        eventually("nothing of it is left", || v.core.packs.set_aside().is_none());
+        v.close().unwrap();
+        journal.close().unwrap();
+        drop((v, journal));
+        disk.check();
+    }
 }
 
 /// A power cut between sealing and retiring may leave half of a blob under its name. The open pack is still there, and

@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use base::time;
 
-use super::FS_TYPE;
-
 /// One mount of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mounted {
@@ -18,8 +16,10 @@ pub struct Mounted {
     pub dev: u64,
     /// Filesystem type.
     pub kind: String,
-    /// What is mounted.
+    /// What is mounted. Whoever mounts by FUSE says what he likes here, and as the type.
     pub source: String,
+    /// Of a FUSE mount: the user whose daemon serves it, which the kernel and fusermount3 see to.
+    pub user: Option<u32>,
 }
 
 impl Mounted {
@@ -89,12 +89,8 @@ pub(super) fn holds(path: &Path, dev: u64) -> bool {
     all().iter().any(|mounted| mounted.path == path && mounted.dev == dev)
 }
 
-/// All mounts of this program, oldest first.
-pub fn mounted_by_us() -> Vec<Mounted> {
-    all().into_iter().filter(|mounted| mounted.kind == FS_TYPE).collect()
-}
-
-fn all() -> Vec<Mounted> {
+/// All mounts, oldest first.
+pub fn all() -> Vec<Mounted> {
     let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     text.split(|&byte| byte == b'\n').filter_map(line).collect()
 }
@@ -111,7 +107,10 @@ pub(super) fn line(line: &[u8]) -> Option<Mounted> {
     let (major, minor) = dev.split_once(':')?;
     let dev = libc::makedev(major.parse().ok()?, minor.parse().ok()?);
     debug_assert!(!path.as_os_str().as_bytes().is_empty());
-    Some(Mounted { path, dev, kind, source })
+    let options = words.next().unwrap_or_default();
+    let user = options.split(|&byte| byte == b',').find_map(|option| option.strip_prefix(b"user_id="));
+    let user = user.and_then(|user| std::str::from_utf8(user).ok()?.parse().ok());
+    Some(Mounted { path, dev, kind, source, user })
 }
 
 /// Spaces, tabs, newlines and backslashes are written as a backslash and three octal digits.

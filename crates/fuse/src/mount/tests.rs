@@ -2,11 +2,12 @@ use super::*;
 
 #[test]
 fn a_line_of_the_mount_table_is_read() {
-    let line = br"36 35 98:7 / /mnt/a\040b rw,noatime shared:1 - fuse.covey /vol\134x rw,allow_other";
+    let line = br"36 35 98:7 / /mnt/a\040b rw,noatime shared:1 - fuse.covey /vol\134x rw,user_id=1000,group_id=0,allow_other";
     let mounted = table::line(line).unwrap();
     assert_eq!(mounted.path, Path::new("/mnt/a b"));
     assert_eq!(mounted.dev, libc::makedev(98, 7));
     assert_eq!((mounted.kind.as_str(), mounted.source.as_str()), ("fuse.covey", r"/vol\x"));
+    assert_eq!(mounted.user, Some(1000));
     assert!(mounted.is_fuse());
     assert!(table::line(b"").is_none());
 }

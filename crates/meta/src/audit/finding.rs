@@ -17,6 +17,16 @@ pub enum Finding {
         /// Its key.
         key: Key,
     },
+    /// An entry whose name cannot be one, or that stands where it is never looked up. The repair removes it; what it named gets another
+    /// name, if it has none, as an [`Finding::OrphanInode`].
+    BadName {
+        /// Its key.
+        key: Key,
+        /// What it names.
+        ino: Ino,
+        /// Its row.
+        row: Value,
+    },
     /// A name of an inode that is not there. The repair removes the name.
     DanglingName {
         /// Directory.
@@ -181,7 +191,7 @@ pub fn repair(finding: &Finding) -> Option<Commit> {
         Finding::PastEnd { ino, page, row, right } => {
             replace(Key::extents(*ino, *page), row, right.clone());
         }
-        Finding::StrayRow { key, row } => replace(key.clone(), row, None),
+        Finding::StrayRow { key, row } | Finding::BadName { key, row, .. } => replace(key.clone(), row, None),
         Finding::StaleContent { hash, row } => replace(Key::content(hash), row, None),
         Finding::CondemnedInUse { pack, row } => {
             let Ok(PackRow::Condemned { blob, size }) = PackRow::decode(row) else { return None };
@@ -229,6 +239,10 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Finding::BadRow { key } => write!(f, "row {key:?} is damaged"),
+            Finding::BadName { key, ino, .. } => {
+                let (dir, name) = (key.number().unwrap_or(0), key.as_bytes().get(17..).unwrap_or_default());
+                write!(f, "\"{}\" in directory {dir} cannot be a name, of inode {ino}", name.escape_ascii())
+            }
             Finding::DanglingName { parent, name, ino, .. } => {
                 write!(f, "{} is a name of inode {ino}, which is not there", Name(parent, name))
             }

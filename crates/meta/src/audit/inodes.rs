@@ -4,11 +4,11 @@
 //! inodes were named wrongly, a third pass finds which names those are.
 
 use base::Ino;
-use base::size::INLINE_MAX;
+use base::size::{INLINE_MAX, NAME_MAX};
 use blob::ExtentPage;
 use hashbrown::HashMap;
 
-use crate::key::{Key, tags};
+use crate::key::{DentryKey, Key, tags};
 use crate::plan::CAPABILITY;
 use crate::plan::{ACCESS_ACL, DEFAULT_ACL};
 use crate::record::{Dentry, InodeRecord, mode};
@@ -61,8 +61,13 @@ fn count_names(audit: &mut Audit<'_, '_>) -> Result<Names, StoreError> {
     while let Some((key, row)) = rows.next()? {
         audit.summary.names += 1;
         audit.count_rows(rows.take_read());
-        let (Some(entry), Ok(dentry)) = (key.as_dentry(), Dentry::decode(&row)) else {
+        let Ok(dentry) = Dentry::decode(&row) else {
             audit.report(Finding::BadRow { key });
+            continue;
+        };
+        // An entry that stands elsewhere than its name is looked up can be listed and never opened.
+        let Some(entry) = sound_entry(&key) else {
+            audit.report(Finding::BadName { key, ino: dentry.ino, row });
             continue;
         };
         let first = Named { parent: entry.parent, names: 0, kind: dentry.kind, state: State::Missing };
@@ -74,6 +79,11 @@ fn count_names(audit: &mut Audit<'_, '_>) -> Result<Names, StoreError> {
         }
     }
     Ok(names)
+}
+
+/// What an entry's key says, if that can be the name of something.
+fn sound_entry(key: &Key) -> Option<DentryKey<'_>> {
+    key.as_dentry().filter(DentryKey::is_placed)
 }
 
 /// The cursors over everything that is keyed by inode.
@@ -176,7 +186,7 @@ fn check_inode(
     check_names(audit, ino, &row, (live, marked), names, &mut right);
     check_entries(audit, side, ino, record.is_dir() && live)?;
     check_bytes(audit, side, ino, tallies, &mut right)?;
-    check_xattrs(side, ino, &mut right)?;
+    check_xattrs(audit, side, ino, &mut right)?;
     audit.summary.bytes += right.stored;
     if right != record {
         audit.report(Finding::WrongInode { ino, key, row, right: Box::new(right) });
@@ -254,7 +264,7 @@ fn check_entries(
     while let Some((key, row)) = side.entries.next_of(ino.0)? {
         if !is_live_dir {
             audit.report(Finding::StrayRow { key, row });
-        } else if Dentry::decode(&row).is_ok_and(|dentry| dentry.is_dir()) {
+        } else if Dentry::decode(&row).is_ok_and(|dentry| dentry.is_dir()) && sound_entry(&key).is_some() {
             subdirs += 1;
         }
     }
@@ -329,7 +339,12 @@ fn cut_to_size(
     page
 }
 
-fn check_xattrs(side: &mut Side<'_>, ino: Ino, right: &mut InodeRecord) -> Result<(), StoreError> {
+fn check_xattrs(
+    audit: &mut Audit<'_, '_>,
+    side: &mut Side<'_>,
+    ino: Ino,
+    right: &mut InodeRecord,
+) -> Result<(), StoreError> {
     let special = [
         (CAPABILITY, InodeRecord::HAS_CAPABILITY),
         (ACCESS_ACL, InodeRecord::HAS_ACL),
@@ -338,7 +353,12 @@ fn check_xattrs(side: &mut Side<'_>, ino: Ino, right: &mut InodeRecord) -> Resul
     (right.xattr_list, right.xattr_bytes) = (0, 0);
     special.iter().for_each(|(_, flag)| right.set(*flag, false));
     while let Some((key, value)) = side.xattrs.next_of(ino.0)? {
-        let Some((_, name)) = key.as_xattr() else { continue };
+        let name = key.as_xattr().map(|(_, name)| name);
+        let Some(name) = name.filter(|name| !name.is_empty() && !name.contains(&0) && name.len() <= NAME_MAX)
+        else {
+            audit.report(Finding::StrayRow { key, row: value });
+            continue;
+        };
         right.xattr_list += name.len() as u32 + 1;
         if name != CAPABILITY {
             right.xattr_bytes = right.xattr_bytes.saturating_add(value.len() as u32);
@@ -356,7 +376,7 @@ fn find_names(audit: &mut Audit<'_, '_>, names: &Names) -> Result<(), StoreError
     let mut rows = Cursor::kind(audit.store, tags::DENTRY);
     while let Some((key, row)) = rows.next()? {
         audit.count_rows(rows.take_read());
-        let (Some(entry), Ok(dentry)) = (key.as_dentry(), Dentry::decode(&row)) else { continue };
+        let (Some(entry), Ok(dentry)) = (sound_entry(&key), Dentry::decode(&row)) else { continue };
         let Some(named) = names.get(&dentry.ino) else { continue };
         let (parent, name, ino) = (entry.parent, Box::from(entry.name), dentry.ino);
         match named.state {
@@ -410,7 +430,7 @@ fn find_loops(audit: &mut Audit<'_, '_>, names: &mut Names) -> Result<(), StoreE
 fn report_loop(audit: &mut Audit<'_, '_>, ino: Ino, parent: Ino) -> Result<(), StoreError> {
     let mut entries = Cursor::new(audit.store, Key::dentries(parent, 0));
     while let Some((key, entry)) = entries.next()? {
-        let Some(name) = key.as_dentry().map(|entry| Box::from(entry.name)) else { continue };
+        let Some(name) = sound_entry(&key).map(|entry| Box::from(entry.name)) else { continue };
         if Dentry::decode(&entry).is_ok_and(|dentry| dentry.ino == ino)
             && let Some(row) = audit.store.get(&Key::inode(ino))?
         {

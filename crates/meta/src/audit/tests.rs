@@ -388,3 +388,52 @@ fn an_audit_tells_how_far_it_is() {
     super::audit(&*world.store, &mut listener).unwrap();
     assert!(seen.is_sorted() && seen.last().is_some_and(|rows| *rows > 30));
 }
+
+/// A prepared volume had names that lead out of a directory; export made files by them anywhere, and fsck called the volume sound.
+#[test]
+fn regression_what_cannot_be_a_name_is_found_and_mended_and_never_listed() {
+    let long = [b'n'; 256];
+    let names: [&[u8]; 7] = [b"", b".", b"..", b"/etc/x", b"../x", b"a\0b", &long];
+    for name in names {
+        let world = world();
+        let entry = row(&world, &Key::dentry(SUB, b"small"));
+        world.store.plant(Key::dentry(SUB, b"small"), None);
+        world.store.plant(Key::dentry(SUB, name), Some(entry));
+        let refused = world.names.readdir(SUB, 0, 10).unwrap_err();
+        assert!(refused.to_string().contains("covey fsck"), "{refused}");
+        assert_mended(&world, |finding| matches!(finding, Finding::BadName { ino: SMALL, .. }));
+        assert_eq!(world.names.readdir(SUB, 0, 10).unwrap().len(), 0);
+        assert_eq!(world.names.lookup(ROOT, b"lost+5").unwrap().unwrap().ino, SMALL);
+    }
+}
+
+#[test]
+fn regression_an_entry_that_is_never_looked_up_is_found() {
+    let world = world();
+    let key = Key::dentry(SUB, b"small");
+    let entry = row(&world, &key);
+    world.store.plant(key.clone(), None);
+    let mut bytes = key.as_bytes().to_vec();
+    bytes[12] ^= 1;
+    world.store.plant(Key::from_bytes(&bytes), Some(entry));
+    assert_mended(&world, |finding| matches!(finding, Finding::BadName { ino: SMALL, .. }));
+}
+
+#[test]
+fn regression_a_bad_name_of_a_folder_counts_as_none() {
+    let world = world();
+    let entry = row(&world, &Key::dentry(DIR, b"sub"));
+    world.store.plant(Key::dentry(DIR, b"sub"), None);
+    world.store.plant(Key::dentry(DIR, b"../sub"), Some(entry));
+    assert_mended(&world, |finding| matches!(finding, Finding::BadName { ino: SUB, .. }));
+    assert_eq!(world.attr(1).nlink, 4, "it is named in the root");
+}
+
+#[test]
+fn regression_an_attribute_whose_name_cannot_be_one() {
+    for name in [&b""[..], b"user.a\0user.b"] {
+        let world = world();
+        world.store.plant(Key::xattr(SMALL, name), Some(b"v".as_slice().into()));
+        assert_mended(&world, |finding| matches!(finding, Finding::StrayRow { .. }));
+    }
+}

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::PackNo;
-use blob::{BlobError, PackStore};
+use blob::PackStore;
 
 use super::damage::{Damage, Evidence, keep_copy};
 use super::disk::LogDisk;
@@ -170,13 +170,7 @@ fn unproven(
 }
 
 fn is_proven(packs: &dyn PackStore, data: &FreshData) -> Result<bool, StoreError> {
-    let mut bytes = vec![0; data.len as usize];
-    match packs.read(data.pack, data.offset, &mut bytes) {
-        Ok(()) => Ok(blob::sums::crc32c(&bytes) == data.crc),
-        // It may answer later: that is no reason to drop what was written.
-        Err(error @ (BlobError::Unavailable(_) | BlobError::Refused(_))) => Err(pack_error(error)),
-        Err(_) => Ok(false),
-    }
+    packs.prove(data.pack, data.offset, data.len, data.crc).map_err(pack_error)
 }
 
 struct Recovery<'a> {
@@ -215,6 +209,8 @@ impl Recovery<'_> {
         self.to_sync.insert(pack);
         let mut there = vec![0; bytes.len()];
         if self.packs.read(pack, offset, &mut there).is_ok() && there == bytes {
+            let crc = blob::sums::crc32c(bytes);
+            self.packs.prove(pack, offset, bytes.len() as u32, crc).map_err(pack_error)?;
             return Ok(());
         }
         self.packs.write(pack, offset, bytes).map_err(pack_error)?;

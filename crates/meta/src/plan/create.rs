@@ -3,7 +3,7 @@
 use base::size::NAME_MAX;
 use base::{Ino, Timestamp};
 
-use crate::key::Key;
+use crate::key::{Key, is_name};
 use crate::record::{Dentry, InodeRecord, encode_i64, encode_u64, mode};
 use crate::store::Expect;
 
@@ -21,11 +21,7 @@ pub(super) fn check_name(name: &[u8]) -> Result<(), Refusal> {
     if name.len() > NAME_MAX {
         return Err(Refusal::NameTooLong);
     }
-    if name.is_empty() || name == b"." || name == b".." || name.iter().any(|&byte| byte == b'/' || byte == 0)
-    {
-        return Err(Refusal::Invalid);
-    }
-    Ok(())
+    if is_name(name) { Ok(()) } else { Err(Refusal::Invalid) }
 }
 
 /// [`super::Op::Create`]

@@ -104,7 +104,8 @@ pub enum XattrMode {
     Replace,
 }
 
-/// A range that moved: compaction copied `len` bytes from (`from`, `from_offset`) to (`to`, `to_offset`).
+/// A range that moved: the `len` bytes of (`from`, `from_offset`) are also at (`to`, `to_offset`), because compaction copied them there or
+/// because equal bytes were stored there before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
     /// Old pack.
@@ -117,8 +118,8 @@ pub struct Move {
     pub to: PackNo,
     /// Where in it.
     pub to_offset: u32,
-    /// CRC32C of the copied bytes.
-    pub crc: u32,
+    /// CRC32C of the copied bytes. None: an earlier commit spoke of them.
+    pub crc: Option<u32>,
 }
 
 /// An operation that changes names.

@@ -136,8 +136,11 @@ pub(super) fn follow(view: &View, ino: Ino, number: u32, moves: &[Move]) -> Resu
             return Err(Refusal::Invalid.into());
         }
         page.insert(&mut ledger, moved);
-        let fresh = FreshData { pack: step.to, offset: step.to_offset, len: step.len, crc: step.crc };
-        if !draft.change.commit.fresh.contains(&fresh) {
+        let fresh =
+            step.crc.map(|crc| FreshData { pack: step.to, offset: step.to_offset, len: step.len, crc });
+        if let Some(fresh) = fresh
+            && !draft.change.commit.fresh.contains(&fresh)
+        {
             draft.change.commit.fresh.push(fresh);
         }
         draft.change.done += u64::from(moved.len);

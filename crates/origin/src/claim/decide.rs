@@ -16,7 +16,7 @@
 use std::fmt;
 
 use super::memory::{Made, Memory, same_instance};
-use super::record::{Claim, Kind};
+use blob::claim::{Claim, Kind};
 
 /// What is known when a volume is opened.
 #[derive(Debug)]

@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 
 use super::decide::{Refusal, Seen, Wish, decide, must_hold};
 use super::memory::{Made, Memory, Remember};
-use super::record::{Claim, FOLDER, Kind, Wrong};
 use super::{FRESH, HOLDS, RENEW};
+use blob::claim::{Claim, FOLDER, Kind, Wrong};
 
 /// So often the next number is tried when others are quicker.
 const TRIES: usize = 16;
@@ -298,6 +298,11 @@ impl Keeper {
         }
         let mut epoch = listed.last().copied().unwrap_or(0);
         let mut found = if epoch == 0 { None } else { self.at(epoch)? };
+        if epoch > 0 && found.is_none() {
+            // Never taken for "no claims": then anybody might write.
+            let what = format!("the origin lists the claim {epoch} and does not have it; try again");
+            return Err(BlobError::Unavailable(what));
+        }
         while let Some(next) = self.at(epoch + 1)? {
             (epoch, found) = (epoch + 1, Some(next));
         }

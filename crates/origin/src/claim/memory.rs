@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::record::Token;
+use blob::claim::Token;
 
 /// A claim by number and token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

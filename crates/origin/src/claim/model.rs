@@ -17,10 +17,10 @@ use blob::{Origin, Sums};
 use super::decide::Wish;
 use super::keeper::{Keeper, Who};
 use super::memory::Memory;
-use super::record::Kind;
 use super::tests::Folder;
 use super::{HOLDS, SETTLE};
 use crate::Memory as MemoryOrigin;
+use blob::claim::Kind;
 
 type Blobs = BTreeSet<BlobId>;
 

@@ -13,9 +13,9 @@ use parking_lot::Mutex;
 use super::decide::{Refusal, Wish};
 use super::keeper::{ClaimError, Keeper, Standing, Who};
 use super::memory::{Memory, Remember};
-use super::record::{Claim, Kind, Wrong};
 use super::*;
 use crate::Memory as MemoryOrigin;
+use blob::claim::{Claim, Kind, Wrong};
 
 /// A folder: what it remembers, and what tells it from a copy.
 #[derive(Clone)]

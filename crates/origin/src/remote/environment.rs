@@ -6,8 +6,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Variables, by name. Its values may be secrets: they are never shown.
@@ -104,13 +105,30 @@ pub(crate) fn parse_sections(text: &str) -> Sections {
     all
 }
 
+/// Every bit that lets somebody read who is neither the owner nor of the group, or lets somebody else than the owner write.
+const OTHERS: u32 = 0o026;
+
 /// The profile's values in a file; none if file or section are not there.
 ///
 /// # Errors
-/// The file is there and cannot be read.
+/// The file is there and cannot be read; or others can get at the secret key in it.
 pub(crate) fn read_profile(file: &Path, profile: &str) -> io::Result<Option<BTreeMap<String, String>>> {
-    match fs::read_to_string(file) {
-        Ok(text) => Ok(parse_sections(&text).remove(profile)),
+    let read = || -> io::Result<(String, u32)> {
+        let mut open = File::open(file)?;
+        let mut text = String::new();
+        open.read_to_string(&mut text)?;
+        Ok((text, open.metadata()?.mode() & 0o7777))
+    };
+    match read() {
+        Ok((text, mode)) => {
+            let found = parse_sections(&text).remove(profile);
+            let has_secret = found.as_ref().is_some_and(|found| found.contains_key("aws_secret_access_key"));
+            if has_secret && mode & OTHERS != 0 {
+                let what = format!("it has mode {mode:04o} and a secret key in it");
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+            }
+            Ok(found)
+        }
         Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => {
             Ok(None)
         }
@@ -145,6 +163,23 @@ nonsense
         assert_eq!(all["work"]["s3.endpoint_url"], "http://127.0.0.1:9000");
         assert_eq!(all["work"]["output"], "json");
         assert_eq!(parse_sections("a = b\n[x").len(), 1);
+    }
+
+    proptest::proptest! {
+        /// Whatever a file of Amazon's holds, it is read, and no value lands in another's section.
+        #[test]
+        fn any_text_has_sections(text in "([\\[\\]a-z =#;\\.\u{e9}\t\r]{0,12}\n){0,12}") {
+            let all = parse_sections(&text);
+            proptest::prop_assert!(all.len() <= text.matches('[').count());
+            proptest::prop_assert!(all.values().flatten().all(|(key, value)| key.trim() == key && value.trim() == value));
+        }
+
+        #[test]
+        fn any_text_names_an_origin_or_none(text in "(s3://|gs://|az://|file:|mem:)?[a-z0-9@/:\\. \u{e9}\u{1b}-]{0,40}") {
+            if let Ok(crate::Spec::Remote(spec)) = crate::parse(&text) {
+                proptest::prop_assert_eq!(crate::parse(&spec.to_string()).unwrap(), crate::Spec::Remote(spec));
+            }
+        }
     }
 
     #[test]

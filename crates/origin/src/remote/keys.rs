@@ -8,6 +8,7 @@
 //! Keys from files are read again when the store says that they have expired: whoever renews them need not mount again.
 
 use std::fmt;
+use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -89,8 +90,13 @@ pub(crate) fn profile(environment: &Environment) -> Result<Profile, Fault> {
 }
 
 fn read(file: &Path, name: &str) -> Result<Option<std::collections::BTreeMap<String, String>>, Fault> {
-    read_profile(file, name).map_err(|error| {
-        Fault::no_keys(format!("{} cannot be read ({error})", file.display()), "make it readable")
+    read_profile(file, name).map_err(|error| match error.raw_os_error() {
+        // Not the system refuses it, but we do.
+        None if error.kind() == io::ErrorKind::PermissionDenied => Fault::no_keys(
+            format!("{} is not used: {error}", file.display()),
+            format!("chmod 600 {}", file.display()),
+        ),
+        _ => Fault::no_keys(format!("{} cannot be read ({error})", file.display()), "make it readable"),
     })
 }
 
@@ -261,6 +267,29 @@ mod tests {
 
     use super::*;
 
+    /// Writes a file that only its owner can read.
+    fn keep(path: &Path, text: &str) {
+        use std::os::unix::fs::PermissionsExt;
+        fs::write(path, text).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+    }
+
+    #[test]
+    fn regression_keys_that_others_can_read_are_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let (home, environment) = with_files(TWO, "[default]\nregion = x\n", &[]);
+        let set = |name: &str, mode| {
+            fs::set_permissions(home.path().join(".aws").join(name), fs::Permissions::from_mode(mode))
+                .unwrap();
+        };
+        set("config", 0o644);
+        assert!(Keys::find(&environment).is_ok(), "what holds no key may be read by all");
+        for mode in [0o644, 0o620, 0o602] {
+            set("credentials", mode);
+            assert!(says(Keys::find(&environment)).contains("chmod 600"), "{mode:o}");
+        }
+    }
+
     fn with_files(
         credentials: &str,
         config: &str,
@@ -268,7 +297,7 @@ mod tests {
     ) -> (tempfile::TempDir, Environment) {
         let home = tempfile::tempdir().unwrap();
         fs::create_dir(home.path().join(".aws")).unwrap();
-        fs::write(home.path().join(".aws/credentials"), credentials).unwrap();
+        keep(&home.path().join(".aws/credentials"), credentials);
         fs::write(home.path().join(".aws/config"), config).unwrap();
         let home_text = home.path().to_str().unwrap().to_owned();
         let all = [("HOME", &*home_text), ("AWS_EC2_METADATA_DISABLED", "true")];
@@ -346,7 +375,7 @@ mod tests {
         let (home, environment) = with_files(TWO, "", &[("AWS_PROFILE", "work")]);
         let keys = Keys::find(&environment).unwrap();
         assert!(!keys.reload(), "nothing changed");
-        fs::write(home.path().join(".aws/credentials"), TWO.replace("TOKENTWO", "TOKENNEW")).unwrap();
+        keep(&home.path().join(".aws/credentials"), &TWO.replace("TOKENTWO", "TOKENNEW"));
         assert!(keys.reload() && !keys.reload());
         let shown = format!("{keys:?} {}", keys.scrub("AKIATWO SECRETTWO TOKENNEW plain"));
         assert!(shown.contains("plain"));

@@ -54,7 +54,7 @@ use wire::Wire;
 pub use environment::Environment;
 pub use fault::Mistake;
 pub use latency::{BUCKETS, bucket_end};
-pub use spec::{RemoteSpec, Store};
+pub use spec::{RemoteSpec, Store, is_in_the_clear};
 pub use stats::{KINDS, Kind, RemoteStats, Times};
 
 /// What a remote origin may take, and how long.

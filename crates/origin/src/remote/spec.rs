@@ -186,7 +186,13 @@ pub(crate) fn host_of(endpoint: &str) -> &str {
 pub(crate) fn is_loopback(endpoint: &str) -> bool {
     let host = host_of(endpoint);
     let name = if host.starts_with('[') { host } else { host.split(':').next().unwrap_or(host) };
-    name == "localhost" || name.starts_with("127.") || name.starts_with("[::1]")
+    let is_v4 = name.parse::<std::net::Ipv4Addr>().is_ok_and(|address| address.is_loopback());
+    name == "localhost" || is_v4 || name.starts_with("[::1]")
+}
+
+/// Whether what is said to an endpoint can be read and changed on the way: it is plain HTTP, and not this machine.
+pub fn is_in_the_clear(endpoint: &str) -> bool {
+    endpoint.starts_with("http://") && !is_loopback(endpoint)
 }
 
 #[cfg(test)]
@@ -194,6 +200,21 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn plain_http_to_another_machine_is_in_the_clear() {
+        for (endpoint, clear) in [
+            ("http://10.0.0.1:9000", true),
+            ("http://s3.example.com", true),
+            ("http://127.example.com", true),
+            ("https://s3.example.com", false),
+            ("http://127.0.0.1:9000", false),
+            ("http://localhost:9000", false),
+            ("http://[::1]:9000", false),
+        ] {
+            assert_eq!(is_in_the_clear(endpoint), clear, "{endpoint}");
+        }
+    }
 
     #[test]
     fn what_is_well_written_is_understood() {

@@ -580,7 +580,9 @@ fn renewed_keys_are_taken_from_their_file() {
         let text = format!(
             "[default]\naws_access_key_id={KEY}\naws_secret_access_key={SECRET}\naws_session_token={token}\n"
         );
-        fs::write(home.path().join(".aws/credentials"), text).unwrap();
+        let file = home.path().join(".aws/credentials");
+        fs::write(&file, text).unwrap();
+        fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     };
     write("of-a-token-1");
     let remote = open(&there, &Environment::of([("HOME", home.path().to_str().unwrap())])).unwrap();

@@ -1,12 +1,12 @@
 //! A part of a blob, for whoever reads a little of it: asked of a node that has it, and served before the rest has come.
 //!
-//! One rule says what comes whole, on a node that is alone and in a fleet: the cache's (`cache::node::read`). The first small read of a blob
-//! is a part; a second one of the same blob, a large read and a stream are the whole. A part comes here:
+//! One rule says what comes whole, on a node that is alone and in a fleet: the cache's (`cache::node::partial`). A part comes here:
 //!
 //! ```text
 //!   on its way here already ──────────────────► as soon as the bytes are there
 //!   the first tracker: SERVE, GO ─────────────► groups of 64 KiB and the blob's sums from that node, then the second
 //!                      WAIT ──────────────────► the same from the node that is fetching it, when they are there
+//!                      NOT MINE ──────────────► from the depot or the origin: no other node wanted a part of it yet
 //!                      LEASE ─► where there is a depot: given back, and the same from the depot
 //!                               else: the whole is fetched behind, for everybody; the part is had from the origin meanwhile
 //!   no answer, no luck ───────────────────────► the whole, by the plan
@@ -16,7 +16,8 @@
 //! - **From a depot neither**: it fetches the whole for the zone, and gives a part to each who asks. That every such reader brought the whole over his own
 //!   line would make his next read wait for it: with one reader on 200 Mbit/s, 182 ms for 128 KiB instead of some ten.
 //! - **With the lease and no depot the rest follows**, because whoever asks next is told to wait for this node, and because one part from the origin for
-//!   each of many nodes is dearer than the whole for all. So the origin is asked for a blob once, and once more for the first part of it.
+//!   each of many nodes is dearer than the whole for all. The lease is given to the second node that wants a part: a node that reads at random what
+//!   nobody else reads fetches parts only. So the origin is asked for the whole once, and for parts by one node before that.
 //! - A part is checked with the blob's own sums, which lead to its name, like everything that is kept ([`crate::net::Net::read_groups`]).
 //! - A part has no plan: each step has its time, and what does not come in it is left to the plan of the whole, which never gives up.
 
@@ -53,7 +54,9 @@ enum Told {
     Coming(NodeId, Duration),
     /// This node is to fetch the blob, and this is its right to.
     Lease(u64),
-    /// Who was asked does not know.
+    /// From the depot or the origin: nobody else wants it.
+    Alone,
+    /// The tracker did not answer.
     Nowhere,
 }
 
@@ -71,7 +74,8 @@ impl Told {
                 Told::Coming(parent, pace.stream.max(pace.origin).min(STEP_MOST))
             }
             Some(Answer::Lease { lease, .. }) => Told::Lease(lease),
-            Some(Answer::NotMine) | None => Told::Nowhere,
+            Some(Answer::NotMine) => Told::Alone,
+            None => Told::Nowhere,
         }
     }
 }
@@ -164,6 +168,7 @@ impl Inner {
                 self.note(tracker, Note { group, blob: wanted.id, what });
                 Some(self.part_from_depot(depot, wanted)?)
             }
+            Some((_, Told::Alone)) => Some(self.part_from_depot(depot, wanted)?),
             Some((_, Told::Nowhere)) | None => None,
         })
     }
@@ -339,7 +344,7 @@ mod tests {
         let wait = Answer::Wait { parent: node(4), time: Duration::ZERO };
         assert_eq!(told(Some(wait)), Told::Coming(node(4), pace.stream.max(pace.origin)));
         assert_eq!(told(Some(Answer::Lease { lease: 1, time: Duration::ZERO })), Told::Lease(1));
-        assert_eq!([told(Some(Answer::NotMine)), told(None)], [Told::Nowhere, Told::Nowhere]);
+        assert_eq!([told(Some(Answer::NotMine)), told(None)], [Told::Alone, Told::Nowhere]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What this node does for the others: tracks groups, gives blobs away, says who is there, and as a depot fetches what it does not have.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -11,7 +12,7 @@ use super::transit::Seat;
 use crate::arriving::Arriving;
 use crate::id::{NodeId, Role};
 use crate::message::{Answer, Ask, Note};
-use crate::net::{Content, Fail, Listed, Prefix, Roll, Service, Then, Unfilled};
+use crate::net::{Content, CopyState, Fail, Listed, Prefix, Roll, Service, Then, Unfilled};
 
 /// A depot fetches so many blobs at a time for others; who comes then is sent to the origin.
 pub(super) const FILLING: usize = 64;
@@ -85,18 +86,18 @@ impl Service for Serving {
     }
 
     fn members(&self, after: NodeId, most: usize) -> Roll {
-        let seen = self.0.upgrade().map(|inner| inner.seen()).unwrap_or_default();
-        let from = seen.partition_point(|seen| seen.member.node <= after);
-        let rest = seen.get(from..).unwrap_or(&[]);
-        Roll { more: rest.len() > most, members: rest.iter().take(most).cloned().collect() }
+        self.0.upgrade().map(|inner| inner.seen_after(after, most)).unwrap_or_default()
     }
 
-    fn suspect(&self, id: &BlobId) {
-        let Some(inner) = self.0.upgrade() else { return };
+    fn suspect(&self, id: &BlobId) -> CopyState {
+        let Some(inner) = self.0.upgrade() else { return CopyState::Absent };
         inner.transit.forget(id);
-        if let Some(holdings) = inner.holdings() {
-            holdings.suspect(id);
-        }
+        inner.holdings().map_or(CopyState::Absent, |holdings| holdings.suspect(id))
+    }
+
+    fn is_member(&self, address: IpAddr) -> bool {
+        let is = |inner: Arc<Inner>| inner.addresses.lock().values().any(|known| known.ip() == address);
+        self.0.upgrade().is_some_and(is)
     }
 
     fn list(&self, prefix: Prefix, most: usize) -> Listed {

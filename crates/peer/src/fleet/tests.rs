@@ -24,7 +24,7 @@ use crate::id::{Role, Zone};
 use crate::members::{Contact, NodeHome};
 use crate::message::Group;
 use crate::net::{Fail, Filled, Peer};
-use crate::seam::{Held, Holdings};
+use crate::seam::{CopyState, Held, Holdings};
 use crate::secret::Secret;
 
 /// The origin: blobs in memory, and how often each was fetched.
@@ -182,10 +182,12 @@ impl Holdings for Disk {
         Some(Held { file: Arc::new(File::open(self.0.file(id)).ok()?), offset: 0, sums: Arc::new(sums) })
     }
 
-    fn suspect(&self, id: &BlobId) {
+    fn suspect(&self, id: &BlobId) -> CopyState {
         if self.0.verify(id).is_err() {
             self.0.remove(id).unwrap();
+            return CopyState::Damaged;
         }
+        CopyState::Sound
     }
 
     fn list(&self, each: &mut dyn FnMut(&BlobId) -> bool) {

@@ -22,7 +22,7 @@ use super::contacts::Contact;
 use super::home::NodeHome;
 use super::machine::{Event, Machine};
 use super::roster::Roster;
-use super::seal::{DATAGRAM_MAX, Seal, Sealed};
+use super::seal::{DATAGRAM_MAX, Heard, Seal, Sealed};
 use crate::id::{Member, NodeId};
 use crate::secret::Secret;
 
@@ -82,6 +82,8 @@ pub struct Stats {
     pub strangers: u64,
     /// Datagrams of another version, or of an impossible length.
     pub foreign: u64,
+    /// Datagrams of this fleet that were received before.
+    pub replayed: u64,
     /// Datagrams of this fleet that hold what they cannot.
     pub malformed: u64,
     /// How often this node was declared down while it lived.
@@ -91,6 +93,7 @@ pub struct Stats {
 struct State {
     machine: Machine,
     seal: Seal,
+    heard: Heard,
     stats: Stats,
 }
 
@@ -136,7 +139,12 @@ impl Members {
         machine.remember(home.as_ref().map(|home| home.peers()).unwrap_or_default());
         let shared = Arc::new(Shared {
             roster: Mutex::new(machine.roster()),
-            state: Mutex::new(State { machine, seal: Seal::new(&secret, &fleet), stats: Stats::default() }),
+            state: Mutex::new(State {
+                machine,
+                seal: Seal::new(&secret, &fleet),
+                heard: Heard::default(),
+                stats: Stats::default(),
+            }),
             socket,
             start: base::time::monotonic(),
             stop: AtomicBool::new(false),
@@ -289,7 +297,8 @@ impl Shared {
     fn open(&self, state: &mut State, now: Duration, datagram: &mut [u8]) {
         let len = datagram.len() as u64;
         match state.seal.open(datagram) {
-            Ok(plain) => {
+            Ok((_, mark)) if !state.heard.is_new(mark) => state.stats.replayed += 1,
+            Ok((plain, _)) => {
                 state.stats.received += 1;
                 state.stats.received_bytes += len;
                 state.machine.receive(now, plain);

@@ -19,8 +19,10 @@
 //!   is another one, and has been for seconds, asks for the list.
 //! - **Loads** ([`super::vitals`]).
 //!
-//! An answer goes to the address in the (sealed) question, never to where the packet claims to come from: nobody can be flooded by way of
-//! a fleet. What is said by one who bears this node's own id and listens elsewhere is an [`Event::Twin`].
+//! An answer goes to the address in the (sealed) question, never to where the packet claims to come from, and is no longer than
+//! the question: questions for lists and foca's announcements are filled up to the longest datagram, a node answers *here* with as much
+//! as it was knocked with, and counts only what bears the number of its last knocks. So nobody can be flooded by way of a fleet, also not
+//! with questions that were recorded. Neither can a fleet's members be made up without end ([`MEMBERS_MAX`]). What is said by one who bears this node's own id and listens elsewhere is an [`Event::Twin`].
 
 mod found;
 mod world;
@@ -31,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, BufMut};
-use foca::{Codec, Config, Error, Foca, NoCustomBroadcast, PeriodicParams, State, Timer};
+use foca::{Codec, Config, Error, Foca, Message, NoCustomBroadcast, PeriodicParams, State, Timer};
 
 use super::codec::{Compact, put_who, take_who};
 use super::dice::Dice;
@@ -47,11 +49,11 @@ use world::World;
 // The first byte of what is said, and what follows it:
 /// The sender's digest 4, vitals, and foca's own.
 const GOSSIP: u8 = 0;
-/// Who knocks.
+/// The one that knocks, and a number 8.
 const KNOCK: u8 = 1;
-/// Who answers.
+/// The one that answers, and the number of the knock.
 const HERE: u8 = 2;
-/// Who asks, and the id after which the list shall go on.
+/// The one that asks, the id after which the list shall go on, and zeros up to [`PLAIN_MAX`].
 const LIST: u8 = 3;
 /// Who answers, and members; none: that was all. Also unasked, to one who is suspected.
 const LISTED: u8 = 4;
@@ -72,6 +74,8 @@ const COMPARE: Duration = Duration::from_secs(8);
 const COMPARE_ANYWAY: Duration = Duration::from_secs(60);
 /// Who is suspected is told so often.
 const WARN: Duration = Duration::from_secs(1);
+/// So many nodes are known at most, those that are gone included; others are not let in.
+pub const MEMBERS_MAX: usize = 16 << 10;
 /// A line about a twin is enough every so often.
 const TWIN: Duration = Duration::from_secs(60);
 
@@ -106,6 +110,10 @@ pub struct Machine {
     roster: Arc<Roster>,
     publish: Option<Duration>,
     page: Option<(Duration, NodeId, u8)>,
+    /// The numbers of the last knocks, and of those before.
+    knocks: [u64; 2],
+    /// How many nodes are known at most.
+    most: usize,
     twin: Option<Duration>,
     calm_at: Duration,
     warn_at: Duration,
@@ -154,6 +162,8 @@ impl Machine {
             roster: Arc::new(Roster::new(0, vec![me.clone()])),
             publish: None,
             page: None,
+            knocks: [0; 2],
+            most: MEMBERS_MAX,
             twin: None,
             calm_at: now,
             warn_at: now,
@@ -236,7 +246,20 @@ impl Machine {
             if self.vitals.take(&mut rest, me)? {
                 self.publish.get_or_insert(now + LOADS);
             }
-            let from = Compact.decode_header(rest).ok().map(|header| header.src);
+            let mut updates = rest;
+            let header = Compact.decode_header(&mut updates).ok();
+            if header.as_ref().is_some_and(|header| header.message == Message::Announce) {
+                // Its answer is as long as a datagram can be.
+                if plain.len() < PLAIN_MAX {
+                    return None;
+                }
+                rest = rest.get(..rest.len() - updates.len())?;
+                updates = &[];
+            }
+            let from = header.map(|header| header.src);
+            if from.as_ref().is_some_and(|from| !self.has_room_for(from, updates)) {
+                return Some(());
+            }
             let heard = self.foca.handle_data(rest, &mut self.world);
             self.flush();
             return match heard {
@@ -258,14 +281,25 @@ impl Machine {
             return Some(());
         }
         match kind {
-            KNOCK => self.say(HERE, who.address, &[]),
+            KNOCK => {
+                let number: [u8; 8] = rest.try_into().ok()?;
+                self.say(HERE, who.address, &number);
+            }
             HERE => {
+                let number = u64::from_be_bytes(rest.try_into().ok()?);
+                if !self.knocks.contains(&number) || number == 0 {
+                    // Recorded, or too late to be worth anything.
+                    return Some(());
+                }
                 self.found.saw(who.address);
                 self.foca.announce(who, &mut self.world).ok();
                 self.flush();
             }
             LIST => {
-                let after = NodeId(rest.try_into().ok()?);
+                let after = NodeId(*rest.first_chunk()?);
+                if plain.len() < PLAIN_MAX {
+                    return None;
+                }
                 let page = self.list(after, who.node);
                 self.say(LISTED, who.address, &page);
             }
@@ -301,7 +335,7 @@ impl Machine {
         if digest != self.roster.digest() && calm && now >= self.compare_at && self.page.is_none() {
             self.compare_at = now + COMPARE;
             self.page = Some((now + PAGE, NodeId([0; 16]), 0));
-            self.say(LIST, who.address, &[0; 16]);
+            self.ask_list(who.address, NodeId([0; 16]));
         }
     }
 
@@ -323,6 +357,31 @@ impl Machine {
             plain.extend_from_slice(what);
             self.world.sends.push((to, plain));
         }
+    }
+
+    /// Asks for the list after a node, with as many bytes as the answer may have.
+    fn ask_list(&mut self, to: SocketAddr, after: NodeId) {
+        self.say(LIST, to, &after.0);
+        if let Some((_, plain)) = self.world.sends.last_mut() {
+            plain.resize(PLAIN_MAX, 0);
+        }
+    }
+
+    /// Whether the nodes that a datagram speaks of are known, or there is room for more. `updates`: what follows foca's header.
+    fn has_room_for(&self, from: &Who, mut updates: &[u8]) -> bool {
+        if self.foca.iter_membership_state().len() < self.most {
+            return true;
+        }
+        let count = updates.try_get_u16().unwrap_or(0);
+        let all = (0..count).map_while(|_| Compact.decode_member(&mut updates).ok());
+        let mut ids = all.map(|member| member.id().node).chain([from.node]);
+        ids.all(|node| self.is_known(node))
+    }
+
+    /// Whether a node is a member, or was one lately.
+    fn is_known(&self, node: NodeId) -> bool {
+        node == self.foca.identity().node
+            || self.foca.iter_membership_state().any(|member| member.id().node == node)
     }
 
     /// The members after a node in the order of ids, as many as fit, without the one who asks.
@@ -347,6 +406,9 @@ impl Machine {
         let last = members.last().map(|member| member.id().node);
         let me = self.foca.identity().node;
         let of_me = members.iter().any(|member| member.id().node == me);
+        if self.foca.iter_membership_state().len() >= self.most {
+            members.retain(|member| self.is_known(member.id().node));
+        }
         self.foca.apply_many(members.into_iter(), false, &mut self.world).ok();
         if of_me {
             // Whoever suspects this node, or has an old record of it, hears the newest from itself.
@@ -360,7 +422,7 @@ impl Machine {
             // Only what goes on from here: a page that comes twice does not lead back.
             Some(last) if last > after => {
                 self.page = Some((now + PAGE, last, 0));
-                self.say(LIST, by.address, &last.0);
+                self.ask_list(by.address, last);
             }
             Some(_) => {}
             None => self.page = None,
@@ -388,7 +450,11 @@ impl Machine {
         let present =
             |address: &SocketAddr| self.roster.members.iter().any(|member| member.address == *address);
         let knocks = self.found.due(now, alone, &mut self.dice, present);
-        knocks.into_iter().for_each(|address| self.say(KNOCK, address, &[]));
+        if !knocks.is_empty() {
+            self.knocks = [self.dice.throw().max(1), self.knocks[0]];
+        }
+        let number = self.knocks[0].to_be_bytes();
+        knocks.into_iter().for_each(|address| self.say(KNOCK, address, &number));
         if let Some(addresses) = self.found.in_vain(now, alone) {
             self.events.push(Event::Alone { addresses });
         }
@@ -427,7 +493,7 @@ impl Machine {
         match self.dice.one_of(&members) {
             Some(&address) if tries < PAGE_TRIES => {
                 self.page = Some((at.max(now) + PAGE, after, tries + 1));
-                self.say(LIST, address, &after.0);
+                self.ask_list(address, after);
             }
             _ => self.page = None,
         }
@@ -442,6 +508,9 @@ impl Machine {
             plain.put_u32(self.roster.digest());
             self.vitals.put(&mut plain);
             plain.extend_from_slice(&said);
+            if Compact.decode_header(&said[..]).is_ok_and(|header| header.message == Message::Announce) {
+                plain.resize(PLAIN_MAX, 0);
+            }
             self.world.sends.push((to, plain));
         }
     }

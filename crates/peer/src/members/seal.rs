@@ -1,17 +1,22 @@
-//! What makes a datagram worth reading: only who knows the fleet's secret can have written it, and nobody else can read it.
+//! What makes a datagram worth reading: only a program that knows the fleet's secret can have written it, and nobody else can read it.
 //!
 //! ```text
-//! 0        1                        9              13
-//! version  this process, at random  how many sent  what is said, encrypted  tag 16
+//! 0        1        25
+//! version  salt 24  what is said, encrypted  tag 16
 //! ```
 //!
-//! ChaCha20-Poly1305 with a key of this fleet's own. The nonce is eight random bytes, drawn anew at each start and whenever the counter
-//! is used up, and a counter: that two processes of a fleet ever draw the same eight takes more restarts than a fleet sees.
+//! ChaCha20-Poly1305 with a key of each datagram's own: BLAKE3 of the salt, keyed with this fleet's key. The salt is BLAKE3 of 32 random
+//! bytes and of what is said, keyed with another key. So nothing has to be counted or kept: two datagrams with different content have
+//! different salts, also those of two machines that were resumed from one snapshot and draw the same random bytes.
 //!
-//! **A datagram that was recorded and is sent again opens.** It does little: what it says of a node loses against what that node has
-//! said since (generations, incarnations and the stamps of loads only grow); a node that somebody declares down by it comes back within a
-//! second with the next generation; one long dead appears until it has not answered; and answers go to where the nodes listen, each
-//! no larger than a few of the questions. Keeping the clock out of it is worth more here: a node whose clock jumps stays in the fleet.
+//! **A datagram that was recorded and is sent again opens.** A receiver remembers the last [`REMEMBERED`] ([`Heard`]) and drops those.
+//! An older one does little: what it says of a node loses against what that node has said since (generations, incarnations and the
+//! stamps of loads only grow); a node that somebody declares down by it comes back within a second with the next generation; one long
+//! dead appears until it has not answered; and answers go to where the nodes listen, none of them longer than the longest datagram.
+//! A question that a long answer follows is as long itself ([`super::machine`]). Keeping the clock out of it is worth more
+//! here: a node whose clock jumps stays in the fleet.
+
+use std::collections::{HashSet, VecDeque};
 
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
@@ -19,13 +24,17 @@ use crate::secret::Secret;
 use base::Must;
 
 /// The first byte of every datagram. Another number is another protocol.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
+/// Bytes that make a datagram's key its own.
+const SALT: usize = 24;
 /// What sealing adds, in bytes.
-pub const SEAL: usize = 1 + NONCE_LEN + 16;
+pub const SEAL: usize = 1 + SALT + 16;
 /// The longest datagram, in bytes: it travels in one piece on every network that is in use.
 pub const DATAGRAM_MAX: usize = 1400;
 /// The most that can be said in one, in bytes.
 pub const PLAIN_MAX: usize = DATAGRAM_MAX - SEAL;
+/// So many datagrams are remembered: less than a mebibyte, and an hour of a fleet in which nothing happens.
+pub const REMEMBERED: usize = 16 << 10;
 
 /// Why a datagram is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,61 +50,112 @@ pub enum Sealed {
     Stranger,
 }
 
+/// What tells one datagram from another: the first bytes of its salt.
+pub type Mark = [u8; 8];
+
+/// Which datagrams were received lately, so that none counts twice.
+#[derive(Default)]
+pub struct Heard {
+    all: HashSet<Mark>,
+    order: VecDeque<Mark>,
+}
+
+impl Heard {
+    /// False: it was received before. Ask for datagrams that opened only: nobody else's are to take room here.
+    pub fn is_new(&mut self, mark: Mark) -> bool {
+        if !self.all.insert(mark) {
+            return false;
+        }
+        self.order.push_back(mark);
+        if self.order.len() > REMEMBERED
+            && let Some(first) = self.order.pop_front()
+        {
+            self.all.remove(&first);
+        }
+        true
+    }
+
+    /// How many are remembered.
+    pub fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+}
+
 /// Seals and opens the datagrams of one fleet.
 pub struct Seal {
-    key: LessSafeKey,
-    process: [u8; 8],
-    sent: u32,
+    /// From it and a salt follows a datagram's key.
+    keys: [u8; 32],
+    salts: [u8; 32],
 }
 
 impl Seal {
     /// For the fleet of one volume, by its id.
     pub fn new(secret: &Secret, fleet: &[u8; 16]) -> Seal {
-        let key = blake3::keyed_hash(&secret.key("gossip"), fleet);
+        let key = |purpose: &str| *blake3::keyed_hash(&secret.key(purpose), fleet).as_bytes();
+        Seal { keys: key("gossip 2 keys"), salts: key("gossip 2 salts") }
+    }
+
+    fn salt(&self, random: &[u8; 32], plain: &[u8]) -> [u8; SALT] {
+        let mut salt = [0; SALT];
+        let mut hasher = blake3::Hasher::new_keyed(&self.salts);
+        hasher.update(random).update(plain).finalize_xof().fill(&mut salt);
+        salt
+    }
+
+    fn cipher(&self, salt: &[u8]) -> LessSafeKey {
+        let key = blake3::keyed_hash(&self.keys, salt);
         let key = UnboundKey::new(&CHACHA20_POLY1305, key.as_bytes()).must("the key has the length it needs");
-        Seal { key: LessSafeKey::new(key), process: base::random::u64().to_be_bytes(), sent: 0 }
+        LessSafeKey::new(key)
     }
 
     /// Seals what is said; at most [`PLAIN_MAX`] bytes, or the others drop it.
-    pub fn seal(&mut self, plain: &[u8]) -> Vec<u8> {
-        if self.sent == u32::MAX {
-            (self.process, self.sent) = (base::random::u64().to_be_bytes(), 0);
-        }
-        self.sent += 1;
-        let mut nonce = [0; NONCE_LEN];
-        nonce[..8].copy_from_slice(&self.process);
-        nonce[8..].copy_from_slice(&self.sent.to_be_bytes());
+    pub fn seal(&self, plain: &[u8]) -> Vec<u8> {
+        let mut random = [0; 32];
+        base::random::fill(&mut random);
+        self.seal_with(&random, plain)
+    }
+
+    fn seal_with(&self, random: &[u8; 32], plain: &[u8]) -> Vec<u8> {
+        let salt = self.salt(random, plain);
         let mut datagram = Vec::with_capacity(plain.len() + SEAL);
         datagram.push(VERSION);
-        datagram.extend_from_slice(&nonce);
+        datagram.extend_from_slice(&salt);
         datagram.extend_from_slice(plain);
-        let (_, said) = datagram.split_at_mut(1 + NONCE_LEN);
+        let (_, said) = datagram.split_at_mut(1 + SALT);
+        // The key is used for this datagram and no other.
+        let nonce = Nonce::assume_unique_for_key([0; NONCE_LEN]);
         let tag = self
-            .key
-            .seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::from([VERSION]), said)
+            .cipher(&salt)
+            .seal_in_place_separate_tag(nonce, Aad::from([VERSION]), said)
             .must("a datagram is far below what the cipher can take");
         datagram.extend_from_slice(tag.as_ref());
         datagram
     }
 
-    /// Opens a datagram in place.
+    /// Opens a datagram in place: what is said, and by what it is known again.
     ///
     /// # Errors
     /// [`Sealed`]; what the datagram holds is worthless then.
-    pub fn open<'d>(&self, datagram: &'d mut [u8]) -> Result<&'d [u8], Sealed> {
+    pub fn open<'d>(&self, datagram: &'d mut [u8]) -> Result<(&'d [u8], Mark), Sealed> {
         if !(SEAL..=DATAGRAM_MAX).contains(&datagram.len()) {
             return Err(Sealed::Length);
         }
-        let (head, said) = datagram.split_at_mut(1 + NONCE_LEN);
-        let [version, nonce @ ..] = head else {
+        let (head, said) = datagram.split_at_mut(1 + SALT);
+        let [version, salt @ ..] = head else {
             return Err(Sealed::Length);
         };
         if *version != VERSION {
             return Err(Sealed::Version(*version));
         }
-        let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| Sealed::Length)?;
-        let plain = self.key.open_in_place(nonce, Aad::from([VERSION]), said);
-        plain.map(|plain| &*plain).map_err(|_| Sealed::Stranger)
+        let mark = *salt.first_chunk().ok_or(Sealed::Length)?;
+        let nonce = Nonce::assume_unique_for_key([0; NONCE_LEN]);
+        let plain = self.cipher(salt).open_in_place(nonce, Aad::from([VERSION]), said);
+        plain.map(|plain| (&*plain, mark)).map_err(|_| Sealed::Stranger)
     }
 }
 
@@ -109,46 +169,68 @@ mod tests {
         Seal::new(&Secret::from_text(&secret.repeat(16)).unwrap(), &[fleet; 16])
     }
 
-    #[test]
-    fn only_the_same_fleet_opens() {
-        let mut ours = seal("a", 1);
-        let datagram = ours.seal(b"hello");
-        assert_eq!(seal("a", 1).open(&mut datagram.clone()), Ok(&b"hello"[..]));
-        assert_eq!(seal("b", 1).open(&mut datagram.clone()), Err(Sealed::Stranger));
-        assert_eq!(seal("a", 2).open(&mut datagram.clone()), Err(Sealed::Stranger));
-        let mut newer = datagram.clone();
-        newer[0] = 2;
-        assert_eq!(ours.open(&mut newer), Err(Sealed::Version(2)));
-        assert_eq!(ours.open(&mut [VERSION; SEAL - 1]), Err(Sealed::Length));
-        assert_eq!(ours.open(&mut [VERSION; DATAGRAM_MAX + 1]), Err(Sealed::Length));
-        assert!(!datagram.windows(5).any(|window| window == b"hello"));
-        assert_ne!(ours.seal(b"hello"), datagram, "a nonce is used once");
+    fn opened(seal: &Seal, datagram: &[u8]) -> Result<Vec<u8>, Sealed> {
+        seal.open(&mut datagram.to_vec()).map(|(plain, _)| plain.to_vec())
     }
 
     #[test]
-    fn a_counter_that_ends_begins_anew_with_other_bytes() {
-        let mut ours = seal("a", 1);
-        ours.sent = u32::MAX - 1;
-        let nonces: std::collections::HashSet<Vec<u8>> =
-            (0..4).map(|_| ours.seal(b"")[1..13].to_vec()).collect();
-        assert_eq!(nonces.len(), 4);
+    fn only_the_same_fleet_opens() {
+        let ours = seal("a", 1);
+        let datagram = ours.seal(b"hello");
+        assert_eq!(opened(&seal("a", 1), &datagram), Ok(b"hello".to_vec()));
+        assert_eq!(opened(&seal("b", 1), &datagram), Err(Sealed::Stranger));
+        assert_eq!(opened(&seal("a", 2), &datagram), Err(Sealed::Stranger));
+        let mut older = datagram.clone();
+        older[0] = 1;
+        assert_eq!(opened(&ours, &older), Err(Sealed::Version(1)));
+        assert_eq!(opened(&ours, &[VERSION; SEAL - 1]), Err(Sealed::Length));
+        assert_eq!(opened(&ours, &[VERSION; DATAGRAM_MAX + 1]), Err(Sealed::Length));
+        assert!(!datagram.windows(5).any(|window| window == b"hello"));
+        assert_ne!(ours.seal(b"hello"), datagram, "a key is used once");
+    }
+
+    /// A machine that was resumed from a snapshot counted on where the snapshot was, and used its nonces a second time. Two that are resumed
+    /// from one snapshot draw the same random bytes as well.
+    #[test]
+    fn regression_a_resumed_snapshot_uses_no_key_twice() {
+        let (one, other) = (seal("a", 1), seal("a", 1));
+        let random = [7; 32];
+        let (first, second) =
+            (one.seal_with(&random, b"this is said"), other.seal_with(&random, b"that is said"));
+        assert_ne!(first[1..1 + SALT], second[1..1 + SALT]);
+        let streams = first[1 + SALT..].iter().zip(&second[1 + SALT..]).map(|(a, b)| a ^ b);
+        let difference: Vec<u8> = streams.take(12).collect();
+        let plain: Vec<u8> = b"this is said".iter().zip(b"that is said").map(|(a, b)| a ^ b).collect();
+        assert_ne!(difference, plain, "one key for both would show what differs");
+    }
+
+    /// A datagram that was recorded opened as often as it was sent again.
+    #[test]
+    fn regression_what_was_heard_lately_is_not_heard_again() {
+        let (ours, mut heard) = (seal("a", 1), Heard::default());
+        let recorded: Vec<Mark> = (0..100u8).map(|n| ours.open(&mut ours.seal(&[n])).unwrap().1).collect();
+        assert!(recorded.iter().all(|mark| heard.is_new(*mark)));
+        assert!(recorded.iter().all(|mark| !heard.is_new(*mark)));
+        for n in 0..2 * REMEMBERED as u64 {
+            heard.is_new(n.to_be_bytes());
+        }
+        assert_eq!((heard.len(), heard.all.len()), (REMEMBERED, REMEMBERED), "and that is bounded");
     }
 
     proptest! {
         #[test]
         fn a_changed_byte_is_seen(said in proptest::collection::vec(any::<u8>(), 0..100), at: usize, change in 1u8..) {
-            let mut ours = seal("a", 1);
+            let ours = seal("a", 1);
             let mut datagram = ours.seal(&said);
-            let mut copy = datagram.clone();
-            prop_assert_eq!(ours.open(&mut copy), Ok(&said[..]));
+            prop_assert_eq!(opened(&ours, &datagram), Ok(said));
             let at = at % datagram.len();
             datagram[at] ^= change;
-            prop_assert!(ours.open(&mut datagram).is_err());
+            prop_assert!(opened(&ours, &datagram).is_err());
         }
 
         #[test]
-        fn garbage_is_refused(mut bytes in proptest::collection::vec(any::<u8>(), 0..1500)) {
-            prop_assert!(seal("a", 1).open(&mut bytes).is_err());
+        fn garbage_is_refused(bytes in proptest::collection::vec(any::<u8>(), 0..1500)) {
+            prop_assert!(opened(&seal("a", 1), &bytes).is_err());
         }
     }
 }

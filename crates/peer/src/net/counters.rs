@@ -67,8 +67,12 @@ counters! {
     failed,
     /// Requests given up here.
     cancelled,
-    /// Others' complaints about bytes that came from here.
+    /// Complaints about bytes that came from here, others' and this node's own.
     suspected,
+    /// Blobs that were compared with their names because of them.
+    compared,
+    /// Handshakes that were given up for newer ones.
+    displaced,
     /// Times that a reading loop was woken.
     wakeups,
 }

@@ -1,47 +1,115 @@
 //! Takes connections, greets them within bounds, and hands them to whom they are for.
+//!
+//! **A stranger costs a place for the handshake's time at most**, and places are few. Where all are taken the newest connection gets the place of
+//! the oldest one whose handshake has not ended: one that belongs here needs some round trips, one that says nothing stays. An address has its
+//! share of the places, and some are kept for the addresses of members, so that strangers do not keep these out.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
 
 use super::serve::Serving;
-use super::{Counters, Shared, door, socket};
+use super::{Counters, Limits, Shared, door, socket};
 use crate::hello::{Class, HelloError};
 
-/// Connections that are being greeted, by address. A stranger holds one for the handshake's time at most.
-#[derive(Default)]
-struct HalfOpen(Mutex<(usize, HashMap<IpAddr, usize>)>);
+/// A connection that is being greeted.
+struct Half {
+    from: IpAddr,
+    is_member: bool,
+    task: Option<AbortHandle>,
+}
 
-struct Place(Arc<HalfOpen>, IpAddr);
+#[derive(Default)]
+struct Places {
+    /// In the order in which they came.
+    all: BTreeMap<u64, Half>,
+    each: HashMap<IpAddr, usize>,
+    strangers: usize,
+    next: u64,
+}
+
+impl Places {
+    fn remove(&mut self, number: u64) -> Option<Half> {
+        let half = self.all.remove(&number)?;
+        self.strangers -= usize::from(!half.is_member);
+        if let Some(here) = self.each.get_mut(&half.from) {
+            *here -= 1;
+            if *here == 0 {
+                self.each.remove(&half.from);
+            }
+        }
+        Some(half)
+    }
+
+    /// The oldest of those whose place may be taken.
+    fn oldest(&self, is: impl Fn(&Half) -> bool) -> Option<u64> {
+        self.all.iter().find(|(_, half)| is(half)).map(|(number, _)| *number)
+    }
+
+    /// Whose place a new connection takes, where there is no other.
+    fn displaced(&self, from: IpAddr, is_member: bool, limits: &Limits) -> Option<u64> {
+        if self.each.get(&from).copied().unwrap_or(0) >= limits.half_open_each {
+            return self.oldest(|half| half.from == from);
+        }
+        let for_strangers = limits.half_open - limits.half_open / 4;
+        if !is_member && self.strangers >= for_strangers {
+            return self.oldest(|half| !half.is_member);
+        }
+        if self.all.len() >= limits.half_open {
+            return self.oldest(|half| !half.is_member).or_else(|| self.oldest(|_| true));
+        }
+        None
+    }
+}
+
+#[derive(Default)]
+struct HalfOpen(Mutex<Places>);
+
+struct Place(Arc<HalfOpen>, u64);
 
 impl HalfOpen {
-    fn enter(self: &Arc<Self>, from: IpAddr, all: usize, each: usize) -> Option<Place> {
-        let mut open = self.0.lock();
-        let here = open.1.get(&from).copied().unwrap_or(0);
-        if open.0 >= all || here >= each {
-            return None;
+    /// A place for a new connection. True: another has lost its own.
+    fn enter(self: &Arc<Self>, from: IpAddr, is_member: bool, limits: &Limits) -> (Place, bool) {
+        let from = whole(from);
+        let mut places = self.0.lock();
+        let displaced = places.displaced(from, is_member, limits).and_then(|number| places.remove(number));
+        displaced.iter().filter_map(|half| half.task.as_ref()).for_each(AbortHandle::abort);
+        let number = places.next;
+        places.next += 1;
+        places.all.insert(number, Half { from, is_member, task: None });
+        *places.each.entry(from).or_default() += 1;
+        places.strangers += usize::from(!is_member);
+        (Place(Arc::clone(self), number), displaced.is_some())
+    }
+
+    /// What greets it, to be ended when its place is taken.
+    fn greeted_by(&self, number: u64, task: AbortHandle) {
+        if let Some(half) = self.0.lock().all.get_mut(&number) {
+            half.task = Some(task);
         }
-        open.0 += 1;
-        open.1.insert(from, here + 1);
-        Some(Place(Arc::clone(self), from))
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut open = self.0.0.lock();
-        open.0 -= 1;
-        if let Some(here) = open.1.get_mut(&self.1) {
-            *here -= 1;
-            if *here == 0 {
-                open.1.remove(&self.1);
-            }
+        self.0.0.lock().remove(self.1);
+    }
+}
+
+/// What counts as one address: of IPv6 the network, for a machine has as many addresses there as it likes.
+fn whole(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) if !address.is_loopback() => {
+            let network = u128::from(address) >> 64 << 64;
+            IpAddr::V6(Ipv6Addr::from(network))
         }
+        other => other,
     }
 }
 
@@ -54,13 +122,19 @@ pub(super) async fn listen(shared: Arc<Shared>, listener: TcpListener, bulk: Han
             continue;
         };
         let limits = &shared.limits;
-        let place = half.enter(from.ip(), limits.half_open, limits.half_open_each);
         let open = shared.counters.open.load(std::sync::atomic::Ordering::Relaxed) as usize;
-        let Some(place) = place.filter(|_| open < limits.connections) else {
+        if open >= limits.connections {
             Counters::one(&shared.counters.refused);
             continue;
-        };
-        tokio::spawn(greet(Arc::clone(&shared), stream, from, place, bulk.clone()));
+        }
+        let is_member = shared.service.is_member(from.ip().to_canonical());
+        let (place, displaced) = half.enter(from.ip(), is_member, limits);
+        if displaced {
+            Counters::one(&shared.counters.displaced);
+        }
+        let number = place.1;
+        let task = tokio::spawn(greet(Arc::clone(&shared), stream, from, place, bulk.clone()));
+        half.greeted_by(number, task.abort_handle());
     }
 }
 
@@ -109,5 +183,48 @@ struct Open(Arc<Shared>);
 impl Drop for Open {
     fn drop(&mut self) {
         self.0.counters.open.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(a: u8, b: u8) -> IpAddr {
+        IpAddr::from([10, 0, a, b])
+    }
+
+    /// 512 connections that said nothing took all places for five seconds: no new member was let in.
+    #[test]
+    fn regression_silent_connections_do_not_keep_others_out() {
+        let limits = Limits { half_open: 16, half_open_each: 4, ..Limits::default() };
+        let half = Arc::new(HalfOpen::default());
+        let mut places: Vec<Place> = (0..200).map(|n| half.enter(address(0, n), false, &limits).0).collect();
+        assert_eq!(half.0.lock().all.len(), 12, "a quarter is kept");
+        assert!(half.0.lock().all.keys().all(|number| *number >= 188), "the newest stay");
+        let members: Vec<Place> = (0..4).map(|n| half.enter(address(1, n), true, &limits).0).collect();
+        let counts = || {
+            let places = half.0.lock();
+            (places.all.len(), places.strangers)
+        };
+        assert_eq!(counts(), (16, 12), "they had room");
+        let fifth = half.enter(address(1, 9), true, &limits);
+        assert!(fifth.1 && counts() == (16, 11), "then a stranger goes first");
+        places.extend((0..50).map(|_| half.enter(address(0, 255), false, &limits).0));
+        let places_now = |places: &Places| places.each.get(&address(0, 255)).copied();
+        assert_eq!(places_now(&half.0.lock()), Some(4), "an address has its share");
+        assert!(members.iter().all(|place| half.0.lock().all.contains_key(&place.1)), "and members stay");
+        drop((places, members, fifth));
+        let left = half.0.lock();
+        assert_eq!((left.all.len(), left.each.len(), left.strangers), (0, 0, 0));
+    }
+
+    #[test]
+    fn an_ipv6_network_is_one_address() {
+        let whole = |text: &str| whole(text.parse().unwrap());
+        assert_eq!(whole("2001:db8::1"), whole("2001:db8::ffff:2"));
+        assert_ne!(whole("2001:db8::1"), whole("2001:db8:0:1::1"));
+        assert_eq!(whole("::ffff:10.0.0.1"), whole("10.0.0.1"));
+        assert_ne!(whole("::1"), whole("::"));
     }
 }

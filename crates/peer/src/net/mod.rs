@@ -17,6 +17,7 @@
 //! - Control, what is fetched and what is served each run on threads of their own: one who fetches much does not keep waiting one who
 //!   reads 4 KiB, and a slow disk under what is served holds up neither questions nor what comes in.
 //! - [`opened`]: blobs that stay open because small ranges of them are asked for.
+//! - [`guests`]: what each other node takes of this one. [`suspicions`]: blobs whose copies are looked at because somebody doubts them.
 //! - [`owed`]: bytes that were asked for here and have not been sent.
 //! - [`room`]: how much may be on its way here.
 //!
@@ -27,6 +28,8 @@ pub mod call;
 pub mod counters;
 mod door;
 pub mod fail;
+mod guests;
+mod job;
 mod lane;
 mod late;
 mod link;
@@ -42,6 +45,7 @@ pub mod service;
 mod slice;
 mod small;
 mod socket;
+mod suspicions;
 #[cfg(test)]
 mod tests;
 
@@ -71,13 +75,15 @@ use call::Slot;
 use counters::Counters;
 pub use counters::Counts;
 pub use fail::Fail;
+use guests::Guests;
 use lane::{Gather, Lane, Sink, Small, Waiter};
 use opened::Opened;
 use owed::Owed;
 use peers::Peers;
 use room::Room;
+use suspicions::Suspicions;
 
-pub use service::{Content, Filled, Listed, Prefix, Roll, Service, Then, Unfilled};
+pub use service::{Content, CopyState, Filled, Listed, Prefix, Roll, Service, Then, Unfilled};
 
 /// Where lines for the operator go: who was refused, and why.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
@@ -114,12 +120,20 @@ pub struct Options {
 pub struct Limits {
     /// A handshake takes no longer, on either side; so does a connection that is made.
     pub handshake: Duration,
-    /// Connections whose handshake has not ended, in total.
+    /// Connections whose handshake has not ended, in total: a new one takes the place of the oldest. A quarter is kept for the addresses of members.
     pub half_open: usize,
     /// The same, from one address.
     pub half_open_each: usize,
     /// Connections that are served.
     pub connections: usize,
+    /// The same, of one node: a new one takes the place of the oldest.
+    pub connections_each: usize,
+    /// Bodies that were promised and not yet sent, in total: each is an open file.
+    pub bodies: usize,
+    /// The same, to one node.
+    pub bodies_each: usize,
+    /// Threads that look at the disk for those who ask, beside those that serve, on each of the two runtimes that do.
+    pub helpers: usize,
     /// Requests on one connection whose answers have not ended: more are [`Fail::Busy`].
     pub requests: usize,
     /// Bulk connections to one node.
@@ -145,6 +159,10 @@ impl Default for Limits {
             half_open: 512,
             half_open_each: 64,
             connections: 16 << 10,
+            connections_each: 16,
+            bodies: 4096,
+            bodies_each: 1024,
+            helpers: 32,
             requests: 1024,
             bulk: 4,
             window: 4,
@@ -213,6 +231,8 @@ pub(crate) struct Shared {
     counters: Arc<Counters>,
     owed: Arc<Owed>,
     opened: Opened,
+    guests: Arc<Guests>,
+    suspicions: Suspicions,
     peers: Peers,
     room: Arc<Room>,
     closed: AtomicBool,
@@ -231,12 +251,6 @@ impl Shared {
 
     fn backlog(&self) -> u16 {
         self.owed.mebibytes()
-    }
-
-    /// Somebody doubts a blob: it is opened anew, and looked at. May take its time.
-    fn suspect(&self, blob: &BlobId) {
-        self.opened.remove(blob);
-        self.service.suspect(blob);
     }
 
     /// One line in a minute for an address, so that a stranger cannot fill a log.
@@ -275,9 +289,10 @@ impl Drop for Inner {
     }
 }
 
-fn runtime(name: &str, threads: usize) -> Result<Runtime, StartError> {
+fn runtime(name: &str, threads: usize, helpers: usize) -> Result<Runtime, StartError> {
     Builder::new_multi_thread()
         .worker_threads(threads.max(1))
+        .max_blocking_threads(helpers.max(1))
         .thread_name(name)
         .enable_all()
         .build()
@@ -298,8 +313,9 @@ impl Net {
     /// # Errors
     /// [`StartError`].
     pub fn start(options: Options, service: Arc<dyn Service>, report: Report) -> Result<Net, StartError> {
-        let (control, bulk) = (runtime("peer", 1)?, runtime("peer bulk", options.limits.threads)?);
-        let serving = runtime("peer serve", options.limits.threads)?;
+        let Limits { threads, helpers, .. } = options.limits;
+        let (control, bulk) = (runtime("peer", 1, helpers)?, runtime("peer bulk", threads, 1)?);
+        let serving = runtime("peer serve", threads, helpers)?;
         let handles = [control.handle().clone(), bulk.handle().clone()];
         let shared = Arc::new(Shared {
             greeter: Greeter::new(options.identity, &options.secret, options.limits.handshake),
@@ -311,6 +327,8 @@ impl Net {
             counters: Arc::default(),
             owed: Arc::default(),
             opened: Opened::default(),
+            guests: Arc::default(),
+            suspicions: Suspicions::default(),
             peers: Peers::default(),
             room: Arc::default(),
             closed: AtomicBool::new(false),
@@ -335,6 +353,11 @@ impl Net {
     /// Where it listens.
     pub fn address(&self) -> Option<SocketAddr> {
         self.0.address
+    }
+
+    /// Whether its connections are encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.0.shared.tls.is_some()
     }
 
     /// How busy this node is with serving, in MiB that others wait for and that have not been sent: what [`Ask::backlog`] and [`crate::id::Member::load`] say.

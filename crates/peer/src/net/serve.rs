@@ -26,6 +26,8 @@ use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::sync::Notify;
 
+use super::guests::Visit;
+use super::job::Job;
 use super::late::Late;
 use super::link::Link;
 use super::opened::Open;
@@ -35,9 +37,9 @@ use super::service::{Content, Filled, Unfilled};
 use super::slice::{Slice, slice_end};
 use super::small::Range;
 use super::socket::Pipe;
-use super::{Body, Shared, Without};
+use super::{Body, Shared, Without, suspicions};
 use crate::frame::{self, ErrorKind, Get, HEADER, Header, ListAsk, Texted, Type};
-use crate::frame::{PART, SLICE, SMALL_MAX, WITH_SUMS};
+use crate::frame::{PART, SMALL_MAX, WITH_SUMS};
 use crate::hello::{Class, Other};
 use crate::id::NodeId;
 use crate::message::Ask;
@@ -48,51 +50,16 @@ const TURNS: usize = 4;
 const PIECE: u32 = 128 << 10;
 /// No more is taken while so much waits to be sent.
 const OUT_MAX: usize = 256 << 10;
+/// After so many reads others have their turn.
+const TURN: usize = 4;
 /// No more is taken while helper threads work on so many ranges and lists for one connection.
 const SLOW_MAX: usize = 32;
-
-/// A request for bytes.
-struct Job {
-    request: u32,
-    blob: BlobId,
-    content: Content,
-    /// The next byte to send, and where it ends once the size is known.
-    at: u32,
-    get: Get,
-    sums: bool,
-    /// A slice whose header has been made: what is left of its body in the content.
-    slice: Option<Slice>,
-    debt: Debt,
-}
-
-impl Job {
-    /// Where it ends, if the blob's size is known by now. None as well where the range is not in the blob.
-    fn end(&self) -> Option<u32> {
-        let size = match &self.content {
-            Content::Held(held) => held.sums.size(),
-            Content::Arriving(arriving) => arriving.size()?,
-        };
-        // Who asks for the sums too cannot know the size yet.
-        let rest = size.saturating_sub(self.get.offset);
-        let len = if self.sums { self.get.len.min(rest) } else { self.get.len };
-        Get { len, ..self.get }.range(size).map(|(_, end)| end)
-    }
-
-    /// Whether one slice ends it.
-    fn is_short(&self) -> bool {
-        self.end().is_some_and(|end| end.saturating_sub(self.get.offset) <= SLICE)
-    }
-
-    fn owe(&mut self) {
-        let left = self.end().map_or(0, |end| end.saturating_sub(self.at));
-        self.debt.set(u64::from(left));
-    }
-}
 
 pub(super) struct Serving {
     pub(super) shared: Arc<Shared>,
     pub(super) stream: Link,
     pub(super) other: Other,
+    visit: Visit,
     input: Vec<u8>,
     filled: usize,
     /// There are requests in it for whose answers there was no room.
@@ -124,10 +91,12 @@ fn bad(error: frame::BadFrame) -> io::Error {
 
 impl Serving {
     pub(super) fn new(shared: Arc<Shared>, stream: Link, other: Other) -> Serving {
+        let visit = shared.guests.enter(other.node, shared.limits.connections_each);
         Serving {
             shared,
             stream,
             other,
+            visit,
             input: vec![0; 18 << 10],
             filled: 0,
             stopped: false,
@@ -153,11 +122,10 @@ impl Serving {
             let late = std::mem::take(&mut *self.late.lock());
             self.out.end().extend_from_slice(&late.frames);
             self.slow -= late.ended;
-            if self.has_room() {
-                self.pull()?;
-            }
+            self.visit.guest.slow_ended(late.ended);
+            let more = self.has_room() && self.pull()?;
             let sent = self.push()?;
-            if sent == Sent::More || (self.stopped && self.has_room()) {
+            if sent == Sent::More || (more || self.stopped) && self.has_room() {
                 tokio::task::yield_now().await;
                 continue;
             }
@@ -170,6 +138,7 @@ impl Serving {
             tokio::select! {
                 ready = self.stream.ready(interest.unwrap_or(Interest::READABLE)), if interest.is_some() => { ready?; }
                 () = self.bell.notified() => {}
+                () = self.visit.leave.notified() => return Ok(()),
                 () = tokio::time::sleep(Duration::from_secs(1)) => {
                     if self.heard.elapsed() > idle && self.jobs.is_empty() {
                         return Ok(());
@@ -180,12 +149,19 @@ impl Serving {
     }
 
     fn has_room(&self) -> bool {
-        self.out.len() < OUT_MAX && self.slow < SLOW_MAX
+        // What helpers do counts for all of the node's connections: they are there for all nodes.
+        self.out.len() < OUT_MAX && self.slow < SLOW_MAX && self.visit.guest.slow() < SLOW_MAX
     }
 
-    /// Takes requests as long as there are some, and room for their answers.
-    fn pull(&mut self) -> io::Result<()> {
-        loop {
+    /// One more is worked on by a helper.
+    fn slow_began(&mut self) {
+        self.slow += 1;
+        self.visit.guest.slow_began();
+    }
+
+    /// Takes requests as long as there are some, room for their answers, and nobody else's turn. True: there may be more.
+    fn pull(&mut self) -> io::Result<bool> {
+        for _ in 0..TURN {
             // Out of the way while its requests are answered.
             let mut input = std::mem::take(&mut self.input);
             let taken = self.take_all(&input[..self.filled], input.len());
@@ -196,16 +172,17 @@ impl Serving {
             self.input = input;
             taken?;
             if !self.has_room() {
-                return Ok(());
+                return Ok(false);
             }
             match self.stream.try_read(&mut self.input[self.filled..]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(got) => self.filled += got,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(error),
             }
             self.heard = base::time::monotonic();
         }
+        Ok(true)
     }
 
     /// Takes the requests that are whole and for whose answers there is room, and says how many bytes they have; `room` is what one may have with all
@@ -282,8 +259,12 @@ impl Serving {
                 let mut id = BlobId([0; 32]);
                 if payload.len() == 32 {
                     id.0.copy_from_slice(payload);
-                    super::Counters::one(&self.shared.counters.suspected);
-                    self.damaged(id);
+                    let guest = &self.visit.guest;
+                    if guest.is_wrong_too_often() {
+                        let why = "it suspects blobs that are sound, again and again";
+                        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+                    }
+                    suspicions::suspect(&self.shared, id, Some(guest));
                 }
             }
             Type::Ping => self.answer(Type::Pong, request, &[]),
@@ -308,7 +289,7 @@ impl Serving {
     fn list(&mut self, request: u32, ask: ListAsk) {
         let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
         let service = Arc::clone(&self.shared.service);
-        self.slow += 1;
+        self.slow_began();
         tokio::task::spawn_blocking(move || {
             let most = usize::from(ask.most).min(frame::LIST_MAX);
             let listed = frame::encode_listed(&service.list(ask.prefix, most));
@@ -318,22 +299,24 @@ impl Serving {
     }
 
     /// Has a blob fetched; the answer goes when that has ended.
-    fn fill(&self, request: u32, payload: &[u8]) -> io::Result<()> {
+    fn fill(&mut self, request: u32, payload: &[u8]) -> io::Result<()> {
         let id = <[u8; 32]>::try_from(payload)
             .map_err(|_| bad(frame::BadFrame::Payload("a blob's name has 32 bytes")))?;
         let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
+        // Also one that is refused at once: refusals that nobody takes are memory as well.
+        self.slow_began();
         let then = move |end: Result<Filled, Unfilled>| {
-            match end {
-                Ok(filled) => frame::put(&mut late.lock().frames, Type::Filled, request, &[filled as u8]),
+            late.lock().end(|frames| match end {
+                Ok(filled) => frame::put(frames, Type::Filled, request, &[filled as u8]),
                 Err(why) => {
                     let kind = match why {
                         Unfilled::Busy => ErrorKind::Busy,
                         Unfilled::NoDepot | Unfilled::Failed(_) => ErrorKind::Failed,
                     };
                     let payload = Texted { kind, text: why.to_string() }.encode();
-                    frame::put(&mut late.lock().frames, Type::Error, request, &payload);
+                    frame::put(frames, Type::Error, request, &payload);
                 }
-            }
+            });
             bell.notify_one();
         };
         self.shared.service.fill(&BlobId(id), Box::new(then));
@@ -352,6 +335,11 @@ impl Serving {
         if small && let Some(open) = self.shared.opened.get(&get.blob) {
             return self.small(request, get, &open);
         }
+        let limits = &self.shared.limits;
+        let promised = self.shared.guests.body(&self.visit.guest, limits.bodies, limits.bodies_each);
+        let Some(promised) = promised else {
+            return self.error(request, ErrorKind::Busy, "too many bodies are to be sent");
+        };
         let Some(content) = self.shared.service.content(&get.blob) else {
             return self.error(request, ErrorKind::Missing, "the blob is not here");
         };
@@ -364,7 +352,17 @@ impl Serving {
             Content::Arriving(arriving) => arriving.ring(&self.bell),
         }
         let debt = Debt::new(&self.shared.owed);
-        let mut job = Job { request, blob: get.blob, content, at: get.offset, get, sums, slice: None, debt };
+        let mut job = Job {
+            request,
+            blob: get.blob,
+            content,
+            at: get.offset,
+            get,
+            sums,
+            slice: None,
+            debt,
+            _promised: promised,
+        };
         job.owe();
         self.jobs.push_back(job);
     }
@@ -392,12 +390,12 @@ impl Serving {
             Err(_) => {
                 out.truncate(at);
                 range.put_damaged(out);
-                return self.damaged(get.blob);
+                return self.damaged(&get.blob);
             }
         }
         let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
         let (shared, open) = (Arc::clone(&self.shared), Arc::clone(open));
-        self.slow += 1;
+        self.slow_began();
         tokio::task::spawn_blocking(move || {
             let read = open.later(start, end);
             late.lock().end(|frames| match &read {
@@ -406,7 +404,7 @@ impl Serving {
             });
             bell.notify_one();
             if read.is_err() {
-                shared.suspect(&get.blob);
+                suspicions::suspect(&shared, get.blob, None);
             }
         });
     }
@@ -417,9 +415,9 @@ impl Serving {
         self.stream.is_plain() && !merging && body != Body::Copy && self.shared.opened.lends()
     }
 
-    fn damaged(&self, blob: BlobId) {
-        let shared = Arc::clone(&self.shared);
-        tokio::task::spawn_blocking(move || shared.suspect(&blob));
+    /// Its bytes here are not what they were.
+    fn damaged(&self, blob: &BlobId) {
+        suspicions::suspect(&self.shared, *blob, None);
     }
 
     /// Sends what can be sent now: small frames, then one slice.
@@ -475,7 +473,7 @@ impl Serving {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => {
                     if error.raw_os_error() == Some(libc::EFAULT) {
-                        self.out.lent().into_iter().for_each(|blob| self.damaged(blob));
+                        self.out.lent().into_iter().for_each(|blob| self.damaged(&blob));
                     }
                     return Err(error);
                 }
@@ -526,7 +524,7 @@ impl Serving {
             match Slice::begin(&self.shared, (job.request, &job.content), &sums, (job.at, stop, end)) {
                 Ok(slice) => job.slice = Some(slice),
                 Err(_) => {
-                    self.damaged(job.blob);
+                    self.damaged(&job.blob);
                     self.error(job.request, ErrorKind::Damaged, "its bytes are not what they were");
                     return Ok(Step::Ended);
                 }
@@ -565,7 +563,7 @@ impl Serving {
                 }
             };
             if sent == 0 {
-                self.damaged(job.blob);
+                self.damaged(&job.blob);
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a blob's file is cut short"));
             }
             slice.from += sent as u32;
@@ -578,6 +576,12 @@ impl Serving {
         job.slice = None;
         job.owe();
         Ok(if job.end().is_none_or(|end| job.at >= end) { Step::Ended } else { Step::Sliced })
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.visit.guest.slow_ended(self.slow);
     }
 }
 

@@ -81,10 +81,21 @@ pub enum Unfilled {
     Failed(String),
 }
 
+/// What came of comparing a blob's copy with its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyState {
+    /// It is not here.
+    Absent,
+    /// The copy is the blob.
+    Sound,
+    /// It was not, and is dropped.
+    Damaged,
+}
+
 /// Is called once, on any thread, with the end of [`Service::fill`].
 pub type Then = Box<dyn FnOnce(Result<Filled, Unfilled>) + Send>;
 
-/// What a node does for others. All but [`Service::list`] are called on the threads that serve connections and must be quick: no
+/// What a node does for others. All but [`Service::list`] and [`Service::suspect`] are called on the threads that serve connections and must be quick: no
 /// waiting for a network or for whatever may take longer than opening a file.
 pub trait Service: Send + Sync {
     /// "Where do I get these?": one answer for each blob, in their order.
@@ -106,8 +117,14 @@ pub trait Service: Send + Sync {
         Roll::default()
     }
 
-    /// Somebody got bytes that are not the blob's: compare the copy with its name, and drop it if it differs.
-    fn suspect(&self, id: &BlobId);
+    /// Somebody got bytes that are not the blob's: compare the copy with its name, and drop it if it differs. May take its time; called by
+    /// one thread at a time.
+    fn suspect(&self, id: &BlobId) -> CopyState;
+
+    /// Whether a member of the fleet is at this address: places are kept for those.
+    fn is_member(&self, _: std::net::IpAddr) -> bool {
+        false
+    }
 
     /// At most `most` blobs that are here and begin so. May take its time.
     fn list(&self, prefix: Prefix, most: usize) -> Listed;

@@ -128,6 +128,8 @@ struct Candidate {
 pub(super) struct Book {
     crowd: Crowd,
     pub(super) lease: Option<Lease>,
+    /// The first node that wanted a part of it while nobody had it.
+    parted: Option<No>,
     /// Its place in the order of asking.
     pub(super) stamp: u64,
     swept: u64,
@@ -152,6 +154,16 @@ pub(super) struct Asker<'a> {
 impl Book {
     pub(super) fn len(&self) -> usize {
         self.crowd.copies.len()
+    }
+
+    /// A node wants a part of what nobody has. True if no other node wanted one before.
+    pub(super) fn wants_alone(&mut self, node: No) -> bool {
+        *self.parted.get_or_insert(node) == node
+    }
+
+    /// Nothing is known of the blob.
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0 && self.lease.is_none() && self.parted.is_none()
     }
 
     pub(super) fn get(&self, node: No) -> Option<&Copy> {

@@ -13,7 +13,9 @@
 //! 5. Nobody has it or fetches it, or the asker has had errors from all who do: a **lease**. Whoever had one before has it no more.
 //!
 //! Who wants only **a part** of a blob gets the same answers, and nothing is written down of it: it takes no slot, and nobody is sent to it, for it
-//! will not have the blob. Only its lease is one like all others, because whoever has a lease fetches the whole for everybody.
+//! will not have the blob. Of a blob that nobody has, the first node that wants a part is told nothing (NOT MINE) and has the part from
+//! elsewhere: that one node reads a little of it is no reason to fetch the whole. A second node that wants a part of it gets the lease, which is one
+//! like all others: it fetches the whole for everybody.
 //!
 //! A node **follows** the one that sends it most, and says so in each question; of several who follow the same node the first counts, until it follows
 //! another or has not said so for a while. Nodes that read the same in the same order so come to stand in a row, those that begin at different places in a ring,
@@ -196,6 +198,9 @@ impl Tracker {
                 let pick = self.choose(asker, blob, own, held);
                 match pick {
                     Some(pick) => self.send(asker, blob, pick, own, live, time),
+                    None if asker.part && self.books.entry(blob).or_default().wants_alone(asker.node) => {
+                        Answer::NotMine
+                    }
                     None => self.lease(asker, blob, live, time),
                 }
             }
@@ -349,7 +354,7 @@ impl Tracker {
             let before = book.len();
             book.sweep(now, &mut self.names);
             self.copies = self.copies.saturating_sub(before - book.len());
-            if book.len() == 0 && book.lease.is_none() {
+            if book.is_empty() {
                 self.books.remove(&blob);
                 self.order.remove(&stamp);
             }

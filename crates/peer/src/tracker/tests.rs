@@ -52,6 +52,9 @@ fn who_wants_a_part_takes_no_slot_and_is_named_to_nobody() {
     let part = |tracker: &mut Tracker, from: u8| {
         tracker.ask(0, node(from), &Ask { part: true, ..ask_of(&[1], &[]) }, &|_| false)[0]
     };
+    // The first node that wants a little of what nobody has gets no lease, however often it asks.
+    assert_eq!([part(&mut tracker, 50), part(&mut tracker, 50)], [Answer::NotMine; 2]);
+    assert_eq!(tracker.counts().copies, 0);
     let first = lease(part(&mut tracker, 1));
     assert_eq!(lease(ask(&mut tracker, 0, 1, &[])), first, "the rest is fetched with the same lease");
     for from in 2..50 {

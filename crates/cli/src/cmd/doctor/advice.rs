@@ -106,6 +106,13 @@ pub fn of_mount(mount: &Mounted, machine: &Machine) -> Option<Check> {
     transport_of(&mount.path, &mount.source, &transport, machine.uring)
 }
 
+/// Whether its blobs come over a network, as far as its daemon says.
+pub fn is_remote(mount: &Mounted) -> bool {
+    let Ok(Target::Mounted(place)) = resolve(&mount.path) else { return false };
+    let status: Option<Status> = control::ask(&place.ear(), &Request::Status, &mut |_| ()).ok();
+    status.is_some_and(|status| status.far.is_some())
+}
+
 fn transport_of(path: &Path, source: &str, transport: &str, uring: Option<bool>) -> Option<Check> {
     let place = path.display();
     (transport != "uring" && uring == Some(true)).then(|| {

@@ -22,6 +22,17 @@ pub fn clock(dir: &VolumeDir) -> Option<Check> {
     Some(judge(ahead, &spec.to_string()))
 }
 
+/// Whether what goes to a store can be read on the way.
+pub fn clear(endpoint: Option<&str>) -> Option<Check> {
+    let line = crate::origins::clear_line(endpoint)?;
+    let found = line.split(';').next().unwrap_or(&line).to_owned();
+    Some(note(
+        "store's endpoint",
+        found,
+        "name an endpoint with https://: --endpoint URL, or \"endpoint\" in the volume's covey.json",
+    ))
+}
+
 fn judge(ahead: i64, place: &str) -> Check {
     let off = span(ahead.unsigned_abs() as f64);
     let side = if ahead > 0 { "ahead of" } else { "behind" };
@@ -42,6 +53,14 @@ fn judge(ahead: i64, place: &str) -> Check {
 mod tests {
     use super::super::Level;
     use super::*;
+
+    #[test]
+    fn regression_an_endpoint_in_the_clear_is_a_finding() {
+        let level = |endpoint| clear(Some(endpoint)).map(|check| check.level);
+        assert_eq!(level("http://10.0.0.1:9000"), Some(Level::Note));
+        assert_eq!((level("https://10.0.0.1"), level("http://127.0.0.1:1")), (None, None));
+        assert!(clear(None).is_none());
+    }
 
     #[test]
     fn minutes_are_wrong_and_seconds_are_not() {

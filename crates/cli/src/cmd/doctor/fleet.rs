@@ -9,7 +9,8 @@ use fuse::mount::Mounted;
 
 use super::{Check, note, ok, tip, wrong};
 use crate::control::{self, Ear, Request};
-use crate::fleet::shown::PeerRow;
+use crate::fleet::is_in_the_clear;
+use crate::fleet::shown::{FleetStatus, PeerRow};
 
 /// A node answers itself within this.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -20,6 +21,25 @@ pub fn of_mount(mount: &Mounted) -> Vec<Check> {
     let rows: Vec<PeerRow> = control::ask(&ear, &Request::Peers, &mut |_| ()).unwrap_or_default();
     let Some(own) = rows.iter().find(|row| row.state == "own") else { return Vec::new() };
     vec![listens(own, &rows), depot(own, &rows)]
+}
+
+/// Whether a fleet's connections can be read on the way; nothing where the node listens on this machine only.
+pub fn clear(fleet: &FleetStatus) -> Option<Check> {
+    let address: SocketAddr = fleet.address.parse().ok()?;
+    let is_encrypted = fleet.encrypted?;
+    if address.ip().to_canonical().is_loopback() {
+        return None;
+    }
+    Some(match is_in_the_clear(address, is_encrypted) {
+        false => ok("encryption", format!("connections of the fleet to {address} are encrypted")),
+        true => note(
+            "encryption",
+            format!(
+                "connections of the fleet to {address} are not encrypted: who is on the way reads the bytes, and can answer falsely"
+            ),
+            "give all nodes --tls-cert FILE --tls-key FILE --tls-ca FILE (docs/OPERATING.md), or keep the fleet inside a VPN",
+        ),
+    })
 }
 
 fn listens(own: &PeerRow, rows: &[PeerRow]) -> Check {
@@ -48,5 +68,22 @@ fn depot(own: &PeerRow, rows: &[PeerRow]) -> Check {
             format!("covey depot --zone {zone} --join {} ...", own.address),
         ),
         n => ok("depot", format!("zone {zone} has {n}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level;
+    use super::*;
+
+    #[test]
+    fn regression_a_fleet_in_the_clear_is_a_finding() {
+        let level = |address: &str, encrypted| {
+            let fleet = FleetStatus { address: address.to_owned(), encrypted, ..FleetStatus::default() };
+            clear(&fleet).map(|check| check.level)
+        };
+        assert_eq!(level("10.0.0.1:7", Some(false)), Some(Level::Note));
+        assert_eq!(level("10.0.0.1:7", Some(true)), Some(Level::Ok));
+        assert_eq!((level("127.0.0.1:7", Some(false)), level("10.0.0.1:7", None)), (None, None));
     }
 }

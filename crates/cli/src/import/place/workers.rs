@@ -2,23 +2,24 @@
 //!
 //! The first failure is kept; after it jobs are passed over, and whoever sends or settles next hears of it.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::Rules;
+use super::rules::{Dir, Replace, Rules};
 use crate::error::{Failure, Result};
 use crate::import::Item;
 
 /// A file to be made.
 pub(super) struct Job {
     /// Its folder.
-    pub dir: Arc<OwnedFd>,
+    pub dir: Arc<Dir>,
     /// What.
     pub item: Item,
+    /// Whether it may replace what is there.
+    pub replace: Replace,
     /// Its bytes.
     pub pieces: Vec<(u64, Vec<u8>)>,
 }
@@ -109,11 +110,11 @@ impl Shared {
         }
     }
 
-    fn make(&self, Job { dir, item, pieces }: Job) -> Result<()> {
-        let mut made = self.rules.create(&dir, item)?;
+    fn make(&self, Job { dir, item, replace, pieces }: Job) -> Result<()> {
+        let mut made = self.rules.create(&dir, item, replace)?;
         for (at, bytes) in pieces {
             self.rules.write(&mut made, at, &bytes)?;
         }
-        self.rules.complete(&dir, made)
+        self.rules.complete(made)
     }
 }

@@ -159,8 +159,9 @@ static FRESH: [Piece; 2] =
 static REUSED: [Piece; 1] = [piece(3000, 100, UNUSED, 0, None)];
 static WHOLE: [Piece; 1] = [piece(0, 700, OPEN, 3000, Some(3))];
 static MOVES: [Move; 1] =
-    [Move { from: SEALED, from_offset: 100, len: 4000, to: OPEN, to_offset: 4000, crc: 5 }];
-static AWAY: [Move; 1] = [Move { from: SEALED, from_offset: 0, len: 6000, to: SPARE, to_offset: 0, crc: 6 }];
+    [Move { from: SEALED, from_offset: 100, len: 4000, to: OPEN, to_offset: 4000, crc: Some(5) }];
+static AWAY: [Move; 1] =
+    [Move { from: SEALED, from_offset: 0, len: 6000, to: SPARE, to_offset: 0, crc: Some(6) }];
 
 fn names_ops() -> Vec<Op<'static>> {
     use RenameMode::{Exchange, NoReplace, Replace};

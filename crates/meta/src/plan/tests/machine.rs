@@ -400,7 +400,7 @@ impl Machine {
             for piece in self.world.pack(0, &bytes[cut[0]..cut[1]]) {
                 let from_offset = cut[0] as u32 + piece.at as u32;
                 let (len, to, to_offset) = (piece.len, piece.pack, piece.offset);
-                moves.push(Move { from, from_offset, len, to, to_offset, crc: 0 });
+                moves.push(Move { from, from_offset, len, to, to_offset, crc: Some(0) });
             }
         }
         self.log.push(format!("compact {moves:?}"));

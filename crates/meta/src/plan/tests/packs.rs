@@ -116,7 +116,7 @@ fn extents_follow_what_was_moved_and_the_rest_stays() {
         len,
         to: to.pack,
         to_offset: to.offset + shift,
-        crc: 9,
+        crc: Some(9),
     };
     let moves = [step(1000, 2000, 0), step(5000, 1000, 2000)];
     let done = world.run(&Op::Follow { ino: Ino(2), page: 0, moves: &moves }).unwrap();
@@ -139,7 +139,7 @@ fn extents_do_not_follow_into_a_pack_that_is_gone() {
     world.create(1, "f", file(2, 0o644)).unwrap();
     let pack = world.open;
     world.write_packed(2, 0, &[1; 1000]).unwrap();
-    let step = Move { from: pack, from_offset: 0, len: 1000, to: PackNo(55), to_offset: 0, crc: 0 };
+    let step = Move { from: pack, from_offset: 0, len: 1000, to: PackNo(55), to_offset: 0, crc: Some(0) };
     let follow = Op::Follow { ino: Ino(2), page: 0, moves: &[step] };
     assert_eq!(world.run(&follow).unwrap_err(), Refusal::ContentGone);
 }

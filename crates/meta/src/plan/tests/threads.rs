@@ -179,7 +179,7 @@ impl Worker {
         let Some(&from) = sealed.get(self.roll(sealed.len().max(1) as u64) as usize) else { return };
         let piece = self.piece(0, 20_000);
         let (to, to_offset) = (piece.pack, piece.offset);
-        let step = Move { from, from_offset: 0, len: 20_000, to, to_offset, crc: 0 };
+        let step = Move { from, from_offset: 0, len: 20_000, to, to_offset, crc: Some(0) };
         for (ino, page) in self.names.pack_users(from, (Ino(0), 0), 1000).unwrap() {
             self.run(&Op::Follow { ino, page, moves: &[step] });
         }

@@ -53,11 +53,16 @@ fn a_little_of_a_blob_moves_little_from_the_node_that_has_it() {
 }
 
 #[test]
-fn of_a_blob_that_nobody_has_a_part_comes_first_and_the_rest_once_for_all() {
+fn regression_of_a_blob_that_nobody_has_one_node_has_parts_and_the_rest_comes_once_for_all() {
     let (store, ids) = Store::with(3, 1 << 20);
     let nodes = Node::fleet_of(&store, 3);
     nodes.iter().for_each(with_keeper);
-    for id in &ids {
+    for (n, id) in (1..).zip(&ids) {
+        // One node that reads a little of it has parts only, however often.
+        for offset in [500_000, 70_000] {
+            right(&store, id, &nodes[2].fleet.fetch_part(id, offset, 4096).unwrap(), offset, 4096);
+        }
+        assert_eq!((store.fetches(), store.parts.lock().0), (n - 1, 3 * n - 1));
         let begun = base::time::monotonic();
         let part = nodes[1].fleet.fetch_part(id, 70_000, 4096).unwrap();
         // The store takes 30 ms for a blob and no time for a part.
@@ -66,9 +71,10 @@ fn of_a_blob_that_nobody_has_a_part_comes_first_and_the_rest_once_for_all() {
         soon("the rest follows", || nodes[1].disk.open(id).is_some());
         right(&store, id, &nodes[0].fleet.fetch_part(id, 900_000, 100_000).unwrap(), 900_000, 100_000);
     }
-    assert_eq!(*store.parts.lock(), (3, 3 << 16));
+    assert_eq!(*store.parts.lock(), (9, 9 << 16));
     assert_eq!((store.fetches(), store.most()), (3, 1), "each blob once");
-    assert_eq!((nodes[1].fleet.counts().origin_parts, nodes[0].fleet.counts().peer_parts), (3, 3));
+    let parts = nodes.iter().map(|node| node.fleet.counts().origin_parts).collect::<Vec<_>>();
+    assert_eq!((parts, nodes[0].fleet.counts().peer_parts), (vec![0, 3, 6], 3));
 }
 
 #[test]

@@ -485,3 +485,88 @@ proptest! {
         }
     }
 }
+
+/// One datagram of this machine, of which there is to be one.
+fn only(machine: &mut Machine) -> Vec<u8> {
+    let mut sends = machine.sends();
+    assert_eq!(sends.len(), 1, "{sends:?}");
+    sends.pop().unwrap().1
+}
+
+/// A recorded LIST of some eighty bytes drew a page of 1,400, and a recorded HERE or announcement as much.
+#[test]
+fn regression_no_answer_is_longer_than_its_question() {
+    let mut here = Machine::new(&member(1, 1), vec![address(2)], 1, secs(0));
+    let mut there = Machine::new(&member(2, 1), vec![], 2, secs(0));
+    here.tick(secs(0));
+    let knock = only(&mut here);
+    there.receive(secs(0), &knock);
+    let answer = only(&mut there);
+    assert_eq!((knock[0], answer[0], answer.len()), (KNOCK, HERE, knock.len()));
+    here.receive(secs(0), &answer);
+    let announce = only(&mut here);
+    assert_eq!(announce.len(), PLAIN_MAX, "a feed may be as long");
+    there.receive(secs(0), &announce[..200]);
+    assert_eq!((there.sends().len(), there.malformed()), (0, 1), "a short one has no answer");
+    there.receive(secs(0), &announce);
+    // It asks for the list as well, as it does every eight seconds at most.
+    let feeds: Vec<usize> =
+        there.sends().iter().filter(|(_, bytes)| bytes[0] == GOSSIP).map(|(_, bytes)| bytes.len()).collect();
+    assert!(feeds.len() == 1 && feeds[0] <= announce.len(), "{feeds:?}");
+    let mut list = Vec::new();
+    list.put_u8(LIST);
+    put_who(&Who::from(&member(1, 1)), &mut list).unwrap();
+    list.extend_from_slice(&[0; 16]);
+    there.receive(secs(0), &list);
+    assert_eq!((there.sends().len(), there.malformed()), (0, 2));
+    list.resize(PLAIN_MAX, 0);
+    there.receive(secs(0), &list);
+    assert!(only(&mut there).len() <= list.len());
+}
+
+#[test]
+fn regression_a_recorded_here_is_no_reason_to_announce() {
+    let mut here = Machine::new(&member(1, 1), vec![address(2)], 1, secs(0));
+    let mut there = Machine::new(&member(2, 1), vec![], 2, secs(0));
+    here.tick(secs(0));
+    there.receive(secs(0), &only(&mut here));
+    let recorded = only(&mut there);
+    for second in [10, 60] {
+        here.tick(secs(second));
+        assert_eq!(only(&mut here)[0], KNOCK);
+    }
+    here.receive(secs(60), &recorded);
+    assert!(here.sends().is_empty() && here.malformed() == 0);
+}
+
+/// A node that knows the secret could make up members without end, each of which all remember for hours.
+#[test]
+fn regression_members_are_not_made_up_without_end() {
+    let mut here = Machine::new(&member(1, 1), vec![], 1, secs(0));
+    here.most = 20;
+    let page = |of: std::ops::Range<usize>| {
+        let mut page = Vec::new();
+        page.put_u8(LISTED);
+        put_who(&Who::from(&member(2, 1)), &mut page).unwrap();
+        for n in of {
+            let made_up = foca::Member::new(Who::from(&member(n, 1)), 0, State::Alive);
+            Compact.encode_member(&made_up, &mut page).unwrap();
+        }
+        page
+    };
+    for n in 0..50 {
+        here.receive(secs(n), &page(10 + 10 * n as usize..20 + 10 * n as usize));
+        here.sends();
+        here.tick(secs(n));
+    }
+    let known = here.foca.iter_membership_state().len();
+    assert!((20..=30).contains(&known), "{known} are known");
+    // By gossip neither; and what is said of those who are known still counts.
+    let mut there = Machine::new(&member(900, 1), vec![address(1)], 9, secs(0));
+    there.tick(secs(0));
+    here.receive(secs(60), &only(&mut there));
+    let answer = here.sends().into_iter().find(|(to, _)| *to == address(900)).unwrap().1;
+    there.receive(secs(0), &answer);
+    here.receive(secs(60), &only(&mut there));
+    assert_eq!(here.foca.iter_membership_state().len(), known);
+}

@@ -221,7 +221,13 @@ pub(super) fn what_others_wait_for_is_counted_in_mebibytes() {
 
 /// A connection of a class, spoken by hand, with little room for what comes.
 pub(super) async fn by_hand(address: std::net::SocketAddr, class: Class) -> Stream {
-    let options = options();
+    by_hand_as(address, class, NodeId::random()).await
+}
+
+/// The same for a node with this name.
+pub(super) async fn by_hand_as(address: std::net::SocketAddr, class: Class, node: NodeId) -> Stream {
+    let mut options = options();
+    options.identity.node = node;
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(8 << 10).unwrap();
     let stream = socket.connect(address).await.unwrap();

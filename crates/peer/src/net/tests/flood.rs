@@ -7,12 +7,12 @@ use tokio::runtime::Runtime;
 
 use super::*;
 
-fn runtime() -> Runtime {
+pub(super) fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
 /// How many requests a node took, when it has taken no more for a while.
-fn taken(there: &Net) -> u64 {
+pub(super) fn taken(there: &Net) -> u64 {
     let mut last = (u64::MAX, base::time::monotonic());
     until("it takes no more", || {
         let now = there.counters().served;
@@ -25,13 +25,18 @@ fn taken(there: &Net) -> u64 {
 }
 
 /// What the kernel keeps of answers for one who does not read, at most.
-fn kernel() -> u64 {
+pub(super) fn kernel() -> u64 {
     let known = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").unwrap();
     known.split_whitespace().last().unwrap().parse().unwrap()
 }
 
 /// Asks by hand, on one connection, and lets the test look before any answer is read. Returns the answers' types and lengths.
-fn unread(address: SocketAddr, frames: Vec<u8>, answers: usize, look: impl FnOnce()) -> Vec<(Type, u32)> {
+pub(super) fn unread(
+    address: SocketAddr,
+    frames: Vec<u8>,
+    answers: usize,
+    look: impl FnOnce(),
+) -> Vec<(Type, u32)> {
     let runtime = runtime();
     let (mut reads, mut writes) =
         tokio::io::split(runtime.block_on(faults::by_hand(address, Class::Control)));
@@ -106,8 +111,8 @@ impl Service for Slow {
         self.shelf.content(id)
     }
 
-    fn suspect(&self, id: &BlobId) {
-        self.shelf.suspect(id);
+    fn suspect(&self, id: &BlobId) -> CopyState {
+        self.shelf.suspect(id)
     }
 
     fn list(&self, _: Prefix, most: usize) -> Listed {

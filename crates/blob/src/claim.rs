@@ -1,4 +1,4 @@
-//! A claim's bytes.
+//! A claim: the record that says which folder may write to an origin. What may be done with it is `origin::claim`'s.
 //!
 //! ```text
 //!   claims/EPOCH (20 digits)   magic 4 B "covC"  version 4 B  epoch 8 B  volume 16 B
@@ -8,8 +8,8 @@
 //!
 //! Numbers are big-endian. What is damaged, or of a later version, is never taken for "no claim": nobody writes then.
 
+use crate::sums::crc32c;
 use base::Timestamp;
-use blob::sums::crc32c;
 
 /// The folder of the records.
 pub const FOLDER: &str = "claims";

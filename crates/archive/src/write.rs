@@ -1,4 +1,4 @@
-//! Writing tar: POSIX's ustar headers with pax records in front for what they cannot say. [`crate::import::tar`] reads all of it back.
+//! Writing tar: POSIX's ustar headers with pax records in front for what they cannot say. [`crate::read`] reads all of it back.
 //!
 //! Every member says its times to the nanosecond. A file with holes is written as pax 1.0 of GNU has it: its ranges as lines of text,
 //! padded to a block, then their bytes. An ACL is written twice, as the attribute that it is and as the text that other programs know.
@@ -7,9 +7,9 @@ use std::io::{self, Write};
 
 use base::Timestamp;
 
-use crate::import::tar::Entry;
+use crate::acl;
+use crate::{BLOCK, Entry};
 
-const BLOCK: usize = 512;
 /// Archives are padded to this, as tar has done since there were tapes.
 const RECORD: u64 = 10_240;
 /// Largest number in the 11 octal digits of a size or a time, and in the 7 of an owner.
@@ -169,11 +169,11 @@ fn records_of(entry: &Entry, size: u64) -> Vec<u8> {
     for (name, value) in &entry.xattrs {
         add(&mut records, &[b"SCHILY.xattr.", escaped(name).as_slice()].concat(), value);
         let acl: Option<&[u8]> = match name.as_slice() {
-            b"system.posix_acl_access" => Some(b"SCHILY.acl.access"),
-            b"system.posix_acl_default" => Some(b"SCHILY.acl.default"),
+            acl::ACCESS => Some(b"SCHILY.acl.access"),
+            acl::DEFAULT => Some(b"SCHILY.acl.default"),
             _ => None,
         };
-        if let Some((key, text)) = acl.zip(acl_text(value)) {
+        if let Some((key, text)) = acl.zip(acl::text(value)) {
             add(&mut records, key, text.as_bytes());
         }
     }
@@ -237,32 +237,6 @@ fn map_of(entry: &Entry) -> Vec<u8> {
     }
     map.resize(map.len().next_multiple_of(BLOCK), 0);
     map
-}
-
-/// An ACL as the kernel keeps it, in the text that setfacl reads; none if it is no ACL.
-fn acl_text(value: &[u8]) -> Option<String> {
-    let (version, entries) = value.split_first_chunk::<4>()?;
-    if u32::from_le_bytes(*version) != 2 || entries.len() % 8 != 0 {
-        return None;
-    }
-    let one = |entry: &[u8]| {
-        let tag = u16::from_le_bytes([entry[0], entry[1]]);
-        let perm = u16::from_le_bytes([entry[2], entry[3]]);
-        let id = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]);
-        let who = match tag {
-            0x01 => "user:".to_owned(),
-            0x02 => format!("user:{id}"),
-            0x04 => "group:".to_owned(),
-            0x08 => format!("group:{id}"),
-            0x10 => "mask:".to_owned(),
-            0x20 => "other:".to_owned(),
-            _ => return None,
-        };
-        let bit = |bit: u16, letter: char| if perm & bit == 0 { '-' } else { letter };
-        Some(format!("{who}:{}{}{}", bit(4, 'r'), bit(2, 'w'), bit(1, 'x')))
-    };
-    let texts: Option<Vec<String>> = entries.chunks_exact(8).map(one).collect();
-    Some(texts?.join(","))
 }
 
 #[cfg(test)]

@@ -1,0 +1,31 @@
+//! How a program goes through a file, where a person or a program has said so.
+
+/// What is known in advance of how a file is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// Nothing: it is found out from the reads.
+    #[default]
+    Normal,
+    /// Small pieces here and there: nothing is prefetched, and only what is read is fetched.
+    Random,
+    /// From one end to the other: all of it is prefetched from the first read on.
+    Stream,
+}
+
+impl Access {
+    /// The access of that name.
+    pub fn named(name: &[u8]) -> Option<Access> {
+        [Access::Normal, Access::Random, Access::Stream]
+            .into_iter()
+            .find(|access| access.name().as_bytes() == name)
+    }
+
+    /// Its name, as mount options and attributes spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Access::Normal => "normal",
+            Access::Random => "random",
+            Access::Stream => "stream",
+        }
+    }
+}

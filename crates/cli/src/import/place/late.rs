@@ -1,0 +1,75 @@
+//! Folders get their owner, permissions, attributes and times when nothing is made in them any more: until then they are this user's own and
+//! closed to others, no default ACL of theirs is inherited, and a folder that may not be written to can be filled.
+
+use std::cmp::Reverse;
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use crate::error::{Context, Result};
+use crate::import::Item;
+use crate::import::seen::Held;
+use crate::sys;
+use crate::sys::metadata;
+
+use super::FOLDER;
+use super::rules::{Dir, Rules, exchanged};
+
+/// A folder that waits for what belongs to it.
+struct Waiting {
+    item: Item,
+    /// Which one it is: device and inode.
+    id: (u64, u64),
+    /// It was made below a default ACL.
+    inherits: bool,
+}
+
+/// The folders that were made or found.
+#[derive(Default)]
+pub(super) struct Late {
+    waiting: Vec<Waiting>,
+    held: Held,
+}
+
+impl Late {
+    /// Notes a folder, which one it is (device and inode), and whether it was made below a default ACL.
+    pub(super) fn add(&mut self, item: Item, id: (u64, u64), inherits: bool) -> Result<()> {
+        self.held.add(&item)?;
+        self.waiting.push(Waiting { item, id, inherits });
+        Ok(())
+    }
+
+    /// What was a folder under this name is something else now.
+    pub(super) fn forget(&mut self, path: &Path) {
+        self.waiting.retain(|waiting| waiting.item.path != path);
+    }
+
+    /// The deepest first: what is below a folder that is another user's from now on is not looked at again. Of members of one name the last
+    /// counts.
+    pub(super) fn finish(mut self, rules: &Rules, root: &Dir) -> Result<()> {
+        self.waiting.reverse();
+        self.waiting.sort_by_key(|waiting| Reverse(waiting.item.path.components().count()));
+        let mut done = HashSet::new();
+        for Waiting { item, id, inherits } in self.waiting {
+            if !done.insert(id) {
+                continue;
+            }
+            let shown = rules.shown(&item.path);
+            let fd = reopen(root, &item.path).at("enter", &shown)?;
+            if metadata::look(&fd).at("look at", &shown)?.id != id {
+                return Err(exchanged(&shown));
+            }
+            rules.dress(&item, &fd, inherits)?;
+        }
+        Ok(())
+    }
+}
+
+fn reopen(root: &Dir, path: &Path) -> io::Result<OwnedFd> {
+    let mut at = root.fd.try_clone()?;
+    for name in path.components() {
+        at = sys::open_at(&at, name.as_os_str(), FOLDER, 0)?;
+    }
+    Ok(at)
+}

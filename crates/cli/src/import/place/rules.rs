@@ -1,0 +1,198 @@
+//! What holds for everything that is made in a [`super::Place`], and how one thing is made: by descriptor, never twice by name.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+
+use crate::error::{Context, Failure, Result, plain};
+use crate::import::{Item, Kind, LeftOut, exists};
+use crate::sys;
+use crate::sys::metadata::{self, Seen};
+use archive::acl::{ACCESS, DEFAULT};
+
+/// How a name is opened to learn what it is, and to change that and nothing else.
+const ITSELF: i32 = libc::O_PATH | libc::O_NOFOLLOW;
+
+/// What holds for everything that is made.
+pub(super) struct Rules {
+    pub root: PathBuf,
+    pub overwrite: bool,
+    /// Whether owners are set: only root may.
+    pub owners: bool,
+    /// This process's user, whose is what was just made.
+    pub me: u32,
+    /// What did not arrive as it was.
+    pub left_out: Mutex<LeftOut>,
+}
+
+/// An open folder in which things are made.
+pub(super) struct Dir {
+    pub fd: OwnedFd,
+    /// It has a default ACL: what is made in it gets one that the source may not have had.
+    pub has_default_acl: bool,
+}
+
+/// A file that is open for writing.
+pub(super) struct Made {
+    item: Item,
+    file: File,
+    /// The end of the last bytes written: the rest up to its size is a hole.
+    end: u64,
+    /// It may have an ACL that the source did not have.
+    inherits: bool,
+}
+
+/// Whether a name that is there may be replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Replace {
+    /// If the person said so.
+    IfAsked,
+    /// It was made a moment ago, by an earlier member of the same name.
+    OwnEarlier,
+}
+
+impl Rules {
+    pub(super) fn shown(&self, path: &Path) -> PathBuf {
+        self.root.join(path)
+    }
+
+    pub(super) fn note(&self, path: &Path, why: impl Into<String>) {
+        self.left_out.lock().add(&self.shown(path), why);
+    }
+
+    /// Makes a name with `make`; one that is there is removed first if that was asked for.
+    pub(super) fn make<T>(
+        &self,
+        dir: &Dir,
+        path: &Path,
+        name: &OsStr,
+        replace: Replace,
+        make: impl Fn(&OwnedFd) -> io::Result<T>,
+    ) -> Result<T> {
+        let shown = || self.shown(path);
+        match make(&dir.fd) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                if !self.overwrite && replace == Replace::IfAsked {
+                    return Err(exists(&shown()));
+                }
+                let removed = match sys::unlink_at(&dir.fd, name) {
+                    // A member may take the place of an empty folder, as with tar.
+                    Err(error) if error.raw_os_error() == Some(libc::EISDIR) => sys::rmdir_at(&dir.fd, name),
+                    other => other,
+                };
+                removed.at("replace", &shown())?;
+                make(&dir.fd).at("make", &shown())
+            }
+            other => other.at("make", &shown()),
+        }
+    }
+
+    /// Makes a file and opens it.
+    pub(super) fn create(&self, dir: &Dir, item: Item, replace: Replace) -> Result<Made> {
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+        let name = item.path.file_name().unwrap_or_default();
+        // An ACL may keep out whom the bits of the group let in.
+        let first = if item.xattrs.iter().any(|(name, _)| name == ACCESS) { 0o700 } else { 0o777 };
+        let mode = item.perm & first;
+        let fd = self.make(dir, &item.path, name, replace, |dir| sys::open_at(dir, name, flags, mode))?;
+        Ok(Made { item, file: fd.into(), end: 0, inherits: dir.has_default_acl })
+    }
+
+    pub(super) fn write(&self, made: &mut Made, offset: u64, bytes: &[u8]) -> Result<()> {
+        made.end = made.end.max(offset + bytes.len() as u64);
+        made.file.write_all_at(bytes, offset).at("write", &self.shown(&made.item.path))
+    }
+
+    /// Size, owner, attributes, mode and, last, times of a file.
+    pub(super) fn complete(&self, made: Made) -> Result<()> {
+        let Made { item, file, end, inherits } = made;
+        let Kind::File { size } = item.kind else { return Ok(()) };
+        let grow = || if end < size { file.set_len(size) } else { Ok(()) };
+        grow().at("complete", &self.shown(&item.path))?;
+        self.dress(&item, &file, inherits)
+    }
+
+    /// Opens what was made a moment ago under a name, to dress it. In the time between another user may have put something of his there.
+    pub(super) fn reopen(&self, dir: &Dir, item: &Item, name: &OsStr, format: u32) -> Result<OwnedFd> {
+        let open = || -> io::Result<_> {
+            let fd = sys::open_at(&dir.fd, name, ITSELF, 0)?;
+            let seen = metadata::look(&fd)?;
+            Ok((fd, seen))
+        };
+        let (fd, seen) = open().at("open", &self.shown(&item.path))?;
+        let is_mine = !self.owners || seen.uid == self.me;
+        let is_it = seen.format() == format && is_mine && (format == libc::S_IFDIR || seen.is_single);
+        if is_it { Ok(fd) } else { Err(exchanged(&self.shown(&item.path))) }
+    }
+
+    /// Owner, permissions, attributes and times, in this order: a change of owner takes set-id bits and capabilities away, and an ACL says
+    /// more of who may do what than the permissions beside it, which are its mask or its group's, as the archive's program likes.
+    pub(super) fn dress(&self, item: &Item, file: &impl AsFd, inherits: bool) -> Result<()> {
+        let shown = || self.shown(&item.path);
+        // A question of the kernel's own memory, where a change would go to the daemon.
+        let now = metadata::look(file).at("look at", &shown())?;
+        if self.owners && (now.uid, now.gid) != (item.uid, item.gid) {
+            metadata::set_owner(file, item.uid, item.gid).at("set the owner of", &shown())?;
+        }
+        let has = |acl: &[u8]| item.xattrs.iter().any(|(name, _)| name == acl);
+        for acl in [ACCESS, DEFAULT].into_iter().filter(|_| inherits) {
+            if !has(acl) && (acl == ACCESS || item.kind == Kind::Dir) {
+                metadata::remove_xattr(file, acl).at("remove the inherited ACL of", &shown())?;
+            }
+        }
+        let perm = self.permissions(item, now) & if has(ACCESS) { 0o7700 } else { 0o7777 };
+        let is_as_made = now.mode & 0o7777 == perm && perm & 0o7000 == 0 && !inherits;
+        if !matches!(item.kind, Kind::Symlink(_)) && !is_as_made {
+            metadata::set_mode(file, perm).at("set the mode of", &shown())?;
+        }
+        self.attributes(item, file)?;
+        metadata::set_times(file, item.atime, item.mtime).at("set the times of", &shown())
+    }
+
+    /// The permissions to be had. Whoever cannot give a file its owner must not make a program of his own of it that others run as him.
+    fn permissions(&self, item: &Item, now: Seen) -> u32 {
+        let mut perm = item.perm & 0o7777;
+        if !self.owners && item.kind != Kind::Dir {
+            if now.uid != item.uid {
+                perm &= !libc::S_ISUID;
+            }
+            if now.gid != item.gid {
+                perm &= !libc::S_ISGID;
+            }
+        }
+        perm
+    }
+
+    /// An ordinary user cannot set those that only root has; what a filesystem does not carry is noted.
+    pub(super) fn attributes(&self, item: &Item, file: &impl AsFd) -> Result<()> {
+        for (name, value) in &item.xattrs {
+            match metadata::set_xattr(file, name, value) {
+                Err(error) if error.raw_os_error() == Some(libc::EPERM) && !self.owners => {}
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    // Labels of a security module that this filesystem does not carry are nothing to tell.
+                    if !name.starts_with(b"security.") {
+                        let name = String::from_utf8_lossy(name);
+                        self.note(&item.path, format!("its attribute {name}: {}", plain(&error)));
+                    }
+                }
+                other => other.or_fail(|| {
+                    let name = String::from_utf8_lossy(name);
+                    format!("cannot set the attribute {name} of {}", self.shown(&item.path).display())
+                })?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Somebody put another thing in the place of what was made.
+pub(super) fn exchanged(path: &Path) -> Failure {
+    Failure::new("changed", format!("{} is not what was made there", path.display()))
+        .why("somebody else changes the destination meanwhile")
+        .next("name a place that only you can change, and start again")
+}

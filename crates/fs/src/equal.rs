@@ -1,0 +1,181 @@
+//! Equal bytes: whether what is stored already can stand for bytes that were just written.
+//!
+//! A reference to bytes that are lost would be acknowledged and could never be read. So nothing is made to refer to stored bytes before they
+//! were looked at:
+//!
+//! | where they are | what is asked |
+//! |---|---|
+//! | an open pack, a blob of an origin on this machine | they are read, which checks their sums, and compared |
+//! | a blob of a far origin | the origin says that it has the blob; a copy on this machine is compared as well |
+//!
+//! What cannot be told now (the origin does not answer, or asking it would hold up a writer) is no target: the bytes are stored anew, and
+//! [`crate::gc::dedup`] looks again later.
+//!
+//! **Lost bytes heal.** When the same bytes are written again, everything that referred to the lost ones follows to the new ones.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use base::{BlobId, Ino, PackNo, time};
+use blob::BlobError;
+use hashbrown::HashMap;
+use meta::plan::Op;
+use meta::plan::op::Move;
+use meta::record::ContentRow;
+use parking_lot::Mutex;
+
+use crate::errno::Error;
+use crate::packs::table::Place;
+use crate::volume::Core;
+
+/// So long an origin's answer that it has a blob is believed.
+const GOOD_FOR: Duration = Duration::from_secs(600);
+/// An origin that did not answer is not asked again for so long.
+const AWAY: Duration = Duration::from_secs(30);
+/// Answers remembered, of some 64 bytes each.
+const ANSWERS_MAX: usize = 16 << 10;
+/// Users of a pack read at a time.
+const USERS: usize = 1024;
+
+/// What is known of stored bytes that something could be made to refer to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// They are there, and equal.
+    Sound,
+    /// They are missing or damaged.
+    Lost,
+    /// Something else is there, or nothing is any more: what led here is out of date.
+    Stale,
+    /// It cannot be told now.
+    Unknown,
+}
+
+/// What a far origin said of blobs. Bounded: when it is full, it begins anew.
+#[derive(Default)]
+pub(crate) struct Answers(Mutex<HashMap<BlobId, (Instant, Target)>>, Mutex<Option<Instant>>);
+
+impl Answers {
+    fn get(&self, blob: &BlobId) -> Option<Target> {
+        let (at, said) = *self.0.lock().get(blob)?;
+        let is_old = time::monotonic().saturating_duration_since(at) >= GOOD_FOR;
+        (said == Target::Lost || !is_old).then_some(said)
+    }
+
+    /// The origin did not answer.
+    fn is_away(&self) {
+        *self.1.lock() = Some(time::monotonic());
+    }
+
+    /// Whether it did not a moment ago: each question would wait in vain.
+    fn was_away(&self) -> bool {
+        self.1.lock().is_some_and(|at| time::monotonic().saturating_duration_since(at) < AWAY)
+    }
+
+    fn put(&self, blob: &BlobId, said: Target) {
+        let mut all = self.0.lock();
+        if all.len() >= ANSWERS_MAX {
+            all.clear();
+        }
+        all.insert(*blob, (time::monotonic(), said));
+    }
+
+    /// The blob was stored just now.
+    pub(crate) fn stored(&self, blob: &BlobId) {
+        self.put(blob, Target::Sound);
+    }
+
+    /// A read of the blob failed in a way that says something of its bytes.
+    pub(crate) fn met(&self, error: &BlobError) {
+        if let BlobError::Missing(blob) | BlobError::Damaged { id: blob, .. } = error {
+            self.put(blob, Target::Lost);
+        }
+    }
+}
+
+impl Core {
+    /// Whether a range of a pack holds exactly these bytes. `may_wait`: a far origin may be asked.
+    pub(crate) fn check_target(&self, at: &ContentRow, bytes: &[u8], may_wait: bool) -> Target {
+        // The pack may have been sealed, or moved, between the look-up and the read: then the table of packs is out of date.
+        for look in 0..2 {
+            match self.compare(at, bytes, may_wait) {
+                Ok(found) => return found,
+                Err(error) if is_lost(&error) && look == 0 => self.table.drop(at.pack),
+                Err(error) if is_lost(&error) => return Target::Lost,
+                Err(_) => return Target::Unknown,
+            }
+        }
+        Target::Unknown
+    }
+
+    fn compare(&self, at: &ContentRow, bytes: &[u8], may_wait: bool) -> Result<Target, Error> {
+        let Some(place) = self.place_of(at.pack)? else { return Ok(Target::Stale) };
+        if let (Place::Blob(blob), false) = (place, self.options.near) {
+            match self.ask_origin(&blob, may_wait)? {
+                Target::Sound if !self.parts.source.is_near(&blob) => return Ok(Target::Sound),
+                Target::Sound => {}
+                other => return Ok(other),
+            }
+        }
+        let mut there = vec![0; bytes.len()];
+        self.read_pack(at.pack, at.offset, &mut there)?;
+        Ok(if there == bytes { Target::Sound } else { Target::Stale })
+    }
+
+    /// Whether a far origin has a blob.
+    fn ask_origin(&self, blob: &BlobId, may_wait: bool) -> Result<Target, Error> {
+        if let Some(said) = self.answers.get(blob) {
+            return Ok(said);
+        }
+        if !may_wait || self.answers.was_away() {
+            return Ok(Target::Unknown);
+        }
+        match self.parts.origin.size(blob) {
+            Ok(size) => {
+                let said = if size.is_some() { Target::Sound } else { Target::Lost };
+                self.answers.put(blob, said);
+                Ok(said)
+            }
+            Err(error) => {
+                self.answers.is_away();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Everything that refers to a lost range follows to the same bytes where they are now.
+    pub(crate) fn heal(&self, lost: &ContentRow, (to, to_offset): (PackNo, u32)) -> Result<(), Error> {
+        let (from, from_offset, len) = (lost.pack, lost.offset, lost.len);
+        let moves = [Move { from, from_offset, len, to, to_offset, crc: None }];
+        let (mut next, mut healed) = ((Ino(0), 0), 0);
+        loop {
+            let users = self.names.pack_users(from, next, USERS)?;
+            for (ino, page) in &users {
+                healed += self.run(&Op::Follow { ino: *ino, page: *page, moves: &moves })?.done;
+            }
+            match users.last() {
+                Some((ino, u32::MAX)) if users.len() == USERS => next = (Ino(ino.0 + 1), 0),
+                Some((ino, page)) if users.len() == USERS => next = (*ino, page + 1),
+                _ => break,
+            }
+        }
+        if healed > 0 {
+            self.report(&format!(
+                "{from:?} has lost bytes that were written again: {healed} bytes of other files that were lost with them can be read again"
+            ));
+            self.garbage.touch(&[from]);
+        }
+        Ok(())
+    }
+}
+
+/// Whether an error says that bytes are missing or damaged, and not only that they cannot be had now.
+pub(crate) fn is_lost(error: &Error) -> bool {
+    match error {
+        Error::Blob(BlobError::Missing(_) | BlobError::Damaged { .. }) => true,
+        Error::Blob(BlobError::Io(error)) => matches!(
+            error.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData
+        ),
+        _ => false,
+    }
+}

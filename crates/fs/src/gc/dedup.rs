@@ -1,0 +1,425 @@
+//! Equal pages are stored once, however their bytes arrived.
+//!
+//! A page is a file of up to 4 MiB, or an aligned 4 MiB of a larger one. Most need nothing done here: a small file that comes in one write is looked up
+//! as it comes (`ops/write.rs`), and a page that was written into a pack of its own is a blob whose name is its hash. What is left came in pieces.
+//! Once such a page was left alone for [`QUIET`], it is read, hashed and looked up:
+//!
+//! | its bytes | what is done |
+//! |---|---|
+//! | are stored elsewhere, and were found sound there ([`crate::equal`]) | the page refers to those; its own become dead |
+//! | are new, and in one piece | a row says where they are |
+//! | are new, and in several pieces | they are copied into one piece first |
+//! | were lost elsewhere | what refers to the lost ones follows to these |
+//!
+//! A page is looked at again when half of it was written since: a database that changes a little here and there is not copied again and again.
+//! Pages with holes, and those that refer to the same bytes twice, are left as they are.
+
+use std::time::{Duration, Instant};
+
+use base::size::{BLOB_MAX, INLINE_MAX};
+use base::{BlobId, Ino, PackNo, time};
+use blob::{Extent, ExtentPage};
+use hashbrown::HashMap;
+use meta::plan::Op;
+use meta::plan::Refusal;
+use meta::plan::op::{Move, Piece};
+use meta::record::{ContentRow, InodeRecord};
+use meta::store::CommitError;
+use meta::{Commit, Expect, Key, PackRow};
+use parking_lot::Mutex;
+
+use super::crowd::refers_twice;
+use crate::bytes::{content_id, page_of};
+use crate::equal::{Target, is_lost};
+use crate::errno::Error;
+use crate::packs::table::Place;
+use crate::packs::{Slot, Writer};
+use crate::volume::Core;
+
+/// How long a page must have been left alone.
+const QUIET: Duration = Duration::from_secs(1);
+/// A round ends after so long.
+const ROUND: Duration = Duration::from_millis(200);
+/// Pages taken at a time.
+const BATCH: usize = 64;
+/// Pages remembered, of some 48 bytes each. Those beyond are stored, and may be stored twice.
+const PAGES_MAX: usize = 256 << 10;
+/// Files that came whole are remembered only while there are fewer pages than this.
+const WHOLE_MAX: usize = 64 << 10;
+/// Packs of one blob that are tried.
+const TRIED: usize = 4;
+
+/// Which pages are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// Those that were left alone.
+    Quiet,
+    /// Also those that were written just now.
+    Now,
+    /// The same, and nothing is asked of a network.
+    Closing,
+    /// Also those of which little was written.
+    All,
+}
+
+/// What was written to a page.
+#[derive(Clone, Copy)]
+struct Written {
+    /// So many bytes since it was looked at.
+    bytes: u32,
+    /// It is worth a look from so many on.
+    enough: u32,
+    last: Instant,
+    /// It is a whole file that came in one write and was looked up then.
+    whole: bool,
+}
+
+/// Pages that were written to and not looked at since. Bounded.
+#[derive(Default)]
+pub(crate) struct Fresh(Mutex<HashMap<(Ino, u32), Written>>);
+
+impl Fresh {
+    /// These pieces of a file were written.
+    pub(crate) fn note(&self, ino: Ino, pieces: &[Piece]) {
+        let now = time::monotonic();
+        let mut pages = self.0.lock();
+        for piece in pieces {
+            let page = (ino, page_of(piece.at).0);
+            if pages.len() >= PAGES_MAX && !pages.contains_key(&page) {
+                continue;
+            }
+            let new = Written { bytes: 0, enough: 0, last: now, whole: false };
+            let written = pages.entry(page).or_insert(new);
+            written.bytes = written.bytes.saturating_add(piece.len);
+            (written.last, written.whole) = (now, false);
+        }
+    }
+
+    /// All of a file was written at once, and looked up. If more follows, it has to be looked at as a whole.
+    pub(crate) fn note_whole(&self, ino: Ino, len: u32) {
+        let now = time::monotonic();
+        let mut pages = self.0.lock();
+        if pages.len() < WHOLE_MAX {
+            pages.insert((ino, 0), Written { bytes: len, enough: 0, last: now, whole: true });
+        }
+    }
+
+    /// Whether none is left to look at.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
+    /// Takes pages that are worth a look, and how much was written to each.
+    fn take(&self, when: When, count: usize) -> Vec<((Ino, u32), u32)> {
+        let now = time::monotonic();
+        let mut found = Vec::new();
+        let mut pages = self.0.lock();
+        pages.retain(|page, written| {
+            if when == When::Quiet && now.saturating_duration_since(written.last) < QUIET {
+                return true;
+            }
+            let looks = !written.whole && (when == When::All || written.bytes >= written.enough);
+            if looks && found.len() < count {
+                found.push((*page, written.bytes));
+                return false;
+            }
+            !written.whole
+        });
+        found
+    }
+
+    /// The page is to be looked at another time, when `enough` was written to it.
+    fn put_back(&self, page: (Ino, u32), bytes: u32, enough: u32) {
+        let mut pages = self.0.lock();
+        if pages.len() >= PAGES_MAX {
+            return;
+        }
+        let new = Written { bytes: 0, enough, last: time::monotonic(), whole: false };
+        let written = pages.entry(page).or_insert(new);
+        written.bytes = written.bytes.saturating_add(bytes);
+        written.enough = enough;
+    }
+}
+
+/// What a look at a page came to.
+enum Look {
+    Done,
+    /// It is worth another when so many bytes were written to it.
+    Later(u32),
+}
+
+/// What is known of a page without reading it.
+enum Known {
+    Nothing,
+    /// It is a blob.
+    Hash(BlobId),
+    /// It is all of a pack, which will be a blob soon.
+    Soon,
+}
+
+impl Core {
+    /// Looks at pages that were written, for a while.
+    pub(crate) fn dedup_round(&self) -> Result<(), Error> {
+        self.dedup(When::Quiet, ROUND)
+    }
+
+    /// The thread that does it before a far origin, where a look may wait for the network. It is not joined for that reason.
+    pub(crate) fn deduper(&self) {
+        let mut complained = false;
+        while !self.stopping() {
+            let done = if self.may_copy() { self.dedup_round() } else { Ok(()) };
+            if let Err(error) = &done
+                && !complained
+            {
+                self.report(&format!("equal bytes could not be looked for; it is tried again: {error}"));
+            }
+            complained = done.is_err();
+            self.sweep.pause(QUIET);
+        }
+    }
+
+    /// Looks at pages that were written, no longer than `patience`.
+    pub(crate) fn dedup(&self, when: When, patience: Duration) -> Result<(), Error> {
+        let began = time::monotonic();
+        // What is put back is not taken twice.
+        let mut later = Vec::new();
+        let mut done = Ok(());
+        'all: loop {
+            let batch = self.fresh.take(when, BATCH);
+            if batch.is_empty() {
+                break;
+            }
+            let mut batch = batch.into_iter();
+            while let Some((page, bytes)) = batch.next() {
+                match self.dedup_page(page, bytes, when) {
+                    Ok(Look::Done) => {}
+                    Ok(Look::Later(enough)) => later.push((page, bytes, enough)),
+                    // It cannot be read, or there is no room: readers are told, and it stays as it is.
+                    Err(Error::Blob(_)) => {}
+                    Err(error) => done = Err(error),
+                }
+                let over = time::monotonic().saturating_duration_since(began) >= patience || self.stopping();
+                if done.is_err() || over {
+                    later.extend(batch.map(|(page, bytes)| (page, bytes, 0)));
+                    break 'all;
+                }
+            }
+        }
+        later.into_iter().for_each(|(page, bytes, enough)| self.fresh.put_back(page, bytes, enough));
+        done
+    }
+
+    fn dedup_page(&self, (ino, page): (Ino, u32), written: u32, when: When) -> Result<Look, Error> {
+        let record = self.names.inode(ino)?;
+        let Some(record) = record.filter(|record| record.is_file() && !record.has(InodeRecord::INLINE))
+        else {
+            return Ok(Look::Done);
+        };
+        let start = u64::from(page) * u64::from(BLOB_MAX);
+        let len = record.size.saturating_sub(start).min(u64::from(BLOB_MAX)) as u32;
+        let extents = self.names.extents(ino, page)?;
+        if len <= INLINE_MAX as u32 && page == 0
+            || !is_dense(&extents, len)
+            || refers_twice(extents.extents())
+        {
+            return Ok(Look::Done);
+        }
+        if when != When::All && written < len / 2 {
+            return Ok(Look::Later(len / 2));
+        }
+        let pieces = extents.extents();
+        let known = match self.known(pieces)? {
+            Known::Soon if when == When::Quiet => return Ok(Look::Later(0)),
+            Known::Hash(blob) => Some(blob),
+            Known::Nothing | Known::Soon => None,
+        };
+        if known.is_none() && self.is_far(pieces)? {
+            return Ok(Look::Done);
+        }
+        let mut bytes = Vec::new();
+        let hash = match known {
+            Some(blob) => blob,
+            None => {
+                bytes = self.read_pieces(pieces, len)?;
+                content_id(&bytes)
+            }
+        };
+        let mut lost = None;
+        for candidate in self.candidates(&hash, len, known.is_some())? {
+            if is_at(pieces, &candidate) {
+                return Ok(Look::Done);
+            }
+            if bytes.is_empty() {
+                bytes = self.read_pieces(pieces, len)?;
+            }
+            match self.check_target(&candidate, &bytes, when != When::Closing) {
+                // It may have waited for so long that the volume was closed.
+                _ if when == When::Quiet && self.stopping() => return Ok(Look::Later(0)),
+                Target::Sound => return self.refer_to(ino, page, pieces, &candidate),
+                Target::Lost => lost = Some(candidate),
+                Target::Stale => {}
+                Target::Unknown => return Ok(Look::Later(0)),
+            }
+        }
+        let here = match pieces {
+            [one] if known.is_some() => Some((one.pack, one.offset)),
+            [one] => self.note_content(&hash, one.pack, one.offset, len)?,
+            _ if self.may_copy() => self.join_pieces(ino, page, pieces, &bytes, &hash)?,
+            _ => return Ok(Look::Later(0)),
+        };
+        if let (Some(lost), Some(here)) = (lost, here) {
+            self.heal(&lost, here)?;
+        }
+        Ok(Look::Done)
+    }
+
+    fn known(&self, pieces: &[Extent]) -> Result<Known, Error> {
+        let [one] = pieces else { return Ok(Known::Nothing) };
+        if one.offset != 0 {
+            return Ok(Known::Nothing);
+        }
+        Ok(match self.pack_row(one.pack)? {
+            Some(PackRow::Sealed { blob, size }) if size == one.len => Known::Hash(blob),
+            Some(PackRow::Open) if self.packs.is_all_of(one.pack, one.len) => Known::Soon,
+            _ => Known::Nothing,
+        })
+    }
+
+    /// Whether reading them would wait for a network.
+    fn is_far(&self, pieces: &[Extent]) -> Result<bool, Error> {
+        if self.options.near {
+            return Ok(false);
+        }
+        for piece in pieces {
+            if let Some(Place::Blob(blob)) = self.place_of(piece.pack)?
+                && !self.parts.source.is_near(&blob)
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn read_pieces(&self, pieces: &[Extent], len: u32) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![0; len as usize];
+        for piece in pieces {
+            let to = &mut bytes[piece.at as usize..piece.end() as usize];
+            match self.read_pack(piece.pack, piece.offset, to) {
+                // It may be elsewhere since the names were read.
+                Err(error) if is_lost(&error) => {
+                    self.table.drop(piece.pack);
+                    self.read_pack(piece.pack, piece.offset, to)?;
+                }
+                done => done?,
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Where these bytes were stored. `is_blob`: they are a blob here; other packs that are the same one are stored once with it.
+    fn candidates(&self, hash: &BlobId, len: u32, is_blob: bool) -> Result<Vec<ContentRow>, Error> {
+        let mut all: Vec<ContentRow> =
+            self.names.content(hash)?.filter(|row| row.len == len).into_iter().collect();
+        if is_blob {
+            return Ok(all);
+        }
+        for pack in self.names.blob_packs(hash)?.into_iter().take(TRIED) {
+            if let Some(PackRow::Sealed { size, .. }) = self.pack_row(pack)?
+                && size == len
+            {
+                all.push(ContentRow { pack, offset: 0, len });
+            }
+        }
+        Ok(all)
+    }
+
+    /// The page's bytes are at `target`, too: it refers to those from now on, where it was not changed meanwhile.
+    fn refer_to(&self, ino: Ino, page: u32, pieces: &[Extent], target: &ContentRow) -> Result<Look, Error> {
+        let moves = moves(pieces, (target.pack, target.offset), |_| None);
+        match self.run(&Op::Follow { ino, page, moves: &moves }) {
+            Ok(change) => {
+                self.counters.dedup_hits.add(1);
+                self.counters.dedup_bytes.add(change.done);
+                Ok(Look::Done)
+            }
+            Err(Error::Refused(Refusal::ContentGone)) => Ok(Look::Later(0)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Copies a page into one piece, and notes where it is.
+    fn join_pieces(
+        &self,
+        ino: Ino,
+        page: u32,
+        pieces: &[Extent],
+        bytes: &[u8],
+        hash: &BlobId,
+    ) -> Result<Option<(PackNo, u32)>, Error> {
+        let (slot, _): (Slot, u32) = self.store_range(Writer::Mover, bytes)?;
+        self.counters.moved_bytes.add(bytes.len() as u64);
+        let crc = |piece: &Extent| Some(blob::sums::crc32c(&bytes[piece.at as usize..piece.end() as usize]));
+        let moves = moves(pieces, (slot.pack(), slot.offset), crc);
+        self.run(&Op::Follow { ino, page, moves: &moves })?;
+        self.note_content(hash, slot.pack(), slot.offset, bytes.len() as u32)
+    }
+
+    /// Notes where a content is, if its pack can be referred to.
+    fn note_content(
+        &self,
+        hash: &BlobId,
+        pack: PackNo,
+        offset: u32,
+        len: u32,
+    ) -> Result<Option<(PackNo, u32)>, Error> {
+        let Some(row) = self.pack_row(pack)?.filter(PackRow::is_usable) else { return Ok(None) };
+        let mut commit = Commit::default();
+        commit.checks.push((Key::pack(pack), Expect::Is(row.encode())));
+        commit.puts.push((Key::content(hash), ContentRow { pack, offset, len }.encode()));
+        match self.parts.store.commit(commit) {
+            Ok(()) => Ok(Some((pack, offset))),
+            // It was sealed or condemned just now.
+            Err(CommitError::Conflict { .. }) => Ok(None),
+            Err(CommitError::Store(error)) => Err(error.into()),
+        }
+    }
+
+    /// The pages that a pack holds bytes of are looked at: the run that wrote them did not come to it.
+    pub(crate) fn note_users(&self, pack: PackNo) -> Result<(), Error> {
+        for (ino, page) in self.names.pack_users(pack, (Ino(0), 0), PAGES_MAX)? {
+            self.fresh.put_back((ino, page), BLOB_MAX, 0);
+        }
+        Ok(())
+    }
+}
+
+/// Whether the extents cover the first `len` bytes of a page, and nothing else.
+fn is_dense(extents: &ExtentPage, len: u32) -> bool {
+    let end = extents.extents().iter().try_fold(0, |end, piece| (piece.at == end).then(|| piece.end()));
+    len > 0 && end == Some(len)
+}
+
+/// Whether these pieces are that very range.
+fn is_at(pieces: &[Extent], place: &ContentRow) -> bool {
+    matches!(pieces, [one] if one.pack == place.pack && one.offset == place.offset)
+}
+
+/// The moves of a page's pieces to one range, sorted as the planner wants them.
+fn moves(
+    pieces: &[Extent],
+    (to, to_offset): (PackNo, u32),
+    crc: impl Fn(&Extent) -> Option<u32>,
+) -> Vec<Move> {
+    let step = |piece: &Extent| Move {
+        from: piece.pack,
+        from_offset: piece.offset,
+        len: piece.len,
+        to,
+        to_offset: to_offset + piece.at,
+        crc: crc(piece),
+    };
+    let mut moves: Vec<Move> = pieces.iter().map(step).collect();
+    moves.sort_unstable_by_key(|step| (step.from, step.from_offset));
+    moves
+}

@@ -1,0 +1,229 @@
+//! Reading a little costs little: the bytes that the store sends for reads of a real mount are counted, by the kernel's own requests.
+//!
+//! A fault in a mapping makes the kernel read a window around it, and further windows when the program comes near the end of one. To the daemon
+//! these look like reads of a stream; that they are taken for one too soon is what the tests here are about.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use covey_tests::program::{covey_ok, covey_run, environment};
+use covey_tests::{Need, Rng, Volume, requires};
+use s3server::{BUCKET, Server};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+/// The file that is read.
+const SIZE: u64 = 64 * MIB;
+
+/// A store with a volume in it, one file of which is published.
+struct World {
+    server: Server,
+    volume: Volume,
+    bytes: Vec<u8>,
+    folder: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> World {
+        environment(s3server::environment());
+        let server = Server::start();
+        let folder = covey_tests::scratch();
+        let (origin, endpoint) = (format!("s3://{BUCKET}/prefix"), server.endpoint());
+        let volume = Volume::below(folder.path(), &["--origin", &origin, "--endpoint", &endpoint]);
+        let bytes = Rng::new(8).bytes(SIZE as usize);
+        let world = World { server, volume, bytes, folder };
+        let mounted = world.volume.mount();
+        fs::create_dir(mounted.join("data.idx")).unwrap();
+        fs::write(mounted.join("data.idx/file"), &world.bytes).unwrap();
+        mounted.umount();
+        covey_ok(&["flush", world.source()]);
+        world.publish();
+        world
+    }
+
+    fn source(&self) -> &str {
+        self.volume.source.to_str().unwrap()
+    }
+
+    fn publish(&self) {
+        covey_ok(&["publish", self.source(), "latest"]);
+    }
+
+    /// Mounts the published tree, with a cache of its own.
+    fn tree(&self, name: &str, more: &[&str]) -> Mount {
+        let path = |name: String| self.folder.path().join(name).to_str().unwrap().to_owned();
+        let (at, cache) = (path(format!("at-{name}")), path(format!("cache-{name}")));
+        fs::create_dir(&at).unwrap();
+        let (tree, endpoint) = (format!("s3://{BUCKET}/prefix@latest"), self.server.endpoint());
+        let words = ["mount", "-d", &tree, &at, "--endpoint", &endpoint, "--cache", &cache];
+        covey_ok(&[&words, more].concat());
+        Mount(at.into())
+    }
+
+    /// What the store sent while `work` went on, and what followed it.
+    fn sent(&self, at: &Path, work: impl FnOnce(&File)) -> u64 {
+        // Names come first: they are no part of what is counted.
+        let file = File::open(at.join("data.idx/file")).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), SIZE);
+        let before = self.settled(at);
+        work(&file);
+        drop(file);
+        self.settled(at) - before
+    }
+
+    /// The bytes that were sent, once nothing is being fetched.
+    fn settled(&self, at: &Path) -> u64 {
+        let end = Instant::now() + Duration::from_secs(60);
+        let (mut last, mut same) = (self.server.counts().sent, 0);
+        while same < 5 {
+            assert!(Instant::now() < end, "something is still fetched");
+            std::thread::sleep(Duration::from_millis(100));
+            let status = covey_ok(&["status", at.to_str().unwrap(), "--json"]).json();
+            let idle = status["far"]["requests"]["in_flight"] == 0;
+            let now = self.server.counts().sent;
+            same = if idle && now == last { same + 1 } else { 0 };
+            last = now;
+        }
+        last
+    }
+
+    fn pread(&self, file: &File, at: u64, len: u64) {
+        let mut buf = vec![0; len as usize];
+        file.read_exact_at(&mut buf, at).unwrap();
+        assert!(buf == self.bytes[at as usize..][..len as usize]);
+    }
+
+    /// Reads ranges through a mapping.
+    fn map(&self, file: &File, ranges: &[(u64, u64)]) {
+        let len = SIZE as usize;
+        // SAFETY: a fresh mapping of an open file, checked below.
+        let at = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        // SAFETY: the mapping is `len` bytes and stays until it is given back below; nobody changes the file meanwhile.
+        let mapped = unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) };
+        for (at, len) in ranges {
+            let range = *at as usize..(at + len) as usize;
+            assert!(mapped[range.clone()] == self.bytes[range]);
+        }
+        // SAFETY: the mapping of above, which nobody uses any more.
+        assert_eq!(unsafe { libc::munmap(at, len) }, 0);
+    }
+
+    /// A header and a record in the middle, as programs look at a file of weights.
+    fn header_and_record(&self, file: &File) {
+        self.map(file, &[(0, 8), (40 * MIB, 64 * KIB)]);
+    }
+
+    /// Places here and there.
+    fn places(&self, count: u64) -> Vec<(u64, u64)> {
+        let mut rng = Rng::new(count);
+        (0..count).map(|_| (rng.below(SIZE / KIB) * KIB, KIB)).collect()
+    }
+}
+
+struct Mount(PathBuf);
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = covey_run(&["umount", "--lazy", self.0.to_str().unwrap()]);
+    }
+}
+
+/// Eight bytes and 64 KiB by a mapping had 24 MiB fetched.
+#[test]
+fn regression_a_little_of_a_published_file_has_little_fetched() {
+    requires!(Need::Root, Need::Mount);
+    let world = World::new();
+    let tree = world.tree("pread", &[]);
+    let sent = world.sent(&tree.0, |file| {
+        world.pread(file, 0, 8);
+        world.pread(file, 40 * MIB, 64 * KIB);
+    });
+    assert!(sent <= 256 * KIB, "pread: {sent}");
+    let tree = world.tree("map", &[]);
+    let sent = world.sent(&tree.0, |file| world.header_and_record(file));
+    assert!(sent <= MIB, "a mapping: {sent}");
+    // Ten records elsewhere: each has a window of the kernel's, or two.
+    let tree = world.tree("records", &[]);
+    let records: Vec<(u64, u64)> = (0..10).map(|n| (n * 6 * MIB + 3 * KIB, 16 * KIB)).collect();
+    let sent = world.sent(&tree.0, |file| world.map(file, &records));
+    assert!(sent <= 10 * 384 * KIB, "records: {sent}");
+}
+
+#[test]
+fn regression_a_little_of_a_volume_in_a_store_has_little_fetched() {
+    requires!(Need::Root, Need::Mount);
+    let world = World::new();
+    covey_ok(&["cache", "evict", "--all", world.source()]);
+    let mounted = world.volume.mount();
+    let sent = world.sent(mounted.path(), |file| world.header_and_record(file));
+    assert!(sent <= MIB, "{sent}");
+    mounted.umount();
+}
+
+#[test]
+fn regression_a_little_of_a_file_in_a_fleet_has_little_fetched() {
+    requires!(Need::Root, Need::Mount);
+    let world = World::new();
+    let secret = world.folder.path().join("secret");
+    covey_ok(&["fleet", "secret", secret.to_str().unwrap()]);
+    let fleet = ["--secret-file", secret.to_str().unwrap(), "--listen", "127.0.0.1:0"];
+    let tree = world.tree("fleet", &fleet);
+    let sent = world.sent(&tree.0, |file| world.header_and_record(file));
+    assert!(sent <= MIB, "{sent}");
+}
+
+/// With the kernel's windows and whole blobs, 200 KiB had all 64 MiB fetched.
+#[test]
+fn regression_what_is_read_at_random_has_its_own_groups_fetched_and_no_more() {
+    requires!(Need::Root, Need::Mount);
+    let world = World::new();
+    let places = world.places(200);
+    // Each is a page, in a group of 64 KiB; the first of a blob has its sums fetched as well.
+    let most = 200 * 64 * KIB + 16 * 8 * KIB;
+    let tree = world.tree("option", &["-o", "access=random"]);
+    let sent = world.sent(&tree.0, |file| world.map(file, &places));
+    assert!(sent <= most, "by the mount's option: {sent}");
+    let tree = world.tree("names", &["-o", "random=*.idx,read_ahead=4"]);
+    let sent = world.sent(&tree.0, |file| world.map(file, &places));
+    assert!(sent <= most, "by its folder's name: {sent}");
+    // An attribute goes with what is published.
+    let mounted = world.volume.mount();
+    let set = rustix::fs::setxattr(
+        mounted.join("data.idx"),
+        "user.covey.access",
+        b"random",
+        rustix::fs::XattrFlags::empty(),
+    );
+    set.unwrap();
+    mounted.umount();
+    world.publish();
+    let tree = world.tree("attribute", &["-o", "read_ahead=4"]);
+    let sent = world.sent(&tree.0, |file| world.map(file, &places));
+    assert!(sent <= most, "by its folder's attribute: {sent}");
+    let refused = rustix::fs::setxattr(
+        tree.0.join("data.idx"),
+        "user.covey.access",
+        b"stream",
+        rustix::fs::XattrFlags::empty(),
+    );
+    assert_eq!(refused, Err(rustix::io::Errno::ROFS), "a published tree cannot take one");
+}
+
+/// What is read from beginning to end is fetched once, in whole blobs but for its beginning.
+#[test]
+fn a_stream_is_fetched_once_and_in_few_requests() {
+    requires!(Need::Root, Need::Mount);
+    let world = World::new();
+    let tree = world.tree("stream", &[]);
+    let gets = world.server.counts().get;
+    let sent = world.sent(&tree.0, |file| (0..SIZE / MIB).for_each(|n| world.pread(file, n * MIB, MIB)));
+    let gets = world.server.counts().get - gets;
+    assert!(sent <= SIZE + 2 * MIB, "{sent}");
+    assert!(gets <= 16 + 24, "{gets}");
+}
