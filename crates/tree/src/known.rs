@@ -196,7 +196,7 @@ mod tests {
             name: "latest".to_owned(),
             volume: [1; 16],
             sequence,
-            moment: Timestamp(moment),
+            moment: Timestamp::from_nanos(moment),
             inodes: 1,
             bytes: 1,
             top: Pointer { hash: [top; 32], blob: BlobId([top; 32]), offset: 0, len: 1, rows: 1 },
