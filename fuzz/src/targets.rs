@@ -415,7 +415,7 @@ fn rows_seeds() -> Vec<Vec<u8>> {
 
 fn journal(data: &[u8]) {
     let _ = format::SegmentHeader::decode(data);
-    let place = format::Place { segment: 1, seq: 1 };
+    let place = format::Place { segment: 1, seq: 1, key: 0 };
     let payload = match format::find(data, place) {
         format::Found::Record(_, payload) => payload,
         // A checksum is beyond a fuzzer: what it would guard is fed without it.
@@ -437,8 +437,14 @@ fn journal_seeds() -> Vec<Vec<u8>> {
     let mut record = Vec::new();
     format::begin(&mut record);
     record.extend_from_slice(&payload);
-    format::finish(&mut record, format::Kind::Commit, format::Place { segment: 1, seq: 1 });
-    let header = format::SegmentHeader { log_id: [1; 16], segment: 1, first_seq: 1, len: 1 << 20 };
+    format::finish(&mut record, format::Kind::Commit, format::Place { segment: 1, seq: 1, key: 0 });
+    let header = format::SegmentHeader {
+        version: format::VERSION,
+        log_id: [1; 16],
+        segment: 1,
+        first_seq: 1,
+        len: 1 << 20,
+    };
     vec![payload, record, header.encode()]
 }
 

@@ -124,6 +124,35 @@ fn holds(path: &Path, seed: u64) -> bool {
     fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())) == data
 }
 
+/// A volume that is full says so. With the writeback cache write(2) may succeed, since the kernel asks nobody; then fsync(2) fails, and so does
+/// the next write-through. Without it write(2) itself fails.
+#[test]
+fn regression_a_full_volume_is_told_by_fsync_or_by_write_without_writeback() {
+    requires!(Need::Covey, Need::Ext4);
+    for (options, kept_back) in [(&[][..], true), (&["writeback=off"], false)] {
+        let disk = LoopFs::new(200);
+        let volume = Volume::below(disk.path(), &[]);
+        let mounted = volume.mount_with(options);
+        let mut file = fs::File::create(mounted.join("file")).unwrap();
+        let mut block = vec![0; 1 << 20];
+        let mut failed = None;
+        for number in 0..400 {
+            Rng::new(number).fill(&mut block);
+            if let Err(error) = std::io::Write::write_all(&mut file, &block) {
+                failed = Some(error);
+                break;
+            }
+        }
+        let told = if kept_back { file.sync_all().err().or(failed) } else { failed };
+        let told = told.expect("400 MiB do not fit on a disk of 200");
+        assert_eq!(told.raw_os_error(), Some(libc::ENOSPC), "{options:?}: {told}");
+        drop(file);
+        fs::remove_file(mounted.join("file")).unwrap();
+        mounted.umount();
+        volume.must_be_clean();
+    }
+}
+
 /// On a full disk writes get ENOSPC, rm works and frees room within seconds, and nothing else breaks.
 #[test]
 fn a_full_disk_refuses_writes_and_rm_frees_it() {

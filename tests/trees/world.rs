@@ -301,7 +301,7 @@ impl Work {
             let set = SetAttr {
                 perm: Some(self.rng.below(0o1000) as u16),
                 uid: Some(self.rng.below(3) as u32),
-                mtime: Some(SetTime::To(Timestamp(self.rng.u64() as i64 / 2))),
+                mtime: Some(SetTime::To(Timestamp(i128::from(self.rng.u64() as i64) * 3))),
                 ..SetAttr::default()
             };
             volume.setattr(&ROOT, ino, &set).unwrap();

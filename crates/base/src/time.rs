@@ -1,20 +1,34 @@
 //! Timestamps, and the door to the clocks.
 
+use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// A moment: nanoseconds since 1970-01-01 UTC, negative before it. Covers the years 1677 to 2262.
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
+
+/// A moment: nanoseconds since 1970-01-01 UTC, negative before it. Holds every time that a file can be given: 64 bits of seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Timestamp(pub i64);
+pub struct Timestamp(pub i128);
 
 impl Timestamp {
-    /// From the two numbers the kernel uses. `nanos` below 10^9; what does not fit is cut to the nearest that does.
+    /// From the two numbers the kernel uses. `nanos` below 10^9.
     pub fn from_parts(seconds: i64, nanos: u32) -> Timestamp {
-        Timestamp(seconds.saturating_mul(1_000_000_000).saturating_add(i64::from(nanos)))
+        Timestamp(i128::from(seconds) * 1_000_000_000 + i128::from(nanos))
+    }
+
+    /// From nanoseconds in 64 bits, as clocks give them.
+    pub fn from_nanos(nanos: i64) -> Timestamp {
+        Timestamp(i128::from(nanos))
+    }
+
+    /// Nanoseconds since 1970 in 64 bits: exact for the years 1678 to 2261, else the nearest that fits.
+    pub fn as_nanos(self) -> i64 {
+        self.0.clamp(i64::MIN.into(), i64::MAX.into()) as i64
     }
 
     /// Whole seconds, rounded down (also before 1970).
     pub fn seconds(self) -> i64 {
-        self.0.div_euclid(1_000_000_000)
+        self.0.div_euclid(1_000_000_000).clamp(i64::MIN.into(), i64::MAX.into()) as i64
     }
 
     /// The nanoseconds beside [`Timestamp::seconds`]: 0 to 999,999,999.
@@ -28,9 +42,28 @@ pub const TICK_MAX: Duration = Duration::from_millis(10);
 
 /// The time of day, for what users see (mtime and the like). It may jump; never measure with it.
 ///
-/// It moves with the clock's tick, some milliseconds apart: the kernel stamps inodes by that clock, also those of FUSE whose times it
-/// keeps itself, and with a finer one here what was done later would often bear the earlier time. (At times the kernel runs ahead of its tick.)
+/// It is the clock by which the kernel stamps inodes, also those of FUSE whose times it keeps itself: with any other clock, what is
+/// done later here would often bear the earlier time. That clock moves with the tick, some milliseconds apart, and since Linux 6.13
+/// in between as well: it is never behind a fine time that the kernel has given to any file because a program had looked at its
+/// times. No clock that programs can read shows this, so the kernel is made to stamp an inode of ours, a pipe's, which is two
+/// system calls. (A pipe's times are not fine ones, so asking moves nothing for others; those of a file in memory are, and do.)
 pub fn now() -> Timestamp {
+    stamped().unwrap_or_else(coarse)
+}
+
+/// The kernel's stamp; none where a sandbox refuses it.
+fn stamped() -> Option<Timestamp> {
+    static PIPE: OnceLock<Option<OwnedFd>> = OnceLock::new();
+    let make = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).ok().map(|(read, _)| read);
+    let pipe = PIPE.get_or_init(make).as_ref()?;
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    rustix::fs::futimens(pipe, &Timestamps { last_access: now, last_modification: now }).ok()?;
+    let stamp = rustix::fs::fstat(pipe).ok()?;
+    Some(Timestamp::from_parts(stamp.st_ctime, u32::try_from(stamp.st_ctime_nsec).ok()?))
+}
+
+/// The tick's clock: what the kernel stamps with before Linux 6.13.
+fn coarse() -> Timestamp {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     Timestamp::from_parts(now.tv_sec, u32::try_from(now.tv_nsec).unwrap_or(0))
 }
@@ -76,6 +109,7 @@ pub fn boot() -> BootTime {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Must;
 
     #[test]
     fn the_clock_since_boot_goes_on_and_has_an_end() {
@@ -94,9 +128,34 @@ mod tests {
         }
     }
 
+    /// Times beyond 1677 and 2262 were cut to these years: 64 bits of nanoseconds hold no more.
     #[test]
-    fn what_does_not_fit_is_cut_not_wrapped() {
-        assert_eq!(Timestamp::from_parts(i64::MAX, 0), Timestamp(i64::MAX));
-        assert_eq!(Timestamp::from_parts(i64::MIN, 0), Timestamp(i64::MIN));
+    fn regression_all_seconds_of_the_kernel_come_back() {
+        for seconds in [i64::MIN, -62_135_596_800, 13_569_465_600, 253_402_300_799, i64::MAX] {
+            let t = Timestamp::from_parts(seconds, 999_999_999);
+            assert_eq!((t.seconds(), t.nanos()), (seconds, 999_999_999));
+        }
+        assert_eq!(Timestamp::from_parts(i64::MAX, 0).as_nanos(), i64::MAX);
+        assert_eq!(Timestamp::from_parts(i64::MIN, 0).as_nanos(), i64::MIN);
+    }
+
+    /// While programs look at times, the kernel stamps files ahead of the tick: what is stamped here afterwards bears no earlier time.
+    #[test]
+    fn regression_now_is_never_behind_a_file_that_was_stamped_before() {
+        let file = tempfile();
+        let now_times = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        for _ in 0..200 {
+            // Looked at, changed, looked at again: a kernel with fine times gives one.
+            rustix::fs::fstat(&file).must("a file of ours answers");
+            let times = Timestamps { last_access: now_times, last_modification: now_times };
+            rustix::fs::futimens(&file, &times).must("a file of ours takes the time");
+            let stat = rustix::fs::fstat(&file).must("a file of ours answers");
+            let before = Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32);
+            assert!(now() >= before, "{:?} after {before:?}", now());
+        }
+    }
+
+    fn tempfile() -> OwnedFd {
+        rustix::fs::memfd_create("covey-test", rustix::fs::MemfdFlags::CLOEXEC).must("memory for a file")
     }
 }

@@ -107,7 +107,7 @@ impl Claim {
         out.extend_from_slice(&self.after.unwrap_or_default());
         out.extend_from_slice(&self.folder);
         out.push(KINDS.iter().find(|(kind, _)| *kind == self.kind).map_or(0, |(_, byte)| *byte));
-        out.extend_from_slice(&self.moment.0.to_be_bytes());
+        out.extend_from_slice(&self.moment.as_nanos().to_be_bytes());
         out.push(end as u8);
         out.extend_from_slice(&self.place.as_bytes()[..end]);
         let crc = crc32c(&out);
@@ -139,7 +139,7 @@ impl Claim {
             after: Some(take(&mut rest)?).filter(|token| *token != [0; 16]),
             folder: take(&mut rest)?,
             kind: kind_of(take::<1>(&mut rest)?[0])?,
-            moment: Timestamp(i64::from_be_bytes(take(&mut rest)?)),
+            moment: Timestamp::from_nanos(i64::from_be_bytes(take(&mut rest)?)),
             place: {
                 let len = usize::from(take::<1>(&mut rest)?[0]);
                 let place = rest.get(..len).ok_or(Wrong::Damaged)?;

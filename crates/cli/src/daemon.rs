@@ -272,6 +272,7 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
         deadline: options.deadline,
         access: options.access.clone(),
         far: options.far.clone(),
+        salvage: None,
         take_over: plan.take_over,
     }
 }

@@ -80,6 +80,8 @@ pub struct NodeOptions {
     pub access: AccessRules,
     /// How a far origin is used.
     pub far: FarOptions,
+    /// A log that is damaged is brought in up to the damage, once a copy of it is in this new folder.
+    pub salvage: Option<PathBuf>,
     /// Claim the origin for this folder, although another folder may have it.
     pub take_over: bool,
 }
@@ -102,6 +104,7 @@ impl NodeOptions {
             deadline: DEADLINE,
             access: AccessRules::default(),
             far: FarOptions::default(),
+            salvage: None,
             take_over: false,
         }
     }
@@ -160,7 +163,7 @@ impl Node {
         };
         let lock = dir.lock(&holder)?;
         let failed = |error: OpenError| open_failure(dir.path(), error);
-        let Opened { parts, journal, far, writer } = folder_parts(dir, options)?;
+        let Opened { parts, journal, far, writer, .. } = folder_parts(dir, options)?;
         let mut for_volume = volume_options(options);
         if let Some(far) = &far {
             for_volume = far.volume_options(&options.far, for_volume);
@@ -538,6 +541,14 @@ pub fn open_failure(path: &Path, error: OpenError) -> Failure {
             Failure::new("disk-full", format!("the disk of the volume {shown} is full"))
                 .why(why)
                 .next("free some room on that disk, then try again; the volume is sound")
+        }
+        OpenError::Store(StoreError::DamagedLog(_)) => {
+            Failure::new("damaged-log", format!("the log of the volume {shown} is damaged; nothing was changed"))
+                .why(why)
+                .next(format!("copy the folder {shown} first, if there is room for that"))
+                .next(format!(
+                    "covey fsck --salvage {shown} brings in what is in front of the damage, keeps a copy of the log, and lists what is lost"
+                ))
         }
         OpenError::Store(StoreError::Damaged(_)) => {
             Failure::new("damaged", format!("the names of the volume {shown} are damaged"))

@@ -35,8 +35,9 @@ use crate::mounts;
 use crate::own;
 use crate::table::utc;
 
-/// The newest format this program reads, and the one it writes.
-pub const FORMAT_VERSION: u32 = 1;
+/// The newest format this program reads, and the one it writes. Version 2 came with times of all years and with logs that tell damage from
+/// a torn tail; see [`VolumeDir::upgrade`] for volumes of version 1.
+pub const FORMAT_VERSION: u32 = 2;
 
 /// How long a daemon that closes the volume is waited for.
 const CLOSING: Duration = Duration::from_secs(10);
@@ -64,6 +65,9 @@ pub struct Format {
     /// What this node keeps of a far origin's blobs, in bytes, unless a mount says otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_size: Option<u64>,
+    /// Fields that this program does not know.
+    #[serde(flatten)]
+    pub other: serde_json::Map<String, serde_json::Value>,
 }
 
 /// Where a volume's blobs are to live, as `covey.json` says it.
@@ -159,6 +163,7 @@ impl VolumeDir {
             endpoint,
             region,
             cache_size,
+            other: serde_json::Map::new(),
         };
         let volume = VolumeDir { path, format };
         let outcome = volume.build(fill);
@@ -182,7 +187,21 @@ impl VolumeDir {
             private_folder(&folder)?;
         }
         fill(self)?;
-        let text = serde_json::to_string_pretty(&self.format).or_json()? + "\n";
+        self.write_format(&self.format)
+    }
+
+    /// Makes a volume of an older format one of this program's, which programs that know only the older refuse from then on. Nothing else
+    /// changes: what is stored is read as it is, and new versions of it are written beside. The caller holds the lock and is about to
+    /// write to the volume.
+    pub fn upgrade(&self) -> Result<()> {
+        if self.format.format >= FORMAT_VERSION || !self.path.join("covey.json").exists() {
+            return Ok(());
+        }
+        self.write_format(&Format { format: FORMAT_VERSION, ..self.format.clone() })
+    }
+
+    fn write_format(&self, format: &Format) -> Result<()> {
+        let text = serde_json::to_string_pretty(format).or_json()? + "\n";
         let (temporary, file) = (self.path.join("covey.json.new"), self.path.join("covey.json"));
         let write = || {
             let mut out = File::create(&temporary)?;

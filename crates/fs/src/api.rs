@@ -389,6 +389,13 @@ pub trait Filesystem: Send + Sync {
         cached: bool,
     ) -> Result<bool>;
 
+    /// Takes from a file what its bytes may not be changed under: set-id bits, as a write by `caller` does. Before
+    /// [`Filesystem::allocate`] and, of the target, [`Filesystem::copy_range`]. Answers whether set-id bits went.
+    fn drop_privileges(&self, caller: &Caller, ino: Ino) -> Result<bool> {
+        let _ = (caller, ino);
+        Ok(false)
+    }
+
     /// fallocate(2).
     fn allocate(&self, ino: Ino, offset: u64, len: u64, how: Allocate) -> Result<()>;
 

@@ -109,7 +109,7 @@ impl From<&StoreError> for Errno {
     fn from(error: &StoreError) -> Errno {
         match error {
             StoreError::Full => Errno::ENOSPC,
-            StoreError::Damaged(_) | StoreError::Unavailable(_) => Errno::EIO,
+            StoreError::Damaged(_) | StoreError::DamagedLog(_) | StoreError::Unavailable(_) => Errno::EIO,
         }
     }
 }

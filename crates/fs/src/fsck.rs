@@ -13,6 +13,7 @@
 //! back what lost its name, and removes what is nobody's.
 
 mod finding;
+mod lost;
 
 use base::size::GROUP;
 use base::{BlobId, Ino, PackNo};
@@ -29,6 +30,8 @@ use crate::packs::seal::is_damage;
 use crate::volume::{OpenError, Parts, Volume};
 
 pub use finding::{FileRange, Finding, RANGES_MAX};
+use lost::path_of;
+pub use lost::{Lost, lost};
 
 /// How closely blobs are looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -271,7 +274,7 @@ impl Check<'_, '_> {
             failed.is_none() && files.len() < RANGES_MAX
         })?;
         for file in &mut files {
-            file.path = self.path_of(file.ino)?;
+            file.path = path_of(&self.names, file.ino)?;
         }
         failed.map_or(Ok(files), |error| Err(error.into()))
     }
@@ -295,7 +298,8 @@ impl Check<'_, '_> {
         })?;
         for at in 0..files.len() {
             let known = at > 0 && files[at - 1].ino == files[at].ino;
-            files[at].path = if known { files[at - 1].path.clone() } else { self.path_of(files[at].ino)? };
+            files[at].path =
+                if known { files[at - 1].path.clone() } else { path_of(&self.names, files[at].ino)? };
         }
         Ok(files)
     }
@@ -320,34 +324,6 @@ impl Check<'_, '_> {
                 Some((ino, u32::MAX)) => from = (Ino(ino.0 + 1), 0),
                 Some((ino, page)) => from = (*ino, page + 1),
                 None => return Ok(()),
-            }
-        }
-    }
-
-    /// A path of an inode, as far up as its rows lead.
-    fn path_of(&self, ino: Ino) -> Result<Option<String>, Error> {
-        const DEEPEST: usize = 4096;
-        let (mut path, mut at) = (String::new(), ino);
-        for _ in 0..DEEPEST {
-            if at == Ino::ROOT {
-                return Ok(Some(path));
-            }
-            let Some(record) = self.names.inode(at)? else { return Ok(None) };
-            let Some(name) = self.name_in(record.parent, at)? else { return Ok(None) };
-            path = format!("/{}{path}", name.escape_ascii());
-            at = record.parent;
-        }
-        Ok(None)
-    }
-
-    fn name_in(&self, dir: Ino, ino: Ino) -> Result<Option<Box<[u8]>>, Error> {
-        let mut position = 0;
-        loop {
-            let batch = self.names.readdir(dir, position, 512)?;
-            let Some(last) = batch.last() else { return Ok(None) };
-            position = last.position + 1;
-            if let Some(found) = batch.into_iter().find(|entry| entry.dentry.ino == ino) {
-                return Ok(Some(found.name));
             }
         }
     }

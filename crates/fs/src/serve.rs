@@ -164,6 +164,10 @@ impl Filesystem for Volume {
         self.change("write", ino, |core| core.write(ino, offset, data, how))
     }
 
+    fn drop_privileges(&self, caller: &Caller, ino: Ino) -> Result<bool> {
+        self.change("write", ino, |core| core.drop_privileges(*caller, ino))
+    }
+
     fn allocate(&self, ino: Ino, offset: u64, len: u64, how: Allocate) -> Result<()> {
         self.change("allocate", ino, |core| core.allocate(ino, offset, len, how))
     }

@@ -125,7 +125,7 @@ impl Dispatcher {
         self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
         if wants_reply(header.opcode) {
-            tell_of_mode(&result, header.ino, &**sink);
+            tell_of_mode(&result, &**sink);
             let sent = match &result {
                 Ok(done) => sink.reply(header.unique, 0, &room[..done.len]),
                 Err(error) => sink.reply(header.unique, -error.0, &[]),
@@ -245,7 +245,7 @@ impl Dispatcher {
         let result = self.run(&header, &op, room);
         self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
-        tell_of_mode(&result, header.ino, sink);
+        tell_of_mode(&result, sink);
         self.0.desk.close_ticket(ticket);
         let delivered = ticket.claim()
             && match &result {
@@ -401,8 +401,8 @@ impl Deferred {
 }
 
 /// Has the kernel ask for attributes again, before it hears of the write that changed the mode.
-fn tell_of_mode(result: &Result<Done, Errno>, ino: Ino, sink: &dyn Sink) {
-    if matches!(result, Ok(Done { mode_changed: true, .. })) {
+fn tell_of_mode(result: &Result<Done, Errno>, sink: &dyn Sink) {
+    if let Ok(Done { mode_changed: Some(ino), .. }) = *result {
         // Attributes alone: that waits for no lock that the request holds. It fails when the kernel has let go of the inode.
         let _ = notify::inval_inode(sink, ino, -1, 0);
     }

@@ -18,8 +18,8 @@ pub struct Done {
     /// The kernel takes one reference to this inode with the reply; if the reply is never delivered it must be
     /// given back.
     pub referenced: Option<Ino>,
-    /// The mode changed, and the kernel is to be told before the reply: after a write it asks anew for size and times only.
-    pub mode_changed: bool,
+    /// The mode of this inode changed, and the kernel is to be told before the reply: after a write it asks anew for size and times only.
+    pub mode_changed: Option<Ino>,
     /// Files whose change time the kernel moves, and hands over, when it has the reply.
     pub touched: Touched,
 }
@@ -30,7 +30,7 @@ pub struct Done {
 /// The error number that the program shall see.
 pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -> api::Result<Done> {
     let mut put = Put::new(room);
-    let (mut mode_changed, mut touched) = (false, Touched::default());
+    let (mut mode_changed, mut touched) = (None, Touched::default());
     let referenced = match *op {
         Op::Read { offset, len } => {
             let place = put.room(len as usize);
@@ -39,7 +39,8 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
             None
         }
         Op::Write { offset, data, kill, cached } => {
-            mode_changed = fs.write(header.ino, offset, data, kill.then_some(&header.caller), cached)?;
+            let changed = fs.write(header.ino, offset, data, kill.then_some(&header.caller), cached)?;
+            mode_changed = changed.then_some(header.ino);
             out::written(&mut put, data.len() as u32)?;
             None
         }
@@ -63,6 +64,21 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
         }
         Op::Readdir { position, room, plus } => {
             listing(fs, header.ino, position, room as usize, plus, &mut put)?;
+            None
+        }
+        Op::Fallocate { offset, len, how } => {
+            mode_changed = fs.drop_privileges(&header.caller, header.ino)?.then_some(header.ino);
+            fs.allocate(header.ino, offset, len, how)?;
+            touched = Touched::one(header.ino);
+            None
+        }
+        Op::CopyRange { from_offset, to, to_offset, len, wide } => {
+            mode_changed = fs.drop_privileges(&header.caller, to)?.then_some(to);
+            // The older form has 32 bits for the answer; a program goes on from where it ended.
+            let len = if wide { len } else { len.min(u64::from(u32::MAX) & !0xfff) };
+            let copied = fs.copy_range(header.ino, from_offset, to, to_offset, len)?;
+            if wide { put.u64(copied) } else { out::written(&mut put, copied as u32) }?;
+            touched = Touched::one(to);
             None
         }
         _ => match made(fs, header, op)? {
@@ -114,8 +130,6 @@ fn rest(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, put: &mut Put<'_>) ->
         _ => plain(fs, ino, op, put)?,
     }
     Ok(match *op {
-        Op::Fallocate { .. } => Touched::one(ino),
-        Op::CopyRange { to, .. } => Touched::one(to),
         Op::Setxattr { .. } | Op::Removexattr { .. } if is_file(fs, ino) => Touched::one(ino),
         _ => Touched::default(),
     })
@@ -137,14 +151,7 @@ fn plain(fs: &dyn Filesystem, ino: Ino, op: &Op<'_>, put: &mut Put<'_>) -> api::
         Op::Getxattr { name, room } => sized(put, &fs.getxattr(ino, name)?, room),
         Op::Listxattr { room } => sized(put, &fs.listxattr(ino)?, room),
         Op::Removexattr { name } => fs.removexattr(ino, name),
-        Op::Fallocate { offset, len, how } => fs.allocate(ino, offset, len, how),
         Op::Seek { offset, what } => put.u64(fs.seek(ino, offset, what)?),
-        Op::CopyRange { from_offset, to, to_offset, len, wide } => {
-            // The older form has 32 bits for the answer; a program goes on from where it ended.
-            let len = if wide { len } else { len.min(u64::from(u32::MAX) & !0xfff) };
-            let copied = fs.copy_range(ino, from_offset, to, to_offset, len)?;
-            if wide { put.u64(copied) } else { out::written(put, copied as u32) }
-        }
         Op::Forget { count } => {
             fs.forget(ino, count);
             Ok(())

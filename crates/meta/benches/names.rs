@@ -110,7 +110,7 @@ fn journal(c: &mut Criterion) {
     });
     let finals: Vec<_> = rows(7).into_iter().map(|(key, value)| (key, Some(value))).collect();
     let mut buf = Vec::new();
-    let place = format::Place { segment: 1, seq: 1 };
+    let place = format::Place { segment: 1, seq: 1, key: 0 };
     group.bench_function("encode and checksum its record", |b| {
         b.iter(|| {
             format::begin(&mut buf);

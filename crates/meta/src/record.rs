@@ -1,6 +1,6 @@
 //! How rows are written down. Fixed fields, big-endian; every decoder refuses what it does not understand.
 //!
-//! An inode is 96 bytes, a name 9, a pack 1 or 37, a content 16, a counter 8; docs/FORMAT.md draws each. A record that was
+//! An inode is 96 bytes, or 112 with times far from ours, a name 9, a pack 1 or 37, a content 16, a counter 8; docs/FORMAT.md draws each. A record that was
 //! decoded encodes to the same bytes again, so that comparing values and comparing records is the same.
 
 #[cfg(test)]
@@ -104,9 +104,14 @@ impl InodeRecord {
 
     /// All flags that this version knows.
     const KNOWN: u16 = 31;
+    /// The version whose times are nanoseconds in 64 bits: 1677 to 2262. It is written where they suffice.
     const VERSION: u8 = 1;
-    /// Bytes of an encoded inode.
+    /// The version whose times are seconds in 64 bits, with nanoseconds behind all else.
+    const VERSION_WIDE: u8 = 2;
+    /// Bytes of an encoded inode of version 1.
     pub const LEN: usize = 96;
+    /// Bytes of one of version 2.
+    pub const LEN_WIDE: usize = 112;
 
     /// The `S_IFMT` bits: what it is.
     pub fn kind(&self) -> u32 {
@@ -142,24 +147,37 @@ impl InodeRecord {
         self
     }
 
+    fn times(&self) -> [Timestamp; 4] {
+        [self.atime, self.mtime, self.ctime, self.btime]
+    }
+
+    /// Whether version 1 has no room for its times.
+    fn is_wide(&self) -> bool {
+        self.times().iter().any(|time| i128::from(time.as_nanos()) != time.0)
+    }
+
     /// The row.
     pub fn encode(&self) -> Value {
-        let mut out = [0u8; Self::LEN];
-        out[0] = Self::VERSION;
+        let wide = self.is_wide();
+        let mut out = [0u8; Self::LEN_WIDE];
+        out[0] = if wide { Self::VERSION_WIDE } else { Self::VERSION };
         out[2..4].copy_from_slice(&self.flags.to_be_bytes());
         let words = [self.mode, self.uid, self.gid, self.nlink, self.rdev];
         for (to, word) in out[4..24].chunks_exact_mut(4).zip(words) {
             to.copy_from_slice(&word.to_be_bytes());
         }
         let [atime, mtime, ctime, btime] =
-            [self.atime, self.mtime, self.ctime, self.btime].map(|t| t.0 as u64);
+            self.times().map(|t| (if wide { t.seconds() } else { t.as_nanos() }) as u64);
         let longs = [self.size, self.stored, self.parent.0, atime, mtime, ctime, btime, self.change];
         for (to, long) in out[24..88].chunks_exact_mut(8).zip(longs) {
             to.copy_from_slice(&long.to_be_bytes());
         }
         out[88..92].copy_from_slice(&self.xattr_list.to_be_bytes());
-        out[92..].copy_from_slice(&self.xattr_bytes.to_be_bytes());
-        out.as_slice().into()
+        out[92..96].copy_from_slice(&self.xattr_bytes.to_be_bytes());
+        for (to, time) in out[96..].chunks_exact_mut(4).zip(self.times()) {
+            to.copy_from_slice(&time.nanos().to_be_bytes());
+        }
+        out[..if wide { Self::LEN_WIDE } else { Self::LEN }].into()
     }
 
     /// Reads a row.
@@ -167,9 +185,10 @@ impl InodeRecord {
     /// # Errors
     /// The row is not one that [`InodeRecord::encode`] gives.
     pub fn decode(bytes: &[u8]) -> Result<InodeRecord, BadRecord> {
-        let mut fields = Fields::of("inode", bytes, Self::LEN)?;
-        let head = fields.u8() == Self::VERSION && fields.u8() == 0;
-        let record = InodeRecord {
+        let wide = bytes.first() == Some(&Self::VERSION_WIDE);
+        let mut fields = Fields::of("inode", bytes, if wide { Self::LEN_WIDE } else { Self::LEN })?;
+        let head = fields.u8() == (if wide { Self::VERSION_WIDE } else { Self::VERSION }) && fields.u8() == 0;
+        let mut record = InodeRecord {
             flags: fields.u16(),
             mode: fields.u32(),
             uid: fields.u32(),
@@ -187,12 +206,23 @@ impl InodeRecord {
             xattr_list: fields.u32(),
             xattr_bytes: fields.u32(),
         };
+        let mut fits = true;
+        if wide {
+            for time in [&mut record.atime, &mut record.mtime, &mut record.ctime, &mut record.btime] {
+                let nanos = fields.u32();
+                fits &= nanos < 1_000_000_000;
+                // What was read as nanoseconds is seconds.
+                *time = Timestamp::from_parts(time.as_nanos(), nanos);
+            }
+            // One that version 1 has room for is written as version 1, and only so.
+            fits &= record.is_wide();
+        }
         let known = record.flags & !Self::KNOWN == 0
             && mode::is_kind(record.kind())
             && record.mode & !(mode::S_IFMT | mode::PERM) == 0
             && record.size <= FILE_MAX
             && record.has(Self::HAS_XATTRS) == (record.xattr_list > 0);
-        fields.good(head && known, record)
+        fields.good(head && fits && known, record)
     }
 }
 
@@ -397,12 +427,12 @@ pub fn decode_u64(row: Option<&[u8]>) -> Result<u64, BadRecord> {
 
 /// A moment as a number that `maxs` can raise: the order is kept, also before 1970, and nothing is below 0.
 pub fn moment_to_u64(moment: Timestamp) -> u64 {
-    (moment.0 as u64) ^ (1 << 63)
+    (moment.as_nanos() as u64) ^ (1 << 63)
 }
 
 /// What [`moment_to_u64`] gave, or 0 (no row), as a moment.
 pub fn moment_from_u64(number: u64) -> Timestamp {
-    Timestamp((number ^ (1 << 63)) as i64)
+    Timestamp::from_nanos((number ^ (1 << 63)) as i64)
 }
 
 /// Takes fields off a row whose length was checked once.
@@ -442,7 +472,7 @@ impl<'a> Fields<'a> {
     }
 
     fn time(&mut self) -> Timestamp {
-        Timestamp(self.u64() as i64)
+        Timestamp::from_nanos(self.u64() as i64)
     }
 
     fn bad(&self) -> BadRecord {

@@ -78,6 +78,9 @@ pub enum StoreError {
     /// What is stored is not what was written; `fsck` says more.
     #[error("the volume's names are damaged: {0}")]
     Damaged(String),
+    /// The log in front of the engine lost something that was durable; nothing was changed. `fsck --salvage` brings in the rest.
+    #[error("the log of the volume's names is damaged: {0}")]
+    DamagedLog(String),
     /// The engine cannot be reached or refused; nothing is known to have changed.
     #[error("the volume's names cannot be reached: {0}")]
     Unavailable(String),

@@ -32,7 +32,7 @@ struct Script {
 impl Script {
     fn run(&mut self, op: &Op<'_>) -> bool {
         self.now += 7;
-        let ctx = Ctx { now: Timestamp(self.now), uid: 3, gid: 4 };
+        let ctx = Ctx { now: Timestamp(self.now.into()), uid: 3, gid: 4 };
         let refused = match self.names.run(op, &ctx) {
             Ok(_) => None,
             Err(NamesError::Refused(refusal)) => Some(refusal),

@@ -45,13 +45,13 @@ pub struct Seen {
 impl Seen {
     /// Of a record.
     pub fn of(root: &Root) -> Seen {
-        Seen { moment: root.moment.0, sequence: root.sequence, top: root.top.hash }
+        Seen { moment: root.moment.as_nanos(), sequence: root.sequence, top: root.top.hash }
     }
 
     /// Whether `root` was published after this one.
     fn is_before(&self, root: &Root) -> bool {
         let follows = self.sequence.checked_add(1) == Some(root.sequence) && root.before == Some(self.top);
-        root.moment.0 > self.moment || follows
+        root.moment.as_nanos() > self.moment || follows
     }
 }
 
@@ -196,7 +196,7 @@ mod tests {
             name: "latest".to_owned(),
             volume: [1; 16],
             sequence,
-            moment: Timestamp(moment),
+            moment: Timestamp::from_nanos(moment),
             inodes: 1,
             bytes: 1,
             top: Pointer { hash: [top; 32], blob: BlobId([top; 32]), offset: 0, len: 1, rows: 1 },

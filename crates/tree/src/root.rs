@@ -110,7 +110,7 @@ impl Root {
         out.push(self.name.len() as u8);
         out.extend_from_slice(self.name.as_bytes());
         out.extend_from_slice(&self.volume);
-        for number in [self.sequence, self.moment.0 as u64, self.inodes, self.bytes] {
+        for number in [self.sequence, self.moment.as_nanos() as u64, self.inodes, self.bytes] {
             out.extend_from_slice(&number.to_be_bytes());
         }
         out.extend_from_slice(&self.top.hash);
@@ -161,7 +161,7 @@ impl Root {
             name,
             volume: reader.array()?,
             sequence: reader.u64()?,
-            moment: Timestamp(reader.u64()? as i64),
+            moment: Timestamp::from_nanos(reader.u64()? as i64),
             inodes: reader.u64()?,
             bytes: reader.u64()?,
             top: Pointer {

@@ -37,8 +37,8 @@ mod made {
             mode: (next(seed) % 0o10000) as u32,
             uid: pick(seed, &[0, 1000, SHORT_MAX, SHORT_MAX + 1, u64::from(u32::MAX)]),
             gid: pick(seed, &[0, 65_534, SHORT_MAX + 7]),
-            mtime: Timestamp(next(seed) as i64 / 2),
-            atime: Some(Timestamp(pick(seed, &[0, 1, 999_999_999, 1_500_000_000_123_456_789]) as i64)),
+            mtime: Timestamp(i128::from(next(seed) as i64) * 3),
+            atime: Some(Timestamp(pick(seed, &[0, 1, 999_999_999, 1_500_000_000_123_456_789]).into())),
             ..Entry::default()
         };
         match kind {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use base::PackNo;
 use fs::fsck::{Depth, Ears, Finding, Phase, Progress as Step, Strays, Summary, check, check_and_repair};
+use meta::journal::damage::Damage;
 use meta::{Names, PackRow};
 use serde::Serialize;
 
@@ -19,7 +20,7 @@ use crate::volume_dir::VolumeDir;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  covey fsck /srv/volume\n  covey fsck --quick /srv/volume       names only, and whether all blobs are there\n  \
-    covey fsck --repair /srv/volume\n\nEvery blob is read and compared with its name, so a check takes as long as reading the volume.\n\
+    covey fsck --repair /srv/volume\n  covey fsck --salvage /srv/volume     a damaged log: keep a copy, bring in what is in front of the damage\n\nEvery blob is read and compared with its name, so a check takes as long as reading the volume.\n\
     What is lost is never replaced by zeros: reads of it go on to fail, and the files are listed.\n\n\
     Exit status: 0 sound, or mended; 1 damage found; 2 wrong usage."
 )]
@@ -29,6 +30,9 @@ pub struct Args {
     /// Mend what can be mended: counts, links, lost names, blobs that are nobody's
     #[arg(long)]
     repair: bool,
+    /// Bring in a damaged log up to the damage, after a copy of it was kept, and say what is lost; then as --repair
+    #[arg(long)]
+    salvage: bool,
     /// Do not read the blobs
     #[arg(long)]
     quick: bool,
@@ -53,11 +57,30 @@ struct Range {
     bytes: u64,
 }
 
+/// What was lost of a damaged log, as JSON has it.
+#[derive(Debug, Serialize)]
+struct Salvaged {
+    /// What was wrong with the log.
+    damage: String,
+    /// Where a copy of it is.
+    copy: Option<PathBuf>,
+    operations_kept: u64,
+    operations_lost: u64,
+    /// Records that cannot be read: at most so many operations more.
+    unreadable: u64,
+    /// Names that lost operations made, changed or removed, as far as they can be read.
+    names: Vec<String>,
+    /// Ranges of files whose bytes are not what was written.
+    files: Vec<Range>,
+}
+
 #[derive(Debug, Serialize)]
 struct Outcome {
     #[serde(with = "crate::raw_path")]
     volume: PathBuf,
     sound: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    salvaged: Option<Salvaged>,
     findings: Vec<Found>,
     damage_left: u64,
     names: u64,
@@ -71,7 +94,11 @@ struct Outcome {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let dir = closed(&args.volume)?;
-    let bare = node::open_bare(&dir, "fsck", !args.repair)?;
+    let writes = args.repair || args.salvage;
+    let copy = args.salvage.then(|| copy_of_log(&dir));
+    let bare = node::open_bare(&dir, "fsck", !writes, copy)?;
+    let salvaged = bare.damage.as_ref().map(|damage| salvaged(&bare, damage, term)).transpose();
+    let salvaged = salvaged.map_err(|error| node::open_failure(dir.path(), error))?;
     let mut findings = database(&bare)?;
     findings.iter().for_each(|found| say(found, term));
     let mut progress = term.progress("fsck");
@@ -91,6 +118,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let outcome = Outcome {
         volume: dir.path().to_owned(),
         sound: summary.serious == 0,
+        salvaged,
         damage_left: summary.serious,
         findings,
         names: summary.names.names,
@@ -115,6 +143,41 @@ fn closed(path: &std::path::Path) -> Result<VolumeDir> {
                 .next(format!("unmount it first: covey umount {point}")))
         }
     }
+}
+
+/// A folder that is not there yet, for a copy of the log.
+fn copy_of_log(dir: &VolumeDir) -> PathBuf {
+    let moment = base::time::now();
+    dir.meta().join(format!("log.damaged-{}.{:09}", moment.seconds(), moment.nanos()))
+}
+
+/// Says what salvage kept and what is lost.
+fn salvaged(bare: &Bare, damage: &Damage, term: Term) -> std::result::Result<Salvaged, fs::OpenError> {
+    const SHOWN: usize = 20;
+    let lost = fs::fsck::lost(&bare.parts, damage)?;
+    crate::term::clear_if_terminal();
+    term.say(format_args!("DAMAGE  {damage}"));
+    if let Some(copy) = &damage.kept {
+        term.say(format_args!("        a copy of the log is in {}", copy.display()));
+    }
+    for name in lost.names.iter().take(SHOWN) {
+        term.say(format_args!("        lost: {name}"));
+    }
+    if lost.names.len() > SHOWN {
+        term.say(format_args!("        and {} more; --json lists them", lost.names.len() - SHOWN));
+    }
+    for file in &lost.files {
+        term.say(format_args!("        not what was written: {file}"));
+    }
+    Ok(Salvaged {
+        damage: damage.to_string(),
+        copy: damage.kept.clone(),
+        operations_kept: damage.sound,
+        operations_lost: damage.readable,
+        unreadable: damage.unreadable,
+        names: lost.names,
+        files: lost.files.iter().map(range).collect(),
+    })
 }
 
 /// Damage of the database's own file.
@@ -146,10 +209,18 @@ fn look(
         say(&found, term);
         findings.push(found);
     };
+    if args.salvage {
+        // What lost operations referred to is nobody's now, and stays: the copy of the log still names it.
+        return check_and_repair(&bare.parts, depth, Strays::Keep, &mut take, step);
+    }
     if args.repair {
         return check_and_repair(&bare.parts, depth, strays(bare, term), &mut take, step);
     }
     check(&bare.parts, depth, &mut Ears { found: &mut |finding| take(&finding, false), progress: step })
+}
+
+fn range(file: &fs::fsck::FileRange) -> Range {
+    Range { inode: file.ino.0, path: file.path.clone(), offset: file.offset, bytes: file.len }
 }
 
 /// Blobs that are nobody's are removed only while the origin is this volume's for certain, and what is published there has been looked at now.
@@ -168,12 +239,6 @@ fn strays(bare: &Bare, term: Term) -> Strays {
 }
 
 fn found(finding: &Finding, repaired: bool) -> Found {
-    let range = |file: &fs::fsck::FileRange| Range {
-        inode: file.ino.0,
-        path: file.path.clone(),
-        offset: file.offset,
-        bytes: file.len,
-    };
     Found {
         what: finding.to_string(),
         harmless: finding.is_harmless(),
@@ -250,10 +315,18 @@ fn text(outcome: &Outcome, args: &Args) -> String {
         (true, _) => format!("{shown} is sound now: {mended} mended ({size})."),
         (false, _) => format!("{shown} is damaged: {} findings are left ({size}).", outcome.damage_left),
     };
+    if let Some(salvaged) = &outcome.salvaged {
+        text += &format!(
+            "\nIts log was damaged: {} operations were brought in, {} are lost, and up to {} more that cannot be read.",
+            count(salvaged.operations_kept),
+            count(salvaged.operations_lost),
+            count(salvaged.unreadable)
+        );
+    }
     if notes > 0 {
         text += &format!("\n{notes} harmless: room that is wasted. covey fsck --repair {shown} frees it.");
     }
-    if !outcome.sound && !args.repair {
+    if !outcome.sound && !args.repair && !args.salvage {
         text += &format!(
             "\ncovey fsck --repair {shown} mends what can be mended; it never replaces lost bytes by zeros."
         );

@@ -175,12 +175,12 @@ impl Place {
     }
 
     fn older(&self, named: &Named, root: &Root, seen: Seen) -> Failure {
-        let at = |moment: i64| utc(base::Timestamp(moment).seconds());
+        let at = |moment: i64| utc(base::Timestamp::from_nanos(moment).seconds());
         Failure::new(OLDER, format!("{named} is an older publication than the one that was seen here"))
             .why(format!(
                 "now it is number {} of {}, and number {} of {} was seen",
                 root.sequence,
-                at(root.moment.0),
+                at(root.moment.as_nanos()),
                 seen.sequence,
                 at(seen.moment)
             ))
@@ -262,7 +262,7 @@ mod tests {
                 name: "latest".to_owned(),
                 volume: [1; 16],
                 sequence,
-                moment: Timestamp(moment),
+                moment: Timestamp::from_nanos(moment),
                 inodes: 1,
                 bytes: 1,
                 top,

@@ -1,5 +1,6 @@
 //! The parts of a volume: what its folder holds, put together, and how a new one is filled.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,8 @@ use blob::{BlobSource, Origin, PackStore};
 use cache::{DiskPacks, MemoryPacks};
 use fs::OpenError;
 use fs::volume::{FormatRequest, Parts, Volume};
+use meta::journal::Recovered;
+use meta::journal::damage::Damage;
 use meta::{Journal, MetaStore};
 use origin::{Access, Folder, Spec};
 
@@ -45,6 +48,8 @@ pub struct Opened {
     pub journal: Arc<Journal>,
     /// With an origin behind a network.
     pub far: Option<Far>,
+    /// What opening found in the log.
+    pub recovered: Recovered,
     /// The claim on the origin, if the volume is opened for writing.
     pub writer: Option<Writer>,
 }
@@ -69,14 +74,23 @@ pub fn folder_parts(dir: &VolumeDir, options: &NodeOptions) -> Result<Opened> {
         }
         spec => Side::Near(spec.open(access).map_err(origin_failure)?, None),
     };
-    let opened = with_journal(dir, side, options.commit)?;
+    if !read_only {
+        // Before anything is written that a program of before does not know.
+        dir.upgrade()?;
+    }
+    let opened = with_journal(dir, side, options.commit, options.salvage.clone())?;
     if let Some(writer) = &opened.writer {
         writer.try_to_hold_published(&*opened.parts.store);
     }
     Ok(opened)
 }
 
-fn with_journal(dir: &VolumeDir, side: Side, commit: Duration) -> Result<Opened> {
+fn with_journal(
+    dir: &VolumeDir,
+    side: Side,
+    commit_every: Duration,
+    salvage: Option<PathBuf>,
+) -> Result<Opened> {
     let open = dir.open_packs();
     let (origin, writer, far) = match side {
         Side::Near(origin, writer) => (origin, writer, None),
@@ -87,25 +101,25 @@ fn with_journal(dir: &VolumeDir, side: Side, commit: Duration) -> Result<Opened>
         Some(far) => far.packs(packs),
         None => Arc::new(packs),
     };
-    let options = meta::journal::Options { commit_every: commit, ..meta::journal::Options::default() };
+    let options = meta::journal::Options { commit_every, salvage, ..meta::journal::Options::default() };
     let opened = Journal::open(&dir.meta(), packs.clone(), options);
     let (journal, recovered) = opened.map_err(|error| open_failure(dir.path(), OpenError::Store(error)))?;
     if let Some(line) = recovery_line(&recovered) {
         log::warn(&line);
     }
     let journal = Arc::new(journal);
-    Ok(Opened { parts: parts(journal.clone(), packs, origin), journal, far, writer })
+    Ok(Opened { parts: parts(journal.clone(), packs, origin), journal, far, recovered, writer })
 }
 
 /// Makes the log of a volume whose names are there already.
 pub fn make_journal(dir: &VolumeDir, origin: Arc<dyn Origin>) -> Result<()> {
-    let Opened { journal, .. } = with_journal(dir, Side::Near(origin, None), Duration::from_secs(1))?;
+    let Opened { journal, .. } = with_journal(dir, Side::Near(origin, None), Duration::from_secs(1), None)?;
     journal.close().map_err(|error| open_failure(dir.path(), OpenError::Store(error)))
 }
 
 /// Opens the names of a volume over an origin that is only looked at. The volume's lock is held by the caller.
 pub fn open_names(dir: &VolumeDir, origin: Arc<dyn Origin>) -> Result<Arc<Journal>> {
-    Ok(with_journal(dir, Side::Near(origin, None), Duration::from_secs(1))?.journal)
+    Ok(with_journal(dir, Side::Near(origin, None), Duration::from_secs(1), None)?.journal)
 }
 
 /// Fills a new volume's folder: origin, names.
@@ -121,7 +135,7 @@ pub fn fill(dir: &VolumeDir) -> Result<()> {
 }
 
 fn fill_names(dir: &VolumeDir, side: Side) -> Result<()> {
-    let Opened { parts, journal, far, .. } = with_journal(dir, side, Duration::from_secs(1))?;
+    let Opened { parts, journal, far, .. } = with_journal(dir, side, Duration::from_secs(1), None)?;
     let id = id_bytes(&dir.format().id);
     let request = FormatRequest { id, ..format_request() };
     let failed = |error: OpenError| open_failure(dir.path(), error);
@@ -141,6 +155,8 @@ pub struct Bare {
     pub parts: Parts,
     /// In front of its names.
     pub journal: Arc<Journal>,
+    /// What was lost of its log, if that was salvaged.
+    pub damage: Option<Damage>,
     /// The claim on the origin, where it is to be changed.
     pub writer: Option<Writer>,
     far: Option<Far>,
@@ -154,19 +170,24 @@ impl Drop for Bare {
     }
 }
 
-/// Opens the parts of a volume and not the volume itself.
-pub fn open_bare(dir: &VolumeDir, does: &'static str, read_only: bool) -> Result<Bare> {
+/// Opens the parts of a volume and not the volume itself. `salvage`: see [`NodeOptions::salvage`].
+pub fn open_bare(
+    dir: &VolumeDir,
+    does: &'static str,
+    read_only: bool,
+    salvage: Option<PathBuf>,
+) -> Result<Bare> {
     if !read_only {
         limits::check(limits::For::Change)?;
     }
     let lock = dir.lock(&Holder { pid: std::process::id(), does: does.to_owned(), mountpoint: None })?;
-    let options = NodeOptions { read_only, ..NodeOptions::writing(does) };
-    let Opened { parts, journal, far, writer } = folder_parts(dir, &options)?;
-    Ok(Bare { parts, journal, writer, far, _lock: lock })
+    let options = NodeOptions { read_only, salvage, ..NodeOptions::writing(does) };
+    let Opened { parts, journal, far, recovered, writer } = folder_parts(dir, &options)?;
+    Ok(Bare { parts, journal, damage: recovered.damage, writer, far, _lock: lock })
 }
 
 /// What a crash had left, in one line; nothing after an orderly end.
-fn recovery_line(found: &meta::journal::Recovered) -> Option<String> {
+fn recovery_line(found: &Recovered) -> Option<String> {
     if found.replayed == 0 && found.cut == 0 && found.restored == 0 {
         return None;
     }

@@ -66,13 +66,31 @@ fn a_volume_is_formatted_once() {
 fn a_newer_format_is_refused_and_nothing_changes() {
     let world = World::formatted();
     let file = world.volume().join("covey.json");
-    let text = fs::read_to_string(&file).unwrap().replace("\"format\": 1", "\"format\": 2");
+    let text = fs::read_to_string(&file).unwrap().replace("\"format\": 2", "\"format\": 3");
     fs::write(&file, &text).unwrap();
     for command in ["status", "fsck", "gc"] {
         json(&[Path::new(command), &world.volume()]).fails(1, "newer-format");
     }
     json(&[Path::new("mount"), &world.volume(), &world.mnt()]).fails(1, "newer-format");
-    fs::write(&file, text.replace("\"format\": 2", "\"format\": 1")).unwrap();
+    fs::write(&file, text.replace("\"format\": 3", "\"format\": 2")).unwrap();
+    assert_eq!(world.fsck(&[])["sound"], true);
+}
+
+/// A volume of format 1 is left as it is by commands that only look. The first that writes makes it one of format 2, which programs of
+/// before refuse; fields that are not known stay.
+#[test]
+fn regression_an_older_format_is_raised_by_what_writes() {
+    let world = World::formatted();
+    let file = world.volume().join("covey.json");
+    let format = || serde_json::from_slice::<serde_json::Value>(&fs::read(&file).unwrap()).unwrap();
+    let text = fs::read_to_string(&file).unwrap();
+    let older = text.replace("\"format\": 2", "\"format\": 1,\n  \"colour\": \"green\"");
+    fs::write(&file, &older).unwrap();
+    assert_eq!(world.fsck(&[])["sound"], true);
+    json(&[Path::new("status"), &world.volume()]).ok();
+    assert_eq!(fs::read_to_string(&file).unwrap(), older);
+    json(&[Path::new("gc"), &world.volume()]).ok();
+    assert_eq!((&format()["format"], &format()["colour"]), (&2.into(), &"green".into()));
     assert_eq!(world.fsck(&[])["sound"], true);
 }
 

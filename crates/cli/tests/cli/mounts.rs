@@ -181,6 +181,59 @@ fn up_goes_from_nothing_to_a_mount() {
     json(&[Path::new("umount"), &place]).ok();
 }
 
+/// A bit of the log flips after files were synced, and the daemon is killed. Every command refuses and changes nothing, until salvage is
+/// asked for: that keeps a copy of the log, brings in what is in front of the damage, and names what is lost.
+#[test]
+fn regression_a_damaged_log_is_refused_and_salvaged() {
+    let Some(world) = World::mountable() else { return };
+    let (volume, mnt) = (world.volume(), world.mnt());
+    let pid = world.mount("commit=300");
+    for n in 0..30 {
+        let mut file = fs::File::create(mnt.join(format!("file{n:02}"))).unwrap();
+        std::io::Write::write_all(&mut file, b"text").unwrap();
+        file.sync_all().unwrap();
+    }
+    kill(pid, libc::SIGKILL);
+    soon("the daemon is gone", || !Path::new(&format!("/proc/{pid}/exe")).exists());
+    world.umount().ok();
+    let log = volume.join("meta/log");
+    let logs = || -> Vec<(std::path::PathBuf, Vec<u8>)> {
+        let mut files: Vec<_> = fs::read_dir(&log).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        files.into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+    };
+    let (path, mut bytes) =
+        logs().into_iter().find(|(_, bytes)| bytes[4096..].iter().any(|b| *b != 0)).unwrap();
+    bytes[4096 + 3000] ^= 2;
+    fs::write(&path, &bytes).unwrap();
+    let before = logs();
+    for command in ["fsck", "gc"] {
+        json(&[Path::new(command), &volume]).fails(1, "damaged-log");
+    }
+    json(&[Path::new("fsck"), Path::new("--repair"), &volume]).fails(1, "damaged-log");
+    let refused = json(&[Path::new("mount"), &volume, &mnt]);
+    refused.fails(1, "damaged-log");
+    assert!(refused.err.contains("--salvage"), "{refused:?}");
+    assert!(logs() == before, "a refused command wrote to the log");
+    let found = world.fsck(&["--salvage"]);
+    assert_eq!(found["sound"], true, "{found}");
+    let salvaged = &found["salvaged"];
+    assert!(salvaged["operations_kept"].as_u64().unwrap() > 0, "{found}");
+    assert!(salvaged["names"].to_string().contains("/file29"), "{found}");
+    let copy = std::path::PathBuf::from(salvaged["copy"].as_str().unwrap());
+    for (path, bytes) in before {
+        assert!(fs::read(copy.join(path.file_name().unwrap())).unwrap() == bytes, "{path:?}");
+    }
+    world.mount("");
+    let there: Vec<_> = fs::read_dir(&mnt).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!there.is_empty() && there.len() < 30, "{there:?}");
+    for n in 0..there.len() - 1 {
+        assert_eq!(fs::read(mnt.join(format!("file{n:02}"))).unwrap(), b"text");
+    }
+    world.umount().ok();
+    assert_eq!(world.fsck(&[])["sound"], true);
+}
+
 /// Any user's FUSE mount could say that it was root's volume: `umount`, `fsck`, `gc` and `export` then spoke to it, and waited for ever.
 #[test]
 fn regression_a_foreign_mount_does_not_pose_as_the_volume() {

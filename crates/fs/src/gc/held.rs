@@ -48,7 +48,7 @@ impl Core {
             let is_over = match row {
                 HeldRow::Held | HeldRow::Pending => return Ok(()),
                 HeldRow::Released => true,
-                HeldRow::DroppedAt(at) => now.0.saturating_sub(at.0) >= GRACE.as_nanos() as i64,
+                HeldRow::DroppedAt(at) => now.0 - at.0 >= GRACE.as_nanos() as i128,
             };
             left |= !is_over;
             if is_over {

@@ -57,6 +57,7 @@ impl Core {
         if !dir.is_dir() {
             return Err(Errno::ENOTDIR.into());
         }
+        self.touch_if_relative(ino, &dir);
         let up = if ino == Ino::ROOT { ino } else { dir.parent };
         let dots: [(&[u8], Ino); 2] = [(b".", ino), (b"..", up)];
         for (at, (name, ino)) in dots.into_iter().enumerate().skip(position as usize) {

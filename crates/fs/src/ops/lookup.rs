@@ -7,7 +7,7 @@ use super::check_name;
 use crate::api::{Attr, Entry, FileKind};
 use crate::errno::{Errno, Error};
 use crate::refs::Finding;
-use crate::volume::Core;
+use crate::volume::{Atime, Core};
 
 /// What stat(2) shows of an inode.
 pub(crate) fn attr_of(ino: Ino, record: &InodeRecord) -> Result<Attr, Error> {
@@ -98,17 +98,27 @@ impl Core {
             return Err(Errno::EINVAL.into());
         }
         match self.names.inline(ino)? {
-            Some(target) => Ok(target.to_vec()),
+            Some(target) => {
+                self.touch_if_relative(ino, &record);
+                Ok(target.to_vec())
+            }
             None => {
                 Err(meta::store::StoreError::Damaged(format!("{ino:?} is a link without a target")).into())
             }
         }
     }
 
+    /// What reading a file, a listing or a link does to its access time, as the mount's options say.
+    pub(crate) fn touch_if_relative(&self, ino: Ino, record: &InodeRecord) {
+        if self.options.atime == Atime::Relative && !self.is_read_only() {
+            self.touch_relative(ino, record, base::time::now());
+        }
+    }
+
     /// Moves the access time as `-o atime=relatime` has it: when it is not after the last change, or a day old.
-    pub(crate) fn touch_relative(&self, ino: Ino, record: &InodeRecord, now: Timestamp) {
-        const DAY_NANOS: i64 = 86_400_000_000_000;
-        let old = now.0.saturating_sub(record.atime.0) >= DAY_NANOS;
+    fn touch_relative(&self, ino: Ino, record: &InodeRecord, now: Timestamp) {
+        const DAY_NANOS: i128 = 86_400_000_000_000;
+        let old = now.0 - record.atime.0 >= DAY_NANOS;
         if !(old || record.atime <= record.mtime || record.atime <= record.ctime) {
             return;
         }

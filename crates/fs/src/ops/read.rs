@@ -1,7 +1,7 @@
 //! Reading, and finding data and holes.
 
 use base::size::BLOB_MAX;
-use base::{BlobId, Ino, time};
+use base::{BlobId, Ino};
 use blob::coming::{Coming, Then};
 use blob::extent::Part;
 use meta::Key;
@@ -11,7 +11,7 @@ use crate::api::{Seek, Waiting};
 use crate::bytes::page_of;
 use crate::errno::{Errno, Error};
 use crate::packs::table::Place;
-use crate::volume::{Atime, Core};
+use crate::volume::Core;
 
 /// A read of at least so many bytes is part of a stream: it may wait for the disk for milliseconds, and the kernel has sent the next ones
 /// already. So the thread that received it goes on with other requests, and several of these are under way at once.
@@ -21,8 +21,8 @@ impl Core {
     pub(crate) fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let record = self.file(ino)?;
         let done = self.read_file(ino, &record, offset, buf)?;
-        if self.options.atime == Atime::Relative && !self.is_read_only() && done > 0 {
-            self.touch_relative(ino, &record, time::now());
+        if done > 0 {
+            self.touch_if_relative(ino, &record);
         }
         Ok(done)
     }
@@ -67,9 +67,7 @@ impl Core {
         let said = self.parts.source.coming(&blob, at, len, then);
         if said == Coming::Begun {
             self.look_ahead(ino, (offset, len as usize), record.size, self.access_known(ino));
-            if self.options.atime == Atime::Relative && !self.is_read_only() {
-                self.touch_relative(ino, &record, time::now());
-            }
+            self.touch_if_relative(ino, &record);
         }
         said
     }

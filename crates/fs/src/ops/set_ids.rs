@@ -4,9 +4,32 @@
 //! somebody of another group writes to a set-group-id file that its group may not run. The caller waits for us, so what stands
 //! there holds; where it cannot be read (another PID namespace, a hidden /proc) the bit goes, which is the safe side.
 
+use base::{Ino, time};
+use meta::plan::Op;
+use meta::plan::op::SetAttrs;
 use meta::record::{InodeRecord, mode};
 
 use crate::api::Caller;
+use crate::errno::Error;
+use crate::volume::Core;
+
+/// The bits that let a program run with the rights of its file.
+pub(crate) const SET_IDS: u32 = mode::S_ISUID | mode::S_ISGID;
+
+impl Core {
+    /// Set-id bits go before `caller` changes a file's bytes by another way than write(2), where the kernel does not say that they must.
+    /// It says who asks, and root may leave them. True if any went. (Capabilities go with the change itself, whoever makes it.)
+    pub(crate) fn drop_privileges(&self, caller: Caller, ino: Ino) -> Result<bool, Error> {
+        let record = self.file(ino)?;
+        if caller.uid == 0 || record.mode & SET_IDS == 0 {
+            return Ok(false);
+        }
+        let caller = caller.before(&record);
+        let set = SetAttrs { unprivileged: Some(caller.gid), ..SetAttrs::default() };
+        self.run_as(&caller, time::now(), &Op::SetAttr { ino, set })?;
+        Ok(self.file(ino)?.mode & SET_IDS != record.mode & SET_IDS)
+    }
+}
 
 impl Caller {
     /// The same, as far as a change of this inode has to know: one who is in the file's group by a supplementary group gets that as the

@@ -33,7 +33,8 @@ impl Core {
                 (len, (!keep_size && end > record.size).then_some(end))
             }
         };
-        if punch == 0 && grow_to.is_none() {
+        // A file with capabilities loses them, also by what changes nothing else.
+        if punch == 0 && grow_to.is_none() && !record.has(InodeRecord::HAS_CAPABILITY) {
             return Ok(());
         }
         if record.has(InodeRecord::INLINE) {

@@ -11,12 +11,13 @@ use base::size::{FILE_MAX, INLINE_MAX, MIB};
 use base::{BlobId, Ino, time};
 use meta::plan::op::{Body, Piece};
 use meta::plan::{Op, Refusal};
-use meta::record::{InodeRecord, mode};
+use meta::record::InodeRecord;
 
 use crate::api::Caller;
 use crate::bytes::{Stored, content_id};
 use crate::equal::Target;
 use crate::errno::{Errno, Error};
+use crate::ops::set_ids::SET_IDS;
 use crate::volume::Core;
 
 /// The largest content that is looked up by its hash as a whole. The kernel sends at most a mebibyte at a time: a full one
@@ -34,7 +35,6 @@ pub(crate) struct How {
 impl Core {
     /// Writes; true if that took set-id bits away.
     pub(crate) fn write(&self, ino: Ino, offset: u64, data: &[u8], how: How) -> Result<bool, Error> {
-        const SET_IDS: u32 = mode::S_ISUID | mode::S_ISGID;
         let before = if how.unprivileged.is_some() { self.file(ino)?.mode & SET_IDS } else { 0 };
         self.write_bytes(ino, offset, data, how)?;
         Ok(before != 0 && self.file(ino)?.mode & SET_IDS != before)

@@ -4,7 +4,7 @@ use base::size::{INLINE_MAX, MIB};
 use base::{Ino, Timestamp};
 
 use super::*;
-use crate::api::{Allocate, Seek};
+use crate::api::{Allocate, Seek, SetTime, XattrMode};
 
 #[test]
 fn a_file_goes_from_inline_to_packed_and_back_again() {
@@ -202,6 +202,91 @@ fn times_move_as_posix_says_and_cached_writes_leave_them() {
     v.put(f, 0, b"x");
     let after = v.getattr(f).unwrap();
     assert!(after.mtime > old && after.ctime > before.ctime);
+    v.close().unwrap();
+}
+
+/// Set-id bits and capabilities go before others change bytes by fallocate(2) or copy_file_range(2).
+#[test]
+fn regression_privileges_go_before_fallocate_and_copies() {
+    let world = World::new();
+    let v = world.open();
+    let f = v.file(Ino::ROOT, "f");
+    v.put(f, 0, &noise(1, 9000));
+    let mode = |perm| SetAttr { perm: Some(perm), ..SetAttr::default() };
+    let other = Caller { uid: 1000, gid: 1000, pid: u32::MAX };
+    for (caller, perm, left) in [
+        (Caller::default(), 0o6777, 0o6777),
+        (other, 0o6777, 0o777),
+        (Caller { gid: v.getattr(f).unwrap().gid, ..other }, 0o6767, 0o2767),
+        (other, 0o755, 0o755),
+    ] {
+        v.setattr(&Caller::default(), f, &mode(perm)).unwrap();
+        assert_eq!(v.drop_privileges(&caller, f), Ok(perm != left), "{caller:?} of {perm:o}");
+        assert_eq!(v.getattr(f).unwrap().perm, left, "{caller:?} of {perm:o}");
+    }
+    // A capability goes with whatever is done, also when nothing else changes by it.
+    let name = b"security.capability";
+    for how in
+        [Allocate::Reserve { keep_size: true }, Allocate::PunchHole, Allocate::Zero { keep_size: false }]
+    {
+        v.setxattr(f, name, b"\x01\0\0\x02", XattrMode::Set, false).unwrap();
+        v.allocate(f, 0, 100, how).unwrap();
+        assert_eq!(v.getxattr(f, name), Err(Errno::ENODATA), "{how:?}");
+    }
+    v.close().unwrap();
+}
+
+/// With relatime, reading a listing or a link moves the access time, as reading a file does. They were left out.
+#[test]
+fn regression_relatime_moves_the_times_of_directories_and_links() {
+    let world = World::new();
+    let v = Volume::open(
+        world.parts.clone(),
+        Options { atime: crate::volume::Atime::Relative, ..world.options() },
+    )
+    .unwrap();
+    v.file(Ino::ROOT, "f");
+    let link = v.symlink(&Caller::default(), Ino::ROOT, b"l", b"f").unwrap().attr.ino;
+    let look = |ino| v.getattr(ino).unwrap();
+    let list = || v.readdir(Ino::ROOT, 0, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+    for (ino, read) in
+        [(Ino::ROOT, &list as &dyn Fn()), (link, &|| assert_eq!(v.readlink(link).unwrap(), b"f"))]
+    {
+        let past = SetAttr { atime: Some(SetTime::To(Timestamp(5))), ..SetAttr::default() };
+        v.setattr(&Caller::default(), ino, &past).unwrap();
+        let before = look(ino);
+        // Names made within a tick of the clock move a directory's times ahead of it, by nanoseconds.
+        std::thread::sleep(2 * base::time::TICK_MAX);
+        read();
+        let first = look(ino);
+        assert!(first.atime > before.atime && first.atime >= first.ctime);
+        assert_eq!((first.mtime, first.ctime), (before.mtime, before.ctime), "only that one moves");
+        read();
+        assert_eq!(look(ino).atime, first.atime);
+    }
+    v.close().unwrap();
+}
+
+/// Times of all years are kept, by names, by their log, and by the database: not only those of 1677 to 2262.
+#[test]
+fn regression_times_of_far_years_are_kept() {
+    let world = World::new();
+    let v = world.open();
+    let f = v.file(Ino::ROOT, "f");
+    for seconds in [-62_135_596_800, -1, 9_999_999_999, 13_569_465_600, i64::MAX] {
+        let at = Timestamp::from_parts(seconds, 123_456_789);
+        let set = SetAttr {
+            atime: Some(SetTime::To(at)),
+            mtime: Some(SetTime::To(Timestamp(7))),
+            ..SetAttr::default()
+        };
+        v.setattr(&Caller::default(), f, &set).unwrap();
+        let found = v.getattr(f).unwrap();
+        assert_eq!((found.atime, found.mtime), (at, Timestamp(7)));
+    }
+    v.close().unwrap();
+    let v = world.open();
+    assert_eq!(v.getattr(f).unwrap().atime, Timestamp::from_parts(i64::MAX, 123_456_789));
     v.close().unwrap();
 }
 

@@ -113,7 +113,7 @@ impl Shared {
         rows: &[Final],
         fresh: &[FreshData],
     ) -> Result<(), StoreError> {
-        let LogState { log, buf, .. } = &mut **state;
+        let LogState { log, buf, committed, .. } = &mut **state;
         format::begin(buf);
         format::put_commit(buf, rows, fresh);
         if buf.len() as u64 > RECORD_MAX {
@@ -127,7 +127,7 @@ impl Shared {
         if buf.capacity() > BUFFER_KEPT {
             *buf = Vec::new();
         }
-        done.map(drop).map_err(|error| {
+        done.map(|seq| *committed = seq).map_err(|error| {
             let error = io_error(error);
             if matches!(error, StoreError::Full) {
                 // What frees space needs the log too: the thread drains, and so frees segments.

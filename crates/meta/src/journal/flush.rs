@@ -2,11 +2,12 @@
 //!
 //! One thread leads, all others who came in the meantime wait for it: the next leader does the work of all of them at once. The leader
 //! takes the list of fresh data, then either puts those bytes into the log or syncs their packs, appends a mark, and syncs
-//! the log. Whoever came later than the list was taken waits for the next round.
+//! the log. Then a second mark says what is durable now. It is not synced by itself: a kill of the process leaves it there, and
+//! so damage to what was acknowledged is told from a torn tail. A caller that came after the list was taken waits for the next round.
 
 use std::sync::atomic::Ordering;
 
-use super::format::{self, Kind};
+use super::format::{self, Kind, Mark};
 use super::{Fresh, LogState, Shared, io_error};
 use crate::store::{FreshData, StoreError};
 
@@ -19,6 +20,9 @@ pub(super) enum Depth {
     Packs,
 }
 
+/// A mark's record.
+const MARK_BYTES: u64 = format::RECORD_HEADER as u64 + 16;
+
 /// What a round came to.
 struct Round {
     /// The last record that is durable, with its data.
@@ -30,7 +34,7 @@ struct Round {
 impl Shared {
     pub(super) fn flush(&self) -> Result<(), StoreError> {
         self.alive()?;
-        let target = self.log.lock().log.seq();
+        let target = self.log.lock().committed;
         if self.flush_to(target, Depth::Log)? {
             return Ok(());
         }
@@ -52,8 +56,9 @@ impl Shared {
             self.flushed.wait(&mut flushing);
         }
         flushing.led = true;
+        let before = flushing.durable;
         drop(flushing);
-        let round = self.lead(depth);
+        let round = self.lead(depth, before);
         let mut flushing = self.flushing.lock();
         flushing.led = false;
         if let Ok(round) = &round
@@ -66,11 +71,12 @@ impl Shared {
         Ok(round?.marked)
     }
 
-    fn lead(&self, depth: Depth) -> Result<Round, StoreError> {
-        let (fresh, durable) = {
+    /// `before`: the last record that is durable already.
+    fn lead(&self, depth: Depth, before: u64) -> Result<Round, StoreError> {
+        let (fresh, durable, is_news) = {
             let mut state = self.log.lock();
-            let LogState { log, fresh, .. } = &mut *state;
-            (self.take_fresh(fresh, depth), log.seq())
+            let LogState { log, fresh, committed, .. } = &mut *state;
+            (self.take_fresh(fresh, depth), log.seq(), *committed > before)
         };
         let small = depth == Depth::Log && !fresh.sealed && fresh.bytes <= self.options.inline_bytes;
         let bytes = if small { self.read_fresh(&fresh.ranges) } else { None };
@@ -81,19 +87,38 @@ impl Shared {
                 self.packs.sync(&packs).map_err(|error| self.poison("written data", &error))?;
             }
         }
-        let (files, marked) = {
+        if !is_news {
+            // Nothing was committed since, so nothing is fresh: only marks are not synced, and they need no sync.
+            return Ok(Round { durable, marked: true });
+        }
+        let (files, marked, last) = {
             let mut state = self.log.lock();
-            let marked = fresh.packs.is_empty() || mark(&mut state, durable);
+            let marked = fresh.packs.is_empty() || mark(&mut state, Mark { data: durable, synced: 0 });
             if logged {
                 state.fresh.logged.extend(fresh.packs.iter().chain(&fresh.logged));
             }
-            (state.log.take_unsynced(), marked)
+            (state.log.take_unsynced(), marked, state.log.seq())
         };
         for file in &files {
             file.sync().map_err(|error| self.poison("the log", &error))?;
         }
         self.counters.flushes.fetch_add(u64::from(!files.is_empty()), Ordering::Relaxed);
+        self.say_synced(Mark { data: durable, synced: last });
         Ok(Round { durable, marked })
+    }
+
+    /// Leaves word in the log of what is durable. Without room for it, the next one says it too.
+    fn say_synced(&self, said: Mark) {
+        let mut state = self.log.lock();
+        if state.log.has_room(MARK_BYTES) {
+            let begun = state.log.begun();
+            mark(&mut state, said);
+            let spare = state.log.begun() != begun && state.log.wants_spare(false);
+            drop(state);
+            if spare {
+                self.wake(true);
+            }
+        }
     }
 
     /// What is to be made durable now. Packs whose bytes the log has already stay listed until somebody syncs packs.
@@ -134,9 +159,9 @@ impl Shared {
     }
 }
 
-fn mark(state: &mut LogState, durable: u64) -> bool {
+fn mark(state: &mut LogState, mark: Mark) -> bool {
     let LogState { log, buf, .. } = state;
     format::begin(buf);
-    buf.extend_from_slice(&durable.to_be_bytes());
+    format::put_mark(buf, mark);
     log.append(Kind::Mark, buf).map_err(io_error).is_ok()
 }

@@ -3,19 +3,23 @@
 //! ```text
 //!   segment   header, 4096 bytes         records, one after the other          stale bytes or zeros
 //!
-//!   header    magic:8 "COVEYLOG"  version:4  length:8  log id:16  segment:8  first seq:8  crc32c:4
+//!   header    magic:8 "COVEYLOG"  version:4  length:8  log id:16  segment:8  first seq:8  0:4  crc32c:4
 //!
-//!   record    crc32c:4  payload length:4  seq:8  segment:8  kind:1  zero:3  payload
-//!             (the CRC covers everything behind itself)
+//!   record    check:4  payload length:4  seq:8  segment:8  kind:1  zero:3  payload
+//!             (the check is the CRC32C of everything behind itself, XOR the log's key)
 //!
 //!   commit    fresh count:4  row count:4  { pack:8 offset:4 length:4 crc32c:4 }  { key length:2 value length:4 key value }
 //!             (a value length of 2^32 - 1: the row goes)
 //!   data      pack:8  offset:4  bytes          these bytes of the pack, durable by way of the log
-//!   mark      seq:8                            data that records up to this one mention is durable
+//!   mark      data seq:8  synced seq:8         data that records up to the first mention is durable, once this mark is;
+//!                                              records up to the second were durable before this mark was written
 //! ```
 //!
-//! Segments are used again, so what lies behind the last record may look like one. A record therefore says which segment and which place
-//! in the order it was written for, and anything else is the end of the log: stale bytes can never be taken for records.
+//! Segments are used again, so the bytes behind the last record may look like a record. A record therefore names its segment and its place
+//! in the order, and anything else is the end of the log: stale bytes can never be taken for records. The log's key (the CRC32C of
+//! its id) keeps copies of another volume's log, which may lie in any bytes, from being taken for this log's records.
+//!
+//! Version 1 had no key (it is 0) and no second number in marks. Both versions are read, version 2 is written.
 //!
 //! Rows carry final values, not additions: applying a record twice is the same as once.
 
@@ -31,7 +35,7 @@ pub const SEGMENT_HEADER: u64 = 4096;
 /// A record's bytes before its payload.
 pub const RECORD_HEADER: usize = 28;
 /// The version of all this.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"COVEYLOG";
 const HEADER_LEN: usize = 56;
@@ -40,6 +44,8 @@ const GONE: u32 = u32::MAX;
 /// What a segment's header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentHeader {
+    /// The version that it and its records are of.
+    pub version: u32,
     /// Which database's log it belongs to.
     pub log_id: [u8; 16],
     /// The segment's number: higher is later.
@@ -66,7 +72,7 @@ impl SegmentHeader {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEADER_LEN + 4);
         out.extend_from_slice(&MAGIC);
-        out.extend_from_slice(&VERSION.to_be_bytes());
+        out.extend_from_slice(&self.version.to_be_bytes());
         out.extend_from_slice(&self.len.to_be_bytes());
         out.extend_from_slice(&self.log_id);
         out.extend_from_slice(&self.segment.to_be_bytes());
@@ -80,24 +86,45 @@ impl SegmentHeader {
 
     /// Reads a header.
     pub fn decode(bytes: &[u8]) -> FoundHeader {
-        let read = || {
-            let (body, crc) = (bytes.get(..HEADER_LEN)?, bytes.get(HEADER_LEN..)?);
-            let mut fields = Fields(body);
-            let (magic, version) = (fields.take::<8>()?, fields.u32()?);
-            if magic != MAGIC {
-                return None;
-            }
-            // The CRC's place is this version's: a newer one is told by its number alone.
-            if version > VERSION {
-                return Some(FoundHeader::Unknown(version));
-            }
-            let len = fields.u64()?;
-            let log_id = fields.take::<16>()?;
-            let header = SegmentHeader { log_id, segment: fields.u64()?, first_seq: fields.u64()?, len };
-            (Fields(crc).u32()? == crc32c(body) && version == VERSION).then_some(FoundHeader::Good(header))
+        let Some(bytes) = bytes.get(..HEADER_LEN + 4).filter(|bytes| bytes.starts_with(&MAGIC)) else {
+            return FoundHeader::None;
         };
-        read().unwrap_or(FoundHeader::None)
+        if let Some(header) = SegmentHeader::sound(bytes) {
+            return FoundHeader::Good(header);
+        }
+        let said = Fields(&bytes[MAGIC.len()..]).u32().unwrap_or(0);
+        if said <= VERSION {
+            return FoundHeader::None;
+        }
+        // A later version, or a version with a flipped bit: then all else fits.
+        let as_known = |version: u32| {
+            let mut bytes = bytes.to_vec();
+            bytes[MAGIC.len()..MAGIC.len() + 4].copy_from_slice(&version.to_be_bytes());
+            SegmentHeader::sound(&bytes)
+        };
+        // The place of the CRC is this version's: a later version is told by its number alone.
+        (1..=VERSION).find_map(as_known).map_or(FoundHeader::Unknown(said), FoundHeader::Good)
     }
+
+    fn sound(bytes: &[u8]) -> Option<SegmentHeader> {
+        let (body, crc) = bytes.split_at_checked(HEADER_LEN)?;
+        let mut fields = Fields(&body[MAGIC.len()..]);
+        let (version, len) = (fields.u32()?, fields.u64()?);
+        let log_id = fields.take::<16>()?;
+        let header = SegmentHeader { version, log_id, segment: fields.u64()?, first_seq: fields.u64()?, len };
+        let known = (1..=VERSION).contains(&version);
+        (known && Fields(crc).u32()? == crc32c(body)).then_some(header)
+    }
+
+    /// The key of its records.
+    pub fn key(&self) -> u32 {
+        log_key(self.version, &self.log_id)
+    }
+}
+
+/// What the checks of a log's records are combined with: see the module.
+pub fn log_key(version: u32, log_id: &[u8; 16]) -> u32 {
+    if version == 1 { 0 } else { crc32c(log_id) }
 }
 
 /// What a record is.
@@ -118,6 +145,17 @@ pub struct Place {
     pub segment: u64,
     /// The record's number.
     pub seq: u64,
+    /// The log's key: see [`log_key`].
+    pub key: u32,
+}
+
+/// What a mark says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// The data that records up to this one mention is durable, once the mark is.
+    pub data: u64,
+    /// The records up to this one were durable before the mark was written.
+    pub synced: u64,
 }
 
 /// Starts a record in `buf`, which is emptied.
@@ -133,8 +171,8 @@ pub fn finish(buf: &mut [u8], kind: Kind, place: Place) {
     buf[8..16].copy_from_slice(&place.seq.to_be_bytes());
     buf[16..24].copy_from_slice(&place.segment.to_be_bytes());
     buf[24] = kind as u8;
-    let crc = crc32c(&buf[4..]);
-    buf[..4].copy_from_slice(&crc.to_be_bytes());
+    let check = crc32c(&buf[4..]) ^ place.key;
+    buf[..4].copy_from_slice(&check.to_be_bytes());
 }
 
 /// What was found where a record should be.
@@ -157,12 +195,21 @@ pub fn find(bytes: &[u8], place: Place) -> Found<'_> {
         return Found::End;
     }
     let end = RECORD_HEADER.saturating_add(len as usize);
-    let sound = bytes.get(4..end).is_some_and(|body| crc32c(body) == crc) && rest == [0; 3];
+    let sound = bytes.get(4..end).is_some_and(|body| crc32c(body) ^ place.key == crc) && rest == [0; 3];
     let kind = [Kind::Commit, Kind::Data, Kind::Mark].into_iter().find(|known| *known as u8 == kind);
     match kind {
         Some(kind) if sound => Found::Record(kind, &bytes[RECORD_HEADER..end]),
         _ => Found::Torn,
     }
+}
+
+/// Segment and number of the record that may begin here: bytes that are surely no record have none. Whether it is one, [`find`] says.
+pub fn peek(bytes: &[u8]) -> Option<(u64, u64)> {
+    let mut fields = Fields(bytes.get(4..RECORD_HEADER)?);
+    let (len, seq, segment) = (fields.u32()?, fields.u64()?, fields.u64()?);
+    let [kind, rest @ ..] = fields.take::<4>()?;
+    let fits = (len as usize) <= bytes.len() - RECORD_HEADER;
+    (fits && rest == [0; 3] && (1..=Kind::Mark as u8).contains(&kind)).then_some((segment, seq))
 }
 
 /// Appends a commit's payload.
@@ -220,9 +267,18 @@ pub fn get_data(payload: &[u8]) -> Option<(PackNo, u32, &[u8])> {
     Some((PackNo(fields.u64()?), fields.u32()?, fields.0))
 }
 
-/// Reads a mark's payload: it is appended as the number's 8 bytes.
-pub fn get_mark(payload: &[u8]) -> Option<u64> {
-    payload.try_into().ok().map(u64::from_be_bytes)
+/// Appends a mark's payload.
+pub fn put_mark(buf: &mut Vec<u8>, mark: Mark) {
+    buf.extend_from_slice(&mark.data.to_be_bytes());
+    buf.extend_from_slice(&mark.synced.to_be_bytes());
+}
+
+/// Reads a mark's payload, of either version.
+pub fn get_mark(payload: &[u8]) -> Option<Mark> {
+    let mut fields = Fields(payload);
+    let data = fields.u64()?;
+    let synced = if fields.0.is_empty() { 0 } else { fields.u64()? };
+    fields.0.is_empty().then_some(Mark { data, synced })
 }
 
 /// What of a buffer is still to be read.

@@ -14,9 +14,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::disk::{LogDisk, LogFile};
-use super::format::{self, FoundHeader, Kind, Place, SEGMENT_HEADER, SegmentHeader};
-use super::io_error;
-use crate::store::StoreError;
+use super::format::{self, Kind, Place, SEGMENT_HEADER, SegmentHeader};
 
 /// A file of the log.
 pub(super) struct Slot {
@@ -46,6 +44,8 @@ pub(super) struct Sizes {
 pub(super) struct Log {
     disk: Arc<dyn LogDisk>,
     log_id: [u8; 16],
+    /// The key of its records.
+    key: u32,
     sizes: Sizes,
     active: Option<Active>,
     /// With the number of the last record in each.
@@ -69,10 +69,11 @@ impl Log {
         let numbers = slots.iter().filter_map(|slot| slot_number(&slot.name));
         let next_slot = numbers.max().map_or(0, |number| number + 1);
         let (unsynced, full) = (Vec::new(), VecDeque::new());
-        let Place { segment: next_segment, seq } = from;
+        let Place { segment: next_segment, seq, key } = from;
         let mut log = Log {
             disk,
             log_id,
+            key,
             sizes,
             active: None,
             full,
@@ -138,7 +139,7 @@ impl Log {
 
     fn append_to(&mut self, active: &mut Active, kind: Kind, buf: &mut [u8]) -> io::Result<u64> {
         let seq = self.seq + 1;
-        format::finish(buf, kind, Place { segment: active.segment, seq });
+        format::finish(buf, kind, Place { segment: active.segment, seq, key: self.key });
         if let Err(error) = active.slot.file.write_at(active.at, buf) {
             // All of it may have arrived, and the caller will hear that it failed: then it must not be found later.
             let _ = active.slot.file.write_at(active.at, &[0; format::RECORD_HEADER]);
@@ -232,7 +233,8 @@ impl Log {
         let slot = self.slot_for(SEGMENT_HEADER + len)?;
         let segment = self.next_segment;
         let (log_id, first_seq, slot_len) = (self.log_id, self.seq + 1, slot.file.len());
-        let header = SegmentHeader { log_id, segment, first_seq, len: slot_len }.encode();
+        let header =
+            SegmentHeader { version: format::VERSION, log_id, segment, first_seq, len: slot_len }.encode();
         if let Err(error) = slot.file.write_at(0, &header) {
             self.give_back(slot);
             return Err(error);
@@ -255,104 +257,6 @@ impl Log {
     }
 }
 
-fn slot_number(name: &str) -> Option<u64> {
+pub(super) fn slot_number(name: &str) -> Option<u64> {
     name.strip_suffix(".log")?.parse().ok()
-}
-
-/// The segments that a process before this one left.
-pub(super) struct Left {
-    /// In order.
-    segments: Vec<(SegmentHeader, Slot)>,
-    /// Files without anything to read.
-    unused: Vec<Slot>,
-    /// Higher than every segment's number.
-    next_segment: u64,
-}
-
-/// Why a walk through the records ended where it did.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// There are no more.
-    Clean,
-    /// The next one is there in part, or what follows it is there without it.
-    Cut(String),
-    /// The caller said so.
-    Stopped,
-}
-
-impl Left {
-    /// Looks at every file of the folder. Segments below number `floor` and those of another log are over.
-    pub(super) fn find(disk: &dyn LogDisk, log_id: [u8; 16], floor: u64) -> Result<Left, StoreError> {
-        let mut left = Left { segments: Vec::new(), unused: Vec::new(), next_segment: floor.max(1) };
-        for name in disk.list().map_err(io_error)?.into_iter().filter(|name| slot_number(name).is_some()) {
-            let file = disk.open(&name).map_err(io_error)?;
-            let mut bytes = vec![0; file.len().min(SEGMENT_HEADER) as usize];
-            file.read_at(0, &mut bytes).map_err(io_error)?;
-            let slot = Slot { name, file };
-            match SegmentHeader::decode(&bytes) {
-                FoundHeader::Unknown(version) => {
-                    return Err(StoreError::Unavailable(format!(
-                        "the log has format {version} and this program knows {}; use the version of covey that wrote it, or a newer one",
-                        format::VERSION
-                    )));
-                }
-                FoundHeader::Good(header) if header.log_id == log_id => {
-                    left.next_segment = left.next_segment.max(header.segment + 1);
-                    if header.segment >= floor && header.len == slot.file.len() {
-                        left.segments.push((header, slot));
-                    } else {
-                        left.unused.push(slot);
-                    }
-                }
-                FoundHeader::Good(_) | FoundHeader::None => left.unused.push(slot),
-            }
-        }
-        left.segments.sort_by_key(|(header, _)| header.segment);
-        Ok(left)
-    }
-
-    /// A number for the next segment.
-    pub(super) fn next_segment(&self) -> u64 {
-        self.next_segment
-    }
-
-    /// Calls `each` with the records behind number `applied`, in order, until it answers false.
-    pub(super) fn walk(
-        &self,
-        applied: u64,
-        mut each: impl FnMut(u64, Kind, &[u8]) -> Result<bool, StoreError>,
-    ) -> Result<End, StoreError> {
-        let starts = |(header, _): &&(SegmentHeader, Slot)| header.first_seq <= applied + 1;
-        let skipped = self.segments.iter().take_while(starts).count().saturating_sub(1);
-        let mut next = applied + 1;
-        for (index, (header, slot)) in self.segments.iter().enumerate().skip(skipped) {
-            let first = index == skipped;
-            if header.first_seq != next && !(first && header.first_seq < next) {
-                return Ok(End::Cut(format!("record {next} is missing")));
-            }
-            let mut bytes = vec![0; slot.file.len() as usize];
-            slot.file.read_at(0, &mut bytes).map_err(io_error)?;
-            let (mut at, mut seq) = (SEGMENT_HEADER as usize, header.first_seq);
-            loop {
-                match format::find(&bytes[at..], Place { segment: header.segment, seq }) {
-                    format::Found::Record(kind, payload) => {
-                        if seq > applied && !each(seq, kind, payload)? {
-                            return Ok(End::Stopped);
-                        }
-                        at += format::RECORD_HEADER + payload.len();
-                        seq += 1;
-                    }
-                    format::Found::Torn => return Ok(End::Cut(format!("record {seq} is torn"))),
-                    format::Found::End => break,
-                }
-            }
-            next = next.max(seq);
-        }
-        Ok(End::Clean)
-    }
-
-    /// All files, for the log that begins.
-    pub(super) fn into_slots(self) -> Vec<Slot> {
-        self.unused.into_iter().chain(self.segments.into_iter().map(|(_, slot)| slot)).collect()
-    }
 }

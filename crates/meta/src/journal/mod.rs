@@ -14,9 +14,10 @@
 //! 2. **SQLite never mentions bytes that a power cut could lose**: a drain syncs every pack that the generation mentions, also those
 //!    whose bytes a flush had put into the log only.
 //! 3. **Fresh data is proven.** A record carries the CRC of the pack bytes it mentions first. Recovery stops at the first record whose
-//!    bytes are not there. A flush leaves a *mark* in the log behind what it made durable: records up to it need no proof. So a pack may be
+//!    bytes are not there. A flush leaves a *mark* in the log behind what it makes durable: records up to it need no proof. So a pack may be
 //!    retired once a flush that followed its `Sealed` row has returned: everything about it is marked or in SQLite. (A flush that follows a
 //!    `Sealed` row always syncs packs, so that no bytes of a sealed pack exist in the log alone.)
+//!    When all is durable it leaves another, which says so: what such a mark speaks of and is not there was damaged, not torn ([`damage`]).
 //! 4. **After an error on the way to stable storage nothing is acknowledged any more** (the journal is poisoned): the system may have
 //!    dropped the bytes and reported it once. A full disk is no such error: nothing is applied, and the journal goes on.
 //! 5. **A full disk can be emptied.** The log has two segments at least, made in advance; what SQLite needs to remove rows is kept in reserve, lent to
@@ -29,17 +30,19 @@
 //!
 //! Locks, in the order they may be taken: drain, flush leadership, log, overlay, clean rows. Commits are serialised by the log's.
 //!
-//! - [`format`], [`log`], [`disk`]: the log's bytes, its segments, the disk below (also one that loses power).
+//! - [`format`], [`log`], [`left`], [`disk`]: the log's bytes, its segments, what is left of them, the disk below (also one that loses power).
 //! - [`absent`], [`overlay`], [`rows`]: what is known without asking SQLite.
 //! - [`commit`](self::commit), [`flush`](self::flush), [`drain`](self::drain), [`recover`](self::recover): one step each.
 
 mod absent;
 mod commit;
+pub mod damage;
 pub mod disk;
 mod drain;
 mod flush;
 pub mod format;
 mod gate;
+mod left;
 mod log;
 mod overlay;
 mod recover;
@@ -49,7 +52,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -66,7 +69,7 @@ use crate::store::{Commit, CommitError, FreshData, MetaStore, Rows, Snapshot, St
 use absent::Absent;
 use disk::{Folder, LogDisk};
 use gate::Gate;
-use log::{Log, Sizes};
+use log::Log;
 use overlay::{Merge, Overlay};
 use rows::CleanRows;
 
@@ -93,6 +96,8 @@ pub struct Options {
     pub reserve_bytes: (u64, u64),
     /// Whether a thread of the journal's own flushes and drains. Without it commits drain when they must.
     pub background: bool,
+    /// A log that is damaged is brought in up to the damage, once a copy of it is in this new folder. Without it opening is refused.
+    pub salvage: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -107,6 +112,7 @@ impl Default for Options {
             log_bytes: 64 * MIB,
             reserve_bytes: (8 * MIB, 64 * MIB),
             background: true,
+            salvage: None,
         }
     }
 }
@@ -165,6 +171,8 @@ struct LogState {
     fresh: Fresh,
     /// The record being put together.
     buf: Vec<u8>,
+    /// The last record that is a commit.
+    committed: u64,
     /// The last record whose rows are in SQLite.
     applied: u64,
     /// Why the last drain did not succeed. The next may.
@@ -277,11 +285,11 @@ impl Journal {
             Err(StoreError::Full) if disk.release().unwrap_or(false) => Sqlite::open(&database)?,
             other => other?,
         };
-        let sizes = Sizes { segment: options.segment_bytes, max: options.log_bytes };
-        let (mut log, floor, recovered) = recover::recover(&sqlite, &disk, &*packs, sizes)?;
+        let (mut log, floor, recovered) = recover::recover(&sqlite, &disk, &*packs, &options)?;
         log.trim(2);
         let durable = log.seq();
-        let state = LogState { log, fresh: Fresh::default(), buf: Vec::new(), applied: durable, stuck: None };
+        let (fresh, buf, stuck) = (Fresh::default(), Vec::new(), None);
+        let state = LogState { log, fresh, buf, committed: durable, applied: durable, stuck };
         let shared = Arc::new(Shared {
             absent: Absent::of(&sqlite)?,
             clean: CleanRows::new(options.clean_bytes),
@@ -536,7 +544,7 @@ impl Stuck {
     fn new(error: &StoreError) -> Stuck {
         match error {
             StoreError::Full => Stuck::Full,
-            StoreError::Damaged(what) => Stuck::Damaged(what.clone()),
+            StoreError::Damaged(what) | StoreError::DamagedLog(what) => Stuck::Damaged(what.clone()),
             StoreError::Unavailable(what) => Stuck::Unavailable(what.clone()),
         }
     }

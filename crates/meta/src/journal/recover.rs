@@ -1,6 +1,8 @@
 //! What a crash left in the log goes into the database, as far as it can be shown to be true.
 //!
 //! 1. *Survey*: walk the records behind the database's position. The last mark says up to where data is durable; note what packs' rows say there.
+//!    Then look behind the end, and at the data that marks call durable: what was synced and does not verify is [`Damage`]. Unless
+//!    salvage was asked for, opening ends here, and nothing was changed.
 //! 2. *Restore*: bytes that a flush put into the log go into their packs, where those do not have them. A pack that is gone and whose row is
 //!    not `Open` was synced before it was sealed, and is passed over; an `Open` one lost its name in a power cut, and is made again.
 //! 3. *Replay*: commits in order, into SQLite. Behind the mark each must prove its fresh data. At the first that cannot, or at a record that
@@ -16,11 +18,13 @@ use std::sync::Arc;
 use base::PackNo;
 use blob::PackStore;
 
+use super::damage::{Damage, Evidence, keep_copy};
 use super::disk::LogDisk;
 use super::format::{self, Kind, Place};
-use super::log::{End, Left, Log, Sizes};
+use super::left::{Left, Walked};
+use super::log::{Log, Sizes};
 use super::overlay::RowMap;
-use super::{drain, pack_error};
+use super::{Options, drain, pack_error};
 use crate::engine::Sqlite;
 use crate::engine::sqlite::Position;
 use crate::key::{Key, tags};
@@ -42,6 +46,8 @@ pub struct Recovered {
     pub restored: u64,
     /// Why something was cut, if something was.
     pub reason: Option<String>,
+    /// What salvage had to leave behind.
+    pub damage: Option<Damage>,
 }
 
 /// What the log says before anything is done with it.
@@ -50,7 +56,9 @@ struct Survey {
     /// Fresh data of records up to this one is durable.
     marked: u64,
     commits: u64,
-    data: u64,
+    /// Pieces of written data that the log holds: pack, offset, length.
+    data: BTreeSet<(PackNo, u32, u32)>,
+    evidence: Evidence,
     /// Of each pack whose row changes: record and whether it is open after it.
     packs: BTreeMap<PackNo, Vec<(u64, bool)>>,
 }
@@ -60,45 +68,66 @@ pub(super) fn recover(
     sqlite: &Sqlite,
     disk: &Arc<dyn LogDisk>,
     packs: &dyn PackStore,
-    sizes: Sizes,
+    options: &Options,
 ) -> Result<(Log, u64, Recovered), StoreError> {
     let applied = sqlite.applied()?;
-    let left = Left::find(&**disk, sqlite.log_id(), applied.segment)?;
-    let (survey, end) = survey(&left, applied.seq)?;
-    let mut recovery = Recovery {
-        sqlite,
-        disk: &**disk,
-        packs,
-        survey,
-        applied,
-        open: packs.open_packs().map_err(pack_error)?.into_iter().map(|(pack, _)| pack).collect(),
-        to_sync: BTreeSet::new(),
-        rows: RowMap::new(),
-        bytes: 0,
-        done: Recovered::default(),
-    };
-    if recovery.survey.data > 0 {
+    let mut left = Left::find(&**disk, sqlite.log_id(), applied.segment)?;
+    let (mut survey, walked) = survey(&left, applied.seq)?;
+    let mut evidence = std::mem::take(&mut survey.evidence);
+    left.scan(applied.seq, &walked, |seq, kind, payload| evidence.behind(seq, kind, payload))?;
+    let (given_up, trusted) = (evidence.operations(), evidence.data);
+    let mut damage = evidence.judge(&walked, survey.commits);
+    if damage.is_some() {
+        // The mark that says so may be behind the hole.
+        survey.marked = survey.marked.max(trusted);
+    }
+    let open: BTreeSet<PackNo> =
+        packs.open_packs().map_err(pack_error)?.into_iter().map(|(pack, _)| pack).collect();
+    let ranges = unproven(&left, applied.seq, &survey, packs, &open)?;
+    if !ranges.is_empty() {
+        damage.get_or_insert_with(|| Damage { sound: survey.commits, ..Damage::default() }).ranges = ranges;
+    }
+    if let Some(damage) = &mut damage {
+        let Some(to) = &options.salvage else { return Err(StoreError::DamagedLog(damage.to_string())) };
+        keep_copy(&**disk, to)?;
+        damage.kept = Some(to.clone());
+    }
+    let done = Recovered { damage, ..Recovered::default() };
+    let (to_sync, rows) = (BTreeSet::new(), RowMap::new());
+    let mut recovery =
+        Recovery { sqlite, disk: &**disk, packs, survey, applied, open, to_sync, rows, bytes: 0, done };
+    if !recovery.survey.data.is_empty() {
         recovery.restore(&left)?;
     }
     let why = recovery.replay(&left)?;
-    if let End::Cut(why) = end {
-        recovery.done.reason = Some(why);
-    }
-    recovery.done.reason = why.or(recovery.done.reason);
     recovery.done.cut = recovery.survey.commits - recovery.done.replayed;
+    if recovery.done.damage.is_none() {
+        recovery.done.cut += given_up;
+        recovery.done.reason = why.or(walked.why);
+    }
     let segment = left.next_segment();
     let seq = recovery.applied.seq;
     recovery.write(Position { segment, seq })?;
-    let log = Log::new(disk.clone(), sqlite.log_id(), sizes, Place { segment, seq }, left.into_slots());
+    let key = format::log_key(format::VERSION, &sqlite.log_id());
+    let sizes = Sizes { segment: options.segment_bytes, max: options.log_bytes };
+    let log = Log::new(disk.clone(), sqlite.log_id(), sizes, Place { segment, seq, key }, left.into_slots());
     Ok((log, segment, recovery.done))
 }
 
-fn survey(left: &Left, applied: u64) -> Result<(Survey, End), StoreError> {
+fn survey(left: &Left, applied: u64) -> Result<(Survey, Walked), StoreError> {
     let mut survey = Survey::default();
-    let end = left.walk(applied, |seq, kind, payload| {
+    let walked = left.walk(applied, |seq, kind, payload| {
         match kind {
-            Kind::Data => survey.data += 1,
-            Kind::Mark => survey.marked = format::get_mark(payload).unwrap_or(0).max(survey.marked),
+            Kind::Data => {
+                survey.data.extend(
+                    format::get_data(payload).map(|(pack, at, bytes)| (pack, at, bytes.len() as u32)),
+                );
+            }
+            Kind::Mark => {
+                let mark = format::get_mark(payload).unwrap_or_default();
+                survey.marked = survey.marked.max(mark.data);
+                survey.evidence.mark(seq, mark);
+            }
             Kind::Commit => {
                 survey.commits += 1;
                 let rows = format::get_commit(payload).unwrap_or_default().0;
@@ -110,7 +139,38 @@ fn survey(left: &Left, applied: u64) -> Result<(Survey, End), StoreError> {
         }
         Ok(true)
     })?;
-    Ok((survey, end))
+    Ok((survey, walked))
+}
+
+/// Data that a mark calls durable, and that is neither in its open pack nor in the log. A pack that is not open any more was
+/// verified when it was sealed.
+fn unproven(
+    left: &Left,
+    applied: u64,
+    survey: &Survey,
+    packs: &dyn PackStore,
+    open: &BTreeSet<PackNo>,
+) -> Result<Vec<FreshData>, StoreError> {
+    let mut ranges = Vec::new();
+    left.walk(applied, |seq, kind, payload| {
+        if seq > survey.marked {
+            return Ok(false);
+        }
+        if kind == Kind::Commit {
+            for data in format::get_commit(payload).unwrap_or_default().1 {
+                let logged = survey.data.contains(&(data.pack, data.offset, data.len));
+                if !logged && open.contains(&data.pack) && !is_proven(packs, &data)? {
+                    ranges.push(data);
+                }
+            }
+        }
+        Ok(true)
+    })?;
+    Ok(ranges)
+}
+
+fn is_proven(packs: &dyn PackStore, data: &FreshData) -> Result<bool, StoreError> {
+    packs.prove(data.pack, data.offset, data.len, data.crc).map_err(pack_error)
 }
 
 struct Recovery<'a> {
@@ -190,7 +250,7 @@ impl Recovery<'_> {
         };
         if seq > self.survey.marked {
             for data in &fresh {
-                if !self.is_proven(data)? {
+                if !is_proven(self.packs, data)? {
                     return Ok(Some(format!(
                         "{} bytes that record {seq} speaks of are not in {:?}",
                         data.len, data.pack
@@ -206,10 +266,6 @@ impl Recovery<'_> {
         self.rows.extend(rows);
         self.done.replayed += 1;
         Ok(None)
-    }
-
-    fn is_proven(&self, data: &FreshData) -> Result<bool, StoreError> {
-        self.packs.prove(data.pack, data.offset, data.len, data.crc).map_err(pack_error)
     }
 
     /// What was gathered goes into the database; what it speaks of is durable before.

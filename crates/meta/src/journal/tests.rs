@@ -24,7 +24,7 @@ proptest! {
         let mut buf = Vec::new();
         format::begin(&mut buf);
         format::put_commit(&mut buf, &rows, &fresh);
-        let place = Place { segment, seq };
+        let place = Place { segment, seq, key: 7 };
         format::finish(&mut buf, Kind::Commit, place);
         let Found::Record(Kind::Commit, payload) = format::find(&buf, place) else { panic!("not found") };
         prop_assert_eq!(format::get_commit(payload), Some((rows, fresh)));
@@ -32,8 +32,9 @@ proptest! {
         for len in 0..buf.len() {
             prop_assert!(!matches!(format::find(&buf[..len], place), Found::Record(..)));
         }
-        prop_assert_eq!(format::find(&buf, Place { segment, seq: seq.wrapping_add(1) }), Found::End);
-        prop_assert_eq!(format::find(&buf, Place { segment: segment.wrapping_add(1), seq }), Found::End);
+        prop_assert_eq!(format::find(&buf, Place { segment, seq: seq.wrapping_add(1), key: 7 }), Found::End);
+        prop_assert_eq!(format::find(&buf, Place { segment, seq, key: 8 }), Found::Torn, "of another log");
+        prop_assert_eq!(format::find(&buf, Place { segment: segment.wrapping_add(1), seq, key: 7 }), Found::End);
         for len in 0..payload.len() {
             prop_assert_eq!(format::get_commit(&payload[..len]), None);
         }
@@ -44,7 +45,7 @@ proptest! {
         let _ = format::get_commit(&bytes);
         let _ = format::get_data(&bytes);
         let _ = format::get_mark(&bytes);
-        let _ = format::find(&bytes, Place { segment: 0, seq: 0 });
+        let _ = format::find(&bytes, Place { segment: 0, seq: 0, key: 0 });
         prop_assert_eq!(SegmentHeader::decode(&bytes), FoundHeader::None);
     }
 
@@ -53,7 +54,7 @@ proptest! {
         let mut buf = Vec::new();
         format::begin(&mut buf);
         format::put_commit(&mut buf, &rows, &[]);
-        let place = Place { segment: 3, seq: 9 };
+        let place = Place { segment: 3, seq: 9, key: 0 };
         format::finish(&mut buf, Kind::Commit, place);
         let at = at.index(buf.len());
         buf[at] ^= 1 << bit;
@@ -63,17 +64,31 @@ proptest! {
 
 #[test]
 fn zeros_are_the_end_of_the_log() {
-    assert_eq!(format::find(&[0; 4096], Place { segment: 1, seq: 1 }), Found::End);
+    assert_eq!(format::find(&[0; 4096], Place { segment: 1, seq: 1, key: 0 }), Found::End);
     assert_eq!(SegmentHeader::decode(&[0; 4096]), FoundHeader::None);
 }
 
 #[test]
 fn headers_survive_being_written_down() {
-    let header = SegmentHeader { log_id: [9; 16], segment: 5, first_seq: 1 << 40, len: 8 << 20 };
+    let header = SegmentHeader {
+        version: format::VERSION,
+        log_id: [9; 16],
+        segment: 5,
+        first_seq: 1 << 40,
+        len: 8 << 20,
+    };
     assert_eq!(SegmentHeader::decode(&header.encode()), FoundHeader::Good(header));
     let mut newer = header.encode();
     newer[11] = 9;
+    newer[50] = 9;
     assert_eq!(SegmentHeader::decode(&newer), FoundHeader::Unknown(9));
+    // A version that differs by a flipped bit, with all the rest as it was, is no later version.
+    for bit in 0..32 {
+        let mut flipped = header.encode();
+        flipped[8 + bit / 8] ^= 1 << (bit % 8);
+        let decoded = SegmentHeader::decode(&flipped);
+        assert!(decoded == FoundHeader::None || decoded == FoundHeader::Good(header), "{bit}: {decoded:?}");
+    }
     let mut torn = header.encode();
     torn[20] ^= 1;
     assert_eq!(SegmentHeader::decode(&torn), FoundHeader::None);

@@ -1,6 +1,6 @@
 //! Attributes: permissions, owners, times, and the size.
 
-use base::Ino;
+use base::{Ino, Timestamp};
 
 use crate::key::Key;
 use crate::record::{InodeRecord, mode};
@@ -52,11 +52,20 @@ pub(super) fn set(view: &View, ctx: &Ctx, ino: Ino, set: &SetAttrs) -> Result<Ch
     }
     record.atime = set.atime.unwrap_or(record.atime);
     record.mtime = set.mtime.unwrap_or(record.mtime);
-    if let Some(ctime) = set.ctime.filter(|_| !record.is_dir()) {
-        record.ctime = ctime;
+    if let Some(ctime) = set.ctime {
+        // Of a directory it goes back no further than to the last change of its entries, which counts for both times.
+        record.ctime = if record.is_dir() { ctime.max(settled_ctime(view, &node)?) } else { ctime };
     }
     draft.update(&node, record);
     Ok(draft.finish())
+}
+
+/// When a node was last changed, a directory's entries counted.
+fn settled_ctime(view: &View, node: &Node) -> Result<Timestamp, Stop> {
+    if !needs_entries_changed(node) {
+        return Ok(node.record.ctime);
+    }
+    Ok(node.record.with_entries_changed(view.entries_changed(node.ino)?.1).ctime)
 }
 
 fn set_owner(draft: &mut Draft, ino: Ino, set: &SetAttrs, record: &mut InodeRecord) {

@@ -82,7 +82,7 @@ impl Draft {
     /// the directory can still take names, and what they inherit, is as it was shown. Changes of entries do not write it, so any
     /// number of them go on side by side.
     pub fn entries_changed(&mut self, dir: &Node, now: Timestamp) {
-        let moment = moment_to_u64(now.max(Timestamp(dir.record.ctime.0.saturating_add(1))));
+        let moment = moment_to_u64(now.max(Timestamp(dir.record.ctime.0 + 1)));
         let maxs = &mut self.change.commit.maxs;
         if maxs.iter().all(|(key, _)| key.number() != Some(dir.ino.0)) {
             maxs.push((Key::dir_changed(dir.ino), moment));

@@ -73,7 +73,7 @@ fn store_of(rows: &All) -> Arc<TestStore> {
 }
 
 fn run(names: &Names, op: &Op<'_>, now: i64) -> Option<Refusal> {
-    match names.run(op, &Ctx { now: Timestamp(now), uid: 1000, gid: 100 }) {
+    match names.run(op, &Ctx { now: Timestamp::from_nanos(now), uid: 1000, gid: 100 }) {
         Ok(_) => None,
         Err(NamesError::Refused(refusal)) => Some(refusal),
         Err(NamesError::Store(error)) => panic!("{error}"),

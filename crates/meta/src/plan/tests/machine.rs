@@ -115,8 +115,8 @@ impl Machine {
         out
     }
 
-    fn now(&self) -> i64 {
-        self.world.now.load(std::sync::atomic::Ordering::Relaxed) as i64
+    fn now(&self) -> i128 {
+        self.world.now.load(std::sync::atomic::Ordering::Relaxed).into()
     }
 
     fn step(&mut self, raw: Raw) {
@@ -223,8 +223,8 @@ impl Machine {
             perm: bit(0).then_some(u32::from(raw.at) & 0o7777),
             uid: bit(1).then_some(u32::from(raw.len)),
             gid: (bit(1) && bit(2)).then_some(u32::from(raw.a)),
-            atime: bit(3).then_some(Timestamp(i64::from(raw.len) - 30_000)),
-            mtime: bit(4).then_some(Timestamp(i64::from(raw.at) - 30_000)),
+            atime: bit(3).then_some(Timestamp(i128::from(raw.len) - 30_000)),
+            mtime: bit(4).then_some(Timestamp(i128::from(raw.at) - 30_000)),
             unprivileged: bit(5).then(|| u32::from(raw.b) % 3),
             ..SetAttrs::default()
         };

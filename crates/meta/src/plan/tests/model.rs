@@ -17,10 +17,10 @@ pub(super) struct Node {
     pub gid: u32,
     pub rdev: u32,
     pub nlink: u32,
-    pub atime: i64,
-    pub mtime: i64,
-    pub ctime: i64,
-    pub btime: i64,
+    pub atime: i128,
+    pub mtime: i128,
+    pub ctime: i128,
+    pub btime: i128,
     pub bytes: Vec<u8>,
     pub entries: BTreeMap<Vec<u8>, u64>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -51,7 +51,7 @@ pub(super) struct New<'a> {
 }
 
 impl Model {
-    pub fn new(now: i64) -> Model {
+    pub fn new(now: i128) -> Model {
         let root = Node { perm: 0o755, nlink: 2, up: 1, ..fresh(S_IFDIR, now) };
         Model { nodes: BTreeMap::from([(1, root)]) }
     }
@@ -69,12 +69,12 @@ impl Model {
         self.live_dir(parent)?.entries.get(name).copied().ok_or(Refusal::NotFound)
     }
 
-    fn stamp(&mut self, dir: u64, now: i64) {
+    fn stamp(&mut self, dir: u64, now: i128) {
         let node = self.nodes.get_mut(&dir).unwrap();
         (node.mtime, node.ctime) = (now, now);
     }
 
-    fn put(&mut self, parent: u64, name: &[u8], ino: u64, now: i64) {
+    fn put(&mut self, parent: u64, name: &[u8], ino: u64, now: i128) {
         let is_dir = self.nodes[&ino].is_dir();
         let dir = self.nodes.get_mut(&parent).unwrap();
         dir.entries.insert(name.to_vec(), ino);
@@ -82,7 +82,7 @@ impl Model {
         self.stamp(parent, now);
     }
 
-    fn take(&mut self, parent: u64, name: &[u8], now: i64) -> u64 {
+    fn take(&mut self, parent: u64, name: &[u8], now: i128) -> u64 {
         let dir = self.nodes.get_mut(&parent).unwrap();
         let ino = dir.entries.remove(name).unwrap();
         let is_dir = self.nodes[&ino].is_dir();
@@ -98,7 +98,7 @@ impl Model {
         new: &New<'_>,
         uid: u32,
         gid: u32,
-        now: i64,
+        now: i128,
     ) -> R {
         let dir = self.live_dir(parent)?;
         if name.is_some_and(|name| dir.entries.contains_key(name)) {
@@ -128,7 +128,7 @@ impl Model {
         Ok(())
     }
 
-    pub fn link(&mut self, ino: u64, parent: u64, name: &[u8], now: i64) -> R {
+    pub fn link(&mut self, ino: u64, parent: u64, name: &[u8], now: i128) -> R {
         self.live_dir(parent)?;
         if self.node(ino)?.is_dir() {
             return Err(Refusal::NotPermitted);
@@ -143,7 +143,7 @@ impl Model {
         Ok(())
     }
 
-    fn drop_name(&mut self, ino: u64, now: i64) {
+    fn drop_name(&mut self, ino: u64, now: i128) {
         let node = self.nodes.get_mut(&ino).unwrap();
         node.ctime = now;
         if node.is_dir() {
@@ -154,7 +154,7 @@ impl Model {
         }
     }
 
-    pub fn unlink(&mut self, parent: u64, name: &[u8], now: i64) -> R {
+    pub fn unlink(&mut self, parent: u64, name: &[u8], now: i128) -> R {
         let ino = self.entry(parent, name)?;
         if self.node(ino)?.is_dir() {
             return Err(Refusal::IsDir);
@@ -164,7 +164,7 @@ impl Model {
         Ok(())
     }
 
-    pub fn rmdir(&mut self, parent: u64, name: &[u8], now: i64) -> R {
+    pub fn rmdir(&mut self, parent: u64, name: &[u8], now: i128) -> R {
         let ino = self.entry(parent, name)?;
         let node = self.node(ino)?;
         if !node.is_dir() {
@@ -189,7 +189,7 @@ impl Model {
         true
     }
 
-    pub fn rename(&mut self, from: (u64, &[u8]), to: (u64, &[u8]), how: RenameMode, now: i64) -> R {
+    pub fn rename(&mut self, from: (u64, &[u8]), to: (u64, &[u8]), how: RenameMode, now: i128) -> R {
         self.live_dir(from.0)?;
         self.live_dir(to.0)?;
         let source = self.entry(from.0, from.1)?;
@@ -235,13 +235,13 @@ impl Model {
         Ok(())
     }
 
-    fn move_to(&mut self, ino: u64, dir: u64, now: i64) {
+    fn move_to(&mut self, ino: u64, dir: u64, now: i128) {
         let node = self.nodes.get_mut(&ino).unwrap();
         node.up = dir;
         node.ctime = now;
     }
 
-    pub fn set_attr(&mut self, ino: u64, set: &SetAttrs, now: i64) -> R {
+    pub fn set_attr(&mut self, ino: u64, set: &SetAttrs, now: i128) -> R {
         let node = self.node(ino)?;
         if *set == SetAttrs::default() {
             return Ok(());
@@ -278,12 +278,12 @@ impl Model {
         }
     }
 
-    fn written(node: &mut Node, now: i64) {
+    fn written(node: &mut Node, now: i128) {
         (node.mtime, node.ctime) = (now, now);
         node.xattrs.remove(&b"security.capability"[..]);
     }
 
-    pub fn write(&mut self, ino: u64, at: u64, data: &[u8], now: i64) -> R {
+    pub fn write(&mut self, ino: u64, at: u64, data: &[u8], now: i128) -> R {
         let node = self.file(ino)?;
         let (at, end) = (at as usize, at as usize + data.len());
         node.bytes.resize(node.bytes.len().max(end), 0);
@@ -292,7 +292,7 @@ impl Model {
         Ok(())
     }
 
-    pub fn punch(&mut self, ino: u64, offset: u64, len: u64, grow_to: Option<u64>, now: i64) -> R {
+    pub fn punch(&mut self, ino: u64, offset: u64, len: u64, grow_to: Option<u64>, now: i128) -> R {
         let node = self.file(ino)?;
         let size = node.bytes.len();
         let (from, to) = ((offset as usize).min(size), ((offset + len) as usize).min(size));
@@ -302,7 +302,7 @@ impl Model {
         Ok(())
     }
 
-    pub fn copy(&mut self, from: (u64, u64), to: (u64, u64), len: u64, now: i64) -> Result<u64, Refusal> {
+    pub fn copy(&mut self, from: (u64, u64), to: (u64, u64), len: u64, now: i128) -> Result<u64, Refusal> {
         if !self.nodes.contains_key(&from.0) || !self.nodes.contains_key(&to.0) {
             return Err(Refusal::NotFound);
         }
@@ -321,7 +321,7 @@ impl Model {
         Ok(len)
     }
 
-    pub fn set_xattr(&mut self, ino: u64, name: &[u8], value: &[u8], how: XattrMode, now: i64) -> R {
+    pub fn set_xattr(&mut self, ino: u64, name: &[u8], value: &[u8], how: XattrMode, now: i128) -> R {
         let node = self.node(ino)?;
         match (how, node.xattrs.contains_key(name)) {
             (XattrMode::Create, true) => return Err(Refusal::Exists),
@@ -333,7 +333,7 @@ impl Model {
         Ok(())
     }
 
-    pub fn remove_xattr(&mut self, ino: u64, name: &[u8], now: i64) -> R {
+    pub fn remove_xattr(&mut self, ino: u64, name: &[u8], now: i128) -> R {
         let node = self.node(ino)?;
         node.xattrs.remove(name).ok_or(Refusal::NoAttribute)?;
         node.ctime = now;
@@ -341,7 +341,7 @@ impl Model {
     }
 
     /// A copy that has its name at once.
-    pub fn clone_as(&mut self, from: u64, ino: u64, parent: u64, name: &[u8], made: i64, now: i64) -> R {
+    pub fn clone_as(&mut self, from: u64, ino: u64, parent: u64, name: &[u8], made: i128, now: i128) -> R {
         let mut copy = self.node(from)?.clone();
         copy.entries.clear();
         copy.removed = false;
@@ -360,7 +360,7 @@ impl Model {
     }
 }
 
-fn fresh(kind: u32, now: i64) -> Node {
+fn fresh(kind: u32, now: i128) -> Node {
     Node { kind, uid: 1000, gid: 100, atime: now, mtime: now, ctime: now, btime: now, ..Node::default() }
 }
 

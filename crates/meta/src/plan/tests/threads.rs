@@ -66,7 +66,7 @@ impl Worker {
 
     fn run(&mut self, op: &Op<'_>) -> Option<Change> {
         let now = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let ctx = Ctx { now: Timestamp(now as i64), uid: 0, gid: 0 };
+        let ctx = Ctx { now: Timestamp::from_nanos(now as i64), uid: 0, gid: 0 };
         match self.names.run(op, &ctx) {
             Ok(change) => {
                 self.done += 1;

@@ -48,7 +48,7 @@ impl World {
 
     pub fn ctx(&self) -> Ctx {
         let now = self.now.fetch_add(10, Ordering::Relaxed) + 10;
-        Ctx { now: Timestamp(now as i64), uid: 1000, gid: 100 }
+        Ctx { now: Timestamp::from_nanos(now as i64), uid: 1000, gid: 100 }
     }
 
     pub fn run(&self, op: &Op<'_>) -> Result<Change, Refusal> {
