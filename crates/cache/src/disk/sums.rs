@@ -403,7 +403,7 @@ mod tests {
 
     #[test]
     fn pieces_are_joined_within_a_segment_and_in_any_order() {
-        let bytes: Vec<u8> = (0..100_000u32).map(|n| (n * 7 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..100_000u32).map(|n| ((n * 7) >> 3) as u8).collect();
         let mut sums = PackSums::default();
         for (from, to) in [(40_000, 70_000), (0, 10), (10, 40_000), (70_000, 100_000)] {
             let (pieces, all) = pieces_of(from, &bytes[from as usize..to as usize]);

@@ -48,13 +48,13 @@ pub enum Wish {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The origin is claimed for another volume.
-    OtherVolume(Claim),
+    OtherVolume(Box<Claim>),
     /// The folder is a copy of the one that made the newest claim, or was moved to another disk.
-    Copy(Claim),
+    Copy(Box<Claim>),
     /// Another folder has claimed the origin since, or this folder was put back as it was earlier.
-    Superseded(Claim),
+    Superseded(Box<Claim>),
     /// The folder remembers a later claim than the origin shows: the origin was put back, or is another one.
-    OriginOlder(Option<Claim>),
+    OriginOlder(Option<Box<Claim>>),
     /// The newest claim's record is damaged.
     Damaged(u64),
     /// It was written by a later program.
@@ -67,7 +67,7 @@ pub enum Refusal {
 /// See [`Refusal`].
 pub fn decide(seen: &Seen<'_>, wish: Wish) -> Result<Kind, Refusal> {
     if let Some(newest) = seen.newest.filter(|newest| newest.volume != seen.volume) {
-        return Err(Refusal::OtherVolume(newest.clone()));
+        return Err(Refusal::OtherVolume(Box::new(newest.clone())));
     }
     match wish {
         Wish::Open => may_open(seen).map(|()| Kind::Open),
@@ -82,14 +82,16 @@ fn may_open(seen: &Seen<'_>) -> Result<(), Refusal> {
         return if current.is_none() { Ok(()) } else { Err(Refusal::OriginOlder(None)) };
     };
     let found = Made { epoch: newest.epoch, token: newest.token };
-    let Some(memory) = seen.memory else { return Err(Refusal::Superseded(newest.clone())) };
+    let Some(memory) = seen.memory else { return Err(Refusal::Superseded(Box::new(newest.clone()))) };
     if memory.knows(found) {
         let same = same_instance(&memory.instance, seen.instance) || seen.private;
-        return if same { Ok(()) } else { Err(Refusal::Copy(newest.clone())) };
+        return if same { Ok(()) } else { Err(Refusal::Copy(Box::new(newest.clone()))) };
     }
     match current {
-        Some(current) if current.epoch >= newest.epoch => Err(Refusal::OriginOlder(Some(newest.clone()))),
-        _ => Err(Refusal::Superseded(newest.clone())),
+        Some(current) if current.epoch >= newest.epoch => {
+            Err(Refusal::OriginOlder(Some(Box::new(newest.clone()))))
+        }
+        _ => Err(Refusal::Superseded(Box::new(newest.clone()))),
     }
 }
 

@@ -389,7 +389,7 @@ impl Keeper {
                         self.holds(state, Held { claim, record: next }, began);
                         continue;
                     }
-                    Ok(claim) => self.lose(&Refusal::Superseded(claim).to_string()),
+                    Ok(claim) => self.lose(&Refusal::Superseded(Box::new(claim)).to_string()),
                     Err(Wrong::Damaged) => self.lose(&Refusal::Damaged(epoch + 1).to_string()),
                     Err(Wrong::Newer(_)) => self.lose(&Refusal::Newer(epoch + 1).to_string()),
                 }
@@ -425,7 +425,7 @@ impl Keeper {
         }
         match self.newest(state)? {
             Some((newest, Ok(claim))) if newest > epoch => {
-                self.lose(&Refusal::Superseded(claim).to_string());
+                self.lose(&Refusal::Superseded(Box::new(claim)).to_string());
             }
             Some((newest, Err(_))) if newest > epoch => self.lose(&Refusal::Damaged(newest).to_string()),
             _ => self.is_gone(format!(
