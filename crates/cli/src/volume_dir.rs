@@ -18,6 +18,9 @@
 //! is for messages only and means nothing while nobody holds the lock. A folder is a volume when `covey.json` is there, which is
 //! therefore written last when a volume is made. Chapter "The volume folder" of docs/FORMAT.md is the prose of this file.
 
+#[cfg(test)]
+mod tests;
+
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
@@ -508,108 +511,5 @@ trait OrJson<T> {
 impl<T> OrJson<T> for serde_json::Result<T> {
     fn or_json(self) -> Result<T> {
         self.map_err(|error| Failure::new("io", "cannot write JSON").why(error.to_string()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn make(path: &Path) -> VolumeDir {
-        VolumeDir::create(path, ORIGIN_INSIDE, |_| Ok(())).unwrap()
-    }
-
-    fn me() -> Holder {
-        Holder { pid: std::process::id(), does: "test".to_owned(), mountpoint: None }
-    }
-
-    #[test]
-    fn a_volume_is_made_and_opened() {
-        let temp = tempfile::tempdir().unwrap();
-        let path = temp.path().join("deep/er");
-        let made = make(&path);
-        let opened = VolumeDir::open(&path).unwrap();
-        assert_eq!(made.format(), opened.format());
-        assert_eq!(opened.format().id.len(), 32);
-        assert_eq!(opened.origin(), format!("file:{}", opened.path().join("blobs").display()));
-        let again = VolumeDir::create(&path, ORIGIN_INSIDE, |_| Ok(())).unwrap_err();
-        assert!(again.what.contains("already"), "{again}");
-    }
-
-    #[test]
-    fn what_is_no_volume_is_refused() {
-        let temp = tempfile::tempdir().unwrap();
-        assert_eq!(VolumeDir::open(&temp.path().join("none")).unwrap_err().code, "not-found");
-        let empty = VolumeDir::open(temp.path()).unwrap_err();
-        assert!(empty.code == "not-a-volume" && empty.next[0].contains("covey format"), "{empty}");
-        fs::write(temp.path().join("thesis.tex"), "years of work").unwrap();
-        let full = VolumeDir::create(temp.path(), ORIGIN_INSIDE, |_| Ok(())).unwrap_err();
-        assert!(full.why[0].contains("thesis.tex"), "{full}");
-        assert_eq!(VolumeDir::open(&temp.path().join("thesis.tex")).unwrap_err().code, "not-a-volume");
-    }
-
-    /// Whoever could write to the folder could take the lock away, and whoever could read the lock could hold it.
-    #[test]
-    fn regression_others_neither_write_nor_lock() {
-        let temp = tempfile::tempdir().unwrap();
-        let path = temp.path().join("v");
-        fs::create_dir(&path).unwrap();
-        fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
-        let volume = make(&path);
-        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
-        assert_eq!(mode(&path), 0o755);
-        fs::write(path.join("lock"), "").unwrap();
-        fs::set_permissions(path.join("lock"), Permissions::from_mode(0o644)).unwrap();
-        let lock = volume.lock(&me()).unwrap();
-        assert_eq!((mode(&path.join("lock")), volume.holder().unwrap()), (0o600, Some(me())));
-        drop(lock);
-        fs::remove_file(path.join("lock")).unwrap();
-        std::os::unix::fs::symlink(temp.path().join("elsewhere"), path.join("lock")).unwrap();
-        assert!(volume.lock(&me()).is_err() && !temp.path().join("elsewhere").exists());
-    }
-
-    #[test]
-    fn a_newer_format_is_named_and_a_torn_file_too() {
-        let temp = tempfile::tempdir().unwrap();
-        let file = make(&temp.path().join("v")).path().join("covey.json");
-        fs::write(&file, "{\"format\": 7, \"shape\": \"unheard of\"}").unwrap();
-        let newer = VolumeDir::open(&temp.path().join("v")).unwrap_err();
-        assert!(newer.code == "newer-format" && newer.what.contains("format 7"), "{newer}");
-        for torn in ["", "{\"form", "{\"format\": 1}"] {
-            fs::write(&file, torn).unwrap();
-            assert_eq!(VolumeDir::open(&temp.path().join("v")).unwrap_err().code, "damaged", "{torn:?}");
-        }
-    }
-
-    #[test]
-    fn a_failed_format_leaves_nothing() {
-        let temp = tempfile::tempdir().unwrap();
-        let path = temp.path().join("v");
-        let failed = VolumeDir::create(&path, ORIGIN_INSIDE, |_| Err(Failure::new("disk-full", "full")));
-        assert_eq!(failed.unwrap_err().code, "disk-full");
-        assert!(!path.exists());
-    }
-
-    #[test]
-    fn only_one_holds_it_and_is_named() {
-        let temp = tempfile::tempdir().unwrap();
-        let volume = make(&temp.path().join("v"));
-        assert_eq!(volume.holder().unwrap(), None);
-        let lock = volume.lock(&me()).unwrap();
-        let refused = volume.lock(&me()).unwrap_err();
-        assert!(refused.why[0].contains(&format!("process {}", std::process::id())), "{refused}");
-        let mounted = Holder { mountpoint: Some("/mnt/x".into()), ..me() };
-        assert!(volume.in_use(Some(mounted)).next[0].contains("covey umount /mnt/x"));
-        assert_eq!(volume.holder().unwrap(), Some(me()));
-        assert!(!volume.wait_free(Duration::from_millis(30)).unwrap());
-        drop(lock);
-        assert!(volume.wait_free(Duration::ZERO).unwrap());
-        // A daemon whose mount is gone is about to let go.
-        let closing = volume.lock(&Holder { mountpoint: Some("/mnt/x".into()), ..me() }).unwrap();
-        let waiting = std::thread::spawn(move || volume.lock(&me()).map(drop));
-        std::thread::sleep(Duration::from_millis(100));
-        assert!(!waiting.is_finished());
-        drop(closing);
-        waiting.join().unwrap().unwrap();
     }
 }

@@ -66,19 +66,9 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
             listing(fs, header.ino, position, room as usize, plus, &mut put)?;
             None
         }
-        Op::Fallocate { offset, len, how } => {
-            mode_changed = fs.drop_privileges(&header.caller, header.ino)?.then_some(header.ino);
-            fs.allocate(header.ino, offset, len, how)?;
-            touched = Touched::one(header.ino);
-            None
-        }
-        Op::CopyRange { from_offset, to, to_offset, len, wide } => {
-            mode_changed = fs.drop_privileges(&header.caller, to)?.then_some(to);
-            // The older form has 32 bits for the answer; a program goes on from where it ended.
-            let len = if wide { len } else { len.min(u64::from(u32::MAX) & !0xfff) };
-            let copied = fs.copy_range(header.ino, from_offset, to, to_offset, len)?;
-            if wide { put.u64(copied) } else { out::written(&mut put, copied as u32) }?;
-            touched = Touched::one(to);
+        Op::Fallocate { .. } | Op::CopyRange { .. } => {
+            let (changed, dropped) = without_write(fs, header, op, &mut put)?;
+            (mode_changed, touched) = (dropped.then_some(changed), Touched::one(changed));
             None
         }
         _ => match made(fs, header, op)? {
@@ -101,6 +91,31 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
         },
     };
     Ok(Done { len: put.len(), referenced, mode_changed, touched })
+}
+
+/// The operations that change bytes and are no WRITE: which inode they changed, and whether its set-id bits went first.
+fn without_write(
+    fs: &dyn Filesystem,
+    header: &Header,
+    op: &Op<'_>,
+    put: &mut Put<'_>,
+) -> api::Result<(Ino, bool)> {
+    match *op {
+        Op::Fallocate { offset, len, how } => {
+            let dropped = fs.drop_privileges(&header.caller, header.ino)?;
+            fs.allocate(header.ino, offset, len, how)?;
+            Ok((header.ino, dropped))
+        }
+        Op::CopyRange { from_offset, to, to_offset, len, wide } => {
+            let dropped = fs.drop_privileges(&header.caller, to)?;
+            // The older form has 32 bits for the answer; a program goes on from where it ended.
+            let len = if wide { len } else { len.min(u64::from(u32::MAX) & !0xfff) };
+            let copied = fs.copy_range(header.ino, from_offset, to, to_offset, len)?;
+            if wide { put.u64(copied) } else { out::written(put, copied as u32) }?;
+            Ok((to, dropped))
+        }
+        _ => Err(Errno::ENOSYS),
+    }
 }
 
 fn entry(put: &mut Put<'_>, found: &Entry) -> api::Result<Ino> {

@@ -330,13 +330,17 @@ fn what_a_user_writes_is_understood_or_explained() {
     assert_eq!(parse("s3://bucket/a/b").unwrap().remote().unwrap().prefix, "a/b");
     assert_eq!(parse("s3://bucket/a").unwrap().to_string(), "s3://bucket/a");
     assert!(matches!(parse("s3://"), Err(OriginError::BadRemote { .. })));
-    for text in ["", "/srv/x", "memory", "mem:x", "FILE:/x"] {
+    for text in ["", "memory", "mem:x", "FILE:/x"] {
         let message = text.parse::<Spec>().unwrap_err().to_string();
         assert!(
             message.contains("file:DIR") && message.contains("mem:") && message.contains("s3://"),
             "{message}"
         );
     }
+    let forgotten = parse("/srv/x").unwrap_err();
+    assert_eq!(forgotten.next().unwrap(), "for a folder write file:/srv/x");
+    let web = parse("https://s3.example.com/bucket").unwrap_err();
+    assert!(web.next().unwrap().contains("--endpoint"), "{web}");
     assert!(parse("file:").unwrap_err().to_string().contains("file:/srv/covey/blobs"));
 }
 
@@ -393,7 +397,7 @@ fn a_marker_that_was_lost_is_made_anew() {
 fn a_folder_that_is_no_origin_is_refused_with_a_reason() {
     let dir = tempfile::tempdir().unwrap();
     let refusal = |home: &Path| Folder::open(home, Access::ReadWrite).err().unwrap().to_string();
-    assert!(refusal(dir.path()).contains("is the disk it should be on mounted?"));
+    assert!(refusal(dir.path()).contains("check that its disk is mounted"));
     fs::write(dir.path().join("thesis.txt"), b"mine").unwrap();
     assert!(matches!(Folder::format(dir.path(), "v"), Err(OriginError::NotEmpty(_))));
     assert!(matches!(Folder::format(&dir.path().join("thesis.txt"), "v"), Err(OriginError::NotAFolder(_))));

@@ -178,7 +178,8 @@ fn a_store_that_throttles_and_fails() {
     must_be_well(&mut fleet, 6);
 }
 
-/// Whoever needs what only a store has that never answers gets an error, and the log says why: the fleet gives up before the mount does, which could not say.
+/// A read of what only a store has that never answers is an error, and the log says why: the store or the fleet gives up before the mount does,
+/// which could not say.
 #[test]
 fn a_store_that_never_answers() {
     requires_nets!();
@@ -191,7 +192,8 @@ fn a_store_that_never_answers() {
     let read = std::fs::read(fleet.nodes[0].mnt().join(&file.path));
     let (took, log) = (began.elapsed(), fleet.nodes[0].log());
     assert!(read.is_err() && took < WITHIN, "{:?} after {took:?}", read.map(|all| all.len()));
-    assert!(log.contains("did not arrive within the deadline"), "{log}");
+    let why = ["did not arrive within the deadline", "no answer in"];
+    assert!(why.iter().any(|why| log.contains(why)), "{log}");
     must_be_well(&mut fleet, 16);
 }
 

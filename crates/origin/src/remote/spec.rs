@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::OriginError;
 
-const KEYS_BELONG: &str = "give keys by the environment or ~/.aws/credentials";
+const WHERE_KEYS_GO: &str = "give keys by the environment or ~/.aws/credentials";
 
 /// What kind of store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl RemoteSpec {
         };
         if rest.contains('@') {
             // What stands before it may be a key: it is not repeated.
-            return bad("an origin's URL has no @".to_owned(), KEYS_BELONG);
+            return bad("an origin's URL has no @".to_owned(), WHERE_KEYS_GO);
         }
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
@@ -162,7 +162,7 @@ fn check_endpoint(text: &str) -> Result<String, OriginError> {
         return bad(what, example);
     };
     if host.contains('@') {
-        return bad("an endpoint has no @", KEYS_BELONG);
+        return bad("an endpoint has no @", WHERE_KEYS_GO);
     }
     let host = host.split('/').next().unwrap_or("");
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
@@ -238,10 +238,10 @@ mod tests {
             ("s3:///x", "names no bucket"),
             ("s3://ab", "3 to 222"),
             ("s3://bad bucket", "letters, digits"),
-            ("s3://-abc", "begins and ends"),
+            ("s3://-abc", "begin and end"),
             ("s3://a..b", "two dots"),
-            ("s3://bucket//x", "not empty"),
-            ("s3://bucket/a/../b", "not empty"),
+            ("s3://bucket//x", "empty parts"),
+            ("s3://bucket/a/../b", "empty parts"),
             ("s3://bucket/a b", "letters, digits"),
             ("s3://bucket/x?y", "letters, digits"),
         ] {
@@ -250,7 +250,7 @@ mod tests {
         }
         let said = RemoteSpec::parse("s3://AKIAKEY:SECRET@bucket/x").unwrap_err().to_string();
         assert!(
-            said.contains("keys belong") && !said.contains("SECRET") && !said.contains("AKIAKEY"),
+            said.contains("give keys by") && !said.contains("SECRET") && !said.contains("AKIAKEY"),
             "{said}"
         );
     }
@@ -274,7 +274,7 @@ mod tests {
             "https://x:70000",
             "https://a b",
         ] {
-            assert!(at(bad).unwrap_err().to_string().contains("the endpoint is a URL"), "{bad}");
+            assert!(at(bad).unwrap_err().to_string().contains("http://127.0.0.1:9000"), "{bad}");
         }
         let said = at("https://KEY:SECRET@host").unwrap_err().to_string();
         assert!(!said.contains("SECRET"), "{said}");
