@@ -33,13 +33,14 @@ fn volume() -> Volume {
     volume
 }
 
-/// Everything in the volume's folder but what every command may touch, SQLite's empty companions among it.
+/// Everything in the volume's folder but what every command may touch, SQLite's empty companions and claims on the origin among it.
 fn snapshot(volume: &Path) -> tree::Tree {
     let touched = ["lock", "covey.log", "control.sock", "meta/names.db-shm"];
     let mut tree = tree::read(volume);
     tree.retain(|path, node| {
         let empty_log = path.ends_with("names.db-wal") && node.size == 0;
-        !empty_log && !touched.iter().any(|name| path == Path::new(name))
+        let claim = path == Path::new("claim") || path.starts_with("blobs/records/claims");
+        !empty_log && !claim && !touched.iter().any(|name| path == Path::new(name))
     });
     tree
 }
@@ -62,7 +63,7 @@ fn a_volume_of_a_newer_format_is_refused() {
     let volume = volume();
     let head = volume.source.join("covey.json");
     let text = fs::read_to_string(&head).unwrap();
-    fs::write(&head, text.replace("\"format\": 1", "\"format\": 99")).unwrap();
+    fs::write(&head, text.replace("\"format\": 2", "\"format\": 99")).unwrap();
     refused(&volume, &["format 99", "newer"]);
     fs::write(&head, text).unwrap();
     must_hold(&volume.mount(), "some", 100);

@@ -21,7 +21,11 @@ impl Core {
     /// It says who asks, and root may leave them. True if any went. (Capabilities go with the change itself, whoever makes it.)
     pub(crate) fn drop_privileges(&self, caller: Caller, ino: Ino) -> Result<bool, Error> {
         let record = self.file(ino)?;
-        if caller.uid == 0 || record.mode & SET_IDS == 0 {
+        if record.mode & SET_IDS == 0 {
+            return Ok(false);
+        }
+        let caller = caller.looked_up();
+        if caller.uid == 0 {
             return Ok(false);
         }
         let caller = caller.before(&record);
@@ -45,6 +49,15 @@ impl Caller {
             return Caller { gid: record.gid, ..found };
         }
         found
+    }
+
+    /// The same with its user and group, also where the request does not name them. One that cannot be looked up stays nobody.
+    fn looked_up(self) -> Caller {
+        if self.is_named() {
+            return self;
+        }
+        std::fs::read_to_string(format!("/proc/{}/status", self.pid))
+            .map_or(self, |status| self.named_by(&status))
     }
 
     /// Whether the request says who asks. A kernel that allows id-mapped mounts says it only where something is made.
