@@ -259,13 +259,13 @@ fn a_node_that_reads_a_little_moves_little() {
         parts + other >= 12 && parts > 0 && moved <= 16 * (128 << 10),
         "{moved} bytes, {parts} and {other} parts"
     );
-    // A second read of the same blobs is a reason for all of them.
+    // A second place in the same blobs is no reason for all of them.
     for step in 0..12usize {
         let at = step * (5 << 20) + 12_345 + 300_000;
         file.read_exact_at(&mut some, at as u64).unwrap();
         assert_eq!(some, bytes[at..at + 4096], "at {at}");
     }
-    assert!(received() - before > (40 << 20) * (12 - other.min(12)) / 12, "{}", status());
+    assert!(received() - before <= 32 * (128 << 10), "{}", status());
     assert!(second.hits("origin") <= from_origin + other, "the other has them all: {}", status());
 }
 
