@@ -2,7 +2,7 @@
 //!
 //! A page is a file of up to 4 MiB, or an aligned 4 MiB of a larger one. Most need nothing done here: a small file that comes in one write is looked up
 //! as it comes (`ops/write.rs`), and a page that was written into a pack of its own is a blob whose name is its hash. What is left came in pieces.
-//! Once such a page was left alone for [`QUIET`], or a mebibyte or more of it was synced, it is read, hashed and looked up:
+//! Once such a page was left alone for [`QUIET`], it is read, hashed and looked up:
 //!
 //! | its bytes | what is done |
 //! |---|---|
@@ -14,10 +14,9 @@
 //! A page is looked at again when half of it was written since: a database that changes a little here and there is not copied again and again.
 //! Pages with holes, and those that refer to the same bytes twice, are left as they are.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use base::size::{BLOB_MAX, INLINE_MAX, MIB};
+use base::size::{BLOB_MAX, INLINE_MAX};
 use base::{BlobId, Ino, PackNo, time};
 use blob::{Extent, ExtentPage};
 use hashbrown::HashMap;
@@ -39,8 +38,6 @@ use crate::volume::Core;
 
 /// How long a page must have been left alone.
 const QUIET: Duration = Duration::from_secs(1);
-/// A page of which so much was written is not waited for once its file is synced. Smaller ones are: a database syncs a few bytes at a time.
-const LARGE: u32 = MIB as u32;
 /// A round ends after so long.
 const ROUND: Duration = Duration::from_millis(200);
 /// Pages taken at a time.
@@ -75,20 +72,11 @@ struct Written {
     last: Instant,
     /// It is a whole file that came in one write and was looked up then.
     whole: bool,
-    /// A large page whose file was synced since.
-    synced: bool,
-}
-
-#[derive(Default)]
-struct Pages {
-    all: HashMap<(Ino, u32), Written>,
-    /// Those of which [`LARGE`] bytes or more were written.
-    large: BTreeSet<(Ino, u32)>,
 }
 
 /// Pages that were written to and not looked at since. Bounded.
 #[derive(Default)]
-pub(crate) struct Fresh(Mutex<Pages>);
+pub(crate) struct Fresh(Mutex<HashMap<(Ino, u32), Written>>);
 
 impl Fresh {
     /// These pieces of a file were written.
@@ -97,80 +85,59 @@ impl Fresh {
         let mut pages = self.0.lock();
         for piece in pieces {
             let page = (ino, page_of(piece.at).0);
-            if pages.all.len() >= PAGES_MAX && !pages.all.contains_key(&page) {
+            if pages.len() >= PAGES_MAX && !pages.contains_key(&page) {
                 continue;
             }
-            let new = Written { bytes: 0, enough: 0, last: now, whole: false, synced: false };
-            let written = pages.all.entry(page).or_insert(new);
+            let new = Written { bytes: 0, enough: 0, last: now, whole: false };
+            let written = pages.entry(page).or_insert(new);
             written.bytes = written.bytes.saturating_add(piece.len);
-            (written.last, written.whole, written.synced) = (now, false, false);
-            if written.bytes >= LARGE {
-                pages.large.insert(page);
-            }
+            (written.last, written.whole) = (now, false);
         }
-    }
-
-    /// A file was synced: its large pages are looked at without waiting for them to be left alone. True if it has any.
-    pub(crate) fn synced(&self, ino: Ino) -> bool {
-        let mut pages = self.0.lock();
-        let Pages { all, large } = &mut *pages;
-        let mut any = false;
-        for page in large.range((ino, 0)..=(ino, u32::MAX)) {
-            if let Some(written) = all.get_mut(page) {
-                (written.synced, any) = (true, true);
-            }
-        }
-        any
     }
 
     /// All of a file was written at once, and looked up. If more follows, it has to be looked at as a whole.
     pub(crate) fn note_whole(&self, ino: Ino, len: u32) {
         let now = time::monotonic();
         let mut pages = self.0.lock();
-        if pages.all.len() < WHOLE_MAX {
-            pages
-                .all
-                .insert((ino, 0), Written { bytes: len, enough: 0, last: now, whole: true, synced: false });
+        if pages.len() < WHOLE_MAX {
+            pages.insert((ino, 0), Written { bytes: len, enough: 0, last: now, whole: true });
         }
     }
 
     /// Whether none is left to look at.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().all.is_empty()
+        self.0.lock().is_empty()
     }
 
-    /// Takes pages that are worth a look, and what was written to each.
-    fn take(&self, when: When, count: usize) -> Vec<((Ino, u32), Written)> {
+    /// Takes pages that are worth a look, and how much was written to each.
+    fn take(&self, when: When, count: usize) -> Vec<((Ino, u32), u32)> {
         let now = time::monotonic();
         let mut found = Vec::new();
         let mut pages = self.0.lock();
-        let Pages { all, large } = &mut *pages;
-        all.retain(|page, written| {
-            let young = now.saturating_duration_since(written.last) < QUIET;
-            if when == When::Quiet && young && !written.synced {
+        pages.retain(|page, written| {
+            if when == When::Quiet && now.saturating_duration_since(written.last) < QUIET {
                 return true;
             }
             let looks = !written.whole && (when == When::All || written.bytes >= written.enough);
             if looks && found.len() < count {
-                found.push((*page, *written));
+                found.push((*page, written.bytes));
                 return false;
             }
             !written.whole
         });
-        large.retain(|page| all.contains_key(page));
         found
     }
 
     /// The page is to be looked at another time, when `enough` was written to it.
-    fn put_back(&self, page: (Ino, u32), before: &Written, enough: u32) {
+    fn put_back(&self, page: (Ino, u32), bytes: u32, enough: u32) {
         let mut pages = self.0.lock();
-        if pages.all.len() >= PAGES_MAX {
+        if pages.len() >= PAGES_MAX {
             return;
         }
-        let new = Written { bytes: 0, last: time::monotonic(), ..*before };
-        let written = pages.all.entry(page).or_insert(new);
-        written.bytes = written.bytes.saturating_add(before.bytes);
+        let new = Written { bytes: 0, enough, last: time::monotonic(), whole: false };
+        let written = pages.entry(page).or_insert(new);
+        written.bytes = written.bytes.saturating_add(bytes);
         written.enough = enough;
     }
 }
@@ -224,26 +191,26 @@ impl Core {
                 break;
             }
             let mut batch = batch.into_iter();
-            while let Some((page, written)) = batch.next() {
-                match self.dedup_page(page, &written, when) {
+            while let Some((page, bytes)) = batch.next() {
+                match self.dedup_page(page, bytes, when) {
                     Ok(Look::Done) => {}
-                    Ok(Look::Later(enough)) => later.push((page, written, enough)),
+                    Ok(Look::Later(enough)) => later.push((page, bytes, enough)),
                     // It cannot be read, or there is no room: readers are told, and it stays as it is.
                     Err(Error::Blob(_)) => {}
                     Err(error) => done = Err(error),
                 }
                 let over = time::monotonic().saturating_duration_since(began) >= patience || self.stopping();
                 if done.is_err() || over {
-                    later.extend(batch.map(|(page, written)| (page, written, 0)));
+                    later.extend(batch.map(|(page, bytes)| (page, bytes, 0)));
                     break 'all;
                 }
             }
         }
-        later.into_iter().for_each(|(page, written, enough)| self.fresh.put_back(page, &written, enough));
+        later.into_iter().for_each(|(page, bytes, enough)| self.fresh.put_back(page, bytes, enough));
         done
     }
 
-    fn dedup_page(&self, (ino, page): (Ino, u32), written: &Written, when: When) -> Result<Look, Error> {
+    fn dedup_page(&self, (ino, page): (Ino, u32), written: u32, when: When) -> Result<Look, Error> {
         let record = self.names.inode(ino)?;
         let Some(record) = record.filter(|record| record.is_file() && !record.has(InodeRecord::INLINE))
         else {
@@ -258,15 +225,12 @@ impl Core {
         {
             return Ok(Look::Done);
         }
-        if when != When::All && written.bytes < len / 2 {
+        if when != When::All && written < len / 2 {
             return Ok(Look::Later(len / 2));
         }
         let pieces = extents.extents();
         let known = match self.known(pieces)? {
-            // One that is not full is sealed only when nobody has written to it for a while.
-            Known::Soon if when == When::Quiet && (len == BLOB_MAX || !written.synced) => {
-                return Ok(Look::Later(0));
-            }
+            Known::Soon if when == When::Quiet => return Ok(Look::Later(0)),
             Known::Hash(blob) => Some(blob),
             Known::Nothing | Known::Soon => None,
         };
@@ -424,9 +388,7 @@ impl Core {
     /// The pages that a pack holds bytes of are looked at: the run that wrote them did not come to it.
     pub(crate) fn note_users(&self, pack: PackNo) -> Result<(), Error> {
         for (ino, page) in self.names.pack_users(pack, (Ino(0), 0), PAGES_MAX)? {
-            let written =
-                Written { bytes: BLOB_MAX, enough: 0, last: time::monotonic(), whole: false, synced: false };
-            self.fresh.put_back((ino, page), &written, 0);
+            self.fresh.put_back((ino, page), BLOB_MAX, 0);
         }
         Ok(())
     }
