@@ -48,7 +48,7 @@ pub const TICK_MAX: Duration = Duration::from_millis(10);
 /// times. No clock that programs can read shows this, so the kernel is made to stamp an inode of ours, a pipe's, which is two
 /// system calls. (A pipe's times are not fine ones, so asking moves nothing for others; those of a file in memory are, and do.)
 pub fn now() -> Timestamp {
-    stamped().unwrap_or_else(coarse)
+    stamped().unwrap_or_else(tick)
 }
 
 /// The kernel's stamp; none where a sandbox refuses it.
@@ -62,8 +62,9 @@ fn stamped() -> Option<Timestamp> {
     Some(Timestamp::from_parts(stamp.st_ctime, u32::try_from(stamp.st_ctime_nsec).ok()?))
 }
 
-/// The tick's clock: what the kernel stamps with before Linux 6.13.
-fn coarse() -> Timestamp {
+/// The time of day by the kernel's tick, without a system call: what the kernel stamps with before Linux 6.13, and at most a tick behind
+/// [`now`]. For what another clock's time replaces.
+pub fn tick() -> Timestamp {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     Timestamp::from_parts(now.tv_sec, u32::try_from(now.tv_nsec).unwrap_or(0))
 }
