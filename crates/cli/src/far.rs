@@ -244,7 +244,7 @@ impl Far {
     }
 }
 
-/// What an origin may take, as the mount's options say; `deadline`: whoever reads has an error after this.
+/// What an origin may take, as the mount's options say; `deadline`: a read fails after this.
 pub fn limits(options: &FarOptions, deadline: Duration) -> Limits {
     Limits {
         max_requests: options.max_requests.map(u64::from),

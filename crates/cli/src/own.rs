@@ -18,7 +18,7 @@ use crate::sys;
 /// `PermissionDenied` or `InvalidInput`, with words, if it is not ours or no regular file.
 pub fn open(path: &Path, options: &OpenOptions) -> io::Result<File> {
     let mut options = options.clone();
-    // Opening a pipe would wait for whoever is at its other end.
+    // Opening a pipe would wait for a program at its other end.
     let file =
         options.mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).map_err(no_link)?;
     let about = file.metadata()?;

@@ -287,7 +287,7 @@ fn style(template: &str) -> ProgressStyle {
 mod tests {
     use super::*;
 
-    /// A file's name could clear the screen of whoever looked at what was left out.
+    /// The name of a file that was left out could clear the reader's screen.
     #[test]
     fn regression_names_do_not_speak_to_the_terminal() {
         let one = |text| shown(text, Lines::One).into_owned();

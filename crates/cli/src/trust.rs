@@ -59,7 +59,7 @@ fn owner_of(folder: &Path, all: &[Mounted]) -> Option<u32> {
     sys::metadata::look(&folder).ok().map(|seen| seen.uid)
 }
 
-/// Refuses the answers of one who has taken a daemon's place.
+/// Refuses the answers of a program that has taken a daemon's place.
 ///
 /// # Errors
 /// `PermissionDenied`, with words.

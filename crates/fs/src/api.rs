@@ -21,7 +21,7 @@ use crate::errno::Errno;
 /// Shorthand: what every method answers.
 pub type Result<T> = std::result::Result<T, Errno>;
 
-/// Who asks. User and group are `u32::MAX` where the kernel does not name them: it allows id-mapped mounts, and nothing is made.
+/// The program behind a request. User and group are `u32::MAX` where the kernel does not name them: it allows id-mapped mounts, and nothing is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     /// Effective user.

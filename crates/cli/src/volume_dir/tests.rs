@@ -33,7 +33,7 @@ fn what_is_no_volume_is_refused() {
     assert_eq!(VolumeDir::open(&temp.path().join("thesis.tex")).unwrap_err().code, "not-a-volume");
 }
 
-/// Whoever could write to the folder could take the lock away, and whoever could read the lock could hold it.
+/// Any user who could write to the folder could take the lock away, and any who could read the lock could hold it.
 #[test]
 fn regression_others_neither_write_nor_lock() {
     let temp = tempfile::tempdir().unwrap();

@@ -18,7 +18,7 @@ pub(crate) const SET_IDS: u32 = mode::S_ISUID | mode::S_ISGID;
 
 impl Core {
     /// Set-id bits go before `caller` changes a file's bytes by another way than write(2), where the kernel does not say that they must.
-    /// It says who asks, and root may leave them. True if any went. (Capabilities go with the change itself, whoever makes it.)
+    /// Root may leave them. True if any went. (Capabilities go with the change itself, whatever its user.)
     pub(crate) fn drop_privileges(&self, caller: Caller, ino: Ino) -> Result<bool, Error> {
         let record = self.file(ino)?;
         if record.mode & SET_IDS == 0 {
@@ -60,7 +60,7 @@ impl Caller {
             .map_or(self, |status| self.named_by(&status))
     }
 
-    /// Whether the request says who asks. A kernel that allows id-mapped mounts says it only where something is made.
+    /// Whether the request names its user. A kernel that allows id-mapped mounts says it only where something is made.
     fn is_named(self) -> bool {
         self.uid != u32::MAX
     }

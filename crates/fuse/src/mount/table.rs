@@ -13,7 +13,7 @@ pub struct Mounted {
     pub dev: u64,
     /// Filesystem type.
     pub kind: String,
-    /// What is mounted. Whoever mounts by FUSE says what he likes here, and as the type.
+    /// What is mounted. Any user who mounts a FUSE filesystem chooses this text, and the type.
     pub source: String,
     /// Of a FUSE mount: the user whose daemon serves it, which the kernel and fusermount3 see to.
     pub user: Option<u32>,

@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(shown().len(), 3, "a read that is served says nothing of deletes");
         refusals.answered(Act::Remove);
         assert_eq!(shown(), [Some(Act::Write), Some(Act::List)]);
-        // A key that is not known is not known for reads either, whoever finds out.
+        // An unknown key is unknown for reads too, whichever request met it first.
         refusals.failed(Act::Remove, &refused(403, "InvalidAccessKeyId"), now, today);
         assert!(held() && shown()[0].is_none());
         refusals.answered(Act::Write);

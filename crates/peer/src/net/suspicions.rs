@@ -15,7 +15,7 @@ use super::guests::Guest;
 use super::service::CopyState;
 use super::{Counters, Shared};
 
-/// So many blobs wait at most; what comes then is left out: whoever receives wrong bytes finds out again.
+/// So many blobs wait at most. Later ones are left out: a reader of wrong bytes finds them again.
 pub(super) const WAITING: usize = 64;
 /// So long a blob that was found sound counts as sound.
 const REMEMBERED: Duration = Duration::from_secs(10);

@@ -158,7 +158,7 @@ impl Rules {
         metadata::set_times(file, item.atime, item.mtime).at("set the times of", &shown())
     }
 
-    /// The permissions to be had. Whoever cannot give a file its owner must not make a program of his own of it that others run as him.
+    /// The permissions that are set. A user who cannot give a file its owner must not make a set-id program of his own of it.
     fn permissions(&self, item: &Item, now: Seen) -> u32 {
         let mut perm = item.perm & 0o7777;
         if !self.owners && item.kind != Kind::Dir {
