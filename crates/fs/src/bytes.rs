@@ -208,7 +208,9 @@ impl Core {
             // Of a file that is appended to, what comes before in the page is elsewhere; else it is most likely still on its way.
             let base = if from == size { at } else { 0 };
             let appends = from >= MIB && from >= size && len as u32 >= OWN_PACK_APPEND_MIN;
-            let own = len as u32 >= OWN_PACK_MIN || appends;
+            // A large write that ends in this page: most likely the rest of the page follows.
+            let goes_on = at == 0 && data.len() >= OWN_PACK_MIN as usize;
+            let own = len as u32 >= OWN_PACK_MIN || appends || goes_on;
             let writer = Writer::Page { ino, page, at, base, own };
             let (slot, crc) = self.store_range(writer, &data[done..done + len])?;
             stored.pieces.push(Piece {

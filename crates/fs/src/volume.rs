@@ -42,7 +42,7 @@ use crate::api::Caller;
 use crate::equal::Answers;
 use crate::errno::{Errno, Error};
 use crate::gc::Garbage;
-use crate::gc::dedup::{Fresh, When};
+use crate::gc::dedup::{Fresh, Scattered, When};
 use crate::gc::reap::Reaper;
 use crate::gc::sweep::Sweep;
 use crate::numbers::Numbers;
@@ -234,6 +234,7 @@ pub(crate) struct Core {
     pub(crate) answers: Answers,
     /// Pages that were written to, and not looked at since.
     pub(crate) fresh: Fresh,
+    pub(crate) scattered: Scattered,
     pub(crate) counters: Counters,
     pub(crate) said: Said,
     pub(crate) streams: Streams,
@@ -311,6 +312,7 @@ impl Volume {
             sweep: Sweep::new(options.commit),
             answers: Answers::default(),
             fresh: Fresh::default(),
+            scattered: Scattered::default(),
             counters: Counters::default(),
             said: Said::default(),
             streams: Streams::new(),

@@ -2,21 +2,23 @@
 //!
 //! A page is a file of up to 4 MiB, or an aligned 4 MiB of a larger one. Most need nothing done here: a small file that comes in one write is looked up
 //! as it comes (`ops/write.rs`), and a page that was written into a pack of its own is a blob whose name is its hash. What is left came in pieces.
-//! Once such a page was left alone for [`QUIET`], it is read, hashed and looked up:
+//! Once such a page was left alone for [`QUIET`], or a mebibyte or more of it was synced, it is read, hashed and looked up:
 //!
 //! | its bytes | what is done |
 //! |---|---|
 //! | are stored elsewhere, and were found sound there ([`crate::equal`]) | the page refers to those; its own become dead |
 //! | are new, and in one piece | a row says where they are |
-//! | are new, and in several pieces | they are copied into one piece first |
+//! | are new, and in several pieces | this is remembered; they are copied into one piece when another page turns out to be equal |
 //! | were lost elsewhere | what refers to the lost ones follows to these |
 //!
 //! A page is looked at again when half of it was written since: a database that changes a little here and there is not copied again and again.
+//! A page in several pieces is not copied before it has an equal one: most never do, and every byte would be written twice ([`Scattered`]).
 //! Pages with holes, and those that refer to the same bytes twice, are left as they are.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use base::size::{BLOB_MAX, INLINE_MAX};
+use base::size::{BLOB_MAX, INLINE_MAX, MIB};
 use base::{BlobId, Ino, PackNo, time};
 use blob::{Extent, ExtentPage};
 use hashbrown::HashMap;
@@ -38,12 +40,16 @@ use crate::volume::Core;
 
 /// How long a page must have been left alone.
 const QUIET: Duration = Duration::from_secs(1);
+/// A page of which so much was written is not waited for once its file is synced. Smaller ones are: a database syncs a few bytes at a time.
+const LARGE: u32 = MIB as u32;
 /// A round ends after so long.
 const ROUND: Duration = Duration::from_millis(200);
 /// Pages taken at a time.
 const BATCH: usize = 64;
 /// Pages remembered, of some 48 bytes each. Those beyond are stored, and may be stored twice.
 const PAGES_MAX: usize = 256 << 10;
+/// Pages in several pieces that are remembered, of some 60 bytes each.
+const SCATTERED_MAX: usize = 64 << 10;
 /// Files that came whole are remembered only while there are fewer pages than this.
 const WHOLE_MAX: usize = 64 << 10;
 /// Packs of one blob that are tried.
@@ -72,11 +78,49 @@ struct Written {
     last: Instant,
     /// It is a whole file that came in one write and was looked up then.
     whole: bool,
+    /// A large page whose file was synced since.
+    synced: bool,
+}
+
+impl Written {
+    /// All of a page, which need not be left alone first.
+    fn all() -> Written {
+        Written { bytes: BLOB_MAX, enough: 0, last: time::monotonic(), whole: false, synced: true }
+    }
+}
+
+#[derive(Default)]
+struct Pages {
+    all: HashMap<(Ino, u32), Written>,
+    /// Those of which [`LARGE`] bytes or more were written.
+    large: BTreeSet<(Ino, u32)>,
+}
+
+/// Pages in several pieces by the hash of their bytes, as they were when they were looked at. Bounded; the oldest are not kept longer than others.
+#[derive(Default)]
+pub(crate) struct Scattered(Mutex<HashMap<BlobId, (Ino, u32)>>);
+
+impl Scattered {
+    /// Remembers the page, and answers which other one had these bytes.
+    fn meet(&self, hash: BlobId, page: (Ino, u32)) -> Option<(Ino, u32)> {
+        let mut pages = self.0.lock();
+        if pages.len() >= SCATTERED_MAX
+            && let Some(any) = pages.keys().next().copied()
+        {
+            pages.remove(&any);
+        }
+        pages.insert(hash, page).filter(|other| *other != page)
+    }
+
+    /// Answers which page had these bytes, and forgets it.
+    fn take(&self, hash: &BlobId) -> Option<(Ino, u32)> {
+        self.0.lock().remove(hash)
+    }
 }
 
 /// Pages that were written to and not looked at since. Bounded.
 #[derive(Default)]
-pub(crate) struct Fresh(Mutex<HashMap<(Ino, u32), Written>>);
+pub(crate) struct Fresh(Mutex<Pages>);
 
 impl Fresh {
     /// These pieces of a file were written.
@@ -85,59 +129,80 @@ impl Fresh {
         let mut pages = self.0.lock();
         for piece in pieces {
             let page = (ino, page_of(piece.at).0);
-            if pages.len() >= PAGES_MAX && !pages.contains_key(&page) {
+            if pages.all.len() >= PAGES_MAX && !pages.all.contains_key(&page) {
                 continue;
             }
-            let new = Written { bytes: 0, enough: 0, last: now, whole: false };
-            let written = pages.entry(page).or_insert(new);
+            let new = Written { bytes: 0, enough: 0, last: now, whole: false, synced: false };
+            let written = pages.all.entry(page).or_insert(new);
             written.bytes = written.bytes.saturating_add(piece.len);
-            (written.last, written.whole) = (now, false);
+            (written.last, written.whole, written.synced) = (now, false, false);
+            if written.bytes >= LARGE {
+                pages.large.insert(page);
+            }
         }
+    }
+
+    /// A file was synced: its large pages are looked at without waiting for them to be left alone. True if it has any.
+    pub(crate) fn synced(&self, ino: Ino) -> bool {
+        let mut pages = self.0.lock();
+        let Pages { all, large } = &mut *pages;
+        let mut any = false;
+        for page in large.range((ino, 0)..=(ino, u32::MAX)) {
+            if let Some(written) = all.get_mut(page) {
+                (written.synced, any) = (true, true);
+            }
+        }
+        any
     }
 
     /// All of a file was written at once, and looked up. If more follows, it has to be looked at as a whole.
     pub(crate) fn note_whole(&self, ino: Ino, len: u32) {
         let now = time::monotonic();
         let mut pages = self.0.lock();
-        if pages.len() < WHOLE_MAX {
-            pages.insert((ino, 0), Written { bytes: len, enough: 0, last: now, whole: true });
+        if pages.all.len() < WHOLE_MAX {
+            pages
+                .all
+                .insert((ino, 0), Written { bytes: len, enough: 0, last: now, whole: true, synced: false });
         }
     }
 
     /// Whether none is left to look at.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
+        self.0.lock().all.is_empty()
     }
 
-    /// Takes pages that are worth a look, and how much was written to each.
-    fn take(&self, when: When, count: usize) -> Vec<((Ino, u32), u32)> {
+    /// Takes pages that are worth a look, and what was written to each.
+    fn take(&self, when: When, count: usize) -> Vec<((Ino, u32), Written)> {
         let now = time::monotonic();
         let mut found = Vec::new();
         let mut pages = self.0.lock();
-        pages.retain(|page, written| {
-            if when == When::Quiet && now.saturating_duration_since(written.last) < QUIET {
+        let Pages { all, large } = &mut *pages;
+        all.retain(|page, written| {
+            let young = now.saturating_duration_since(written.last) < QUIET;
+            if when == When::Quiet && young && !written.synced {
                 return true;
             }
             let looks = !written.whole && (when == When::All || written.bytes >= written.enough);
             if looks && found.len() < count {
-                found.push((*page, written.bytes));
+                found.push((*page, *written));
                 return false;
             }
             !written.whole
         });
+        large.retain(|page| all.contains_key(page));
         found
     }
 
     /// The page is to be looked at another time, when `enough` was written to it.
-    fn put_back(&self, page: (Ino, u32), bytes: u32, enough: u32) {
+    fn put_back(&self, page: (Ino, u32), before: &Written, enough: u32) {
         let mut pages = self.0.lock();
-        if pages.len() >= PAGES_MAX {
+        if pages.all.len() >= PAGES_MAX {
             return;
         }
-        let new = Written { bytes: 0, enough, last: time::monotonic(), whole: false };
-        let written = pages.entry(page).or_insert(new);
-        written.bytes = written.bytes.saturating_add(bytes);
+        let new = Written { bytes: 0, last: time::monotonic(), ..*before };
+        let written = pages.all.entry(page).or_insert(new);
+        written.bytes = written.bytes.saturating_add(before.bytes);
         written.enough = enough;
     }
 }
@@ -191,26 +256,26 @@ impl Core {
                 break;
             }
             let mut batch = batch.into_iter();
-            while let Some((page, bytes)) = batch.next() {
-                match self.dedup_page(page, bytes, when) {
+            while let Some((page, written)) = batch.next() {
+                match self.dedup_page(page, &written, when) {
                     Ok(Look::Done) => {}
-                    Ok(Look::Later(enough)) => later.push((page, bytes, enough)),
+                    Ok(Look::Later(enough)) => later.push((page, written, enough)),
                     // It cannot be read, or there is no room: readers are told, and it stays as it is.
                     Err(Error::Blob(_)) => {}
                     Err(error) => done = Err(error),
                 }
                 let over = time::monotonic().saturating_duration_since(began) >= patience || self.stopping();
                 if done.is_err() || over {
-                    later.extend(batch.map(|(page, bytes)| (page, bytes, 0)));
+                    later.extend(batch.map(|(page, written)| (page, written, 0)));
                     break 'all;
                 }
             }
         }
-        later.into_iter().for_each(|(page, bytes, enough)| self.fresh.put_back(page, bytes, enough));
+        later.into_iter().for_each(|(page, written, enough)| self.fresh.put_back(page, &written, enough));
         done
     }
 
-    fn dedup_page(&self, (ino, page): (Ino, u32), written: u32, when: When) -> Result<Look, Error> {
+    fn dedup_page(&self, (ino, page): (Ino, u32), written: &Written, when: When) -> Result<Look, Error> {
         let record = self.names.inode(ino)?;
         let Some(record) = record.filter(|record| record.is_file() && !record.has(InodeRecord::INLINE))
         else {
@@ -225,12 +290,15 @@ impl Core {
         {
             return Ok(Look::Done);
         }
-        if when != When::All && written < len / 2 {
+        if when != When::All && written.bytes < len / 2 {
             return Ok(Look::Later(len / 2));
         }
         let pieces = extents.extents();
         let known = match self.known(pieces)? {
-            Known::Soon if when == When::Quiet => return Ok(Look::Later(0)),
+            // One that is not full is sealed only when nobody has written to it for a while.
+            Known::Soon if when == When::Quiet && (len == BLOB_MAX || !written.synced) => {
+                return Ok(Look::Later(0));
+            }
             Known::Hash(blob) => Some(blob),
             Known::Nothing | Known::Soon => None,
         };
@@ -262,12 +330,24 @@ impl Core {
                 Target::Unknown => return Ok(Look::Later(0)),
             }
         }
+        let mut other = None;
         let here = match pieces {
             [one] if known.is_some() => Some((one.pack, one.offset)),
             [one] => self.note_content(&hash, one.pack, one.offset, len)?,
-            _ if self.may_copy() => self.join_pieces(ino, page, pieces, &bytes, &hash)?,
-            _ => return Ok(Look::Later(0)),
+            _ if !self.may_copy() => return Ok(Look::Later(0)),
+            _ => {
+                other = self.scattered.meet(hash, (ino, page));
+                if other.is_none() && lost.is_none() {
+                    return Ok(Look::Done);
+                }
+                self.join_pieces(ino, page, pieces, &bytes, &hash)?
+            }
         };
+        let forgotten = self.scattered.take(&hash);
+        if let Some(other) = other.or(forgotten).filter(|other| *other != (ino, page)) {
+            // It follows to these.
+            self.fresh.put_back(other, &Written::all(), 0);
+        }
         if let (Some(lost), Some(here)) = (lost, here) {
             self.heal(&lost, here)?;
         }
@@ -388,7 +468,7 @@ impl Core {
     /// The pages that a pack holds bytes of are looked at: the run that wrote them did not come to it.
     pub(crate) fn note_users(&self, pack: PackNo) -> Result<(), Error> {
         for (ino, page) in self.names.pack_users(pack, (Ino(0), 0), PAGES_MAX)? {
-            self.fresh.put_back((ino, page), BLOB_MAX, 0);
+            self.fresh.put_back((ino, page), &Written::all(), 0);
         }
         Ok(())
     }

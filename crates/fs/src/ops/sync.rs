@@ -18,8 +18,12 @@ use crate::volume::{Core, Fsync, Volume};
 const RESEALING: Duration = Duration::from_millis(20);
 
 impl Core {
-    pub(crate) fn fsync(&self, _ino: Ino) -> Result<(), Error> {
-        self.sync()
+    pub(crate) fn fsync(&self, ino: Ino) -> Result<(), Error> {
+        self.sync()?;
+        if self.fresh.synced(ino) {
+            self.sweep.wake();
+        }
+        Ok(())
     }
 
     pub(crate) fn sync(&self) -> Result<(), Error> {

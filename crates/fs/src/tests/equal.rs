@@ -200,6 +200,57 @@ fn a_page_that_came_whole_is_stored_once_without_being_copied() {
     v.close().unwrap();
 }
 
+/// The kernel writes back in mebibytes from wherever it left off. The part of one that begins a page was put elsewhere than the rest of the
+/// page, which was then copied.
+#[test]
+fn regression_mebibytes_across_the_end_of_a_page_are_written_once() {
+    let world = World::new();
+    let v = world.open();
+    let body = noise(1, 24 << 20);
+    let f = v.file(Ino::ROOT, "f");
+    // The last mebibyte comes first: what follows is no append.
+    let (head, last) = (300 * KIB as usize, 23 * MIB as usize);
+    v.put(f, last as u64, &body[last..]);
+    v.put(f, 0, &body[..head]);
+    in_order_from(&v, f, &body[..last], head);
+    seal(&v);
+    let stats = v.stats().unwrap();
+    assert_eq!(
+        (stats.moved_bytes, stats.sealed_packs),
+        (0, 7),
+        "six pages, and what came before the first mebibyte"
+    );
+    assert!(v.get(f) == body);
+    v.close().unwrap();
+}
+
+fn in_order_from(v: &Volume, f: Ino, bytes: &[u8], from: usize) {
+    for at in (from..bytes.len()).step_by(MIB as usize) {
+        v.put(f, at as u64, &bytes[at..bytes.len().min(at + MIB as usize)]);
+    }
+}
+
+/// Pages that came in several pieces were copied into one before anything was equal to them: every byte of them was written twice.
+#[test]
+fn regression_a_page_in_pieces_is_copied_only_for_an_equal_one() {
+    let world = World::new();
+    let v = world.open();
+    let body = noise(1, 3 << 20);
+    let among_others = arrivals()[5].1;
+    let first = v.file(Ino::ROOT, "first");
+    among_others(&v, first, &body);
+    v.core.dedup(crate::gc::dedup::When::Now, Duration::from_secs(60)).unwrap();
+    assert_eq!(v.stats().unwrap().moved_bytes, 0);
+    let second = v.file(Ino::ROOT, "second");
+    among_others(&v, second, &body);
+    v.core.dedup(crate::gc::dedup::When::Now, Duration::from_secs(60)).unwrap();
+    let stats = v.stats().unwrap();
+    assert_eq!(stats.moved_bytes, 3 * MIB, "the second one is copied");
+    assert!(stats.dedup_bytes >= 3 * MIB, "the first one follows: {stats:?}");
+    assert!(v.get(first) == body && v.get(second) == body);
+    v.close().unwrap();
+}
+
 /// A database that changes a little here and there is not copied again and again.
 #[test]
 fn a_page_of_which_little_was_written_is_left_alone() {
