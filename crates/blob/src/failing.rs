@@ -15,7 +15,9 @@ use base::{BlobId, PackNo};
 use crate::access::Access;
 use crate::pack::{PackStore, Space};
 use crate::records::Records;
-use crate::source::{BlobError, BlobSource, Origin, SharedBytes};
+use crate::coming::{Coming, Then};
+use crate::source::{BlobError, BlobSource, Onto, Origin, Part, SharedBytes};
+use crate::stock::Buffer;
 use crate::sums::Sums;
 
 /// An operation that can be made to fail.
@@ -25,7 +27,7 @@ pub enum Op {
     Create,
     /// [`PackStore::write`].
     Write,
-    /// [`PackStore::read`] and [`BlobSource::read_at`].
+    /// [`PackStore::read`], [`BlobSource::read_at`], and what fetches a blob or a part of it.
     Read,
     /// [`PackStore::sync`] and [`Origin::sync`].
     Sync,
@@ -224,6 +226,14 @@ impl FailingOrigin {
         FailingOrigin { inner, faults }
     }
 
+    fn meet_read(&self, id: &BlobId) -> Result<(), BlobError> {
+        self.faults.meet(Op::Read)?;
+        match self.faults.is_damaging() {
+            true => Err(BlobError::Damaged { id: *id, what: "a test damaged it".to_owned() }),
+            false => Ok(()),
+        }
+    }
+
     fn meet_store(&self, sums: &Sums) -> Result<(), BlobError> {
         self.faults.meet(Op::Store)?;
         self.faults.take_room(u64::from(sums.size()))
@@ -236,10 +246,7 @@ impl BlobSource for FailingOrigin {
     }
 
     fn read_as(&self, id: &BlobId, offset: u32, buf: &mut [u8], access: Access) -> Result<(), BlobError> {
-        self.faults.meet(Op::Read)?;
-        if self.faults.is_damaging() {
-            return Err(BlobError::Damaged { id: *id, what: "a test damaged it".to_owned() });
-        }
+        self.meet_read(id)?;
         self.inner.read_as(id, offset, buf, access)
     }
 
@@ -253,6 +260,10 @@ impl BlobSource for FailingOrigin {
 
     fn will_need_part(&self, id: &BlobId, offset: u32, len: u32) {
         self.inner.will_need_part(id, offset, len);
+    }
+
+    fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
+        self.inner.coming(id, offset, len, then)
     }
 }
 
@@ -340,6 +351,25 @@ impl Origin for FailingOrigin {
             return Err(BlobError::Damaged { id: *id, what: "a test damaged it".to_owned() });
         }
         self.inner.verify(id)
+    }
+
+    fn fetch(&self, id: &BlobId) -> Result<(Sums, Buffer), BlobError> {
+        self.meet_read(id)?;
+        self.inner.fetch(id)
+    }
+
+    fn fetch_onto(&self, id: &BlobId, onto: &Arc<dyn Onto>) -> Result<Option<(Sums, Buffer)>, BlobError> {
+        self.meet_read(id)?;
+        self.inner.fetch_onto(id, onto)
+    }
+
+    fn ahead_at_once(&self) -> usize {
+        self.inner.ahead_at_once()
+    }
+
+    fn fetch_part(&self, id: &BlobId, offset: u32, len: u32) -> Result<Part, BlobError> {
+        self.meet_read(id)?;
+        self.inner.fetch_part(id, offset, len)
     }
 
     fn describe(&self) -> String {

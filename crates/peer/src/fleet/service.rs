@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use base::BlobId;
+use hashbrown::HashSet;
 
 use super::Inner;
 use super::counters::Counters;
@@ -45,12 +46,13 @@ impl Service for Serving {
             return vec![Answer::NotMine; ask.blobs.len()];
         }
         Counters::one(&inner.counters.answered);
-        // What the cache is just writing can be had here.
-        let held = |id: &BlobId| inner.holds(id) || inner.transit.has_landed(id);
+        // What the cache is still writing can be served from here too. Looking opens files, so it is done before the tracker is locked.
+        let here = |id: &&BlobId| inner.holds(id) || inner.transit.has_landed(id);
+        let held: HashSet<BlobId> = ask.blobs.iter().filter(here).copied().collect();
         let backlog = inner.backlog();
         let mut tracker = inner.tracker.lock();
         tracker.raise_load(inner.own, backlog);
-        tracker.ask(inner.now(), from, &ask, &held)
+        tracker.ask(inner.now(), from, &ask, &|id| held.contains(id))
     }
 
     fn notes(&self, from: NodeId, notes: Vec<Note>) {
