@@ -13,9 +13,9 @@ use base::time::BootTime;
 use base::{BlobId, PackNo};
 
 use crate::access::Access;
+use crate::coming::{Coming, Then};
 use crate::pack::{PackStore, Space};
 use crate::records::Records;
-use crate::coming::{Coming, Then};
 use crate::source::{BlobError, BlobSource, Onto, Origin, Part, SharedBytes};
 use crate::stock::Buffer;
 use crate::sums::Sums;

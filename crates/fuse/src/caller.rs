@@ -1,6 +1,10 @@
 //! What has become of the thread that asked, as /proc shows it.
 
 use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// How a thread is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +29,64 @@ impl Fate {
     }
 }
 
+/// Threads at most whose end is waited for at the same time: each costs a descriptor.
+const WATCHED_MOST: usize = 64;
+/// A descriptor of a thread, and not of its whole process (Linux 6.9; see pidfd_open(2)).
+const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
+
+/// Waits for the end of some threads. A thread that cannot be watched is left out.
+#[derive(Default)]
+pub struct Ends(Vec<(u32, OwnedFd)>);
+
+impl Ends {
+    /// Watches this thread too, unless there are too many.
+    pub fn watch(&mut self, thread: u32) {
+        if self.0.len() >= WATCHED_MOST || self.0.iter().any(|(watched, _)| *watched == thread) {
+            return;
+        }
+        let Some(pid) = i32::try_from(thread).ok().and_then(Pid::from_raw) else { return };
+        let open = |flags| pidfd_open(pid, flags).ok();
+        // An older kernel knows processes only: then the end of a process of several threads is seen.
+        let fd = open(PidfdFlags::from_bits_retain(PIDFD_THREAD)).or_else(|| open(PidfdFlags::empty()));
+        self.0.extend(fd.map(|fd| (thread, fd)));
+    }
+
+    /// Forgets the others.
+    pub fn keep_only(&mut self, keep: impl Fn(u32) -> bool) {
+        self.0.retain(|(thread, _)| keep(*thread));
+    }
+
+    /// Whether none is watched.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Waits until one ends, `patience` at most. Answers which have ended, and forgets them.
+    pub fn wait(&mut self, patience: Duration) -> Vec<u32> {
+        let poll =
+            |(_, fd): &(u32, OwnedFd)| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut fds: Vec<libc::pollfd> = self.0.iter().map(poll).collect();
+        let patience = libc::timespec {
+            tv_sec: patience.as_secs() as libc::time_t,
+            tv_nsec: libc::c_long::from(patience.subsec_nanos()),
+        };
+        // SAFETY: `fds` is an array of so many entries, and it and `patience` live through the call; a null mask changes no signals.
+        unsafe {
+            libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, &raw const patience, std::ptr::null())
+        };
+        let (mut ended, mut at) = (Vec::new(), 0);
+        self.0.retain(|(thread, _)| {
+            let has_ended = fds[at].revents != 0;
+            at += 1;
+            if has_ended {
+                ended.push(*thread);
+            }
+            !has_ended
+        });
+        ended
+    }
+}
+
 fn read(status: &str) -> Fate {
     const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("").trim();
@@ -39,6 +101,21 @@ fn read(status: &str) -> Fate {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_a_thread_ends_the_wait() {
+        let mut ends = Ends::default();
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let lives = std::process::id();
+        [child.id(), lives, lives].map(|thread| ends.watch(thread));
+        assert_eq!(ends.0.len(), 2);
+        assert!(ends.wait(Duration::from_millis(1)).is_empty());
+        child.kill().unwrap();
+        assert_eq!(ends.wait(Duration::from_secs(20)), [child.id()]);
+        child.wait().unwrap();
+        ends.keep_only(|thread| thread != lives);
+        assert!(ends.is_empty());
+    }
 
     #[test]
     fn a_status_tells_how_a_thread_is() {

@@ -32,22 +32,21 @@ use base::Ino;
 use fs::api::Touched;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::caller::Fate;
+use crate::caller::{Ends, Fate};
 
-/// How often flushes that have not come are looked at.
-const LOOK: Duration = Duration::from_micros(200);
-/// How often it is looked whether there are any, while some came a moment ago.
-const REST: Duration = Duration::from_millis(1);
+/// How often flushes that have not come are looked at, and whether there are any. The next program may close the file this soon.
+const LOOK: Duration = Duration::from_micros(100);
 /// A flush comes within some ten microseconds: one that is younger than this is not looked at.
-const YOUNG: Duration = Duration::from_micros(200);
-/// While a thread is being killed, its flush is looked at every time up to this age; else, and later, at every doubling of its age.
+const YOUNG: Duration = Duration::from_micros(100);
+/// While a thread is being killed, its flush is looked at every time up to this age; else, and later, at every doubling of its age and
+/// when the thread ends.
 const FRESH: Duration = Duration::from_millis(20);
 /// A thread that lives this long after the answer has flushed: another one did it for both, or there was nothing to flush.
 const SETTLED: Duration = Duration::from_secs(1);
 /// A thread that is being killed ends sooner than this, or hangs for another reason.
 const GIVEN_UP: Duration = Duration::from_secs(30);
 /// The thread goes on looking for so many rounds without work before it sleeps: so a program that removes a tree wakes it once.
-const IDLE_ROUNDS: u32 = 100;
+const IDLE_ROUNDS: u32 = 200;
 /// So many are looked at in one round, so that a machine without a free processor does not spend its time here.
 const AT_ONCE: usize = 8;
 /// More inodes with failed writes than this are not remembered one by one: then no error is cleared any more.
@@ -169,6 +168,7 @@ impl PendingFlushes {
     fn run(&self) {
         go_first();
         let mut state = self.state.lock();
+        let mut ends = Ends::default();
         let mut idle = 0;
         while !state.closed {
             idle = if state.pending.is_empty() { idle + 1 } else { 0 };
@@ -179,18 +179,27 @@ impl PendingFlushes {
                 idle = 0;
                 continue;
             }
-            let pause = if state.pending.is_empty() { REST } else { LOOK };
-            self.changed.wait_for(&mut state, pause);
+            ends.keep_only(|thread| state.pending.iter().any(|pending| pending.thread == thread));
+            let ended = match ends.is_empty() {
+                true => {
+                    self.changed.wait_for(&mut state, LOOK);
+                    Vec::new()
+                }
+                false => MutexGuard::unlocked(&mut state, || ends.wait(LOOK)),
+            };
             let now = base::time::monotonic();
-            let due = state.pending.iter().filter(|pending| pending.look_at <= now);
-            let due: Vec<_> = due.take(AT_ONCE).copied().collect();
+            let is_due = |pending: &&Pending| pending.look_at <= now || ended.contains(&pending.thread);
+            let due: Vec<_> = state.pending.iter().filter(is_due).take(AT_ONCE).copied().collect();
             for pending in due {
                 let next = MutexGuard::unlocked(&mut state, || self.look(&pending, now));
                 let Some(at) = state.pending.iter().position(|other| other.number == pending.number) else {
                     continue;
                 };
                 match next {
-                    Some(look_at) => state.pending[at].look_at = look_at,
+                    Some(look_at) => {
+                        state.pending[at].look_at = look_at;
+                        ends.watch(pending.thread);
+                    }
                     None => drop(state.pending.swap_remove(at)),
                 }
             }
