@@ -17,11 +17,10 @@ CARGO := scripts/with-rust cargo
 ##@ Use
 
 .PHONY: build
-build: ## Build the program; it is left at target/release/covey
+build: ## Build the program: target/release/covey, with its debug information in covey.debug beside it
 	@scripts/bootstrap build
 	$(CARGO) build --release --package covey-cli --bin covey
-	@built="$(CARGO_TARGET_DIR)/release/covey"; \
-	[ "$$built" -ef $(program) ] || cmp -s "$$built" $(program) || install -D -m 755 "$$built" $(program)
+	@scripts/split-debug "$(CARGO_TARGET_DIR)/release/covey" $(program)
 
 .PHONY: run
 run: ## Build, format a volume, mount it and do real work on it; ONCE=1 ends instead of waiting for Ctrl-C
