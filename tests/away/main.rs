@@ -5,6 +5,7 @@
 //! is the real one, on real mounts.
 
 mod keys;
+mod trees;
 
 use std::time::{Duration, Instant};
 
