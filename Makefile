@@ -171,7 +171,7 @@ bench-build: build
 	$(CARGO) build --release --package covey-bench
 
 .PHONY: bench
-bench: bench-tail bench-throughput bench-operations bench-workloads bench-peers bench-origin ## Every published figure (hours); JUICEFS=path of juicefs 1.3.1 for the peers
+bench: bench-tail bench-throughput bench-operations bench-workloads bench-peers bench-origin ## Every published figure (hours); JUICEFS=path of juicefs for the peers
 
 .PHONY: bench-quick
 bench-quick: bench-build ## The same figures at small sizes, some minutes: whether all works, and roughly how fast
@@ -192,12 +192,12 @@ bench-operations: bench-build ## F3 and F7: one operation at a time, also with t
 	$(call figure,metadata)
 
 .PHONY: bench-peers
-bench-peers: bench-build ## F6: beside JuiceFS and go-fuse's loopback; JUICEFS=path of juicefs 1.3.1
+bench-peers: bench-build ## F6: beside JuiceFS and go-fuse's loopback; JUICEFS=path of juicefs
 	@scripts/bootstrap bench-peers
 	$(call figure,peers,$(if $(JUICEFS),--juicefs "$(JUICEFS)") $(addprefix --loopback ,$(wildcard $(cache)/peers/loopback)))
 
 .PHONY: bench-origin
-bench-origin: bench-build minio ## Over an S3 store (MinIO): beside juicefs, rclone, s3fs; JUICEFS=path of juicefs 1.3.1
+bench-origin: bench-build minio ## Over an S3 store (MinIO): beside juicefs, rclone, s3fs; JUICEFS=path of juicefs
 	@scripts/bootstrap bench-origin
 	$(call figure,origin,--minio "$(or $(MINIO),$(cache)/peers/minio)" $(if $(JUICEFS),--juicefs "$(JUICEFS)"))
 

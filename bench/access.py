@@ -2,7 +2,7 @@
 """What it costs to read a little of large files, cold: time, requests and bytes.
 
     make bench-access                          Covey beside ext4
-    make bench-access JUICEFS=path             and beside JuiceFS 1.3.1
+    make bench-access JUICEFS=path             and beside JuiceFS
     make bench-access BENCH_ARGS="--only mmap,h5py --rounds 5 --mount-options access=random"
 
 The files lie in a MinIO on loopback (MINIO=path, else the one that `make minio` built); Covey mounts a published tree of it, with an empty cache
