@@ -1,30 +1,34 @@
-//! Stepping aside: a ring's thread does not stand in the way of the program that it answers.
+//! Yielding to the caller: a ring's thread gives up its CPU to the program that it answers (SCHED_IDLE).
 //!
 //! ```text
-//!   as the scheduler has it                       stepping aside
+//!   without yielding                              with yielding
 //!   CPU 0: ring answers ── wakes program ─┐       CPU 0: ring ─ SCHED_IDLE ─ answers ─ program runs on ─ asks ─ ring ...
-//!   CPU 1: (asleep) ◄── woken from afar ──┘       CPU 1: (asleep)
+//!   CPU 1: (asleep) ◄── IPI wakes CPU 1 ──┘       CPU 1: (asleep)
 //! ```
 //!
-//! A program that is woken looks for a CPU that is idle. The one that it waited on is not: the ring's thread runs there, just about to
-//! sleep. So the program moves to another CPU, which has to be woken from afar, its next request goes to another ring, and so on with
-//! every single request; on a virtual machine each of these wakings costs more than the request. A CPU on which only threads of the
-//! class `SCHED_IDLE` run counts as idle, though (`sched_idle_cpu` in the kernel's fair.c). So a ring's thread takes that class on
-//! before it hands an answer over, and its own again as soon as it is back with the next request. The program is woken where it was, runs
-//! at once, and finds the ring ready when it asks again.
+//! The scheduler looks for an idle CPU for a woken program. The CPU that the program waited on is not idle:
+//! the ring's thread still runs there, about to sleep. So the program moves to another CPU, which has to be
+//! woken by an interrupt. Its next request goes to another ring, and the same happens with every request. On
+//! a virtual machine each of these wake-ups costs more than the request. However, a CPU that runs only
+//! `SCHED_IDLE` threads counts as idle (`sched_idle_cpu` in the kernel's fair.c). So a ring's thread enters
+//! this class before it hands over a reply, and leaves it as soon as it returns with the next request. The
+//! program is woken on its own CPU, runs at once, and finds the ring ready when it asks again.
 //!
-//! **What must not happen** is that a thread in that class starves with a request before it, because other programs compute on its CPU.
-//! So it is in that class only inside of the system call that hands over and waits, and never while it serves. A [`Keeper`] looks every
-//! [`TICK`] at who is aside for longer than that, and brings them back: idle or not, a ring that has nothing to do soon waits in its
-//! own class. One that waited for a CPU when it was fetched, and comes back with work without having slept, has starved for it: then it
-//! stays in its class for [`PAUSE`], twice as long each time. An idle mount has no ticks.
+//! **What must not happen** is that a thread in this class starves with a request to serve, because other
+//! programs compute on its CPU. So it is in the class only during the system call that hands over and waits,
+//! and never while it serves. A [`Keeper`] checks every [`TICK`] which threads have yielded for longer than
+//! that, and moves them back to their own class. A thread that was idle loses nothing: a ring without work
+//! soon waits in its own class. A thread that was waiting for a CPU when it was moved back, and returns with
+//! work without having slept, has starved. Then it does not yield for [`PAUSE`], twice as long each time. An
+//! idle mount has no ticks.
 //!
-//! Where every CPU has something to do there is none that a program could move to, so nothing is gained by stepping aside, and the next
-//! request waits for whoever computes. The keeper counts who wants a CPU (`/proc/loadavg`), and nobody steps aside while these are about
-//! as many as there are CPUs: a build with `make -j` took a sixth longer without that.
+//! If every CPU is busy, there is no idle CPU that a program could move to. Then yielding gains nothing, and
+//! the next request waits for a program that computes. The keeper counts the threads that want a CPU
+//! (`/proc/loadavg`), and no ring yields while there are about as many of them as CPUs. Without this rule a
+//! build with `make -j` took a sixth longer.
 //!
-//! Leaving the class needs CAP_SYS_NICE, so a [`Keeper`] first tries with itself whether it may.
-//! [`Options::aside`](crate::Options::aside) turns it off.
+//! Leaving the class needs CAP_SYS_NICE, so a [`Keeper`] first tries it on itself.
+//! [`Options::aside`](crate::Options::aside) turns yielding off.
 
 use std::io;
 use std::sync::Arc;
@@ -35,48 +39,49 @@ use std::time::{Duration, Instant};
 use base::time::monotonic;
 use parking_lot::Mutex;
 
-/// The longest that a ring's thread may be aside without anybody having looked.
+/// The longest time that a ring's thread may have yielded without a check.
 const TICK: Duration = Duration::from_millis(2);
-/// After so many ticks without anybody aside the keeper sleeps until there is.
+/// After this many ticks without a yielding thread, the keeper sleeps until there is one.
 const QUIET: u32 = 8;
-/// For how long a ring that has starved does not step aside.
+/// How long a ring that has starved does not yield.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The most that becomes of it.
+/// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_millis(3200);
-/// Turns without starving after which a pause is a short one again.
+/// After this many turns without starving, the pause is short again.
 const GOOD: u32 = 20_000;
-/// What happened so long ago counts a third in how crowded the CPUs are.
+/// The time constant of the average of runnable threads: after this time a sample has a third of its weight.
 const MEMORY: Duration = Duration::from_millis(16);
-/// The seat of a ring that was brought back; turns are never this, nor 0.
+/// The value of `turn` when the keeper has moved the thread back. A turn never has this number, nor 0.
 const BACK: u64 = u64::MAX;
 
-/// Where a ring's thread says that it is aside.
+/// Where a ring's thread says that it has yielded.
 struct Seat {
     thread: libc::pid_t,
-    /// 0: in its own class. [`BACK`]: put there by the keeper. Else the number of the turn that it is aside for.
+    /// 0: in its own class. [`BACK`]: moved back by the keeper. Otherwise the number of the turn for which it
+    /// has yielded.
     turn: AtomicU64,
-    /// How often it had slept when the keeper last brought it back, if it did not sleep then but waited for a CPU.
+    /// How often the thread had slept when the keeper last moved it back, if it was waiting for a CPU then.
     waited: Mutex<Option<u64>>,
 }
 
-/// What rings and the keeper's thread share.
+/// What the rings and the keeper's thread share.
 struct Shared {
     seats: Mutex<Vec<Arc<Seat>>>,
     resting: AtomicBool,
     closed: AtomicBool,
-    /// All CPUs are in use.
+    /// All CPUs are busy.
     crowded: AtomicBool,
-    /// How often a ring would have stepped aside.
+    /// How often a ring was about to yield.
     answers: AtomicU64,
 }
 
-/// Brings rings' threads back; its own thread ends with it.
+/// Moves rings' threads back to their own class. Its thread ends when this is dropped.
 pub(super) struct Keeper {
     shared: Arc<Shared>,
     thread: Thread,
 }
 
-/// Of one ring, and used by its thread only.
+/// The state of one ring, used by its thread only.
 pub(super) struct Aside {
     shared: Arc<Shared>,
     seat: Arc<Seat>,
@@ -84,14 +89,14 @@ pub(super) struct Aside {
     turn: u64,
     good: u32,
     pause: Duration,
-    /// It has starved: not before then.
+    /// The ring has starved, and must not yield before this time.
     not_before: Option<Instant>,
 }
 
-/// Gives a thread of this process (0: the caller) another class of the fair scheduler; its nice value stays.
+/// Gives a thread of this process (0: the caller) another class of the fair scheduler. Its nice value stays.
 fn set_class(thread: libc::pid_t, class: libc::c_int) -> io::Result<()> {
     let none = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the parameters live through the call; it changes nothing but how a thread is scheduled.
+    // SAFETY: the parameters live through the call. It changes only how a thread is scheduled.
     match unsafe { libc::sched_setscheduler(thread, class, &raw const none) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -100,7 +105,7 @@ fn set_class(thread: libc::pid_t, class: libc::c_int) -> io::Result<()> {
 
 /// How often this thread has slept.
 fn sleeps() -> u64 {
-    // SAFETY: the kernel fills the room, which is as large as it has to be; all zeros is a value of it.
+    // SAFETY: the kernel fills `usage`, which has the right size. All zeros is a value of it.
     unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
@@ -108,14 +113,14 @@ fn sleeps() -> u64 {
     }
 }
 
-/// The same of another thread that has no CPU but wants one; none if it sleeps.
+/// The same for another thread, if it is runnable. `None` if it sleeps.
 fn waits(thread: libc::pid_t) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).ok()?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     field("State:")?.starts_with('R').then(|| field("voluntary_ctxt_switches:")?.parse().ok()).flatten()
 }
 
-/// Whether this thread is of the usual class, and may leave it and come back.
+/// Whether this thread is in the usual class, and may leave it and return to it.
 fn may_come_back() -> bool {
     // SAFETY: the call takes a number only.
     let usual = unsafe { libc::sched_getscheduler(0) } == libc::SCHED_OTHER;
@@ -123,7 +128,7 @@ fn may_come_back() -> bool {
 }
 
 impl Keeper {
-    /// None where threads could not come back.
+    /// Starts the thread. `None` if threads could not leave the class again.
     pub(super) fn start() -> Option<Keeper> {
         let shared = Arc::new(Shared {
             seats: Mutex::default(),
@@ -144,7 +149,7 @@ impl Keeper {
         allowed.recv().is_ok_and(|may| may).then(|| Keeper { shared, thread: thread.thread().clone() })
     }
 
-    /// For the ring whose thread calls this.
+    /// The state for the ring whose thread calls this.
     pub(super) fn aside(&self) -> Aside {
         // SAFETY: the call takes nothing and cannot fail.
         let thread = unsafe { libc::gettid() };
@@ -162,12 +167,12 @@ impl Drop for Keeper {
     }
 }
 
-/// How many threads want a CPU, of the whole machine: the fourth word of /proc/loadavg, up to its slash.
+/// How many threads of the machine want a CPU: the fourth field of /proc/loadavg, up to its slash.
 fn wanting(loadavg: &str) -> Option<f64> {
     loadavg.split_whitespace().nth(3)?.split('/').next()?.parse().ok()
 }
 
-/// How many programs want a CPU, averaged over [`MEMORY`].
+/// How many threads want a CPU, averaged over [`MEMORY`].
 struct Crowd {
     cpus: f64,
     average: f64,
@@ -177,11 +182,11 @@ struct Crowd {
 impl Crowd {
     fn new() -> Crowd {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        // The first look decides.
+        // The first sample decides, because its predecessor is old by then.
         Crowd { cpus: cpus as f64, average: 0.0, last: monotonic() }
     }
 
-    /// With so many now. Whether no CPU is left.
+    /// Adds a sample. Returns whether no CPU is left.
     fn is_all(&mut self, now: f64) -> bool {
         let since = self.last.elapsed();
         self.last += since;
@@ -197,7 +202,8 @@ impl Shared {
         while !self.closed.load(Ordering::SeqCst) {
             let aside = self.look(&mut seen);
             let loadavg = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-            // This thread is one of them, and so is who is aside, or sleeps and is none: it hardly matters then.
+            // This thread is counted, and so is every thread that has yielded. A yielding thread that sleeps
+            // is not counted, but then it hardly matters.
             let now = wanting(&loadavg).map_or(0.0, |all| all - 1.0 - aside as f64);
             self.crowded.store(crowd.is_all(now.max(0.0)), Ordering::SeqCst);
             let before = std::mem::replace(&mut answers, self.answers.load(Ordering::SeqCst));
@@ -206,7 +212,8 @@ impl Shared {
                 std::thread::park_timeout(TICK);
                 continue;
             }
-            // Who answers from now on sees it and wakes us; who did just before is seen by one more look.
+            // A ring that answers after this store sees it and wakes this thread. The check below sees one
+            // that answered just before.
             self.resting.store(true, Ordering::SeqCst);
             if self.answers.load(Ordering::SeqCst) == answers && !self.closed.load(Ordering::SeqCst) {
                 std::thread::park();
@@ -214,11 +221,12 @@ impl Shared {
             self.resting.store(false, Ordering::SeqCst);
             quiet = 0;
         }
-        // Nobody will look any more, and nobody steps aside any more.
+        // No thread will be moved back after this, and none yields any more.
         self.seats.lock().iter().for_each(|seat| drop(set_class(seat.thread, libc::SCHED_OTHER)));
     }
 
-    /// Brings back who was aside for the same turn at the last look. How many are aside.
+    /// Moves back the threads that have yielded for the same turn since the last check. Returns how many have
+    /// yielded.
     fn look(&self, seen: &mut Vec<u64>) -> usize {
         let seats = self.seats.lock();
         let before = std::mem::take(seen);
@@ -233,7 +241,8 @@ impl Shared {
             if before.get(at) == Some(&turn) {
                 *seat.waited.lock() = waits(seat.thread);
                 if seat.turn.compare_exchange(turn, BACK, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-                    // The seat is still taken, under this lock, so the thread is still that one.
+                    // The seat still belongs to the thread while this lock is held, so the id is still that
+                    // thread's.
                     let _ = set_class(seat.thread, libc::SCHED_OTHER);
                 }
             }
@@ -243,7 +252,7 @@ impl Shared {
 }
 
 impl Aside {
-    /// Before an answer is handed over.
+    /// Yields. Call it before a reply is handed over.
     pub(super) fn step(&mut self) {
         let shared = &self.shared;
         shared.answers.fetch_add(1, Ordering::SeqCst);
@@ -261,12 +270,12 @@ impl Aside {
         self.seat.turn.store(self.turn, Ordering::SeqCst);
         let _ = set_class(0, libc::SCHED_IDLE);
         if self.seat.turn.load(Ordering::SeqCst) == BACK {
-            // Others took the CPU right then.
+            // The keeper moved the thread back in this very moment, because other programs took the CPU.
             self.back();
         }
     }
 
-    /// As soon as there is something to do again.
+    /// Returns to the own class. Call it as soon as there is work again.
     pub(super) fn back(&mut self) {
         let found = self.seat.turn.swap(0, Ordering::SeqCst);
         if found == 0 {
@@ -303,7 +312,7 @@ mod tests {
         unsafe { libc::sched_getscheduler(0) }
     }
 
-    /// Without the right to come back there is no keeper, and nothing to try.
+    /// Without the privilege there is no keeper, and nothing to test.
     fn keeper() -> Option<Keeper> {
         let keeper = Keeper::start();
         if keeper.is_none() {
@@ -320,7 +329,7 @@ mod tests {
         }
     }
 
-    /// Whether or not the machine is busy.
+    /// Yields once, whether or not the machine is busy.
     fn stepped(aside: &mut Aside) {
         let turn = aside.turn;
         until("it steps aside", || {
@@ -342,7 +351,7 @@ mod tests {
         }
         aside.not_before = None;
         aside.step();
-        // Unless it was fetched just now, or the machine is busy.
+        // The keeper may have moved it back just now, or the machine may be busy.
         assert!(class() == libc::SCHED_IDLE || aside.seat.turn.load(Ordering::SeqCst) != aside.turn);
         drop(aside);
         assert_eq!(class(), libc::SCHED_OTHER);
@@ -368,7 +377,7 @@ mod tests {
             aside.step();
             assert_eq!(class(), libc::SCHED_OTHER, "not before its pause has ended");
         }
-        // The keeper rests, and wakes for the next.
+        // The keeper rests, and wakes for the next turn.
         until("the keeper rests", || keeper.shared.resting.load(Ordering::SeqCst));
         aside.not_before = None;
         stepped(&mut aside);
@@ -386,7 +395,8 @@ mod tests {
         std::thread::sleep(Duration::from_millis(2));
         aside.back();
         assert_eq!(aside.not_before, None);
-        // The kernel says of this thread that it wants its CPU, and the same number; of one that sleeps nothing.
+        // The kernel reports for this thread that it wants its CPU, and the same number. For a sleeping
+        // thread it reports nothing.
         // SAFETY: the call takes nothing and cannot fail.
         assert_eq!(waits(unsafe { libc::gettid() }), Some(sleeps()));
         let (say, said) = std::sync::mpsc::channel();
