@@ -1,4 +1,4 @@
-//! What onlookers see, and that nobody pays when there are none.
+//! What observers see, and that nothing is kept without observers.
 
 use base::Ino;
 use base::phase::Phase;
