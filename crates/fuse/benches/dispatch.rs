@@ -1,4 +1,5 @@
-//! What the transport's own part costs: decode a request, ask a filesystem that does nothing, encode the reply, without a kernel.
+//! The transport's own cost: decode a request, call a filesystem that does nothing, encode the reply, without
+//! a kernel.
 
 #![allow(missing_docs, reason = "what the macros of criterion make has no place for them")]
 
@@ -21,7 +22,7 @@ use fuse::notify::Notifier;
 use fuse::null::Null;
 use fuse::watch::Watch;
 
-/// Takes replies and forgets them.
+/// Takes replies and drops them.
 struct Nowhere;
 
 impl Sink for Nowhere {
@@ -36,7 +37,7 @@ impl Sink for Nowhere {
     }
 }
 
-/// A request of inode `ino` with these arguments, as it comes from the kernel.
+/// A request for inode `ino` with these arguments, as the kernel sends it.
 fn request(opcode: u32, ino: u64, arguments: &[u8]) -> Vec<u8> {
     let mut request = ((IN_HEADER + arguments.len()) as u32).to_ne_bytes().to_vec();
     request.extend(opcode.to_ne_bytes());

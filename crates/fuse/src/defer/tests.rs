@@ -3,7 +3,7 @@ use std::sync::mpsc;
 
 use super::*;
 
-/// Counts answers by error.
+/// Records answers by error.
 #[derive(Default)]
 struct Kept(Mutex<Vec<(u64, i32)>>);
 
@@ -157,7 +157,8 @@ fn who_has_the_bytes_serves_although_a_worker_is_at_it() {
     assert!(ticket.claim() && !ticket.serve() && !ticket.is_served(), "whoever is first");
 }
 
-/// Reads of what nobody had kept all workers for longer than the kernel waited for them, and what could be had was not read.
+/// Reads of data that nobody had kept all workers busy for longer than the kernel waited for them. Meanwhile
+/// data that could be had was not read.
 #[test]
 fn regression_workers_that_are_stuck_with_what_was_answered_are_replaced() {
     let (kept, sink, desk) = parts(Duration::from_millis(100));
@@ -186,7 +187,7 @@ fn regression_workers_that_are_stuck_with_what_was_answered_are_replaced() {
         pool.push(desk.issue(10 * round + 5, 0, None, &sink), Box::new(work));
         assert_eq!(ran.recv_timeout(Duration::from_secs(10)), Ok(true), "another takes their place");
     }
-    // Not without end: these have the last two places.
+    // The replacements have a limit: these take the last two places.
     (0..2).for_each(|n| stuck(100 + n));
     until("the clock answers", &|| kept.0.lock().len() == 2 * LOST + 2);
     until("all places are taken", &|| pool.state.lock().strayed == 2 * LOST + 2);

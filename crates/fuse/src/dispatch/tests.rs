@@ -9,7 +9,7 @@ use crate::buffer::PageBuf;
 use crate::counts::Counts;
 use crate::null::Null;
 
-/// Keeps what was answered.
+/// Records the answers.
 #[derive(Default)]
 struct Kept(Mutex<Vec<(u64, i32, Vec<u8>)>>);
 
@@ -53,7 +53,8 @@ fn answers(opcode: u32, arguments: &[u8]) -> Vec<(u64, i32, Vec<u8>)> {
     raw(&request)
 }
 
-/// What one GETATTR of a filesystem that does nothing takes in the dispatcher, in nanoseconds: the best of many rounds.
+/// The time of one GETATTR in the dispatcher, for a filesystem that does nothing, in nanoseconds: the best of
+/// many rounds.
 fn cost(dispatcher: &Dispatcher, sink: &Arc<dyn Sink>) -> f64 {
     let mut request = (IN_HEADER as u32 + 16).to_ne_bytes().to_vec();
     request.extend(opcodes::op::GETATTR.to_ne_bytes());
@@ -121,7 +122,7 @@ fn raw(request: &[u8]) -> Vec<(u64, i32, Vec<u8>)> {
     std::mem::take(&mut *kept.0.lock())
 }
 
-/// Plausible arguments: zeros in front, a small length, names behind.
+/// Plausible arguments: zeros first, a small length, then names.
 fn arguments(opcode: u32) -> Vec<u8> {
     let fixed = match opcode {
         op::SETATTR => 88,

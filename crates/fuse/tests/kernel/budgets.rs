@@ -1,4 +1,4 @@
-//! Request budgets: what must not reach the daemon does not.
+//! Request budgets: requests that need not reach the daemon do not reach it.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -11,8 +11,9 @@ use crate::{options, rig, rig_with};
 
 const NONE: Vec<(&str, u64)> = Vec::new();
 
-/// Also stat by name. What fstat after a close costs under the writeback cache is the kernel's doing: at every close
-/// it distrusts the number of blocks, and the next stat that asks for it sends one GETATTR.
+/// The same holds for stat by name. Under the writeback cache an fstat after a close costs a request because
+/// of the kernel: at every close it distrusts the number of blocks, and the next stat that asks for it sends
+/// one GETATTR.
 #[test]
 fn a_warm_open_read_stat_and_close_send_nothing() {
     for (writeback, fstat) in [(false, 0), (true, 1)] {
@@ -56,14 +57,15 @@ fn a_warm_listing_sends_nothing() {
         std::fs::write(rig.path(&format!("{i}")), b"").unwrap();
     }
     let list = || std::fs::read_dir(rig.root()).unwrap().count();
-    // Two listings fill the kernel's cache: the first finds the directory changed.
+    // Two listings fill the kernel's cache, because the first one finds the directory changed.
     assert_eq!((list(), list()), (100, 100));
     let came = rig.during(|| assert_eq!(list(), 100));
     assert_eq!(came, NONE);
 }
 
-/// The refusals come once per mount; after that, files are made, written and removed for this much. GETATTR is of the
-/// directory, after each change in it; GETXATTR asks for capabilities before the first write to a file, and never again.
+/// The refusals come once per mount. After that, creating, writing and removing a file costs this much.
+/// GETATTR is for the directory, after each change in it. GETXATTR asks for capabilities before the first
+/// write to a file, and never again.
 #[test]
 fn create_write_close_unlink_cost_what_is_said() {
     let always = [("GETATTR", 2), ("GETXATTR", 1), ("LOOKUP", 1), ("MKNOD", 1), ("UNLINK", 1), ("WRITE", 1)];
@@ -102,7 +104,7 @@ fn small_writes_are_gathered() {
     assert_eq!(std::fs::metadata(rig.path("log")).unwrap().len(), 2000 * 4107);
 }
 
-/// What opening, closing and locking must never send, whatever a program does.
+/// Requests that opening, closing and locking must never send, whatever a program does.
 #[test]
 fn no_open_flush_release_or_access_after_the_first() {
     let Some(rig) = rig() else { return };

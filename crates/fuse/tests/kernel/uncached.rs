@@ -1,4 +1,4 @@
-//! Mounts for measuring: one where the kernel keeps nothing, one where all readers share a channel.
+//! Mounts for measurements: in one the kernel caches nothing, in one all readers share a descriptor.
 
 use std::fs::File;
 use std::io::Read;
