@@ -1,4 +1,4 @@
-//! Access control lists as archives say them, in text, and as the kernel takes them, in bytes.
+//! Access control lists: as text in archives, and as bytes in the kernel.
 //!
 //! ```text
 //!   text    user::rw-,user:lisa:r--:1001,group::r--,mask::r--,other::---      a fourth field is a number that goes before the name
@@ -7,17 +7,17 @@
 
 use std::collections::BTreeMap;
 
-/// The attribute of the list that decides who may do what.
+/// The attribute of the list that decides access.
 pub const ACCESS: &[u8] = b"system.posix_acl_access";
-/// The attribute of the list that is inherited by what is made in a folder.
+/// The attribute of the list that new files in a folder inherit.
 pub const DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// More entries than any filesystem keeps.
+/// More entries than any filesystem stores.
 const ENTRIES_MAX: usize = 8192;
-/// The id of an entry that names nobody.
+/// The id of an entry without a user or group.
 const NOBODY: u32 = u32::MAX;
 
-/// Whom an entry names.
+/// What an entry names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     /// A user.
@@ -26,13 +26,13 @@ pub enum Who {
     Group,
 }
 
-/// The bytes of a list in text; or why it cannot be had. `find` answers the number of one that only its name is known of.
+/// The bytes of a list in text. `find` returns the number for a name without one.
 ///
 /// # Errors
-/// In words, as the reason why something was left out.
+/// The reason as text, for the report of what was left out.
 pub fn parse(text: &[u8], find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<Vec<u8>, String> {
     let text = std::str::from_utf8(text).map_err(|_| "its ACL is no text".to_owned())?;
-    // In the order that the kernel wants: by tag, then by id.
+    // In the kernel's order: by tag, then by id.
     let mut entries = BTreeMap::new();
     for line in text.split([',', '\n']) {
         let line = line.split('#').next().unwrap_or_default().trim();
@@ -56,7 +56,7 @@ pub fn parse(text: &[u8], find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<Vec
 /// Tag, id and permissions of one entry.
 fn entry(line: &str, find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<(u16, u32, u16), String> {
     let bad = || format!("its ACL has an entry {line:?} that is none");
-    // A default list may be written with the word in front of each entry.
+    // Each entry of a default list may begin with this word.
     let line = line.strip_prefix("default:").unwrap_or(line);
     let fields: Vec<&str> = line.split(':').map(str::trim).collect();
     let (kind, name, perm, number) = match fields.as_slice() {
@@ -83,7 +83,7 @@ fn entry(line: &str, find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<(u16, u3
     })
 }
 
-/// `rwx`, with `-` for what is not given; or the octal digit.
+/// `rwx`, with `-` for a missing permission, or one octal digit.
 fn permissions(text: &str) -> Option<u16> {
     if let Ok(digit @ 0..=7) = text.parse::<u16>() {
         return Some(digit);
@@ -97,7 +97,7 @@ fn permissions(text: &str) -> Option<u16> {
     })
 }
 
-/// An ACL as the kernel keeps it, in the text that setfacl reads; none if it is no ACL.
+/// An ACL in the kernel's format, as text for setfacl. `None` if it is no ACL.
 pub fn text(value: &[u8]) -> Option<String> {
     let (version, entries) = value.split_first_chunk::<4>()?;
     if u32::from_le_bytes(*version) != 2 || entries.len() % 8 != 0 {

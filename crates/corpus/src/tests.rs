@@ -1,4 +1,5 @@
-//! The derivation is a format and does not change; a corpus serves what was derived, and refuses what it cannot be.
+//! The derivation is a format and does not change. A corpus serves what was derived, and refuses impossible
+//! parameters.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -20,7 +21,7 @@ fn corpus(text: &str) -> Corpus {
     Corpus::make(spec(text), OWNER, u64::MAX, &|| false).unwrap()
 }
 
-/// Whoever derives by these numbers elsewhere, or kept names of an earlier day, must find the same.
+/// Programs that derive by these numbers elsewhere, or kept names of an earlier day, must find the same.
 #[test]
 fn version_1_of_the_derivation_stays_as_it_is() {
     let derived: Vec<_> = GOLDEN
@@ -176,7 +177,7 @@ fn what_does_not_fit_is_refused_before_it_is_made() {
     let spec = spec("1,10000000,4G");
     let refused = Corpus::make(spec, OWNER, 1 << 40, &|| false).err().unwrap();
     assert!(matches!(refused, MakeError::NoRoom { available: 0x100_0000_0000, .. }), "{refused}");
-    // Even where memory is said to be without end, the system has the last word.
+    // Even if the caller claims unlimited memory, the system may refuse it.
     let refused = Corpus::make(spec, OWNER, u64::MAX, &|| false).err().unwrap();
     assert!(matches!(refused, MakeError::Refused(_)), "{refused}");
 }

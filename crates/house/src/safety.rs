@@ -1,5 +1,5 @@
-//! Every `unsafe` says why it is sound: a comment with `SAFETY:` right above it, or `# Safety` in the documentation of
-//! an unsafe function, which tells its callers what they owe.
+//! Every `unsafe` says why it is sound: in a comment with `SAFETY:` right above it, or in the section `#
+//! Safety` of an unsafe function's documentation, which lists the duties of its callers.
 
 use crate::Finding;
 use crate::source::Source;
@@ -22,12 +22,12 @@ pub fn check(source: &Source) -> Vec<Finding> {
     findings
 }
 
-/// Whether the statement that line `index` is part of carries the sentence, on that line or right above.
+/// Whether the statement of line `index` has a `SAFETY:` comment, on that line or right above.
 fn explained(lines: &[(&str, &str)], index: usize) -> bool {
     let says = |index: usize| {
         let (text, code) = lines[index];
         let mentioned = text.find("SAFETY:").or_else(|| text.find("# Safety"));
-        // In a comment that ends the line: the mask shows nothing from there on.
+        // It must be in a comment that ends the line. The mask is blank from there on.
         mentioned.is_some_and(|at| code.get(at..).is_some_and(|rest| rest.trim().is_empty()))
     };
     if says(index) {

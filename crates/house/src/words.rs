@@ -1,12 +1,12 @@
-//! What production code may not say, and what it says instead.
+//! What production code may not use, and what it uses instead.
 //!
-//! Clocks, random numbers, threads and "cannot happen" each have one door in `base`; outside it a test could not take
-//! hold of them. Tests may say all of this.
+//! Clocks, random numbers, threads and "cannot happen" are each accessible in one place in `base`. Outside of
+//! it a test could not control them. Tests may use all of this.
 
 use crate::Finding;
 use crate::source::Source;
 
-/// A banned word: what it is, what to say instead, and the files where it is at home.
+/// A banned word: what it is, what to use instead, and the files that may use it.
 struct Ban {
     word: &'static str,
     instead: &'static str,
@@ -55,7 +55,7 @@ pub fn check(source: &Source) -> Vec<Finding> {
     findings
 }
 
-/// Whether `thread::spawn` means the standard library's here: `use std::thread;`, `use std::{.., thread, ..};`.
+/// Whether `thread::spawn` is the standard library's here: `use std::thread;`, `use std::{.., thread, ..};`.
 fn imports_std_thread(source: &Source) -> bool {
     source.find("use").any(|at| {
         let statement = source.code[at..].split(';').next().unwrap_or("");

@@ -66,7 +66,8 @@ fn links_of_the_documents_lead_somewhere() {
     none(documents.flat_map(|path| links::check(path, &TREE.texts, exists)).collect());
 }
 
-/// `make run-fleet` ended at once: `scripts/bootstrap` had packages for its word, and did not take the word.
+/// `make run-fleet` ended at once: `scripts/bootstrap` had the packages for its argument, but did not accept
+/// the argument.
 #[test]
 fn regression_bootstrap_takes_every_word_that_the_makefile_gives_it() {
     let bootstrap = &TREE.texts["scripts/bootstrap"];
@@ -97,7 +98,7 @@ fn licences_of_the_dependencies_are_in_the_list() {
         ]);
         command.args(extra).output().expect("cargo runs")
     };
-    // All of it is here already, since it was just built; the second form is for a cargo that was told otherwise.
+    // All packages are here already, since this was just built. If cargo is configured otherwise, ask again online.
     let offline = metadata(&["--offline"]);
     let output = if offline.status.success() { offline } else { metadata(&[]) };
     assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));

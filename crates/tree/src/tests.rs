@@ -1,4 +1,5 @@
-//! Trees over an origin in memory: what is written is read back, cheaply written again, and never believed when it is damaged.
+//! Trees over an origin in memory. What is written is read back, is written again cheaply, and is refused if
+//! it is damaged.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,11 +23,11 @@ use crate::{Order, TreeError, publish, rows::Selection};
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What is asked of an origin, and bytes of it that are wrong.
+/// Counts the reads of an origin, and can corrupt or hide bytes of it.
 struct Spy {
     origin: Arc<dyn Origin>,
     reads: AtomicU64,
-    /// In which blob, which byte.
+    /// The blob, and the offset of the byte in it that is wrong.
     flipped: Mutex<Option<(BlobId, u32)>>,
     missing: Mutex<Option<BlobId>>,
 }
@@ -108,7 +109,7 @@ fn read_all(tree: &Tree) -> Result<Rows, TreeError> {
     Ok(rows)
 }
 
-/// Rows as those of so many files: an inode, a name and extents each.
+/// The rows of this many files: an inode, a name and extents each.
 fn files(count: u64) -> Rows {
     let mut rows = Rows::new();
     for ino in 2..2 + count {
@@ -216,7 +217,8 @@ fn a_change_in_a_large_tree_writes_a_handful_of_nodes() {
     assert_eq!((again.written.new_nodes, again.written.blobs), (0, 0));
     assert_eq!((again.top, &again.blobs), (first.top, &first.blobs));
 
-    // A file is written to; then one comes, then one goes. Each is a leaf of each kind of row, and what is above.
+    // A file is written to, then one is added, then one is removed. Each changes a leaf of each kind of row,
+    // and the nodes above.
     put_file(&mut rows, 50_000, 1);
     let changed = build(&origin, &rows, &open(&origin, &first).known().unwrap());
     assert!(changed.written.new_nodes <= 6 && changed.written.blobs == 1, "{:?}", changed.written);
@@ -293,7 +295,7 @@ fn damage_is_an_error_and_never_a_row() {
         assert!(matches!(missing, Err(StoreError::Damaged(_))), "{missing:?}");
         *spy.missing.lock() = None;
     }
-    // A root that points to elsewhere: past the end of the blob, to another node, to the wrong level.
+    // A root that points to a wrong place: past the end of the blob, to another node, to the wrong level.
     let mut wrong = root(&built);
     wrong.top.offset = (4 << 20) - wrong.top.len;
     assert!(read_all(&Tree::new(origin.clone(), &wrong)).is_err());
@@ -307,7 +309,8 @@ fn damage_is_an_error_and_never_a_row() {
 
 #[test]
 fn a_child_must_fit_its_place() {
-    // Two leaves whose parent names them in the wrong order of keys, all with right hashes: as somebody with the key could.
+    // Two leaves whose parent names them in the wrong order of keys, all with right hashes. Only a holder of
+    // the key could make this.
     let origin = origin();
     let rows = files(3_000);
     let built = build(&origin, &rows, &Known::default());
@@ -383,7 +386,7 @@ fn who_may_publish_and_who_is_believed() {
     assert!(!root::remove(records, "../owner").unwrap());
 }
 
-/// The origin is the volume's whose rows are published.
+/// Makes the volume whose rows are published the owner of the origin.
 fn claim(origin: &Arc<dyn Origin>) {
     let (volume, keys) = ([7; 16], vec![signer().key()]);
     let owner = Owner { volume, owner: [1; 16], generation: 1, note: String::new(), keys };
@@ -440,13 +443,13 @@ fn the_root_is_replaced_last_and_only_when_something_changed() {
     );
     assert_eq!((next.root.sequence, next.root.before), (2, Some(first.root.top.hash)));
     assert!(next.written.new_nodes < next.written.nodes);
-    // One whose nodes cannot be read is no obstacle.
+    // A previous tree whose nodes cannot be read does not prevent a new one.
     faults.fail(blob::failing::Op::Read, u64::MAX);
     let whole = publish_rows(&origin, &store).unwrap();
     assert_eq!((whole.written.new_nodes, whole.root.top.hash), (whole.written.nodes, next.root.top.hash));
 }
 
-/// Such a tree's only node is both top and leaf, and leaves are not read to learn what can be used again.
+/// The only node of such a tree is both top and leaf, and leaves are not read to learn what can be reused.
 #[test]
 fn regression_a_tree_of_one_node_that_was_lost_is_written_anew() {
     let origin = origin();
@@ -464,7 +467,7 @@ fn regression_a_tree_of_one_node_that_was_lost_is_written_anew() {
     assert_eq!(read().unwrap(), files(10));
 }
 
-/// What a comparison row by row comes to.
+/// The result of a comparison row by row.
 fn compared(old: &Rows, new: &Rows) -> crate::diff::Changes {
     let mut changes = crate::diff::Changes::default();
     let keys: std::collections::BTreeSet<&Vec<u8>> = old.keys().chain(new.keys()).collect();
@@ -517,7 +520,7 @@ fn what_two_trees_have_otherwise_is_found_without_reading_what_they_share() {
     }
 }
 
-/// A tree that somebody prepared must not become a volume whose names lead out of a folder.
+/// A tree that an attacker prepared must not become a volume whose names lead out of a folder.
 #[test]
 fn regression_a_tree_with_what_cannot_be_a_name_is_not_restored() {
     let origin = origin();
@@ -531,7 +534,7 @@ fn regression_a_tree_with_what_cannot_be_a_name_is_not_restored() {
     }
 }
 
-/// A folder that is within itself was walked until there was no memory left.
+/// A walk of a folder that contains itself continued until there was no memory left.
 #[test]
 fn regression_a_folder_within_itself_is_damage_and_not_walked_for_ever() {
     let store = meta::Memory::new();

@@ -235,8 +235,8 @@ fn regression_syncfs_hands_over_dirty_pages() {
     );
 }
 
-/// Since 6.19 syncfs(2) returns before a slow daemon has the bytes. Whoever copies names then must wait for
-/// them.
+/// Since 6.19 syncfs(2) returns before a slow daemon has the bytes. A program that copies names then must
+/// wait for them.
 #[test]
 fn regression_what_was_written_is_waited_for_when_it_is_handed_over() {
     let Some(rig) = rig() else { return };
