@@ -31,7 +31,7 @@ pub enum Who {
 /// # Errors
 /// The reason as text, for the report of what was left out.
 pub fn parse(text: &[u8], find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<Vec<u8>, String> {
-    let text = std::str::from_utf8(text).map_err(|_| "its ACL is no text".to_owned())?;
+    let text = std::str::from_utf8(text).map_err(|_| "its ACL is not text".to_owned())?;
     // In the kernel's order: by tag, then by id.
     let mut entries = BTreeMap::new();
     for line in text.split([',', '\n']) {
@@ -41,7 +41,7 @@ pub fn parse(text: &[u8], find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<Vec
         }
         let (tag, id, perm) = entry(line, find)?;
         if entries.insert((tag, id), perm).is_some() || entries.len() > ENTRIES_MAX {
-            return Err(format!("its ACL says {line:?} twice, or is too long"));
+            return Err(format!("its ACL has {line:?} twice, or is too long"));
         }
     }
     let mut bytes = 2u32.to_le_bytes().to_vec();
@@ -55,7 +55,7 @@ pub fn parse(text: &[u8], find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<Vec
 
 /// Tag, id and permissions of one entry.
 fn entry(line: &str, find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<(u16, u32, u16), String> {
-    let bad = || format!("its ACL has an entry {line:?} that is none");
+    let bad = || format!("its ACL has an entry {line:?} that makes no sense");
     // Each entry of a default list may begin with this word.
     let line = line.strip_prefix("default:").unwrap_or(line);
     let fields: Vec<&str> = line.split(':').map(str::trim).collect();
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_named() {
+    fn text_that_is_no_list_is_named_in_the_error() {
         for text in
             ["user", "user:", "who::rwx", "user::rwz", "mask:x:rwx", "user::r,user::w", "user:no such user:r"]
         {

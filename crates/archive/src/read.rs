@@ -65,7 +65,7 @@ fn field(bytes: &[u8]) -> io::Result<i64> {
             b'0'..=b'7' => value.checked_mul(8)?.checked_add(i64::from(digit - b'0')),
             _ => None,
         })
-        .ok_or_else(|| damaged("a number in a header is none"))
+        .ok_or_else(|| damaged("a number in a header is not a number"))
 }
 
 fn unsigned(bytes: &[u8]) -> io::Result<u64> {
@@ -133,11 +133,11 @@ impl<R: Read> Reader<R> {
                 return Ok(None);
             }
             if !is_header(&block) {
-                return Err(damaged("what should be a header is none"));
+                return Err(damaged("a block that should be a header is not one"));
             }
             headers += 1;
             if headers > HEADERS_MAX {
-                return Err(damaged("too many headers stand in front of one member"));
+                return Err(damaged("too many headers precede one member"));
             }
             let size = unsigned(&block[124..136])?;
             match block[156] {
@@ -168,7 +168,7 @@ impl<R: Read> Reader<R> {
                 self.left = self
                     .left
                     .checked_sub(piece.len() as u64)
-                    .ok_or_else(|| damaged("its ranges hold more than it has"))?;
+                    .ok_or_else(|| damaged("its ranges hold more bytes than it has"))?;
                 let (at, got) = (start + done, piece.len() as u64);
                 if !each(at, piece) {
                     return Ok(());
@@ -189,7 +189,7 @@ impl<R: Read> Reader<R> {
     /// The data of a header that describes a member.
     fn meta(&mut self, size: u64, most: u64) -> io::Result<Vec<u8>> {
         if size > most {
-            return Err(damaged("a name or a record is longer than any that makes sense"));
+            return Err(damaged("a name or a record is longer than makes sense"));
         }
         // Allocate for the bytes that are there, not for the size that the header claims.
         let mut bytes = Vec::new();
@@ -254,7 +254,7 @@ impl<R: Read> Reader<R> {
         let has_data = matches!(entry.kind, b'0') || !matches!(block[156], 0 | b'0'..=b'9');
         let stated = if has_data { unsigned(&block[124..136])? } else { 0 };
         let stored = match records.get("size") {
-            Some(text) if has_data => number(text).ok_or_else(|| damaged("a size is no number"))?,
+            Some(text) if has_data => number(text).ok_or_else(|| damaged("a size is not a number"))?,
             _ => stated,
         };
         (self.left, self.padding) = span(stored)?;
@@ -299,7 +299,7 @@ fn short_path(block: &[u8; BLOCK]) -> Vec<u8> {
 /// The bytes of a member, and the padding after them.
 fn span(size: u64) -> io::Result<(u64, u64)> {
     if size > SIZE_MAX {
-        return Err(damaged("a size is larger than any file can be"));
+        return Err(damaged("a size is larger than a file can be"));
     }
     Ok((size, size.next_multiple_of(BLOCK as u64) - size))
 }

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_blob_id_is_refused() {
+    fn text_that_is_no_blob_id_is_refused() {
         assert_eq!("".parse::<BlobId>(), Err(NotABlobId));
         assert_eq!("g".repeat(64).parse::<BlobId>(), Err(NotABlobId));
         assert_eq!("a".repeat(63).parse::<BlobId>(), Err(NotABlobId));

@@ -14,12 +14,12 @@ pub mod deadline;
 pub mod id;
 pub mod must;
 pub mod phase;
-#[allow(clippy::disallowed_methods, reason = "this is the door")]
+#[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
 pub mod random;
 pub mod size;
-#[allow(clippy::disallowed_methods, reason = "this is the door")]
+#[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
 pub mod thread;
-#[allow(clippy::disallowed_methods, reason = "this is the door")]
+#[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
 pub mod time;
 
 pub use deadline::Deadline;

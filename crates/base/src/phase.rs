@@ -157,7 +157,7 @@ mod tests {
         let [own, names, blob, cache, peer, origin] = spent;
         assert!(names >= 4_000_000 && cache >= 4_000_000 && own >= 1_000_000, "{spent:?}");
         assert_eq!((blob, peer, origin), (0, 0, 0));
-        assert_eq!(spent.iter().sum::<u64>(), ended - begun, "every nanosecond belongs somewhere");
+        assert_eq!(spent.iter().sum::<u64>(), ended - begun, "every nanosecond belongs to a phase");
     }
 
     #[test]
@@ -172,7 +172,7 @@ mod tests {
         drop(late);
         assert_eq!(stop(monotonic_ns()), [0; PHASES]);
         start(0);
-        assert_eq!(stop(7), [7, 0, 0, 0, 0, 0], "nothing is left of the one before");
+        assert_eq!(stop(7), [7, 0, 0, 0, 0, 0], "nothing is left of the previous measurement");
     }
 
     #[test]

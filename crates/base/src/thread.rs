@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn who_must_not_wait_speaks_for_itself() {
+    fn must_not_wait_concerns_its_own_thread_only() {
         assert!(may_wait());
         let other = spawn("test", || {
             must_not_wait();
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_stops_what_has_not_begun() {
+    fn an_error_stops_items_that_have_not_begun() {
         let begun = AtomicUsize::new(0);
         let work = |item: &usize| {
             begun.fetch_add(1, Ordering::SeqCst);

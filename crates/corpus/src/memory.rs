@@ -42,7 +42,7 @@ pub struct Corpus {
 #[derive(Debug, thiserror::Error)]
 pub enum MakeError {
     /// It does not fit in memory.
-    #[error("it takes {needed} bytes of memory and {available} are to be had")]
+    #[error("it takes {needed} bytes of memory and {available} are available")]
     NoRoom {
         /// Bytes that it needs.
         needed: u64,

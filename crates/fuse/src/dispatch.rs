@@ -84,7 +84,7 @@ impl Dispatcher {
             Ok(parts) => parts,
             Err(error) => {
                 self.0.watch.set_aside(span);
-                (self.0.log)("fuse: a request without a whole header came");
+                (self.0.log)("fuse: a request arrived without a complete header");
                 if let Some(unique) = Header::unique_of(request) {
                     let _ = sink.reply(unique, -error.0, &[]);
                 }

@@ -299,7 +299,7 @@ impl Drop for Session {
         // A lazily detached mount lives as long as its users. Do not wait for them.
         if self.wait_for(Duration::from_secs(10)).is_none() {
             (self.shared.log)(
-                "fuse: a program still holds files of a detached mount; it is served until it lets go",
+                "fuse: a program still holds files of a detached mount; it is served until it closes them",
             );
         }
     }
@@ -325,7 +325,7 @@ fn serves_dot(fs: &dyn Filesystem) -> bool {
 
 /// Answers INIT, the kernel's first request.
 fn handshake(device: &Device, wishes: &Wishes) -> Result<Agreed, MountError> {
-    let failed = MountError::io("greeting the kernel");
+    let failed = MountError::io("negotiating with the kernel");
     let strange = || failed(std::io::Error::from_raw_os_error(libc::EPROTO));
     let mut buffer = RequestBuf::new();
     let len = loop {
@@ -476,7 +476,7 @@ impl Host for Shared {
         if let Err(error) = end {
             // The kernel never moves a queue's requests to another queue, so programs on that CPU would wait
             // for ever.
-            (self.log)(&format!("fuse: a ring failed, the mount is taken away by force: {error}"));
+            (self.log)(&format!("fuse: a ring failed, so the mount is removed by force: {error}"));
             let mount = Arc::clone(&self.mount);
             let cut = move || mount.unmount(Unmount::Force);
             let _ = base::thread::spawn("fuse-cut", cut);
@@ -502,7 +502,7 @@ impl Shared {
                 Ok(Received::Unmounted) => break false,
                 Ok(Received::Aborted) => break true,
                 Err(error) => {
-                    (self.log)(&format!("fuse: reading requests failed, this thread ends: {error}"));
+                    (self.log)(&format!("fuse: reading requests failed, so this thread ends: {error}"));
                     break true;
                 }
             }

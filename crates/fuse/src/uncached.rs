@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_opens_and_closes_is_answered() {
+    fn opens_and_closes_are_answered() {
         let mut room = [0xff; 64];
         assert_eq!(answer(op::OPEN, &mut room), Some(16));
         assert_eq!(room[..16], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);

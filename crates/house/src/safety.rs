@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unsafe_without_its_sentence_is_found() {
+    fn an_unsafe_without_a_safety_comment_is_found() {
         for code in [
             "fn a() {\n    unsafe { f() }\n}\n",
             "unsafe impl Send for A {}\n",
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sentence_is_seen() {
+    fn a_safety_comment_is_seen() {
         for code in [
             "// SAFETY: because\nunsafe impl Send for A {}\n",
             "fn a() {\n    // SAFETY: a long reason\n    // on two lines\n    #[allow(x)]\n    let x = unsafe { f() };\n}\n",

@@ -40,7 +40,7 @@ fn functions_are_short() {
 }
 
 #[test]
-fn production_code_uses_the_doors() {
+fn production_code_uses_base_for_clocks_threads_and_random_numbers() {
     none(TREE.sources.iter().flat_map(words::check).collect());
 }
 
@@ -60,7 +60,7 @@ fn files_name_no_machine_and_nothing_unfinished() {
 }
 
 #[test]
-fn links_of_the_documents_lead_somewhere() {
+fn links_of_the_documents_have_targets() {
     let exists = |path: &str| TREE.root.join(path).exists();
     let documents = TREE.texts.keys().filter(|path| path.ends_with(".md"));
     none(documents.flat_map(|path| links::check(path, &TREE.texts, exists)).collect());

@@ -79,7 +79,7 @@ pub enum TreeError {
     #[error("{0}")]
     NotOwner(String),
     /// The folder to publish no longer exists, or is not a folder.
-    #[error("it is no folder of the volume")]
+    #[error("it is not a folder of the volume")]
     NotAFolder,
     /// The names could not be read or written.
     #[error(transparent)]

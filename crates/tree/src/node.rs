@@ -155,11 +155,11 @@ impl Leaf {
             let value = reader.bytes(len)?;
             // Shared parts of keys make the decoded leaf longer than the stored one. This bounds the growth.
             if leaf.bytes.len() + key.len() + value.len() > 4 * CONTENT_MAX {
-                return Err(BadNode("it would take far more memory than its bytes"));
+                return Err(BadNode("it would take far more memory than its stored bytes"));
             }
             leaf.push(&key, value);
         }
-        if reader.is_empty() { Ok(leaf) } else { Err(BadNode("it goes on behind its last row")) }
+        if reader.is_empty() { Ok(leaf) } else { Err(BadNode("it continues after its last row")) }
     }
 }
 
@@ -211,7 +211,7 @@ impl Inner {
             children.push(Child { first: key.as_slice().into(), to });
         }
         if children.is_empty() || !reader.is_empty() {
-            return Err(BadNode("it has no children, or goes on behind them"));
+            return Err(BadNode("it has no children, or continues after them"));
         }
         Ok(Inner { level, children })
     }
@@ -250,13 +250,13 @@ impl Node {
                     return Err(BadNode("it is larger than a node can be"));
                 }
                 unpacked =
-                    zstd::bulk::decompress(reader.0, len).map_err(|_| BadNode("it cannot be unpacked"))?;
+                    zstd::bulk::decompress(reader.0, len).map_err(|_| BadNode("it cannot be decompressed"))?;
                 if unpacked.len() != len {
-                    return Err(BadNode("it unpacks to another length"));
+                    return Err(BadNode("its decompressed length is wrong"));
                 }
                 &unpacked[..]
             }
-            _ => return Err(BadNode("it is stored in a way that is not known")),
+            _ => return Err(BadNode("it is stored in an unknown way")),
         };
         let mut reader = Reader(content);
         match reader.u8()? {
@@ -323,7 +323,7 @@ fn take_key(reader: &mut Reader<'_>, key: &mut Vec<u8>, is_first: bool) -> Resul
     let shared = usize::try_from(reader.varint()?).map_err(|_| Short)?;
     let len = reader.count()?;
     let rest = reader.bytes(len)?;
-    let before = key.get(shared..).ok_or(BadNode("a key shares more than there is"))?;
+    let before = key.get(shared..).ok_or(BadNode("a key shares more bytes than the key before it has"))?;
     let rises = is_first || before.first().is_none_or(|byte| rest.first() > Some(byte)) && !rest.is_empty();
     if !rises || shared + len > KEY_MAX {
         return Err(BadNode("its keys do not rise"));

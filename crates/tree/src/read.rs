@@ -98,7 +98,7 @@ impl Tree {
         })?;
         let (node, hash) = Node::decode(&stored, to.blob).map_err(|bad| damaged(to, bad.0))?;
         if hash != to.hash {
-            return Err(damaged(to, "its hash is another"));
+            return Err(damaged(to, "its hash differs"));
         }
         // A node with the right hash was published as it is. All the same, its content must fit its place.
         if node.level() != level || first.is_some_and(|first| node.first() != Some(first)) {
@@ -256,7 +256,7 @@ impl Tree {
         })?;
         match bad {
             None => Ok(blobs),
-            Some(key) => Err(TreeError::Damaged(format!("the tree's row {key:?} is no sealed pack"))),
+            Some(key) => Err(TreeError::Damaged(format!("the tree's row {key:?} is not a sealed pack"))),
         }
     }
 }

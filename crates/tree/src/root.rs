@@ -145,7 +145,7 @@ impl Root {
             return Err(damaged());
         }
         UnparsedPublicKey::new(&ED25519, &root.key).verify(content, signature).map_err(|_| {
-            TreeError::Untrusted(format!("the record of the published tree {name} bears a wrong signature"))
+            TreeError::Untrusted(format!("the record of the published tree {name} has a wrong signature"))
         })?;
         if root.name != name {
             return Err(TreeError::Untrusted(format!(
@@ -199,7 +199,7 @@ impl Root {
             None => {
                 let owner = Owner::read(records)?.ok_or_else(|| {
                     TreeError::Untrusted(
-                        "the origin does not say whose it is: its record `owner` is missing".into(),
+                        "the origin has no owner: its record `owner` is missing".into(),
                     )
                 })?;
                 owner.keys.contains(&root.key) && owner.volume == root.volume
@@ -209,9 +209,9 @@ impl Root {
             return Ok(root);
         }
         Err(TreeError::Untrusted(format!(
-            "the published tree {name} is signed by {}, who is not {}",
+            "the published tree {name} is signed by {}, which is not {}",
             hex(&root.key),
-            if accept.is_some() { "the one to be accepted" } else { "an owner of this origin" }
+            if accept.is_some() { "the accepted key" } else { "a key of this origin's owners" }
         )))
     }
 

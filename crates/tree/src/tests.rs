@@ -72,7 +72,7 @@ fn build(origin: &Arc<dyn Origin>, rows: &Rows, known: &Known) -> Built {
     let mut builder = Builder::new(&**origin, known, &mut hold).unwrap();
     rows.iter().for_each(|(key, value)| builder.push(key, value).unwrap());
     let built = builder.finish().unwrap();
-    assert_eq!(held, built.blobs, "every blob is held before it is relied on");
+    assert_eq!(held, built.blobs, "every blob is held before it is referred to");
     built
 }
 
@@ -211,7 +211,7 @@ fn a_change_in_a_large_tree_writes_a_handful_of_nodes() {
     let mut rows = files(100_000);
     let first = build(&origin, &rows, &Known::default());
     assert!(first.written.nodes > 200 && first.level >= 2, "{:?} {}", first.written, first.level);
-    assert!(first.written.blobs < 20, "nodes ride together: {:?}", first.written);
+    assert!(first.written.blobs < 20, "nodes share blobs: {:?}", first.written);
 
     let again = build(&origin, &rows, &open(&origin, &first).known().unwrap());
     assert_eq!((again.written.new_nodes, again.written.blobs), (0, 0));
@@ -266,7 +266,7 @@ fn a_row_costs_one_node_a_level() {
     assert!(MetaStore::get(&tree, &key).unwrap().is_some());
     assert_eq!(spy.reads.load(Ordering::Relaxed), u64::from(built.level) + 1);
     assert!(MetaStore::get(&tree, &key).unwrap().is_some());
-    assert_eq!(spy.reads.load(Ordering::Relaxed), u64::from(built.level) + 1, "what was read is kept");
+    assert_eq!(spy.reads.load(Ordering::Relaxed), u64::from(built.level) + 1, "nodes that were read are kept");
     assert!(tree.is_at_hand(&key) && !tree.is_at_hand(&Key::inode(base::Ino(90_000))));
     assert!(!tree.scan(&Key::dentries(base::Ino(4001), 0), 1000).unwrap().is_empty());
     assert!(spy.reads.load(Ordering::Relaxed) <= 3 * (u64::from(built.level) + 1));
@@ -377,7 +377,7 @@ fn who_may_publish_and_who_is_believed() {
     assert_eq!((next.generation, next.keys.len()), (2, 2));
     assert!(matches!(publish::claim(&*origin, owner(1)), Err(TreeError::NotOwner(_))));
     assert!(publish::claim(&*origin, owner(2)).is_ok());
-    assert!(Root::read(records, "test", None).is_ok(), "what an earlier owner signed stays good");
+    assert!(Root::read(records, "test", None).is_ok(), "the signature of an earlier owner stays valid");
     let forged = Root { key: Signer::from_seed(&[1; 32]).unwrap().key(), ..root(&built) };
     forged.write(&*origin, &Signer::from_seed(&[1; 32]).unwrap()).unwrap();
     assert!(matches!(Root::read(records, "test", None), Err(TreeError::Untrusted(_))));
@@ -434,12 +434,12 @@ fn the_root_is_replaced_last_and_only_when_something_changed() {
         faults.fail(op, u64::MAX);
         assert!(publish_rows(&origin, &store).is_err(), "{op:?}");
         faults.heal();
-        assert_eq!(Root::read(&*origin, "test", None).unwrap(), first.root, "as it was");
+        assert_eq!(Root::read(&*origin, "test", None).unwrap(), first.root, "the root is unchanged");
     }
     let next = publish_rows(&origin, &store).unwrap();
     assert!(
         next.root.moment > first.root.moment,
-        "a clock that stands still makes no record as old as the one before"
+        "even with a stopped clock a record is newer than the previous one"
     );
     assert_eq!((next.root.sequence, next.root.before), (2, Some(first.root.top.hash)));
     assert!(next.written.new_nodes < next.written.nodes);
@@ -486,7 +486,7 @@ fn compared(old: &Rows, new: &Rows) -> crate::diff::Changes {
 }
 
 #[test]
-fn what_two_trees_have_otherwise_is_found_without_reading_what_they_share() {
+fn differences_are_found_without_reading_what_both_trees_share() {
     let origin = origin();
     let old = files(20_000);
     let first = build(&origin, &old, &Known::default());

@@ -123,7 +123,7 @@ impl Records {
                 self.kept += if self.values.contains_key(key) { size(value) } else { 0 };
                 if self.kept > KEPT_MAX {
                     return Err(damaged(
-                        "what it says of one member (its names and attributes) is more than 1 MiB",
+                        "the records of one member (its names and attributes) exceed 1 MiB",
                     ));
                 }
             }
@@ -134,7 +134,7 @@ impl Records {
 }
 
 pub(super) fn too_many_ranges() -> io::Error {
-    damaged("a file has more holes than can be told (524,288)")
+    damaged("a file has more holes than the reader supports (524,288)")
 }
 
 /// An attribute's unescaped name: in a key `=` is written as `%3D`, and `%` as `%25`.

@@ -10,10 +10,10 @@ use fs::Errno;
 pub enum Policy {
     /// The filesystem is called.
     Served,
-    /// Never sent, because the kernel does it itself or because INIT does not ask for it. ENOSYS if it
-    /// arrives all the same.
+    /// Always this error number.
     Refused(i32),
-    /// Never sent, because the kernel does it itself or because we did not ask for it; ENOSYS if it comes all the same.
+    /// Never sent, because the kernel does it itself or because INIT does not ask for it. ENOSYS if it arrives all
+    /// the same.
     Kernel,
 }
 

@@ -27,7 +27,7 @@ fn parts(deadline: Duration) -> (Arc<Kept>, Arc<dyn Sink>, Arc<Desk>) {
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_request_is_answered_once_whoever_is_first() {
+fn a_request_is_answered_once_by_the_first_claimant() {
     let (kept, sink, desk) = parts(LONG);
     let ticket = desk.issue(1, 0, Some(Waiting::Sync), &sink);
     assert!(ticket.start());
@@ -44,7 +44,7 @@ fn a_change_under_way_is_not_interrupted_but_a_queued_one_is() {
     let running = desk.issue(1, 0, Some(Waiting::Change), &sink);
     assert!(running.start());
     desk.interrupt(1);
-    assert!(running.claim(), "its outcome must be told");
+    assert!(running.claim(), "its result must be delivered");
     let queued = desk.issue(2, 0, Some(Waiting::Change), &sink);
     desk.interrupt(2);
     assert!(!queued.start(), "it never runs");
@@ -67,7 +67,7 @@ fn regression_a_signal_that_kills_nobody_interrupts_nothing() {
 }
 
 #[test]
-fn one_who_is_killed_after_another_signal_is_let_go() {
+fn a_caller_killed_after_another_signal_is_released() {
     let (kept, sink, desk) = parts(LONG);
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     desk.issue(1, child.id(), Some(Waiting::Sync), &sink);
@@ -90,7 +90,7 @@ fn the_deadline_answers_what_is_queued_and_what_is_stuck() {
     let (release, wait) = mpsc::channel::<()>();
     let begun = base::time::monotonic();
     pool.push(desk.issue(1, 0, None, &sink), Box::new(move |_, _| assert!(wait.recv().is_err())));
-    pool.push(desk.issue(2, 0, None, &sink), Box::new(|_, _| panic!("never runs: its time was over")));
+    pool.push(desk.issue(2, 0, None, &sink), Box::new(|_, _| panic!("never runs: its deadline has passed")));
     while kept.0.lock().len() < 2 {
         assert!(begun.elapsed() < Duration::from_secs(10));
         std::thread::sleep(Duration::from_millis(5));
@@ -103,12 +103,12 @@ fn the_deadline_answers_what_is_queued_and_what_is_stuck() {
 }
 
 #[test]
-fn a_number_given_anew_is_not_confused_with_the_old() {
+fn a_reused_number_is_not_confused_with_the_old_request() {
     let (_, sink, desk) = parts(LONG);
     let old = desk.issue(1, 0, None, &sink);
     let new = desk.issue(1, 0, None, &sink);
     desk.close_ticket(&old);
-    assert_eq!(desk.waiting(), 1, "the new one stays");
+    assert_eq!(desk.waiting(), 1, "the new request stays");
     desk.close_ticket(&new);
     assert_eq!(desk.waiting(), 0);
 }
@@ -147,20 +147,20 @@ fn regression_a_panic_in_a_worker_does_not_use_it_up() {
 }
 
 #[test]
-fn who_has_the_bytes_serves_although_a_worker_is_at_it() {
+fn a_completion_serves_although_a_worker_is_running() {
     let (kept, sink, desk) = parts(LONG);
     let ticket = desk.issue(1, 0, None, &sink);
     assert!(ticket.start() && ticket.serve() && ticket.is_served());
     assert!(!ticket.claim() && !ticket.serve(), "once");
     assert!(ticket.is_served() && kept.0.lock().is_empty());
     let ticket = desk.issue(2, 0, None, &sink);
-    assert!(ticket.claim() && !ticket.serve() && !ticket.is_served(), "whoever is first");
+    assert!(ticket.claim() && !ticket.serve() && !ticket.is_served(), "the first party gets it");
 }
 
 /// Reads of data that nobody had kept all workers busy for longer than the kernel waited for them. Meanwhile
 /// data that could be had was not read.
 #[test]
-fn regression_workers_that_are_stuck_with_what_was_answered_are_replaced() {
+fn regression_workers_stuck_with_answered_requests_are_replaced() {
     let (kept, sink, desk) = parts(Duration::from_millis(100));
     let pool = Pool::new("test", 2);
     let (release, wait) = mpsc::channel::<()>();
@@ -185,7 +185,7 @@ fn regression_workers_that_are_stuck_with_what_was_answered_are_replaced() {
         let (done, ran) = mpsc::channel();
         let work = move |ticket: &Ticket, _: &mut [u8]| done.send(ticket.claim()).unwrap();
         pool.push(desk.issue(10 * round + 5, 0, None, &sink), Box::new(work));
-        assert_eq!(ran.recv_timeout(Duration::from_secs(10)), Ok(true), "another takes their place");
+        assert_eq!(ran.recv_timeout(Duration::from_secs(10)), Ok(true), "another worker takes their place");
     }
     // The replacements have a limit: these take the last two places.
     (0..2).for_each(|n| stuck(100 + n));
@@ -193,5 +193,5 @@ fn regression_workers_that_are_stuck_with_what_was_answered_are_replaced() {
     until("all places are taken", &|| pool.state.lock().strayed == 2 * LOST + 2);
     assert!(pool.state.lock().threads <= 2 + 2 * LOST);
     drop(release);
-    until("they are back", &|| pool.state.lock().strayed == 0);
+    until("the workers are back", &|| pool.state.lock().strayed == 0);
 }

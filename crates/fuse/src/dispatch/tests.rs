@@ -159,20 +159,20 @@ fn the_table_says_what_the_dispatcher_does() {
 }
 
 #[test]
-fn what_is_unknown_is_enosys() {
+fn unknown_opcodes_are_enosys() {
     for opcode in [0, 7, 54, 1000, u32::MAX] {
         assert_eq!(answers(opcode, &[0; 64]), [(99, -libc::ENOSYS, vec![])]);
     }
 }
 
 #[test]
-fn what_is_cut_short_is_eio_and_not_silence() {
+fn truncated_requests_are_eio_and_not_silence() {
     assert_eq!(answers(op::READ, &[0; 5]), [(99, -libc::EIO, vec![])]);
     let mut lying = vec![0; 40];
     lying[..4].copy_from_slice(&500_u32.to_ne_bytes());
     lying[8] = 7;
     assert_eq!(raw(&lying), [(7, -libc::EIO, vec![])]);
-    assert_eq!(raw(&lying[..10]), [], "without a number there is nobody to answer");
+    assert_eq!(raw(&lying[..10]), [], "without a number no reply is possible");
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn a_missing_name_is_answered_so_that_it_is_remembered() {
     let (_, error, body) = &answers[0];
     assert_eq!((*error, body.len()), (0, 128));
     assert_eq!(body[..8], [0; 8], "inode 0: none");
-    assert_ne!(body[16..24], [0; 8], "for a long time");
+    assert_ne!(body[16..24], [0; 8], "the lifetime is long");
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn a_read_is_answered_with_its_bytes_only() {
     arguments[16..20].copy_from_slice(&100_000_u32.to_ne_bytes());
     assert_eq!(answers(op::READ, &arguments)[0].2.len(), 65_536);
     arguments[16..20].copy_from_slice(&u32::MAX.to_ne_bytes());
-    assert_eq!(answers(op::READ, &arguments)[0].2.len(), 65_536, "more than the buffer holds was asked for");
+    assert_eq!(answers(op::READ, &arguments)[0].2.len(), 65_536, "the request asks for more than the buffer holds");
 }
 
 proptest::proptest! {

@@ -111,7 +111,7 @@ fn receive_fd(socket: &UnixStream) -> io::Result<OwnedFd> {
     // SAFETY: a header that is not null lies within the control buffer.
     let is_fd = !header.is_null() && unsafe { (*header).cmsg_type == libc::SCM_RIGHTS };
     if count == 0 || !is_fd {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "no descriptor came"));
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "no descriptor arrived"));
     }
     // SAFETY: a message of type SCM_RIGHTS carries at least one descriptor, which nobody else has.
     Ok(unsafe { OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<i32>().read_unaligned()) })

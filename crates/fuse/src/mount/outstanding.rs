@@ -95,7 +95,7 @@ impl Count {
     fn now(&self) -> io::Result<u64> {
         let mut text = String::new();
         File::from(open(&self.folder, &self.name, OFlags::RDONLY)?).read_to_string(&mut text)?;
-        text.trim().parse().map_err(|_| io::Error::other("the kernel's count of requests is no number"))
+        text.trim().parse().map_err(|_| io::Error::other("the kernel's count of requests is not a number"))
     }
 }
 

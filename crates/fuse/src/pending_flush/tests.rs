@@ -47,7 +47,7 @@ fn the_error_of_a_flush_that_does_not_come_is_cleared_when_its_thread_is_gone() 
 }
 
 #[test]
-fn a_flush_that_came_is_not_looked_for() {
+fn a_flush_that_arrived_is_not_watched_for() {
     let (flushes, cleared) = flushes();
     let (one, other) = (ended().id(), std::process::id());
     {
@@ -57,7 +57,7 @@ fn a_flush_that_came_is_not_looked_for() {
         let pending = |number, ino, thread| Pending { number, ino, thread, since: now, look_at: now };
         state.pending = vec![pending(0, Ino(5), one), pending(1, Ino(5), other), pending(2, Ino(6), one)];
         state.pending.retain(|pending| (pending.ino, pending.thread) != (Ino(5), one));
-        assert_eq!(state.pending.len(), 2, "another thread's flush of the file is not this one's");
+        assert_eq!(state.pending.len(), 2, "a flush by another thread does not count");
     }
     until(|| flushes.cleared() == 1);
     assert_eq!(*cleared.lock(), [Ino(6)]);

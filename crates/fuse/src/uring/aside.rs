@@ -332,7 +332,7 @@ mod tests {
     /// Yields once, whether or not the machine is busy.
     fn stepped(aside: &mut Aside) {
         let turn = aside.turn;
-        until("it steps aside", || {
+        until("it yields", || {
             aside.shared.crowded.store(false, Ordering::SeqCst);
             aside.step();
             aside.turn > turn
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_aside_only_between_its_answer_and_its_next_request() {
+    fn a_ring_yields_only_between_its_reply_and_its_next_request() {
         let Some(keeper) = keeper() else { return };
         let mut aside = keeper.aside();
         for _ in 0..100 {
@@ -359,13 +359,13 @@ mod tests {
     }
 
     #[test]
-    fn who_stays_aside_is_brought_back_and_who_had_work_then_pauses() {
+    fn a_ring_that_yields_too_long_is_moved_back_and_pauses_if_it_had_work() {
         let Some(keeper) = keeper() else { return };
         let mut aside = keeper.aside();
         for (round, wait) in [PAUSE, 2 * PAUSE].into_iter().enumerate() {
             aside.not_before = None;
             stepped(&mut aside);
-            until("it is brought back", || class() == libc::SCHED_OTHER);
+            until("it is moved back", || class() == libc::SCHED_OTHER);
             // As if it had waited for a CPU and returned with work.
             *aside.seat.waited.lock() = Some(sleeps());
             aside.seat.turn.store(BACK, Ordering::SeqCst);
@@ -381,15 +381,15 @@ mod tests {
         until("the keeper rests", || keeper.shared.resting.load(Ordering::SeqCst));
         aside.not_before = None;
         stepped(&mut aside);
-        until("it is brought back again", || class() == libc::SCHED_OTHER);
+        until("it is moved back again", || class() == libc::SCHED_OTHER);
     }
 
     #[test]
-    fn who_slept_in_between_has_not_starved() {
+    fn a_ring_that_slept_meanwhile_has_not_starved() {
         let Some(keeper) = keeper() else { return };
         let mut aside = keeper.aside();
         stepped(&mut aside);
-        until("it is brought back", || class() == libc::SCHED_OTHER);
+        until("it is moved back", || class() == libc::SCHED_OTHER);
         *aside.seat.waited.lock() = Some(sleeps());
         aside.seat.turn.store(BACK, Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(2));
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_cpu_is_left_nobody_steps_aside() {
+    fn no_ring_yields_when_no_cpu_is_left() {
         assert_eq!(wanting("0.00 0.01 0.05 3/104 10778\n"), Some(3.0));
         assert_eq!(wanting(""), None);
         let mut crowd = Crowd { cpus: 2.0, average: 0.0, last: monotonic() };
@@ -421,9 +421,9 @@ mod tests {
             crowd.last = monotonic().checked_sub(Duration::from_millis(ms)).unwrap();
             crowd.is_all(now)
         };
-        assert!(!after(&mut crowd, 2, 2.0), "one look at a crowd is none");
+        assert!(!after(&mut crowd, 2, 2.0), "one crowded sample is not enough");
         assert!(after(&mut crowd, 100, 2.0));
-        assert!(after(&mut crowd, 2, 1.0), "nor is one look at less");
+        assert!(after(&mut crowd, 2, 1.0), "one quieter sample is not enough either");
         assert!(!after(&mut crowd, 100, 1.0));
         let Some(keeper) = keeper() else { return };
         let mut aside = keeper.aside();
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_keeper_nobody_steps_aside() {
+    fn no_ring_yields_without_a_keeper() {
         let Some(keeper) = keeper() else { return };
         let mut aside = keeper.aside();
         drop(keeper);

@@ -138,7 +138,7 @@ impl Entry {
 
     #[allow(
         clippy::mut_from_ref,
-        reason = "the room is the kernel's memory lent to us, not a part of this struct"
+        reason = "the buffer is the kernel's memory, lent to us, and not a part of this struct"
     )]
     /// Puts together the request that the kernel has just delivered. Returns its bytes. If the payload is not
     /// part of it, returns the payload as room for the reply. An empty request means that its lengths make no

@@ -394,6 +394,6 @@ impl Ring {
         // descriptors are this ring's, and an entry's memory is freed only after the kernel has handed it
         // back.
         let pushed = unsafe { self.uring.submission().push(entry) };
-        debug_assert!(pushed.is_ok(), "room for every entry and the poll");
+        debug_assert!(pushed.is_ok(), "the queue has space for every entry and the poll");
     }
 }

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_since_is_the_difference() {
+    fn since_is_the_difference_of_two_states() {
         let mut hist = Histogram::default();
         hist.add(1_000);
         let before = hist.clone();

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_onlooker_loses_the_oldest() {
+    fn a_slow_observer_loses_the_oldest_records() {
         let ring = Ring::new(8);
         (0..20).for_each(|seq| ring.push(&numbered(seq)));
         let mut seen = Vec::new();
@@ -215,7 +215,7 @@ mod tests {
             for _ in 0..2 {
                 scope.spawn(|| (0..100_000).for_each(|seq| ring.push(&numbered(seq))));
             }
-            let onlooker = scope.spawn(|| {
+            let observer = scope.spawn(|| {
                 let (mut next, mut seen) = (0, 0_u64);
                 while !stop.load(Ordering::Relaxed) {
                     (next, _) = ring.read(next, &mut |record| {
@@ -227,7 +227,7 @@ mod tests {
             });
             std::thread::sleep(std::time::Duration::from_millis(50));
             stop.store(true, Ordering::Relaxed);
-            assert!(onlooker.join().unwrap() > 0);
+            assert!(observer.join().unwrap() > 0);
         });
     }
 }

@@ -143,6 +143,6 @@ pub fn output_within(limit: Duration, command: &mut Command) -> std::io::Result<
     });
     let (stdout, stderr) = (stdout?, stderr?);
     let said = || format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    let status = status.unwrap_or_else(|| panic!("not at its end after {limit:?}:\n{}", said()));
+    let status = status.unwrap_or_else(|| panic!("not finished after {limit:?}:\n{}", said()));
     Ok(Output { status, stdout, stderr })
 }

@@ -178,7 +178,7 @@ fn regression_locks_between_processes_end_with_their_holder() {
     held.lock().unwrap();
     assert!(!flock(&path), "another process must not get a lock that is held");
     drop(held);
-    assert!(flock(&path), "closing gives it back");
+    assert!(flock(&path), "closing releases it");
 
     let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     // SAFETY: flock is plain numbers, for which all zero bytes are a value.
@@ -193,7 +193,7 @@ fn regression_locks_between_processes_end_with_their_holder() {
     };
     assert!(!posix(), "a POSIX lock is held");
     drop(file);
-    assert!(posix(), "closing gives it back");
+    assert!(posix(), "closing releases it");
     assert!(rig.session.counts().iter().all(|(name, _)| !name.contains("LK")));
 }
 
@@ -225,7 +225,7 @@ fn regression_syncfs_hands_over_dirty_pages() {
     assert_eq!(unsafe { libc::syncfs(file.as_raw_fd()) }, 0);
     let begun = std::time::Instant::now();
     while rig.count("WRITE") == 0 {
-        assert!(begun.elapsed() < std::time::Duration::from_secs(10), "nothing came");
+        assert!(begun.elapsed() < std::time::Duration::from_secs(10), "no WRITE arrived");
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     assert_eq!(
@@ -238,7 +238,7 @@ fn regression_syncfs_hands_over_dirty_pages() {
 /// Since 6.19 syncfs(2) returns before a slow daemon has the bytes. A program that copies names then must
 /// wait for them.
 #[test]
-fn regression_what_was_written_is_waited_for_when_it_is_handed_over() {
+fn regression_hand_over_waits_for_written_data() {
     let Some(rig) = rig() else { return };
     for number in 0..20 {
         // Count before there is any data, because the kernel may send the first of it on its own.

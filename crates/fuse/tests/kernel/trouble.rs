@@ -125,7 +125,7 @@ fn regression_a_late_change_is_seen_after_all() {
         return;
     };
     let path = rig.path("late");
-    assert!(!path.exists(), "the kernel now holds that there is no such name");
+    assert!(!path.exists(), "the kernel now caches that there is no such name");
     rig.fs.changes_wait.store(true, Ordering::SeqCst);
     rig.fs.stall_changes.store(true, Ordering::SeqCst);
     rig.fs.stall(true);
@@ -187,7 +187,7 @@ fn regression_a_handled_signal_ends_no_read() {
         unsafe { libc::kill(reader.id() as i32, libc::SIGUSR1) };
         std::thread::sleep(Duration::from_millis(150));
     }
-    assert!(reader.try_wait().unwrap().is_none(), "it waits on");
+    assert!(reader.try_wait().unwrap().is_none(), "it still waits");
     rig.fs.stall(false);
     let done = within(SOON, move || reader.wait_with_output().unwrap());
     assert_eq!(String::from_utf8_lossy(&done.stdout), "ready1 0\n");
@@ -202,7 +202,7 @@ fn the_filesystem_is_told_once_that_the_mount_ended() {
     assert!(!ended.aborted && ended.synced.is_ok());
     assert_eq!((rig.fs.syncs.load(Ordering::SeqCst), rig.fs.unmounts.load(Ordering::SeqCst)), (1, 1));
     rig.session.unmount(Unmount::Polite).expect("a second time is no error");
-    assert_eq!(std::fs::read_dir(rig.root()).unwrap().count(), 0, "what is below shows again");
+    assert_eq!(std::fs::read_dir(rig.root()).unwrap().count(), 0, "the directory below shows again");
 }
 
 #[test]
@@ -392,11 +392,11 @@ fn a_killed_daemon_leaves_a_mount_that_says_so_and_can_be_cleared() {
 }
 
 #[test]
-fn what_others_changed_is_seen_after_a_notification() {
+fn changes_by_others_are_seen_after_a_notification() {
     let Some(rig) = rig() else { return };
     assert!(!rig.path("planted").exists());
     let ino = rig.fs.plant(b"planted", b"first");
-    assert!(!rig.path("planted").exists(), "the kernel holds that it is not there");
+    assert!(!rig.path("planted").exists(), "the kernel caches that it is not there");
     let notifier = rig.session.notifier();
     notifier.inval_entry(base::Ino::ROOT, b"planted");
     notifier.inval_inode(base::Ino::ROOT, 0, 0);
