@@ -1,7 +1,8 @@
 //! Access control lists: as text in archives, and as bytes in the kernel.
 //!
 //! ```text
-//!   text    user::rw-,user:lisa:r--:1001,group::r--,mask::r--,other::---      a fourth field is a number that goes before the name
+//!   text    user::rw-,user:lisa:r--:1001,group::r--,mask::r--,other::---
+//!           (a fourth field is a number, which has precedence over the name)
 //!   bytes   version 2 (4, little-endian), then for each entry: tag (2), permissions (2), id (4)
 //! ```
 

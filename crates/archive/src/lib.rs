@@ -2,7 +2,7 @@
 //! writes.
 //!
 //! ```text
-//!   bytes ──► read::Reader ──► Entry, its bytes in pieces        Entry, its bytes ──► write::Writer ──► bytes
+//!   bytes ──► read::Reader ──► Entry, its bytes in pieces      Entry, its bytes ──► write::Writer ──► bytes
 //!                 records    what pax says of a member
 //!                 sparse     where a file's data lies
 //!   acl       access control lists, in text and in bytes

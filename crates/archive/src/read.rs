@@ -2,7 +2,8 @@
 //! numbers, holes, times in nanoseconds and extended attributes.
 //!
 //! ```text
-//!   [ 'x' header | pax records ]?  [ 'L' | long name ]?  [ header | data, padded to 512 ] ...  [ 512 zeros ] [ 512 zeros ]
+//!   [ 'x' header | pax records ]?  [ 'L' | long name ]?  [ header | data, padded to 512 ] ...
+//!   [ 512 zeros ] [ 512 zeros ]
 //! ```
 //!
 //! A pax record is `LENGTH KEY=VALUE\n`. The length counts the whole record, so values may hold any bytes,

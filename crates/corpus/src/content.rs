@@ -1,7 +1,7 @@
 //! From numbers to bytes, and from bytes to a name: version 1 of the derivation.
 //!
 //! ```text
-//!   bytes = BLAKE3, derive-key mode, context CONTEXT, of   | seed 8 B | index 8 B | size 8 B |   (big-endian),
+//!   bytes = BLAKE3, derive-key mode, context CONTEXT, of | seed 8 B | index 8 B | size 8 B |   (big-endian),
 //!           its extendable output, the first `size` bytes
 //!   name  = SHA-256 of the bytes, 64 hexadecimal digits, lower case
 //! ```

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   off       one test of a flag per request
-//!   times     two clock readings and two additions per request, into the thread's own histogram of that operation
-//!   records   the phase clock too, and a record in the thread's own ring, for all requests or one in so many
+//!   times     two clock readings and two additions per request, into the thread's histogram of the opcode
+//!   records   also the phase clock, and a record in the thread's ring, for all requests or one in so many
 //! ```
 //!
 //! An observer takes a [`Hold`]. When the last one is dropped, measuring is off again. Nothing here allocates

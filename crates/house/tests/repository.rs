@@ -98,7 +98,7 @@ fn licences_of_the_dependencies_are_in_the_list() {
         ]);
         command.args(extra).output().expect("cargo runs")
     };
-    // All packages are here already, since this was just built. If cargo is configured otherwise, ask again online.
+    // All packages are here already, since this was just built. If cargo is configured otherwise, ask online.
     let offline = metadata(&["--offline"]);
     let output = if offline.status.success() { offline } else { metadata(&[]) };
     assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));

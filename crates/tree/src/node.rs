@@ -249,8 +249,8 @@ impl Node {
                 if len > CONTENT_MAX {
                     return Err(BadNode("it is larger than a node can be"));
                 }
-                unpacked =
-                    zstd::bulk::decompress(reader.0, len).map_err(|_| BadNode("it cannot be decompressed"))?;
+                unpacked = zstd::bulk::decompress(reader.0, len)
+                    .map_err(|_| BadNode("it cannot be decompressed"))?;
                 if unpacked.len() != len {
                     return Err(BadNode("its decompressed length is wrong"));
                 }

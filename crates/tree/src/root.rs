@@ -198,9 +198,7 @@ impl Root {
             Some(key) => *key == root.key,
             None => {
                 let owner = Owner::read(records)?.ok_or_else(|| {
-                    TreeError::Untrusted(
-                        "the origin has no owner: its record `owner` is missing".into(),
-                    )
+                    TreeError::Untrusted("the origin has no owner: its record `owner` is missing".into())
                 })?;
                 owner.keys.contains(&root.key) && owner.volume == root.volume
             }

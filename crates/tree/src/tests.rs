@@ -266,7 +266,11 @@ fn a_row_costs_one_node_a_level() {
     assert!(MetaStore::get(&tree, &key).unwrap().is_some());
     assert_eq!(spy.reads.load(Ordering::Relaxed), u64::from(built.level) + 1);
     assert!(MetaStore::get(&tree, &key).unwrap().is_some());
-    assert_eq!(spy.reads.load(Ordering::Relaxed), u64::from(built.level) + 1, "nodes that were read are kept");
+    assert_eq!(
+        spy.reads.load(Ordering::Relaxed),
+        u64::from(built.level) + 1,
+        "nodes that were read are kept"
+    );
     assert!(tree.is_at_hand(&key) && !tree.is_at_hand(&Key::inode(base::Ino(90_000))));
     assert!(!tree.scan(&Key::dentries(base::Ino(4001), 0), 1000).unwrap().is_empty());
     assert!(spy.reads.load(Ordering::Relaxed) <= 3 * (u64::from(built.level) + 1));

@@ -122,9 +122,7 @@ impl Records {
                 self.kept -= old.map_or(0, |old| size(&old));
                 self.kept += if self.values.contains_key(key) { size(value) } else { 0 };
                 if self.kept > KEPT_MAX {
-                    return Err(damaged(
-                        "the records of one member (its names and attributes) exceed 1 MiB",
-                    ));
+                    return Err(damaged("the records of one member (its names and attributes) exceed 1 MiB"));
                 }
             }
             _ => {}

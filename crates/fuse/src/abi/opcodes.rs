@@ -12,8 +12,8 @@ pub enum Policy {
     Served,
     /// Always this error number.
     Refused(i32),
-    /// Never sent, because the kernel does it itself or because INIT does not ask for it. ENOSYS if it arrives all
-    /// the same.
+    /// Never sent, because the kernel does it itself or because INIT does not ask for it. ENOSYS if it
+    /// arrives all the same.
     Kernel,
 }
 

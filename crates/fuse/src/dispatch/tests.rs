@@ -190,7 +190,11 @@ fn a_read_is_answered_with_its_bytes_only() {
     arguments[16..20].copy_from_slice(&100_000_u32.to_ne_bytes());
     assert_eq!(answers(op::READ, &arguments)[0].2.len(), 65_536);
     arguments[16..20].copy_from_slice(&u32::MAX.to_ne_bytes());
-    assert_eq!(answers(op::READ, &arguments)[0].2.len(), 65_536, "the request asks for more than the buffer holds");
+    assert_eq!(
+        answers(op::READ, &arguments)[0].2.len(),
+        65_536,
+        "the request asks for more than the buffer holds"
+    );
 }
 
 proptest::proptest! {

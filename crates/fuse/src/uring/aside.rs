@@ -1,9 +1,9 @@
 //! Yielding to the caller: a ring's thread gives up its CPU to the program that it answers (SCHED_IDLE).
 //!
 //! ```text
-//!   without yielding                              with yielding
-//!   CPU 0: ring answers ── wakes program ─┐       CPU 0: ring ─ SCHED_IDLE ─ answers ─ program runs on ─ asks ─ ring ...
-//!   CPU 1: (asleep) ◄── IPI wakes CPU 1 ──┘       CPU 1: (asleep)
+//!   without yielding                           with yielding
+//!   CPU 0: ring answers ── wakes program ─┐    CPU 0: ring ─ SCHED_IDLE ─ replies ─ program ─ asks ─ ring
+//!   CPU 1: (asleep) ◄── IPI wakes CPU 1 ──┘    CPU 1: (asleep)
 //! ```
 //!
 //! The scheduler looks for an idle CPU for a woken program. The CPU that the program waited on is not idle:
@@ -182,7 +182,7 @@ struct Crowd {
 impl Crowd {
     fn new() -> Crowd {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        // The first sample decides, because its predecessor is old by then.
+        // Not crowded at first.
         Crowd { cpus: cpus as f64, average: 0.0, last: monotonic() }
     }
 

@@ -49,7 +49,8 @@ pub(super) fn create(depth: usize) -> io::Result<Uring> {
 ///
 /// It is made before INIT promises rings, because making it may be the step that fails (no descriptor is
 /// left, or io_uring is forbidden). It has its own thread, because closing a ring interrupts the thread that
-/// made it some time later. Another thread would find one of its own system calls ended with EINTR.
+/// made it some time later. If the mounting thread made it, one of that thread's later system calls would end
+/// with EINTR.
 pub(crate) struct WayBack {
     take: mpsc::Sender<()>,
     thread: Option<JoinHandle<()>>,
