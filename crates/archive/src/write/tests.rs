@@ -95,7 +95,7 @@ fn whatever_is_written_is_read_back() {
         let found = reader.next_member().unwrap().unwrap();
         let mut wanted = wanted.clone();
         wanted.xattrs.sort();
-        // Touching ranges may be merged, and both forms are right. A file without data has one empty range.
+        // Touching ranges may be merged, and both forms are right. Empty ranges hold no data.
         wanted.data.retain(|(_, len)| *len > 0);
         let mut found_plain = found.clone();
         found_plain.data.retain(|(_, len)| *len > 0);
