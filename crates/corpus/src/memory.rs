@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use crate::{Spec, content};
 
 /// After this many bytes `stop` is called.
-const ASK_EVERY: u64 = 256 << 10;
+const CHECK_EVERY: u64 = 256 << 10;
 /// Inode number of file 0.
 const FIRST: u64 = 2;
 /// Listing position of file 0: `.` and `..` come before.
@@ -179,11 +179,11 @@ fn derive_all(
     let parts = names.chunks_mut(files).zip(map.chunks_mut(files * spec.size as usize)).enumerate();
     let shares: Vec<Mutex<Share<'_>>> =
         parts.map(|(at, (names, bytes))| Mutex::new((at * files, names, bytes))).collect();
-    let ask_every = (ASK_EVERY / spec.size).max(1) as usize;
+    let check_every = (CHECK_EVERY / spec.size).max(1) as usize;
     let work = |share: &Mutex<Share<'_>>| {
         let (from, names, bytes) = &mut *share.lock();
         for (at, (name, bytes)) in names.iter_mut().zip(bytes.chunks_mut(spec.size as usize)).enumerate() {
-            if at % ask_every == 0 && stop() {
+            if at % check_every == 0 && stop() {
                 return Err(MakeError::Stopped);
             }
             content::fill(spec, (*from + at) as u64, bytes);

@@ -16,7 +16,7 @@ use fuse::abi::opcodes::op;
 use fuse::buffer::PageBuf;
 use fuse::channel::Sink;
 use fuse::counts::Counts;
-use fuse::defer::{Desk, Pool};
+use fuse::defer::{PendingTable, Pool};
 use fuse::dispatch::{Dispatcher, Parts};
 use fuse::notify::Notifier;
 use fuse::null::Null;
@@ -57,12 +57,12 @@ fn range(len: u32, data: &[u8]) -> Vec<u8> {
 
 fn dispatch(c: &mut Criterion) {
     let sink: Arc<dyn Sink> = Arc::new(Nowhere);
-    let desk = Desk::start(Duration::from_secs(5), |_| ()).unwrap();
+    let pending_table = PendingTable::start(Duration::from_secs(5), |_| ()).unwrap();
     let notifier = Notifier::start(Arc::clone(&sink)).unwrap();
     let dispatcher = Dispatcher::new(Parts {
         fs: Arc::new(Null::new()),
         agreed: Agreed::default(),
-        desk: Arc::clone(&desk),
+        pending_table: Arc::clone(&pending_table),
         workers: Pool::new("bench", 1),
         writers: Pool::new("bench", 1),
         seeker: Pool::new("bench", 1),
@@ -92,7 +92,7 @@ fn dispatch(c: &mut Criterion) {
         });
     }
     group.finish();
-    desk.close();
+    pending_table.close();
 }
 
 fn brief() -> Criterion {

@@ -20,7 +20,7 @@ pub(crate) fn kind_of(opcode: u32) -> usize {
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Lane {
-    came: [AtomicU64; KINDS],
+    received: [AtomicU64; KINDS],
     failed: [AtomicU64; KINDS],
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
@@ -29,7 +29,7 @@ pub struct Lane {
 impl Lane {
     fn new() -> Lane {
         Lane {
-            came: [const { AtomicU64::new(0) }; KINDS],
+            received: [const { AtomicU64::new(0) }; KINDS],
             failed: [const { AtomicU64::new(0) }; KINDS],
             read_bytes: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
@@ -38,7 +38,7 @@ impl Lane {
 
     /// Counts one request.
     pub fn count(&self, opcode: u32) {
-        self.came[kind_of(opcode)].fetch_add(1, Ordering::Relaxed);
+        self.received[kind_of(opcode)].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts its outcome.
@@ -78,7 +78,7 @@ impl Counts {
 
     /// The number of requests so far, by opcode name. Opcodes without a request are left out.
     pub fn totals(&self) -> Vec<(&'static str, u64)> {
-        self.sums(|lane| &lane.came)
+        self.sums(|lane| &lane.received)
     }
 
     /// The number of requests answered with an error so far, likewise. This includes what the opcode table

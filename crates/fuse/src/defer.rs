@@ -2,9 +2,9 @@
 //! kernel's interrupts.
 //!
 //! A request that would wait for more than this machine's disk leaves the reader thread. It becomes a
-//! [`Ticket`], which holds the sink and the number to reply with, and a copy of its bytes. The first party to
-//! claim it replies, once: the worker with the result, the clock thread with EIO when the deadline has
-//! passed, or an interrupt with EINTR. A result that comes too late is undone on the kernel's side: the
+//! [`PendingRequest`], which holds the sink and the number to reply with, and a copy of its bytes. The first
+//! party to claim it replies, once: the worker with the result, the clock thread with EIO when the deadline
+//! has passed, or an interrupt with EINTR. A result that comes too late is undone on the kernel's side: the
 //! reference that the reply would have taken is given back, and after a change the kernel is told to drop the
 //! names involved from its caches.
 //!
@@ -21,11 +21,11 @@
 //!
 //! Workers are started on demand, up to a bound, and end when idle. A worker whose request was answered by
 //! another party may stay stuck for much longer, on data that cannot be had. Another worker then takes its
-//! place, up to [`LOST`] times the bound. If all of them are stuck, the requests queued behind them still get
-//! EIO at their deadline, and requests that are served inline continue.
+//! place, up to [`REPLACEMENTS`] times the bound. If all of them are stuck, the requests queued behind them
+//! still get EIO at their deadline, and requests that are served inline continue.
 //!
-//! A read whose data is in flight needs no worker: the completion of the fetch replies ([`Ticket::serve`]).
-//! The completion can be first even if a worker is already running.
+//! A read whose data is in flight needs no worker: the completion of the fetch replies
+//! ([`PendingRequest::serve`]). The completion can be first even if a worker is already running.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -50,7 +50,7 @@ const ANSWERED: u8 = 2;
 const SERVED: u8 = 3;
 
 /// How many stuck workers are replaced, as a multiple of the bound.
-const LOST: usize = 3;
+const REPLACEMENTS: usize = 3;
 
 /// How long an idle worker stays.
 const IDLE: Duration = Duration::from_secs(10);
@@ -59,7 +59,7 @@ const IDLE: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// A pending request: the right to reply to it, once.
-pub struct Ticket {
+pub struct PendingRequest {
     unique: u64,
     /// The thread that waits for the reply. 0: a thread that this process cannot see.
     caller: u32,
@@ -78,12 +78,12 @@ pub struct Ticket {
 }
 
 // The stages of a request in a pool. They change only under that pool's lock.
-const NOBODYS: u8 = 0;
-const AT_WORK: u8 = 1;
+const NO_WORKER: u8 = 0;
+const WORKING: u8 = 1;
 /// A thread still works on it, although it was answered.
-const STRAYED: u8 = 2;
+const ORPHANED: u8 = 2;
 
-impl Ticket {
+impl PendingRequest {
     /// Takes the right to reply. Returns false if another party has it.
     pub fn claim(&self) -> bool {
         self.end(ANSWERED)
@@ -106,9 +106,9 @@ impl Ticket {
 
     /// The request was answered, but not by the thread that works on it. If there is such a thread, another
     /// may take its place.
-    pub fn stray(self: &Arc<Self>) {
+    pub fn orphan_worker(self: &Arc<Self>) {
         if let Some(pool) = self.pool.get().and_then(Weak::upgrade) {
-            pool.strayed(self);
+            pool.orphan_worker(self);
         }
     }
 
@@ -137,7 +137,7 @@ impl Ticket {
 }
 
 /// The table of all pending requests, and the clock thread that watches it.
-pub struct Desk {
+pub struct PendingTable {
     open: Mutex<Open>,
     changed: Condvar,
     deadline: Duration,
@@ -146,43 +146,47 @@ pub struct Desk {
 
 #[derive(Default)]
 struct Open {
-    tickets: HashMap<u64, Arc<Ticket>>,
+    requests: HashMap<u64, Arc<PendingRequest>>,
     closed: bool,
 }
 
-impl Desk {
+impl PendingTable {
     /// Starts the clock thread. It calls `late` for each request that it answers EIO.
     ///
     /// # Errors
     /// The system cannot start another thread.
-    pub fn start(deadline: Duration, late: impl Fn(Duration) + Send + 'static) -> io::Result<Arc<Desk>> {
+    pub fn start(
+        deadline: Duration,
+        late: impl Fn(Duration) + Send + 'static,
+    ) -> io::Result<Arc<PendingTable>> {
         let reads = Arc::new(LateReads::new(deadline));
-        let desk = Desk { open: Mutex::default(), changed: Condvar::new(), deadline, late: reads };
-        let desk = Arc::new(desk);
-        let clock = Arc::clone(&desk);
+        let pending_table =
+            PendingTable { open: Mutex::default(), changed: Condvar::new(), deadline, late: reads };
+        let pending_table = Arc::new(pending_table);
+        let clock = Arc::clone(&pending_table);
         base::thread::spawn("fuse-clock", move || clock.run(&late))?;
-        Ok(desk)
+        Ok(pending_table)
     }
 
     /// Enters a request in the table.
-    pub fn issue(
+    pub fn enter(
         &self,
         unique: u64,
         caller: u32,
         waiting: Option<Waiting>,
         sink: &Arc<dyn Sink>,
-    ) -> Arc<Ticket> {
-        self.issue_for(unique, caller, (waiting, Wait::Long), sink)
+    ) -> Arc<PendingRequest> {
+        self.enter_with(unique, caller, (waiting, Wait::Long), sink)
     }
 
     /// The same, for a request that may have a shorter deadline.
-    pub fn issue_for(
+    pub fn enter_with(
         &self,
         unique: u64,
         caller: u32,
         (waiting, wait): (Option<Waiting>, Wait),
         sink: &Arc<dyn Sink>,
-    ) -> Arc<Ticket> {
+    ) -> Arc<PendingRequest> {
         let now = base::time::monotonic();
         // The request is entered as if it had come earlier, so its deadline comes sooner.
         let earlier = |short| now.checked_sub(self.deadline.saturating_sub(short)).unwrap_or(now);
@@ -192,25 +196,36 @@ impl Desk {
         };
         let (state, interrupted) = (AtomicU8::new(QUEUED), AtomicBool::new(false));
         let sink = Arc::clone(sink);
-        let (pool, stage, late) = (OnceLock::new(), AtomicU8::new(NOBODYS), Arc::clone(&self.late));
-        let ticket =
-            Ticket { unique, caller, interrupted, waiting, since, state, sink, late, again, pool, stage };
-        let ticket = Arc::new(ticket);
+        let (pool, stage, late) = (OnceLock::new(), AtomicU8::new(NO_WORKER), Arc::clone(&self.late));
+        let pending = PendingRequest {
+            unique,
+            caller,
+            interrupted,
+            waiting,
+            since,
+            state,
+            sink,
+            late,
+            again,
+            pool,
+            stage,
+        };
+        let pending = Arc::new(pending);
         let mut open = self.open.lock();
-        open.tickets.insert(unique, Arc::clone(&ticket));
-        if open.tickets.len() == 1 {
+        open.requests.insert(unique, Arc::clone(&pending));
+        if open.requests.len() == 1 {
             self.changed.notify_all();
         }
-        ticket
+        pending
     }
 
     /// Removes a request that is over, whoever answered it.
-    pub fn close_ticket(&self, ticket: &Ticket) {
+    pub fn remove(&self, pending: &PendingRequest) {
         let mut open = self.open.lock();
         // The kernel may have reused the number for a new request since the reply. Only this request is
         // removed.
-        if open.tickets.get(&ticket.unique).is_some_and(|held| std::ptr::eq(Arc::as_ptr(held), ticket)) {
-            open.tickets.remove(&ticket.unique);
+        if open.requests.get(&pending.unique).is_some_and(|held| std::ptr::eq(Arc::as_ptr(held), pending)) {
+            open.requests.remove(&pending.unique);
         }
     }
 
@@ -218,24 +233,24 @@ impl Desk {
     pub fn interrupt(&self, unique: u64) {
         let found = {
             let open = self.open.lock();
-            let found = open.tickets.get(&unique).cloned();
-            if let Some(ticket) = &found {
-                ticket.interrupted.store(true, Ordering::Release);
+            let found = open.requests.get(&unique).cloned();
+            if let Some(pending) = &found {
+                pending.interrupted.store(true, Ordering::Release);
                 // The clock thread has to check more often from now on.
                 self.changed.notify_all();
             }
             found
         };
-        if let Some(ticket) = found {
-            self.end_if_killed(&ticket);
+        if let Some(pending) = found {
+            self.end_if_killed(&pending);
         }
     }
 
-    fn end_if_killed(&self, ticket: &Arc<Ticket>) {
-        if is_being_killed(ticket.caller) && ticket.interrupt() {
-            self.close_ticket(ticket);
-            ticket.answer(-Errno::EINTR.0, &[]);
-            ticket.stray();
+    fn end_if_killed(&self, pending: &Arc<PendingRequest>) {
+        if is_being_killed(pending.caller) && pending.interrupt() {
+            self.remove(pending);
+            pending.answer(-Errno::EINTR.0, &[]);
+            pending.orphan_worker();
         }
     }
 
@@ -250,7 +265,7 @@ impl Desk {
 
     /// The number of pending requests.
     pub fn waiting(&self) -> usize {
-        self.open.lock().tickets.len()
+        self.open.lock().requests.len()
     }
 
     /// Ends the clock thread.
@@ -265,35 +280,35 @@ impl Desk {
         let step = (self.deadline / 8).clamp(Duration::from_millis(1), Duration::from_secs(1));
         let mut open = self.open.lock();
         while !open.closed {
-            if open.tickets.is_empty() {
+            if open.requests.is_empty() {
                 self.changed.wait(&mut open);
                 continue;
             }
-            let had_signal = |ticket: &&Arc<Ticket>| ticket.interrupted.load(Ordering::Acquire);
-            let step = if open.tickets.values().any(|ticket| had_signal(&ticket)) {
+            let had_signal = |pending: &&Arc<PendingRequest>| pending.interrupted.load(Ordering::Acquire);
+            let step = if open.requests.values().any(|pending| had_signal(&pending)) {
                 step.min(LOOK_AGAIN)
             } else {
                 step
             };
             self.changed.wait_for(&mut open, step);
-            let signalled: Vec<_> = open.tickets.values().filter(had_signal).cloned().collect();
+            let signalled: Vec<_> = open.requests.values().filter(had_signal).cloned().collect();
             if !signalled.is_empty() {
                 parking_lot::MutexGuard::unlocked(&mut open, || {
-                    signalled.iter().for_each(|ticket| self.end_if_killed(ticket));
+                    signalled.iter().for_each(|pending| self.end_if_killed(pending));
                 });
             }
             let now = base::time::monotonic();
-            let over = |ticket: &Arc<Ticket>| now.duration_since(ticket.since) >= self.deadline;
+            let over = |pending: &Arc<PendingRequest>| now.duration_since(pending.since) >= self.deadline;
             let expired: Vec<_> =
-                open.tickets.extract_if(|_, ticket| over(ticket)).map(|(_, ticket)| ticket).collect();
+                open.requests.extract_if(|_, pending| over(pending)).map(|(_, pending)| pending).collect();
             if expired.is_empty() {
                 continue;
             }
             parking_lot::MutexGuard::unlocked(&mut open, || {
-                for ticket in expired.iter().filter(|ticket| ticket.claim()) {
-                    ticket.answer(-Errno::EIO.0, &[]);
-                    ticket.stray();
-                    late(now.duration_since(ticket.since));
+                for pending in expired.iter().filter(|pending| pending.claim()) {
+                    pending.answer(-Errno::EIO.0, &[]);
+                    pending.orphan_worker();
+                    late(now.duration_since(pending.since));
                 }
             });
         }
@@ -307,7 +322,7 @@ fn is_being_killed(thread: u32) -> bool {
 }
 
 /// What a worker runs. It gets the worker's own reply buffer.
-pub type Work = Box<dyn FnOnce(&Ticket, &mut [u8]) + Send>;
+pub type Work = Box<dyn FnOnce(&PendingRequest, &mut [u8]) + Send>;
 
 /// Worker threads, started on demand up to a bound.
 pub struct Pool {
@@ -319,10 +334,10 @@ pub struct Pool {
 
 #[derive(Default)]
 struct PoolState {
-    queue: VecDeque<(Arc<Ticket>, Work)>,
+    queue: VecDeque<(Arc<PendingRequest>, Work)>,
     threads: usize,
     /// The number of these whose request was answered by another party.
-    strayed: usize,
+    orphaned: usize,
     idle: usize,
     closed: bool,
 }
@@ -334,21 +349,21 @@ impl Pool {
     }
 
     /// Queues work. If not even one thread can be started, the request is answered EIO.
-    pub fn push(self: &Arc<Self>, ticket: Arc<Ticket>, work: Work) {
+    pub fn push(self: &Arc<Self>, pending: Arc<PendingRequest>, work: Work) {
         let mut state = self.state.lock();
         // A request is queued once: two parties may both find that a worker must serve it. Nothing is queued
         // after the end of the session.
-        if ticket.pool.set(Arc::downgrade(self)).is_err() || state.closed {
+        if pending.pool.set(Arc::downgrade(self)).is_err() || state.closed {
             return;
         }
-        state.queue.push_back((ticket, work));
+        state.queue.push_back((pending, work));
         if !self.staff(&mut state) {
             let unserved = state.queue.pop_back();
             drop(state);
-            if let Some((ticket, _)) = unserved
-                && ticket.claim()
+            if let Some((pending, _)) = unserved
+                && pending.claim()
             {
-                ticket.answer(-Errno::EIO.0, &[]);
+                pending.answer(-Errno::EIO.0, &[]);
             }
             return;
         }
@@ -358,7 +373,7 @@ impl Pool {
     /// Starts a thread if there is more work than idle threads. Returns false if there is no thread and none
     /// can be started.
     fn staff(self: &Arc<Self>, state: &mut PoolState) -> bool {
-        let wanted = state.queue.len() > state.idle && state.threads < self.most(state.strayed);
+        let wanted = state.queue.len() > state.idle && state.threads < self.most(state.orphaned);
         if wanted {
             let pool = Arc::clone(self);
             match base::thread::spawn(self.name, move || pool.run()) {
@@ -370,17 +385,17 @@ impl Pool {
     }
 
     /// The bound on threads while so many of them work on requests that were already answered.
-    fn most(&self, strayed: usize) -> usize {
-        self.most + strayed.min(LOST * self.most)
+    fn most(&self, orphaned: usize) -> usize {
+        self.most + orphaned.min(REPLACEMENTS * self.most)
     }
 
     /// The request was answered by another party. The thread that works on it no longer counts against the
     /// bound.
-    fn strayed(self: &Arc<Self>, ticket: &Ticket) {
+    fn orphan_worker(self: &Arc<Self>, pending: &PendingRequest) {
         let mut state = self.state.lock();
-        if ticket.stage.load(Ordering::Relaxed) == AT_WORK {
-            ticket.stage.store(STRAYED, Ordering::Relaxed);
-            state.strayed += 1;
+        if pending.stage.load(Ordering::Relaxed) == WORKING {
+            pending.stage.store(ORPHANED, Ordering::Relaxed);
+            state.orphaned += 1;
             self.staff(&mut state);
         }
     }
@@ -397,20 +412,20 @@ impl Pool {
         let mut buffer = PageBuf::for_reply();
         let mut state = self.state.lock();
         loop {
-            let is_one_too_many = state.threads > self.most(state.strayed);
-            if !is_one_too_many && let Some((ticket, work)) = state.queue.pop_front() {
+            let is_one_too_many = state.threads > self.most(state.orphaned);
+            if !is_one_too_many && let Some((pending, work)) = state.queue.pop_front() {
                 // The data of a read that was already answered is still fetched to the end, so that it is
                 // cached.
-                if !ticket.start() && !ticket.is_served() {
+                if !pending.start() && !pending.is_served() {
                     continue;
                 }
-                ticket.stage.store(AT_WORK, Ordering::Relaxed);
+                pending.stage.store(WORKING, Ordering::Relaxed);
                 parking_lot::MutexGuard::unlocked(&mut state, || {
                     // The submitter handles panics of its work. Here a panic must only not end the thread.
-                    let _ = catch_unwind(AssertUnwindSafe(|| work(&ticket, buffer.bytes())));
+                    let _ = catch_unwind(AssertUnwindSafe(|| work(&pending, buffer.bytes())));
                 });
-                if ticket.stage.swap(NOBODYS, Ordering::Relaxed) == STRAYED {
-                    state.strayed -= 1;
+                if pending.stage.swap(NO_WORKER, Ordering::Relaxed) == ORPHANED {
+                    state.orphaned -= 1;
                 }
                 continue;
             }

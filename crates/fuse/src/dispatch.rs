@@ -20,7 +20,7 @@ use crate::abi::opcodes::{self, Policy, op};
 use crate::abi::ops::Op;
 use crate::channel::Sink;
 use crate::counts::Counts;
-use crate::defer::{Desk, Pool, Ticket};
+use crate::defer::{PendingRequest, PendingTable, Pool};
 use crate::execute::{self, Done};
 use crate::late::Wait;
 use crate::notify::{self, Notifier};
@@ -41,7 +41,7 @@ pub struct Parts {
     /// What INIT negotiated.
     pub agreed: Agreed,
     /// The table of pending requests.
-    pub desk: Arc<Desk>,
+    pub pending_table: Arc<PendingTable>,
     /// The worker threads for pending requests.
     pub workers: Arc<Pool>,
     /// The worker threads for writes that must wait. They are separate, so that reads never queue behind
@@ -83,7 +83,7 @@ impl Dispatcher {
         let (header, arguments) = match Header::split(request) {
             Ok(parts) => parts,
             Err(error) => {
-                self.0.watch.set_aside(span);
+                self.0.watch.suspend(span);
                 (self.0.log)("fuse: a request arrived without a complete header");
                 if let Some(unique) = Header::unique_of(request) {
                     let _ = sink.reply(unique, -error.0, &[]);
@@ -114,12 +114,12 @@ impl Dispatcher {
             }
         };
         if let Op::Interrupt { unique } = op {
-            self.0.watch.set_aside(span);
-            self.0.desk.interrupt(unique);
+            self.0.watch.suspend(span);
+            self.0.pending_table.interrupt(unique);
             return;
         }
         if self.defer((lane, span), &header, &op, request, sink) {
-            self.0.watch.set_aside(span);
+            self.0.watch.suspend(span);
             return;
         }
         let result = self.run(&header, &op, room);
@@ -188,7 +188,7 @@ impl Dispatcher {
         if !seek && !waiting.is_some_and(waits) {
             return false;
         }
-        let wait = self.0.desk.may_wait(waiting);
+        let wait = self.0.pending_table.may_wait(waiting);
         if wait == Wait::Never {
             if let (Op::Write { .. }, Some(flushes)) = (op, &self.0.flushes) {
                 flushes.write_failed(header.ino);
@@ -203,7 +203,8 @@ impl Dispatcher {
         if let (Op::Write { .. }, Some(flushes)) = (op, &self.0.flushes) {
             flushes.write_begins(header.ino);
         }
-        let ticket = self.0.desk.issue_for(header.unique, header.caller.pid, (waiting, wait), sink);
+        let pending =
+            self.0.pending_table.enter_with(header.unique, header.caller.pid, (waiting, wait), sink);
         let pool = match waiting {
             _ if seek => &self.0.seeker,
             Some(Waiting::Write) => &self.0.writers,
@@ -213,12 +214,12 @@ impl Dispatcher {
             this: self.clone(),
             lane,
             span,
-            ticket,
+            pending,
             request: request.into(),
             sink: Arc::clone(sink),
         };
         match waiting {
-            Some(Waiting::Read { ino, offset, len }) => deferred.ride(ino, offset, len),
+            Some(Waiting::Read { ino, offset, len }) => deferred.join_fetch(ino, offset, len),
             _ => deferred.push(pool),
         }
         true
@@ -228,7 +229,7 @@ impl Dispatcher {
     fn finish(
         &self,
         (lane, span): (usize, Option<Span>),
-        ticket: &Ticket,
+        pending: &PendingRequest,
         request: &[u8],
         room: &mut [u8],
         sink: &dyn Sink,
@@ -248,13 +249,13 @@ impl Dispatcher {
         self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
         tell_of_mode(&result, sink);
-        self.0.desk.close_ticket(ticket);
-        let delivered = ticket.claim()
+        self.0.pending_table.remove(pending);
+        let delivered = pending.claim()
             && match &result {
-                Ok(done) => ticket.answer(0, &room[..done.len]),
-                Err(error) => ticket.answer(-error.0, &[]),
+                Ok(done) => pending.answer(0, &room[..done.len]),
+                Err(error) => pending.answer(-error.0, &[]),
             };
-        if ticket.is_served() {
+        if pending.is_served() {
             // The completion of the fetch has replied and has counted the request.
             return;
         }
@@ -346,7 +347,7 @@ struct Deferred {
     this: Dispatcher,
     lane: usize,
     span: Option<Span>,
-    ticket: Arc<Ticket>,
+    pending: Arc<PendingRequest>,
     request: Arc<[u8]>,
     sink: Arc<dyn Sink>,
 }
@@ -354,25 +355,25 @@ struct Deferred {
 impl Deferred {
     /// Queues the request for a worker. The worker serves it unless it has been answered by then.
     fn push(self, pool: &Arc<Pool>) {
-        let ticket = Arc::clone(&self.ticket);
-        let work = move |ticket: &Ticket, room: &mut [u8]| {
+        let pending = Arc::clone(&self.pending);
+        let work = move |pending: &PendingRequest, room: &mut [u8]| {
             let span = self.this.0.watch.resume(self.span);
-            self.this.finish((self.lane, span), ticket, &self.request, room, &*self.sink);
+            self.this.finish((self.lane, span), pending, &self.request, room, &*self.sink);
         };
-        pool.push(ticket, Box::new(work));
+        pool.push(pending, Box::new(work));
     }
 
     /// Defers a read. If the data is in flight, its completion replies; otherwise a worker serves the read.
     /// If the worker's read is what starts the fetch, then whichever of the two finishes first replies.
-    fn ride(self, ino: Ino, offset: u64, len: u32) {
+    fn join_fetch(self, ino: Ino, offset: u64, len: u32) {
         let (fs, workers) = (Arc::clone(&self.this.0.fs), Arc::clone(&self.this.0.workers));
-        let rider = self.clone();
+        let waiter = self.clone();
         let then = move |came: Came<'_>| match came {
-            Ok(bytes) => rider.serve(0, bytes),
-            Err(Some(error)) => rider.serve(-error.0, &[]),
+            Ok(bytes) => waiter.serve(0, bytes),
+            Err(Some(error)) => waiter.serve(-error.0, &[]),
             Err(None) => {
-                let workers = Arc::clone(&rider.this.0.workers);
-                rider.push(&workers);
+                let workers = Arc::clone(&waiter.this.0.workers);
+                waiter.push(&workers);
                 false
             }
         };
@@ -386,14 +387,14 @@ impl Deferred {
     /// Replies with the data that arrived, or with an error. Returns true if this was the reply to the
     /// request.
     fn serve(&self, error: i32, bytes: &[u8]) -> bool {
-        let Parts { watch, desk, counts, .. } = &*self.this.0;
+        let Parts { watch, pending_table, counts, .. } = &*self.this.0;
         let Ok((header, _)) = Header::split(&self.request) else { return false };
-        desk.close_ticket(&self.ticket);
-        if !self.ticket.serve() {
+        pending_table.remove(&self.pending);
+        if !self.pending.serve() {
             return false;
         }
-        let answered = watch.brought(self.span);
-        let taken = self.ticket.answer(error, bytes);
+        let answered = watch.completed(self.span);
+        let taken = self.pending.answer(error, bytes);
         let outcome = match (taken, error) {
             (true, 0) => Outcome { bytes: bytes.len() as u32, error: 0 },
             (true, error) => Outcome { bytes: 0, error: error.unsigned_abs() },
@@ -402,7 +403,7 @@ impl Deferred {
         counts.lane(self.lane).ended(header.opcode, outcome);
         watch.end(watch.workers(), answered, &header, outcome);
         // A worker may still be busy with this request. Nobody needs its result now.
-        self.ticket.stray();
+        self.pending.orphan_worker();
         true
     }
 }

@@ -45,7 +45,7 @@ const YOUNG: Duration = Duration::from_micros(100);
 const FRESH: Duration = Duration::from_millis(20);
 /// A thread that still lives this long after the reply has no flush outstanding: another thread flushed for
 /// both, or there was nothing to flush.
-const SETTLED: Duration = Duration::from_secs(1);
+const FLUSHED_AFTER: Duration = Duration::from_secs(1);
 /// A thread that is being killed ends sooner than this. Otherwise it hangs for another reason.
 const GIVEN_UP: Duration = Duration::from_secs(30);
 /// The thread checks this many rounds without work before it sleeps. So a program that removes a tree wakes
@@ -105,8 +105,8 @@ impl PendingFlushes {
             errors,
             cleared: AtomicU64::new(0),
         });
-        let looker = Arc::clone(&flushes);
-        base::thread::spawn("fuse-flushes", move || looker.run())?;
+        let watcher = Arc::clone(&flushes);
+        base::thread::spawn("fuse-flushes", move || watcher.run())?;
         Ok(flushes)
     }
 
@@ -222,7 +222,7 @@ impl PendingFlushes {
         let age = now.saturating_duration_since(pending.since);
         let patience = match fate {
             Fate::Gone => return None,
-            Fate::Lives | Fate::Unknown => SETTLED,
+            Fate::Lives | Fate::Unknown => FLUSHED_AFTER,
             Fate::BeingKilled => GIVEN_UP,
         };
         let often = fate == Fate::BeingKilled && age < FRESH;

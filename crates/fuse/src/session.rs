@@ -26,13 +26,13 @@ use crate::abi::opcodes::op;
 use crate::buffer::{PageBuf, RequestBuf};
 use crate::channel::{Device, Received, Sink, Source};
 use crate::counts::{Counts, Moved};
-use crate::defer::{Desk, Pool};
+use crate::defer::{PendingTable, Pool};
 use crate::dispatch::{Dispatcher, Parts, PushDirty, late_line};
 use crate::mount::{self, Mount, MountError, MountFlags, Unmount, UnmountError};
 use crate::notify::Notifier;
 use crate::pending_flush::PendingFlushes;
 use crate::seek::ThroughMount;
-use crate::uring::{self, Host, Rings, Transport, WayBack};
+use crate::uring::{self, Fallback, Host, Rings, Transport};
 use crate::watch::Watch;
 
 /// The most writes that wait for space at a time. Further writes queue behind them.
@@ -101,7 +101,7 @@ struct Shared {
     mount: Arc<Mount>,
     counts: Arc<Counts>,
     watch: Arc<Watch>,
-    desk: Arc<Desk>,
+    pending_table: Arc<PendingTable>,
     pools: [Arc<Pool>; 3],
     flushes: Option<Arc<PendingFlushes>>,
     notifier: Notifier,
@@ -168,10 +168,10 @@ impl Session {
         let root_mode = root.kind.mode_bits() | u32::from(root.perm);
         let (device, mount) = mount::mount(&path, &options.mount, root_mode)?;
         let guard = MountGuard(Arc::new(mount));
-        let way_back = if uring { uring::prepare(options.transport, &device, &mut remarks)? } else { None };
-        wishes.uring = way_back.is_some();
+        let fallback = if uring { uring::prepare(options.transport, &device, &mut remarks)? } else { None };
+        wishes.uring = fallback.is_some();
         let agreed = handshake(&device, &wishes)?;
-        let mut session = start(fs, Arc::clone(&guard.0), device, (agreed, way_back), &options, writable)?;
+        let mut session = start(fs, Arc::clone(&guard.0), device, (agreed, fallback), &options, writable)?;
         std::mem::forget(guard);
         if wishes.uring && !agreed.has(flag::OVER_IO_URING) {
             remarks.push(uring::fallback_line("this kernel did not offer it"));
@@ -252,7 +252,7 @@ impl Session {
 
     /// The number of pending requests.
     pub fn waiting(&self) -> usize {
-        self.shared.desk.waiting()
+        self.shared.pending_table.waiting()
     }
 
     /// What could not be set up, as text. The mount works without it.
@@ -360,7 +360,7 @@ fn start(
     fs: Arc<dyn Filesystem>,
     mount: Arc<Mount>,
     device: Device,
-    (agreed, way_back): (Agreed, Option<WayBack>),
+    (agreed, fallback): (Agreed, Option<Fallback>),
     options: &Options,
     writable: bool,
 ) -> Result<Session, MountError> {
@@ -370,7 +370,8 @@ fn start(
     let sink: Arc<dyn Sink> = Arc::clone(&device) as _;
     let notifier = Notifier::start(sink).map_err(&failed)?;
     let log = Arc::clone(&options.log);
-    let desk = Desk::start(options.deadline, move |waited| log(&late_line(waited))).map_err(&failed)?;
+    let pending_table =
+        PendingTable::start(options.deadline, move |waited| log(&late_line(waited))).map_err(&failed)?;
     let workers = Pool::new("fuse-wait", options.workers);
     let writers = Pool::new("fuse-write", WRITERS);
     let seeker = Pool::new("fuse-seek", 2);
@@ -381,7 +382,7 @@ fn start(
     let dispatcher = Dispatcher::new(Parts {
         fs: Arc::clone(&fs),
         agreed,
-        desk: Arc::clone(&desk),
+        pending_table: Arc::clone(&pending_table),
         workers: Arc::clone(&workers),
         writers: Arc::clone(&writers),
         seeker: Arc::clone(&seeker),
@@ -398,7 +399,7 @@ fn start(
         mount,
         counts,
         watch,
-        desk,
+        pending_table,
         pools: [workers, writers, seeker],
         flushes,
         notifier,
@@ -411,8 +412,8 @@ fn start(
         changed: Condvar::new(),
     });
     let mut warnings = Vec::new();
-    if let Some(way_back) = way_back.filter(|_| agreed.has(flag::OVER_IO_URING)) {
-        match Rings::start(&device, &shared, way_back, options.aside) {
+    if let Some(fallback) = fallback.filter(|_| agreed.has(flag::OVER_IO_URING)) {
+        match Rings::start(&device, &shared, fallback, options.aside) {
             Ok(rings) => drop(shared.rings.set(rings)),
             Err(why) => warnings.push(uring::fallback_line(&why)),
         }
@@ -531,7 +532,7 @@ impl Shared {
         if self.threads_left.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
-        self.desk.close();
+        self.pending_table.close();
         self.pools.iter().for_each(|pool| pool.close());
         self.flushes.iter().for_each(|flushes| flushes.close());
         self.notifier.close();

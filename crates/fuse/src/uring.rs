@@ -21,12 +21,12 @@
 //!
 //! **The order.** Once INIT has negotiated rings, the kernel lets no request through until every queue has an
 //! entry. Rings are therefore registered one after another. Until the first entry of the last ring is
-//! accepted, rings can be given up: if a registration fails, on purpose if need be ([`WayBack`]), the kernel
+//! accepted, rings can be given up: if a registration fails, on purpose if need be ([`Fallback`]), the kernel
 //! serves everything through /dev/fuse.
 
-mod aside;
 mod entry;
 mod ring;
+mod yielding;
 
 use std::fmt;
 use std::io;
@@ -34,9 +34,9 @@ use std::str::FromStr;
 use std::sync::mpsc;
 use std::sync::{Arc, Weak};
 
-use self::aside::Keeper;
-pub(crate) use self::ring::WayBack;
+pub(crate) use self::ring::Fallback;
 use self::ring::{Mailbox, Ring};
+use self::yielding::Keeper;
 use crate::channel::{Device, Sink};
 use crate::mount::MountError;
 
@@ -129,9 +129,9 @@ pub(crate) fn prepare(
     wanted: Transport,
     device: &Device,
     remarks: &mut Vec<String>,
-) -> Result<Option<WayBack>, MountError> {
-    match WayBack::prepare(device) {
-        Ok(way) => Ok(Some(way)),
+) -> Result<Option<Fallback>, MountError> {
+    match Fallback::prepare(device) {
+        Ok(fallback) => Ok(Some(fallback)),
         Err(error) if wanted == Transport::Uring => Err(MountError::NoUring(format!(
             "this system does not allow io_uring ({error}): see `sysctl kernel.io_uring_disabled` and, in a \
              container, its seccomp profile; or use --transport auto"
@@ -168,7 +168,7 @@ pub(crate) struct Rings {
 }
 
 impl Rings {
-    /// Starts a thread per possible CPU and registers all queues. `aside`: ring threads yield the CPU to the
+    /// Starts a thread per possible CPU and registers all queues. `yields`: ring threads yield the CPU to the
     /// programs that they answer, if the system allows it.
     ///
     /// # Errors
@@ -176,13 +176,13 @@ impl Rings {
     pub(crate) fn start(
         device: &Arc<Device>,
         host: &Arc<impl Host>,
-        way: WayBack,
-        aside: bool,
+        fallback: Fallback,
+        yields: bool,
     ) -> Result<Rings, String> {
         let queues = possible_cpus();
         let depth = depth(queues);
         let (ready, started) = mpsc::channel();
-        let keeper = aside.then(Keeper::start).flatten().map(Arc::new);
+        let keeper = yields.then(Keeper::start).flatten().map(Arc::new);
         let mut rings = Rings { mailboxes: Vec::with_capacity(queues), _keeper: keeper.clone() };
         for queue in 0..queues {
             host.begins();
@@ -202,7 +202,7 @@ impl Rings {
                 Ok(mailbox) => rings.mailboxes.push(mailbox),
                 Err(error) => {
                     rings.mailboxes.iter().for_each(|mailbox| mailbox.give_up());
-                    way.take();
+                    fallback.take();
                     return Err(format!("registering queue {queue} of {queues} failed: {error}"));
                 }
             }
@@ -234,9 +234,9 @@ fn live(
         }
     };
     base::thread::must_not_wait();
-    let aside = keeper.and_then(|keeper| keeper.upgrade()).map(|keeper| keeper.aside());
+    let yielder = keeper.and_then(|keeper| keeper.upgrade()).map(|keeper| keeper.yielder());
     let _ = ready.send(Ok(ring.mailbox()));
-    host.ended(ring.run(aside, |request, room, sink| host.serve(queue, request, room, sink)));
+    host.ended(ring.run(yielder, |request, room, sink| host.serve(queue, request, room, sink)));
 }
 
 /// Keeps the calling thread on the CPU whose requests it serves. Woken there, it runs as soon as the program

@@ -62,8 +62,8 @@ impl Times {
 }
 
 /// The records of one thread.
-struct Shown {
-    brought: AtomicU64,
+struct RecordLane {
+    received: AtomicU64,
     ring: Ring,
 }
 
@@ -80,7 +80,7 @@ pub struct Watch {
     every: AtomicU32,
     lanes: usize,
     times: OnceLock<Box<[Times]>>,
-    shown: OnceLock<Box<[Shown]>>,
+    record_lanes: OnceLock<Box<[RecordLane]>>,
     holders: Mutex<Holders>,
 }
 
@@ -118,7 +118,7 @@ impl Watch {
             every: AtomicU32::new(1),
             lanes: lanes.max(1),
             times: OnceLock::new(),
-            shown: OnceLock::new(),
+            record_lanes: OnceLock::new(),
             holders: Mutex::default(),
         })
     }
@@ -154,8 +154,8 @@ impl Watch {
         }
         if !holders.every.is_empty() {
             let len = (RECORDS_MAX / self.lanes).clamp(LANE_MIN, LANE_MAX);
-            let shown = || Shown { brought: AtomicU64::new(0), ring: Ring::new(len) };
-            self.shown.get_or_init(|| (0..self.lanes).map(|_| shown()).collect());
+            let new_lane = || RecordLane { received: AtomicU64::new(0), ring: Ring::new(len) };
+            self.record_lanes.get_or_init(|| (0..self.lanes).map(|_| new_lane()).collect());
             level |= RECORDS;
             // The requests that each observer wants are among the multiples of this.
             let common = holders.every.iter().copied().fold(0, divisor);
@@ -176,13 +176,13 @@ impl Watch {
     #[cold]
     fn look(&self, level: u32, lane: usize) -> Span {
         let at = monotonic_ns();
-        let chosen = |shown: &Shown| {
-            let number = shown.brought.fetch_add(1, Ordering::Relaxed);
+        let chosen = |lane: &RecordLane| {
+            let number = lane.received.fetch_add(1, Ordering::Relaxed);
             let every = u64::from(self.every.load(Ordering::Relaxed).max(1));
             (every == 1 || number.is_multiple_of(every)).then_some(number)
         };
-        let shown = self.shown.get().filter(|_| level & RECORDS != 0);
-        let record = shown.and_then(|lanes| chosen(&lanes[lane % lanes.len()]));
+        let lanes = self.record_lanes.get().filter(|_| level & RECORDS != 0);
+        let record = lanes.and_then(|lanes| chosen(&lanes[lane % lanes.len()]));
         if record.is_some() {
             phase::start(at);
         }
@@ -190,7 +190,7 @@ impl Watch {
     }
 
     /// The request leaves this thread, and [`Watch::resume`] continues it on another.
-    pub(crate) fn set_aside(&self, span: Option<Span>) {
+    pub(crate) fn suspend(&self, span: Option<Span>) {
         if span.is_some_and(|span| span.record.is_some()) {
             phase::stop(0);
         }
@@ -222,7 +222,7 @@ impl Watch {
 
     /// Another thread replies, as the completion of a fetch. Its phases belong to its own work, so the whole
     /// time counts as waiting.
-    pub(crate) fn brought(&self, span: Option<Span>) -> Option<Answered> {
+    pub(crate) fn completed(&self, span: Option<Span>) -> Option<Answered> {
         let mut span = span?;
         let at = if span.record.is_some() { monotonic_ns() } else { 0 };
         span.wait = at.saturating_sub(span.at);
@@ -236,7 +236,7 @@ impl Watch {
         if let Some(lanes) = self.times.get() {
             lanes[lane % lanes.len()].add(header.opcode, now.saturating_sub(span.at));
         }
-        let (Some(seq), Some(lanes)) = (span.record, self.shown.get()) else { return };
+        let (Some(seq), Some(lanes)) = (span.record, self.record_lanes.get()) else { return };
         lanes[lane % lanes.len()].ring.push(&Record {
             seq,
             unique: header.unique,
@@ -276,13 +276,13 @@ impl Watch {
 
     /// The position at which an observer sees only records that are made from now on.
     pub fn now(&self) -> Cursor {
-        let heads = self.shown.get().map(|lanes| lanes.iter().map(|lane| lane.ring.head()).collect());
+        let heads = self.record_lanes.get().map(|lanes| lanes.iter().map(|lane| lane.ring.head()).collect());
         Cursor { next: heads.unwrap_or_else(|| vec![0; self.lanes]), lost: 0 }
     }
 
     /// Passes all records since the cursor to `each`, and moves the cursor.
     pub fn read(&self, cursor: &mut Cursor, each: &mut dyn FnMut(Record)) {
-        let lanes = self.shown.get().map_or(&[][..], |lanes| lanes);
+        let lanes = self.record_lanes.get().map_or(&[][..], |lanes| lanes);
         for (lane, next) in lanes.iter().zip(&mut cursor.next) {
             let (after, lost) = lane.ring.read(*next, each);
             *next = after;

@@ -163,7 +163,7 @@ impl<'a> Builder<'a> {
             nodes = packer.level_above(level, nodes)?;
         }
         packer.end_pack()?;
-        let top = nodes.pop().map(|done| packer.settled(&done)).unwrap_or(Pointer {
+        let top = nodes.pop().map(|done| packer.pointer_of(&done)).unwrap_or(Pointer {
             hash: [0; 32],
             blob: BlobId([0; 32]),
             offset: 0,
@@ -258,7 +258,7 @@ impl Packer<'_> {
     }
 
     /// Where a node is. Call it once every pack is stored.
-    fn settled(&self, done: &Done) -> Pointer {
+    fn pointer_of(&self, done: &Done) -> Pointer {
         let blob = done.pack.and_then(|pack| self.stored.get(pack)).unwrap_or(&done.child.to.blob);
         Pointer { blob: *blob, ..done.child.to }
     }

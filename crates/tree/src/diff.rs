@@ -83,7 +83,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Drops heads that do not matter.
-    fn settle(&mut self) {
+    fn drop_irrelevant(&mut self) {
         while self.heads.last().is_some_and(|head| !head.matters()) {
             self.heads.pop();
         }
@@ -157,8 +157,8 @@ pub fn changes(old: &Tree, new: &Tree) -> Result<Changes, TreeError> {
     let mut changes = Changes::default();
     let (mut old, mut new) = (Walk::new(old), Walk::new(new));
     loop {
-        old.settle();
-        new.settle();
+        old.drop_irrelevant();
+        new.drop_irrelevant();
         match step(old.heads.last(), new.heads.last()) {
             None => return Ok(changes),
             Some(Step::Same) => {

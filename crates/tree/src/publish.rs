@@ -19,7 +19,7 @@ use crate::rows::Selection;
 use crate::{Owner, TreeError};
 
 /// `progress` is called after this many rows.
-const TELL: u64 = 4096;
+const PROGRESS_EVERY: u64 = 4096;
 
 /// What to publish, and how.
 pub struct Order<'a> {
@@ -135,7 +135,7 @@ fn build(
     let mut count = 0;
     selection.each(rows, &mut |key, row| {
         count += 1;
-        if count % TELL == 0 && !progress(count) {
+        if count % PROGRESS_EVERY == 0 && !progress(count) {
             return Err(TreeError::Stopped);
         }
         builder.push(key, row)

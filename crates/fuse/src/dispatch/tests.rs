@@ -28,7 +28,7 @@ fn dispatcher(sink: &Arc<Kept>) -> Dispatcher {
     Dispatcher::new(Parts {
         fs: Arc::new(Null::new()),
         agreed: Agreed::default(),
-        desk: Desk::start(Duration::from_secs(5), |_| ()).unwrap(),
+        pending_table: PendingTable::start(Duration::from_secs(5), |_| ()).unwrap(),
         workers: Pool::new("test", 1),
         writers: Pool::new("test", 1),
         seeker: Pool::new("test", 1),
@@ -108,7 +108,7 @@ fn what_looking_on_costs() {
         begun.elapsed().as_secs_f64() * 1e9 / 1e6
     };
     println!("a mark: {:.1} ns off, {:.1} ns on", marks(false), marks(true));
-    dispatcher.0.desk.close();
+    dispatcher.0.pending_table.close();
     dispatcher.0.notifier.close();
 }
 
@@ -117,7 +117,7 @@ fn raw(request: &[u8]) -> Vec<(u64, i32, Vec<u8>)> {
     let sink: Arc<dyn Sink> = Arc::clone(&kept) as _;
     let dispatcher = dispatcher(&kept);
     dispatcher.serve(0, request, PageBuf::for_reply().bytes(), &sink);
-    dispatcher.0.desk.close();
+    dispatcher.0.pending_table.close();
     dispatcher.0.notifier.close();
     std::mem::take(&mut *kept.0.lock())
 }

@@ -18,8 +18,8 @@ use io_uring::types::{Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 use parking_lot::Mutex;
 
-use super::aside::Aside;
 use super::entry::{Body, Entry, Region};
+use super::yielding::Yielder;
 use crate::buffer::PageBuf;
 use crate::channel::{Device, Sink};
 
@@ -51,17 +51,17 @@ pub(super) fn create(depth: usize) -> io::Result<Uring> {
 /// left, or io_uring is forbidden). It has its own thread, because closing a ring interrupts the thread that
 /// made it some time later. If the mounting thread made it, one of that thread's later system calls would end
 /// with EINTR.
-pub(crate) struct WayBack {
+pub(crate) struct Fallback {
     take: mpsc::Sender<()>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl WayBack {
+impl Fallback {
     /// Prepares it for the mount of this device.
     ///
     /// # Errors
     /// The system's error. Then there will be no rings either.
-    pub(crate) fn prepare(device: &Device) -> io::Result<WayBack> {
+    pub(crate) fn prepare(device: &Device) -> io::Result<Fallback> {
         let number = device.number();
         let (ready, made) = mpsc::channel();
         let (take, taken) = mpsc::channel::<()>();
@@ -79,7 +79,7 @@ impl WayBack {
             }
         })?;
         made.recv().map_err(io::Error::other).flatten()?;
-        Ok(WayBack { take, thread: Some(thread) })
+        Ok(Fallback { take, thread: Some(thread) })
     }
 
     /// Gives up rings. After this the kernel serves the mount through /dev/fuse.
@@ -204,9 +204,9 @@ pub(super) struct Ring {
     entries: Vec<Arc<Entry>>,
     sinks: Vec<Arc<dyn Sink>>,
     /// Which entries the kernel holds.
-    away: Vec<bool>,
+    with_kernel: Vec<bool>,
     /// Completions: mark and result.
-    arrived: Vec<(u64, i32)>,
+    completions: Vec<(u64, i32)>,
     region: Arc<Region>,
 }
 
@@ -231,13 +231,13 @@ impl Ring {
             mailbox,
             entries,
             sinks,
-            away: vec![false; depth],
-            arrived: Vec::new(),
+            with_kernel: vec![false; depth],
+            completions: Vec::new(),
             region,
         };
         let refused = ring.register_entries()?;
         match refused {
-            Some(error) if !ring.away.contains(&true) => Err(error),
+            Some(error) if !ring.with_kernel.contains(&true) => Err(error),
             _ => Ok(ring),
         }
     }
@@ -250,7 +250,7 @@ impl Ring {
         let pieces: Vec<_> = self.entries.iter().map(|entry| entry.pieces()).collect();
         for (index, pieces) in pieces.iter().enumerate() {
             self.push(&command(REGISTER, self.queue, 0, Some(pieces)).user_data(index as u64));
-            self.away[index] = true;
+            self.with_kernel[index] = true;
         }
         self.poll();
         // The kernel reads the pieces while it takes the submissions, that is, before this call returns. A
@@ -259,11 +259,11 @@ impl Ring {
         self.collect();
         let mut refused = None;
         // Requests arrive as soon as the last queue is registered. Those stay for `run`.
-        self.arrived.retain(|&(mark, result)| {
+        self.completions.retain(|&(mark, result)| {
             if mark == WOKEN || result >= 0 {
                 return true;
             }
-            self.away[mark as usize] = false;
+            self.with_kernel[mark as usize] = false;
             refused = Some(io::Error::from_raw_os_error(-result));
             false
         });
@@ -273,7 +273,7 @@ impl Ring {
     /// Takes what has completed.
     fn collect(&mut self) {
         let completed = self.uring.completion().map(|done| (done.user_data(), done.result()));
-        self.arrived.extend(completed);
+        self.completions.extend(completed);
     }
 
     /// Serves until the mount or the transport has ended.
@@ -282,13 +282,13 @@ impl Ring {
     /// The system's error, if the ring cannot continue although neither has ended.
     pub(super) fn run(
         mut self,
-        mut aside: Option<Aside>,
+        mut yielder: Option<Yielder>,
         mut serve: impl FnMut(&[u8], &mut [u8], &Arc<dyn Sink>),
     ) -> io::Result<()> {
         let mut scratch = PageBuf::for_reply();
-        let mut batch = Vec::with_capacity(self.away.len());
+        let mut batch = Vec::with_capacity(self.with_kernel.len());
         let end = loop {
-            std::mem::swap(&mut batch, &mut self.arrived);
+            std::mem::swap(&mut batch, &mut self.completions);
             let mut lost = None;
             for (mark, result) in batch.drain(..) {
                 if mark == WOKEN {
@@ -296,7 +296,7 @@ impl Ring {
                     self.poll();
                     continue;
                 }
-                self.away[mark as usize] = false;
+                self.with_kernel[mark as usize] = false;
                 if result < 0 {
                     lost = Some(io::Error::from_raw_os_error(-result));
                 } else {
@@ -319,10 +319,10 @@ impl Ring {
             // Yield only for a single reply. With several, the other programs would wait until the first one
             // waits.
             if answered == 1 {
-                aside.iter_mut().for_each(Aside::step);
+                yielder.iter_mut().for_each(Yielder::yield_cpu);
             }
             let waited = self.uring.submit_and_wait(1);
-            aside.iter_mut().for_each(Aside::back);
+            yielder.iter_mut().for_each(Yielder::resume);
             match waited {
                 Ok(_) => {}
                 Err(error)
@@ -361,7 +361,7 @@ impl Ring {
             unsafe { self.entries[*index].seal(*unique, *error, body) };
             let commit = command(COMMIT_AND_FETCH, self.queue, *unique, None).user_data(*index as u64);
             self.push(&commit);
-            self.away[*index] = true;
+            self.with_kernel[*index] = true;
         }
         answers.len()
     }
@@ -378,14 +378,14 @@ impl Ring {
         self.mailbox.closed.store(true, Ordering::Release);
         let begun = base::time::monotonic();
         let pause = Timespec::new().nsec(20_000_000);
-        while self.away.contains(&true) && !self.mailbox.is_unused() && begun.elapsed() < PATIENCE {
+        while self.with_kernel.contains(&true) && !self.mailbox.is_unused() && begun.elapsed() < PATIENCE {
             let _ = self.uring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&pause));
             self.collect();
-            for (mark, _) in self.arrived.drain(..).filter(|(mark, _)| *mark != WOKEN) {
-                self.away[mark as usize] = false;
+            for (mark, _) in self.completions.drain(..).filter(|(mark, _)| *mark != WOKEN) {
+                self.with_kernel[mark as usize] = false;
             }
         }
-        if self.away.contains(&true) {
+        if self.with_kernel.contains(&true) {
             std::mem::forget(Arc::clone(&self.region));
         }
     }

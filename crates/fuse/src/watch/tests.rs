@@ -78,7 +78,7 @@ fn a_request_that_changes_threads_shows_how_long_it_waited() {
     let _hold = watch.record(1);
     let mut cursor = watch.now();
     let span = watch.begin(0);
-    watch.set_aside(span);
+    watch.suspend(span);
     assert_eq!(phase::stop(monotonic_ns()), [0; base::phase::PHASES], "this thread's clock is off");
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -89,12 +89,12 @@ impl Rig {
     pub fn during(&self, work: impl FnOnce()) -> Vec<(&'static str, u64)> {
         let before = self.session.counts();
         work();
-        let mut came = self.session.counts();
-        for (name, count) in &mut came {
+        let mut requests = self.session.counts();
+        for (name, count) in &mut requests {
             *count -= before.iter().find(|(kind, _)| kind == name).map_or(0, |(_, count)| *count);
         }
-        came.retain(|(name, count)| *count > 0 && !name.ends_with("FORGET"));
-        came
+        requests.retain(|(name, count)| *count > 0 && !name.ends_with("FORGET"));
+        requests
     }
 }
 

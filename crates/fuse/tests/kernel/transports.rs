@@ -423,7 +423,7 @@ fn everything_works_over_io_uring() {
     child.env(TRANSPORT, "uring");
     let done = output_within(6 * SOON, &mut child).unwrap();
     let text = String::from_utf8_lossy(&done.stdout);
-    let told = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "over io_uring:\n{text}\n{told}");
+    let stderr = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "over io_uring:\n{text}\n{stderr}");
     println!("{}", text.lines().last().unwrap_or_default());
 }

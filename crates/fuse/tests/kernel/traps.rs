@@ -160,8 +160,8 @@ fn regression_no_getxattr_per_write() {
         let mut file = File::create(rig.path("log")).unwrap();
         // The first write to an inode always asks once, whatever was negotiated.
         file.write_all(b"first").unwrap();
-        let came = rig.during(|| (0..100).for_each(|_| file.write_all(&[1; 100]).unwrap()));
-        assert!(!came.iter().any(|(name, _)| *name == "GETXATTR"), "{came:?}");
+        let requests = rig.during(|| (0..100).for_each(|_| file.write_all(&[1; 100]).unwrap()));
+        assert!(!requests.iter().any(|(name, _)| *name == "GETXATTR"), "{requests:?}");
     }
 }
 

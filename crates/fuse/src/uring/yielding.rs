@@ -52,13 +52,13 @@ const GOOD: u32 = 20_000;
 /// The time constant of the average of runnable threads: after this time a sample has a third of its weight.
 const MEMORY: Duration = Duration::from_millis(16);
 /// The value of `turn` when the keeper has moved the thread back. A turn never has this number, nor 0.
-const BACK: u64 = u64::MAX;
+const MOVED_BACK: u64 = u64::MAX;
 
 /// Where a ring's thread says that it has yielded.
-struct Seat {
+struct YieldState {
     thread: libc::pid_t,
-    /// 0: in its own class. [`BACK`]: moved back by the keeper. Otherwise the number of the turn for which it
-    /// has yielded.
+    /// 0: in its own class. [`MOVED_BACK`]: moved back by the keeper. Otherwise the number of the turn for
+    /// which it has yielded.
     turn: AtomicU64,
     /// How often the thread had slept when the keeper last moved it back, if it was waiting for a CPU then.
     waited: Mutex<Option<u64>>,
@@ -66,11 +66,11 @@ struct Seat {
 
 /// What the rings and the keeper's thread share.
 struct Shared {
-    seats: Mutex<Vec<Arc<Seat>>>,
+    states: Mutex<Vec<Arc<YieldState>>>,
     resting: AtomicBool,
     closed: AtomicBool,
     /// All CPUs are busy.
-    crowded: AtomicBool,
+    cpus_busy: AtomicBool,
     /// How often a ring was about to yield.
     answers: AtomicU64,
 }
@@ -82,9 +82,9 @@ pub(super) struct Keeper {
 }
 
 /// The state of one ring, used by its thread only.
-pub(super) struct Aside {
+pub(super) struct Yielder {
     shared: Arc<Shared>,
-    seat: Arc<Seat>,
+    state: Arc<YieldState>,
     keeper: Thread,
     turn: u64,
     good: u32,
@@ -121,7 +121,7 @@ fn waits(thread: libc::pid_t) -> Option<u64> {
 }
 
 /// Whether this thread is in the usual class, and may leave it and return to it.
-fn may_come_back() -> bool {
+fn may_return() -> bool {
     // SAFETY: the call takes a number only.
     let usual = unsafe { libc::sched_getscheduler(0) } == libc::SCHED_OTHER;
     usual && set_class(0, libc::SCHED_IDLE).is_ok() && set_class(0, libc::SCHED_OTHER).is_ok()
@@ -131,15 +131,15 @@ impl Keeper {
     /// Starts the thread. `None` if threads could not leave the class again.
     pub(super) fn start() -> Option<Keeper> {
         let shared = Arc::new(Shared {
-            seats: Mutex::default(),
+            states: Mutex::default(),
             resting: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-            crowded: AtomicBool::new(false),
+            cpus_busy: AtomicBool::new(false),
             answers: AtomicU64::new(0),
         });
         let (ours, (said, allowed)) = (Arc::clone(&shared), std::sync::mpsc::channel());
         let thread = base::thread::spawn("fuse-keeper", move || {
-            let may = may_come_back();
+            let may = may_return();
             let _ = said.send(may);
             if may {
                 ours.keep();
@@ -150,13 +150,13 @@ impl Keeper {
     }
 
     /// The state for the ring whose thread calls this.
-    pub(super) fn aside(&self) -> Aside {
+    pub(super) fn yielder(&self) -> Yielder {
         // SAFETY: the call takes nothing and cannot fail.
         let thread = unsafe { libc::gettid() };
-        let seat = Arc::new(Seat { thread, turn: AtomicU64::new(0), waited: Mutex::new(None) });
-        self.shared.seats.lock().push(Arc::clone(&seat));
+        let state = Arc::new(YieldState { thread, turn: AtomicU64::new(0), waited: Mutex::new(None) });
+        self.shared.states.lock().push(Arc::clone(&state));
         let (shared, keeper) = (Arc::clone(&self.shared), self.thread.clone());
-        Aside { shared, seat, keeper, turn: 0, good: 0, pause: PAUSE, not_before: None }
+        Yielder { shared, state, keeper, turn: 0, good: 0, pause: PAUSE, not_before: None }
     }
 }
 
@@ -168,26 +168,26 @@ impl Drop for Keeper {
 }
 
 /// How many threads of the machine want a CPU: the fourth field of /proc/loadavg, up to its slash.
-fn wanting(loadavg: &str) -> Option<f64> {
+fn runnable(loadavg: &str) -> Option<f64> {
     loadavg.split_whitespace().nth(3)?.split('/').next()?.parse().ok()
 }
 
 /// How many threads want a CPU, averaged over [`MEMORY`].
-struct Crowd {
+struct Load {
     cpus: f64,
     average: f64,
     last: Instant,
 }
 
-impl Crowd {
-    fn new() -> Crowd {
+impl Load {
+    fn new() -> Load {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        // Not crowded at first.
-        Crowd { cpus: cpus as f64, average: 0.0, last: monotonic() }
+        // The CPUs count as free at first.
+        Load { cpus: cpus as f64, average: 0.0, last: monotonic() }
     }
 
     /// Adds a sample. Returns whether no CPU is left.
-    fn is_all(&mut self, now: f64) -> bool {
+    fn is_full(&mut self, now: f64) -> bool {
         let since = self.last.elapsed();
         self.last += since;
         let old = (-since.as_secs_f64() / MEMORY.as_secs_f64()).exp();
@@ -198,16 +198,16 @@ impl Crowd {
 
 impl Shared {
     fn keep(&self) {
-        let (mut seen, mut quiet, mut answers, mut crowd) = (Vec::new(), 0, 0, Crowd::new());
+        let (mut seen, mut quiet, mut answers, mut load) = (Vec::new(), 0, 0, Load::new());
         while !self.closed.load(Ordering::SeqCst) {
-            let aside = self.look(&mut seen);
+            let yielded = self.look(&mut seen);
             let loadavg = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
             // This thread is counted, and so is every thread that has yielded. A yielding thread that sleeps
             // is not counted, but then it hardly matters.
-            let now = wanting(&loadavg).map_or(0.0, |all| all - 1.0 - aside as f64);
-            self.crowded.store(crowd.is_all(now.max(0.0)), Ordering::SeqCst);
+            let now = runnable(&loadavg).map_or(0.0, |all| all - 1.0 - yielded as f64);
+            self.cpus_busy.store(load.is_full(now.max(0.0)), Ordering::SeqCst);
             let before = std::mem::replace(&mut answers, self.answers.load(Ordering::SeqCst));
-            quiet = if aside > 0 || before != answers { 0 } else { quiet + 1 };
+            quiet = if yielded > 0 || before != answers { 0 } else { quiet + 1 };
             if quiet < QUIET {
                 std::thread::park_timeout(TICK);
                 continue;
@@ -222,67 +222,67 @@ impl Shared {
             quiet = 0;
         }
         // No thread will be moved back after this, and none yields any more.
-        self.seats.lock().iter().for_each(|seat| drop(set_class(seat.thread, libc::SCHED_OTHER)));
+        self.states.lock().iter().for_each(|state| drop(set_class(state.thread, libc::SCHED_OTHER)));
     }
 
     /// Moves back the threads that have yielded for the same turn since the last check. Returns how many have
     /// yielded.
     fn look(&self, seen: &mut Vec<u64>) -> usize {
-        let seats = self.seats.lock();
+        let states = self.states.lock();
         let before = std::mem::take(seen);
-        let mut aside = 0;
-        for (at, seat) in seats.iter().enumerate() {
-            let turn = seat.turn.load(Ordering::SeqCst);
+        let mut yielded = 0;
+        for (at, state) in states.iter().enumerate() {
+            let turn = state.turn.load(Ordering::SeqCst);
             seen.push(turn);
-            if turn == 0 || turn == BACK {
+            if turn == 0 || turn == MOVED_BACK {
                 continue;
             }
-            aside += 1;
+            yielded += 1;
             if before.get(at) == Some(&turn) {
-                *seat.waited.lock() = waits(seat.thread);
-                if seat.turn.compare_exchange(turn, BACK, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-                    // The seat still belongs to the thread while this lock is held, so the id is still that
+                *state.waited.lock() = waits(state.thread);
+                if state.turn.compare_exchange(turn, MOVED_BACK, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                    // The state still belongs to the thread while this lock is held, so the id is still that
                     // thread's.
-                    let _ = set_class(seat.thread, libc::SCHED_OTHER);
+                    let _ = set_class(state.thread, libc::SCHED_OTHER);
                 }
             }
         }
-        aside
+        yielded
     }
 }
 
-impl Aside {
+impl Yielder {
     /// Yields. Call it before a reply is handed over.
-    pub(super) fn step(&mut self) {
+    pub(super) fn yield_cpu(&mut self) {
         let shared = &self.shared;
         shared.answers.fetch_add(1, Ordering::SeqCst);
         if shared.resting.load(Ordering::SeqCst) {
             self.keeper.unpark();
         }
-        if shared.crowded.load(Ordering::SeqCst)
+        if shared.cpus_busy.load(Ordering::SeqCst)
             || shared.closed.load(Ordering::SeqCst)
             || self.not_before.is_some_and(|then| monotonic() < then)
         {
             return;
         }
         self.not_before = None;
-        self.turn = self.turn % (BACK - 1) + 1;
-        self.seat.turn.store(self.turn, Ordering::SeqCst);
+        self.turn = self.turn % (MOVED_BACK - 1) + 1;
+        self.state.turn.store(self.turn, Ordering::SeqCst);
         let _ = set_class(0, libc::SCHED_IDLE);
-        if self.seat.turn.load(Ordering::SeqCst) == BACK {
+        if self.state.turn.load(Ordering::SeqCst) == MOVED_BACK {
             // The keeper moved the thread back in this very moment, because other programs took the CPU.
-            self.back();
+            self.resume();
         }
     }
 
     /// Returns to the own class. Call it as soon as there is work again.
-    pub(super) fn back(&mut self) {
-        let found = self.seat.turn.swap(0, Ordering::SeqCst);
+    pub(super) fn resume(&mut self) {
+        let found = self.state.turn.swap(0, Ordering::SeqCst);
         if found == 0 {
             return;
         }
         let _ = set_class(0, libc::SCHED_OTHER);
-        let waited = if found == BACK { self.seat.waited.lock().take() } else { None };
+        let waited = if found == MOVED_BACK { self.state.waited.lock().take() } else { None };
         if waited.is_some_and(|then| then == sleeps()) {
             self.not_before = Some(monotonic() + self.pause);
             self.pause = (2 * self.pause).min(PAUSE_MAX);
@@ -296,10 +296,10 @@ impl Aside {
     }
 }
 
-impl Drop for Aside {
+impl Drop for Yielder {
     fn drop(&mut self) {
-        self.back();
-        self.shared.seats.lock().retain(|seat| !Arc::ptr_eq(seat, &self.seat));
+        self.resume();
+        self.shared.states.lock().retain(|state| !Arc::ptr_eq(state, &self.state));
     }
 }
 
@@ -330,71 +330,71 @@ mod tests {
     }
 
     /// Yields once, whether or not the machine is busy.
-    fn stepped(aside: &mut Aside) {
-        let turn = aside.turn;
+    fn stepped(yielder: &mut Yielder) {
+        let turn = yielder.turn;
         until("it yields", || {
-            aside.shared.crowded.store(false, Ordering::SeqCst);
-            aside.step();
-            aside.turn > turn
+            yielder.shared.cpus_busy.store(false, Ordering::SeqCst);
+            yielder.yield_cpu();
+            yielder.turn > turn
         });
     }
 
     #[test]
     fn a_ring_yields_only_between_its_reply_and_its_next_request() {
         let Some(keeper) = keeper() else { return };
-        let mut aside = keeper.aside();
+        let mut yielder = keeper.yielder();
         for _ in 0..100 {
-            keeper.shared.crowded.store(false, Ordering::SeqCst);
-            aside.step();
-            aside.back();
+            keeper.shared.cpus_busy.store(false, Ordering::SeqCst);
+            yielder.yield_cpu();
+            yielder.resume();
             assert_eq!(class(), libc::SCHED_OTHER);
         }
-        aside.not_before = None;
-        aside.step();
+        yielder.not_before = None;
+        yielder.yield_cpu();
         // The keeper may have moved it back just now, or the machine may be busy.
-        assert!(class() == libc::SCHED_IDLE || aside.seat.turn.load(Ordering::SeqCst) != aside.turn);
-        drop(aside);
+        assert!(class() == libc::SCHED_IDLE || yielder.state.turn.load(Ordering::SeqCst) != yielder.turn);
+        drop(yielder);
         assert_eq!(class(), libc::SCHED_OTHER);
-        assert!(keeper.shared.seats.lock().is_empty());
+        assert!(keeper.shared.states.lock().is_empty());
     }
 
     #[test]
     fn a_ring_that_yields_too_long_is_moved_back_and_pauses_if_it_had_work() {
         let Some(keeper) = keeper() else { return };
-        let mut aside = keeper.aside();
+        let mut yielder = keeper.yielder();
         for (round, wait) in [PAUSE, 2 * PAUSE].into_iter().enumerate() {
-            aside.not_before = None;
-            stepped(&mut aside);
+            yielder.not_before = None;
+            stepped(&mut yielder);
             until("it is moved back", || class() == libc::SCHED_OTHER);
             // As if it had waited for a CPU and returned with work.
-            *aside.seat.waited.lock() = Some(sleeps());
-            aside.seat.turn.store(BACK, Ordering::SeqCst);
-            aside.back();
-            let left = aside.not_before.unwrap() - monotonic();
-            assert!(left <= wait && aside.pause == 2 * wait, "round {round}: {left:?} of {wait:?}");
+            *yielder.state.waited.lock() = Some(sleeps());
+            yielder.state.turn.store(MOVED_BACK, Ordering::SeqCst);
+            yielder.resume();
+            let left = yielder.not_before.unwrap() - monotonic();
+            assert!(left <= wait && yielder.pause == 2 * wait, "round {round}: {left:?} of {wait:?}");
             // Longer than a busy machine keeps this thread from its next line.
-            aside.not_before = Some(monotonic() + Duration::from_secs(60));
-            aside.step();
+            yielder.not_before = Some(monotonic() + Duration::from_secs(60));
+            yielder.yield_cpu();
             assert_eq!(class(), libc::SCHED_OTHER, "not before its pause has ended");
         }
         // The keeper rests, and wakes for the next turn.
         until("the keeper rests", || keeper.shared.resting.load(Ordering::SeqCst));
-        aside.not_before = None;
-        stepped(&mut aside);
+        yielder.not_before = None;
+        stepped(&mut yielder);
         until("it is moved back again", || class() == libc::SCHED_OTHER);
     }
 
     #[test]
     fn a_ring_that_slept_meanwhile_has_not_starved() {
         let Some(keeper) = keeper() else { return };
-        let mut aside = keeper.aside();
-        stepped(&mut aside);
+        let mut yielder = keeper.yielder();
+        stepped(&mut yielder);
         until("it is moved back", || class() == libc::SCHED_OTHER);
-        *aside.seat.waited.lock() = Some(sleeps());
-        aside.seat.turn.store(BACK, Ordering::SeqCst);
+        *yielder.state.waited.lock() = Some(sleeps());
+        yielder.state.turn.store(MOVED_BACK, Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(2));
-        aside.back();
-        assert_eq!(aside.not_before, None);
+        yielder.resume();
+        assert_eq!(yielder.not_before, None);
         // The kernel reports for this thread that it wants its CPU, and the same number. For a sleeping
         // thread it reports nothing.
         // SAFETY: the call takes nothing and cannot fail.
@@ -414,19 +414,19 @@ mod tests {
 
     #[test]
     fn no_ring_yields_when_no_cpu_is_left() {
-        assert_eq!(wanting("0.00 0.01 0.05 3/104 10778\n"), Some(3.0));
-        assert_eq!(wanting(""), None);
-        let mut crowd = Crowd { cpus: 2.0, average: 0.0, last: monotonic() };
-        let after = |crowd: &mut Crowd, ms, now| {
-            crowd.last = monotonic().checked_sub(Duration::from_millis(ms)).unwrap();
-            crowd.is_all(now)
+        assert_eq!(runnable("0.00 0.01 0.05 3/104 10778\n"), Some(3.0));
+        assert_eq!(runnable(""), None);
+        let mut load = Load { cpus: 2.0, average: 0.0, last: monotonic() };
+        let after = |load: &mut Load, ms, now| {
+            load.last = monotonic().checked_sub(Duration::from_millis(ms)).unwrap();
+            load.is_full(now)
         };
-        assert!(!after(&mut crowd, 2, 2.0), "one crowded sample is not enough");
-        assert!(after(&mut crowd, 100, 2.0));
-        assert!(after(&mut crowd, 2, 1.0), "one quieter sample is not enough either");
-        assert!(!after(&mut crowd, 100, 1.0));
+        assert!(!after(&mut load, 2, 2.0), "one crowded sample is not enough");
+        assert!(after(&mut load, 100, 2.0));
+        assert!(after(&mut load, 2, 1.0), "one quieter sample is not enough either");
+        assert!(!after(&mut load, 100, 1.0));
         let Some(keeper) = keeper() else { return };
-        let mut aside = keeper.aside();
+        let mut yielder = keeper.yielder();
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let cpus = std::thread::available_parallelism().unwrap().get();
@@ -440,9 +440,9 @@ mod tests {
             let begun = monotonic();
             let mut kept = 0;
             while kept < 20 && begun.elapsed() < Duration::from_secs(20) {
-                aside.step();
+                yielder.yield_cpu();
                 kept = if class() == libc::SCHED_OTHER { kept + 1 } else { 0 };
-                aside.back();
+                yielder.resume();
                 std::thread::sleep(Duration::from_millis(2));
             }
             done.store(true, Ordering::Relaxed);
@@ -453,9 +453,9 @@ mod tests {
     #[test]
     fn no_ring_yields_without_a_keeper() {
         let Some(keeper) = keeper() else { return };
-        let mut aside = keeper.aside();
+        let mut yielder = keeper.yielder();
         drop(keeper);
-        aside.step();
-        assert_eq!((class(), aside.turn), (libc::SCHED_OTHER, 0));
+        yielder.yield_cpu();
+        assert_eq!((class(), yielder.turn), (libc::SCHED_OTHER, 0));
     }
 }
