@@ -81,15 +81,15 @@ impl Deadline {
         let before = CURRENT.get();
         // This restores the old deadline even if the work panics, because the thread may continue with other
         // work.
-        let _back = Back(before);
+        let _restore = Restore(before);
         CURRENT.set(before.sooner(self));
         work()
     }
 }
 
-struct Back(Deadline);
+struct Restore(Deadline);
 
-impl Drop for Back {
+impl Drop for Restore {
     fn drop(&mut self) {
         CURRENT.set(self.0);
     }

@@ -126,7 +126,7 @@ impl Dispatcher {
         self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
         if wants_reply(header.opcode) {
-            tell_of_mode(&result, &**sink);
+            invalidate_mode(&result, &**sink);
             let sent = match &result {
                 Ok(done) => sink.reply(header.unique, 0, &room[..done.len]),
                 Err(error) => sink.reply(header.unique, -error.0, &[]),
@@ -248,7 +248,7 @@ impl Dispatcher {
         let result = self.run(&header, &op, room);
         self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
-        tell_of_mode(&result, sink);
+        invalidate_mode(&result, sink);
         self.0.pending_table.remove(pending);
         let delivered = pending.claim()
             && match &result {
@@ -409,7 +409,7 @@ impl Deferred {
 }
 
 /// Makes the kernel ask for the attributes again before it learns of the write that changed the mode.
-fn tell_of_mode(result: &Result<Done, Errno>, sink: &dyn Sink) {
+fn invalidate_mode(result: &Result<Done, Errno>, sink: &dyn Sink) {
     if let Ok(Done { mode_changed: Some(ino), .. }) = *result {
         // This invalidates the attributes alone, because that takes no lock that the request holds. It fails
         // if the kernel has dropped the inode.

@@ -68,11 +68,11 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
             None
         }
         Op::Fallocate { .. } | Op::CopyRange { .. } => {
-            let (changed, dropped) = without_write(fs, header, op, &mut put)?;
+            let (changed, dropped) = change_data(fs, header, op, &mut put)?;
             (mode_changed, touched) = (dropped.then_some(changed), Touched::one(changed));
             None
         }
-        _ => match made(fs, header, op)? {
+        _ => match create(fs, header, op)? {
             Some(found) => {
                 let referenced = entry(&mut put, &found)?;
                 if let Op::Tmpfile { .. } = op {
@@ -86,7 +86,7 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
                 Some(referenced)
             }
             None => {
-                touched = rest(fs, header, op, &mut put)?;
+                touched = without_entry(fs, header, op, &mut put)?;
                 None
             }
         },
@@ -96,7 +96,7 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
 
 /// The operations other than WRITE that change data. Returns which inode they changed, and whether its set-id
 /// bits were dropped first.
-fn without_write(
+fn change_data(
     fs: &dyn Filesystem,
     header: &Header,
     op: &Op<'_>,
@@ -126,7 +126,7 @@ fn entry(put: &mut Put<'_>, found: &Entry) -> api::Result<Ino> {
 }
 
 /// The operations that create something and reply with an entry. `None` for all others.
-fn made(fs: &dyn Filesystem, header: &Header, op: &Op<'_>) -> api::Result<Option<Entry>> {
+fn create(fs: &dyn Filesystem, header: &Header, op: &Op<'_>) -> api::Result<Option<Entry>> {
     let (caller, parent) = (&header.caller, header.ino);
     Ok(Some(match *op {
         Op::Mknod { name, ref node } => fs.mknod(caller, parent, name, node)?,
@@ -139,12 +139,17 @@ fn made(fs: &dyn Filesystem, header: &Header, op: &Op<'_>) -> api::Result<Option
 }
 
 /// The operations without an entry or attributes in their reply.
-fn rest(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, put: &mut Put<'_>) -> api::Result<Touched> {
+fn without_entry(
+    fs: &dyn Filesystem,
+    header: &Header,
+    op: &Op<'_>,
+    put: &mut Put<'_>,
+) -> api::Result<Touched> {
     let ino = header.ino;
     match *op {
         Op::Unlink { name } => return fs.unlink(ino, name),
         Op::Rename { name, to, to_name, mode } => return fs.rename(ino, name, to, to_name, mode),
-        _ => plain(fs, ino, op, put)?,
+        _ => on_one_inode(fs, ino, op, put)?,
     }
     Ok(match *op {
         Op::Setxattr { .. } | Op::Removexattr { .. } if is_file(fs, ino) => Touched::one(ino),
@@ -157,7 +162,7 @@ fn is_file(fs: &dyn Filesystem, ino: Ino) -> bool {
 }
 
 /// The operations that change no inode other than their own.
-fn plain(fs: &dyn Filesystem, ino: Ino, op: &Op<'_>, put: &mut Put<'_>) -> api::Result<()> {
+fn on_one_inode(fs: &dyn Filesystem, ino: Ino, op: &Op<'_>, put: &mut Put<'_>) -> api::Result<()> {
     match *op {
         Op::Readlink => put.bytes(&fs.readlink(ino)?),
         Op::Rmdir { name } => fs.rmdir(ino, name),

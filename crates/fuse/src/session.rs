@@ -497,7 +497,7 @@ impl Shared {
             match device.receive(request.bytes()) {
                 Ok(Received::Request(len)) => {
                     self.dispatcher.serve(index, &request.bytes()[..len], reply.bytes(), &sink);
-                    self.let_gather();
+                    self.let_forgets_batch();
                 }
                 Ok(Received::Nothing) => {}
                 Ok(Received::Unmounted) => break false,
@@ -520,7 +520,7 @@ impl Shared {
 
     /// With rings, only FORGET and INTERRUPT reach a reader. The kernel batches FORGETs while nobody reads.
     /// Because of this pause, a program that removes a tree does not wake this thread for every inode.
-    fn let_gather(&self) {
+    fn let_forgets_batch(&self) {
         const GATHER: Duration = Duration::from_millis(5);
         if self.rings.get().is_some() {
             std::thread::sleep(GATHER);

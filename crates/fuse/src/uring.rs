@@ -189,7 +189,7 @@ impl Rings {
             let (thread_device, thread_host, ready) = (Arc::clone(device), Arc::clone(host), ready.clone());
             let keeper = keeper.as_ref().map(Arc::downgrade);
             let spawned = base::thread::spawn(&format!("fuse-ring-{queue}"), move || {
-                live((queue, depth), &thread_device, &*thread_host, keeper, &ready);
+                run_ring((queue, depth), &thread_device, &*thread_host, keeper, &ready);
             });
             let registered = match spawned {
                 Ok(_) => started.recv().map_err(io::Error::other).flatten(),
@@ -217,7 +217,7 @@ impl Rings {
 }
 
 /// The body of a ring thread.
-fn live(
+fn run_ring(
     (queue, depth): (usize, usize),
     device: &Arc<Device>,
     host: &impl Host,

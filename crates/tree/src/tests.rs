@@ -356,7 +356,7 @@ fn a_record_is_believed_only_with_its_signature() {
 }
 
 #[test]
-fn who_may_publish_and_who_is_believed() {
+fn only_the_owner_may_publish_and_only_owners_keys_are_accepted() {
     let origin = origin();
     let records: &dyn Records = &*origin;
     let built = build(&origin, &files(10), &Known::default());
@@ -526,7 +526,7 @@ fn differences_are_found_without_reading_what_both_trees_share() {
 
 /// A tree that an attacker prepared must not become a volume whose names lead out of a folder.
 #[test]
-fn regression_a_tree_with_what_cannot_be_a_name_is_not_restored() {
+fn regression_a_tree_with_an_impossible_name_is_not_restored() {
     let origin = origin();
     for name in [&b"../x"[..], b"/etc/x", b"..", b"", b"a\0b"] {
         let mut rows = Rows::new();

@@ -54,7 +54,7 @@ impl Mounted {
             -1 => Life::Lives(Room::default()),
             0 => pipe.ask(&path),
             child => {
-                let life = pipe.hear(deadline);
+                let life = pipe.receive(deadline);
                 // SAFETY: the child is ours and not yet reaped, so its number is still its own. A child that
                 // has answered ends at once. A child that cannot be killed is left to the process that reaps
                 // orphans.
@@ -124,7 +124,7 @@ impl Pipe {
         }
     }
 
-    fn hear(&self, deadline: Deadline) -> Life {
+    fn receive(&self, deadline: Deadline) -> Life {
         loop {
             let ms = i32::try_from(deadline.left().as_millis()).unwrap_or(i32::MAX);
             let mut poll = libc::pollfd { fd: self.read, events: libc::POLLIN, revents: 0 };
