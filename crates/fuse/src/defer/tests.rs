@@ -160,7 +160,7 @@ fn a_completion_serves_although_a_worker_is_running() {
     assert!(pending.claim() && !pending.serve() && !pending.is_served(), "the first party gets it");
 }
 
-/// Reads of data that nobody had kept all workers busy for longer than the kernel waited for them. Meanwhile
+/// Reads of data that was nowhere kept all workers busy for longer than the kernel waited for them. Meanwhile
 /// data that could be had was not read.
 #[test]
 fn regression_workers_stuck_with_answered_requests_are_replaced() {
