@@ -1,23 +1,24 @@
-//! Access control lists as archives say them, in text, and as the kernel takes them, in bytes.
+//! Access control lists: as text in archives, and as bytes in the kernel.
 //!
 //! ```text
-//!   text    user::rw-,user:lisa:r--:1001,group::r--,mask::r--,other::---      a fourth field is a number that goes before the name
+//!   text    user::rw-,user:lisa:r--:1001,group::r--,mask::r--,other::---
+//!           (a fourth field is a number, which has precedence over the name)
 //!   bytes   version 2 (4, little-endian), then for each entry: tag (2), permissions (2), id (4)
 //! ```
 
 use std::collections::BTreeMap;
 
-/// The attribute of the list that decides who may do what.
+/// The attribute of the list that decides access.
 pub const ACCESS: &[u8] = b"system.posix_acl_access";
-/// The attribute of the list that is inherited by what is made in a folder.
+/// The attribute of the list that new files in a folder inherit.
 pub const DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// More entries than any filesystem keeps.
+/// More entries than any filesystem stores.
 const ENTRIES_MAX: usize = 8192;
-/// The id of an entry that names nobody.
+/// The id of an entry without a user or group.
 const NOBODY: u32 = u32::MAX;
 
-/// Whom an entry names.
+/// What an entry names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     /// A user.
@@ -26,13 +27,13 @@ pub enum Who {
     Group,
 }
 
-/// The bytes of a list in text; or why it cannot be had. `find` answers the number of one that only its name is known of.
+/// The bytes of a list in text. `find` returns the number for a name without one.
 ///
 /// # Errors
-/// In words, as the reason why something was left out.
+/// The reason as text, for the report of what was left out.
 pub fn parse(text: &[u8], find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<Vec<u8>, String> {
-    let text = std::str::from_utf8(text).map_err(|_| "its ACL is no text".to_owned())?;
-    // In the order that the kernel wants: by tag, then by id.
+    let text = std::str::from_utf8(text).map_err(|_| "its ACL is not text".to_owned())?;
+    // In the kernel's order: by tag, then by id.
     let mut entries = BTreeMap::new();
     for line in text.split([',', '\n']) {
         let line = line.split('#').next().unwrap_or_default().trim();
@@ -41,7 +42,7 @@ pub fn parse(text: &[u8], find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<Vec
         }
         let (tag, id, perm) = entry(line, find)?;
         if entries.insert((tag, id), perm).is_some() || entries.len() > ENTRIES_MAX {
-            return Err(format!("its ACL says {line:?} twice, or is too long"));
+            return Err(format!("its ACL has {line:?} twice, or is too long"));
         }
     }
     let mut bytes = 2u32.to_le_bytes().to_vec();
@@ -55,8 +56,8 @@ pub fn parse(text: &[u8], find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<Vec
 
 /// Tag, id and permissions of one entry.
 fn entry(line: &str, find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<(u16, u32, u16), String> {
-    let bad = || format!("its ACL has an entry {line:?} that is none");
-    // A default list may be written with the word in front of each entry.
+    let bad = || format!("its ACL has an entry {line:?} that makes no sense");
+    // Each entry of a default list may begin with this word.
     let line = line.strip_prefix("default:").unwrap_or(line);
     let fields: Vec<&str> = line.split(':').map(str::trim).collect();
     let (kind, name, perm, number) = match fields.as_slice() {
@@ -83,7 +84,7 @@ fn entry(line: &str, find: &dyn Fn(Who, &str) -> Option<u32>) -> Result<(u16, u3
     })
 }
 
-/// `rwx`, with `-` for what is not given; or the octal digit.
+/// `rwx`, with `-` for a missing permission, or one octal digit.
 fn permissions(text: &str) -> Option<u16> {
     if let Ok(digit @ 0..=7) = text.parse::<u16>() {
         return Some(digit);
@@ -97,7 +98,7 @@ fn permissions(text: &str) -> Option<u16> {
     })
 }
 
-/// An ACL as the kernel keeps it, in the text that setfacl reads; none if it is no ACL.
+/// An ACL in the kernel's format, as text for setfacl. `None` if it is no ACL.
 pub fn text(value: &[u8]) -> Option<String> {
     let (version, entries) = value.split_first_chunk::<4>()?;
     if u32::from_le_bytes(*version) != 2 || entries.len() % 8 != 0 {
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_named() {
+    fn text_that_is_no_list_is_named_in_the_error() {
         for text in
             ["user", "user:", "who::rwx", "user::rwz", "mask:x:rwx", "user::r,user::w", "user:no such user:r"]
         {

@@ -1,14 +1,16 @@
-//! Tar archives: read whatever wrote them, written so that everything reads them.
+//! Tar archives: the reader accepts what any program wrote, and every program can read what the writer
+//! writes.
 //!
 //! ```text
-//!   bytes ──► read::Reader ──► Entry, its bytes in pieces        Entry, its bytes ──► write::Writer ──► bytes
+//!   bytes ──► read::Reader ──► Entry, its bytes in pieces      Entry, its bytes ──► write::Writer ──► bytes
 //!                 records    what pax says of a member
 //!                 sparse     where a file's data lies
 //!   acl       access control lists, in text and in bytes
 //! ```
 //!
-//! An archive is what somebody else wrote. The reader holds only what it uses of it, and each of that has a bound: a name, all records of
-//! a member together, the ranges of a file. What is past a bound, or makes no sense, is an error that says so.
+//! An archive is input from somebody else. The reader holds only what it uses of it, and everything that it
+//! holds has a bound: a name, all records of a member together, the ranges of a file. Input that exceeds a
+//! bound or makes no sense is an error that says so.
 
 pub mod acl;
 pub mod read;
@@ -16,17 +18,18 @@ pub mod write;
 
 use base::Timestamp;
 
-/// What an archive consists of.
+/// The unit of an archive, in bytes.
 pub const BLOCK: usize = 512;
-/// Contents come in pieces of at most this many bytes.
+/// Data comes in pieces of at most this many bytes.
 pub const PIECE: usize = 1 << 20;
 
 /// One member of an archive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// The type flag: `0` file, `1` hard link, `2` symbolic link, `3` `4` devices, `5` folder, `6` pipe, others are no files.
+    /// The type flag: `0` file, `1` hard link, `2` symbolic link, `3` `4` devices, `5` folder, `6` pipe.
+    /// Other flags are no files.
     pub kind: u8,
-    /// As written.
+    /// Its path as written in the archive.
     pub path: Vec<u8>,
     /// Target of a link.
     pub link: Vec<u8>,
@@ -38,18 +41,19 @@ pub struct Entry {
     pub gid: u64,
     /// Modification time.
     pub mtime: Timestamp,
-    /// Access time, where it is said.
+    /// Access time, if the archive has one.
     pub atime: Option<Timestamp>,
     /// Major and minor number.
     pub device: (u32, u32),
     /// Size of the file, holes included.
     pub size: u64,
-    /// Ranges that hold data: where in the file, how many bytes. Their bytes follow one another.
+    /// Ranges that hold data: offset in the file, and length. In the archive their bytes follow one another.
     pub data: Vec<(u64, u64)>,
     /// Extended attributes.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Access control lists in text, by the names of the attributes that they become. The writer makes them of `xattrs` by itself.
+    /// Access control lists in text, by the names of the attributes that they become. The writer makes them
+    /// from `xattrs`.
     pub acls: Vec<(&'static [u8], Vec<u8>)>,
-    /// What the archive says of it and nobody here understands.
+    /// Properties in the archive that this reader does not understand.
     pub unknown: Vec<String>,
 }

@@ -1,13 +1,15 @@
-//! Reading tar: the POSIX formats (ustar, pax) and GNU's, with their ways to say long names, large numbers, holes, times to the nanosecond
-//! and extended attributes.
+//! Reading tar: the POSIX formats (ustar, pax) and GNU's, with their extensions for long names, large
+//! numbers, holes, times in nanoseconds and extended attributes.
 //!
 //! ```text
-//!   [ 'x' header | pax records ]?  [ 'L' | long name ]?  [ header | data, padded to 512 ] ...  [ 512 zeros ] [ 512 zeros ]
+//!   [ 'x' header | pax records ]?  [ 'L' | long name ]?  [ header | data, padded to 512 ] ...
+//!   [ 512 zeros ] [ 512 zeros ]
 //! ```
 //!
-//! A pax record is `LENGTH KEY=VALUE\n`, where the length counts the whole record, so that values may hold any bytes, line ends too.
-//! Holes come in four dialects: GNU's old `S` header with ranges in it and in blocks behind it, pax 0.0 (a record for each number), 0.1 (one
-//! record with all numbers) and 1.0 (the numbers as lines at the beginning of the data).
+//! A pax record is `LENGTH KEY=VALUE\n`. The length counts the whole record, so values may hold any bytes,
+//! even line ends. Holes come in four dialects: GNU's old `S` header with ranges in it and in the blocks
+//! after it, pax 0.0 (a record for each number), 0.1 (one record with all numbers) and 1.0 (the numbers as
+//! lines at the start of the data).
 
 mod records;
 mod sparse;
@@ -18,25 +20,26 @@ use base::Timestamp;
 use crate::{BLOCK, Entry, PIECE};
 use records::Records;
 
-/// The records of one member, or a global header: a map of holes may be long.
+/// The most bytes of the records of one member, or of a global header. A map of holes may be long.
 const TEXT_MAX: u64 = 16 << 20;
-/// A name, or the target of a link. The kernel takes 4,096 bytes at a time, and a name of more costs a folder for every other byte.
+/// The most bytes of a name or the target of a link. The kernel takes 4,096 bytes at a time, and a longer
+/// name costs a folder for every other byte.
 const NAME_MAX: u64 = 16 << 10;
-/// Headers that only say something of the member that follows. A member has one of each kind.
+/// The most headers that describe the next member. A member has one of each kind.
 const HEADERS_MAX: u32 = 64;
-/// The largest size of a file, as the kernel has it.
+/// The largest size of a file in the kernel.
 const SIZE_MAX: u64 = i64::MAX as u64;
 
 /// Reads members one by one.
 pub struct Reader<R> {
     inner: R,
-    /// Bytes of the present member's data that were not read yet, and the padding behind them.
+    /// Bytes of the current member's data that were not read yet, and the padding after them.
     left: u64,
     padding: u64,
     global: Records,
 }
 
-/// A file that goes on in another archive.
+/// A file that continues in another archive.
 const PART: &str = "it is a part of an archive in several volumes, which cannot be read one by one: unpack it with tar -M \
                     and import the folder";
 
@@ -63,38 +66,39 @@ fn field(bytes: &[u8]) -> io::Result<i64> {
             b'0'..=b'7' => value.checked_mul(8)?.checked_add(i64::from(digit - b'0')),
             _ => None,
         })
-        .ok_or_else(|| damaged("a number in a header is none"))
+        .ok_or_else(|| damaged("a number in a header is not a number"))
 }
 
 fn unsigned(bytes: &[u8]) -> io::Result<u64> {
     u64::try_from(field(bytes)?).map_err(|_| damaged("a number in a header is negative"))
 }
 
-/// A user or group. A negative one is nobody's number here.
+/// A user or group. A negative number belongs to nobody here.
 fn owner(bytes: &[u8]) -> io::Result<u64> {
     Ok(u64::try_from(field(bytes)?).unwrap_or(u64::MAX))
 }
 
-/// Up to the first NUL.
+/// The text up to the first NUL.
 fn text(bytes: &[u8]) -> &[u8] {
     bytes.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
-/// `1700000000.123456789`, also negative.
+/// `1700000000.123456789`. It may be negative.
 pub fn seconds(text: &[u8]) -> Option<Timestamp> {
     let text = std::str::from_utf8(text).ok()?;
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
     let whole_seconds: i64 = whole.parse().ok()?;
     let digits: String = part.chars().chain(std::iter::repeat('0')).take(9).collect();
     let nanos: u32 = digits.parse().ok()?;
-    // A fraction before 1970 counts backwards.
+    // Before 1970 a fraction counts backwards.
     Some(match whole.starts_with('-') && nanos > 0 {
         true => Timestamp::from_parts(whole_seconds.saturating_sub(1), 1_000_000_000 - nanos),
         false => Timestamp::from_parts(whole_seconds, nanos),
     })
 }
 
-/// Whether a block is a header: its sum is right. Some of the oldest programs took bytes for signed numbers.
+/// Whether a block is a header with a correct checksum. Some of the oldest programs took bytes for signed
+/// numbers.
 pub fn is_header(block: &[u8]) -> bool {
     let sum_of = |value: fn(u8) -> i64| -> i64 {
         let byte = |(at, &byte): (usize, &u8)| if (148..156).contains(&at) { 32 } else { value(byte) };
@@ -106,12 +110,12 @@ pub fn is_header(block: &[u8]) -> bool {
 }
 
 impl<R: Read> Reader<R> {
-    /// Reads from here on.
+    /// Reads an archive from the current position.
     pub fn new(inner: R) -> Reader<R> {
         Reader { inner, left: 0, padding: 0, global: Records::default() }
     }
 
-    /// The next member; none at the end mark. What was not read of the one before is skipped.
+    /// The next member; `None` at the end mark. Unread data of the previous member is skipped.
     pub fn next_member(&mut self) -> io::Result<Option<Entry>> {
         let mut records = self.global.clone();
         let (mut long_path, mut long_link) = (None, None);
@@ -124,16 +128,17 @@ impl<R: Read> Reader<R> {
                 _ => error,
             })?;
             if block.iter().all(|&byte| byte == 0) {
-                // Read to the end, so that a program that writes to us is not killed by a closed pipe.
+                // Read to the end, so that the program that writes to this pipe is not killed because the
+                // pipe closes.
                 io::copy(&mut self.inner, &mut io::sink())?;
                 return Ok(None);
             }
             if !is_header(&block) {
-                return Err(damaged("what should be a header is none"));
+                return Err(damaged("a block that should be a header is not one"));
             }
             headers += 1;
             if headers > HEADERS_MAX {
-                return Err(damaged("too many headers stand in front of one member"));
+                return Err(damaged("too many headers precede one member"));
             }
             let size = unsigned(&block[124..136])?;
             match block[156] {
@@ -145,7 +150,7 @@ impl<R: Read> Reader<R> {
                 }
                 b'L' => long_path = Some(text(&self.meta(size, NAME_MAX)?).to_vec()),
                 b'K' => long_link = Some(text(&self.meta(size, NAME_MAX)?).to_vec()),
-                // A name for the whole archive.
+                // A label of the whole archive.
                 b'V' => (self.left, self.padding) = span(size)?,
                 b'M' => return Err(damaged(PART)),
                 _ => return self.entry(&block, &records, long_path, long_link).map(Some),
@@ -153,7 +158,8 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// The bytes of a member's ranges, in pieces with their place in the file. Ends early when `each` answers false.
+    /// The bytes of a member's ranges, in pieces with their offset in the file. Ends early when `each`
+    /// returns false.
     pub fn data(&mut self, entry: &Entry, each: &mut dyn FnMut(u64, Vec<u8>) -> bool) -> io::Result<()> {
         for &(start, len) in &entry.data {
             let mut done = 0;
@@ -163,7 +169,7 @@ impl<R: Read> Reader<R> {
                 self.left = self
                     .left
                     .checked_sub(piece.len() as u64)
-                    .ok_or_else(|| damaged("its ranges hold more than it has"))?;
+                    .ok_or_else(|| damaged("its ranges hold more bytes than it has"))?;
                 let (at, got) = (start + done, piece.len() as u64);
                 if !each(at, piece) {
                     return Ok(());
@@ -181,12 +187,12 @@ impl<R: Read> Reader<R> {
         if skipped < left { Err(cut(io::ErrorKind::UnexpectedEof.into())) } else { Ok(()) }
     }
 
-    /// The data of what is no member but says something of one.
+    /// The data of a header that describes a member.
     fn meta(&mut self, size: u64, most: u64) -> io::Result<Vec<u8>> {
         if size > most {
-            return Err(damaged("a name or a record is longer than any that makes sense"));
+            return Err(damaged("a name or a record is longer than makes sense"));
         }
-        // Room for what is there, not for what is said.
+        // Allocate for the bytes that are there, not for the size that the header claims.
         let mut bytes = Vec::new();
         self.inner.by_ref().take(size).read_to_end(&mut bytes)?;
         if (bytes.len() as u64) < size {
@@ -207,7 +213,7 @@ impl<R: Read> Reader<R> {
         let mut entry = Entry {
             kind: match block[156] {
                 0 | b'7' | b'S' => b'0',
-                // A folder with the list of what is in it.
+                // A folder with the list of its contents.
                 b'D' => b'5',
                 kind => kind,
             },
@@ -236,7 +242,7 @@ impl<R: Read> Reader<R> {
         if [&entry.path, &entry.link].iter().any(|name| name.len() as u64 > NAME_MAX) {
             return Err(damaged("a name is longer than 16 KiB"));
         }
-        // The oldest archives mark a folder only by the slash at the end of its name.
+        // The oldest archives mark a folder only by a slash at the end of its name.
         if entry.kind == b'0' && entry.path.ends_with(b"/") {
             entry.kind = b'5';
         }
@@ -244,12 +250,12 @@ impl<R: Read> Reader<R> {
         Ok(entry)
     }
 
-    /// Sizes and ranges. Only files have data; what other headers say of a size is a hint about something else.
+    /// Sizes and ranges. Only files have data. In other headers the size means something else.
     fn contents(&mut self, block: &[u8; BLOCK], records: &Records, entry: &mut Entry) -> io::Result<()> {
         let has_data = matches!(entry.kind, b'0') || !matches!(block[156], 0 | b'0'..=b'9');
         let stated = if has_data { unsigned(&block[124..136])? } else { 0 };
         let stored = match records.get("size") {
-            Some(text) if has_data => number(text).ok_or_else(|| damaged("a size is no number"))?,
+            Some(text) if has_data => number(text).ok_or_else(|| damaged("a size is not a number"))?,
             _ => stated,
         };
         (self.left, self.padding) = span(stored)?;
@@ -284,17 +290,17 @@ impl<R: Read> Reader<R> {
 
 fn short_path(block: &[u8; BLOCK]) -> Vec<u8> {
     let (name, prefix) = (text(&block[..100]), text(&block[345..500]));
-    // GNU's own format has other things where POSIX has the prefix.
+    // GNU's own format has other fields in the place of POSIX's prefix.
     match &block[257..263] == b"ustar\0" && !prefix.is_empty() {
         true => [prefix, b"/", name].concat(),
         false => name.to_vec(),
     }
 }
 
-/// The bytes of a member, and the padding behind them.
+/// The bytes of a member, and the padding after them.
 fn span(size: u64) -> io::Result<(u64, u64)> {
     if size > SIZE_MAX {
-        return Err(damaged("a size is larger than any file can be"));
+        return Err(damaged("a size is larger than a file can be"));
     }
     Ok((size, size.next_multiple_of(BLOCK as u64) - size))
 }

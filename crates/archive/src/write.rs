@@ -1,7 +1,9 @@
-//! Writing tar: POSIX's ustar headers with pax records in front for what they cannot say. [`crate::read`] reads all of it back.
+//! Writing tar: POSIX's ustar headers, preceded by pax records for what a header cannot hold. [`crate::read`]
+//! reads all of it back.
 //!
-//! Every member says its times to the nanosecond. A file with holes is written as pax 1.0 of GNU has it: its ranges as lines of text,
-//! padded to a block, then their bytes. An ACL is written twice, as the attribute that it is and as the text that other programs know.
+//! Every member has its times in nanoseconds. A file with holes is written in GNU's pax 1.0 form: its ranges
+//! as lines of text, padded to a block, then their bytes. An ACL is written twice: as the attribute, and as
+//! the text that other programs know.
 
 use std::io::{self, Write};
 
@@ -10,9 +12,9 @@ use base::Timestamp;
 use crate::acl;
 use crate::{BLOCK, Entry};
 
-/// Archives are padded to this, as tar has done since there were tapes.
+/// Archives are padded to a multiple of this, a tape record of tar.
 const RECORD: u64 = 10_240;
-/// Largest number in the 11 octal digits of a size or a time, and in the 7 of an owner.
+/// The largest number in the 11 octal digits of a size or a time, and in the 7 of an owner.
 const LONG_MAX: u64 = 0o777_7777_7777;
 const SHORT_MAX: u64 = 0o777_7777;
 
@@ -23,12 +25,13 @@ pub struct Writer<W> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Writes from here on.
+    /// Writes an archive from the current position.
     pub fn new(out: W) -> Writer<W> {
         Writer { out, written: 0 }
     }
 
-    /// Begins a member. The bytes of its ranges follow one another with [`Writer::data`], then comes [`Writer::end`].
+    /// Begins a member. Then pass the bytes of its ranges in order to [`Writer::data`], and call
+    /// [`Writer::end`].
     pub fn begin(&mut self, entry: &Entry) -> io::Result<()> {
         let total: u64 = entry.data.iter().map(|(_, len)| len).sum();
         let sparse = entry.kind == b'0' && total < entry.size;
@@ -45,7 +48,8 @@ impl<W: Write> Writer<W> {
                 [b"GNUSparseFile.0/", last_part(&entry.path)].concat()
             }
         };
-        // A sparse member's own name stands in its record; the one in the header is for programs that know nothing of holes.
+        // The real name of a sparse member is in its record. The one in the header is for programs that do
+        // not know holes.
         let names = if sparse { None } else { split(&name) };
         let (prefix, short) = names.unwrap_or_else(|| (&[][..], &name[..name.len().min(100)]));
         if names.is_none() && !sparse {
@@ -68,17 +72,17 @@ impl<W: Write> Writer<W> {
         self.put(&map)
     }
 
-    /// Bytes of the present member.
+    /// Bytes of the current member.
     pub fn data(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.put(bytes)
     }
 
-    /// Ends the present member.
+    /// Ends the current member.
     pub fn end(&mut self) -> io::Result<()> {
         self.pad()
     }
 
-    /// Writes the end mark and gives back what was written to.
+    /// Writes the end mark and returns the underlying writer.
     pub fn finish(mut self) -> io::Result<W> {
         self.put(&[0; 2 * BLOCK])?;
         let rest = self.written.next_multiple_of(RECORD) - self.written;
@@ -98,7 +102,7 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// A block in the making.
+/// A header block that is being filled.
 struct Header([u8; BLOCK]);
 
 impl Header {
@@ -115,7 +119,7 @@ impl Header {
         self
     }
 
-    /// Octal digits and a NUL. What has too many of them stands in a record, and here is 0.
+    /// Octal digits and a NUL. A number with too many digits is 0 here, and is in a record instead.
     fn number(&mut self, at: usize, width: usize, value: u64) -> &mut Header {
         let most = if width == 12 { LONG_MAX } else { SHORT_MAX };
         let value = if value > most { 0 } else { value };
@@ -134,25 +138,25 @@ impl Header {
     }
 }
 
-/// A name as prefix and name of a header, if it fits: 155 and 100 bytes, parted at a slash.
+/// Splits a name into a header's prefix and name, if it fits: 155 and 100 bytes, divided at a slash.
 fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
     if name.len() <= 100 {
         return Some((&[], name));
     }
-    // The last slash may be the mark of a folder: something has to stand behind it.
+    // The last slash may be the mark of a folder, so something has to follow the slash that divides.
     let mut slashes = (0..name.len() - 1).filter(|&at| name[at] == b'/');
     let at = slashes.rfind(|&at| at <= 155 && name.len() - at - 1 <= 100 && at > 0)?;
     Some((&name[..at], &name[at + 1..]))
 }
 
-/// The last part of a path, for the names of members that are none.
+/// The last part of a path, for the names of helper members.
 fn last_part(path: &[u8]) -> &[u8] {
     let mut parts = path.split(|&byte| byte == b'/').filter(|part| !part.is_empty());
     let part = parts.next_back().unwrap_or(b".");
     &part[..part.len().min(80)]
 }
 
-/// What a header cannot say of a member.
+/// What a header cannot say about a member.
 fn records_of(entry: &Entry, size: u64) -> Vec<u8> {
     let mut records = Vec::new();
     add(&mut records, b"mtime", seconds(entry.mtime).as_bytes());
@@ -180,9 +184,9 @@ fn records_of(entry: &Entry, size: u64) -> Vec<u8> {
     records
 }
 
-/// `LENGTH KEY=VALUE\n`, where the length counts itself.
+/// `LENGTH KEY=VALUE\n`, where the length includes its own digits.
 fn add(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
-    // A space, `=` and a line end, and the length's own digits.
+    // A space, `=` and a line end. The length's own digits are added below.
     let rest = key.len() + value.len() + 3;
     let mut len = rest + 1;
     while len != rest + len.to_string().len() {
@@ -196,7 +200,7 @@ fn add(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     records.push(b'\n');
 }
 
-/// The same for a name. One that is no UTF-8 is announced as bytes.
+/// The same for a name. A name that is not UTF-8 is announced as bytes.
 fn add_text(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     if std::str::from_utf8(value).is_err() {
         add(records, b"hdrcharset", b"BINARY");
@@ -204,7 +208,7 @@ fn add_text(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     add(records, key, value);
 }
 
-/// An attribute's name in a key, where `=` ends the key.
+/// An attribute's name in a key, escaped because `=` ends the key.
 fn escaped(name: &[u8]) -> Vec<u8> {
     let escape = |&byte: &u8| match byte {
         b'=' => b"%3D".to_vec(),
@@ -214,7 +218,7 @@ fn escaped(name: &[u8]) -> Vec<u8> {
     name.iter().flat_map(escape).collect()
 }
 
-/// `1700000000.123456789`, also negative.
+/// `1700000000.123456789`. It may be negative.
 fn seconds(time: Timestamp) -> String {
     let (sign, whole) = (if time.0 < 0 { "-" } else { "" }, time.0.unsigned_abs());
     let (seconds, nanos) = (whole / 1_000_000_000, whole % 1_000_000_000);
@@ -224,10 +228,10 @@ fn seconds(time: Timestamp) -> String {
     }
 }
 
-/// The ranges as lines: how many, then where each begins and how long it is. Padded to a block.
+/// The ranges as lines: their number, then offset and length of each. Padded to a block.
 fn map_of(entry: &Entry) -> Vec<u8> {
     let mut ranges = entry.data.clone();
-    // Other programs learn from an empty range at the end that a hole is there.
+    // An empty range at the end tells other programs that a hole is there.
     if ranges.last().is_none_or(|(start, len)| start + len < entry.size) {
         ranges.push((entry.size, 0));
     }

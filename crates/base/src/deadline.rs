@@ -1,10 +1,13 @@
-//! A bound on work: one moment, set once where the bound is promised, and handed down to everything that is done for it.
+//! A time limit on work: one moment, set once where the limit is promised, and passed to everything that is
+//! done for it.
 //!
-//! Two steps that each have a timeout of their own take the sum of both. Two steps that share a [`Deadline`] do not.
+//! Two steps that each have their own timeout take the sum of both. Two steps that share a [`Deadline`] do
+//! not.
 //!
-//! A deadline is handed down as a value where a function's arguments say so. Where seams lie between (a command opens a volume, which
-//! asks its origin), it goes with the thread: [`Deadline::scope`] sets it, [`Deadline::current`] is what the room below asks for. Scopes only
-//! narrow: work inside a scope never has longer than the scope.
+//! A deadline is passed as a value to a function that has an argument for it. Between layers without such an
+//! argument (a command opens a volume, which asks its origin) it goes with the thread: [`Deadline::scope`]
+//! sets it, and the lower layer calls [`Deadline::current`]. Scopes only shorten: work inside a scope never
+//! has longer than the scope.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -15,20 +18,20 @@ thread_local! {
     static CURRENT: Cell<Deadline> = const { Cell::new(Deadline::NEVER) };
 }
 
-/// The moment by which some work ends, or none. See the [module](self).
+/// The moment at which some work must end, or none. See the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// No bound.
+    /// No limit.
     pub const NEVER: Deadline = Deadline(None);
 
-    /// So long from now.
+    /// This much time from now.
     pub fn after(time: Duration) -> Deadline {
         Deadline(monotonic().checked_add(time))
     }
 
-    /// So long from now; `None` is no bound.
+    /// This much time from now. `None` is no limit.
     pub fn after_if(time: Option<Duration>) -> Deadline {
         time.map_or(Deadline::NEVER, Deadline::after)
     }
@@ -42,13 +45,13 @@ impl Deadline {
         }
     }
 
-    /// This, or so long from now if that is earlier.
+    /// This deadline, or `time` from now if that is earlier.
     #[must_use]
     pub fn within(self, time: Duration) -> Deadline {
         self.sooner(Deadline::after(time))
     }
 
-    /// What is left of it: nothing when it is over, [`Duration::MAX`] where there is no bound.
+    /// The time that is left: zero when it is over, [`Duration::MAX`] if there is no limit.
     pub fn left(self) -> Duration {
         self.0.map_or(Duration::MAX, |at| at.saturating_duration_since(monotonic()))
     }
@@ -58,34 +61,35 @@ impl Deadline {
         self.0.is_some_and(|at| monotonic() >= at)
     }
 
-    /// Whether there is a bound at all.
+    /// Whether there is a limit.
     pub fn is_bounded(self) -> bool {
         self.0.is_some()
     }
 
-    /// Sleeps so long, but not past the deadline.
+    /// Sleeps this long, but not past the deadline.
     pub fn sleep(self, time: Duration) {
         std::thread::sleep(time.min(self.left()));
     }
 
-    /// The deadline of what this thread does now.
+    /// The deadline of this thread's current work.
     pub fn current() -> Deadline {
         CURRENT.get()
     }
 
-    /// Does work that has to end by then, and by whatever bound this thread has already.
+    /// Runs work under this deadline, and under the one that this thread has already.
     pub fn scope<T>(self, work: impl FnOnce() -> T) -> T {
         let before = CURRENT.get();
-        // Put back also when the work panics: the thread may go on with something else.
-        let _back = Back(before);
+        // This restores the old deadline even if the work panics, because the thread may continue with other
+        // work.
+        let _restore = Restore(before);
         CURRENT.set(before.sooner(self));
         work()
     }
 }
 
-struct Back(Deadline);
+struct Restore(Deadline);
 
-impl Drop for Back {
+impl Drop for Restore {
     fn drop(&mut self) {
         CURRENT.set(self.0);
     }

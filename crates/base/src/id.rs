@@ -1,6 +1,6 @@
 //! Names for things: an inode, a pack, a blob.
 //!
-//! Each is a newtype, so that a pack number can never be handed where an inode number is meant.
+//! Each is a newtype, so that a pack number can never be passed as an inode number.
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,7 +26,7 @@ impl fmt::Display for Ino {
     }
 }
 
-/// A pack's number: given once, never reused, also not after the pack is gone.
+/// A pack's number. It is given once and never reused, even after the pack is gone.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PackNo(pub u64);
 
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_blob_id_is_refused() {
+    fn text_that_is_no_blob_id_is_refused() {
         assert_eq!("".parse::<BlobId>(), Err(NotABlobId));
         assert_eq!("g".repeat(64).parse::<BlobId>(), Err(NotABlobId));
         assert_eq!("a".repeat(63).parse::<BlobId>(), Err(NotABlobId));

@@ -1,25 +1,25 @@
-//! The bottom room: names for things, and the only doors to what is not deterministic.
+//! The lowest crate: names for things, and the only access to what is not deterministic.
 //!
-//! Nothing here does I/O. Every other crate imports this one and this one imports none of them.
+//! Nothing here does I/O. Every other crate depends on this one, and this one depends on none of them.
 //!
 //! - [`id`]: inode numbers, pack numbers, blob ids.
 //! - [`size`]: the sizes that the format fixes (a blob, a segment, a group, an inline file).
-//! - [`time`]: [`time::Timestamp`], and the door to the clocks.
-//! - [`deadline`]: one bound for all that is done for it.
-//! - [`phase`]: what a request's time is spent on.
-//! - [`random`], [`thread`]: the doors to random bytes and to threads.
-//! - [`must`]: the door for "cannot happen": it panics with a sentence that says why it could not.
+//! - [`time`]: [`time::Timestamp`], and access to the clocks.
+//! - [`deadline`]: one time limit for everything that is done for one piece of work.
+//! - [`phase`]: how the time of a request is spent.
+//! - [`random`], [`thread`]: access to random bytes and to threads.
+//! - [`must`]: access for "cannot happen". It panics with a sentence that says why it cannot.
 
 pub mod deadline;
 pub mod id;
 pub mod must;
 pub mod phase;
-#[allow(clippy::disallowed_methods, reason = "this is the door")]
+#[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
 pub mod random;
 pub mod size;
-#[allow(clippy::disallowed_methods, reason = "this is the door")]
+#[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
 pub mod thread;
-#[allow(clippy::disallowed_methods, reason = "this is the door")]
+#[allow(clippy::disallowed_methods, reason = "this module is the only access to them")]
 pub mod time;
 
 pub use deadline::Deadline;

@@ -1,11 +1,12 @@
-//! The one door for "this cannot happen".
+//! The only way to say "this cannot happen".
 //!
-//! `unwrap` and `expect` are refused by lint in the rest of the tree, because they are so easily used on what *can*
-//! happen: input from a disk, a network or a user. [`Must::must`] takes the sentence that explains why it cannot.
+//! Lints refuse `unwrap` and `expect` in the rest of the tree, because they are easily used on what *can*
+//! happen: input from a disk, a network or a user. [`Must::must`] takes a sentence that explains why it
+//! cannot.
 
-/// Takes the value out, or panics with the reason why that was thought impossible.
+/// Takes the value out, or panics with the reason why a value was thought to be certain.
 pub trait Must<T> {
-    /// The value. `why` says why it is always there; it is what a person reads if it is not.
+    /// The value. `why` says why it is always there. A user reads it if it is not.
     fn must(self, why: &'static str) -> T;
 }
 

@@ -1,35 +1,37 @@
-//! The phase clock: what a request's time in the daemon was spent on.
+//! The phase clock: how the time of a request is spent in the daemon.
 //!
-//! Whoever works for a request marks the part that is his with a [`Scope`]: names, blobs, the node's disk, the origin. Scopes nest,
-//! and time belongs to the innermost: a commit of names that reads from an open pack gives that time to the cache.
+//! Code that works for a request marks its part with a [`Scope`]: names, blobs, the node's disk, the origin.
+//! Scopes nest, and time belongs to the innermost one. For example, a commit of names that reads from an open
+//! pack gives that time to the cache.
 //!
 //! ```text
 //!   start ──own──┬─enter(Names)──names──┬─enter(Cache)──cache──┬─drop──names──┬─drop──own── stop
 //! ```
 //!
-//! The clock is the thread's own, and off unless the transport has turned it on for the request that the thread serves. Off, a mark
-//! costs a look at one flag of the thread. What other threads do for a request belongs to the phase that waits for them.
+//! Each thread has its own clock. It is off unless the transport has turned it on for the request that the
+//! thread serves. While it is off, a mark costs one test of a thread-local flag. What other threads do for a
+//! request belongs to the phase that waits for them.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 
 use crate::time::monotonic_ns;
 
-/// What time is spent on.
+/// How time is spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
-    /// Everything that is not marked: decoding, deciding, locks, writing the answer.
+    /// Everything that is not marked: decoding, deciding, locks, sending the reply.
     Own = 0,
     /// Rows, the planner, the log.
     Names = 1,
-    /// Computing on bytes: hashes, checksums.
+    /// Computing on data: hashes, checksums.
     Blob = 2,
     /// The node's disk: open packs.
     Cache = 3,
     /// Other nodes.
     Peer = 4,
-    /// Where blobs stay for good.
+    /// The permanent storage of blobs.
     Origin = 5,
 }
 
@@ -53,7 +55,7 @@ thread_local! {
 }
 
 impl Clock {
-    /// Gives the time since the last change to the phase that ends, and begins another.
+    /// Adds the time since the last change to the phase that ends, and begins another.
     fn turn(&self, now: u64, to: u8) {
         let mut spent = self.spent.get();
         spent[usize::from(self.phase.get()) % PHASES] += now.saturating_sub(self.since.get());
@@ -63,7 +65,7 @@ impl Clock {
     }
 }
 
-/// Turns this thread's clock on, from zero. `now` as [`monotonic_ns`] gives it.
+/// Turns this thread's clock on, from zero. `now` is a value of [`monotonic_ns`].
 pub fn start(now: u64) {
     CLOCK.with(|clock| {
         clock.on.set(true);
@@ -73,7 +75,7 @@ pub fn start(now: u64) {
     });
 }
 
-/// Turns it off; what each phase took. All zero if it was off.
+/// Turns it off, and returns the time of each phase. All are zero if it was off.
 pub fn stop(now: u64) -> Spent {
     CLOCK.with(|clock| {
         if !clock.on.replace(false) {
@@ -95,7 +97,7 @@ pub fn enter(phase: Phase) -> Scope {
 #[cold]
 fn switch(clock: &Clock, to: u8) -> u8 {
     let before = clock.phase.get();
-    // From a phase into the same one nothing changes, so no clock need be read.
+    // Entering the same phase changes nothing, so the clock need not be read.
     if before != to {
         clock.turn(monotonic_ns(), to);
     }
@@ -155,7 +157,7 @@ mod tests {
         let [own, names, blob, cache, peer, origin] = spent;
         assert!(names >= 4_000_000 && cache >= 4_000_000 && own >= 1_000_000, "{spent:?}");
         assert_eq!((blob, peer, origin), (0, 0, 0));
-        assert_eq!(spent.iter().sum::<u64>(), ended - begun, "every nanosecond belongs somewhere");
+        assert_eq!(spent.iter().sum::<u64>(), ended - begun, "every nanosecond belongs to a phase");
     }
 
     #[test]
@@ -170,7 +172,7 @@ mod tests {
         drop(late);
         assert_eq!(stop(monotonic_ns()), [0; PHASES]);
         start(0);
-        assert_eq!(stop(7), [7, 0, 0, 0, 0, 0], "nothing is left of the one before");
+        assert_eq!(stop(7), [7, 0, 0, 0, 0, 0], "nothing is left of the previous measurement");
     }
 
     #[test]

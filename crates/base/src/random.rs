@@ -1,4 +1,4 @@
-//! The door to random bytes. Tests that need to be repeated take a seed instead.
+//! Access to random bytes. Tests that must be repeatable take a seed instead.
 
 use crate::must::Must;
 

@@ -7,9 +7,9 @@ pub const MIB: u64 = 1 << 20;
 /// One gibibyte.
 pub const GIB: u64 = 1 << 30;
 
-/// No blob is larger, and a large file is cut into pieces of this size: 4 MiB.
+/// The largest blob. A large file is cut into pieces of this size: 4 MiB.
 pub const BLOB_MAX: u32 = 4 << 20;
-/// A file of at most this many bytes may be kept among the names: 512 B.
+/// A file of at most this many bytes may be stored with the names: 512 B.
 pub const INLINE_MAX: usize = 512;
 /// A CRC32C is kept for every segment of a blob: 32 KiB.
 pub const SEGMENT: u32 = 32 << 10;

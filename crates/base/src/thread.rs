@@ -1,4 +1,4 @@
-//! The door to threads: every thread has a name, so that `top -H` and a backtrace can be read.
+//! Access to threads. Every thread has a name, so that `top -H` and a backtrace can be read.
 
 use std::cell::Cell;
 use std::io;
@@ -10,20 +10,20 @@ thread_local! {
     static MAY_WAIT: Cell<bool> = const { Cell::new(true) };
 }
 
-/// This thread must not wait for another machine from now on: others stand behind it.
+/// From now on this thread must not wait for another machine, because requests queue behind it.
 pub fn must_not_wait() {
     MAY_WAIT.set(false);
 }
 
-/// Whether it may: every thread that has not said otherwise.
+/// Whether this thread may wait. Every thread may, unless it has called [`must_not_wait`].
 pub fn may_wait() -> bool {
     MAY_WAIT.get()
 }
 
-/// Starts a thread called `name` (at most 15 bytes are shown by the kernel).
+/// Starts a thread called `name` (the kernel shows at most 15 bytes).
 ///
 /// # Errors
-/// The system has no room for another thread.
+/// The system cannot start another thread.
 pub fn spawn<T, F>(name: &str, work: F) -> io::Result<JoinHandle<T>>
 where
     F: FnOnce() -> T + Send + 'static,
@@ -32,11 +32,11 @@ where
     Builder::new().name(name.to_owned()).spawn(work)
 }
 
-/// Does `work` for every item, on up to `threads` threads of which this one is one, and waits for all. An error keeps
-/// what was not begun from beginning; the first is given back.
+/// Runs `work` for every item, on up to `threads` threads including this one, and waits for all. After an
+/// error no further item is begun. The first error is returned.
 ///
 /// # Errors
-/// What `work` says. That the system has no room for a thread is none: the others do its share.
+/// An error of `work`. A thread that cannot be started is no error: the others do its share.
 pub fn for_each<T, E, F>(name: &str, threads: usize, items: &[T], work: F) -> Result<(), E>
 where
     T: Sync,
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn who_must_not_wait_speaks_for_itself() {
+    fn must_not_wait_concerns_its_own_thread_only() {
         assert!(may_wait());
         let other = spawn("test", || {
             must_not_wait();
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_stops_what_has_not_begun() {
+    fn an_error_stops_items_that_have_not_begun() {
         let begun = AtomicUsize::new(0);
         let work = |item: &usize| {
             begun.fetch_add(1, Ordering::SeqCst);

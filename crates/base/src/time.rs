@@ -1,4 +1,4 @@
-//! Timestamps, and the door to the clocks.
+//! Timestamps, and access to the clocks.
 
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
@@ -6,22 +6,24 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
 
-/// A moment: nanoseconds since 1970-01-01 UTC, negative before it. Holds every time that a file can be given: 64 bits of seconds.
+/// A moment: nanoseconds since 1970-01-01 UTC, negative before it. It can hold every time of a file: 64 bits
+/// of seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(pub i128);
 
 impl Timestamp {
-    /// From the two numbers the kernel uses. `nanos` below 10^9.
+    /// From the two numbers that the kernel uses. `nanos` is below 10^9.
     pub fn from_parts(seconds: i64, nanos: u32) -> Timestamp {
         Timestamp(i128::from(seconds) * 1_000_000_000 + i128::from(nanos))
     }
 
-    /// From nanoseconds in 64 bits, as clocks give them.
+    /// From nanoseconds in 64 bits, as clocks return them.
     pub fn from_nanos(nanos: i64) -> Timestamp {
         Timestamp(i128::from(nanos))
     }
 
-    /// Nanoseconds since 1970 in 64 bits: exact for the years 1678 to 2261, else the nearest that fits.
+    /// Nanoseconds since 1970 in 64 bits: exact for the years 1678 to 2261, otherwise the nearest value that
+    /// fits.
     pub fn as_nanos(self) -> i64 {
         self.0.clamp(i64::MIN.into(), i64::MAX.into()) as i64
     }
@@ -40,18 +42,20 @@ impl Timestamp {
 /// [`now`] moves at least this often: the slowest tick that kernels are built with, 100 Hz.
 pub const TICK_MAX: Duration = Duration::from_millis(10);
 
-/// The time of day, for what users see (mtime and the like). It may jump; never measure with it.
+/// The time of day, for what users see (mtime and the like). It may jump. Never measure with it.
 ///
-/// It is the clock by which the kernel stamps inodes, also those of FUSE whose times it keeps itself: with any other clock, what is
-/// done later here would often bear the earlier time. That clock moves with the tick, some milliseconds apart, and since Linux 6.13
-/// in between as well: it is never behind a fine time that the kernel has given to any file because a program had looked at its
-/// times. No clock that programs can read shows this, so the kernel is made to stamp an inode of ours, a pipe's, which is two
-/// system calls. (A pipe's times are not fine ones, so asking moves nothing for others; those of a file in memory are, and do.)
+/// This is the clock by which the kernel stamps inodes, including FUSE inodes whose times it keeps itself.
+/// With any other clock, a later change made here would often get an earlier time. The kernel's clock moves
+/// with the tick, at intervals of some milliseconds. Since Linux 6.13 it also moves in between: it is never
+/// behind a fine-grained time that the kernel has given to any file because a program had read its times. No
+/// clock that programs can read shows this. So the kernel is made to stamp an inode of ours, a pipe's, which
+/// takes two system calls. (A pipe's times are not fine-grained, so this moves no clock for others. The times
+/// of a file in memory are fine-grained, and would.)
 pub fn now() -> Timestamp {
     stamped().unwrap_or_else(tick)
 }
 
-/// The kernel's stamp; none where a sandbox refuses it.
+/// The kernel's stamp. `None` if a sandbox refuses it.
 fn stamped() -> Option<Timestamp> {
     static PIPE: OnceLock<Option<OwnedFd>> = OnceLock::new();
     let make = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).ok().map(|(read, _)| read);
@@ -62,8 +66,8 @@ fn stamped() -> Option<Timestamp> {
     Some(Timestamp::from_parts(stamp.st_ctime, u32::try_from(stamp.st_ctime_nsec).ok()?))
 }
 
-/// The time of day by the kernel's tick, without a system call: what the kernel stamps with before Linux 6.13, and at most a tick behind
-/// [`now`]. For what another clock's time replaces.
+/// The time of day by the kernel's tick, without a system call. The kernel stamps with it before Linux 6.13.
+/// It is at most a tick behind [`now`]. Use it for a time that another clock's time will replace.
 pub fn tick() -> Timestamp {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     Timestamp::from_parts(now.tv_sec, u32::try_from(now.tv_nsec).unwrap_or(0))
@@ -74,34 +78,36 @@ pub fn monotonic() -> Instant {
     Instant::now()
 }
 
-/// The monotonic clock as a number of nanoseconds: the kernel's CLOCK_MONOTONIC, by which it can stamp its own traces too.
+/// The monotonic clock as a number of nanoseconds: the kernel's CLOCK_MONOTONIC. The kernel can stamp its own
+/// traces with it too.
 pub fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
-/// A moment on the clock that also goes on while the machine sleeps (CLOCK_BOOTTIME). Promises with a deadline that another machine relies on
-/// are measured with it: the monotonic clock stands still during a suspend, and would let a promise of yesterday count as fresh.
+/// A moment on the clock that also runs while the machine sleeps (CLOCK_BOOTTIME). Promises with a deadline
+/// on which another machine relies are measured with it. The monotonic clock stops during a suspend, so a
+/// promise of yesterday would count as fresh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootTime(Duration);
 
 impl BootTime {
-    /// Later than every other.
+    /// Later than every other moment.
     pub const NEVER: BootTime = BootTime(Duration::MAX);
 
-    /// So much later.
+    /// This much later.
     #[must_use]
     pub fn plus(self, time: Duration) -> BootTime {
         BootTime(self.0.saturating_add(time))
     }
 
-    /// How long it is from `earlier` to this; nothing if that is later.
+    /// The time from `earlier` to this moment; zero if `earlier` is later.
     pub fn since(self, earlier: BootTime) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// The moment now, on the clock that goes on while the machine sleeps.
+/// The current moment on the clock that also runs while the machine sleeps.
 pub fn boot() -> BootTime {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     BootTime(Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0)))
@@ -129,7 +135,8 @@ mod tests {
         }
     }
 
-    /// Times beyond 1677 and 2262 were cut to these years: 64 bits of nanoseconds hold no more.
+    /// Times before 1677 and after 2262 were clamped to these years, because 64 bits of nanoseconds hold no
+    /// more.
     #[test]
     fn regression_all_seconds_of_the_kernel_come_back() {
         for seconds in [i64::MIN, -62_135_596_800, 13_569_465_600, 253_402_300_799, i64::MAX] {
@@ -140,13 +147,14 @@ mod tests {
         assert_eq!(Timestamp::from_parts(i64::MIN, 0).as_nanos(), i64::MIN);
     }
 
-    /// While programs look at times, the kernel stamps files ahead of the tick: what is stamped here afterwards bears no earlier time.
+    /// While programs read times, the kernel stamps files ahead of the tick. A stamp made here afterwards is
+    /// never earlier.
     #[test]
     fn regression_now_is_never_behind_a_file_that_was_stamped_before() {
         let file = tempfile();
         let now_times = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         for _ in 0..200 {
-            // Looked at, changed, looked at again: a kernel with fine times gives one.
+            // Read its times, change them, read again: a kernel with fine-grained times then gives one.
             rustix::fs::fstat(&file).must("a file of ours answers");
             let times = Timestamps { last_access: now_times, last_modification: now_times };
             rustix::fs::futimens(&file, &times).must("a file of ours takes the time");

@@ -1,7 +1,7 @@
-//! Deterministic random files: a seed, a number of files and a size say every byte and every name.
+//! Deterministic random files: every byte and every name follows from a seed, a number of files and a size.
 //!
-//! Whoever knows these three derives the whole corpus by himself. So a measuring program and the filesystem that it
-//! measures agree on what each name must hold with nothing exchanged and no listing read.
+//! A program that knows these three can derive the whole corpus by itself. So a benchmark and the filesystem
+//! that it measures agree on the content of each name without exchanging anything or reading a listing.
 //!
 //! - [`spec`]: the three numbers, and how they are written on a command line.
 //! - [`content`]: from (seed, index, size) to bytes, and from bytes to a name. **Version 1; never changed.**

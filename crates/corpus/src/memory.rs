@@ -1,8 +1,8 @@
 //! A corpus in memory, served as a frozen filesystem.
 //!
-//! All bytes lie in one anonymous mapping, file after file, and are made before the mount begins: a name is the hash of
-//! the bytes, so there is no name without them. The root holds every file; file `index` is inode `index + 2`. Nothing ever
-//! changes, so nothing takes a lock, and every time is the beginning of 1970, the same for everybody.
+//! All bytes lie in one anonymous mapping, file after file. They are made before the mount begins, because a
+//! name is the hash of the bytes. The root holds every file. File `index` is inode `index + 2`. Nothing ever
+//! changes, so nothing takes a lock. Every time is the start of 1970, the same on every machine.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -18,20 +18,20 @@ use parking_lot::Mutex;
 
 use crate::{Spec, content};
 
-/// After so many bytes it is asked whether to go on.
-const ASK_EVERY: u64 = 256 << 10;
+/// After this many bytes `stop` is called.
+const CHECK_EVERY: u64 = 256 << 10;
 /// Inode number of file 0.
 const FIRST: u64 = 2;
 /// Listing position of file 0: `.` and `..` come before.
 const FIRST_POSITION: u64 = 2;
-/// Bytes that a file takes beside its own: its name, its place in the order of names.
+/// Memory for a file besides its data: its name, and its place in the order of names.
 const OVERHEAD: u64 = size_of::<[u8; 32]>() as u64 + size_of::<u32>() as u64;
 
 /// A corpus, ready to be mounted.
 pub struct Corpus {
     spec: Spec,
     owner: (u32, u32),
-    /// By index.
+    /// The names by index.
     names: Vec<[u8; 32]>,
     /// Indices in the order of names.
     order: Vec<u32>,
@@ -41,28 +41,29 @@ pub struct Corpus {
 /// Why a corpus could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum MakeError {
-    /// It would not fit.
-    #[error("it takes {needed} bytes of memory and {available} are to be had")]
+    /// It does not fit in memory.
+    #[error("it takes {needed} bytes of memory and {available} are available")]
     NoRoom {
-        /// Bytes that it takes.
+        /// Bytes that it needs.
         needed: u64,
-        /// Bytes that may be taken.
+        /// Bytes that it may use.
         available: u64,
     },
     /// The system refused the memory.
     #[error("the system does not give the memory: {0}")]
     Refused(#[from] io::Error),
-    /// Two files came out the same.
+    /// Two files have the same bytes.
     #[error("two of its files have the same bytes, and so one name: use another seed, or a larger size")]
     Same,
-    /// Whoever asked for it does not want it any more.
+    /// The caller stopped it.
     #[error("it was stopped")]
     Stopped,
 }
 
 impl Corpus {
-    /// Derives all files, on as many threads as there are cores: about a second for each GiB. `owner` is the user and group that they
-    /// belong to, `available` the bytes of memory that may be taken. `stop` is asked some thousand times for each GiB whether to give up.
+    /// Derives all files, on as many threads as there are cores: about a second per GiB. `owner` is the user
+    /// and group of the files. `available` is the number of bytes of memory that may be used. `stop` is
+    /// called some thousand times per GiB; if it returns true, the work ends.
     ///
     /// # Errors
     /// See [`MakeError`].
@@ -77,7 +78,7 @@ impl Corpus {
             return Err(MakeError::NoRoom { needed, available });
         }
         let mut map = MmapMut::map_anon(spec.bytes() as usize)?;
-        // Every byte is going to be there, so a large page holds nothing in vain. Kernels without them refuse the advice.
+        // Every byte will be written, so large pages waste nothing. Kernels without them refuse the advice.
         let _ = map.advise(Advice::HugePage);
         let names = derive_all(&spec, &mut map, stop)?;
         let mut order: Vec<u32> = (0..spec.count as u32).collect();
@@ -89,7 +90,7 @@ impl Corpus {
         Ok(Corpus { spec, owner, names, order, map: map.make_read_only()? })
     }
 
-    /// Which one it is.
+    /// The three numbers of this corpus.
     pub fn spec(&self) -> Spec {
         self.spec
     }
@@ -100,7 +101,7 @@ impl Corpus {
         self.map.get(index as usize * size..)?.get(..size)
     }
 
-    /// A file's bytes; of what is not a file the error that says so.
+    /// A file's bytes, or the error for an inode that is not a file.
     fn file(&self, ino: Ino) -> api::Result<&[u8]> {
         self.bytes(ino).ok_or(if ino == Ino::ROOT { Errno::EISDIR } else { Errno::ENOENT })
     }
@@ -165,7 +166,7 @@ impl Corpus {
 /// What one thread fills at a time: the first file's index, the names, the bytes.
 type Share<'a> = (usize, &'a mut [[u8; 32]], &'a mut [u8]);
 
-/// Fills the mapping and answers the names.
+/// Fills the mapping and returns the names.
 fn derive_all(
     spec: &Spec,
     map: &mut [u8],
@@ -173,16 +174,16 @@ fn derive_all(
 ) -> Result<Vec<[u8; 32]>, MakeError> {
     let mut names = vec![[0; 32]; spec.count as usize];
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    // Some shares for each core, so that none waits long for the last.
+    // Several shares for each core, so that no core waits long for the last one.
     let files = names.len().div_ceil(cores * 4).max(1);
     let parts = names.chunks_mut(files).zip(map.chunks_mut(files * spec.size as usize)).enumerate();
     let shares: Vec<Mutex<Share<'_>>> =
         parts.map(|(at, (names, bytes))| Mutex::new((at * files, names, bytes))).collect();
-    let ask_every = (ASK_EVERY / spec.size).max(1) as usize;
+    let check_every = (CHECK_EVERY / spec.size).max(1) as usize;
     let work = |share: &Mutex<Share<'_>>| {
         let (from, names, bytes) = &mut *share.lock();
         for (at, (name, bytes)) in names.iter_mut().zip(bytes.chunks_mut(spec.size as usize)).enumerate() {
-            if at % ask_every == 0 && stop() {
+            if at % check_every == 0 && stop() {
                 return Err(MakeError::Stopped);
             }
             content::fill(spec, (*from + at) as u64, bytes);

@@ -1,34 +1,34 @@
-//! What a corpus is, in three numbers: `corpus:SEED,N,SIZE`.
+//! A corpus as three numbers: `corpus:SEED,N,SIZE`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use base::size::{GIB, KIB, MIB};
 
-/// With which word a corpus is named on a command line.
+/// The prefix of a corpus on a command line.
 pub const PREFIX: &str = "corpus:";
-/// The most files: a directory of so many can still be listed in seconds.
+/// The most files. A directory of this size can still be listed in seconds.
 pub const COUNT_MAX: u64 = 10_000_000;
-/// The smallest size in bytes: of shorter files two could be the same, and then there would be one name for both.
+/// The smallest size in bytes. Two shorter files could be the same, and both would have one name.
 pub const SIZE_MIN: u64 = 16;
 /// The largest size in bytes.
 pub const SIZE_MAX: u64 = 4 * GIB;
 
-/// A corpus: which one.
+/// The three numbers that make up a corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec {
-    /// What all bytes follow from.
+    /// All bytes follow from it.
     pub seed: u64,
-    /// How many files, 1 to [`COUNT_MAX`].
+    /// The number of files, 1 to [`COUNT_MAX`].
     pub count: u64,
-    /// Bytes of each, [`SIZE_MIN`] to [`SIZE_MAX`].
+    /// Bytes of each file, [`SIZE_MIN`] to [`SIZE_MAX`].
     pub size: u64,
 }
 
-/// Why a text names no corpus.
+/// Why a text is not a corpus.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// Not three parts after the word.
+    /// It does not have three parts after the prefix.
     #[error("a corpus is written corpus:SEED,N,SIZE, as in corpus:7,1000,64K")]
     Form,
     /// The first is not a number.
@@ -46,7 +46,7 @@ impl Spec {
     /// Checks the bounds.
     ///
     /// # Errors
-    /// [`SpecError`] names the number that is out of them.
+    /// [`SpecError`] names the number that is out of bounds.
     pub fn new(seed: u64, count: u64, size: u64) -> Result<Spec, SpecError> {
         if !(1..=COUNT_MAX).contains(&count) {
             return Err(SpecError::Count(count.to_string()));
@@ -79,7 +79,7 @@ impl FromStr for Spec {
             bytes(size).ok_or_else(|| SpecError::Size(size.to_owned()))?,
         )
         .map_err(|error| match error {
-            // In the words that were typed.
+            // With the text as the user typed it.
             SpecError::Count(_) => SpecError::Count(count.to_owned()),
             SpecError::Size(_) => SpecError::Size(size.to_owned()),
             other => other,
@@ -88,7 +88,7 @@ impl FromStr for Spec {
 }
 
 impl fmt::Display for Spec {
-    /// The one way in which [`Spec::from_str`] gets it back, in the shortest form.
+    /// The shortest form that [`Spec::from_str`] reads back.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unit = [(GIB, "G"), (MIB, "M"), (KIB, "K"), (1, "")];
         let (by, letter) = unit.into_iter().find(|(by, _)| self.size.is_multiple_of(*by)).unwrap_or((1, ""));
@@ -96,12 +96,12 @@ impl fmt::Display for Spec {
     }
 }
 
-/// Digits only: no sign, no blank.
+/// Digits only: no sign, no space.
 fn number(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// A number of bytes, in KiB, MiB or GiB where the letter says so.
+/// A number of bytes, or of KiB, MiB or GiB if a letter says so.
 fn bytes(text: &str) -> Option<u64> {
     let (digits, unit) = match text.as_bytes().last()? {
         b'k' | b'K' => (&text[..text.len() - 1], KIB),

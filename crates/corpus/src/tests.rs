@@ -1,4 +1,5 @@
-//! The derivation is a format and does not change; a corpus serves what was derived, and refuses what it cannot be.
+//! The derivation is a format and does not change. A corpus serves what was derived, and refuses impossible
+//! parameters.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -20,7 +21,7 @@ fn corpus(text: &str) -> Corpus {
     Corpus::make(spec(text), OWNER, u64::MAX, &|| false).unwrap()
 }
 
-/// Whoever derives by these numbers elsewhere, or kept names of an earlier day, must find the same.
+/// Programs that derive by these numbers elsewhere, or kept names of an earlier day, must find the same.
 #[test]
 fn version_1_of_the_derivation_stays_as_it_is() {
     let derived: Vec<_> = GOLDEN
@@ -76,7 +77,7 @@ fn a_spec_is_read_as_it_is_written() {
 }
 
 #[test]
-fn what_is_no_spec_is_refused_by_its_part() {
+fn a_bad_spec_is_refused_by_its_part() {
     for text in ["", "corpus:", "7", "7,10", "7,10,64K,1", "7;10;64K"] {
         assert_eq!(text.parse::<Spec>(), Err(SpecError::Form), "{text}");
     }
@@ -143,7 +144,7 @@ fn a_listing_can_be_resumed_at_every_position() {
 }
 
 #[test]
-fn what_is_not_there_and_what_would_change_is_refused() {
+fn missing_names_and_changes_are_refused() {
     let corpus = corpus("5,4,32");
     let (file, none) = (Ino(2), Ino(6));
     assert_eq!(corpus.coherence(), Coherence::Frozen);
@@ -172,11 +173,11 @@ fn what_is_not_there_and_what_would_change_is_refused() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_it_is_made() {
+fn a_corpus_that_does_not_fit_is_refused_before_it_is_made() {
     let spec = spec("1,10000000,4G");
     let refused = Corpus::make(spec, OWNER, 1 << 40, &|| false).err().unwrap();
     assert!(matches!(refused, MakeError::NoRoom { available: 0x100_0000_0000, .. }), "{refused}");
-    // Even where memory is said to be without end, the system has the last word.
+    // Even if the caller claims unlimited memory, the system may refuse it.
     let refused = Corpus::make(spec, OWNER, u64::MAX, &|| false).err().unwrap();
     assert!(matches!(refused, MakeError::Refused(_)), "{refused}");
 }
@@ -187,5 +188,5 @@ fn it_can_be_stopped_while_it_is_made() {
     let stop = || asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 5;
     let stopped = Corpus::make(spec("1,2000,64K"), OWNER, u64::MAX, &stop).err().unwrap();
     assert!(matches!(stopped, MakeError::Stopped), "{stopped}");
-    assert!(asked.into_inner() < 100, "the others stop soon after");
+    assert!(asked.into_inner() < 100, "the other threads stop soon after");
 }

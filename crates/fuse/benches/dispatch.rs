@@ -1,4 +1,5 @@
-//! What the transport's own part costs: decode a request, ask a filesystem that does nothing, encode the reply, without a kernel.
+//! The transport's own cost: decode a request, call a filesystem that does nothing, encode the reply, without
+//! a kernel.
 
 #![allow(missing_docs, reason = "what the macros of criterion make has no place for them")]
 
@@ -15,13 +16,13 @@ use fuse::abi::opcodes::op;
 use fuse::buffer::PageBuf;
 use fuse::channel::Sink;
 use fuse::counts::Counts;
-use fuse::defer::{Desk, Pool};
+use fuse::defer::{PendingTable, Pool};
 use fuse::dispatch::{Dispatcher, Parts};
 use fuse::notify::Notifier;
 use fuse::null::Null;
 use fuse::watch::Watch;
 
-/// Takes replies and forgets them.
+/// Takes replies and drops them.
 struct Nowhere;
 
 impl Sink for Nowhere {
@@ -36,7 +37,7 @@ impl Sink for Nowhere {
     }
 }
 
-/// A request of inode `ino` with these arguments, as it comes from the kernel.
+/// A request for inode `ino` with these arguments, as the kernel sends it.
 fn request(opcode: u32, ino: u64, arguments: &[u8]) -> Vec<u8> {
     let mut request = ((IN_HEADER + arguments.len()) as u32).to_ne_bytes().to_vec();
     request.extend(opcode.to_ne_bytes());
@@ -56,12 +57,12 @@ fn range(len: u32, data: &[u8]) -> Vec<u8> {
 
 fn dispatch(c: &mut Criterion) {
     let sink: Arc<dyn Sink> = Arc::new(Nowhere);
-    let desk = Desk::start(Duration::from_secs(5), |_| ()).unwrap();
+    let pending_table = PendingTable::start(Duration::from_secs(5), |_| ()).unwrap();
     let notifier = Notifier::start(Arc::clone(&sink)).unwrap();
     let dispatcher = Dispatcher::new(Parts {
         fs: Arc::new(Null::new()),
         agreed: Agreed::default(),
-        desk: Arc::clone(&desk),
+        pending_table: Arc::clone(&pending_table),
         workers: Pool::new("bench", 1),
         writers: Pool::new("bench", 1),
         seeker: Pool::new("bench", 1),
@@ -91,7 +92,7 @@ fn dispatch(c: &mut Criterion) {
         });
     }
     group.finish();
-    desk.close();
+    pending_table.close();
 }
 
 fn brief() -> Criterion {

@@ -1,14 +1,15 @@
-//! The floor of the transport: how long operations take when the filesystem below does nothing.
+//! The lower bound of the transport: how long operations take if the filesystem below does nothing.
 //!
 //! ```text
 //! cargo run --release -p covey-fuse --example floor [DIRECTORY]
 //! cargo run --release -p covey-fuse --example floor transports [ROUNDS]
 //! ```
 //!
-//! Prints medians and 99th percentiles in microseconds, with and without the kernel's writeback cache, and beside them
-//! the same operations on the directory given as an argument (say, one on tmpfs). With `transports` it compares
-//! /dev/fuse with io_uring (whose switch must be on, or is turned on), in turns: what one or sixteen callers get and what an
-//! operation costs both sides in processor time.
+//! Prints medians and 99th percentiles in microseconds, with and without the kernel's writeback cache. Prints
+//! beside them the same operations on the directory given as an argument (say, one on tmpfs). With
+//! `transports` it compares /dev/fuse with io_uring, in turns: the throughput of one caller and of sixteen,
+//! and the CPU time of an operation on both sides. The kernel's switch for io_uring must be on, or is turned
+//! on.
 
 extern crate covey_fuse as fuse;
 
@@ -99,7 +100,7 @@ fn stream(at: &Path) -> Outcome {
     Ok(())
 }
 
-/// Opens the mount's own files; `cold` drops their pages before each read.
+/// Opens and reads the mount's own files. `cold` drops their pages before each read.
 fn reads(at: &Path, cold: bool, len: usize) -> Outcome {
     let mut data = vec![0; len];
     let [mut read, mut open, mut open_stat] = std::array::from_fn(|_| Times::default());
@@ -108,7 +109,7 @@ fn reads(at: &Path, cold: bool, len: usize) -> Outcome {
             let path = at.join(i.to_string());
             let file = open.take(|| File::open(&path))?;
             if cold {
-                // SAFETY: the descriptor is open; the rest are numbers.
+                // SAFETY: the descriptor is open. The other arguments are numbers.
                 unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
             }
             read.take(|| file.read_at(&mut data, 0))?;
@@ -116,7 +117,7 @@ fn reads(at: &Path, cold: bool, len: usize) -> Outcome {
             open_stat.take(|| -> std::io::Result<()> { File::open(&path)?.metadata().map(drop) })?;
         }
         if round == 0 {
-            // The first round looks names up.
+            // The first round looks the names up.
             for times in [&mut read, &mut open, &mut open_stat] {
                 times.0.clear();
             }
@@ -146,7 +147,7 @@ fn all(at: &Path) -> Outcome {
     reads(at, true, 65536)
 }
 
-/// Listings as the first thing after mounting: of a mount that holds nothing of ours yet.
+/// Listings right after mounting, when the kernel has cached nothing of the mount.
 fn first_listings(parent: &Path) -> Outcome {
     for stat in [false, true] {
         let mut list = Times::default();
@@ -169,17 +170,17 @@ fn first_listings(parent: &Path) -> Outcome {
     Ok(())
 }
 
-/// Processor time of this process, which is both client and server.
+/// CPU time of this process, which is both client and server.
 fn cpu() -> Duration {
     // SAFETY: rusage is plain numbers, for which all zero bytes are a value.
     let mut used: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `used` is room for one rusage.
+    // SAFETY: `used` is one rusage.
     unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut used) };
     let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
     time(used.ru_utime) + time(used.ru_stime)
 }
 
-/// Runs `work` in so many threads, `each` times in every one, and shows latency, rate and processor time.
+/// Runs `work` in this many threads, `each` times in every one, and prints latency, rate and CPU time.
 fn crowd(
     what: &str,
     threads: usize,
@@ -214,7 +215,7 @@ fn compare(parent: &Path, rounds: usize) -> Outcome {
             println!("round {round}, {}:", session.transport());
             let read = |thread: usize, i: usize| {
                 let file = File::open(parent.join(((thread * 61 + i) as u64 % FILES).to_string()))?;
-                // SAFETY: the descriptor is open; the rest are numbers.
+                // SAFETY: the descriptor is open. The other arguments are numbers.
                 unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
                 let begun = monotonic();
                 file.read_at(&mut [0; 4096], 0)?;
@@ -227,7 +228,7 @@ fn compare(parent: &Path, rounds: usize) -> Outcome {
                 std::fs::remove_file(&path)?;
                 Ok(begun.elapsed())
             };
-            // The first pass looks names up.
+            // The first pass looks the names up.
             (0..FILES as usize).try_for_each(|i| read(0, i).map(drop))?;
             for threads in [1, 16] {
                 crowd(&format!("cold read 4 KiB, {threads} threads"), threads, 16_000 / threads, read)?;

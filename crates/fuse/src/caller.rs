@@ -1,4 +1,4 @@
-//! What has become of the thread that asked, as /proc shows it.
+//! Whether the thread that sent a request still lives, as /proc shows it.
 
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -6,21 +6,22 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// How a thread is.
+/// The state of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It runs, or waits.
+    /// It runs or waits.
     Lives,
     /// SIGKILL is pending, which is what any fatal signal becomes.
     BeingKilled,
     /// It has ended.
     Gone,
-    /// It cannot be seen from here: it is in another PID namespace.
+    /// This process cannot see it: it is in another PID namespace.
     Unknown,
 }
 
 impl Fate {
-    /// Of this thread, as this process numbers it; 0 where it cannot be seen from here.
+    /// The state of this thread. `thread` is its number in this process's PID namespace, or 0 if it cannot be
+    /// seen.
     pub fn of(thread: u32) -> Fate {
         if thread == 0 {
             return Fate::Unknown;
@@ -29,9 +30,9 @@ impl Fate {
     }
 }
 
-/// Threads at most whose end is waited for at the same time: each costs a descriptor.
+/// The most threads that are watched at the same time. Each costs a descriptor.
 const WATCHED_MOST: usize = 64;
-/// A descriptor of a thread, and not of its whole process (Linux 6.9; see pidfd_open(2)).
+/// A descriptor of a thread instead of its whole process (Linux 6.9; see pidfd_open(2)).
 const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
 
 /// Waits for the end of some threads. A thread that cannot be watched is left out.
@@ -46,22 +47,24 @@ impl Ends {
         }
         let Some(pid) = i32::try_from(thread).ok().and_then(Pid::from_raw) else { return };
         let open = |flags| pidfd_open(pid, flags).ok();
-        // An older kernel knows processes only: then the end of a process of several threads is seen.
+        // An older kernel knows only processes. Then the end of a process with several threads is seen only
+        // when all of them have ended.
         let fd = open(PidfdFlags::from_bits_retain(PIDFD_THREAD)).or_else(|| open(PidfdFlags::empty()));
         self.0.extend(fd.map(|fd| (thread, fd)));
     }
 
-    /// Forgets the others.
+    /// Stops watching the threads for which `keep` is false.
     pub fn keep_only(&mut self, keep: impl Fn(u32) -> bool) {
         self.0.retain(|(thread, _)| keep(*thread));
     }
 
-    /// Whether none is watched.
+    /// Whether no thread is watched.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Waits until one ends, `patience` at most. Answers which have ended, and forgets them.
+    /// Waits until a thread ends, but no longer than `patience`. Returns the threads that have ended, and
+    /// stops watching them.
     pub fn wait(&mut self, patience: Duration) -> Vec<u32> {
         let poll =
             |(_, fd): &(u32, OwnedFd)| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -70,7 +73,8 @@ impl Ends {
             tv_sec: patience.as_secs() as libc::time_t,
             tv_nsec: libc::c_long::from(patience.subsec_nanos()),
         };
-        // SAFETY: `fds` is an array of so many entries, and it and `patience` live through the call; a null mask changes no signals.
+        // SAFETY: `fds` is an array with as many entries as its length says. It and `patience` live through
+        // the call. A null mask changes no signals.
         unsafe {
             libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, &raw const patience, std::ptr::null())
         };

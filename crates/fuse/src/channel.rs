@@ -1,13 +1,13 @@
-//! Where requests come from and replies go: the seam under the dispatcher.
+//! Where requests come from and replies go: the interface below the dispatcher.
 //!
 //! ```text
 //!   Source::receive ──► dispatch: decode ─► Filesystem ─► encode ──► Sink::reply
 //! ```
 //!
-//! [`Device`] is both ends over /dev/fuse: one read(2) per request, one writev(2) per reply. [`crate::uring`] brings
-//! requests by rings of its own and has a sink per ring entry, which gives a reply back to the ring that owns it. A byte
-//! stream to a guest fits the same seam (a source that cuts the stream by the length in each header). Nothing above this
-//! file knows a file descriptor.
+//! [`Device`] is both ends over /dev/fuse: one read(2) per request, one writev(2) per reply. [`crate::uring`]
+//! receives requests from its own rings and has a sink per ring entry, which passes a reply back to the ring
+//! that owns the entry. A byte stream to a guest fits the same interface: its source splits the stream by the
+//! length in each header. No code above this file knows a file descriptor.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, Read, Write};
@@ -17,15 +17,15 @@ use std::path::Path;
 
 use crate::abi::header::{OUT_HEADER, out_header};
 
-/// The kernel's door to FUSE.
+/// The FUSE device.
 pub const DEVICE: &str = "/dev/fuse";
 
-/// What a source brought.
+/// The result of receiving.
 #[derive(Debug)]
 pub enum Received {
-    /// A request of so many bytes.
+    /// A request of this many bytes.
     Request(usize),
-    /// Nothing this time; ask again.
+    /// No request this time. Call again.
     Nothing,
     /// The mount has ended.
     Unmounted,
@@ -33,28 +33,28 @@ pub enum Received {
     Aborted,
 }
 
-/// One end that brings requests. Each reader thread has its own.
+/// The end that delivers requests. Each reader thread has its own.
 pub trait Source: Send {
     /// Waits for a request and writes it to the start of `room`.
     ///
     /// # Errors
-    /// What the system said, when neither waiting on nor ending is right.
+    /// The system's error, if the caller should neither call again nor end.
     fn receive(&self, room: &mut [u8]) -> io::Result<Received>;
 }
 
-/// One end that takes replies and notifications, from any thread.
+/// The end that takes replies and notifications, from any thread.
 pub trait Sink: Send + Sync {
-    /// Answers a request. `error` is 0 or a negative error number.
+    /// Replies to a request. `error` is 0 or a negative error number.
     ///
     /// # Errors
-    /// The other end is gone, or no longer wants this reply: the answer was not taken.
+    /// The reply was not taken: the other end is gone, or no longer wants it.
     fn reply(&self, unique: u64, error: i32, body: &[u8]) -> io::Result<()>;
 
-    /// Tells the kernel something unasked. May block while the kernel waits for locks that a request holds, so never
-    /// call it from a thread that answers requests.
+    /// Sends the kernel a notification. This may block while the kernel waits for locks that a request holds,
+    /// so never call it from a thread that answers requests.
     ///
     /// # Errors
-    /// `NotFound` when the kernel does not hold what it is about, else what the system said.
+    /// `NotFound` if the kernel does not hold the object in question, otherwise the system's error.
     fn notify(&self, code: i32, parts: &[&[u8]]) -> io::Result<()>;
 }
 
@@ -87,13 +87,13 @@ impl Device {
         self.0.as_raw_fd()
     }
 
-    /// A second descriptor of the same connection, with a queue of its own for what it has been handed, so that two
-    /// threads do not contend.
+    /// A second descriptor of the same connection, with its own queue for the requests that it has received.
+    /// So two threads do not contend.
     ///
     /// # Errors
     /// This user may not open /dev/fuse (then threads share one descriptor).
     pub fn cloned(&self) -> io::Result<Device> {
-        // _IOR(229, 0, u32)
+        // The ioctl FUSE_DEV_IOC_CLONE: _IOR(229, 0, u32)
         const CLONE: libc::Ioctl = 0x8004_e500_u32 as libc::Ioctl;
         let other = Device::open()?;
         let number = self.number() as u32;

@@ -1,16 +1,17 @@
-//! How many requests of each kind came, how many failed, and the bytes they moved: what the request budgets are tested against.
+//! Counts requests of each kind, failures, and the bytes moved. Tests compare these counts with the request
+//! budgets.
 //!
-//! Each reader thread counts in a lane of its own, so that counting never moves a cache line between cores.
+//! Each reader thread counts in its own lane, so that counting never moves a cache line between cores.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::opcodes::{OPCODES, op};
 use crate::watch::Outcome;
 
-/// Opcodes below this are counted one by one; the others together, as "OTHER".
+/// Opcodes below this number are counted one by one. All others are counted together, as "OTHER".
 pub(crate) const KINDS: usize = 64;
 
-/// Where an opcode is counted.
+/// The index at which an opcode is counted.
 pub(crate) fn kind_of(opcode: u32) -> usize {
     (opcode as usize).min(KINDS - 1)
 }
@@ -19,7 +20,7 @@ pub(crate) fn kind_of(opcode: u32) -> usize {
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Lane {
-    came: [AtomicU64; KINDS],
+    received: [AtomicU64; KINDS],
     failed: [AtomicU64; KINDS],
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
@@ -28,7 +29,7 @@ pub struct Lane {
 impl Lane {
     fn new() -> Lane {
         Lane {
-            came: [const { AtomicU64::new(0) }; KINDS],
+            received: [const { AtomicU64::new(0) }; KINDS],
             failed: [const { AtomicU64::new(0) }; KINDS],
             read_bytes: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
@@ -37,10 +38,10 @@ impl Lane {
 
     /// Counts one request.
     pub fn count(&self, opcode: u32) {
-        self.came[kind_of(opcode)].fetch_add(1, Ordering::Relaxed);
+        self.received[kind_of(opcode)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts what it came to.
+    /// Counts its outcome.
     pub(crate) fn ended(&self, opcode: u32, outcome: Outcome) {
         if outcome.error != 0 {
             self.failed[kind_of(opcode)].fetch_add(1, Ordering::Relaxed);
@@ -54,9 +55,9 @@ impl Lane {
 /// The bytes that requests moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Answered to READ.
+    /// Bytes in replies to READ.
     pub read_bytes: u64,
-    /// Taken from WRITE.
+    /// Bytes in successful WRITEs.
     pub written_bytes: u64,
 }
 
@@ -65,7 +66,7 @@ pub struct Moved {
 pub struct Counts(Vec<Lane>);
 
 impl Counts {
-    /// All zero, for so many reader threads.
+    /// Zero counts for this many reader threads.
     pub fn new(lanes: usize) -> Counts {
         Counts((0..lanes.max(1)).map(|_| Lane::new()).collect())
     }
@@ -75,13 +76,13 @@ impl Counts {
         &self.0[index % self.0.len()]
     }
 
-    /// Requests that came so far, by opcode name, those that never came left out.
+    /// The number of requests so far, by opcode name. Opcodes without a request are left out.
     pub fn totals(&self) -> Vec<(&'static str, u64)> {
-        self.sums(|lane| &lane.came)
+        self.sums(|lane| &lane.received)
     }
 
-    /// Requests answered with an error so far, likewise. Also what the table of opcodes refuses, and names that are not there
-    /// when no negative entry can be given.
+    /// The number of requests answered with an error so far, likewise. This includes what the opcode table
+    /// refuses, and lookups of missing names if no negative entry can be given.
     pub fn failures(&self) -> Vec<(&'static str, u64)> {
         self.sums(|lane| &lane.failed)
     }

@@ -1,27 +1,31 @@
-//! Requests that must wait: a few threads, a deadline, and the kernel's interrupts.
+//! Pending requests: requests that must wait. A few worker threads serve them, under a deadline and under the
+//! kernel's interrupts.
 //!
-//! A request that would wait for more than this machine's disk leaves the reader thread as a [`Ticket`] (whom to
-//! answer, on which sink) and a copy of its bytes. Whoever claims the ticket first answers it, once: the worker with the
-//! result, the clock with EIO when the deadline has passed, or an interrupt with EINTR. A result that comes too late is
-//! undone as far as the kernel is concerned: a reference it would have taken is given back, and after a change the
-//! kernel is told to forget what it holds of the names involved.
+//! A request that would wait for more than this machine's disk leaves the reader thread. It becomes a
+//! [`PendingRequest`], which holds the sink and the number to reply with, and a copy of its bytes. The first
+//! party to claim it replies, once: the worker with the result, the clock thread with EIO when the deadline
+//! has passed, or an interrupt with EINTR. A result that comes too late is undone on the kernel's side: the
+//! reference that the reply would have taken is given back, and after a change the kernel is told to drop the
+//! names involved from its caches.
 //!
-//! **Only who is being killed is interrupted.** The kernel sends INTERRUPT for any signal, but on a disk a handled signal ends no fsync(2) or
-//! read(2), and programs rely on that: PostgreSQL panics at an fsync that says EINTR. So an interrupt is granted when the caller has
-//! SIGKILL pending (which is what any fatal signal becomes). The kernel tells of the first signal alone, so the clock looks again
-//! at callers that had one.
+//! **Only a caller that is being killed is interrupted.** The kernel sends INTERRUPT for any signal. On a
+//! disk, however, a handled signal ends no fsync(2) or read(2), and programs rely on that: PostgreSQL panics
+//! if fsync returns EINTR. So an interrupt is granted only if the caller has SIGKILL pending, which is what
+//! any fatal signal becomes. The kernel reports the first signal alone. So the clock thread checks a caller
+//! that had a signal again and again.
 //!
 //! ```text
 //!   queued ──► running ──► answered        queued ──(deadline, kill)──► answered
 //!                 └──(deadline; kill, if nothing changes)──► answered
 //! ```
 //!
-//! Workers are started on demand, up to a bound, and end when idle. One whose request somebody else answered may be stuck for longer, with
-//! something that nobody can have: another takes its place, up to [`LOST`] times the bound. When all of them are stuck, what is queued behind
-//! them still gets its EIO in time, and everything served inline goes on.
+//! Workers are started on demand, up to a bound, and end when idle. A worker whose request was answered by
+//! another party may stay stuck for much longer, on data that cannot be had. Another worker then takes its
+//! place, up to [`REPLACEMENTS`] times the bound. If all of them are stuck, the requests queued behind them
+//! still get EIO at their deadline, and requests that are served inline continue.
 //!
-//! A read whose bytes are on their way needs no worker: whoever brings them answers it ([`Ticket::serve`]), who may be first although a worker
-//! is running.
+//! A read whose data is in flight needs no worker: the completion of the fetch replies
+//! ([`PendingRequest::serve`]). The completion can be first even if a worker is already running.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -42,55 +46,55 @@ use crate::late::{LateReads, Wait};
 const QUEUED: u8 = 0;
 const RUNNING: u8 = 1;
 const ANSWERED: u8 = 2;
-/// Answered by whoever brought what was asked for.
+/// Answered by the completion of a fetch.
 const SERVED: u8 = 3;
 
-/// So many times the workers that there may be can be stuck besides.
-const LOST: usize = 3;
+/// How many stuck workers are replaced, as a multiple of the bound.
+const REPLACEMENTS: usize = 3;
 
 /// How long an idle worker stays.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// How often callers that had a signal are looked at.
+/// How often callers that had a signal are checked.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// The right to answer one request, once.
-pub struct Ticket {
+/// A pending request: the right to reply to it, once.
+pub struct PendingRequest {
     unique: u64,
-    /// The thread that waits for the answer; 0: one that cannot be seen from here.
+    /// The thread that waits for the reply. 0: a thread that this process cannot see.
     caller: u32,
-    /// It had a signal.
+    /// The kernel sent INTERRUPT for it.
     interrupted: AtomicBool,
     waiting: Option<Waiting>,
     since: Instant,
     state: AtomicU8,
     sink: Arc<dyn Sink>,
     late: Arc<LateReads>,
-    /// A read that has waited before, and has a moment only.
+    /// A read that has waited before, and may wait only briefly now.
     again: bool,
-    /// The pool whose thread works on it, and what that pool knows of the thread.
+    /// The pool whose thread works on it.
     pool: OnceLock<Weak<Pool>>,
     stage: AtomicU8,
 }
 
-// Of a ticket in a pool, changed under that pool's lock only.
-const NOBODYS: u8 = 0;
-const AT_WORK: u8 = 1;
-/// A thread is at work for nobody.
-const STRAYED: u8 = 2;
+// The stages of a request in a pool. They change only under that pool's lock.
+const NO_WORKER: u8 = 0;
+const WORKING: u8 = 1;
+/// A thread still works on it, although it was answered.
+const ORPHANED: u8 = 2;
 
-impl Ticket {
-    /// Takes the right to answer away from all others. False when someone else had it.
+impl PendingRequest {
+    /// Takes the right to reply. Returns false if another party has it.
     pub fn claim(&self) -> bool {
         self.end(ANSWERED)
     }
 
-    /// The same for who brings what was asked for, or why it cannot be had.
+    /// The same, for the completion of a fetch, whether it succeeded or failed.
     pub fn serve(&self) -> bool {
         self.end(SERVED)
     }
 
-    /// Whether somebody did.
+    /// Whether the completion of a fetch has answered it.
     pub fn is_served(&self) -> bool {
         self.state.load(Ordering::Acquire) == SERVED
     }
@@ -100,16 +104,18 @@ impl Ticket {
         self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, open).is_ok()
     }
 
-    /// It was answered, and not by the thread that works on it, if there is one: another may take its place.
-    pub fn stray(self: &Arc<Self>) {
+    /// The request was answered, but not by the thread that works on it. If there is such a thread, another
+    /// may take its place.
+    pub fn orphan_worker(self: &Arc<Self>) {
         if let Some(pool) = self.pool.get().and_then(Weak::upgrade) {
-            pool.strayed(self);
+            pool.orphan_worker(self);
         }
     }
 
-    /// Sends the answer of one who has claimed it. False when the kernel no longer wants it.
+    /// Sends the reply. Call it only after claiming the request. Returns false if the kernel no longer wants
+    /// the reply.
     pub fn answer(&self, error: i32, body: &[u8]) -> bool {
-        // Before the kernel hears of it: it asks again at once.
+        // This must come before the reply, because the kernel asks again at once.
         if let (Some(Waiting::Read { ino, offset, len }), true) = (self.waiting, error == -Errno::EIO.0) {
             self.late.failed((ino, offset, len), self.since, self.again);
         }
@@ -120,7 +126,8 @@ impl Ticket {
         self.state.compare_exchange(QUEUED, RUNNING, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Takes the right to answer for a caller that is being killed: always while queued, and while running if nothing is changed by it.
+    /// Takes the right to reply for a caller that is being killed. This always succeeds while the request is
+    /// queued. While it runs, this succeeds only if the request changes nothing.
     fn interrupt(&self) -> bool {
         let harmless = !matches!(self.waiting, Some(Waiting::Change | Waiting::Write));
         let from =
@@ -129,8 +136,8 @@ impl Ticket {
     }
 }
 
-/// All requests that wait, and the clock that watches them.
-pub struct Desk {
+/// The table of all pending requests, and the clock thread that watches it.
+pub struct PendingTable {
     open: Mutex<Open>,
     changed: Condvar,
     deadline: Duration,
@@ -139,45 +146,49 @@ pub struct Desk {
 
 #[derive(Default)]
 struct Open {
-    tickets: HashMap<u64, Arc<Ticket>>,
+    requests: HashMap<u64, Arc<PendingRequest>>,
     closed: bool,
 }
 
-impl Desk {
-    /// Starts the clock. `late` is called for each request that was answered EIO for it.
+impl PendingTable {
+    /// Starts the clock thread. It calls `late` for each request that it answers EIO.
     ///
     /// # Errors
-    /// The system has no room for another thread.
-    pub fn start(deadline: Duration, late: impl Fn(Duration) + Send + 'static) -> io::Result<Arc<Desk>> {
+    /// The system cannot start another thread.
+    pub fn start(
+        deadline: Duration,
+        late: impl Fn(Duration) + Send + 'static,
+    ) -> io::Result<Arc<PendingTable>> {
         let reads = Arc::new(LateReads::new(deadline));
-        let desk = Desk { open: Mutex::default(), changed: Condvar::new(), deadline, late: reads };
-        let desk = Arc::new(desk);
-        let clock = Arc::clone(&desk);
+        let pending_table =
+            PendingTable { open: Mutex::default(), changed: Condvar::new(), deadline, late: reads };
+        let pending_table = Arc::new(pending_table);
+        let clock = Arc::clone(&pending_table);
         base::thread::spawn("fuse-clock", move || clock.run(&late))?;
-        Ok(desk)
+        Ok(pending_table)
     }
 
-    /// A ticket for this request.
-    pub fn issue(
+    /// Enters a request in the table.
+    pub fn enter(
         &self,
         unique: u64,
         caller: u32,
         waiting: Option<Waiting>,
         sink: &Arc<dyn Sink>,
-    ) -> Arc<Ticket> {
-        self.issue_for(unique, caller, (waiting, Wait::Long), sink)
+    ) -> Arc<PendingRequest> {
+        self.enter_with(unique, caller, (waiting, Wait::Long), sink)
     }
 
-    /// The same for a request that may not wait as long as others.
-    pub fn issue_for(
+    /// The same, for a request that may have a shorter deadline.
+    pub fn enter_with(
         &self,
         unique: u64,
         caller: u32,
         (waiting, wait): (Option<Waiting>, Wait),
         sink: &Arc<dyn Sink>,
-    ) -> Arc<Ticket> {
+    ) -> Arc<PendingRequest> {
         let now = base::time::monotonic();
-        // As if it had come earlier: then the clock ends it sooner.
+        // The request is entered as if it had come earlier, so its deadline comes sooner.
         let earlier = |short| now.checked_sub(self.deadline.saturating_sub(short)).unwrap_or(now);
         let (since, again) = match wait {
             Wait::Short(short) => (earlier(short), true),
@@ -185,53 +196,66 @@ impl Desk {
         };
         let (state, interrupted) = (AtomicU8::new(QUEUED), AtomicBool::new(false));
         let sink = Arc::clone(sink);
-        let (pool, stage, late) = (OnceLock::new(), AtomicU8::new(NOBODYS), Arc::clone(&self.late));
-        let ticket =
-            Ticket { unique, caller, interrupted, waiting, since, state, sink, late, again, pool, stage };
-        let ticket = Arc::new(ticket);
+        let (pool, stage, late) = (OnceLock::new(), AtomicU8::new(NO_WORKER), Arc::clone(&self.late));
+        let pending = PendingRequest {
+            unique,
+            caller,
+            interrupted,
+            waiting,
+            since,
+            state,
+            sink,
+            late,
+            again,
+            pool,
+            stage,
+        };
+        let pending = Arc::new(pending);
         let mut open = self.open.lock();
-        open.tickets.insert(unique, Arc::clone(&ticket));
-        if open.tickets.len() == 1 {
+        open.requests.insert(unique, Arc::clone(&pending));
+        if open.requests.len() == 1 {
             self.changed.notify_all();
         }
-        ticket
+        pending
     }
 
-    /// The request is over, whoever answered it.
-    pub fn close_ticket(&self, ticket: &Ticket) {
+    /// Removes a request that is over, whoever answered it.
+    pub fn remove(&self, pending: &PendingRequest) {
         let mut open = self.open.lock();
-        // The kernel may have given the same number to a new request since the answer: remove only our own.
-        if open.tickets.get(&ticket.unique).is_some_and(|held| std::ptr::eq(Arc::as_ptr(held), ticket)) {
-            open.tickets.remove(&ticket.unique);
+        // The kernel may have reused the number for a new request since the reply. Only this request is
+        // removed.
+        if open.requests.get(&pending.unique).is_some_and(|held| std::ptr::eq(Arc::as_ptr(held), pending)) {
+            open.requests.remove(&pending.unique);
         }
     }
 
-    /// The caller of this request had a signal.
+    /// The kernel reports a signal to the caller of this request.
     pub fn interrupt(&self, unique: u64) {
         let found = {
             let open = self.open.lock();
-            let found = open.tickets.get(&unique).cloned();
-            if let Some(ticket) = &found {
-                ticket.interrupted.store(true, Ordering::Release);
-                // The clock has to look more often from now on.
+            let found = open.requests.get(&unique).cloned();
+            if let Some(pending) = &found {
+                pending.interrupted.store(true, Ordering::Release);
+                // The clock thread has to check more often from now on.
                 self.changed.notify_all();
             }
             found
         };
-        if let Some(ticket) = found {
-            self.end_if_killed(&ticket);
+        if let Some(pending) = found {
+            self.end_if_killed(&pending);
         }
     }
 
-    fn end_if_killed(&self, ticket: &Arc<Ticket>) {
-        if is_being_killed(ticket.caller) && ticket.interrupt() {
-            self.close_ticket(ticket);
-            ticket.answer(-Errno::EINTR.0, &[]);
-            ticket.stray();
+    fn end_if_killed(&self, pending: &Arc<PendingRequest>) {
+        if is_being_killed(pending.caller) && pending.interrupt() {
+            self.remove(pending);
+            pending.answer(-Errno::EINTR.0, &[]);
+            pending.orphan_worker();
         }
     }
 
-    /// How long a request that would wait may do so: a read that has just failed by waiting does not wait again.
+    /// How long a request that would wait may do so. A read that has just failed by waiting does not wait
+    /// again.
     pub fn may_wait(&self, waiting: Option<Waiting>) -> Wait {
         match waiting {
             Some(Waiting::Read { ino, offset, .. }) => self.late.wait(ino, offset),
@@ -239,65 +263,66 @@ impl Desk {
         }
     }
 
-    /// How many requests wait.
+    /// The number of pending requests.
     pub fn waiting(&self) -> usize {
-        self.open.lock().tickets.len()
+        self.open.lock().requests.len()
     }
 
-    /// Ends the clock.
+    /// Ends the clock thread.
     pub fn close(&self) {
         self.open.lock().closed = true;
         self.changed.notify_all();
     }
 
-    /// Looks at all tickets eight times per deadline while there are any, and sleeps while there are none: issuing
-    /// and closing a ticket then cost no wake-up.
+    /// Checks all requests eight times per deadline while there are any, and sleeps while there are none. So
+    /// entering and removing a request cost no wake-up.
     fn run(&self, late: &impl Fn(Duration)) {
         let step = (self.deadline / 8).clamp(Duration::from_millis(1), Duration::from_secs(1));
         let mut open = self.open.lock();
         while !open.closed {
-            if open.tickets.is_empty() {
+            if open.requests.is_empty() {
                 self.changed.wait(&mut open);
                 continue;
             }
-            let had_signal = |ticket: &&Arc<Ticket>| ticket.interrupted.load(Ordering::Acquire);
-            let step = if open.tickets.values().any(|ticket| had_signal(&ticket)) {
+            let had_signal = |pending: &&Arc<PendingRequest>| pending.interrupted.load(Ordering::Acquire);
+            let step = if open.requests.values().any(|pending| had_signal(&pending)) {
                 step.min(LOOK_AGAIN)
             } else {
                 step
             };
             self.changed.wait_for(&mut open, step);
-            let signalled: Vec<_> = open.tickets.values().filter(had_signal).cloned().collect();
+            let signalled: Vec<_> = open.requests.values().filter(had_signal).cloned().collect();
             if !signalled.is_empty() {
                 parking_lot::MutexGuard::unlocked(&mut open, || {
-                    signalled.iter().for_each(|ticket| self.end_if_killed(ticket));
+                    signalled.iter().for_each(|pending| self.end_if_killed(pending));
                 });
             }
             let now = base::time::monotonic();
-            let over = |ticket: &Arc<Ticket>| now.duration_since(ticket.since) >= self.deadline;
+            let over = |pending: &Arc<PendingRequest>| now.duration_since(pending.since) >= self.deadline;
             let expired: Vec<_> =
-                open.tickets.extract_if(|_, ticket| over(ticket)).map(|(_, ticket)| ticket).collect();
+                open.requests.extract_if(|_, pending| over(pending)).map(|(_, pending)| pending).collect();
             if expired.is_empty() {
                 continue;
             }
             parking_lot::MutexGuard::unlocked(&mut open, || {
-                for ticket in expired.iter().filter(|ticket| ticket.claim()) {
-                    ticket.answer(-Errno::EIO.0, &[]);
-                    ticket.stray();
-                    late(now.duration_since(ticket.since));
+                for pending in expired.iter().filter(|pending| pending.claim()) {
+                    pending.answer(-Errno::EIO.0, &[]);
+                    pending.orphan_worker();
+                    late(now.duration_since(pending.since));
                 }
             });
         }
     }
 }
 
-/// Whether a thread has SIGKILL pending, or is gone. Of one that cannot be seen nobody knows: it is let go.
+/// Whether a thread has SIGKILL pending, has ended, or cannot be seen. Nothing is known of a thread that
+/// cannot be seen, so its request is released too.
 fn is_being_killed(thread: u32) -> bool {
     Fate::of(thread) != Fate::Lives
 }
 
-/// What a worker is to do with its own reply buffer.
-pub type Work = Box<dyn FnOnce(&Ticket, &mut [u8]) + Send>;
+/// What a worker runs. It gets the worker's own reply buffer.
+pub type Work = Box<dyn FnOnce(&PendingRequest, &mut [u8]) + Send>;
 
 /// Worker threads, started on demand up to a bound.
 pub struct Pool {
@@ -309,44 +334,46 @@ pub struct Pool {
 
 #[derive(Default)]
 struct PoolState {
-    queue: VecDeque<(Arc<Ticket>, Work)>,
+    queue: VecDeque<(Arc<PendingRequest>, Work)>,
     threads: usize,
-    /// Of these, those that work for nobody.
-    strayed: usize,
+    /// The number of these whose request was answered by another party.
+    orphaned: usize,
     idle: usize,
     closed: bool,
 }
 
 impl Pool {
-    /// No thread yet, and never more than `most`.
+    /// An empty pool. It never has more than `most` threads, apart from replacements for stuck ones.
     pub fn new(name: &'static str, most: usize) -> Arc<Pool> {
         Arc::new(Pool { name, most: most.max(1), state: Mutex::default(), changed: Condvar::new() })
     }
 
-    /// Queues work. When not even one thread can be had, the ticket is answered EIO.
-    pub fn push(self: &Arc<Self>, ticket: Arc<Ticket>, work: Work) {
+    /// Queues work. If not even one thread can be started, the request is answered EIO.
+    pub fn push(self: &Arc<Self>, pending: Arc<PendingRequest>, work: Work) {
         let mut state = self.state.lock();
-        // Once: two who both saw that it has to be served are one too many. And not when the session is over.
-        if ticket.pool.set(Arc::downgrade(self)).is_err() || state.closed {
+        // A request is queued once: two parties may both find that a worker must serve it. Nothing is queued
+        // after the end of the session.
+        if pending.pool.set(Arc::downgrade(self)).is_err() || state.closed {
             return;
         }
-        state.queue.push_back((ticket, work));
+        state.queue.push_back((pending, work));
         if !self.staff(&mut state) {
             let unserved = state.queue.pop_back();
             drop(state);
-            if let Some((ticket, _)) = unserved
-                && ticket.claim()
+            if let Some((pending, _)) = unserved
+                && pending.claim()
             {
-                ticket.answer(-Errno::EIO.0, &[]);
+                pending.answer(-Errno::EIO.0, &[]);
             }
             return;
         }
         self.changed.notify_one();
     }
 
-    /// As many threads as there is work, counting those that sleep. False if there is none and none can be had.
+    /// Starts a thread if there is more work than idle threads. Returns false if there is no thread and none
+    /// can be started.
     fn staff(self: &Arc<Self>, state: &mut PoolState) -> bool {
-        let wanted = state.queue.len() > state.idle && state.threads < self.most(state.strayed);
+        let wanted = state.queue.len() > state.idle && state.threads < self.most(state.orphaned);
         if wanted {
             let pool = Arc::clone(self);
             match base::thread::spawn(self.name, move || pool.run()) {
@@ -357,22 +384,23 @@ impl Pool {
         true
     }
 
-    /// Threads that there may be while so many of them work for nobody.
-    fn most(&self, strayed: usize) -> usize {
-        self.most + strayed.min(LOST * self.most)
+    /// The bound on threads while so many of them work on requests that were already answered.
+    fn most(&self, orphaned: usize) -> usize {
+        self.most + orphaned.min(REPLACEMENTS * self.most)
     }
 
-    /// The ticket was answered; what its thread does is for nobody.
-    fn strayed(self: &Arc<Self>, ticket: &Ticket) {
+    /// The request was answered by another party. The thread that works on it no longer counts against the
+    /// bound.
+    fn orphan_worker(self: &Arc<Self>, pending: &PendingRequest) {
         let mut state = self.state.lock();
-        if ticket.stage.load(Ordering::Relaxed) == AT_WORK {
-            ticket.stage.store(STRAYED, Ordering::Relaxed);
-            state.strayed += 1;
+        if pending.stage.load(Ordering::Relaxed) == WORKING {
+            pending.stage.store(ORPHANED, Ordering::Relaxed);
+            state.orphaned += 1;
             self.staff(&mut state);
         }
     }
 
-    /// No more work; threads end when they have finished what they do.
+    /// Takes no more work. Threads end when they have finished their current work.
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
@@ -384,19 +412,20 @@ impl Pool {
         let mut buffer = PageBuf::for_reply();
         let mut state = self.state.lock();
         loop {
-            let is_one_too_many = state.threads > self.most(state.strayed);
-            if !is_one_too_many && let Some((ticket, work)) = state.queue.pop_front() {
-                // Of a read that was served it is to be seen to that what it fetched is kept.
-                if !ticket.start() && !ticket.is_served() {
+            let is_one_too_many = state.threads > self.most(state.orphaned);
+            if !is_one_too_many && let Some((pending, work)) = state.queue.pop_front() {
+                // The data of a read that was already answered is still fetched to the end, so that it is
+                // cached.
+                if !pending.start() && !pending.is_served() {
                     continue;
                 }
-                ticket.stage.store(AT_WORK, Ordering::Relaxed);
+                pending.stage.store(WORKING, Ordering::Relaxed);
                 parking_lot::MutexGuard::unlocked(&mut state, || {
-                    // Whoever hands work in answers for its panics; here they must only not end the thread.
-                    let _ = catch_unwind(AssertUnwindSafe(|| work(&ticket, buffer.bytes())));
+                    // The submitter handles panics of its work. Here a panic must only not end the thread.
+                    let _ = catch_unwind(AssertUnwindSafe(|| work(&pending, buffer.bytes())));
                 });
-                if ticket.stage.swap(NOBODYS, Ordering::Relaxed) == STRAYED {
-                    state.strayed -= 1;
+                if pending.stage.swap(NO_WORKER, Ordering::Relaxed) == ORPHANED {
+                    state.orphaned -= 1;
                 }
                 continue;
             }

@@ -1,9 +1,9 @@
-//! From a request's bytes to its answer.
+//! From a request's bytes to its reply.
 //!
-//! [`Dispatcher::serve`] is called by a reader thread with one request. It looks the opcode up in the table, decodes
-//! the arguments, and asks the filesystem on this very thread, unless the answer must be waited for (then a worker
-//! of [`defer`](crate::defer) does). Every request that expects an answer gets exactly one: a malformed one EIO or EINVAL, one whose
-//! handler panicked EIO.
+//! A reader thread calls [`Dispatcher::serve`] with one request. It looks the opcode up in the table, decodes
+//! the arguments, and calls the filesystem on the same thread. If the call would wait, a worker of
+//! [`defer`](crate::defer) makes it instead. Every request that expects a reply gets exactly one. The reply
+//! to a malformed request is EIO or EINVAL, and the reply to a request whose handler panicked is EIO.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::abi::opcodes::{self, Policy, op};
 use crate::abi::ops::Op;
 use crate::channel::Sink;
 use crate::counts::Counts;
-use crate::defer::{Desk, Pool, Ticket};
+use crate::defer::{PendingRequest, PendingTable, Pool};
 use crate::execute::{self, Done};
 use crate::late::Wait;
 use crate::notify::{self, Notifier};
@@ -28,62 +28,63 @@ use crate::pending_flush::PendingFlushes;
 use crate::uncached;
 use crate::watch::{Outcome, Span, Watch};
 
-/// Makes the kernel hand over what was written to a file but still lies in its pages.
+/// Makes the kernel send the dirty pages that it holds of a file.
 pub trait PushDirty: Send + Sync {
-    /// Hands over all of one file. What is returned is dropped after the request was answered.
+    /// Sends all dirty pages of one file. The caller drops the returned value after it has replied.
     fn push(&self, sink: &dyn Sink, ino: Ino) -> Box<dyn std::any::Any>;
 }
 
 /// The parts that a dispatcher works with.
 pub struct Parts {
-    /// Whom to ask.
+    /// The filesystem that serves the requests.
     pub fs: Arc<dyn Filesystem>,
-    /// What INIT settled.
+    /// What INIT negotiated.
     pub agreed: Agreed,
-    /// The requests that wait.
-    pub desk: Arc<Desk>,
-    /// Threads for those.
+    /// The table of pending requests.
+    pub pending_table: Arc<PendingTable>,
+    /// The worker threads for pending requests.
     pub workers: Arc<Pool>,
-    /// Threads for writes that must wait: reads never stand in a queue behind them.
+    /// The worker threads for writes that must wait. They are separate, so that reads never queue behind
+    /// writes.
     pub writers: Arc<Pool>,
-    /// A thread for SEEK_DATA and SEEK_HOLE, which first wait for WRITEs to be answered: these must never stand in a
-    /// queue behind them.
+    /// The threads for SEEK_DATA and SEEK_HOLE. A seek first waits until WRITEs have been answered, so WRITEs
+    /// must never queue behind a seek.
     pub seeker: Arc<Pool>,
-    /// How to have dirty pages handed over; `None` where there cannot be any.
+    /// How to flush the kernel's dirty pages. `None` if the kernel cannot hold any.
     pub dirty: Option<Arc<dyn PushDirty>>,
-    /// Flushes of times that the kernel has not sent; `None` where it keeps no times.
+    /// Flushes of timestamps that the kernel has not sent yet. `None` if the kernel keeps no timestamps.
     pub flushes: Option<Arc<PendingFlushes>>,
-    /// The kernel's ear.
+    /// Sends invalidations to the kernel.
     pub notifier: Notifier,
-    /// The kernel is to keep nothing: see [`Options::uncached`](crate::Options).
+    /// The kernel caches nothing: see [`Options::uncached`](crate::Options).
     pub uncached: bool,
-    /// How many requests come.
+    /// Counts the requests.
     pub counts: Arc<Counts>,
-    /// How long they take; its last lane is the workers'.
+    /// Measures how long requests take. Its last lane belongs to the workers.
     pub watch: Arc<Watch>,
-    /// Where lines for a person go.
+    /// Receives the lines of the log.
     pub log: Log,
 }
 
-/// Serves the requests of one mount. Shared by all of its threads.
+/// Serves the requests of one mount. All threads of the mount share it.
 #[derive(Clone)]
 pub struct Dispatcher(Arc<Parts>);
 
 impl Dispatcher {
-    /// Puts the parts together.
+    /// A dispatcher of these parts.
     pub fn new(parts: Parts) -> Dispatcher {
         Dispatcher(Arc::new(parts))
     }
 
-    /// Serves one request: answers it on `sink`, or hands it to a worker that will. `lane` is the calling thread's number, `room` is
-    /// for the reply's body.
+    /// Serves one request: replies on `sink`, or hands the request to a worker that will reply. `lane` is the
+    /// number of the calling thread. `room` is the buffer for the reply's body.
     pub fn serve(&self, lane: usize, request: &[u8], room: &mut [u8], sink: &Arc<dyn Sink>) {
         let span = self.0.watch.begin(lane);
         let (header, arguments) = match Header::split(request) {
             Ok(parts) => parts,
             Err(error) => {
-                self.0.watch.set_aside(span);
-                (self.0.log)("fuse: a request without a whole header came");
+                self.0.watch.suspend(span);
+                (self.0.log)("fuse: a request arrived without a complete header");
                 if let Some(unique) = Header::unique_of(request) {
                     let _ = sink.reply(unique, -error.0, &[]);
                 }
@@ -113,19 +114,19 @@ impl Dispatcher {
             }
         };
         if let Op::Interrupt { unique } = op {
-            self.0.watch.set_aside(span);
-            self.0.desk.interrupt(unique);
+            self.0.watch.suspend(span);
+            self.0.pending_table.interrupt(unique);
             return;
         }
         if self.defer((lane, span), &header, &op, request, sink) {
-            self.0.watch.set_aside(span);
+            self.0.watch.suspend(span);
             return;
         }
         let result = self.run(&header, &op, room);
         self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
         if wants_reply(header.opcode) {
-            tell_of_mode(&result, &**sink);
+            invalidate_mode(&result, &**sink);
             let sent = match &result {
                 Ok(done) => sink.reply(header.unique, 0, &room[..done.len]),
                 Err(error) => sink.reply(header.unique, -error.0, &[]),
@@ -139,7 +140,7 @@ impl Dispatcher {
         self.0.watch.end(lane, answered, &header, outcome);
     }
 
-    /// The operation, if the table lets it through.
+    /// Decodes the operation if the opcode table allows it.
     fn admit<'a>(&self, header: &Header, arguments: &'a [u8]) -> Result<Op<'a>, Errno> {
         match opcodes::find(header.opcode).map(|line| line.policy) {
             Some(Policy::Served) => Op::read(header, arguments, &self.0.agreed),
@@ -148,7 +149,7 @@ impl Dispatcher {
         }
     }
 
-    /// Asks the filesystem. A panic is EIO and a line in the log.
+    /// Calls the filesystem. A panic becomes EIO and a line in the log.
     fn run(&self, header: &Header, op: &Op<'_>, room: &mut [u8]) -> Result<Done, Errno> {
         let work = || {
             let done = execute::run(&*self.0.fs, header, op, room)?;
@@ -168,7 +169,8 @@ impl Dispatcher {
         })
     }
 
-    /// Hands the request to a worker if it must wait. True when it was.
+    /// Hands the request to a worker if it must wait. Returns true if it did, or if the request failed at
+    /// once because it may not wait.
     fn defer(
         &self,
         (lane, span): (usize, Option<Span>),
@@ -180,13 +182,13 @@ impl Dispatcher {
         let seek = matches!(op, Op::Seek { .. }) && self.0.dirty.is_some();
         let waiting = op.waiting(header.ino);
         let waits = |waiting| {
-            // A panic here shows again when the request is served, where it is answered.
+            // The same panic occurs again when the request is served, and is answered there.
             catch_unwind(AssertUnwindSafe(|| self.0.fs.would_wait(waiting))).unwrap_or(false)
         };
         if !seek && !waiting.is_some_and(waits) {
             return false;
         }
-        let wait = self.0.desk.may_wait(waiting);
+        let wait = self.0.pending_table.may_wait(waiting);
         if wait == Wait::Never {
             if let (Op::Write { .. }, Some(flushes)) = (op, &self.0.flushes) {
                 flushes.write_failed(header.ino);
@@ -201,7 +203,8 @@ impl Dispatcher {
         if let (Op::Write { .. }, Some(flushes)) = (op, &self.0.flushes) {
             flushes.write_begins(header.ino);
         }
-        let ticket = self.0.desk.issue_for(header.unique, header.caller.pid, (waiting, wait), sink);
+        let pending =
+            self.0.pending_table.enter_with(header.unique, header.caller.pid, (waiting, wait), sink);
         let pool = match waiting {
             _ if seek => &self.0.seeker,
             Some(Waiting::Write) => &self.0.writers,
@@ -211,12 +214,12 @@ impl Dispatcher {
             this: self.clone(),
             lane,
             span,
-            ticket,
+            pending,
             request: request.into(),
             sink: Arc::clone(sink),
         };
         match waiting {
-            Some(Waiting::Read { ino, offset, len }) => deferred.ride(ino, offset, len),
+            Some(Waiting::Read { ino, offset, len }) => deferred.join_fetch(ino, offset, len),
             _ => deferred.push(pool),
         }
         true
@@ -226,12 +229,12 @@ impl Dispatcher {
     fn finish(
         &self,
         (lane, span): (usize, Option<Span>),
-        ticket: &Ticket,
+        pending: &PendingRequest,
         request: &[u8],
         room: &mut [u8],
         sink: &dyn Sink,
     ) {
-        // It was decoded once, so it can be decoded again.
+        // The reader thread has decoded the same bytes before, so this cannot fail.
         let Ok((header, arguments)) = Header::split(request) else {
             return;
         };
@@ -245,18 +248,18 @@ impl Dispatcher {
         let result = self.run(&header, &op, room);
         self.note_flushes(&header, &op, &result);
         let answered = self.0.watch.answering(span);
-        tell_of_mode(&result, sink);
-        self.0.desk.close_ticket(ticket);
-        let delivered = ticket.claim()
+        invalidate_mode(&result, sink);
+        self.0.pending_table.remove(pending);
+        let delivered = pending.claim()
             && match &result {
-                Ok(done) => ticket.answer(0, &room[..done.len]),
-                Err(error) => ticket.answer(-error.0, &[]),
+                Ok(done) => pending.answer(0, &room[..done.len]),
+                Err(error) => pending.answer(-error.0, &[]),
             };
-        if ticket.is_served() {
-            // By who brought the bytes, and counted there.
+        if pending.is_served() {
+            // The completion of the fetch has replied and has counted the request.
             return;
         }
-        // Answered by the clock or an interrupt meanwhile: whatever this came to, its program saw an error.
+        // The deadline or an interrupt replied first. Whatever the result is, the program saw an error.
         let late = Outcome { bytes: 0, error: libc::EIO as u32 };
         let outcome = if delivered { outcome(&op, &result) } else { late };
         self.0.counts.lane(lane).ended(header.opcode, outcome);
@@ -270,7 +273,8 @@ impl Dispatcher {
         drop(pushed);
     }
 
-    /// Before the answer: which flushes of times are to follow it, which one this was, and whether an inode has an error that must stay.
+    /// Called before the reply. Records the flushes of timestamps that the kernel will send after it, notes
+    /// that such a flush has arrived, or marks an inode whose stored error must stay.
     fn note_flushes(&self, header: &Header, op: &Op<'_>, result: &Result<Done, Errno>) {
         let Some(flushes) = &self.0.flushes else { return };
         match (op, result) {
@@ -283,7 +287,7 @@ impl Dispatcher {
         }
     }
 
-    /// A reply was not taken.
+    /// The kernel did not take a reply.
     fn undeliverable(
         &self,
         header: &Header,
@@ -291,7 +295,8 @@ impl Dispatcher {
         result: &Result<Done, Errno>,
         sent: std::io::Result<()>,
     ) {
-        // ENOENT: withdrawn. ENODEV: unmounted. Anything else is a defect here, and the caller still waits.
+        // ENOENT: the request was withdrawn. ENODEV: unmounted. Anything else is a defect here, and the
+        // caller still waits.
         let ours =
             sent.is_err_and(|error| !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)));
         if ours {
@@ -301,7 +306,8 @@ impl Dispatcher {
         self.undo(header, op, result);
     }
 
-    /// The kernel never learned of a result: gives back a reference, and makes it forget what may be wrong now.
+    /// The kernel never learned of a result. Gives back the reference, and invalidates what may now be wrong
+    /// in the kernel's caches.
     fn undo(&self, header: &Header, op: &Op<'_>, result: &Result<Done, Errno>) {
         let Ok(done) = result else { return };
         if let Some(ino) = done.referenced {
@@ -330,7 +336,7 @@ impl Dispatcher {
             Op::CopyRange { to, .. } => notifier.inval_inode(to, 0, 0),
             _ => {}
         }
-        // Of a directory that drops its cached listing, of a file its attributes and pages.
+        // This drops the cached listing of a directory, and the attributes and pages of a file.
         notifier.inval_inode(header.ino, 0, 0);
     }
 }
@@ -341,52 +347,54 @@ struct Deferred {
     this: Dispatcher,
     lane: usize,
     span: Option<Span>,
-    ticket: Arc<Ticket>,
+    pending: Arc<PendingRequest>,
     request: Arc<[u8]>,
     sink: Arc<dyn Sink>,
 }
 
 impl Deferred {
-    /// A worker serves it, if nobody has by then.
+    /// Queues the request for a worker. The worker serves it unless it has been answered by then.
     fn push(self, pool: &Arc<Pool>) {
-        let ticket = Arc::clone(&self.ticket);
-        let work = move |ticket: &Ticket, room: &mut [u8]| {
+        let pending = Arc::clone(&self.pending);
+        let work = move |pending: &PendingRequest, room: &mut [u8]| {
             let span = self.this.0.watch.resume(self.span);
-            self.this.finish((self.lane, span), ticket, &self.request, room, &*self.sink);
+            self.this.finish((self.lane, span), pending, &self.request, room, &*self.sink);
         };
-        pool.push(ticket, Box::new(work));
+        pool.push(pending, Box::new(work));
     }
 
-    /// A read: whoever brings its bytes serves it, and where nobody does a worker. If that is what brings them, the first of both.
-    fn ride(self, ino: Ino, offset: u64, len: u32) {
+    /// Defers a read. If the data is in flight, its completion replies; otherwise a worker serves the read.
+    /// If the worker's read is what starts the fetch, then whichever of the two finishes first replies.
+    fn join_fetch(self, ino: Ino, offset: u64, len: u32) {
         let (fs, workers) = (Arc::clone(&self.this.0.fs), Arc::clone(&self.this.0.workers));
-        let rider = self.clone();
+        let waiter = self.clone();
         let then = move |came: Came<'_>| match came {
-            Ok(bytes) => rider.serve(0, bytes),
-            Err(Some(error)) => rider.serve(-error.0, &[]),
+            Ok(bytes) => waiter.serve(0, bytes),
+            Err(Some(error)) => waiter.serve(-error.0, &[]),
             Err(None) => {
-                let workers = Arc::clone(&rider.this.0.workers);
-                rider.push(&workers);
+                let workers = Arc::clone(&waiter.this.0.workers);
+                waiter.push(&workers);
                 false
             }
         };
-        // What panics here does so again where it is answered.
+        // If this panics, the same panic occurs again where the read is served, and is answered there.
         let said = catch_unwind(AssertUnwindSafe(|| fs.coming(ino, offset, len, Box::new(then))));
         if !matches!(said, Ok(Coming::Begun)) {
             self.push(&workers);
         }
     }
 
-    /// True when it is the answer.
+    /// Replies with the data that arrived, or with an error. Returns true if this was the reply to the
+    /// request.
     fn serve(&self, error: i32, bytes: &[u8]) -> bool {
-        let Parts { watch, desk, counts, .. } = &*self.this.0;
+        let Parts { watch, pending_table, counts, .. } = &*self.this.0;
         let Ok((header, _)) = Header::split(&self.request) else { return false };
-        desk.close_ticket(&self.ticket);
-        if !self.ticket.serve() {
+        pending_table.remove(&self.pending);
+        if !self.pending.serve() {
             return false;
         }
-        let answered = watch.brought(self.span);
-        let taken = self.ticket.answer(error, bytes);
+        let answered = watch.completed(self.span);
+        let taken = self.pending.answer(error, bytes);
         let outcome = match (taken, error) {
             (true, 0) => Outcome { bytes: bytes.len() as u32, error: 0 },
             (true, error) => Outcome { bytes: 0, error: error.unsigned_abs() },
@@ -394,21 +402,22 @@ impl Deferred {
         };
         counts.lane(self.lane).ended(header.opcode, outcome);
         watch.end(watch.workers(), answered, &header, outcome);
-        // A worker who is at it goes on for nobody.
-        self.ticket.stray();
+        // A worker may still be busy with this request. Nobody needs its result now.
+        self.pending.orphan_worker();
         true
     }
 }
 
-/// Has the kernel ask for attributes again, before it hears of the write that changed the mode.
-fn tell_of_mode(result: &Result<Done, Errno>, sink: &dyn Sink) {
+/// Makes the kernel ask for the attributes again before it learns of the write that changed the mode.
+fn invalidate_mode(result: &Result<Done, Errno>, sink: &dyn Sink) {
     if let Ok(Done { mode_changed: Some(ino), .. }) = *result {
-        // Attributes alone: that waits for no lock that the request holds. It fails when the kernel has let go of the inode.
+        // This invalidates the attributes alone, because that takes no lock that the request holds. It fails
+        // if the kernel has dropped the inode.
         let _ = notify::inval_inode(sink, ino, -1, 0);
     }
 }
 
-/// What a result is counted as.
+/// How a result is counted.
 fn outcome(op: &Op<'_>, result: &Result<Done, Errno>) -> Outcome {
     match (op, result) {
         (_, Err(error)) => Outcome { bytes: 0, error: error.0 as u32 },
@@ -418,7 +427,7 @@ fn outcome(op: &Op<'_>, result: &Result<Done, Errno>) -> Outcome {
     }
 }
 
-/// Whether the kernel waits for an answer to this.
+/// Whether the kernel waits for a reply to this opcode.
 fn wants_reply(opcode: u32) -> bool {
     !matches!(opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT)
 }
@@ -431,7 +440,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
-/// The line that is logged for a request that was not served in time.
+/// The log line for a request that missed its deadline.
 pub fn late_line(waited: Duration) -> String {
     format!("fuse: a request was not served within {:.1} s and was answered EIO", waited.as_secs_f64())
 }

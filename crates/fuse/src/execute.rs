@@ -1,4 +1,4 @@
-//! One operation: ask the filesystem, write the body of the reply.
+//! One operation: calls the filesystem and writes the body of the reply.
 
 use std::ops::ControlFlow;
 
@@ -10,17 +10,18 @@ use crate::abi::header::Header;
 use crate::abi::ops::{Op, forget_pairs};
 use crate::abi::{Put, out};
 
-/// What an operation left to be done.
+/// The result of an operation, and what remains to be done for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     /// Bytes of the reply's body.
     pub len: usize,
-    /// The kernel takes one reference to this inode with the reply; if the reply is never delivered it must be
-    /// given back.
+    /// The kernel takes one reference to this inode with the reply. If the reply is never delivered, the
+    /// reference must be given back.
     pub referenced: Option<Ino>,
-    /// The mode of this inode changed, and the kernel is to be told before the reply: after a write it asks anew for size and times only.
+    /// The mode of this inode changed. The kernel must be told before the reply, because after a write it
+    /// asks again for size and times only.
     pub mode_changed: Option<Ino>,
-    /// Files whose change time the kernel moves, and hands over, when it has the reply.
+    /// Files whose change time the kernel sets when it has the reply. It then sends this time in a SETATTR.
     pub touched: Touched,
 }
 
@@ -67,11 +68,11 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
             None
         }
         Op::Fallocate { .. } | Op::CopyRange { .. } => {
-            let (changed, dropped) = without_write(fs, header, op, &mut put)?;
+            let (changed, dropped) = change_data(fs, header, op, &mut put)?;
             (mode_changed, touched) = (dropped.then_some(changed), Touched::one(changed));
             None
         }
-        _ => match made(fs, header, op)? {
+        _ => match create(fs, header, op)? {
             Some(found) => {
                 let referenced = entry(&mut put, &found)?;
                 if let Op::Tmpfile { .. } = op {
@@ -85,7 +86,7 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
                 Some(referenced)
             }
             None => {
-                touched = rest(fs, header, op, &mut put)?;
+                touched = without_entry(fs, header, op, &mut put)?;
                 None
             }
         },
@@ -93,8 +94,9 @@ pub fn run(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, room: &mut [u8]) -
     Ok(Done { len: put.len(), referenced, mode_changed, touched })
 }
 
-/// The operations that change bytes and are no WRITE: which inode they changed, and whether its set-id bits went first.
-fn without_write(
+/// The operations other than WRITE that change data. Returns which inode they changed, and whether its set-id
+/// bits were dropped first.
+fn change_data(
     fs: &dyn Filesystem,
     header: &Header,
     op: &Op<'_>,
@@ -108,7 +110,7 @@ fn without_write(
         }
         Op::CopyRange { from_offset, to, to_offset, len, wide } => {
             let dropped = fs.drop_privileges(&header.caller, to)?;
-            // The older form has 32 bits for the answer; a program goes on from where it ended.
+            // The older form has 32 bits for the count. A program continues from where the copy ended.
             let len = if wide { len } else { len.min(u64::from(u32::MAX) & !0xfff) };
             let copied = fs.copy_range(header.ino, from_offset, to, to_offset, len)?;
             if wide { put.u64(copied) } else { out::written(put, copied as u32) }?;
@@ -123,8 +125,8 @@ fn entry(put: &mut Put<'_>, found: &Entry) -> api::Result<Ino> {
     Ok(found.node)
 }
 
-/// The operations that make something and answer with it; `None` for all others.
-fn made(fs: &dyn Filesystem, header: &Header, op: &Op<'_>) -> api::Result<Option<Entry>> {
+/// The operations that create something and reply with an entry. `None` for all others.
+fn create(fs: &dyn Filesystem, header: &Header, op: &Op<'_>) -> api::Result<Option<Entry>> {
     let (caller, parent) = (&header.caller, header.ino);
     Ok(Some(match *op {
         Op::Mknod { name, ref node } => fs.mknod(caller, parent, name, node)?,
@@ -137,12 +139,17 @@ fn made(fs: &dyn Filesystem, header: &Header, op: &Op<'_>) -> api::Result<Option
 }
 
 /// The operations without an entry or attributes in their reply.
-fn rest(fs: &dyn Filesystem, header: &Header, op: &Op<'_>, put: &mut Put<'_>) -> api::Result<Touched> {
+fn without_entry(
+    fs: &dyn Filesystem,
+    header: &Header,
+    op: &Op<'_>,
+    put: &mut Put<'_>,
+) -> api::Result<Touched> {
     let ino = header.ino;
     match *op {
         Op::Unlink { name } => return fs.unlink(ino, name),
         Op::Rename { name, to, to_name, mode } => return fs.rename(ino, name, to, to_name, mode),
-        _ => plain(fs, ino, op, put)?,
+        _ => on_one_inode(fs, ino, op, put)?,
     }
     Ok(match *op {
         Op::Setxattr { .. } | Op::Removexattr { .. } if is_file(fs, ino) => Touched::one(ino),
@@ -154,8 +161,8 @@ fn is_file(fs: &dyn Filesystem, ino: Ino) -> bool {
     fs.getattr(ino).is_ok_and(|attr| attr.kind == FileKind::File)
 }
 
-/// Those that touch no other inode than the one they are about.
-fn plain(fs: &dyn Filesystem, ino: Ino, op: &Op<'_>, put: &mut Put<'_>) -> api::Result<()> {
+/// The operations that change no inode other than their own.
+fn on_one_inode(fs: &dyn Filesystem, ino: Ino, op: &Op<'_>, put: &mut Put<'_>) -> api::Result<()> {
     match *op {
         Op::Readlink => put.bytes(&fs.readlink(ino)?),
         Op::Rmdir { name } => fs.rmdir(ino, name),
@@ -180,7 +187,7 @@ fn plain(fs: &dyn Filesystem, ino: Ino, op: &Op<'_>, put: &mut Put<'_>) -> api::
     }
 }
 
-/// A value of unknown length: asked with no room, only its length is answered.
+/// A value whose length the caller does not know. If it asks with no room, the reply is the length alone.
 fn sized(put: &mut Put<'_>, value: &[u8], room: u32) -> api::Result<()> {
     match room as usize {
         0 => out::written(put, value.len() as u32),

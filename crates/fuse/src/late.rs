@@ -1,9 +1,12 @@
-//! Reads whose deadline passed, for a moment: when the kernel asks for the same bytes again, they have their answer already.
+//! Remembers reads that missed their deadline, for a moment. If the kernel repeats such a read, it gets its
+//! error at once.
 //!
-//! **The kernel asks a failed read twice**: once when it reads ahead, and then, because the page is not there, for the page itself. To the
-//! program both are one read(2), and it would wait for two deadlines. So a read that failed by waiting is remembered for a moment. The next one in
-//! its range is tried, in case the bytes have come at last, but has that moment only; those that follow, of others that waited for the same
-//! pages, have the same error at once. After the moment every read is a new one and waits for what it may. A read that need not wait never comes here.
+//! **The kernel sends a failed read twice.** It sends it first for its read-ahead, and then, because the page
+//! is missing, for the page itself. For the program both are one read(2), so it would wait for two deadlines.
+//! Therefore a read that failed by waiting is remembered for a moment. The next read in its range is tried,
+//! in case the data has arrived at last, but it may wait for that moment only. The reads after it, from other
+//! programs that waited for the same pages, fail at once. After the moment every read is a new one with a
+//! full deadline. Reads that need not wait never come here.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,11 +15,12 @@ use base::Ino;
 use base::time::monotonic;
 use parking_lot::Mutex;
 
-/// The moment, at most: the kernel asks again at once, but the thread that does may stand in a queue for a processor.
+/// The longest moment. The kernel repeats a read at once, but the thread that does so may have to wait for a
+/// CPU.
 const MOMENT_MAX: Duration = Duration::from_secs(1);
-/// And this part of the deadline, where that is short.
+/// The moment as a fraction of the deadline, which counts if the deadline is short.
 const MOMENT_PART: u32 = 8;
-/// So many are remembered: more readers than that do not fail at the same time.
+/// The most reads that are remembered. More readers than that do not fail at the same time.
 const MOST: usize = 1024;
 
 struct Late {
@@ -24,16 +28,16 @@ struct Late {
     from: u64,
     to: u64,
     until: Instant,
-    /// It was tried once more.
+    /// The second try has been made.
     tried: bool,
 }
 
-/// What a read that would wait may do.
+/// How long a read may wait if its data is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Wait by the mount's deadline.
+    /// Until the mount's deadline.
     Long,
-    /// Wait for so long: it has waited before.
+    /// This long, because it has waited before.
     Short(Duration),
     /// Not at all.
     Never,
@@ -46,7 +50,7 @@ pub struct LateReads {
 }
 
 impl LateReads {
-    /// Of a mount with this deadline.
+    /// No reads yet. `deadline` is the mount's.
     pub fn new(deadline: Duration) -> LateReads {
         LateReads { deadline, all: Mutex::default() }
     }
@@ -55,8 +59,8 @@ impl LateReads {
         MOMENT_MAX.min(self.deadline / MOMENT_PART)
     }
 
-    /// A read is about to be answered EIO that came at `since`. One that failed early is not remembered: it and its second try end in time.
-    /// `again`: it was the second try.
+    /// Call this before a read that arrived at `since` is answered EIO. A read that failed early is not
+    /// remembered: it and its second try end in time. `again`: this was the second try.
     pub fn failed(&self, (ino, offset, len): (Ino, u64, u32), since: Instant, again: bool) {
         let now = monotonic();
         if !again && now.saturating_duration_since(since) < self.deadline / 2 {

@@ -1,4 +1,4 @@
-//! The FUSE kernel protocol, thin: any [`fs::api::Filesystem`] on a mountpoint.
+//! A thin layer over the FUSE kernel protocol. It serves any [`fs::api::Filesystem`] on a mountpoint.
 //!
 //! ```text
 //!  kernel ─► /dev/fuse ─► session (a reader thread per core) ─► dispatch ─► Filesystem
@@ -9,17 +9,22 @@
 //!
 //! - [`session`]: mounting, the threads, the end. Start at [`Session::mount`].
 //! - [`mount`]: mount(2), fusermount3, umount, and what is mounted where.
-//! - [`channel`]: where requests come from and replies go; the seam for a byte stream.
+//! - [`channel`]: where requests come from and replies go. Another transport, such as a byte stream, plugs in
+//!   here.
 //! - [`uring`]: the same over io_uring, a ring per CPU.
-//! - [`dispatch`], [`execute`]: decode, ask, encode. [`defer`]: requests that must wait; [`late`]: what the kernel asks for twice. [`seek`]: dirty pages first.
-//! - [`notify`]: what the kernel is to forget. [`counts`]: how many requests came. [`watch`]: how long they took, on what.
-//! - [`pending_flush`]: writeback errors that a killed program leaves behind, cleared.
-//! - [`abi`]: the bytes, and [`abi::opcodes::OPCODES`], the table of what is served.
-//! - [`null`]: a filesystem that does nothing, for the floor of measurements; `uncached`: a mount as others are, for their ceiling.
+//! - [`dispatch`], [`execute`]: decode a request, call the filesystem, encode the reply.
+//! - [`defer`]: pending requests. [`late`]: reads that the kernel repeats after they failed.
+//! - [`seek`]: flushes dirty pages before SEEK_DATA and SEEK_HOLE.
+//! - [`notify`]: invalidations of the kernel's caches.
+//! - [`counts`]: how many requests arrived. [`watch`]: how long they took, and in which phase.
+//! - [`pending_flush`]: clears writeback errors that a killed program leaves behind.
+//! - [`abi`]: the bytes, and [`abi::opcodes::OPCODES`], the table of opcodes that are served.
+//! - [`null`]: a filesystem that does nothing, the lower bound in measurements. `uncached`: a mount without
+//!   kernel caches, the upper bound.
 //!
-//! **What decides speed is how few requests come.** OPEN, OPENDIR, FLUSH and CREATE are answered ENOSYS, after which the
-//! kernel opens, closes and creates files by itself; what it was told of names and attributes it may keep for ever,
-//! because every change passes through it. Permissions are then the kernel's to check, always (`default_permissions`).
+//! **Few requests make the mount fast.** OPEN, OPENDIR, FLUSH and CREATE are answered ENOSYS. The kernel then
+//! opens, closes and creates files by itself. It may keep names and attributes for ever, because every change
+//! passes through it. In return the kernel always checks permissions (`default_permissions`).
 
 pub mod abi;
 pub mod buffer;
@@ -45,5 +50,5 @@ pub use notify::Notifier;
 pub use session::{Ended, Options, Session, Unmounter};
 pub use uring::Transport;
 
-/// Where lines meant for a person go.
+/// Receives the lines of the log.
 pub type Log = std::sync::Arc<dyn Fn(&str) + Send + Sync>;

@@ -1,7 +1,8 @@
-//! Mounting and unmounting: mount(2) as root, `fusermount3` for everyone else.
+//! Mounting and unmounting: mount(2) as root, `fusermount3` for all other users.
 //!
-//! `default_permissions` is always given: a mount without it that also opens files without asking us lets any user
-//! read any file. A mount is recognised by its device number, so that nothing else is ever unmounted by mistake.
+//! `default_permissions` is always set. Without it, a mount that also opens files without asking the daemon
+//! lets any user read any file. A mount is identified by its device number, so that nothing else is ever
+//! unmounted by mistake.
 
 mod elsewhere;
 mod helper;
@@ -22,7 +23,7 @@ pub use elsewhere::{Elsewhere, elsewhere};
 pub use life::{ANSWER_WITHIN, Life, Room};
 pub use outstanding::{abort, hand_over};
 
-/// How long a forced unmount waits for what programs wrote.
+/// How long a forced unmount waits until written data has reached the daemon.
 const HAND_OVER: Duration = Duration::from_secs(10);
 
 pub use table::{Mounted, all, find};
@@ -30,24 +31,25 @@ pub use table::{Mounted, all, find};
 /// The filesystem type shown in /proc/self/mounts.
 pub const FS_TYPE: &str = "fuse.covey";
 
-/// How the kernel is to mount.
+/// The flags of a mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountFlags {
-    /// What `df` and /proc/self/mounts show as the source: the volume.
+    /// The source that `df` and /proc/self/mounts show: the volume.
     pub source: String,
     /// Refuse all changes.
     pub read_only: bool,
-    /// Let other users in; `None`: yes for root, no for others (who need `user_allow_other` in /etc/fuse.conf).
+    /// Allow access by other users. `None`: yes for root, no for other users (who need `user_allow_other` in
+    /// /etc/fuse.conf).
     pub allow_other: Option<bool>,
-    /// Ignore set-user-id bits. Always so for a user other than root.
+    /// Ignore set-user-id bits. Always set for a user other than root.
     pub nosuid: bool,
-    /// Ignore device nodes. Always so for a user other than root.
+    /// Ignore device nodes. Always set for a user other than root.
     pub nodev: bool,
-    /// Let nothing be executed.
+    /// Allow no execution of programs.
     pub noexec: bool,
 }
 
-/// Why a mount did not come about. The text says what to do.
+/// Why mounting failed. The text says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountError {
@@ -56,23 +58,23 @@ pub enum MountError {
         "there is no {DEVICE}: load the kernel's module with `modprobe fuse`; in a container pass `--device {DEVICE}`"
     )]
     NoDevice,
-    /// /dev/fuse may not be opened, or mounting is not allowed.
+    /// This user may not open /dev/fuse or may not mount.
     #[error(
         "not allowed to mount ({0}): run as root, or install `fusermount3` (package fuse3); in a container add CAP_SYS_ADMIN"
     )]
     NotAllowed(io::Error),
-    /// The mountpoint is not there.
+    /// The mountpoint does not exist.
     #[error("mountpoint {0} does not exist: create it with `mkdir -p {0}`")]
     NoMountpoint(PathBuf),
     /// The mountpoint is not a directory.
     #[error("mountpoint {0} is not a directory: choose a directory")]
     NotADirectory(PathBuf),
-    /// A mount whose daemon has died is in the way.
+    /// A dead mount, whose daemon is gone, is in the way.
     #[error(
         "a dead mount is at {0} (its daemon is gone): clear it with `covey umount {0}`, then mount again"
     )]
     DeadMount(PathBuf),
-    /// A living mount is in the way.
+    /// A live mount is in the way.
     #[error(
         "{path} is already the mountpoint of {source_name}: unmount it with `covey umount {path}`, or choose another directory"
     )]
@@ -88,18 +90,18 @@ pub enum MountError {
     /// `fusermount3` refused.
     #[error("fusermount3 could not mount: {0}")]
     Helper(String),
-    /// io_uring was demanded and cannot be had.
+    /// io_uring was demanded and is not available.
     #[error("FUSE over io_uring: {0}")]
     NoUring(String),
-    /// The filesystem itself could not say what its root is.
+    /// The filesystem failed to return the attributes of its root.
     #[error("the volume's root directory cannot be read ({0}): check it with `covey fsck`")]
     Root(fs::Errno),
-    /// Something else.
+    /// Any other error.
     #[error("{doing}: {source}")]
     Io {
-        /// What was being done.
+        /// The step that failed.
         doing: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -115,33 +117,33 @@ impl MountError {
 pub enum Unmount {
     /// Refuse while a program uses it.
     Polite,
-    /// Take it out of sight now; it ends when the last program lets go.
+    /// Detach it now. It ends when the last program has closed its files.
     Lazy,
-    /// Hand over what is still in the kernel's pages, then end it under the feet of whoever uses it.
+    /// Write back the kernel's dirty pages, then end it even if programs use it.
     Force,
 }
 
-/// Why an unmount did not come about.
+/// Why unmounting failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnmountError {
     /// A program has a file or its working directory there.
     #[error("{0} is in use: see who with `fuser -vm {0}`, or detach it with `covey umount --lazy {0}`")]
     Busy(PathBuf),
-    /// Nothing of ours is mounted there.
+    /// No FUSE filesystem is mounted there.
     #[error("nothing is mounted at {0}")]
     NotMounted(PathBuf),
-    /// Something else.
+    /// Any other error.
     #[error("unmounting {path}: {source}")]
     Io {
         /// The mountpoint.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// A mount that is there.
+/// An existing mount.
 #[derive(Debug)]
 pub struct Mount {
     path: PathBuf,
@@ -150,7 +152,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Where it is.
+    /// The mountpoint.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -160,15 +162,16 @@ impl Mount {
         self.dev
     }
 
-    /// Whether it is still at its place (and not covered by another).
+    /// Whether it is still at its mountpoint, and not covered by another mount.
     pub fn is_there(&self) -> bool {
         dev_of(&self.path).is_ok_and(|dev| dev == self.dev)
     }
 
-    /// Unmounts it. Not being there any more is success.
+    /// Unmounts it. If it is already gone, that is success.
     ///
     /// # Errors
-    /// [`UnmountError::Busy`] when polite and in use, or when another mount covers it; or what the system said.
+    /// [`UnmountError::Busy`] if `how` is polite and it is in use, or if another mount covers it. Otherwise
+    /// the system's error.
     pub fn unmount(&self, how: Unmount) -> Result<(), UnmountError> {
         if !self.is_there() {
             let covered = table::holds(&self.path, self.dev);
@@ -180,20 +183,20 @@ impl Mount {
         }
     }
 
-    /// Sets how far the kernel reads ahead, in KiB.
+    /// Sets the kernel's read-ahead, in KiB.
     ///
     /// # Errors
-    /// Only root may; some containers hide the file.
+    /// Only root may do this. Some containers hide the file.
     pub fn set_read_ahead(&self, kib: u32) -> io::Result<()> {
         let (major, minor) = (libc::major(self.dev), libc::minor(self.dev));
         std::fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), kib.to_string())
     }
 }
 
-/// Unmounts whatever FUSE filesystem is at `path`, dead or alive, whoever mounted it.
+/// Unmounts the FUSE filesystem at `path`, dead or alive, whichever user mounted it.
 ///
 /// # Errors
-/// [`UnmountError::NotMounted`] when none is, [`UnmountError::Busy`] when polite and in use.
+/// [`UnmountError::NotMounted`] if there is none, [`UnmountError::Busy`] if `how` is polite and it is in use.
 pub fn unmount(path: &Path, how: Unmount) -> Result<(), UnmountError> {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     match find(&path) {
@@ -202,16 +205,17 @@ pub fn unmount(path: &Path, how: Unmount) -> Result<(), UnmountError> {
     }
 }
 
-/// Whether this process may mount by itself.
+/// Whether this process may mount without the helper.
 pub(crate) fn is_root() -> bool {
     // SAFETY: geteuid takes nothing and cannot fail.
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Checks a mountpoint and gives its absolute form.
+/// Checks a mountpoint and returns its absolute path.
 pub(crate) fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     let shown = || path.to_owned();
-    // By its name first: to look at one that does not answer would wait for ever.
+    // Look the path up in the mount table first: access to a mount whose daemon does not answer would wait
+    // for ever.
     if let Ok(plain) = std::path::absolute(path) {
         is_free(&plain)?;
     }
@@ -226,7 +230,7 @@ pub(crate) fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
             });
         }
     };
-    // Before anything that looks inside: a dead mount's attributes may still be in the kernel's memory.
+    // Check this before any access inside: the kernel may still hold the attributes of a dead mount.
     is_free(&full)?;
     match std::fs::metadata(&full) {
         Ok(found) if found.is_dir() => Ok(full),
@@ -235,10 +239,10 @@ pub(crate) fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     }
 }
 
-/// Fails when a FUSE filesystem is mounted there, dead or alive.
+/// Fails if a FUSE filesystem is mounted there, dead or alive.
 fn is_free(path: &Path) -> Result<(), MountError> {
     match find(path) {
-        // One that is silent is there all the same.
+        // A mount whose daemon does not answer still occupies its place.
         Some(mounted) if mounted.is_fuse() => Err(match mounted.life(Deadline::after(ANSWER_WITHIN)) {
             Life::Dead => MountError::DeadMount(path.to_owned()),
             _ => MountError::InUse { path: path.to_owned(), source_name: mounted.source },
@@ -247,7 +251,7 @@ fn is_free(path: &Path) -> Result<(), MountError> {
     }
 }
 
-/// Mounts, and gives the connection to serve. `root_mode` is the mode of the root directory.
+/// Mounts, and returns the connection to serve. `root_mode` is the mode of the root directory.
 pub(crate) fn mount(path: &Path, flags: &MountFlags, root_mode: u32) -> Result<(Device, Mount), MountError> {
     if !Device::exists() {
         return Err(MountError::NoDevice);
@@ -294,10 +298,10 @@ fn direct(path: &Path, flags: &MountFlags, root_mode: u32) -> Result<Device, Mou
     if done < 0 { Err(denied(io::Error::last_os_error())) } else { Ok(device) }
 }
 
-/// Takes a mount away by its path.
+/// Unmounts by path.
 fn detach(path: &Path, how: Unmount, by_helper: bool) -> Result<(), UnmountError> {
     if how == Unmount::Force {
-        // A daemon that hangs is a reason to use force.
+        // The result is ignored, because a daemon that hangs is a reason to use force.
         outstanding::hand_over(path, HAND_OVER);
     }
     if by_helper {
@@ -322,7 +326,7 @@ fn detach(path: &Path, how: Unmount, by_helper: bool) -> Result<(), UnmountError
     })
 }
 
-/// The device number of the filesystem at a path, without asking that filesystem anything.
+/// The device number of the filesystem at a path, without a request to that filesystem.
 pub(crate) fn dev_of(path: &Path) -> io::Result<u64> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let flags = libc::AT_STATX_DONT_SYNC | libc::AT_NO_AUTOMOUNT;

@@ -1,7 +1,8 @@
-//! Telling the kernel to forget something it holds.
+//! Invalidates what the kernel has cached.
 //!
-//! A notification waits for kernel locks that a program may hold while it waits for a reply of ours; sent from a
-//! thread that answers requests it could wait for itself. So there is one thread for them, and a queue in front of it.
+//! A notification waits for kernel locks. A program may hold such a lock while it waits for a reply from us.
+//! A thread that answers requests could therefore end up waiting for itself. So notifications have their own
+//! thread, with a queue in front of it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::abi::header::notify;
 use crate::channel::Sink;
 
-/// One thing to tell the kernel.
+/// One notification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Note {
     Inode { ino: Ino, offset: i64, len: i64 },
@@ -34,7 +35,7 @@ struct Shared {
     sink: Arc<dyn Sink>,
 }
 
-/// Hands notes to the kernel, in order, from a thread of its own. Clones share the queue.
+/// Sends notifications to the kernel, in order, from its own thread. Clones share the queue.
 #[derive(Clone)]
 pub struct Notifier(Arc<Shared>);
 
@@ -42,7 +43,7 @@ impl Notifier {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The system has no room for another thread.
+    /// The system cannot start another thread.
     pub fn start(sink: Arc<dyn Sink>) -> io::Result<Notifier> {
         let shared = Arc::new(Shared { queue: Mutex::default(), changed: Condvar::new(), sink });
         let worker = Arc::clone(&shared);
@@ -50,23 +51,23 @@ impl Notifier {
         Ok(Notifier(shared))
     }
 
-    /// The kernel drops an inode's attributes and its pages from `offset` on (`len` bytes, 0: all). Pages written to
-    /// but not yet handed over are handed over first. A negative `offset` leaves the pages alone.
+    /// The kernel drops an inode's attributes and its pages from `offset` on (`len` bytes, 0: all). It writes
+    /// dirty pages back first. A negative `offset` leaves the pages alone.
     pub fn inval_inode(&self, ino: Ino, offset: i64, len: i64) {
         self.push(Note::Inode { ino, offset, len });
     }
 
-    /// The kernel drops a name, whether it stood for a file or for none.
+    /// The kernel drops a name, positive or negative.
     pub fn inval_entry(&self, parent: Ino, name: &[u8]) {
         self.push(Note::Entry { parent, name: name.to_vec() });
     }
 
-    /// The kernel takes a name as removed, if it stood for this child.
+    /// The kernel treats a name as removed if it stood for this child.
     pub fn deleted(&self, parent: Ino, child: Ino, name: &[u8]) {
         self.push(Note::Deleted { parent, child, name: name.to_vec() });
     }
 
-    /// Waits until everything queued before has reached the kernel. Never call it while answering a request.
+    /// Waits until everything queued so far has reached the kernel. Never call it while answering a request.
     pub fn settle(&self) {
         let mut queue = self.0.queue.lock();
         while !queue.closed && (queue.sending || !queue.notes.is_empty()) {
@@ -74,7 +75,7 @@ impl Notifier {
         }
     }
 
-    /// Ends the thread; what is still queued is dropped, because the kernel is gone.
+    /// Ends the thread. Notifications still in the queue are dropped, because the kernel is gone.
     pub(crate) fn close(&self) {
         self.0.queue.lock().closed = true;
         self.0.changed.notify_all();
@@ -107,7 +108,8 @@ impl Shared {
                     self.changed.wait(&mut queue);
                 }
             };
-            // An error says that the kernel does not hold the thing, or is gone: either way it is forgotten.
+            // An error means that the kernel does not hold the object, or is gone. Either way nothing is left
+            // to invalidate.
             let _ = self.send(&note);
         }
     }
@@ -127,8 +129,8 @@ impl Shared {
     }
 }
 
-/// Sends [`Notifier::inval_inode`] at once, from this thread: only for a thread that answers nothing the kernel could
-/// be waiting for.
+/// Sends [`Notifier::inval_inode`] at once, on this thread. Only for a thread that answers nothing that the
+/// kernel could be waiting for.
 pub(crate) fn inval_inode(sink: &dyn Sink, ino: Ino, offset: i64, len: i64) -> io::Result<()> {
     let fixed = [ino.0.to_ne_bytes(), offset.to_ne_bytes(), len.to_ne_bytes()];
     sink.notify(notify::INVAL_INODE, &[fixed.as_flattened()])

@@ -1,8 +1,8 @@
-//! A filesystem that does nothing: the floor of every measurement of the transport.
+//! A filesystem that does nothing: the lower bound for every measurement of the transport.
 //!
-//! The root holds [`FILES`] files of [`FILE_SIZE`] zero bytes, named `0`, `1`, and so on. New files can be made and
-//! removed, and written to; their bytes are dropped and their names forgotten (the kernel remembers them while it
-//! must). No method takes a lock.
+//! The root holds [`FILES`] files of [`FILE_SIZE`] zero bytes, named `0`, `1`, and so on. Files can be
+//! created, removed and written to. Their data and their names are dropped (the kernel remembers the names
+//! while it must). No method takes a lock.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,21 +11,21 @@ use base::{Ino, Timestamp};
 use fs::api::*;
 use fs::{Errno, api};
 
-/// How many files there are from the beginning.
+/// How many files there are at the start.
 pub const FILES: u64 = 1000;
 /// The size of each, in bytes.
 pub const FILE_SIZE: u64 = 64 << 10;
 /// Inode number of the file `0`.
 const FIRST: u64 = 2;
 
-/// See the module.
+/// See the [module](self).
 #[derive(Debug)]
 pub struct Null {
     next: AtomicU64,
 }
 
 impl Null {
-    /// A new one.
+    /// A new instance.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Null {
         Null { next: AtomicU64::new(FIRST + FILES) }

@@ -1,10 +1,11 @@
 //! Clears writeback errors that the kernel stored although no byte was lost.
 //!
-//! With the writeback cache the kernel keeps the times of regular files. Some requests move the change time (RENAME, LINK, UNLINK,
-//! SETXATTR, REMOVEXATTR, FALLOCATE, COPY_FILE_RANGE), and in the same system call the kernel hands the new time over by a SETATTR. A
-//! thread that is being killed does not wait for that SETATTR: it withdraws the request before any reader can take it, and the
-//! kernel stores the failure (EINTR) as a writeback error of the inode. The next close(2) or fsync(2) of the file then fails with
-//! EIO, in whatever program that is.
+//! With the writeback cache the kernel keeps the times of regular files. Some requests set the change time
+//! (RENAME, LINK, UNLINK, SETXATTR, REMOVEXATTR, FALLOCATE, COPY_FILE_RANGE). In the same system call the
+//! kernel sends the new time in a SETATTR. A thread that is being killed does not wait for that SETATTR. It
+//! withdraws the request before any reader can take it, and the kernel stores the failure (EINTR) as a
+//! writeback error of the inode. The next close(2) or fsync(2) of the file then fails with EIO, in whatever
+//! program that is.
 //!
 //! ```text
 //!   RENAME ──► served ──► watch_for(inode, thread) ──► answered
@@ -13,14 +14,15 @@
 //!                              └─ the thread is being killed, or gone: clear the inode's stored error
 //! ```
 //!
-//! The daemon never sees the withdrawal, so it watches for a SETATTR that does not come. It clears the error through a second descriptor of
-//! the file ([`ClearError`]), within a millisecond on a machine that has a processor free, and again when the thread has ended.
+//! The daemon never sees the withdrawal, so it watches for a SETATTR that does not arrive. It clears the
+//! error through a second descriptor of the file ([`ClearError`]). This takes less than a millisecond on a
+//! machine with a free CPU. It clears the error again when the thread has ended.
 //!
-//! **A real error is never cleared.** An inode with a WRITE that failed, or one that waits and could fail, is left alone for as long as
-//! the mount lives.
+//! **A real error is never cleared.** An inode with a WRITE that failed, or with a WRITE that waits and could
+//! fail, is left alone as long as the mount lives.
 //!
-//! The time that was lost with the SETATTR is the change time alone, and only in the database: the kernel shows it for as long as it keeps
-//! the inode, and the request that moved it has stored a time of its own.
+//! Only the change time is lost with the SETATTR, and only in the database. The kernel shows the new time as
+//! long as it keeps the inode, and the request that changed the file has stored a time of its own.
 
 use std::collections::HashMap;
 use std::io;
@@ -34,27 +36,31 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::caller::{Ends, Fate};
 
-/// How often flushes that have not come are looked at, and whether there are any. The next program may close the file this soon.
+/// How often missing flushes are checked. The next program may close the file this soon.
 const LOOK: Duration = Duration::from_micros(100);
-/// A flush comes within some ten microseconds: one that is younger than this is not looked at.
+/// A flush arrives within some ten microseconds. A younger one than this is not checked.
 const YOUNG: Duration = Duration::from_micros(100);
-/// While a thread is being killed, its flush is looked at every time up to this age; else, and later, at every doubling of its age and
-/// when the thread ends.
+/// While a thread is being killed, its flush is checked in every round up to this age. Later, and for all
+/// other threads, it is checked whenever its age has doubled, and when the thread ends.
 const FRESH: Duration = Duration::from_millis(20);
-/// A thread that lives this long after the answer has flushed: another one did it for both, or there was nothing to flush.
-const SETTLED: Duration = Duration::from_secs(1);
-/// A thread that is being killed ends sooner than this, or hangs for another reason.
+/// A thread that still lives this long after the reply has no flush outstanding: another thread flushed for
+/// both, or there was nothing to flush.
+const FLUSHED_AFTER: Duration = Duration::from_secs(1);
+/// A thread that is being killed ends sooner than this. Otherwise it hangs for another reason.
 const GIVEN_UP: Duration = Duration::from_secs(30);
-/// The thread goes on looking for so many rounds without work before it sleeps: so a program that removes a tree wakes it once.
+/// The thread checks this many rounds without work before it sleeps. So a program that removes a tree wakes
+/// it once.
 const IDLE_ROUNDS: u32 = 200;
-/// So many are looked at in one round, so that a machine without a free processor does not spend its time here.
+/// The most flushes that are checked in one round, so that a machine without a free CPU does not spend its
+/// time here.
 const AT_ONCE: usize = 8;
-/// More inodes with failed writes than this are not remembered one by one: then no error is cleared any more.
+/// The most inodes with failed writes that are remembered one by one. Beyond this no error is cleared any
+/// more.
 const FAILED_MOST: usize = 1 << 16;
 
-/// Takes back the stored writeback error of an inode.
+/// Clears the stored writeback error of an inode.
 pub trait ClearError: Send + Sync {
-    /// Clears it, if there is one. False when that is not possible.
+    /// Clears it, if there is one. Returns false if that is not possible.
     fn clear(&self, ino: Ino) -> bool;
 }
 
@@ -70,9 +76,9 @@ pub struct PendingFlushes {
 struct State {
     pending: Vec<Pending>,
     next: u64,
-    /// WRITEs that failed, or have not ended.
+    /// The number of WRITEs that failed or have not ended, per inode.
     writes: HashMap<Ino, u32>,
-    /// There were too many to be remembered.
+    /// There were too many to remember.
     writes_unknown: bool,
     asleep: bool,
     closed: bool,
@@ -88,10 +94,10 @@ struct Pending {
 }
 
 impl PendingFlushes {
-    /// Starts the thread that looks.
+    /// Starts the thread that checks.
     ///
     /// # Errors
-    /// The system has no room for another thread.
+    /// The system cannot start another thread.
     pub fn start(errors: Box<dyn ClearError>) -> io::Result<Arc<PendingFlushes>> {
         let flushes = Arc::new(PendingFlushes {
             state: Mutex::default(),
@@ -99,12 +105,13 @@ impl PendingFlushes {
             errors,
             cleared: AtomicU64::new(0),
         });
-        let looker = Arc::clone(&flushes);
-        base::thread::spawn("fuse-flushes", move || looker.run())?;
+        let watcher = Arc::clone(&flushes);
+        base::thread::spawn("fuse-flushes", move || watcher.run())?;
         Ok(flushes)
     }
 
-    /// The kernel is to flush the times of these files, on this thread, as soon as it has the answer. Call it before the answer.
+    /// The kernel will flush the times of these files, on this thread, as soon as it has the reply. Call this
+    /// before the reply.
     pub fn watch_for(&self, thread: u32, touched: Touched) {
         let since = base::time::monotonic();
         let mut state = self.state.lock();
@@ -118,12 +125,12 @@ impl PendingFlushes {
         }
     }
 
-    /// It came.
+    /// The flush arrived.
     pub fn arrived(&self, thread: u32, ino: Ino) {
         self.state.lock().pending.retain(|pending| (pending.ino, pending.thread) != (ino, thread));
     }
 
-    /// A WRITE that waits: whether it will fail is not known.
+    /// A WRITE waits. It may yet fail.
     pub fn write_begins(&self, ino: Ino) {
         let mut state = self.state.lock();
         if state.writes.len() >= FAILED_MOST && !state.writes.contains_key(&ino) {
@@ -133,7 +140,7 @@ impl PendingFlushes {
         *state.writes.entry(ino).or_default() += 1;
     }
 
-    /// It ended well. One that failed is never ended: its error stays stored.
+    /// The WRITE succeeded. A failed WRITE is never marked as done, so its error stays stored.
     pub fn write_done(&self, ino: Ino) {
         let mut state = self.state.lock();
         if let Some(count) = state.writes.get_mut(&ino) {
@@ -149,12 +156,12 @@ impl PendingFlushes {
         self.write_begins(ino);
     }
 
-    /// How many flushes were found missing, and their errors cleared.
+    /// How many flushes were found missing, so that their errors were cleared.
     pub fn cleared(&self) -> u64 {
         self.cleared.load(Ordering::Acquire)
     }
 
-    /// How many have not come and are still looked for.
+    /// How many flushes have not arrived and are still watched for.
     pub fn pending(&self) -> usize {
         self.state.lock().pending.len()
     }
@@ -206,7 +213,7 @@ impl PendingFlushes {
         }
     }
 
-    /// Looks after one; answers when to look again, if at all.
+    /// Checks one flush. Returns when to check it again, if at all.
     fn look(&self, pending: &Pending, now: Instant) -> Option<Instant> {
         let fate = Fate::of(pending.thread);
         if fate != Fate::Lives {
@@ -215,7 +222,7 @@ impl PendingFlushes {
         let age = now.saturating_duration_since(pending.since);
         let patience = match fate {
             Fate::Gone => return None,
-            Fate::Lives | Fate::Unknown => SETTLED,
+            Fate::Lives | Fate::Unknown => FLUSHED_AFTER,
             Fate::BeingKilled => GIVEN_UP,
         };
         let often = fate == Fate::BeingKilled && age < FRESH;
@@ -234,14 +241,15 @@ impl PendingFlushes {
     }
 }
 
-/// Has this thread run before others that want a processor. A program that reads the file next may be ready to run at the same time, and
-/// this thread has to be done by then. It does little: a few system calls for each flush that is missing. Without the privilege
-/// nothing changes.
+/// Gives this thread priority over others that want a CPU. A program that reads the file next may become
+/// runnable at the same time, and this thread has to be done by then. It does little: a few system calls for
+/// each missing flush. Without the privilege nothing changes.
 fn go_first() {
-    // SAFETY: all zeros is a value of a structure of numbers; some libraries have more fields than one.
+    // SAFETY: the structure holds only numbers, for which all zeros is a value. Some libraries have more than
+    // one field.
     let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
     parameters.sched_priority = 1;
-    // SAFETY: `parameters` lives through the call; 0 is the calling thread.
+    // SAFETY: `parameters` lives through the call. 0 is the calling thread.
     unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) };
 }
 

@@ -1,14 +1,14 @@
-//! Having the kernel hand over a file's dirty pages before SEEK_DATA or SEEK_HOLE is answered.
+//! Flushes a file's dirty pages before SEEK_DATA or SEEK_HOLE is answered.
 //!
-//! The kernel may hold written bytes that the filesystem has not seen (writeback cache, shared mappings), and asks about
-//! data and holes all the same. So the file is opened once more through its handle on the mount, and its dirty pages
-//! are written back with sync_file_range(2).
+//! The kernel may hold written bytes that the filesystem has not seen (writeback cache, shared mappings). It
+//! asks about data and holes all the same. So the daemon opens the file once more, by its handle on the
+//! mount, and writes its dirty pages back with sync_file_range(2).
 //!
-//! **Why this cannot deadlock.** The program that seeks holds the inode's lock until it is answered. Opening by handle,
-//! opening without OPEN, and writing pages back take no inode lock; the WRITEs that follow are answered by reader
-//! threads, which never wait for this one. Closing does take the lock in some kernels, so the descriptor is closed
-//! only after the answer. Without the privilege to open by handle the pages are dropped by a notification instead,
-//! which writes dirty ones back one by one and takes no inode lock either.
+//! **Why this cannot deadlock.** The program that seeks holds the inode's lock until it is answered. Opening
+//! by handle, opening without OPEN, and writing pages back take no inode lock. Reader threads answer the
+//! resulting WRITEs, and they never wait for this thread. Closing does take the lock in some kernels, so the
+//! descriptor is closed only after the reply. Without the privilege to open by handle, a notification drops
+//! the pages instead. It writes dirty pages back one by one, and it takes no inode lock either.
 
 use std::any::Any;
 use std::ffi::CString;
@@ -25,7 +25,7 @@ use crate::mount::{Mount, dev_of};
 use crate::notify;
 use crate::pending_flush::ClearError;
 
-/// Pushes dirty pages through a second descriptor on the mount itself.
+/// Flushes dirty pages through a second descriptor on the mount itself.
 pub struct ThroughMount(pub Arc<Mount>);
 
 impl PushDirty for ThroughMount {
@@ -34,14 +34,14 @@ impl PushDirty for ThroughMount {
             let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
                 | libc::SYNC_FILE_RANGE_WRITE
                 | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-            // SAFETY: the descriptor is open; the call takes numbers only.
+            // SAFETY: the descriptor is open. The call takes numbers only.
             let done = unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, flags) };
             if done < 0 { Err(io::Error::last_os_error()) } else { Ok(file) }
         });
         match pushed {
             Ok(file) => Box::new(file),
             Err(_) => {
-                // The kernel not holding the inode means that there is nothing to hand over.
+                // If the kernel does not hold the inode, there is nothing to flush.
                 let _ = notify::inval_inode(sink, ino, 0, 0);
                 Box::new(())
             }
@@ -51,17 +51,19 @@ impl PushDirty for ThroughMount {
 
 impl ClearError for ThroughMount {
     fn clear(&self, ino: Ino) -> bool {
-        /// Where no file has pages: nothing is waited for, and only the stored error is looked at and cleared.
+        /// An offset at which no file has pages. So the call waits for nothing, and only reads and clears the
+        /// stored error.
         const BEYOND: i64 = 1 << 62;
         let Ok(file) = self.open(ino) else { return false };
         let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
-        // SAFETY: the descriptor is open; the call takes numbers only. That it fails with the stored error is what it is for.
+        // SAFETY: the descriptor is open. The call takes numbers only. Its failure with the stored error is
+        // intended.
         unsafe { libc::sync_file_range(file.as_raw_fd(), BEYOND, 1, flags) };
         true
     }
 }
 
-/// A file handle as FUSE makes it: number in two halves, generation.
+/// A file handle in FUSE's format: the inode number in two halves, and a generation.
 #[repr(C)]
 struct Handle {
     bytes: u32,
@@ -69,7 +71,7 @@ struct Handle {
     number: [u32; 3],
 }
 
-/// The kernel's name for handles of this form.
+/// The kernel's type number for handles of this format.
 const INO64_GEN: i32 = 0x81;
 
 impl ThroughMount {
@@ -78,16 +80,17 @@ impl ThroughMount {
         let number = [(ino.0 >> 32) as u32, ino.0 as u32, 0];
         let mut handle = Handle { bytes: size_of_val(&number) as u32, kind: INO64_GEN, number };
         let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
-        // SAFETY: `handle` has the layout of a file_handle with 12 bytes, which it announces; `root` is open.
+        // SAFETY: `handle` has the layout of a file_handle with 12 bytes, as its length field says. `root` is
+        // open.
         let fd = unsafe { libc::open_by_handle_at(root.as_raw_fd(), (&raw mut handle).cast(), flags) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the call has just made this descriptor, and nobody else has it.
+        // SAFETY: the call has just created this descriptor, and nobody else has it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// The root of the mount, held only for a moment: as long as it is open a polite unmount fails.
+    /// The root of the mount. Hold it only briefly: a polite unmount fails as long as it is open.
     fn root(&self) -> io::Result<OwnedFd> {
         let path = self.0.path();
         let name = CString::new(path.as_os_str().as_bytes())?;
@@ -97,7 +100,7 @@ impl ThroughMount {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the call has just made this descriptor, and nobody else has it.
+        // SAFETY: the call has just created this descriptor, and nobody else has it.
         let root = unsafe { OwnedFd::from_raw_fd(fd) };
         if dev_of(path)? != self.0.dev() {
             return Err(io::Error::from_raw_os_error(libc::ESTALE));

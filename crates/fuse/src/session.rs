@@ -1,9 +1,11 @@
 //! One mount from beginning to end.
 //!
-//! [`Session::mount`] mounts, answers INIT, and starts a reader thread per core, each with a /dev/fuse descriptor of
-//! its own, or a ring per CPU and one reader ([`crate::uring`]). The session ends when the kernel says that the mount is gone, however that came about: umount, a forced
-//! umount, an abort through /sys/fs/fuse/connections. The last thread to see it makes the filesystem durable
-//! ([`Filesystem::sync`]) and tells it that the kernel is gone ([`Filesystem::unmounted`]), once; [`Session::wait`] returns after that.
+//! [`Session::mount`] mounts and answers INIT. It then starts a reader thread per core, each with its own
+//! descriptor of /dev/fuse, or a ring per CPU and one reader ([`crate::uring`]). The session ends when the
+//! kernel reports that the mount is gone: by umount, by a forced umount, or by an abort through
+//! /sys/fs/fuse/connections. The last thread that sees the end makes the filesystem durable
+//! ([`Filesystem::sync`]) and tells it that the kernel is gone ([`Filesystem::unmounted`]), once.
+//! [`Session::wait`] returns after that.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -24,43 +26,46 @@ use crate::abi::opcodes::op;
 use crate::buffer::{PageBuf, RequestBuf};
 use crate::channel::{Device, Received, Sink, Source};
 use crate::counts::{Counts, Moved};
-use crate::defer::{Desk, Pool};
+use crate::defer::{PendingTable, Pool};
 use crate::dispatch::{Dispatcher, Parts, PushDirty, late_line};
 use crate::mount::{self, Mount, MountError, MountFlags, Unmount, UnmountError};
 use crate::notify::Notifier;
 use crate::pending_flush::PendingFlushes;
 use crate::seek::ThroughMount;
-use crate::uring::{self, Host, Rings, Transport, WayBack};
+use crate::uring::{self, Fallback, Host, Rings, Transport};
 use crate::watch::Watch;
 
-/// Writes that wait for room at a time; the others queue behind them.
+/// The most writes that wait for space at a time. Further writes queue behind them.
 const WRITERS: usize = 8;
 
 /// How to mount and serve.
 #[derive(Clone)]
 pub struct Options {
-    /// What the kernel is told.
+    /// The flags of the mount.
     pub mount: MountFlags,
-    /// Let the kernel hold written bytes back until close or fsync; `None`: yes, if the mount is exclusive and writable.
+    /// Let the kernel hold written bytes back until close or fsync (writeback cache). `None`: yes, if the
+    /// mount is exclusive and writable.
     pub writeback: Option<bool>,
-    /// How requests come and replies go.
+    /// How requests arrive and replies leave.
     pub transport: Transport,
-    /// Threads that read requests from /dev/fuse; 0: one per core. With io_uring there is one, for the few that still
-    /// come that way.
+    /// The number of threads that read requests from /dev/fuse. 0: one per core. With io_uring there is one,
+    /// for the few requests that still arrive that way.
     pub readers: usize,
-    /// Over io_uring, a program stays on the CPU where it asks: threads of rings step out of its way. Off only for comparing.
+    /// With io_uring, ring threads yield the CPU to the program that they answer, so the program stays on its
+    /// CPU. Turn this off only to compare.
     pub aside: bool,
-    /// The most threads for requests that must wait.
+    /// The most worker threads for pending requests.
     pub workers: usize,
-    /// After this time a waiting request is answered EIO.
+    /// A pending request is answered EIO after this time.
     pub deadline: Duration,
-    /// How far the kernel reads ahead, in KiB; `None` leaves the kernel's own value (128).
+    /// The kernel's read-ahead in KiB. `None` leaves the kernel's own value (128).
     pub read_ahead_kib: Option<u32>,
-    /// The kernel keeps nothing and asks for every open and read, as with a FUSE filesystem that caches nothing: for measuring only.
+    /// The kernel caches nothing and asks for every open and read, as with a FUSE filesystem that caches
+    /// nothing. Only for measurements.
     pub uncached: bool,
-    /// All readers share one descriptor of /dev/fuse instead of having one each: for measuring only.
+    /// All readers share one descriptor of /dev/fuse instead of having one each. Only for measurements.
     pub one_channel: bool,
-    /// Where lines for a person go: a handler's panic, a request answered too late.
+    /// Receives the lines of the log: a panic in a handler, a request that missed its deadline.
     pub log: Log,
 }
 
@@ -85,9 +90,9 @@ impl Default for Options {
 /// How a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// The connection was cut while mounted; what the kernel had not handed over by then is lost.
+    /// The connection was cut while it was mounted. Data that the kernel had not sent by then is lost.
     pub aborted: bool,
-    /// Whether everything the kernel did hand over is durable.
+    /// Whether everything that the kernel sent is durable.
     pub synced: api::Result<()>,
 }
 
@@ -96,13 +101,13 @@ struct Shared {
     mount: Arc<Mount>,
     counts: Arc<Counts>,
     watch: Arc<Watch>,
-    desk: Arc<Desk>,
+    pending_table: Arc<PendingTable>,
     pools: [Arc<Pool>; 3],
     flushes: Option<Arc<PendingFlushes>>,
     notifier: Notifier,
     dispatcher: Dispatcher,
     log: Log,
-    /// Reader and ring threads that have not ended, and one more while threads are being started.
+    /// Reader and ring threads that have not ended, plus one while threads are being started.
     threads_left: AtomicUsize,
     rings: OnceLock<Rings>,
     aborted: AtomicBool,
@@ -110,22 +115,23 @@ struct Shared {
     changed: Condvar,
 }
 
-/// A mounted filesystem. Dropping it unmounts, by force if it is in use.
+/// A mounted filesystem. Dropping it unmounts, by force if the mount is in use.
 pub struct Session {
     shared: Arc<Shared>,
     agreed: Agreed,
     warnings: Vec<String>,
 }
 
-/// Unmounts a session from another thread. Clones are the same.
+/// Unmounts a session from another thread. Clones are equivalent.
 #[derive(Clone)]
 pub struct Unmounter(Arc<Mount>);
 
 impl Unmounter {
-    /// Unmounts; returns when the mount is out of sight. [`Session::wait`] tells when all is done.
+    /// Unmounts. Returns when the mount is no longer visible. [`Session::wait`] returns when everything is
+    /// done.
     ///
     /// # Errors
-    /// [`UnmountError::Busy`] when polite and in use, or what the system said.
+    /// [`UnmountError::Busy`] if `how` is polite and the mount is in use, or the system's error.
     pub fn unmount(&self, how: Unmount) -> Result<(), UnmountError> {
         self.0.unmount(how)
     }
@@ -137,7 +143,7 @@ impl Unmounter {
 }
 
 impl Session {
-    /// Mounts `fs` on the directory `mountpoint` and serves it from threads of its own.
+    /// Mounts `fs` on the directory `mountpoint` and serves it from its own threads.
     ///
     /// # Errors
     /// A [`MountError`], whose text says what to do. Nothing is left mounted then.
@@ -162,10 +168,10 @@ impl Session {
         let root_mode = root.kind.mode_bits() | u32::from(root.perm);
         let (device, mount) = mount::mount(&path, &options.mount, root_mode)?;
         let guard = MountGuard(Arc::new(mount));
-        let way_back = if uring { uring::prepare(options.transport, &device, &mut remarks)? } else { None };
-        wishes.uring = way_back.is_some();
+        let fallback = if uring { uring::prepare(options.transport, &device, &mut remarks)? } else { None };
+        wishes.uring = fallback.is_some();
         let agreed = handshake(&device, &wishes)?;
-        let mut session = start(fs, Arc::clone(&guard.0), device, (agreed, way_back), &options, writable)?;
+        let mut session = start(fs, Arc::clone(&guard.0), device, (agreed, fallback), &options, writable)?;
         std::mem::forget(guard);
         if wishes.uring && !agreed.has(flag::OVER_IO_URING) {
             remarks.push(uring::fallback_line("this kernel did not offer it"));
@@ -175,7 +181,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Waits until the mount has ended and the filesystem was told.
+    /// Waits until the mount has ended and the filesystem has been told.
     pub fn wait(&self) -> Ended {
         let mut ended = self.shared.ended.lock();
         loop {
@@ -186,14 +192,15 @@ impl Session {
         }
     }
 
-    /// The same, but for so long at most; `None` when it goes on.
+    /// The same, but no longer than `at_most`. `None` if the session has not ended.
     pub fn wait_for(&self, at_most: Duration) -> Option<Ended> {
         let mut ended = self.shared.ended.lock();
         self.shared.changed.wait_while_for(&mut ended, |ended| ended.is_none(), at_most);
         *ended
     }
 
-    /// Unmounts. After success [`Session::wait`] returns soon (when lazy: after the last program has let go).
+    /// Unmounts. After success [`Session::wait`] returns soon. After a lazy unmount it returns when the last
+    /// program has closed its files.
     ///
     /// # Errors
     /// As [`Unmounter::unmount`].
@@ -201,62 +208,64 @@ impl Session {
         self.shared.mount.unmount(how)
     }
 
-    /// Something that can unmount from another thread.
+    /// A handle that can unmount from another thread.
     pub fn unmounter(&self) -> Unmounter {
         Unmounter(Arc::clone(&self.shared.mount))
     }
 
-    /// What makes the kernel forget.
+    /// The handle that sends invalidations to the kernel.
     pub fn notifier(&self) -> Notifier {
         self.shared.notifier.clone()
     }
 
-    /// How many requests came so far, by kind; kinds that never came are left out.
+    /// The number of requests so far, by kind. Kinds without a request are left out.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         self.shared.counts.totals()
     }
 
-    /// Of these, those answered with an error.
+    /// The number of these that were answered with an error.
     pub fn failures(&self) -> Vec<(&'static str, u64)> {
         self.shared.counts.failures()
     }
 
-    /// The bytes they moved.
+    /// The bytes that requests moved.
     pub fn moved(&self) -> Moved {
         self.shared.counts.moved()
     }
 
-    /// How long they take, for whoever wants to know.
+    /// The measurement of how long requests take.
     pub fn watch(&self) -> Arc<Watch> {
         Arc::clone(&self.shared.watch)
     }
 
-    /// Writeback errors that the kernel stored because a program was killed, and that were cleared: see [`crate::pending_flush`].
+    /// Writeback errors that the kernel stored because a program was killed, and that were cleared: see
+    /// [`crate::pending_flush`].
     pub fn errors_cleared(&self) -> u64 {
         self.shared.flushes.as_ref().map_or(0, |flushes| flushes.cleared())
     }
 
-    /// Flushes of times that the kernel has not sent yet: of programs that live, and of those that are looked after.
+    /// Flushes of timestamps that the kernel has not sent yet, of living programs and of programs that were
+    /// killed.
     pub fn flushes_pending(&self) -> usize {
         self.shared.flushes.as_ref().map_or(0, |flushes| flushes.pending())
     }
 
-    /// Requests that wait at the moment.
+    /// The number of pending requests.
     pub fn waiting(&self) -> usize {
-        self.shared.desk.waiting()
+        self.shared.pending_table.waiting()
     }
 
-    /// What could not be set up, in words; the mount works without it.
+    /// What could not be set up, as text. The mount works without it.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// What INIT settled with the kernel.
+    /// What INIT negotiated with the kernel.
     pub fn agreed(&self) -> Agreed {
         self.agreed
     }
 
-    /// How requests come: [`Transport::Uring`] or [`Transport::Classic`].
+    /// How requests arrive: [`Transport::Uring`] or [`Transport::Classic`].
     pub fn transport(&self) -> Transport {
         if self.shared.rings.get().is_some() { Transport::Uring } else { Transport::Classic }
     }
@@ -287,16 +296,16 @@ impl Drop for Session {
             (self.shared.log)(&format!("fuse: {error}"));
             return;
         }
-        // A lazily detached mount lives as long as its users: do not wait for them.
+        // A lazily detached mount lives as long as its users. Do not wait for them.
         if self.wait_for(Duration::from_secs(10)).is_none() {
             (self.shared.log)(
-                "fuse: a program still holds files of a detached mount; it is served until it lets go",
+                "fuse: a program still holds files of a detached mount; it is served until it closes them",
             );
         }
     }
 }
 
-/// Takes the mount away again when setting up fails.
+/// Unmounts again if the setup fails.
 struct MountGuard(Arc<Mount>);
 
 impl Drop for MountGuard {
@@ -316,7 +325,7 @@ fn serves_dot(fs: &dyn Filesystem) -> bool {
 
 /// Answers INIT, the kernel's first request.
 fn handshake(device: &Device, wishes: &Wishes) -> Result<Agreed, MountError> {
-    let failed = MountError::io("greeting the kernel");
+    let failed = MountError::io("negotiating with the kernel");
     let strange = || failed(std::io::Error::from_raw_os_error(libc::EPROTO));
     let mut buffer = RequestBuf::new();
     let len = loop {
@@ -351,7 +360,7 @@ fn start(
     fs: Arc<dyn Filesystem>,
     mount: Arc<Mount>,
     device: Device,
-    (agreed, way_back): (Agreed, Option<WayBack>),
+    (agreed, fallback): (Agreed, Option<Fallback>),
     options: &Options,
     writable: bool,
 ) -> Result<Session, MountError> {
@@ -361,7 +370,8 @@ fn start(
     let sink: Arc<dyn Sink> = Arc::clone(&device) as _;
     let notifier = Notifier::start(sink).map_err(&failed)?;
     let log = Arc::clone(&options.log);
-    let desk = Desk::start(options.deadline, move |waited| log(&late_line(waited))).map_err(&failed)?;
+    let pending_table =
+        PendingTable::start(options.deadline, move |waited| log(&late_line(waited))).map_err(&failed)?;
     let workers = Pool::new("fuse-wait", options.workers);
     let writers = Pool::new("fuse-write", WRITERS);
     let seeker = Pool::new("fuse-seek", 2);
@@ -372,7 +382,7 @@ fn start(
     let dispatcher = Dispatcher::new(Parts {
         fs: Arc::clone(&fs),
         agreed,
-        desk: Arc::clone(&desk),
+        pending_table: Arc::clone(&pending_table),
         workers: Arc::clone(&workers),
         writers: Arc::clone(&writers),
         seeker: Arc::clone(&seeker),
@@ -389,7 +399,7 @@ fn start(
         mount,
         counts,
         watch,
-        desk,
+        pending_table,
         pools: [workers, writers, seeker],
         flushes,
         notifier,
@@ -402,8 +412,8 @@ fn start(
         changed: Condvar::new(),
     });
     let mut warnings = Vec::new();
-    if let Some(way_back) = way_back.filter(|_| agreed.has(flag::OVER_IO_URING)) {
-        match Rings::start(&device, &shared, way_back, options.aside) {
+    if let Some(fallback) = fallback.filter(|_| agreed.has(flag::OVER_IO_URING)) {
+        match Rings::start(&device, &shared, fallback, options.aside) {
             Ok(rings) => drop(shared.rings.set(rings)),
             Err(why) => warnings.push(uring::fallback_line(&why)),
         }
@@ -415,7 +425,8 @@ fn start(
     Ok(Session { shared, agreed, warnings })
 }
 
-/// Where the kernel keeps times, and flushes them: what looks for those that do not come.
+/// Starts the watch for flushes of timestamps that never arrive. Only a kernel with a writeback cache keeps
+/// timestamps and flushes them.
 fn pending_flushes(agreed: &Agreed, mount: &Arc<Mount>) -> std::io::Result<Option<Arc<PendingFlushes>>> {
     if !agreed.has(flag::WRITEBACK_CACHE) {
         return Ok(None);
@@ -427,7 +438,7 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Starts the reader threads. Serving with fewer is better than not at all, but one there must be.
+/// Starts the reader threads. Fewer threads than wanted are enough, but there must be one.
 fn read_from(shared: &Arc<Shared>, devices: Vec<Arc<Device>>) -> std::io::Result<()> {
     for (index, device) in devices.into_iter().enumerate() {
         shared.begins();
@@ -443,7 +454,7 @@ fn read_from(shared: &Arc<Shared>, devices: Vec<Arc<Device>>) -> std::io::Result
     Ok(())
 }
 
-/// A descriptor for each reader; those that cannot be had, or shall not, share the first.
+/// A descriptor for each reader. Readers share the first one if `share` is set, or if no other can be opened.
 fn devices(first: Arc<Device>, readers: usize, share: bool) -> Vec<Arc<Device>> {
     let mut devices = vec![Arc::clone(&first)];
     while devices.len() < readers {
@@ -464,8 +475,9 @@ impl Host for Shared {
 
     fn ended(&self, end: std::io::Result<()>) {
         if let Err(error) = end {
-            // The kernel never moves a queue's requests to another: programs on that CPU would wait for ever.
-            (self.log)(&format!("fuse: a ring failed, the mount is taken away by force: {error}"));
+            // The kernel never moves a queue's requests to another queue, so programs on that CPU would wait
+            // for ever.
+            (self.log)(&format!("fuse: a ring failed, so the mount is removed by force: {error}"));
             let mount = Arc::clone(&self.mount);
             let cut = move || mount.unmount(Unmount::Force);
             let _ = base::thread::spawn("fuse-cut", cut);
@@ -475,7 +487,7 @@ impl Host for Shared {
 }
 
 impl Shared {
-    /// A reader thread's life.
+    /// The body of a reader thread.
     fn read(&self, index: usize, device: &Arc<Device>) {
         base::thread::must_not_wait();
         let sink: Arc<dyn Sink> = Arc::clone(device) as _;
@@ -485,13 +497,13 @@ impl Shared {
             match device.receive(request.bytes()) {
                 Ok(Received::Request(len)) => {
                     self.dispatcher.serve(index, &request.bytes()[..len], reply.bytes(), &sink);
-                    self.let_gather();
+                    self.let_forgets_batch();
                 }
                 Ok(Received::Nothing) => {}
                 Ok(Received::Unmounted) => break false,
                 Ok(Received::Aborted) => break true,
                 Err(error) => {
-                    (self.log)(&format!("fuse: reading requests failed, this thread ends: {error}"));
+                    (self.log)(&format!("fuse: reading requests failed, so this thread ends: {error}"));
                     break true;
                 }
             }
@@ -499,32 +511,32 @@ impl Shared {
         if aborted {
             self.aborted.store(true, Ordering::Release);
         }
-        // A ring all of whose requests wait hears nothing of the end by itself.
+        // A ring whose requests are all pending does not notice the end by itself.
         if let Some(rings) = self.rings.get() {
             rings.stop();
         }
         self.leave();
     }
 
-    /// Beside rings only FORGET and INTERRUPT come to a reader. The kernel gathers the former while nobody reads, so a program that
-    /// removes a tree does not wake this thread for every inode.
-    fn let_gather(&self) {
+    /// With rings, only FORGET and INTERRUPT reach a reader. The kernel batches FORGETs while nobody reads.
+    /// Because of this pause, a program that removes a tree does not wake this thread for every inode.
+    fn let_forgets_batch(&self) {
         const GATHER: Duration = Duration::from_millis(5);
         if self.rings.get().is_some() {
             std::thread::sleep(GATHER);
         }
     }
 
-    /// A thread has ended; the last one ends the session.
+    /// A thread has ended. The last one ends the session.
     fn leave(&self) {
         if self.threads_left.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
-        self.desk.close();
+        self.pending_table.close();
         self.pools.iter().for_each(|pool| pool.close());
         self.flushes.iter().for_each(|flushes| flushes.close());
         self.notifier.close();
-        // After an abort the mount is still in its place, dead.
+        // After an abort the dead mount is still in its place.
         let dead = self.mount.is_there();
         if dead {
             let _ = self.mount.unmount(Unmount::Lazy);

@@ -1,13 +1,14 @@
-//! The same filesystem as an ordinary FUSE server would serve it: for measuring what the kernel's memory saves.
+//! The same filesystem as an ordinary FUSE server would serve it, to measure what the kernel's caches save.
 //!
-//! A mount made with [`Options::uncached`](crate::Options) answers OPEN, OPENDIR and their ends, gives names and attributes
-//! no time at all, and has files read past the page cache (`FOPEN_DIRECT_IO`). So every open costs LOOKUP, OPEN, FLUSH and RELEASE,
-//! and every read a READ. No user is offered this: it is what the figures of the other mounts are held against.
+//! A mount made with [`Options::uncached`](crate::Options) answers OPEN, OPENDIR and the matching closes. It
+//! gives names and attributes a lifetime of zero, and has files read past the page cache (`FOPEN_DIRECT_IO`).
+//! So every open costs LOOKUP, OPEN, FLUSH and RELEASE, and every read a READ. Users cannot choose this. The
+//! figures of other mounts are compared with it.
 
 use crate::abi::init::flag;
 use crate::abi::opcodes::op;
 
-/// Flags that only a mount with caching asks for.
+/// INIT flags that only a mount with caching asks for.
 pub(crate) const NOT_ASKED: u64 = flag::NO_OPEN_SUPPORT
     | flag::NO_OPENDIR_SUPPORT
     | flag::DO_READDIRPLUS
@@ -15,10 +16,11 @@ pub(crate) const NOT_ASKED: u64 = flag::NO_OPEN_SUPPORT
     | flag::CACHE_SYMLINKS
     | flag::WRITEBACK_CACHE;
 
-/// Writes the body of the answer to a request that a cached mount refuses or never sees; its length, or `None` for all others.
+/// Writes the body of the reply to a request that a cached mount refuses or never sees. Returns its length,
+/// or `None` for all other requests.
 pub(crate) fn answer(opcode: u32, room: &mut [u8]) -> Option<usize> {
     const DIRECT_IO: u32 = 1;
-    // A file handle (none), open flags, and four bytes that mean nothing here.
+    // A file handle (none), open flags, and four unused bytes.
     const OPENED: usize = 16;
     let flags = match opcode {
         op::OPEN => DIRECT_IO,
@@ -32,7 +34,7 @@ pub(crate) fn answer(opcode: u32, room: &mut [u8]) -> Option<usize> {
     Some(OPENED)
 }
 
-/// Takes the times out of a reply's body: the kernel may keep nothing of it.
+/// Clears the lifetimes in a reply's body, so that the kernel caches nothing of it.
 pub(crate) fn expire(opcode: u32, body: &mut [u8]) {
     let times = match opcode {
         op::LOOKUP | op::MKNOD | op::MKDIR | op::SYMLINK | op::LINK | op::TMPFILE => 16..32,
@@ -70,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_opens_and_closes_is_answered() {
+    fn opens_and_closes_are_answered() {
         let mut room = [0xff; 64];
         assert_eq!(answer(op::OPEN, &mut room), Some(16));
         assert_eq!(room[..16], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! FUSE over io_uring: requests come and replies go by one ring per CPU instead of read(2) and write(2).
+//! FUSE over io_uring: requests and replies travel through one ring per CPU instead of read(2) and write(2).
 //!
 //! ```text
 //!  program on CPU 1 ─► kernel's queue 1 ─► ring 1: its thread serves ─► commit, which fetches the next
@@ -7,23 +7,26 @@
 //!  FORGET, INTERRUPT ─► /dev/fuse ─► one reader thread          notifications ─► /dev/fuse
 //! ```
 //!
-//! The kernel puts a request into the queue of the CPU that its program runs on, and never moves it to another; so there
-//! is a ring for every CPU that could ever exist, and a ring's thread never waits. A request that must wait keeps its
-//! entry until it is answered: the depth is how many may wait per CPU before others queue behind them, for the
-//! deadline at most. Depth times 1 MiB times CPUs is held under [`MEMORY`] (never fewer than [`LEAST`] entries), and only
-//! what was written to is real memory: the kernel uses the entry that came back last, so that few of them ever are.
+//! The kernel puts a request into the queue of the CPU that its program runs on, and never moves it to
+//! another queue. So there is a ring for every CPU that could ever exist, and a ring's thread never waits. A
+//! pending request keeps its entry until it is answered. The depth is the number of requests per CPU that may
+//! be pending before others queue behind them, for the deadline at most. Depth times 1 MiB times CPUs stays
+//! below [`MEMORY`], but a ring has at least [`LEAST`] entries. Only pages that were written to take memory.
+//! The kernel uses the entry that came back last, so few of them ever do.
 //!
-//! **The switch.** The kernel offers this only where `enable_uring` is on, which is one switch for the whole machine and
-//! off by default. [`Transport::Auto`] takes what is offered; [`Transport::Uring`] turns it on, as root, and says so; it stays
-//! on, because other mounts may have come to use it. Turning it off does not touch a mount that already runs.
+//! **The switch.** The kernel offers this only if `enable_uring` is on. This is one switch for the whole
+//! machine, and it is off by default. [`Transport::Auto`] takes what is offered. [`Transport::Uring`] turns
+//! the switch on, as root, and says so. It stays on, because other mounts may use it by now. Turning it off
+//! does not affect a running mount.
 //!
-//! **The order of things.** Having agreed in INIT, the kernel lets no request through until every queue has an entry. Rings
-//! are therefore registered one after another; until the last one's first entry is accepted there is a way back: a
-//! registration that fails, on purpose if need be ([`WayBack`]), makes the kernel serve everything through /dev/fuse.
+//! **The order.** Once INIT has negotiated rings, the kernel lets no request through until every queue has an
+//! entry. Rings are therefore registered one after another. Until the first entry of the last ring is
+//! accepted, rings can be given up: if a registration fails, on purpose if need be ([`Fallback`]), the kernel
+//! serves everything through /dev/fuse.
 
-mod aside;
 mod entry;
 mod ring;
+mod yielding;
 
 use std::fmt;
 use std::io;
@@ -31,28 +34,28 @@ use std::str::FromStr;
 use std::sync::mpsc;
 use std::sync::{Arc, Weak};
 
-use self::aside::Keeper;
-pub(crate) use self::ring::WayBack;
+pub(crate) use self::ring::Fallback;
 use self::ring::{Mailbox, Ring};
+use self::yielding::Keeper;
 use crate::channel::{Device, Sink};
 use crate::mount::MountError;
 
 /// The host-wide switch.
 pub const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
-/// The most that the payloads of all entries of a mount may come to, in bytes.
+/// The most memory for the payloads of all entries of a mount, in bytes.
 const MEMORY: usize = 64 << 20;
-/// Entries per ring: with one alone, a request that waits would stop its CPU.
+/// The fewest entries per ring. With a single entry, a pending request would stop its CPU.
 const LEAST: usize = 2;
-/// More waiting requests per CPU than this bring nothing.
+/// The most entries per ring. More pending requests per CPU than this gain nothing.
 const MOST: usize = 16;
 
-/// How requests come and replies go.
+/// How requests arrive and replies leave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// io_uring where the kernel's switch is on, else classic.
+    /// io_uring if the kernel's switch is on, otherwise classic.
     #[default]
     Auto,
-    /// io_uring; as root the switch is turned on.
+    /// io_uring. Turns the switch on, as root.
     Uring,
     /// read(2) and write(2) on /dev/fuse.
     Classic,
@@ -81,7 +84,7 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Whether the kernel's switch is on; `None` when it has none.
+/// Whether the kernel's switch is on. `None` if the kernel has no such switch.
 pub fn switched_on() -> Option<bool> {
     let read = || std::fs::read_to_string(SWITCH).ok();
     // The kernel's module may be loaded only when its device is first opened.
@@ -89,10 +92,10 @@ pub fn switched_on() -> Option<bool> {
     Some(matches!(text.trim(), "Y" | "1"))
 }
 
-/// Whether to ask the kernel for rings. What a person should know is added to `remarks`.
+/// Whether to ask the kernel for rings. Messages for the user are added to `remarks`.
 ///
 /// # Errors
-/// [`MountError::NoUring`] when it was demanded and cannot be had; its text says what to do.
+/// [`MountError::NoUring`] if rings were demanded and cannot be had. Its text says what to do.
 pub(crate) fn decide(wanted: Transport, remarks: &mut Vec<String>) -> Result<bool, MountError> {
     match (wanted, switched_on()) {
         (Transport::Classic, _) | (Transport::Auto, None | Some(false)) => return Ok(false),
@@ -118,17 +121,17 @@ pub(crate) fn decide(wanted: Transport, remarks: &mut Vec<String>) -> Result<boo
     Ok(true)
 }
 
-/// Makes sure, before the kernel is promised rings, that they can be taken back; `None`: there can be none.
+/// Makes sure that rings can be given up again, before INIT promises them. `None`: there can be no rings.
 ///
 /// # Errors
-/// [`MountError::NoUring`] when they were demanded.
+/// [`MountError::NoUring`] if rings were demanded.
 pub(crate) fn prepare(
     wanted: Transport,
     device: &Device,
     remarks: &mut Vec<String>,
-) -> Result<Option<WayBack>, MountError> {
-    match WayBack::prepare(device) {
-        Ok(way) => Ok(Some(way)),
+) -> Result<Option<Fallback>, MountError> {
+    match Fallback::prepare(device) {
+        Ok(fallback) => Ok(Some(fallback)),
         Err(error) if wanted == Transport::Uring => Err(MountError::NoUring(format!(
             "this system does not allow io_uring ({error}): see `sysctl kernel.io_uring_disabled` and, in a \
              container, its seccomp profile; or use --transport auto"
@@ -140,12 +143,12 @@ pub(crate) fn prepare(
     }
 }
 
-/// The one line that says why io_uring is not used although it could be expected.
+/// The line that says why io_uring is not used although it could be expected.
 pub(crate) fn fallback_line(why: &str) -> String {
     format!("requests come through /dev/fuse instead of io_uring: {why}")
 }
 
-/// Who serves what the rings bring.
+/// Serves the requests that arrive through rings.
 pub(crate) trait Host: Send + Sync + 'static {
     /// Serves one request of this queue.
     fn serve(&self, queue: usize, request: &[u8], room: &mut [u8], sink: &Arc<dyn Sink>);
@@ -153,39 +156,40 @@ pub(crate) trait Host: Send + Sync + 'static {
     /// A ring is about to begin; [`Host::ended`] will be called for it.
     fn begins(&self);
 
-    /// A ring has ended; an error means that its queue is no longer served although the mount is there.
+    /// A ring has ended. An error means that its queue is no longer served although the mount still exists.
     fn ended(&self, end: io::Result<()>);
 }
 
 /// All rings of a mount.
 pub(crate) struct Rings {
     mailboxes: Vec<Arc<Mailbox>>,
-    /// Gone with them; rings that are still ending then do without.
+    /// Dropped with the rings. A ring that is still ending then does without it.
     _keeper: Option<Arc<Keeper>>,
 }
 
 impl Rings {
-    /// Starts a thread per possible CPU and registers all queues. `aside`: the threads step out of programs' way, if they may.
+    /// Starts a thread per possible CPU and registers all queues. `yields`: ring threads yield the CPU to the
+    /// programs that they answer, if the system allows it.
     ///
     /// # Errors
-    /// Why not, in words; the kernel has then been told to use /dev/fuse.
+    /// The reason as text. The kernel has then been told to use /dev/fuse.
     pub(crate) fn start(
         device: &Arc<Device>,
         host: &Arc<impl Host>,
-        way: WayBack,
-        aside: bool,
+        fallback: Fallback,
+        yields: bool,
     ) -> Result<Rings, String> {
         let queues = possible_cpus();
         let depth = depth(queues);
         let (ready, started) = mpsc::channel();
-        let keeper = aside.then(Keeper::start).flatten().map(Arc::new);
+        let keeper = yields.then(Keeper::start).flatten().map(Arc::new);
         let mut rings = Rings { mailboxes: Vec::with_capacity(queues), _keeper: keeper.clone() };
         for queue in 0..queues {
             host.begins();
             let (thread_device, thread_host, ready) = (Arc::clone(device), Arc::clone(host), ready.clone());
             let keeper = keeper.as_ref().map(Arc::downgrade);
             let spawned = base::thread::spawn(&format!("fuse-ring-{queue}"), move || {
-                live((queue, depth), &thread_device, &*thread_host, keeper, &ready);
+                run_ring((queue, depth), &thread_device, &*thread_host, keeper, &ready);
             });
             let registered = match spawned {
                 Ok(_) => started.recv().map_err(io::Error::other).flatten(),
@@ -198,7 +202,7 @@ impl Rings {
                 Ok(mailbox) => rings.mailboxes.push(mailbox),
                 Err(error) => {
                     rings.mailboxes.iter().for_each(|mailbox| mailbox.give_up());
-                    way.take();
+                    fallback.take();
                     return Err(format!("registering queue {queue} of {queues} failed: {error}"));
                 }
             }
@@ -206,14 +210,14 @@ impl Rings {
         Ok(rings)
     }
 
-    /// Ends them all: the mount is gone.
+    /// Ends all rings, because the mount is gone.
     pub(crate) fn stop(&self) {
         self.mailboxes.iter().for_each(|mailbox| mailbox.close());
     }
 }
 
-/// A ring thread's life.
-fn live(
+/// The body of a ring thread.
+fn run_ring(
     (queue, depth): (usize, usize),
     device: &Arc<Device>,
     host: &impl Host,
@@ -230,15 +234,17 @@ fn live(
         }
     };
     base::thread::must_not_wait();
-    let aside = keeper.and_then(|keeper| keeper.upgrade()).map(|keeper| keeper.aside());
+    let yielder = keeper.and_then(|keeper| keeper.upgrade()).map(|keeper| keeper.yielder());
     let _ = ready.send(Ok(ring.mailbox()));
-    host.ended(ring.run(aside, |request, room, sink| host.serve(queue, request, room, sink)));
+    host.ended(ring.run(yielder, |request, room, sink| host.serve(queue, request, room, sink)));
 }
 
-/// Keeps the calling thread on the CPU whose requests it serves: woken there, it runs as soon as the program waits, on a warm cache
-/// and without waking another CPU, which on an idle machine costs more than the request. Where that is not allowed it runs anywhere.
+/// Keeps the calling thread on the CPU whose requests it serves. Woken there, it runs as soon as the program
+/// waits, on a warm cache. No other CPU has to be woken, which on an idle machine costs more than the
+/// request. If pinning is not allowed, the thread runs anywhere.
 fn pin(cpu: usize) {
-    // SAFETY: a cpu_set_t is plain bits, all zeros is the empty set, and CPU_SET checks the index against its size.
+    // SAFETY: a cpu_set_t is plain bits, for which all zeros is the empty set. CPU_SET checks the index
+    // against its size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(cpu, &mut set);
@@ -251,14 +257,14 @@ fn depth(queues: usize) -> usize {
     (MEMORY / entry::PAYLOAD / queues.max(1)).clamp(LEAST, MOST)
 }
 
-/// How many CPUs this machine could ever have: the kernel has a queue for each.
+/// How many CPUs this machine could ever have. The kernel has a queue for each.
 pub(crate) fn possible_cpus() -> usize {
     let counted =
         std::fs::read_to_string("/sys/devices/system/cpu/possible").ok().and_then(|text| count(&text));
     counted.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// Counts a list of ranges: "0-3,8" is five.
+/// Counts the CPUs in a list of ranges: "0-3,8" is five.
 fn count(ranges: &str) -> Option<usize> {
     let number = |text: &str| text.trim().parse::<usize>().ok();
     ranges.split(',').try_fold(0, |all, range| {

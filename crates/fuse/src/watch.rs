@@ -1,16 +1,16 @@
-//! Looking on while requests are served: how long each takes and on what, for nobody, for figures, or one by one.
+//! Measures how long each request takes, and in which phases: not at all, as totals, or one by one.
 //!
 //! ```text
-//!   off       one look at a flag per request
-//!   times     two readings of the clock and two additions per request, into the thread's own histogram of that operation
-//!   records   the phase clock too, and a record in the thread's own ring, for all requests or every so many
+//!   off       one test of a flag per request
+//!   times     two clock readings and two additions per request, into the thread's histogram of the opcode
+//!   records   also the phase clock, and a record in the thread's ring, for all requests or one in so many
 //! ```
 //!
-//! Whoever wants to look takes a [`Hold`]; with the last one it is off again. Nothing here allocates or locks while a request is
-//! served. Each reader thread has a lane of its own, and all workers share one more.
+//! An observer takes a [`Hold`]. When the last one is dropped, measuring is off again. Nothing here allocates
+//! or locks while a request is served. Each reader thread has its own lane, and all workers share one more.
 //!
-//! A request's time begins when the daemon has it and ends when the answer is given away. What came before (the kernel's queue)
-//! and after (the way back) only the kernel knows.
+//! The time of a request begins when the daemon has received it and ends when the reply has been sent. Only
+//! the kernel knows the time before (in its queue) and after (the return to the program).
 
 mod hist;
 mod ring;
@@ -29,18 +29,18 @@ use crate::abi::header::Header;
 use crate::abi::opcodes::OPCODES;
 use crate::counts::{KINDS, kind_of};
 
-/// Somebody wants durations.
+/// An observer wants durations.
 const TIMES: u32 = 1;
-/// Somebody wants records.
+/// An observer wants records.
 const RECORDS: u32 = 2;
 
-/// Records of all lanes together, at most: 16 MiB.
+/// The most records of all lanes together: 16 MiB.
 const RECORDS_MAX: usize = 128 << 10;
-/// Records of one lane: at 100,000 requests a second, a sixth of a second.
+/// The most records of one lane: a sixth of a second at 100,000 requests a second.
 const LANE_MAX: usize = 16 << 10;
 const LANE_MIN: usize = 512;
 
-/// What one thread measured, by kind of operation.
+/// What one thread measured, by opcode.
 struct Times {
     counts: Box<[[AtomicU64; BUCKETS]]>,
     sums: [AtomicU64; KINDS],
@@ -61,39 +61,39 @@ impl Times {
     }
 }
 
-/// What one thread shows.
-struct Shown {
-    brought: AtomicU64,
+/// The records of one thread.
+struct RecordLane {
+    received: AtomicU64,
     ring: Ring,
 }
 
 #[derive(Default)]
 struct Holders {
     times: usize,
-    /// Of each who wants records: every how many.
+    /// One in how many requests each observer of records wants.
     every: Vec<u32>,
 }
 
-/// Where onlookers of one mount and its threads meet.
+/// The measurements of one mount, shared by its threads and its observers.
 pub struct Watch {
     level: AtomicU32,
     every: AtomicU32,
     lanes: usize,
     times: OnceLock<Box<[Times]>>,
-    shown: OnceLock<Box<[Shown]>>,
+    record_lanes: OnceLock<Box<[RecordLane]>>,
     holders: Mutex<Holders>,
 }
 
-/// A request that is looked at.
+/// A request that is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
     at: u64,
     wait: u64,
-    /// Its number in its lane, if a record is wanted.
+    /// Its number in its lane, if it is recorded.
     record: Option<u64>,
 }
 
-/// What a request came to.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome {
     /// Bytes read or written.
@@ -102,7 +102,7 @@ pub struct Outcome {
     pub error: u32,
 }
 
-/// Times up to the moment where the answer is given away.
+/// The times of a request up to the moment at which its reply is sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Answered {
     span: Span,
@@ -111,14 +111,14 @@ pub struct Answered {
 }
 
 impl Watch {
-    /// For so many threads.
+    /// A watch for this many lanes.
     pub fn new(lanes: usize) -> Arc<Watch> {
         Arc::new(Watch {
             level: AtomicU32::new(0),
             every: AtomicU32::new(1),
             lanes: lanes.max(1),
             times: OnceLock::new(),
-            shown: OnceLock::new(),
+            record_lanes: OnceLock::new(),
             holders: Mutex::default(),
         })
     }
@@ -128,7 +128,7 @@ impl Watch {
         self.lanes - 1
     }
 
-    /// Has durations measured as long as the hold lives.
+    /// Durations are measured as long as the hold lives.
     pub fn measure(self: &Arc<Self>) -> Hold {
         let mut holders = self.holders.lock();
         holders.times += 1;
@@ -136,7 +136,8 @@ impl Watch {
         Hold { watch: Arc::clone(self), every: None }
     }
 
-    /// Has records made of every so many requests (and of others, if somebody else wants those) as long as the hold lives.
+    /// One in `every` requests is recorded as long as the hold lives. If another observer wants other
+    /// requests, those are recorded too.
     pub fn record(self: &Arc<Self>, every: u32) -> Hold {
         let every = every.max(1);
         let mut holders = self.holders.lock();
@@ -153,17 +154,17 @@ impl Watch {
         }
         if !holders.every.is_empty() {
             let len = (RECORDS_MAX / self.lanes).clamp(LANE_MIN, LANE_MAX);
-            let shown = || Shown { brought: AtomicU64::new(0), ring: Ring::new(len) };
-            self.shown.get_or_init(|| (0..self.lanes).map(|_| shown()).collect());
+            let new_lane = || RecordLane { received: AtomicU64::new(0), ring: Ring::new(len) };
+            self.record_lanes.get_or_init(|| (0..self.lanes).map(|_| new_lane()).collect());
             level |= RECORDS;
-            // Everyone's share is among the multiples of this.
+            // The requests that each observer wants are among the multiples of this.
             let common = holders.every.iter().copied().fold(0, divisor);
             self.every.store(common, Ordering::Relaxed);
         }
         self.level.store(level, Ordering::Release);
     }
 
-    /// A request has come; `None` when nobody looks.
+    /// A request has arrived. `None` if nothing is measured.
     #[inline]
     pub(crate) fn begin(&self, lane: usize) -> Option<Span> {
         match self.level.load(Ordering::Acquire) {
@@ -175,27 +176,27 @@ impl Watch {
     #[cold]
     fn look(&self, level: u32, lane: usize) -> Span {
         let at = monotonic_ns();
-        let chosen = |shown: &Shown| {
-            let number = shown.brought.fetch_add(1, Ordering::Relaxed);
+        let chosen = |lane: &RecordLane| {
+            let number = lane.received.fetch_add(1, Ordering::Relaxed);
             let every = u64::from(self.every.load(Ordering::Relaxed).max(1));
             (every == 1 || number.is_multiple_of(every)).then_some(number)
         };
-        let shown = self.shown.get().filter(|_| level & RECORDS != 0);
-        let record = shown.and_then(|lanes| chosen(&lanes[lane % lanes.len()]));
+        let lanes = self.record_lanes.get().filter(|_| level & RECORDS != 0);
+        let record = lanes.and_then(|lanes| chosen(&lanes[lane % lanes.len()]));
         if record.is_some() {
             phase::start(at);
         }
         Span { at, wait: 0, record }
     }
 
-    /// The request leaves this thread, to go on with [`Watch::resume`] on another.
-    pub(crate) fn set_aside(&self, span: Option<Span>) {
+    /// The request leaves this thread, and [`Watch::resume`] continues it on another.
+    pub(crate) fn suspend(&self, span: Option<Span>) {
         if span.is_some_and(|span| span.record.is_some()) {
             phase::stop(0);
         }
     }
 
-    /// It goes on on this thread.
+    /// The request continues on this thread.
     pub(crate) fn resume(&self, span: Option<Span>) -> Option<Span> {
         let mut span = span?;
         if span.record.is_some() {
@@ -206,7 +207,7 @@ impl Watch {
         Some(span)
     }
 
-    /// The answer is there and is going to be given away.
+    /// The result is ready, and the reply is about to be sent.
     pub(crate) fn answering(&self, span: Option<Span>) -> Option<Answered> {
         let span = span?;
         let (at, spent) = match span.record {
@@ -219,22 +220,23 @@ impl Watch {
         Some(Answered { span, at, spent })
     }
 
-    /// The answer was brought by another thread, which does something else: all of the time was waiting.
-    pub(crate) fn brought(&self, span: Option<Span>) -> Option<Answered> {
+    /// Another thread replies, as the completion of a fetch. Its phases belong to its own work, so the whole
+    /// time counts as waiting.
+    pub(crate) fn completed(&self, span: Option<Span>) -> Option<Answered> {
         let mut span = span?;
         let at = if span.record.is_some() { monotonic_ns() } else { 0 };
         span.wait = at.saturating_sub(span.at);
         Some(Answered { span, at, spent: Spent::default() })
     }
 
-    /// It has been given away.
+    /// The reply has been sent.
     pub(crate) fn end(&self, lane: usize, answered: Option<Answered>, header: &Header, outcome: Outcome) {
         let Some(Answered { span, at, spent }) = answered else { return };
         let now = monotonic_ns();
         if let Some(lanes) = self.times.get() {
             lanes[lane % lanes.len()].add(header.opcode, now.saturating_sub(span.at));
         }
-        let (Some(seq), Some(lanes)) = (span.record, self.shown.get()) else { return };
+        let (Some(seq), Some(lanes)) = (span.record, self.record_lanes.get()) else { return };
         lanes[lane % lanes.len()].ring.push(&Record {
             seq,
             unique: header.unique,
@@ -251,7 +253,8 @@ impl Watch {
         });
     }
 
-    /// Durations so far by operation, those that never came left out. They grow only while somebody has them measured.
+    /// Durations so far, by operation. Operations without a request are left out. They grow only while an
+    /// observer wants durations.
     pub fn times(&self) -> Vec<(&'static str, Histogram)> {
         let Some(lanes) = self.times.get() else { return Vec::new() };
         let mut all = Vec::new();
@@ -271,15 +274,15 @@ impl Watch {
         all
     }
 
-    /// The place from which an onlooker sees what comes from now on.
+    /// The position at which an observer sees only records that are made from now on.
     pub fn now(&self) -> Cursor {
-        let heads = self.shown.get().map(|lanes| lanes.iter().map(|lane| lane.ring.head()).collect());
+        let heads = self.record_lanes.get().map(|lanes| lanes.iter().map(|lane| lane.ring.head()).collect());
         Cursor { next: heads.unwrap_or_else(|| vec![0; self.lanes]), lost: 0 }
     }
 
-    /// Gives all records since the cursor.
+    /// Passes all records since the cursor to `each`, and moves the cursor.
     pub fn read(&self, cursor: &mut Cursor, each: &mut dyn FnMut(Record)) {
-        let lanes = self.shown.get().map_or(&[][..], |lanes| lanes);
+        let lanes = self.record_lanes.get().map_or(&[][..], |lanes| lanes);
         for (lane, next) in lanes.iter().zip(&mut cursor.next) {
             let (after, lost) = lane.ring.read(*next, each);
             *next = after;
@@ -288,20 +291,20 @@ impl Watch {
     }
 }
 
-/// The greatest common divisor; of 0 and a number, the number.
+/// The greatest common divisor. Of 0 and a number it is the number.
 fn divisor(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { divisor(b, a % b) }
 }
 
-/// How far an onlooker has come.
+/// An observer's position.
 #[derive(Clone, Debug)]
 pub struct Cursor {
     next: Vec<u64>,
-    /// Records that were overwritten before he came to them.
+    /// Records that were overwritten before the observer read them.
     pub lost: u64,
 }
 
-/// Somebody looks on, until this is dropped.
+/// Keeps the measurement on until it is dropped.
 pub struct Hold {
     watch: Arc<Watch>,
     every: Option<u32>,

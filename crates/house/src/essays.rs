@@ -1,9 +1,10 @@
-//! Every module file opens with what it is for. A sibling `tests.rs` is the module's own and needs no second head.
+//! Every module file opens with its purpose. A sibling `tests.rs` belongs to its module and needs no essay of
+//! its own.
 
 use crate::Finding;
 use crate::source::Source;
 
-/// Checks one source: its first line is a `//!`, and it says something.
+/// Checks one source: its first line is a `//!` and is not empty.
 pub fn check(source: &Source) -> Option<Finding> {
     let said = source.text.lines().next().and_then(|line| line.strip_prefix("//!"));
     let sibling = source.path.ends_with("/tests.rs");

@@ -1,12 +1,12 @@
-//! No file names a person's folder, a package registry's host, or unfinished work.
+//! No file names a person's folder, the host of a package registry, or unfinished work.
 //!
-//! A path of one machine is wrong on every other; a registry is the package manager's business; and what is not
-//! finished is finished before it is committed, or left out and said so in the documents.
+//! A path of one machine is wrong on every other machine. A registry is the package manager's business.
+//! Unfinished work is finished before it is committed, or left out and described in the documents.
 
 use crate::Finding;
 use crate::source::{is_word, line_of};
 
-/// Files that others write, letter by letter: the licence, and what cargo locks.
+/// Files that other programs or people write byte by byte: the licence, and cargo's lock files.
 const FOREIGN: &[&str] = &["LICENSE", "Cargo.lock", "fuzz/Cargo.lock"];
 
 // Written in pieces, so that this file passes its own rule.

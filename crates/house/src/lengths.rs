@@ -1,36 +1,37 @@
 //! Files and functions stay short.
 //!
-//! A file of up to 600 lines, a file of tests of up to 1,000, and a function of up to 70 are free. What is longer is
-//! listed below with its length and may only shrink; past 1,000 lines not even the list helps. Split a file by the
-//! families of what it does, a function by its steps; tests of a long module go into a sibling `tests.rs`.
+//! A file has up to 600 lines, a file of tests up to 1,000, and a function up to 70. Longer ones are listed
+//! below with their length and may only shrink. No file may exceed 1,000 lines, not even a listed one. Split
+//! a file by families of operations and a function by its steps. The tests of a long module go into a sibling
+//! `tests.rs`.
 
 use crate::Finding;
 use crate::source::{Source, item_end};
 
 /// The aim for a file, in lines.
 pub const FILE_AIM: usize = 600;
-/// The fence for a file, in lines.
-pub const FILE_FENCE: usize = 1_000;
-/// The fence for a function, in lines, from its `fn` to its closing brace.
-pub const FUNCTION_FENCE: usize = 70;
+/// The limit for a file, in lines.
+pub const FILE_LIMIT: usize = 1_000;
+/// The limit for a function, in lines, from its `fn` to its closing brace.
+pub const FUNCTION_LIMIT: usize = 70;
 /// How far below its row in a list a length may fall before the row must be lowered.
 const SLACK: usize = 40;
 
-/// Files past the aim: path, lines. Rows are lowered or removed, never added or raised.
+/// Files longer than the aim: path, lines. Rows are lowered or removed, never added or raised.
 pub const LONG_FILES: &[(&str, usize)] = &[];
 
-/// Functions past the fence: path, name, lines. Rows are lowered or removed, never added or raised.
+/// Functions longer than the limit: path, name, lines. Rows are lowered or removed, never added or raised.
 pub const LONG_FUNCTIONS: &[(&str, &str, usize)] = &[];
 
-/// Checks the files against [`FILE_AIM`], [`FILE_FENCE`] and a list like [`LONG_FILES`].
+/// Checks the files against [`FILE_AIM`], [`FILE_LIMIT`] and a list like [`LONG_FILES`].
 pub fn check_files(sources: &[Source], list: &[(&str, usize)]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in sources {
         let lines = source.text.lines().count();
         let row = list.iter().find(|(path, _)| *path == source.path).map(|(_, lines)| *lines);
-        let aim = if source.is_test() { FILE_FENCE } else { FILE_AIM };
+        let aim = if source.is_test() { FILE_LIMIT } else { FILE_AIM };
         let message = match row {
-            _ if lines > FILE_FENCE => format!("{lines} lines; the fence is {FILE_FENCE}: split it"),
+            _ if lines > FILE_LIMIT => format!("{lines} lines; the limit is {FILE_LIMIT}: split it"),
             None if lines > aim => format!("{lines} lines; the aim is {aim}: split it"),
             Some(listed) if lines > listed => {
                 format!("{lines} lines, {listed} are listed: the list only shrinks")
@@ -47,17 +48,17 @@ pub fn check_files(sources: &[Source], list: &[(&str, usize)]) -> Vec<Finding> {
     findings
 }
 
-/// Checks the functions against [`FUNCTION_FENCE`] and a list like [`LONG_FUNCTIONS`].
+/// Checks the functions against [`FUNCTION_LIMIT`] and a list like [`LONG_FUNCTIONS`].
 pub fn check_functions(sources: &[Source], list: &[(&str, &str, usize)]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut used = vec![false; list.len()];
     for source in sources {
-        for function in functions(source).filter(|function| function.lines > FUNCTION_FENCE) {
+        for function in functions(source).filter(|function| function.lines > FUNCTION_LIMIT) {
             let Function { name, line, lines } = function;
             let row = list.iter().position(|(path, listed, _)| *path == source.path && *listed == name);
             let message = match row.map(|row| (row, list[row].2)) {
                 None => format!(
-                    "fn {name} has {lines} lines; the fence is {FUNCTION_FENCE}: split it by its steps"
+                    "fn {name} has {lines} lines; the limit is {FUNCTION_LIMIT}: split it by its steps"
                 ),
                 Some((row, listed)) => {
                     used[row] = true;
@@ -83,7 +84,7 @@ struct Function {
     lines: usize,
 }
 
-/// The functions that have a body.
+/// The functions with a body.
 fn functions(source: &Source) -> impl Iterator<Item = Function> + '_ {
     source.find("fn").filter_map(|at| {
         let code = &source.code;
@@ -128,7 +129,7 @@ mod tests {
         assert_eq!(findings(701, 700), 1, "grown");
         assert_eq!(findings(650, 700), 1, "shrunk far below its row");
         assert_eq!(findings(600, 601), 1, "needs no row");
-        assert_eq!(findings(1_001, 1_100), 1, "past the fence");
+        assert_eq!(findings(1_001, 1_100), 1, "past the limit");
         assert_eq!(check_files(&[], &[("a.rs", 700)]).len(), 1, "gone");
     }
 

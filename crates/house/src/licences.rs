@@ -1,7 +1,7 @@
 //! Every dependency's licence is in the list of `deny.toml`.
 //!
-//! cargo-deny says the same and more, but takes minutes to build; this rule asks cargo itself and is part of every
-//! test run. There is one list, and both read it.
+//! cargo-deny checks the same and more, but takes minutes to build. This rule asks cargo itself and is part
+//! of every test run. Both read the same list.
 
 use crate::Finding;
 use serde_json::Value;
@@ -13,8 +13,8 @@ pub fn allowed(deny_toml: &str) -> Vec<String> {
     list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// The crates of `exceptions = [..]` below `[licenses]`, each with what it alone may have besides: a line for each,
-/// `{ crate = "NAME", allow = ["LICENCE", ..] },`.
+/// The crates of `exceptions = [..]` below `[licenses]`, each with the licences that only it may have. One
+/// line each: `{ crate = "NAME", allow = ["LICENCE", ..] },`.
 pub fn exceptions(deny_toml: &str) -> Vec<(String, Vec<String>)> {
     let section = deny_toml.split("[licenses]").nth(1).unwrap_or("");
     let list = section.split("exceptions = [").nth(1).and_then(|rest| rest.split("\n]").next()).unwrap_or("");
@@ -23,10 +23,10 @@ pub fn exceptions(deny_toml: &str) -> Vec<(String, Vec<String>)> {
     words.filter_map(|words| words.split_first().map(|(name, rest)| (name.clone(), rest.to_vec()))).collect()
 }
 
-/// Checks what `cargo metadata` printed. Packages without a source are the workspace's own.
+/// Checks the output of `cargo metadata`. Packages without a source are the workspace's own.
 ///
 /// # Errors
-/// The text is not what `cargo metadata` prints.
+/// The text is not the output of `cargo metadata`.
 pub fn check(
     metadata: &str,
     allowed: &[String],
@@ -63,7 +63,7 @@ pub fn check(
     Ok(findings)
 }
 
-/// Whether a licence expression can be met with the allowed licences: any side of OR, both sides of AND.
+/// Whether the allowed licences satisfy a licence expression: any side of OR, both sides of AND.
 fn satisfied(expression: &str, allowed: &[String]) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let tokens: Vec<&str> = spaced.split_whitespace().collect();

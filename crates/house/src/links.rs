@@ -1,10 +1,10 @@
-//! Every relative link of the documents leads somewhere: to a file or folder of the repository, and to a heading when
-//! it names one.
+//! Every relative link in the documents has a target: a file or folder of the repository, and a heading if
+//! the link names one.
 
 use crate::Finding;
 use std::collections::BTreeMap;
 
-/// Checks one Markdown file of `texts`; `exists` says whether a relative path does.
+/// Checks one Markdown file of `texts`. `exists` says whether a relative path exists.
 pub fn check(path: &str, texts: &BTreeMap<String, String>, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
     let Some(text) = texts.get(path) else {
         return Vec::new();

@@ -1,5 +1,5 @@
-//! Every `unsafe` says why it is sound: a comment with `SAFETY:` right above it, or `# Safety` in the documentation of
-//! an unsafe function, which tells its callers what they owe.
+//! Every `unsafe` says why it is sound: in a comment with `SAFETY:` right above it, or in the section `#
+//! Safety` of an unsafe function's documentation, which lists the duties of its callers.
 
 use crate::Finding;
 use crate::source::Source;
@@ -22,12 +22,12 @@ pub fn check(source: &Source) -> Vec<Finding> {
     findings
 }
 
-/// Whether the statement that line `index` is part of carries the sentence, on that line or right above.
+/// Whether the statement of line `index` has a `SAFETY:` comment, on that line or right above.
 fn explained(lines: &[(&str, &str)], index: usize) -> bool {
     let says = |index: usize| {
         let (text, code) = lines[index];
         let mentioned = text.find("SAFETY:").or_else(|| text.find("# Safety"));
-        // In a comment that ends the line: the mask shows nothing from there on.
+        // It must be in a comment that ends the line. The mask is blank from there on.
         mentioned.is_some_and(|at| code.get(at..).is_some_and(|rest| rest.trim().is_empty()))
     };
     if says(index) {
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unsafe_without_its_sentence_is_found() {
+    fn an_unsafe_without_a_safety_comment_is_found() {
         for code in [
             "fn a() {\n    unsafe { f() }\n}\n",
             "unsafe impl Send for A {}\n",
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sentence_is_seen() {
+    fn a_safety_comment_is_seen() {
         for code in [
             "// SAFETY: because\nunsafe impl Send for A {}\n",
             "fn a() {\n    // SAFETY: a long reason\n    // on two lines\n    #[allow(x)]\n    let x = unsafe { f() };\n}\n",

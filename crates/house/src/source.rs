@@ -1,19 +1,19 @@
-//! A Rust source, masked: the text with comments and the insides of literals turned into blanks.
+//! A masked Rust source: the text with comments and the insides of literals replaced by blanks.
 //!
-//! The mask has the same bytes per line as the text, so a position in one is a position in the other. Nothing that a
-//! rule looks for can then hide in, or be faked by, a comment or a string. Which lines are test code is worked out
-//! here too: whole files by their place, parts of files by `#[cfg(test)]` and `#[test]`.
+//! The mask has the same bytes per line as the text, so a position in one is a position in the other. So no
+//! comment or string can hide or fake what a rule looks for. This module also finds out which lines are test
+//! code: whole files by their place, parts of files by `#[cfg(test)]` and `#[test]`.
 
 use std::ops::Range;
 
 /// One Rust file.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// Relative to the repository, with `/`.
+    /// Its path relative to the repository, with `/`.
     pub path: String,
-    /// As it stands on disk.
+    /// The text on disk.
     pub text: String,
-    /// The same with comments and the insides of literals blank.
+    /// The same with comments and the insides of literals blanked.
     pub code: String,
     /// Byte ranges of `code` that only tests compile.
     tests: Vec<Range<usize>>,
@@ -28,7 +28,7 @@ impl Source {
         Source { path: path.to_owned(), text: text.to_owned(), code, tests }
     }
 
-    /// Declares the whole file test code (a module whose `mod` line carries `#[cfg(test)]`).
+    /// Marks the whole file as test code (a module whose `mod` line has `#[cfg(test)]`).
     pub fn set_test(&mut self) {
         self.tests = std::iter::once(0..self.code.len()).collect();
     }
@@ -48,7 +48,7 @@ impl Source {
         line_of(&self.code, position)
     }
 
-    /// Positions where `word` stands in the code, not as a part of a longer word.
+    /// Positions of `word` in the code, where it is not a part of a longer word.
     pub fn find<'a>(&'a self, word: &'a str) -> impl Iterator<Item = usize> + 'a {
         let code = self.code.as_bytes();
         self.code.match_indices(word).map(|(at, _)| at).filter(move |&at| {
@@ -125,7 +125,7 @@ fn is_test_path(path: &str) -> bool {
         || name == "tests.rs"
 }
 
-/// Ranges of the items that carry a test attribute.
+/// Ranges of the items with a test attribute.
 fn test_items(code: &str) -> Vec<Range<usize>> {
     let mut found: Vec<Range<usize>> = Vec::new();
     for (start, _) in code.match_indices("#[") {
@@ -144,7 +144,7 @@ fn test_items(code: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// Blanks comments and the insides of literals; line ends stay.
+/// Blanks comments and the insides of literals. Line ends stay.
 fn mask(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = bytes.to_vec();
@@ -171,13 +171,13 @@ fn mask(text: &str) -> String {
                 *byte = b' ';
             }
         }
-        // A literal's closing quote must not open another one; comments have none to skip.
+        // A literal's closing quote must not open another literal. Comments have no closing quote to skip.
         at = inside.end + usize::from(!rest.starts_with(b"/"));
     }
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Length of the block comment at the start, with those nested in it.
+/// Length of the block comment at the start, including nested ones.
 fn block_comment(rest: &[u8]) -> usize {
     let (mut depth, mut at) = (0usize, 0);
     while at < rest.len() {
@@ -197,7 +197,7 @@ fn block_comment(rest: &[u8]) -> usize {
     rest.len()
 }
 
-/// How many `#` the raw string that begins here has, if one does.
+/// The number of `#` of the raw string that begins here, if one does.
 fn raw_string(bytes: &[u8], at: usize) -> Option<usize> {
     let preceded = at.checked_sub(1).is_some_and(|before| is_word(bytes[before]));
     if preceded {
@@ -226,7 +226,7 @@ fn quoted(rest: &[u8], quote: u8) -> usize {
     at.min(rest.len())
 }
 
-/// Length of a character literal's inside, or 0 when the quote begins a lifetime.
+/// Length of a character literal's inside, or 0 if the quote begins a lifetime.
 fn character(rest: &str) -> usize {
     let mut chars = rest.chars();
     match (chars.next(), chars.next()) {

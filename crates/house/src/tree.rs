@@ -1,4 +1,4 @@
-//! The repository as the rules see it: its files, read once.
+//! The files of the repository as the rules see them, read once.
 
 use crate::source::Source;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::{fs, io};
 
 /// Every text file of the repository.
 pub struct Tree {
-    /// Where it is.
+    /// The repository's folder.
     pub root: PathBuf,
     /// Path (relative, with `/`) to text. Files that are not UTF-8 are left out.
     pub texts: BTreeMap<String, String>,
@@ -17,7 +17,8 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Reads the repository this crate stands in: the files git tracks or would add, or all of them without git.
+    /// Reads the repository that contains this crate: the files that git tracks or would add, or all files
+    /// without git.
     ///
     /// # Errors
     /// A file cannot be read.
@@ -30,7 +31,8 @@ impl Tree {
         let mut texts = BTreeMap::new();
         for path in paths {
             let file = root.join(&path);
-            // Deleted but not yet committed, or a link into nowhere: nothing to read.
+            // It is deleted but the deletion is not committed, or it is a dangling link: there is nothing to
+            // read.
             if !file.is_file() {
                 continue;
             }
@@ -42,7 +44,7 @@ impl Tree {
         Ok(Tree { root, texts, sources })
     }
 
-    /// The folder names below `crates/`.
+    /// The names of the folders below `crates/`.
     pub fn crates(&self) -> Vec<&str> {
         self.texts
             .keys()

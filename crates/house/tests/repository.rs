@@ -40,7 +40,7 @@ fn functions_are_short() {
 }
 
 #[test]
-fn production_code_uses_the_doors() {
+fn production_code_uses_base_for_clocks_threads_and_random_numbers() {
     none(TREE.sources.iter().flat_map(words::check).collect());
 }
 
@@ -60,13 +60,14 @@ fn files_name_no_machine_and_nothing_unfinished() {
 }
 
 #[test]
-fn links_of_the_documents_lead_somewhere() {
+fn links_of_the_documents_have_targets() {
     let exists = |path: &str| TREE.root.join(path).exists();
     let documents = TREE.texts.keys().filter(|path| path.ends_with(".md"));
     none(documents.flat_map(|path| links::check(path, &TREE.texts, exists)).collect());
 }
 
-/// `make run-fleet` ended at once: `scripts/bootstrap` had packages for its word, and did not take the word.
+/// `make run-fleet` ended at once: `scripts/bootstrap` had the packages for its argument, but did not accept
+/// the argument.
 #[test]
 fn regression_bootstrap_takes_every_word_that_the_makefile_gives_it() {
     let bootstrap = &TREE.texts["scripts/bootstrap"];
@@ -97,7 +98,7 @@ fn licences_of_the_dependencies_are_in_the_list() {
         ]);
         command.args(extra).output().expect("cargo runs")
     };
-    // All of it is here already, since it was just built; the second form is for a cargo that was told otherwise.
+    // All packages are here already, since this was just built. If cargo is configured otherwise, ask online.
     let offline = metadata(&["--offline"]);
     let output = if offline.status.success() { offline } else { metadata(&[]) };
     assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));

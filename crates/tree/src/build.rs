@@ -1,11 +1,12 @@
-//! Rows become nodes, nodes ride in packs, packs become blobs.
+//! Turns rows into nodes, stores nodes together in packs, and stores packs as blobs.
 //!
-//! **Where a node ends** follows from the keys in it: behind a row whose key's hash says so, once the node has [`LEAF_MIN`] bytes, and
-//! at [`LEAF_MAX`] in any case. So a row that comes, goes or changes moves the ends near it and no others. Inner nodes are cut the same way by the first
-//! keys of their children.
+//! **The end of a node** follows from the keys in it. It is after a row whose key's hash says so, once the
+//! node has [`LEAF_MIN`] bytes, and at [`LEAF_MAX`] in any case. So a row that is added, removed or changed
+//! moves only the ends near it. Inner nodes are cut the same way by the first keys of their children.
 //!
-//! A pack is named by its hash, which is known when it is full. A node that refers to one of the pack it is in itself does so
-//! without a name; so children and parents can ride together, and a small change is one blob.
+//! A pack is named by its hash, which is known only when it is full. A node refers to another node in the
+//! same pack without the pack's name. So children and parents can be in the same pack, and a small change is
+//! one blob.
 
 use base::BlobId;
 use base::size::BLOB_MAX;
@@ -15,34 +16,34 @@ use hashbrown::{HashMap, HashSet};
 use crate::TreeError;
 use crate::node::{self, CONTENT_MAX, Child, Hash, Inner, LEVEL_MAX, Leaf, Pointer};
 
-/// A leaf ends no earlier, in bytes of keys and values ...
+/// The least size of a leaf, in bytes of keys and values.
 const LEAF_MIN: usize = 16 << 10;
-/// ... then behind one row in so many ...
+/// From that size on, a leaf ends after one row in so many.
 const LEAF_ONE_IN: u32 = 512;
-/// ... and no later than this, if a row is not longer by itself.
+/// The largest size of a leaf, unless a single row is longer.
 const LEAF_MAX: usize = 128 << 10;
-/// The same for inner nodes, in children.
+/// The same limits for inner nodes, in children.
 const INNER_MIN: usize = 16;
 const INNER_ONE_IN: u32 = 64;
 const INNER_MAX: usize = 256;
-/// Bytes of a child beside its key, at most.
+/// The most bytes of a child besides its key.
 const CHILD_BYTES: usize = 32 + 32 + 40;
 const ZSTD_LEVEL: i32 = 3;
 
-/// The nodes of an earlier tree that can be used again.
+/// The nodes of an earlier tree that can be reused.
 #[derive(Default)]
 pub struct Known(pub(crate) HashMap<Hash, Pointer>);
 
 /// What was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// Nodes of the tree.
+    /// The number of nodes of the tree.
     pub nodes: u64,
-    /// Of these, written now.
+    /// The number of these that were written now.
     pub new_nodes: u64,
-    /// Blobs written.
+    /// The number of blobs written.
     pub blobs: u64,
-    /// Bytes of them.
+    /// The bytes of these blobs.
     pub bytes: u64,
 }
 
@@ -52,26 +53,26 @@ pub struct Built {
     pub top: Pointer,
     /// Its level.
     pub level: u8,
-    /// The blobs that its nodes ride in.
+    /// The blobs that hold its nodes.
     pub blobs: HashSet<BlobId>,
     /// How much of it is new.
     pub written: Written,
 }
 
-/// Called before a blob is stored or referred to: it is going to be part of a tree, and must not be removed.
+/// Called before a blob is stored or referred to. The blob will be part of a tree and must not be removed.
 pub type Hold<'a> = dyn FnMut(BlobId) -> Result<(), TreeError> + 'a;
 
-/// Takes rows in order and makes a tree of them. See the [module](self).
+/// Takes rows in order and builds a tree from them. See the [module](self).
 pub struct Builder<'a> {
     leaf: Leaf,
     leaves: Vec<Done>,
     packer: Packer<'a>,
 }
 
-/// A node that is written or in the pack being filled.
+/// A node that is stored, or is in the pack being filled.
 struct Done {
     child: Child,
-    /// In the pack with this number, of those written now; none: in `child.to.blob`.
+    /// The number of its pack, among those written now. `None`: it is in `child.to.blob`.
     pack: Option<usize>,
 }
 
@@ -81,17 +82,17 @@ struct Packer<'a> {
     known: &'a Known,
     zstd: zstd::bulk::Compressor<'static>,
     pack: Vec<u8>,
-    /// The packs that are full, in order.
+    /// The packs that are stored, in order.
     stored: Vec<BlobId>,
     blobs: HashSet<BlobId>,
     written: Written,
 }
 
 impl<'a> Builder<'a> {
-    /// A tree without rows yet.
+    /// A tree without rows.
     ///
     /// # Errors
-    /// The packing library has no memory.
+    /// The compression library has no memory.
     pub fn new(
         origin: &'a dyn Origin,
         known: &'a Known,
@@ -111,7 +112,7 @@ impl<'a> Builder<'a> {
         Ok(Builder { leaf: Leaf::default(), leaves: Vec::new(), packer })
     }
 
-    /// Adds a row; its key is higher than all before.
+    /// Adds a row. Its key must be higher than all before.
     ///
     /// # Errors
     /// The row is larger than a node can be, or a pack could not be stored.
@@ -120,7 +121,7 @@ impl<'a> Builder<'a> {
         if len + 64 > CONTENT_MAX {
             return Err(TreeError::Damaged(format!("a row of {len} bytes is longer than a node can be")));
         }
-        // A long row must not be the one that makes a node too large.
+        // End the leaf first, so that a long row does not make it too large.
         if !self.leaf.is_empty() && self.leaf.bytes() + len > LEAF_MAX {
             self.end_leaf()?;
         }
@@ -141,7 +142,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Writes what is left.
+    /// Writes the rest.
     ///
     /// # Errors
     /// A pack could not be stored.
@@ -162,7 +163,7 @@ impl<'a> Builder<'a> {
             nodes = packer.level_above(level, nodes)?;
         }
         packer.end_pack()?;
-        let top = nodes.pop().map(|done| packer.settled(&done)).unwrap_or(Pointer {
+        let top = nodes.pop().map(|done| packer.pointer_of(&done)).unwrap_or(Pointer {
             hash: [0; 32],
             blob: BlobId([0; 32]),
             offset: 0,
@@ -190,7 +191,7 @@ impl Packer<'_> {
 
     fn inner(&mut self, level: u8, run: Vec<Done>) -> Result<Done, TreeError> {
         let bytes: usize = run.iter().map(|done| done.child.first.len() + CHILD_BYTES).sum::<usize>() + 64;
-        // With room for sure, it comes into the pack that its newest children are in.
+        // If there is certainly space for it, the node goes into the same pack as its newest children.
         if self.pack.len() + bytes > BLOB_MAX as usize {
             self.end_pack()?;
         }
@@ -210,7 +211,7 @@ impl Packer<'_> {
         })
     }
 
-    /// Puts a node into the pack, unless the tree before had it (and its children are all where they were).
+    /// Puts a node into the pack, unless the previous tree had it (and all its children are where they were).
     fn put(
         &mut self,
         first: &[u8],
@@ -235,7 +236,7 @@ impl Packer<'_> {
         let (offset, len) = (self.pack.len() as u32, stored.len() as u32);
         self.pack.extend_from_slice(&stored);
         self.written.new_nodes += 1;
-        // Until the pack is full its blob has no name; nobody looks at this one.
+        // The blob has no name before the pack is full, so this one is a placeholder that is never read.
         let to = Pointer { hash, blob: BlobId([0; 32]), offset, len, rows };
         Ok(Done { child: Child { first: first.into(), to }, pack: Some(self.stored.len()) })
     }
@@ -256,14 +257,14 @@ impl Packer<'_> {
         Ok(())
     }
 
-    /// Where a node is, once every pack is stored.
-    fn settled(&self, done: &Done) -> Pointer {
+    /// Where a node is. Call it once every pack is stored.
+    fn pointer_of(&self, done: &Done) -> Pointer {
         let blob = done.pack.and_then(|pack| self.stored.get(pack)).unwrap_or(&done.child.to.blob);
         Pointer { blob: *blob, ..done.child.to }
     }
 }
 
-/// Whether a node ends at this key, which one in `one_in` does.
+/// Whether a node ends at this key, which is true for one key in `one_in`.
 fn ends(key: &[u8], one_in: u32) -> bool {
     let hash = blake3::hash(key);
     let mut first = [0; 4];

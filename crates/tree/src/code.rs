@@ -1,10 +1,10 @@
-//! Numbers and bytes as nodes and records write them: big-endian, or a varint in its shortest form.
+//! Numbers and bytes in nodes and records: big-endian, or a varint in its shortest form.
 
-/// What was read ends too early, or is in no shortest form.
+/// The input ends too early, or a varint is not in its shortest form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Short;
 
-/// Takes values off bytes.
+/// Reads values from bytes.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -32,7 +32,7 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// Seven bits a byte, the lowest first.
+    /// Seven bits per byte, the lowest first.
     pub(crate) fn varint(&mut self) -> Result<u64, Short> {
         let mut value = 0u64;
         for shift in (0..64).step_by(7) {
@@ -43,14 +43,14 @@ impl<'a> Reader<'a> {
             }
             value |= bits << shift;
             if byte & 0x80 == 0 {
-                // A last byte of nothing would be a second way to write the same number.
+                // A last byte of zero would be a second way to write the same number.
                 return if byte == 0 && shift > 0 { Err(Short) } else { Ok(value) };
             }
         }
         Err(Short)
     }
 
-    /// A varint that counts bytes of what is left, or things of at least a byte each.
+    /// A varint that counts the remaining bytes, or items of at least a byte each.
     pub(crate) fn count(&mut self) -> Result<usize, Short> {
         let count = usize::try_from(self.varint()?).map_err(|_| Short)?;
         if count > self.0.len() { Err(Short) } else { Ok(count) }

@@ -1,11 +1,13 @@
-//! What is not the same in two trees of one volume: names and inodes, found without reading what they share.
+//! The differences between two trees of one volume: names and inodes, found without reading what the trees
+//! share.
 //!
-//! Both trees are gone through side by side in the order of keys. A node that both have (by its hash) is passed over unread, and so is
-//! one that only holds rows of kinds that do not matter here. A publication that changed ten files costs the leaves of these
-//! and the path above them.
+//! Both trees are walked side by side in the order of keys. A node that both have (by its hash) is skipped
+//! unread, and so is a node that holds only rows of kinds that do not matter here. If a publication changed
+//! ten files, the comparison reads their leaves and the path above them.
 //!
-//! Only names, inodes and what completes a folder's attributes are compared: an inode's row changes whenever its extents, its inline
-//! bytes or its extended attributes do, and where a file's bytes lie is no change of the file.
+//! Only names, inodes and the rows that complete a folder's attributes are compared. An inode's row changes
+//! whenever its extents, its inline bytes or its extended attributes do, and a new location of a file's bytes
+//! is no change of the file.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -21,28 +23,28 @@ use crate::TreeError;
 use crate::node::{Node, Pointer};
 use crate::read::Tree;
 
-/// What one tree has otherwise than the other.
+/// The differences between two trees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Names that are there in one of the two only, or stand for another inode: folder, name.
+    /// Names that are in only one of the two trees, or stand for another inode: folder, name.
     pub names: Vec<(Ino, Vec<u8>)>,
-    /// Inodes that are others, in order; true for those that the newer tree does not have.
+    /// Inodes that differ, in order. The value is true if the newer tree does not have the inode.
     pub inodes: BTreeMap<Ino, bool>,
 }
 
-/// Kinds of rows that are compared, as ranges of a key's first byte.
+/// The kinds of rows that are compared, as ranges of a key's first byte.
 const WANTED: [(u8, u8); 2] = [(tags::INODE, tags::DENTRY + 1), (tags::DIR_CHANGED, tags::SUBDIRS + 1)];
 
 type Row = (Box<[u8]>, Box<[u8]>);
 
-/// Where a walk stands.
+/// The position of a walk.
 enum Head {
     Node {
         to: Pointer,
         level: u8,
-        /// Of the top, nothing is known beforehand.
+        /// Its first key. `None` for the top node, of which nothing is known before it is read.
         first: Option<Box<[u8]>>,
-        /// The first key behind it; none: the tree's end.
+        /// The first key after it. `None`: the tree's end.
         end: Option<Box<[u8]>>,
     },
     Row(Row),
@@ -56,7 +58,7 @@ impl Head {
         }
     }
 
-    /// Whether there may be a row in it that is compared.
+    /// Whether it may contain a row that is compared.
     fn matters(&self) -> bool {
         let tag = |key: &[u8]| key.first().copied().unwrap_or(0);
         let from = tag(self.first());
@@ -68,7 +70,7 @@ impl Head {
     }
 }
 
-/// One tree, walked from left to right; the next head is the last.
+/// A walk through one tree from left to right. The next head is the last element.
 struct Walk<'a> {
     tree: &'a Tree,
     heads: Vec<Head>,
@@ -80,14 +82,14 @@ impl<'a> Walk<'a> {
         Walk { tree, heads: vec![Head::Node { to, level, first: None, end: None }] }
     }
 
-    /// Drops what does not matter.
-    fn settle(&mut self) {
+    /// Drops heads that do not matter.
+    fn drop_irrelevant(&mut self) {
         while self.heads.last().is_some_and(|head| !head.matters()) {
             self.heads.pop();
         }
     }
 
-    /// Puts a node's children, or rows, in its place.
+    /// Replaces a node by its children or rows.
     fn expand(&mut self) -> Result<(), TreeError> {
         let Some(Head::Node { to, level, first, end }) = self.heads.pop() else { return Ok(()) };
         match &*self.tree.node(&to, level, first.as_deref())? {
@@ -112,7 +114,7 @@ impl<'a> Walk<'a> {
 enum Step {
     Same,
     Expand(bool, bool),
-    /// The rows at the heads: of the old tree, of the new.
+    /// Compare the rows at the heads: of the old tree, of the new tree.
     Rows(bool, bool),
 }
 
@@ -155,8 +157,8 @@ pub fn changes(old: &Tree, new: &Tree) -> Result<Changes, TreeError> {
     let mut changes = Changes::default();
     let (mut old, mut new) = (Walk::new(old), Walk::new(new));
     loop {
-        old.settle();
-        new.settle();
+        old.drop_irrelevant();
+        new.drop_irrelevant();
         match step(old.heads.last(), new.heads.last()) {
             None => return Ok(changes),
             Some(Step::Same) => {
@@ -190,19 +192,19 @@ impl Changes {
         let Some(ino) = key.number().map(Ino) else { return };
         match key.tag() {
             tags::INODE => drop(self.inodes.insert(ino, !is_there)),
-            // Inodes come first: what is known to be gone stays so.
+            // Inodes come first in key order, so an inode that is known to be gone keeps this mark.
             _ => {
                 self.inodes.entry(ino).or_insert(false);
             }
         }
     }
 
-    /// Folders whose attributes or listing are others. A file may be among them.
+    /// Folders whose attributes or listing differ. The set may also contain files.
     pub fn folders(&self) -> HashSet<Ino> {
         self.inodes.keys().copied().chain(self.names.iter().map(|(parent, _)| *parent)).collect()
     }
 
-    /// Whether nothing that a mount shows is another.
+    /// Whether a mount shows no difference.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty() && self.inodes.is_empty()
     }
@@ -237,7 +239,7 @@ pub fn names_of(tree: &Arc<Tree>, files: &[Ino]) -> Result<Vec<(Ino, Vec<u8>)>, 
     for (parent, wanted) in &by_folder {
         gather(Key::dentries(*parent, 0), wanted)?;
     }
-    // Which folders a file with several names is in is written nowhere.
+    // For a file with several names no row says which folders it is in, so all names are scanned.
     if !anywhere.is_empty() {
         gather(Key::kind(tags::DENTRY), &anywhere)?;
     }

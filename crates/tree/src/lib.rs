@@ -8,22 +8,26 @@
 //!     leaf leaf leaf           the volume's own rows in the order of their keys, about 44 KiB together
 //! ```
 //!
-//! **The tree holds the volume's rows as they are** (`meta::key`, `meta::record`), not a format of its own for files. So it holds all
-//! that a volume's names hold, a mount of it is the same filesystem over a store that cannot change ([`read::Tree`] is a
-//! `meta::MetaStore`), and to restore a volume is to copy rows. What is left out can be made again from the rest: who uses a pack, which
-//! pack is a blob, where the content of a small file is. Packs keep their numbers; every pack that the rows mention is a blob, and
-//! its row says which. The number of an inode is the volume's, and a volume never gives one out twice.
+//! In this crate a *node* is a node of such a tree.
 //!
-//! **Publishing again writes what changed.** Where a node ends follows from the keys in it and from nothing else, so
-//! the same rows make the same nodes, wherever they begin. A node is known by the hash of what it says, which does not include
-//! where its children lie; one that the tree before had is not written again. New nodes ride together in pack blobs of up to 4 MiB: a
-//! small change is one PUT and the root's. All rows are gone through each time: about a second for a million rows.
+//! **The tree holds the volume's rows as they are** (`meta::key`, `meta::record`). It has no format of its
+//! own for files. So it holds everything that a volume's names hold. A mount of it is the same filesystem
+//! over a store that cannot change ([`read::Tree`] is a `meta::MetaStore`), and restoring a volume means
+//! copying rows. Rows that follow from others are left out: which files use a pack, which pack is a blob,
+//! where the content of a small file is. Packs keep their numbers. Every pack that the rows mention is a
+//! blob, and the pack's row says which. Inode numbers are the volume's, and a volume never reuses one.
 //!
-//! **Reading is lazy**: to open a tree is to read its root; a lookup reads one node for each level, and a few of them stay in memory.
-//! Everything read is compared with its hash, up to the signature of the root.
+//! **Publishing again writes what changed.** The end of a node follows only from the keys in it. So the same
+//! rows make the same nodes, wherever they begin. A node is identified by the hash of its content, which does
+//! not include where its children lie. A node that the previous tree had is not written again. New nodes are
+//! stored together in pack blobs of up to 4 MiB, so a small change costs one PUT and the root's. Each
+//! publication scans all rows: about a second for a million rows.
+//!
+//! **Reading is lazy.** Opening a tree reads its root. A lookup reads one node for each level, and some nodes
+//! stay in memory. Everything read is compared with its hash, up to the signature of the root.
 //!
 //! - [`node`]: a node's bytes; [`build`]: rows become nodes; [`read`]: nodes become rows.
-//! - [`diff`]: what two trees have otherwise.
+//! - [`diff`]: the differences of two trees.
 //! - [`root`]: the record of a tree, the owner of an origin, and their signatures.
 //! - [`known`]: which keys a reader accepts, and which record of a name it saw last.
 //! - [`rows`]: which rows of a volume make up a tree, or a subtree.
@@ -55,35 +59,35 @@ pub enum TreeError {
     /// Nothing is published under this name.
     #[error("no tree is published as {0}")]
     NotPublished(String),
-    /// What was read is not what was published.
+    /// The data that was read is not what was published.
     #[error("{0}")]
     Damaged(String),
     /// It was made by a newer program.
     #[error("{what} has version {found}, and this program reads version {known}")]
     Newer {
-        /// What.
+        /// The name of the format.
         what: &'static str,
         /// Its version.
         found: u32,
-        /// The version that is known.
+        /// The newest version that this program reads.
         known: u32,
     },
-    /// It is not signed by whoever publishes in this origin.
+    /// Its signature is not by the publisher of this origin.
     #[error("{0}")]
     Untrusted(String),
-    /// The origin belongs to somebody else by now.
+    /// The origin belongs to another owner by now.
     #[error("{0}")]
     NotOwner(String),
-    /// The folder that was to be published is not there any more, or is none.
-    #[error("it is no folder of the volume")]
+    /// The folder to publish no longer exists, or is not a folder.
+    #[error("it is not a folder of the volume")]
     NotAFolder,
     /// The names could not be read or written.
     #[error(transparent)]
     Store(StoreError),
-    /// Blobs or records could not.
+    /// Blobs or records could not be read or written.
     #[error(transparent)]
     Blob(BlobError),
-    /// Whoever watches the progress wanted no more.
+    /// The caller stopped it through `progress`.
     #[error("it was stopped")]
     Stopped,
 }
@@ -112,7 +116,7 @@ impl From<CommitError> for TreeError {
 }
 
 impl From<TreeError> for StoreError {
-    /// As a mount of the tree sees it.
+    /// The error as a mount of the tree sees it.
     fn from(error: TreeError) -> StoreError {
         match error {
             TreeError::Store(error) => error,

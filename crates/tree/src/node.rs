@@ -11,18 +11,19 @@
 //!              blob: varint (0 this node's own, n the n-th of the list)   offset: varint   length: varint }
 //! ```
 //!
-//! `shared` is how much of the key before goes on. Keys rise. **A node's hash** is the BLAKE3 of what it says: of a leaf its content;
-//! of an inner node its level and for each child the key, hash and rows. Where children lie is not in it, so a node whose children
-//! were only moved is the same node. What cannot be as [`encode`](Leaf) writes it is refused, also if its hash fits.
+//! `shared` is the number of bytes that a key shares with the key before it. Keys rise. **A node's hash** is
+//! the BLAKE3 of its meaning: of a leaf its content, of an inner node its level and for each child the key,
+//! hash and rows. It does not cover where children lie, so a node whose children only moved is the same node.
+//! Bytes that [`encode`](Leaf) would not write are refused, even if their hash is right.
 
 use base::BlobId;
 use base::size::BLOB_MAX;
 
 use crate::code::{Reader, Short, put_varint};
 
-/// A node's content has at most so many bytes.
+/// The most bytes of a node's content.
 pub const CONTENT_MAX: usize = BLOB_MAX as usize - 16;
-/// No tree is higher: with two children a node this is more rows than a volume can have.
+/// The highest level. With two children a node this is more rows than a volume can have.
 pub const LEVEL_MAX: u8 = 40;
 /// Longer than any key of a row.
 const KEY_MAX: usize = 1024;
@@ -32,22 +33,22 @@ const ZSTD: u8 = 1;
 /// A node's hash.
 pub type Hash = [u8; 32];
 
-/// Where a node is, and what it must be.
+/// Where a node is, and its hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pointer {
     /// The node's hash.
     pub hash: Hash,
-    /// The blob it rides in.
+    /// The blob that holds it.
     pub blob: BlobId,
-    /// Where in the blob.
+    /// Its offset in the blob.
     pub offset: u32,
-    /// Bytes as stored.
+    /// Its length as stored, in bytes.
     pub len: u32,
-    /// Rows in its leaves.
+    /// The number of rows in its leaves.
     pub rows: u64,
 }
 
-/// Bytes that are no node.
+/// The bytes are not a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadNode(pub &'static str);
 
@@ -66,19 +67,19 @@ pub enum Node {
     Inner(Inner),
 }
 
-/// Rows in one piece of memory.
+/// The rows of a leaf, in one piece of memory.
 #[derive(Debug, Default)]
 pub struct Leaf {
     /// Key, value, key, value, ...
     bytes: Vec<u8>,
-    /// Where each row's key begins, where its value does.
+    /// Where each row's key and value begin.
     rows: Vec<(u32, u32)>,
 }
 
 /// The children of a node.
 #[derive(Debug)]
 pub struct Inner {
-    /// 1 above leaves.
+    /// Its level. A node whose children are leaves has level 1.
     pub level: u8,
     /// In order of their first keys.
     pub children: Vec<Child>,
@@ -94,7 +95,7 @@ pub struct Child {
 }
 
 impl Leaf {
-    /// Adds a row behind those that are there.
+    /// Adds a row after the existing ones.
     pub fn push(&mut self, key: &[u8], value: &[u8]) {
         let at = self.bytes.len() as u32;
         self.bytes.extend_from_slice(key);
@@ -102,7 +103,7 @@ impl Leaf {
         self.bytes.extend_from_slice(value);
     }
 
-    /// How many rows.
+    /// The number of rows.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
@@ -117,14 +118,14 @@ impl Leaf {
         self.bytes.len()
     }
 
-    /// A row by its place.
+    /// A row by its index.
     pub fn row(&self, place: usize) -> Option<(&[u8], &[u8])> {
         let &(key, value) = self.rows.get(place)?;
         let end = self.rows.get(place + 1).map_or(self.bytes.len(), |next| next.0 as usize);
         Some((self.bytes.get(key as usize..value as usize)?, self.bytes.get(value as usize..end)?))
     }
 
-    /// The place of the first row whose key is not below this one.
+    /// The index of the first row whose key is not below this one.
     pub fn place_of(&self, key: &[u8]) -> usize {
         self.rows.partition_point(|(at, value)| &self.bytes[*at as usize..*value as usize] < key)
     }
@@ -152,19 +153,19 @@ impl Leaf {
             take_key(&mut reader, &mut key, place == 0)?;
             let len = reader.count()?;
             let value = reader.bytes(len)?;
-            // Shared parts of keys make it longer than it is stored, but never without end.
+            // Shared parts of keys make the decoded leaf longer than the stored one. This bounds the growth.
             if leaf.bytes.len() + key.len() + value.len() > 4 * CONTENT_MAX {
-                return Err(BadNode("it would take far more memory than its bytes"));
+                return Err(BadNode("it would take far more memory than its stored bytes"));
             }
             leaf.push(&key, value);
         }
-        if reader.is_empty() { Ok(leaf) } else { Err(BadNode("it goes on behind its last row")) }
+        if reader.is_empty() { Ok(leaf) } else { Err(BadNode("it continues after its last row")) }
     }
 }
 
 impl Inner {
-    /// The content of a node that is going to be stored in the blob `own`, if that is known already to be of children too.
-    /// `place` says for each child which blob it is in: none for the node's own.
+    /// The content of a node that will be stored in the blob `own`, if the blob of some children is already
+    /// known to be the same. `place` returns the blob of each child: `None` for the node's own.
     pub fn encode(level: u8, children: &[Child], place: &dyn Fn(usize) -> Option<BlobId>) -> Vec<u8> {
         let mut blobs: Vec<BlobId> = (0..children.len()).filter_map(place).collect();
         blobs.sort_unstable();
@@ -210,7 +211,7 @@ impl Inner {
             children.push(Child { first: key.as_slice().into(), to });
         }
         if children.is_empty() || !reader.is_empty() {
-            return Err(BadNode("it has no children, or goes on behind them"));
+            return Err(BadNode("it has no children, or continues after them"));
         }
         Ok(Inner { level, children })
     }
@@ -226,17 +227,17 @@ impl Inner {
         *hasher.finalize().as_bytes()
     }
 
-    /// The place of the child that a key would be in, if any.
+    /// The index of the child that would contain a key, if any.
     pub fn place_of(&self, key: &[u8]) -> Option<usize> {
         self.children.partition_point(|child| *child.first <= *key).checked_sub(1)
     }
 }
 
 impl Node {
-    /// Reads a node as it is stored in the blob `own`, and answers its hash too.
+    /// Reads a node as it is stored in the blob `own`, and returns its hash too.
     ///
     /// # Errors
-    /// The bytes are no node.
+    /// The bytes are not a node.
     pub fn decode(stored: &[u8], own: BlobId) -> Result<(Node, Hash), BadNode> {
         let (kind, rest) = stored.split_first().ok_or(BadNode("it is empty"))?;
         let unpacked;
@@ -248,14 +249,14 @@ impl Node {
                 if len > CONTENT_MAX {
                     return Err(BadNode("it is larger than a node can be"));
                 }
-                unpacked =
-                    zstd::bulk::decompress(reader.0, len).map_err(|_| BadNode("it cannot be unpacked"))?;
+                unpacked = zstd::bulk::decompress(reader.0, len)
+                    .map_err(|_| BadNode("it cannot be decompressed"))?;
                 if unpacked.len() != len {
-                    return Err(BadNode("it unpacks to another length"));
+                    return Err(BadNode("its decompressed length is wrong"));
                 }
                 &unpacked[..]
             }
-            _ => return Err(BadNode("it is stored in a way that is not known")),
+            _ => return Err(BadNode("it is stored in an unknown way")),
         };
         let mut reader = Reader(content);
         match reader.u8()? {
@@ -269,7 +270,7 @@ impl Node {
         }
     }
 
-    /// How high it stands: 0 for a leaf.
+    /// Its level: 0 for a leaf.
     pub fn level(&self) -> u8 {
         match self {
             Node::Leaf(_) => 0,
@@ -285,7 +286,7 @@ impl Node {
         }
     }
 
-    /// What it takes in memory, about.
+    /// Roughly what it takes in memory, in bytes.
     pub fn weight(&self) -> usize {
         match self {
             Node::Leaf(leaf) => leaf.bytes.capacity() + 8 * leaf.rows.capacity() + 64,
@@ -294,13 +295,13 @@ impl Node {
     }
 }
 
-/// A content as it is stored: packed, where that helps.
+/// The stored form of a content: compressed if that helps.
 pub fn stored(content: &[u8], zstd: &mut zstd::bulk::Compressor<'_>) -> Vec<u8> {
     let mut out = vec![ZSTD];
     out.extend_from_slice(&(content.len() as u32).to_be_bytes());
     match zstd.compress(content) {
         Ok(packed) if packed.len() + 4 < content.len() => out.extend_from_slice(&packed),
-        // What cannot be packed is stored as it is.
+        // If compression does not help, the content is stored as it is.
         _ => {
             out.clear();
             out.push(PLAIN);
@@ -317,12 +318,12 @@ fn put_key(out: &mut Vec<u8>, before: &[u8], key: &[u8]) {
     out.extend_from_slice(&key[shared..]);
 }
 
-/// Turns the key before into the next, which must be higher.
+/// Turns the previous key into the next one, which must be higher.
 fn take_key(reader: &mut Reader<'_>, key: &mut Vec<u8>, is_first: bool) -> Result<(), BadNode> {
     let shared = usize::try_from(reader.varint()?).map_err(|_| Short)?;
     let len = reader.count()?;
     let rest = reader.bytes(len)?;
-    let before = key.get(shared..).ok_or(BadNode("a key shares more than there is"))?;
+    let before = key.get(shared..).ok_or(BadNode("a key shares more bytes than the key before it has"))?;
     let rises = is_first || before.first().is_none_or(|byte| rest.first() > Some(byte)) && !rest.is_empty();
     if !rises || shared + len > KEY_MAX {
         return Err(BadNode("its keys do not rise"));

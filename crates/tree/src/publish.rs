@@ -1,8 +1,8 @@
-//! Publishing: rows of one moment become a tree, and at last a root names it.
+//! Publishing: the rows of one moment become a tree, and finally a root names it.
 //!
-//! The order is what makes it safe: each blob is held before it is stored ([`Order::hold`]), everything is in the origin for good before the
-//! root is replaced, and what only the tree before needed is let go of after that. A publication that ends in the middle leaves the tree
-//! before as it was.
+//! The order makes it safe. Each blob is held before it is stored ([`Order::hold`]). Everything is
+//! permanently in the origin before the root is replaced. Blobs that only the previous tree needed are
+//! released after that. A publication that is interrupted leaves the previous tree as it was.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,38 +18,42 @@ use crate::root::{Root, Signer};
 use crate::rows::Selection;
 use crate::{Owner, TreeError};
 
-/// Progress is told after so many rows.
-const TELL: u64 = 4096;
+/// `progress` is called after this many rows.
+const PROGRESS_EVERY: u64 = 4096;
 
-/// What is to be published, and how.
+/// What to publish, and how.
 pub struct Order<'a> {
-    /// Under which name.
+    /// The name of the tree.
     pub name: &'a str,
-    /// Of which volume.
+    /// The volume's id.
     pub volume: [u8; 16],
-    /// Whose key signs.
+    /// The key that signs.
     pub signer: &'a Signer,
-    /// When; the record gets a later moment where the one before was published after this.
+    /// The moment of publication. If the previous record has a later moment, the new record gets one after
+    /// that.
     pub moment: Timestamp,
-    /// How long the origin may take to have everything.
+    /// How long the origin may take until it has everything.
     pub patience: Duration,
-    /// Write every node anew, also those that the tree before has: what mends a tree of which nodes were lost.
+    /// Write every node again, including those that the previous tree has. This repairs a tree whose nodes
+    /// were lost.
     pub afresh: bool,
-    /// Called for each blob of nodes before it is stored or referred to; from then on it must not be removed.
+    /// Called for each blob of nodes before it is stored or referred to. From then on the blob must not be
+    /// removed.
     pub hold: &'a mut dyn FnMut(BlobId) -> Result<(), TreeError>,
-    /// Called when everything is in the origin for good, right before the root is replaced; an error leaves the tree before.
+    /// Called when everything is permanently in the origin, right before the root is replaced. An error keeps
+    /// the previous tree.
     pub before_root: &'a mut dyn FnMut() -> Result<(), TreeError>,
-    /// Called now and then with how many rows were gone through; false ends it.
+    /// Called now and then with the number of rows scanned. Returning false stops the publication.
     pub progress: &'a mut dyn FnMut(u64) -> bool,
 }
 
-/// What a publication came to.
+/// The result of a publication.
 pub struct Published {
-    /// The root as it is now.
+    /// The current root.
     pub root: Root,
-    /// Nothing had changed, so the root is the one that was there.
+    /// Nothing had changed, so the root is the previous one.
     pub unchanged: bool,
-    /// Nodes and what was written of them.
+    /// How many nodes there are, and what was written.
     pub written: Written,
     /// Rows of the tree.
     pub rows: u64,
@@ -57,10 +61,10 @@ pub struct Published {
     pub blobs: HashSet<BlobId>,
 }
 
-/// Publishes the selected rows of a moment. Every blob of their packs is held already.
+/// Publishes the selected rows of a moment. Every blob of their packs must be held already.
 ///
 /// # Errors
-/// See [`TreeError`]. Until the root is replaced, which is the last step, the tree before is there.
+/// See [`TreeError`]. Until the root is replaced, which is the last step, the previous tree remains.
 pub fn publish(
     rows: &dyn Snapshot,
     selection: &Selection,
@@ -70,14 +74,14 @@ pub fn publish(
     let before = match Root::read(&**origin, order.name, None) {
         Ok(root) => Some(root),
         Err(TreeError::NotPublished(_)) => None,
-        // One that cannot be read is replaced all the same: this is the way to mend it.
+        // A root that cannot be read is replaced all the same: this is how to repair it.
         Err(TreeError::Damaged(_) | TreeError::Untrusted(_)) => None,
         Err(error) => return Err(error),
     };
     let source: Arc<dyn BlobSource> = origin.clone();
     let Order { name, volume, signer, moment, patience, afresh, hold, before_root, progress } = order;
     let known = before.as_ref().filter(|_| !afresh).map(|root| Tree::new(source, root).known());
-    // A tree that cannot be read is no reason not to publish another.
+    // A previous tree that cannot be read does not prevent a new one.
     let known = known.and_then(Result::ok).unwrap_or_default();
     let built = build(rows, selection, &**origin, &known, hold, progress)?;
     let mut blobs = built.blobs;
@@ -97,7 +101,7 @@ pub fn publish(
         before: before.as_ref().map(|root| root.top.hash),
         key: signer.key(),
     };
-    // The same nodes in the same places: the old root says all there is to say.
+    // The same nodes in the same places: the old root already describes this tree.
     let same = |old: &Root| built.written.new_nodes == 0 && old.top == root.top && old.volume == volume;
     let unchanged = before.filter(same);
     let is_unchanged = unchanged.is_some();
@@ -112,7 +116,8 @@ pub fn publish(
     Ok(Published { rows: root.top.rows, root, unchanged: is_unchanged, written: built.written, blobs })
 }
 
-/// `now`, but after the record before, also where this machine's clock is behind: readers tell an older record by its moment ([`crate::known`]).
+/// `now`, but later than the previous record, even if this machine's clock is behind. Readers recognise an
+/// older record by its moment ([`crate::known`]).
 fn later(now: Timestamp, before: Option<&Root>) -> Timestamp {
     before.map_or(now, |before| now.max(Timestamp(before.moment.0.saturating_add(1))))
 }
@@ -130,7 +135,7 @@ fn build(
     let mut count = 0;
     selection.each(rows, &mut |key, row| {
         count += 1;
-        if count % TELL == 0 && !progress(count) {
+        if count % PROGRESS_EVERY == 0 && !progress(count) {
             return Err(TreeError::Stopped);
         }
         builder.push(key, row)
@@ -139,10 +144,10 @@ fn build(
     builder.finish()
 }
 
-/// Makes sure that this owner may publish in the origin: he is the first, or it is his already.
+/// Makes sure that this owner may publish in the origin: it is the first owner, or already the current one.
 ///
 /// # Errors
-/// `NotOwner`, and what the origin said.
+/// `NotOwner`, or the origin's error.
 pub fn claim(origin: &dyn Origin, me: Owner) -> Result<Owner, TreeError> {
     let (volume, owner) = (me.volume, me.owner);
     let found = me.claim(origin)?;
@@ -152,7 +157,7 @@ pub fn claim(origin: &dyn Origin, me: Owner) -> Result<Owner, TreeError> {
     Err(TreeError::NotOwner(not_owner(&found, volume)))
 }
 
-/// Says who owns an origin, to somebody who does not.
+/// The message that names the owner of an origin to a volume that does not own it.
 pub fn not_owner(found: &Owner, volume: [u8; 16]) -> String {
     let Owner { note, generation, .. } = found;
     if found.volume == volume {

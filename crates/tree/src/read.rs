@@ -1,7 +1,8 @@
-//! Nodes become rows: a published tree as a store that cannot change.
+//! Turns nodes into rows: a published tree as a store that cannot change.
 //!
-//! A node is read when a row of it is asked for, compared with the hash that its parent (at last the signed root) names, and kept in
-//! memory while there is room. Reading much at once tells the source which blob comes next.
+//! A node is read when one of its rows is needed. It is compared with the hash that its parent (or the signed
+//! root) names, and is kept in memory while there is space. A long sequential read tells the source which
+//! blob comes next.
 
 use std::sync::Arc;
 
@@ -18,12 +19,13 @@ use crate::build::Known;
 use crate::node::{Node, Pointer};
 use crate::root::Root;
 
-/// Bytes of nodes that are kept in memory.
+/// The most bytes of nodes that are kept in memory.
 const KEPT: usize = 24 << 20;
-/// Nodes of a blob are used again only if at least one byte in so many of it is in use: else old blobs would be kept for a node or two.
+/// Nodes of a blob are reused only if at least one byte in so many of the blob is in use. Otherwise old blobs
+/// would be kept for a node or two.
 const USED_ONE_IN: u64 = 4;
 
-/// A tree, read as it is asked for. See the [module](self).
+/// A tree that is read on demand. See the [module](self).
 pub struct Tree {
     source: Arc<dyn BlobSource>,
     top: Pointer,
@@ -31,7 +33,8 @@ pub struct Tree {
     kept: Mutex<Kept>,
 }
 
-/// Nodes in memory, in two halves: what is used moves to the young one; when that is full, the old one goes.
+/// Nodes in memory, in two generations. A node that is used moves to the young one. When that is full, the
+/// old one is dropped.
 #[derive(Default)]
 struct Kept {
     young: HashMap<(BlobId, u32), Arc<Node>>,
@@ -60,11 +63,11 @@ impl Kept {
     }
 }
 
-/// Called with rows in order, until it answers false.
+/// Called with rows in order, until it returns false.
 pub type Each<'a> = dyn FnMut(&[u8], &[u8]) -> bool + 'a;
 
 impl Tree {
-    /// The tree below a root, its nodes from `source`. Reads nothing yet.
+    /// The tree below a root. Its nodes come from `source`. This reads nothing yet.
     pub fn new(source: Arc<dyn BlobSource>, root: &Root) -> Tree {
         Tree { source, top: root.top, level: root.level, kept: Mutex::default() }
     }
@@ -74,20 +77,20 @@ impl Tree {
         (self.top, self.level)
     }
 
-    /// Gives back what nodes take in memory; they are read again when they are asked for.
+    /// Frees the memory that nodes take. They are read again on demand.
     pub fn trim(&self) {
         let kept = std::mem::take(&mut *self.kept.lock());
         drop(kept);
     }
 
-    /// A node of this level that begins with this key.
+    /// A node of this level whose first key is this one.
     pub(crate) fn node(&self, to: &Pointer, level: u8, first: Option<&[u8]>) -> Result<Arc<Node>, TreeError> {
         if let Some(node) = self.kept.lock().get(to) {
             return Ok(node);
         }
         let mut stored = vec![0; to.len as usize];
         self.source.read_at(&to.blob, to.offset, &mut stored).map_err(|error| match error {
-            // No such range: the root, or a node, speaks of a blob that it does not fit.
+            // There is no such range: the root or a node refers to a blob that is smaller.
             BlobError::Io(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
                 damaged(to, &error.to_string())
             }
@@ -95,9 +98,9 @@ impl Tree {
         })?;
         let (node, hash) = Node::decode(&stored, to.blob).map_err(|bad| damaged(to, bad.0))?;
         if hash != to.hash {
-            return Err(damaged(to, "its hash is another"));
+            return Err(damaged(to, "its hash differs"));
         }
-        // What hashes rightly was published so; all the same, what it says must fit where it stands.
+        // A node with the right hash was published as it is. All the same, its content must fit its place.
         if node.level() != level || first.is_some_and(|first| node.first() != Some(first)) {
             return Err(damaged(to, "it does not fit its place"));
         }
@@ -106,7 +109,7 @@ impl Tree {
         Ok(node)
     }
 
-    /// The leaf in which this key is, if it is anywhere. `find` gives nodes, or ends the search.
+    /// The leaf that would contain this key. `find` returns nodes, or ends the search.
     fn leaf_of<E>(
         &self,
         key: &[u8],
@@ -130,7 +133,7 @@ impl Tree {
         Ok(row.map(|(_, value)| value.into()))
     }
 
-    /// Calls `each` with the rows of a range, in key order, until it answers false.
+    /// Calls `each` with the rows of a range, in key order, until it returns false.
     ///
     /// # Errors
     /// A node could not be read.
@@ -142,7 +145,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Every row.
+    /// Calls `each` with every row.
     ///
     /// # Errors
     /// A node could not be read.
@@ -150,7 +153,7 @@ impl Tree {
         self.rows(&KeyRange { start: Key::from_bytes(&[]), end: Key::from_bytes(&[0xFF; 8]) }, each)
     }
 
-    /// False when `each` wanted no more.
+    /// Returns false if `each` has ended the walk.
     fn below(
         &self,
         to: &Pointer,
@@ -186,7 +189,7 @@ impl Tree {
         Ok(true)
     }
 
-    /// Calls `each` with every node's place. Leaves are not read for it.
+    /// Calls `each` with every node's pointer. This does not read leaves.
     ///
     /// # Errors
     /// A node could not be read.
@@ -209,14 +212,15 @@ impl Tree {
         Ok(())
     }
 
-    /// What a later tree can use again. The top is read even where it is a leaf: a tree of one node is used again only if that is there.
+    /// The nodes that a later tree can reuse. The top is read even if it is a leaf, so that a tree of one
+    /// node is reused only if that node is there.
     ///
     /// # Errors
     /// A node could not be read.
     pub fn known(&self) -> Result<Known, TreeError> {
         self.node(&self.top, self.level, None)?;
         let mut known = HashMap::new();
-        // Bytes in use, and where the last of them ends.
+        // The bytes in use, and where the last of them ends.
         let mut blobs: HashMap<BlobId, (u64, u64)> = HashMap::new();
         self.nodes(&mut |to| {
             known.insert(to.hash, *to);
@@ -230,7 +234,7 @@ impl Tree {
         Ok(Known(known))
     }
 
-    /// Every blob that the tree needs: those of its nodes, and those of the files.
+    /// Every blob that the tree needs: those of its nodes, and those of its files.
     ///
     /// # Errors
     /// A node could not be read.
@@ -252,7 +256,7 @@ impl Tree {
         })?;
         match bad {
             None => Ok(blobs),
-            Some(key) => Err(TreeError::Damaged(format!("the tree's row {key:?} is no sealed pack"))),
+            Some(key) => Err(TreeError::Damaged(format!("the tree's row {key:?} is not a sealed pack"))),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Restoring: the rows of a tree become those of a new volume.
 //!
-//! What the tree leaves out is made again on the way: which page refers to which pack, which pack is which blob, and which blobs are
-//! held by what is published.
+//! The rows that the tree leaves out are made again on the way: which page refers to which pack, which pack
+//! is which blob, and which blobs published trees hold.
 
 use base::{BlobId, PackNo};
 use blob::ExtentPage;
@@ -13,14 +13,15 @@ use meta::{Key, MetaStore, PackRow};
 use crate::TreeError;
 use crate::read::Tree;
 
-/// Rows written at a time, and bytes of them.
+/// The most rows written at a time, and the most bytes of them.
 const ROWS: usize = 16 << 10;
 const BYTES: usize = 4 << 20;
 
-/// Copies all rows of a tree into an empty store. `progress` is told how many of the tree's rows are done; false ends it.
+/// Copies all rows of a tree into an empty store. `progress` gets the number of the tree's rows that are
+/// done. If it returns false, the restore stops.
 ///
 /// # Errors
-/// See [`TreeError`]. The store is then half filled and of no use.
+/// See [`TreeError`]. The store is then incomplete and useless.
 pub fn restore(
     tree: &Tree,
     store: &dyn MetaStore,
@@ -49,7 +50,7 @@ pub fn restore(
 /// Notes in a restored store that a published tree needs these blobs.
 ///
 /// # Errors
-/// What the store said.
+/// The store's error.
 pub fn hold<'a>(
     store: &dyn MetaStore,
     name: &str,
@@ -68,7 +69,7 @@ struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// A row of the tree, and those that follow from it.
+    /// A row of the tree, and the rows that follow from it.
     fn row(&mut self, key: Key, value: Value) -> Result<(), TreeError> {
         let damaged =
             || TreeError::Store(StoreError::Damaged(format!("the row {key:?} of the tree is damaged")));

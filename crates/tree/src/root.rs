@@ -10,16 +10,18 @@
 //!                    note: length 1 B, bytes     keys: count 1 B, 32 B each
 //! ```
 //!
-//! **What the signature is for.** A volume signs with a key that never leaves its folder. Everything else follows from hashes, so
-//! a root with a sound signature is what that volume published under that name, whole. The public keys lie in the record `owner`
-//! of the same origin: that finds accidents and a writer who may only add objects. Against somebody who may replace every object of the
-//! origin a reader must know the key from elsewhere: [`Root::key`] is shown by `covey published`, and a mount can be told which to
-//! accept; one that was not told remembers the keys of the first use. An older root put back in its place is signed as well: a
-//! reader remembers what it saw ([`crate::known`]).
+//! **The purpose of the signature.** A volume signs with a key that never leaves its folder. Everything else
+//! follows from hashes. So a root with a valid signature is exactly what that volume published under that
+//! name. The public keys are in the record `owner` of the same origin. This detects accidents, and a writer
+//! that may only add objects. Against an attacker that may replace every object of the origin, a reader must
+//! know the key from elsewhere. `covey published` shows [`Root::key`], and a mount can be told which key to
+//! accept. A mount that was not told remembers the keys of its first use. An older root that is put back in
+//! its place is also signed, so a reader remembers the record that it saw last ([`crate::known`]).
 //!
-//! **Who owns.** Two volumes that store to one origin would collect each other's blobs. So whoever publishes first writes his
-//! name (`owner`) there; a restore writes another with the next generation, keeping the keys that signed before; and a volume that finds
-//! another's name deletes and publishes nothing any more.
+//! **The owner.** Two volumes that store to one origin would delete each other's blobs as garbage. So the
+//! first volume that publishes writes its name there (`owner`). A restore writes another name with the next
+//! generation, and keeps the keys that signed before. A volume that finds another volume's name no longer
+//! deletes or publishes anything.
 
 use base::{BlobId, Timestamp};
 use blob::{Origin, Records};
@@ -37,14 +39,14 @@ const OWNER_MAGIC: &[u8; 4] = b"covO";
 const VERSION: u32 = 1;
 /// The longest name of a tree, in bytes.
 pub const NAME_MAX: usize = 100;
-/// So many keys are remembered: one for every time that the volume was restored.
+/// The most keys that are remembered: one for every time that the volume was restored.
 const KEYS_MAX: usize = 100;
 const SIGNATURE: usize = 64;
 
 /// A public key.
 pub type PublicKey = [u8; 32];
 
-/// Whether a tree may be called so.
+/// Whether this is a valid name for a tree.
 pub fn is_name(name: &str) -> bool {
     name.len() <= NAME_MAX && !name.contains('/') && blob::records::is_name(name)
 }
@@ -56,23 +58,23 @@ pub struct Root {
     pub name: String,
     /// The volume's id.
     pub volume: [u8; 16],
-    /// How often this name has been published, this time included.
+    /// How often this name has been published, including this time.
     pub sequence: u64,
-    /// When.
+    /// The moment of publication.
     pub moment: Timestamp,
-    /// Inodes of the tree.
+    /// The number of inodes of the tree.
     pub inodes: u64,
-    /// Bytes of its files, holes not counted.
+    /// The bytes of its files, without holes.
     pub bytes: u64,
     /// The top node.
     pub top: Pointer,
     /// Its level.
     pub level: u8,
-    /// How many nodes.
+    /// The number of nodes.
     pub nodes: u64,
-    /// The top node's hash of the tree that this one replaced.
+    /// The hash of the top node of the previous tree.
     pub before: Option<Hash>,
-    /// Who signed it.
+    /// The key that signed it.
     pub key: PublicKey,
 }
 
@@ -82,10 +84,10 @@ pub struct Signer {
 }
 
 impl Signer {
-    /// From the 32 secret bytes that a volume keeps.
+    /// A signer from the 32 secret bytes that a volume keeps.
     ///
     /// # Errors
-    /// They are no key.
+    /// They are not a key.
     pub fn from_seed(seed: &[u8; 32]) -> Result<Signer, TreeError> {
         let pair = Ed25519KeyPair::from_seed_unchecked(seed)
             .map_err(|_| TreeError::Damaged("the key that signs published trees is damaged".to_owned()))?;
@@ -127,7 +129,8 @@ impl Root {
         out
     }
 
-    /// Reads a record and checks that `key`, which it names itself, signed it. Whether that key is to be trusted is another question.
+    /// Reads a record and checks that the key it contains has signed it. Whether that key is trusted is
+    /// decided elsewhere.
     ///
     /// # Errors
     /// It is damaged, of a newer version, or its signature is wrong.
@@ -142,7 +145,7 @@ impl Root {
             return Err(damaged());
         }
         UnparsedPublicKey::new(&ED25519, &root.key).verify(content, signature).map_err(|_| {
-            TreeError::Untrusted(format!("the record of the published tree {name} bears a wrong signature"))
+            TreeError::Untrusted(format!("the record of the published tree {name} has a wrong signature"))
         })?;
         if root.name != name {
             return Err(TreeError::Untrusted(format!(
@@ -179,7 +182,8 @@ impl Root {
         if reader.is_empty() { Ok(root) } else { Err(Short) }
     }
 
-    /// Reads what is published under a name; `accept`: the only key that may have signed it. Without one it must be one of the owner's.
+    /// Reads what is published under a name. `accept` is the only key that may have signed it. If it is
+    /// `None`, the key must be one of the owner's.
     ///
     /// # Errors
     /// `NotPublished`, `Untrusted`, or as [`Root::decode`].
@@ -206,9 +210,7 @@ impl Root {
             Some(key) => *key == root.key,
             None => {
                 let owner = Owner::read(records)?.ok_or_else(|| {
-                    TreeError::Untrusted(
-                        "the origin does not say whose it is: its record `owner` is missing".into(),
-                    )
+                    TreeError::Untrusted("the origin has no owner: its record `owner` is missing".into())
                 })?;
                 owner.keys.contains(&root.key) && owner.volume == root.volume
             }
@@ -217,35 +219,35 @@ impl Root {
             return Ok((root, record));
         }
         Err(TreeError::Untrusted(format!(
-            "the published tree {name} is signed by {}, who is not {}",
+            "the published tree {name} is signed by {}, which is not {}",
             hex(&root.key),
-            if accept.is_some() { "the one to be accepted" } else { "an owner of this origin" }
+            if accept.is_some() { "the accepted key" } else { "a key of this origin's owners" }
         )))
     }
 
-    /// Puts the record in its place.
+    /// Signs the record and writes it to the origin.
     ///
     /// # Errors
-    /// What the origin said.
+    /// The origin's error.
     pub fn write(&self, origin: &dyn Origin, signer: &Signer) -> Result<(), TreeError> {
         Ok(origin.put_record(&record_name(&self.name), &self.encode(signer))?)
     }
 }
 
-/// The names of everything published.
+/// The names of all published trees.
 ///
 /// # Errors
-/// What the origin said.
+/// The origin's error.
 pub fn names(records: &dyn Records) -> Result<Vec<String>, TreeError> {
     let all = records.records(FOLDER)?;
     let name = |record: &String| record.strip_prefix(FOLDER)?.strip_prefix('/').map(str::to_owned);
     Ok(all.iter().filter_map(name).filter(|name| is_name(name)).collect())
 }
 
-/// Takes a tree away; false if there was none.
+/// Removes a tree. Returns false if there was none.
 ///
 /// # Errors
-/// What the origin said.
+/// The origin's error.
 pub fn remove(records: &dyn Records, name: &str) -> Result<bool, TreeError> {
     if !is_name(name) {
         return Ok(false);
@@ -259,18 +261,18 @@ fn record_name(name: &str) -> String {
     format!("{FOLDER}/{name}")
 }
 
-/// Who may delete and publish in an origin.
+/// The volume that may delete and publish in an origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// The volume's id.
     pub volume: [u8; 16],
-    /// The owner: a volume's folder.
+    /// The owner's id: a volume's folder.
     pub owner: [u8; 16],
     /// How many owners there have been.
     pub generation: u64,
-    /// Where the owner is, for a person; cut to 255 bytes.
+    /// Where the owner is, as text for a user, cut to 255 bytes.
     pub note: String,
-    /// The keys that sign, or signed under earlier owners; the owner's last.
+    /// The keys that sign, or that signed under earlier owners. The current owner's key is the last.
     pub keys: Vec<PublicKey>,
 }
 
@@ -311,18 +313,18 @@ impl Owner {
         read().map_err(|Short| damaged())
     }
 
-    /// Whose the origin is, if anybody has published in it.
+    /// The owner of an origin, if a volume has published in it.
     ///
     /// # Errors
-    /// As [`Owner::decode`], and what the origin said.
+    /// As [`Owner::decode`], or the origin's error.
     pub fn read(records: &dyn Records) -> Result<Option<Owner>, TreeError> {
         records.record(OWNER)?.map(|record| Owner::decode(&record)).transpose()
     }
 
-    /// Makes this the owner of an origin that has none, and answers who is.
+    /// Makes this the owner of an origin that has none, and returns the owner.
     ///
     /// # Errors
-    /// What the origin said.
+    /// The origin's error.
     pub fn claim(self, records: &dyn Records) -> Result<Owner, TreeError> {
         if let Some(owner) = Owner::read(records)? {
             return Ok(owner);
@@ -330,14 +332,14 @@ impl Owner {
         if records.create_record(OWNER, &self.encode())? {
             return Ok(self);
         }
-        // Somebody else was quicker.
+        // Another volume was faster.
         Ok(Owner::read(records)?.unwrap_or(self))
     }
 
     /// Makes `owner` with its key the next owner.
     ///
     /// # Errors
-    /// What the origin said.
+    /// The origin's error.
     pub fn hand_over(
         mut self,
         records: &dyn Records,
@@ -378,7 +380,7 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Bytes from hexadecimal, exactly as many.
+/// Bytes from hexadecimal, exactly `N` of them.
 pub fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let mut out = [0; N];
     if text.len() != 2 * N || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {

@@ -1,10 +1,11 @@
 //! Which rows of a volume make up a tree.
 //!
-//! Of the whole volume: every row, except what follows from the others (`11`, `12`), what only saves room (`0E`), what is the volume's
-//! own business (`13`), and packs that nothing refers to.
+//! Of the whole volume: every row, except rows that follow from others (`11`, `12`), rows that only save
+//! space (`0E`), rows that concern the volume alone (`13`), and packs that nothing refers to.
 //!
-//! Of a subtree: the same rows of the inodes below a folder, which becomes inode 1, the root. A file's count of names is of those that are
-//! below it, and totals and packs' live bytes are counted anew. So it is a sound volume, and can be restored as one.
+//! Of a subtree: the same rows of the inodes below a folder. The folder becomes inode 1, the root. A file's
+//! link count covers only names below the folder, and totals and packs' live bytes are counted again. So it
+//! is a consistent volume, and can be restored as one.
 
 use base::{BlobId, Ino, PackNo};
 use blob::ExtentPage;
@@ -16,7 +17,7 @@ use meta::{Key, PackRow, Snapshot};
 
 use crate::TreeError;
 
-/// What is published of a volume.
+/// The published part of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// All of it.
@@ -25,7 +26,7 @@ pub enum Scope {
     Folder(Ino),
 }
 
-/// A pack that the rows refer to, and what it is.
+/// A pack that the rows refer to, and its blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pack {
     /// Its number.
@@ -34,29 +35,30 @@ pub struct Pack {
     pub blob: BlobId,
     /// The blob's size in bytes.
     pub size: u32,
-    /// Bytes referred to, each reference counted.
+    /// The bytes referred to. Each reference counts.
     pub live: u64,
 }
 
-/// What a tree is going to consist of.
+/// The rows that will make up a tree.
 pub struct Selection {
-    /// Sorted; of a folder, that folder first. None: all there are.
+    /// The inodes, sorted, but a folder's own inode first. `None`: all inodes.
     inos: Option<Vec<Ino>>,
-    /// How many names the files of `inos` have, where it is not one.
+    /// The link counts of the files in `inos` that are not 1.
     names: HashMap<Ino, u32>,
-    /// Sorted by number.
+    /// The packs, sorted by number.
     packs: Vec<Pack>,
-    /// Inodes and bytes.
+    /// The number of inodes and of bytes.
     totals: (u64, u64),
 }
 
-/// Takes rows in order; an error ends it.
+/// Takes rows in order. An error ends the walk.
 pub type Push<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), TreeError> + 'a;
 
-/// Numbers to be given out are published in steps of this.
+/// The next numbers to be given out are published as multiples of this.
 const NUMBERS: u64 = 1 << 24;
 
-/// Kinds whose rows are taken as they are, in order. `ORPHAN` only of a whole volume: below a folder every inode has a name.
+/// The kinds of rows that are copied unchanged, in order. `ORPHAN` only for a whole volume: below a folder
+/// every inode has a name.
 const KINDS: [u8; 9] = [
     tags::VOLUME,
     tags::INODE,
@@ -91,12 +93,12 @@ impl Selection {
         }
     }
 
-    /// The packs that it refers to.
+    /// The packs that the tree refers to.
     pub fn packs(&self) -> &[Pack] {
         &self.packs
     }
 
-    /// How many inodes, and how many bytes of files.
+    /// The number of inodes, and of bytes of files.
     pub fn totals(&self) -> (u64, u64) {
         self.totals
     }
@@ -108,7 +110,8 @@ impl Selection {
         }
         let mut inos = Vec::new();
         let mut todo = vec![top];
-        // A directory that is met twice would be walked for ever, if it is within itself.
+        // If a directory were contained in itself, the walk would never end. So a directory that is met twice
+        // is an error.
         let mut met: HashSet<Ino> = [top].into_iter().collect();
         while let Some(dir) = todo.pop() {
             let mut bad = None;
@@ -145,7 +148,7 @@ impl Selection {
         Ok(())
     }
 
-    /// Totals, and which packs are used how much.
+    /// Counts the totals, and how much of which packs is used.
     fn count(&mut self, rows: &dyn Snapshot, packs: &[Pack]) -> Result<(), TreeError> {
         let inos = self.inos.take().unwrap_or_default();
         let mut live: HashMap<PackNo, u64> = HashMap::new();
@@ -189,7 +192,7 @@ impl Selection {
     /// Calls `push` with every row, in order.
     ///
     /// # Errors
-    /// The names could not be read, or what `push` said.
+    /// The names could not be read, or the error of `push`.
     pub fn each(&self, rows: &dyn Snapshot, push: &mut Push<'_>) -> Result<(), TreeError> {
         for tag in KINDS {
             match &self.inos {
@@ -209,8 +212,9 @@ impl Selection {
         Ok(())
     }
 
-    /// What a volume says of itself, with the totals of what is selected. The numbers to be given out next are rounded up: a volume takes
-    /// many at a time whenever it is opened, and that alone is no change worth publishing.
+    /// The volume's own rows, with the totals of what is selected. The next numbers to be given out are
+    /// rounded up. A volume takes many numbers whenever it is opened, and this alone is no change worth
+    /// publishing.
     fn volume_rows(&self, rows: &dyn Snapshot, push: &mut Push<'_>) -> Result<(), TreeError> {
         let (inodes, bytes) = (Key::volume("inodes"), Key::volume("bytes"));
         let (next_ino, next_pack) = (Key::volume("next-ino"), Key::volume("next-pack"));

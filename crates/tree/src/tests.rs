@@ -1,4 +1,5 @@
-//! Trees over an origin in memory: what is written is read back, cheaply written again, and never believed when it is damaged.
+//! Trees over an origin in memory. What is written is read back, is written again cheaply, and is refused if
+//! it is damaged.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,11 +23,11 @@ use crate::{Order, TreeError, publish, rows::Selection};
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What is asked of an origin, and bytes of it that are wrong.
+/// Counts the reads of an origin, and can corrupt or hide bytes of it.
 struct Spy {
     origin: Arc<dyn Origin>,
     reads: AtomicU64,
-    /// In which blob, which byte.
+    /// The blob, and the offset of the byte in it that is wrong.
     flipped: Mutex<Option<(BlobId, u32)>>,
     missing: Mutex<Option<BlobId>>,
 }
@@ -71,7 +72,7 @@ fn build(origin: &Arc<dyn Origin>, rows: &Rows, known: &Known) -> Built {
     let mut builder = Builder::new(&**origin, known, &mut hold).unwrap();
     rows.iter().for_each(|(key, value)| builder.push(key, value).unwrap());
     let built = builder.finish().unwrap();
-    assert_eq!(held, built.blobs, "every blob is held before it is relied on");
+    assert_eq!(held, built.blobs, "every blob is held before it is referred to");
     built
 }
 
@@ -108,7 +109,7 @@ fn read_all(tree: &Tree) -> Result<Rows, TreeError> {
     Ok(rows)
 }
 
-/// Rows as those of so many files: an inode, a name and extents each.
+/// The rows of this many files: an inode, a name and extents each.
 fn files(count: u64) -> Rows {
     let mut rows = Rows::new();
     for ino in 2..2 + count {
@@ -210,13 +211,14 @@ fn a_change_in_a_large_tree_writes_a_handful_of_nodes() {
     let mut rows = files(100_000);
     let first = build(&origin, &rows, &Known::default());
     assert!(first.written.nodes > 200 && first.level >= 2, "{:?} {}", first.written, first.level);
-    assert!(first.written.blobs < 20, "nodes ride together: {:?}", first.written);
+    assert!(first.written.blobs < 20, "nodes share blobs: {:?}", first.written);
 
     let again = build(&origin, &rows, &open(&origin, &first).known().unwrap());
     assert_eq!((again.written.new_nodes, again.written.blobs), (0, 0));
     assert_eq!((again.top, &again.blobs), (first.top, &first.blobs));
 
-    // A file is written to; then one comes, then one goes. Each is a leaf of each kind of row, and what is above.
+    // A file is written to, then one is added, then one is removed. Each changes a leaf of each kind of row,
+    // and the nodes above.
     put_file(&mut rows, 50_000, 1);
     let changed = build(&origin, &rows, &open(&origin, &first).known().unwrap());
     assert!(changed.written.new_nodes <= 6 && changed.written.blobs == 1, "{:?}", changed.written);
@@ -264,7 +266,11 @@ fn a_row_costs_one_node_a_level() {
     assert!(MetaStore::get(&tree, &key).unwrap().is_some());
     assert_eq!(spy.reads.load(Ordering::Relaxed), u64::from(built.level) + 1);
     assert!(MetaStore::get(&tree, &key).unwrap().is_some());
-    assert_eq!(spy.reads.load(Ordering::Relaxed), u64::from(built.level) + 1, "what was read is kept");
+    assert_eq!(
+        spy.reads.load(Ordering::Relaxed),
+        u64::from(built.level) + 1,
+        "nodes that were read are kept"
+    );
     assert!(tree.is_at_hand(&key) && !tree.is_at_hand(&Key::inode(base::Ino(90_000))));
     assert!(!tree.scan(&Key::dentries(base::Ino(4001), 0), 1000).unwrap().is_empty());
     assert!(spy.reads.load(Ordering::Relaxed) <= 3 * (u64::from(built.level) + 1));
@@ -293,7 +299,7 @@ fn damage_is_an_error_and_never_a_row() {
         assert!(matches!(missing, Err(StoreError::Damaged(_))), "{missing:?}");
         *spy.missing.lock() = None;
     }
-    // A root that points to elsewhere: past the end of the blob, to another node, to the wrong level.
+    // A root that points to a wrong place: past the end of the blob, to another node, to the wrong level.
     let mut wrong = root(&built);
     wrong.top.offset = (4 << 20) - wrong.top.len;
     assert!(read_all(&Tree::new(origin.clone(), &wrong)).is_err());
@@ -307,7 +313,8 @@ fn damage_is_an_error_and_never_a_row() {
 
 #[test]
 fn a_child_must_fit_its_place() {
-    // Two leaves whose parent names them in the wrong order of keys, all with right hashes: as somebody with the key could.
+    // Two leaves whose parent names them in the wrong order of keys, all with right hashes. Only a holder of
+    // the key could make this.
     let origin = origin();
     let rows = files(3_000);
     let built = build(&origin, &rows, &Known::default());
@@ -349,7 +356,7 @@ fn a_record_is_believed_only_with_its_signature() {
 }
 
 #[test]
-fn who_may_publish_and_who_is_believed() {
+fn only_the_owner_may_publish_and_only_owners_keys_are_accepted() {
     let origin = origin();
     let records: &dyn Records = &*origin;
     let built = build(&origin, &files(10), &Known::default());
@@ -374,7 +381,7 @@ fn who_may_publish_and_who_is_believed() {
     assert_eq!((next.generation, next.keys.len()), (2, 2));
     assert!(matches!(publish::claim(&*origin, owner(1)), Err(TreeError::NotOwner(_))));
     assert!(publish::claim(&*origin, owner(2)).is_ok());
-    assert!(Root::read(records, "test", None).is_ok(), "what an earlier owner signed stays good");
+    assert!(Root::read(records, "test", None).is_ok(), "the signature of an earlier owner stays valid");
     let forged = Root { key: Signer::from_seed(&[1; 32]).unwrap().key(), ..root(&built) };
     forged.write(&*origin, &Signer::from_seed(&[1; 32]).unwrap()).unwrap();
     assert!(matches!(Root::read(records, "test", None), Err(TreeError::Untrusted(_))));
@@ -383,7 +390,7 @@ fn who_may_publish_and_who_is_believed() {
     assert!(!root::remove(records, "../owner").unwrap());
 }
 
-/// The origin is the volume's whose rows are published.
+/// Makes the volume whose rows are published the owner of the origin.
 fn claim(origin: &Arc<dyn Origin>) {
     let (volume, keys) = ([7; 16], vec![signer().key()]);
     let owner = Owner { volume, owner: [1; 16], generation: 1, note: String::new(), keys };
@@ -431,22 +438,22 @@ fn the_root_is_replaced_last_and_only_when_something_changed() {
         faults.fail(op, u64::MAX);
         assert!(publish_rows(&origin, &store).is_err(), "{op:?}");
         faults.heal();
-        assert_eq!(Root::read(&*origin, "test", None).unwrap(), first.root, "as it was");
+        assert_eq!(Root::read(&*origin, "test", None).unwrap(), first.root, "the root is unchanged");
     }
     let next = publish_rows(&origin, &store).unwrap();
     assert!(
         next.root.moment > first.root.moment,
-        "a clock that stands still makes no record as old as the one before"
+        "even with a stopped clock a record is newer than the previous one"
     );
     assert_eq!((next.root.sequence, next.root.before), (2, Some(first.root.top.hash)));
     assert!(next.written.new_nodes < next.written.nodes);
-    // One whose nodes cannot be read is no obstacle.
+    // A previous tree whose nodes cannot be read does not prevent a new one.
     faults.fail(blob::failing::Op::Read, u64::MAX);
     let whole = publish_rows(&origin, &store).unwrap();
     assert_eq!((whole.written.new_nodes, whole.root.top.hash), (whole.written.nodes, next.root.top.hash));
 }
 
-/// Such a tree's only node is both top and leaf, and leaves are not read to learn what can be used again.
+/// The only node of such a tree is both top and leaf, and leaves are not read to learn what can be reused.
 #[test]
 fn regression_a_tree_of_one_node_that_was_lost_is_written_anew() {
     let origin = origin();
@@ -464,7 +471,7 @@ fn regression_a_tree_of_one_node_that_was_lost_is_written_anew() {
     assert_eq!(read().unwrap(), files(10));
 }
 
-/// What a comparison row by row comes to.
+/// The result of a comparison row by row.
 fn compared(old: &Rows, new: &Rows) -> crate::diff::Changes {
     let mut changes = crate::diff::Changes::default();
     let keys: std::collections::BTreeSet<&Vec<u8>> = old.keys().chain(new.keys()).collect();
@@ -483,7 +490,7 @@ fn compared(old: &Rows, new: &Rows) -> crate::diff::Changes {
 }
 
 #[test]
-fn what_two_trees_have_otherwise_is_found_without_reading_what_they_share() {
+fn differences_are_found_without_reading_what_both_trees_share() {
     let origin = origin();
     let old = files(20_000);
     let first = build(&origin, &old, &Known::default());
@@ -517,9 +524,9 @@ fn what_two_trees_have_otherwise_is_found_without_reading_what_they_share() {
     }
 }
 
-/// A tree that somebody prepared must not become a volume whose names lead out of a folder.
+/// A tree that an attacker prepared must not become a volume whose names lead out of a folder.
 #[test]
-fn regression_a_tree_with_what_cannot_be_a_name_is_not_restored() {
+fn regression_a_tree_with_an_impossible_name_is_not_restored() {
     let origin = origin();
     for name in [&b"../x"[..], b"/etc/x", b"..", b"", b"a\0b"] {
         let mut rows = Rows::new();
@@ -531,7 +538,7 @@ fn regression_a_tree_with_what_cannot_be_a_name_is_not_restored() {
     }
 }
 
-/// A folder that is within itself was walked until there was no memory left.
+/// A walk of a folder that contains itself continued until there was no memory left.
 #[test]
 fn regression_a_folder_within_itself_is_damage_and_not_walked_for_ever() {
     let store = meta::Memory::new();

@@ -1,8 +1,8 @@
-//! What pax records say of the next member, or (global ones) of all that follow.
+//! What pax records say about the next member, or (global ones) about all that follow.
 //!
-//! Only keys that the reader uses are kept, of each the last value, and all of them together have a bound: records of members and
-//! repeated global ones do not add up. The records of GNU's oldest pax form of holes come many times by nature, and become
-//! ranges at once.
+//! Only keys that the reader uses are kept, each with its last value, and all of them together have a bound.
+//! So neither the records of many members nor repeated global records add up. GNU's oldest pax form for holes
+//! uses many records with the same key. They become ranges at once.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,11 +10,12 @@ use std::io;
 use super::{damaged, number};
 use crate::acl;
 
-/// All keys and values that are kept: a member's extended attributes are most of it, and no filesystem of Linux has more of them in one file.
+/// The most bytes of kept keys and values. Most of it is a member's extended attributes, and no filesystem of
+/// Linux stores more of them in one file.
 const KEPT_MAX: usize = 1 << 20;
-/// A map of holes in text.
+/// The most bytes of a map of holes in text.
 const MAP_MAX: usize = 8 << 20;
-/// Ranges of one file.
+/// The most ranges of one file.
 pub(super) const RANGES_MAX: usize = 1 << 19;
 
 /// Keys with one value, apart from attributes.
@@ -63,7 +64,7 @@ impl Records {
         &self.ranges
     }
 
-    /// Extended attributes, with their names as they were.
+    /// Extended attributes, with their unescaped names.
     pub(super) fn xattrs(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
         let of =
             |(key, value): (&Vec<u8>, &Vec<u8>)| Some((unescaped(key.strip_prefix(XATTR)?), value.clone()));
@@ -76,7 +77,7 @@ impl Records {
         known.iter().filter_map(|(key, name)| Some((*name, self.get(key)?.to_vec()))).collect()
     }
 
-    /// What is said and cannot be done.
+    /// Properties that this reader cannot apply.
     pub(super) fn unknown(&self) -> Vec<String> {
         let ace = self.values.contains_key(NFS4);
         ace.then(|| "its ACL is one of NFS version 4".to_owned()).into_iter().collect()
@@ -109,7 +110,7 @@ impl Records {
             }
             b"GNU.sparse.map" if value.len() > MAP_MAX => return Err(too_many_ranges()),
             key if USED.contains(&key) || key == NFS4 || key.starts_with(XATTR) => {
-                // An empty value takes back what a global record said.
+                // An empty value cancels the value of a global record.
                 let old = match value.is_empty() && !key.starts_with(XATTR) {
                     true => self.values.remove(key),
                     false => self.values.insert(key.to_vec(), value.to_vec()),
@@ -121,9 +122,7 @@ impl Records {
                 self.kept -= old.map_or(0, |old| size(&old));
                 self.kept += if self.values.contains_key(key) { size(value) } else { 0 };
                 if self.kept > KEPT_MAX {
-                    return Err(damaged(
-                        "what it says of one member (its names and attributes) is more than 1 MiB",
-                    ));
+                    return Err(damaged("the records of one member (its names and attributes) exceed 1 MiB"));
                 }
             }
             _ => {}
@@ -133,10 +132,10 @@ impl Records {
 }
 
 pub(super) fn too_many_ranges() -> io::Error {
-    damaged("a file has more holes than can be told (524,288)")
+    damaged("a file has more holes than the reader supports (524,288)")
 }
 
-/// An attribute's name as it was: in a key `=` stands as `%3D`, and `%` as `%25`.
+/// An attribute's unescaped name: in a key `=` is written as `%3D`, and `%` as `%25`.
 fn unescaped(name: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(name.len());
     let mut rest = name;

@@ -1,5 +1,6 @@
-//! Where the data of a file with holes lies. Four dialects: GNU's old `S` header with ranges in it and in blocks behind it, pax 0.0 (a
-//! record for each number), 0.1 (one record with all numbers) and 1.0 (the numbers as lines at the beginning of the data).
+//! Where the data of a file with holes lies. There are four dialects: GNU's old `S` header with ranges in it
+//! and in the blocks after it, pax 0.0 (a record for each number), 0.1 (one record with all numbers) and 1.0
+//! (the numbers as lines at the start of the data).
 
 use std::io::{self, Read};
 
@@ -13,7 +14,8 @@ fn bad() -> io::Error {
     damaged("the map of a file with holes is damaged")
 }
 
-/// GNU's old form: four ranges in the header, 21 in each block behind it while a flag says so.
+/// GNU's old form: four ranges in the header, and 21 in each block after it as long as a flag says that
+/// another follows.
 pub(super) fn old(block: &[u8; BLOCK], inner: &mut impl Read) -> io::Result<Ranges> {
     let mut ranges = Vec::new();
     let mut read = |bytes: &[u8]| -> io::Result<()> {
@@ -24,7 +26,7 @@ pub(super) fn old(block: &[u8; BLOCK], inner: &mut impl Read) -> io::Result<Rang
     };
     read(&block[386..482])?;
     let mut more = block[482] != 0;
-    // Blocks without a range are no reason to go on for ever.
+    // A bound, so that blocks without ranges cannot continue for ever.
     let mut blocks = 0;
     while more {
         blocks += 1;
@@ -39,7 +41,8 @@ pub(super) fn old(block: &[u8; BLOCK], inner: &mut impl Read) -> io::Result<Rang
     Ok(ranges)
 }
 
-/// pax 1.0: a count and then pairs, each number a line, padded to whole blocks. `left` is how much of the member is to come.
+/// pax 1.0: a count and then pairs, each number on a line, padded to whole blocks. `left` is the number of
+/// bytes of the member that are still to come.
 pub(super) fn in_data(inner: &mut impl Read, left: &mut u64) -> io::Result<Ranges> {
     let mut numbers: Vec<u64> = Vec::new();
     let mut line = Vec::new();

@@ -1,4 +1,4 @@
-//! Members as GNU tar writes them, where there is one, and as nobody should.
+//! Members as GNU tar writes them, if it is installed, and as nobody should.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use super::records::RANGES_MAX;
 use super::*;
 use crate::acl;
 
-/// A header by hand.
+/// A hand-made header.
 fn header(name: &[u8], kind: u8, size: u64) -> [u8; BLOCK] {
     let mut block = [0; BLOCK];
     block[..name.len()].copy_from_slice(name);
@@ -103,7 +103,7 @@ fn damage_is_an_error_never_a_panic() {
         for value in [0, 0xff, b'9', bytes[at] ^ 1] {
             let mut spoilt = bytes.clone();
             spoilt[at] = value;
-            // Whatever comes of it, it comes.
+            // Any result is right, as long as it returns.
             drop(read(&spoilt));
         }
     }
@@ -168,10 +168,10 @@ fn refused(bytes: &[u8]) -> String {
     }
 }
 
-/// Global records of forty kilobytes of a packed archive added up to two gigabytes.
+/// Global records of a forty-kilobyte compressed archive added up to two gigabytes.
 #[test]
 fn regression_records_do_not_add_up() {
-    // One key again and again, and keys that nobody uses: only what counts is held.
+    // The same key repeated, and keys that are not used: only what counts is held.
     let value = vec![b'v'; 100_000];
     let again: Vec<u8> = (0..100).flat_map(|_| record(b"SCHILY.xattr.user.a", &value)).collect();
     let unused: Vec<u8> = (0..100).flat_map(|n| record(format!("comment.{n}").as_bytes(), &value)).collect();
@@ -179,7 +179,7 @@ fn regression_records_do_not_add_up() {
     members.push((b"a", b'0', b""));
     let all = read(&archive(&members)).unwrap();
     assert_eq!(all[0].0.xattrs, [(b"user.a".to_vec(), value.clone())]);
-    // Ever other attributes end the reading, in one header or in many.
+    // More and more different attributes end the reading, in one header or in many.
     let many = |from: usize| -> Vec<u8> {
         (from..from + 8).flat_map(|n| record(format!("SCHILY.xattr.user.{n}").as_bytes(), &value)).collect()
     };
@@ -206,7 +206,7 @@ fn regression_a_record_without_a_value_takes_back_what_was_said_of_all() {
     assert_eq!((all[0].0.path.as_slice(), all[1].0.path.as_slice()), (&b"other"[..], &b"b"[..]));
 }
 
-/// The padding behind a size near 2^64 was computed to be nothing, or the program ended.
+/// For a size near 2^64 the padding was computed as zero, or the program ended.
 #[test]
 fn regression_a_size_that_no_file_can_have_is_refused() {
     for size in ["18446744073709551615", "18446744073709551105", "9223372036854775808", "1x", "-1"] {
@@ -233,7 +233,7 @@ fn regression_names_and_maps_have_a_bound_before_they_are_read() {
     assert!(
         refused(&archive(&[(b"x", b'x', &record(b"path", &long)), (b"a", b'0', b"")])).contains("16 KiB")
     );
-    // A size that is said and not there takes no memory.
+    // A size that is claimed but not there takes no memory.
     assert!(!refused(&header(b"x", b'x', 16 << 20)).is_empty());
     let major = [
         record(b"GNU.sparse.major", b"1"),
@@ -250,7 +250,7 @@ fn regression_names_and_maps_have_a_bound_before_they_are_read() {
     assert!(refused(&archive(&members)).contains("holes"));
 }
 
-/// A map of GNU's old form that goes on without ranges, and never ends.
+/// A map in GNU's old form that continues without ranges and never ends.
 #[test]
 fn regression_an_old_map_ends() {
     struct Endless(Vec<u8>, usize);
@@ -285,7 +285,7 @@ fn regression_labels_are_passed_over_and_parts_of_volumes_refused() {
     let all = read(&archive(&[(b"a volume's name", b'V', b""), (b"a", b'0', b"x")])).unwrap();
     assert_eq!((all.len(), all[0].0.path.as_slice()), (1, &b"a"[..]));
     assert!(refused(&archive(&[(b"a", b'M', b"x")])).contains("several volumes"));
-    // A folder with the list of what is in it.
+    // A folder with the list of its contents.
     let all = read(&archive(&[(b"d/", b'D', b"Yname\0\0"), (b"d/name", b'0', b"x")])).unwrap();
     assert_eq!((all[0].0.kind, all[1].0.path.as_slice()), (b'5', &b"d/name"[..]));
 }

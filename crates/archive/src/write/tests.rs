@@ -1,4 +1,4 @@
-//! What is written is read back by our own reader, and by other programs where there are any.
+//! What is written is read back by our own reader, and by other programs if they are installed.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use made::random_entry;
 use super::*;
 use crate::read::Reader;
 
-/// Members from a seed, without a library: every field at its edges.
+/// Members made from a seed, without a library. Every field takes its extreme values.
 mod made {
     use super::*;
 
@@ -95,7 +95,7 @@ fn whatever_is_written_is_read_back() {
         let found = reader.next_member().unwrap().unwrap();
         let mut wanted = wanted.clone();
         wanted.xattrs.sort();
-        // Ranges that touch are one, but both are right; no file has the one empty range.
+        // Touching ranges may be merged, and both forms are right. Empty ranges hold no data.
         wanted.data.retain(|(_, len)| *len > 0);
         let mut found_plain = found.clone();
         found_plain.data.retain(|(_, len)| *len > 0);

@@ -11,7 +11,7 @@ pub const IN_HEADER: usize = 40;
 /// Length of a reply's header, in bytes.
 pub const OUT_HEADER: usize = 16;
 
-/// Notification codes: what a reply header without a request carries in its error field.
+/// Notification codes. A reply header without a request carries the code in its error field.
 pub mod notify {
     /// Drop an inode's attributes and a range of its pages.
     pub const INVAL_INODE: i32 = 2;
@@ -21,16 +21,16 @@ pub mod notify {
     pub const DELETE: i32 = 6;
 }
 
-/// What every request begins with.
+/// The start of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Number of the operation.
+    /// The number of the operation.
     pub opcode: u32,
-    /// Number of this request, to be given back with the reply.
+    /// The number of this request. The reply repeats it.
     pub unique: u64,
-    /// The inode it is about.
+    /// The inode of the request.
     pub ino: Ino,
-    /// Who asks.
+    /// The caller.
     pub caller: Caller,
 }
 
@@ -38,7 +38,7 @@ impl Header {
     /// Splits a request into its header and its arguments.
     ///
     /// # Errors
-    /// `EIO` when it is shorter than a header or than the length it gives for itself.
+    /// `EIO` if it is shorter than a header, or shorter than the length in its header.
     pub fn split(request: &[u8]) -> Result<(Header, &[u8]), Errno> {
         let mut take = Take::new(request);
         let len = take.u32()? as usize;
@@ -46,13 +46,13 @@ impl Header {
         let unique = take.u64()?;
         let ino = Ino(take.u64()?);
         let caller = Caller { uid: take.u32()?, gid: take.u32()?, pid: take.u32()? };
-        // Length of extensions (in units of 8 bytes) and padding: we negotiate no extension.
+        // The length of extensions (in units of 8 bytes) and padding. INIT negotiates no extensions.
         take.u32()?;
         let arguments = request.get(IN_HEADER..len).ok_or(Errno::EIO)?;
         Ok((Header { opcode, unique, ino, caller }, arguments))
     }
 
-    /// The request's number, even where the rest of it makes no sense.
+    /// The request's number, even if the rest of it makes no sense.
     pub fn unique_of(request: &[u8]) -> Option<u64> {
         let mut take = Take::new(request);
         take.skip(8).ok()?;
@@ -60,7 +60,7 @@ impl Header {
     }
 }
 
-/// A reply's header. `error` is 0 or a negative error number; in a notification (unique 0) it is the code.
+/// A reply's header. `error` is 0 or a negative error number. In a notification (unique 0) it is the code.
 pub fn out_header(body: usize, error: i32, unique: u64) -> [u8; OUT_HEADER] {
     let mut header = [0; OUT_HEADER];
     // A body is at most MAX_WRITE and a page, far below 4 GiB.

@@ -1,20 +1,22 @@
 //! INIT: what this transport asks of the kernel, and what it must never ask.
 //!
-//! The kernel offers flags, the reply takes those wanted. Some are traps for a mount that answers OPEN and FLUSH
-//! with ENOSYS, and are never taken, however tempting:
+//! The kernel offers flags, and the reply takes those wanted. Some flags are traps for a mount that answers
+//! OPEN and FLUSH with ENOSYS. They are never taken, however tempting:
 //!
-//! - `ATOMIC_O_TRUNC`: the kernel leaves truncation to OPEN, which never comes: O_TRUNC would be lost.
-//! - `POSIX_LOCKS`, `FLOCK_LOCKS`: locks would come here, but unlocking at close is a matter of FLUSH and RELEASE,
-//!   which never come. The kernel's own locks are right as long as one machine mounts.
-//! - `AUTO_INVAL_DATA`: pages would be dropped whenever a time changed; here the kernel's pages are always right.
-//! - `ASYNC_DIO`: after an asynchronous O_DIRECT write the kernel does not drop the pages that a reader brought in
-//!   meanwhile, and buffered reads would go on to see the old bytes. Without it such a write is done when submitted.
+//! - `ATOMIC_O_TRUNC`: the kernel leaves truncation to OPEN. OPEN never arrives, so O_TRUNC would be lost.
+//! - `POSIX_LOCKS`, `FLOCK_LOCKS`: locks would arrive here. But unlocking at close needs FLUSH and RELEASE,
+//!   which never arrive. The kernel's own locks are right as long as one machine mounts.
+//! - `AUTO_INVAL_DATA`: the kernel would drop pages whenever a time changed. Here its pages are always right.
+//! - `ASYNC_DIO`: after an asynchronous O_DIRECT write the kernel does not drop the pages that a reader has
+//!   cached in the meantime, and buffered reads would continue to see the old bytes. Without this flag such a
+//!   write is done when it has been submitted.
 //!
-//! `ALLOW_IDMAP` (Linux 6.12) is taken because `default_permissions` is always given: the kernel maps ids and checks permissions, and
-//! what is stored are the volume's own ids. In return a request names its caller only where something is made.
+//! `ALLOW_IDMAP` (Linux 6.12) is taken because `default_permissions` is always set: the kernel maps ids and
+//! checks permissions, and the volume stores its own ids. In return a request names its caller only if it
+//! creates something.
 //!
-//! `HANDLE_KILLPRIV_V2` is always taken: without it every write is preceded by a question for
-//! `security.capability` (4.5 times slower).
+//! `HANDLE_KILLPRIV_V2` is always taken. Without it the kernel asks for `security.capability` before every
+//! write (4.5 times slower).
 
 use fs::Errno;
 
@@ -27,7 +29,7 @@ pub const MINOR: u32 = 45;
 /// The oldest minor number it works with (Linux 5.17).
 pub const MINOR_MIN: u32 = 36;
 
-/// INIT flags by name: bit 32 and up travel in a second word.
+/// INIT flags by name. Bits from 32 up are sent in a second word.
 #[allow(missing_docs)]
 pub mod flag {
     pub const ASYNC_READ: u64 = 1;
@@ -62,28 +64,28 @@ pub mod flag {
 pub struct Wishes {
     /// The kernel may hold written bytes back until close or fsync.
     pub writeback: bool,
-    /// Lookups of "." are served, so file handles (NFS, open_by_handle_at) can outlive the kernel's memory.
+    /// Lookups of "." are served, so file handles (NFS, open_by_handle_at) can outlive the kernel's caches.
     pub export: bool,
-    /// Requests are to come through io_uring: only for one who then registers a ring for every CPU.
+    /// Requests come through io_uring. The caller must then register a ring for every CPU.
     pub uring: bool,
-    /// The kernel is to keep nothing, and to ask for every open: for measuring only.
+    /// The kernel caches nothing and asks for every open. Only for measurements.
     pub uncached: bool,
 }
 
-/// What the kernel asked with.
+/// The kernel's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// Major number.
     pub major: u32,
     /// Minor number.
     pub minor: u32,
-    /// Largest readahead in bytes.
+    /// The largest read-ahead in bytes.
     pub max_readahead: u32,
-    /// What it can do.
+    /// The flags that it supports.
     pub flags: u64,
 }
 
-/// What was agreed upon.
+/// The result of the negotiation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Agreed {
     /// The minor number in force.
@@ -99,7 +101,7 @@ impl Agreed {
     }
 }
 
-/// What always is asked for, where the kernel has it.
+/// The flags that are always taken if the kernel has them.
 const ALWAYS: u64 = flag::ASYNC_READ
     | flag::BIG_WRITES
     | flag::DONT_MASK
@@ -118,7 +120,8 @@ const ALWAYS: u64 = flag::ASYNC_READ
     | flag::INIT_EXT
     | flag::ALLOW_IDMAP;
 
-/// What a kernel must have: it is there since 5.17, and without it the mount would be wrong, not only slow.
+/// The flags that a kernel must have. They exist since 5.17, and without them the mount would be wrong, not
+/// just slow.
 const NEEDED: u64 = flag::NO_OPEN_SUPPORT
     | flag::NO_OPENDIR_SUPPORT
     | flag::EXPLICIT_INVAL_DATA
@@ -129,7 +132,7 @@ impl Offer {
     /// Reads the arguments of an INIT request.
     ///
     /// # Errors
-    /// `EIO` when truncated.
+    /// `EIO` if they are truncated.
     pub fn read(arguments: &[u8]) -> Result<Offer, Errno> {
         let mut take = Take::new(arguments);
         let mut offer = Offer {
@@ -144,10 +147,10 @@ impl Offer {
         Ok(offer)
     }
 
-    /// What is agreed upon with this kernel.
+    /// Negotiates with this kernel.
     ///
     /// # Errors
-    /// `EPROTO` when the kernel is older than this transport can work with.
+    /// `EPROTO` if the kernel is older than this transport supports.
     pub fn agree(&self, wishes: &Wishes) -> Result<Agreed, Errno> {
         let mut wanted = ALWAYS;
         if wishes.writeback {
@@ -169,15 +172,15 @@ impl Offer {
     }
 }
 
-/// Background requests (readahead, writeback) the kernel may have under way at a time.
+/// The most background requests (read-ahead, writeback) that the kernel may have under way at a time.
 const MAX_BACKGROUND: u16 = 64;
-/// Above so many, readahead is left out.
+/// Above this number the kernel skips read-ahead.
 const CONGESTION: u16 = 48;
 
 /// Writes the reply to INIT.
 ///
 /// # Errors
-/// `EIO` when the room is too small.
+/// `EIO` if the buffer is too small.
 pub fn put_reply(put: &mut Put<'_>, offer: &Offer, agreed: &Agreed) -> Result<(), Errno> {
     put.u32(MAJOR)?;
     put.u32(MINOR)?;

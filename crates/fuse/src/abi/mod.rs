@@ -1,13 +1,14 @@
-//! The bytes that cross /dev/fuse: protocol 7, minor 36 to 45, little of it and all of it checked.
+//! The bytes that cross /dev/fuse: a small part of protocol 7, minor 36 to 45, all of it checked.
 //!
-//! A request is a 40-byte header and arguments; a reply is a 16-byte header and a body. Nothing here is cast onto a
-//! struct: [`Take`] walks over a request and [`Put`] fills a reply, each step bounds-checked, so that a truncated or
-//! hostile message (a guest may send them one day) is an error number and never a panic. Numbers are in the
-//! machine's byte order, as the kernel writes them.
+//! A request is a 40-byte header and arguments. A reply is a 16-byte header and a body. Nothing here is cast
+//! onto a struct: [`Take`] reads a request step by step, and [`Put`] fills a reply. Each step checks its
+//! bounds. So a truncated or hostile message, such as one from a guest, leads to an error number and never to
+//! a panic. Numbers are in the machine's byte order, as the kernel writes them.
 //!
 //! - [`header`]: both headers, and the notification codes.
-//! - [`init`]: what is asked for at INIT and what is never asked for.
-//! - [`opcodes`]: every opcode and what this transport does with it; the table in SEMANTICS.md is made from it.
+//! - [`init`]: what INIT asks for, and what it never asks for.
+//! - [`opcodes`]: every opcode and what this transport does with it. The table in SEMANTICS.md is made from
+//!   it.
 //! - [`ops`]: the arguments of each operation.
 //! - [`out`]: the bodies of replies.
 
@@ -32,7 +33,7 @@ pub const WRITE_PREFIX: usize = header::IN_HEADER + 40;
 /// A request ended before its arguments did.
 const TRUNCATED: Errno = Errno::EIO;
 
-/// Walks over the arguments of a request.
+/// Reads the arguments of a request step by step.
 #[derive(Clone, Copy, Debug)]
 pub struct Take<'a>(&'a [u8]);
 
@@ -45,7 +46,7 @@ impl<'a> Take<'a> {
     /// The next `N` bytes.
     ///
     /// # Errors
-    /// `EIO` when fewer are left, as for all of the steps below.
+    /// `EIO` if fewer are left. The same holds for all steps below.
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Errno> {
         let (head, tail) = self.0.split_first_chunk::<N>().ok_or(TRUNCATED)?;
         self.0 = tail;
@@ -67,7 +68,7 @@ impl<'a> Take<'a> {
         self.array().map(u64::from_ne_bytes)
     }
 
-    /// Leaves out `count` bytes.
+    /// Skips `count` bytes.
     pub fn skip(&mut self, count: usize) -> Result<(), Errno> {
         self.bytes(count).map(drop)
     }
@@ -82,7 +83,7 @@ impl<'a> Take<'a> {
         Ok(head)
     }
 
-    /// The bytes up to the next NUL, which is left out.
+    /// The bytes up to the next NUL, without the NUL.
     pub fn text(&mut self) -> Result<&'a [u8], Errno> {
         let end = self.0.iter().position(|&byte| byte == 0).ok_or(TRUNCATED)?;
         let text = self.bytes(end)?;
@@ -90,10 +91,10 @@ impl<'a> Take<'a> {
         Ok(text)
     }
 
-    /// A name in a directory: text that is neither empty nor holds a slash.
+    /// A name in a directory: text that is not empty and holds no slash.
     ///
     /// # Errors
-    /// `EIO` when truncated, `EINVAL` when it is no name.
+    /// `EIO` if it is truncated, `EINVAL` if it is not a name.
     pub fn name(&mut self) -> Result<&'a [u8], Errno> {
         let name = self.text()?;
         if name.is_empty() || name.contains(&b'/') {
@@ -111,7 +112,7 @@ pub struct Put<'a> {
 }
 
 impl<'a> Put<'a> {
-    /// An empty body in this room.
+    /// An empty body in this buffer.
     pub fn new(room: &'a mut [u8]) -> Put<'a> {
         Put { room, len: 0 }
     }
@@ -134,7 +135,7 @@ impl<'a> Put<'a> {
     /// Appends bytes.
     ///
     /// # Errors
-    /// `EIO` when they do not fit, as for all of the steps below.
+    /// `EIO` if they do not fit. The same holds for all steps below.
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), Errno> {
         let end = self.len + bytes.len();
         let place = self.room.get_mut(self.len..end).ok_or(Errno::EIO)?;
@@ -167,8 +168,8 @@ impl<'a> Put<'a> {
         Ok(())
     }
 
-    /// The room for the next `count` bytes, or as much as is left; what was written there is kept by
-    /// [`Put::advance`].
+    /// The space for the next `count` bytes, or as much as is left. [`Put::advance`] keeps what was written
+    /// there.
     pub fn room(&mut self, count: usize) -> &mut [u8] {
         let end = self.len + count.min(self.left());
         &mut self.room[self.len..end]

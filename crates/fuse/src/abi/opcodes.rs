@@ -1,18 +1,19 @@
 //! Every opcode of the protocol and what an exclusive or frozen mount does with it.
 //!
-//! The dispatcher looks a request up here before it looks at anything else, and a test sends each of them through it;
-//! so the table cannot drift from what is served. The documentation's table is generated from it.
+//! The dispatcher looks a request up here first, and a test sends each opcode through it. So the table cannot
+//! differ from what is served. The documentation's table is generated from this one.
 
 use fs::Errno;
 
 /// What happens to requests of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// The filesystem is asked.
+    /// The filesystem is called.
     Served,
     /// Always this error number.
     Refused(i32),
-    /// Never sent, because the kernel does it itself or because we did not ask for it; ENOSYS if it comes all the same.
+    /// Never sent, because the kernel does it itself or because INIT does not ask for it. ENOSYS if it
+    /// arrives all the same.
     Kernel,
 }
 
@@ -105,7 +106,8 @@ table! {
 
 /// The line of one opcode.
 pub fn find(number: u32) -> Option<&'static Opcode> {
-    // All but the last follow each other with few gaps: start where it can be at the latest, and walk back.
+    // All but the last have small gaps between them. Start at the last index where it can be, and search
+    // backwards.
     let start = (number as usize).min(OPCODES.len());
     OPCODES[..start].iter().rev().chain(OPCODES.last()).find(|line| line.number == number)
 }

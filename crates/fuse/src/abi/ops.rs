@@ -122,8 +122,8 @@ impl<'a> Op<'a> {
     /// Decodes a request's arguments.
     ///
     /// # Errors
-    /// `EIO` when truncated, `EINVAL` or `EOPNOTSUPP` for values that mean nothing here, `ENOSYS` for operations this
-    /// transport does not serve.
+    /// `EIO` if they are truncated, `EINVAL` or `EOPNOTSUPP` for values without a meaning here, `ENOSYS` for
+    /// operations that this transport does not serve.
     pub fn read(header: &Header, arguments: &'a [u8], agreed: &Agreed) -> Result<Op<'a>, Errno> {
         let mut take = Take::new(arguments);
         let take = &mut take;
@@ -157,7 +157,7 @@ impl<'a> Op<'a> {
         })
     }
 
-    /// What this operation would wait for, where that is asked beforehand.
+    /// What this operation may have to wait for. `None` for operations that are served inline without asking.
     pub fn waiting(&self, ino: Ino) -> Option<Waiting> {
         match *self {
             Op::Read { offset, len } => Some(Waiting::Read { ino, offset, len }),
@@ -187,7 +187,7 @@ impl<'a> Op<'a> {
     }
 }
 
-/// Operations that make, remove or move names.
+/// Operations that create, remove or move names.
 fn names<'a>(take: &mut Take<'a>, opcode: u32) -> Result<Op<'a>, Errno> {
     Ok(match opcode {
         op::SYMLINK => Op::Symlink { name: take.name()?, target: take.text()? },

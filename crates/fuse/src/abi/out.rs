@@ -5,15 +5,15 @@ use fs::api::{Attr, DirEntry, Entry, StatFs};
 
 use super::Put;
 
-/// "For ever", in seconds: 136 years. Nothing that the kernel holds of an exclusive or frozen mount can become wrong
-/// without passing through the kernel itself.
+/// "For ever", in seconds: 136 years. Nothing that the kernel caches of an exclusive or frozen mount can
+/// become wrong without passing through the kernel itself.
 pub const FOREVER: u64 = u32::MAX as u64;
 
 /// Length of an entry, in bytes.
 pub const ENTRY: usize = 128;
-/// Length of a listing's line before its name, in bytes.
+/// Length of a directory entry before its name, in bytes.
 const DIRENT: usize = 24;
-/// What statfs(2) reports in units of, in bytes.
+/// The unit of statfs(2), in bytes.
 const STATFS_UNIT: u64 = 4096;
 
 type Done = Result<(), Errno>;
@@ -43,7 +43,7 @@ fn time(fleeting: bool) -> u64 {
     if fleeting { 0 } else { FOREVER }
 }
 
-/// A name found or made, to be kept for ever unless it says otherwise.
+/// A name found or created. The kernel keeps it for ever, unless the entry says otherwise.
 pub fn entry(put: &mut Put<'_>, entry: &Entry) -> Done {
     put.u64(entry.node.0)?;
     put.u64(entry.generation)?;
@@ -53,7 +53,7 @@ pub fn entry(put: &mut Put<'_>, entry: &Entry) -> Done {
     attr(put, &entry.attr)
 }
 
-/// A name that is not there, to be kept for ever too, or not at all: an entry whose inode is 0.
+/// A missing name: an entry whose inode is 0. The kernel keeps it for ever, or not at all.
 pub fn no_entry(put: &mut Put<'_>, fleeting: bool) -> Done {
     put.u64(0)?;
     put.u64(0)?;
@@ -69,7 +69,7 @@ pub fn opened(put: &mut Put<'_>) -> Done {
     put.u32(0)
 }
 
-/// Attributes, to be kept for ever, or not at all.
+/// Attributes. The kernel keeps them for ever, or not at all.
 pub fn attributes(put: &mut Put<'_>, of: &Attr, fleeting: bool) -> Done {
     put.u64(time(fleeting))?;
     put.u64(0)?;
@@ -82,7 +82,7 @@ pub fn written(put: &mut Put<'_>, bytes: u32) -> Done {
     put.u32(0)
 }
 
-/// Room in the volume.
+/// The space in the volume.
 pub fn statfs(put: &mut Put<'_>, room: &StatFs) -> Done {
     put.u64(room.total / STATFS_UNIT)?;
     put.u64(room.free / STATFS_UNIT)?;
@@ -95,16 +95,16 @@ pub fn statfs(put: &mut Put<'_>, room: &StatFs) -> Done {
     put.zeros(28)
 }
 
-/// Bytes that one line of a listing takes, `plus` with attributes.
+/// The bytes that one directory entry takes. `plus`: with attributes.
 fn line(name: &[u8], plus: bool) -> usize {
     let fixed = if plus { ENTRY + DIRENT } else { DIRENT };
     (fixed + name.len()).next_multiple_of(8)
 }
 
-/// Appends one line of a listing, if it fits into the first `room` bytes of the reply. Answers whether it did.
+/// Appends one directory entry, if it fits into the first `room` bytes of the reply. Returns whether it did.
 ///
 /// # Errors
-/// `EIO` when the reply's buffer is smaller than `room`.
+/// `EIO` if the reply's buffer is smaller than `room`.
 pub fn dirent(put: &mut Put<'_>, room: usize, of: &DirEntry<'_>) -> Result<bool, Errno> {
     if put.len() + line(of.name, false) > room {
         return Ok(false);
@@ -112,7 +112,7 @@ pub fn dirent(put: &mut Put<'_>, room: usize, of: &DirEntry<'_>) -> Result<bool,
     bare(put, of).map(|()| true)
 }
 
-/// The same with attributes; `None` for what the kernel shall look up by itself.
+/// The same with attributes. `None` for an entry that the kernel must look up by itself.
 ///
 /// # Errors
 /// As [`dirent`].

@@ -59,7 +59,7 @@ fn names_are_checked() {
     assert_eq!(decode(op::LOOKUP, b"name"), Err(Errno::EIO), "no NUL");
     assert_eq!(decode(op::LOOKUP, b"\0"), Err(Errno::EINVAL), "empty");
     assert_eq!(decode(op::UNLINK, b"a/b\0"), Err(Errno::EINVAL), "a slash");
-    assert!(decode(op::SYMLINK, b"name\0../where\0").is_ok(), "a target is no name");
+    assert!(decode(op::SYMLINK, b"name\0../where\0").is_ok(), "a target need not be a name");
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn values_without_meaning_are_refused() {
     assert_eq!(
         decode(op::LSEEK, &words(&[0, 0, 0, 0, 0, 0])),
         Err(Errno::EINVAL),
-        "SEEK_SET is the kernel's"
+        "the kernel handles SEEK_SET"
     );
 }
 
@@ -176,7 +176,7 @@ fn init_takes_what_is_offered_and_wanted_and_nothing_dangerous() {
     assert_eq!(agreed.minor, 45);
     assert!(agreed.has(flag::WRITEBACK_CACHE | flag::EXPORT_SUPPORT | flag::HANDLE_KILLPRIV_V2));
     assert!(agreed.has(flag::OVER_IO_URING));
-    assert!(agreed.has(flag::ALLOW_IDMAP), "default_permissions is always given");
+    assert!(agreed.has(flag::ALLOW_IDMAP), "default_permissions is always set");
     for never in [flag::ATOMIC_O_TRUNC, flag::POSIX_LOCKS, flag::FLOCK_LOCKS, flag::AUTO_INVAL_DATA] {
         assert!(!agreed.has(never));
     }

@@ -3,7 +3,7 @@ use std::sync::mpsc;
 
 use super::*;
 
-/// Counts answers by error.
+/// Records answers by error.
 #[derive(Default)]
 struct Kept(Mutex<Vec<(u64, i32)>>);
 
@@ -18,65 +18,65 @@ impl Sink for Kept {
     }
 }
 
-fn parts(deadline: Duration) -> (Arc<Kept>, Arc<dyn Sink>, Arc<Desk>) {
+fn parts(deadline: Duration) -> (Arc<Kept>, Arc<dyn Sink>, Arc<PendingTable>) {
     let kept = Arc::new(Kept::default());
     let sink = Arc::clone(&kept) as Arc<dyn Sink>;
-    (kept, sink, Desk::start(deadline, |_| ()).unwrap())
+    (kept, sink, PendingTable::start(deadline, |_| ()).unwrap())
 }
 
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_request_is_answered_once_whoever_is_first() {
-    let (kept, sink, desk) = parts(LONG);
-    let ticket = desk.issue(1, 0, Some(Waiting::Sync), &sink);
-    assert!(ticket.start());
-    desk.interrupt(1);
-    assert!(!ticket.claim(), "the interrupt was first");
-    desk.interrupt(1);
+fn a_request_is_answered_once_by_the_first_claimant() {
+    let (kept, sink, pending_table) = parts(LONG);
+    let pending = pending_table.enter(1, 0, Some(Waiting::Sync), &sink);
+    assert!(pending.start());
+    pending_table.interrupt(1);
+    assert!(!pending.claim(), "the interrupt was first");
+    pending_table.interrupt(1);
     assert_eq!(*kept.0.lock(), [(1, -libc::EINTR)]);
-    assert_eq!(desk.waiting(), 0);
+    assert_eq!(pending_table.waiting(), 0);
 }
 
 #[test]
 fn a_change_under_way_is_not_interrupted_but_a_queued_one_is() {
-    let (kept, sink, desk) = parts(LONG);
-    let running = desk.issue(1, 0, Some(Waiting::Change), &sink);
+    let (kept, sink, pending_table) = parts(LONG);
+    let running = pending_table.enter(1, 0, Some(Waiting::Change), &sink);
     assert!(running.start());
-    desk.interrupt(1);
-    assert!(running.claim(), "its outcome must be told");
-    let queued = desk.issue(2, 0, Some(Waiting::Change), &sink);
-    desk.interrupt(2);
+    pending_table.interrupt(1);
+    assert!(running.claim(), "its result must be delivered");
+    let queued = pending_table.enter(2, 0, Some(Waiting::Change), &sink);
+    pending_table.interrupt(2);
     assert!(!queued.start(), "it never runs");
     assert_eq!(*kept.0.lock(), [(2, -libc::EINTR)]);
 }
 
 #[test]
 fn regression_a_signal_that_kills_nobody_interrupts_nothing() {
-    let (kept, sink, desk) = parts(LONG);
+    let (kept, sink, pending_table) = parts(LONG);
     // SAFETY: gettid takes nothing and cannot fail.
     let me = unsafe { libc::gettid() } as u32;
     for waiting in [Waiting::Sync, Waiting::Change] {
-        let ticket = desk.issue(1, me, Some(waiting), &sink);
-        desk.interrupt(1);
+        let pending = pending_table.enter(1, me, Some(waiting), &sink);
+        pending_table.interrupt(1);
         std::thread::sleep(3 * LOOK_AGAIN);
-        assert!(ticket.claim(), "the caller lives and waits");
-        desk.close_ticket(&ticket);
+        assert!(pending.claim(), "the caller lives and waits");
+        pending_table.remove(&pending);
     }
     assert!(kept.0.lock().is_empty());
 }
 
 #[test]
-fn one_who_is_killed_after_another_signal_is_let_go() {
-    let (kept, sink, desk) = parts(LONG);
+fn a_caller_killed_after_another_signal_is_released() {
+    let (kept, sink, pending_table) = parts(LONG);
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-    desk.issue(1, child.id(), Some(Waiting::Sync), &sink);
-    desk.interrupt(1);
-    assert_eq!(desk.waiting(), 1);
+    pending_table.enter(1, child.id(), Some(Waiting::Sync), &sink);
+    pending_table.interrupt(1);
+    assert_eq!(pending_table.waiting(), 1);
     child.kill().unwrap();
     child.wait().unwrap();
     let begun = base::time::monotonic();
-    while desk.waiting() > 0 {
+    while pending_table.waiting() > 0 {
         assert!(begun.elapsed() < Duration::from_secs(10));
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -85,12 +85,15 @@ fn one_who_is_killed_after_another_signal_is_let_go() {
 
 #[test]
 fn the_deadline_answers_what_is_queued_and_what_is_stuck() {
-    let (kept, sink, desk) = parts(Duration::from_millis(80));
+    let (kept, sink, pending_table) = parts(Duration::from_millis(80));
     let pool = Pool::new("test", 1);
     let (release, wait) = mpsc::channel::<()>();
     let begun = base::time::monotonic();
-    pool.push(desk.issue(1, 0, None, &sink), Box::new(move |_, _| assert!(wait.recv().is_err())));
-    pool.push(desk.issue(2, 0, None, &sink), Box::new(|_, _| panic!("never runs: its time was over")));
+    pool.push(pending_table.enter(1, 0, None, &sink), Box::new(move |_, _| assert!(wait.recv().is_err())));
+    pool.push(
+        pending_table.enter(2, 0, None, &sink),
+        Box::new(|_, _| panic!("never runs: its deadline has passed")),
+    );
     while kept.0.lock().len() < 2 {
         assert!(begun.elapsed() < Duration::from_secs(10));
         std::thread::sleep(Duration::from_millis(5));
@@ -103,32 +106,32 @@ fn the_deadline_answers_what_is_queued_and_what_is_stuck() {
 }
 
 #[test]
-fn a_number_given_anew_is_not_confused_with_the_old() {
-    let (_, sink, desk) = parts(LONG);
-    let old = desk.issue(1, 0, None, &sink);
-    let new = desk.issue(1, 0, None, &sink);
-    desk.close_ticket(&old);
-    assert_eq!(desk.waiting(), 1, "the new one stays");
-    desk.close_ticket(&new);
-    assert_eq!(desk.waiting(), 0);
+fn a_reused_number_is_not_confused_with_the_old_request() {
+    let (_, sink, pending_table) = parts(LONG);
+    let old = pending_table.enter(1, 0, None, &sink);
+    let new = pending_table.enter(1, 0, None, &sink);
+    pending_table.remove(&old);
+    assert_eq!(pending_table.waiting(), 1, "the new request stays");
+    pending_table.remove(&new);
+    assert_eq!(pending_table.waiting(), 0);
 }
 
 #[test]
 fn workers_are_as_many_as_needed_and_never_more_than_allowed() {
-    let (_, sink, desk) = parts(LONG);
+    let (_, sink, pending_table) = parts(LONG);
     let pool = Pool::new("test", 3);
     let (at_once, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (done, wait) = mpsc::channel();
     for unique in 0..20 {
         let (at_once, most, done) = (Arc::clone(&at_once), Arc::clone(&most), done.clone());
-        let work = move |_: &Ticket, _: &mut [u8]| {
+        let work = move |_: &PendingRequest, _: &mut [u8]| {
             let now = at_once.fetch_add(1, Ordering::SeqCst) + 1;
             most.fetch_max(now, Ordering::SeqCst);
             std::thread::sleep(Duration::from_millis(10));
             at_once.fetch_sub(1, Ordering::SeqCst);
             done.send(()).unwrap();
         };
-        pool.push(desk.issue(unique, 0, None, &sink), Box::new(work));
+        pool.push(pending_table.enter(unique, 0, None, &sink), Box::new(work));
     }
     for _ in 0..20 {
         wait.recv_timeout(Duration::from_secs(10)).unwrap();
@@ -138,36 +141,37 @@ fn workers_are_as_many_as_needed_and_never_more_than_allowed() {
 
 #[test]
 fn regression_a_panic_in_a_worker_does_not_use_it_up() {
-    let (_, sink, desk) = parts(LONG);
+    let (_, sink, pending_table) = parts(LONG);
     let pool = Pool::new("test", 1);
     let (done, wait) = mpsc::channel();
-    pool.push(desk.issue(1, 0, None, &sink), Box::new(|_, _| panic!("on purpose")));
-    pool.push(desk.issue(2, 0, None, &sink), Box::new(move |_, _| done.send(()).unwrap()));
+    pool.push(pending_table.enter(1, 0, None, &sink), Box::new(|_, _| panic!("on purpose")));
+    pool.push(pending_table.enter(2, 0, None, &sink), Box::new(move |_, _| done.send(()).unwrap()));
     wait.recv_timeout(Duration::from_secs(10)).unwrap();
 }
 
 #[test]
-fn who_has_the_bytes_serves_although_a_worker_is_at_it() {
-    let (kept, sink, desk) = parts(LONG);
-    let ticket = desk.issue(1, 0, None, &sink);
-    assert!(ticket.start() && ticket.serve() && ticket.is_served());
-    assert!(!ticket.claim() && !ticket.serve(), "once");
-    assert!(ticket.is_served() && kept.0.lock().is_empty());
-    let ticket = desk.issue(2, 0, None, &sink);
-    assert!(ticket.claim() && !ticket.serve() && !ticket.is_served(), "whoever is first");
+fn a_completion_serves_although_a_worker_is_running() {
+    let (kept, sink, pending_table) = parts(LONG);
+    let pending = pending_table.enter(1, 0, None, &sink);
+    assert!(pending.start() && pending.serve() && pending.is_served());
+    assert!(!pending.claim() && !pending.serve(), "once");
+    assert!(pending.is_served() && kept.0.lock().is_empty());
+    let pending = pending_table.enter(2, 0, None, &sink);
+    assert!(pending.claim() && !pending.serve() && !pending.is_served(), "the first party gets it");
 }
 
-/// Reads of what nobody had kept all workers for longer than the kernel waited for them, and what could be had was not read.
+/// Reads of data that was nowhere kept all workers busy for longer than the kernel waited for them. Meanwhile
+/// data that could be had was not read.
 #[test]
-fn regression_workers_that_are_stuck_with_what_was_answered_are_replaced() {
-    let (kept, sink, desk) = parts(Duration::from_millis(100));
+fn regression_workers_stuck_with_answered_requests_are_replaced() {
+    let (kept, sink, pending_table) = parts(Duration::from_millis(100));
     let pool = Pool::new("test", 2);
     let (release, wait) = mpsc::channel::<()>();
     let wait = Arc::new(Mutex::new(wait));
     let stuck = |unique| {
         let wait = Arc::clone(&wait);
         pool.push(
-            desk.issue(unique, 0, None, &sink),
+            pending_table.enter(unique, 0, None, &sink),
             Box::new(move |_, _| assert!(wait.lock().recv().is_err())),
         );
     };
@@ -178,19 +182,19 @@ fn regression_workers_that_are_stuck_with_what_was_answered_are_replaced() {
             std::thread::sleep(Duration::from_millis(5));
         }
     };
-    for round in 0..LOST as u64 {
+    for round in 0..REPLACEMENTS as u64 {
         (0..2).for_each(|n| stuck(10 * round + n));
         until("the clock answers", &|| kept.0.lock().len() as u64 == 2 * (round + 1));
         let (done, ran) = mpsc::channel();
-        let work = move |ticket: &Ticket, _: &mut [u8]| done.send(ticket.claim()).unwrap();
-        pool.push(desk.issue(10 * round + 5, 0, None, &sink), Box::new(work));
-        assert_eq!(ran.recv_timeout(Duration::from_secs(10)), Ok(true), "another takes their place");
+        let work = move |pending: &PendingRequest, _: &mut [u8]| done.send(pending.claim()).unwrap();
+        pool.push(pending_table.enter(10 * round + 5, 0, None, &sink), Box::new(work));
+        assert_eq!(ran.recv_timeout(Duration::from_secs(10)), Ok(true), "another worker takes their place");
     }
-    // Not without end: these have the last two places.
+    // The replacements have a limit: these take the last two places.
     (0..2).for_each(|n| stuck(100 + n));
-    until("the clock answers", &|| kept.0.lock().len() == 2 * LOST + 2);
-    until("all places are taken", &|| pool.state.lock().strayed == 2 * LOST + 2);
-    assert!(pool.state.lock().threads <= 2 + 2 * LOST);
+    until("the clock answers", &|| kept.0.lock().len() == 2 * REPLACEMENTS + 2);
+    until("all places are taken", &|| pool.state.lock().orphaned == 2 * REPLACEMENTS + 2);
+    assert!(pool.state.lock().threads <= 2 + 2 * REPLACEMENTS);
     drop(release);
-    until("they are back", &|| pool.state.lock().strayed == 0);
+    until("the workers are back", &|| pool.state.lock().orphaned == 0);
 }

@@ -9,7 +9,7 @@ use crate::buffer::PageBuf;
 use crate::counts::Counts;
 use crate::null::Null;
 
-/// Keeps what was answered.
+/// Records the answers.
 #[derive(Default)]
 struct Kept(Mutex<Vec<(u64, i32, Vec<u8>)>>);
 
@@ -28,7 +28,7 @@ fn dispatcher(sink: &Arc<Kept>) -> Dispatcher {
     Dispatcher::new(Parts {
         fs: Arc::new(Null::new()),
         agreed: Agreed::default(),
-        desk: Desk::start(Duration::from_secs(5), |_| ()).unwrap(),
+        pending_table: PendingTable::start(Duration::from_secs(5), |_| ()).unwrap(),
         workers: Pool::new("test", 1),
         writers: Pool::new("test", 1),
         seeker: Pool::new("test", 1),
@@ -53,7 +53,8 @@ fn answers(opcode: u32, arguments: &[u8]) -> Vec<(u64, i32, Vec<u8>)> {
     raw(&request)
 }
 
-/// What one GETATTR of a filesystem that does nothing takes in the dispatcher, in nanoseconds: the best of many rounds.
+/// The time of one GETATTR in the dispatcher, for a filesystem that does nothing, in nanoseconds: the best of
+/// many rounds.
 fn cost(dispatcher: &Dispatcher, sink: &Arc<dyn Sink>) -> f64 {
     let mut request = (IN_HEADER as u32 + 16).to_ne_bytes().to_vec();
     request.extend(opcodes::op::GETATTR.to_ne_bytes());
@@ -107,7 +108,7 @@ fn what_looking_on_costs() {
         begun.elapsed().as_secs_f64() * 1e9 / 1e6
     };
     println!("a mark: {:.1} ns off, {:.1} ns on", marks(false), marks(true));
-    dispatcher.0.desk.close();
+    dispatcher.0.pending_table.close();
     dispatcher.0.notifier.close();
 }
 
@@ -116,12 +117,12 @@ fn raw(request: &[u8]) -> Vec<(u64, i32, Vec<u8>)> {
     let sink: Arc<dyn Sink> = Arc::clone(&kept) as _;
     let dispatcher = dispatcher(&kept);
     dispatcher.serve(0, request, PageBuf::for_reply().bytes(), &sink);
-    dispatcher.0.desk.close();
+    dispatcher.0.pending_table.close();
     dispatcher.0.notifier.close();
     std::mem::take(&mut *kept.0.lock())
 }
 
-/// Plausible arguments: zeros in front, a small length, names behind.
+/// Plausible arguments: zeros first, a small length, then names.
 fn arguments(opcode: u32) -> Vec<u8> {
     let fixed = match opcode {
         op::SETATTR => 88,
@@ -158,20 +159,20 @@ fn the_table_says_what_the_dispatcher_does() {
 }
 
 #[test]
-fn what_is_unknown_is_enosys() {
+fn unknown_opcodes_are_enosys() {
     for opcode in [0, 7, 54, 1000, u32::MAX] {
         assert_eq!(answers(opcode, &[0; 64]), [(99, -libc::ENOSYS, vec![])]);
     }
 }
 
 #[test]
-fn what_is_cut_short_is_eio_and_not_silence() {
+fn truncated_requests_are_eio_and_not_silence() {
     assert_eq!(answers(op::READ, &[0; 5]), [(99, -libc::EIO, vec![])]);
     let mut lying = vec![0; 40];
     lying[..4].copy_from_slice(&500_u32.to_ne_bytes());
     lying[8] = 7;
     assert_eq!(raw(&lying), [(7, -libc::EIO, vec![])]);
-    assert_eq!(raw(&lying[..10]), [], "without a number there is nobody to answer");
+    assert_eq!(raw(&lying[..10]), [], "without a number no reply is possible");
 }
 
 #[test]
@@ -180,7 +181,7 @@ fn a_missing_name_is_answered_so_that_it_is_remembered() {
     let (_, error, body) = &answers[0];
     assert_eq!((*error, body.len()), (0, 128));
     assert_eq!(body[..8], [0; 8], "inode 0: none");
-    assert_ne!(body[16..24], [0; 8], "for a long time");
+    assert_ne!(body[16..24], [0; 8], "the lifetime is long");
 }
 
 #[test]
@@ -189,7 +190,11 @@ fn a_read_is_answered_with_its_bytes_only() {
     arguments[16..20].copy_from_slice(&100_000_u32.to_ne_bytes());
     assert_eq!(answers(op::READ, &arguments)[0].2.len(), 65_536);
     arguments[16..20].copy_from_slice(&u32::MAX.to_ne_bytes());
-    assert_eq!(answers(op::READ, &arguments)[0].2.len(), 65_536, "more than the buffer holds was asked for");
+    assert_eq!(
+        answers(op::READ, &arguments)[0].2.len(),
+        65_536,
+        "the request asks for more than the buffer holds"
+    );
 }
 
 proptest::proptest! {

@@ -1,7 +1,9 @@
-//! Mounts of this filesystem in other mount namespaces: a container that was started meanwhile has a copy of every mount.
+//! Mounts of this filesystem in other mount namespaces. A container that was started while it was mounted has
+//! a copy of every mount.
 //!
-//! An unmount here leaves theirs, and the kernel ends the connection only with the last. So what still has a mount must be found and
-//! named, from what /proc shows of each process; a namespace that no process is in (one that is held by a file) cannot be seen.
+//! An unmount here leaves the copies, and the kernel ends the connection only with the last one. So the
+//! namespaces that still have a mount must be found and named, from what /proc shows of each process. A
+//! namespace without a process (one that a file holds open) cannot be seen.
 
 use std::collections::HashSet;
 use std::fs;
@@ -12,23 +14,24 @@ use super::{Mounted, table};
 /// A mount in another mount namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elsewhere {
-    /// The mount, as that namespace sees it.
+    /// The mount as that namespace sees it.
     pub mount: Mounted,
-    /// A process there: the first that was found.
+    /// The first process that was found there.
     pub pid: u32,
-    /// Its name.
+    /// The name of that process.
     pub name: String,
 }
 
 impl Elsewhere {
-    /// The mountpoint, as this process reaches it.
+    /// The mountpoint as this process reaches it.
     pub fn reached(&self) -> PathBuf {
         let below = self.mount.path.strip_prefix("/").unwrap_or(&self.mount.path);
         PathBuf::from(format!("/proc/{}/root", self.pid)).join(below)
     }
 }
 
-/// The mounts in other mount namespaces for which `wanted` holds, as far as this user may see: one for each namespace.
+/// The mounts in other mount namespaces for which `wanted` holds, one for each namespace. Finds only what
+/// this user may see.
 pub fn elsewhere(wanted: impl Fn(&Mounted) -> bool) -> Vec<Elsewhere> {
     let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt"));
     let mut seen: HashSet<PathBuf> = namespace("self").into_iter().collect();

@@ -1,7 +1,7 @@
 //! Mounting for users other than root, through the set-user-id program `fusermount3`.
 //!
-//! It opens /dev/fuse and mounts, and hands the descriptor over a unix socket whose number it finds in an environment
-//! variable.
+//! The helper opens /dev/fuse and mounts. It sends the descriptor over a unix socket, whose number it finds
+//! in an environment variable.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -23,8 +23,8 @@ pub(super) fn mount(path: &Path, flags: &MountFlags) -> Result<Device, MountErro
     let mut command = Command::new(HELPER);
     command.arg("-o").arg(options(flags)).arg("--").arg(path);
     command.env("_FUSE_COMMFD", number.to_string()).stdin(Stdio::null()).stderr(Stdio::piped());
-    // SAFETY: between fork and exec the closure calls fcntl only, which is async-signal-safe, on a descriptor that
-    // the parent holds open until the child has been started.
+    // SAFETY: between fork and exec the closure calls only fcntl, which is async-signal-safe, on a descriptor
+    // that the parent holds open until the child has been started.
     unsafe {
         command.pre_exec(move || {
             if libc::fcntl(number, libc::F_SETFD, 0) < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -35,7 +35,7 @@ pub(super) fn mount(path: &Path, flags: &MountFlags) -> Result<Device, MountErro
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(MountError::NotAllowed(error)),
         Err(error) => return Err(socket_error(error)),
     };
-    // Close our copy: if the helper ends without sending, the socket must say so.
+    // Close our copy: if the helper ends without sending, reading the socket must return its end.
     drop(theirs);
     let received = receive_fd(&ours);
     let output = child.wait_with_output().map_err(&socket_error)?;
@@ -67,7 +67,7 @@ pub(super) fn unmount(path: &Path, how: Unmount) -> Result<(), UnmountError> {
     }
 }
 
-/// The helper's options; a comma or backslash in the source must be escaped.
+/// The helper's options. A comma or backslash in the source must be escaped.
 pub(super) fn options(flags: &MountFlags) -> String {
     let mut source = String::with_capacity(flags.source.len());
     for letter in flags.source.chars() {
@@ -89,11 +89,11 @@ pub(super) fn options(flags: &MountFlags) -> String {
     options
 }
 
-/// Takes one descriptor off the socket.
+/// Receives one descriptor from the socket.
 fn receive_fd(socket: &UnixStream) -> io::Result<OwnedFd> {
     let mut byte = [0_u8; 1];
     let mut slice = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
-    // Room for one descriptor; u64 elements give it the alignment of a control header.
+    // Space for one descriptor. The u64 elements give it the alignment of a control header.
     let mut control = [MaybeUninit::<u64>::zeroed(); 8];
     // SAFETY: msghdr is numbers and pointers, for which all zero bytes are a value.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -101,18 +101,18 @@ fn receive_fd(socket: &UnixStream) -> io::Result<OwnedFd> {
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control) as _;
-    // SAFETY: the message points at one byte and at the control room, both of which outlive the call.
+    // SAFETY: the message points at one byte and at the control buffer, both of which outlive the call.
     let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
     if count < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: recvmsg filled the message in; the macro stays within msg_controllen.
+    // SAFETY: recvmsg filled in the message. The macro stays within msg_controllen.
     let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
-    // SAFETY: a header that is not null lies within the control room.
+    // SAFETY: a header that is not null lies within the control buffer.
     let is_fd = !header.is_null() && unsafe { (*header).cmsg_type == libc::SCM_RIGHTS };
     if count == 0 || !is_fd {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "no descriptor came"));
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "no descriptor arrived"));
     }
-    // SAFETY: a message of type SCM_RIGHTS carries at least one descriptor, which now is ours alone.
+    // SAFETY: a message of type SCM_RIGHTS carries at least one descriptor, which nobody else has.
     Ok(unsafe { OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<i32>().read_unaligned()) })
 }

@@ -1,7 +1,8 @@
-//! Whether a mount's daemon answers: asked with a bound, and by a process that can be left behind.
+//! Whether a mount's daemon answers: asked within a time limit, by a process that can be abandoned.
 //!
-//! The question is statfs(2), the one that the kernel never answers from memory. A process that asks a daemon which is stuck cannot be killed until
-//! that daemon is, so a child asks, and is left behind if it gets no answer.
+//! The question is statfs(2), which the kernel never answers from its caches. A process that waits for a
+//! stuck daemon cannot be killed before that daemon is. So a child process asks, and is abandoned if it gets
+//! no answer.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -11,49 +12,52 @@ use base::Deadline;
 
 use super::Mounted;
 
-/// How long a daemon may take to answer before it is called silent.
+/// How long a daemon may take to answer before it counts as silent.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
-/// How it stands with the daemon of a mount.
+/// The state of a mount's daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
     /// It answers.
     Lives(Room),
-    /// It is gone: the kernel says so. The mount can only be taken away.
+    /// The kernel reports that the daemon is gone. The mount can only be removed.
     Dead,
-    /// It does not answer in time: it is stopped, or it hangs. It may go on.
+    /// It does not answer in time: it is stopped, or it hangs. It may answer again later.
     Silent,
 }
 
-/// The room of a filesystem, in bytes, and its inodes.
+/// The space of a filesystem in bytes, and its inodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// All of it.
+    /// The total.
     pub size: u64,
-    /// What is free.
+    /// The free space.
     pub free: u64,
-    /// What is free for a user without privileges.
+    /// The free space for a user without privileges.
     pub available: u64,
     /// Inodes in use.
     pub inodes: u64,
 }
 
 impl Mounted {
-    /// Whether its daemon answers; see [`Life`]. Asked of a mount of ours only: others' daemons are none of our business.
+    /// Whether its daemon answers; see [`Life`]. Only call this for our own mounts: the daemons of other
+    /// mounts are none of our business.
     pub fn life(&self, deadline: Deadline) -> Life {
         let Ok(path) = CString::new(self.path.as_os_str().as_bytes()) else {
             return Life::Dead;
         };
         let Some(pipe) = Pipe::new() else { return Life::Silent };
-        // SAFETY: the child makes a few system calls, all async-signal-safe, on memory it has a copy of.
+        // SAFETY: the child makes a few system calls, all async-signal-safe, on memory of which it has a
+        // copy.
         match unsafe { libc::fork() } {
-            // Without room for a process nothing is known: it is taken to live, as most mounts do.
+            // If no process can be started, nothing is known. Assume that it lives, as most mounts do.
             -1 => Life::Lives(Room::default()),
             0 => pipe.ask(&path),
             child => {
-                let life = pipe.hear(deadline);
-                // SAFETY: the child is ours and not yet collected, so the number is still its own. One that has answered ends at once; one that
-                // cannot be ended is left to the process that collects orphans.
+                let life = pipe.receive(deadline);
+                // SAFETY: the child is ours and not yet reaped, so its number is still its own. A child that
+                // has answered ends at once. A child that cannot be killed is left to the process that reaps
+                // orphans.
                 unsafe {
                     if life == Life::Silent {
                         libc::kill(child, libc::SIGKILL);
@@ -73,10 +77,10 @@ impl Mounted {
     }
 }
 
-/// What the child says: an error number, and the room if that is 0.
+/// What the child sends: an error number, and the space if that number is 0.
 type Words = [u64; 5];
 
-/// How the child speaks to its parent.
+/// The pipe from the child to its parent.
 struct Pipe {
     read: libc::c_int,
     write: libc::c_int,
@@ -85,16 +89,17 @@ struct Pipe {
 impl Pipe {
     fn new() -> Option<Pipe> {
         let mut ends = [0; 2];
-        // SAFETY: `ends` is room for two descriptors.
+        // SAFETY: `ends` has space for two descriptors.
         let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } == 0;
         made.then_some(Pipe { read: ends[0], write: ends[1] })
     }
 
-    /// The child: asks, writes the answer, ends.
+    /// The child's part: asks, writes the answer, ends.
     fn ask(&self, path: &CString) -> ! {
-        // SAFETY: statfs is plain numbers, for which all zero bytes are a value; `path` is NUL-terminated, `words` is room for what is written.
-        // Every other descriptor is closed first, or a child left behind would keep the parent's pipes and locks open.
-        // _exit ends the child without running what belongs to the parent.
+        // SAFETY: statfs is plain numbers, for which all zero bytes are a value. `path` is NUL-terminated.
+        // `words` is as long as the length that is written. Every other descriptor is closed first. Otherwise
+        // an abandoned child would keep the parent's pipes and locks open. _exit ends the child without
+        // running the parent's exit handlers.
         unsafe {
             let write = self.write.cast_unsigned();
             if write > 0 {
@@ -119,11 +124,11 @@ impl Pipe {
         }
     }
 
-    fn hear(&self, deadline: Deadline) -> Life {
+    fn receive(&self, deadline: Deadline) -> Life {
         loop {
             let ms = i32::try_from(deadline.left().as_millis()).unwrap_or(i32::MAX);
             let mut poll = libc::pollfd { fd: self.read, events: libc::POLLIN, revents: 0 };
-            // SAFETY: `poll` is one living entry, and the descriptor in it is open.
+            // SAFETY: `poll` is one live entry, and the descriptor in it is open.
             match unsafe { libc::poll(&raw mut poll, 1, ms) } {
                 1.. => break,
                 _ if deadline.is_over() => return Life::Silent,
@@ -131,13 +136,14 @@ impl Pipe {
             }
         }
         let mut words = Words::default();
-        // SAFETY: `words` is room for so many bytes.
+        // SAFETY: `words` has space for this many bytes.
         let read = unsafe { libc::read(self.read, words.as_mut_ptr().cast(), size_of::<Words>()) };
         let [error, size, free, available, inodes] = words;
         let gone = [libc::ENOTCONN, libc::ECONNABORTED].contains(&(error as i32));
         match read == size_of::<Words>() as isize {
             true if gone => Life::Dead,
-            // What it cannot be asked for (a right that lacks) says nothing of its daemon.
+            // A statfs that fails for another reason, such as a missing permission, says nothing about the
+            // daemon.
             true => Life::Lives(Room { size, free, available, inodes }),
             false => Life::Silent,
         }
@@ -146,7 +152,7 @@ impl Pipe {
 
 impl Drop for Pipe {
     fn drop(&mut self) {
-        // SAFETY: both are ours, and open until now.
+        // SAFETY: both descriptors are ours, and open until now.
         unsafe {
             libc::close(self.read);
             libc::close(self.write);

@@ -1,8 +1,10 @@
-//! What programs wrote and the kernel still holds, handed over; how many requests a mount's daemon has not answered; and a connection's end.
+//! Writing back what the kernel holds, counting the requests that a daemon has not answered, and aborting a
+//! connection.
 //!
-//! syncfs(2) has the kernel send all dirty pages of a FUSE filesystem, and since Linux 6.19 (and the stable series of 6.18) it returns
-//! without waiting for the answers: a daemon might hang. So whoever wants to know what programs wrote must wait by himself: until a moment at
-//! which nothing is outstanding, as the kernel counts it for each connection in its `fusectl` filesystem.
+//! syncfs(2) makes the kernel send all dirty pages of a FUSE filesystem. Since Linux 6.19 (and the stable
+//! series of 6.18) it returns without waiting for the replies, because a daemon might hang. A caller that
+//! needs the data must therefore wait itself, for a moment with no outstanding requests. The kernel counts
+//! these for each connection in its `fusectl` filesystem.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -17,13 +19,14 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 
 /// Where `fusectl` is mounted, if it is.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
-/// How often the count is looked at.
+/// How often the count is read.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// What is given to the daemon where the count cannot be seen.
+/// How long to wait for the daemon if the count cannot be read.
 const BLIND: Duration = Duration::from_millis(100);
 
-/// Has all dirty pages of the mount at `path` sent to its daemon, and waits, at most so long, until there was a moment without any
-/// request on its way. False when there was none: a daemon that hangs, or programs that never rest.
+/// Makes the kernel send all dirty pages of the mount at `path` to its daemon. Waits until there is a moment
+/// without any outstanding request, but no longer than `at_most`. Returns false if there was no such moment:
+/// the daemon hangs, or programs never pause.
 pub fn hand_over(path: &Path, at_most: Duration) -> bool {
     let (done, wait) = mpsc::channel();
     let path = path.to_owned();
@@ -36,9 +39,9 @@ pub fn hand_over(path: &Path, at_most: Duration) -> bool {
 fn push(path: &Path, at_most: Duration) -> io::Result<bool> {
     let begun = monotonic();
     let count = Count::of(super::dev_of(path)?);
-    // Already the opening may wait for ever.
+    // Even opening the root may wait for ever.
     let root = File::open(path)?;
-    // SAFETY: the descriptor is open; syncfs takes nothing else.
+    // SAFETY: the descriptor is open. syncfs takes nothing else.
     if unsafe { libc::syncfs(root.as_raw_fd()) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -56,20 +59,21 @@ fn push(path: &Path, at_most: Duration) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Ends the connection of the mount with this device number, in every mount namespace that has it: its daemon sees the end, and whatever is
-/// still mounted is dead. What the kernel holds of written bytes is lost: [`hand_over`] comes first.
+/// Ends the connection of the mount with this device number, in every mount namespace that has it. Its daemon
+/// sees the end, and every mount of it that remains is dead. Written data that the kernel still holds is
+/// lost, so call [`hand_over`] first.
 ///
 /// # Errors
-/// Only root may, or the user who mounted it.
+/// Only root or the user who mounted it may do this.
 pub fn abort(dev: u64) -> io::Result<()> {
     let count = Count::of(dev)?;
     let name = format!("{}/abort", libc::minor(dev));
     File::from(open(&count.folder, &name, OFlags::WRONLY)?).write_all(b"1")
 }
 
-/// The kernel's count of a connection's requests that were sent, or wait to be, and are not answered.
+/// The kernel's count of a connection's unanswered requests, whether they were sent or still wait to be sent.
 struct Count {
-    /// Of all connections.
+    /// The folder of all connections.
     folder: OwnedFd,
     name: String,
 }
@@ -80,18 +84,18 @@ impl Count {
         let mut count =
             Count { folder: folder.or_else(|_| own())?, name: format!("{}/waiting", libc::minor(dev)) };
         if count.now().is_err() {
-            // An empty folder where nothing is mounted, for one.
+            // The folder may be there but empty, because `fusectl` is not mounted on it.
             count.folder = own()?;
             count.now()?;
         }
         Ok(count)
     }
 
-    /// The file gives one answer each time it is opened.
+    /// The file returns one value each time it is opened.
     fn now(&self) -> io::Result<u64> {
         let mut text = String::new();
         File::from(open(&self.folder, &self.name, OFlags::RDONLY)?).read_to_string(&mut text)?;
-        text.trim().parse().map_err(|_| io::Error::other("the kernel's count of requests is no number"))
+        text.trim().parse().map_err(|_| io::Error::other("the kernel's count of requests is not a number"))
     }
 }
 
@@ -99,7 +103,7 @@ fn open(folder: impl AsFd, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
     Ok(openat(folder, name, flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// A `fusectl` that is mounted nowhere: for root.
+/// A `fusectl` that is mounted nowhere. Only root can make it.
 fn own() -> io::Result<OwnedFd> {
     let new = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&new)?;

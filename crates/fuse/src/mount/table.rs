@@ -7,15 +7,16 @@ use std::path::{Path, PathBuf};
 /// One mount of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mounted {
-    /// Where.
+    /// Its mountpoint.
     pub path: PathBuf,
-    /// Device number, as `st_dev` shows it.
+    /// Its device number, as `st_dev` shows it.
     pub dev: u64,
     /// Filesystem type.
     pub kind: String,
-    /// What is mounted. Any user who mounts a FUSE filesystem chooses this text, and the type.
+    /// The source of the mount. A user who mounts a FUSE filesystem may choose this text freely, and the type
+    /// too.
     pub source: String,
-    /// Of a FUSE mount: the user whose daemon serves it, which the kernel and fusermount3 see to.
+    /// Of a FUSE mount: the user whose daemon serves it. The kernel and fusermount3 guarantee it.
     pub user: Option<u32>,
 }
 

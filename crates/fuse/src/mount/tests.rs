@@ -30,7 +30,7 @@ fn a_mountpoint_that_cannot_be_used_says_what_to_do() {
     assert!(check_mountpoint(dir.path()).is_ok());
 }
 
-/// A mount that is never served: whatever asks anything of it waits. None where it cannot be made here.
+/// A mount that is never served, so any request to it waits. `None` if this machine cannot make one.
 fn unserved(path: &Path) -> Option<(Device, Mount)> {
     if !is_root() || !Device::exists() {
         println!("no root or no /dev/fuse: skipped");
@@ -40,7 +40,8 @@ fn unserved(path: &Path) -> Option<(Device, Mount)> {
     Some(mount(path, &flags, libc::S_IFDIR | 0o755).unwrap())
 }
 
-/// A daemon that does not answer was called dead after ten seconds, and its mount taken away: it may only be stopped.
+/// A daemon that did not answer was called dead after ten seconds, and its mount was removed. It may only be
+/// stopped.
 #[test]
 fn regression_a_stuck_daemon_is_silent_and_stops_nobody() {
     let dir = tempfile::tempdir().unwrap();

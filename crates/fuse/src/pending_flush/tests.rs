@@ -39,7 +39,7 @@ fn the_error_of_a_flush_that_does_not_come_is_cleared_when_its_thread_is_gone() 
     until(|| flushes.cleared() == 2);
     assert_eq!(*cleared.lock(), [Ino(5), Ino(6)]);
     until(|| flushes.state.lock().pending.is_empty());
-    // The thread sleeps by now, or will: it wakes for the next.
+    // The thread sleeps, or soon will. The next flush must wake it.
     until(|| flushes.state.lock().asleep);
     flushes.watch_for(ended().id(), Touched::one(Ino(7)));
     until(|| cleared.lock().last() == Some(&Ino(7)));
@@ -47,17 +47,17 @@ fn the_error_of_a_flush_that_does_not_come_is_cleared_when_its_thread_is_gone() 
 }
 
 #[test]
-fn a_flush_that_came_is_not_looked_for() {
+fn a_flush_that_arrived_is_not_watched_for() {
     let (flushes, cleared) = flushes();
     let (one, other) = (ended().id(), std::process::id());
     {
-        // As one, so that nothing is looked at in between.
+        // Under one lock, so that nothing is checked in between.
         let mut state = flushes.state.lock();
         let now = base::time::monotonic();
         let pending = |number, ino, thread| Pending { number, ino, thread, since: now, look_at: now };
         state.pending = vec![pending(0, Ino(5), one), pending(1, Ino(5), other), pending(2, Ino(6), one)];
         state.pending.retain(|pending| (pending.ino, pending.thread) != (Ino(5), one));
-        assert_eq!(state.pending.len(), 2, "another thread's flush of the file is not this one's");
+        assert_eq!(state.pending.len(), 2, "a flush by another thread does not count");
     }
     until(|| flushes.cleared() == 1);
     assert_eq!(*cleared.lock(), [Ino(6)]);
@@ -66,7 +66,7 @@ fn a_flush_that_came_is_not_looked_for() {
     flushes.close();
 }
 
-/// A program must hear of a write that failed, whatever was killed besides.
+/// A program must learn of a write that failed, whatever else was killed.
 #[test]
 fn a_real_error_is_never_cleared() {
     let (flushes, cleared) = flushes();

@@ -1,4 +1,4 @@
-//! One entry of a ring: the memory that one request and its reply travel in, and the sink that answers it.
+//! One entry of a ring: the memory for one request and its reply, and the sink that replies to it.
 //!
 //! ```text
 //!  header page                                                  payload: 1 MiB, page-aligned
@@ -6,13 +6,14 @@
 //!                                              ◄─ request: header, arguments ─┘ (put together in place)
 //! ```
 //!
-//! The kernel hands a request over in three pieces: its header, the operation's fixed arguments, and the rest as payload.
-//! Copying the first two (at most 168 bytes) to just below the payload makes one contiguous request of them, so that
-//! a WRITE's data is never copied.
+//! The kernel delivers a request in three pieces: its header, the operation's fixed arguments, and the rest
+//! as payload. The first two (at most 168 bytes) are copied to the space just below the payload. This makes
+//! one contiguous request, so the data of a WRITE is never copied.
 //!
-//! **Who may touch the memory.** Between a fetch and the commit it is ours: first the ring thread's, which serves the
-//! request, and after that (`parked`) whoever takes the right to answer by setting `unique` to 0. At all other times it is the kernel's.
-//! Anonymous pages become real when written to: an entry that has only seen small requests costs 8 KiB.
+//! **Who may touch the memory.** Between a fetch and the commit the memory is ours. First it belongs to the
+//! ring thread, which serves the request. After that (`parked`) it belongs to the thread that takes the right
+//! to reply by setting `unique` to 0. At all other times it is the kernel's. Anonymous pages take memory only
+//! once they are written to: an entry that has only seen small requests costs 8 KiB.
 
 use std::io;
 use std::sync::Arc;
@@ -23,11 +24,11 @@ use crate::abi::header::{IN_HEADER, OUT_HEADER, out_header};
 use crate::abi::{MAX_WRITE, PAGE};
 use crate::channel::{Device, Sink};
 
-/// Bytes of payload that the kernel demands of an entry: the largest READ and WRITE.
+/// Bytes of payload that the kernel demands of an entry: the size of the largest READ and WRITE.
 pub(super) const PAYLOAD: usize = MAX_WRITE;
-/// Bytes of an entry, its header's page included.
+/// Bytes of an entry, including its header page.
 const ENTRY: usize = PAGE + PAYLOAD;
-/// Length of the kernel's header structure, and where its parts are.
+/// The length of the kernel's header structure, and the offsets of its parts.
 pub(super) const HEADERS: usize = 288;
 const OP_IN: usize = 128;
 const OP_IN_LEN: usize = 128;
@@ -39,7 +40,8 @@ pub(super) struct Region {
     len: usize,
 }
 
-// SAFETY: the region is plain memory; who may touch which part of it when is said above and kept by `Entry`.
+// SAFETY: the region is plain memory. The rules above say who may touch which part of it, and `Entry` keeps
+// them.
 unsafe impl Send for Region {}
 // SAFETY: as for Send.
 unsafe impl Sync for Region {}
@@ -48,18 +50,19 @@ impl Region {
     /// Memory for `depth` entries.
     ///
     /// # Errors
-    /// The system has no room.
+    /// The system has no memory.
     pub(super) fn new(depth: usize) -> io::Result<Arc<Region>> {
         let len = depth * ENTRY;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new anonymous mapping at a place of the kernel's choosing.
+        // SAFETY: this makes a new anonymous mapping at an address that the kernel chooses.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // Huge pages would make 2 MiB real for each name looked up. Where there are none, the call fails harmlessly.
-        // SAFETY: exactly the mapping made above.
+        // Huge pages would take 2 MiB for each name that is looked up. Without huge pages the call fails
+        // harmlessly.
+        // SAFETY: this is exactly the mapping made above.
         unsafe { libc::madvise(base, len, libc::MADV_NOHUGEPAGE) };
         Ok(Arc::new(Region { base: base.cast(), len }))
     }
@@ -67,25 +70,25 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `new`; the last one who could use it has let go.
+        // SAFETY: this is exactly the mapping made in `new`. Its last user has dropped it.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }
 
 /// The body of a reply on its way to the ring thread.
 pub(super) enum Body {
-    /// It is in the payload already.
+    /// The body is already in the payload.
     Here(usize),
-    /// An entry, attributes, a count: nearly every reply.
+    /// An entry, attributes, a count. Nearly every reply is small.
     Small([u8; SMALL], usize),
     /// Anything else.
     Own(Vec<u8>),
 }
 
-/// Holds every reply of fixed size.
+/// Large enough for every reply of fixed size.
 const SMALL: usize = 160;
 
-/// One entry; also the sink for the request that it holds.
+/// One entry. It is also the sink for the request that it holds.
 pub(super) struct Entry {
     index: usize,
     headers: *mut u8,
@@ -96,7 +99,8 @@ pub(super) struct Entry {
     _region: Arc<Region>,
 }
 
-// SAFETY: `headers` points into the region, which lives as long as this; the rules of access are said above.
+// SAFETY: `headers` points into the region, which lives as long as this. The rules of access are stated
+// above.
 unsafe impl Send for Entry {}
 // SAFETY: as for Send.
 unsafe impl Sync for Entry {}
@@ -111,7 +115,7 @@ impl Entry {
         assert!((index + 1) * ENTRY <= region.len);
         Entry {
             index,
-            // SAFETY: within the region, as just checked.
+            // SAFETY: the index was just checked, so this is within the region.
             headers: unsafe { region.base.add(index * ENTRY) },
             unique: AtomicU64::new(0),
             parked: AtomicBool::new(false),
@@ -121,29 +125,30 @@ impl Entry {
         }
     }
 
-    /// Both pieces of memory, as the kernel wants them when the entry is registered.
+    /// Both pieces of memory, as the kernel expects them when the entry is registered.
     pub(super) fn pieces(&self) -> [libc::iovec; 2] {
         let piece = |base: *mut u8, len| libc::iovec { iov_base: base.cast(), iov_len: len };
         [piece(self.headers, HEADERS), piece(self.payload(), PAYLOAD)]
     }
 
     fn payload(&self) -> *mut u8 {
-        // SAFETY: the payload follows the header's page within the entry.
+        // SAFETY: the payload follows the header page within the entry.
         unsafe { self.headers.add(PAGE) }
     }
 
     #[allow(
         clippy::mut_from_ref,
-        reason = "the room is the kernel's memory lent to us, not a part of this struct"
+        reason = "the buffer is the kernel's memory, lent to us, and not a part of this struct"
     )]
-    /// Puts the request together that the kernel has just handed over. Gives its bytes and, where the payload is not
-    /// part of it, the payload as room for the reply. An empty request means that its lengths make no sense.
+    /// Puts together the request that the kernel has just delivered. Returns its bytes. If the payload is not
+    /// part of it, returns the payload as room for the reply. An empty request means that its lengths make no
+    /// sense.
     ///
     /// # Safety
-    /// The caller is the ring thread, the entry has been fetched and not yet committed, and what is returned is not
-    /// used after [`Entry::park`].
+    /// The caller is the ring thread. The entry has been fetched and not yet committed. The returned slices
+    /// are not used after [`Entry::park`].
     pub(super) unsafe fn open(&self) -> (u64, &[u8], Option<&mut [u8]>) {
-        // SAFETY: the caller promises that the entry is ours; all places are within the header's page.
+        // SAFETY: the caller promises that the entry is ours. All offsets are within the header page.
         let (header, arguments, filled) = unsafe {
             (
                 self.headers.cast::<[u8; IN_HEADER]>().read(),
@@ -162,8 +167,9 @@ impl Entry {
             return (unique, &[], None);
         }
         let before = IN_HEADER + fixed;
-        // SAFETY: `before` is at most 168, which is free room at the end of the header's page, and `filled` at most the
-        // payload; both slices are disjoint, and nobody else touches the entry until it is parked.
+        // SAFETY: `before` is at most 168, which is free space at the end of the header page, and `filled` is
+        // at most the payload. Both slices are disjoint, and nobody else touches the entry until it is
+        // parked.
         unsafe {
             let begin = self.payload().sub(before);
             begin.cast::<[u8; IN_HEADER]>().write(header);
@@ -174,16 +180,16 @@ impl Entry {
         }
     }
 
-    /// The ring thread has let go of the request; from now on a reply may be written to the payload by anyone.
+    /// The ring thread no longer uses the request. From now on any thread may write a reply to the payload.
     pub(super) fn park(&self) {
         self.parked.store(true, Ordering::Release);
     }
 
-    /// Writes a reply where the kernel looks for it at the commit.
+    /// Writes a reply where the kernel expects it at the commit.
     ///
     /// # Safety
-    /// The caller is the ring thread, the request was answered ([`Sink::reply`] put it into the mailbox) and the
-    /// entry not committed since.
+    /// The caller is the ring thread. The request was answered ([`Sink::reply`] put the answer into the
+    /// mailbox), and the entry was not committed since.
     pub(super) unsafe fn seal(&self, unique: u64, error: i32, body: &Body) {
         let len = match body {
             Body::Here(len) => *len,
@@ -193,7 +199,7 @@ impl Entry {
             Body::Own(bytes) => unsafe { self.fill(bytes) },
         };
         let header: [u8; OUT_HEADER] = out_header(len, error, unique);
-        // SAFETY: both places are within the header's page, which is ours.
+        // SAFETY: both offsets are within the header page, which is ours.
         unsafe {
             self.headers.cast::<[u8; OUT_HEADER]>().write(header);
             self.headers.add(PAYLOAD_LEN).cast::<u32>().write_unaligned(len as u32);
@@ -204,7 +210,7 @@ impl Entry {
     /// The payload is the caller's, and `bytes` are not part of it.
     unsafe fn fill(&self, bytes: &[u8]) -> usize {
         let len = bytes.len().min(PAYLOAD);
-        // SAFETY: as the caller promises; never more than the payload holds.
+        // SAFETY: the caller promises this. The length is never more than the payload holds.
         unsafe { self.payload().copy_from_nonoverlapping(bytes.as_ptr(), len) };
         len
     }
@@ -218,7 +224,8 @@ impl Sink for Entry {
         if self.mailbox.is_closed() {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
-        // Whoever gets the number out of here answers, once; a reply to an earlier request finds another one.
+        // The thread that takes the number out of here replies, once. A reply to an earlier request finds
+        // another number.
         if self.unique.compare_exchange(unique, 0, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return Err(io::Error::from_raw_os_error(libc::ENOENT));
         }
@@ -231,8 +238,8 @@ impl Sink for Entry {
             bytes[..body.len()].copy_from_slice(body);
             Body::Small(bytes, body.len())
         } else if self.parked.load(Ordering::Acquire) {
-            // SAFETY: the ring thread has parked the entry, and this call alone took the right to answer; `body` is
-            // the caller's own memory, as the test above shows.
+            // SAFETY: the ring thread has parked the entry, and only this call took the right to reply.
+            // `body` is the caller's own memory, as the test above shows.
             Body::Here(unsafe { self.fill(body) })
         } else {
             Body::Own(body.to_vec())

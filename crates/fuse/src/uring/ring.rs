@@ -1,8 +1,8 @@
 //! The thread of one ring: fetch, serve, commit.
 //!
-//! All entries of a ring belong to the thread that registered them, because the kernel copies requests and replies in
-//! that thread's name and because a commit from elsewhere would move the entry to another ring. So a reply from any other
-//! thread is left in the [`Mailbox`], and an eventfd, on which the ring polls, wakes the owner.
+//! All entries of a ring belong to the thread that registered them: the kernel copies requests and replies in
+//! that thread's name, and a commit from another thread would move the entry to another ring. So any other
+//! thread leaves its reply in the [`Mailbox`]. An eventfd, on which the ring polls, wakes the owner.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -18,8 +18,8 @@ use io_uring::types::{Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 use parking_lot::Mutex;
 
-use super::aside::Aside;
 use super::entry::{Body, Entry, Region};
+use super::yielding::Yielder;
 use crate::buffer::PageBuf;
 use crate::channel::{Device, Sink};
 
@@ -27,40 +27,41 @@ type Uring = IoUring<squeue::Entry128, cqueue::Entry>;
 
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
-/// Marks the completion of the poll on the eventfd; entries are marked by their index.
+/// Marks the completion of the poll on the eventfd. Entries are marked by their index.
 const WOKEN: u64 = u64::MAX;
-/// How long a ring that ends waits for the kernel to hand its entries back.
+/// How long a ring that ends waits for the kernel to hand back its entries.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A ring as this transport uses it. Works only where the system allows io_uring at all.
+/// A ring with the settings of this transport. Works only if the system allows io_uring at all.
 ///
 /// # Errors
-/// What the system said.
+/// The system's error.
 pub(super) fn create(depth: usize) -> io::Result<Uring> {
     let mut builder = Uring::builder();
     builder.setup_single_issuer().setup_defer_taskrun().setup_cqsize(depth as u32 * 2 + 2).setup_clamp();
     builder.dontfork();
-    // One submission per entry and one poll are under way at most, so the queue never runs over.
+    // At most one submission per entry and one poll are under way, so the queue never overflows.
     builder.build(depth as u32 + 2)
 }
 
-/// The way back: makes the kernel give up waiting for rings and serve the mount through /dev/fuse alone, by a registration that
-/// fails.
+/// Gives up rings again: makes the kernel stop waiting for them and serve the mount through /dev/fuse alone.
+/// It does so by a registration that fails.
 ///
-/// It is made before INIT promises rings, because making it may be just what fails (no descriptor is left, io_uring is
-/// forbidden). It lives in a thread of its own: a ring that is closed interrupts the thread that made it some time
-/// later, and whoever went on to other things would find a system call of its own ended with EINTR.
-pub(crate) struct WayBack {
+/// It is made before INIT promises rings, because making it may be the step that fails (no descriptor is
+/// left, or io_uring is forbidden). It has its own thread, because closing a ring interrupts the thread that
+/// made it some time later. If the mounting thread made it, one of that thread's later system calls would end
+/// with EINTR.
+pub(crate) struct Fallback {
     take: mpsc::Sender<()>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl WayBack {
+impl Fallback {
     /// Prepares it for the mount of this device.
     ///
     /// # Errors
-    /// What the system said: then there will be no rings either.
-    pub(crate) fn prepare(device: &Device) -> io::Result<WayBack> {
+    /// The system's error. Then there will be no rings either.
+    pub(crate) fn prepare(device: &Device) -> io::Result<Fallback> {
         let number = device.number();
         let (ready, made) = mpsc::channel();
         let (take, taken) = mpsc::channel::<()>();
@@ -78,13 +79,13 @@ impl WayBack {
             }
         })?;
         made.recv().map_err(io::Error::other).flatten()?;
-        Ok(WayBack { take, thread: Some(thread) })
+        Ok(Fallback { take, thread: Some(thread) })
     }
 
-    /// Takes it. Afterwards the kernel serves the mount through /dev/fuse.
+    /// Gives up rings. After this the kernel serves the mount through /dev/fuse.
     pub(super) fn take(mut self) {
         let _ = self.take.send(());
-        // Not before it is done, so that whoever reads /dev/fuse next is heard.
+        // Wait until it is done, so that the next reader of /dev/fuse gets requests.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -94,12 +95,13 @@ fn fail_to_register(ring: &mut Uring) {
     // SAFETY: the command names no memory.
     let pushed = unsafe { ring.submission().push(&command(REGISTER, u16::MAX, 0, None)) };
     if pushed.is_ok() {
-        // Interrupted, it was submitted all the same; the refusal is all there is to it.
+        // If the wait is interrupted, the command was submitted all the same. Its refusal is all that
+        // matters.
         let _ = ring.submit_and_wait(1);
     }
 }
 
-/// A command to the kernel's FUSE; `pieces` only for registering.
+/// A command to the kernel's FUSE. `pieces` are only for registering.
 fn command(kind: u32, queue: u16, unique: u64, pieces: Option<&[libc::iovec; 2]>) -> squeue::Entry128 {
     let mut arguments = [0; 80];
     arguments[8..16].copy_from_slice(&unique.to_ne_bytes());
@@ -109,14 +111,14 @@ fn command(kind: u32, queue: u16, unique: u64, pieces: Option<&[libc::iovec; 2]>
     if let Some(pieces) = pieces {
         const { assert!(size_of::<squeue::Entry128>() == 128) };
         const LEN: usize = 24;
-        // SAFETY: a submission entry is 128 plain bytes, with the length (32 bits) at this place, which the kernel has
-        // fixed for ever and the builder has no word for.
+        // SAFETY: a submission entry is 128 plain bytes. The length (32 bits) is at this offset, which the
+        // kernel has fixed for ever. The builder has no method to set it.
         unsafe { (&raw mut entry).cast::<u8>().add(LEN).cast::<u32>().write(pieces.len() as u32) };
     }
     entry
 }
 
-/// One answer on its way to the ring thread.
+/// One reply on its way to the ring thread.
 pub(super) struct Answer {
     index: usize,
     unique: u64,
@@ -143,7 +145,7 @@ impl Mailbox {
         }
         Ok(Mailbox {
             answers: Mutex::default(),
-            // SAFETY: the call has just made this descriptor, and nobody else has it.
+            // SAFETY: the call has just created this descriptor, and nobody else has it.
             wake: unsafe { File::from_raw_fd(fd) },
             woken: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -152,7 +154,7 @@ impl Mailbox {
         })
     }
 
-    /// Leaves an answer; the ring thread itself needs no waking, for it looks here after each request.
+    /// Leaves a reply. The ring thread itself needs no wake-up, because it looks here after each request.
     pub(super) fn post(&self, index: usize, unique: u64, error: i32, body: Body) {
         self.answers.lock().push(Answer { index, unique, error, body });
         if self.owner.get() != Some(&std::thread::current().id()) {
@@ -166,7 +168,7 @@ impl Mailbox {
         self.wake();
     }
 
-    /// Ends the ring before it was ever used: the connection lives on without it.
+    /// Ends the ring before it was ever used. The connection lives on without it.
     pub(super) fn give_up(&self) {
         self.unused.store(true, Ordering::Release);
         self.close();
@@ -183,7 +185,7 @@ impl Mailbox {
 
     fn wake(&self) {
         if !self.woken.swap(true, Ordering::AcqRel) {
-            // It can only fail when the counter is full, and then the thread is woken anyway.
+            // This fails only if the counter is full, and then the thread is woken anyway.
             let _ = (&self.wake).write(&1_u64.to_ne_bytes());
         }
     }
@@ -201,18 +203,19 @@ pub(super) struct Ring {
     mailbox: Arc<Mailbox>,
     entries: Vec<Arc<Entry>>,
     sinks: Vec<Arc<dyn Sink>>,
-    /// Which entries the kernel has.
-    away: Vec<bool>,
-    /// What completed: mark and result.
-    arrived: Vec<(u64, i32)>,
+    /// Which entries the kernel holds.
+    with_kernel: Vec<bool>,
+    /// Completions: mark and result.
+    completions: Vec<(u64, i32)>,
     region: Arc<Region>,
 }
 
 impl Ring {
-    /// Makes the ring of one queue and registers its entries. To be called by the thread that will run it.
+    /// Makes the ring of one queue and registers its entries. Call it on the thread that will run the ring.
     ///
     /// # Errors
-    /// What the system said. Entries beyond the first that could not be had only make the ring shallower.
+    /// The system's error. If the first entry is accepted and a further one is refused, the ring only has
+    /// less depth.
     pub(super) fn register(queue: u16, depth: usize, device: &Arc<Device>) -> io::Result<Ring> {
         let uring = create(depth)?;
         uring.submitter().register_files(&[device.number()])?;
@@ -228,13 +231,13 @@ impl Ring {
             mailbox,
             entries,
             sinks,
-            away: vec![false; depth],
-            arrived: Vec::new(),
+            with_kernel: vec![false; depth],
+            completions: Vec::new(),
             region,
         };
         let refused = ring.register_entries()?;
         match refused {
-            Some(error) if !ring.away.contains(&true) => Err(error),
+            Some(error) if !ring.with_kernel.contains(&true) => Err(error),
             _ => Ok(ring),
         }
     }
@@ -247,20 +250,20 @@ impl Ring {
         let pieces: Vec<_> = self.entries.iter().map(|entry| entry.pieces()).collect();
         for (index, pieces) in pieces.iter().enumerate() {
             self.push(&command(REGISTER, self.queue, 0, Some(pieces)).user_data(index as u64));
-            self.away[index] = true;
+            self.with_kernel[index] = true;
         }
         self.poll();
-        // The kernel reads the pieces while it takes the submissions, that is before this returns. A refusal is
-        // there at once; what is accepted completes when a request comes.
+        // The kernel reads the pieces while it takes the submissions, that is, before this call returns. A
+        // refusal is there at once. An accepted entry completes when a request arrives.
         self.uring.submit()?;
         self.collect();
         let mut refused = None;
-        // Requests come as soon as the last queue is there: those stay for `run`.
-        self.arrived.retain(|&(mark, result)| {
+        // Requests arrive as soon as the last queue is registered. Those stay for `run`.
+        self.completions.retain(|&(mark, result)| {
             if mark == WOKEN || result >= 0 {
                 return true;
             }
-            self.away[mark as usize] = false;
+            self.with_kernel[mark as usize] = false;
             refused = Some(io::Error::from_raw_os_error(-result));
             false
         });
@@ -270,22 +273,22 @@ impl Ring {
     /// Takes what has completed.
     fn collect(&mut self) {
         let completed = self.uring.completion().map(|done| (done.user_data(), done.result()));
-        self.arrived.extend(completed);
+        self.completions.extend(completed);
     }
 
     /// Serves until the mount or the transport has ended.
     ///
     /// # Errors
-    /// What the system said when neither is the case but the ring cannot go on.
+    /// The system's error, if the ring cannot continue although neither has ended.
     pub(super) fn run(
         mut self,
-        mut aside: Option<Aside>,
+        mut yielder: Option<Yielder>,
         mut serve: impl FnMut(&[u8], &mut [u8], &Arc<dyn Sink>),
     ) -> io::Result<()> {
         let mut scratch = PageBuf::for_reply();
-        let mut batch = Vec::with_capacity(self.away.len());
+        let mut batch = Vec::with_capacity(self.with_kernel.len());
         let end = loop {
-            std::mem::swap(&mut batch, &mut self.arrived);
+            std::mem::swap(&mut batch, &mut self.completions);
             let mut lost = None;
             for (mark, result) in batch.drain(..) {
                 if mark == WOKEN {
@@ -293,7 +296,7 @@ impl Ring {
                     self.poll();
                     continue;
                 }
-                self.away[mark as usize] = false;
+                self.with_kernel[mark as usize] = false;
                 if result < 0 {
                     lost = Some(io::Error::from_raw_os_error(-result));
                 } else {
@@ -304,7 +307,8 @@ impl Ring {
             if let Some(error) = lost {
                 match error.raw_os_error() {
                     Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED) => break Ok(()),
-                    // ENOENT: the request was withdrawn with the connection, whose end shows next.
+                    // ENOENT: the request was withdrawn with the connection. The end of the connection shows
+                    // next.
                     Some(libc::ENOENT) => {}
                     _ => break Err(error),
                 }
@@ -312,12 +316,13 @@ impl Ring {
             if self.mailbox.is_closed() {
                 break Ok(());
             }
-            // With several answers the others would wait until the first program does.
+            // Yield only for a single reply. With several, the other programs would wait until the first one
+            // waits.
             if answered == 1 {
-                aside.iter_mut().for_each(Aside::step);
+                yielder.iter_mut().for_each(Yielder::yield_cpu);
             }
             let waited = self.uring.submit_and_wait(1);
-            aside.iter_mut().for_each(Aside::back);
+            yielder.iter_mut().for_each(Yielder::resume);
             match waited {
                 Ok(_) => {}
                 Err(error)
@@ -337,7 +342,7 @@ impl Ring {
         serve: &mut impl FnMut(&[u8], &mut [u8], &Arc<dyn Sink>),
     ) {
         let entry = &self.entries[index];
-        // SAFETY: this is the ring thread, and the kernel has just handed the entry over.
+        // SAFETY: this is the ring thread, and the kernel has just handed over the entry.
         let (unique, request, room) = unsafe { entry.open() };
         if request.is_empty() {
             let _ = entry.reply(unique, -libc::EIO, &[]);
@@ -347,16 +352,16 @@ impl Ring {
         entry.park();
     }
 
-    /// Gives the kernel every answer that is there, with the next submission. How many.
+    /// Puts a commit for every reply in the mailbox into the submission queue. Returns how many.
     fn commit(&mut self) -> usize {
         let answers = std::mem::take(&mut *self.mailbox.answers.lock());
         for answer in &answers {
             let Answer { index, unique, error, body } = answer;
-            // SAFETY: this is the ring thread, and an answer is posted once between a fetch and its commit.
+            // SAFETY: this is the ring thread, and a reply is posted once between a fetch and its commit.
             unsafe { self.entries[*index].seal(*unique, *error, body) };
             let commit = command(COMMIT_AND_FETCH, self.queue, *unique, None).user_data(*index as u64);
             self.push(&commit);
-            self.away[*index] = true;
+            self.with_kernel[*index] = true;
         }
         answers.len()
     }
@@ -367,28 +372,29 @@ impl Ring {
         self.push(&poll.into());
     }
 
-    /// Waits for the entries that the kernel still has: when a connection ends it hands all of them back. The memory of
-    /// one that stays away is never given up, since the kernel might write to it.
+    /// Waits for the entries that the kernel still holds. When a connection ends, it hands all of them back.
+    /// The memory of an entry that is not handed back is never freed, because the kernel might write to it.
     fn retire(&mut self) {
         self.mailbox.closed.store(true, Ordering::Release);
         let begun = base::time::monotonic();
         let pause = Timespec::new().nsec(20_000_000);
-        while self.away.contains(&true) && !self.mailbox.is_unused() && begun.elapsed() < PATIENCE {
+        while self.with_kernel.contains(&true) && !self.mailbox.is_unused() && begun.elapsed() < PATIENCE {
             let _ = self.uring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&pause));
             self.collect();
-            for (mark, _) in self.arrived.drain(..).filter(|(mark, _)| *mark != WOKEN) {
-                self.away[mark as usize] = false;
+            for (mark, _) in self.completions.drain(..).filter(|(mark, _)| *mark != WOKEN) {
+                self.with_kernel[mark as usize] = false;
             }
         }
-        if self.away.contains(&true) {
+        if self.with_kernel.contains(&true) {
             std::mem::forget(Arc::clone(&self.region));
         }
     }
 
     fn push(&mut self, entry: &squeue::Entry128) {
-        // SAFETY: what an entry names (pieces at registering, the descriptors) outlives the submission: the descriptors
-        // are this ring's, and an entry's memory is given up only when the kernel has handed it back.
+        // SAFETY: what an entry names (pieces when registering, the descriptors) outlives the submission. The
+        // descriptors are this ring's, and an entry's memory is freed only after the kernel has handed it
+        // back.
         let pushed = unsafe { self.uring.submission().push(entry) };
-        debug_assert!(pushed.is_ok(), "room for every entry and the poll");
+        debug_assert!(pushed.is_ok(), "the queue has space for every entry and the poll");
     }
 }

@@ -1,4 +1,5 @@
-//! Histograms of durations: eight buckets for every doubling, so that a percentile is within 7 % of the truth.
+//! Histograms of durations, with eight buckets for every doubling. So a percentile is within 7 % of the
+//! truth.
 //!
 //! ```text
 //!   bucket 0        1 ... 8            9 ... 16           ...    one above all
@@ -7,7 +8,7 @@
 
 /// Durations below this many nanoseconds share the first bucket: 2^7.
 const FIRST: u32 = 7;
-/// From 2^37 ns (137 s) on they share the last.
+/// Durations from 2^37 ns (137 s) on share the last bucket.
 const LAST: u32 = 37;
 /// Buckets for each doubling, as a power of two.
 const FINE: u32 = 3;
@@ -39,7 +40,7 @@ pub fn end_of(bucket: usize) -> u64 {
     (1 << power) + (within << (power - FINE))
 }
 
-/// Counts by bucket, of one thread or gathered from several.
+/// Counts by bucket, of one thread or of several together.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: Box<[u64; BUCKETS]>,
@@ -61,26 +62,26 @@ impl Histogram {
         self.sum = self.sum.saturating_add(ns);
     }
 
-    /// Adds what was counted elsewhere: so many in a bucket.
+    /// Adds `count` durations that were counted elsewhere in this bucket.
     pub fn add_bucket(&mut self, bucket: usize, count: u64) {
         if let Some(here) = self.counts.get_mut(bucket) {
             *here += count;
         }
     }
 
-    /// Adds to the sum of all durations what was summed elsewhere.
+    /// Adds a sum of durations that were counted elsewhere.
     pub fn add_sum(&mut self, ns: u64) {
         self.sum = self.sum.saturating_add(ns);
     }
 
-    /// Adds all of another.
+    /// Adds all of another histogram.
     pub fn merge(&mut self, other: &Histogram) {
         self.counts.iter_mut().zip(other.counts.iter()).for_each(|(here, there)| *here += there);
         self.max = self.max.max(other.max);
         self.sum = self.sum.saturating_add(other.sum);
     }
 
-    /// What came since `before`, an earlier state of this one. The longest duration is not known for that alone.
+    /// The durations added since `before`, an earlier state of this histogram. Their longest is not known.
     pub fn since(&self, before: &Histogram) -> Histogram {
         let mut newer = self.clone();
         newer
@@ -98,7 +99,7 @@ impl Histogram {
         self.counts.iter().sum()
     }
 
-    /// How many are certainly below `ns`, which is a bucket's end.
+    /// How many are certainly below `ns`, which is the end of a bucket.
     pub fn below(&self, ns: u64) -> u64 {
         self.counts
             .iter()
@@ -113,13 +114,13 @@ impl Histogram {
         self.sum
     }
 
-    /// The longest one added here.
+    /// The longest duration that was added with [`Histogram::add`].
     pub fn max(&self) -> u64 {
         self.max
     }
 
-    /// The duration that a share of all (0.5: the median) does not exceed: the middle of its bucket, or the longest itself. 0 when there
-    /// is none.
+    /// The duration that a share of all (0.5: the median) does not exceed. It is the middle of its bucket, or
+    /// the longest duration itself. 0 if there is none.
     pub fn quantile(&self, share: f64) -> u64 {
         let count = self.count();
         if count == 0 {
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_since_is_the_difference() {
+    fn since_is_the_difference_of_two_states() {
         let mut hist = Histogram::default();
         hist.add(1_000);
         let before = hist.clone();

@@ -1,39 +1,40 @@
-//! The last requests of one thread, for whoever looks on.
+//! The last requests of one thread, for observers.
 //!
-//! A ring of slots; its writer is one reader thread (or, in the last lane, the workers) and never waits: a slow onlooker loses
-//! the oldest. Each slot carries a stamp: odd while it is written, twice the record's number + 2 when it is whole. An onlooker reads
-//! the stamp, the words, and the stamp again; if that has changed, the record was lost to him.
+//! This is a ring of slots. Its writer is one reader thread (in the last lane, all workers), and it never
+//! waits: a slow observer loses the oldest records. Each slot has a stamp. The stamp is odd while the slot is
+//! written, and twice the record's number + 2 when the slot is complete. An observer reads the stamp, the
+//! words, and the stamp again. If the stamp has changed, this observer has lost the record.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use base::phase::{PHASES, Phase, Spent};
 
-/// One request, as it was served. Times in nanoseconds.
+/// One served request. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Its number among the requests that its thread was brought; `every` chooses by it.
+    /// Its number among the requests that its thread received. `every` selects by this number.
     pub seq: u64,
     /// The kernel's number for it.
     pub unique: u64,
-    /// The inode it was about.
+    /// The inode of the request.
     pub ino: u64,
-    /// When the daemon had it, on the monotonic clock.
+    /// When the daemon received it, on the monotonic clock.
     pub at: u64,
-    /// What it was.
+    /// Its opcode.
     pub opcode: u32,
-    /// The thread that asked; 0 where the kernel asked by itself.
+    /// The thread that sent it; 0 if the kernel sent it on its own.
     pub pid: u32,
     /// Bytes read or written.
     pub bytes: u32,
-    /// 0, or the error number that was answered.
+    /// 0, or the error number of the reply.
     pub error: u32,
-    /// From having it to having the answer.
+    /// From receiving it to having the result.
     pub served: u64,
-    /// Giving the answer away.
+    /// Sending the reply.
     pub reply: u64,
-    /// Of `served`: waiting for a worker.
+    /// The part of `served` spent waiting for a worker.
     pub wait: u64,
-    /// Of `served`: each phase.
+    /// The parts of `served`, by phase.
     pub spent: Spent,
 }
 
@@ -66,7 +67,7 @@ impl Record {
         let [seq, unique, ino, at, kind, outcome, served, reply, wait, names, blob, cache, peer, origin, _] =
             words;
         let mut spent = [0, names, blob, cache, peer, origin];
-        // What is nobody's else is the daemon's own.
+        // The time that belongs to no other phase is the daemon's own.
         spent[Phase::Own as usize] = served.saturating_sub(wait + spent[1..PHASES].iter().sum::<u64>());
         Record {
             seq,
@@ -99,7 +100,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Room for `len` records, a power of two. Memory becomes real as it is written to.
+    /// A ring for `len` records, a power of two. A slot takes memory only once it is written to.
     pub(super) fn new(len: usize) -> Ring {
         let slots = Box::<[Slot]>::new_zeroed_slice(len.next_power_of_two());
         // SAFETY: a slot is plain atomic numbers, for which all zero bytes are a value.
@@ -114,7 +115,7 @@ impl Ring {
         let number = self.head.fetch_add(1, Ordering::Relaxed);
         let slot = self.slot(number);
         let stamp = slot.stamp.load(Ordering::Relaxed);
-        // Odd: somebody was overtaken by a whole round while he wrote. The slot is his.
+        // Odd: another writer was overtaken by a whole round while it wrote, and still owns the slot.
         let taken = stamp.is_multiple_of(2)
             && slot
                 .stamp
@@ -135,7 +136,7 @@ impl Ring {
         self.head.load(Ordering::Acquire)
     }
 
-    /// Gives the records from number `next` on; answers where to go on, and how many were lost.
+    /// Passes the records from number `next` on to `each`. Returns where to continue, and how many were lost.
     pub(super) fn read(&self, mut next: u64, each: &mut dyn FnMut(Record)) -> (u64, u64) {
         let (head, len) = (self.head(), self.slots.len() as u64);
         let mut lost = 0;
@@ -155,7 +156,7 @@ impl Ring {
             if whole {
                 each(Record::of(words));
             } else if stamp < next * 2 + 2 && head - next < len / 2 {
-                // Being written: soon.
+                // It is being written and will be complete soon.
                 break;
             } else {
                 lost += 1;
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_onlooker_loses_the_oldest() {
+    fn a_slow_observer_loses_the_oldest_records() {
         let ring = Ring::new(8);
         (0..20).for_each(|seq| ring.push(&numbered(seq)));
         let mut seen = Vec::new();
@@ -214,7 +215,7 @@ mod tests {
             for _ in 0..2 {
                 scope.spawn(|| (0..100_000).for_each(|seq| ring.push(&numbered(seq))));
             }
-            let onlooker = scope.spawn(|| {
+            let observer = scope.spawn(|| {
                 let (mut next, mut seen) = (0, 0_u64);
                 while !stop.load(Ordering::Relaxed) {
                     (next, _) = ring.read(next, &mut |record| {
@@ -226,7 +227,7 @@ mod tests {
             });
             std::thread::sleep(std::time::Duration::from_millis(50));
             stop.store(true, Ordering::Relaxed);
-            assert!(onlooker.join().unwrap() > 0);
+            assert!(observer.join().unwrap() > 0);
         });
     }
 }

@@ -1,4 +1,4 @@
-//! What onlookers see, and that nobody pays when there are none.
+//! What observers see, and that nothing is kept without observers.
 
 use base::Ino;
 use base::phase::Phase;
@@ -31,17 +31,17 @@ fn records(watch: &Watch, cursor: &mut Cursor) -> Vec<Record> {
 }
 
 #[test]
-fn nobody_looks_nothing_is_kept() {
+fn without_observers_nothing_is_kept() {
     let watch = Watch::new(2);
     assert!(!serve(&watch, 0, 1));
     assert!(watch.times().is_empty());
     drop(watch.measure());
-    assert!(!serve(&watch, 0, 2), "off again with the last hold");
+    assert!(!serve(&watch, 0, 2), "off again after the last hold");
     assert!(watch.times().is_empty());
 }
 
 #[test]
-fn durations_are_measured_while_somebody_holds() {
+fn durations_are_measured_while_a_hold_lives() {
     let watch = Watch::new(2);
     let (one, other) = (watch.measure(), watch.measure());
     assert!(serve(&watch, 0, 1) && serve(&watch, 1, 2));
@@ -78,7 +78,7 @@ fn a_request_that_changes_threads_shows_how_long_it_waited() {
     let _hold = watch.record(1);
     let mut cursor = watch.now();
     let span = watch.begin(0);
-    watch.set_aside(span);
+    watch.suspend(span);
     assert_eq!(phase::stop(monotonic_ns()), [0; base::phase::PHASES], "this thread's clock is off");
     std::thread::scope(|scope| {
         scope.spawn(|| {

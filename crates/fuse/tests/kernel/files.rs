@@ -33,7 +33,7 @@ fn an_unlinked_file_lives_while_it_is_open_and_ends_after() {
     assert_eq!(file.metadata().unwrap().nlink(), 0);
     assert_eq!(rig.fs.inodes().1, 1);
     drop(file);
-    // FORGET comes soon after the last close, without being asked for.
+    // FORGET follows the last close soon, but not at once.
     let gone = (0..200).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(10));
         rig.fs.inodes().1 == 0
@@ -62,7 +62,7 @@ fn o_tmpfile_makes_a_file_that_can_be_given_a_name() {
     assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
     drop(file);
     assert_eq!(std::fs::read(rig.path("named")).unwrap(), b"nameless");
-    // One without a name goes with its descriptor.
+    // A file without a name goes with its descriptor.
     drop(OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(rig.root()).unwrap());
 }
 
@@ -75,7 +75,7 @@ fn copy_file_range_sees_and_replaces_what_is_dirty() {
     to.write_all(&vec![b't'; 300_000]).unwrap();
     assert_eq!(rig.count("WRITE"), 0, "both are dirty in the kernel only");
     let (mut at, mut onto) = (100_000_i64, 150_000_i64);
-    // SAFETY: both descriptors are open and both offsets live.
+    // SAFETY: both descriptors are open, and both offsets outlive the call.
     let copied = unsafe {
         libc::copy_file_range(from.as_raw_fd(), &raw mut at, to.as_raw_fd(), &raw mut onto, 120_000, 0)
     };
@@ -96,7 +96,7 @@ fn fallocate_reserves_punches_and_zeroes() {
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(rig.path("f")).unwrap();
     file.write_all_at(&[1; 40_960], 0).unwrap();
     let allocate = |mode: i32, offset: i64, len: i64| {
-        // SAFETY: the descriptor is open; the rest are numbers.
+        // SAFETY: the descriptor is open. The other arguments are numbers.
         let done = unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) };
         if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().raw_os_error().unwrap()) }
     };

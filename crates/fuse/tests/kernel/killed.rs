@@ -1,4 +1,4 @@
-//! What a program that is killed leaves to others.
+//! What a killed program leaves behind for others.
 
 use std::fs::File;
 use std::io::Read;
@@ -52,8 +52,9 @@ fn opened(path: &Path) -> File {
     file
 }
 
-/// The kernel flushes the change time in the system call that moved it. A thread that was being killed withdrew that flush, the kernel
-/// stored EINTR as a writeback error of the file, and the next close(2) by any program, a reader or `cp`, failed with EIO.
+/// The kernel flushes the change time in the system call that changed it. A thread that was being killed
+/// withdrew that flush. The kernel stored EINTR as a writeback error of the file, and the next close(2) by
+/// any program, a reader or `cp`, failed with EIO.
 #[test]
 fn regression_a_program_that_is_killed_leaves_no_error_to_others() {
     let Some(rig) = rig() else { return };
@@ -74,11 +75,11 @@ fn regression_a_program_that_is_killed_leaves_no_error_to_others() {
         let files = [opened(&a), opened(&b)];
         let before = rig.session.errors_cleared();
         kill_in_the_middle_of(&rig, &doing);
-        // Over io_uring the request is with the daemon at once, and cannot be withdrawn.
+        // Over io_uring the daemon has the request at once, and it cannot be withdrawn.
         if rig.session.transport() == Transport::Classic {
             until(&doing, || rig.session.errors_cleared() >= before + flushes);
         }
-        // Once more when the program is gone: before that the kernel may not have stored the error yet.
+        // Wait until the program is gone, because the kernel may store the error only then.
         until(&doing, || rig.session.flushes_pending() == 0);
         for file in files {
             assert_eq!(close(file), 0, "{doing}");

@@ -7,7 +7,8 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::rig;
 
-/// Everything that is there throughout is seen exactly once; the kernel's cached listing never outlives a change.
+/// Every name that exists throughout is seen exactly once. The kernel's cached listing never outlives a
+/// change.
 #[test]
 fn a_listing_of_ten_thousand_is_stable_while_names_come_and_go() {
     let Some(rig) = rig() else { return };
@@ -23,7 +24,7 @@ fn a_listing_of_ten_thousand_is_stable_while_names_come_and_go() {
         for (count, entry) in std::fs::read_dir(&dir).unwrap().enumerate() {
             *seen.entry(entry.unwrap().file_name().into_string().unwrap()).or_default() += 1;
             if count % 100 == 0 {
-                // Odd ones go and come back under new positions, others appear.
+                // Odd names are removed and created again at new positions. Other names appear.
                 std::fs::remove_file(name(2 * churn + 1)).unwrap();
                 std::fs::write(name(2 * churn + 1), b"").unwrap();
                 std::fs::write(dir.join(format!("new-{round}-{count}")), b"").unwrap();
@@ -72,7 +73,7 @@ fn a_listing_follows_every_change_at_once() {
     }
 }
 
-/// Times and link counts of a directory change by what happens in it; the kernel must not keep the old ones.
+/// Changes in a directory change its times and its link count. The kernel must not keep the old values.
 #[test]
 fn a_directorys_attributes_follow_what_happens_in_it() {
     let Some(rig) = rig() else { return };

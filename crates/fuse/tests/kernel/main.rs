@@ -1,7 +1,8 @@
-//! The transport under the real kernel: every test mounts a filesystem of its own.
+//! The transport under the real kernel. Every test mounts its own filesystem.
 //!
-//! What lacks (root, /dev/fuse) is printed and the test skipped. `COVEY_FUSE_TRANSPORT` (`auto`, `uring`, `classic`) says
-//! how requests come; without it it is `classic`, and [`transports`] runs everything once more over io_uring.
+//! If something is missing (root, /dev/fuse), the test prints it and is skipped. `COVEY_FUSE_TRANSPORT`
+//! (`auto`, `uring`, `classic`) chooses how requests arrive. The default is `classic`, and [`transports`]
+//! runs every test once more over io_uring.
 
 #![allow(missing_docs, reason = "helpers of this test only")]
 
@@ -29,7 +30,7 @@ use fuse::{Options, Session, Transport, Unmount};
 use memory::Memory;
 use tempfile::TempDir;
 
-/// A mounted memory filesystem; unmounted when it goes.
+/// A mounted memory filesystem. Dropping it unmounts.
 pub struct Rig {
     pub session: Session,
     pub fs: Arc<Memory>,
@@ -49,7 +50,7 @@ pub fn rig() -> Option<Rig> {
     rig_with(Memory::new(), options())
 }
 
-/// Says how requests come in these tests.
+/// Chooses how requests arrive in these tests.
 pub const TRANSPORT: &str = "COVEY_FUSE_TRANSPORT";
 
 pub fn options() -> Options {
@@ -63,7 +64,7 @@ pub fn rig_with(fs: Memory, options: Options) -> Option<Rig> {
         return None;
     }
     let dir = tempfile::Builder::new().prefix("covey-fuse-").tempdir().unwrap();
-    // Other users must get through to the mount.
+    // Other users must be able to reach the mount.
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let fs = Arc::new(fs);
     let session = Session::mount(Arc::clone(&fs) as _, dir.path(), options).unwrap();
@@ -79,21 +80,21 @@ impl Rig {
         self.dir.path()
     }
 
-    /// Requests of one kind so far.
+    /// The number of requests of one kind so far.
     pub fn count(&self, name: &str) -> u64 {
         self.session.counts().iter().find(|(kind, _)| *kind == name).map_or(0, |(_, count)| *count)
     }
 
-    /// What came while `work` ran, without FORGETs, which come when they like.
+    /// The requests that arrived while `work` ran. FORGETs are left out, because they may come at any time.
     pub fn during(&self, work: impl FnOnce()) -> Vec<(&'static str, u64)> {
         let before = self.session.counts();
         work();
-        let mut came = self.session.counts();
-        for (name, count) in &mut came {
+        let mut requests = self.session.counts();
+        for (name, count) in &mut requests {
             *count -= before.iter().find(|(kind, _)| kind == name).map_or(0, |(_, count)| *count);
         }
-        came.retain(|(name, count)| *count > 0 && !name.ends_with("FORGET"));
-        came
+        requests.retain(|(name, count)| *count > 0 && !name.ends_with("FORGET"));
+        requests
     }
 }
 
@@ -111,14 +112,15 @@ pub fn as_nobody(script: &str) -> Output {
     Command::new("sh").arg("-c").arg(script).uid(65534).gid(65534).output().unwrap()
 }
 
-/// Runs `work` in a thread and fails if it has not returned in time, instead of hanging for ever.
+/// Runs `work` in a thread, and fails instead of hanging if it has not returned in time.
 pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, wait) = mpsc::channel();
     std::thread::spawn(move || done.send(work()));
     wait.recv_timeout(limit).expect("finished in time")
 }
 
-/// What a program printed. One that has not ended by then is killed, so that what it mounted goes with it, and the test fails.
+/// What a program printed. If it has not ended in time, it is killed, so that its mounts go with it, and the
+/// test fails.
 pub fn output_within(limit: Duration, command: &mut Command) -> std::io::Result<Output> {
     let mut files = [tempfile::tempfile()?, tempfile::tempfile()?];
     command.stdout(files[0].try_clone()?).stderr(files[1].try_clone()?);
@@ -141,6 +143,6 @@ pub fn output_within(limit: Duration, command: &mut Command) -> std::io::Result<
     });
     let (stdout, stderr) = (stdout?, stderr?);
     let said = || format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    let status = status.unwrap_or_else(|| panic!("not at its end after {limit:?}:\n{}", said()));
+    let status = status.unwrap_or_else(|| panic!("not finished after {limit:?}:\n{}", said()));
     Ok(Output { status, stdout, stderr })
 }

@@ -1,8 +1,8 @@
-//! A filesystem in memory, good enough to be mounted and used, with traps to fall into.
+//! A filesystem in memory that can be mounted and used, with files that fail on purpose.
 //!
-//! Files are blocks of 4 KiB, absent ones being holes. A listing's position is a number that a name got when it was
-//! made, so listings stay right while names come and go. Names beginning with `trap-panic` and `trap-stall` make files
-//! whose READ panics or hangs.
+//! Files are blocks of 4 KiB. Absent blocks are holes. A listing's position is a number that a name got when
+//! it was created, so a listing stays right while names come and go. A file whose name begins with
+//! `trap-panic` or `trap-stall` panics or hangs at READ.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -18,11 +18,11 @@ const BLOCK: u64 = 4096;
 #[derive(Default)]
 pub struct Memory {
     state: Mutex<State>,
-    /// While set, traps of the stalling kind hang, and fsync too.
+    /// While set, READ of `trap-stall` files and fsync hang.
     stalled: Mutex<bool>,
     released: Condvar,
     pub frozen: bool,
-    /// Changes are said to wait.
+    /// `would_wait` says that changes wait.
     pub changes_wait: AtomicBool,
     /// While set, changes that wait hang too.
     pub stall_changes: AtomicBool,
@@ -107,7 +107,7 @@ impl State {
         Ok(Ino(child))
     }
 
-    /// One name fewer, and the end if it was the last and the kernel has forgotten.
+    /// Removes one name. If it was the last and the kernel has forgotten the inode, removes the inode.
     fn drop_name(&mut self, ino: Ino) {
         let Ok(node) = self.node(ino) else { return };
         node.attr.ctime = now();
@@ -224,7 +224,7 @@ impl Node {
         Ok(())
     }
 
-    /// Zeros from `offset` on, whole blocks as holes.
+    /// Zeros the range from `offset` on. Whole blocks become holes.
     fn clear(&mut self, offset: u64, end: u64) -> Result<()> {
         let blocks = self.blocks()?;
         let touched: Vec<u64> =
@@ -268,7 +268,7 @@ impl Memory {
         Memory { frozen: true, ..Memory::new() }
     }
 
-    /// Puts a file in without the kernel, as another node of a fleet would.
+    /// Adds a file behind the kernel's back, as another node of a fleet would.
     pub fn plant(&self, name: &[u8], data: &[u8]) -> Ino {
         let mut state = self.state.lock();
         let caller = Caller::default();
@@ -280,12 +280,12 @@ impl Memory {
         entry.attr.ino
     }
 
-    /// Overwrites a file without the kernel.
+    /// Overwrites a file behind the kernel's back.
     pub fn overwrite(&self, ino: Ino, data: &[u8]) {
         self.state.lock().node(ino).unwrap().write(0, data).unwrap();
     }
 
-    /// How many inodes there are, and how many of them without a name.
+    /// The number of inodes, and how many of them have no name.
     pub fn inodes(&self) -> (usize, usize) {
         let state = self.state.lock();
         (state.nodes.len(), state.nodes.values().filter(|node| node.attr.nlink == 0).count())
@@ -659,7 +659,7 @@ impl State {
 }
 
 impl Memory {
-    /// At most 500 lines from `position` on, as name, inode and where to go on.
+    /// At most 500 entries from `position` on: name, inode, and the position after it.
     fn list(&self, ino: Ino, position: u64) -> Result<Vec<(Vec<u8>, Ino, u64)>> {
         let mut state = self.state.lock();
         let Body::Dir { names, order, parent, .. } = &state.node(ino)?.body else {

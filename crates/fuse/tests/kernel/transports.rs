@@ -1,6 +1,6 @@
 //! FUSE over io_uring: how it is chosen, how it ends, and all other tests once more over it.
 //!
-//! The kernel's switch is one for the whole machine: it is put back to what it was, also when a test fails.
+//! The kernel's switch is one for the whole machine. It is restored afterwards, even if a test fails.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -19,14 +19,14 @@ use crate::{TRANSPORT, lacking, options, output_within, rig_with, within};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// The switch, held by one test at a time.
+/// The switch. One test holds it at a time.
 struct Switch {
     was: String,
     _held: MutexGuard<'static, ()>,
 }
 
 impl Switch {
-    /// `None`, with a line, where the machine cannot do it or the tests already run over io_uring.
+    /// `None`, after printing a line, if the machine cannot do it or the tests already run over io_uring.
     fn hold() -> Option<Switch> {
         static HELD: Mutex<()> = Mutex::new(());
         let lack = match (lacking(), switched_on()) {
@@ -90,7 +90,7 @@ fn auto_follows_the_switch_and_uring_turns_it_on_and_says_so() {
     assert!(said, "{:?}", rig.session.warnings());
     assert_eq!(switched_on(), Some(true));
     works(&rig.session);
-    // What runs goes on when the switch is turned off.
+    // A running mount continues when the switch is turned off.
     switch.turn("N");
     works(&rig.session);
     rig.session.unmount(Unmount::Polite).unwrap();
@@ -106,7 +106,7 @@ fn auto_follows_the_switch_and_uring_turns_it_on_and_says_so() {
     works(&rig.session);
 }
 
-/// A ring that is closed interrupts the thread that made it: that must not be the one that mounts.
+/// A ring that is closed interrupts the thread that made it. That must not be the thread that mounts.
 #[test]
 fn regression_mounting_leaves_no_interrupt_behind_in_its_thread() {
     let Some(switch) = Switch::hold() else { return };
@@ -114,15 +114,16 @@ fn regression_mounting_leaves_no_interrupt_behind_in_its_thread() {
     for round in 0..20 {
         let rig = rig_with(Memory::new(), over(Transport::Uring)).unwrap();
         let file = File::create(rig.path("empty")).unwrap();
-        // Deferred, so that an interrupt would find it waiting.
-        // SAFETY: the descriptor is open; lseek takes numbers only.
+        // The seek is deferred, so that an interrupt would find it waiting.
+        // SAFETY: the descriptor is open. lseek takes numbers only.
         let at = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_DATA) };
         let error = std::io::Error::last_os_error().raw_os_error();
         assert_eq!((at, error), (-1, Some(libc::ENXIO)), "round {round}");
     }
 }
 
-/// Where the system forbids io_uring: `auto` says so in one line and serves through /dev/fuse, `uring` refuses with advice.
+/// The system forbids io_uring: `auto` says so in one line and serves through /dev/fuse, `uring` refuses with
+/// advice.
 #[test]
 fn without_io_uring_there_is_a_way_back() {
     const FORBID: &str = "/proc/sys/kernel/io_uring_disabled";
@@ -162,8 +163,8 @@ impl Drop for Restore {
     }
 }
 
-/// INIT is agreed on, and then the rings cannot be had: here because no more descriptors may be opened. The mount is
-/// there and works; nothing waits for rings that never come.
+/// INIT negotiates rings, and then they cannot be had, here because no more descriptors may be opened. The
+/// mount exists and works. Nothing waits for rings that never come.
 #[test]
 fn regression_a_ring_that_cannot_be_registered_does_not_hang_the_mount() {
     let Some(switch) = Switch::hold() else { return };
@@ -196,7 +197,7 @@ fn regression_a_ring_that_cannot_be_registered_does_not_hang_the_mount() {
 
 const SAY: &str = "COVEY_FUSE_TEST_SAY";
 
-/// Not a test: the mount of the one before, in a process of its own.
+/// Not a test: the mount of the previous test, in its own process.
 #[test]
 fn helper_say_the_transport() {
     let Ok(at) = std::env::var(SAY) else { return };
@@ -212,8 +213,8 @@ fn helper_say_the_transport() {
     session.unmount(Unmount::Polite).unwrap();
 }
 
-/// More requests wait than a CPU has entries: the others wait behind them for the deadline at most, nothing hangs, and
-/// afterwards all is as before.
+/// More requests are pending than a CPU has entries. The others wait behind them for the deadline at most,
+/// nothing hangs, and afterwards everything works as before.
 #[test]
 fn more_waiting_requests_than_entries_end_in_time() {
     let Some(switch) = Switch::hold() else { return };
@@ -247,7 +248,8 @@ fn more_waiting_requests_than_entries_end_in_time() {
     works(&rig.session);
 }
 
-/// Ring threads step aside for the programs that they answer; where others compute on every CPU they still get their turn.
+/// Ring threads yield to the programs that they answer. If other programs compute on every CPU, ring threads
+/// still get their turn.
 #[test]
 fn requests_are_served_while_every_cpu_computes() {
     let Some(switch) = Switch::hold() else { return };
@@ -274,7 +276,7 @@ fn requests_are_served_while_every_cpu_computes() {
     });
 }
 
-/// Taken away by force while requests wait on every CPU.
+/// A forced unmount while requests are pending on every CPU.
 #[test]
 fn a_forced_end_while_requests_wait_comes_back() {
     let Some(switch) = Switch::hold() else { return };
@@ -294,7 +296,8 @@ fn a_forced_end_while_requests_wait_comes_back() {
             })
             .collect();
         let begun = Instant::now();
-        // One CPU alone may bring all of them, and has 32 entries here at most; 19 have been seen for long on a busy machine.
+        // All requests may come from a single CPU, which has 32 entries here at most. On a busy machine the
+        // count has stayed at 19 for a long time.
         while rig.session.waiting() < 8 {
             assert!(begun.elapsed() < SOON, "{} wait", rig.session.waiting());
             std::thread::sleep(Duration::from_millis(5));
@@ -316,7 +319,7 @@ fn a_forced_end_while_requests_wait_comes_back() {
 
 const STALL: &str = "COVEY_FUSE_TEST_STALL";
 
-/// Not a test: the server of the next one, in a process of its own. No request for a file's bytes is ever answered.
+/// Not a test: the server of the next test, in its own process. It never answers a request for a file's data.
 #[test]
 fn helper_stall_until_killed() {
     let Ok(at) = std::env::var(STALL) else { return };
@@ -359,7 +362,8 @@ fn a_daemon_killed_while_requests_wait_leaves_errors_and_no_hanging_program() {
     fuse::unmount(dir.path(), Unmount::Lazy).unwrap();
 }
 
-/// The kernel copies into the memory of entries in this process's name: mounts that come and go leave none behind.
+/// The kernel copies into the memory of entries in this process's name. Mounts that come and go leave nothing
+/// behind.
 #[test]
 fn mounts_that_come_and_go_leave_no_threads_descriptors_or_memory() {
     let Some(switch) = Switch::hold() else { return };
@@ -374,7 +378,8 @@ fn mounts_that_come_and_go_leave_no_threads_descriptors_or_memory() {
 
 const GO: &str = "COVEY_FUSE_TEST_GO";
 
-/// Not a test: the mounts of the one before, in a process of its own, where nobody else opens and starts things.
+/// Not a test: the mounts of the previous test, in its own process, where no other test opens or starts
+/// anything.
 #[test]
 fn helper_come_and_go() {
     let Ok(at) = std::env::var(GO) else { return };
@@ -395,8 +400,9 @@ fn helper_come_and_go() {
     std::thread::sleep(Duration::from_millis(300));
     let before = in_use();
     (0..60).for_each(|_| round());
-    // Threads that were told to end do so in their own time. What the allocator keeps of the most that was in use at once
-    // (20 to 24 MiB in its arenas, the same after 300 rounds) is no leak; one of 1 MiB a mount would show.
+    // Threads that were told to end take a while. The allocator keeps some of the memory that was in use at
+    // the peak (20 to 24 MiB in its arenas, the same after 300 rounds). That is no leak. A leak of 1 MiB per
+    // mount would show.
     let begun = Instant::now();
     loop {
         let after = in_use();
@@ -417,7 +423,7 @@ fn everything_works_over_io_uring() {
     child.env(TRANSPORT, "uring");
     let done = output_within(6 * SOON, &mut child).unwrap();
     let text = String::from_utf8_lossy(&done.stdout);
-    let told = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "over io_uring:\n{text}\n{told}");
+    let stderr = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "over io_uring:\n{text}\n{stderr}");
     println!("{}", text.lines().last().unwrap_or_default());
 }

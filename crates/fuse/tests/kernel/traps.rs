@@ -1,4 +1,4 @@
-//! The traps of INIT: each was a wrong answer once, somewhere.
+//! The traps of INIT. Each has led to a wrong answer before.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -25,7 +25,7 @@ fn regression_others_cannot_read_or_write_roots_private_file() {
     assert!(!as_nobody(&format!("echo broken > {shown}")).status.success());
     assert!(!as_nobody(&format!("chmod 666 {shown}")).status.success());
     assert_eq!(std::fs::read(&secret).unwrap(), b"root only");
-    // The same user may use what is open to it: the refusal above is not a mount nobody can enter.
+    // The same user may use what is open to it, so the refusal above is not a mount that nobody can enter.
     assert!(as_nobody(&format!("echo mine > {}", rig.path("mine").display())).status.success());
     assert_eq!(std::fs::read(rig.path("mine")).unwrap(), b"mine\n");
 }
@@ -61,12 +61,12 @@ fn what_must_never_be_negotiated_is_not() {
 }
 
 fn seek(file: &File, offset: i64, whence: i32) -> Result<i64, i32> {
-    // SAFETY: the descriptor is open; lseek takes numbers only.
+    // SAFETY: the descriptor is open. lseek takes numbers only.
     let at = unsafe { libc::lseek(file.as_raw_fd(), offset, whence) };
     if at < 0 { Err(std::io::Error::last_os_error().raw_os_error().unwrap()) } else { Ok(at) }
 }
 
-/// Under the writeback cache the filesystem does not yet know a dirty file's data, nor its size.
+/// Under the writeback cache the filesystem does not know a dirty file's data yet, nor its size.
 #[test]
 fn regression_seek_data_and_hole_of_a_dirty_file() {
     let Some(rig) = rig() else { return };
@@ -81,7 +81,7 @@ fn regression_seek_data_and_hole_of_a_dirty_file() {
         assert_eq!(seek(&file, 4096, libc::SEEK_DATA), Ok(40960));
         assert_eq!(seek(&file, 40960, libc::SEEK_HOLE), Ok(41060));
         assert_eq!(seek(&file, 41060, libc::SEEK_DATA), Err(libc::ENXIO));
-        // Dirty again, farther out.
+        // Dirty again, at a higher offset.
         file.write_all_at(&[1; 10], 81920).unwrap();
         assert_eq!(seek(&file, 45056, libc::SEEK_DATA), Ok(81920));
         let mut all = Vec::new();
@@ -92,7 +92,7 @@ fn regression_seek_data_and_hole_of_a_dirty_file() {
     });
 }
 
-/// Bytes written through a shared mapping are dirty pages too, also without the writeback cache.
+/// Bytes written through a shared mapping are dirty pages too, even without the writeback cache.
 #[test]
 fn regression_seek_data_of_a_file_dirtied_through_a_mapping() {
     for writeback in [true, false] {
@@ -105,7 +105,7 @@ fn regression_seek_data_of_a_file_dirtied_through_a_mapping() {
         assert_eq!(seek(&file, 0, libc::SEEK_DATA), Err(libc::ENXIO));
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let fd = file.as_raw_fd();
-        // SAFETY: a new mapping of an open file of this size; only this test uses it.
+        // SAFETY: this makes a new mapping of an open file of this size. Only this test uses it.
         let map = unsafe { libc::mmap(std::ptr::null_mut(), 1 << 20, protection, libc::MAP_SHARED, fd, 0) };
         assert_ne!(map, libc::MAP_FAILED);
         // SAFETY: the mapping is 1 MiB long and writable.
@@ -115,14 +115,14 @@ fn regression_seek_data_of_a_file_dirtied_through_a_mapping() {
             (seek(&file, 0, libc::SEEK_DATA), seek(&file, page, libc::SEEK_HOLE), file)
         });
         assert_eq!((found.0, found.1), (Ok(page), Ok(page + 4096)));
-        // SAFETY: unmaps exactly what was mapped above.
+        // SAFETY: this unmaps exactly what was mapped above.
         unsafe { libc::munmap(map, 1 << 20) };
         drop(found);
         assert_eq!(std::fs::read(&path).unwrap()[500_000], 42);
     }
 }
 
-/// A writer goes on while others seek: nothing of it waits for the other for ever.
+/// A writer continues while other threads seek. Neither waits for the other for ever.
 #[test]
 fn seeking_and_writing_at_once_do_not_deadlock() {
     let Some(rig) = rig() else { return };
@@ -158,14 +158,14 @@ fn regression_no_getxattr_per_write() {
             return;
         };
         let mut file = File::create(rig.path("log")).unwrap();
-        // The first write to an inode asks once whatever was negotiated.
+        // The first write to an inode always asks once, whatever was negotiated.
         file.write_all(b"first").unwrap();
-        let came = rig.during(|| (0..100).for_each(|_| file.write_all(&[1; 100]).unwrap()));
-        assert!(!came.iter().any(|(name, _)| *name == "GETXATTR"), "{came:?}");
+        let requests = rig.during(|| (0..100).for_each(|_| file.write_all(&[1; 100]).unwrap()));
+        assert!(!requests.iter().any(|(name, _)| *name == "GETXATTR"), "{requests:?}");
     }
 }
 
-/// With POSIX_LOCKS or FLOCK_LOCKS the kernel would send locks here, and unlocks never.
+/// With POSIX_LOCKS or FLOCK_LOCKS the kernel would send locks here, and never send unlocks.
 #[test]
 fn regression_locks_between_processes_end_with_their_holder() {
     let Some(rig) = rig() else { return };
@@ -178,7 +178,7 @@ fn regression_locks_between_processes_end_with_their_holder() {
     held.lock().unwrap();
     assert!(!flock(&path), "another process must not get a lock that is held");
     drop(held);
-    assert!(flock(&path), "closing gives it back");
+    assert!(flock(&path), "closing releases it");
 
     let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     // SAFETY: flock is plain numbers, for which all zero bytes are a value.
@@ -193,7 +193,7 @@ fn regression_locks_between_processes_end_with_their_holder() {
     };
     assert!(!posix(), "a POSIX lock is held");
     drop(file);
-    assert!(posix(), "closing gives it back");
+    assert!(posix(), "closing releases it");
     assert!(rig.session.counts().iter().all(|(name, _)| !name.contains("LK")));
 }
 
@@ -203,7 +203,7 @@ fn regression_ioctl_is_answered_enotty() {
     let Some(rig) = rig() else { return };
     let file = File::create(rig.path("file")).unwrap();
     let mut settings = [0_u8; 256];
-    // SAFETY: the room is larger than any termios.
+    // SAFETY: the buffer is larger than any termios.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), libc::TCGETS, settings.as_mut_ptr()) };
     assert_eq!(done, -1);
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOTTY));
@@ -214,7 +214,7 @@ fn regression_ioctl_is_answered_enotty() {
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOTTY));
 }
 
-/// syncfs(2) sends no request of its own, but all dirty pages; it does not wait until they are answered.
+/// syncfs(2) sends no request of its own, but all dirty pages. It does not wait for the replies.
 #[test]
 fn regression_syncfs_hands_over_dirty_pages() {
     let Some(rig) = rig() else { return };
@@ -225,7 +225,7 @@ fn regression_syncfs_hands_over_dirty_pages() {
     assert_eq!(unsafe { libc::syncfs(file.as_raw_fd()) }, 0);
     let begun = std::time::Instant::now();
     while rig.count("WRITE") == 0 {
-        assert!(begun.elapsed() < std::time::Duration::from_secs(10), "nothing came");
+        assert!(begun.elapsed() < std::time::Duration::from_secs(10), "no WRITE arrived");
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     assert_eq!(
@@ -235,12 +235,13 @@ fn regression_syncfs_hands_over_dirty_pages() {
     );
 }
 
-/// Since 6.19 syncfs(2) returns before a slow daemon has the bytes: whoever copies names then must wait for them.
+/// Since 6.19 syncfs(2) returns before a slow daemon has the bytes. A program that copies names then must
+/// wait for them.
 #[test]
-fn regression_what_was_written_is_waited_for_when_it_is_handed_over() {
+fn regression_hand_over_waits_for_written_data() {
     let Some(rig) = rig() else { return };
     for number in 0..20 {
-        // Counted before the bytes are there: the kernel may send the first of them of its own accord.
+        // Count before there is any data, because the kernel may send the first of it on its own.
         let before = rig.count("WRITE");
         let mut file = File::create(rig.path(&format!("dirty-{number}"))).unwrap();
         file.write_all(&[3; 3_000_000]).unwrap();
@@ -249,8 +250,8 @@ fn regression_what_was_written_is_waited_for_when_it_is_handed_over() {
     }
 }
 
-/// A file that only root may write to, made and opened for writing in one step: works, because the kernel knows that it
-/// has just made it.
+/// A file that only root may write to can be created and opened for writing in one step, because the kernel
+/// knows that it has just created it.
 #[test]
 fn regression_open_creates_with_any_mode() {
     let Some(rig) = rig() else { return };
@@ -264,7 +265,7 @@ fn regression_open_creates_with_any_mode() {
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o440);
     let again = OpenOptions::new().write(true).create_new(true).open(&path);
     assert_eq!(again.unwrap_err().kind(), std::io::ErrorKind::AlreadyExists);
-    // And where creation is not allowed it is refused, by permission and by kind.
+    // If creation is not allowed, it is refused, by permission and by kind.
     std::fs::create_dir(rig.path("closed")).unwrap();
     std::fs::set_permissions(rig.path("closed"), PermissionsExt::from_mode(0o555)).unwrap();
     assert!(!as_nobody(&format!("echo > {}/new", rig.path("closed").display())).status.success());
@@ -274,7 +275,7 @@ fn regression_open_creates_with_any_mode() {
     assert_eq!(missing.unwrap_err().kind(), std::io::ErrorKind::NotFound);
 }
 
-/// Setting the set-user-id bit on a file and writing to it as someone else takes the bit away.
+/// If a file has the set-user-id bit, a write by another user clears it.
 #[test]
 fn regression_writing_takes_the_set_user_id_bit_away_at_once() {
     for writeback in [true, false] {
@@ -285,7 +286,8 @@ fn regression_writing_takes_the_set_user_id_bit_away_at_once() {
         std::fs::write(&path, b"x").unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o4777)).unwrap();
         assert!(as_nobody(&format!("echo y >> {}", path.display())).status.success());
-        // Whoever asks for the mode alone is told by the kernel, which asks again for size and times only.
+        // A stat that asks for the mode alone is answered from the kernel's cache. The kernel asks the daemon
+        // again only for size and times.
         let mode = std::process::Command::new("stat").args(["-c", "%a"]).arg(&path).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&mode.stdout).trim(), "777", "writeback {writeback}");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! What goes wrong: handlers that panic or hang, mounts that end in every possible way.
+//! What goes wrong: handlers that panic or hang, and mounts that end in every possible way.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -29,7 +29,7 @@ fn a_panic_in_a_handler_is_eio_and_the_mount_lives() {
     std::fs::write(&path, b"x").unwrap();
     let trapped = File::open(&path).unwrap();
     let read = || {
-        // SAFETY: the descriptor is open: drop its pages so that READ is sent.
+        // SAFETY: the descriptor is open. This drops its pages, so that READ is sent.
         unsafe {
             libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&trapped), 0, 0, libc::POSIX_FADV_DONTNEED)
         };
@@ -48,7 +48,7 @@ fn a_panic_in_a_handler_is_eio_and_the_mount_lives() {
     );
 }
 
-/// More stalled readers than worker threads; the rest of the mount goes on, and all of them end in time.
+/// More stalled readers than worker threads. The rest of the mount continues, and all of them end in time.
 #[test]
 fn a_stalled_read_is_eio_within_its_deadline_and_others_proceed() {
     let deadline = Duration::from_millis(1500);
@@ -79,14 +79,15 @@ fn a_stalled_read_is_eio_within_its_deadline_and_others_proceed() {
     }
     let took = begun.elapsed();
     assert!(took >= deadline && took < deadline * 3, "{took:?}");
-    // The stall ends; late results are dropped, and after the moment in which all who waited have their error the same files can be read again.
+    // The stall ends and late results are dropped. After the moment in which all waiting readers get their
+    // error, the same files can be read again.
     rig.fs.stall(false);
     std::thread::sleep(deadline / 4);
     let path = rig.path("trap-stall-0");
     assert_eq!(within(SOON, move || std::fs::read(path).unwrap()), b"x");
 }
 
-/// The kernel asks a failed read twice, for what it read ahead and for the page; a program waited for both.
+/// The kernel sends a failed read twice, for its read-ahead and for the page. The program waited for both.
 #[test]
 fn regression_a_read_that_waited_in_vain_does_not_wait_twice() {
     let deadline = Duration::from_secs(4);
@@ -105,7 +106,7 @@ fn regression_a_read_that_waited_in_vain_does_not_wait_twice() {
     assert_eq!(read(), Some(libc::EIO));
     let took = begun.elapsed();
     assert!(took >= deadline && took < deadline * 7 / 4, "{took:?}");
-    // A moment later it is a new read, and waits as long as it may.
+    // A moment later it is a new read with the full deadline.
     std::thread::sleep(Duration::from_millis(1100));
     let begun = Instant::now();
     let path = path.clone();
@@ -116,7 +117,7 @@ fn regression_a_read_that_waited_in_vain_does_not_wait_twice() {
     assert!(begun.elapsed() < deadline);
 }
 
-/// A change that was answered EIO for its lateness but then happened must not stay invisible.
+/// A change that was answered EIO because it was late, but then happened, must not stay invisible.
 #[test]
 fn regression_a_late_change_is_seen_after_all() {
     let deadline = Duration::from_millis(300);
@@ -124,7 +125,7 @@ fn regression_a_late_change_is_seen_after_all() {
         return;
     };
     let path = rig.path("late");
-    assert!(!path.exists(), "the kernel now holds that there is no such name");
+    assert!(!path.exists(), "the kernel now caches that there is no such name");
     rig.fs.changes_wait.store(true, Ordering::SeqCst);
     rig.fs.stall_changes.store(true, Ordering::SeqCst);
     rig.fs.stall(true);
@@ -137,7 +138,7 @@ fn regression_a_late_change_is_seen_after_all() {
         assert!(begun.elapsed() < SOON, "the file was made and can be seen");
         std::thread::sleep(Duration::from_millis(10));
     }
-    // The reference that the lost reply would have carried was given back: only the kernel's own is left.
+    // The reference that the lost reply would have carried was given back. Only the kernel's own is left.
     let ino = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&path).unwrap());
     assert_eq!(rig.fs.lookups(base::Ino(ino)), 1);
 }
@@ -165,7 +166,7 @@ fn regression_a_handled_signal_ends_no_read() {
     std::fs::write(rig.path("trap-stall"), b"x").unwrap();
     drop_pages(&rig.path("trap-stall"));
     rig.fs.stall(true);
-    // A handler without SA_RESTART: what could be interrupted would say so.
+    // A handler without SA_RESTART: a system call that can be interrupted would return EINTR.
     let script = "import signal,os,sys\nsignal.signal(signal.SIGUSR1, lambda *_: None)\nsignal.siginterrupt(signal.SIGUSR1, True)\n\
                   os.write(1, b'ready')\nfd = os.open(sys.argv[1], os.O_RDONLY)\n\
                   import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nbuf = ctypes.create_string_buffer(8)\n\
@@ -186,7 +187,7 @@ fn regression_a_handled_signal_ends_no_read() {
         unsafe { libc::kill(reader.id() as i32, libc::SIGUSR1) };
         std::thread::sleep(Duration::from_millis(150));
     }
-    assert!(reader.try_wait().unwrap().is_none(), "it waits on");
+    assert!(reader.try_wait().unwrap().is_none(), "it still waits");
     rig.fs.stall(false);
     let done = within(SOON, move || reader.wait_with_output().unwrap());
     assert_eq!(String::from_utf8_lossy(&done.stdout), "ready1 0\n");
@@ -201,7 +202,7 @@ fn the_filesystem_is_told_once_that_the_mount_ended() {
     assert!(!ended.aborted && ended.synced.is_ok());
     assert_eq!((rig.fs.syncs.load(Ordering::SeqCst), rig.fs.unmounts.load(Ordering::SeqCst)), (1, 1));
     rig.session.unmount(Unmount::Polite).expect("a second time is no error");
-    assert_eq!(std::fs::read_dir(rig.root()).unwrap().count(), 0, "what is below shows again");
+    assert_eq!(std::fs::read_dir(rig.root()).unwrap().count(), 0, "the directory below shows again");
 }
 
 #[test]
@@ -294,7 +295,7 @@ fn a_mount_that_another_covers_is_not_taken_for_gone() {
     assert!(rig.session.wait_for(SOON).is_some());
 }
 
-/// The kernel reads ahead as far as asked; its own 128 KiB make large files read several times slower.
+/// The kernel reads ahead as far as configured. Its own 128 KiB make large files read several times slower.
 #[test]
 fn readahead_is_set_for_the_mount() {
     let Some(rig) = rig() else { return };
@@ -306,7 +307,7 @@ fn readahead_is_set_for_the_mount() {
     }
 }
 
-/// Programs that work in the mount while it is taken away by force get errors, and all threads end.
+/// Programs that work in the mount during a forced unmount get errors, and all threads end.
 #[test]
 fn a_forced_end_under_load_comes_back() {
     let Some(rig) = rig() else { return };
@@ -335,7 +336,7 @@ fn a_forced_end_under_load_comes_back() {
 
 const SERVE: &str = "COVEY_FUSE_TEST_SERVE";
 
-/// Not a test: the server of the next one, in a process of its own.
+/// Not a test: the server of the next test, in its own process.
 #[test]
 fn helper_serve_until_killed() {
     let Ok(at) = std::env::var(SERVE) else { return };
@@ -378,24 +379,24 @@ fn a_killed_daemon_leaves_a_mount_that_says_so_and_can_be_cleared() {
         let refused = Session::mount(Arc::new(Memory::new()), &at, options()).err().unwrap();
         assert!(matches!(refused, MountError::DeadMount(_)), "{refused}");
         assert!(refused.to_string().contains("covey umount"));
-        // As a person would clear it, while a program still holds a file: lazily.
+        // Lazily, as a user would clear it, while a program still holds a file.
         assert!(matches!(fuse::unmount(&at, Unmount::Polite), Err(UnmountError::Busy(_))));
         fuse::unmount(&at, Unmount::Lazy).unwrap();
         assert!(fuse::mount::find(&at).is_none());
     });
     drop(open);
-    // And the mountpoint is free for the next.
+    // The mountpoint is free for the next mount.
     let again = Session::mount(Arc::new(Memory::new()), dir.path(), options()).unwrap();
     std::fs::write(dir.path().join("new"), b"life").unwrap();
     again.unmount(Unmount::Polite).unwrap();
 }
 
 #[test]
-fn what_others_changed_is_seen_after_a_notification() {
+fn changes_by_others_are_seen_after_a_notification() {
     let Some(rig) = rig() else { return };
     assert!(!rig.path("planted").exists());
     let ino = rig.fs.plant(b"planted", b"first");
-    assert!(!rig.path("planted").exists(), "the kernel holds that it is not there");
+    assert!(!rig.path("planted").exists(), "the kernel caches that it is not there");
     let notifier = rig.session.notifier();
     notifier.inval_entry(base::Ino::ROOT, b"planted");
     notifier.inval_inode(base::Ino::ROOT, 0, 0);
@@ -410,8 +411,8 @@ fn what_others_changed_is_seen_after_a_notification() {
     notifier.settle();
 }
 
-/// A user other than root mounts through fusermount3: in a mount namespace of its own, where /dev/fuse is open to all
-/// as it is on most machines.
+/// A user other than root mounts through fusermount3. This needs a mount namespace in which /dev/fuse is open
+/// to all, as it is on most machines.
 #[test]
 fn others_mount_through_the_helper() {
     if let Some(lack) = lacking() {
@@ -426,7 +427,7 @@ fn others_mount_through_the_helper() {
     }
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    // The test program itself must be within that user's reach.
+    // That user must be able to reach the test program itself.
     std::fs::copy(std::env::current_exe().unwrap(), dir.path().join("server")).unwrap();
     let script = format!(
         "set -e
@@ -444,7 +445,7 @@ fn others_mount_through_the_helper() {
         $nobody fusermount3 -u mnt
         wait $!"
     );
-    // Where / is no mount of its own (chroot), or the container forbids it, there is no namespace to be had.
+    // No namespace can be made if / is not a mount (chroot), or if the container forbids it.
     let may = Command::new("unshare").args(["-m", "true"]).stderr(Stdio::null()).status();
     if !may.is_ok_and(|status| status.success()) {
         println!("no mount namespace: skipped");

@@ -1,4 +1,4 @@
-//! Mounts for measuring: one where the kernel keeps nothing, one where all readers share a channel.
+//! Mounts for measurements: in one the kernel caches nothing, in one all readers share a descriptor.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,18 +15,18 @@ fn an_uncached_mount_is_asked_for_everything() {
     let path = rig.path("file");
     std::fs::write(&path, vec![5; 100_000]).unwrap();
     let rounds = 20;
-    let came = rig.during(|| {
+    let requests = rig.during(|| {
         for _ in 0..rounds {
             let mut data = vec![0; 4096];
             File::open(&path).unwrap().read_exact(&mut data).unwrap();
             assert_eq!(data, vec![5; 4096]);
         }
     });
-    let count = |name| came.iter().find(|(kind, _)| *kind == name).map_or(0, |(_, count)| *count);
+    let count = |name| requests.iter().find(|(kind, _)| *kind == name).map_or(0, |(_, count)| *count);
     // The last RELEASE may come after the close has returned.
     let wanted = ["LOOKUP", "OPEN", "READ", "FLUSH"].map(|name| (name, count(name)));
-    assert!(wanted.iter().all(|(_, count)| *count == rounds), "{came:?}");
-    assert!(count("RELEASE") + 1 >= rounds, "{came:?}");
+    assert!(wanted.iter().all(|(_, count)| *count == rounds), "{requests:?}");
+    assert!(count("RELEASE") + 1 >= rounds, "{requests:?}");
     for _ in 0..3 {
         assert_eq!(std::fs::read_dir(rig.root()).unwrap().count(), 1);
     }
