@@ -217,7 +217,8 @@ fn flushes_are_shared_and_bounds_hold() {
     assert_eq!(files, 2 * (256 << 10), "a closed log has two segments");
 }
 
-/// The database's own room runs out while the log still takes commits: nothing is lost, reads go on, and once there is room all goes in.
+/// The database's own room runs out while the log still takes commits: nothing is lost, reads go on, and once
+/// there is room all goes in.
 #[test]
 fn the_reserve_is_lent_and_taken_back() {
     let folder = tempfile::tempdir().unwrap();

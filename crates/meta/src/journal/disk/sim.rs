@@ -1,8 +1,9 @@
 //! A disk in memory that tells what was synced from what was only written, so that a test can cut the power.
 //!
-//! A write goes to the file as the process sees it, and to a list of what is not durable yet; a sync empties the list. After a
-//! power cut each sector of 512 bytes on that list may have reached the disk or not: [`SimDisk::after_power_cut`] lets the
-//! caller choose. [`SimDisk::after_kill`] keeps everything. Both are disks of their own, so one run can be cut many times.
+//! A write goes to the file as the process sees it, and to a list of what is not durable yet; a sync empties
+//! the list. After a power cut each sector of 512 bytes on that list may have reached the disk or not:
+//! [`SimDisk::after_power_cut`] lets the caller choose. [`SimDisk::after_kill`] keeps everything. Both are
+//! disks of their own, so one run can be cut many times.
 //!
 //! Faults are switched on and off while the disk is in use.
 
@@ -87,7 +88,8 @@ impl SimDisk {
         self.copy(|data| data.seen.clone())
     }
 
-    /// What a power cut leaves: everything synced, and of the sectors written since those for which `kept` answers true.
+    /// What a power cut leaves: everything synced, and of the sectors written since those for which `kept`
+    /// answers true.
     pub fn after_power_cut(&self, mut kept: impl FnMut() -> bool) -> SimDisk {
         self.copy(|data| {
             let mut left = data.durable.clone();
