@@ -1,7 +1,8 @@
-//! What planning costs, without a store: `cargo run --release -p covey-meta --example plan_cost`.
+//! The cost of planning, without a store: `cargo run --release -p covey-meta --example plan_cost`.
 //!
-//! Each operation is planned as `Names::run` does it: with nothing shown, then with the rows it asked for, until there is a change.
-//! Rows come from a map, and the time for that is in the figures; so they are upper bounds.
+//! Each operation is planned as `Names::run` does it: with nothing shown, then with the rows it asked for,
+//! until there is a change. Rows come from a map. The figures include the time for that, so they are upper
+//! bounds.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

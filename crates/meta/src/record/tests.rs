@@ -139,7 +139,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// docs/FORMAT.md shows these bytes; what is stored on disks out there has them too.
+/// docs/FORMAT.md shows these bytes, and existing disks hold them.
 #[test]
 fn rows_have_the_bytes_that_the_format_says() {
     let inode = concat!(

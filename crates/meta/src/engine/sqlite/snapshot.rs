@@ -1,6 +1,6 @@
-//! A moment of the database: a connection of its own whose transaction stays open, beside which others go on writing.
+//! A snapshot of the database: a separate connection whose transaction stays open while others write.
 //!
-//! SQLite's log keeps what the moment needs, so it grows as long as the moment is held.
+//! SQLite's log keeps what the snapshot needs, so it grows as long as the snapshot lives.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,17 +17,18 @@ use crate::store::{Snapshot, StoreError, Value};
 pub(super) struct Moment {
     path: PathBuf,
     connection: Connection,
-    /// How many there are.
+    /// The number of live snapshots.
     count: Arc<AtomicUsize>,
 }
 
 impl Moment {
-    /// What the database holds now.
+    /// A snapshot of what the database holds now.
     pub(super) fn take(path: &Path, count: Arc<AtomicUsize>) -> Result<Moment, StoreError> {
         let door = Door { path };
         let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE_KIB);
         let connection = connection.map_err(|error| door.error(error))?;
-        // Counted first, so that nobody who looks in between waits for it. The first read is what fixes the moment.
+        // Counted first, so that a writer that checks in between does not wait for it. The first read fixes
+        // the moment.
         count.fetch_add(1, Ordering::AcqRel);
         let moment = Moment { path: path.to_owned(), connection, count };
         let fixed = moment.connection.execute_batch("begin; select segment from log where one = 1");
@@ -55,7 +56,7 @@ impl Snapshot for Moment {
 
 impl Drop for Moment {
     fn drop(&mut self) {
-        // Closing the connection, which follows, ends the transaction; there is nothing that could be lost.
+        // Closing the connection, which follows, ends the transaction anyway. Nothing can be lost.
         let _ = self.connection.execute_batch("rollback");
         self.count.fetch_sub(1, Ordering::AcqRel);
     }

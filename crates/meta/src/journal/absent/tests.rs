@@ -36,7 +36,7 @@ fn a_filter_forgets_nothing_and_seldom_errs() {
     assert!((0..100_000).all(|n| filter.may_have(name(n).as_bytes())));
     assert!(!filter.is_full());
     let wrong = (100_000..200_000).filter(|n| filter.may_have(name(*n).as_bytes())).count();
-    assert!(wrong < 8_000, "{wrong} of 100,000 absent keys are asked for all the same");
+    assert!(wrong < 8_000, "{wrong} of 100,000 absent keys are looked up needlessly");
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn names_that_were_there_before_are_found_while_and_after_the_filter_is_made() {
     drop(journal);
     let journal = open(dir.path());
     assert!(!journal.shared.absent.complete.load(Ordering::Acquire));
-    assert!(!journal.shared.absent.is_absent(&name(count)), "not known yet");
+    assert!(!journal.shared.absent.is_absent(&name(count)), "the filter is not complete yet");
     put(&journal, name(count));
     until("no filter was made", || journal.shared.absent.complete.load(Ordering::Acquire));
     journal.drain().unwrap();
@@ -84,10 +84,10 @@ fn names_that_were_there_before_are_found_while_and_after_the_filter_is_made() {
     }
     assert!(journal.get(&Key::content(&BlobId([7; 32]))).unwrap().is_some());
     let spared = (1..=1000).filter(|n| journal.shared.absent.is_absent(&name(count + n))).count();
-    assert!(spared > 800, "{spared} of 1,000 absent names are known to be");
+    assert!(spared > 800, "{spared} of 1,000 absent names are known to be absent");
 }
 
-/// Rows come and go: what was put in long ago must not make the filter useless.
+/// Rows are added and removed: keys put in long ago must not make the filter useless.
 #[test]
 fn a_filter_that_was_told_of_too_much_is_made_anew() {
     let dir = tempfile::tempdir().unwrap();
