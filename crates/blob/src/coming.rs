@@ -68,16 +68,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rider_is_told_once() {
-        let told = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&told);
-        let rider = Rider::new(Box::new(move |told| {
-            count.fetch_add(told.map_or(0, <[u8]>::len), Ordering::Relaxed);
+    fn a_shared_completion_is_called_once() {
+        let received = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&received);
+        let completion = Rider::new(Box::new(move |result| {
+            count.fetch_add(result.map_or(0, <[u8]>::len), Ordering::Relaxed);
             true
         }));
-        let other = rider.clone();
+        let other = completion.clone();
         assert!(other.tell(Ok(b"abc")));
-        assert!(!rider.tell(Ok(b"abcdef")) && !other.tell(Err(Missed::Read)));
-        assert_eq!(told.load(Ordering::Relaxed), 3);
+        assert!(!completion.tell(Ok(b"abcdef")) && !other.tell(Err(Missed::Read)));
+        assert_eq!(received.load(Ordering::Relaxed), 3);
     }
 }

@@ -20,9 +20,9 @@
 //! Files are accessible to the owner only (0600, folders 0700): a blob holds bytes of files that others may
 //! not read.
 
-mod ahead;
 mod direct;
 mod open;
+mod prefetch;
 mod spare;
 mod store;
 #[cfg(test)]
@@ -42,8 +42,8 @@ use parking_lot::Mutex;
 
 use crate::source::{BlobError, BlobSource};
 use crate::sums::{Builder, Sums};
-use ahead::Ahead;
 use open::{Fault, OpenBlob, OpenBlobs};
+use prefetch::Prefetcher;
 use spare::Spares;
 
 /// Files in `tmp/` are removed when they are this old. Younger ones may belong to another process that is
@@ -55,7 +55,7 @@ pub struct BlobFolder {
     dir: PathBuf,
     open: OpenBlobs,
     spares: Spares,
-    ahead: Ahead,
+    prefetcher: Prefetcher,
     /// One bit for each of the 256 folders: it has names that a power cut could lose.
     touched: [AtomicU64; 4],
     /// The same for `DIR` itself.
@@ -81,7 +81,7 @@ impl BlobFolder {
             dir: dir.to_owned(),
             open: OpenBlobs::new(),
             spares: Spares::default(),
-            ahead: Ahead::default(),
+            prefetcher: Prefetcher::default(),
             touched: Default::default(),
             root_touched: AtomicBool::new(false),
             unsynced: Mutex::default(),
@@ -164,7 +164,7 @@ impl BlobFolder {
     /// # Errors
     /// The system's error.
     pub fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
-        self.spares.make_way();
+        self.spares.remove_one();
         let path = self.path(id);
         ignore_missing(fs::remove_file(&path))?;
         ignore_missing(fs::remove_file(sums_path(&path)))?;
@@ -304,7 +304,7 @@ impl BlobSource for BlobFolder {
     }
 
     fn will_need(&self, id: &BlobId) {
-        self.ahead.fetch(id, || self.path(id));
+        self.prefetcher.fetch(id, || self.path(id));
     }
 }
 

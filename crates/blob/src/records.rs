@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_hard_links_a_record_is_still_made_by_one_only() {
+    fn without_hard_links_only_one_caller_creates_a_record() {
         let dir = tempfile::tempdir().unwrap();
         let (one, two, to) = (dir.path().join("one"), dir.path().join("two"), dir.path().join("to"));
         fs::write(&one, "one").unwrap();

@@ -28,7 +28,7 @@ const KEPT: usize = 16;
 /// How many are kept on this machine.
 static KEEP: AtomicUsize = AtomicUsize::new(KEPT);
 static TAKEN: AtomicBool = AtomicBool::new(false);
-static STOCK: Mutex<Vec<MmapMut>> = Mutex::new(Vec::new());
+static POOL: Mutex<Vec<MmapMut>> = Mutex::new(Vec::new());
 
 /// Limits how many buffers are kept, for a machine with little memory. The usual number is the maximum.
 pub fn keep_at_most(buffers: usize) {
@@ -134,7 +134,7 @@ impl Buffer {
 impl Drop for Memory {
     fn drop(&mut self) {
         let Memory::Pages(pages) = self else { return };
-        let mut stock = STOCK.lock();
+        let mut stock = POOL.lock();
         if stock.len() < KEEP.load(Ordering::Relaxed) {
             stock.extend(pages.take());
         }
@@ -205,7 +205,7 @@ impl PartialEq<Vec<u8>> for Buffer {
 /// Memory for a large buffer; none if the system has no more. Then the allocator reports that.
 fn pages() -> Option<MmapMut> {
     TAKEN.store(true, Ordering::Relaxed);
-    let kept = STOCK.lock().pop();
+    let kept = POOL.lock().pop();
     kept.or_else(|| {
         let pages = MmapMut::map_anon(SPAN).ok()?;
         // The space after a blob is seldom written and needs no large page. A kernel without large pages
@@ -218,7 +218,7 @@ fn pages() -> Option<MmapMut> {
 /// Frees the kept buffers if none was taken since the last call. Call it about once a second.
 pub fn tidy() {
     if !TAKEN.swap(false, Ordering::Relaxed) {
-        let all = std::mem::take(&mut *STOCK.lock());
+        let all = std::mem::take(&mut *POOL.lock());
         drop(all);
     }
 }
@@ -228,25 +228,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_dropped_is_taken_again_within_a_bound() {
+    fn dropped_buffers_are_reused_within_a_bound() {
         assert_eq!(Buffer::with_room(100).room(), 100);
         assert!(Buffer::with_room(SIZE + 1).room() > SIZE);
         let mut full: Vec<Buffer> = (0..KEPT + 5).map(|_| Buffer::with_room(3 << 20)).collect();
         full.iter_mut().for_each(|buffer| buffer.extend_from_slice(&[7]));
         assert!(full.iter().all(|buffer| buffer.as_ptr().align_offset(4096) == 0));
         drop(full);
-        assert_eq!(STOCK.lock().len(), KEPT);
+        assert_eq!(POOL.lock().len(), KEPT);
         let again = Buffer::with_room(LEAST);
         assert!(again.is_empty() && again.room() == SIZE);
         drop(again);
         tidy();
-        assert_eq!(STOCK.lock().len(), KEPT, "one was taken just now, the others stay");
+        assert_eq!(POOL.lock().len(), KEPT, "one was taken a moment ago, so the others are kept");
         tidy();
-        assert!(STOCK.lock().is_empty());
+        assert!(POOL.lock().is_empty());
     }
 
     #[test]
-    fn it_holds_what_a_vector_would() {
+    fn a_buffer_behaves_like_a_vector() {
         for len in [0, 1, 70_000, LEAST, SIZE - 3] {
             let bytes: Vec<u8> = (0..len).map(|n| ((n * 31) >> 3) as u8).collect();
             let mut buffer = Buffer::with_room(len);

@@ -39,16 +39,16 @@ impl BlobSource for Tiered {
     }
 
     fn read_as(&self, id: &BlobId, offset: u32, buf: &mut [u8], access: Access) -> Result<(), BlobError> {
-        let mut told = BlobError::Missing(*id);
+        let mut last_error = BlobError::Missing(*id);
         // One bit for each source that was local at first. It is tried once, even if that changes meanwhile.
-        let mut near = 0u64;
-        for far in [false, true] {
-            for (place, source) in self.sources.iter().enumerate() {
-                let bit = 1u64 << place;
-                if !far && source.is_near(id) {
-                    near |= bit;
+        let mut local = 0u64;
+        for remote in [false, true] {
+            for (index, source) in self.sources.iter().enumerate() {
+                let bit = 1u64 << index;
+                if !remote && source.is_near(id) {
+                    local |= bit;
                 }
-                if (near & bit != 0) == far {
+                if (local & bit != 0) == remote {
                     continue;
                 }
                 match source.read_as(id, offset, buf, access) {
@@ -59,14 +59,14 @@ impl BlobSource for Tiered {
                     }
                     Err(error) => {
                         if let BlobError::Damaged { what, .. } = &error {
-                            (self.on_damage)(place, id, what);
+                            (self.on_damage)(index, id, what);
                         }
-                        told = error;
+                        last_error = error;
                     }
                 }
             }
         }
-        Err(told)
+        Err(last_error)
     }
 
     fn is_near(&self, id: &BlobId) -> bool {
@@ -75,15 +75,15 @@ impl BlobSource for Tiered {
 
     /// The hint goes to the source that would be tried first.
     fn will_need(&self, id: &BlobId) {
-        let near = self.sources.iter().find(|source| source.is_near(id));
-        if let Some(source) = near.or(self.sources.first()) {
+        let local = self.sources.iter().find(|source| source.is_near(id));
+        if let Some(source) = local.or(self.sources.first()) {
             source.will_need(id);
         }
     }
 
     fn will_need_part(&self, id: &BlobId, offset: u32, len: u32) {
-        let near = self.sources.iter().find(|source| source.is_near(id));
-        if let Some(source) = near.or(self.sources.first()) {
+        let local = self.sources.iter().find(|source| source.is_near(id));
+        if let Some(source) = local.or(self.sources.first()) {
             source.will_need_part(id, offset, len);
         }
     }

@@ -3,7 +3,7 @@
 //! The planner is pure, so it is timed over a store in memory, including reads of rows. The journal is on a
 //! disk, and its own thread drains meanwhile, as in a mount.
 
-#![allow(missing_docs, reason = "what the macros of criterion make has no place for them")]
+#![allow(missing_docs, reason = "the items that the macros of criterion generate cannot be documented")]
 
 extern crate covey_meta as meta;
 

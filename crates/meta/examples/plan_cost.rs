@@ -16,7 +16,7 @@ use meta::{Key, Value};
 
 type Rows = BTreeMap<Key, Value>;
 
-fn settle(op: &Op<'_>, ctx: &Ctx, rows: &Rows) -> Box<meta::plan::Change> {
+fn plan_fully(op: &Op<'_>, ctx: &Ctx, rows: &Rows) -> Box<meta::plan::Change> {
     let mut view = View::new();
     loop {
         match plan(op, ctx, &view) {
@@ -38,7 +38,7 @@ fn settle(op: &Op<'_>, ctx: &Ctx, rows: &Rows) -> Box<meta::plan::Change> {
 }
 
 fn apply(rows: &mut Rows, op: &Op<'_>, ctx: &Ctx) {
-    let change = settle(op, ctx, rows);
+    let change = plan_fully(op, ctx, rows);
     rows.extend(change.commit.puts);
     for key in change.commit.dels {
         rows.remove(&key);
@@ -51,7 +51,7 @@ fn measure(what: &str, rows: &Rows, ctx: &Ctx, op: &Op<'_>) {
     for _ in 0..5 {
         let start = Instant::now();
         for _ in 0..rounds {
-            std::hint::black_box(settle(std::hint::black_box(op), ctx, rows));
+            std::hint::black_box(plan_fully(std::hint::black_box(op), ctx, rows));
         }
         best = best.min(start.elapsed().as_secs_f64() / f64::from(rounds));
     }

@@ -62,13 +62,13 @@ struct Audit<'a, 'l> {
     summary: Summary,
     rows: u64,
     /// A row could not be read, so every count lacks what it says.
-    blind: bool,
+    has_unreadable: bool,
 }
 
 impl Audit<'_, '_> {
     fn report(&mut self, finding: Finding) {
         self.summary.findings += 1;
-        self.blind |= matches!(finding, Finding::BadRow { .. });
+        self.has_unreadable |= matches!(finding, Finding::BadRow { .. });
         (self.listener.found)(finding);
     }
 
@@ -81,7 +81,7 @@ impl Audit<'_, '_> {
 
     /// Compares a counter's row with the counted value, if every counted row could be read.
     fn compare(&mut self, key: Key, expected: u64) -> Result<(), StoreError> {
-        if self.blind {
+        if self.has_unreadable {
             return Ok(());
         }
         let found = self.store.get(&key)?;
@@ -98,7 +98,7 @@ impl Audit<'_, '_> {
 /// # Errors
 /// The store failed. Damage within rows is a finding instead.
 pub fn audit(store: &dyn MetaStore, listener: &mut Listener<'_>) -> Result<Summary, StoreError> {
-    let mut audit = Audit { store, listener, summary: Summary::default(), rows: 0, blind: false };
+    let mut audit = Audit { store, listener, summary: Summary::default(), rows: 0, has_unreadable: false };
     let mut tallies = packs::Tallies::default();
     inodes::check(&mut audit, &mut tallies)?;
     packs::check(&mut audit, &tallies)?;

@@ -143,7 +143,7 @@ impl World {
         let mut puts = rows;
         puts.push((key("count"), value(n.to_be_bytes())));
         puts.push((key(format!("some {}", n % 5)), value(n.to_be_bytes())));
-        puts.extend(fresh.iter().map(|data| (key(format!("uses {}", n % 9)), told(data))));
+        puts.extend(fresh.iter().map(|data| (key(format!("uses {}", n % 9)), encode_fresh(data))));
         let dels = if n.is_multiple_of(4) { vec![key(format!("uses {}", (n + 3) % 9))] } else { vec![] };
         self.commit(Commit { puts, dels, fresh, ..Commit::default() });
     }
@@ -172,8 +172,8 @@ impl World {
         let count = count.map_or(0, |n| u64::from_be_bytes((*n).try_into().unwrap())) as usize;
         let expected: Vec<_> = self.states[count].clone().into_iter().collect();
         assert_eq!(rows, expected, "the rows are not those after {count} commits");
-        for (row, told) in rows.iter().filter(|(row, _)| row.as_bytes().starts_with(b"uses")) {
-            let data = heard(told);
+        for (row, row_value) in rows.iter().filter(|(row, _)| row.as_bytes().starts_with(b"uses")) {
+            let data = decode_fresh(row_value);
             let sealed = self.journal().get(&Key::pack(data.pack)).unwrap() != Some(PackRow::Open.encode());
             assert!(sealed || self.packs.holds(&data), "{row:?} mentions bytes that are not there: {data:?}");
             // Recovered rows are in SQLite, so their bytes must not depend on the log any more.
@@ -205,14 +205,14 @@ impl SimPacks {
     }
 }
 
-fn told(data: &FreshData) -> Value {
+fn encode_fresh(data: &FreshData) -> Value {
     let words = [data.offset, data.len, data.crc].map(u32::to_be_bytes).concat();
     value([&data.pack.0.to_be_bytes()[..], &words].concat())
 }
 
-fn heard(told: &[u8]) -> FreshData {
-    let word = |at: usize| u32::from_be_bytes(told[at..at + 4].try_into().unwrap());
-    let pack = PackNo(u64::from_be_bytes(told[..8].try_into().unwrap()));
+fn decode_fresh(row_value: &[u8]) -> FreshData {
+    let word = |at: usize| u32::from_be_bytes(row_value[at..at + 4].try_into().unwrap());
+    let pack = PackNo(u64::from_be_bytes(row_value[..8].try_into().unwrap()));
     FreshData { pack, offset: word(8), len: word(12), crc: word(16) }
 }
 
@@ -442,7 +442,7 @@ fn sealing_brings_logged_bytes_into_the_pack() {
     world.write(100);
     world.flush();
     let row = PackRow::Sealed { blob: BlobId([1; 32]), size: 1 };
-    let data = heard(&world.journal().get(&key("uses 2")).unwrap().unwrap());
+    let data = decode_fresh(&world.journal().get(&key("uses 2")).unwrap().unwrap());
     world.step(vec![(Key::pack(PackNo(1)), row.encode())], vec![]);
     world.flush();
     assert!(world.packs.holds_durably(&data));
@@ -503,7 +503,7 @@ fn a_drain_takes_only_what_it_rotated() {
 /// A commit made while a flush syncs packs is not covered by that flush's mark. If its bytes are lost, it is
 /// cut.
 #[test]
-fn a_flush_speaks_for_what_came_before_it() {
+fn a_flush_covers_only_earlier_commits() {
     let mut world = World::new();
     world.write(5000);
     world.packs.create(PackNo(9)).unwrap();
@@ -570,7 +570,7 @@ fn a_refused_write_leaves_nothing() {
 /// No room for more log: small commits continue, because drains free segments. A commit that needs its own
 /// file is refused and leaves nothing. Once there is room again it succeeds.
 #[test]
-fn a_full_disk_refuses_and_goes_on() {
+fn a_full_disk_refuses_and_the_journal_continues() {
     let mut world = World::new();
     world.disk.faults().room.store(0, Ordering::SeqCst);
     for n in 0..200 {

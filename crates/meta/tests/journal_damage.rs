@@ -94,7 +94,7 @@ impl Synced {
 
     /// Opens a damaged log. If it is refused, nothing may have changed, and salvage has to account for every
     /// operation. If it opens, all operations must be there.
-    fn is_never_lost_in_silence(&self, files: &Files, packs: &SimPacks, what: &str) -> Option<Damage> {
+    fn check_not_lost_silently(&self, files: &Files, packs: &SimPacks, what: &str) -> Option<Damage> {
         let opened = self.open(files, packs, None);
         match opened.outcome {
             Ok((journal, recovered)) => {
@@ -117,8 +117,8 @@ impl Synced {
         let damage = recovered.damage.expect(what);
         let there = rows(&journal);
         assert_eq!(there, damage.sound, "{what}: {damage:?}");
-        let told = there + damage.readable + damage.unreadable;
-        assert!(told >= self.count, "{what}: {there} of {} are there, {damage:?}", self.count);
+        let accounted = there + damage.readable + damage.unreadable;
+        assert!(accounted >= self.count, "{what}: {there} of {} are there, {damage:?}", self.count);
         for (name, bytes) in files {
             assert_eq!(&std::fs::read(to.join(name)).unwrap(), bytes, "{what}: the copy of {name}");
         }
@@ -165,7 +165,7 @@ fn regression_a_flipped_bit_early_in_a_synced_log_is_damage() {
     let opened = world.open(&files, &world.packs, None);
     let Err(StoreError::DamagedLog(why)) = opened.outcome else { panic!("it was opened") };
     assert!(why.contains("is damaged or missing") && why.contains("synced up to"), "{why}");
-    let damage = world.is_never_lost_in_silence(&files, &world.packs, "early").unwrap();
+    let damage = world.check_not_lost_silently(&files, &world.packs, "early").unwrap();
     assert!(damage.sound > 0 && damage.readable > 150 && damage.unreadable == 1, "{damage:?}");
     let lost: BTreeSet<_> = damage.rows.iter().map(|row| row.key.clone()).collect();
     assert!(lost.contains(&support::key("row 0200")) && lost.contains(&support::key("count")));
@@ -185,7 +185,7 @@ fn regression_no_flipped_bit_loses_what_was_synced_in_silence() {
             let mut files = world.files.clone();
             files.get_mut(name).unwrap()[at] ^= 1 << dice.below(8);
             let what = format!("{name} at {at}");
-            refused += u64::from(world.is_never_lost_in_silence(&files, &world.packs, &what).is_some());
+            refused += u64::from(world.check_not_lost_silently(&files, &world.packs, &what).is_some());
             // The headers of segments and the first record byte by byte, then in steps.
             at += match at {
                 0..60 => 1,
@@ -218,17 +218,17 @@ fn regression_a_lost_block_or_segment_is_damage() {
             bytes[from..to].iter_mut().for_each(|byte| *byte = dice.roll() as u8);
             let what = format!("{name}, bytes {from} to {to}");
             if !is_last {
-                let damage = world.is_never_lost_in_silence(&files, &world.packs, &what);
+                let damage = world.check_not_lost_silently(&files, &world.packs, &what);
                 // A header holds nothing that its records do not.
                 assert_eq!(damage.is_some(), to > 4096, "{what}");
             } else if from == 0 && to == 4096 {
-                assert!(world.is_never_lost_in_silence(&files, &world.packs, &what).is_none());
+                assert!(world.check_not_lost_silently(&files, &world.packs, &what).is_none());
             }
         }
         let mut files = world.files.clone();
         files.remove(name);
         if !is_last {
-            assert!(world.is_never_lost_in_silence(&files, &world.packs, name).is_some(), "{name} is gone");
+            assert!(world.check_not_lost_silently(&files, &world.packs, name).is_some(), "{name} is gone");
         }
     }
 }
@@ -239,12 +239,12 @@ fn regression_synced_data_that_rotted_is_damage() {
     let world = synced(30, 10, false);
     let rotted = world.packs.after_kill();
     rotted.write(PackNo(1), 5, &[0xFF]).unwrap();
-    let healed = world.is_never_lost_in_silence(&world.files, &rotted, "the log has these bytes, too");
+    let healed = world.check_not_lost_silently(&world.files, &rotted, "the log has these bytes, too");
     let large = {
         let world = synced(60, 10, false);
         let rotted = world.packs.after_kill();
         rotted.write(PackNo(1), 5, &[0xFF]).unwrap();
-        world.is_never_lost_in_silence(&world.files, &rotted, "only the pack has them").unwrap()
+        world.check_not_lost_silently(&world.files, &rotted, "only the pack has them").unwrap()
     };
     assert_eq!(healed, None);
     assert!(large.broken.is_none() && large.ranges.len() == 1 && large.readable == 0, "{large:?}");

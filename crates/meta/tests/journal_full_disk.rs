@@ -77,9 +77,9 @@ fn remove_all(journal: &Journal, rows: u32) {
     }
     // The filesystem frees deleted space when it commits the deletion: a busy one may report "full" a few
     // more times.
-    let settled = || journal.flush().and_then(|_| journal.drain());
+    let drained = || journal.flush().and_then(|_| journal.drain());
     let tries = (0..100)
-        .take_while(|_| settled().is_err())
+        .take_while(|_| drained().is_err())
         .inspect(|_| std::thread::sleep(Duration::from_millis(50)))
         .count();
     assert!(tries < 100, "after removing all: {:?}", journal.stats());

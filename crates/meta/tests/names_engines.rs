@@ -142,7 +142,7 @@ fn play(store: Arc<dyn MetaStore>, seed: u64) -> (Vec<(Key, Value)>, Vec<Option<
 }
 
 #[test]
-fn every_store_comes_to_the_same() {
+fn all_stores_end_with_the_same_rows() {
     let tiny = Options {
         commit_every: Duration::from_millis(3),
         overlay_rows: 64,

@@ -56,7 +56,7 @@ fn conflict(result: Result<(), CommitError>) -> (Failed, bool) {
 }
 
 #[test]
-fn rows_come_back_and_go() {
+fn rows_can_be_written_and_removed() {
     each_store(|name, store| {
         assert_eq!(store.get(&key("a")).unwrap(), None, "{name}");
         store.commit(put("a", "1")).unwrap();
@@ -109,12 +109,12 @@ fn a_snapshot_is_one_moment_while_commits_go_on() {
                 let before = done.load(Ordering::SeqCst);
                 let snapshot = store.snapshot().unwrap();
                 let (rows, last) = seen(&*snapshot);
-                assert!(rows >= before, "{name}: what was done before is in it");
+                assert!(rows >= before, "{name}: earlier commits are in it");
                 assert_eq!(last.map_or(0, |last| last + 1), rows, "{name}: of one moment");
                 kept.push((snapshot, rows));
             }
             for (snapshot, rows) in kept {
-                assert_eq!(seen(&*snapshot).0, rows, "{name}: it stays as it was");
+                assert_eq!(seen(&*snapshot).0, rows, "{name}: it does not change");
             }
             stop.store(true, Ordering::SeqCst);
         });

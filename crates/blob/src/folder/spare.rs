@@ -48,7 +48,7 @@ impl Spares {
     }
 
     /// Removes one, to make room for a file that is written elsewhere.
-    pub(super) fn make_way(&self) {
+    pub(super) fn remove_one(&self) {
         if let Some(spare) = self.take() {
             remove(&spare);
         }

@@ -37,7 +37,7 @@ impl BlobFolder {
         match fs::hard_link(file, &path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                self.settle(id, sums, file, &path)?
+                self.keep_or_replace(id, sums, file, &path)?
             }
             Err(error) if cannot_link(&error) => {
                 if !self.has_sound_copy(id, sums, &path)? {
@@ -201,7 +201,7 @@ impl BlobFolder {
     }
 
     /// Handles an existing file of the blob's name: keeps it if it is sound, else puts `file` in its place.
-    fn settle(&self, id: &BlobId, sums: &Sums, file: &Path, path: &Path) -> Result<(), BlobError> {
+    fn keep_or_replace(&self, id: &BlobId, sums: &Sums, file: &Path, path: &Path) -> Result<(), BlobError> {
         let (new, old) = (fs::metadata(file)?, fs::metadata(path)?);
         if (new.dev(), new.ino()) == (old.dev(), old.ino()) {
             return Ok(());
@@ -232,7 +232,7 @@ impl BlobFolder {
 
     /// Writes a file under a temporary name and moves it to `path`.
     fn place(&self, path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> Result<(), BlobError> {
-        self.spares.make_way();
+        self.spares.remove_one();
         let temporary = self.temporary()?;
         let written = create_new(&temporary).and_then(|file| write(&file));
         if let Err(error) = written {

@@ -51,7 +51,7 @@ fn is_damaged<T: std::fmt::Debug>(result: Result<T, BlobError>) -> bool {
 }
 
 #[test]
-fn a_hard_link_brings_a_blob_in_and_it_outlives_its_first_name() {
+fn an_adopted_blob_outlives_its_first_name() {
     let home = Home::new();
     let bytes = noise(300_000, 1);
     let sums = Sums::of(&bytes);
@@ -207,7 +207,7 @@ fn a_copy_that_is_only_kept_is_read_and_checked_and_not_synced() {
 }
 
 #[test]
-fn what_is_not_there_is_missing() {
+fn an_absent_blob_is_missing() {
     let home = Home::new();
     let id = Sums::of(b"nobody").id();
     let mut buf = [0; 4];

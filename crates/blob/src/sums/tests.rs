@@ -76,7 +76,7 @@ fn every_group_and_segment_can_be_checked_alone_and_together() {
 }
 
 #[test]
-fn what_is_not_whole_parts_is_no_match() {
+fn ranges_that_are_not_whole_parts_are_refused() {
     let bytes = noise(100_000, 4);
     let sums = Sums::of(&bytes);
     let segment = SEGMENT as usize;

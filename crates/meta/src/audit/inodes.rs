@@ -38,7 +38,7 @@ enum State {
     /// Its names are to be checked one by one.
     Suspect,
     /// A directory on the path that is being walked.
-    OnTheWay,
+    OnPath,
     /// A directory from which the root was reached.
     Reached,
 }
@@ -391,7 +391,7 @@ fn find_names(audit: &mut Audit<'_, '_>, names: &Names) -> Result<(), StoreError
                     audit.report(Finding::SecondName { parent, name, ino, row });
                 }
             }
-            State::Seen | State::OnTheWay | State::Reached => {}
+            State::Seen | State::OnPath | State::Reached => {}
         }
     }
     Ok(())
@@ -409,13 +409,13 @@ fn find_loops(audit: &mut Audit<'_, '_>, names: &mut Names) -> Result<(), StoreE
         while let Some(named) = names.get_mut(&at) {
             match named.state {
                 State::Reached => break,
-                State::OnTheWay => {
+                State::OnPath => {
                     report_loop(audit, at, named.parent)?;
                     break;
                 }
                 State::Missing | State::Seen | State::Suspect => {}
             }
-            named.state = State::OnTheWay;
+            named.state = State::OnPath;
             way.push(at);
             at = named.parent;
         }

@@ -353,7 +353,7 @@ fn rows_that_make_no_sense() {
 }
 
 #[test]
-fn contents_that_are_not_where_they_are_said_to_be() {
+fn contents_that_are_not_where_their_rows_say() {
     let world = world();
     let hash = BlobId([9; 32]);
     let row = ContentRow { pack: PackNo(40), offset: 0, len: 5 };
@@ -380,7 +380,7 @@ fn a_repair_does_not_overwrite_what_changed_meanwhile() {
 }
 
 #[test]
-fn an_audit_tells_how_far_it_is() {
+fn an_audit_reports_progress() {
     let world = world();
     let mut seen = Vec::new();
     let mut progress = |rows| seen.push(rows);
@@ -392,7 +392,7 @@ fn an_audit_tells_how_far_it_is() {
 /// A prepared volume had names that lead out of a directory. Export created files outside its target through
 /// them, and fsck called the volume sound.
 #[test]
-fn regression_what_cannot_be_a_name_is_found_and_mended_and_never_listed() {
+fn regression_an_impossible_name_is_found_repaired_and_never_listed() {
     let long = [b'n'; 256];
     let names: [&[u8]; 7] = [b"", b".", b"..", b"/etc/x", b"../x", b"a\0b", &long];
     for name in names {

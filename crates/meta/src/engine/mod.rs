@@ -56,8 +56,9 @@ pub(crate) fn resolve(
     for (key, delta) in commit.adds {
         let row = read(&key)?;
         let sum = counter(&key, decode_i64(row.as_deref()))?.checked_add(delta);
-        let sum = sum
-            .ok_or_else(|| StoreError::Damaged(format!("the counter {key:?} ran over; run `covey fsck`")))?;
+        let sum = sum.ok_or_else(|| {
+            StoreError::Damaged(format!("the counter {key:?} overflowed; run `covey fsck`"))
+        })?;
         sums.push((key, (sum != 0).then(|| encode_i64(sum))));
     }
     for (key, least) in commit.maxs {

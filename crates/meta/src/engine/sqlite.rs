@@ -36,7 +36,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use super::resolve;
 use crate::key::{Key, KeyRange};
 use crate::store::{Commit, CommitError, MetaStore, Rows, Snapshot, StoreError, Value};
-use errors::Door;
+use errors::DatabaseFile;
 
 /// The file header's mark of a Covey database: "Covy".
 const APPLICATION_ID: i32 = 0x436F_7679;
@@ -94,17 +94,17 @@ impl Sqlite {
     /// `Damaged` for a file that is not a database of this program, or is truncated. `Unavailable` for one of
     /// a newer format, and when the system refuses. The message says what to do next.
     pub fn open(path: &Path) -> Result<Sqlite, StoreError> {
-        let door = Door { path };
+        let file = DatabaseFile { path };
         let writer = connect(
             path,
             OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE,
             WRITER_CACHE_KIB,
         );
-        let mut writer = writer.map_err(|error| door.error(error))?;
-        let log_id = door.prepare(&mut writer)?;
+        let mut writer = writer.map_err(|error| file.error(error))?;
+        let log_id = file.prepare(&mut writer)?;
         let readers = (0..READERS).map(|_| {
             let reader = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE_KIB);
-            reader.map(Mutex::new).map_err(|error| door.error(error))
+            reader.map(Mutex::new).map_err(|error| file.error(error))
         });
         let readers = readers.collect::<Result<Vec<_>, _>>()?;
         Ok(Sqlite {
@@ -136,8 +136,8 @@ impl Sqlite {
             let (segment, seq) = (position.segment as i64, position.seq as i64);
             tx.prepare_cached(POSITION)?.execute(params![segment, seq]).map(drop)
         })?;
-        drop(self.quiet()?);
-        self.settle(&writer)
+        drop(self.idle_readers()?);
+        self.limit_wal(&writer)
     }
 
     /// The log position of the rows.
@@ -162,7 +162,7 @@ impl Sqlite {
     /// See [`StoreError`]. If readers prevent it, that is not an error.
     pub fn checkpoint(&self) -> Result<(), StoreError> {
         let writer = self.writer.lock();
-        let _quiet = self.quiet()?;
+        let _idle = self.idle_readers()?;
         truncate_wal(&writer).map_err(|error| self.error(error))
     }
 
@@ -237,7 +237,7 @@ impl Sqlite {
     }
 
     fn error(&self, error: rusqlite::Error) -> StoreError {
-        Door { path: &self.path }.error(error)
+        DatabaseFile { path: &self.path }.error(error)
     }
 
     /// A free connection; if all are in use, the next one in turn. It is inside a transaction: what it reads
@@ -265,7 +265,7 @@ impl Sqlite {
     }
 
     /// Locks all readers and ends their transactions, so that later reads see the present rows.
-    fn quiet(&self) -> Result<Vec<MutexGuard<'_, Connection>>, StoreError> {
+    fn idle_readers(&self) -> Result<Vec<MutexGuard<'_, Connection>>, StoreError> {
         let readers: Vec<_> = self.readers.iter().map(|reader| reader.lock()).collect();
         for reader in readers.iter().filter(|reader| !reader.is_autocommit()) {
             reader.execute_batch("commit").map_err(|error| self.error(error))?;
@@ -289,7 +289,7 @@ impl Sqlite {
     }
 
     /// Keeps SQLite's log short.
-    fn settle(&self, writer: &Connection) -> Result<(), StoreError> {
+    fn limit_wal(&self, writer: &Connection) -> Result<(), StoreError> {
         let waiting = |mode: &str| {
             let count = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(1)?, row.get::<_, i64>(2)?));
             writer
@@ -306,7 +306,7 @@ impl Sqlite {
         // With a snapshot open it would wait in vain, and block all readers meanwhile.
         let may_begin_anew = self.snapshots.load(Ordering::Acquire) == 0;
         if may_begin_anew && wal_path(&self.path).metadata().is_ok_and(|meta| meta.len() > WAL_MAX) {
-            let _quiet = self.quiet()?;
+            let _idle = self.idle_readers()?;
             truncate_wal(writer).map_err(|error| self.error(error))?;
         }
         Ok(())
@@ -414,7 +414,7 @@ impl MetaStore for Sqlite {
         let done = write(&tx, rows.iter().map(|(key, value)| (key, value)));
         done.and_then(|()| tx.commit()).map_err(|error| self.error(error))?;
         // The commit is done. If this step fails, the next commit meets the same error.
-        let _ = self.settle(&writer);
+        let _ = self.limit_wal(&writer);
         Ok(())
     }
 
@@ -423,6 +423,6 @@ impl MetaStore for Sqlite {
     }
 
     fn snapshot(&self) -> Result<Box<dyn Snapshot>, StoreError> {
-        Ok(Box::new(snapshot::Moment::take(&self.path, self.snapshots.clone())?))
+        Ok(Box::new(snapshot::SqliteSnapshot::take(&self.path, self.snapshots.clone())?))
     }
 }

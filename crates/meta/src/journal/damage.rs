@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use super::disk::LogDisk;
 use super::format::{self, Kind, Mark};
 use super::io_error;
-use super::left::Walked;
+use super::leftover::Walked;
 use crate::key::Key;
 use crate::store::{FreshData, StoreError, Value};
 

@@ -35,7 +35,7 @@
 //!
 //! Lock order: drain, flush leadership, log, overlay, clean rows. The log's lock serialises commits.
 //!
-//! - [`format`], [`log`], [`left`], [`disk`]: the log's bytes, its segments, the segments found at open, the
+//! - [`format`], [`log`], [`leftover`], [`disk`]: the log's bytes, its segments, the segments found at open, the
 //!   disk below (also a simulated one that loses power).
 //! - [`absent`], [`overlay`], [`rows`]: what is known without asking SQLite.
 //! - [`commit`](self::commit), [`flush`](self::flush), [`drain`](self::drain), [`recover`](self::recover):
@@ -49,7 +49,7 @@ mod drain;
 mod flush;
 pub mod format;
 mod gate;
-mod left;
+mod leftover;
 mod log;
 mod overlay;
 mod recover;

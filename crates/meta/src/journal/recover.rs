@@ -23,7 +23,7 @@ use blob::PackStore;
 use super::damage::{Damage, Evidence, keep_copy};
 use super::disk::LogDisk;
 use super::format::{self, Kind, Place};
-use super::left::{Left, Walked};
+use super::leftover::{Leftover, Walked};
 use super::log::{Log, Sizes};
 use super::overlay::RowMap;
 use super::{Options, drain, pack_error};
@@ -75,10 +75,10 @@ pub(super) fn recover(
     options: &Options,
 ) -> Result<(Log, u64, Recovered), StoreError> {
     let applied = sqlite.applied()?;
-    let mut left = Left::find(&**disk, sqlite.log_id(), applied.segment)?;
-    let (mut survey, walked) = survey(&left, applied.seq)?;
+    let mut leftover = Leftover::find(&**disk, sqlite.log_id(), applied.segment)?;
+    let (mut survey, walked) = survey(&leftover, applied.seq)?;
     let mut evidence = std::mem::take(&mut survey.evidence);
-    left.scan(applied.seq, &walked, |seq, kind, payload| evidence.behind(seq, kind, payload))?;
+    leftover.scan(applied.seq, &walked, |seq, kind, payload| evidence.behind(seq, kind, payload))?;
     let (given_up, trusted) = (evidence.operations(), evidence.data);
     let mut damage = evidence.judge(&walked, survey.commits);
     if damage.is_some() {
@@ -87,7 +87,7 @@ pub(super) fn recover(
     }
     let open: BTreeSet<PackNo> =
         packs.open_packs().map_err(pack_error)?.into_iter().map(|(pack, _)| pack).collect();
-    let ranges = unproven(&left, applied.seq, &survey, packs, &open)?;
+    let ranges = unproven(&leftover, applied.seq, &survey, packs, &open)?;
     if !ranges.is_empty() {
         damage.get_or_insert_with(|| Damage { sound: survey.commits, ..Damage::default() }).ranges = ranges;
     }
@@ -101,26 +101,27 @@ pub(super) fn recover(
     let mut recovery =
         Recovery { sqlite, disk: &**disk, packs, survey, applied, open, to_sync, rows, bytes: 0, done };
     if !recovery.survey.data.is_empty() {
-        recovery.restore(&left)?;
+        recovery.restore(&leftover)?;
     }
-    let why = recovery.replay(&left)?;
+    let why = recovery.replay(&leftover)?;
     recovery.done.cut = recovery.survey.commits - recovery.done.replayed;
     if recovery.done.damage.is_none() {
         recovery.done.cut += given_up;
         recovery.done.reason = why.or(walked.why);
     }
-    let segment = left.next_segment();
+    let segment = leftover.next_segment();
     let seq = recovery.applied.seq;
     recovery.write(Position { segment, seq })?;
     let key = format::log_key(format::VERSION, &sqlite.log_id());
     let sizes = Sizes { segment: options.segment_bytes, max: options.log_bytes };
-    let log = Log::new(disk.clone(), sqlite.log_id(), sizes, Place { segment, seq, key }, left.into_slots());
+    let log =
+        Log::new(disk.clone(), sqlite.log_id(), sizes, Place { segment, seq, key }, leftover.into_slots());
     Ok((log, segment, recovery.done))
 }
 
-fn survey(left: &Left, applied: u64) -> Result<(Survey, Walked), StoreError> {
+fn survey(leftover: &Leftover, applied: u64) -> Result<(Survey, Walked), StoreError> {
     let mut survey = Survey::default();
-    let walked = left.walk(applied, |seq, kind, payload| {
+    let walked = leftover.walk(applied, |seq, kind, payload| {
         match kind {
             Kind::Data => {
                 survey.data.extend(
@@ -149,14 +150,14 @@ fn survey(left: &Left, applied: u64) -> Result<(Survey, Walked), StoreError> {
 /// Data that a mark calls durable, and that is neither in its open pack nor in the log. A pack that is no
 /// longer open was verified when it was sealed.
 fn unproven(
-    left: &Left,
+    leftover: &Leftover,
     applied: u64,
     survey: &Survey,
     packs: &dyn PackStore,
     open: &BTreeSet<PackNo>,
 ) -> Result<Vec<FreshData>, StoreError> {
     let mut ranges = Vec::new();
-    left.walk(applied, |seq, kind, payload| {
+    leftover.walk(applied, |seq, kind, payload| {
         if seq > survey.marked {
             return Ok(false);
         }
@@ -193,8 +194,8 @@ struct Recovery<'a> {
 }
 
 impl Recovery<'_> {
-    fn restore(&mut self, left: &Left) -> Result<(), StoreError> {
-        left.walk(self.applied.seq, |_, kind, payload| {
+    fn restore(&mut self, leftover: &Leftover) -> Result<(), StoreError> {
+        leftover.walk(self.applied.seq, |_, kind, payload| {
             if let (Kind::Data, Some((pack, offset, bytes))) = (kind, format::get_data(payload)) {
                 self.restore_one(pack, offset, bytes)?;
             }
@@ -234,9 +235,9 @@ impl Recovery<'_> {
     }
 
     /// Replays the commits. Returns why it stopped before the log's end, if it did.
-    fn replay(&mut self, left: &Left) -> Result<Option<String>, StoreError> {
+    fn replay(&mut self, leftover: &Leftover) -> Result<Option<String>, StoreError> {
         let mut why = None;
-        left.walk(self.applied.seq, |seq, kind, payload| {
+        leftover.walk(self.applied.seq, |seq, kind, payload| {
             if kind == Kind::Commit {
                 why = self.replay_one(seq, payload)?;
             }
@@ -256,7 +257,7 @@ impl Recovery<'_> {
             for data in &fresh {
                 if !is_proven(self.packs, data)? {
                     return Ok(Some(format!(
-                        "{} bytes that record {seq} speaks of are not in {:?}",
+                        "{} bytes that record {seq} mentions are not in {:?}",
                         data.len, data.pack
                     )));
                 }

@@ -20,7 +20,7 @@ fn arbitrary_fresh() -> impl Strategy<Value = Vec<FreshData>> {
 
 proptest! {
     #[test]
-    fn commits_survive_being_written_down(rows in arbitrary_rows(), fresh in arbitrary_fresh(), seq: u64, segment: u64) {
+    fn commits_survive_encoding(rows in arbitrary_rows(), fresh in arbitrary_fresh(), seq: u64, segment: u64) {
         let mut buf = Vec::new();
         format::begin(&mut buf);
         format::put_commit(&mut buf, &rows, &fresh);
@@ -50,7 +50,7 @@ proptest! {
     }
 
     #[test]
-    fn a_turned_bit_is_noticed(rows in arbitrary_rows(), at: prop::sample::Index, bit in 0..8u8) {
+    fn a_flipped_bit_is_detected(rows in arbitrary_rows(), at: prop::sample::Index, bit in 0..8u8) {
         let mut buf = Vec::new();
         format::begin(&mut buf);
         format::put_commit(&mut buf, &rows, &[]);
@@ -69,7 +69,7 @@ fn zeros_are_the_end_of_the_log() {
 }
 
 #[test]
-fn headers_survive_being_written_down() {
+fn headers_survive_encoding() {
     let header = SegmentHeader {
         version: format::VERSION,
         log_id: [9; 16],
@@ -220,7 +220,7 @@ fn flushes_are_shared_and_bounds_hold() {
 /// The database's space runs out while the log still takes commits. Nothing is lost, reads continue, and once
 /// there is room everything is drained.
 #[test]
-fn the_reserve_is_lent_and_taken_back() {
+fn the_reserve_is_released_and_taken_back() {
     let folder = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open(folder.path(), Arc::new(NoPacks), small()).unwrap();
     let reserve = folder.path().join("reserve");
@@ -244,7 +244,7 @@ fn the_reserve_is_lent_and_taken_back() {
 
 /// A drain waits for readers that were inside before it, and for no others. Nothing waits for the drain.
 #[test]
-fn the_gate_lets_in_and_waits_for_those_before() {
+fn the_gate_waits_for_earlier_readers_only() {
     let folder = tempfile::tempdir().unwrap();
     let (journal, _) =
         Journal::open(folder.path(), Arc::new(NoPacks), Options { background: false, ..small() }).unwrap();

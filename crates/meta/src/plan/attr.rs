@@ -55,14 +55,14 @@ pub(super) fn set(view: &View, ctx: &Ctx, ino: Ino, set: &SetAttrs) -> Result<Ch
     if let Some(ctime) = set.ctime {
         // A directory's change time cannot be set to before the last change of its entries, which counts for
         // both times.
-        record.ctime = if record.is_dir() { ctime.max(settled_ctime(view, &node)?) } else { ctime };
+        record.ctime = if record.is_dir() { ctime.max(current_ctime(view, &node)?) } else { ctime };
     }
     draft.update(&node, record);
     Ok(draft.finish())
 }
 
 /// When a node was last changed, including a directory's entries.
-fn settled_ctime(view: &View, node: &Node) -> Result<Timestamp, Stop> {
+fn current_ctime(view: &View, node: &Node) -> Result<Timestamp, Stop> {
     if !needs_entries_changed(node) {
         return Ok(node.record.ctime);
     }

@@ -42,7 +42,7 @@ pub(super) fn clone(view: &View, ctx: &Ctx, from: Ino, ino: Ino) -> Result<Chang
     ask.done()?;
 
     let mut draft = Draft::new();
-    let settled = draft.touched(view, ctx, &source)?;
+    let touched = draft.touched(view, ctx, &source)?;
     let mut record = InodeRecord {
         nlink: 0,
         parent: Ino(0),
@@ -50,7 +50,7 @@ pub(super) fn clone(view: &View, ctx: &Ctx, from: Ino, ino: Ino) -> Result<Chang
         ctime: ctx.now,
         btime: ctx.now,
         change: 0,
-        ..settled
+        ..touched
     };
     draft.check_seen(source.key.clone(), Some(&source.seen));
     if is_inline {
@@ -69,7 +69,7 @@ pub(super) fn clone(view: &View, ctx: &Ctx, from: Ino, ino: Ino) -> Result<Chang
         let mut ledger = Ledger::default();
         copy_pages(&mut draft, &mut ledger, rows, ino, record.size)?;
         record.stored = ledger.stored.unsigned_abs();
-        ledger.settle(&mut draft);
+        ledger.write_counters(&mut draft);
     }
     draft.put(Key::orphan(ino), nothing());
     draft.create(ino, record);

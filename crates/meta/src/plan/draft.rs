@@ -100,9 +100,9 @@ impl Draft {
         if needs_entries_changed(node) {
             let (row, changed) = view.entries_changed(node.ino)?;
             self.check_seen(Key::dir_changed(node.ino), row);
-            let settled = node.record.with_entries_changed(changed);
-            record.mtime = settled.mtime;
-            record.ctime = ctx.now.max(settled.ctime);
+            let current = node.record.with_entries_changed(changed);
+            record.mtime = current.mtime;
+            record.ctime = ctx.now.max(current.ctime);
         }
         Ok(record)
     }

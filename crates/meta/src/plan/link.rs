@@ -212,7 +212,7 @@ fn reap_pages(draft: &mut Draft, view: &View, node: &Node, pages: &KeyRange) -> 
         draft.change.more = true;
     } else {
         // The rest of its bytes is subtracted from the total with the inode.
-        ledger.settle(draft);
+        ledger.write_counters(draft);
     }
     Ok(more)
 }

@@ -147,7 +147,7 @@ pub(super) fn follow(view: &View, ino: Ino, number: u32, moves: &[Move]) -> Resu
         draft.change.done += u64::from(moved.len);
     }
     page.finish(&mut draft);
-    ledger.settle(&mut draft);
+    ledger.write_counters(&mut draft);
     Ok(draft.finish())
 }
 

@@ -57,7 +57,7 @@ impl Ledger {
     }
 
     /// Writes the packs' counters. The caller updates the file's own record and the volume's total.
-    pub fn settle(self, draft: &mut Draft) {
+    pub fn write_counters(self, draft: &mut Draft) {
         for (pack, balance) in self.packs {
             draft.add_once(Key::pack_live(pack), balance.live);
             if balance.lost {

@@ -32,7 +32,7 @@ pub(super) fn has_pages(record: &InodeRecord) -> bool {
 pub(super) fn charge(draft: &mut Draft, ledger: Ledger, record: &mut InodeRecord) {
     record.stored = record.stored.saturating_add_signed(ledger.stored);
     draft.total_bytes(ledger.stored);
-    ledger.settle(draft);
+    ledger.write_counters(draft);
 }
 
 /// Sets the file's size. True if this is only an intermediate step, and the operation must be planned again.

@@ -140,8 +140,8 @@ pub struct Keeper {
 type Clock = Arc<dyn Fn() -> BootTime + Send + Sync>;
 
 impl Keeper {
-    /// For an origin that no other code of this process stores to. `near`: a check is almost free, so each
-    /// deletion makes one.
+    /// `origin` is the bare origin; other code stores through [`super::Guarded`]. `near`: a check is almost
+    /// free, so each deletion makes one.
     pub fn new(origin: Arc<dyn Origin>, remember: Box<dyn Remember>, who: Who, near: bool) -> Keeper {
         Keeper::by_clock(origin, remember, who, near, Arc::new(boot))
     }

@@ -12,11 +12,11 @@ use super::{APPLICATION_ID, FORMAT, WAL_KEPT, truncate_wal};
 use crate::store::StoreError;
 
 /// A database file that is being opened.
-pub(super) struct Door<'a> {
+pub(super) struct DatabaseFile<'a> {
     pub(super) path: &'a Path,
 }
 
-impl Door<'_> {
+impl DatabaseFile<'_> {
     /// Classifies an error. There are few kinds, chosen by what the caller does next.
     pub(super) fn error(&self, error: rusqlite::Error) -> StoreError {
         let path = self.path.display();

@@ -30,7 +30,7 @@ fn until(what: &str, done: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_filter_forgets_nothing_and_seldom_errs() {
+fn a_filter_never_misses_and_seldom_errs() {
     let filter = Filter::for_keys(100_000);
     (0..100_000).for_each(|n| filter.put(name(n).as_bytes()));
     assert!((0..100_000).all(|n| filter.may_have(name(n).as_bytes())));
@@ -40,7 +40,7 @@ fn a_filter_forgets_nothing_and_seldom_errs() {
 }
 
 #[test]
-fn numbers_beyond_the_highest_are_absent_also_after_a_reopening() {
+fn numbers_beyond_the_highest_are_absent_even_after_reopening() {
     let dir = tempfile::tempdir().unwrap();
     let journal = open(dir.path());
     let absent = &journal.shared.absent;
@@ -65,7 +65,7 @@ fn numbers_beyond_the_highest_are_absent_also_after_a_reopening() {
 }
 
 #[test]
-fn names_that_were_there_before_are_found_while_and_after_the_filter_is_made() {
+fn existing_names_are_found_during_and_after_a_filter_build() {
     let dir = tempfile::tempdir().unwrap();
     let journal = open(dir.path());
     let count = 3 * SCAN_ROWS as u64;
@@ -89,7 +89,7 @@ fn names_that_were_there_before_are_found_while_and_after_the_filter_is_made() {
 
 /// Rows are added and removed: keys put in long ago must not make the filter useless.
 #[test]
-fn a_filter_that_was_told_of_too_much_is_made_anew() {
+fn an_overfull_filter_is_rebuilt() {
     let dir = tempfile::tempdir().unwrap();
     let journal = open(dir.path());
     let first = journal.shared.absent.filters.read().0.clone();
@@ -106,7 +106,7 @@ fn a_filter_that_was_told_of_too_much_is_made_anew() {
 }
 
 #[test]
-fn rows_on_their_way_while_a_filter_is_made_are_in_it() {
+fn rows_drained_during_a_filter_build_are_in_the_filter() {
     let dir = tempfile::tempdir().unwrap();
     let absent = Absent::of(&Sqlite::open(&dir.path().join("names.db")).unwrap()).unwrap();
     let made = absent.begin(0);

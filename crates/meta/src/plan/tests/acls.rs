@@ -75,7 +75,7 @@ fn removing_a_list_leaves_the_mode_and_removing_none_is_no_error() {
 }
 
 #[test]
-fn lists_that_are_none_are_refused() {
+fn malformed_lists_are_refused() {
     let world = World::new();
     world.create(1, "f", file(2, 0o600)).unwrap();
     let base = [(OWNER, 7, NONE), (GROUP, 5, NONE), (OTHER, 0, NONE)];
@@ -104,7 +104,7 @@ fn lists_that_are_none_are_refused() {
 }
 
 #[test]
-fn a_default_list_is_inherited_and_the_umask_is_not_asked() {
+fn a_default_list_is_inherited_and_the_umask_ignored() {
     let world = World::new();
     set(&world, 1, DEFAULT_ACL, &full()).unwrap();
     assert_eq!(world.attr(1).mode & 0o777, 0o755, "a default list is not the directory's own");

@@ -26,7 +26,7 @@ fn rename(world: &World, from: (u64, &str), to: (u64, &str), mode: RenameMode) -
 }
 
 #[test]
-fn names_that_cannot_be() {
+fn impossible_names_are_refused() {
     let world = World::new();
     for (name, refusal) in [
         ("", Refusal::Invalid),
@@ -65,7 +65,7 @@ fn numbers_are_given_once() {
 }
 
 #[test]
-fn a_create_writes_its_directory_nowhere() {
+fn a_create_does_not_write_its_directory() {
     let world = World::new();
     let before = world.store.rows.lock().unwrap()[&Key::inode(Ino(1))].clone();
     world.create(1, "a", file(2, 0o644)).unwrap();
@@ -108,7 +108,7 @@ fn setgid_directories_pass_on_their_group() {
 }
 
 #[test]
-fn changing_the_owner_takes_privileges_away_but_a_directorys_stay() {
+fn changing_the_owner_clears_privileges_except_of_directories() {
     let world = World::new();
     world.create(1, "f", file(2, 0o6755)).unwrap();
     world.create(1, "g", file(3, 0o6745)).unwrap();
@@ -129,7 +129,7 @@ fn changing_the_owner_takes_privileges_away_but_a_directorys_stay() {
 }
 
 #[test]
-fn writes_take_privileges_away_when_told_and_leave_times_when_cached() {
+fn writes_clear_privileges_on_request_and_cached_ones_keep_times() {
     let mut world = World::new();
     world.create(1, "f", file(2, 0o6755)).unwrap();
     let before = world.attr(2);
@@ -175,7 +175,7 @@ fn regression_pages_that_are_written_back_leave_capabilities() {
 /// A set-group-id file that its group may not execute kept the bit on a write or truncation by any caller.
 /// Linux keeps it only if the caller is in the file's group.
 #[test]
-fn regression_setgid_goes_when_one_of_another_group_writes() {
+fn regression_a_write_from_another_group_clears_setgid() {
     const FILE: Ino = Ino(2);
     let left = |mode, writes: bool, by| {
         let mut world = World::new();
@@ -203,7 +203,7 @@ fn regression_setgid_goes_when_one_of_another_group_writes() {
 
 /// Bits that a chown by root leaves are cleared by an owner's chown if the owner is not in the file's group.
 #[test]
-fn changing_the_owner_counts_by_the_group_of_before() {
+fn changing_the_owner_uses_the_old_group() {
     for (by, left) in [(None, 0o2744), (Some(55), 0o2744), (Some(56), 0o744)] {
         let world = World::new();
         world.create(1, "f", file(2, 0o644)).unwrap();
@@ -256,7 +256,7 @@ fn a_create_shows_in_its_directorys_times_though_the_clock_went_back() {
 }
 
 #[test]
-fn rename_of_and_into_what_cannot_be() {
+fn impossible_renames_are_refused() {
     let world = World::new();
     for (parent, name, make) in
         [(1, "a", dir(2, 0o755)), (2, "b", dir(3, 0o755)), (3, "c", dir(4, 0o755)), (1, "f", file(5, 0o644))]
@@ -431,7 +431,7 @@ fn an_inline_file_is_outlined_only_as_a_whole() {
 }
 
 #[test]
-fn pieces_that_cannot_be_are_refused() {
+fn impossible_pieces_are_refused() {
     let mut world = World::new();
     world.create(1, "f", file(2, 0o644)).unwrap();
     let good = world.pack(0, &[1; 5000])[0];

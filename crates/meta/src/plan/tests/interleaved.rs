@@ -316,7 +316,7 @@ fn differences(got: &All, expected: &All) -> String {
 }
 
 #[test]
-fn two_operations_at_once_are_as_one_after_the_other() {
+fn two_concurrent_operations_are_as_if_in_order() {
     let rows = base();
     let ops: Vec<Op<'static>> = [names_ops(), inode_ops(), byte_ops()].concat();
     let mut runs = 0;

@@ -31,7 +31,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// See the module. The thread starts with the first hint and ends when this is dropped.
 #[derive(Default)]
-pub(super) struct Ahead(Mutex<State>);
+pub(super) struct Prefetcher(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -39,7 +39,7 @@ struct State {
     recent: VecDeque<(BlobId, Instant)>,
 }
 
-impl Ahead {
+impl Prefetcher {
     /// A hint that all of the blob will be read.
     pub(super) fn fetch(&self, id: &BlobId, path: impl FnOnce() -> PathBuf) {
         let now = monotonic();
@@ -70,7 +70,7 @@ impl State {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for Prefetcher {
     fn drop(&mut self) {
         if let Some((sender, thread)) = self.0.get_mut().thread.take() {
             drop(sender);

@@ -1,7 +1,7 @@
 //! The log's files as a journal finds them when it is opened: the segments that an earlier process left.
 //!
-//! There are two ways to read them. [`Left::walk`] follows the *chain*: record after record, as long as each
-//! is where it should be. [`Left::scan`] looks at every byte that the chain did not reach, for records that
+//! There are two ways to read them. [`Leftover::walk`] follows the *chain*: record after record, as long as each
+//! is where it should be. [`Leftover::scan`] looks at every byte that the chain did not reach, for records that
 //! were written after the chain's end. Those distinguish a torn tail from damage.
 //!
 //! A segment is identified by its first record, which carries segment and sequence number. The header is
@@ -26,7 +26,7 @@ struct Segment {
 }
 
 /// See the module.
-pub(super) struct Left {
+pub(super) struct Leftover {
     /// In the order of their records.
     segments: Vec<Segment>,
     /// Files without a first record.
@@ -51,21 +51,21 @@ pub(super) struct Walked {
     understood: Vec<(String, usize)>,
 }
 
-impl Left {
+impl Leftover {
     /// Reads every file of the folder. Segments below number `floor` and those of another log are finished.
-    pub(super) fn find(disk: &dyn LogDisk, log_id: [u8; 16], floor: u64) -> Result<Left, StoreError> {
+    pub(super) fn find(disk: &dyn LogDisk, log_id: [u8; 16], floor: u64) -> Result<Leftover, StoreError> {
         let (segments, unused) = (Vec::new(), Vec::new());
-        let mut left = Left { segments, unused, log_id, floor, next_segment: floor.max(1) };
+        let mut leftover = Leftover { segments, unused, log_id, floor, next_segment: floor.max(1) };
         for name in disk.list().map_err(io_error)?.into_iter().filter(|name| slot_number(name).is_some()) {
             let file = disk.open(&name).map_err(io_error)?;
             let slot = Slot { name, file };
-            match left.first_record(&slot)? {
-                Some(place) => left.segments.push(Segment { slot, place }),
-                None => left.unused.push(slot),
+            match leftover.first_record(&slot)? {
+                Some(place) => leftover.segments.push(Segment { slot, place }),
+                None => leftover.unused.push(slot),
             }
         }
-        left.segments.sort_by_key(|segment| (segment.place.seq, segment.place.segment));
-        Ok(left)
+        leftover.segments.sort_by_key(|segment| (segment.place.seq, segment.place.segment));
+        Ok(leftover)
     }
 
     /// The place of the first record of a file; none if there is nothing to read in it.
@@ -93,8 +93,8 @@ impl Left {
         }
         // The segment's own header gives the version. A header that is older, or damaged, says nothing about
         // this record.
-        let told = header.filter(|header| header.segment == segment).map(|header| header.key());
-        let keys = told.map_or_else(|| self.keys().to_vec(), |key| vec![key]);
+        let header_key = header.filter(|header| header.segment == segment).map(|header| header.key());
+        let keys = header_key.map_or_else(|| self.keys().to_vec(), |key| vec![key]);
         let places = keys.into_iter().map(|key| Place { segment, seq, key });
         let found = places.into_iter().find(|place| is_record(records, *place));
         if found.is_some() {
@@ -161,7 +161,7 @@ impl Left {
     }
 
     /// Calls `each` with every record after number `applied` that the walk did not reach, in the order in
-    /// which they lie in the files. Also raises [`Left::next_segment`] above their segments.
+    /// which they lie in the files. Also raises [`Leftover::next_segment`] above their segments.
     pub(super) fn scan(
         &mut self,
         applied: u64,
