@@ -1,14 +1,14 @@
-//! How a program goes through a file, where a person or a program has said so.
+//! How a program reads a file, if a user or the program has declared it.
 
-/// What is known in advance of how a file is read.
+/// What is known in advance about how a file is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing: it is found out from the reads.
+    /// Nothing: it is detected from the reads.
     #[default]
     Normal,
-    /// Small pieces here and there: nothing is prefetched, and only what is read is fetched.
+    /// Small pieces at random places: nothing is prefetched, and only what is read is fetched.
     Random,
-    /// From one end to the other: all of it is prefetched from the first read on.
+    /// From beginning to end: everything is prefetched from the first read on.
     Stream,
 }
 

@@ -1,12 +1,14 @@
-//! A claim: the record that says which folder may write to an origin. What may be done with it is `origin::claim`'s.
+//! A claim: the record that says which folder may write to an origin. `origin::claim` has the rules.
 //!
 //! ```text
 //!   claims/EPOCH (20 digits)   magic 4 B "covC"  version 4 B  epoch 8 B  volume 16 B
-//!                              token 16 B  after: the token of the claim before 16 B (zeros: none)  folder 16 B
-//!                              kind 1 B  moment 8 B (ns since 1970)  place: length 1 B, UTF-8  CRC32C 4 B of all before it
+//!                              token 16 B  after: the token of the claim before 16 B (zeros: none)
+//!                              folder 16 B  kind 1 B  moment 8 B (ns since 1970)
+//!                              place: length 1 B, UTF-8  CRC32C 4 B of all before it
 //! ```
 //!
-//! Numbers are big-endian. What is damaged, or of a later version, is never taken for "no claim": nobody writes then.
+//! Numbers are big-endian. A damaged record, or one of a later version, is never taken for "no claim": then
+//! nothing may write.
 
 use crate::sums::crc32c;
 use base::Timestamp;
@@ -15,10 +17,10 @@ use base::Timestamp;
 pub const FOLDER: &str = "claims";
 const MAGIC: &[u8; 4] = b"covC";
 const VERSION: u32 = 1;
-/// Everything but the place.
+/// The length of everything but the place.
 const FIXED: usize = 4 + 4 + 8 + 16 + 16 + 16 + 16 + 1 + 8 + 1 + 4;
 
-/// Random bytes that tell one claim from every other.
+/// Random bytes that distinguish this claim from every other.
 pub type Token = [u8; 16];
 
 /// Why a claim was made.
@@ -26,13 +28,13 @@ pub type Token = [u8; 16];
 pub enum Kind {
     /// The volume was opened for writing.
     Open,
-    /// Its writer goes on: it publishes or deletes.
+    /// Its writer continues: it publishes or deletes.
     Renewed,
-    /// Somebody said that this folder is to take over.
+    /// A person asked that this folder take over.
     TakeOver,
     /// A published tree was restored into this folder.
     Restore,
-    /// The volume was closed in good order: nobody writes now.
+    /// The volume was closed in order: nothing writes now.
     Closed,
 }
 
@@ -40,7 +42,7 @@ const KINDS: [(Kind, u8); 5] =
     [(Kind::Open, 1), (Kind::Renewed, 2), (Kind::TakeOver, 3), (Kind::Restore, 4), (Kind::Closed, 5)];
 
 impl Kind {
-    /// For a person: what the folder at the claim's place did.
+    /// What the folder at the claim's place did, for a message to a person.
     pub fn did(self) -> &'static str {
         match self {
             Kind::Open => "opened it for writing",
@@ -61,22 +63,22 @@ pub struct Claim {
     pub volume: [u8; 16],
     /// See [`Token`].
     pub token: Token,
-    /// The token of the claim that this one followed.
+    /// The token of the claim before this one.
     pub after: Option<Token>,
-    /// Which folder made it: a random name that the folder bears.
+    /// The folder that made it: a random id stored in the folder.
     pub folder: [u8; 16],
-    /// Why.
+    /// The reason.
     pub kind: Kind,
-    /// When, by the clock of the machine that made it; for a person.
+    /// The time by the clock of the machine that made it, for a person.
     pub moment: Timestamp,
     /// Where the folder is, for a person; cut to 255 bytes.
     pub place: String,
 }
 
-/// Why bytes are no claim that this program understands.
+/// Why bytes are not a claim that this program understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
-    /// Their sum is wrong, or they end too soon.
+    /// The checksum is wrong, or they are truncated.
     Damaged,
     /// A later program wrote them.
     Newer(u32),
@@ -88,7 +90,7 @@ impl Claim {
         format!("{FOLDER}/{epoch:020}")
     }
 
-    /// The epoch that a record's name says; none of what is no claim.
+    /// The epoch in a record's name; none if it is not a claim's name.
     pub fn epoch_of(name: &str) -> Option<u64> {
         let digits = name.strip_prefix(FOLDER)?.strip_prefix('/')?;
         (digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit()))

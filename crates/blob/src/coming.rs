@@ -1,14 +1,14 @@
-//! Bytes that are on their way: whoever brings them hands them over, and nobody's thread waits.
+//! Waiting for the bytes of an in-flight fetch without holding a thread.
 //!
 //! ```text
 //!   reader ── coming(range, then) ──► cache ──► fleet: a blob that is being received
-//!                                       │            │ the bytes are here, and right
+//!                                       │            │ the bytes have arrived and are verified
 //!                                       ▼            ▼
-//!                                     then(Ok(bytes)), on the thread that brought them
+//!                                     then(Ok(bytes)), on the thread that received them
 //! ```
 //!
-//! [`BlobSource::read_at`](crate::BlobSource::read_at) is the rule, and always possible; this is the way of a reader who comes while somebody
-//! fetches what he wants. He may be told before all of the blob is here.
+//! [`BlobSource::read_at`](crate::BlobSource::read_at) is always possible. A reader whose bytes are being
+//! fetched can register a completion here instead. It may run before the whole blob has arrived.
 
 use std::sync::Arc;
 
@@ -16,43 +16,45 @@ use parking_lot::Mutex;
 
 use crate::BlobError;
 
-/// Why bytes that were on their way are not here.
+/// Why the expected bytes did not arrive.
 #[derive(Debug)]
 pub enum Missed {
-    /// They may be had by reading: another copy, or from where they are by now.
+    /// A read may still find them: in another copy, or wherever they are by now.
     Read,
-    /// Whoever was to bring them could not, and a read would hear the same.
+    /// The fetch failed, and a read would fail with the same error.
     Failed(BlobError),
 }
 
-/// What it was told.
+/// The argument of a completion.
 pub type Told<'a> = Result<&'a [u8], Missed>;
 
-/// Is told at most once, on any thread, and does not wait there. True: the bytes were of use.
+/// A completion: called at most once, on any thread. It must not block. Returns whether the bytes were of
+/// use.
 pub type Then = Box<dyn FnOnce(Told<'_>) -> bool + Send>;
 
-/// What was said to one who asked for bytes on their way.
+/// The answer to a request for bytes of an in-flight fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coming {
-    /// Nothing is known of them, or they are here: read. Nobody will tell.
+    /// Nothing is known about them, or they are already here: read. The completion will not be called.
     No,
-    /// Somebody brings them, and will tell.
+    /// A fetch has begun and will call the completion.
     Begun,
-    /// Nobody does yet. Whoever asked has to read; if what he begins by that brings the bytes before it ends, he is told of them.
+    /// No fetch has begun yet, so the caller has to read. If the fetch that this read starts brings the bytes
+    /// before the read ends, the completion is called with them.
     Unbegun,
 }
 
-/// One who is told by whichever comes first of several.
+/// A completion shared by several sources. The first one to have a result calls it.
 #[derive(Clone)]
 pub struct Rider(Arc<Mutex<Option<Then>>>);
 
 impl Rider {
-    /// For several to tell.
+    /// Wraps a completion.
     pub fn new(then: Then) -> Rider {
         Rider(Arc::new(Mutex::new(Some(then))))
     }
 
-    /// Tells, if nobody has. True: it was of use.
+    /// Calls it, unless it was called before. True: the bytes were of use.
     pub fn tell(&self, told: Told<'_>) -> bool {
         let then = self.0.lock().take();
         then.is_some_and(|then| then(told))
@@ -66,16 +68,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rider_is_told_once() {
-        let told = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&told);
-        let rider = Rider::new(Box::new(move |told| {
-            count.fetch_add(told.map_or(0, <[u8]>::len), Ordering::Relaxed);
+    fn a_shared_completion_is_called_once() {
+        let received = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&received);
+        let completion = Rider::new(Box::new(move |result| {
+            count.fetch_add(result.map_or(0, <[u8]>::len), Ordering::Relaxed);
             true
         }));
-        let other = rider.clone();
+        let other = completion.clone();
         assert!(other.tell(Ok(b"abc")));
-        assert!(!rider.tell(Ok(b"abcdef")) && !other.tell(Err(Missed::Read)));
-        assert_eq!(told.load(Ordering::Relaxed), 3);
+        assert!(!completion.tell(Ok(b"abcdef")) && !other.tell(Err(Missed::Read)));
+        assert_eq!(received.load(Ordering::Relaxed), 3);
     }
 }

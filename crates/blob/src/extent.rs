@@ -1,9 +1,9 @@
 //! The extents of one *page*: a 4 MiB range of a file.
 //!
-//! A page is a sorted list of extents that neither touch outside the page nor overlap; what no extent covers is a hole
-//! and reads as zeros. Neighbours that continue one another in the file and in the same pack are always one extent, so
-//! equal contents have equal pages and equal encodings. Pages are values: every change gives back what it removed, so
-//! that the packs' live bytes can be kept.
+//! A page is a sorted list of extents that stay within the page and do not overlap. What no extent covers is
+//! a hole and reads as zeros. Neighbours that continue one another in the file and in the same pack are
+//! always one extent, so equal contents have equal pages and equal encodings. Pages are values. Every change
+//! returns what it removed, so that the packs' live bytes can be counted.
 //!
 //! ```text
 //!   at:   0        64K       1M                    4M
@@ -22,8 +22,8 @@
 //!     offset:         varint
 //! ```
 //!
-//! A varint is little-endian base 128 in its shortest form. Decoding checks every invariant above, so a page that was
-//! decoded can be trusted as one that was built.
+//! A varint is little-endian base 128 in its shortest form. Decoding checks every invariant above, so a
+//! decoded page can be trusted like a page that was built.
 
 mod code;
 #[cfg(test)]
@@ -41,7 +41,7 @@ pub struct Extent {
     pub len: u32,
     /// The pack that holds the bytes.
     pub pack: PackNo,
-    /// Where in the pack they begin. `offset + len` is at most 4 MiB.
+    /// The offset of the bytes in the pack. `offset + len` is at most 4 MiB.
     pub offset: u32,
 }
 
@@ -51,7 +51,7 @@ impl Extent {
         self.at + self.len
     }
 
-    /// Whether `next` goes on where this one ends, in the file and in the pack.
+    /// Whether `next` continues this extent, in the file and in the pack.
     fn continues_in(&self, next: &Extent) -> bool {
         self.end() == next.at && self.pack == next.pack && self.offset + self.len == next.offset
     }
@@ -89,7 +89,7 @@ pub enum Part {
     Data(Extent),
 }
 
-/// The bytes were not a page's.
+/// The bytes are not a page.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an extent page is damaged: {0}")]
 pub struct BadPage(pub &'static str);
@@ -118,8 +118,8 @@ impl ExtentPage {
         self.extents.iter().map(|extent| extent.len).sum()
     }
 
-    /// What the range `at..at + len` consists of, in order and without gaps, cut to the range. What lies past the
-    /// page's end is not part of it.
+    /// The parts of the range `at..at + len`, in order and without gaps, cut to the range. Bytes past the
+    /// page's end are left out.
     pub fn parts(&self, at: u32, len: u32) -> Parts<'_> {
         let end = at.saturating_add(len).min(Self::SPAN);
         Parts { extents: &self.extents[self.first_ending_after(at)..], at: at.min(end), end }
@@ -130,7 +130,8 @@ impl ExtentPage {
         self.extents.get(self.first_ending_after(at)).map(|extent| extent.at.max(at))
     }
 
-    /// The first byte of a hole at or after `at`; none if all the rest of the page is data (or `at` is past its end).
+    /// The first byte of a hole at or after `at`; none if all the rest of the page is data (or `at` is past
+    /// its end).
     pub fn next_hole(&self, at: u32) -> Option<u32> {
         let mut at = at;
         for extent in &self.extents[self.first_ending_after(at)..] {
@@ -142,7 +143,7 @@ impl ExtentPage {
         (at < Self::SPAN).then_some(at)
     }
 
-    /// Puts an extent in place of whatever its range held; gives back what was removed, cut to the range. An extent of
+    /// Replaces the range of `extent` with it. Returns what was removed, cut to the range. An extent of
     /// length 0 changes nothing.
     ///
     /// # Panics
@@ -155,7 +156,7 @@ impl ExtentPage {
         self.replace(extent.at, extent.end(), Some(extent))
     }
 
-    /// Makes the range `at..at + len` a hole; gives back what was removed, cut to the range.
+    /// Makes the range `at..at + len` a hole. Returns what was removed, cut to the range.
     pub fn punch(&mut self, at: u32, len: u32) -> Vec<Extent> {
         let end = at.saturating_add(len).min(Self::SPAN);
         if at >= end {
@@ -164,7 +165,7 @@ impl ExtentPage {
         self.replace(at, end, None)
     }
 
-    /// Makes everything from `len` on a hole; gives back what was removed.
+    /// Makes everything from `len` on a hole. Returns what was removed.
     pub fn truncate(&mut self, len: u32) -> Vec<Extent> {
         self.punch(len, Self::SPAN - len.min(Self::SPAN))
     }
@@ -174,7 +175,7 @@ impl ExtentPage {
         self.extents.partition_point(|extent| extent.end() <= at)
     }
 
-    /// Takes `from..to` out and puts `new`, which fills exactly that range, in its place.
+    /// Removes `from..to` and inserts `new`, which fills exactly that range.
     fn replace(&mut self, from: u32, to: u32, new: Option<Extent>) -> Vec<Extent> {
         let mut first = self.first_ending_after(from);
         let mut last = first + self.extents[first..].partition_point(|extent| extent.at < to);
@@ -185,7 +186,7 @@ impl ExtentPage {
 
         let mut middle = new;
         if let Some(extent) = &mut middle {
-            // Only a piece that nothing of was cut off can have an untouched neighbour right beside it.
+            // Only a piece that was not cut can directly follow an untouched neighbour.
             if before.is_none() && first > 0 && self.extents[first - 1].continues_in(extent) {
                 first -= 1;
                 before = Some(self.extents[first]);
@@ -208,7 +209,7 @@ impl ExtentPage {
     }
 }
 
-/// Goes through a range of a page: see [`ExtentPage::parts`].
+/// Iterates over a range of a page: see [`ExtentPage::parts`].
 #[derive(Clone, Debug)]
 pub struct Parts<'a> {
     /// The extents that end after `at`.

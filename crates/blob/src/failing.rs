@@ -1,7 +1,9 @@
-//! The seams with faults that are switched on and off while they are used, for tests of the rooms above.
+//! Implementations of the traits with faults that can be switched on and off while they are used, for tests
+//! of the upper crates.
 //!
-//! [`FailingPacks`] and [`FailingOrigin`] pass everything on to what they wrap, unless their [`Faults`] say otherwise.
-//! With no fault on they behave exactly like what they wrap, and the conformance suites are run over them to show it.
+//! [`FailingPacks`] and [`FailingOrigin`] pass everything on to what they wrap, unless their [`Faults`] say
+//! otherwise. With no fault on they behave exactly like what they wrap. The conformance suites are run over
+//! them to show it.
 
 use std::io;
 use std::path::Path;
@@ -37,18 +39,19 @@ pub enum Op {
     Retire,
     /// [`PackStore::discard`].
     Discard,
-    /// [`Origin::adopt`], [`Origin::put`], [`Origin::put_shared`], and of [`Records`] what makes one.
+    /// [`Origin::adopt`], [`Origin::put`], [`Origin::put_shared`], and the calls of [`Records`] that write.
     Store,
     /// [`Origin::remove`] and [`Records::remove_record`].
     Remove,
-    /// [`Origin::list`], [`Origin::size`], [`Origin::verify`], [`PackStore::open_packs`], and of [`Records`] what reads.
+    /// [`Origin::list`], [`Origin::size`], [`Origin::verify`], [`PackStore::open_packs`], and the calls of
+    /// [`Records`] that read.
     Look,
 }
 
 const OPS: usize = Op::Look as usize + 1;
 const NO_LIMIT: u64 = u64::MAX;
 
-/// What goes wrong. Shared between a test and one or several failing forms; everything is off at first.
+/// The faults. Shared between a test and one or several failing implementations. Everything is off at first.
 #[derive(Debug)]
 pub struct Faults {
     /// How many more calls of each operation fail.
@@ -77,12 +80,13 @@ impl Faults {
         self.failing[op as usize].store(times, Ordering::SeqCst);
     }
 
-    /// After `bytes` more the disk is full.
+    /// After `bytes` more bytes the disk is full.
     pub fn full_after(&self, bytes: u64) {
         self.room.store(bytes, Ordering::SeqCst);
     }
 
-    /// Reads of packs give bytes with one bit flipped; reads of blobs, which are checked, say `Damaged`.
+    /// Reads of packs return bytes with one bit flipped. Reads of blobs, which are verified, return
+    /// `Damaged`.
     pub fn damage(&self, on: bool) {
         self.damage.store(on, Ordering::SeqCst);
     }
@@ -92,7 +96,7 @@ impl Faults {
         self.delay_us.store(delay.as_micros() as u64, Ordering::SeqCst);
     }
 
-    /// Everything off again.
+    /// Switches everything off.
     pub fn heal(&self) {
         self.failing.iter().for_each(|left| left.store(0, Ordering::SeqCst));
         self.full_after(NO_LIMIT);
@@ -100,7 +104,7 @@ impl Faults {
         self.delay(Duration::ZERO);
     }
 
-    /// How often `op` was called, also when it failed.
+    /// How often `op` was called, including calls that failed.
     pub fn calls(&self, op: Op) -> u64 {
         self.calls[op as usize].load(Ordering::SeqCst)
     }

@@ -3,24 +3,26 @@
 //! ```text
 //!   DIR/ab/ab12...ef         the blob's bytes, nothing else
 //!   DIR/ab/ab12...ef.sums    its chaining values and CRCs (`sums`)
-//!   DIR/tmp/                 files on their way in, and those that wait for another blob (`spare`); what a crash leaves here is swept after an hour
+//!   DIR/tmp/                 files being written, and spare files for reuse (`spare`);
+//!                            what a crash leaves here is removed after an hour
 //! ```
 //!
-//! **A name appears only when its bytes are there.** A blob comes in by a hard link or by a rename, after its sums. It
-//! survives a power cut only after [`BlobFolder::sync`], which knows which folders and files were touched since the
-//! last one. A power cut before that may leave an empty or a half-written file under a blob's name: storing the blob
-//! again therefore looks at what is there, and replaces it unless every CRC fits.
+//! **A name appears only when its bytes are there.** A blob is added by a hard link or by a rename, after its
+//! sums. It survives a power cut only after [`BlobFolder::sync`], which knows which folders and files were
+//! changed since the last sync. A power cut before that may leave an empty or a partial file under a blob's
+//! name. Storing the blob again therefore checks the existing file, and replaces it unless every CRC matches.
 //!
-//! **What is read has been checked.** A read fetches the whole 32 KiB segments that the range touches, in one system
-//! call and without a copy in between, and compares their CRCs. When they differ, the file is opened and read once
-//! more, past the page cache; then the copy is called damaged. Sums that are missing or damaged are made anew, from a
-//! blob whose whole hash is its name.
+//! **What is read has been checked.** A read fetches the whole 32 KiB segments that the range touches, in one
+//! system call and without a copy in between, and compares their CRCs. If they differ, the file is opened and
+//! read once more, bypassing the page cache. Only then the copy is called damaged. Missing or damaged sums
+//! are computed again, from a blob whose whole hash is its name.
 //!
-//! Files are the owner's alone (0600, folders 0700): a blob holds bytes of files that others may not read.
+//! Files are accessible to the owner only (0600, folders 0700): a blob holds bytes of files that others may
+//! not read.
 
-mod ahead;
 mod direct;
 mod open;
+mod prefetch;
 mod spare;
 mod store;
 #[cfg(test)]
@@ -40,11 +42,12 @@ use parking_lot::Mutex;
 
 use crate::source::{BlobError, BlobSource};
 use crate::sums::{Builder, Sums};
-use ahead::Ahead;
 use open::{Fault, OpenBlob, OpenBlobs};
+use prefetch::Prefetcher;
 use spare::Spares;
 
-/// What a crash left in `tmp/` is removed when it is this old; younger files may be another process's work.
+/// Files in `tmp/` are removed when they are this old. Younger ones may belong to another process that is
+/// writing them.
 const SWEEP_AFTER: Duration = Duration::from_secs(3600);
 
 /// A folder of blobs. See the [module](self).
@@ -52,20 +55,21 @@ pub struct BlobFolder {
     dir: PathBuf,
     open: OpenBlobs,
     spares: Spares,
-    ahead: Ahead,
-    /// One bit for each of the 256 folders: it has names that a power cut could take.
+    prefetcher: Prefetcher,
+    /// One bit for each of the 256 folders: it has names that a power cut could lose.
     touched: [AtomicU64; 4],
     /// The same for `DIR` itself.
     root_touched: AtomicBool,
-    /// Blobs whose bytes, too, may not have reached the disk yet.
+    /// Blobs whose bytes may not have reached the disk yet either.
     unsynced: Mutex<Vec<BlobId>>,
-    /// Held through a sync, so that a second one does not return before the first has done the work of both. True once
-    /// a sync failed: the kernel may have dropped what it could not write and would say yes the next time.
+    /// Held during a sync, so that a second one does not return before the first has done the work of both.
+    /// True once a sync failed: the kernel may have dropped what it could not write, and would report success
+    /// the next time.
     in_doubt: Mutex<bool>,
 }
 
 impl BlobFolder {
-    /// Opens a folder that is there.
+    /// Opens an existing folder.
     ///
     /// # Errors
     /// `NotFound` when it is absent, `NotADirectory` when it is something else.
@@ -77,7 +81,7 @@ impl BlobFolder {
             dir: dir.to_owned(),
             open: OpenBlobs::new(),
             spares: Spares::default(),
-            ahead: Ahead::default(),
+            prefetcher: Prefetcher::default(),
             touched: Default::default(),
             root_touched: AtomicBool::new(false),
             unsynced: Mutex::default(),
@@ -85,10 +89,10 @@ impl BlobFolder {
         })
     }
 
-    /// Opens a folder; makes it, and what is missing of the way to it, if it is absent.
+    /// Opens a folder. Creates it, with missing parents, if it is absent.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn create(dir: &Path) -> io::Result<BlobFolder> {
         let mut missing = Vec::new();
         for dir in dir.ancestors().filter(|dir| !dir.as_os_str().is_empty()) {
@@ -105,15 +109,15 @@ impl BlobFolder {
         BlobFolder::open(dir)
     }
 
-    /// Where it is.
+    /// The folder's path.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Removes what a crash left half-way in. Files of the last hour stay.
+    /// Removes what a crash left unfinished. Files of the last hour stay.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn sweep(&self) -> io::Result<()> {
         let entries = match fs::read_dir(self.dir.join("tmp")) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -137,7 +141,7 @@ impl BlobFolder {
     /// The blob's size in bytes, if it is there.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn size(&self, id: &BlobId) -> Result<Option<u64>, BlobError> {
         match fs::metadata(self.path(id)) {
             Ok(metadata) => Ok(Some(metadata.len())),
@@ -149,17 +153,18 @@ impl BlobFolder {
     /// The blob's sums.
     ///
     /// # Errors
-    /// `Missing` when the blob is not there, `Damaged` when its sums are lost and its bytes are not the name's.
+    /// `Missing` when the blob is not there. `Damaged` when its sums are lost and its bytes do not match the
+    /// name.
     pub fn sums(&self, id: &BlobId) -> Result<Sums, BlobError> {
         Ok(self.get(id)?.sums.clone())
     }
 
-    /// Removes a blob; one that is not there is no error.
+    /// Removes a blob; a missing one is not an error.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn remove(&self, id: &BlobId) -> Result<(), BlobError> {
-        self.spares.make_way();
+        self.spares.remove_one();
         let path = self.path(id);
         ignore_missing(fs::remove_file(&path))?;
         ignore_missing(fs::remove_file(sums_path(&path)))?;
@@ -167,10 +172,10 @@ impl BlobFolder {
         Ok(())
     }
 
-    /// Calls `each` with every blob and its size, in no order, until it answers false.
+    /// Calls `each` with every blob and its size, in no order, until it returns false.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn list(&self, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<(), BlobError> {
         for first in 0..=u8::MAX {
             if !self.list_of(first, each)? {
@@ -180,10 +185,10 @@ impl BlobFolder {
         Ok(())
     }
 
-    /// The same for the blobs whose names begin with one byte; false if `each` ended it.
+    /// The same for the blobs whose names begin with one byte. Returns false if `each` stopped it.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn list_of(&self, first: u8, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<bool, BlobError> {
         let entries = match fs::read_dir(self.dir.join(format!("{first:02x}"))) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
@@ -205,7 +210,8 @@ impl BlobFolder {
         Ok(true)
     }
 
-    /// Reads the whole blob from the disk and compares it with its name; then sees to it that its sums are sound.
+    /// Reads the whole blob from the disk and compares it with its name. Then makes sure that its sums are
+    /// sound.
     ///
     /// # Errors
     /// `Missing`, `Damaged`, or what the system says.
@@ -219,12 +225,12 @@ impl BlobFolder {
         Ok(())
     }
 
-    /// Where the blob's file is, or would be: to be linked, never to be written.
+    /// The path of the blob's file, whether or not it exists. It may be linked, never written.
     pub fn file(&self, id: &BlobId) -> PathBuf {
         self.path(id)
     }
 
-    /// The file of a blob. The folder of all blobs that begin with the same byte may not exist yet.
+    /// The file of a blob. Its folder (all blobs that begin with the same byte) may not exist yet.
     fn path(&self, id: &BlobId) -> PathBuf {
         self.dir.join(format!("{:02x}/{id}", id.0[0]))
     }
@@ -243,7 +249,8 @@ impl BlobFolder {
             }
             None => {
                 let sums = hash_file(id, &file)?;
-                // A folder that cannot be written can still be read; the work is then done again next time.
+                // A folder that cannot be written can still be read. The sums are then computed again the
+                // next time.
                 let _ = self.replace_sums(&self.path(id), &sums);
                 sums
             }
@@ -260,7 +267,7 @@ impl BlobFolder {
         })
     }
 
-    /// The sums beside the blob, if they are there and lead to its name.
+    /// The sums beside the blob, if they exist and lead to its name.
     fn load_sums(&self, id: &BlobId) -> Option<Sums> {
         let bytes = fs::read(sums_path(&self.path(id))).ok()?;
         Sums::decode(&bytes).ok().filter(|sums| sums.id() == *id)
@@ -283,7 +290,8 @@ impl BlobSource for BlobFolder {
                     if again {
                         return Err(BlobError::Damaged { id: *id, what });
                     }
-                    // The disk may answer better the second time, and the file may have been replaced by a sound one.
+                    // The disk may read correctly the second time, and a sound file may have replaced this
+                    // one.
                     blob.drop_cached_pages();
                     again = true;
                 }
@@ -296,7 +304,7 @@ impl BlobSource for BlobFolder {
     }
 
     fn will_need(&self, id: &BlobId) {
-        self.ahead.fetch(id, || self.path(id));
+        self.prefetcher.fetch(id, || self.path(id));
     }
 }
 

@@ -1,19 +1,20 @@
-//! A gate before new bytes: who stores faster than the origin takes waits here.
+//! Backpressure on new bytes: a program that stores faster than the origin takes waits at this gate.
 //!
-//! A node that cannot hand on what it was given keeps it, and a disk has an end. The gate is asked before a program's bytes are taken,
-//! where no lock is held, so that those who make room (sealing, uploading, deleting) are never behind it.
+//! A node keeps what it cannot upload yet, and its disk is finite. The gate is asked before a program's bytes
+//! are taken, while no lock is held. So the work that makes room (sealing, uploading, deleting) never waits
+//! behind it.
 
 use crate::source::BlobError;
 
-/// Whether new bytes may come. Asked for every write, so it must be quick.
+/// Whether new bytes are admitted. Asked for every write, so it must be quick.
 pub trait Gate: Send + Sync {
     /// Whether [`Gate::pass`] would return at once.
     fn is_open(&self) -> bool;
 
-    /// Waits until new bytes may come.
+    /// Waits until new bytes are admitted.
     ///
     /// # Errors
-    /// `Full` after a bounded time; the gate has said why, once.
+    /// `Full` after a bounded time. The gate has logged the reason, once.
     fn pass(&self) -> Result<(), BlobError>;
 }
 

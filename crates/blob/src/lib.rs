@@ -1,24 +1,27 @@
-//! Bytes: what is stored, cached or sent is a blob, immutable, at most 4 MiB, named by the BLAKE3 of its bytes.
+//! Bytes: everything stored, cached or sent is a blob: immutable, at most 4 MiB, named by the BLAKE3 of its
+//! bytes.
 //!
-//! A blob in the making is a *pack*: append-only while open, a blob once sealed. A file is a list of *extents*, each a
-//! range of a pack. This crate computes on bytes and hashes, reads and writes folders of blobs, and holds the seams
-//! that the rooms above and beside it meet at:
+//! A blob under construction is a *pack*: append-only while open, a blob once sealed. A file is a list of
+//! *extents*, each a range of a pack. This crate computes on bytes and hashes, reads and writes folders of
+//! blobs, and defines the traits through which the other crates exchange blobs:
 //!
-//! - [`source::BlobSource`]: "the bytes of this blob, please"; a folder, memory, a peer, an object store, or tiers of them.
-//! - [`source::Origin`]: where a volume's blobs live for good.
+//! - [`source::BlobSource`]: gives the bytes of a blob; a folder, memory, a peer, an object store, or tiers
+//!   of them.
+//! - [`source::Origin`]: the permanent store of a volume's blobs.
 //! - [`records::Records`]: the few small things of an origin that have names of their own.
-//! - [`claim`]: one of them: which folder may write to an origin.
+//! - [`claim`]: one of these records: which folder may write to an origin.
 //! - [`pack::PackStore`]: this node's open packs; the write path.
 //!
-//! - [`access`]: how a file is read, where somebody has said so.
-//! - [`coming`]: bytes that are on their way, handed over by whoever brings them.
-//! - [`extent`]: the extents of one 4 MiB range of a file, as a value with its algebra.
-//! - [`sums`]: what lies beside a blob so that a part of it can be checked: chaining values and CRCs.
-//! - [`folder`]: blobs as files, each with its sums beside it; what a `file:` origin and a node's cache consist of.
-//! - [`tiered`]: several sources asked one after the other.
-//! - [`gate::Gate`]: where writers wait when the origin is behind.
-//! - [`stock`]: memory for the bytes of a blob, which is used again.
-//! - [`failing`]: the seams with faults that a test switches on.
+//! - [`access`]: how a file is read, if a user or program has declared it.
+//! - [`coming`]: notification when bytes of an in-flight fetch arrive.
+//! - [`extent`]: the extents of one 4 MiB range of a file, as a value with its operations.
+//! - [`sums`]: the checksums beside a blob that let a part of it be checked: chaining values and CRCs.
+//! - [`folder`]: blobs as files, each with its sums beside it. A `file:` origin and a node's cache consist of
+//!   these.
+//! - [`tiered`]: several sources that are tried in order.
+//! - [`gate::Gate`]: where writers wait when the origin is behind (backpressure).
+//! - [`stock`]: a pool of buffers for the bytes of blobs.
+//! - [`failing`]: implementations with faults that a test switches on.
 
 pub mod access;
 pub mod claim;

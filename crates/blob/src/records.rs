@@ -1,11 +1,13 @@
 //! Records: the few small things of an origin that have names of their own instead of their bytes' hash.
 //!
-//! A published tree's root, what a volume says of itself. A record is replaced as a whole, and a reader sees the old bytes or the
-//! new, never a mixture. There is no lock: who must not overwrite another's record makes it with [`Records::create`], which only
-//! one of several can win.
+//! Examples are a published tree's root and a volume's description of itself. A record is replaced as a
+//! whole: a reader sees the old bytes or the new, never a mixture. There is no lock. A writer that must not
+//! overwrite another's record makes it with [`Records::create`], which succeeds for only one of several
+//! callers.
 //!
-//! **A name** is like `published/nightly`: parts of letters, digits, `.`, `_`, `-` and `=`, none of them `.` or `..` or empty, at most 200
-//! bytes in all. So it is a path below a folder and a key in an object store, with nothing to escape.
+//! **A name** is like `published/nightly`: parts of letters, digits, `.`, `_`, `-` and `=`, none of them `.`
+//! or `..` or empty, at most 200 bytes in all. So it is a path below a folder and a key in an object store,
+//! and nothing needs escaping.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -30,42 +32,44 @@ pub trait Records: Send + Sync {
     /// The record's bytes, if it is there.
     ///
     /// # Errors
-    /// See [`BlobError`]; `Io` with invalid input for what is no name.
+    /// See [`BlobError`]; `Io` with invalid input for an invalid name.
     fn record(&self, name: &str) -> Result<Option<Vec<u8>>, BlobError>;
 
-    /// Makes or replaces a record; when this returns it survives a power cut.
+    /// Creates or replaces a record. When this returns, it survives a power cut.
     ///
     /// # Errors
     /// See [`BlobError`].
     fn put_record(&self, name: &str, bytes: &[u8]) -> Result<(), BlobError>;
 
-    /// Makes a record that is not there yet; false, and nothing changed, if it is. Of several who try at once one succeeds.
+    /// Creates a record that does not exist yet. If it exists, returns false and changes nothing. Of several
+    /// concurrent callers one succeeds.
     ///
     /// # Errors
     /// See [`BlobError`].
     fn create_record(&self, name: &str, bytes: &[u8]) -> Result<bool, BlobError>;
 
-    /// Removes a record; one that is not there is no error.
+    /// Removes a record; a missing one is not an error.
     ///
     /// # Errors
     /// See [`BlobError`].
     fn remove_record(&self, name: &str) -> Result<(), BlobError>;
 
-    /// The names of all records below `folder` (`published`), in order; all of them for an empty one.
+    /// The names of all records below `folder` (such as `published`), in order; all names for an empty
+    /// `folder`.
     ///
     /// # Errors
     /// See [`BlobError`].
     fn records(&self, folder: &str) -> Result<Vec<String>, BlobError>;
 }
 
-/// Whether a record may be called so.
+/// Whether this can be the name of a record.
 pub fn is_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-=".contains(&byte);
     let part = |part: &str| !part.is_empty() && part != "." && part != ".." && part.bytes().all(plain);
     name.len() <= NAME_MAX && name.split('/').all(part)
 }
 
-/// Refuses what is no name, or too much for a record.
+/// Refuses an invalid name, or too many bytes.
 ///
 /// # Errors
 /// `Io`, invalid input.
@@ -91,12 +95,12 @@ pub struct RecordFolder {
 }
 
 impl RecordFolder {
-    /// Below `dir`, which is made with the first record.
+    /// Records below `dir`, which is created with the first record.
     pub fn new(dir: &Path) -> RecordFolder {
         RecordFolder { dir: dir.to_owned() }
     }
 
-    /// Writes a file beside the record, durably, and answers where, and where it is to go.
+    /// Writes a file beside the record, durably. Returns its path, and the record's path.
     fn prepare(&self, name: &str, bytes: &[u8]) -> Result<(PathBuf, PathBuf), BlobError> {
         check(name, bytes)?;
         let file = self.dir.join(name);
@@ -105,7 +109,7 @@ impl RecordFolder {
         for folder in folder.ancestors().take_while(|folder| folder.starts_with(&self.dir)) {
             File::open(folder)?.sync_all()?;
         }
-        // No name has a `~`, so this is never taken for a record.
+        // No name has a `~`, so a temporary file is never taken for a record.
         let mut temporary = file.clone().into_os_string();
         temporary.push(format!("~{:016x}", base::random::u64()));
         let temporary = PathBuf::from(temporary);
@@ -145,7 +149,7 @@ fn has_no_links(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL))
 }
 
-/// Renames a file unless there is one of the new name.
+/// Renames a file, unless the new name exists.
 fn rename_to_nothing(from: &Path, to: &Path) -> io::Result<()> {
     let text = |path: &Path| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from);
     let (from, to) = (text(from)?, text(to)?);
@@ -269,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_hard_links_a_record_is_still_made_by_one_only() {
+    fn without_hard_links_only_one_caller_creates_a_record() {
         let dir = tempfile::tempdir().unwrap();
         let (one, two, to) = (dir.path().join("one"), dir.path().join("two"), dir.path().join("to"));
         fs::write(&one, "one").unwrap();

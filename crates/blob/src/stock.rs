@@ -1,11 +1,12 @@
-//! Memory for the bytes of one blob, used again.
+//! A pool of buffers for the bytes of one blob each.
 //!
-//! A stream from far away needs 4 MiB for every blob. From the allocator each of them would be fresh pages, which the kernel has to find, clear and take
-//! back: on a virtual machine that costs more than the copy into them. So a few large [`Buffer`]s that are not needed any more are kept, and
-//! [`tidy`] lets go of them when nothing goes on.
+//! A remote stream needs 4 MiB for every blob. From the allocator, each buffer would consist of fresh pages,
+//! which the kernel has to find, clear and take back. On a virtual machine that costs more than the copy into
+//! them. So a few large [`Buffer`]s are kept for reuse, and [`tidy`] frees them when they are idle.
 //!
-//! A large one begins with a page, and where the kernel has large pages it is made of two of them. So it can be written to a disk past the
-//! kernel's pages as it lies (`folder::direct`), and the disk is told of two pieces of memory and not of a thousand.
+//! A large buffer begins at a page boundary, and it consists of two large pages if the kernel has them. So it
+//! can be written to a disk directly, bypassing the page cache (`folder::direct`), and the disk gets two
+//! pieces of memory instead of a thousand.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -15,26 +16,27 @@ use base::size::BLOB_MAX;
 use memmap2::{Advice, MmapMut};
 use parking_lot::Mutex;
 
-/// Smaller ones are the allocator's business.
+/// Smaller buffers come from the allocator.
 const LEAST: usize = 1 << 20;
-/// What a large one has room for: a blob and what is stored with it.
+/// The size of a large buffer: a blob and what is stored with it.
 const SIZE: usize = BLOB_MAX as usize + (16 << 10);
-/// As much address space is taken: only what is a multiple of a large page begins with one.
+/// The address space to map: only a multiple of a large page is aligned to one.
 const SPAN: usize = 6 << 20;
-/// So many are kept: what a dozen fetches of a fast line take turns with.
+/// How many are kept: a dozen fetches over a fast line use about this many in turn.
 const KEPT: usize = 16;
 
-/// The same, on this machine.
+/// How many are kept on this machine.
 static KEEP: AtomicUsize = AtomicUsize::new(KEPT);
 static TAKEN: AtomicBool = AtomicBool::new(false);
-static STOCK: Mutex<Vec<MmapMut>> = Mutex::new(Vec::new());
+static POOL: Mutex<Vec<MmapMut>> = Mutex::new(Vec::new());
 
-/// From now on no more than so many are kept: for a machine with little memory. At most the usual number.
+/// Limits how many buffers are kept, for a machine with little memory. The usual number is the maximum.
 pub fn keep_at_most(buffers: usize) {
     KEEP.store(buffers.min(KEPT), Ordering::Relaxed);
 }
 
-/// Bytes of a blob, as a vector's: see the [module](self). Clones share the memory until one of them is written to.
+/// Bytes of a blob, like a vector: see the [module](self). Clones share the memory until one of them is
+/// written to.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     memory: Arc<Memory>,
@@ -43,9 +45,9 @@ pub struct Buffer {
 
 #[derive(Debug)]
 enum Memory {
-    /// All of it has been written.
+    /// All of it is initialized.
     Heap(Vec<u8>),
-    /// Zeros, or what an earlier one held. Taken out when it is dropped.
+    /// Zeros, or what an earlier buffer held. Taken out when it is dropped.
     Pages(Option<MmapMut>),
 }
 
@@ -66,14 +68,14 @@ impl Memory {
 }
 
 impl Buffer {
-    /// An empty one with room for at least so many bytes.
+    /// An empty buffer with room for at least this many bytes.
     pub fn with_room(bytes: usize) -> Buffer {
         let memory = if (LEAST..=SIZE).contains(&bytes) { pages() } else { None };
         let memory = memory.map_or_else(|| Memory::Heap(vec![0; bytes]), |pages| Memory::Pages(Some(pages)));
         Buffer { memory: Arc::new(memory), len: 0 }
     }
 
-    /// One with so many bytes, whatever they are: to be written over.
+    /// A buffer of this length with unspecified contents, to be overwritten.
     pub fn with_len(bytes: usize) -> Buffer {
         Buffer::with_room(bytes).of_len(bytes)
     }
@@ -83,7 +85,7 @@ impl Buffer {
         self.memory.bytes().len()
     }
 
-    /// Takes more bytes behind those that are there; past its room it moves to a larger place.
+    /// Appends bytes. Beyond its room, the buffer moves to a larger one.
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         let end = self.len + bytes.len();
         if end > self.room() {
@@ -96,7 +98,7 @@ impl Buffer {
         self.len = end;
     }
 
-    /// Leaves out the first bytes.
+    /// Removes the first bytes.
     pub fn leave_out(&mut self, first: usize) {
         let first = first.min(self.len);
         let end = self.len;
@@ -104,7 +106,7 @@ impl Buffer {
         self.len -= first;
     }
 
-    /// The same with another length within its room. What was never written holds whatever it held.
+    /// The same buffer with another length within its room. Bytes that were never written are unspecified.
     #[must_use]
     pub fn of_len(mut self, len: usize) -> Buffer {
         self.len = len.min(self.room());
@@ -116,7 +118,7 @@ impl Buffer {
         self.memory_mut()
     }
 
-    /// Memory that nobody else has.
+    /// The memory, unshared.
     fn memory_mut(&mut self) -> &mut [u8] {
         if Arc::get_mut(&mut self.memory).is_none() {
             let mut own = Buffer::with_room(self.room());
@@ -132,7 +134,7 @@ impl Buffer {
 impl Drop for Memory {
     fn drop(&mut self) {
         let Memory::Pages(pages) = self else { return };
-        let mut stock = STOCK.lock();
+        let mut stock = POOL.lock();
         if stock.len() < KEEP.load(Ordering::Relaxed) {
             stock.extend(pages.take());
         }
@@ -200,22 +202,23 @@ impl PartialEq<Vec<u8>> for Buffer {
     }
 }
 
-/// Memory for a large one; none where the system has no more to give, and then the allocator is to say so.
+/// Memory for a large buffer; none if the system has no more. Then the allocator reports that.
 fn pages() -> Option<MmapMut> {
     TAKEN.store(true, Ordering::Relaxed);
-    let kept = STOCK.lock().pop();
+    let kept = POOL.lock().pop();
     kept.or_else(|| {
         let pages = MmapMut::map_anon(SPAN).ok()?;
-        // What comes after a blob is seldom written, and shall take no large page. A kernel without them says no, and all is as ever.
+        // The space after a blob is seldom written and needs no large page. A kernel without large pages
+        // refuses, which does no harm.
         let _ = pages.advise_range(Advice::HugePage, 0, BLOB_MAX as usize);
         Some(pages)
     })
 }
 
-/// Lets go of those that are kept, if none was taken since this was last called. For who calls it every second or so.
+/// Frees the kept buffers if none was taken since the last call. Call it about once a second.
 pub fn tidy() {
     if !TAKEN.swap(false, Ordering::Relaxed) {
-        let all = std::mem::take(&mut *STOCK.lock());
+        let all = std::mem::take(&mut *POOL.lock());
         drop(all);
     }
 }
@@ -225,25 +228,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_dropped_is_taken_again_within_a_bound() {
+    fn dropped_buffers_are_reused_within_a_bound() {
         assert_eq!(Buffer::with_room(100).room(), 100);
         assert!(Buffer::with_room(SIZE + 1).room() > SIZE);
         let mut full: Vec<Buffer> = (0..KEPT + 5).map(|_| Buffer::with_room(3 << 20)).collect();
         full.iter_mut().for_each(|buffer| buffer.extend_from_slice(&[7]));
         assert!(full.iter().all(|buffer| buffer.as_ptr().align_offset(4096) == 0));
         drop(full);
-        assert_eq!(STOCK.lock().len(), KEPT);
+        assert_eq!(POOL.lock().len(), KEPT);
         let again = Buffer::with_room(LEAST);
         assert!(again.is_empty() && again.room() == SIZE);
         drop(again);
         tidy();
-        assert_eq!(STOCK.lock().len(), KEPT, "one was taken just now, the others stay");
+        assert_eq!(POOL.lock().len(), KEPT, "one was taken a moment ago, so the others are kept");
         tidy();
-        assert!(STOCK.lock().is_empty());
+        assert!(POOL.lock().is_empty());
     }
 
     #[test]
-    fn it_holds_what_a_vector_would() {
+    fn a_buffer_behaves_like_a_vector() {
         for len in [0, 1, 70_000, LEAST, SIZE - 3] {
             let bytes: Vec<u8> = (0..len).map(|n| ((n * 31) >> 3) as u8).collect();
             let mut buffer = Buffer::with_room(len);

@@ -1,9 +1,10 @@
-//! What lies beside a blob so that any part of it can be checked without reading the rest.
+//! The checksums beside a blob, with which any part of it can be checked without reading the rest.
 //!
-//! - Per *group* of 64 KiB its BLAKE3 chaining value: the nodes of the blob's own hash tree at that height. They lead to
-//!   the name, so whoever knows the name can check them, and with them each group as it arrives from another node.
-//! - Per *segment* of 32 KiB its CRC32C: a tenth of the cost, for bytes that lay on this machine's own disk. A CRC
-//!   finds rot; it proves nothing to somebody who is lied to.
+//! - Per *group* of 64 KiB its BLAKE3 chaining value: the nodes of the blob's own hash tree at that height.
+//!   The name follows from them. So a reader that knows the name can verify them, and with them each group as
+//!   it arrives from another node.
+//! - Per *segment* of 32 KiB its CRC32C: a tenth of the cost, for bytes on this machine's own disk. A CRC
+//!   detects decay, but no forgery.
 //!
 //! ```text
 //!                 id
@@ -44,7 +45,7 @@ const MAGIC: [u8; 4] = *b"covS";
 const VERSION: u32 = 1;
 const HEAD: usize = 12;
 
-/// A BLAKE3 chaining value, or the hash itself where a blob has a single group.
+/// A BLAKE3 chaining value, or the hash itself for a blob of a single group.
 pub type ChainingValue = [u8; 32];
 
 /// The sums of one blob.
@@ -56,13 +57,13 @@ pub struct Sums {
     segments: Vec<u32>,
 }
 
-/// Bytes that are not the blob's.
+/// Why bytes are not the blob's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
     /// The CRC of a segment differs.
     #[error("the CRC of the {len} bytes at {offset} is wrong")]
     Segment {
-        /// Where in the blob the segment begins.
+        /// The offset of the segment in the blob.
         offset: u32,
         /// Its length in bytes.
         len: u32,
@@ -70,24 +71,24 @@ pub enum Mismatch {
     /// The BLAKE3 chaining value of a group differs.
     #[error("the hash of the {len} bytes at {offset} is wrong")]
     Group {
-        /// Where in the blob the group begins.
+        /// The offset of the group in the blob.
         offset: u32,
         /// Its length in bytes.
         len: u32,
     },
-    /// The range was not one of whole segments or groups of this blob.
+    /// The range does not consist of whole segments or groups of this blob.
     #[error("{len} bytes at {offset} are no whole parts of a blob of {size} bytes")]
     Range {
-        /// Where it begins.
+        /// Its offset.
         offset: u32,
-        /// How long it is.
+        /// Its length in bytes.
         len: usize,
         /// The blob's size.
         size: u32,
     },
 }
 
-/// The bytes were not an encoded [`Sums`].
+/// The bytes are not an encoded [`Sums`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the sums of a blob are damaged: {0}")]
 pub struct BadSums(pub &'static str);
@@ -119,7 +120,7 @@ impl Sums {
         self.size
     }
 
-    /// The chaining values of the groups, in order; the id itself where there is a single group.
+    /// The chaining values of the groups, in order; the id itself for a single group.
     pub fn groups(&self) -> &[ChainingValue] {
         &self.groups
     }
@@ -129,8 +130,8 @@ impl Sums {
         &self.segments
     }
 
-    /// The CRC32C of the bytes from `start` to `end`, put together from those of the segments. None: the range does not consist of
-    /// whole segments of this blob.
+    /// The CRC32C of the bytes from `start` to `end`, combined from those of the segments. None: the range
+    /// does not consist of whole segments of this blob.
     pub fn crc_of(&self, start: u32, end: u32) -> Option<u32> {
         let whole = |at: u32| at.is_multiple_of(SEGMENT) || at == self.size;
         if start >= end || end > self.size || !start.is_multiple_of(SEGMENT) || !whole(end) {
@@ -141,13 +142,13 @@ impl Sums {
         Some(segments.iter().zip(lens).fold(0, |crc, (next, len)| crc32c_join(crc, *next, len)))
     }
 
-    /// Where the segment that holds the byte at `offset` begins and ends.
+    /// Start and end of the segment that holds the byte at `offset`.
     pub fn segment_around(&self, offset: u32) -> (u32, u32) {
         let start = offset - offset % SEGMENT;
         (start, start.saturating_add(SEGMENT).min(self.size))
     }
 
-    /// Compares bytes with the CRCs of the segments that they are: one or more whole segments from `offset` on.
+    /// Compares bytes, one or more whole segments from `offset` on, with their CRCs.
     ///
     /// # Errors
     /// [`Mismatch`]: the first segment that differs, or a range that is not one of whole segments.
@@ -165,7 +166,7 @@ impl Sums {
         Ok(())
     }
 
-    /// Compares bytes with the chaining values of the groups that they are: one or more whole groups from `offset` on.
+    /// Compares bytes, one or more whole groups from `offset` on, with their chaining values.
     ///
     /// # Errors
     /// [`Mismatch`]: the first group that differs, or a range that is not one of whole groups.
@@ -192,7 +193,7 @@ impl Sums {
         }
     }
 
-    /// The name that a blob with these chaining values has, or none if there are none. The values come from
+    /// The name of a blob with these chaining values; none if there are none. The values come from
     /// [`Sums::groups`]: a single one is the name itself.
     pub fn root_of(groups: &[ChainingValue]) -> Option<BlobId> {
         match groups {
@@ -206,12 +207,12 @@ impl Sums {
         }
     }
 
-    /// How many bytes [`Sums::encode`] gives for a blob of `size` bytes.
+    /// The length of [`Sums::encode`] for a blob of `size` bytes.
     pub fn encoded_len(size: u32) -> usize {
         HEAD + parts(size, GROUP) * 32 + size.div_ceil(SEGMENT) as usize * 4 + 4
     }
 
-    /// The sums as bytes: at most 2,576 of them. The same sums always give the same bytes.
+    /// The sums as bytes, at most 2,576. The same sums always give the same bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(Sums::encoded_len(self.size));
         out.extend_from_slice(&MAGIC);
@@ -224,7 +225,8 @@ impl Sums {
         out
     }
 
-    /// Reads what [`Sums::encode`] wrote. Whoever knows the blob's name compares it with [`Sums::id`].
+    /// Reads what [`Sums::encode`] wrote. A caller that knows the blob's name must compare it with
+    /// [`Sums::id`].
     ///
     /// # Errors
     /// [`BadSums`] for every other sequence of bytes.
@@ -257,7 +259,7 @@ impl Sums {
     }
 }
 
-/// Computes [`Sums`] from a blob's groups as they come, so that the whole blob need not be in memory at once.
+/// Computes [`Sums`] group by group as the blob's bytes arrive, so that the whole blob need not be in memory.
 #[derive(Debug)]
 pub struct Builder {
     size: u32,
@@ -267,7 +269,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// For a blob of `size` bytes: how a group is hashed depends on whether it is the only one.
+    /// For a blob of `size` bytes. A single group is hashed differently from one of several.
     ///
     /// # Panics
     /// When there are more than 4 MiB.
@@ -281,7 +283,7 @@ impl Builder {
         }
     }
 
-    /// How long the next group must be, in bytes; 0 when all are there.
+    /// The length of the next group, in bytes; 0 when all were pushed.
     pub fn next_len(&self) -> u32 {
         GROUP.min(self.size - self.done)
     }
@@ -295,15 +297,15 @@ impl Builder {
         if group.is_empty() {
             return;
         }
-        // The hash first: it computes long enough for the next bytes to arrive from memory meanwhile, and the CRCs then find
-        // the group in the processor's cache.
+        // The hash first: it takes long enough for the next bytes to arrive from memory meanwhile. The CRCs
+        // then find the group in the processor's cache.
         let value = chaining_value(self.groups.len(), self.size <= GROUP, group);
         self.groups.push(value);
         self.segments.extend(group.chunks(SEGMENT as usize).map(crc32c));
         self.done += group.len() as u32;
     }
 
-    /// The sums of what was pushed.
+    /// The sums of the pushed bytes.
     ///
     /// # Panics
     /// When fewer bytes were pushed than the blob has.
@@ -329,7 +331,8 @@ fn chaining_value(index: usize, only: bool, group: &[u8]) -> ChainingValue {
     blake3::Hasher::new().set_input_offset(index as u64 * u64::from(GROUP)).update(group).finalize_non_root()
 }
 
-/// Of the groups of a tree, those left of its root: the largest power of two that leaves something on the right.
+/// How many groups of a tree are left of its root: the largest power of two that leaves something on the
+/// right.
 fn left_groups(count: usize) -> usize {
     count.next_power_of_two() / 2
 }

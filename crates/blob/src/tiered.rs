@@ -1,9 +1,8 @@
-//! Several sources asked one after the other: this node's disk, peers, the origin.
+//! Several sources that are tried in order: this node's disk, peers, the origin.
 //!
-//! The nearest that has the blob is asked first: those that answer without a network, in their order, then the others.
-//! Any copy is as good as the original, so an error of one source is a reason to ask the next, whatever the error; a
-//! damaged copy is also reported, so that it can be dropped and counted. Only a range that the blob does not have is
-//! refused at once.
+//! Local sources that have the blob are tried first, in their order, then the others. Any copy is as good as
+//! the original, so any error of one source leads to the next. A damaged copy is also reported, so that it
+//! can be dropped and counted. Only a range past the blob's end is refused at once.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use base::{BlobId, Must};
 use crate::access::Access;
 use crate::source::{BlobError, BlobSource};
 
-/// Called with a source's place in the list, the blob, and what was seen.
+/// Called with a source's index in the list, the blob, and a description.
 pub type OnDamage = Box<dyn Fn(usize, &BlobId, &str) + Send + Sync>;
 
 /// A list of sources. See the [module](self).
@@ -23,7 +22,7 @@ pub struct Tiered {
 }
 
 impl Tiered {
-    /// `sources` from the nearest to the one that has everything.
+    /// `sources` in order, from the nearest to the one that has everything.
     ///
     /// # Panics
     /// When there are more than 64.
@@ -34,22 +33,22 @@ impl Tiered {
 }
 
 impl BlobSource for Tiered {
-    /// The error, if nobody had the bytes, is the last that said more than "not here".
+    /// If no source had the bytes, this returns the last error that says more than "missing".
     fn read_at(&self, id: &BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
         self.read_as(id, offset, buf, Access::Normal)
     }
 
     fn read_as(&self, id: &BlobId, offset: u32, buf: &mut [u8], access: Access) -> Result<(), BlobError> {
-        let mut told = BlobError::Missing(*id);
-        // One bit for each source that was near; it is asked once, also if that changes meanwhile.
-        let mut near = 0u64;
-        for far in [false, true] {
-            for (place, source) in self.sources.iter().enumerate() {
-                let bit = 1u64 << place;
-                if !far && source.is_near(id) {
-                    near |= bit;
+        let mut last_error = BlobError::Missing(*id);
+        // One bit for each source that was local at first. It is tried once, even if that changes meanwhile.
+        let mut local = 0u64;
+        for remote in [false, true] {
+            for (index, source) in self.sources.iter().enumerate() {
+                let bit = 1u64 << index;
+                if !remote && source.is_near(id) {
+                    local |= bit;
                 }
-                if (near & bit != 0) == far {
+                if (local & bit != 0) == remote {
                     continue;
                 }
                 match source.read_as(id, offset, buf, access) {
@@ -60,31 +59,31 @@ impl BlobSource for Tiered {
                     }
                     Err(error) => {
                         if let BlobError::Damaged { what, .. } = &error {
-                            (self.on_damage)(place, id, what);
+                            (self.on_damage)(index, id, what);
                         }
-                        told = error;
+                        last_error = error;
                     }
                 }
             }
         }
-        Err(told)
+        Err(last_error)
     }
 
     fn is_near(&self, id: &BlobId) -> bool {
         self.sources.iter().any(|source| source.is_near(id))
     }
 
-    /// Told to whoever would be asked first.
+    /// The hint goes to the source that would be tried first.
     fn will_need(&self, id: &BlobId) {
-        let near = self.sources.iter().find(|source| source.is_near(id));
-        if let Some(source) = near.or(self.sources.first()) {
+        let local = self.sources.iter().find(|source| source.is_near(id));
+        if let Some(source) = local.or(self.sources.first()) {
             source.will_need(id);
         }
     }
 
     fn will_need_part(&self, id: &BlobId, offset: u32, len: u32) {
-        let near = self.sources.iter().find(|source| source.is_near(id));
-        if let Some(source) = near.or(self.sources.first()) {
+        let local = self.sources.iter().find(|source| source.is_near(id));
+        if let Some(source) = local.or(self.sources.first()) {
             source.will_need_part(id, offset, len);
         }
     }

@@ -1,9 +1,9 @@
-//! What names cost: planning an operation, committing it to the journal, and a record of the log.
+//! The cost of names: planning an operation, committing it to the journal, and one record of the log.
 //!
-//! The planner is pure, so it is timed over a store in memory, reads of rows included. The journal lies on a disk, and its own
-//! thread drains meanwhile, as in a mount.
+//! The planner is pure, so it is timed over a store in memory, including reads of rows. The journal is on a
+//! disk, and its own thread drains meanwhile, as in a mount.
 
-#![allow(missing_docs, reason = "what the macros of criterion make has no place for them")]
+#![allow(missing_docs, reason = "the items that the macros of criterion generate cannot be documented")]
 
 extern crate covey_meta as meta;
 
@@ -85,7 +85,8 @@ fn value(len: usize) -> Value {
     vec![7; len].into()
 }
 
-/// The journal's own part: one commit of the rows that a create has, planned beforehand; and encoding and checking its record.
+/// The journal's share: one commit of the rows that a create has, planned in advance; and encoding and
+/// checksumming its record.
 fn journal(c: &mut Criterion) {
     let folder = tempfile::tempdir().unwrap();
     let packs = Arc::new(FolderPacks::new(&folder.path().join("open")));

@@ -1,6 +1,8 @@
-//! What the journal costs: commits per second, microseconds of a create, of a flush, the time to open again after a kill, memory.
+//! The cost of the journal: commits per second, microseconds of a create and of a flush, the time to reopen
+//! after a kill, memory.
 //!
-//! `cargo run --release -p covey-meta --example journal_speed -- [FILES] [FOLDER]`: the folder's disk is what is measured.
+//! `cargo run --release -p covey-meta --example journal_speed -- [FILES] [FOLDER]` measures the disk that
+//! holds the folder.
 
 extern crate covey_meta as meta;
 
@@ -18,7 +20,8 @@ use meta::store::FreshData;
 use meta::{Commit, Expect, Key, MetaStore};
 use support::FolderPacks;
 
-/// What creating a file commits: its inode, its name, its content's row; two counters; the directory's time.
+/// The commit of a file's creation: its inode, its name, its content's row; two counters; the directory's
+/// time.
 fn create(ino: u64, in_directory: u64) -> Commit {
     let parent = Ino(ino / in_directory + 2);
     let name = format!("file-{ino:08}");
@@ -116,7 +119,7 @@ fn flushes(journal: &Journal, packs: &FolderPacks, rounds: u64) {
         times.push(before.elapsed());
     }
     println!("flush with 4 KiB: {}", percentiles(times));
-    // For comparison: what the disk takes for one write of 4 KiB and its fdatasync.
+    // For comparison: the time of one write of 4 KiB and its fdatasync on the same disk.
     let file = std::fs::File::create(packs.0.join("../probe")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &vec![1; 4 << 20], 0).unwrap();
     file.sync_all().unwrap();
@@ -129,7 +132,7 @@ fn flushes(journal: &Journal, packs: &FolderPacks, rounds: u64) {
     println!("the disk's own: {}", percentiles(times.collect()));
 }
 
-/// What a `mem:` volume's rows take.
+/// The memory of a `mem:` volume's rows.
 fn in_memory(files: u64) {
     let before = memory("VmRSS");
     let store = meta::Memory::new();
@@ -166,7 +169,7 @@ fn main() {
     flushes(&journal, &packs, 1000);
     import(&journal, 20_000, 1, files * 4, 1000);
     println!("{:?}", journal.stats());
-    // As a kill: no thread runs any more, and nothing was brought in order.
+    // Like a kill: no thread runs any more, and nothing was shut down in order.
     drop(journal);
     let (journal, _) = open(folder.path());
     let before = Instant::now();

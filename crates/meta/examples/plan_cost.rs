@@ -1,7 +1,8 @@
-//! What planning costs, without a store: `cargo run --release -p covey-meta --example plan_cost`.
+//! The cost of planning, without a store: `cargo run --release -p covey-meta --example plan_cost`.
 //!
-//! Each operation is planned as `Names::run` does it: with nothing shown, then with the rows it asked for, until there is a change.
-//! Rows come from a map, and the time for that is in the figures; so they are upper bounds.
+//! Each operation is planned as `Names::run` does it: with nothing shown, then with the rows it asked for,
+//! until there is a change. Rows come from a map. The figures include the time for that, so they are upper
+//! bounds.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -15,7 +16,7 @@ use meta::{Key, Value};
 
 type Rows = BTreeMap<Key, Value>;
 
-fn settle(op: &Op<'_>, ctx: &Ctx, rows: &Rows) -> Box<meta::plan::Change> {
+fn plan_fully(op: &Op<'_>, ctx: &Ctx, rows: &Rows) -> Box<meta::plan::Change> {
     let mut view = View::new();
     loop {
         match plan(op, ctx, &view) {
@@ -37,7 +38,7 @@ fn settle(op: &Op<'_>, ctx: &Ctx, rows: &Rows) -> Box<meta::plan::Change> {
 }
 
 fn apply(rows: &mut Rows, op: &Op<'_>, ctx: &Ctx) {
-    let change = settle(op, ctx, rows);
+    let change = plan_fully(op, ctx, rows);
     rows.extend(change.commit.puts);
     for key in change.commit.dels {
         rows.remove(&key);
@@ -50,7 +51,7 @@ fn measure(what: &str, rows: &Rows, ctx: &Ctx, op: &Op<'_>) {
     for _ in 0..5 {
         let start = Instant::now();
         for _ in 0..rounds {
-            std::hint::black_box(settle(std::hint::black_box(op), ctx, rows));
+            std::hint::black_box(plan_fully(std::hint::black_box(op), ctx, rows));
         }
         best = best.min(start.elapsed().as_secs_f64() / f64::from(rounds));
     }

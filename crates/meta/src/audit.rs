@@ -1,16 +1,19 @@
-//! Checks that the names of a volume agree with one another, and says how each disagreement could be mended.
+//! Checks that the names of a volume agree with one another, and how each disagreement can be repaired.
 //!
-//! What is checked: every row decodes; every name has an inode and every inode its names, or the mark that it has none; link counts,
-//! parents and subdirectory counts; a file's bytes are inline or in extents, within its size, and add up; the flags for extended
-//! attributes; the packs' live bytes and users, and that what is referred to is there; the volume's totals; and that every
-//! directory is below the root. What is *in* the blobs is not looked at.
+//! These are checked: every row decodes. Every name has an inode, and every inode has its names or the mark
+//! that it has none. Link counts, parents and subdirectory counts are right. A file's bytes are inline or in
+//! extents, within its size, and add up. The flags for extended attributes are right. The packs' live bytes
+//! and users are right, and what is referred to exists. The volume's totals are right. Every directory is
+//! below the root. The *contents* of the blobs are not checked.
 //!
-//! Rows are streamed in key order, several kinds side by side. Held in memory are 32 bytes for each name's inode and
-//! as much for each pack. The store should be at rest: what changes meanwhile may be reported as wrong.
+//! Rows are streamed in key order, several kinds in parallel. Memory holds 32 bytes for each name's inode and
+//! the same for each pack. The store should not change during an audit: a change meanwhile may be reported as
+//! wrong.
 //!
-//! [`repair`] turns a finding into a commit that holds only if the row is still as it was found. Findings are independent of one another: all
-//! expected values are those after all repairs. Some repairs bring others to light (an inode that is named again makes its parent's counts
-//! wrong), so a repair is followed by another audit, until one finds nothing that can be mended.
+//! [`repair`] turns a finding into a commit that applies only if the row is still as it was found. Findings
+//! are independent of one another: all expected values are those after all repairs. Some repairs reveal other
+//! findings (an inode that gets a name again makes its parent's counts wrong). So after a repair another
+//! audit runs, until one finds nothing that can be repaired.
 
 mod cursor;
 mod finding;
@@ -25,14 +28,14 @@ use crate::key::Key;
 use crate::record::decode_i64;
 use crate::store::{MetaStore, StoreError};
 
-/// What was gone through.
+/// What was read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Names.
     pub names: u64,
     /// Inodes.
     pub inodes: u64,
-    /// Inodes without a name that wait to be collected.
+    /// Inodes without a name, to be collected.
     pub orphans: u64,
     /// Bytes that files refer to, every reference counted.
     pub bytes: u64,
@@ -44,28 +47,28 @@ pub struct Summary {
     pub findings: u64,
 }
 
-/// What an audit tells while it runs.
+/// The callbacks of an audit.
 pub struct Listener<'a> {
     /// Called with each finding.
     pub found: &'a mut dyn FnMut(Finding),
-    /// Called now and then with how many rows were read. A volume's rows are read up to three times.
+    /// Called from time to time with how many rows were read. A volume's rows are read up to three times.
     pub progress: &'a mut dyn FnMut(u64),
 }
 
-/// One audit under way.
+/// One running audit.
 struct Audit<'a, 'l> {
     store: &'a dyn MetaStore,
     listener: &'a mut Listener<'l>,
     summary: Summary,
     rows: u64,
-    /// A row could not be read: what it says is missing from every count.
-    blind: bool,
+    /// A row could not be read, so every count lacks what it says.
+    has_unreadable: bool,
 }
 
 impl Audit<'_, '_> {
     fn report(&mut self, finding: Finding) {
         self.summary.findings += 1;
-        self.blind |= matches!(finding, Finding::BadRow { .. });
+        self.has_unreadable |= matches!(finding, Finding::BadRow { .. });
         (self.listener.found)(finding);
     }
 
@@ -76,9 +79,9 @@ impl Audit<'_, '_> {
         }
     }
 
-    /// Compares a counter's row with what was counted, if all that it counts could be read.
+    /// Compares a counter's row with the counted value, if every counted row could be read.
     fn compare(&mut self, key: Key, expected: u64) -> Result<(), StoreError> {
-        if self.blind {
+        if self.has_unreadable {
             return Ok(());
         }
         let found = self.store.get(&key)?;
@@ -90,12 +93,12 @@ impl Audit<'_, '_> {
     }
 }
 
-/// Goes through a whole volume.
+/// Audits a whole volume.
 ///
 /// # Errors
-/// The store failed; what is damaged within rows is a finding instead.
+/// The store failed. Damage within rows is a finding instead.
 pub fn audit(store: &dyn MetaStore, listener: &mut Listener<'_>) -> Result<Summary, StoreError> {
-    let mut audit = Audit { store, listener, summary: Summary::default(), rows: 0, blind: false };
+    let mut audit = Audit { store, listener, summary: Summary::default(), rows: 0, has_unreadable: false };
     let mut tallies = packs::Tallies::default();
     inodes::check(&mut audit, &mut tallies)?;
     packs::check(&mut audit, &tallies)?;

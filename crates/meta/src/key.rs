@@ -1,4 +1,4 @@
-//! Keys of rows: big-endian, so that byte order is the order of scans.
+//! Keys of rows: big-endian, so that scans follow the byte order.
 //!
 //! | key | row |
 //! |---|---|
@@ -11,7 +11,8 @@
 //! | `06 ino:8 name` | extended attribute |
 //! | `08 dir:8` | when the directory's entries last changed (`max`) |
 //! | `09 dir:8` | number of subdirectories (`add`) |
-//! | `0C ino:8` | an inode without a name, to be collected when nobody holds it; of a removed directory: its inode |
+//! `0C ino:8` | an inode without a name, to be collected when no handle is open; of a removed directory: its
+//! inode |
 //! | `0E hash:32` | a small file's content: which range of a pack holds it |
 //! | `0F pack:8` | pack ([`crate::record::PackRow`]) |
 //! | `10 pack:8` | bytes of the pack that extents refer to, each reference counted (`add`) |
@@ -19,9 +20,9 @@
 //! | `12 hash:32 pack:8` | this sealed pack is this blob |
 //! | `13 hash:32 name` | a published tree of this name holds this blob ([`crate::record::HeldRow`]) |
 //!
-//! **Why a hash in directory entries.** A mount without OPENDIR has no handle in which a listing's position could be
-//! kept, so a position must be a number from which a listing can be resumed with nothing remembered. Entries are ordered
-//! by 63 bits of the name's BLAKE3, and that number is the position.
+//! **Why directory entries contain a hash.** A mount without OPENDIR has no handle that could keep a
+//! listing's position. So a position must be a number from which a listing can be resumed without any state.
+//! Entries are ordered by 63 bits of the name's BLAKE3, and that number is the position.
 
 use std::fmt;
 use std::sync::Arc;
@@ -75,10 +76,10 @@ pub mod tags {
     pub const HELD: u8 = 0x13;
 }
 
-/// Positions below this are not entries: 0 is the start of a listing, 1 follows `.`, 2 follows `..`.
+/// Lower positions are not entries: 0 is the start of a listing, 1 follows `.`, 2 follows `..`.
 pub const FIRST_POSITION: u64 = 3;
 
-/// Where a name stands in its directory's listing: 63 bits of the name's BLAKE3, at least [`FIRST_POSITION`].
+/// A name's position in its directory's listing: 63 bits of the name's BLAKE3, at least [`FIRST_POSITION`].
 pub fn name_position(name: &[u8]) -> u64 {
     let hash = blake3::hash(name);
     let mut first = [0u8; 8];
@@ -86,7 +87,8 @@ pub fn name_position(name: &[u8]) -> u64 {
     (u64::from_be_bytes(first) >> 1).max(FIRST_POSITION)
 }
 
-/// Whether this can be a name in a directory: not empty, not `.` or `..`, without `/` and NUL, at most 255 bytes.
+/// Whether this can be a name in a directory: not empty, not `.` or `..`, without `/` and NUL, at most 255
+/// bytes.
 pub fn is_name(name: &[u8]) -> bool {
     !matches!(name, b"" | b"." | b"..")
         && name.len() <= base::size::NAME_MAX
@@ -96,7 +98,7 @@ pub fn is_name(name: &[u8]) -> bool {
 /// The longest key in bytes: a directory entry's, or an extended attribute's, with a name of 255.
 const KEY_MAX: usize = 280;
 
-/// Puts a key together on the stack, so that the key itself is the only allocation.
+/// Builds a key on the stack, so that the key itself is the only allocation.
 macro_rules! build {
     ($tag:expr $(, $part:expr)*) => {{
         let mut bytes = [0u8; KEY_MAX];
@@ -105,7 +107,7 @@ macro_rules! build {
         let mut len = 1;
         $({
             let part: &[u8] = $part;
-            // A longer name than any that may be stored finds nothing, and refusing it is the planner's business.
+            // A name longer than any stored one finds nothing. The planner refuses it.
             let end = (len + part.len()).min(KEY_MAX);
             bytes[len..end].copy_from_slice(&part[..end - len]);
             len = end;
@@ -114,19 +116,19 @@ macro_rules! build {
     }};
 }
 
-/// What a directory entry's key says.
+/// The parts of a directory entry's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DentryKey<'a> {
     /// The directory.
     pub parent: Ino,
-    /// Where the entry stands in a listing: see [`name_position`].
+    /// The entry's position in a listing: see [`name_position`].
     pub position: u64,
     /// The name.
     pub name: &'a [u8],
 }
 
 impl DentryKey<'_> {
-    /// Whether the entry stands where its name is looked up.
+    /// Whether the entry is at the position where a lookup of its name searches.
     pub fn is_placed(&self) -> bool {
         self.position == name_position(self.name)
     }
@@ -148,13 +150,14 @@ impl Key {
         self.0.first().copied().unwrap_or(0)
     }
 
-    /// The number behind the tag: the inode, or the pack, that the row is about.
+    /// The number after the tag: the inode, or the pack, that the row is about.
     pub fn number(&self) -> Option<u64> {
         self.number_at(1)
     }
 
-    /// What a directory entry's key says; none for other keys, and none if its name cannot be one ([`is_name`]): rows may come from a
-    /// volume that somebody else prepared, and whatever reads names from rows may join them to a path.
+    /// The parts of a directory entry's key; none for other keys, and none if its name is impossible
+    /// ([`is_name`]). Rows may come from a volume that somebody else prepared, and code that reads names from
+    /// rows may join them to a path.
     pub fn as_dentry(&self) -> Option<DentryKey<'_>> {
         let (&tag, _) = self.0.split_first()?;
         let name = self.0.get(17..).filter(|name| tag == tags::DENTRY && is_name(name))?;
@@ -342,7 +345,7 @@ impl Key {
     pub fn holders(blob: &BlobId) -> KeyRange {
         KeyRange {
             start: build!(tags::HELD, &blob.0),
-            // No name has a byte above 0x7F.
+            // Tree names are ASCII: no byte is above 0x7F.
             end: build!(tags::HELD, &blob.0, &[0xFF]),
         }
     }

@@ -1,15 +1,16 @@
 //! Names: directories, inodes, attributes, and which extents make up a file.
 //!
-//! Three layers, each in its own folder:
+//! Three layers:
 //!
 //! ```text
-//!   names      runs an operation: read what the plan needs, plan, commit, again on conflict
+//!   names      runs an operation: read what the plan needs, plan, commit; on a conflict, again
 //!   plan       what an operation means: pure, no I/O, no clock, no randomness
-//!   store      the seam: rows under ordered keys, conditional commits
+//!   store      the trait of the engines: rows under ordered keys, conditional commits
 //!     engine/memory, engine/sqlite      engines; journal (overlay + redo log) stands in front of SQLite
 //! ```
 //!
-//! [`key`] and [`record`] say how rows are written down; docs/FORMAT.md is their prose.
+//! [`key`] and [`record`] define the bytes of a row. docs/FORMAT.md describes them. [`audit`] checks that the
+//! rows agree with one another, for `covey fsck`.
 
 pub mod audit;
 pub mod engine;

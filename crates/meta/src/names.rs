@@ -1,11 +1,12 @@
-//! Runs operations on a store, and reads what is in it.
+//! Runs operations on a store, and reads from it.
 //!
-//! [`Names::run`] is the loop around the pure planner: show the rows a plan asks for, commit what it comes to, and after a
-//! conflict show the fresh values and plan again.
+//! [`Names::run`] is the loop around the pure planner. It shows the rows that a plan asks for and commits the
+//! result. After a conflict it shows the fresh values and plans again.
 //!
-//! **Refusals are believed only when they are of one moment.** Rows that were read in several rounds may never have been
-//! true together (a name was read, then its inode, and between the two both went away). So a refusal that rests on more than one
-//! round is checked: all its rows are read again at once, and if one has changed, the plan is made again.
+//! **A refusal counts only if its rows are of one moment.** Rows that were read in several rounds may never
+//! have been true together: a name was read, then its inode, and both were removed in between. So a refusal
+//! that rests on more than one round is checked: all its rows are read again at once, and if one has changed,
+//! the operation is planned again.
 
 use std::sync::Arc;
 
@@ -20,16 +21,16 @@ use crate::record::{
 };
 use crate::store::{CommitError, MetaStore, StoreError, Value};
 
-/// A plan that was made this often in vain is given up: the store contradicts itself.
+/// After this many attempts a plan is given up: the store contradicts itself.
 const ATTEMPTS_MAX: u32 = 100_000;
 
 /// Why an operation did not happen.
 #[derive(Debug, thiserror::Error)]
 pub enum NamesError {
-    /// It makes no sense, or is not allowed.
+    /// It is invalid, or not permitted.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The store could not do it.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -37,7 +38,7 @@ pub enum NamesError {
 /// An entry of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its position. The listing goes on after it at `position + 1`.
+    /// Its position. The listing continues after it at `position + 1`.
     pub position: u64,
     /// The name.
     pub name: Box<[u8]>,
@@ -71,11 +72,12 @@ impl Names {
         &self.store
     }
 
-    /// Does an operation. In the change that comes back the commit has been taken out: it is done. Its `inode`, if a directory's, is
-    /// complete, as by [`Names::attr`].
+    /// Does an operation. The commit of the returned change is empty, because it was applied. The change's
+    /// `inode`, if it is a directory's, is complete, as by [`Names::attr`].
     ///
     /// # Errors
-    /// Refused, or the store failed; then nothing was changed (or, if the store's error says so, nothing is known).
+    /// Refused, or the store failed. Then nothing was changed, or, if the store's error says so, it is
+    /// unknown whether something was.
     pub fn run(&self, op: &Op<'_>, ctx: &Ctx) -> Result<Change, NamesError> {
         let _phase = phase::enter(Phase::Names);
         let mut view = View::new();
@@ -115,7 +117,7 @@ impl Names {
         Err(StoreError::Damaged("an operation finds other rows each time it is planned".to_owned()).into())
     }
 
-    /// Rows first, then ranges: a plan relies on a range through a row that was shown no later.
+    /// Rows first, then ranges: a plan relies on a range through a row that was shown before it or with it.
     fn show(
         &self,
         view: &mut View,
@@ -136,7 +138,8 @@ impl Names {
         Ok(())
     }
 
-    /// Whether every row is still as it was shown. If not, the view has the new ones, and its ranges are forgotten.
+    /// Whether every row is still as it was shown. If not, the view gets the new rows, and its ranges are
+    /// forgotten.
     fn is_current(&self, view: &mut View) -> Result<bool, StoreError> {
         let (keys, seen): (Vec<Key>, Vec<Option<Value>>) =
             view.rows().map(|(key, value)| (key.clone(), value.cloned())).unzip();
@@ -170,16 +173,16 @@ impl Names {
         self.store.get(key)?.map(|row| decode(&row)).transpose().map_err(damaged)
     }
 
-    /// What a name stands for.
+    /// The inode that a name stands for.
     ///
     /// # Errors
-    /// See [`StoreError`]; so for all reads here.
+    /// See [`StoreError`]; the same for all reads here.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Option<Dentry>, StoreError> {
         let _phase = phase::enter(Phase::Names);
         self.decoded(&Key::dentry(parent, name), Dentry::decode)
     }
 
-    /// An inode as it is stored, whether it has a name or not.
+    /// An inode as it is stored, with or without a name.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -188,13 +191,13 @@ impl Names {
         if let Some(record) = self.decoded(&Key::inode(ino), InodeRecord::decode)? {
             return Ok(Some(record));
         }
-        // A removed directory's record lives on in its orphan row; other orphan rows are empty.
+        // A removed directory's record is kept in its orphan row. Other orphan rows are empty.
         let row = self.store.get(&Key::orphan(ino))?.filter(|row| !row.is_empty());
         row.map(|row| InodeRecord::decode(&row)).transpose().map_err(damaged)
     }
 
-    /// An inode as stat(2) shows it: a directory's link count (2 and its subdirectories, 0 once removed) and its
-    /// times are complete.
+    /// An inode as stat(2) shows it: a directory's link count (2 and its subdirectories, 0 once removed) and
+    /// its times are complete.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -203,13 +206,13 @@ impl Names {
         self.inode(ino)?.map(|record| self.complete(ino, record)).transpose()
     }
 
-    /// About `limit` entries of a directory from `position` on (0: all), in order of position; none when there are no
-    /// more. Entries that are there throughout are found exactly once, whatever comes and goes meanwhile, if each
-    /// listing goes on at the last position + 1.
+    /// About `limit` entries of a directory from `position` on (0: all), in order of position; none at the
+    /// end. Entries that exist throughout are found exactly once, whatever else is added and removed
+    /// meanwhile, if each call continues at the last position + 1.
     ///
-    /// Positions are hashes: two names may have one. They are always in one answer, even if it becomes longer than
-    /// `limit`, and a caller who hands entries on must not stop between them: going on after the first would lose the
-    /// second.
+    /// Positions are hashes, so two names may share one. Such names are always in one answer, even if it
+    /// becomes longer than `limit`. A caller that passes entries on must not stop between them: continuing
+    /// after the first would lose the second.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -233,7 +236,7 @@ impl Names {
         self.store.is_at_hand(key)
     }
 
-    /// The extents of a page of a file; one that is not there is all hole.
+    /// The extents of a page of a file. An absent page is a hole.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -260,7 +263,8 @@ impl Names {
         rows.iter().map(|row| decode_extents(row).map(|(_, number, page)| (number, page))).collect()
     }
 
-    /// At most `limit` pages that hold data, of this file from page `from` on and of all files with higher numbers, in order.
+    /// At most `limit` pages that hold data, in order: of this file from page `from` on, then of all files
+    /// with higher numbers.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -326,7 +330,7 @@ impl Names {
         self.store.scan(&range, limit)?.iter().map(pack).collect()
     }
 
-    /// How many bytes of a pack are referred to, each reference counted.
+    /// How many bytes of a pack are referred to, with multiple references counted separately.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -353,7 +357,7 @@ impl Names {
         self.store.scan(&range, limit)?.iter().map(user).collect()
     }
 
-    /// The packs, sealed or condemned, that are this blob.
+    /// The packs, sealed or condemned, that hold this blob.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -370,7 +374,7 @@ impl Names {
         Ok(!self.store.scan(&Key::holders(blob), 1)?.is_empty())
     }
 
-    /// Where a small file's content was stored. Its pack may be condemned or gone since.
+    /// Where a small file's content was stored. Its pack may have been condemned or removed since.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -389,7 +393,7 @@ impl Names {
         rows.iter().map(|(key, _)| key.number().map(Ino).ok_or_else(|| bad_key(key))).collect()
     }
 
-    /// A row of the volume, as [`Op::Format`] wrote it.
+    /// A row of the volume that [`Op::Format`] wrote.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -422,7 +426,7 @@ fn decode_page(row: &[u8]) -> Result<ExtentPage, StoreError> {
     ExtentPage::decode(row).map_err(|error| StoreError::Damaged(error.to_string()))
 }
 
-/// A row of a page of extents: of which file, which page, and the extents.
+/// Decodes a row of an extent page into file, page number and extents.
 fn decode_extents((key, row): &(Key, Value)) -> Result<(Ino, u32, ExtentPage), StoreError> {
     let (ino, number) = key.as_extents().ok_or_else(|| bad_key(key))?;
     Ok((ino, number, decode_page(row)?))
@@ -432,7 +436,7 @@ fn damaged(error: BadRecord) -> StoreError {
     StoreError::Damaged(error.to_string())
 }
 
-/// A row that names something what cannot be a name. It is never handed on: whatever reads it may join it to a path.
+/// A directory entry with an impossible name. It is never passed on: a caller might join it to a path.
 fn bad_name(key: &Key) -> StoreError {
     let shown = key.as_bytes().get(17..).unwrap_or_default().escape_ascii();
     let dir = key.number().unwrap_or(0);

@@ -1,7 +1,8 @@
-//! How rows are written down. Fixed fields, big-endian; every decoder refuses what it does not understand.
+//! The encoding of rows. Fixed fields, big-endian; every decoder refuses what it does not understand.
 //!
-//! An inode is 96 bytes, or 112 with times far from ours, a name 9, a pack 1 or 37, a content 16, a counter 8; docs/FORMAT.md draws each. A record that was
-//! decoded encodes to the same bytes again, so that comparing values and comparing records is the same.
+//! An inode is 96 bytes, or 112 with times outside 1677 to 2262; a name 9, a pack 1 or 37, a content 16, a
+//! counter 8. docs/FORMAT.md draws each. A decoded record encodes to the same bytes again, so comparing
+//! values is the same as comparing records.
 
 #[cfg(test)]
 mod tests;
@@ -11,7 +12,7 @@ use base::{BlobId, Ino, PackNo, Timestamp};
 
 use crate::store::Value;
 
-/// A row's bytes were not what its key promises.
+/// A row's bytes do not fit the kind of its key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a {what} row is damaged")]
 pub struct BadRecord {
@@ -21,7 +22,7 @@ pub struct BadRecord {
 
 /// Bits of a mode, as on every Linux.
 pub mod mode {
-    /// Which bits say what an inode is.
+    /// The bits that give an inode's type.
     pub const S_IFMT: u32 = 0o170_000;
     /// Named pipe.
     pub const S_IFIFO: u32 = 0o010_000;
@@ -43,10 +44,10 @@ pub mod mode {
     pub const S_ISGID: u32 = 0o2_000;
     /// The group may execute.
     pub const S_IXGRP: u32 = 0o010;
-    /// Everything that chmod changes.
+    /// All bits that chmod changes.
     pub const PERM: u32 = 0o7_777;
 
-    /// Whether these are the `S_IFMT` bits of something there is.
+    /// Whether these are the `S_IFMT` bits of a known type.
     pub fn is_kind(kind: u32) -> bool {
         matches!(kind, S_IFIFO | S_IFCHR | S_IFDIR | S_IFBLK | S_IFREG | S_IFLNK | S_IFSOCK)
     }
@@ -63,15 +64,17 @@ pub struct InodeRecord {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Names; of a directory 1 while it has its name and 0 before and after (stat's count is 2 + subdirectories).
+    /// Number of names. A directory has 1 while it has its name, and 0 before and after (stat's count is 2 +
+    /// subdirectories).
     pub nlink: u32,
     /// Device number.
     pub rdev: u32,
     /// Size in bytes.
     pub size: u64,
-    /// Bytes that extents and inline data take (stat's blocks are this over 512, rounded up).
+    /// Bytes that extents and inline data take (stat's blocks are this divided by 512, rounded up).
     pub stored: u64,
-    /// The directory that has its name; 0 when several have, or had. The root's is the root.
+    /// The directory that has its name; 0 when several directories have one, or had. The root's parent is the
+    /// root.
     pub parent: Ino,
     /// Access time.
     pub atime: Timestamp,
@@ -81,17 +84,18 @@ pub struct InodeRecord {
     pub ctime: Timestamp,
     /// Creation.
     pub btime: Timestamp,
-    /// Goes up with every change of the inode, its extents, its inline bytes or its extended attributes: an inode row that
-    /// is as it was means that all of those are too (extents may have followed their bytes into another pack).
+    /// Increases with every change of the inode, its extents, its inline bytes or its extended attributes. If
+    /// the inode row is unchanged, all of those are too. (Extents may still have followed their bytes to
+    /// another pack.)
     pub change: u64,
-    /// How long the list of its extended attributes' names is, each with a NUL.
+    /// The length of the list of its extended attributes' names, each with a NUL.
     pub xattr_list: u32,
     /// How many bytes the values of its extended attributes take; `security.capability` is not counted.
     pub xattr_bytes: u32,
 }
 
 impl InodeRecord {
-    /// There is at least one extended attribute; without this flag none need be looked for.
+    /// There is at least one extended attribute. Without this flag there are none.
     pub const HAS_XATTRS: u16 = 1;
     /// The bytes are in the inline row.
     pub const INLINE: u16 = 2;
@@ -104,16 +108,17 @@ impl InodeRecord {
 
     /// All flags that this version knows.
     const KNOWN: u16 = 31;
-    /// The version whose times are nanoseconds in 64 bits: 1677 to 2262. It is written where they suffice.
+    /// The version whose times are nanoseconds in 64 bits: 1677 to 2262. It is written if that range
+    /// suffices.
     const VERSION: u8 = 1;
-    /// The version whose times are seconds in 64 bits, with nanoseconds behind all else.
+    /// The version whose times are seconds in 64 bits, with the nanoseconds after all other fields.
     const VERSION_WIDE: u8 = 2;
     /// Bytes of an encoded inode of version 1.
     pub const LEN: usize = 96;
     /// Bytes of one of version 2.
     pub const LEN_WIDE: usize = 112;
 
-    /// The `S_IFMT` bits: what it is.
+    /// The `S_IFMT` bits: its type.
     pub fn kind(&self) -> u32 {
         self.mode & mode::S_IFMT
     }
@@ -138,8 +143,8 @@ impl InodeRecord {
         self.flags = if on { self.flags | flag } else { self.flags & !flag };
     }
 
-    /// A directory's record with the times that a change of its entries gives it: one later than the record was
-    /// changed is its modification time.
+    /// A directory's record with the time at which its entries last changed. If that is later than the
+    /// record's change time, it becomes the modification time and the change time.
     pub fn with_entries_changed(mut self, changed: Timestamp) -> InodeRecord {
         if changed > self.ctime {
             (self.mtime, self.ctime) = (changed, changed);
@@ -151,7 +156,7 @@ impl InodeRecord {
         [self.atime, self.mtime, self.ctime, self.btime]
     }
 
-    /// Whether version 1 has no room for its times.
+    /// Whether its times do not fit into version 1.
     fn is_wide(&self) -> bool {
         self.times().iter().any(|time| i128::from(time.as_nanos()) != time.0)
     }
@@ -211,10 +216,10 @@ impl InodeRecord {
             for time in [&mut record.atime, &mut record.mtime, &mut record.ctime, &mut record.btime] {
                 let nanos = fields.u32();
                 fits &= nanos < 1_000_000_000;
-                // What was read as nanoseconds is seconds.
+                // The field holds seconds; it was read as nanoseconds.
                 *time = Timestamp::from_parts(time.as_nanos(), nanos);
             }
-            // One that version 1 has room for is written as version 1, and only so.
+            // A record that fits into version 1 is written as version 1 only.
             fits &= record.is_wide();
         }
         let known = record.flags & !Self::KNOWN == 0
@@ -319,7 +324,7 @@ impl PackRow {
         fields.good(size <= BLOB_MAX, row)
     }
 
-    /// Whether extents may be made to refer to it.
+    /// Whether new extents may refer to it.
     pub fn is_usable(&self) -> bool {
         !matches!(self, PackRow::Condemned { .. })
     }
@@ -330,9 +335,9 @@ impl PackRow {
 pub struct ContentRow {
     /// The pack.
     pub pack: PackNo,
-    /// Where in it.
+    /// The offset in the pack.
     pub offset: u32,
-    /// How many bytes.
+    /// The length in bytes.
     pub len: u32,
 }
 
@@ -360,14 +365,16 @@ impl ContentRow {
     }
 }
 
-/// A published tree's hold on a blob.
+/// The row by which a published tree holds a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeldRow {
     /// The tree refers to it, and it is in the origin.
     Held,
-    /// A tree that is being published will. Until it is, the blob need not be in the origin yet.
+    /// A tree that is being published will refer to it. Until it is published, the blob need not be in the
+    /// origin.
     Pending,
-    /// A newer tree of the name does not, since this moment. Whoever has the older one mounted may still read it for a while.
+    /// Since this moment a newer tree of the name does not refer to it. A mount of the older tree may still
+    /// read it for a while.
     DroppedAt(Timestamp),
     /// The tree is no longer published.
     Released,
@@ -425,12 +432,12 @@ pub fn decode_u64(row: Option<&[u8]>) -> Result<u64, BadRecord> {
     Ok(Fields::of("counter", bytes, 8)?.u64())
 }
 
-/// A moment as a number that `maxs` can raise: the order is kept, also before 1970, and nothing is below 0.
+/// A moment as a number that `maxs` can raise. The order is kept, also before 1970, and nothing is below 0.
 pub fn moment_to_u64(moment: Timestamp) -> u64 {
     (moment.as_nanos() as u64) ^ (1 << 63)
 }
 
-/// What [`moment_to_u64`] gave, or 0 (no row), as a moment.
+/// The inverse of [`moment_to_u64`]; 0 (no row) is also valid.
 pub fn moment_from_u64(number: u64) -> Timestamp {
     Timestamp::from_nanos((number ^ (1 << 63)) as i64)
 }
@@ -447,7 +454,7 @@ impl<'a> Fields<'a> {
     }
 
     fn take<const N: usize>(&mut self) -> [u8; N] {
-        // Past the end there are zeros; the length was checked, so that does not happen.
+        // The length was checked, so the end is never passed. Zeros stand in for an error.
         let Some((first, rest)) = self.rest.split_first_chunk() else {
             return [0; N];
         };

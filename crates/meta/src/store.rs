@@ -1,13 +1,16 @@
-//! The seam below the planner: rows under ordered keys, read one by one or in ranges, changed by conditional commits.
+//! The trait below the planner: rows under ordered keys, read singly or in ranges, changed by conditional
+//! commits.
 //!
 //! An engine knows nothing of files. It promises:
 //!
-//! - **Atomic, ordered commits.** A commit is applied whole or not at all, after every commit that returned before it began.
+//! - **Atomic, ordered commits.** A commit is applied whole or not at all, after every commit that returned
+//!   before it began.
 //! - **Conflicts carry the fresh values**, so that a retry need not read.
-//! - **[`MetaStore::flush`]**: what was committed before it began survives a power cut once it returns. A commit
-//!   alone survives a kill of the process (engines on disk).
+//! - **[`MetaStore::flush`]**: what was committed before it began survives a power cut once it returns. A
+//!   commit alone survives a kill of the process (engines on disk).
 //!
-//! Checks compare values, not versions: the planner is a function of the values, so equal values mean an equal plan.
+//! Checks compare values, not versions. The planner is a function of the values, so equal values mean an
+//! equal plan.
 
 use std::sync::Arc;
 
@@ -23,21 +26,21 @@ pub type Value = Arc<[u8]>;
 pub enum Expect {
     /// It has exactly this value.
     Is(Value),
-    /// It is not there.
+    /// It is absent.
     Absent,
-    /// It is there, with whatever value. Any number of commits may share this check.
+    /// It is present, with any value. Any number of commits may share this check.
     Exists,
 }
 
-/// Bytes of an open pack that a commit is the first to mention. A journal uses it to know what must be durable with
-/// the commit, and after a crash to find whether it was.
+/// Bytes of an open pack that a commit is the first to mention. A journal uses it to know what must be
+/// durable with the commit. After a crash it uses it to find out whether it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreshData {
     /// The pack.
     pub pack: PackNo,
-    /// Where the bytes begin in it.
+    /// The offset of the bytes in the pack.
     pub offset: u32,
-    /// How many.
+    /// Their length in bytes.
     pub len: u32,
     /// Their CRC32C.
     pub crc: u32,
@@ -46,13 +49,13 @@ pub struct FreshData {
 /// A change: applied if every check holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commit {
-    /// What single rows must be.
+    /// The expected values of single rows.
     pub checks: Vec<(Key, Expect)>,
     /// Ranges that must hold no row.
     pub empty: Vec<KeyRange>,
-    /// Rows to write. A key stands at most once in `puts`, `dels`, `adds` and `maxs` together.
+    /// Rows to write. A key occurs at most once in `puts`, `dels`, `adds` and `maxs` together.
     pub puts: Vec<(Key, Value)>,
-    /// Rows to remove; one that is not there is no error.
+    /// Rows to remove. An absent one is not an error.
     pub dels: Vec<Key>,
     /// Signed 64-bit big-endian counters to add to; an absent one counts as 0. A sum of 0 removes the row.
     pub adds: Vec<(Key, i64)>,
@@ -69,27 +72,29 @@ impl Commit {
     }
 }
 
-/// Why a store did not do what it was asked.
+/// Why a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The disk is full.
     #[error("no space left for the volume's names")]
     Full,
-    /// What is stored is not what was written; `fsck` says more.
+    /// What is stored differs from what was written; `fsck` gives details.
     #[error("the volume's names are damaged: {0}")]
     Damaged(String),
-    /// The log in front of the engine lost something that was durable; nothing was changed. `fsck --salvage` brings in the rest.
+    /// The log in front of the engine lost something durable; nothing was changed. `fsck --salvage` recovers
+    /// the rest.
     #[error("the log of the volume's names is damaged: {0}")]
     DamagedLog(String),
-    /// The engine cannot be reached or refused; nothing is known to have changed.
+    /// The engine is unreachable or refused; nothing is known to have changed.
     #[error("the volume's names cannot be reached: {0}")]
     Unavailable(String),
 }
 
-/// What became of a commit.
+/// Why a commit was not applied.
 #[derive(Debug)]
 pub enum CommitError {
-    /// Nothing was changed. The rows whose checks failed, as they are now; and whether a range was not empty.
+    /// Nothing was changed. Holds the present values of the rows whose checks failed, and whether a range was
+    /// not empty.
     Conflict {
         /// Fresh values.
         rows: Vec<(Key, Option<Value>)>,
@@ -106,8 +111,8 @@ impl From<StoreError> for CommitError {
     }
 }
 
-/// All rows as they were at one moment, whatever was committed since. It is for reading much and costs the store room as long as it
-/// lives, so it should not live long.
+/// All rows as they were at one moment, whatever was committed since. It is for bulk reads. It costs the
+/// store space as long as it lives, so keep it short.
 pub trait Snapshot: Send {
     /// One row.
     ///
@@ -115,7 +120,7 @@ pub trait Snapshot: Send {
     /// See [`StoreError`].
     fn get(&self, key: &Key) -> Result<Option<Value>, StoreError>;
 
-    /// Calls `each` with the rows of a range, in key order, until it answers false.
+    /// Calls `each` with the rows of a range, in key order, until it returns false.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -133,10 +138,11 @@ pub trait MetaStore: Send + Sync {
     /// See [`StoreError`].
     fn get(&self, key: &Key) -> Result<Option<Value>, StoreError>;
 
-    /// Whether [`get`](MetaStore::get) would answer without waiting for another machine. Quick.
+    /// Whether [`get`](MetaStore::get) would return without waiting for another machine. This call itself
+    /// does not block.
     fn is_at_hand(&self, key: &Key) -> bool;
 
-    /// Several rows as of one moment, in the order asked.
+    /// Several rows as of one moment, in the order of `keys`.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -154,17 +160,17 @@ pub trait MetaStore: Send + Sync {
     /// `Conflict` if one does not; see [`CommitError`].
     fn commit(&self, commit: Commit) -> Result<(), CommitError>;
 
-    /// Makes everything committed before survive a power cut, and the fresh data that it mentions.
+    /// Makes everything committed before it survive a power cut, with the fresh data that it mentions.
     ///
     /// # Errors
-    /// See [`StoreError`]. Nothing is then known of what is durable.
+    /// See [`StoreError`]. It is then unknown what is durable.
     fn flush(&self) -> Result<(), StoreError>;
 
-    /// The rows as of now, to be read at leisure: everything committed before this call, and of what is committed
-    /// meanwhile a prefix. Commits go on.
+    /// The rows as of now, for a long read: everything committed before this call, and a prefix of what is
+    /// committed during it. Commits continue.
     ///
     /// # Errors
-    /// See [`StoreError`]; a store that has no snapshots says so.
+    /// See [`StoreError`]. A store without snapshots returns an error.
     fn snapshot(&self) -> Result<Box<dyn Snapshot>, StoreError> {
         Err(StoreError::Unavailable("this store gives no snapshots".to_owned()))
     }

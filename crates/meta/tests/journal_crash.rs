@@ -1,5 +1,5 @@
-//! What is left after a kill, a power cut, a torn or damaged log: a prefix of the commits, never shorter than the last flush, and no row that
-//! mentions bytes which are not there.
+//! A kill, a power cut, or a torn or damaged log leaves a prefix of the commits. The prefix includes the last
+//! flush, and no row mentions missing bytes.
 
 extern crate covey_meta as meta;
 
@@ -34,7 +34,7 @@ fn options() -> Options {
     }
 }
 
-/// In memory if the machine has such a folder: SQLite's syncs are not what is tested here.
+/// In memory if the machine has such a folder: this does not test SQLite's syncs.
 fn folder() -> TempDir {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() }
@@ -50,18 +50,18 @@ fn copy(from: &Path) -> TempDir {
     to
 }
 
-/// A volume with everything under it, and what is known of it.
+/// A volume with everything under it, and its expected states.
 struct World {
     folder: TempDir,
     disk: Arc<SimDisk>,
     packs: Arc<SimPacks>,
     journal: Option<Journal>,
     recovered: Recovered,
-    /// After each number of commits.
+    /// The expected rows after each number of commits.
     states: Vec<State>,
-    /// So many commits were flushed.
+    /// How many commits were flushed.
     flushed: usize,
-    /// The pack that is written to.
+    /// The pack that receives writes.
     pack: u64,
 }
 
@@ -90,7 +90,7 @@ impl World {
         self
     }
 
-    /// The world after a crash: the same past, on what is left.
+    /// The world after a crash: the same history, on what the crash left.
     fn left(&self, disk: SimDisk, packs: SimPacks) -> World {
         World {
             folder: copy(self.folder.path()),
@@ -143,7 +143,7 @@ impl World {
         let mut puts = rows;
         puts.push((key("count"), value(n.to_be_bytes())));
         puts.push((key(format!("some {}", n % 5)), value(n.to_be_bytes())));
-        puts.extend(fresh.iter().map(|data| (key(format!("uses {}", n % 9)), told(data))));
+        puts.extend(fresh.iter().map(|data| (key(format!("uses {}", n % 9)), encode_fresh(data))));
         let dels = if n.is_multiple_of(4) { vec![key(format!("uses {}", (n + 3) % 9))] } else { vec![] };
         self.commit(Commit { puts, dels, fresh, ..Commit::default() });
     }
@@ -164,18 +164,19 @@ impl World {
         self.flushed = self.states.len() - 1;
     }
 
-    /// How many commits there are. Panics unless the rows are exactly those after that many, and every mentioned byte is there.
+    /// How many commits there are. Panics unless the rows are exactly those after that many, and every
+    /// mentioned byte exists.
     fn prefix(&self) -> usize {
         let rows = self.journal().scan(&range([], [0xFF; 300]), usize::MAX).unwrap();
         let count = self.journal().get(&key("count")).unwrap();
         let count = count.map_or(0, |n| u64::from_be_bytes((*n).try_into().unwrap())) as usize;
         let expected: Vec<_> = self.states[count].clone().into_iter().collect();
         assert_eq!(rows, expected, "the rows are not those after {count} commits");
-        for (row, told) in rows.iter().filter(|(row, _)| row.as_bytes().starts_with(b"uses")) {
-            let data = heard(told);
+        for (row, row_value) in rows.iter().filter(|(row, _)| row.as_bytes().starts_with(b"uses")) {
+            let data = decode_fresh(row_value);
             let sealed = self.journal().get(&Key::pack(data.pack)).unwrap() != Some(PackRow::Open.encode());
             assert!(sealed || self.packs.holds(&data), "{row:?} mentions bytes that are not there: {data:?}");
-            // What was recovered is in SQLite, so its bytes may not need the log any more.
+            // Recovered rows are in SQLite, so their bytes must not depend on the log any more.
             assert!(
                 sealed || self.packs.holds_durably(&data),
                 "{row:?} mentions bytes that a power cut can lose"
@@ -184,7 +185,8 @@ impl World {
         count
     }
 
-    /// After a power cut: what was flushed at least. The past is cut to what is left, so that the run can go on.
+    /// After a power cut at least the flushed commits are there. Truncates the history to what is left, so
+    /// that the run can continue.
     fn survives(&mut self, at_least: usize) -> usize {
         let count = self.prefix();
         assert!(count >= at_least, "{count} commits are left of at least {at_least}: {:?}", self.recovered);
@@ -203,18 +205,18 @@ impl SimPacks {
     }
 }
 
-fn told(data: &FreshData) -> Value {
+fn encode_fresh(data: &FreshData) -> Value {
     let words = [data.offset, data.len, data.crc].map(u32::to_be_bytes).concat();
     value([&data.pack.0.to_be_bytes()[..], &words].concat())
 }
 
-fn heard(told: &[u8]) -> FreshData {
-    let word = |at: usize| u32::from_be_bytes(told[at..at + 4].try_into().unwrap());
-    let pack = PackNo(u64::from_be_bytes(told[..8].try_into().unwrap()));
+fn decode_fresh(row_value: &[u8]) -> FreshData {
+    let word = |at: usize| u32::from_be_bytes(row_value[at..at + 4].try_into().unwrap());
+    let pack = PackNo(u64::from_be_bytes(row_value[..8].try_into().unwrap()));
     FreshData { pack, offset: word(8), len: word(12), crc: word(16) }
 }
 
-/// One of the steps that every script consists of.
+/// One random step of a script.
 fn act(world: &mut World, dice: &mut Dice) {
     match dice.below(20) {
         0..=5 => world.write(1 + dice.below(300) as usize),
@@ -234,8 +236,9 @@ fn cut_power(world: &World, dice: &mut Dice, share: u64) -> World {
     world.left(disk, packs)
 }
 
-/// After any crash the volume equals a prefix of its commits: all of them after a kill, never fewer than were flushed after a power cut; and
-/// no row ever mentions bytes that are not there. Again and again, each life going on from what the last one left.
+/// After any crash the volume equals a prefix of its commits: all of them after a kill, and at least the
+/// flushed ones after a power cut. No row mentions missing bytes. Repeated, each run continuing from what the
+/// last one left.
 #[test]
 fn a_crash_leaves_a_prefix() {
     for seed in 1..=60u64 {
@@ -262,7 +265,7 @@ fn a_crash_leaves_a_prefix() {
     }
 }
 
-/// Where each record of the log begins: file, offset, record's kind.
+/// Where each record of the log begins: file, offset, and the record's kind.
 fn records(disk: &SimDisk) -> Vec<(String, usize, Kind)> {
     let mut segments: Vec<(SegmentHeader, String, Vec<u8>)> = Vec::new();
     for (name, bytes) in disk.contents() {
@@ -299,7 +302,7 @@ fn long_log() -> World {
     world
 }
 
-/// The log without what was written from record `n` on.
+/// The log without record `n` and everything after it.
 fn cut_at(disk: &SimDisk, records: &[(String, usize, Kind)], n: usize) -> SimDisk {
     let mut contents = disk.contents();
     for (name, at, _) in &records[n..] {
@@ -308,7 +311,7 @@ fn cut_at(disk: &SimDisk, records: &[(String, usize, Kind)], n: usize) -> SimDis
     SimDisk::with_contents(contents)
 }
 
-/// The log cut at every record: what is left is exactly the commits before it.
+/// The log cut at every record: exactly the commits before it are left.
 #[test]
 fn the_log_cut_at_every_record() {
     let world = long_log();
@@ -324,7 +327,8 @@ fn the_log_cut_at_every_record() {
     assert_eq!(commits, world.states.len() - 1);
 }
 
-/// Any byte of the log lost from there on, or one bit of what was not synced turned: a prefix, and the log goes on behind it.
+/// The log lost from any byte on, or with one bit flipped in what was not synced: a prefix is left, and the
+/// log can be continued.
 #[test]
 fn the_log_cut_or_damaged_at_any_byte() {
     let world = long_log();
@@ -344,7 +348,7 @@ fn the_log_cut_or_damaged_at_any_byte() {
         let mut left = world.left(SimDisk::with_contents(contents), world.packs.after_kill());
         let count = left.prefix();
         assert!(count >= commits, "{count} of {commits}");
-        // It goes on, and what was cut does not come back.
+        // It continues, and what was cut does not come back.
         left.survives(0);
         left.step(vec![], vec![]);
         left.journal = None;
@@ -353,8 +357,8 @@ fn the_log_cut_or_damaged_at_any_byte() {
     }
 }
 
-/// Bytes of packs that were never synced and are zeros after the power cut: the commits that mention them are cut, what a flush put into the
-/// log comes back.
+/// Bytes of packs that were never synced are zeros after the power cut. The commits that mention them are
+/// cut; what a flush put into the log comes back.
 #[test]
 fn data_that_is_lost_cuts_and_data_in_the_log_comes_back() {
     let mut world = World::new();
@@ -364,19 +368,20 @@ fn data_that_is_lost_cuts_and_data_in_the_log_comes_back() {
     world.write(300);
     world.step(vec![], vec![]);
     world.journal = None;
-    // The log arrived whole, of the packs nothing.
+    // The log reached the disk whole; of the packs, nothing did.
     let left = world.left(world.disk.after_kill(), world.packs.after_power_cut(|| false));
     assert_eq!(left.prefix(), 2);
     assert_eq!((left.recovered.replayed, left.recovered.cut, left.recovered.restored), (2, 2, 1));
     assert!(left.recovered.reason.as_ref().unwrap().contains("300 bytes"), "{:?}", left.recovered);
-    // The same with the pack's name, but zeros in it.
+    // The same with the pack's name on disk, but zeros in it.
     let zeroed = world.packs.after_kill();
     zeroed.write(PackNo(1), 200, &[0; 300]).unwrap();
     let left = world.left(world.disk.after_kill(), zeroed);
     assert_eq!(left.prefix(), 2);
 }
 
-/// A large flush syncs packs before the log, and data that is in the log only is synced before SQLite hears of it.
+/// A large flush syncs packs before the log. Data that is only in the log is synced before SQLite gets its
+/// rows.
 #[test]
 fn packs_are_synced_before_names() {
     let mut world = World::new();
@@ -389,13 +394,14 @@ fn packs_are_synced_before_names() {
     world.drain();
     assert_eq!(world.packs.syncs.load(Ordering::SeqCst), 2);
     world.journal = None;
-    // Nothing but what was synced: all is there, and from the log nothing is needed.
+    // Only what was synced: everything is there, and nothing is needed from the log.
     let left = world.left(world.disk.after_power_cut(|| false), world.packs.after_power_cut(|| false));
     assert_eq!(left.prefix(), 3);
     assert_eq!(left.recovered, Recovered::default());
 }
 
-/// A pack that was sealed, flushed and retired is gone from the open ones, and its commits are still in the log: they are not cut.
+/// A pack that was sealed, flushed and retired is no longer an open pack, and its commits are still in the
+/// log. They are not cut.
 #[test]
 fn what_a_retired_pack_held_is_trusted() {
     let mut world = World::new();
@@ -414,7 +420,8 @@ fn what_a_retired_pack_held_is_trusted() {
     }
 }
 
-/// A pack whose `Sealed` row reached the disk by chance, with no flush behind it, and whose bytes did not: cut, not trusted.
+/// A pack whose `Sealed` row reached the disk by chance, without a flush after it, and whose bytes did not:
+/// cut, not trusted.
 #[test]
 fn a_sealed_row_alone_proves_nothing() {
     let mut world = World::new();
@@ -427,20 +434,21 @@ fn a_sealed_row_alone_proves_nothing() {
     assert_eq!(left.prefix(), 1);
 }
 
-/// Bytes flushed into the log only, then the pack is sealed and flushed again, then the power goes: the seal's flush synced the pack.
+/// Bytes are flushed into the log only, then the pack is sealed and flushed again, then the power fails: the
+/// flush of the seal synced the pack.
 #[test]
 fn sealing_brings_logged_bytes_into_the_pack() {
     let mut world = World::new();
     world.write(100);
     world.flush();
     let row = PackRow::Sealed { blob: BlobId([1; 32]), size: 1 };
-    let data = heard(&world.journal().get(&key("uses 2")).unwrap().unwrap());
+    let data = decode_fresh(&world.journal().get(&key("uses 2")).unwrap().unwrap());
     world.step(vec![(Key::pack(PackNo(1)), row.encode())], vec![]);
     world.flush();
     assert!(world.packs.holds_durably(&data));
 }
 
-/// What was cut stays cut: also when the bytes that were missing come to be there after all, and the log that went on is lost.
+/// What was cut stays cut, even if the missing bytes appear after all and the log that continued is lost.
 #[test]
 fn what_was_cut_does_not_come_back() {
     let mut world = World::new();
@@ -457,7 +465,8 @@ fn what_was_cut_does_not_come_back() {
     assert_eq!(third.prefix(), 1);
 }
 
-/// Commits that come while a generation is being drained stay in the log, however many segments they fill, and are seen all the time.
+/// Commits made while a generation is being drained stay in the log, however many segments they fill, and are
+/// always visible.
 #[test]
 fn a_drain_takes_only_what_it_rotated() {
     let mut world = World::new();
@@ -491,9 +500,10 @@ fn a_drain_takes_only_what_it_rotated() {
     assert_eq!(journal.scan(&range("wide", "x"), 100).unwrap().len(), 40);
 }
 
-/// A commit that comes while a flush syncs packs is not covered by that flush's mark: if its bytes are lost, it is cut.
+/// A commit made while a flush syncs packs is not covered by that flush's mark. If its bytes are lost, it is
+/// cut.
 #[test]
-fn a_flush_speaks_for_what_came_before_it() {
+fn a_flush_covers_only_earlier_commits() {
     let mut world = World::new();
     world.write(5000);
     world.packs.create(PackNo(9)).unwrap();
@@ -508,7 +518,8 @@ fn a_flush_speaks_for_what_came_before_it() {
     assert_eq!(left.recovered.cut, 1);
 }
 
-/// A failed sync is the end: no later flush or commit is acknowledged, reads go on, and the next mount finds what was flushed before.
+/// After a failed sync no later flush or commit is acknowledged, reads continue, and the next mount finds
+/// what was flushed before.
 #[test]
 fn a_failed_sync_poisons() {
     for log in [true, false] {
@@ -535,8 +546,8 @@ fn a_failed_sync_poisons() {
     }
 }
 
-/// A write that the log's disk refuses, in the middle or having done it: the commit is not there, neither now nor after a kill, and the next
-/// one works.
+/// A write that the log's disk refuses, half way or after writing all of it: the commit does not exist,
+/// neither now nor after a kill, and the next one works.
 #[test]
 fn a_refused_write_leaves_nothing() {
     for late in [false, true] {
@@ -556,10 +567,10 @@ fn a_refused_write_leaves_nothing() {
     }
 }
 
-/// No room for more of the log: small commits go on, since drains free segments; one that needs a file of its own is refused and nothing
-/// of it is there; when there is room again it goes through.
+/// No room for more log: small commits continue, because drains free segments. A commit that needs its own
+/// file is refused and leaves nothing. Once there is room again it succeeds.
 #[test]
-fn a_full_disk_refuses_and_goes_on() {
+fn a_full_disk_refuses_and_the_journal_continues() {
     let mut world = World::new();
     world.disk.faults().room.store(0, Ordering::SeqCst);
     for n in 0..200 {
@@ -595,7 +606,7 @@ fn a_newer_log_is_refused() {
     assert_eq!(disk.contents(), contents);
 }
 
-/// The database is gone and its log is there: that is no new volume.
+/// The database is missing and its log exists: that is not a new volume.
 #[test]
 fn a_missing_database_is_not_made_anew() {
     let mut world = World::new();

@@ -1,5 +1,5 @@
-//! Damage of a log: what was synced is never lost in silence. Opening refuses and changes nothing; salvage brings in what is in front of
-//! the damage, keeps a copy of the log, and says what is lost.
+//! Damage of a log: what was synced is never lost silently. Opening refuses and changes nothing. Salvage
+//! recovers what comes before the damage, keeps a copy of the log, and says what is lost.
 
 extern crate covey_meta as meta;
 
@@ -38,7 +38,7 @@ fn folder() -> TempDir {
     if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() }
 }
 
-/// A log of many synced operations that was left by a kill, and what it held.
+/// A log of many synced operations that a kill left, and its contents.
 struct Synced {
     folder: TempDir,
     files: Files,
@@ -47,7 +47,8 @@ struct Synced {
     count: u64,
 }
 
-/// Operation `n` writes the rows `count` and `n`; each is flushed by itself when `each` says so, and all of them in the end.
+/// Operation `n` writes the rows `count` and `n`. If `each` is set, every one is flushed singly; otherwise
+/// all are flushed at the end.
 fn synced(count: u64, wide: usize, each: bool) -> Synced {
     let (folder, disk, packs) = (folder(), Arc::new(SimDisk::new()), Arc::new(SimPacks::default()));
     packs.create(PackNo(1)).unwrap();
@@ -91,8 +92,9 @@ impl Synced {
         Opened { disk, outcome, _folder: to }
     }
 
-    /// Opens a damaged log. Refused: nothing may have changed, and salvage has to account for every operation. Opened: all must be there.
-    fn is_never_lost_in_silence(&self, files: &Files, packs: &SimPacks, what: &str) -> Option<Damage> {
+    /// Opens a damaged log. If it is refused, nothing may have changed, and salvage has to account for every
+    /// operation. If it opens, all operations must be there.
+    fn check_not_lost_silently(&self, files: &Files, packs: &SimPacks, what: &str) -> Option<Damage> {
         let opened = self.open(files, packs, None);
         match opened.outcome {
             Ok((journal, recovered)) => {
@@ -115,12 +117,12 @@ impl Synced {
         let damage = recovered.damage.expect(what);
         let there = rows(&journal);
         assert_eq!(there, damage.sound, "{what}: {damage:?}");
-        let told = there + damage.readable + damage.unreadable;
-        assert!(told >= self.count, "{what}: {there} of {} are there, {damage:?}", self.count);
+        let accounted = there + damage.readable + damage.unreadable;
+        assert!(accounted >= self.count, "{what}: {there} of {} are there, {damage:?}", self.count);
         for (name, bytes) in files {
             assert_eq!(&std::fs::read(to.join(name)).unwrap(), bytes, "{what}: the copy of {name}");
         }
-        // The volume goes on, and nothing of what was given up comes back.
+        // The volume works, and nothing that was given up comes back.
         journal.commit(put("count", (there + 1).to_be_bytes())).unwrap();
         journal.commit(put(format!("row {:04}", there + 1), "new")).unwrap();
         journal.flush().unwrap();
@@ -136,7 +138,7 @@ impl Synced {
     }
 }
 
-/// How many operations there are: exactly the first so many.
+/// How many operations there are. They must be exactly the first ones.
 fn rows(journal: &Journal) -> u64 {
     let rows = journal.scan(&range("row ", "row!"), 10_000).unwrap();
     let count = journal.get(&support::key("count")).unwrap();
@@ -147,12 +149,13 @@ fn rows(journal: &Journal) -> u64 {
     count
 }
 
-/// Offsets of a file that hold anything.
+/// Length of a file up to its last non-zero byte.
 fn used(bytes: &[u8]) -> usize {
     bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
 }
 
-/// A log that was synced 200 times, then killed; one bit early in it had flipped. 12 of 200 operations were left, and nothing said so.
+/// A log was synced 200 times and then killed. One bit early in it had flipped. 12 of 200 operations were
+/// left, and no error was reported.
 #[test]
 fn regression_a_flipped_bit_early_in_a_synced_log_is_damage() {
     let world = synced(200, 40, true);
@@ -162,13 +165,14 @@ fn regression_a_flipped_bit_early_in_a_synced_log_is_damage() {
     let opened = world.open(&files, &world.packs, None);
     let Err(StoreError::DamagedLog(why)) = opened.outcome else { panic!("it was opened") };
     assert!(why.contains("is damaged or missing") && why.contains("synced up to"), "{why}");
-    let damage = world.is_never_lost_in_silence(&files, &world.packs, "early").unwrap();
+    let damage = world.check_not_lost_silently(&files, &world.packs, "early").unwrap();
     assert!(damage.sound > 0 && damage.readable > 150 && damage.unreadable == 1, "{damage:?}");
     let lost: BTreeSet<_> = damage.rows.iter().map(|row| row.key.clone()).collect();
     assert!(lost.contains(&support::key("row 0200")) && lost.contains(&support::key("count")));
 }
 
-/// Every bit of a synced log, flipped: all operations are there, or opening refuses and salvage accounts for each of them.
+/// Every bit of a synced log is flipped once: all operations are there, or opening refuses and salvage
+/// accounts for each of them.
 #[test]
 fn regression_no_flipped_bit_loses_what_was_synced_in_silence() {
     let world = synced(24, 700, false);
@@ -181,8 +185,8 @@ fn regression_no_flipped_bit_loses_what_was_synced_in_silence() {
             let mut files = world.files.clone();
             files.get_mut(name).unwrap()[at] ^= 1 << dice.below(8);
             let what = format!("{name} at {at}");
-            refused += u64::from(world.is_never_lost_in_silence(&files, &world.packs, &what).is_some());
-            // The heads of segments and the first record byte by byte, then in steps.
+            refused += u64::from(world.check_not_lost_silently(&files, &world.packs, &what).is_some());
+            // The headers of segments and the first record byte by byte, then in steps.
             at += match at {
                 0..60 => 1,
                 60..4090 => 1009,
@@ -194,7 +198,7 @@ fn regression_no_flipped_bit_loses_what_was_synced_in_silence() {
     assert!(refused > 20, "only {refused} were refused");
 }
 
-/// A block of the log, a header, a whole segment, or its file: damage, never a shorter log.
+/// A lost block of the log, header, segment or file is damage, never a shorter log.
 #[test]
 fn regression_a_lost_block_or_segment_is_damage() {
     let world = synced(60, 300, true);
@@ -214,40 +218,40 @@ fn regression_a_lost_block_or_segment_is_damage() {
             bytes[from..to].iter_mut().for_each(|byte| *byte = dice.roll() as u8);
             let what = format!("{name}, bytes {from} to {to}");
             if !is_last {
-                let damage = world.is_never_lost_in_silence(&files, &world.packs, &what);
-                // A header says nothing that its records do not.
+                let damage = world.check_not_lost_silently(&files, &world.packs, &what);
+                // A header holds nothing that its records do not.
                 assert_eq!(damage.is_some(), to > 4096, "{what}");
             } else if from == 0 && to == 4096 {
-                assert!(world.is_never_lost_in_silence(&files, &world.packs, &what).is_none());
+                assert!(world.check_not_lost_silently(&files, &world.packs, &what).is_none());
             }
         }
         let mut files = world.files.clone();
         files.remove(name);
         if !is_last {
-            assert!(world.is_never_lost_in_silence(&files, &world.packs, name).is_some(), "{name} is gone");
+            assert!(world.check_not_lost_silently(&files, &world.packs, name).is_some(), "{name} is gone");
         }
     }
 }
 
-/// Bytes of an open pack that were synced, and have rotted: the log's commits say so.
+/// Bytes of an open pack were synced and have changed since: the log's commits reveal it.
 #[test]
 fn regression_synced_data_that_rotted_is_damage() {
     let world = synced(30, 10, false);
     let rotted = world.packs.after_kill();
     rotted.write(PackNo(1), 5, &[0xFF]).unwrap();
-    let healed = world.is_never_lost_in_silence(&world.files, &rotted, "the log has these bytes, too");
+    let healed = world.check_not_lost_silently(&world.files, &rotted, "the log has these bytes, too");
     let large = {
         let world = synced(60, 10, false);
         let rotted = world.packs.after_kill();
         rotted.write(PackNo(1), 5, &[0xFF]).unwrap();
-        world.is_never_lost_in_silence(&world.files, &rotted, "only the pack has them").unwrap()
+        world.check_not_lost_silently(&world.files, &rotted, "only the pack has them").unwrap()
     };
     assert_eq!(healed, None);
     assert!(large.broken.is_none() && large.ranges.len() == 1 && large.readable == 0, "{large:?}");
     assert_eq!(large.sound, 60);
 }
 
-/// What a user stores may look like a log: also like this one's, or another volume's, and with numbers that are yet to come.
+/// A user's data may look like a log: this one's, or another volume's, also with future sequence numbers.
 #[test]
 fn bytes_that_look_like_records_confuse_nothing() {
     let world = synced(20, 200, true);
@@ -261,7 +265,8 @@ fn bytes_that_look_like_records_confuse_nothing() {
     journal.commit(put("row 0001", copied)).unwrap();
     journal.flush().unwrap();
     drop(journal);
-    // The tail is torn where the copy lies: its records have higher numbers, valid sums, and marks.
+    // The tail is torn where the copy lies. The copy's records have higher numbers, valid checksums, and
+    // marks.
     let mut torn = disk.contents();
     for bytes in torn.values_mut().filter(|bytes| used(bytes) > 5000) {
         bytes[4096 + 60] ^= 1;

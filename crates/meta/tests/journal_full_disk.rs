@@ -1,6 +1,7 @@
-//! A journal on a disk that is really full: commits are refused, nothing of them is there, what was acknowledged is, and removing works.
+//! A journal on a disk that is really full: commits are refused and leave nothing, acknowledged commits are
+//! there, and removing works.
 //!
-//! Needs root, for a small filesystem of its own; without it the test says so and is skipped.
+//! Needs root to mount a small filesystem. Without it the test prints a message and is skipped.
 
 extern crate covey_meta as meta;
 
@@ -22,7 +23,7 @@ struct Mounted<'a>(&'a Path);
 
 impl Drop for Mounted<'_> {
     fn drop(&mut self) {
-        // Lazily: after a failed assertion something in it may still be open.
+        // Lazily: after a failed assertion a file in it may still be open.
         let _ = Command::new("umount").arg("-l").arg(self.0).status();
     }
 }
@@ -44,7 +45,7 @@ fn options() -> Options {
     }
 }
 
-/// A new row, as a create makes it.
+/// A new row, as a create writes it.
 fn create(name: [u8; 4]) -> Commit {
     Commit { checks: vec![(key(name), Expect::Absent)], ..put(name, [1; 900]) }
 }
@@ -57,7 +58,7 @@ fn count(journal: &Journal) -> u32 {
     journal.scan(&range([], [0xFF; 9]), usize::MAX).unwrap().len() as u32
 }
 
-/// Does it, waiting a little for the journal to find out that there is room.
+/// Retries the commit for a short time, until the journal notices that there is room.
 fn insist(journal: &Journal, what: &str, commit: impl Fn() -> Commit) {
     let mut tries = 0;
     while let Err(error) = journal.commit(commit()) {
@@ -74,10 +75,11 @@ fn remove_all(journal: &Journal, rows: u32) {
             ..Commit::default()
         });
     }
-    // What was deleted is free when the filesystem has committed that: a busy one says now and then that it is full once more.
-    let settled = || journal.flush().and_then(|_| journal.drain());
+    // The filesystem frees deleted space when it commits the deletion: a busy one may report "full" a few
+    // more times.
+    let drained = || journal.flush().and_then(|_| journal.drain());
     let tries = (0..100)
-        .take_while(|_| settled().is_err())
+        .take_while(|_| drained().is_err())
         .inspect(|_| std::thread::sleep(Duration::from_millis(50)))
         .count();
     assert!(tries < 100, "after removing all: {:?}", journal.stats());
@@ -132,7 +134,8 @@ fn a_disk_full_of_other_things_can_be_emptied() {
         journal.commit(create(name(n))).unwrap();
     }
     journal.drain().unwrap();
-    // Somebody takes every byte that is not kept in reserve. (While it is lent, somebody quick could have that too.)
+    // Another file takes every byte that is not reserved. (While the reserve is released, it could be taken
+    // too.)
     let ballast = folder.path().join("ballast");
     let mut file = File::create(&ballast).unwrap();
     while file.write_all(&[1; 4096]).is_ok() {}

@@ -1,6 +1,7 @@
-//! A process that commits and flushes is killed with SIGKILL at any moment, again and again: every commit that had returned is there.
+//! A process that commits and flushes is killed with SIGKILL at random moments, repeatedly: every commit that
+//! had returned is there.
 //!
-//! `COVEY_KILL_ROUNDS` says how often; the short form is 6.
+//! `COVEY_KILL_ROUNDS` sets the number of rounds; the default is 6.
 
 extern crate covey_meta as meta;
 
@@ -21,7 +22,7 @@ use support::{Dice, FolderPacks, key, range, value};
 const CHILD: &str = "COVEY_KILL_CHILD";
 const PACK: PackNo = PackNo(1);
 
-/// Small bounds, so that a kill meets drains, new segments and waiting commits too.
+/// Small bounds, so that a kill also hits drains, new segments and waiting commits.
 fn options() -> Options {
     Options {
         commit_every: Duration::from_millis(20),
@@ -49,7 +50,8 @@ fn bytes_of(n: u64) -> Vec<u8> {
     (0..1 + n % 700).map(|at| (n * 7 + at) as u8).collect()
 }
 
-/// Where the bytes of commit `n` are in the pack: from the start again and again, but never where the last 64 are.
+/// The offset of commit `n`'s bytes in the pack. It wraps around, but never overlaps those of the last 64
+/// commits.
 fn offset_of(n: u64) -> u32 {
     (n % 4096 * 700) as u32
 }
@@ -76,7 +78,7 @@ fn child(folder: &Path) {
         if n % 64 == 0 {
             journal.flush().unwrap();
         }
-        // The parent reads how far it came: one write, so that a line is there whole or not at all.
+        // The parent reads the progress: one write, so that a line is there whole or not at all.
         out.write_all(format!("{n:020}\n").as_bytes()).unwrap();
         out.flush().unwrap();
     }
@@ -124,11 +126,11 @@ fn every_commit_that_returned_survives_a_kill() {
         }
         process.kill().unwrap();
         process.wait().unwrap();
-        // What it still wrote before it died.
+        // What the child still wrote before it died.
         seen = lines.map_while(Result::ok).filter_map(|line| number(&line)).last().unwrap_or(seen);
         let (journal, packs, count) = open(folder.path());
         println!("round {round}: {count} there, {seen} seen");
-        // One commit may have returned without a line about it.
+        // One commit may have returned before its line was written.
         assert!(count == seen || count == seen + 1, "{count} there, {seen} seen");
         check(&journal, &packs, count);
     }

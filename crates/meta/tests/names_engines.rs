@@ -1,5 +1,5 @@
-//! The same operations over every store leave the same rows, also after it was closed and opened again; and an audit of them finds
-//! nothing.
+//! The same operations over every store leave the same rows, also after closing and reopening it. An audit of
+//! them finds nothing.
 
 extern crate covey_meta as meta;
 
@@ -46,7 +46,7 @@ impl Script {
         self.dirs[self.dice.below(self.dirs.len() as u64) as usize]
     }
 
-    /// One of those made lately.
+    /// One of the files made recently.
     fn file(&mut self) -> Ino {
         let back = self.dice.below(12) as usize + 1;
         *self.files.get(self.files.len().saturating_sub(back)).unwrap_or(&Ino::ROOT)
@@ -120,7 +120,7 @@ fn all(store: &dyn MetaStore) -> Vec<(Key, Value)> {
     store.scan(&range([], [0xFF; 300]), usize::MAX).unwrap()
 }
 
-/// Runs the script of a seed: the rows it leaves, and how each operation ended.
+/// Runs the script of a seed. Returns the rows it leaves, and how each operation ended.
 fn play(store: Arc<dyn MetaStore>, seed: u64) -> (Vec<(Key, Value)>, Vec<Option<Refusal>>) {
     let names = Names::new(store.clone());
     let mut script = Script {
@@ -142,7 +142,7 @@ fn play(store: Arc<dyn MetaStore>, seed: u64) -> (Vec<(Key, Value)>, Vec<Option<
 }
 
 #[test]
-fn every_store_comes_to_the_same() {
+fn all_stores_end_with_the_same_rows() {
     let tiny = Options {
         commit_every: Duration::from_millis(3),
         overlay_rows: 64,

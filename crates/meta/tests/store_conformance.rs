@@ -1,5 +1,5 @@
-//! What every store promises, run over all of them: memory, SQLite, the journal as a mount uses it, and a journal with bounds so small that it
-//! drains all the time.
+//! The promises of every store, tested over all of them: memory, SQLite, the journal as a mount uses it, and
+//! a journal with bounds so small that it drains all the time.
 
 extern crate covey_meta as meta;
 
@@ -56,7 +56,7 @@ fn conflict(result: Result<(), CommitError>) -> (Failed, bool) {
 }
 
 #[test]
-fn rows_come_back_and_go() {
+fn rows_can_be_written_and_removed() {
     each_store(|name, store| {
         assert_eq!(store.get(&key("a")).unwrap(), None, "{name}");
         store.commit(put("a", "1")).unwrap();
@@ -71,7 +71,8 @@ fn rows_come_back_and_go() {
     });
 }
 
-/// Each commit writes a row and says that it is the last: so rows and the last say whether they are of one moment.
+/// Each commit writes a row and a row that says which was last. So both together show whether they are of one
+/// moment.
 #[test]
 fn a_snapshot_is_one_moment_while_commits_go_on() {
     fn numbered(n: usize) -> Commit {
@@ -108,12 +109,12 @@ fn a_snapshot_is_one_moment_while_commits_go_on() {
                 let before = done.load(Ordering::SeqCst);
                 let snapshot = store.snapshot().unwrap();
                 let (rows, last) = seen(&*snapshot);
-                assert!(rows >= before, "{name}: what was done before is in it");
+                assert!(rows >= before, "{name}: earlier commits are in it");
                 assert_eq!(last.map_or(0, |last| last + 1), rows, "{name}: of one moment");
                 kept.push((snapshot, rows));
             }
             for (snapshot, rows) in kept {
-                assert_eq!(seen(&*snapshot).0, rows, "{name}: it stays as it was");
+                assert_eq!(seen(&*snapshot).0, rows, "{name}: it does not change");
             }
             stop.store(true, Ordering::SeqCst);
         });
@@ -262,7 +263,7 @@ fn values_may_be_large() {
     });
 }
 
-/// Two rows are always changed together; whoever reads both must see them equal, by whatever call.
+/// Two rows are always changed together. A reader of both must see them equal, by whatever call.
 #[test]
 fn reads_are_of_one_moment() {
     each_store(|name, store| {
@@ -277,7 +278,7 @@ fn reads_are_of_one_moment() {
             scope.spawn(|| {
                 for n in 1..1500u64 {
                     store.commit(set(n)).unwrap();
-                    // Rows beside them, so that small overlays rotate.
+                    // Other rows as well, so that small overlays rotate.
                     store.commit(put(format!("other {}", n % 50), n.to_be_bytes())).unwrap();
                 }
                 stop.store(true, Ordering::Release);
@@ -303,7 +304,7 @@ fn reads_are_of_one_moment() {
     });
 }
 
-/// Four threads count one number up by conditional commits; each success is counted once.
+/// Four threads increment one number by conditional commits; each success counts once.
 #[test]
 fn concurrent_commits_do_not_lose_one_another() {
     each_store(|name, store| {
@@ -406,7 +407,8 @@ fn outcome(result: Result<(), CommitError>) -> Result<(), (Failed, bool)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The same commits give the same answers and the same rows on every store, and on a journal that is closed or killed in between.
+    /// The same commits give the same results and the same rows on every store, and on a journal that is
+    /// closed or killed in between.
     #[test]
     fn all_stores_agree(steps in prop::collection::vec(step(), 1..60), small in any::<bool>()) {
         let folder = tempfile::tempdir().unwrap();

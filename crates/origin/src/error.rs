@@ -1,6 +1,6 @@
-//! Why an origin could not be opened or made.
+//! Why an origin could not be opened or created.
 //!
-//! An error keeps what happened apart from what to do next, so that nobody has to cut a sentence into the two.
+//! An error keeps what happened apart from what to do next, so that callers can show either alone.
 
 use std::fmt;
 use std::io;
@@ -9,66 +9,66 @@ use std::path::PathBuf;
 use crate::Mistake;
 use crate::folder::MARKER;
 
-/// Why an origin could not be had. [`fmt::Display`] says what happened and, after a colon, what to do next.
+/// Why an origin is not available. [`fmt::Display`] says what happened and, after a colon, what to do next.
 #[derive(Debug)]
 pub enum OriginError {
-    /// The text names no origin.
+    /// The text is not the name of an origin.
     Unknown(String),
     /// `file:` without a folder.
     NoFolder(String),
-    /// A URL of an object store, an endpoint or a region that is not well formed. The text is not repeated where it may hold a key.
+    /// A malformed URL of an object store, endpoint or region. The text is not repeated if it may hold a key.
     BadRemote {
-        /// What is wrong with it.
+        /// What is wrong.
         what: String,
         /// How to write it.
         next: String,
     },
-    /// An object store that refuses, cannot be reached, or holds something else.
+    /// An object store that refuses, is unreachable, or holds something else.
     Remote {
         /// Its URL.
         origin: String,
-        /// What the user did wrong, as far as it shows.
+        /// The user's mistake, as far as it can be told.
         mistake: Mistake,
-        /// One line that says so.
+        /// A one-line description of it.
         what: String,
-        /// What to do, where that is known.
+        /// What to do, if known.
         next: Option<String>,
     },
     /// The folder does not exist.
     Absent(PathBuf),
     /// It is a file or a device.
     NotAFolder(PathBuf),
-    /// The folder exists and was never made an origin; most often a disk that is not mounted.
+    /// The folder exists but is not an origin; most often its disk is not mounted.
     NotAnOrigin(PathBuf),
-    /// Something else lives in the folder.
+    /// The folder holds other files.
     NotEmpty(PathBuf),
-    /// It is a volume's origin already.
+    /// It is another volume's origin already.
     Taken(PathBuf),
-    /// A later program made it.
+    /// A newer program made it.
     Newer {
         /// The folder.
         dir: PathBuf,
-        /// What its marker says.
+        /// The version in its marker.
         found: String,
     },
-    /// It cannot be written to.
+    /// It is not writable.
     ReadOnly {
         /// The folder.
         dir: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Anything else the system said.
+    /// Any other error of the system.
     Io {
         /// The folder.
         dir: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl OriginError {
-    /// What happened, without what to do.
+    /// What happened, without what to do next.
     pub fn what(&self) -> String {
         match self {
             OriginError::Unknown(text) => format!("{text:?} names no origin"),
@@ -92,7 +92,7 @@ impl OriginError {
         }
     }
 
-    /// What to do next, where that is known.
+    /// What to do next, if known.
     pub fn next(&self) -> Option<String> {
         let next = match self {
             OriginError::Unknown(text) if is_a_path(text) => {
@@ -126,7 +126,7 @@ impl OriginError {
     }
 }
 
-/// Whether somebody wrote the path of a folder and left out `file:`.
+/// Whether the user wrote the path of a folder and left out `file:`.
 fn is_a_path(text: &str) -> bool {
     !text.contains(':') && (text.starts_with(['/', '.']) || text.contains('/'))
 }

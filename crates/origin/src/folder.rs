@@ -1,12 +1,14 @@
 //! `file:DIR`: a [`BlobFolder`] with a marker in it.
 //!
-//! The marker (`covey-origin`: the version of the layout, and whose it is) tells an origin's folder from the empty
-//! directory that is left when its disk is not mounted. Without it, a volume would find every blob missing, and would
-//! write its new ones to the wrong disk. A blob that is not found is therefore called missing only after a look at the
-//! marker; when that is gone too, the whole origin is away and may come back.
+//! The marker (`covey-origin`: the version of the layout, and the volume's id) distinguishes an origin's
+//! folder from the empty directory that is left when its disk is not mounted. Without it, a volume would find
+//! every blob missing, and would write new ones to the wrong disk. So when a blob is not found, the marker is
+//! checked before the blob is called missing. If the marker is gone too, the whole origin is unavailable and
+//! may come back.
 //!
-//! An origin belongs to one volume, as in an object store. Version 1 of the marker named none: such a folder is read as ever, and gets a marker of
-//! version 2 from the first volume that has claimed it ([`Folder::adopt_by`]).
+//! An origin belongs to one volume, as in an object store. Version 1 of the marker named none. Such a folder
+//! can still be read, and the first volume that claims it writes a marker of version 2
+//! ([`Folder::adopt_by`]).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -21,18 +23,18 @@ use parking_lot::Mutex;
 
 use crate::OriginError;
 
-/// The file that says: this folder is an origin.
+/// The file that marks a folder as an origin.
 pub(crate) const MARKER: &str = "covey-origin";
 const MARKER_LINE: &str = "covey origin 2";
-/// Without the name of a volume.
+/// Version 1, without the name of a volume.
 const EARLIER_LINE: &str = "covey origin 1";
 
-/// What an origin is opened for.
+/// The purpose for which an origin is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Blobs are read; everything else is refused. The folder may be on a read-only disk.
+    /// To read blobs; everything else is refused. The folder may be on a read-only disk.
     ReadOnly,
-    /// Blobs are read, stored and removed.
+    /// To read, store and remove blobs.
     ReadWrite,
 }
 
@@ -41,15 +43,15 @@ pub struct Folder {
     blobs: BlobFolder,
     records: RecordFolder,
     access: Access,
-    /// Whose it is, as the marker said; none in a marker of version 1.
+    /// The volume that the marker names; none in a marker of version 1.
     volume: Mutex<Option<String>>,
-    /// Opened to be looked at although it has no marker.
+    /// Opened for inspection although it has no marker.
     unmarked: bool,
 }
 
 impl Folder {
-    /// Makes `dir` the origin of `volume`: creates it if it is absent, refuses it if it holds anything, an origin included, and opens it for
-    /// writing.
+    /// Makes `dir` the origin of `volume` and opens it for writing. Creates the folder if it is absent.
+    /// Refuses it if it holds anything, including another origin.
     ///
     /// # Errors
     /// See [`OriginError`].
@@ -71,14 +73,16 @@ impl Folder {
         }
         for entry in fs::read_dir(dir).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            // A disk of its own has a lost+found; a kill in the middle of this leaves an empty marker, or one beside its place.
+            // A separate disk has a lost+found. A kill during this function leaves an empty marker, or a
+            // temporary one beside it.
             let empty = entry.file_name() == MARKER && entry.metadata().map_err(failed)?.len() == 0;
             let half = empty || entry.file_name().to_string_lossy().starts_with(&format!("{MARKER}~"));
             if !half && entry.file_name() != "lost+found" {
                 return Err(OriginError::NotEmpty(dir.to_owned()));
             }
         }
-        // Of several who do this at once one makes the file; what a kill leaves of it is no marker yet, and replaced.
+        // Of several concurrent callers one creates the file. What a kill leaves of it does not count as a
+        // marker, and is replaced.
         match create_marker(dir, volume) {
             Ok(()) => Ok(Folder::over(blobs, Access::ReadWrite, Some(volume.to_owned()))),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -88,7 +92,7 @@ impl Folder {
         }
     }
 
-    /// Opens an origin that [`Folder::format`] made.
+    /// Opens an origin created by [`Folder::format`].
     ///
     /// # Errors
     /// See [`OriginError`].
@@ -102,7 +106,7 @@ impl Folder {
         if access == Access::ReadWrite {
             let refused = |source| OriginError::ReadOnly { dir: dir.to_owned(), source };
             match blobs.probe() {
-                // A full disk is no reason to refuse: what is there can be read and removed.
+                // A full disk is no reason to refuse: its contents can be read and removed.
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => {}
                 Err(error) if error.kind() == io::ErrorKind::QuotaExceeded => {}
                 probe => probe.map_err(refused)?,
@@ -112,10 +116,11 @@ impl Folder {
         Ok(Folder::over(blobs, access, volume))
     }
 
-    /// Opens a folder that may have lost its marker, to look at what is in it. Nothing can be stored until it has one: [`Folder::mark`].
+    /// Opens a folder that may have lost its marker, to inspect it. Nothing can be stored until it has one:
+    /// see [`Folder::mark`].
     ///
     /// # Errors
-    /// The folder is not there.
+    /// The folder does not exist.
     pub fn unmarked(dir: &Path) -> Result<Folder, OriginError> {
         let blobs = BlobFolder::open(dir).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => OriginError::Absent(dir.to_owned()),
@@ -124,7 +129,8 @@ impl Folder {
         Ok(Folder { unmarked: true, ..Folder::over(blobs, Access::ReadOnly, None) })
     }
 
-    /// Makes the marker of an origin that has lost it; false if it is there. What else is in the folder has been looked at by the caller.
+    /// Writes the marker of an origin that has lost it; false if it exists. The caller must have checked the
+    /// other contents of the folder.
     ///
     /// # Errors
     /// Another volume's marker is there, or it cannot be written.
@@ -139,12 +145,13 @@ impl Folder {
         create_marker(self.dir(), volume).map_err(io).map(|()| true)
     }
 
-    /// Whose it is; none of an origin that was made before markers named their volume.
+    /// The volume it belongs to; none for an origin created before markers named their volume.
     pub fn volume(&self) -> Option<String> {
         self.volume.lock().clone()
     }
 
-    /// Writes into a marker of version 1 whose the origin is. To be called by the volume that has claimed it.
+    /// Writes the volume's name into a marker of version 1. To be called by the volume that has claimed the
+    /// origin.
     ///
     /// # Errors
     /// It cannot be written.
@@ -158,7 +165,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Takes the marker of an origin away that was made a moment ago for a volume which came to nothing.
+    /// Removes the marker of an origin that was just created for a volume whose creation then failed.
     pub fn unmake(dir: &Path) {
         let _ = fs::remove_file(dir.join(MARKER));
     }
@@ -168,7 +175,7 @@ impl Folder {
         Folder { blobs, records, access, volume: Mutex::new(volume), unmarked: false }
     }
 
-    /// Where it is.
+    /// The folder's path.
     pub fn dir(&self) -> &Path {
         self.blobs.dir()
     }
@@ -181,7 +188,7 @@ impl Folder {
         self.blobs.sums(id).map_err(|error| self.explain(error))
     }
 
-    /// A blob may be missing because all of them are.
+    /// A blob may be missing because the whole origin is.
     fn explain(&self, error: BlobError) -> BlobError {
         let absent = match &error {
             BlobError::Missing(_) => true,
@@ -201,7 +208,7 @@ impl Folder {
         self.unmarked || self.dir().join(MARKER).exists()
     }
 
-    /// To be asked before anything is stored: without the marker it would go to the wrong disk.
+    /// Checked before anything is stored: without the marker it would go to the wrong disk.
     fn writable(&self) -> Result<(), BlobError> {
         if self.access == Access::ReadOnly {
             return Err(BlobError::Io(io::ErrorKind::ReadOnlyFilesystem.into()));
@@ -209,7 +216,7 @@ impl Folder {
         self.reachable()
     }
 
-    /// Without the marker nothing that is not found is known to be missing.
+    /// Without the marker, a blob that is not found is not known to be missing.
     fn reachable(&self) -> Result<(), BlobError> {
         if self.is_marked() {
             return Ok(());
@@ -224,7 +231,7 @@ impl BlobSource for Folder {
         self.blobs.read_at(id, offset, buf).map_err(|error| self.explain(error))
     }
 
-    /// Always: also that a blob is missing is said by this machine, without waiting.
+    /// Always: even that a blob is missing is known on this machine without waiting.
     fn is_near(&self, _: &BlobId) -> bool {
         true
     }
@@ -322,7 +329,7 @@ impl Origin for Folder {
     }
 }
 
-/// Whose the origin is, as far as its marker says.
+/// The volume that the marker names, if it names one.
 fn check_marker(dir: &Path) -> Result<Option<String>, OriginError> {
     let file = File::open(dir.join(MARKER)).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => OriginError::NotAnOrigin(dir.to_owned()),
@@ -347,7 +354,7 @@ fn check_marker(dir: &Path) -> Result<Option<String>, OriginError> {
     }
 }
 
-/// A file with the marker's text, beside it.
+/// Writes a temporary file with the marker's text beside the marker.
 fn prepare_marker(dir: &Path, volume: &str) -> io::Result<PathBuf> {
     let beside = dir.join(format!("{MARKER}~{:016x}", base::random::u64()));
     let mut marker = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
@@ -361,7 +368,8 @@ fn prepare_marker(dir: &Path, volume: &str) -> io::Result<PathBuf> {
     }
 }
 
-/// Makes the marker where there is none. An empty one, which a kill of an earlier program left, is none.
+/// Creates the marker if there is none. An empty one, left when an earlier program was killed, counts as
+/// none.
 fn create_marker(dir: &Path, volume: &str) -> io::Result<()> {
     let (beside, marker) = (prepare_marker(dir, volume)?, dir.join(MARKER));
     let mut made = fs::hard_link(&beside, &marker);
@@ -370,7 +378,7 @@ fn create_marker(dir: &Path, volume: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_empty() => {
             made = fs::rename(&beside, &marker);
         }
-        // A filesystem without hard links: the maker of the empty file puts the whole one in its place.
+        // On a filesystem without hard links, the creator of the empty file replaces it with the whole one.
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             let first = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&marker);
             made = first.and_then(|_| fs::rename(&beside, &marker));
@@ -382,7 +390,7 @@ fn create_marker(dir: &Path, volume: &str) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Puts another marker in the place of one.
+/// Replaces the marker.
 fn replace_marker(dir: &Path, volume: &str) -> io::Result<()> {
     let beside = prepare_marker(dir, volume)?;
     if let Err(error) = fs::rename(&beside, dir.join(MARKER)) {

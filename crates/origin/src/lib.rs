@@ -1,12 +1,13 @@
-//! Origins: where a volume's blobs live for good.
+//! Origins: where a volume's blobs are stored permanently.
 //!
 //! - [`Folder`]: `file:DIR`, a folder on this machine or on a filesystem that it mounts; the default.
-//! - [`Memory`]: `mem:`, gone when the program ends.
+//! - [`Memory`]: `mem:`, lost when the program ends.
 //! - [`remote`]: `s3://`, `gs://`, `az://`, an object store.
+//! - [`claim`]: which folder may write to an origin.
 //!
-//! All pass one conformance suite (`tests.rs`), which is what an origin of another kind has to pass as well. [`parse`]
-//! turns what a user wrote into a [`Spec`]; a spec is made once with [`Spec::format`] and found again with
-//! [`Spec::open`].
+//! All origins pass one conformance suite (`tests.rs`). A new kind of origin has to pass it too. [`parse`]
+//! turns what a user wrote into a [`Spec`]. [`Spec::format`] creates the origin once, and [`Spec::open`]
+//! opens it later.
 
 pub mod claim;
 mod error;
@@ -28,7 +29,7 @@ pub use folder::{Access, Folder};
 pub use memory::Memory;
 pub use remote::{Environment, Limits, Mistake, Remote, RemoteSpec, RemoteStats};
 
-/// An origin as a user writes it and a volume remembers it.
+/// An origin as a user writes it and a volume stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spec {
     /// `file:DIR`
@@ -39,10 +40,11 @@ pub enum Spec {
     Remote(RemoteSpec),
 }
 
-/// Reads `file:DIR`, `mem:` or the URL of an object store. A relative folder stays relative: who stores the spec makes it absolute first.
+/// Reads `file:DIR`, `mem:` or the URL of an object store. A relative folder stays relative: the caller makes
+/// it absolute before storing the spec.
 ///
 /// # Errors
-/// [`OriginError::Unknown`], [`OriginError::NoFolder`] and [`OriginError::BadRemote`], which say what is known.
+/// [`OriginError::Unknown`], [`OriginError::NoFolder`] and [`OriginError::BadRemote`].
 pub fn parse(text: &str) -> Result<Spec, OriginError> {
     if text == "mem:" {
         return Ok(Spec::Memory);
@@ -51,7 +53,7 @@ pub fn parse(text: &str) -> Result<Spec, OriginError> {
         return RemoteSpec::parse(text).map(Spec::Remote);
     }
     let dir = text.strip_prefix("file:").ok_or_else(|| OriginError::Unknown(text.to_owned()))?;
-    // A URL has an empty host before the path.
+    // In a URL the path follows an empty host.
     let dir = dir.strip_prefix("//").filter(|rest| rest.starts_with('/')).unwrap_or(dir);
     if dir.is_empty() {
         return Err(OriginError::NoFolder(text.to_owned()));
@@ -78,8 +80,8 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// Makes the origin of the volume called `volume`; the place must be new. The keys of a store come from this process's environment; other
-    /// limits take [`Remote::format`].
+    /// Creates the origin of the volume called `volume`; the place must be new. The keys of a store come from
+    /// this process's environment, and the limits are the defaults. For other limits use [`Remote::format`].
     ///
     /// # Errors
     /// See [`OriginError`].
@@ -94,7 +96,7 @@ impl Spec {
         }
     }
 
-    /// Opens an origin that was made before; memory is empty.
+    /// Opens an existing origin; one in memory is empty.
     ///
     /// # Errors
     /// See [`OriginError`].
@@ -108,7 +110,7 @@ impl Spec {
         }
     }
 
-    /// The folder, where the origin is one.
+    /// The folder, if the origin is one.
     pub fn folder(&self) -> Option<&Path> {
         match self {
             Spec::Folder(dir) => Some(dir),
@@ -116,7 +118,7 @@ impl Spec {
         }
     }
 
-    /// The place in an object store, where the origin is one.
+    /// The place in an object store, if the origin is one.
     pub fn remote(&self) -> Option<&RemoteSpec> {
         match self {
             Spec::Remote(remote) => Some(remote),

@@ -1,10 +1,11 @@
 //! `mem:`: an origin in memory.
 //!
-//! A blob lives in an anonymous mapping of its own, not on the heap: when it is removed, its memory is the kernel's again at
-//! once, whatever else was allocated around it. A pack that was sealed in memory is not copied; the mapping it was written
-//! to *is* the blob from then on ([`Origin::put_shared`]). Only small blobs go to the heap, where they waste no part of a page.
+//! Each blob is in an anonymous mapping of its own, not on the heap. So removing it returns its memory to the
+//! kernel at once, whatever else was allocated around it. A pack that was sealed in memory is not copied: the
+//! mapping it was written to *becomes* the blob ([`Origin::put_shared`]). Only small blobs go to the heap,
+//! where they waste no part of a page.
 //!
-//! Bytes in memory are not checked when they are read; [`Origin::verify`] compares them with their name.
+//! Bytes in memory are not verified when they are read; [`Origin::verify`] compares them with their name.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -33,12 +34,12 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// One that holds nothing.
+    /// An empty origin.
     pub fn new() -> Memory {
         Memory::default()
     }
 
-    /// The bytes of all blobs together.
+    /// The total bytes of all blobs.
     pub fn bytes(&self) -> u64 {
         self.blobs.read().values().map(|blob| (**blob).as_ref().len() as u64).sum()
     }
@@ -53,7 +54,7 @@ impl Memory {
             let what = format!("the sums of {} do not belong to the {len} bytes of {id}", sums.id());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what).into());
         }
-        // What it replaces has the same name and so the same bytes; it is freed after the lock.
+        // What it replaces has the same name and so the same bytes. It is freed after the lock is released.
         let _same = self.blobs.write().insert(*id, bytes);
         Ok(())
     }
@@ -170,7 +171,8 @@ fn filled(len: usize, fill: impl FnOnce(&mut [u8]) -> io::Result<()>) -> Result<
         io::ErrorKind::OutOfMemory => BlobError::Full,
         _ => error.into(),
     })?;
-    // A huge page would hold up to 2 MiB that nobody wrote. Kernels without huge pages refuse the advice; all is well then.
+    // A huge page would occupy up to 2 MiB that were never written. Kernels without huge pages refuse the
+    // advice, which does no harm.
     let _ = map.advise(Advice::NoHugePage);
     fill(&mut map)?;
     Ok(Arc::new(map))

@@ -1,4 +1,4 @@
-//! The conformance suite that every origin passes, and what is particular to each.
+//! The conformance suite that every origin passes, and tests of each kind.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::*;
 
-/// Bytes that differ for every seed, without a random generator.
+/// Reproducible bytes that differ for every seed.
 pub(crate) fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -30,7 +30,7 @@ pub(crate) fn noise(len: usize, seed: u64) -> Vec<u8> {
 
 type Make = fn(&Path) -> Arc<dyn Origin>;
 
-/// How often the proxy of the last origin below does something to a request. What it does passes when it is tried again.
+/// Share of requests that the proxy of the last origin below disturbs. A retry always succeeds.
 const FAULTS: f64 = 0.04;
 
 fn every_origin() -> Vec<(&'static str, Make)> {
@@ -273,7 +273,7 @@ proptest! {
 
     #[test]
     fn an_origin_behaves_like_a_map(steps in prop::collection::vec((0..5u8, 0..8u64), 1..40)) {
-        // Behind faults it is tried again and again, which takes its time; the suite above runs over that.
+        // Behind faults it needs many retries, which take long; the suite above covers that.
         for (_, make) in every_origin().into_iter().filter(|(name, _)| !name.contains("behind")) {
             let dir = tempfile::tempdir().unwrap();
             let origin = make(dir.path());
@@ -364,7 +364,7 @@ fn regression_a_folder_is_one_volumes_origin() {
     assert!(matches!(Folder::format(&home, "first"), Err(OriginError::Taken(_))));
     let open = || Folder::open(&home, Access::ReadWrite).unwrap();
     assert_eq!(open().volume().as_deref(), Some("first"));
-    // As it was made before markers named their volume: it opens, and becomes the one's that claims it.
+    // As it was created before markers named their volume: it opens, and the volume that claims it gets it.
     fs::write(home.join(folder::MARKER), "covey origin 1\n").unwrap();
     let earlier = open();
     assert_eq!(earlier.volume(), None);

@@ -1,4 +1,4 @@
-//! A page as bytes and back; the layout is in the parent module's essay.
+//! Encoding and decoding a page; the essay of the parent module draws the format.
 
 use base::PackNo;
 
@@ -40,7 +40,7 @@ impl ExtentPage {
             return Err(BadPage("its version is not one this program knows"));
         }
         let count = take_varint(&mut rest)?;
-        // So that a damaged count cannot ask for more memory than the bytes could fill.
+        // So that a damaged count cannot allocate more memory than the bytes could fill.
         if count > (rest.len() / EXTENT_MIN) as u64 {
             return Err(BadPage("it is cut short"));
         }

@@ -3,10 +3,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a byte of the page shows: nothing, or a byte of a pack.
+/// What a byte of the page reads as: zero, or a byte of a pack.
 type Byte = Option<(u64, u32)>;
 
-/// Positions in the model are in units of this many bytes, so that it stays small while whole pages are covered.
+/// Positions in the model are in units of this many bytes, so that it stays small while whole pages are
+/// covered.
 const UNIT: u32 = 64 << 10;
 const UNITS: usize = (ExtentPage::SPAN / UNIT) as usize;
 

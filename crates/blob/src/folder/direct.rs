@@ -1,8 +1,9 @@
-//! Writing a large copy past the kernel's pages (O_DIRECT).
+//! Writing a large copy past the page cache (O_DIRECT).
 //!
-//! What a stream brings is read once, from memory, and put on the disk for another time. Through the kernel's pages that costs a second copy of
-//! every byte and the room of another: measured on a virtual machine whose free pages its host takes back, nearly half of all the processor time of a
-//! cold read. Where a filesystem cannot do it, and for the last bytes, which are no whole block, the usual way is taken.
+//! A streamed blob is read once from memory, and stored on the disk for later. Through the page cache that
+//! costs a second copy of every byte, and its memory. On a virtual machine whose host takes back free pages,
+//! this was measured as nearly half of the processor time of a cold read. The usual way is taken if the
+//! filesystem does not support it, and for the last bytes, which do not fill a block.
 
 use std::fs::File;
 use std::io;
@@ -11,12 +12,12 @@ use std::os::unix::fs::FileExt;
 
 use parking_lot::Mutex;
 
-/// Less is written the usual way.
+/// Shorter writes take the usual way.
 const LEAST: usize = 1 << 20;
-/// What addresses, lengths and places must be multiples of: no disk asks for more.
+/// The alignment of addresses, lengths and offsets: no disk requires more.
 const BLOCK: usize = 4096;
 const PIECE: usize = 512 << 10;
-/// Buffers that are kept for the next: as many as write at once.
+/// How many buffers are kept: as many as there are concurrent writers.
 const SPARE: usize = 4;
 
 #[repr(C, align(4096))]
@@ -39,7 +40,8 @@ pub(super) fn write(file: &File, bytes: &[u8]) -> io::Result<()> {
     file.write_all_at(&bytes[done..], done as u64)
 }
 
-/// Writes all of `bytes`, whole blocks, over those that a file has. False: it cannot be done past the kernel's pages; what the file holds then is worthless.
+/// Overwrites a file with all of `bytes`, which must be whole blocks. False: direct writing is impossible
+/// here, and the file's contents are then worthless.
 pub(super) fn write_over(file: &File, bytes: &[u8]) -> io::Result<bool> {
     if !bytes.len().is_multiple_of(BLOCK) || !set_direct(file, true) {
         return Ok(false);
@@ -50,7 +52,8 @@ pub(super) fn write_over(file: &File, bytes: &[u8]) -> io::Result<bool> {
     }
 }
 
-/// Bytes that do not begin with a block go by way of a buffer that does: how much was written when the filesystem would have no more of it.
+/// Bytes that are not aligned to a block go through a buffer that is. Returns how much was written before the
+/// filesystem refused.
 fn write_copies(file: &File, bytes: &[u8]) -> io::Result<usize> {
     let spare = BUFFERS.lock().pop();
     let mut buffer = spare.unwrap_or_else(|| Box::new(Buffer([0; PIECE])));
@@ -70,7 +73,7 @@ fn write_copies(file: &File, bytes: &[u8]) -> io::Result<usize> {
     Ok(done)
 }
 
-/// False: the filesystem will not have it this way.
+/// False: the filesystem does not support it.
 fn write_piece(file: &File, bytes: &[u8], at: usize) -> io::Result<bool> {
     match file.write_all_at(bytes, at as u64) {
         Ok(()) => Ok(true),
@@ -79,10 +82,11 @@ fn write_piece(file: &File, bytes: &[u8], at: usize) -> io::Result<bool> {
     }
 }
 
-/// Whether the filesystem takes the switch.
+/// Whether the filesystem accepts the flag.
 fn set_direct(file: &File, on: bool) -> bool {
     let flags = if on { libc::O_DIRECT } else { 0 };
-    // SAFETY: fcntl(2) with numbers, on a descriptor that `file` keeps open; a new file has no other flags that this could change.
+    // SAFETY: fcntl(2) with numbers, on a descriptor that `file` keeps open; a new file has no other flags
+    // that this could change.
     (unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags) }) == 0
 }
 
@@ -99,7 +103,7 @@ mod tests {
                 let path = dir.path().join(len.to_string());
                 write(&File::create(&path).unwrap(), &bytes).unwrap();
                 assert!(std::fs::read(&path).unwrap() == bytes, "{len} bytes");
-                // As it lies: its memory begins with a page.
+                // Directly from its memory, which begins at a page boundary.
                 write(&File::create(&path).unwrap(), &crate::Buffer::from(&bytes[..])).unwrap();
                 assert!(std::fs::read(&path).unwrap() == bytes, "{len} bytes of a buffer");
             }

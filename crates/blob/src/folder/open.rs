@@ -1,4 +1,4 @@
-//! Open blobs: a bounded set of file descriptors with the sums of their files, and the checked read.
+//! Open blobs: a bounded set of file descriptors with the sums of their files, and the verified read.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -16,26 +16,27 @@ use crate::sums::{Crc32c, Mismatch, Sums};
 const SHARDS: usize = 16;
 const PER_SHARD: usize = 16;
 
-/// An open file, and what its bytes must be.
+/// An open file, and the sums of its bytes.
 pub(super) struct OpenBlob {
     pub(super) file: File,
     pub(super) sums: Sums,
 }
 
-/// Why a read gave nothing.
+/// Why a read failed.
 pub(super) enum Fault {
-    /// What was seen, for a person.
+    /// A description for a person.
     Damaged(String),
     Io(io::Error),
 }
 
 thread_local! {
-    /// What is read only to be checked: the rest of the first and of the last segment of a range.
+    /// Buffer for bytes that are read only to be checked: the rest of the first and of the last segment of a
+    /// range.
     static EDGES: RefCell<Vec<u8>> = RefCell::new(vec![0; 2 * SEGMENT as usize]);
 }
 
 impl OpenBlob {
-    /// Fills `buf` from `offset` on with bytes that the CRCs vouch for. The range lies within the blob.
+    /// Fills `buf` from `offset` on with bytes whose CRCs match. The range lies within the blob.
     pub(super) fn read(&self, offset: u32, buf: &mut [u8]) -> Result<(), Fault> {
         if buf.is_empty() {
             return Ok(());
@@ -60,12 +61,13 @@ impl OpenBlob {
         }
         let slices = [&mut *head, &mut *body, &mut *tail]
             .map(|s| libc::iovec { iov_base: s.as_mut_ptr().cast(), iov_len: s.len() });
-        // SAFETY: the three slices are exclusively borrowed and live through the call, and the kernel writes to nothing else.
+        // SAFETY: the three slices are exclusively borrowed and live through the call, and the kernel writes
+        // to nothing else.
         let got = unsafe { libc::preadv(self.file.as_raw_fd(), slices.as_ptr(), 3, i64::from(start)) };
         if usize::try_from(got) == Ok(total) {
             return Ok(());
         }
-        // Interrupted, cut short, or an error that the plain calls will meet again and report.
+        // Interrupted, short, or an error that the plain calls will meet again and report.
         let mut at = u64::from(start);
         for part in [head, body, tail] {
             read_exact(&self.file, part, at)?;
@@ -74,7 +76,7 @@ impl OpenBlob {
         Ok(())
     }
 
-    /// Compares the segments that `head`, `body` and `tail` together consist of with their CRCs.
+    /// Compares the segments in `head`, `body` and `tail` together with their CRCs.
     fn check(&self, start: u32, head: &[u8], body: &[u8], tail: &[u8]) -> Result<(), Fault> {
         let damaged = |mismatch: Mismatch| Fault::Damaged(mismatch.to_string());
         let total = head.len() + body.len() + tail.len();
@@ -92,7 +94,7 @@ impl OpenBlob {
                 let mut crc = Crc32c::new();
                 crc.update(head);
                 crc.update(now);
-                // Only the last segment has a tail, and it has all of it.
+                // Only the last segment has a tail, which holds all the rest of it.
                 crc.update(&tail[..len - from_head - from_body]);
                 if self.sums.segments().get((offset / SEGMENT) as usize) != Some(&crc.finish()) {
                     return Err(damaged(Mismatch::Segment { offset, len: len as u32 }));
@@ -104,7 +106,7 @@ impl OpenBlob {
         Ok(())
     }
 
-    /// Lets go of the file's pages in memory, so that the next read asks the disk.
+    /// Drops the file's pages from memory, so that the next read comes from the disk.
     pub(super) fn drop_cached_pages(&self) {
         // SAFETY: only advice about an open descriptor; nothing of this process's memory is involved.
         unsafe { libc::posix_fadvise(self.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
@@ -118,7 +120,7 @@ fn read_exact(file: &File, buf: &mut [u8], at: u64) -> Result<(), Fault> {
     })
 }
 
-/// At most 256 open blobs. Each shard gives up the entry that was not asked for since the hand last passed.
+/// At most 256 open blobs. Each shard evicts the entry that was not used since the clock hand last passed.
 pub(super) struct OpenBlobs {
     shards: [Mutex<Shard>; SHARDS],
 }
@@ -141,7 +143,7 @@ impl OpenBlobs {
     }
 
     fn shard(&self, id: &BlobId) -> &Mutex<Shard> {
-        // Hashes are evenly spread; the first byte already chose the folder.
+        // Hashes are evenly distributed. The first byte already chose the folder.
         &self.shards[id.0[1] as usize % SHARDS]
     }
 
@@ -158,7 +160,7 @@ impl OpenBlobs {
 
     pub(super) fn insert(&self, id: BlobId, blob: Arc<OpenBlob>) {
         let slot = Slot { id, blob, used: false };
-        // What is replaced is dropped, and its file closed, after the lock.
+        // The replaced entry is dropped, and its file closed, after the lock is released.
         let _replaced = self.shard(&id).lock().insert(slot);
     }
 

@@ -1,19 +1,23 @@
-//! Files of copies that went, written over with the next ones.
+//! Reuse of the files of evicted blobs: the next blobs overwrite them.
 //!
-//! In a cache that is full one blob goes for each that comes. A filesystem has much to do for both: an inode and its blocks are given back, and others are
-//! looked for (ext4 passes over every inode that was given back in the last half minute). None of it is needed where the one that comes is as large
-//! as the one that went.
+//! In a full cache each insertion evicts a blob. Both are expensive for a filesystem: it frees an inode and
+//! its blocks, and looks for others (ext4 skips every inode that was freed in the last half minute). Neither
+//! is needed if the new blob is as large as the evicted one.
 //!
 //! ```text
-//!   retire:  DIR/ab/ab12...ef ──rename──► tmp/...        nobody can open it by its name any more
-//!   reuse:   alone? ──► written over, past the kernel's pages ──rename──► DIR/cd/cd34...
+//!   retire:  DIR/ab/ab12...ef ──rename──► tmp/...        the blob cannot be opened by its name any more
+//!   reuse:   alone? ──► overwritten, bypassing the page cache ──rename──► DIR/cd/cd34...
 //! ```
 //!
-//! - **Who still reads it goes on reading what it was**: a file that is open anywhere, in this process or another, is not written over but removed. The kernel says so:
-//!   a write lease (`fcntl(2)`) is given only to who alone has a file open.
-//! - Its pages in memory may still be on their way into sockets. Written past them, they stay as they are; where that cannot be done, nothing is reused.
-//! - Bounded: [`MOST`] files wait. Each blob that is written or removed takes one out, so they take no room that was not taken before.
-//! - A crash in between leaves a file in `tmp/`, as any other does, or the old bytes under the new name, which a read finds out by their CRCs.
+//! - **A reader of the evicted blob keeps reading its bytes**: a file that is open anywhere, in this process
+//!   or another, is removed instead of overwritten. The kernel tells: it gives a write lease (`fcntl(2)`)
+//!   only if the file is open nowhere else.
+//! - The evicted blob's pages in memory may still be queued in sockets. A direct write leaves them unchanged.
+//!   Where direct writes are impossible, nothing is reused.
+//! - Bounded: at most [`MOST`] spare files. Each blob that is written or removed takes one out, so they
+//!   occupy no additional space.
+//! - A crash in between leaves a file in `tmp/`, as in any other write, or the old bytes under the new name.
+//!   A read detects the latter by the CRCs.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -29,12 +33,12 @@ use super::{BlobFolder, direct, ignore_missing, sums_path};
 use crate::source::BlobError;
 use crate::sums::Sums;
 
-/// So many wait: what a cache lets go of at a time.
+/// The maximum number of spare files: what a cache evicts at a time.
 const MOST: usize = 16;
-/// fcntl(2): the signal that says that a lease is asked back.
+/// fcntl(2): chooses the signal that reports that a lease is to be given up.
 const F_SETSIG: libc::c_int = 10;
 
-/// Names in `tmp/`; the sums lie beside each.
+/// Paths in `tmp/`; the sums are beside each.
 #[derive(Default)]
 pub(super) struct Spares(Mutex<Vec<PathBuf>>);
 
@@ -43,8 +47,8 @@ impl Spares {
         self.0.lock().pop()
     }
 
-    /// Removes one, for the room of what is written elsewhere.
-    pub(super) fn make_way(&self) {
+    /// Removes one, to make room for a file that is written elsewhere.
+    pub(super) fn remove_one(&self) {
         if let Some(spare) = self.take() {
             remove(&spare);
         }
@@ -58,16 +62,17 @@ impl Drop for Spares {
 }
 
 fn remove(spare: &Path) {
-    // What is left is swept with the rest of `tmp/`.
+    // Leftovers are removed with the rest of `tmp/`.
     let _ = fs::remove_file(spare);
     let _ = fs::remove_file(sums_path(spare));
 }
 
 impl BlobFolder {
-    /// Removes a blob as [`BlobFolder::remove`] does; its file may become another's. For copies of what is elsewhere too.
+    /// Removes a blob as [`BlobFolder::remove`] does, and may keep its file for reuse. Only for blobs that
+    /// are also stored elsewhere.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn retire(&self, id: &BlobId) -> Result<(), BlobError> {
         let path = self.path(id);
         let full = self.spares.0.lock().len() >= MOST;
@@ -89,7 +94,7 @@ impl BlobFolder {
         Ok(())
     }
 
-    /// Writes a blob over one that went. False: there is none that could be, and nothing was done.
+    /// Writes a blob over the file of an evicted one. False: there is no suitable file, and nothing was done.
     pub(super) fn reuse(&self, id: &BlobId, sums: &Sums, bytes: &[u8]) -> Result<bool, BlobError> {
         let path = self.path(id);
         if bytes.len() != BLOB_MAX as usize || sums.id() != *id || path.try_exists()? {
@@ -114,7 +119,7 @@ impl BlobFolder {
             remove(&spare);
         }
         match done {
-            // Swept with the rest of `tmp/`.
+            // It was removed with the rest of `tmp/`.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             done => Ok(done?),
         }
@@ -133,11 +138,12 @@ fn write_over(spare: &Path, sums: &Sums, bytes: &[u8]) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Whether nobody else has the file open, or mapped. Also no where the filesystem cannot say.
+/// Whether the file is open or mapped nowhere else. False if the filesystem cannot tell.
 fn is_alone(file: &File) -> bool {
     let fd = file.as_raw_fd();
-    // SAFETY: fcntl(2) with numbers, on a descriptor that `file` keeps open. Whoever opens the file while it has the lease waits until it is given back, and what
-    // is sent here for that is a signal that is ignored by default, and not one that ends the process.
+    // SAFETY: fcntl(2) with numbers, on a descriptor that `file` keeps open. Another process that opens the
+    // file while it has the lease waits until the lease is given up. The signal that is sent here for that is
+    // one that is ignored by default and does not end the process.
     unsafe {
         libc::fcntl(fd, F_SETSIG, libc::SIGURG) == 0
             && libc::fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK) == 0

@@ -1,4 +1,4 @@
-//! How blobs come into a folder, and how they are made to stay.
+//! How blobs are added to a folder, and how they become durable.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -13,21 +13,21 @@ use super::{BlobFolder, direct, ignore_missing, sums_path};
 use crate::source::BlobError;
 use crate::sums::Sums;
 
-/// How many files and folders are synced at the same time. Each waits for the disk's cache to be flushed, and the kernel
-/// makes one flush of those that wait together (measured on ext4: 64 folders one after the other 185 ms, by four threads 3 to
-/// 10 ms).
+/// How many files and folders are synced in parallel. Each waits for the disk's cache to be flushed, and the
+/// kernel makes one flush of those that wait together (measured on ext4: 64 folders one after the other 185
+/// ms, with four threads 3 to 10 ms).
 const SYNC_THREADS: usize = 4;
 
-/// Why a sync did not do all it should.
+/// Why a sync is incomplete.
 enum Unsynced {
     /// A file could not be opened; nothing is lost, and it can be tried again.
     NotTried(io::Error),
-    /// The kernel could not write, and will not know so the next time.
+    /// The kernel could not write, and will not report that the next time.
     Failed(io::Error),
 }
 
 impl BlobFolder {
-    /// Takes a blob that lies in a file of its own: by a hard link where the filesystem allows it, else by a copy.
+    /// Adds a blob that is in a file of its own: by a hard link if the filesystem allows it, else by a copy.
     /// `file` holds exactly the blob's bytes and is never written again; it stays where it is.
     ///
     /// # Errors
@@ -37,7 +37,7 @@ impl BlobFolder {
         match fs::hard_link(file, &path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                self.settle(id, sums, file, &path)?
+                self.keep_or_replace(id, sums, file, &path)?
             }
             Err(error) if cannot_link(&error) => {
                 if !self.has_sound_copy(id, sums, &path)? {
@@ -51,7 +51,7 @@ impl BlobFolder {
         Ok(())
     }
 
-    /// Takes a blob's bytes from memory.
+    /// Adds a blob from memory.
     ///
     /// # Errors
     /// See [`BlobError`].
@@ -65,8 +65,8 @@ impl BlobFolder {
         Ok(())
     }
 
-    /// Takes a copy of a blob that is also elsewhere. [`BlobFolder::sync`] does not care for it: a power cut may take it, or tear it,
-    /// which a read finds out.
+    /// Adds a copy of a blob that is also stored elsewhere. [`BlobFolder::sync`] ignores it: a power cut may
+    /// lose it, or tear it, which a read detects.
     ///
     /// # Errors
     /// See [`BlobError`].
@@ -78,7 +78,8 @@ impl BlobFolder {
         self.place(&path, |mut to| to.write_all(bytes))
     }
 
-    /// The same of one that is read from memory now and from here another time: past the kernel's pages, where that can be done.
+    /// The same for a blob that is read from memory now and from here later: written past the page cache, if
+    /// possible.
     ///
     /// # Errors
     /// See [`BlobError`].
@@ -93,20 +94,21 @@ impl BlobFolder {
         self.place(&path, |to| direct::write(to, bytes))
     }
 
-    /// Writes a file and removes it again, to find out whether the folder can be written to.
+    /// Writes a file and removes it again, to find out whether the folder is writable.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn probe(&self) -> io::Result<()> {
         let temporary = self.temporary()?;
         create_new(&temporary)?;
         fs::remove_file(&temporary)
     }
 
-    /// Makes every blob taken so far survive a power cut.
+    /// Makes every blob added so far survive a power cut.
     ///
     /// # Errors
-    /// What the system says. After a failed write every later call fails too: what did not reach the disk is not known.
+    /// The system's error. After a failed write every later call fails too, because it is unknown what
+    /// reached the disk.
     pub fn sync(&self) -> Result<(), BlobError> {
         let mut in_doubt = self.in_doubt.lock();
         if *in_doubt {
@@ -147,7 +149,7 @@ impl BlobFolder {
             match File::open(path) {
                 Ok(file) if *i < blobs => file.sync_data().map_err(Unsynced::Failed),
                 Ok(folder) => folder.sync_all().map_err(Unsynced::Failed),
-                // A blob that was removed since.
+                // A blob that was removed meanwhile.
                 Err(error) if *i < blobs && error.kind() == io::ErrorKind::NotFound => Ok(()),
                 Err(error) => Err(Unsynced::NotTried(error)),
             }
@@ -159,7 +161,7 @@ impl BlobFolder {
         self.touched[usize::from(first / 64)].fetch_or(1 << (first % 64), Ordering::AcqRel);
     }
 
-    /// Writes the sums, and the folder for both files if it is the first of its kind; gives the blob's own path.
+    /// Writes the sums, and creates their folder if needed. Returns the blob's own path.
     fn prepare(&self, id: &BlobId, sums: &Sums) -> Result<PathBuf, BlobError> {
         if sums.id() != *id {
             let what = format!("the sums of {} do not belong to {id}", sums.id());
@@ -177,7 +179,8 @@ impl BlobFolder {
         match created {
             Ok(mut file) => {
                 if let Err(error) = file.write_all(&sums.encode()) {
-                    // What is half there would be found damaged and made anew; on a full disk it only takes room.
+                    // A partial file would be found damaged and computed again; on a full disk it only takes
+                    // space.
                     let _ = fs::remove_file(&beside);
                     return Err(error.into());
                 }
@@ -192,19 +195,19 @@ impl BlobFolder {
         Ok(path)
     }
 
-    /// Writes sums in place of whatever lies beside the blob now.
+    /// Replaces the sums beside the blob.
     pub(super) fn replace_sums(&self, blob: &Path, sums: &Sums) -> Result<(), BlobError> {
         self.place(&sums_path(blob), |mut to| to.write_all(&sums.encode()))
     }
 
-    /// There is a file of the blob's name already: keeps it if it is sound, else puts `file` in its place.
-    fn settle(&self, id: &BlobId, sums: &Sums, file: &Path, path: &Path) -> Result<(), BlobError> {
+    /// Handles an existing file of the blob's name: keeps it if it is sound, else puts `file` in its place.
+    fn keep_or_replace(&self, id: &BlobId, sums: &Sums, file: &Path, path: &Path) -> Result<(), BlobError> {
         let (new, old) = (fs::metadata(file)?, fs::metadata(path)?);
         if (new.dev(), new.ino()) == (old.dev(), old.ino()) {
             return Ok(());
         }
         if self.has_sound_copy(id, sums, path)? {
-            // Who wrote it may not have synced it yet, and whoever brought `file` will rely on this copy.
+            // Its writer may not have synced it yet, and the caller will rely on this copy.
             self.unsynced.lock().push(*id);
             return Ok(());
         }
@@ -213,7 +216,7 @@ impl BlobFolder {
         self.rename(&temporary, path)
     }
 
-    /// Whether the blob is here already with bytes that fit every CRC.
+    /// Whether the blob is here already, with bytes that match every CRC.
     fn has_sound_copy(&self, id: &BlobId, sums: &Sums, path: &Path) -> Result<bool, BlobError> {
         let size = match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -229,7 +232,7 @@ impl BlobFolder {
 
     /// Writes a file under a temporary name and moves it to `path`.
     fn place(&self, path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> Result<(), BlobError> {
-        self.spares.make_way();
+        self.spares.remove_one();
         let temporary = self.temporary()?;
         let written = create_new(&temporary).and_then(|file| write(&file));
         if let Err(error) = written {
@@ -246,7 +249,7 @@ impl BlobFolder {
         Ok(moved?)
     }
 
-    /// A name in `tmp/` that nobody has.
+    /// An unused name in `tmp/`.
     pub(super) fn temporary(&self) -> io::Result<PathBuf> {
         let dir = self.dir.join("tmp");
         if !dir.is_dir() {
@@ -264,7 +267,7 @@ impl BlobFolder {
     }
 }
 
-/// Copies a blob's bytes, each compared with its sums on the way: the copy may soon be the only one.
+/// Copies a blob's bytes and compares them with its sums on the way: the copy may soon be the only one.
 fn copy_checked(sums: &Sums, from: &File, mut to: &File) -> io::Result<()> {
     let mut group = vec![0; GROUP as usize];
     for at in (0..sums.size()).step_by(GROUP as usize) {
@@ -280,7 +283,7 @@ fn create_new(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Another filesystem, or one that has no hard links, or a file that has too many.
+/// The error means: another filesystem, one without hard links, or a file that has too many.
 fn cannot_link(error: &io::Error) -> bool {
     let code = error.raw_os_error();
     [libc::EXDEV, libc::EPERM, libc::EMLINK, libc::EOPNOTSUPP, libc::ENOSYS]

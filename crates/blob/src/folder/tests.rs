@@ -51,7 +51,7 @@ fn is_damaged<T: std::fmt::Debug>(result: Result<T, BlobError>) -> bool {
 }
 
 #[test]
-fn a_hard_link_brings_a_blob_in_and_it_outlives_its_first_name() {
+fn an_adopted_blob_outlives_its_first_name() {
     let home = Home::new();
     let bytes = noise(300_000, 1);
     let sums = Sums::of(&bytes);
@@ -106,7 +106,7 @@ fn a_copy_that_a_crash_left_short_or_wrong_is_replaced() {
         },
     ];
     for spoil in spoil {
-        // Another file, so that what is spoilt is not the one to be adopted.
+        // Replaces the file, so that the damage does not affect the file to be adopted.
         fs::remove_file(&path).unwrap();
         spoil();
         home.folder.adopt(&id, &sums, &file).unwrap();
@@ -129,7 +129,7 @@ fn a_flipped_bit_gives_an_error_and_never_bytes() {
     flip(&home.folder.path(&id), u64::from(2 * SEGMENT) + 5);
     assert!(is_damaged(home.read(&id, bytes.len())));
     assert!(is_damaged(home.folder.verify(&id)));
-    // A byte far from it, in the same segment, is refused; other segments still give theirs.
+    // A distant byte in the same segment is refused; other segments can still be read.
     let mut one = [0];
     assert!(is_damaged(home.folder.read_at(&id, 3 * SEGMENT - 1, &mut one)));
     home.folder.read_at(&id, 3 * SEGMENT, &mut one).unwrap();
@@ -195,19 +195,19 @@ fn a_copy_that_is_only_kept_is_read_and_checked_and_not_synced() {
     assert_eq!(home.read(&id, bytes.len()).unwrap(), bytes);
     assert!(home.folder.unsynced.lock().is_empty());
     assert_eq!(fs::read(home.folder.file(&id)).unwrap(), bytes);
-    // What a power cut tore is replaced when it is kept again.
+    // A copy that a power cut tore is replaced when it is kept again.
     fs::write(home.folder.file(&id), vec![0; bytes.len()]).unwrap();
     home.folder.open.forget(&id);
     assert!(is_damaged(home.read(&id, 10)));
     home.folder.keep(&id, &sums, &bytes).unwrap();
     assert_eq!(home.read(&id, bytes.len()).unwrap(), bytes);
-    // Who stores it for good gets it synced, although it is there.
+    // Storing it permanently syncs it, although it is there.
     home.folder.put(&id, &sums, &bytes).unwrap();
     assert_eq!(*home.folder.unsynced.lock(), [id]);
 }
 
 #[test]
-fn what_is_not_there_is_missing() {
+fn an_absent_blob_is_missing() {
     let home = Home::new();
     let id = Sums::of(b"nobody").id();
     let mut buf = [0; 4];

@@ -1,4 +1,4 @@
-//! CRC32C (Castagnoli), as computed for every segment, every small write in the log and every record.
+//! CRC32C (Castagnoli), computed for every segment, every small write in the log and every record.
 
 use std::sync::OnceLock;
 
@@ -9,7 +9,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// The CRC32C of bytes that lie in several places.
+/// The CRC32C of bytes that are in several buffers.
 #[derive(Debug)]
 pub struct Crc32c(Digest);
 
@@ -20,12 +20,12 @@ impl Default for Crc32c {
 }
 
 impl Crc32c {
-    /// Of no bytes yet.
+    /// The state before any byte.
     pub fn new() -> Crc32c {
         Crc32c(Digest::new(CrcAlgorithm::Crc32Iscsi))
     }
 
-    /// Goes on with these bytes.
+    /// Adds these bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
@@ -42,7 +42,7 @@ fn times(matrix: &Matrix, vector: u32) -> u32 {
     matrix.iter().enumerate().filter(|(bit, _)| vector >> bit & 1 == 1).fold(0, |sum, (_, row)| sum ^ row)
 }
 
-/// What 2^k zero bytes make of a CRC, for k from 0 to 31: linear, so a matrix each.
+/// How 2^k zero bytes change a CRC, for k from 0 to 31. That is linear, so each is a matrix.
 fn zeros() -> &'static [Matrix; 32] {
     static ZEROS: OnceLock<[Matrix; 32]> = OnceLock::new();
     ZEROS.get_or_init(|| {
@@ -57,7 +57,8 @@ fn zeros() -> &'static [Matrix; 32] {
     })
 }
 
-/// The same for one whole segment, by the bytes of the CRC: four look-ups, since nearly every segment is whole.
+/// The same for one whole segment, by the bytes of the CRC: four table lookups, since nearly every segment is
+/// whole.
 fn segment(crc: u32) -> u32 {
     static TABLE: OnceLock<[[u32; 256]; 4]> = OnceLock::new();
     let table = TABLE.get_or_init(|| {
@@ -68,7 +69,7 @@ fn segment(crc: u32) -> u32 {
     table[0][a] ^ table[1][b] ^ table[2][c] ^ table[3][d]
 }
 
-/// The CRC32C of `first` and then `len` more bytes whose own CRC32C is `next`: no byte is looked at.
+/// The CRC32C of `first` followed by `len` more bytes whose own CRC32C is `next`, without reading any byte.
 pub fn crc32c_join(first: u32, next: u32, len: u32) -> u32 {
     if len == base::size::SEGMENT {
         return segment(first) ^ next;

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Bytes that are the same in every run and do not repeat.
+/// Reproducible bytes without repetitions.
 fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut out = vec![0; len];
     let mut reader = blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof();
@@ -76,7 +76,7 @@ fn every_group_and_segment_can_be_checked_alone_and_together() {
 }
 
 #[test]
-fn what_is_not_whole_parts_is_no_match() {
+fn ranges_that_are_not_whole_parts_are_refused() {
     let bytes = noise(100_000, 4);
     let sums = Sums::of(&bytes);
     let segment = SEGMENT as usize;
@@ -92,7 +92,7 @@ fn what_is_not_whole_parts_is_no_match() {
     }
     assert!(matches!(sums.check_group(SEGMENT, &bytes[segment..]), Err(Mismatch::Range { .. })));
     assert!(matches!(Sums::of(&[]).check(0, &[]), Err(Mismatch::Range { .. })));
-    // Right bytes in the wrong place.
+    // The right bytes at the wrong offset.
     assert!(matches!(sums.check(SEGMENT, &bytes[..segment]), Err(Mismatch::Segment { offset: SEGMENT, .. })));
     assert!(matches!(
         sums.check_group(0, &bytes[segment..3 * segment]),
@@ -167,7 +167,7 @@ fn sums_speed() {
     let gib = |rounds: u32, len: usize, start: std::time::Instant| {
         f64::from(rounds) * len as f64 / (1u64 << 30) as f64 / start.elapsed().as_secs_f64()
     };
-    // The best of many rounds, in turns: other work on the machine disturbs both alike.
+    // The best of many alternating rounds: other work on the machine disturbs both alike.
     let mut best = [std::time::Duration::MAX; 3];
     for _ in 0..300 {
         let mut round = |i: usize, work: &dyn Fn(&[u8])| {

@@ -63,7 +63,7 @@ fn read(tiered: &Tiered) -> Result<u8, BlobError> {
 }
 
 #[test]
-fn the_nearest_is_asked_first_and_alone() {
+fn a_local_source_is_tried_first_and_alone() {
     let (far, near) = (says(false, |_| Ok(1)), says(true, |_| Ok(2)));
     let (all, seen) = tiered(&[&far, &near]);
     assert_eq!(read(&all).unwrap(), 2);
@@ -73,7 +73,7 @@ fn the_nearest_is_asked_first_and_alone() {
 }
 
 #[test]
-fn whatever_goes_wrong_the_next_is_asked_and_damage_is_told() {
+fn any_error_leads_to_the_next_source_and_damage_is_reported() {
     let sources = [says(true, missing), says(true, damaged), says(false, away), says(false, |_| Ok(9))];
     let (all, seen) = tiered(&sources.each_ref());
     assert_eq!(read(&all).unwrap(), 9);

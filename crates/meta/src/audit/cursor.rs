@@ -1,4 +1,4 @@
-//! Goes through all rows of one kind, a batch at a time.
+//! Iterates over all rows of one kind, a batch at a time.
 
 use std::collections::VecDeque;
 
@@ -45,7 +45,8 @@ impl<'a> Cursor<'a> {
         Ok(self.batch.pop_front())
     }
 
-    /// The number that the next row is about. A key too short to have one counts as 0, which no inode and no pack has.
+    /// The number that the next row is about. A key too short to have one counts as 0, a number that no inode
+    /// and no pack has.
     pub fn number(&mut self) -> Result<Option<u64>, StoreError> {
         self.fill()?;
         Ok(self.batch.front().map(|(key, _)| key.number().unwrap_or(0)))

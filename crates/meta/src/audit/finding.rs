@@ -1,4 +1,4 @@
-//! What an audit can find, in words for people, and the commit that mends it.
+//! What an audit can find, the messages for it, and the commit that repairs it.
 
 use std::fmt;
 
@@ -12,13 +12,13 @@ use crate::store::{Commit, Expect, Value};
 /// A disagreement. `row` is always the value that was found, so that a repair can check it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// A row's bytes make no sense. Cannot be mended.
+    /// A row's bytes make no sense. Cannot be repaired.
     BadRow {
         /// Its key.
         key: Key,
     },
-    /// An entry whose name cannot be one, or that stands where it is never looked up. The repair removes it; what it named gets another
-    /// name, if it has none, as an [`Finding::OrphanInode`].
+    /// An entry with an impossible name, or at a position where it is never looked up. The repair removes it.
+    /// If its inode then has no name, it gets another one, as an [`Finding::OrphanInode`].
     BadName {
         /// Its key.
         key: Key,
@@ -27,7 +27,7 @@ pub enum Finding {
         /// Its row.
         row: Value,
     },
-    /// A name of an inode that is not there. The repair removes the name.
+    /// A name of an inode that does not exist. The repair removes the name.
     DanglingName {
         /// Directory.
         parent: Ino,
@@ -46,10 +46,11 @@ pub enum Finding {
         name: Box<[u8]>,
         /// The name's row.
         row: Value,
-        /// As it should be.
+        /// What it should be.
         right: Dentry,
     },
-    /// A directory has more than one name; this is one of those that its own row does not speak of. The repair removes it.
+    /// A directory has more than one name; this is one that its own row does not confirm. The repair removes
+    /// it.
     SecondName {
         /// Directory in which the name is.
         parent: Ino,
@@ -60,7 +61,8 @@ pub enum Finding {
         /// The name's row.
         row: Value,
     },
-    /// A directory from which going up never ends. The repair gives one of the loop's directories a name in the root instead of its own.
+    /// A directory whose ancestors form a loop. The repair gives one of the loop's directories a name in the
+    /// root instead of its own.
     Loop {
         /// A directory of the loop.
         ino: Ino,
@@ -73,22 +75,23 @@ pub enum Finding {
         /// The name's row.
         entry: Value,
     },
-    /// An inode without a name and without the mark of one. The repair names it `lost+INODE` in the root.
+    /// An inode without a name and without the mark that says so. The repair names it `lost+INODE` in the
+    /// root.
     OrphanInode {
         /// The inode.
         ino: Ino,
         /// Its row.
         row: Value,
     },
-    /// An inode's row contradicts the names, bytes and attributes that it has.
+    /// An inode's row contradicts its names, bytes and attributes.
     WrongInode {
         /// The inode.
         ino: Ino,
-        /// Where its row is.
+        /// The key of its row.
         key: Key,
         /// Its row.
         row: Value,
-        /// As it should be.
+        /// What it should be.
         right: Box<InodeRecord>,
     },
     /// Extents past the end of the file. The repair cuts them.
@@ -99,10 +102,10 @@ pub enum Finding {
         page: u32,
         /// The page's row.
         row: Value,
-        /// What it should be; none if it should not be there.
+        /// What it should be; none if it should not exist.
         right: Option<Value>,
     },
-    /// A row that belongs to nothing. The repair removes it.
+    /// A row that belongs to nothing that exists. The repair removes it.
     StrayRow {
         /// Its key.
         key: Key,
@@ -115,10 +118,10 @@ pub enum Finding {
         key: Key,
         /// Its row.
         found: Option<Value>,
-        /// What was counted.
+        /// The counted value.
         expected: i64,
     },
-    /// A page refers to a pack, and the row that says so from the pack's side is missing.
+    /// A page refers to a pack, but the pack's row for this user is missing.
     MissingUser {
         /// The pack.
         pack: PackNo,
@@ -127,14 +130,15 @@ pub enum Finding {
         /// Number of the 4 MiB page.
         page: u32,
     },
-    /// Extents refer to a pack that has no row, or past the end of one. Their bytes are lost; cannot be mended.
+    /// Extents refer to a pack that has no row, or past the end of one. Their bytes are lost; cannot be
+    /// repaired.
     LostPack {
         /// The pack.
         pack: PackNo,
         /// How many bytes refer to it.
         bytes: u64,
     },
-    /// Extents refer to a condemned pack. The repair takes the condemnation back.
+    /// Extents refer to a condemned pack. The repair undoes the condemnation.
     CondemnedInUse {
         /// The pack.
         pack: PackNo,
@@ -148,7 +152,8 @@ pub enum Finding {
         /// The blob.
         blob: BlobId,
     },
-    /// A small file's content is said to be in a pack that has it no longer. Harmless; the repair forgets it.
+    /// A row says that a small file's content is in a pack that does not hold it any more. Harmless; the
+    /// repair removes the row.
     StaleContent {
         /// The content's hash.
         hash: BlobId,
@@ -158,13 +163,13 @@ pub enum Finding {
 }
 
 impl Finding {
-    /// Whether nothing a user sees is wrong: room is wasted, no more.
+    /// Whether users see nothing wrong: it only wastes space.
     pub fn is_harmless(&self) -> bool {
         matches!(self, Finding::StaleContent { .. })
     }
 }
 
-/// The commit that mends a finding; none if it cannot be mended.
+/// The commit that repairs a finding; none if that is impossible.
 pub fn repair(finding: &Finding) -> Option<Commit> {
     let mut commit = Commit::default();
     let mut replace = |key: Key, row: &Value, with: Option<Value>| {
@@ -214,7 +219,7 @@ pub fn repair(finding: &Finding) -> Option<Commit> {
     Some(commit)
 }
 
-/// Names an inode in the root.
+/// Gives an inode a name in the root.
 fn rescue(commit: &mut Commit, ino: Ino, row: &Value) -> Option<()> {
     let mut record = InodeRecord::decode(row).ok()?;
     (record.nlink, record.parent) = (1, Ino::ROOT);

@@ -1,7 +1,7 @@
-//! The files' side: names, inodes, and everything that hangs from an inode.
+//! Checks the files: names, inodes, and every row that belongs to an inode.
 //!
-//! Three passes. All names are counted, by inode; then the rows of each inode, of every kind, are looked at side by side; and if some
-//! inodes were named wrongly, a third pass finds which names those are.
+//! There are three passes. The first counts all names by inode. The second looks at all rows of each inode,
+//! of every kind. If some inodes have wrong names, the third finds those names.
 
 use base::Ino;
 use base::size::{INLINE_MAX, NAME_MAX};
@@ -18,13 +18,13 @@ use super::cursor::Cursor;
 use super::packs::Tallies;
 use super::{Audit, Finding};
 
-/// What the names say of an inode.
+/// What the names say about an inode.
 #[derive(Clone, Copy)]
 struct Named {
     /// The directory of the name seen last.
     parent: Ino,
     names: u32,
-    /// The kind that all its names state; 0 if they differ.
+    /// The kind that all its names agree on; 0 if they differ.
     kind: u32,
     state: State,
 }
@@ -33,12 +33,12 @@ struct Named {
 enum State {
     /// No inode was seen.
     Missing,
-    /// Its inode is as its names say.
+    /// Its inode agrees with its names.
     Seen,
-    /// Its names are to be looked at one by one.
+    /// Its names are to be checked one by one.
     Suspect,
-    /// A directory on the way up that is being gone.
-    OnTheWay,
+    /// A directory on the path that is being walked.
+    OnPath,
     /// A directory from which the root was reached.
     Reached,
 }
@@ -65,7 +65,7 @@ fn count_names(audit: &mut Audit<'_, '_>) -> Result<Names, StoreError> {
             audit.report(Finding::BadRow { key });
             continue;
         };
-        // An entry that stands elsewhere than its name is looked up can be listed and never opened.
+        // An entry at another position than a lookup of its name expects can be listed but never opened.
         let Some(entry) = sound_entry(&key) else {
             audit.report(Finding::BadName { key, ino: dentry.ino, row });
             continue;
@@ -81,12 +81,12 @@ fn count_names(audit: &mut Audit<'_, '_>) -> Result<Names, StoreError> {
     Ok(names)
 }
 
-/// What an entry's key says, if that can be the name of something.
+/// The parts of an entry's key, if it can be the name of something.
 fn sound_entry(key: &Key) -> Option<DentryKey<'_>> {
     key.as_dentry().filter(DentryKey::is_placed)
 }
 
-/// The cursors over everything that is keyed by inode.
+/// Cursors over all kinds of rows that are keyed by inode.
 struct Side<'a> {
     inodes: Cursor<'a>,
     entries: Cursor<'a>,
@@ -194,7 +194,7 @@ fn check_inode(
     Ok(())
 }
 
-/// Goes past all rows of an inode.
+/// Skips all rows of an inode.
 fn skip(side: &mut Side<'_>, ino: Ino, mut each: impl FnMut((Key, Value))) -> Result<(), StoreError> {
     for cursor in side.all() {
         while let Some(row) = cursor.next_of(ino.0)? {
@@ -204,7 +204,7 @@ fn skip(side: &mut Side<'_>, ino: Ino, mut each: impl FnMut((Key, Value))) -> Re
     Ok(())
 }
 
-/// Links, parent and mark. `right` becomes what the row should say.
+/// Checks links, parent and mark. `right` becomes what the row should say.
 fn check_names(
     audit: &mut Audit<'_, '_>,
     ino: Ino,
@@ -219,7 +219,7 @@ fn check_names(
     if let Some(named) = names.get_mut(&ino) {
         count = named.names;
         parent = named.parent;
-        // A removed directory is not an inode that can be named.
+        // A removed directory cannot have a name.
         named.state = match named.kind == right.kind() && (count == 1 || !is_dir) {
             _ if !live => State::Missing,
             true => State::Seen,
@@ -234,7 +234,7 @@ fn check_names(
         return;
     }
     if count == 0 && !marked {
-        // The repair names it, with one link.
+        // The repair gives it a name, with one link.
         audit.report(Finding::OrphanInode { ino, row: row.clone() });
         return;
     }
@@ -243,17 +243,17 @@ fn check_names(
     }
     right.nlink = if is_dir { count.min(1) } else { count };
     right.parent = match count {
-        // What is left of a directory remembers where it was.
+        // A removed directory keeps its old parent.
         0 => right.parent,
         1 if is_dir || right.parent != Ino(0) => parent,
         1 => Ino(0),
-        // One of a directory's names is right, and that is found out later.
+        // One of a directory's names is right. The third pass finds out which.
         _ if is_dir => right.parent,
         _ => Ino(0),
     };
 }
 
-/// Directory entries and what is counted of them.
+/// Checks directory entries and their counters.
 fn check_entries(
     audit: &mut Audit<'_, '_>,
     side: &mut Side<'_>,
@@ -280,7 +280,7 @@ fn check_entries(
     Ok(())
 }
 
-/// The bytes of a file or a symbolic link.
+/// Checks the bytes of a file or a symbolic link.
 fn check_bytes(
     audit: &mut Audit<'_, '_>,
     side: &mut Side<'_>,
@@ -371,7 +371,7 @@ fn check_xattrs(
     Ok(())
 }
 
-/// Finds the names that something is wrong with.
+/// Finds the wrong names.
 fn find_names(audit: &mut Audit<'_, '_>, names: &Names) -> Result<(), StoreError> {
     let mut rows = Cursor::kind(audit.store, tags::DENTRY);
     while let Some((key, row)) = rows.next()? {
@@ -391,30 +391,31 @@ fn find_names(audit: &mut Audit<'_, '_>, names: &Names) -> Result<(), StoreError
                     audit.report(Finding::SecondName { parent, name, ino, row });
                 }
             }
-            State::Seen | State::OnTheWay | State::Reached => {}
+            State::Seen | State::OnPath | State::Reached => {}
         }
     }
     Ok(())
 }
 
-/// Goes up from every directory.
+/// Walks up from every directory.
 fn find_loops(audit: &mut Audit<'_, '_>, names: &mut Names) -> Result<(), StoreError> {
     let dirs: Vec<Ino> =
         names.iter().filter(|(_, named)| named.kind == mode::S_IFDIR).map(|(ino, _)| *ino).collect();
     let mut way = Vec::new();
     for dir in dirs {
         let mut at = dir;
-        // Up, until something is known of the place: the root, the top of a tree without a name, or where a walk was before.
+        // Up, until the answer is known: the root, the top of a tree without a name, or a directory that an
+        // earlier walk visited.
         while let Some(named) = names.get_mut(&at) {
             match named.state {
                 State::Reached => break,
-                State::OnTheWay => {
+                State::OnPath => {
                     report_loop(audit, at, named.parent)?;
                     break;
                 }
                 State::Missing | State::Seen | State::Suspect => {}
             }
-            named.state = State::OnTheWay;
+            named.state = State::OnPath;
             way.push(at);
             at = named.parent;
         }

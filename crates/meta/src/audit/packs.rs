@@ -1,4 +1,4 @@
-//! The packs' side: live bytes, users, blobs, contents.
+//! Checks the packs: live bytes, users, blobs, contents.
 
 use base::{Ino, PackNo};
 use blob::ExtentPage;
@@ -15,11 +15,11 @@ use super::{Audit, Finding};
 /// How many rows are looked up at once.
 const BATCH: usize = 256;
 
-/// What the files' extents say of each pack.
+/// What the files' extents say about each pack.
 #[derive(Default)]
 pub(super) struct Tallies {
     packs: HashMap<PackNo, Tally>,
-    /// Users' rows that must be there and were not looked up yet.
+    /// User rows that must exist and were not looked up yet.
     pending: Vec<(PackNo, Ino, u32)>,
 }
 
@@ -27,13 +27,13 @@ pub(super) struct Tallies {
 struct Tally {
     live: u64,
     users: u64,
-    /// Users' rows that were missing.
+    /// User rows that were missing.
     missing: u64,
     end: u32,
 }
 
 impl Tallies {
-    /// Takes in a page as it should be.
+    /// Adds a page in its correct form.
     pub fn add(
         &mut self,
         audit: &mut Audit<'_, '_>,
@@ -95,7 +95,7 @@ pub(super) fn check(audit: &mut Audit<'_, '_>, tallies: &Tallies) -> Result<(), 
         audit.count_rows(rows.take_read() + lives.take_read() + users.take_read());
     }
     if seen < tallies.packs.len() {
-        // Referred to, and not one row of their own.
+        // Packs that are referred to but have no row of their own.
         for (&pack, tally) in &tallies.packs {
             let rows = store.get_many(&[Key::pack(pack), Key::pack_live(pack)])?;
             let has_user = !store.scan(&Key::pack_users(pack), 1)?.is_empty();
@@ -137,7 +137,7 @@ fn check_pack(
     Ok(())
 }
 
-/// A pack has more users' rows than users.
+/// A pack has more user rows than users: finds the extra ones.
 fn find_stray_users(audit: &mut Audit<'_, '_>, pack: PackNo) -> Result<(), StoreError> {
     let mut users = Cursor::new(audit.store, Key::pack_users(pack));
     while let Some((key, row)) = users.next()? {
@@ -153,7 +153,7 @@ fn find_stray_users(audit: &mut Audit<'_, '_>, pack: PackNo) -> Result<(), Store
 }
 
 fn refers(audit: &Audit<'_, '_>, ino: Ino, page: u32, pack: PackNo) -> Result<bool, StoreError> {
-    // A page of an inode that is not there will be gone after the repair.
+    // The repair will remove a page of an inode that does not exist.
     if audit.store.get(&Key::inode(ino))?.is_none() {
         return Ok(false);
     }

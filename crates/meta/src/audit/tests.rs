@@ -1,4 +1,4 @@
-//! Damage that is planted is found, named for what it is, and mended as far as it can be.
+//! Planted damage is found, classified, and repaired as far as possible.
 
 use base::{BlobId, Ino, PackNo};
 use blob::ExtentPage;
@@ -46,7 +46,7 @@ fn row(world: &World, key: &Key) -> Value {
     world.store.rows.lock().unwrap()[key].clone()
 }
 
-/// Audits and mends until there is nothing left that can be mended; what was found at first, and what is left.
+/// Audits and repairs until nothing repairable is left. Returns what was found at first, and what is left.
 fn mend(world: &World) -> (Vec<Finding>, Vec<Finding>) {
     let (_, first) = world.audit();
     let mut left = first.clone();
@@ -317,13 +317,13 @@ fn packs_that_are_lost_are_reported_and_nothing_is_thrown_away() {
     let lost = Finding::LostPack { pack: PackNo(2), bytes: 100 };
     assert_eq!((found, left), (vec![lost.clone()], vec![lost.clone()]));
     assert_eq!(world.store.rows.lock().unwrap().len(), read - 1);
-    // Not one row of its own is left.
+    // Not one row of the pack is left.
     world.store.plant(Key::pack_live(PackNo(2)), None);
     world.store.plant(Key::pack_user(PackNo(2), BIG, 0), None);
     let (found, left) = mend(&world);
     assert!(found.contains(&lost), "{found:?}");
     assert_eq!(left, [lost]);
-    // A blob that is shorter than what refers to it.
+    // A blob that is shorter than the extents that refer to it.
     let world = self::world();
     let Some(PackRow::Sealed { blob, .. }) = world.pack_row(PackNo(1)) else { panic!() };
     world.store.plant(Key::pack(PackNo(1)), Some(PackRow::Sealed { blob, size: 10_099 }.encode()));
@@ -344,7 +344,7 @@ fn rows_that_make_no_sense() {
         world.store.plant(key.clone(), Some(bad.into()));
         let (found, _) = mend(&world);
         assert!(found.contains(&Finding::BadRow { key: key.clone() }), "{key:?} {found:#?}");
-        // What cannot be read still counts: nothing it may refer to is given up.
+        // Unreadable rows still count: nothing that they may refer to is given up.
         assert!(
             !found.iter().any(|finding| matches!(finding, Finding::WrongCount { .. })),
             "{key:?} {found:#?}"
@@ -353,7 +353,7 @@ fn rows_that_make_no_sense() {
 }
 
 #[test]
-fn contents_that_are_not_where_they_are_said_to_be() {
+fn contents_that_are_not_where_their_rows_say() {
     let world = world();
     let hash = BlobId([9; 32]);
     let row = ContentRow { pack: PackNo(40), offset: 0, len: 5 };
@@ -363,7 +363,7 @@ fn contents_that_are_not_where_they_are_said_to_be() {
     assert_eq!(left, []);
 }
 
-/// A repair holds only if the row is still as it was found.
+/// A repair applies only if the row is still as it was found.
 #[test]
 fn a_repair_does_not_overwrite_what_changed_meanwhile() {
     let world = world();
@@ -380,7 +380,7 @@ fn a_repair_does_not_overwrite_what_changed_meanwhile() {
 }
 
 #[test]
-fn an_audit_tells_how_far_it_is() {
+fn an_audit_reports_progress() {
     let world = world();
     let mut seen = Vec::new();
     let mut progress = |rows| seen.push(rows);
@@ -389,9 +389,10 @@ fn an_audit_tells_how_far_it_is() {
     assert!(seen.is_sorted() && seen.last().is_some_and(|rows| *rows > 30));
 }
 
-/// A prepared volume had names that lead out of a directory; export made files by them anywhere, and fsck called the volume sound.
+/// A prepared volume had names that lead out of a directory. Export created files outside its target through
+/// them, and fsck called the volume sound.
 #[test]
-fn regression_what_cannot_be_a_name_is_found_and_mended_and_never_listed() {
+fn regression_an_impossible_name_is_found_repaired_and_never_listed() {
     let long = [b'n'; 256];
     let names: [&[u8]; 7] = [b"", b".", b"..", b"/etc/x", b"../x", b"a\0b", &long];
     for name in names {

@@ -1,8 +1,8 @@
 //! Rows in memory: an ordered set behind one lock.
 //!
-//! **A row is one allocation** (two bytes of key length, the key, the value) and one slot of 16 bytes in a B-tree, so a
-//! million files take about 300 MB less than with a key and a value that each have their own counted allocation. A value
-//! is copied when it is read. A removed row's allocation is given back at once.
+//! **A row is one allocation** (two bytes of key length, the key, the value) and one slot of 16 bytes in a
+//! B-tree. So a million files take about 300 MB less than with separate counted allocations for key and
+//! value. A value is copied when it is read. A removed row's allocation is freed at once.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -19,13 +19,13 @@ use crate::store::{Commit, CommitError, MetaStore, Rows, Snapshot, StoreError, V
 #[derive(Clone)]
 struct Row(Box<[u8]>);
 
-/// Of the key's length.
+/// Bytes of the key's length.
 const PREFIX: usize = 2;
 
 impl Row {
     fn new(key: &[u8], value: &[u8]) -> Row {
         let mut bytes = Vec::with_capacity(PREFIX + key.len() + value.len());
-        // `resolve` lets no longer key through.
+        // `resolve` rejects longer keys.
         bytes.extend_from_slice(&(key.len() as u16).to_ne_bytes());
         bytes.extend_from_slice(key);
         bytes.extend_from_slice(value);
@@ -38,7 +38,7 @@ impl Row {
     }
 }
 
-// Rows are ordered and found by key alone: that is what a set needs to be used as a map.
+// Rows are ordered and found by key alone, so that the set can be used as a map.
 impl Borrow<[u8]> for Row {
     fn borrow(&self) -> &[u8] {
         self.split().0
@@ -115,7 +115,8 @@ impl Memory {
         self.table.read().rows.len() as u64
     }
 
-    /// How many bytes keys and values take, without what the allocator and the tree add (about 40 per row).
+    /// How many bytes keys and values take, without the overhead of the allocator and the tree (about 40 per
+    /// row).
     pub fn bytes(&self) -> u64 {
         self.table.read().bytes
     }
@@ -153,7 +154,7 @@ impl MetaStore for Memory {
         Ok(())
     }
 
-    /// A copy of every row: what else is in memory has no older version.
+    /// A copy of every row, because the table keeps no older versions.
     fn snapshot(&self) -> Result<Box<dyn Snapshot>, StoreError> {
         Ok(Box::new(self.table.read().clone()))
     }

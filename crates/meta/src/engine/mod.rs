@@ -1,10 +1,11 @@
-//! Engines: what keeps rows. None of them knows what a row means.
+//! Engines store rows. None of them knows what a row means.
 //!
-//! - [`memory`]: an ordered set in memory, for volumes that live there and for tests.
+//! - [`memory`]: an ordered set in memory, for in-memory volumes and for tests.
 //! - [`sqlite`]: the default on disk. The journal stands in front of it.
 //!
-//! [`resolve`] is the part that all share, also the journal: it turns a conditional commit and the rows it looks at into the
-//! list of rows to write. So an engine decides where rows are and in which order commits happen, and never what one means.
+//! [`resolve`] is the part that all engines and the journal share. It turns a conditional commit and the rows
+//! that it depends on into the list of rows to write. So an engine decides only where rows are and in which
+//! order commits happen.
 
 pub mod memory;
 pub mod sqlite;
@@ -19,13 +20,14 @@ pub use sqlite::Sqlite;
 /// The longest key that engines take, in bytes. The volume's own are at most 280.
 pub const KEY_MAX: usize = u16::MAX as usize;
 
-/// A row's final value; none for a row that is to go.
+/// A row's final value; none: the row is to be removed.
 pub(crate) type Final = (Key, Option<Value>);
 
 /// Checks a commit and computes what it writes.
 ///
-/// `read` gives one row and is called for the keys of [`read_keys`], once each and in that order; `occupied` says whether a
-/// range holds a row. The caller sees to it that nothing changes until the answer is applied.
+/// `read` returns one row. It is called for the keys of [`read_keys`], once each and in that order.
+/// `occupied` says whether a range holds a row. The caller ensures that nothing changes until the result is
+/// applied.
 pub(crate) fn resolve(
     commit: Commit,
     mut read: impl FnMut(&Key) -> Result<Option<Value>, StoreError>,
@@ -54,8 +56,9 @@ pub(crate) fn resolve(
     for (key, delta) in commit.adds {
         let row = read(&key)?;
         let sum = counter(&key, decode_i64(row.as_deref()))?.checked_add(delta);
-        let sum = sum
-            .ok_or_else(|| StoreError::Damaged(format!("the counter {key:?} ran over; run `covey fsck`")))?;
+        let sum = sum.ok_or_else(|| {
+            StoreError::Damaged(format!("the counter {key:?} overflowed; run `covey fsck`"))
+        })?;
         sums.push((key, (sum != 0).then(|| encode_i64(sum))));
     }
     for (key, least) in commit.maxs {
@@ -64,7 +67,7 @@ pub(crate) fn resolve(
             sums.push((key, Some(encode_u64(least))));
         }
     }
-    // Keys do not repeat among the four lists, so their order among one another does not matter.
+    // A key is in only one of the four lists, so their relative order does not matter.
     let mut rows: Vec<Final> = commit.puts.into_iter().map(|(key, value)| (key, Some(value))).collect();
     rows.extend(commit.dels.into_iter().map(|key| (key, None)));
     rows.append(&mut sums);
@@ -77,7 +80,7 @@ pub(crate) fn resolve(
     Ok(rows)
 }
 
-/// The keys whose rows [`resolve`] looks at, in its order.
+/// The keys whose rows [`resolve`] reads, in its order.
 pub(crate) fn read_keys(commit: &Commit) -> impl Iterator<Item = &Key> {
     let checks = commit.checks.iter().map(|(key, _)| key);
     checks.chain(commit.adds.iter().map(|(key, _)| key)).chain(commit.maxs.iter().map(|(key, _)| key))

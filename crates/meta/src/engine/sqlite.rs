@@ -5,17 +5,20 @@
 //!   log(one = 1, id, segment, seq)                             how far the journal's log is applied
 //! ```
 //!
-//! - **Every transaction is durable when it returns** (`synchronous=FULL`): so [`MetaStore::flush`] has nothing to do, and
-//!   the journal may let go of a log segment once [`Sqlite::apply`] has returned. Fresh data is the journal's business.
-//! - **The log position changes in the transaction that applies the rows**, so after any crash the rows are exactly those up to
-//!   the position.
-//! - **A reader keeps its transaction open** until rows change: to begin and end one costs as much as to read a row. Whoever changes rows
-//!   ends all of them before it says so; nothing else waits for them.
-//! - Memory is bounded: [`WRITER_CACHE_KIB`] and [`READER_CACHE_KIB`] per connection, no mapping of the file (a mapping counts as the
-//!   process's memory, and a disk error in it is a signal, not an error).
-//! - SQLite's own log is moved into the database when it has [`CHECKPOINT_PAGES`], by the thread that applies; readers are not
-//!   stopped. Should readers hold it back past [`WAL_MAX`], that thread waits for them once. On a full disk it is noticed at once that
-//!   the database cannot grow, not when the log has taken what was left.
+//! - **Every transaction is durable when it returns** (`synchronous=FULL`). So [`MetaStore::flush`] has
+//!   nothing to do, and the journal may free a log segment once [`Sqlite::apply`] has returned. The journal
+//!   handles fresh data.
+//! - **The log position changes in the transaction that applies the rows.** So after any crash the rows are
+//!   exactly those up to the position.
+//! - **A reader keeps its transaction open** until rows change, because beginning and ending one costs as
+//!   much as reading a row. A change of rows ends all open transactions before it returns. Nothing else waits
+//!   for readers.
+//! - Memory is bounded: [`WRITER_CACHE_KIB`] and [`READER_CACHE_KIB`] per connection, and no mapping of the
+//!   file. (A mapping counts as the process's memory, and a disk error in it is a signal, not an error.)
+//! - SQLite's own log is moved into the database when it has [`CHECKPOINT_PAGES`], by the thread that
+//!   applies; readers are not stopped. If readers hold it back past [`WAL_MAX`], that thread waits for them
+//!   once. So on a full disk it is noticed at once that the database cannot grow, not only when the log has
+//!   used up the free space.
 
 mod errors;
 mod snapshot;
@@ -33,9 +36,9 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use super::resolve;
 use crate::key::{Key, KeyRange};
 use crate::store::{Commit, CommitError, MetaStore, Rows, Snapshot, StoreError, Value};
-use errors::Door;
+use errors::DatabaseFile;
 
-/// Says in the file's header whose database it is: "Covy".
+/// The file header's mark of a Covey database: "Covy".
 const APPLICATION_ID: i32 = 0x436F_7679;
 /// The version of the two tables.
 const FORMAT: i32 = 1;
@@ -47,11 +50,11 @@ const READER_CACHE_KIB: u32 = 2 << 10;
 const READERS: usize = 4;
 /// SQLite's log is moved into the database when it has this many pages of 4 KiB: 4 MiB.
 const CHECKPOINT_PAGES: i64 = 1024;
-/// The size SQLite's log is cut back to when it begins anew, in bytes.
+/// SQLite's log is truncated to this size when it restarts, in bytes.
 const WAL_KEPT: u64 = 16 << 20;
-/// A log of this size waits for readers, so that it can begin anew, in bytes.
+/// With a log of this size, in bytes, the writer waits for readers so that the log can restart.
 const WAL_MAX: u64 = 128 << 20;
-/// How long to wait for a lock of the file that another program (somebody's `sqlite3`) holds.
+/// How long to wait for a lock of the file that another program (such as `sqlite3`) holds.
 const BUSY: Duration = Duration::from_secs(5);
 
 const GET: &str = "select v from kv where k = ?1";
@@ -61,10 +64,10 @@ const PUT: &str = "insert into kv(k, v) values(?1, ?2) on conflict(k) do update 
 const DELETE: &str = "delete from kv where k = ?1";
 const POSITION: &str = "update log set segment = ?1, seq = ?2 where one = 1";
 
-/// How far a journal's log is applied.
+/// Up to where a journal's log is applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
-    /// Segments of the log with a lower number than this are over, whatever they hold.
+    /// Segments of the log with a lower number are finished, whatever they hold.
     pub segment: u64,
     /// The last record whose rows are here.
     pub seq: u64,
@@ -75,31 +78,33 @@ pub struct Sqlite {
     path: PathBuf,
     log_id: [u8; 16],
     readers: Vec<Mutex<Connection>>,
-    /// Behind the readers, so that it is closed last: the last one to go moves SQLite's log into the database.
+    /// Declared after the readers, so that it is closed last: the last connection to close moves SQLite's log
+    /// into the database.
     writer: Mutex<Connection>,
     next_reader: AtomicUsize,
-    /// Snapshots that are being read: SQLite's log cannot begin anew while there are any.
+    /// Snapshots in use. SQLite's log cannot restart while there are any.
     snapshots: Arc<AtomicUsize>,
 }
 
 impl Sqlite {
-    /// Opens the database at `path`, or makes it when there is none, or an empty file (a crash while it was made leaves one).
+    /// Opens the database at `path`. Creates it if the file is missing, or empty (a crash during creation
+    /// leaves an empty file).
     ///
     /// # Errors
-    /// `Damaged` for a file that is no database of this program, or is cut short; `Unavailable` for one of a newer format, and when the
-    /// system refuses. The message says what to do next.
+    /// `Damaged` for a file that is not a database of this program, or is truncated. `Unavailable` for one of
+    /// a newer format, and when the system refuses. The message says what to do next.
     pub fn open(path: &Path) -> Result<Sqlite, StoreError> {
-        let door = Door { path };
+        let file = DatabaseFile { path };
         let writer = connect(
             path,
             OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE,
             WRITER_CACHE_KIB,
         );
-        let mut writer = writer.map_err(|error| door.error(error))?;
-        let log_id = door.prepare(&mut writer)?;
+        let mut writer = writer.map_err(|error| file.error(error))?;
+        let log_id = file.prepare(&mut writer)?;
         let readers = (0..READERS).map(|_| {
             let reader = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE_KIB);
-            reader.map(Mutex::new).map_err(|error| door.error(error))
+            reader.map(Mutex::new).map_err(|error| file.error(error))
         });
         let readers = readers.collect::<Result<Vec<_>, _>>()?;
         Ok(Sqlite {
@@ -112,12 +117,14 @@ impl Sqlite {
         })
     }
 
-    /// Writes final values (none: the row goes) and the log position they are as of, in one durable transaction. Until it returns one
-    /// reader may see these rows as they will be and the next as they were: the journal's overlay hides them that long.
+    /// Writes final values (none: the row is removed) and the log position that they belong to, in one
+    /// durable transaction. Until it returns, one reader may see the new rows and the next reader the old
+    /// ones. The journal's overlay hides them that long.
     ///
     /// # Errors
-    /// See [`StoreError`]; all of it was written, or nothing. `Full` also when it was, and the disk has no room for the database to grow by what
-    /// its log holds: see [`Sqlite::checkpoint`].
+    /// See [`StoreError`]: all of it was written, or nothing. Exception: `Full` is also returned if
+    /// everything was written and the disk has no space for the database to grow by what its log holds. See
+    /// [`Sqlite::checkpoint`].
     pub fn apply<'a>(
         &self,
         rows: impl IntoIterator<Item = (&'a Key, &'a Option<Value>)>,
@@ -129,11 +136,11 @@ impl Sqlite {
             let (segment, seq) = (position.segment as i64, position.seq as i64);
             tx.prepare_cached(POSITION)?.execute(params![segment, seq]).map(drop)
         })?;
-        drop(self.quiet()?);
-        self.settle(&writer)
+        drop(self.idle_readers()?);
+        self.limit_wal(&writer)
     }
 
-    /// The log position that the rows are as of.
+    /// The log position of the rows.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -144,7 +151,7 @@ impl Sqlite {
         Ok(Position { segment: segment as u64, seq: seq as u64 })
     }
 
-    /// What the segments of this database's log are marked with: random, made with the database.
+    /// The id that marks the segments of this database's log: random, created with the database.
     pub fn log_id(&self) -> [u8; 16] {
         self.log_id
     }
@@ -152,10 +159,10 @@ impl Sqlite {
     /// Moves SQLite's log into the database and empties it.
     ///
     /// # Errors
-    /// See [`StoreError`]. That readers were in the way is none.
+    /// See [`StoreError`]. If readers prevent it, that is not an error.
     pub fn checkpoint(&self) -> Result<(), StoreError> {
         let writer = self.writer.lock();
-        let _quiet = self.quiet()?;
+        let _idle = self.idle_readers()?;
         truncate_wal(&writer).map_err(|error| self.error(error))
     }
 
@@ -165,7 +172,7 @@ impl Sqlite {
         len(&self.path) + len(&wal_path(&self.path))
     }
 
-    /// Bytes of the database that rows were removed from: new rows go there before it grows.
+    /// Free bytes inside the database, left by removed rows. New rows use them before the file grows.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -176,8 +183,8 @@ impl Sqlite {
         free.map(|bytes| bytes as u64).map_err(|error| self.error(error))
     }
 
-    /// Looks through the whole file for damage: pages, their order, keys. Returns what it found, in SQLite's words; empty is sound.
-    /// Reads everything once: for `fsck`.
+    /// Checks the whole file for damage: pages, their order, keys. Returns SQLite's messages; none if the
+    /// file is sound. Reads everything once: for `fsck`.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -194,7 +201,7 @@ impl Sqlite {
         }
     }
 
-    /// Calls `each` with the rows of a range, in key order and as of one moment, until it answers false.
+    /// Calls `each` with the rows of a range, in key order and as of one moment, until it returns false.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -222,17 +229,19 @@ impl Sqlite {
         keys.iter().map(|key| read(&reader, key)).collect::<Result<_, _>>().map_err(|error| self.error(error))
     }
 
-    /// The database may not have more pages than this, or than it has: what a full disk is to SQLite.
+    /// Limits the database to this many pages, or its present size if that is more. To SQLite that is a full
+    /// disk.
     #[cfg(test)]
     pub(crate) fn limit_pages(&self, pages: i64) {
         self.writer.lock().pragma_update_and_check(None, "max_page_count", pages, |_| Ok(())).unwrap();
     }
 
     fn error(&self, error: rusqlite::Error) -> StoreError {
-        Door { path: &self.path }.error(error)
+        DatabaseFile { path: &self.path }.error(error)
     }
 
-    /// A connection nobody uses; if all are in use, the one whose turn it is. It is inside a transaction: what it reads is of one moment.
+    /// A free connection; if all are in use, the next one in turn. It is inside a transaction: what it reads
+    /// is of one moment.
     fn reader(&self) -> Result<MutexGuard<'_, Connection>, StoreError> {
         let free = self.readers.iter().find_map(|reader| reader.try_lock());
         let reader = free.unwrap_or_else(|| {
@@ -255,8 +264,8 @@ impl Sqlite {
         done.and_then(|done| ended.map(|()| done)).map_err(|error| self.error(error))
     }
 
-    /// All readers, none of them inside a transaction: whoever reads next sees what is there now.
-    fn quiet(&self) -> Result<Vec<MutexGuard<'_, Connection>>, StoreError> {
+    /// Locks all readers and ends their transactions, so that later reads see the present rows.
+    fn idle_readers(&self) -> Result<Vec<MutexGuard<'_, Connection>>, StoreError> {
         let readers: Vec<_> = self.readers.iter().map(|reader| reader.lock()).collect();
         for reader in readers.iter().filter(|reader| !reader.is_autocommit()) {
             reader.execute_batch("commit").map_err(|error| self.error(error))?;
@@ -280,7 +289,7 @@ impl Sqlite {
     }
 
     /// Keeps SQLite's log short.
-    fn settle(&self, writer: &Connection) -> Result<(), StoreError> {
+    fn limit_wal(&self, writer: &Connection) -> Result<(), StoreError> {
         let waiting = |mode: &str| {
             let count = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(1)?, row.get::<_, i64>(2)?));
             writer
@@ -294,10 +303,10 @@ impl Sqlite {
             Ok(())
         };
         run().map_err(|error| self.error(error))?;
-        // It would wait for a snapshot in vain, and everybody for it.
+        // With a snapshot open it would wait in vain, and block all readers meanwhile.
         let may_begin_anew = self.snapshots.load(Ordering::Acquire) == 0;
         if may_begin_anew && wal_path(&self.path).metadata().is_ok_and(|meta| meta.len() > WAL_MAX) {
-            let _quiet = self.quiet()?;
+            let _idle = self.idle_readers()?;
             truncate_wal(writer).map_err(|error| self.error(error))?;
         }
         Ok(())
@@ -359,8 +368,8 @@ fn each_row(
     Ok(())
 }
 
-/// By itself, without a journal in front of it, it promises that nobody sees rows as they were after somebody saw them as they are: so
-/// here each read is a transaction of its own.
+/// Without a journal in front, a reader must never see older rows after newer ones. So here each read is a
+/// transaction of its own.
 impl MetaStore for Sqlite {
     fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
         self.read_once(|reader| read(reader, key))
@@ -404,8 +413,8 @@ impl MetaStore for Sqlite {
         let rows = resolve(commit, one, occupied)?;
         let done = write(&tx, rows.iter().map(|(key, value)| (key, value)));
         done.and_then(|()| tx.commit()).map_err(|error| self.error(error))?;
-        // The commit is done. If this is not, the next one will meet the reason.
-        let _ = self.settle(&writer);
+        // The commit is done. If this step fails, the next commit meets the same error.
+        let _ = self.limit_wal(&writer);
         Ok(())
     }
 
@@ -414,6 +423,6 @@ impl MetaStore for Sqlite {
     }
 
     fn snapshot(&self) -> Result<Box<dyn Snapshot>, StoreError> {
-        Ok(Box::new(snapshot::Moment::take(&self.path, self.snapshots.clone())?))
+        Ok(Box::new(snapshot::SqliteSnapshot::take(&self.path, self.snapshots.clone())?))
     }
 }

@@ -1,16 +1,18 @@
 //! What the database certainly does not hold, so that it need not be asked.
 //!
-//! Most of what a new file needs to know is that something is *not* there: the name, its content, its extents, its attributes. Asking
-//! SQLite for a row that is absent costs more than all the rest of making the file. Two things answer instead:
+//! Creating a file mostly asks for rows that do *not* exist: the name, its content, its extents, its
+//! attributes. Asking SQLite for an absent row costs more than all the rest of creating the file. Two
+//! structures answer instead:
 //!
-//! - **The highest number of each kind.** Inodes and packs are numbered upwards, so rows about a number beyond the highest that ever
-//!   reached the database are not in it.
-//! - **A filter of names and contents**, which are not numbered: a Bloom filter (B. H. Bloom, 1970) in blocks of one cache line
-//!   (F. Putze and others, 2007). It says "certainly not" or "perhaps".
+//! - **The highest number of each kind.** Inodes and packs are numbered upwards. So the database holds no row
+//!   about a number beyond the highest that ever reached it.
+//! - **A filter of names and contents**, which are not numbered: a Bloom filter (B. H. Bloom, 1970) in blocks
+//!   of one cache line (F. Putze and others, 2007). It says "certainly not" or "perhaps".
 //!
-//! Both only ever err towards "perhaps". They are told of rows before the database is, under the journal's drain lock; a row that goes
-//! is not taken out. When the filter has been told of more than it was made for, a new one is made of what the database holds.
-//! Until the first is complete, which takes a scan of a database that had rows when it was opened, names are asked for.
+//! Both err only towards "perhaps". Rows are added to them before the database gets the rows, under the
+//! journal's drain lock. A removed row is not taken out. When the filter holds more keys than it was made
+//! for, a new one is built from the database. The first filter of a database that had rows when it was opened
+//! needs a scan. Until that is complete, names are looked up in the database.
 
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -26,9 +28,9 @@ use crate::key::{Key, KeyRange, tags};
 use crate::record::decode_i64;
 use crate::store::StoreError;
 
-/// Kinds of rows: one more than the highest tag.
+/// Number of row kinds: one more than the highest tag.
 const KINDS: usize = tags::HELD as usize + 1;
-/// Kinds whose keys go on with a number.
+/// Kinds whose keys continue with a number.
 const NUMBERED: [u8; 10] = [
     tags::INODE,
     tags::DENTRY,
@@ -43,14 +45,15 @@ const NUMBERED: [u8; 10] = [
 ];
 /// Kinds that the filter holds.
 const FILTERED: [u8; 2] = [tags::DENTRY, tags::CONTENT];
-/// A filter is made for at least so many keys.
+/// A filter is made for at least this many keys.
 const KEYS_MIN: usize = 32 << 10;
-/// A filter never takes more memory than this, in bytes; with more keys than fit it says "perhaps" more often.
+/// A filter never takes more memory than this, in bytes. With more keys than fit it says "perhaps" more
+/// often.
 const BYTES_MAX: usize = 32 << 20;
-/// Bits for each key. With four probes in a block about one absent key in thirty is asked for all the same.
+/// Bits for each key. With four probes in a block, about one absent key in thirty is looked up needlessly.
 const BITS_PER_KEY: usize = 8;
 const BLOCK_WORDS: usize = 8;
-/// Rows looked at in one go while a filter is made, so that SQLite's log is not held back for long.
+/// Rows read in one go while a filter is built, so that SQLite can checkpoint its log in between.
 const SCAN_ROWS: usize = 4096;
 
 /// One cache line.
@@ -61,7 +64,7 @@ struct Block([AtomicU64; BLOCK_WORDS]);
 /// See the module.
 struct Filter {
     blocks: Box<[Block]>,
-    /// Keys put in, those that were there before counted again.
+    /// Keys put in; a key that was there before counts again.
     keys: AtomicUsize,
     room: usize,
 }
@@ -74,7 +77,7 @@ impl Filter {
         Filter { blocks: (0..blocks).map(|_| Block::default()).collect(), keys: AtomicUsize::new(0), room }
     }
 
-    /// The block of a hash and the four bits in it, nine bits of the hash each.
+    /// The block of a hash and four bits in it, each chosen by nine bits of the hash.
     fn probes(&self, hash: u64) -> (&Block, [(usize, u64); 4]) {
         let at = ((hash >> 36).wrapping_mul(self.blocks.len() as u64) >> 28) as usize;
         let bit = |n: u32| {
@@ -102,7 +105,7 @@ impl Filter {
     }
 }
 
-/// The same for a key throughout this process, and no longer: filters are never stored.
+/// Constant for a key within this process only: filters are never stored.
 fn hash(key: &[u8]) -> u64 {
     static SEED: LazyLock<DefaultHashBuilder> = LazyLock::new(DefaultHashBuilder::default);
     SEED.hash_one(key)
@@ -111,14 +114,14 @@ fn hash(key: &[u8]) -> u64 {
 /// See the module.
 pub(super) struct Absent {
     highest: [AtomicU64; KINDS],
-    /// Told of every row that reaches the database; the second while it is being made.
+    /// Every row that reaches the database is added to both. The second exists while it is being built.
     filters: RwLock<(Arc<Filter>, Option<Arc<Filter>>)>,
-    /// The first filter knows every row of the database.
+    /// The first filter covers every row of the database.
     complete: AtomicBool,
 }
 
 impl Absent {
-    /// As the database is now.
+    /// The state of the database as it is now.
     pub(super) fn of(sqlite: &Sqlite) -> Result<Absent, StoreError> {
         let highest = [const { AtomicU64::new(0) }; KINDS];
         for tag in NUMBERED {
@@ -133,7 +136,8 @@ impl Absent {
         Ok(Absent { highest, filters, complete: AtomicBool::new(is_empty) })
     }
 
-    /// Whether the database certainly does not hold this row. The caller is inside the gate, and the overlay does not have it.
+    /// Whether the database certainly does not hold this row. The caller is inside the gate, and the overlay
+    /// does not have it.
     pub(super) fn is_absent(&self, key: &Key) -> bool {
         let tag = key.tag();
         if NUMBERED.contains(&tag) && key.number().is_some_and(|number| number > self.highest_of(tag)) {
@@ -173,19 +177,21 @@ impl Absent {
         }
     }
 
-    /// Whether a filter is to be made of what the database holds.
+    /// Whether a new filter should be built from the database.
     pub(super) fn wants_scan(&self) -> bool {
         !self.complete.load(Ordering::Acquire) || self.filters.read().0.is_full()
     }
 
-    /// From here on rows that are about to reach the database go into a filter of their own too. Nothing is on its way there meanwhile.
+    /// From now on, rows that are about to reach the database also go into a new filter. No drain may run
+    /// during this call.
     fn begin(&self, keys: usize) -> Arc<Filter> {
         let made = Arc::new(Filter::for_keys(keys));
         self.filters.write().1 = Some(made.clone());
         made
     }
 
-    /// The filter now holds also what the database held when it was begun; without it, things stay as they were.
+    /// The new filter now also covers what the database held when it was begun. Without one, the old filter
+    /// stays.
     fn end(&self, made: Option<Arc<Filter>>) {
         let mut filters = self.filters.write();
         filters.1 = None;
@@ -197,14 +203,16 @@ impl Absent {
 }
 
 impl Shared {
-    /// Starts to make a filter when one is wanted, on a thread of its own: it takes about a second for a million files.
+    /// Starts to build a filter if one is wanted, on its own thread: it takes about a second for a million
+    /// files.
     pub(super) fn renew_filter(self: &Arc<Self>) {
         let Some(mut scanner) = self.scanner.try_lock() else { return };
         if !self.absent.wants_scan() || scanner.as_ref().is_some_and(|scanner| !scanner.is_finished()) {
             return;
         }
         let work = self.clone();
-        // Without a thread, or with a database that cannot be read, only speed is lost; who reads it next hears of it.
+        // Without a thread, or with an unreadable database, only speed is lost. The next reader of the
+        // database gets the error.
         *scanner = base::thread::spawn("covey-filter", move || drop(work.make_filter())).ok();
     }
 
@@ -213,7 +221,7 @@ impl Shared {
         let inodes = decode_i64(inodes.as_deref()).unwrap_or(0).max(0) as usize;
         let made = {
             let _none_on_its_way = self.draining.lock();
-            // A name and a content each, and as much again to come.
+            // A name and a content for each inode, and the same number again for growth.
             self.absent.begin(inodes.saturating_mul(4))
         };
         let done = FILTERED.into_iter().try_for_each(|tag| self.scan_into(&made, Key::kind(tag)));

@@ -1,7 +1,8 @@
-//! A commit: look, check, one write, done.
+//! A commit: look up, check, write once.
 //!
-//! Rows are looked up before the log's lock is taken; if another commit came between, once more under it. The record is written
-//! before the overlay changes, so nobody reads what a kill could take back, and a refused write leaves nothing to undo.
+//! Rows are looked up before the log's lock is taken, and once more under it if another commit came in
+//! between. The record is written before the overlay changes. So nobody reads what a kill could take back,
+//! and a refused write leaves nothing to undo.
 
 use std::sync::atomic::Ordering;
 
@@ -14,11 +15,11 @@ use crate::key::{Key, tags};
 use crate::record::PackRow;
 use crate::store::{Commit, CommitError, Expect, FreshData, StoreError};
 
-/// A record is never larger, in bytes.
+/// The greatest length of a record, in bytes.
 const RECORD_MAX: u64 = GIB;
-/// More ranges than this are synced in their packs, however small they are.
+/// With more ranges than this, a flush syncs packs, however small the ranges are.
 const RANGES_MAX: usize = 4096;
-/// A buffer larger than this is given back after use.
+/// A larger buffer is freed after use.
 const BUFFER_KEPT: usize = 1 << 20;
 
 impl Fresh {
@@ -29,7 +30,7 @@ impl Fresh {
             if self.bytes <= inline_bytes && self.ranges.len() < RANGES_MAX {
                 self.ranges.push(*data);
             } else {
-                // Too much for the log: packs will be synced, and ranges are of no more use.
+                // Too much for the log: packs will be synced, so the ranges are no longer needed.
                 self.bytes = self.bytes.max(inline_bytes + 1);
                 self.ranges = Vec::new();
             }
@@ -45,7 +46,7 @@ impl Shared {
     pub(super) fn commit(&self, commit: Commit) -> Result<(), CommitError> {
         let mut commit = commit;
         if self.tight.load(Ordering::Relaxed) && grows(&commit) && !self.is_eased() {
-            // To look again soon, also if nobody asks.
+            // So that the thread checks for room again soon, even if nobody asks.
             self.wake(false);
             return Err(StoreError::Full.into());
         }
@@ -70,7 +71,7 @@ impl Shared {
         let keys: Vec<&Key> = read_keys(&commit).collect();
         let (mut rows, version) = self.rows(&keys)?;
         let mut state = self.log.lock();
-        // Under its lock: after a failed flush nothing that follows may be acknowledged.
+        // Checked under the log's lock: after a failed flush no later commit may be acknowledged.
         self.alive()?;
         let (now, size, draining) = {
             let overlay = self.overlay.read();
@@ -80,7 +81,7 @@ impl Shared {
             rows = self.rows(&keys)?.0;
         }
         drop(keys);
-        // Room is looked for before the commit is taken apart: it may be needed whole for another try.
+        // Check for room while the commit is still whole: a retry needs all of it.
         let half_full = self.is_half_full(size);
         if (half_full && draining) || !state.log.has_room(estimate(&commit)) {
             return Err(NotYet::Room(Box::new(commit)));
@@ -122,7 +123,7 @@ impl Shared {
                 "one operation is larger than the log takes (1 GiB)".to_owned(),
             ));
         }
-        // The bound was looked at before; this record may pass it by what the estimate was short of.
+        // The bound was checked before. This record may exceed it by the error of the estimate.
         let done = log.append(Kind::Commit, buf);
         if buf.capacity() > BUFFER_KEPT {
             *buf = Vec::new();
@@ -130,26 +131,28 @@ impl Shared {
         done.map(|seq| *committed = seq).map_err(|error| {
             let error = io_error(error);
             if matches!(error, StoreError::Full) {
-                // What frees space needs the log too: the thread drains, and so frees segments.
+                // A removal needs room in the log too. The thread drains, which frees segments.
                 self.wake(true);
             }
             error
         })
     }
 
-    /// Whether *active* holds its share of what the overlay may.
+    /// Whether *active* holds its share of the overlay's limit.
     fn is_half_full(&self, (rows, bytes): (usize, usize)) -> bool {
         rows >= self.options.overlay_rows / 2 || bytes >= self.options.overlay_bytes / 2
     }
 
-    /// Makes what was committed so far the generation to drain, unless there is one. The log's lock is held.
+    /// Makes what was committed so far the generation to drain, unless there is one. The caller holds the
+    /// log's lock.
     pub(super) fn rotate(&self, state: &LogState) {
         if self.overlay.write().rotate(state.log.seq()) {
             self.wake(true);
         }
     }
 
-    /// Whether a record of `len` bytes and its rows have room; and if not, whether a generation is being drained. The log's lock is held.
+    /// Whether there is room for a record of `len` bytes and its rows. If not, the error says whether a
+    /// generation is being drained. The caller holds the log's lock.
     fn room(&self, state: &LogState, len: u64) -> Result<(), bool> {
         let overlay = self.overlay.read();
         let draining = overlay.draining().is_some();
@@ -157,7 +160,8 @@ impl Shared {
         if overlay_full || !state.log.has_room(len) { Err(draining) } else { Ok(()) }
     }
 
-    /// Waits until there is room for a record of `len` bytes and its rows. The caller is not inside the gate and holds no lock.
+    /// Waits until there is room for a record of `len` bytes and its rows. The caller is not inside the gate
+    /// and holds no lock.
     fn wait_for_room(&self, len: u64) -> Result<(), StoreError> {
         self.counters.waits.fetch_add(1, Ordering::Relaxed);
         if !self.options.background {
@@ -178,7 +182,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What the thread would do for somebody who waits.
+    /// Does what the thread would do for a waiting commit.
     fn make_room(&self, len: u64) -> Result<(), StoreError> {
         let spares = self.make_spares();
         if self.room(&self.log.lock(), len).is_ok() {
@@ -191,9 +195,9 @@ impl Shared {
 
 /// Why a commit did not happen.
 enum NotYet {
-    /// It is refused.
+    /// It was refused.
     No(CommitError),
-    /// There is no room for it; here it is again.
+    /// There is no room for it. Returned unchanged for a retry.
     Room(Box<Commit>),
 }
 
@@ -203,14 +207,14 @@ impl<E: Into<CommitError>> From<E> for NotYet {
     }
 }
 
-/// Whether the volume is larger after it: new rows or new data, and nothing removed.
+/// Whether the commit only adds: new rows or new data, and nothing removed.
 fn grows(commit: &Commit) -> bool {
     let put = |key: &Key| commit.puts.iter().any(|(put, _)| put == key);
     let is_new = |(key, expected): &(Key, Expect)| *expected == Expect::Absent && put(key);
     commit.dels.is_empty() && (!commit.fresh.is_empty() || commit.checks.iter().any(is_new))
 }
 
-/// About how long the commit's record will be, in bytes; not less than it.
+/// The approximate length of the commit's record in bytes, never too low.
 fn estimate(commit: &Commit) -> u64 {
     let key = |key: &Key| 6 + key.as_bytes().len();
     let puts: usize = commit.puts.iter().map(|(k, value)| key(k) + value.len()).sum();

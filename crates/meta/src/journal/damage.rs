@@ -1,11 +1,13 @@
-//! What of a log was durable and is not there any more.
+//! Parts of a log that were durable and are missing now.
 //!
-//! A crash leaves a torn tail: the last records, none of which anybody was told to be durable. Damage looks alike where the chain of records
-//! ends, and is told apart by what lies behind: a mark that names a later record as synced ([`Mark`]). What was acknowledged is
-//! lost then, so opening refuses, and changes nothing. Salvage is asked for; it keeps a copy of the log first.
+//! A crash leaves a torn tail: the last records, none of which was acknowledged as durable. Damage looks the
+//! same at the end of the chain of records. What lies beyond the end tells them apart: a mark that names a
+//! later record as synced ([`Mark`]). Then acknowledged data is lost. So opening refuses and changes nothing.
+//! Salvage has to be asked for, and it first keeps a copy of the log.
 //!
-//! Records behind a hole without such a mark are what a power cut leaves of writes that were under way: given up, as ever. What cannot be
-//! told apart is damage that takes the last records together with the mark behind them.
+//! Records beyond a gap without such a mark are what a power cut leaves of writes in progress. They are
+//! dropped as usual. Damage that takes the last records together with the mark after them cannot be
+//! distinguished from a torn tail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,22 +18,22 @@ use std::path::{Path, PathBuf};
 use super::disk::LogDisk;
 use super::format::{self, Kind, Mark};
 use super::io_error;
-use super::left::Walked;
+use super::leftover::Walked;
 use crate::key::Key;
 use crate::store::{FreshData, StoreError, Value};
 
-/// A record that is not what it was, or not there.
+/// A record that is damaged or missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken {
     /// Its number.
     pub record: u64,
-    /// Where it should be: file of the log's folder and offset in bytes.
+    /// Where it should be: a file of the log's folder and an offset in bytes.
     pub at: Option<(String, u64)>,
     /// The last record that is known to have been durable.
     pub synced: u64,
 }
 
-/// A row that an operation behind the damage changed.
+/// A row that an operation after the damage changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LostRow {
     /// Its key.
@@ -45,15 +47,15 @@ pub struct LostRow {
 pub struct Damage {
     /// The first record that is damaged; none if only written data is.
     pub broken: Option<Broken>,
-    /// Operations in front of it: they are sound.
+    /// Operations before it: they are sound.
     pub sound: u64,
-    /// Operations behind it that can be read. They may build on what cannot, and so are lost with it.
+    /// Operations after it that can be read. They may build on unreadable ones, and so are lost too.
     pub readable: u64,
-    /// Records from it on that cannot be read: an operation each, at most.
+    /// Records from it on that cannot be read: each holds at most one operation.
     pub unreadable: u64,
-    /// Rows as the readable operations behind it left them, in key order.
+    /// Rows as the readable operations after it left them, in key order.
     pub rows: Vec<LostRow>,
-    /// Written data that was durable and is not what was written.
+    /// Written data that was durable and has changed.
     pub ranges: Vec<FreshData>,
     /// Where salvage kept a copy of the log.
     pub kept: Option<PathBuf>,
@@ -81,15 +83,15 @@ impl fmt::Display for Damage {
     }
 }
 
-/// What marks say, and what lies behind the end of the chain.
+/// What marks say, and the records beyond the end of the chain.
 #[derive(Debug, Default)]
 pub(super) struct Evidence {
-    /// As [`Mark`] says, the highest of each.
+    /// The numbers of [`Mark`], the highest of each.
     pub(super) data: u64,
     pub(super) synced: u64,
-    /// Numbers of the last two marks: the later was written when the earlier was durable.
+    /// Numbers of the last two marks: the later one was written when the earlier one was durable.
     marks: (u64, u64),
-    /// Records behind the chain, and what of them are operations.
+    /// Records beyond the chain; below, those of them that are operations.
     behind: BTreeSet<u64>,
     commits: BTreeMap<u64, Vec<LostRow>>,
 }
@@ -120,12 +122,12 @@ impl Evidence {
         }
     }
 
-    /// Operations behind the chain.
+    /// The number of operations beyond the chain.
     pub(super) fn operations(&self) -> u64 {
         self.commits.len() as u64
     }
 
-    /// Whether the chain ended at damage.
+    /// The damage at which the chain ended, if it was damage.
     pub(super) fn judge(self, walked: &Walked, sound: u64) -> Option<Damage> {
         let synced = self.synced.max(self.marks.0);
         if synced < walked.next {

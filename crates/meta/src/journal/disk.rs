@@ -1,10 +1,11 @@
-//! The disk under the log: a folder of files that are made at their full length and written in place.
+//! The disk under the log: a folder of files that are created at full length and written in place.
 //!
-//! Three forms: [`Folder`], the real one; [`sim::SimDisk`], which keeps apart what was synced and what was only written, and so can
-//! show what a power cut may leave; and the same with faults switched on.
+//! There are two implementations: [`Folder`], the real one, and [`sim::SimDisk`], which separates what was
+//! synced from what was only written. So the latter can show what a power cut may leave. It can also inject
+//! faults.
 //!
-//! [`LogDisk::create`] writes zeros, and makes them and the name durable: later writes then change no metadata of the
-//! filesystem below, which halves what a `fdatasync` costs, and never need room.
+//! [`LogDisk::create`] writes zeros, and makes them and the name durable. Later writes then change no
+//! metadata of the filesystem below, which halves the cost of an `fdatasync`, and they never need space.
 
 pub mod sim;
 
@@ -19,7 +20,7 @@ pub trait LogFile: Send + Sync {
     /// Its length in bytes; it never changes.
     fn len(&self) -> u64;
 
-    /// Writes all of `bytes`, within the file. Survives a kill of the process when it returns.
+    /// Writes all of `bytes`, within the file. When it returns, the bytes survive a kill of the process.
     ///
     /// # Errors
     /// The system's. Any part may then have been written.
@@ -34,7 +35,7 @@ pub trait LogFile: Send + Sync {
     /// Makes everything written survive a power cut.
     ///
     /// # Errors
-    /// The system's. What was written since the last success may then be lost, also if a later call succeeds.
+    /// The system's. What was written since the last success may then be lost, even if a later call succeeds.
     fn sync(&self) -> io::Result<()>;
 
     /// Whether it has no bytes.
@@ -51,16 +52,16 @@ pub trait LogDisk: Send + Sync {
     /// The system's.
     fn list(&self) -> io::Result<Vec<String>>;
 
-    /// Opens a file that is there.
+    /// Opens an existing file.
     ///
     /// # Errors
     /// The system's.
     fn open(&self, name: &str) -> io::Result<Arc<dyn LogFile>>;
 
-    /// Makes a file of `len` zero bytes. Its room, its zeros and its name are durable when this returns.
+    /// Creates a file of `len` zero bytes. Its space, its zeros and its name are durable when this returns.
     ///
     /// # Errors
-    /// The system's; nothing of the file is then left.
+    /// The system's. No part of the file then remains.
     fn create(&self, name: &str, len: u64) -> io::Result<Arc<dyn LogFile>>;
 
     /// Removes a file.
@@ -69,14 +70,15 @@ pub trait LogDisk: Send + Sync {
     /// The system's.
     fn remove(&self, name: &str) -> io::Result<()>;
 
-    /// Keeps room in reserve: a share of the disk, given to nobody else until [`LogDisk::release`]; what there is if there is less. `inside` bytes
-    /// of new rows need no more of the disk. Answers whether that is enough: the share whole, and something beside it.
+    /// Reserves space: a share of the disk that nobody else gets until [`LogDisk::release`], or what is free
+    /// if that is less. `inside` bytes of new rows need no more of the disk. Returns whether the reserve is
+    /// whole: the full share is held, and some space is free beside it.
     ///
     /// # Errors
     /// The system's.
     fn reserve(&self, inside: u64) -> io::Result<bool>;
 
-    /// Gives the reserve up. Returns whether there was one.
+    /// Releases the reserve. Returns whether there was one.
     ///
     /// # Errors
     /// The system's.
@@ -87,9 +89,9 @@ pub trait LogDisk: Send + Sync {
 pub struct Folder {
     folder: PathBuf,
     reserve: PathBuf,
-    /// The reserve's share of the disk is at least and at most this many bytes.
+    /// The least and the greatest size of the reserve, in bytes.
     bounds: (u64, u64),
-    /// It counts as whole while there are this many bytes beside it.
+    /// The reserve counts as whole while this many bytes are free beside it.
     margin: u64,
 }
 
@@ -98,7 +100,8 @@ const RESERVE_SHARE: u64 = 32;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Folder {
-    /// The folder, made if it is not there. The reserve is a share of the disk, within `bounds` bytes; it is whole while there is `margin` beside it.
+    /// Opens the folder and creates it if it is missing. The reserve is a share of the disk, within `bounds`
+    /// bytes. It is whole while `margin` bytes are free beside it.
     ///
     /// # Errors
     /// The system's.
@@ -128,7 +131,7 @@ impl Folder {
 impl LogDisk for Folder {
     fn list(&self) -> io::Result<Vec<String>> {
         let names = fs::read_dir(&self.folder)?.map(|entry| entry.map(|entry| entry.file_name()));
-        // A name that is no text is none of ours.
+        // A name that is not text was not made by the log.
         let texts = names.filter_map(|name| name.map(|name| name.into_string().ok()).transpose());
         texts.collect()
     }
@@ -141,7 +144,7 @@ impl LogDisk for Folder {
 
     fn create(&self, name: &str, len: u64) -> io::Result<Arc<dyn LogFile>> {
         self.make(name, len).inspect_err(|_| {
-            // The error that matters is the one that is returned; a file that cannot be removed is reused later.
+            // The first error is the one to return. A file that cannot be removed is reused later.
             let _ = fs::remove_file(self.folder.join(name));
         })
     }
@@ -155,7 +158,7 @@ impl LogDisk for Folder {
         let share = (disk.f_blocks * disk.f_frsize / RESERVE_SHARE).clamp(self.bounds.0, self.bounds.1);
         let kept = self.reserve.metadata().map_or(0, |meta| meta.len());
         let there = kept + disk.f_bavail * disk.f_frsize;
-        // What the database has inside saves it from growing, but its log still needs some of the reserve.
+        // Free pages inside the database save it from growing, but its log still needs part of the reserve.
         let is_whole = there >= share / 2 && there + inside >= share + self.margin;
         let wanted = share.min(there);
         if kept < wanted {
@@ -174,14 +177,14 @@ impl LogDisk for Folder {
     }
 }
 
-/// Lengthens the reserve to `wanted` bytes, or as far as there is room.
+/// Extends the reserve to `wanted` bytes, or as far as there is room.
 fn hold(file: &File, kept: u64, wanted: u64) -> io::Result<()> {
     let mut more = wanted - kept;
     while more >= 4096 {
         match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, kept + more) {
-            // Somebody else was quicker, or the filesystem needs some of it for itself.
+            // Another writer took the space first, or the filesystem needs some of it for itself.
             Err(rustix::io::Errno::NOSPC) => more /= 2,
-            // One that cannot keep room: what is free is all there is to go by.
+            // This filesystem cannot reserve space. Then only the free space counts.
             Err(rustix::io::Errno::OPNOTSUPP) => return Ok(()),
             done => return Ok(done?),
         }

@@ -1,10 +1,10 @@
-//! The drain: what was committed goes into SQLite, and its log segments are free again.
+//! The drain: committed rows move into SQLite, and their log segments become free.
 //!
-//! The order is what keeps the promises: rotate, wait for those who looked before, make packs and log durable, one SQLite
-//! transaction with the log position, bring clean rows up to date, drop the generation, free the segments.
+//! The order keeps the promises: rotate, wait for readers that entered before, make packs and log durable,
+//! one SQLite transaction with the log position, update clean rows, drop the generation, free the segments.
 //!
-//! A thread does it when something was committed [`super::Options::commit_every`] ago, or at once when somebody waits for room; it
-//! sleeps while there is nothing to do. It also makes spare segments, so that no commit has to.
+//! A thread drains [`super::Options::commit_every`] after a commit, or at once when a commit waits for room.
+//! It sleeps while there is nothing to do. It also allocates spare segments, so that no commit has to.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,7 +21,7 @@ use crate::engine::sqlite::Position;
 use crate::key::Key;
 use crate::store::{MetaStore, Snapshot, StoreError, Value};
 
-/// How long a commit that would be refused waits for a drain under way, which may free what it needs.
+/// How long a commit that would be refused waits for a running drain, which may free what it needs.
 const EASED_WAIT: Duration = Duration::from_millis(500);
 
 /// Starts the thread.
@@ -43,20 +43,20 @@ impl Shared {
                 continue;
             }
             let due = !urgent || last.elapsed() >= self.options.commit_every;
-            // Room first, for whoever waits.
+            // Room comes first, because commits wait for it.
             let spares = self.make_spares();
             let done = if due { self.drain_all() } else { self.drain_rotated() };
             if due {
                 last = monotonic();
             }
             let done = done.and_then(|()| spares.or_else(|_| self.make_spares()));
-            // Before those who wait are told, so that they see whether the journal is tight.
+            // Before the waiters are woken, so that they see whether the journal is tight.
             self.renew_reserve();
             self.report(done);
         }
     }
 
-    /// Sleeps until there is something to do: whether somebody waits for it; none to end.
+    /// Sleeps until there is work. Returns whether a commit waits for it; none to end the thread.
     fn wait_for_work(&self) -> Option<bool> {
         let mut wake = self.wake.lock();
         while !wake.stop && !wake.dirty && !wake.urgent {
@@ -76,31 +76,32 @@ impl Shared {
         (!wake.stop).then_some(urgent)
     }
 
-    /// Tells those who wait for room how it went.
+    /// Wakes the commits that wait for room, with the result.
     fn report(&self, done: Result<(), StoreError>) {
         if done.is_err() {
-            // To be tried again.
+            // So that the thread tries again.
             self.wake(false);
         }
         self.log.lock().stuck = done.err().as_ref().map(Stuck::new);
         self.room.notify_all();
     }
 
-    /// Everything committed before this call.
+    /// Drains everything committed before this call.
     pub(super) fn drain_all(&self) -> Result<(), StoreError> {
         let _one = self.draining.lock();
         self.drain_everything()
     }
 
-    /// Everything committed before this call, as the database then holds it. Between two drains its rows are exactly those up to its
-    /// log position; in the middle of one, on a full disk, they need not be.
+    /// A snapshot of the database with everything committed before this call. Taken between two drains,
+    /// because only then the database holds exactly the rows up to its log position. In the middle of a drain
+    /// on a full disk it may not.
     pub(super) fn snapshot(&self) -> Result<Box<dyn Snapshot>, StoreError> {
         let _one = self.draining.lock();
         self.drain_everything()?;
         self.sqlite.snapshot()
     }
 
-    /// `draining` is held.
+    /// The caller holds `draining`.
     fn drain_everything(&self) -> Result<(), StoreError> {
         self.drain_generation()?;
         {
@@ -112,16 +113,16 @@ impl Shared {
         self.drain_generation()
     }
 
-    /// The generation that was rotated, if there is one.
+    /// Drains the generation that was rotated, if there is one.
     fn drain_rotated(&self) -> Result<(), StoreError> {
         let _one = self.draining.lock();
         self.drain_generation()
     }
 
-    /// `draining` is held.
+    /// The caller holds `draining`.
     fn drain_generation(&self) -> Result<(), StoreError> {
         let Some(generation) = self.overlay.read().draining().cloned() else { return Ok(()) };
-        // Whoever looked at the overlay before the generation was rotated may still be reading SQLite beside it.
+        // A reader that looked at the overlay before the rotation may still be reading SQLite.
         self.gate.wait();
         self.flush_to(generation.upto, Depth::Packs)?;
         let from = self.log.lock().applied;
@@ -143,7 +144,7 @@ impl Shared {
         let (from, to) = (position(from), position(generation.upto));
         match self.sqlite.apply(&generation.rows, to) {
             Err(StoreError::Full) => {
-                // First, so that nobody who asks takes what is about to be let go of.
+                // First, so that no other writer takes the space that is about to be released.
                 self.tight.store(true, Ordering::Relaxed);
                 self.log.lock().log.trim(1);
                 let done = apply_on_full_disk(&self.sqlite, &*self.disk, &generation.rows, from, to);
@@ -154,7 +155,7 @@ impl Shared {
         }
     }
 
-    /// Makes the log's next file in advance. No lock is held while the disk works.
+    /// Allocates the log's next files in advance. Holds no lock while the disk works.
     pub(super) fn make_spares(&self) -> Result<(), StoreError> {
         loop {
             let (name, len) = {
@@ -169,8 +170,8 @@ impl Shared {
         }
     }
 
-    /// Whether there is room again by now, asked by whoever is about to be refused: what a removal freed a moment ago
-    /// counts at once. Not beside a drain, which may be living on the reserve that this would take back.
+    /// Whether there is room again, for a commit that is about to be refused: what a removal just freed
+    /// counts at once. Not during a drain, which may be using the reserve that this would take back.
     pub(super) fn is_eased(&self) -> bool {
         if let Some(_one) = self.draining.try_lock_for(EASED_WAIT) {
             self.renew_reserve();
@@ -178,27 +179,30 @@ impl Shared {
         !self.tight.load(Ordering::Relaxed)
     }
 
-    /// Room in reserve, as much as there is.
+    /// Reserves as much of the reserve's share as is free.
     pub(super) fn renew_reserve(&self) {
         let inside = self.sqlite.free_bytes().unwrap_or(0);
         let is_tight = match self.disk.reserve(inside) {
             Ok(is_whole) => !is_whole,
-            // Nothing else is a reason to refuse growth: a disk that keeps no room for anybody is used without.
+            // No other error is a reason to refuse growth: a disk that cannot reserve space is used without a
+            // reserve.
             Err(error) => is_full(&error),
         };
         self.tight.store(is_tight, Ordering::Relaxed);
     }
 }
 
-/// Rows, and bytes of rows, that go into SQLite at a time when room is short. A row can cost three pages in SQLite's log and one in the
-/// database: so both together are a small part of the smallest reserve, and what is in the log always finds room in the database.
+/// Rows, and bytes of rows, that go into SQLite at a time when space is short. A row can cost three pages in
+/// SQLite's log and one in the database. So these limits keep both a small part of the smallest reserve, and
+/// what is in the log always fits into the database.
 const PART_ROWS: usize = 64;
 const PART_BYTES: usize = 128 << 10;
 
-/// Applies rows with what is kept in reserve, which is let go of here and taken back by the caller.
+/// Applies rows within the reserve, which is released here and taken back by the caller.
 ///
-/// SQLite's own log is emptied after every few rows, so that little room does. The position changes with the last of them: until then the
-/// rows of records behind it are partly there, and since those are durable in the log, a crash in between only has them written again.
+/// SQLite's own log is checkpointed after every few rows, so that little space suffices. The position changes
+/// with the last of them. Until then, rows of later records are partly there. Those records are durable in
+/// the log, so after a crash their rows are only written again.
 pub(super) fn apply_on_full_disk(
     sqlite: &Sqlite,
     disk: &dyn LogDisk,
@@ -208,7 +212,7 @@ pub(super) fn apply_on_full_disk(
 ) -> Result<(), StoreError> {
     disk.release().map_err(io_error)?;
     sqlite.checkpoint()?;
-    // Rows that go first: the pages they leave are room for the others.
+    // Removals first: the pages they free are room for the others.
     let mut order: Vec<_> = rows.iter().filter(|(_, value)| value.is_none()).collect();
     order.extend(rows.iter().filter(|(_, value)| value.is_some()));
     let mut rest = &order[..];

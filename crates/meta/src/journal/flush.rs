@@ -1,9 +1,10 @@
 //! A flush: everything committed before it, and the data it mentions, survives a power cut.
 //!
-//! One thread leads, all others who came in the meantime wait for it: the next leader does the work of all of them at once. The leader
-//! takes the list of fresh data, then either puts those bytes into the log or syncs their packs, appends a mark, and syncs
-//! the log. Then a second mark says what is durable now. It is not synced by itself: a kill of the process leaves it there, and
-//! so damage to what was acknowledged is told from a torn tail. A caller that came after the list was taken waits for the next round.
+//! One thread leads. Threads that arrive meanwhile wait for it, and the next leader does the work of all of
+//! them at once. The leader takes the list of fresh data. It either puts those bytes into the log or syncs
+//! their packs, appends a mark, and syncs the log. Then a second mark records what is durable now. It is not
+//! synced by itself, but it survives a kill of the process. So damage to acknowledged records can be
+//! distinguished from a torn tail. A caller that arrives after the list was taken waits for the next round.
 
 use std::sync::atomic::Ordering;
 
@@ -16,18 +17,18 @@ use crate::store::{FreshData, StoreError};
 pub(super) enum Depth {
     /// Data may be durable in the log only.
     Log,
-    /// All data is durable in its packs: what goes into SQLite must not need the log.
+    /// All data is durable in its packs, because rows in SQLite must not depend on the log.
     Packs,
 }
 
 /// A mark's record.
 const MARK_BYTES: u64 = format::RECORD_HEADER as u64 + 16;
 
-/// What a round came to.
+/// The result of a round.
 struct Round {
     /// The last record that is durable, with its data.
     durable: u64,
-    /// The log says so too, or need not.
+    /// The log holds a mark that says so, or needs none.
     marked: bool,
 }
 
@@ -38,11 +39,12 @@ impl Shared {
         if self.flush_to(target, Depth::Log)? {
             return Ok(());
         }
-        // The log has no room for the mark that lets a pack be retired after this. In SQLite no mark is needed.
+        // The log has no room for the mark that allows packs to be retired after this flush. Rows in SQLite
+        // need no mark.
         self.drain_all()
     }
 
-    /// Makes the records up to `target` durable. Answers false when the log could not take the mark.
+    /// Makes the records up to `target` durable. Returns false if the log could not take the mark.
     pub(super) fn flush_to(&self, target: u64, depth: Depth) -> Result<bool, StoreError> {
         let mut flushing = self.flushing.lock();
         loop {
@@ -71,7 +73,7 @@ impl Shared {
         Ok(round?.marked)
     }
 
-    /// `before`: the last record that is durable already.
+    /// Does one round. `before` is the last record that is durable already.
     fn lead(&self, depth: Depth, before: u64) -> Result<Round, StoreError> {
         let (fresh, durable, is_news) = {
             let mut state = self.log.lock();
@@ -88,7 +90,8 @@ impl Shared {
             }
         }
         if !is_news {
-            // Nothing was committed since, so nothing is fresh: only marks are not synced, and they need no sync.
+            // Nothing was committed since, so no data is fresh. Only marks are unsynced, and they need no
+            // sync.
             return Ok(Round { durable, marked: true });
         }
         let (files, marked, last) = {
@@ -107,7 +110,7 @@ impl Shared {
         Ok(Round { durable, marked })
     }
 
-    /// Leaves word in the log of what is durable. Without room for it, the next one says it too.
+    /// Appends a mark with what is durable. If there is no room for it, the next mark says it too.
     fn say_synced(&self, said: Mark) {
         let mut state = self.log.lock();
         if state.log.has_room(MARK_BYTES) {
@@ -121,7 +124,8 @@ impl Shared {
         }
     }
 
-    /// What is to be made durable now. Packs whose bytes the log has already stay listed until somebody syncs packs.
+    /// Takes what is to be made durable now. Packs whose bytes are in the log stay listed until a flush syncs
+    /// packs.
     fn take_fresh(&self, fresh: &mut Fresh, depth: Depth) -> Fresh {
         let mut taken = std::mem::take(fresh);
         if depth == Depth::Log && !taken.sealed && taken.packs.is_empty() {
@@ -130,7 +134,8 @@ impl Shared {
         taken
     }
 
-    /// The bytes of these ranges, one after the other; none if they cannot be read or are not what was committed.
+    /// The bytes of these ranges, concatenated; none if they cannot be read or differ from what was
+    /// committed.
     fn read_fresh(&self, ranges: &[FreshData]) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         for range in ranges {
@@ -144,7 +149,7 @@ impl Shared {
         Some(bytes)
     }
 
-    /// Puts the data into the log. False if the log does not take it; what it took then is harmless.
+    /// Puts the data into the log. False if the log cannot take all of it; the part that it took is harmless.
     fn log_data(&self, fresh: &Fresh, bytes: &[u8]) -> bool {
         let mut state = self.log.lock();
         let LogState { log, buf, .. } = &mut *state;

@@ -1,4 +1,4 @@
-//! How the log is written down. Pure: bytes in, records out. All numbers big-endian.
+//! The format of the log. Pure: bytes in, records out. All numbers are big-endian.
 //!
 //! ```text
 //!   segment   header, 4096 bytes         records, one after the other          stale bytes or zeros
@@ -6,22 +6,26 @@
 //!   header    magic:8 "COVEYLOG"  version:4  length:8  log id:16  segment:8  first seq:8  0:4  crc32c:4
 //!
 //!   record    check:4  payload length:4  seq:8  segment:8  kind:1  zero:3  payload
-//!             (the check is the CRC32C of everything behind itself, XOR the log's key)
+//!             (the check is the CRC32C of everything after it, XOR the log's key)
 //!
-//!   commit    fresh count:4  row count:4  { pack:8 offset:4 length:4 crc32c:4 }  { key length:2 value length:4 key value }
-//!             (a value length of 2^32 - 1: the row goes)
+//!   commit    fresh count:4  row count:4
+//!             { pack:8 offset:4 length:4 crc32c:4 }  { key length:2 value length:4 key value }
+//!             (a value length of 2^32 - 1: the row is removed)
 //!   data      pack:8  offset:4  bytes          these bytes of the pack, durable by way of the log
-//!   mark      data seq:8  synced seq:8         data that records up to the first mention is durable, once this mark is;
-//!                                              records up to the second were durable before this mark was written
+//!   mark      data seq:8  synced seq:8         the data that records up to the first number mention is
+//!                                              durable once this mark is; records up to the second number
+//!                                              were durable before this mark was written
 //! ```
 //!
-//! Segments are used again, so the bytes behind the last record may look like a record. A record therefore names its segment and its place
-//! in the order, and anything else is the end of the log: stale bytes can never be taken for records. The log's key (the CRC32C of
-//! its id) keeps copies of another volume's log, which may lie in any bytes, from being taken for this log's records.
+//! Segments are reused, so the bytes after the last record may look like a record. A record therefore carries
+//! its segment number and its sequence number. Anything else ends the log, so stale bytes are never taken for
+//! records. The log's key is the CRC32C of its id. It prevents that copies of another volume's log, which may
+//! lie in any bytes, are taken for records of this log.
 //!
-//! Version 1 had no key (it is 0) and no second number in marks. Both versions are read, version 2 is written.
+//! Version 1 had no key (it is 0) and no second number in marks. Both versions are read, version 2 is
+//! written.
 //!
-//! Rows carry final values, not additions: applying a record twice is the same as once.
+//! Rows carry final values, not increments, so applying a record twice has the same effect as once.
 
 use base::PackNo;
 use blob::sums::crc32c;
@@ -30,11 +34,12 @@ use crate::engine::Final;
 use crate::key::Key;
 use crate::store::FreshData;
 
-/// Room of a segment's header, in bytes; a sector would do, a page keeps records out of the header's.
+/// Space of a segment's header, in bytes. A sector would do; with a page, writing a record never touches the
+/// header's page.
 pub const SEGMENT_HEADER: u64 = 4096;
 /// A record's bytes before its payload.
 pub const RECORD_HEADER: usize = 28;
-/// The version of all this.
+/// The version of this format.
 pub const VERSION: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"COVEYLOG";
@@ -44,26 +49,26 @@ const GONE: u32 = u32::MAX;
 /// What a segment's header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentHeader {
-    /// The version that it and its records are of.
+    /// The version of the header and its records.
     pub version: u32,
     /// Which database's log it belongs to.
     pub log_id: [u8; 16],
     /// The segment's number: higher is later.
     pub segment: u64,
-    /// The number of its first record.
+    /// The sequence number of its first record.
     pub first_seq: u64,
-    /// The segment's length in bytes, with this header.
+    /// The segment's length in bytes, including this header.
     pub len: u64,
 }
 
 /// What was found where a header should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoundHeader {
-    /// A sound one.
+    /// A valid one.
     Good(SegmentHeader),
     /// One of a version that this program does not know.
     Unknown(u32),
-    /// None: never used, or torn while it was written.
+    /// None: never used, or torn by a crash while it was written.
     None,
 }
 
@@ -96,13 +101,15 @@ impl SegmentHeader {
         if said <= VERSION {
             return FoundHeader::None;
         }
-        // A later version, or a version with a flipped bit: then all else fits.
+        // Either a later version, or a known version with a flipped bit. In the latter case everything else
+        // matches.
         let as_known = |version: u32| {
             let mut bytes = bytes.to_vec();
             bytes[MAGIC.len()..MAGIC.len() + 4].copy_from_slice(&version.to_be_bytes());
             SegmentHeader::sound(&bytes)
         };
-        // The place of the CRC is this version's: a later version is told by its number alone.
+        // Where the CRC lies is known for these versions only. A later version is recognized by its number
+        // alone.
         (1..=VERSION).find_map(as_known).map_or(FoundHeader::Unknown(said), FoundHeader::Good)
     }
 
@@ -122,7 +129,7 @@ impl SegmentHeader {
     }
 }
 
-/// What the checks of a log's records are combined with: see the module.
+/// The key that is XORed into the checks of a log's records: see the module.
 pub fn log_key(version: u32, log_id: &[u8; 16]) -> u32 {
     if version == 1 { 0 } else { crc32c(log_id) }
 }
@@ -134,11 +141,11 @@ pub enum Kind {
     Commit = 1,
     /// Bytes of a pack.
     Data = 2,
-    /// Up to where data is durable.
+    /// Up to which record data is durable.
     Mark = 3,
 }
 
-/// Where a record stands. Part of the record.
+/// Where a record belongs. Part of the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The segment's number.
@@ -158,7 +165,7 @@ pub struct Mark {
     pub synced: u64,
 }
 
-/// Starts a record in `buf`, which is emptied.
+/// Starts a record in `buf` and discards what it held.
 pub fn begin(buf: &mut Vec<u8>) {
     buf.clear();
     buf.resize(RECORD_HEADER, 0);
@@ -182,11 +189,11 @@ pub enum Found<'a> {
     Record(Kind, &'a [u8]),
     /// The end of what was written here.
     End,
-    /// The beginning of the record that should be here, and not the rest.
+    /// The beginning of the record that should be here, without the rest.
     Torn,
 }
 
-/// Looks for the record of a place at the beginning of `bytes`.
+/// Looks for the record of `place` at the beginning of `bytes`.
 pub fn find(bytes: &[u8], place: Place) -> Found<'_> {
     let mut fields = Fields(bytes);
     let mut head = || Some((fields.u32()?, fields.u32()?, fields.u64()?, fields.u64()?, fields.take::<4>()?));
@@ -203,7 +210,8 @@ pub fn find(bytes: &[u8], place: Place) -> Found<'_> {
     }
 }
 
-/// Segment and number of the record that may begin here: bytes that are surely no record have none. Whether it is one, [`find`] says.
+/// Segment number and sequence number of a record that may begin here; none for bytes that cannot be a
+/// record. [`find`] then decides.
 pub fn peek(bytes: &[u8]) -> Option<(u64, u64)> {
     let mut fields = Fields(bytes.get(4..RECORD_HEADER)?);
     let (len, seq, segment) = (fields.u32()?, fields.u64()?, fields.u64()?);
@@ -231,7 +239,7 @@ pub fn put_commit(buf: &mut Vec<u8>, rows: &[Final], fresh: &[FreshData]) {
     }
 }
 
-/// Reads a commit's payload; none if it is not one.
+/// Reads a commit's payload; none if it is malformed.
 pub fn get_commit(payload: &[u8]) -> Option<(Vec<Final>, Vec<FreshData>)> {
     let mut fields = Fields(payload);
     let (fresh_count, row_count) = (fields.u32()?, fields.u32()?);
@@ -281,7 +289,7 @@ pub fn get_mark(payload: &[u8]) -> Option<Mark> {
     fields.0.is_empty().then_some(Mark { data, synced })
 }
 
-/// What of a buffer is still to be read.
+/// The unread rest of a buffer.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {

@@ -1,13 +1,14 @@
-//! The log: records in order, in segments that are made in advance and used again.
+//! The log: records in order, in segments that are allocated in advance and reused.
 //!
 //! ```text
 //!   full, full, ...     active            free, free
-//!   (until applied)     (appended to)     (zeros, or stale records of an earlier life)
+//!   (until applied)     (appended to)     (zeros, or stale records of an earlier use)
 //! ```
 //!
-//! A record gets the next number and goes into the active segment with one write. When it does not fit, the next segment
-//! begins; a record larger than a segment gets one of its own length, which is removed and not used again. A segment is full until
-//! everything in it is applied to the database durably. Nothing here locks: the journal does.
+//! A record gets the next sequence number and goes into the active segment with one write. When it does not
+//! fit, the next segment begins. A record larger than a segment gets a segment of its own length, which is
+//! removed afterwards instead of reused. A segment stays full until everything in it is durable in the
+//! database. Nothing here locks: the journal does.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,9 +26,9 @@ pub(super) struct Slot {
 struct Active {
     slot: Slot,
     segment: u64,
-    /// Where the next record goes.
+    /// The offset of the next record.
     at: u64,
-    /// Whether it stands in `Log::unsynced`.
+    /// Whether the file is in `Log::unsynced`.
     dirty: bool,
 }
 
@@ -48,7 +49,7 @@ pub(super) struct Log {
     key: u32,
     sizes: Sizes,
     active: Option<Active>,
-    /// With the number of the last record in each.
+    /// Each with the number of its last record.
     full: VecDeque<(Slot, u64)>,
     free: Vec<Slot>,
     unsynced: Vec<Arc<dyn LogFile>>,
@@ -58,7 +59,8 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// A log that goes on behind record `seq`, in new segments from number `next_segment` on. `slots`: files that may be used.
+    /// A log that continues after record `seq`, in new segments numbered from `next_segment`. `slots` are
+    /// files that may be used.
     pub(super) fn new(
         disk: Arc<dyn LogDisk>,
         log_id: [u8; 16],
@@ -92,7 +94,7 @@ impl Log {
         self.seq
     }
 
-    /// Bytes of records and headers that are not free.
+    /// Bytes of records and headers in segments that are not free.
     pub(super) fn used_bytes(&self) -> u64 {
         let full: u64 = self.full.iter().map(|(slot, _)| slot.file.len()).sum();
         full + self.active.as_ref().map_or(0, |active| active.at)
@@ -105,27 +107,28 @@ impl Log {
         free + full + self.active.as_ref().map_or(0, |active| active.slot.file.len())
     }
 
-    /// Whether a record of `len` bytes can be appended without making a file, unless it is one of its own for a large record. If not, it
-    /// can be when a spare was made or records have been applied.
+    /// Whether a record of `len` bytes can be appended without creating a file, except for a large record,
+    /// which needs its own. If not, it becomes possible when a spare was added or records were applied.
     pub(super) fn has_room(&self, len: u64) -> bool {
         let alone = SEGMENT_HEADER + len;
         if alone > self.sizes.segment {
-            // A log that holds one segment takes a record of any length: waiting would not make more room.
+            // A log with one segment takes a record of any length: waiting would not make more room.
             return self.in_use() <= 1 || self.file_bytes() + alone <= self.sizes.max;
         }
         let fits = self.active.as_ref().is_some_and(|active| active.at + len <= active.slot.file.len());
         fits || !self.free.is_empty()
     }
 
-    /// How many segments were begun, by this process or before: when it changes, a spare may be missing.
+    /// How many segments were begun, by this process or earlier ones. When it changes, a spare may be
+    /// missing.
     pub(super) fn begun(&self) -> u64 {
         self.next_segment
     }
 
-    /// Appends the record whose payload stands in `buf` behind [`format::begin`], also past the log's bound.
+    /// Appends the record whose payload follows [`format::begin`] in `buf`, even beyond the log's bound.
     ///
     /// # Errors
-    /// The disk's; the log is then as before.
+    /// The disk's. The log is then as before.
     pub(super) fn append(&mut self, kind: Kind, buf: &mut [u8]) -> io::Result<u64> {
         let len = buf.len() as u64;
         let mut active = match self.active.take() {
@@ -141,7 +144,8 @@ impl Log {
         let seq = self.seq + 1;
         format::finish(buf, kind, Place { segment: active.segment, seq, key: self.key });
         if let Err(error) = active.slot.file.write_at(active.at, buf) {
-            // All of it may have arrived, and the caller will hear that it failed: then it must not be found later.
+            // All of it may have reached the disk, and the caller is told that it failed. So a later open
+            // must not find it.
             let _ = active.slot.file.write_at(active.at, &[0; format::RECORD_HEADER]);
             return Err(error);
         }
@@ -154,7 +158,7 @@ impl Log {
         Ok(seq)
     }
 
-    /// The files that hold what is not durable yet, oldest first; the caller syncs them in this order.
+    /// The files with bytes that are not durable yet, oldest first. The caller syncs them in this order.
     pub(super) fn take_unsynced(&mut self) -> Vec<Arc<dyn LogFile>> {
         if let Some(active) = &mut self.active {
             active.dirty = false;
@@ -162,7 +166,7 @@ impl Log {
         std::mem::take(&mut self.unsynced)
     }
 
-    /// Frees the segments that hold nothing behind record `applied`.
+    /// Frees the segments that hold no record after `applied`.
     pub(super) fn recycle(&mut self, applied: u64) {
         while self.full.front().is_some_and(|(_, last)| *last <= applied) {
             if let Some((slot, _)) = self.full.pop_front() {
@@ -171,27 +175,27 @@ impl Log {
         }
     }
 
-    /// Whether a file made in advance would be of use. Two there must always be, also when the disk is tight: one to write to while the other
-    /// is freed.
+    /// Whether another file should be allocated in advance. There must always be two, also when the disk is
+    /// tight: one to write to while the other is freed.
     pub(super) fn wants_spare(&self, tight: bool) -> bool {
         let room = !tight && self.file_bytes() + self.sizes.segment <= self.sizes.max;
         self.in_use() + self.free.len() < 2 || (self.free.is_empty() && room)
     }
 
-    /// The name and length of such a file. The name is used once.
+    /// The name and length for such a file. A name is used once.
     pub(super) fn spare(&mut self) -> (String, u64) {
         (self.slot_name(), self.sizes.segment)
     }
 
-    /// Takes the file that [`Log::spare`] described.
+    /// Adds the file that [`Log::spare`] described.
     pub(super) fn add_spare(&mut self, name: String, file: Arc<dyn LogFile>) {
         self.free.push(Slot { name, file });
     }
 
-    /// Removes free segments but for `kept`.
+    /// Removes free segments except `kept`.
     pub(super) fn trim(&mut self, kept: usize) {
         for slot in self.free.drain(kept.min(self.free.len())..) {
-            // One that cannot be removed is found, and used, at the next start.
+            // The next start finds a file that cannot be removed, and uses it.
             let _ = self.disk.remove(&slot.name);
         }
     }
@@ -214,7 +218,7 @@ impl Log {
         }
     }
 
-    /// Begins a segment with room for a record of `len` bytes. What was active before is full.
+    /// Begins a segment with room for a record of `len` bytes. The segment that was active is full.
     fn advance(&mut self, before: Option<Active>, len: u64) -> io::Result<Active> {
         let begun = self.begin(len);
         match (before, begun) {
@@ -239,7 +243,7 @@ impl Log {
             self.give_back(slot);
             return Err(error);
         }
-        // Numbers are not used twice, also when the first record of a segment is refused.
+        // Segment numbers are never reused, even if the first record of a segment is refused.
         self.next_segment += 1;
         self.unsynced.push(slot.file.clone());
         Ok(Active { slot, segment, at: SEGMENT_HEADER, dirty: true })

@@ -1,38 +1,45 @@
-//! The journal: what makes a commit cost microseconds, and one disk flush enough for all who wait.
+//! The journal: a commit takes microseconds, and one disk flush serves all callers that wait for one.
 //!
 //! ```text
 //!   commit --> overlay (memory) + log (one write) --> acknowledged: survives a kill
-//!   flush  --> data of small writes into the log, or packs synced; one fdatasync of the log: survives a power cut
-//!   drain  --> every second, or when the overlay is half full: packs synced, log synced, then one SQLite transaction with rows
-//!              and log position; then the generation and its log segments go
+//!   flush  --> small writes: data into the log, else packs synced; one fdatasync of the log:
+//!              survives a power cut
+//!   drain  --> every second, or when the overlay is half full: sync packs, sync log, then one SQLite
+//!              transaction with rows and log position; then drop the generation and free its log segments
 //! ```
 //!
-//! What is always true:
+//! Invariants:
 //!
-//! 1. **The log is in the order of commits**, and SQLite holds exactly the rows up to its log position. So whatever is left after a
-//!    crash is a prefix of the commits.
-//! 2. **SQLite never mentions bytes that a power cut could lose**: a drain syncs every pack that the generation mentions, also those
-//!    whose bytes a flush had put into the log only.
-//! 3. **Fresh data is proven.** A record carries the CRC of the pack bytes it mentions first. Recovery stops at the first record whose
-//!    bytes are not there. A flush leaves a *mark* in the log behind what it makes durable: records up to it need no proof. So a pack may be
-//!    retired once a flush that followed its `Sealed` row has returned: everything about it is marked or in SQLite. (A flush that follows a
-//!    `Sealed` row always syncs packs, so that no bytes of a sealed pack exist in the log alone.)
-//!    When all is durable it leaves another, which says so: what such a mark speaks of and is not there was damaged, not torn ([`damage`]).
-//! 4. **After an error on the way to stable storage nothing is acknowledged any more** (the journal is poisoned): the system may have
-//!    dropped the bytes and reported it once. A full disk is no such error: nothing is applied, and the journal goes on.
-//! 5. **A full disk can be emptied.** The log has two segments at least, made in advance; what SQLite needs to remove rows is kept in reserve, lent to
-//!    a drain that finds the disk full and taken back at once. While the reserve is not whole, commits that only grow are refused.
-//! 6. **Bounded**: overlay, log, clean rows. Who commits faster than SQLite takes waits.
+//! 1. **The log is in the order of commits**, and SQLite holds exactly the rows up to its log position. So a
+//!    crash leaves a prefix of the commits.
+//! 2. **SQLite never mentions bytes that a power cut could lose.** A drain syncs every pack that the
+//!    generation mentions, also a pack whose bytes a flush put only into the log.
+//! 3. **Fresh data is proven.** A record carries the CRC of the pack bytes that it is the first to mention.
+//!    Recovery stops at the first record whose bytes are missing. A flush appends a *mark* to the log after
+//!    what it makes durable: records up to the mark need no proof. So a pack may be retired once a flush that
+//!    followed its `Sealed` row has returned: everything about it is marked or in SQLite. (A flush that
+//!    follows a `Sealed` row always syncs packs, so no bytes of a sealed pack exist in the log alone.) When
+//!    all of it is durable, the flush appends a second mark that says so. If something that a second mark
+//!    covers is missing, it was damaged, not torn ([`damage`]).
+//! 4. **After an error on the way to stable storage nothing is acknowledged any more** (the journal is
+//!    poisoned): the system may have dropped the bytes, and it reports that only once. A full disk does not
+//!    poison: nothing is applied, and the journal continues.
+//! 5. **A full disk can be emptied.** The log has at least two segments, allocated in advance. The space that
+//!    SQLite needs to remove rows is kept in reserve. A drain that finds the disk full borrows it and returns
+//!    it at once. While the reserve is incomplete, commits that only add data are refused.
+//! 6. **Bounded**: overlay, log, clean rows. A caller that commits faster than SQLite absorbs has to wait.
 //!
-//! Reads are consistent without a lock held over I/O. A reader goes through the *gate*, looks at the overlay, and asks SQLite for the
-//! rest. SQLite changes only in rows of the draining generation, which the overlay hides; and a generation is written only
-//! after everyone who was inside when it was rotated has left.
+//! Reads are consistent without a lock held over I/O. A reader enters the *gate*, looks at the overlay, and
+//! asks SQLite for the rest. SQLite changes only in rows of the draining generation, and the overlay hides
+//! those. A generation is written only after all readers that were inside the gate at its rotation have left.
 //!
-//! Locks, in the order they may be taken: drain, flush leadership, log, overlay, clean rows. Commits are serialised by the log's.
+//! Lock order: drain, flush leadership, log, overlay, clean rows. The log's lock serialises commits.
 //!
-//! - [`format`], [`log`], [`left`], [`disk`]: the log's bytes, its segments, what is left of them, the disk below (also one that loses power).
+//! - [`format`], [`log`], [`leftover`], [`disk`]: the log's bytes, its segments, the segments found at open, the
+//!   disk below (also a simulated one that loses power).
 //! - [`absent`], [`overlay`], [`rows`]: what is known without asking SQLite.
-//! - [`commit`](self::commit), [`flush`](self::flush), [`drain`](self::drain), [`recover`](self::recover): one step each.
+//! - [`commit`](self::commit), [`flush`](self::flush), [`drain`](self::drain), [`recover`](self::recover):
+//!   one step each.
 
 mod absent;
 mod commit;
@@ -42,7 +49,7 @@ mod drain;
 mod flush;
 pub mod format;
 mod gate;
-mod left;
+mod leftover;
 mod log;
 mod overlay;
 mod recover;
@@ -78,25 +85,28 @@ pub use recover::Recovered;
 /// How a journal behaves. The defaults are what a mount uses.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What was committed is made durable, and drained, after at most this long.
+    /// A commit is made durable, and drained, after at most this long.
     pub commit_every: Duration,
     /// A flush puts fresh data of at most this many bytes into the log instead of syncing packs.
     pub inline_bytes: u64,
-    /// Rows that are not in SQLite yet: at most this many.
+    /// Limit of rows that are not in SQLite yet.
     pub overlay_rows: usize,
-    /// Bytes of such rows, with what keeping them costs. Half of it is drained at a time, and must have room in the smallest reserve.
+    /// Limit of the bytes of such rows, with the overhead of keeping them. One drain takes half of it, which
+    /// must fit into the smallest reserve.
     pub overlay_bytes: usize,
-    /// Bytes of rows that SQLite was asked for and that are kept.
+    /// Limit of the bytes of clean rows: rows that were read from SQLite and are kept.
     pub clean_bytes: usize,
     /// Length of a log segment, in bytes.
     pub segment_bytes: u64,
-    /// Bytes of all segments together.
+    /// Limit of the bytes of all segments together.
     pub log_bytes: u64,
-    /// Room kept in reserve for removing things on a full disk: one 32nd of the disk, within these bytes.
+    /// Space kept in reserve for removals on a full disk: one 32nd of the disk, within these bytes.
     pub reserve_bytes: (u64, u64),
-    /// Whether a thread of the journal's own flushes and drains. Without it commits drain when they must.
+    /// Whether a background thread of the journal flushes and drains. Without it commits drain when they
+    /// must.
     pub background: bool,
-    /// A log that is damaged is brought in up to the damage, once a copy of it is in this new folder. Without it opening is refused.
+    /// Salvage: a damaged log is replayed up to the damage, after a copy of it was stored in this new folder.
+    /// Without this option opening a damaged log is refused.
     pub salvage: Option<PathBuf>,
 }
 
@@ -117,12 +127,12 @@ impl Default for Options {
     }
 }
 
-/// What a journal holds and has done.
+/// What a journal holds now, and counters since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Rows not in SQLite yet.
     pub overlay_rows: u64,
-    /// Their bytes, with what keeping them costs.
+    /// Their bytes, with the overhead of keeping them.
     pub overlay_bytes: u64,
     /// Bytes of the log that are in use.
     pub log_bytes: u64,
@@ -154,32 +164,32 @@ struct Counters {
 /// Fresh data that is not durable in its packs yet.
 #[derive(Default)]
 struct Fresh {
-    /// Every range neither synced nor logged, unless there are too many of them for the log.
+    /// Every range that is neither synced nor logged; empty if there are too many for the log.
     ranges: Vec<FreshData>,
     bytes: u64,
-    /// The packs they are of.
+    /// The packs of these ranges.
     packs: BTreeSet<PackNo>,
     /// Packs with bytes that are durable in the log only.
     logged: BTreeSet<PackNo>,
-    /// A pack was sealed: see the module, 3.
+    /// A pack was sealed: see invariant 3 of the module.
     sealed: bool,
 }
 
-/// What commits take turns at.
+/// State that the log's lock guards. Commits hold it one at a time.
 struct LogState {
     log: Log,
     fresh: Fresh,
-    /// The record being put together.
+    /// The record under construction.
     buf: Vec<u8>,
     /// The last record that is a commit.
     committed: u64,
     /// The last record whose rows are in SQLite.
     applied: u64,
-    /// Why the last drain did not succeed. The next may.
+    /// Why the last drain failed. The next one may succeed.
     stuck: Option<Stuck>,
 }
 
-/// An error that is told to several.
+/// A drain's error, in a form that every waiting commit can be given.
 #[derive(Clone)]
 enum Stuck {
     Full,
@@ -191,7 +201,7 @@ enum Stuck {
 struct Flushing {
     /// The last record that is durable, with its data.
     durable: u64,
-    /// Somebody is at it.
+    /// A flush has a leader now.
     led: bool,
 }
 
@@ -199,7 +209,7 @@ struct Flushing {
 struct Wake {
     /// There is something to make durable.
     dirty: bool,
-    /// Somebody waits for room.
+    /// A commit waits for room.
     urgent: bool,
     stop: bool,
 }
@@ -209,7 +219,7 @@ struct Shared {
     sqlite: Sqlite,
     packs: Arc<dyn PackStore>,
     disk: Arc<dyn LogDisk>,
-    /// Segments below this are over: see [`crate::engine::sqlite::Position`].
+    /// Segments below this number are finished: see [`crate::engine::sqlite::Position`].
     floor: u64,
     gate: Gate,
     log: Mutex<LogState>,
@@ -222,26 +232,28 @@ struct Shared {
     draining: Mutex<()>,
     wake: Mutex<Wake>,
     woken: Condvar,
-    /// Makes a filter for `absent`.
+    /// The thread that builds a filter for `absent`.
     scanner: Mutex<Option<JoinHandle<()>>>,
-    /// `wake.dirty`, to be looked at without its lock.
+    /// `wake.dirty`, readable without its lock.
     dirty: AtomicBool,
-    /// The reserve is not whole: see [`Journal::is_tight`].
+    /// The reserve is incomplete: see [`Journal::is_tight`].
     tight: AtomicBool,
     dead: AtomicBool,
     why_dead: Mutex<String>,
     counters: Counters,
 }
 
-/// See the module. Dropping it leaves everything as a kill of the process would; [`Journal::close`] ends it in order.
+/// See the module. Dropping it has the effect of killing the process. [`Journal::close`] shuts it down in
+/// order.
 pub struct Journal {
     shared: Arc<Shared>,
     committer: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Journal {
-    /// Opens the journal of the folder `dir`, which holds `names.db`, `log/` and `reserve`, or makes it when there is none. What a crash
-    /// left in the log is brought into the database first, and bytes of packs that only the log holds into `packs`.
+    /// Opens the journal of the folder `dir`, which holds `names.db`, `log/` and `reserve`. Creates it if
+    /// there is none. First moves what a crash left in the log into the database, and pack bytes that only
+    /// the log holds into `packs`.
     ///
     /// # Errors
     /// See [`StoreError`]; the message says what to do next.
@@ -262,7 +274,7 @@ impl Journal {
         Journal::open_on(dir, Arc::new(disk), packs, options)
     }
 
-    /// The same with a log on another disk than the folder's.
+    /// The same, with the log on another disk than the folder's.
     ///
     /// # Errors
     /// See [`Journal::open`].
@@ -281,7 +293,7 @@ impl Journal {
             )));
         }
         let sqlite = match Sqlite::open(&database) {
-            // A disk so full that SQLite cannot even begin: this is what the reserve is for.
+            // The disk is so full that SQLite cannot even open. The reserve exists for this case.
             Err(StoreError::Full) if disk.release().unwrap_or(false) => Sqlite::open(&database)?,
             other => other?,
         };
@@ -320,10 +332,11 @@ impl Journal {
         Ok((Journal { shared, committer: Mutex::new(committer) }, recovered))
     }
 
-    /// Makes everything durable, brings it into SQLite, and ends. Further commits are refused; reads go on.
+    /// Makes everything durable, moves it into SQLite, and shuts down. Later commits are refused; reads still
+    /// work.
     ///
     /// # Errors
-    /// See [`StoreError`]; what was committed is then brought in at the next open, as far as it was durable.
+    /// See [`StoreError`]. The next open then recovers the commits that were durable.
     pub fn close(&self) -> Result<(), StoreError> {
         self.stop();
         let done = self.shared.flush().and_then(|()| self.shared.drain_all());
@@ -333,7 +346,7 @@ impl Journal {
         self.shared.sqlite.checkpoint()
     }
 
-    /// Brings everything committed so far into SQLite, durably.
+    /// Moves everything committed so far into SQLite, durably.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -342,7 +355,7 @@ impl Journal {
         self.shared.drain_all()
     }
 
-    /// What it holds and has done.
+    /// The present state and the counters.
     pub fn stats(&self) -> Stats {
         let shared = &self.shared;
         let (log_bytes, log_file_bytes) = {
@@ -365,15 +378,17 @@ impl Journal {
         }
     }
 
-    /// Whether the disk is so full that room is not kept in reserve as it should be. What is left of it is for removing things: commits that
-    /// bring new rows or fresh data, and remove nothing, are refused with [`StoreError::Full`]. Whoever writes data to the same disk should ask
-    /// this before, and refuse too: while a drain borrows the reserve, what is free is meant for it. Ends by itself within a
-    /// second or so of there being room again.
+    /// Whether the disk is so full that the reserve is incomplete. What is left of it serves removals:
+    /// commits that bring new rows or fresh data, and remove nothing, are refused with [`StoreError::Full`].
+    /// Other writers of data to the same disk should ask this first and refuse too, because a drain that
+    /// borrows the reserve needs the free space. Becomes false by itself about a second after there is room
+    /// again.
     pub fn is_tight(&self) -> bool {
         self.shared.tight.load(Ordering::Relaxed)
     }
 
-    /// Looks through the database's file for damage, once what was committed is in it: see [`Sqlite::integrity`].
+    /// Checks the database's file for damage, after moving what was committed into it: see
+    /// [`Sqlite::integrity`].
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -386,7 +401,7 @@ impl Journal {
         self.shared.wake.lock().stop = true;
         self.shared.woken.notify_all();
         if let Some(committer) = self.committer.lock().take() {
-            // It ends only by returning: it does not panic.
+            // It does not panic, so a join cannot fail.
             let _ = committer.join();
         }
         if let Some(scanner) = self.shared.scanner.lock().take() {
@@ -410,7 +425,7 @@ impl Shared {
         Ok(())
     }
 
-    /// From now on nothing is acknowledged. The first reason counts.
+    /// From now on nothing is acknowledged. The first reason is kept.
     fn die(&self, why: &str) -> StoreError {
         let mut reason = self.why_dead.lock();
         if !self.dead.load(Ordering::Acquire) {
@@ -419,7 +434,7 @@ impl Shared {
         }
         let error = StoreError::Unavailable(reason.clone());
         drop(reason);
-        // Whoever waits looks again. Its lock is taken, so that nobody is just about to wait.
+        // Waiters check again. Taking their lock ensures that none is between its check and its wait.
         drop(self.log.lock());
         self.room.notify_all();
         error
@@ -449,7 +464,7 @@ impl Shared {
         Ok(row)
     }
 
-    /// Rows as of one moment, and the overlay's version then. The caller is inside the gate.
+    /// Rows as of one moment, and the overlay's version at that moment. The caller is inside the gate.
     fn rows(&self, keys: &[&Key]) -> Result<(Vec<Option<Value>>, u64), StoreError> {
         let overlay = self.overlay.read();
         let version = overlay.version();
@@ -473,7 +488,8 @@ impl Shared {
         Ok((found.into_iter().map(Option::flatten).collect(), version))
     }
 
-    /// What is known of a row that the overlay does not hide, without asking SQLite. The caller is inside the gate.
+    /// What is known of a row that the overlay does not hide, without asking SQLite. The caller is inside the
+    /// gate.
     fn known(&self, key: &Key) -> Option<Option<Value>> {
         if self.absent.is_absent(key) { Some(None) } else { self.clean.get(key) }
     }
@@ -491,7 +507,7 @@ impl Shared {
         Ok(merge.finish())
     }
 
-    /// Wakes the thread that flushes and drains; at once if somebody waits.
+    /// Wakes the thread that flushes and drains; urgently if a commit waits for room.
     fn wake(&self, urgent: bool) {
         if !urgent && self.dirty.load(Ordering::Relaxed) {
             return;
@@ -533,7 +549,8 @@ impl MetaStore for Journal {
         self.shared.flush()
     }
 
-    /// What is in the database once everything committed before has been brought in: durable, and a prefix of the commits.
+    /// The database after it has taken everything committed before this call: durable, and a prefix of the
+    /// commits.
     fn snapshot(&self) -> Result<Box<dyn Snapshot>, StoreError> {
         self.shared.alive()?;
         self.shared.snapshot()

@@ -4,8 +4,8 @@
 //!   get:   active  ->  draining  ->  (clean rows)  ->  database
 //! ```
 //!
-//! Commits write to *active*. When it is to be drained it becomes *draining*, which nobody changes any more, until the database
-//! holds it. A row that is to go is kept as none and hides the database's.
+//! Commits write to *active*. When it is to be drained it becomes *draining* and does not change any more
+//! until the database holds it. A row to remove is kept as none and hides the database's row.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -15,16 +15,16 @@ use crate::engine::Final;
 use crate::key::{Key, KeyRange};
 use crate::store::Value;
 
-/// Rows by key; none: the row is to go.
+/// Rows by key; none: the row is to be removed.
 pub(super) type RowMap = BTreeMap<Key, Option<Value>>;
 
-/// What a row takes beside its bytes: two counted allocations and a slot of the tree.
+/// Overhead of a row beside its bytes: two counted allocations and a slot of the tree.
 const ROW_OVERHEAD: usize = 128;
 
-/// Rows as of one record of the log, on their way to the database.
+/// Rows as of one record of the log, to be written to the database.
 pub(super) struct Generation {
     pub(super) rows: RowMap,
-    /// The last record whose rows these are.
+    /// The last record whose rows are included.
     pub(super) upto: u64,
     bytes: usize,
 }
@@ -40,7 +40,7 @@ pub(super) struct Overlay {
 }
 
 impl Overlay {
-    /// The row's value here; none if this does not say.
+    /// The row's value here; none if the overlay does not have the row.
     pub(super) fn get(&self, key: &Key) -> Option<&Option<Value>> {
         self.active.get(key).or_else(|| self.draining.as_ref()?.rows.get(key))
     }
@@ -61,7 +61,7 @@ impl Overlay {
         (self.active.len() + draining.0, self.active_bytes + draining.1)
     }
 
-    /// A commit's rows.
+    /// Applies a commit's rows.
     pub(super) fn apply(&mut self, rows: Vec<Final>) {
         let weigh = |key: &Key, value: &Option<Value>| {
             key.as_bytes().len() + value.as_ref().map_or(0, |value| value.len()) + ROW_OVERHEAD
@@ -80,7 +80,8 @@ impl Overlay {
         self.draining.as_ref()
     }
 
-    /// Makes *active*, which holds the rows up to record `upto`, the generation to drain, also if it is empty. False if there is one.
+    /// Turns *active*, which holds the rows up to record `upto`, into the generation to drain, even if it is
+    /// empty. False if there is one already.
     pub(super) fn rotate(&mut self, upto: u64) -> bool {
         if self.draining.is_some() {
             return false;
@@ -90,13 +91,13 @@ impl Overlay {
         true
     }
 
-    /// The database holds it.
+    /// Drops the generation: the database holds it.
     pub(super) fn drained(&mut self) -> Option<Arc<Generation>> {
         self.draining.take()
     }
 
-    /// The overlay's rows at the beginning of a range, in order: as many as hold `limit` rows that are there. No more are needed for the first
-    /// `limit` rows of overlay and database together.
+    /// The overlay's rows at the beginning of a range, in order, until `limit` present rows are included.
+    /// These suffice for the first `limit` rows of overlay and database together.
     pub(super) fn capture(&self, range: &KeyRange, limit: usize) -> Vec<Final> {
         let mut captured = Vec::new();
         if range.start >= range.end {
@@ -137,7 +138,7 @@ impl Merge {
         Merge { above: rows.into_iter().peekable(), out: Vec::new(), limit }
     }
 
-    /// The database's next row. False when there are enough.
+    /// Adds the database's next row. False when there are enough.
     pub(super) fn below(&mut self, key: &[u8], value: &[u8]) -> bool {
         while let Some((above, hides)) = self.above.next_if(|(above, _)| above.as_bytes() <= key) {
             let same = above.as_bytes() == key;
@@ -151,7 +152,7 @@ impl Merge {
         self.push(Key::from_bytes(key), Some(value.into()))
     }
 
-    /// The database has no more.
+    /// Ends the merge: the database has no more rows.
     pub(super) fn finish(mut self) -> Vec<(Key, Value)> {
         while self.out.len() < self.limit {
             let Some((key, value)) = self.above.next() else { break };

@@ -1,16 +1,18 @@
-//! What a crash left in the log goes into the database, as far as it can be shown to be true.
+//! Recovery: what a crash left in the log goes into the database, as far as it can be proven.
 //!
-//! 1. *Survey*: walk the records behind the database's position. The last mark says up to where data is durable; note what packs' rows say there.
-//!    Then look behind the end, and at the data that marks call durable: what was synced and does not verify is [`Damage`]. Unless
-//!    salvage was asked for, opening ends here, and nothing was changed.
-//! 2. *Restore*: bytes that a flush put into the log go into their packs, where those do not have them. A pack that is gone and whose row is
-//!    not `Open` was synced before it was sealed, and is passed over; an `Open` one lost its name in a power cut, and is made again.
-//! 3. *Replay*: commits in order, into SQLite. Behind the mark each must prove its fresh data. At the first that cannot, or at a record that
-//!    is torn, all ends: what follows is **cut**.
-//! 4. The log begins anew in segments with higher numbers than any before. The position in the database says so, and so what was cut
-//!    can never be read again.
+//! 1. *Survey*: walk the records after the database's position. The last mark says up to which record data is
+//!    durable; note the pack rows on the way. Then look beyond the end of the chain, and at the data that
+//!    marks call durable. What was synced and does not verify is [`Damage`]. Unless salvage was asked for,
+//!    opening fails here, and nothing was changed.
+//! 2. *Restore*: bytes that a flush put into the log go into their packs, if those do not have them. A
+//!    missing pack whose row is not `Open` was synced before it was sealed, and is skipped. A missing `Open`
+//!    pack lost its name in a power cut, and is created again.
+//! 3. *Replay*: commits in order, into SQLite. After the mark each commit must prove its fresh data. At the
+//!    first that cannot, or at a torn record, replay ends. The rest is **cut**.
+//! 4. The log begins anew in segments with higher numbers than any before. The position in the database
+//!    records that, so what was cut is never read again.
 //!
-//! Any step may be interrupted and is then done again: nothing is given up before the database has it.
+//! Any step can be interrupted and repeated: nothing is discarded before the database has it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,7 +23,7 @@ use blob::PackStore;
 use super::damage::{Damage, Evidence, keep_copy};
 use super::disk::LogDisk;
 use super::format::{self, Kind, Place};
-use super::left::{Left, Walked};
+use super::leftover::{Leftover, Walked};
 use super::log::{Log, Sizes};
 use super::overlay::RowMap;
 use super::{Options, drain, pack_error};
@@ -31,7 +33,7 @@ use crate::key::{Key, tags};
 use crate::record::PackRow;
 use crate::store::{FreshData, MetaStore, StoreError};
 
-/// Rows that are brought into SQLite in one transaction, and their bytes.
+/// Rows, and bytes of rows, that go into SQLite in one transaction.
 const CHUNK_ROWS: usize = 32 << 10;
 const CHUNK_BYTES: usize = 16 << 20;
 
@@ -40,17 +42,18 @@ const CHUNK_BYTES: usize = 16 << 20;
 pub struct Recovered {
     /// Commits that were in the log only and are now in the database.
     pub replayed: u64,
-    /// Commits that were never flushed, cannot be shown to be whole, and were dropped. What comes back is as if they had not happened.
+    /// Commits that were never flushed, cannot be proven whole, and were dropped. The state is as if they had
+    /// not happened.
     pub cut: u64,
-    /// Pieces of written data that were brought back from the log into their packs.
+    /// Pieces of written data that were copied from the log back into their packs.
     pub restored: u64,
-    /// Why something was cut, if something was.
+    /// Why something was cut; none if nothing was.
     pub reason: Option<String>,
-    /// What salvage had to leave behind.
+    /// What salvage had to give up.
     pub damage: Option<Damage>,
 }
 
-/// What the log says before anything is done with it.
+/// What the log says, before anything is changed.
 #[derive(Default)]
 struct Survey {
     /// Fresh data of records up to this one is durable.
@@ -59,11 +62,12 @@ struct Survey {
     /// Pieces of written data that the log holds: pack, offset, length.
     data: BTreeSet<(PackNo, u32, u32)>,
     evidence: Evidence,
-    /// Of each pack whose row changes: record and whether it is open after it.
+    /// For each pack whose row changes: the record, and whether the pack is open after it.
     packs: BTreeMap<PackNo, Vec<(u64, bool)>>,
 }
 
-/// Brings the log's records into the database. Gives the log to go on with, the number of its first segment, and what was done.
+/// Moves the log's records into the database. Returns the log to continue with, the number of its first
+/// segment, and what was done.
 pub(super) fn recover(
     sqlite: &Sqlite,
     disk: &Arc<dyn LogDisk>,
@@ -71,19 +75,19 @@ pub(super) fn recover(
     options: &Options,
 ) -> Result<(Log, u64, Recovered), StoreError> {
     let applied = sqlite.applied()?;
-    let mut left = Left::find(&**disk, sqlite.log_id(), applied.segment)?;
-    let (mut survey, walked) = survey(&left, applied.seq)?;
+    let mut leftover = Leftover::find(&**disk, sqlite.log_id(), applied.segment)?;
+    let (mut survey, walked) = survey(&leftover, applied.seq)?;
     let mut evidence = std::mem::take(&mut survey.evidence);
-    left.scan(applied.seq, &walked, |seq, kind, payload| evidence.behind(seq, kind, payload))?;
+    leftover.scan(applied.seq, &walked, |seq, kind, payload| evidence.behind(seq, kind, payload))?;
     let (given_up, trusted) = (evidence.operations(), evidence.data);
     let mut damage = evidence.judge(&walked, survey.commits);
     if damage.is_some() {
-        // The mark that says so may be behind the hole.
+        // The mark that says so may be beyond the gap.
         survey.marked = survey.marked.max(trusted);
     }
     let open: BTreeSet<PackNo> =
         packs.open_packs().map_err(pack_error)?.into_iter().map(|(pack, _)| pack).collect();
-    let ranges = unproven(&left, applied.seq, &survey, packs, &open)?;
+    let ranges = unproven(&leftover, applied.seq, &survey, packs, &open)?;
     if !ranges.is_empty() {
         damage.get_or_insert_with(|| Damage { sound: survey.commits, ..Damage::default() }).ranges = ranges;
     }
@@ -97,26 +101,27 @@ pub(super) fn recover(
     let mut recovery =
         Recovery { sqlite, disk: &**disk, packs, survey, applied, open, to_sync, rows, bytes: 0, done };
     if !recovery.survey.data.is_empty() {
-        recovery.restore(&left)?;
+        recovery.restore(&leftover)?;
     }
-    let why = recovery.replay(&left)?;
+    let why = recovery.replay(&leftover)?;
     recovery.done.cut = recovery.survey.commits - recovery.done.replayed;
     if recovery.done.damage.is_none() {
         recovery.done.cut += given_up;
         recovery.done.reason = why.or(walked.why);
     }
-    let segment = left.next_segment();
+    let segment = leftover.next_segment();
     let seq = recovery.applied.seq;
     recovery.write(Position { segment, seq })?;
     let key = format::log_key(format::VERSION, &sqlite.log_id());
     let sizes = Sizes { segment: options.segment_bytes, max: options.log_bytes };
-    let log = Log::new(disk.clone(), sqlite.log_id(), sizes, Place { segment, seq, key }, left.into_slots());
+    let log =
+        Log::new(disk.clone(), sqlite.log_id(), sizes, Place { segment, seq, key }, leftover.into_slots());
     Ok((log, segment, recovery.done))
 }
 
-fn survey(left: &Left, applied: u64) -> Result<(Survey, Walked), StoreError> {
+fn survey(leftover: &Leftover, applied: u64) -> Result<(Survey, Walked), StoreError> {
     let mut survey = Survey::default();
-    let walked = left.walk(applied, |seq, kind, payload| {
+    let walked = leftover.walk(applied, |seq, kind, payload| {
         match kind {
             Kind::Data => {
                 survey.data.extend(
@@ -142,17 +147,17 @@ fn survey(left: &Left, applied: u64) -> Result<(Survey, Walked), StoreError> {
     Ok((survey, walked))
 }
 
-/// Data that a mark calls durable, and that is neither in its open pack nor in the log. A pack that is not open any more was
-/// verified when it was sealed.
+/// Data that a mark calls durable, and that is neither in its open pack nor in the log. A pack that is no
+/// longer open was verified when it was sealed.
 fn unproven(
-    left: &Left,
+    leftover: &Leftover,
     applied: u64,
     survey: &Survey,
     packs: &dyn PackStore,
     open: &BTreeSet<PackNo>,
 ) -> Result<Vec<FreshData>, StoreError> {
     let mut ranges = Vec::new();
-    left.walk(applied, |seq, kind, payload| {
+    leftover.walk(applied, |seq, kind, payload| {
         if seq > survey.marked {
             return Ok(false);
         }
@@ -179,9 +184,9 @@ struct Recovery<'a> {
     packs: &'a dyn PackStore,
     survey: Survey,
     applied: Position,
-    /// Packs that have an open name.
+    /// Packs that exist as open packs.
     open: BTreeSet<PackNo>,
-    /// Packs with bytes that rows on their way to the database rely on.
+    /// Packs with bytes that the gathered rows depend on.
     to_sync: BTreeSet<PackNo>,
     rows: RowMap,
     bytes: usize,
@@ -189,8 +194,8 @@ struct Recovery<'a> {
 }
 
 impl Recovery<'_> {
-    fn restore(&mut self, left: &Left) -> Result<(), StoreError> {
-        left.walk(self.applied.seq, |_, kind, payload| {
+    fn restore(&mut self, leftover: &Leftover) -> Result<(), StoreError> {
+        leftover.walk(self.applied.seq, |_, kind, payload| {
             if let (Kind::Data, Some((pack, offset, bytes))) = (kind, format::get_data(payload)) {
                 self.restore_one(pack, offset, bytes)?;
             }
@@ -224,15 +229,15 @@ impl Recovery<'_> {
         if let Some((_, open)) = changes.iter().rev().find(|(seq, _)| *seq <= self.survey.marked) {
             return Ok(*open);
         }
-        // A pack without a row: its first record is about to be replayed, or a test has no rows of packs.
+        // The pack has no row: its first record is yet to be replayed, or a test has no pack rows.
         let row = self.sqlite.get(&Key::pack(pack))?;
         Ok(row.is_none_or(|row| PackRow::decode(&row) == Ok(PackRow::Open)))
     }
 
-    /// Answers why it ended before the log did, if so.
-    fn replay(&mut self, left: &Left) -> Result<Option<String>, StoreError> {
+    /// Replays the commits. Returns why it stopped before the log's end, if it did.
+    fn replay(&mut self, leftover: &Leftover) -> Result<Option<String>, StoreError> {
         let mut why = None;
-        left.walk(self.applied.seq, |seq, kind, payload| {
+        leftover.walk(self.applied.seq, |seq, kind, payload| {
             if kind == Kind::Commit {
                 why = self.replay_one(seq, payload)?;
             }
@@ -252,7 +257,7 @@ impl Recovery<'_> {
             for data in &fresh {
                 if !is_proven(self.packs, data)? {
                     return Ok(Some(format!(
-                        "{} bytes that record {seq} speaks of are not in {:?}",
+                        "{} bytes that record {seq} mentions are not in {:?}",
                         data.len, data.pack
                     )));
                 }
@@ -268,7 +273,7 @@ impl Recovery<'_> {
         Ok(None)
     }
 
-    /// What was gathered goes into the database; what it speaks of is durable before.
+    /// Writes the gathered rows to the database, after making the data that they mention durable.
     fn write(&mut self, position: Position) -> Result<(), StoreError> {
         let packs: Vec<PackNo> = std::mem::take(&mut self.to_sync).into_iter().collect();
         if !packs.is_empty() {
@@ -280,7 +285,8 @@ impl Recovery<'_> {
             Err(StoreError::Full) => {
                 let from = self.sqlite.applied()?;
                 let done = drain::apply_on_full_disk(self.sqlite, self.disk, &rows, from, position);
-                // Taken back at once, if only in part; the journal asks whether it is whole when it begins.
+                // Take it back at once, if only in part. The journal checks whether it is whole when it
+                // starts.
                 let _ = self.disk.reserve(0);
                 done
             }

@@ -1,10 +1,11 @@
-//! Clean rows: what the database said of keys that were asked for lately, also that there is no such row.
+//! Clean rows: the database's answers for keys that were read recently, including "no such row".
 //!
-//! Bounded in bytes. Each shard has a young half and an old half: a row that is used moves to the young one; when that is full, the
-//! old one goes as a whole. So a row costs nothing beside itself, and hot rows stay.
+//! Bounded in bytes. Each shard has a young half and an old half. A row that is used moves to the young half.
+//! When that is full, the old half is dropped as a whole. So a row has no bookkeeping of its own, and hot
+//! rows stay.
 //!
-//! A row here equals the database's, unless the overlay hides it. The journal keeps that true: it fills this only under its gate,
-//! and brings it up to date before a drained generation goes.
+//! A row here equals the database's, unless the overlay hides it. The journal ensures that: it fills this
+//! only inside its gate, and updates it before a drained generation is dropped.
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
@@ -14,7 +15,7 @@ use crate::key::Key;
 use crate::store::Value;
 
 const SHARDS: usize = 16;
-/// What a row takes beside its bytes.
+/// Overhead of a row beside its bytes.
 const ROW_OVERHEAD: usize = 96;
 
 type Half = HashMap<Key, Option<Value>>;
@@ -33,13 +34,13 @@ pub(super) struct CleanRows {
 }
 
 impl CleanRows {
-    /// Of at most about `bytes` in all.
+    /// Holds about `bytes` in all at most.
     pub(super) fn new(bytes: usize) -> CleanRows {
         CleanRows { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), half_bytes: bytes / SHARDS / 2 }
     }
 
     fn shard(&self, key: &Key) -> &Mutex<Shard> {
-        // Keys of a kind differ in their last bytes.
+        // Keys of one kind differ in their last bytes.
         let bytes = key.as_bytes();
         let mix = bytes
             .iter()
@@ -63,7 +64,7 @@ impl CleanRows {
         self.keep(&mut self.shard(key).lock(), key.clone(), row.clone());
     }
 
-    /// These rows are now in the database.
+    /// Updates rows that were just written to the database.
     pub(super) fn refresh(&self, rows: &RowMap) {
         for (key, row) in rows {
             let mut shard = self.shard(key).lock();
@@ -78,7 +79,7 @@ impl CleanRows {
         let weigh = |row: &Option<Value>| row.as_ref().map_or(0, |value| value.len());
         let added = weigh(&row) + key.as_bytes().len() + ROW_OVERHEAD;
         if added > self.half_bytes / 8 {
-            // Larger than is worth keeping; and what stood here is no longer true.
+            // The row is too large to be kept, and what was kept for this key is outdated.
             if let Some(before) = shard.young.remove(&key) {
                 shard.young_bytes -= weigh(&before) + key.as_bytes().len() + ROW_OVERHEAD;
             }

@@ -20,7 +20,7 @@ fn arbitrary_fresh() -> impl Strategy<Value = Vec<FreshData>> {
 
 proptest! {
     #[test]
-    fn commits_survive_being_written_down(rows in arbitrary_rows(), fresh in arbitrary_fresh(), seq: u64, segment: u64) {
+    fn commits_survive_encoding(rows in arbitrary_rows(), fresh in arbitrary_fresh(), seq: u64, segment: u64) {
         let mut buf = Vec::new();
         format::begin(&mut buf);
         format::put_commit(&mut buf, &rows, &fresh);
@@ -28,7 +28,7 @@ proptest! {
         format::finish(&mut buf, Kind::Commit, place);
         let Found::Record(Kind::Commit, payload) = format::find(&buf, place) else { panic!("not found") };
         prop_assert_eq!(format::get_commit(payload), Some((rows, fresh)));
-        // Nothing that is cut or stands elsewhere is taken for it.
+        // A truncated record, or one at another place, is not accepted.
         for len in 0..buf.len() {
             prop_assert!(!matches!(format::find(&buf[..len], place), Found::Record(..)));
         }
@@ -50,7 +50,7 @@ proptest! {
     }
 
     #[test]
-    fn a_turned_bit_is_noticed(rows in arbitrary_rows(), at: prop::sample::Index, bit in 0..8u8) {
+    fn a_flipped_bit_is_detected(rows in arbitrary_rows(), at: prop::sample::Index, bit in 0..8u8) {
         let mut buf = Vec::new();
         format::begin(&mut buf);
         format::put_commit(&mut buf, &rows, &[]);
@@ -69,7 +69,7 @@ fn zeros_are_the_end_of_the_log() {
 }
 
 #[test]
-fn headers_survive_being_written_down() {
+fn headers_survive_encoding() {
     let header = SegmentHeader {
         version: format::VERSION,
         log_id: [9; 16],
@@ -82,7 +82,7 @@ fn headers_survive_being_written_down() {
     newer[11] = 9;
     newer[50] = 9;
     assert_eq!(SegmentHeader::decode(&newer), FoundHeader::Unknown(9));
-    // A version that differs by a flipped bit, with all the rest as it was, is no later version.
+    // A flipped bit in the version of an otherwise valid header is not taken for a later version.
     for bit in 0..32 {
         let mut flipped = header.encode();
         flipped[8 + bit / 8] ^= 1 << (bit % 8);
@@ -109,7 +109,7 @@ fn clean_rows_stay_within_their_bytes_and_keep_what_is_hot() {
     assert_eq!(clean.get(&key(49_999)), Some(row(49_999)));
     clean.insert(&key(0), &row(0));
     clean.insert(&key(49_999), &row(49_999));
-    // Brought up to date: what is kept is new, what is not kept is not there.
+    // After a refresh, kept rows are new, and removed rows are absent.
     let rows = [(key(0), row(77)), (key(49_999), None)].into_iter().collect();
     clean.refresh(&rows);
     assert_eq!(clean.get(&key(0)), Some(row(77)));
@@ -163,7 +163,7 @@ fn small() -> Options {
     }
 }
 
-/// What is committed is in SQLite after the interval, without anybody asking; then nothing more happens.
+/// The thread moves commits into SQLite after the interval by itself; then it does nothing more.
 #[test]
 fn the_thread_drains_by_itself_and_then_rests() {
     let folder = tempfile::tempdir().unwrap();
@@ -183,7 +183,7 @@ fn the_thread_drains_by_itself_and_then_rests() {
     assert_eq!(journal.shared.sqlite.get(&Key::from_bytes(&[3])).unwrap().as_deref(), Some(&b"x"[..]));
 }
 
-/// Many threads commit and flush: few syncs serve all of them, bounds hold, and all is there.
+/// Many threads commit and flush: a few syncs serve all of them, the bounds hold, and no commit is lost.
 #[test]
 fn flushes_are_shared_and_bounds_hold() {
     let folder = tempfile::tempdir().unwrap();
@@ -217,16 +217,17 @@ fn flushes_are_shared_and_bounds_hold() {
     assert_eq!(files, 2 * (256 << 10), "a closed log has two segments");
 }
 
-/// The database's own room runs out while the log still takes commits: nothing is lost, reads go on, and once there is room all goes in.
+/// The database's space runs out while the log still takes commits. Nothing is lost, reads continue, and once
+/// there is room everything is drained.
 #[test]
-fn the_reserve_is_lent_and_taken_back() {
+fn the_reserve_is_released_and_taken_back() {
     let folder = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open(folder.path(), Arc::new(NoPacks), small()).unwrap();
     let reserve = folder.path().join("reserve");
     assert_eq!(reserve.metadata().unwrap().len(), 1 << 20);
     assert!(!journal.is_tight());
     {
-        // No page more than there are now.
+        // No more pages than there are now.
         let limit = |pages: i64| journal.shared.sqlite.limit_pages(pages);
         limit(1);
         for n in 0..200u8 {
@@ -241,9 +242,9 @@ fn the_reserve_is_lent_and_taken_back() {
     assert!(!journal.is_tight());
 }
 
-/// A drain waits for whoever was inside before it, and for nobody else; and nobody waits for the drain.
+/// A drain waits for readers that were inside before it, and for no others. Nothing waits for the drain.
 #[test]
-fn the_gate_lets_in_and_waits_for_those_before() {
+fn the_gate_waits_for_earlier_readers_only() {
     let folder = tempfile::tempdir().unwrap();
     let (journal, _) =
         Journal::open(folder.path(), Arc::new(NoPacks), Options { background: false, ..small() }).unwrap();
@@ -252,7 +253,10 @@ fn the_gate_lets_in_and_waits_for_those_before() {
     std::thread::scope(|scope| {
         let drain = scope.spawn(|| journal.drain());
         std::thread::sleep(Duration::from_millis(100));
-        assert!(!drain.is_finished() && journal.stats().drained == 0, "somebody may still read beside it");
+        assert!(
+            !drain.is_finished() && journal.stats().drained == 0,
+            "a reader may still be reading the database"
+        );
         let later = journal.shared.gate.enter();
         assert_eq!(journal.get(&Key::from_bytes(b"a")).unwrap().as_deref(), Some(&b"1"[..]));
         journal.commit(put("a", "2")).unwrap();

@@ -1,17 +1,18 @@
-//! POSIX access control lists: the binary form that the kernel speaks, and how they and the mode's bits follow one another.
+//! POSIX access control lists: the kernel's binary form, and how a list and the mode bits follow each other.
 //!
-//! Form: a little-endian version (2, four bytes), then entries of eight bytes: tag, permissions (two bytes each), id (four). Entries stand
-//! in the order owner, users, group, groups, mask, others; a mask is there if and only if it must be or may be.
+//! The form: a little-endian version (2, four bytes), then entries of eight bytes: tag, permissions (two
+//! bytes each), id (four). The entries are in the order owner, users, group, groups, mask, others. There is a
+//! mask if it is required, and it may be there otherwise.
 
 use super::op::Refusal;
 
 const VERSION: u32 = 2;
 const HEADER: usize = 4;
 const ENTRY: usize = 8;
-/// The id of entries that name nobody.
+/// The id of entries without a user or group.
 const NOBODY: u32 = u32::MAX;
 
-/// Whom an entry is about.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Tag {
     Owner = 0x01,
@@ -44,7 +45,7 @@ pub(super) struct Acl {
 }
 
 impl Acl {
-    /// Reads the kernel's form; none if it has no entries, which means that there shall be no list.
+    /// Reads the kernel's form; none if it has no entries, which means that the list is to be removed.
     pub fn parse(bytes: &[u8]) -> Result<Option<Acl>, Refusal> {
         if bytes.is_empty() {
             return Ok(None);
@@ -96,18 +97,18 @@ impl Acl {
         }
     }
 
-    /// Whose bits are the mode's group bits: the mask's if there is one.
+    /// The entry that corresponds to the mode's group bits: the mask if there is one.
     fn group_class(&self) -> Tag {
         if self.perm(Tag::Mask).is_some() { Tag::Mask } else { Tag::Group }
     }
 
-    /// The mode's nine bits that this list means.
+    /// The nine mode bits that this list implies.
     pub fn mode_bits(&self) -> u32 {
         let bits = |tag| self.perm(tag).unwrap_or(0);
         bits(Tag::Owner) << 6 | bits(self.group_class()) << 3 | bits(Tag::Other)
     }
 
-    /// Whether the mode's bits say all that the list says.
+    /// Whether the mode bits express the whole list.
     pub fn is_mode_alone(&self) -> bool {
         self.entries.len() == 3
     }
@@ -120,7 +121,8 @@ impl Acl {
         self.change(Tag::Other, |_| bits(0));
     }
 
-    /// A default list becomes the access list of a new inode whose maker asked for `mode`; answers the nine bits of its mode.
+    /// Turns a default list into the access list of a new inode that was requested with `mode`. Returns the
+    /// nine bits of its mode.
     pub fn inherit(&mut self, mode: u32) -> u32 {
         let bits = |shift: u32| (mode >> shift & 7) as u16;
         self.change(Tag::Owner, |perm| perm & bits(6));

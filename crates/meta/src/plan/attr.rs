@@ -53,15 +53,16 @@ pub(super) fn set(view: &View, ctx: &Ctx, ino: Ino, set: &SetAttrs) -> Result<Ch
     record.atime = set.atime.unwrap_or(record.atime);
     record.mtime = set.mtime.unwrap_or(record.mtime);
     if let Some(ctime) = set.ctime {
-        // Of a directory it goes back no further than to the last change of its entries, which counts for both times.
-        record.ctime = if record.is_dir() { ctime.max(settled_ctime(view, &node)?) } else { ctime };
+        // A directory's change time cannot be set to before the last change of its entries, which counts for
+        // both times.
+        record.ctime = if record.is_dir() { ctime.max(current_ctime(view, &node)?) } else { ctime };
     }
     draft.update(&node, record);
     Ok(draft.finish())
 }
 
-/// When a node was last changed, a directory's entries counted.
-fn settled_ctime(view: &View, node: &Node) -> Result<Timestamp, Stop> {
+/// When a node was last changed, including a directory's entries.
+fn current_ctime(view: &View, node: &Node) -> Result<Timestamp, Stop> {
     if !needs_entries_changed(node) {
         return Ok(node.record.ctime);
     }
@@ -78,7 +79,7 @@ fn set_owner(draft: &mut Draft, ino: Ino, set: &SetAttrs, record: &mut InodeReco
     record.gid = set.gid.unwrap_or(record.gid);
 }
 
-/// The access list follows the mode.
+/// Makes the access list follow the mode.
 fn move_acl(draft: &mut Draft, view: &View, node: &Node, mode: u32) -> Result<(), Stop> {
     let key = Key::xattr(node.ino, ACCESS_ACL);
     let row = view.row(&key)?.ok_or(Refusal::Damaged)?;

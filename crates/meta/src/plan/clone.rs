@@ -1,8 +1,8 @@
-//! A new inode that is as another: its row, its attributes, and the extents it refers to. No data moves.
+//! A copy of an inode: its row, its attributes, and the extents it refers to. No data is copied.
 //!
-//! The copy is an orphan until it gets a name, so a crash half way leaves something that is collected like any other. A file of
-//! more pages than one commit takes is copied in steps, each of which sees the source as it then is; whoever wants one
-//! moment's contents keeps writers away meanwhile.
+//! The copy is an orphan until it gets a name, so what a crash leaves is collected like any other orphan. A
+//! file with more pages than one commit takes is copied in steps, each of which sees the source as it then
+//! is. A caller that needs the contents of one moment must block writers meanwhile.
 
 use base::Ino;
 
@@ -42,7 +42,7 @@ pub(super) fn clone(view: &View, ctx: &Ctx, from: Ino, ino: Ino) -> Result<Chang
     ask.done()?;
 
     let mut draft = Draft::new();
-    let settled = draft.touched(view, ctx, &source)?;
+    let touched = draft.touched(view, ctx, &source)?;
     let mut record = InodeRecord {
         nlink: 0,
         parent: Ino(0),
@@ -50,7 +50,7 @@ pub(super) fn clone(view: &View, ctx: &Ctx, from: Ino, ino: Ino) -> Result<Chang
         ctime: ctx.now,
         btime: ctx.now,
         change: 0,
-        ..settled
+        ..touched
     };
     draft.check_seen(source.key.clone(), Some(&source.seen));
     if is_inline {
@@ -69,7 +69,7 @@ pub(super) fn clone(view: &View, ctx: &Ctx, from: Ino, ino: Ino) -> Result<Chang
         let mut ledger = Ledger::default();
         copy_pages(&mut draft, &mut ledger, rows, ino, record.size)?;
         record.stored = ledger.stored.unsigned_abs();
-        ledger.settle(&mut draft);
+        ledger.write_counters(&mut draft);
     }
     draft.put(Key::orphan(ino), nothing());
     draft.create(ino, record);
@@ -95,7 +95,7 @@ pub(super) fn more(view: &View, from: Ino, ino: Ino, page: u32) -> Result<Change
     Ok(draft.finish())
 }
 
-/// Copies the pages of a scan, cut to the size of the copy; says in the change where to go on.
+/// Copies the pages of a scan, cut to the size of the copy. The change says where to continue.
 fn copy_pages(
     draft: &mut Draft,
     ledger: &mut Ledger,

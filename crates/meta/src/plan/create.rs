@@ -1,4 +1,4 @@
-//! New inodes: with a name, without one, and the first of all.
+//! New inodes: with a name, without one, and the root.
 
 use base::size::NAME_MAX;
 use base::{Ino, Timestamp};
@@ -13,10 +13,10 @@ use super::op::{Change, Ctx, Make, Refusal};
 use super::view::{Ask, Node, Stop, View};
 use super::xattr::{ACCESS_ACL, DEFAULT_ACL, recount};
 
-/// The longest target of a symbolic link: a page less its NUL.
+/// The longest target of a symbolic link: 4,096 bytes less the NUL.
 const TARGET_MAX: usize = 4095;
 
-/// A name that can be made or removed.
+/// Checks a name that is to be created or removed.
 pub(super) fn check_name(name: &[u8]) -> Result<(), Refusal> {
     if name.len() > NAME_MAX {
         return Err(Refusal::NameTooLong);
@@ -104,7 +104,7 @@ fn new_inode(
     Ok(record)
 }
 
-/// A record with nothing in it.
+/// An empty record.
 fn blank(now: Timestamp) -> InodeRecord {
     InodeRecord {
         mode: 0,

@@ -1,4 +1,5 @@
-//! New bytes of a file. The hottest plan there is: one round, and nothing is decoded but the inode and the pages that change.
+//! Writes to a file. This is the hottest plan: one round, and it decodes only the inode and the pages that
+//! change.
 
 use base::Ino;
 use base::size::{FILE_MAX, INLINE_MAX};
@@ -51,8 +52,8 @@ pub(super) fn write(view: &View, ctx: &Ctx, op: &Write<'_>) -> Result<Change, St
     } else {
         record.mtime = ctx.now;
     }
-    // The kernel took away what a write takes away when the program wrote, and sends cached bytes later: a capability or a
-    // set-id bit that is there now was set after that write, and stays.
+    // The kernel cleared capabilities and set-id bits when the program wrote, and sends cached bytes later.
+    // One that is set now was set after that write, and stays.
     if !op.cached || op.unprivileged.is_some() {
         draft.drop_privileges(op.ino, &mut record, op.unprivileged);
     }
@@ -79,12 +80,12 @@ fn check_pieces(pieces: &[Piece]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The pieces of one page after those of another.
+/// Groups the pieces by page.
 fn pages(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
     pieces.chunk_by(|a, b| page_of(a.at) == page_of(b.at))
 }
 
-/// Packs that pieces refer to whose bytes were stored before: each must still be usable.
+/// The packs of pieces that were stored before: each must still be usable.
 fn old_packs(pieces: &[Piece]) -> impl Iterator<Item = PackNo> {
     pieces.iter().filter(|piece| piece.fresh.is_none()).map(|piece| piece.pack)
 }
@@ -149,7 +150,7 @@ fn write_packed(
     Ok(())
 }
 
-/// How far the pieces go without a gap from the file's first byte.
+/// The length from the file's first byte that the pieces cover without a gap.
 fn covered(pieces: &[Piece]) -> u64 {
     pieces.iter().fold(0, |end, piece| if piece.at == end { end + u64::from(piece.len) } else { end })
 }
@@ -159,7 +160,7 @@ fn extent_of(piece: &Piece) -> Extent {
     Extent { at, len: piece.len, pack: piece.pack, offset: piece.offset }
 }
 
-/// The pack is there and not condemned, and stays so until the commit.
+/// Checks that the pack exists and is not condemned, and makes that a check of the commit.
 pub(super) fn check_usable(draft: &mut Draft, view: &View, pack: PackNo) -> Result<(), Stop> {
     let key = Key::pack(pack);
     let row = view.row(&key)?.ok_or(Refusal::ContentGone)?;

@@ -1,7 +1,8 @@
-//! A commit in the making: what it checks, what it writes, and what the caller will be told.
+//! A commit under construction: what it checks, what it writes, and what is returned to the caller.
 //!
-//! The draft keeps the rules that every family must keep: an inode is written only over the value that was seen, its `change` goes up,
-//! additions to one counter are one addition, and a directory's own times are settled before its record is written.
+//! The draft enforces the rules that hold for every family. An inode is written only over the value that was
+//! seen, and its `change` increases. Additions to one counter are merged. A directory's own times are brought
+//! up to date before its record is written.
 
 use std::sync::LazyLock;
 
@@ -14,7 +15,7 @@ use crate::store::{Expect, Value};
 use super::op::{Change, Ctx, Refusal};
 use super::view::{Node, Stop, View};
 
-/// The value of rows whose key says everything.
+/// The value of rows whose key holds all the information.
 pub(crate) fn nothing() -> Value {
     static NOTHING: LazyLock<Value> = LazyLock::new(|| Value::from(&[][..]));
     NOTHING.clone()
@@ -31,7 +32,7 @@ impl Draft {
         Draft::default()
     }
 
-    /// The row must still be as it was shown.
+    /// Checks that the row is still as it was shown.
     pub fn check_seen(&mut self, key: Key, seen: Option<&Value>) {
         let expect = seen.map_or(Expect::Absent, |value| Expect::Is(value.clone()));
         self.change.commit.checks.push((key, expect));
@@ -49,7 +50,7 @@ impl Draft {
         self.change.commit.dels.push(key);
     }
 
-    /// Adds to a counter; several additions to one are summed.
+    /// Adds to a counter. Several additions to one counter are summed.
     pub fn add(&mut self, key: Key, by: i64) {
         if by == 0 {
             return;
@@ -78,9 +79,9 @@ impl Draft {
         self.add(BYTES.clone(), by);
     }
 
-    /// A directory's entries change now: seen as its modification and change time, without writing its row. The row is a check: whether
-    /// the directory can still take names, and what they inherit, is as it was shown. Changes of entries do not write it, so any
-    /// number of them go on side by side.
+    /// A directory's entries change now. This sets its modification and change time without writing its row.
+    /// The row becomes a check: whether the directory can still take names, and what they inherit, is as it
+    /// was shown. Changes of entries do not write the row, so any number of them can run concurrently.
     pub fn entries_changed(&mut self, dir: &Node, now: Timestamp) {
         let moment = moment_to_u64(now.max(Timestamp(dir.record.ctime.0 + 1)));
         let maxs = &mut self.change.commit.maxs;
@@ -90,22 +91,23 @@ impl Draft {
         }
     }
 
-    /// The record of a node that is about to change, its change time set to now. A directory's times that entries gave it are
-    /// written into it, so `08` must have been shown (see [`needs_entries_changed`]).
+    /// The record of a node that is about to change, with its change time set to now. For a directory, the
+    /// times that its entries gave it are written into the record, so row `08` must have been shown (see
+    /// [`needs_entries_changed`]).
     pub fn touched(&mut self, view: &View, ctx: &Ctx, node: &Node) -> Result<InodeRecord, Stop> {
         let mut record = node.record;
         record.ctime = ctx.now;
         if needs_entries_changed(node) {
             let (row, changed) = view.entries_changed(node.ino)?;
             self.check_seen(Key::dir_changed(node.ino), row);
-            let settled = node.record.with_entries_changed(changed);
-            record.mtime = settled.mtime;
-            record.ctime = ctx.now.max(settled.ctime);
+            let current = node.record.with_entries_changed(changed);
+            record.mtime = current.mtime;
+            record.ctime = ctx.now.max(current.ctime);
         }
         Ok(record)
     }
 
-    /// Writes an inode over what was seen; answers it as written.
+    /// Writes an inode over what was seen. Returns the record as written.
     pub fn update(&mut self, node: &Node, mut record: InodeRecord) -> InodeRecord {
         record.change = node.record.change.wrapping_add(1);
         self.check_seen(node.key.clone(), Some(&node.seen));
@@ -122,8 +124,8 @@ impl Draft {
         self.change.inode = Some((ino, record));
     }
 
-    /// An inode's last name goes, or one of several. The range of a directory's entries must be checked empty by the caller's commit: it is
-    /// done here. `08` of a directory must have been shown.
+    /// Removes an inode's last name, or one of several. Checks that a directory's range of entries is empty.
+    /// A directory's row `08` must have been shown.
     pub fn lose_name(&mut self, view: &View, ctx: &Ctx, node: &Node) -> Result<(), Stop> {
         let mut record = self.touched(view, ctx, node)?;
         if record.is_dir() {
@@ -148,9 +150,10 @@ impl Draft {
         Ok(())
     }
 
-    /// Writing, truncating and changing the owner take privileges away: capabilities always, set-id bits if it is done by one
-    /// who is not privileged. That one's group is `unprivileged`; set-group-id on a file that its group may not run means
-    /// something else to some, and stays where one of that group writes. `record` still has the group of before.
+    /// Writing, truncating and changing the owner clear privileges: capabilities always, set-id bits if the
+    /// caller is unprivileged. `unprivileged` is the group of such a caller. Set-group-id on a file that its
+    /// group may not execute can have another meaning (mandatory locking), so it stays if the caller is in
+    /// the file's group. `record` still has the old group.
     pub fn drop_privileges(&mut self, ino: Ino, record: &mut InodeRecord, unprivileged: Option<u32>) {
         if record.is_dir() {
             return;
@@ -163,7 +166,7 @@ impl Draft {
         }
         if record.has(InodeRecord::HAS_CAPABILITY) {
             self.del(Key::xattr(ino, super::xattr::CAPABILITY));
-            // Its value is not counted, so how long it was need not be known.
+            // A capability's value is not counted, so its old length need not be known.
             super::xattr::recount(record, super::xattr::CAPABILITY, Some(0), None);
         }
     }
@@ -178,7 +181,7 @@ pub(super) fn needs_entries_changed(node: &Node) -> bool {
     node.record.is_dir() && !node.is_removed()
 }
 
-/// The next value of a number that goes up by one, over what was seen.
+/// Takes the next `count` values of a counter, over what was seen.
 pub(super) fn take_numbers(draft: &mut Draft, view: &View, key: &Key, count: u64) -> Result<u64, Stop> {
     let row = view.row(key)?.ok_or(Refusal::Damaged)?;
     let first = decode_u64(Some(row))?;

@@ -1,4 +1,4 @@
-//! Names that come and go: link, attach, unlink, rmdir, and the end of an inode that has none.
+//! Adding and removing names: link, attach, unlink, rmdir; and collecting an inode that has none.
 
 use base::Ino;
 
@@ -13,11 +13,11 @@ use super::rename::{Ancestors, check_not_within};
 use super::size::{charge, has_pages};
 use super::view::{Ask, Node, Stop, View};
 
-/// More names than this an inode cannot have.
+/// The maximum number of names of an inode.
 const LINK_MAX: u32 = 1 << 31;
-/// How many pages of an orphan go in one commit.
+/// How many pages of an orphan one commit removes.
 const PAGES_PER_REAP: usize = 1024;
-/// More attributes than this a list of names of 64 KiB cannot hold.
+/// The maximum number of attributes: their list of names, at most 64 KiB, cannot hold more.
 pub(super) const XATTRS_MAX: usize = 16_384;
 
 /// [`super::Op::Link`]
@@ -134,7 +134,7 @@ pub(super) fn reap(view: &View, ino: Ino) -> Result<Change, Stop> {
     let Some(mark) = view.row(&orphan)? else { return Ok(Change::default()) };
     let node = match view.node(ino) {
         Err(Stop::Refused(Refusal::NotFound)) => {
-            // The mark of an inode that is not there: nothing is left to collect but the mark.
+            // The mark of an inode that does not exist: only the mark is left to remove.
             let mut draft = Draft::new();
             draft.check_seen(orphan.clone(), Some(mark));
             draft.del(orphan);
@@ -191,7 +191,7 @@ pub(super) fn reap(view: &View, ino: Ino) -> Result<Change, Stop> {
     Ok(draft.finish())
 }
 
-/// Takes pages away. True if there are more than one commit takes: then this is all that the commit does.
+/// Removes pages. True if there are more than one commit takes: then the commit does nothing else.
 fn reap_pages(draft: &mut Draft, view: &View, node: &Node, pages: &KeyRange) -> Result<bool, Stop> {
     if !has_pages(&node.record) {
         return Ok(false);
@@ -211,8 +211,8 @@ fn reap_pages(draft: &mut Draft, view: &View, node: &Node, pages: &KeyRange) -> 
         draft.update(node, record);
         draft.change.more = true;
     } else {
-        // What is left of its bytes goes from the total with the inode.
-        ledger.settle(draft);
+        // The rest of its bytes is subtracted from the total with the inode.
+        ledger.write_counters(draft);
     }
     Ok(more)
 }

@@ -1,14 +1,15 @@
 //! What an operation on names means. Pure: no I/O, no clock, no randomness, so that it can be model-checked.
 //!
-//! [`plan`] looks at the rows it is given. It answers which rows it must see first, or why the operation is refused, or
-//! one commit that does it, with what the caller will want to know. The same plan runs over every engine.
+//! [`plan`] looks at the rows it is given. It returns one of three things: the rows that it must see first,
+//! why the operation is refused, or one commit that does the operation, with what the caller needs to know.
+//! The same plan runs over every engine.
 //!
 //! [`op`] holds the operations; one file per family plans them:
 //!
 //! ```text
 //!   create   link   rename   attr   data (write)   range (punch, copy)   clone   xattr   pack     families
-//!   size (truncate, inline)        acl                                                            what they share
-//!   pages: extent pages and the packs' books        draft: a commit in the making                 tools
+//!   size (truncate, inline)        acl                                                            shared
+//!   pages: extent pages and the packs' counters    draft: a commit under construction            tools
 //!   view: rows shown so far, and how to ask for more
 //! ```
 
@@ -40,7 +41,7 @@ pub use view::View;
 
 use view::Stop;
 
-/// What an operation comes to, given the rows shown so far. The same input gives the same output, always.
+/// The result of an operation, given the rows shown so far. The same input always gives the same output.
 pub fn plan(op: &Op<'_>, ctx: &Ctx, view: &View) -> Plan {
     match attempt(op, ctx, view) {
         Ok(change) => Plan::Change(Box::new(change)),

@@ -1,4 +1,4 @@
-//! The operations that change names, and what comes of planning one.
+//! The operations that change names, and the results of planning one.
 
 use base::{BlobId, Ino, PackNo, Timestamp};
 
@@ -6,7 +6,7 @@ use crate::key::{Key, KeyRange};
 use crate::record::InodeRecord;
 use crate::store::Commit;
 
-/// Who asks, and when. Part of the operation, so that a plan is a function of its input.
+/// The caller and the time. Part of the operation, so that a plan is a function of its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ctx {
     /// The time the operation happens at.
@@ -17,7 +17,7 @@ pub struct Ctx {
     pub gid: u32,
 }
 
-/// What to make.
+/// What to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Make<'a> {
     /// The new inode's number, never used before.
@@ -32,34 +32,36 @@ pub struct Make<'a> {
     pub target: &'a [u8],
 }
 
-/// New bytes of a file that are in a pack. Lies within one 4 MiB page of the file.
+/// New bytes of a file that are in a pack. They lie within one 4 MiB page of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where in the file, in bytes.
+    /// The offset in the file, in bytes.
     pub at: u64,
-    /// How many; not 0.
+    /// The length in bytes; not 0.
     pub len: u32,
     /// The pack.
     pub pack: PackNo,
-    /// Where in the pack.
+    /// The offset in the pack.
     pub offset: u32,
-    /// CRC32C of bytes just written to the pack; `None` for a range that was there before (the same content was stored
-    /// already): the plan then checks that the pack is neither condemned nor gone. Such a range may be one that nothing has
-    /// referred to for a while ([`Op::Write`]'s `intern` outlives the file), so a pack's bytes are kept until it is condemned.
+    /// CRC32C of bytes just written to the pack. `None` for a range that was there before, because the same
+    /// content is stored already: the plan then checks that the pack is neither condemned nor removed. It may
+    /// be a while since anything referred to such a range ([`Op::Write`]'s `intern` outlives the file), so a
+    /// pack's bytes are kept until it is condemned.
     pub fresh: Option<u32>,
 }
 
 /// The bytes of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body<'a> {
-    /// The file's whole new contents, at most 512 bytes: kept among the names. Replaces whatever the file held.
+    /// The file's whole new contents, at most 512 bytes, stored with the metadata. Replaces whatever the file
+    /// held.
     Inline(&'a [u8]),
-    /// Packed pieces, ascending, not overlapping. A file that was inline must be covered from 0 to its size by them (or the plan is
-    /// refused with [`Refusal::MustOutline`]).
+    /// Packed pieces, ascending, not overlapping. If the file was inline, they must cover it from 0 to its
+    /// size (or the plan is refused with [`Refusal::MustOutline`]).
     Packed(&'a [Piece]),
 }
 
-/// Times and attributes to set; `None` leaves a thing as it is.
+/// Attributes and times to set; `None` leaves one as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttrs {
     /// Permission bits (07777).
@@ -74,58 +76,60 @@ pub struct SetAttrs {
     pub atime: Option<Timestamp>,
     /// Modification time.
     pub mtime: Option<Timestamp>,
-    /// Change time, where the kernel keeps it; else it becomes `now`.
+    /// Change time, if the kernel keeps it; otherwise it becomes `now`.
     pub ctime: Option<Timestamp>,
-    /// The group of one who may not leave set-id bits standing; `None`: they stay. Set-user-id goes; set-group-id goes where the
-    /// file's group may execute, or where this is not the file's group. Changing the owner does so too, as if by one of
-    /// the file's group where nobody is named here. A change of owner or size always takes capabilities away.
+    /// The group of a caller whose change clears set-id bits; `None`: they stay. Set-user-id is cleared.
+    /// Set-group-id is cleared if the file's group may execute, or if this is not the file's group. Changing
+    /// the owner clears them too: without a group here, as if the caller were in the file's group. A change
+    /// of owner or size always clears capabilities.
     pub unprivileged: Option<u32>,
 }
 
-/// How rename treats what is in the way.
+/// What rename does if the new name exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameMode {
     /// Replace it.
     Replace,
     /// Refuse.
     NoReplace,
-    /// Exchange the two.
+    /// Exchange the two names.
     Exchange,
 }
 
-/// How setxattr treats what is there.
+/// What setxattr does about an existing attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XattrMode {
     /// Create or replace.
     Set,
-    /// Refuse if there.
+    /// Refuse if it exists.
     Create,
-    /// Refuse if not there.
+    /// Refuse if it does not exist.
     Replace,
 }
 
-/// A range that moved: the `len` bytes of (`from`, `from_offset`) are also at (`to`, `to_offset`), because compaction copied them there or
-/// because equal bytes were stored there before.
+/// A range that moved: the `len` bytes of (`from`, `from_offset`) are also at (`to`, `to_offset`), because
+/// compaction copied them there or because equal bytes were stored there before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
     /// Old pack.
     pub from: PackNo,
-    /// Where in it.
+    /// The offset in it.
     pub from_offset: u32,
     /// How many bytes.
     pub len: u32,
     /// New pack.
     pub to: PackNo,
-    /// Where in it.
+    /// The offset in it.
     pub to_offset: u32,
-    /// CRC32C of the copied bytes. None: an earlier commit spoke of them.
+    /// CRC32C of the copied bytes. None: an earlier commit mentioned them.
     pub crc: Option<u32>,
 }
 
 /// An operation that changes names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op<'a> {
-    /// Rows of a new volume: root directory (mode 0755, owner from ctx), counters. Refused with `Exists` if there is one.
+    /// Rows of a new volume: root directory (mode 0755, owner from ctx), counters. Refused with `Exists` if
+    /// there is one.
     Format {
         /// The format's version and other rows, opaque to the planner: `00 name` -> value.
         rows: &'a [(&'a str, Vec<u8>)],
@@ -146,7 +150,7 @@ pub enum Op<'a> {
         /// What.
         make: Make<'a>,
     },
-    /// One more name. An orphan (`O_TMPFILE`) ceases to be one.
+    /// Adds a name. An orphan (`O_TMPFILE`) stops being one.
     Link {
         /// Inode; not a directory.
         ino: Ino,
@@ -155,15 +159,15 @@ pub enum Op<'a> {
         /// Name.
         name: &'a [u8],
     },
-    /// One name less; with the last the inode becomes an orphan.
+    /// Removes a name. With its last name the inode becomes an orphan.
     Unlink {
         /// Directory.
         parent: Ino,
         /// Name.
         name: &'a [u8],
     },
-    /// Removes an empty directory's name; it becomes an orphan, whose row keeps its inode: a directory has an inode row
-    /// (`01`) exactly as long as names can be made in it.
+    /// Removes an empty directory's name. It becomes an orphan, whose row keeps its inode: a directory has an
+    /// inode row (`01`) exactly as long as names can be created in it.
     Rmdir {
         /// Directory.
         parent: Ino,
@@ -180,17 +184,17 @@ pub enum Op<'a> {
         to: Ino,
         /// this name.
         to_name: &'a [u8],
-        /// What is in the way.
+        /// What to do if the new name exists.
         mode: RenameMode,
     },
-    /// Attributes and size.
+    /// Sets attributes and size.
     SetAttr {
         /// Inode.
         ino: Ino,
         /// What.
         set: SetAttrs,
     },
-    /// New bytes.
+    /// Writes bytes.
     Write {
         /// Regular file (or orphan).
         ino: Ino,
@@ -198,25 +202,27 @@ pub enum Op<'a> {
         body: Body<'a>,
         /// Clears set-id bits, as in [`SetAttrs`]. (Capabilities go with any write that is not cached.)
         unprivileged: Option<u32>,
-        /// The kernel keeps size and times itself, and took privileges away when the program wrote: leave mtime, ctime and
-        /// capabilities alone (the size still grows to cover the bytes).
+        /// The kernel keeps size and times itself, and cleared privileges when the program wrote. So leave
+        /// mtime, ctime and capabilities alone (the size still grows to cover the bytes).
         cached: bool,
-        /// The whole content, if it is one piece and should be found by later files of the same content.
+        /// The hash of the whole content, if it is one piece and later files with the same content should
+        /// find it.
         intern: Option<BlobId>,
     },
-    /// The range becomes a hole. With `grow_to` the size is raised to it afterwards (allocate, zero-range).
+    /// Makes the range a hole. With `grow_to` the size is then raised to it (allocate, zero-range).
     Punch {
         /// Inode.
         ino: Ino,
         /// First byte.
         offset: u64,
-        /// How many (may be 0, for growth alone).
+        /// The length in bytes (0 for growth alone).
         len: u64,
         /// Raise the size to this.
         grow_to: Option<u64>,
     },
-    /// The destination range refers to what the source range refers to. At most 64 pages of 4 MiB per plan; [`Change::done`] says how far it
-    /// came. Neither file is inline (refused with [`Refusal::MustOutline`]).
+    /// Makes the destination range refer to what the source range refers to. At most 64 pages of 4 MiB per
+    /// plan; [`Change::done`] says how many bytes were done. Neither file may be inline (refused with
+    /// [`Refusal::MustOutline`]).
     CopyRange {
         /// Source.
         from: Ino,
@@ -226,19 +232,20 @@ pub enum Op<'a> {
         to: Ino,
         /// First byte.
         to_offset: u64,
-        /// How many bytes.
+        /// The length in bytes.
         len: u64,
     },
-    /// A new inode that is as `from` in everything but number and links: attributes, extended attributes, contents (by names). Planned in steps
-    /// for large files: the first makes it an orphan, [`Op::CloneMore`] goes on, [`Op::Link`] or [`Op::Attach`] gives it a name.
+    /// Copies `from` into a new inode: attributes, extended attributes, and contents (by reference), but not
+    /// number and links. Planned in steps for large files: the first makes it an orphan, [`Op::CloneMore`]
+    /// continues, [`Op::Link`] or [`Op::Attach`] gives it a name.
     CloneInode {
         /// What to copy. For a directory: not its entries.
         from: Ino,
         /// The new inode's number.
         ino: Ino,
     },
-    /// Copies up to 1,024 further extent pages from `from` to `ino`, from `page` on: the [`Change::done`] of the step before, while
-    /// its [`Change::more`] is set.
+    /// Copies up to 1,024 further extent pages from `from` to `ino`, from `page` on. Pass the
+    /// [`Change::done`] of the step before, as long as its [`Change::more`] is set.
     CloneMore {
         /// Source.
         from: Ino,
@@ -256,13 +263,14 @@ pub enum Op<'a> {
         /// Name.
         name: &'a [u8],
     },
-    /// Collects an orphan: up to 1,024 pages per plan, the inode last. A directory must be empty.
+    /// Collects an orphan: up to 1,024 pages per plan, then the inode. A directory must be empty.
     Reap {
-        /// Orphan. One that is none, or is gone, is no error and no change. A directory that a clone was building when the
-        /// machine stopped may still have entries: refused with `NotEmpty`; remove them first.
+        /// The orphan. If it is not an orphan, or is already removed, that is no error and no change. A
+        /// directory that a clone was building when the machine stopped may still have entries: refused with
+        /// `NotEmpty`. Remove them first.
         ino: Ino,
     },
-    /// Sets an extended attribute. ACLs (`system.posix_acl_*`) are checked and move the mode's bits.
+    /// Sets an extended attribute. ACLs (`system.posix_acl_*`) are checked and change the mode bits.
     SetXattr {
         /// Inode.
         ino: Ino,
@@ -270,24 +278,24 @@ pub enum Op<'a> {
         name: &'a [u8],
         /// Value.
         value: &'a [u8],
-        /// What is there.
+        /// What to do about an existing attribute.
         mode: XattrMode,
         /// Clear the set-group-id bit.
         kill_sgid: bool,
     },
-    /// Removes one. An ACL that is not there is no error.
+    /// Removes one. Removing an absent ACL is not an error.
     RemoveXattr {
         /// Inode.
         ino: Ino,
         /// Name with its namespace.
         name: &'a [u8],
     },
-    /// A pack begins.
+    /// Creates a pack's row.
     OpenPack {
         /// Its number.
         pack: PackNo,
     },
-    /// A pack has become a blob.
+    /// Records that a pack has become a blob.
     SealPack {
         /// Its number.
         pack: PackNo,
@@ -296,17 +304,18 @@ pub enum Op<'a> {
         /// Its size in bytes.
         size: u32,
     },
-    /// A sealed pack with no live bytes is condemned (refused with `Busy` if something refers to it).
+    /// Condemns a sealed pack with no live bytes (refused with `Busy` if something refers to it).
     CondemnPack {
         /// Its number.
         pack: PackNo,
     },
-    /// A condemned pack's, or an open and unreferenced pack's, row goes.
+    /// Removes the row of a condemned pack, or of an open pack that nothing refers to.
     ForgetPack {
         /// Its number.
         pack: PackNo,
     },
-    /// Extents of one page of a file follow what compaction moved; those that changed meanwhile stay.
+    /// Makes the extents of one page of a file follow what compaction moved. Extents that changed meanwhile
+    /// stay.
     Follow {
         /// Inode.
         ino: Ino,
@@ -315,7 +324,8 @@ pub enum Op<'a> {
         /// What moved, sorted by (`from`, `from_offset`).
         moves: &'a [Move],
     },
-    /// Takes `count` numbers from an allocation counter (`next-ino`, `next-pack`): [`Change::first`] is the first.
+    /// Takes `count` numbers from an allocation counter (`next-ino`, `next-pack`): [`Change::first`] is the
+    /// first.
     Allocate {
         /// Which counter.
         counter: &'static str,
@@ -324,7 +334,7 @@ pub enum Op<'a> {
     },
 }
 
-/// Why an operation is refused. The room above turns each into an error number.
+/// Why an operation is refused. The `fs` crate turns each into an error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// ENOENT
@@ -360,7 +370,8 @@ pub enum Refusal {
     /// ENODATA
     #[error("no such attribute")]
     NoAttribute,
-    /// ERANGE, E2BIG, ENOSPC: an extended attribute is too large (64 KiB), or an inode's are together (1 MiB; names 64 KiB)
+    /// ERANGE, E2BIG, ENOSPC: an extended attribute is too large (64 KiB), or an inode's are together (1 MiB;
+    /// names 64 KiB)
     #[error("attribute too large")]
     AttributeTooLarge,
     /// EBUSY
@@ -369,13 +380,14 @@ pub enum Refusal {
     /// EOPNOTSUPP
     #[error("not supported")]
     Unsupported,
-    /// The file's bytes are inline and this plan needs them in a pack: the caller rewrites them (never seen by users).
+    /// The file's bytes are inline and this plan needs them in a pack. The caller rewrites them; users never
+    /// see this.
     #[error("the file's bytes are inline")]
     MustOutline,
-    /// The content's pack is condemned or gone: the caller stores the bytes anew (never seen by users).
+    /// The content's pack is condemned or removed. The caller stores the bytes anew; users never see this.
     #[error("the content is not stored any more")]
     ContentGone,
-    /// EIO: rows contradict one another; fsck says more.
+    /// EIO: rows contradict one another; fsck gives details.
     #[error("the volume's names are damaged")]
     Damaged,
 }
@@ -383,29 +395,30 @@ pub enum Refusal {
 /// A planned change.
 #[derive(Clone, Debug, Default)]
 pub struct Change {
-    /// What to commit. Empty when there is nothing to change, and when it has been committed ([`crate::Names::run`]).
+    /// What to commit. Empty if there is nothing to change, and after it was committed
+    /// ([`crate::Names::run`]).
     pub commit: Commit,
-    /// The inode after the operation (the new one; the one that was changed or moved; the one that lost a name). A directory as
-    /// it is stored; [`crate::Names::run`] completes it.
+    /// The inode after the operation: the new one, the one that was changed or moved, or the one that lost a
+    /// name. A directory is as stored; [`crate::Names::run`] completes it.
     pub inode: Option<(Ino, InodeRecord)>,
-    /// The regular file that stood at the new name of a rename: it lost that name, or got the other one.
+    /// The regular file that had the new name of a rename. It lost that name, or got the other one.
     pub displaced: Option<Ino>,
-    /// Inodes whose last name went with this commit.
+    /// Inodes that lost their last name with this commit.
     pub orphaned: Vec<Ino>,
     /// Packs that lost live bytes: candidates for collection and compaction. Some may have gained as many.
     pub released: Vec<PackNo>,
-    /// The page that was written now has more extents than is good: (inode, page).
+    /// The page that was written, if it now has too many extents: (inode, page).
     pub crowded: Vec<(Ino, u32)>,
-    /// Bytes done ([`Op::CopyRange`], [`Op::Follow`]), pages done ([`Op::Reap`]), or the page to go on from ([`Op::CloneInode`],
-    /// [`Op::CloneMore`]).
+    /// Bytes done ([`Op::CopyRange`], [`Op::Follow`]), pages done ([`Op::Reap`]), or the page to continue
+    /// from ([`Op::CloneInode`], [`Op::CloneMore`]).
     pub done: u64,
-    /// The operation is not finished: plan it again (a clone goes on with [`Op::CloneMore`]).
+    /// The operation is not finished: plan it again (a clone continues with [`Op::CloneMore`]).
     pub more: bool,
     /// The first number taken ([`Op::Allocate`]).
     pub first: u64,
 }
 
-/// What planning comes to.
+/// The result of planning.
 #[derive(Clone, Debug)]
 pub enum Plan {
     /// Show these rows and plan again.

@@ -1,7 +1,8 @@
-//! The life of a pack: open, sealed, condemned, forgotten; extents that follow their bytes; and the counters that numbers come from.
+//! The life of a pack: open, sealed, condemned, forgotten. Also extents that follow their bytes, and the
+//! counters that allocate numbers.
 //!
-//! A condemned pack can never be referred to again: whoever refers to bytes that were stored before has the pack's row
-//! as a check, and a pack is condemned only while nothing refers to it.
+//! A condemned pack is never referred to again. A commit that refers to bytes stored before has the pack's
+//! row as a check, and a pack is condemned only while nothing refers to it.
 
 use base::{BlobId, Ino, PackNo};
 use blob::Extent;
@@ -48,7 +49,7 @@ pub(super) fn seal(view: &View, pack: PackNo, blob: BlobId, size: u32) -> Result
     Ok(draft.finish())
 }
 
-/// Refuses with `Busy` while something refers to the pack; nothing will have come to at the commit.
+/// Refuses with `Busy` while something refers to the pack, and checks at the commit that nothing does.
 fn check_unused(draft: &mut Draft, view: &View, pack: PackNo) -> Result<(), Stop> {
     let (live, users) = (Key::pack_live(pack), Key::pack_users(pack));
     Ask::new(view).row(&live).range(&users, 1).done()?;
@@ -146,7 +147,7 @@ pub(super) fn follow(view: &View, ino: Ino, number: u32, moves: &[Move]) -> Resu
         draft.change.done += u64::from(moved.len);
     }
     page.finish(&mut draft);
-    ledger.settle(&mut draft);
+    ledger.write_counters(&mut draft);
     Ok(draft.finish())
 }
 

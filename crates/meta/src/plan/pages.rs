@@ -1,4 +1,5 @@
-//! Changing a file's extent pages, with the books of the packs kept: live bytes, users, and the file's own bytes.
+//! Changing a file's extent pages, and the counters that follow: the packs' live bytes and users, and the
+//! file's own bytes.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +15,12 @@ use super::view::{Stop, View, decode_page};
 
 /// How much of a file a page covers, in bytes.
 pub(super) const SPAN: u64 = ExtentPage::SPAN as u64;
-/// A page with more extents than this is worth rewriting.
+/// A page with more extents than this is rewritten.
 const CROWDED: usize = 64;
-/// How many pages truncating or punching takes away in one commit: 64 GiB of a file.
+/// How many pages truncating or punching removes in one commit: 64 GiB of a file.
 pub(super) const PAGES_PER_CUT: usize = 16_384;
 
-/// The page that a byte of a file is in.
+/// The page that contains a byte of a file.
 pub(super) fn page_of(at: u64) -> u32 {
     // FILE_MAX has 2^32 pages, and every offset is checked against it.
     u32::try_from(at / SPAN).unwrap_or(u32::MAX)
@@ -28,7 +29,7 @@ pub(super) fn page_of(at: u64) -> u32 {
 /// What a draft's pages gained and lost.
 #[derive(Default)]
 pub(super) struct Ledger {
-    /// Bytes that the file's extents cover more than before.
+    /// By how many bytes the coverage of the file's extents grew.
     pub stored: i64,
     packs: BTreeMap<PackNo, Balance>,
 }
@@ -40,7 +41,7 @@ struct Balance {
 }
 
 impl Ledger {
-    /// An extent more.
+    /// Counts a new extent.
     pub fn gain(&mut self, extent: &Extent) {
         self.stored += i64::from(extent.len);
         self.packs.entry(extent.pack).or_default().live += i64::from(extent.len);
@@ -55,8 +56,8 @@ impl Ledger {
         }
     }
 
-    /// Writes the packs' counters. The file's own record and the volume's total are the caller's.
-    pub fn settle(self, draft: &mut Draft) {
+    /// Writes the packs' counters. The caller updates the file's own record and the volume's total.
+    pub fn write_counters(self, draft: &mut Draft) {
         for (pack, balance) in self.packs {
             draft.add_once(Key::pack_live(pack), balance.live);
             if balance.lost {
@@ -82,7 +83,7 @@ impl PageWork {
         Ok(PageWork { ino, number, seen: row.cloned(), before: packs_of(&page), page })
     }
 
-    /// The page of a row of a scan.
+    /// The page in a row of a scan.
     pub fn from_row(key: &Key, value: &Value) -> Result<PageWork, Refusal> {
         let (ino, number) = key.as_extents().ok_or(Refusal::Damaged)?;
         let page = decode_page(Some(value))?;
@@ -114,7 +115,7 @@ impl PageWork {
         self.punch(ledger, 0, ExtentPage::SPAN);
     }
 
-    /// Writes the page, checked against what was seen, and who uses which pack.
+    /// Writes the page, checked against what was seen, and the rows that say which page uses which pack.
     pub fn finish(self, draft: &mut Draft) {
         let key = Key::extents(self.ino, self.number);
         draft.check_seen(key.clone(), self.seen.as_ref());

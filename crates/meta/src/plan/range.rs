@@ -1,4 +1,4 @@
-//! Ranges of a file: punched out, or made to refer to what another range refers to.
+//! Ranges of a file: punch them out, or make them refer to what another range refers to.
 
 use base::Ino;
 use base::size::FILE_MAX;
@@ -75,7 +75,7 @@ fn punch_inline(
     Ok(record.size)
 }
 
-/// True if there were more pages than one commit takes: those at the front are gone.
+/// True if there were more pages than one commit takes: those at the front are removed.
 fn punch_pages(
     draft: &mut Draft,
     view: &View,
@@ -111,7 +111,7 @@ pub(super) struct Copy {
 }
 
 impl Copy {
-    /// The same, no longer than the source goes and than one commit takes.
+    /// The same copy, cut to the end of the source and to what one commit takes.
     fn cut(&self, source: &InodeRecord) -> Result<Copy, Refusal> {
         let len = self.len.min(source.size.saturating_sub(self.from_offset));
         let (from_end, to_end) = (self.from_offset.saturating_add(len), self.to_offset.saturating_add(len));

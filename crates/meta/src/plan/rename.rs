@@ -1,7 +1,8 @@
 //! Rename: replace, refuse to, or exchange.
 //!
-//! **Loops.** A directory may not move into itself. Its new parent's ancestors are read up to the root, and each is a check of the
-//! commit: a move of one of them writes its record, so two moves that together would make a loop cannot both pass.
+//! **Loops.** A directory may not move into itself. The ancestors of its new parent are read up to the root,
+//! and each becomes a check of the commit. Moving one of them writes its record. So two moves that together
+//! would make a loop cannot both succeed.
 
 use base::Ino;
 use hashbrown::HashSet;
@@ -15,7 +16,7 @@ use super::draft::{Draft, needs_entries_changed};
 use super::op::{Change, Ctx, Refusal, RenameMode};
 use super::view::{Ask, Node, Stop, View};
 
-/// Deeper than any path that can be walked; a longer way to the root is a loop.
+/// Deeper than any path that can be walked. A longer way to the root is a loop.
 const DEPTH_MAX: usize = 1 << 20;
 
 /// [`super::Op::Rename`]
@@ -27,7 +28,7 @@ pub(super) struct Rename<'a> {
     pub mode: RenameMode,
 }
 
-/// What is known before inodes are read.
+/// What is known before the inodes are read.
 struct Ends<'v> {
     from_key: Key,
     to_key: Key,
@@ -60,7 +61,7 @@ pub(super) fn rename(view: &View, ctx: &Ctx, op: &Rename<'_>) -> Result<Change, 
     let moved = view.named_node(source.ino)?;
     let mut draft = Draft::new();
     if target.as_ref().is_some_and(|(dentry, _)| dentry.ino == source.ino) {
-        // Two names of one file: POSIX wants nothing to happen.
+        // Two names of one file: POSIX requires that nothing happens.
         draft.change.inode = Some((moved.ino, moved.record));
         return Ok(draft.finish());
     }
@@ -125,7 +126,7 @@ fn ends<'v>(view: &'v View, op: &Rename<'_>) -> Result<Ends<'v>, Stop> {
     Ok(Ends { from_key, to_key, source, source_seen, target, parent, to })
 }
 
-/// No directory may come to be inside itself.
+/// Refuses to move a directory into itself.
 fn check_loops(draft: &mut Draft, view: &View, op: &Rename<'_>, ends: &Ends<'_>) -> Result<(), Stop> {
     if op.parent == op.to {
         return Ok(());
@@ -146,8 +147,8 @@ fn check_loops(draft: &mut Draft, view: &View, op: &Rename<'_>, ends: &Ends<'_>)
 #[derive(Default)]
 pub(super) struct Ancestors(HashSet<Ino>);
 
-/// Refuses with `Invalid` if `dir` is `mover` or lies below it. Every directory from `dir` up to the root (or to the top of a tree that has no name yet)
-/// becomes a check.
+/// Refuses with `Invalid` if `dir` is `mover` or lies below it. Every directory from `dir` up to the root (or
+/// to the top of a tree that has no name yet) becomes a check.
 pub(super) fn check_not_within(
     draft: &mut Draft,
     view: &View,
@@ -174,7 +175,7 @@ pub(super) fn check_not_within(
     Err(Refusal::Damaged.into())
 }
 
-/// An inode's name is now in `dir`.
+/// Records that an inode's name is now in `dir`.
 fn relocate(draft: &mut Draft, view: &View, ctx: &Ctx, node: &Node, dir: Ino) -> Result<(), Stop> {
     if needs_entries_changed(node) {
         view.row(&Key::dir_changed(node.ino))?;

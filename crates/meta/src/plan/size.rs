@@ -1,7 +1,8 @@
-//! A file's size, and the bytes that go when it shrinks.
+//! A file's size, and the bytes that are removed when it shrinks.
 //!
-//! A file holds its bytes inline or in extents, never both; what neither covers is a hole. Nothing is stored past the size, so
-//! growing shows zeros. A large file shrinks in steps from its end: after each it is a file of some size in between.
+//! A file holds its bytes inline or in extents, never both. What neither covers is a hole. Nothing is stored
+//! past the size, so growing shows zeros. A large file shrinks in steps from its end. After each step it has
+//! some size in between.
 
 use base::size::{FILE_MAX, INLINE_MAX};
 
@@ -13,7 +14,7 @@ use super::op::Refusal;
 use super::pages::{Ledger, PAGES_PER_CUT, PageWork, SPAN, page_of};
 use super::view::{Node, Stop, View};
 
-/// Refuses what is no regular file.
+/// Refuses everything but regular files.
 pub(super) fn check_file(record: &InodeRecord) -> Result<(), Refusal> {
     match record.kind() {
         mode::S_IFREG => Ok(()),
@@ -27,14 +28,14 @@ pub(super) fn has_pages(record: &InodeRecord) -> bool {
     record.is_file() && record.stored > 0 && !record.has(InodeRecord::INLINE)
 }
 
-/// Books what pages gained and lost: in the record, the volume's total and the packs.
+/// Records what pages gained and lost: in the inode's record, the volume's total and the packs.
 pub(super) fn charge(draft: &mut Draft, ledger: Ledger, record: &mut InodeRecord) {
     record.stored = record.stored.saturating_add_signed(ledger.stored);
     draft.total_bytes(ledger.stored);
-    ledger.settle(draft);
+    ledger.write_counters(draft);
 }
 
-/// Gives the file this size. True if it is only on the way there, and the plan must be made again.
+/// Sets the file's size. True if this is only an intermediate step, and the operation must be planned again.
 pub(super) fn resize(
     draft: &mut Draft,
     view: &View,
@@ -65,14 +66,14 @@ pub(super) fn resize(
     Ok(false)
 }
 
-/// Takes extents from the end of the file, down to `size` or as far as one commit goes; answers how far.
+/// Removes extents from the end of the file, down to `size` or as far as one commit allows. Returns how far.
 fn cut(draft: &mut Draft, view: &View, ledger: &mut Ledger, node: &Node, size: u64) -> Result<u64, Stop> {
     let first = page_of(size);
     let limit = PAGES_PER_CUT + 1;
     let mut rows = view.range(&Key::extents_from(node.ino, first), limit)?;
     let mut reach = size;
     if rows.len() > PAGES_PER_CUT {
-        // Page numbers, not rows: so that no more than fit lie between there and the end.
+        // Counts page numbers, not rows, so that at most as many rows lie between there and the end.
         let last = page_of(node.record.size - 1);
         let from = last.saturating_sub(PAGES_PER_CUT as u32 - 1).max(first);
         reach = size.max(u64::from(from) * SPAN);
@@ -91,7 +92,7 @@ fn cut(draft: &mut Draft, view: &View, ledger: &mut Ledger, node: &Node, size: u
     Ok(reach)
 }
 
-/// Takes all extents of a small file away.
+/// Removes all extents of a small file.
 pub(super) fn drop_pages(
     draft: &mut Draft,
     view: &View,
@@ -110,7 +111,7 @@ pub(super) fn drop_pages(
     Ok(())
 }
 
-/// The bytes of an inline file, which become a check.
+/// The bytes of an inline file. Its row becomes a check.
 pub(super) fn inline_body(draft: &mut Draft, view: &View, node: &Node) -> Result<Vec<u8>, Stop> {
     let key = Key::inline(node.ino);
     let row = view.row(&key)?.ok_or(Refusal::Damaged)?;
@@ -121,7 +122,7 @@ pub(super) fn inline_body(draft: &mut Draft, view: &View, node: &Node) -> Result
     Ok(row.to_vec())
 }
 
-/// These bytes become the whole of a file that has no extents.
+/// Makes these bytes the whole content of a file that has no extents.
 pub(super) fn put_inline(draft: &mut Draft, node: &Node, record: &mut InodeRecord, body: &[u8]) {
     let was = if node.record.has(InodeRecord::INLINE) { node.record.stored } else { 0 };
     draft.total_bytes(body.len() as i64 - was as i64);

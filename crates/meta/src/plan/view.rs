@@ -1,13 +1,15 @@
 //! What a plan has been shown so far, and how it asks for more.
 //!
-//! A [`View`] knows three things of a row: its value, that it is not there, or nothing. A planning function asks for all the rows
-//! it can name with [`Ask`], then reads them; `?` on a missing one ends the attempt with [`Stop::Need`]. It begins again from
-//! the top with the fuller view, so there is no state between attempts.
+//! For a [`View`], a row has a known value, is known to be absent, or is unknown. A planning function asks
+//! for all the rows it can name with [`Ask`], then reads them; `?` on a missing one ends the attempt with
+//! [`Stop::Need`]. The next attempt begins from the top with the fuller view, so there is no state between
+//! attempts.
 //!
-//! **What a plan may believe.** Rows are read at different moments. So every row that a plan relies on becomes a check of its
-//! commit ([`super::draft::Draft::check_seen`]); a range is relied on only through a checked row that changes whenever the range
-//! does, and that was shown before or with the range. Whoever runs plans forgets all ranges after a conflict, and shows
-//! the rows of one `Need` before its ranges.
+//! **What a plan may rely on.** Rows are read at different moments. So every row that a plan relies on
+//! becomes a check of its commit ([`super::draft::Draft::check_seen`]). A plan relies on a range only through
+//! a checked row that changes whenever the range does, and that was shown before or with the range. The
+//! caller of the planner forgets all ranges after a conflict, and shows the rows of one `Need` before its
+//! ranges.
 
 use blob::ExtentPage;
 use hashbrown::HashMap;
@@ -35,12 +37,12 @@ struct Shown {
 }
 
 impl View {
-    /// Nothing is known.
+    /// An empty view.
     pub fn new() -> View {
         View::default()
     }
 
-    /// Shows a row, or that it is not there; replaces what was shown before.
+    /// Shows a row, or that it is absent. Replaces what was shown before.
     pub fn show(&mut self, key: Key, value: Option<Value>) {
         self.rows.insert(key, value);
     }
@@ -66,7 +68,7 @@ impl View {
         self.rows.iter().map(|(key, value)| (key, value.as_ref()))
     }
 
-    /// A row that may be there or not.
+    /// A row that may be present or absent.
     pub(super) fn row(&self, key: &Key) -> Result<Option<&Value>, Stop> {
         match self.rows.get(key) {
             Some(known) => Ok(known.as_ref()),
@@ -96,7 +98,7 @@ impl View {
         let mut key = Key::inode(ino);
         let mut value = self.row(&key)?;
         if value.is_none() {
-            // A removed directory's record lives on in its orphan row; other orphan rows are empty.
+            // A removed directory's record is kept in its orphan row. Other orphan rows are empty.
             key = Key::orphan(ino);
             value = self.row(&key)?.filter(|value| !value.is_empty());
         }
@@ -104,7 +106,7 @@ impl View {
         Ok(Node { ino, key, record: InodeRecord::decode(value)?, seen: value.clone() })
     }
 
-    /// An inode that some name or row speaks of: that it is not there is damage.
+    /// An inode that a name or row refers to. If it is missing, that is damage.
     pub(super) fn named_node(&self, ino: Ino) -> Result<Node, Stop> {
         let key = Key::inode(ino);
         let value = self.row(&key)?.ok_or(Refusal::Damaged)?;
@@ -123,13 +125,13 @@ impl View {
         }
     }
 
-    /// When a directory's entries last changed, as its row says.
+    /// When a directory's entries last changed, according to its row.
     pub(super) fn entries_changed(&self, dir: Ino) -> Result<(Option<&Value>, Timestamp), Stop> {
         let row = self.row(&Key::dir_changed(dir))?;
         Ok((row, moment_from_u64(decode_u64(row.map(|value| &value[..]))?)))
     }
 
-    /// An extent page; one that is not there is all hole.
+    /// An extent page. An absent one is a hole.
     pub(super) fn page(&self, ino: Ino, page: u32) -> Result<(Option<&Value>, ExtentPage), Stop> {
         let row = self.row(&Key::extents(ino, page))?;
         Ok((row, decode_page(row)?))
@@ -154,7 +156,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Whether it is a directory whose name is gone.
+    /// Whether it is a directory that has lost its name.
     pub fn is_removed(&self) -> bool {
         self.key.tag() == crate::key::tags::ORPHAN
     }
@@ -163,7 +165,7 @@ impl Node {
 /// Why a plan ended before there was a change.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// These must be shown first.
+    /// These rows must be shown first.
     Need { keys: Vec<Key>, ranges: Vec<(KeyRange, usize)> },
     /// The operation is refused.
     Refused(Refusal),
@@ -181,7 +183,7 @@ impl From<BadRecord> for Stop {
     }
 }
 
-/// Collects what a plan wants to see, so that it is asked for at once.
+/// Collects the rows that a plan needs, so that they are requested together.
 pub(super) struct Ask<'v> {
     view: &'v View,
     keys: Vec<Key>,

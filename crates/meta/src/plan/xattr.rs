@@ -1,7 +1,7 @@
 //! Extended attributes, and the two that are access control lists.
 //!
-//! The inode's record keeps which of the special ones it has and how long the list of names is, so that nothing here
-//! needs to look at the other attributes.
+//! The inode's record keeps which of the special ones it has and how long the list of names is. So nothing
+//! here needs to read the other attributes.
 
 use base::Ino;
 
@@ -15,23 +15,23 @@ use super::view::{Ask, Node, Stop, View};
 
 /// File capabilities.
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
-/// Who may do what.
+/// The access control list of the inode itself.
 pub(crate) const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
-/// What is inherited.
+/// The list that new entries of a directory inherit.
 pub(crate) const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 /// The largest value, as everywhere on Linux.
 const VALUE_MAX: usize = 64 << 10;
-/// The largest list of names, each with a NUL: more could not be listed.
+/// The largest list of names, each with a NUL: a longer one could not be listed.
 const LIST_MAX: u32 = 64 << 10;
-/// What all values of an inode may take together: 1 MiB. They are collected, and copied, in one commit.
+/// Limit of all values of an inode together: 1 MiB. They are collected, and copied, in one commit.
 const TOTAL_MAX: u32 = 1 << 20;
 /// The kernel's capabilities take at most 24 bytes.
 const CAPABILITY_MAX: usize = 64;
 /// The longest name.
 const NAME_MAX: usize = 255;
 
-/// Keeps the record in step with an attribute whose value had one length and has another; none: it is not there.
+/// Updates the record for an attribute whose value's length changes from `old` to `new`; none: it is absent.
 pub(super) fn recount(record: &mut InodeRecord, name: &[u8], old: Option<usize>, new: Option<usize>) {
     let name_len = |there: Option<usize>| if there.is_some() { name.len() as u32 + 1 } else { 0 };
     let value_len = |there: Option<usize>| if name == CAPABILITY { 0 } else { there.unwrap_or(0) as u32 };
@@ -47,7 +47,7 @@ pub(super) fn recount(record: &mut InodeRecord, name: &[u8], old: Option<usize>,
     record.set(special, new.is_some());
 }
 
-/// Which of the namespaces a name is in that are served; `Unsupported` for others.
+/// Checks that a name is in a namespace that is supported; `Unsupported` for others.
 fn check_name(name: &[u8]) -> Result<(), Refusal> {
     if name == ACCESS_ACL || name == DEFAULT_ACL {
         return Ok(());
@@ -61,7 +61,7 @@ fn check_name(name: &[u8]) -> Result<(), Refusal> {
     if name.len() > NAME_MAX { Err(Refusal::AttributeTooLarge) } else { Ok(()) }
 }
 
-/// The inode and the attribute's row; a directory's times too.
+/// Reads the inode and the attribute's row, and a directory's times.
 fn load(view: &View, ino: Ino, name: &[u8]) -> Result<Node, Stop> {
     Ask::new(view).row(&Key::inode(ino)).row(&Key::xattr(ino, name)).done()?;
     let node = view.node(ino)?;
@@ -98,7 +98,7 @@ pub(super) fn set(view: &View, ctx: &Ctx, op: &Set<'_>) -> Result<Change, Stop> 
     }
     let mut draft = Draft::new();
     let mut record = draft.touched(view, ctx, &node)?;
-    // The kernel says so of either list; only the one that changes the mode has a say in it.
+    // The kernel sets this for either list, but only the access list affects the mode.
     if op.kill_sgid && op.name == ACCESS_ACL {
         record.mode &= !mode::S_ISGID;
     }
@@ -122,7 +122,7 @@ pub(super) fn set(view: &View, ctx: &Ctx, op: &Set<'_>) -> Result<Change, Stop> 
     Ok(draft.finish())
 }
 
-/// Checks a list and lets the mode follow it; what to store, or none if the mode says it all.
+/// Checks a list and makes the mode follow it. Returns what to store; none if the mode expresses it all.
 fn acl_value(record: &mut InodeRecord, name: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>, Refusal> {
     if record.kind() == mode::S_IFLNK {
         return Err(Refusal::Unsupported);
@@ -146,7 +146,7 @@ pub(super) fn remove(view: &View, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Ch
     let key = Key::xattr(ino, name);
     let mut draft = Draft::new();
     let Some(there) = view.row(&key)? else {
-        // Local filesystems take the removal of a list that is not there for done.
+        // Local filesystems report success when an absent list is removed.
         if name == ACCESS_ACL || name == DEFAULT_ACL {
             draft.change.inode = Some((ino, node.record));
             return Ok(draft.finish());

@@ -66,7 +66,7 @@ proptest! {
     }
 
     #[test]
-    fn inode_bytes_that_are_taken_are_given_back_the_same(record in record(), at in 0..InodeRecord::LEN_WIDE, bit in 0u8..8) {
+    fn accepted_inode_bytes_encode_to_themselves(record in record(), at in 0..InodeRecord::LEN_WIDE, bit in 0u8..8) {
         let mut bytes = record.encode().to_vec();
         let at = at % bytes.len();
         bytes[at] ^= 1 << bit;
@@ -139,7 +139,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// docs/FORMAT.md shows these bytes; what is stored on disks out there has them too.
+/// docs/FORMAT.md shows these bytes, and existing disks hold them.
 #[test]
 fn rows_have_the_bytes_that_the_format_says() {
     let inode = concat!(
@@ -195,7 +195,7 @@ fn an_inode_of_another_version_or_with_unknown_flags_is_refused() {
 }
 
 #[test]
-fn counters_that_are_not_there_are_nought_and_others_have_eight_bytes() {
+fn absent_counters_are_zero_and_others_have_eight_bytes() {
     assert_eq!((decode_i64(None), decode_u64(None)), (Ok(0), Ok(0)));
     assert_eq!(decode_i64(Some(&encode_i64(-5))), Ok(-5));
     assert_eq!(decode_u64(Some(&[1, 2])), Err(BadRecord { what: "counter" }));

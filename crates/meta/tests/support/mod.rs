@@ -1,4 +1,4 @@
-//! What the tests of the stores share: packs that lose power, packs in a folder, keys and commits.
+//! Shared by the tests of the stores: packs that lose power, packs in a folder, keys and commits.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
@@ -42,7 +42,7 @@ pub fn del(k: impl AsRef<[u8]>) -> Commit {
     Commit { dels: vec![key(k)], ..Commit::default() }
 }
 
-/// A generator whose runs can be repeated: xorshift.
+/// A random generator whose runs can be repeated: xorshift.
 pub struct Dice(pub u64);
 
 impl Dice {
@@ -66,7 +66,7 @@ struct Pack {
     unsynced: Vec<(usize, usize)>,
 }
 
-/// Packs in memory that tell what was synced from what was only written.
+/// Packs in memory that separate what was synced from what was only written.
 #[derive(Default)]
 pub struct SimPacks {
     packs: Mutex<BTreeMap<PackNo, Pack>>,
@@ -78,13 +78,13 @@ pub struct SimPacks {
 }
 
 impl SimPacks {
-    /// What a kill leaves.
+    /// The packs after a kill.
     pub fn after_kill(&self) -> SimPacks {
         let packs = self.packs.lock().clone();
         SimPacks { packs: Mutex::new(packs), ..SimPacks::default() }
     }
 
-    /// What a power cut leaves: `kept` is asked for each name and each piece that was not synced.
+    /// The packs after a power cut. `kept` decides about each name and each piece that was not synced.
     pub fn after_power_cut(&self, mut kept: impl FnMut() -> bool) -> SimPacks {
         let mut left = BTreeMap::new();
         for (number, pack) in self.packs.lock().iter() {
@@ -105,7 +105,7 @@ impl SimPacks {
         SimPacks { packs: Mutex::new(left), ..SimPacks::default() }
     }
 
-    /// Writes bytes and says what a commit says of them.
+    /// Writes bytes and returns the entry for a commit.
     pub fn fresh(&self, pack: u64, bytes: &[u8]) -> FreshData {
         let number = PackNo(pack);
         let offset = {
@@ -116,7 +116,7 @@ impl SimPacks {
         FreshData { pack: number, offset, len: bytes.len() as u32, crc: crc32c(bytes) }
     }
 
-    /// Whether the bytes are there, and are what was committed.
+    /// Whether the bytes exist and match what was committed.
     pub fn holds(&self, data: &FreshData) -> bool {
         let mut bytes = vec![0; data.len as usize];
         self.read(data.pack, data.offset, &mut bytes).is_ok() && crc32c(&bytes) == data.crc
@@ -211,7 +211,7 @@ impl PackStore for SimPacks {
     }
 }
 
-/// Packs as files of a folder, for what happens in several processes.
+/// Packs as files of a folder, for tests with several processes.
 pub struct FolderPacks(pub PathBuf);
 
 impl FolderPacks {

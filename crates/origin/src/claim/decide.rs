@@ -1,4 +1,5 @@
-//! What an open for writing may do, as a function of what the folder remembers and what the origin shows. No I/O.
+//! What an open for writing may do, as a function of what the folder remembers and what the origin holds. No
+//! I/O.
 //!
 //! | the origin's newest claim | the folder | answer |
 //! |---|---|---|
@@ -25,9 +26,9 @@ pub struct Seen<'a> {
     pub volume: [u8; 16],
     /// What the folder remembers.
     pub memory: Option<&'a Memory>,
-    /// What tells it from a copy.
+    /// What distinguishes the folder from a copy.
     pub instance: &'a str,
-    /// Its origin lies within it.
+    /// The origin is inside the folder.
     pub private: bool,
     /// The newest claim.
     pub newest: Option<&'a Claim>,
@@ -38,9 +39,9 @@ pub struct Seen<'a> {
 pub enum Wish {
     /// To open the volume.
     Open,
-    /// To claim the origin for this folder, although another folder may have it.
+    /// To claim the origin for this folder, even if another folder has it.
     TakeOver,
-    /// To make it the folder's that was restored.
+    /// To claim it for a folder that was just restored.
     Restore,
 }
 
@@ -51,17 +52,18 @@ pub enum Refusal {
     OtherVolume(Box<Claim>),
     /// The folder is a copy of the one that made the newest claim, or was moved to another disk.
     Copy(Box<Claim>),
-    /// Another folder has claimed the origin since, or this folder was put back as it was earlier.
+    /// Another folder has claimed the origin since, or this folder was put back from a backup.
     Superseded(Box<Claim>),
-    /// The folder remembers a later claim than the origin shows: the origin was put back, or is another one.
+    /// The folder remembers a later claim than the origin holds: the origin was put back from a backup, or is
+    /// another one.
     OriginOlder(Option<Box<Claim>>),
     /// The newest claim's record is damaged.
     Damaged(u64),
-    /// It was written by a later program.
+    /// A newer program wrote it.
     Newer(u64),
 }
 
-/// The kind of claim that may be made, or why none.
+/// The kind of claim to make, or why none may be made.
 ///
 /// # Errors
 /// See [`Refusal`].
@@ -95,7 +97,8 @@ fn may_open(seen: &Seen<'_>) -> Result<(), Refusal> {
     }
 }
 
-/// Whether the published trees have to be held by the folder's rows before anything is deleted: the rows may be older than what is published.
+/// Whether the folder's rows must hold the published trees before anything is deleted: the rows may be older
+/// than what is published.
 pub fn must_hold(seen: &Seen<'_>, kind: Kind) -> bool {
     let first = seen.memory.is_none_or(|memory| memory.current.is_none() && memory.next.is_empty());
     kind != Kind::Open || first || seen.memory.is_some_and(|memory| memory.hold)

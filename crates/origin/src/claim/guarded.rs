@@ -1,4 +1,5 @@
-//! An origin that stores and removes only while its folder's claim holds: the one door through which a volume changes its origin.
+//! An origin that stores and removes only while its folder's claim holds. A volume changes its origin only
+//! through this type.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use blob::{BlobError, BlobSource, Buffer, Origin, Part, Records, SharedBytes, Su
 use super::FRESH;
 use super::keeper::Keeper;
 
-/// The shortest time that the origin is given to answer.
+/// The shortest time that the origin gets to answer.
 const LEAST: Duration = Duration::from_millis(100);
 
 /// See the [module](self).
@@ -23,7 +24,7 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// Puts the claim before an origin.
+    /// Wraps an origin.
     pub fn new(inner: Arc<dyn Origin>, keeper: Arc<Keeper>) -> Guarded {
         Guarded { inner, keeper }
     }
@@ -100,7 +101,7 @@ impl Origin for Guarded {
         self.inner.sync()
     }
 
-    /// Everything is there for good only if the place is still the origin, and this volume's.
+    /// Everything is stored permanently only if the place is still the origin, and this volume's.
     fn settle(&self, patience: Duration) -> Result<(), BlobError> {
         let until = base::time::boot().plus(patience);
         self.inner.settle(patience)?;
@@ -112,7 +113,7 @@ impl Origin for Guarded {
     }
 
     fn remove_many(&self, ids: &[BlobId], until: BootTime) -> Result<(), BlobError> {
-        // Counted before it is asked, so that an orderly end either refuses it or waits for it.
+        // Counted before the check, so that an orderly close either refuses it or waits for it.
         let _removal = self.keeper.removal();
         let until = self.keeper.may_remove()?.min(until);
         self.inner.remove_many(ids, until)

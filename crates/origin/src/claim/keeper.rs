@@ -1,4 +1,4 @@
-//! Makes a folder's claims, and looks whether the last of them still holds.
+//! Makes a folder's claims, and checks whether the last of them still holds.
 
 use std::io;
 use std::sync::Arc;
@@ -16,37 +16,37 @@ use super::memory::{Made, Memory, Remember};
 use super::{FRESH, HOLDS, RENEW};
 use blob::claim::{Claim, FOLDER, Kind, Wrong};
 
-/// So often the next number is tried when others are quicker.
+/// How many numbers are tried when other writers are faster.
 const TRIES: usize = 16;
-/// So many claims are kept, so that a writer who comes late sees that it has lost, and by whom.
+/// How many claims are kept, so that a writer that returns late sees that it has lost, and to which folder.
 const KEEP: u64 = 64;
-/// Of the older ones so many are removed with each new claim.
+/// How many older claims are removed with each new one.
 const PRUNE: usize = 4;
-/// An orderly end waits so long for deletions that are under way.
+/// How long an orderly close waits for deletions in progress.
 const LAST_REMOVALS: Duration = Duration::from_secs(5);
 
-/// How it stands with a folder's claim.
+/// The state of a folder's claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// None was made yet: the origin has not answered since the volume was opened.
+    /// No claim was made yet: the origin has not answered since the volume was opened.
     Unclaimed,
-    /// It holds.
+    /// The claim holds.
     Held {
         /// The claim's epoch.
         epoch: u64,
     },
     /// The place is not the origin any more, or has lost its claims. It may come back.
     Gone {
-        /// What was seen.
+        /// What was found.
         why: String,
         /// Since when.
         since: Timestamp,
     },
-    /// Another has claimed the origin. This is for good.
+    /// Another folder has claimed the origin. This is final.
     Lost {
-        /// By whom.
+        /// Which folder.
         why: String,
-        /// Since when it is known.
+        /// When that became known.
         since: Timestamp,
     },
     /// The volume was closed.
@@ -60,9 +60,9 @@ pub enum ClaimError {
     Refused(Refusal),
     /// The place is not the origin any more.
     Gone(String),
-    /// The origin did not answer, or not as it should.
+    /// The origin did not answer, or not correctly.
     Origin(BlobError),
-    /// The folder cannot remember its claim.
+    /// The folder cannot store its claim.
     Memory(io::Error),
 }
 
@@ -78,12 +78,12 @@ impl From<Refusal> for ClaimError {
     }
 }
 
-/// What an open found.
+/// The result of an open.
 #[derive(Clone, Debug)]
 pub struct Opened {
-    /// The claim that was the newest before, if it could be read.
+    /// The newest claim before, if it could be read.
     pub before: Option<Claim>,
-    /// What is published has to be held before anything may be deleted; then [`Keeper::holds_published`].
+    /// What is published must be held before anything may be deleted; then call [`Keeper::holds_published`].
     pub hold: bool,
 }
 
@@ -106,17 +106,17 @@ struct Held {
 #[derive(Default)]
 struct State {
     held: Option<Held>,
-    /// What this process has asked for and not heard of.
+    /// Claims that this process asked for without getting an answer.
     asked: Vec<Made>,
-    /// When the last look began that found all well.
+    /// When the last check began that found the claim in force.
     looked: Option<BootTime>,
-    /// When the last look began that also found the origin in its place.
+    /// When the last check began that also found the origin in its place.
     verified: Option<BootTime>,
     /// When the last claim was made.
     made: Option<BootTime>,
     /// What is published is not held yet.
     hold: bool,
-    /// The oldest claim that may still be there.
+    /// The oldest claim that may still exist.
     oldest: Option<u64>,
 }
 
@@ -125,22 +125,23 @@ pub struct Keeper {
     origin: Arc<dyn Origin>,
     remember: Box<dyn Remember>,
     who: Who,
-    /// How old a look may be that a deletion relies on.
+    /// How old a check may be for a deletion to rely on it.
     fresh: Duration,
-    /// Held while the origin is asked.
+    /// Held while a request to the origin is made.
     state: Mutex<State>,
-    /// What can be known without waiting.
+    /// What can be read without waiting.
     standing: Mutex<Standing>,
     closing: AtomicBool,
     removing: AtomicUsize,
     clock: Clock,
 }
 
-/// The clock that goes on while the machine sleeps.
+/// A clock that also runs while the machine sleeps.
 type Clock = Arc<dyn Fn() -> BootTime + Send + Sync>;
 
 impl Keeper {
-    /// Of an origin as it is, which nobody else stores to. `near`: to look costs next to nothing, so it is done for each deletion.
+    /// `origin` is the bare origin; other code stores through [`super::Guarded`]. `near`: a check is almost
+    /// free, so each deletion makes one.
     pub fn new(origin: Arc<dyn Origin>, remember: Box<dyn Remember>, who: Who, near: bool) -> Keeper {
         Keeper::by_clock(origin, remember, who, near, Arc::new(boot))
     }
@@ -165,7 +166,7 @@ impl Keeper {
         }
     }
 
-    /// How it stands, as far as it is known.
+    /// The state of the claim, as far as it is known.
     pub fn standing(&self) -> Standing {
         if self.closing.load(Ordering::Acquire) { Standing::Closed } else { self.standing.lock().clone() }
     }
@@ -173,7 +174,7 @@ impl Keeper {
     /// Claims the origin for this folder.
     ///
     /// # Errors
-    /// See [`ClaimError`]. After `Origin` it may be tried again; a refusal is for good.
+    /// See [`ClaimError`]. After `Origin` it may be tried again; a refusal is final.
     pub fn open(&self, wish: Wish) -> Result<Opened, ClaimError> {
         let mut state = self.state.lock();
         let done = self.open_with(&mut state, wish);
@@ -192,7 +193,7 @@ impl Keeper {
         let mut newest = self.newest(state)?;
         for _ in 0..TRIES {
             let memory = match self.remember.load() {
-                // One that cannot be understood proves nothing. A take-over writes it anew.
+                // An unreadable memory proves nothing. A take-over replaces it.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData && wish != Wish::Open => None,
                 memory => memory.map_err(ClaimError::Memory)?,
             };
@@ -220,7 +221,7 @@ impl Keeper {
                 memory = Memory { folder: base::random::id16(), instance, ..memory };
             }
             memory.hold = hold;
-            // Of an origin that was put back, numbers that were used already are not used again.
+            // In an origin that was put back from a backup, numbers used before are not used again.
             let used = memory.current.iter().chain(&memory.next).map(|made| made.epoch).max();
             let number = if wish == Wish::Open { number } else { number.max(used.unwrap_or(0)) };
             let after = claim.as_ref().map(|claim| claim.token);
@@ -235,7 +236,7 @@ impl Keeper {
         Err(BlobError::Unavailable("others claim the origin again and again".to_owned()).into())
     }
 
-    /// Asks for a claim; none if another has the number.
+    /// Asks for a claim; none if another folder has the number.
     fn make(
         &self,
         memory: &mut Memory,
@@ -261,7 +262,7 @@ impl Keeper {
             return Ok(None);
         }
         memory.has_made(made);
-        // Should this fail, the folder still knows that it asked: that is as good.
+        // If this fails, the folder still knows that it asked, which suffices.
         let _ = self.remember.save(memory);
         Ok(Some(Held { claim, record }))
     }
@@ -275,7 +276,8 @@ impl Keeper {
         self.prune(state, epoch);
     }
 
-    /// Removes old claims, the oldest first and none before those that are older: of a writer's claim and the next one the latter never goes first.
+    /// Removes old claims, oldest first: the claim after a writer's own is never removed before the writer's
+    /// own.
     fn prune(&self, state: &mut State, newest: u64) {
         for _ in 0..PRUNE {
             let Some(oldest) = state.oldest.filter(|oldest| oldest + KEEP <= newest) else { return };
@@ -286,13 +288,13 @@ impl Keeper {
         }
     }
 
-    /// The newest claim. A list may be a little old; what follows it is looked for.
+    /// The newest claim. A listing may be slightly stale, so claims after its last one are looked up.
     fn newest(&self, state: &mut State) -> Result<Option<(u64, Read)>, BlobError> {
         let mut listed: Vec<u64> =
             self.origin.records(FOLDER)?.iter().filter_map(|name| Claim::epoch_of(name)).collect();
         listed.sort_unstable();
         state.oldest = listed.first().copied();
-        // One that the list has left out would be left behind for ever, and with it the order.
+        // A claim missing from the listing would never be removed, and the order of removal would break.
         while let Some(before) = state.oldest.and_then(|oldest| oldest.checked_sub(1)) {
             if self.origin.record(&Claim::name(before))?.is_none() {
                 break;
@@ -302,7 +304,7 @@ impl Keeper {
         let mut epoch = listed.last().copied().unwrap_or(0);
         let mut found = if epoch == 0 { None } else { self.at(epoch)? };
         if epoch > 0 && found.is_none() {
-            // Never taken for "no claims": then anybody might write.
+            // Never taken for "no claims": then any folder could write.
             let what = format!("the origin lists the claim {epoch} and does not have it; try again");
             return Err(BlobError::Unavailable(what));
         }
@@ -337,12 +339,13 @@ impl Keeper {
         }
     }
 
-    /// Another reason than a claim keeps this folder from writing, for good.
+    /// Makes this folder unable to write for another reason than a claim. Final.
     pub fn refuse(&self, why: &str) {
         self.lose(why);
     }
 
-    /// An error unless this folder may store, as far as it is known now: what costs nothing and is asked often.
+    /// An error unless this folder may store, as far as is known. It costs nothing, so it can be called
+    /// often.
     ///
     /// # Errors
     /// `Refused` when the claim is lost, `Unavailable` while there is none.
@@ -358,10 +361,11 @@ impl Keeper {
         }
     }
 
-    /// Looks whether the claim holds, unless a look that began no longer ago than `fresh` said so. Answers when the look began.
+    /// Checks whether the claim holds, unless a check that began at most `fresh` ago found so. Returns when
+    /// the check began.
     ///
     /// # Errors
-    /// As [`Keeper::may_store`], and what the origin said.
+    /// As [`Keeper::may_store`], and the origin's errors.
     pub fn check(&self, fresh: Duration) -> Result<BootTime, BlobError> {
         self.check_with(&mut self.state.lock(), fresh)
     }
@@ -379,7 +383,8 @@ impl Keeper {
             }
             let Some(held) = &state.held else { return self.may_store().map(|()| began) };
             let (epoch, record) = (held.claim.epoch, held.record.clone());
-            // The next number first: it is removed after this one, so if both are looked at in this order, a writer that comes very late sees it.
+            // Reads the next number first. It is removed after this one, so in this order even a very late
+            // writer sees it.
             if let Some(next) = self.origin.record(&Claim::name(epoch + 1))? {
                 let claim = Claim::decode(&next);
                 let ours =
@@ -417,7 +422,8 @@ impl Keeper {
         }
     }
 
-    /// The folder's own claim is not there: the origin was emptied, or so much happened since that it was removed.
+    /// The folder's own claim is missing: the origin was emptied, or the claim was removed after many newer
+    /// ones.
     fn missing(&self, state: &mut State, epoch: u64) -> Result<(), BlobError> {
         if let Some(why) = self.origin.look()? {
             self.is_gone(why);
@@ -436,7 +442,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Looks afresh at the claim and at the origin itself: to be asked before it is said that everything is there.
+    /// Checks the claim and the origin itself anew. To be called before reporting that everything is stored.
     ///
     /// # Errors
     /// As [`Keeper::check`].
@@ -452,7 +458,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// The same in a bounded time, or by a look that began no longer ago than `fresh`.
+    /// The same in a bounded time, or by a check that began at most `fresh` ago.
     ///
     /// # Errors
     /// As [`Keeper::check`]; `Unavailable` when it takes longer than `patience`.
@@ -473,7 +479,8 @@ impl Keeper {
         })
     }
 
-    /// Makes a new claim after this folder's last: what is older of the folder's copies is known to be old from now on.
+    /// Makes a new claim after this folder's last. From then on, older copies of the folder are known to be
+    /// old.
     ///
     /// # Errors
     /// As [`Keeper::check`].
@@ -483,7 +490,7 @@ impl Keeper {
 
     fn renew_with(&self, state: &mut State, kind: Kind) -> Result<(), BlobError> {
         for _ in 0..TRIES {
-            // What was asked for before, and not heard of, may have been made by now.
+            // A claim that was asked for without an answer may exist by now.
             self.check_with(state, if state.asked.is_empty() { FRESH } else { Duration::ZERO })?;
             let Some(held) = &state.held else { return self.may_store() };
             let (epoch, after) = (held.claim.epoch + 1, Some(held.claim.token));
@@ -516,7 +523,7 @@ impl Keeper {
         Err(BlobError::Unavailable("others claim the origin again and again".to_owned()))
     }
 
-    /// To be asked right before blobs or records are changed. Answers until when that may go on.
+    /// To be called right before blobs or records are changed. Returns until when changes may be sent.
     ///
     /// # Errors
     /// As [`Keeper::check`]; `Unavailable` while what is published is not held.
@@ -534,10 +541,10 @@ impl Keeper {
         Ok(began.plus(HOLDS))
     }
 
-    /// What is published is held by the folder's rows, durably. Deletions may begin.
+    /// Records that the folder's rows durably hold what is published. Deletions may begin.
     ///
     /// # Errors
-    /// The folder cannot remember it.
+    /// The folder cannot store that.
     pub fn holds_published(&self) -> io::Result<()> {
         let mut state = self.state.lock();
         if let Some(memory) = self.remember.load()? {
@@ -547,21 +554,22 @@ impl Keeper {
         Ok(())
     }
 
-    /// Whether what is published has to be held before anything is deleted.
+    /// Whether what is published must be held before anything is deleted.
     pub fn must_hold(&self) -> bool {
         self.state.lock().hold
     }
 
-    /// A removal begins; it ends when what is returned is dropped.
+    /// Begins a removal, which ends when the returned value is dropped.
     pub(super) fn removal(&self) -> Removal<'_> {
         self.removing.fetch_add(1, Ordering::AcqRel);
         Removal(self)
     }
 
-    /// The end: nothing is stored or removed from now on, and the origin is told that nobody writes, if that can be said.
+    /// Closes: nothing is stored or removed from now on. Also records in the origin that nothing writes any
+    /// more, if possible.
     pub fn close(&self) {
         let held = matches!(self.standing(), Standing::Held { .. });
-        // From here on no removal begins.
+        // From here on no removal can begin.
         if self.closing.swap(true, Ordering::AcqRel) || !held {
             return;
         }
@@ -574,7 +582,7 @@ impl Keeper {
         }
         let state = self.state.lock();
         let Some(held) = &state.held else { return };
-        // One that comes too late is no harm: the folder knows that it asked.
+        // If it arrives too late, no harm is done: the folder knows that it asked.
         if let Ok(Some(mut memory)) = self.remember.load() {
             let _ = self.make(&mut memory, held.claim.epoch + 1, Some(held.claim.token), Kind::Closed);
         }

@@ -13,26 +13,28 @@ pub struct Made {
     pub token: Token,
 }
 
-/// What is remembered. It is durable before a claim is made (`next`) and after (`current`), so a crash at any moment between is harmless.
+/// What a folder remembers. It is durable before a claim is made (`next`) and after (`current`), so a crash
+/// at any moment is harmless.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// The folder's own name, which its claims bear.
+    /// The folder's random id, which its claims contain.
     pub folder: [u8; 16],
-    /// What [`Remember::instance`] said when it was last written.
+    /// The value of [`Remember::instance`] when this was last written.
     pub instance: String,
-    /// The last claim that is known to be made.
+    /// The last claim that is known to exist.
     pub current: Option<Made>,
-    /// Claims that were asked for, and may have been made.
+    /// Claims that were asked for, and may exist.
     pub next: Vec<Made>,
-    /// What is published has to be held by the folder's rows before anything is deleted: the folder took over, or is new to claims.
+    /// The folder's rows must hold what is published before anything is deleted: the folder took over, or is
+    /// new to claims.
     pub hold: bool,
 }
 
-/// More than this are never in doubt: the oldest goes.
+/// The maximum number of uncertain claims. Beyond it the oldest is dropped.
 pub const NEXT_MAX: usize = 16;
 
 impl Memory {
-    /// Of a folder that has made no claim yet.
+    /// For a folder that has made no claim yet.
     pub fn new(instance: String) -> Memory {
         Memory { folder: base::random::id16(), instance, current: None, next: Vec::new(), hold: false }
     }
@@ -42,7 +44,7 @@ impl Memory {
         self.current == Some(made) || self.next.contains(&made)
     }
 
-    /// The claim is about to be asked for.
+    /// Records that the claim is about to be asked for.
     pub fn asks_for(&mut self, made: Made) {
         if self.next.len() >= NEXT_MAX {
             self.next.remove(0);
@@ -50,15 +52,15 @@ impl Memory {
         self.next.push(made);
     }
 
-    /// The claim was made.
+    /// Records that the claim was made.
     pub fn has_made(&mut self, made: Made) {
         self.current = Some(made);
         self.next.retain(|other| other.epoch > made.epoch);
     }
 }
 
-/// Whether two answers of [`Remember::instance`] are of the same folder. They are `INODE,BIRTH,HANDLE`, where the last two may be empty: the handle
-/// says it best, and is not had on every filesystem.
+/// Whether two values of [`Remember::instance`] are of the same folder. They are `INODE,BIRTH,HANDLE`, where
+/// the last two may be empty. The handle is the most reliable part, but not every filesystem has it.
 pub fn same_instance(one: &str, other: &str) -> bool {
     let parts = |text: &str| {
         let mut parts = text.splitn(3, ',').map(str::to_owned);
@@ -73,10 +75,10 @@ pub fn same_instance(one: &str, other: &str) -> bool {
 
 /// Where a folder's memory is kept.
 pub trait Remember: Send + Sync {
-    /// What was saved last.
+    /// The memory that was saved last.
     ///
     /// # Errors
-    /// It cannot be read, or not be understood.
+    /// It cannot be read, or is malformed.
     fn load(&self) -> io::Result<Option<Memory>>;
 
     /// Saves it; durable when it returns.
@@ -85,12 +87,13 @@ pub trait Remember: Send + Sync {
     /// It cannot be written.
     fn save(&self, memory: &Memory) -> io::Result<()>;
 
-    /// What tells this folder from every copy of it: the kernel's handle of a file in it, which says the inode and how often that number was used.
+    /// What distinguishes this folder from every copy of it: the kernel's handle of a file in it. The handle
+    /// contains the inode number and how often that number was used.
     ///
     /// # Errors
-    /// It cannot be had.
+    /// It is not available.
     fn instance(&self) -> io::Result<String>;
 
-    /// Whether the origin lies within the folder, so that a copy of the folder has an origin of its own.
+    /// Whether the origin is inside the folder, so that a copy of the folder has its own origin.
     fn is_private(&self) -> bool;
 }

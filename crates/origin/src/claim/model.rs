@@ -1,8 +1,10 @@
-//! Claims, copies, backups, pauses, restores and take-overs in any order: no blob that is needed is ever deleted.
+//! Claims, copies, backups, pauses, restores and take-overs in random order: no blob that is needed is ever
+//! deleted.
 //!
-//! A folder is what it remembers of its claims, the blobs that its rows refer to, and the blobs that its rows know to be published. The clock is the
-//! model's own. Needed is what any published tree holds, and, of the blobs that were there when the newest claim was made, those that the
-//! rows of its folder refer to. A writer that is paused has looked already and sends its deletion later; a take-over waits, as
+//! A folder is what it remembers of its claims, the blobs that its rows refer to, and the blobs that its rows
+//! know to be published. The clock is the model's own. Two kinds of blobs are needed: those that any
+//! published tree holds, and those that existed when the newest claim was made and that the rows of its
+//! folder refer to. A paused writer has done its check and sends its deletion later. A take-over waits, as
 //! the program does.
 
 use std::collections::BTreeSet;
@@ -28,7 +30,7 @@ type Blobs = BTreeSet<BlobId>;
 #[derive(Clone, Default)]
 struct Rows {
     refers: Blobs,
-    /// Of published trees, by name.
+    /// The blobs of published trees, by name.
     holds: Vec<(u64, Blobs)>,
 }
 
@@ -46,9 +48,9 @@ impl Rows {
 struct Place {
     folder: Folder,
     rows: Rows,
-    /// The daemon that has it open.
+    /// The daemon that has the folder open.
     writer: Option<Arc<Keeper>>,
-    /// A deletion that was allowed, and not sent yet.
+    /// A deletion that was allowed but not sent yet.
     paused: Option<(BlobId, BootTime)>,
     backup: Option<(Option<Memory>, Rows)>,
 }
@@ -59,7 +61,7 @@ struct World {
     start: BootTime,
     places: Vec<Place>,
     published: Vec<(u64, Blobs)>,
-    /// Of the folder that made the newest claim.
+    /// The needed blobs of the folder that made the newest claim.
     needed: Blobs,
     claimant: Option<usize>,
     next: u64,
@@ -102,7 +104,7 @@ impl World {
         self.origin.size(id).unwrap().is_some()
     }
 
-    /// The folder is opened, as the program does it.
+    /// Opens the folder as the program does.
     fn open(&mut self, at: usize, wish: Wish) {
         let (clock, start) = (self.clock.clone(), self.start);
         let now = move || start.plus(Duration::from_millis(clock.load(Ordering::SeqCst)));
@@ -110,7 +112,7 @@ impl World {
         let who = Who { volume: [1; 16], place: folder.place.clone() };
         let remember = Box::new(folder.clone());
         let keeper = Arc::new(Keeper::by_clock(self.origin.clone(), remember, who, false, Arc::new(now)));
-        // The folder's lock: the daemon before is gone.
+        // The folder's lock: the earlier daemon has ended.
         self.places[at].writer = None;
         self.places[at].paused = None;
         let Ok(opened) = keeper.open(wish) else { return };
@@ -129,7 +131,7 @@ impl World {
         self.claimed(at);
     }
 
-    /// While it is waited for, those before send what they had been allowed.
+    /// During the wait of a take-over, earlier writers send deletions that they were allowed.
     fn run_late(&mut self, but: usize) {
         let some = self.draw(2) == 0;
         self.pass(HOLDS / 2);
@@ -138,7 +140,7 @@ impl World {
         }
     }
 
-    /// From now on this folder's rows are what counts.
+    /// From now on this folder's rows decide what is needed.
     fn claimed(&mut self, at: usize) {
         self.claimant = Some(at);
         let refers = self.places[at].rows.refers.clone();
@@ -161,7 +163,7 @@ impl World {
         }
     }
 
-    /// The rows let go of a blob; the deletion is allowed, and sent now or later.
+    /// The rows drop a blob. Its deletion is allowed, and sent now or later.
     fn delete(&mut self, at: usize) {
         self.send(at);
         let blobs: Vec<BlobId> = self.places[at].rows.refers.iter().copied().collect();
@@ -187,7 +189,7 @@ impl World {
 
     fn send(&mut self, at: usize) {
         let Some((id, until)) = self.places[at].paused.take() else { return };
-        // Stored again meanwhile: then it is called off.
+        // If it was stored again meanwhile, the deletion is cancelled.
         if self.now() < until && !self.places[at].rows.refers.contains(&id) {
             self.origin.remove(&id).unwrap();
             self.look(at, &id);
@@ -209,7 +211,7 @@ impl World {
         if writer.verify().is_err() {
             return;
         }
-        // Held durably before; of the tree before everything stays for a while.
+        // The rows hold the blobs durably first. Those of the previous tree stay for a while.
         let mut held = blobs.clone();
         self.places[at]
             .rows
@@ -232,7 +234,7 @@ impl World {
             7 => self.publish(at),
             8 | 9 => self.open(at, Wish::Open),
             10 => {
-                // An orderly end.
+                // An orderly close.
                 self.send(at);
                 if let Some(writer) = self.places[at].writer.take() {
                     writer.close();
@@ -247,7 +249,7 @@ impl World {
                 place.backup = Some((place.folder.memory.lock().clone(), place.rows.clone()));
             }
             13 => {
-                // Put back from the backup; whatever ran on it is gone.
+                // Put back from the backup; whatever ran on it has ended.
                 let place = &mut self.places[at];
                 let Some((memory, rows)) = place.backup.clone() else { return };
                 (place.writer, place.paused, place.rows) = (None, None, rows);

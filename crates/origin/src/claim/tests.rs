@@ -1,4 +1,4 @@
-//! Claims in examples: records, what a folder remembers, and a writer that loses its claim.
+//! Examples of claims: their records, what a folder remembers, and a writer that loses its claim.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::*;
 use crate::Memory as MemoryOrigin;
 use blob::claim::{Claim, Kind, Wrong};
 
-/// A folder: what it remembers, and what tells it from a copy.
+/// A folder: what it remembers, and what distinguishes it from a copy.
 #[derive(Clone)]
 pub(super) struct Folder {
     pub(super) memory: Arc<Mutex<Option<Memory>>>,
@@ -36,7 +36,7 @@ impl Folder {
         }
     }
 
-    /// As `cp -a` makes one.
+    /// A copy as `cp -a` makes it.
     pub(super) fn copied(&self, name: &str) -> Folder {
         let memory = Arc::new(Mutex::new(self.memory.lock().clone()));
         Folder { memory, ..Folder::new(name) }
@@ -145,7 +145,7 @@ fn a_folder_opens_again_and_again_also_after_a_crash() {
         }
     }
     assert_eq!(origin.records("claims").unwrap().len(), 8);
-    // A crash between asking for a claim and hearing of it.
+    // A crash between asking for a claim and getting the answer.
     let was = folder.memory.lock().clone();
     folder.open(&origin);
     let next = folder.memory.lock().as_ref().and_then(|memory| memory.current).unwrap();
@@ -163,18 +163,18 @@ fn regression_a_copied_folder_is_known_whichever_opens_first() {
     assert!(matches!(copy.refused(&origin), Refusal::Copy(_)));
     first.open(&origin).close();
     assert!(matches!(copy.refused(&origin), Refusal::Superseded(_)));
-    // The clone of a disk carries everything; it is known as soon as the other has opened.
+    // The clone of a disk is identical in everything. It is detected once the other folder has opened.
     let clone = Folder { instance: first.instance.clone(), ..first.copied("a") };
     clone.open(&origin);
     assert!(matches!(first.refused(&origin), Refusal::Superseded(_)));
-    // A copy whose origin was copied with it shares nothing.
+    // A copy whose origin was copied with it is independent.
     let private = Folder { private: true, ..clone.copied("c") };
     private.open(&origin).verify().unwrap();
-    // One that was made before the first open has nothing to go by.
+    // A folder without any memory has nothing to prove its claim with.
     assert!(matches!(Folder::new("d").refused(&origin), Refusal::Superseded(_)));
 }
 
-/// A folder that was put back as it was earlier deleted what was published since.
+/// A folder that was put back from a backup deleted what was published since.
 #[test]
 fn regression_a_folder_put_back_from_a_backup_is_known_to_be_old() {
     let (origin, folder) = (origin(), Folder::new("a"));
@@ -187,13 +187,13 @@ fn regression_a_folder_put_back_from_a_backup_is_known_to_be_old() {
     let keeper = folder.keeper(&origin);
     let opened = keeper.open(Wish::TakeOver).unwrap();
     assert!(opened.hold && opened.before.is_some_and(|before| before.kind == Kind::Renewed));
-    assert!(keeper.may_remove().is_err(), "what is published has to be held first");
+    assert!(keeper.may_remove().is_err(), "what is published must be held first");
     keeper.holds_published().unwrap();
     keeper.may_remove().unwrap();
     folder.open(&origin).may_remove().unwrap();
 }
 
-/// After a restore elsewhere the old mount went on, and `flush` said that everything was in the origin.
+/// After a restore elsewhere the old mount continued, and `flush` reported that everything was in the origin.
 #[test]
 fn regression_a_writer_that_lost_its_claim_stores_and_deletes_nothing() {
     let (bare, old, new) = (origin(), Folder::new("a"), Folder::new("b"));
@@ -215,7 +215,7 @@ fn regression_a_writer_that_lost_its_claim_stores_and_deletes_nothing() {
     assert!(bare.size(&two).unwrap().is_some());
 }
 
-/// An emptied bucket took a `flush` for done.
+/// A `flush` to an emptied bucket succeeded.
 #[test]
 fn regression_an_origin_that_lost_its_claims_is_no_place_to_flush_to() {
     let (bare, folder) = (origin(), Folder::new("a"));
@@ -231,7 +231,7 @@ fn regression_an_origin_that_lost_its_claims_is_no_place_to_flush_to() {
     assert!(matches!(guarded.settle(Duration::ZERO), Err(BlobError::Unavailable(_))));
     assert!(matches!(keeper.standing(), Standing::Gone { .. }) && keeper.may_store().is_err());
     assert_eq!(folder.refused(&bare), Refusal::OriginOlder(None));
-    // It was another place for a while.
+    // For a while, another place was mounted there.
     kept.iter().for_each(|(name, record)| bare.put_record(name, record).unwrap());
     guarded.settle(Duration::ZERO).unwrap();
     keeper.may_store().unwrap();
@@ -282,7 +282,7 @@ fn an_answer_that_was_lost_costs_no_claim() {
     let keeper = folder.open(&origin);
     faults.fail(Op::Store, 1);
     keeper.renew(Kind::Renewed).unwrap_err();
-    // It arrives after all.
+    // The lost request arrives late.
     let asked = folder.memory.lock().as_ref().and_then(|memory| memory.next.last().copied()).unwrap();
     let late = Claim { epoch: asked.epoch, token: asked.token, ..claim() };
     assert!(origin.create_record(&Claim::name(asked.epoch), &late.encode()).unwrap());

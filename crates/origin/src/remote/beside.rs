@@ -1,9 +1,11 @@
-//! What lies beside the blobs: the marker that says whose the place is, and the records.
+//! The objects beside the blobs: the marker that names the volume, and the records.
 //!
-//! A record that must not be there yet is made with a conditional PUT (If-None-Match), so that one of several wins. It carries a random mark: when
-//! the answer to such a PUT is lost and the next try says "it is there", the mark tells whether it was ours. **A store that answers 501 to it
-//! has no such request**; there the record is looked for, made, and looked at again, and two who do that in the same instant may both think
-//! to have won. (A store that takes no notice of the condition cannot be told from one that has it.)
+//! A record that must not exist yet is created with a conditional PUT (If-None-Match), so that one of several
+//! writers succeeds. It carries a random mark. If the answer to such a PUT is lost and the next try says "it
+//! exists", the mark tells whether the record is ours. **A store that answers 501 has no conditional PUT.**
+//! There the record is looked up, created, and read again. Two writers that do that at the same instant may
+//! both believe to have succeeded. (A store that ignores the condition cannot be distinguished from one that
+//! supports it.)
 
 use std::sync::Arc;
 
@@ -21,7 +23,7 @@ use super::{MARKER_HOLDS, OPENING, Remote};
 use crate::OriginError;
 
 const MARKER_LINE: &str = "covey origin 2";
-/// Blobs with their sums behind them.
+/// The layout with the sums after the blobs.
 const EARLIER: &str = "covey origin 1";
 
 impl Records for Remote {
@@ -89,7 +91,8 @@ impl Records for Remote {
 }
 
 impl Remote {
-    /// Whether the marker is there; lately seen is good enough. `deadline`: of what wants to know.
+    /// Whether the marker exists; if it was seen recently, no request is made. `deadline` is that of the
+    /// caller's work.
     pub(super) fn marker_is_there(&self, deadline: Deadline) -> Result<bool, Failed> {
         if self.marker_seen.lock().is_some_and(|seen| seen.elapsed() < MARKER_HOLDS) {
             return Ok(true);
@@ -101,11 +104,11 @@ impl Remote {
         Ok(there)
     }
 
-    /// Reads the marker, and whose the origin is.
+    /// Reads the marker. Returns the volume that the origin belongs to.
     pub(super) fn read_marker(&self) -> Result<String, OriginError> {
         let marker = self.read_object(self.opening(What::Small), self.layout.marker());
         let Some(marker) = marker.map_err(|failed| self.origin_error(&failed))? else {
-            // Also a bucket that is not there has no marker; a listing tells.
+            // A bucket that does not exist has no marker either. A listing distinguishes the two.
             let root = self.layout.root();
             let listed = self.list_with(self.opening(What::List), root.as_ref(), &mut |_| false);
             listed.map_err(|failed| self.origin_error(&failed))?;
@@ -121,7 +124,7 @@ impl Remote {
         Ok(volume)
     }
 
-    /// Reads the marker afresh, and compares whose it is.
+    /// Reads the marker anew, and compares the volume.
     pub(super) fn look_at_marker(&self) -> Result<Option<String>, BlobError> {
         let wrong = |what: &str| Ok(Some(format!("{}: {what}", self.spec)));
         let call = self.call(What::Small);
@@ -146,10 +149,11 @@ impl Remote {
         }
     }
 
-    /// Makes the marker of an origin that has lost it; false if it is there. What else is there has been looked at by the caller.
+    /// Writes the marker of an origin that has lost it; false if it exists. The caller must have checked the
+    /// other objects there.
     ///
     /// # Errors
-    /// [`OriginError::Remote`]: what is wrong, or that another volume's marker is there.
+    /// [`OriginError::Remote`]: what is wrong, or that another volume's marker exists.
     pub fn mark(&self) -> Result<bool, OriginError> {
         let text = format!("{MARKER_LINE}\nvolume {}\n", self.volume);
         let made = self.create_object(self.opening(What::Store), self.layout.marker(), text.as_bytes());
@@ -162,7 +166,7 @@ impl Remote {
         Err(self.refuse(Mistake::Taken, &what, "check the bucket and the prefix"))
     }
 
-    /// Writes the marker, where nothing is yet.
+    /// Writes the marker if the place is empty.
     pub(super) fn make_marker(&self, volume: &str) -> Result<(), OriginError> {
         let taken = || {
             let next = "choose another prefix (or, if a `covey format` was cut short and nothing uses it, remove the object covey-origin)";
@@ -188,7 +192,7 @@ impl Remote {
         if !made.map_err(|failed| self.origin_error(&failed))? {
             return Err(taken());
         }
-        // That it can be read shows that the keys may read, and that what answers keeps what it is given.
+        // Reading it shows that the keys may read, and that the store keeps what it is given.
         let found = self.read_marker()?;
         if found == volume { Ok(()) } else { Err(taken()) }
     }
@@ -198,7 +202,7 @@ impl Remote {
         OriginError::Remote { origin: self.spec.to_string(), mistake, what, next }
     }
 
-    /// Past any cache on the way: what is read by name decides who may write.
+    /// Past any cache on the way: records decide which folder may write.
     fn read_object(&self, call: Call, key: Path) -> Result<Option<Vec<u8>>, Failed> {
         let engine = Arc::clone(&self.engine);
         let got = self.wait(async move {
@@ -223,7 +227,7 @@ impl Remote {
     }
 }
 
-/// Whose a marker says that the origin is.
+/// The volume in a marker.
 fn volume_of(marker: &[u8]) -> Result<String, (&'static str, &'static str)> {
     let text = String::from_utf8_lossy(marker);
     let mut lines = text.lines();
@@ -263,7 +267,7 @@ async fn create(engine: &Engine, call: Call, key: &Path, bytes: &Bytes, maker: &
         Err(failed) => failed,
     };
     if failed.fault.is_taken() {
-        // At the first try it was there before; later it may be what an earlier try made.
+        // At the first try it existed before. Later it may be what an earlier try created.
         return if failed.tries > 1 { is_ours(engine, call, key, maker).await } else { Ok(false) };
     }
     if failed.fault.status() != Some(501) {

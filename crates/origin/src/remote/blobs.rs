@@ -1,10 +1,12 @@
 //! Blobs in the store: one object each, the sums and then the bytes.
 //!
-//! **A part** is whole 64 KiB groups and the object's head, where the sums are: two GETs at once, or one where the groups are the blob's first. Whoever read
-//! a part of the same blob lately has its sums already and sends one.
+//! **A part** consists of whole 64 KiB groups and the object's head, which holds the sums: two parallel GETs,
+//! or one if the groups are the blob's first. A reader of another part of the same blob has its sums already,
+//! and sends one GET.
 //!
-//! **A whole blob** is one GET. Its sums are computed from its bytes and compared with the name, which costs no more than comparing the groups
-//! with the head and believes it in nothing. Who wants the blob as it comes ([`Onto`]) compares it group by group with the head.
+//! **A whole blob** is one GET. Its sums are computed from its bytes and compared with the name. That costs
+//! no more than comparing the groups with the head, and it trusts nothing in the head. A caller that uses the
+//! blob while it arrives ([`Onto`]) compares it group by group with the head.
 
 use std::fs::File;
 use std::io;
@@ -33,19 +35,19 @@ use super::engine::{Call, Engine, Failed, Got, TAKERS, Taker, Takers, UNTIL, Wha
 use super::fault::Fault;
 use super::layout::{HEAD, OBJECT_MAX, blob_size, head_of, sums_in};
 
-/// Keys that one request removes at most.
+/// The maximum number of keys that one request removes.
 const REMOVED_AT_ONCE: usize = 1000;
 
-/// Requests at once that remove one key each, where there are no others.
+/// Concurrent requests that each remove one key, for a store without the other kind.
 const SINGLES_AT_ONCE: usize = 16;
 
-/// Keys that are listed before they are handed on.
+/// How many keys are listed before they are passed on.
 const LISTED_AT_ONCE: usize = 1000;
 
-/// How often a blob is asked for before what comes is taken for what the store has.
+/// How often a blob is fetched before wrong bytes are taken for the store's copy.
 const ASKED: u32 = 4;
 
-/// Groups of a blob, and the object's head, if it was asked for and did not come with them.
+/// Groups of a blob, and the object's head, if it was requested and did not arrive with them.
 struct PartRead {
     body: Got,
     head: Option<Got>,
@@ -87,7 +89,7 @@ impl Origin for Remote {
         self.store(id, sums, object)
     }
 
-    /// What is stored is durable when storing it returns.
+    /// Every store operation is durable when it returns.
     fn sync(&self) -> Result<(), BlobError> {
         Ok(())
     }
@@ -96,7 +98,7 @@ impl Origin for Remote {
         self.remove_many(std::slice::from_ref(id), BootTime::NEVER)
     }
 
-    /// By requests that remove a thousand where the store has them.
+    /// With requests that remove a thousand keys, if the store has them.
     fn remove_many(&self, ids: &[BlobId], until: BootTime) -> Result<(), BlobError> {
         let _phase = phase::enter(Phase::Origin);
         self.writable()?;
@@ -136,7 +138,7 @@ impl Origin for Remote {
     fn list(&self, each: &mut dyn FnMut(BlobId, u64) -> bool) -> Result<(), BlobError> {
         let mut keep = |meta: &ObjectMeta| match (self.layout.blob_of(&meta.location), blob_size(meta.size)) {
             (Some(id), Some(size)) => each(id, u64::from(size)),
-            // Somebody else's, or half of a blob, which a store never shows.
+            // Another program's object, or one of a size that no blob has.
             _ => true,
         };
         self.list_keys(&self.layout.blobs(), &mut keep).map_err(|failed| self.unavailable(&failed))
@@ -156,7 +158,7 @@ impl Origin for Remote {
     fn fetch_onto(&self, id: &BlobId, onto: &Arc<dyn Onto>) -> Result<Option<(Sums, Buffer)>, BlobError> {
         let _phase = phase::enter(Phase::Origin);
         self.until_right(id, |fresh, deadline| {
-            // What was not right the first time is looked at as a whole the next.
+            // After a wrong answer, the next one is compared as a whole.
             let takers = if fresh { counting(onto) } else { handing_on(id, onto) };
             let got = self.get_whole(id, fresh, deadline, takers)?;
             Ok(if onto.is_whole() { Ok(None) } else { whole(id, got).map(Some) })
@@ -179,7 +181,8 @@ impl Origin for Remote {
 }
 
 impl Remote {
-    /// What a failed call about a blob means. `deadline` is that of the call: what has to be looked at is looked at by then.
+    /// The meaning of a failed call about a blob. `deadline` is that of the call: further checks end by then
+    /// too.
     pub(super) fn explain(&self, id: &BlobId, failed: &Failed, deadline: Deadline) -> BlobError {
         if !failed.fault.is_missing() {
             return self.unavailable(failed);
@@ -218,7 +221,7 @@ impl Remote {
         }
     }
 
-    /// Stores a blob: `object` is [`HEAD`] bytes for its head, and its own bytes.
+    /// Stores a blob: `object` is [`HEAD`] bytes for its head, then its own bytes.
     fn store(&self, id: &BlobId, sums: &Sums, mut object: Vec<u8>) -> Result<(), BlobError> {
         self.writable()?;
         let (head, bytes) = object.split_at_mut(HEAD as usize);
@@ -228,7 +231,7 @@ impl Remote {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what).into());
         }
         if !bytes.is_empty() {
-            // What rotted on its way here must not become the only copy.
+            // Bytes that decayed on the way here must not become the only copy.
             sums.check(0, bytes).map_err(|wrong| BlobError::Damaged { id: *id, what: wrong.to_string() })?;
         }
         head.copy_from_slice(&head_of(sums));
@@ -245,14 +248,15 @@ impl Remote {
             engine.run(call, put).await
         });
         stored.map_err(|failed| match failed.fault.is_missing() {
-            // Also an upload can meet a bucket that is not there.
+            // An upload can also find that the bucket does not exist.
             true => self.explain(id, &failed, call.deadline),
             false => self.unavailable(&failed),
         })
     }
 
-    /// Asks, and when what came is not the blob, again past any cache on the way, [`ASKED`] times in all, with a wait before each further
-    /// one; all in the time of one call. A line that spoils one answer of five spoils two in a row often enough for programs to see it.
+    /// Fetches. If the result is not the blob, fetches again past any cache on the way, [`ASKED`] times in
+    /// all, with a wait before each further fetch, all within the time limit of one call. A line that
+    /// corrupts one answer in five corrupts two in a row often enough for programs to notice.
     fn until_right<T>(
         &self,
         id: &BlobId,
@@ -268,7 +272,7 @@ impl Remote {
             asked += 1;
             self.engine.stats.damage();
             self.recent.forget(id);
-            // The second comes at once: a cache on the way is the likeliest cause, and that it passes by.
+            // The second follows at once: the likeliest cause is a cache on the way, which it bypasses.
             let wait =
                 if asked == 1 { Duration::ZERO } else { wait_before(asked - 1, None, base::random::u64()) };
             if asked == ASKED || wait >= deadline.left() {
@@ -336,7 +340,7 @@ impl Remote {
                 return Err(past_end(id, sums.size()));
             }
             let mut bytes = read.body.bytes;
-            // Of the first groups the head came with them.
+            // The head came with the first groups.
             let before = u64::from(HEAD + from).saturating_sub(read.body.start) as usize;
             bytes.leave_out(before);
             if let Err(wrong) = sums.check_group(from, &bytes) {
@@ -347,7 +351,7 @@ impl Remote {
         })
     }
 
-    /// Calls `each` with every key below `prefix`, on this thread, until it answers false.
+    /// Calls `each` with every key below `prefix`, on this thread, until it returns false.
     pub(super) fn list_keys(
         &self,
         prefix: &Path,
@@ -356,7 +360,7 @@ impl Remote {
         self.list_with(self.call(What::List), Some(prefix), each)
     }
 
-    /// The same by one call for each page: a listing has no bound but that each of its pages comes in time.
+    /// The same with one call for each page: a listing is unbounded, but each of its pages must come in time.
     pub(super) fn list_with(
         &self,
         mut call: Call,
@@ -378,7 +382,8 @@ impl Remote {
     }
 }
 
-/// A listing under way: the stream of its answers, and behind which key to begin again when that breaks.
+/// A listing in progress: the stream of its answers, and the key after which to continue when the stream
+/// breaks.
 struct Listing {
     prefix: Option<Path>,
     at: Mutex<(Option<Keys>, Option<Path>)>,
@@ -411,7 +416,7 @@ impl Listing {
     }
 }
 
-/// The range of an object, and its head if that is asked for: at the same time, or as one where they touch.
+/// The range of an object, and its head if requested: in parallel, or as one range if they touch.
 async fn read_part(
     engine: &Engine,
     call: Call,
@@ -443,7 +448,7 @@ async fn get_range(
     engine.run(call, |_| engine.get(key, Some(GetRange::Bounded(range.clone())), fresh, OBJECT_MAX)).await
 }
 
-/// The sums that came with a part, if they lead to the blob's name.
+/// The sums that arrived with a part, if they lead to the blob's name.
 fn sums_of(id: &BlobId, read: &PartRead) -> Result<Sums, String> {
     let first = read.head.as_ref().unwrap_or(&read.body);
     if first.total != read.body.total || first.start != 0 {
@@ -453,7 +458,7 @@ fn sums_of(id: &BlobId, read: &PartRead) -> Result<Sums, String> {
     sums_in(id, size, &first.bytes)
 }
 
-/// A blob from what was collected of its object: all but the head.
+/// A blob from what was collected of its object: everything but the head.
 fn whole(id: &BlobId, got: Got) -> Result<(Sums, Buffer), String> {
     match blob_size(got.total) {
         Some(size) if got.len == got.total && got.bytes.len() == size as usize => {}
@@ -483,7 +488,7 @@ fn headless() -> Taker {
     })
 }
 
-/// The same, and tells what comes: else whoever watches would take this fetch for one that has stopped.
+/// The same, and reports what arrives. Otherwise the fetch would seem to have stalled.
 fn counting(onto: &Arc<dyn Onto>) -> Takers {
     let onto = Arc::clone(onto);
     Arc::new(move || {
@@ -495,13 +500,13 @@ fn counting(onto: &Arc<dyn Onto>) -> Takers {
     })
 }
 
-/// Hands the bytes of a blob on as they come, once the sums before them are here and have its name.
+/// Passes on the bytes of a blob as they arrive, once the sums before them have arrived and have its name.
 fn handing_on(id: &BlobId, onto: &Arc<dyn Onto>) -> Takers {
     let (id, onto) = (*id, Arc::clone(onto));
     Arc::new(move || {
         let onto = Arc::clone(&onto);
         let (mut head, mut at) = (Vec::with_capacity(HEAD as usize), 0);
-        // None: not yet here, or of no use.
+        // None: not here yet, or of no use.
         let mut sums: Option<Sums> = None;
         Box::new(move |total, piece| {
             onto.came(piece.len() as u64);

@@ -1,11 +1,13 @@
-//! Every request goes through here: its place in flight, its tries, its deadline, its second GET.
+//! Every request goes through this module: its slot in flight, its tries, its deadline, its hedge.
 //!
-//! A **call** is what the rest of the program asks for ("this range of that key") and has a deadline. It makes **tries**, one after
-//! the other, with a wait between them that doubles and is drawn by lot, so that many who failed together do not come back together. A try
-//! of a GET may send a **second request** when the first takes longer than 99 of 100 did lately; the first right answer is taken and the
-//! other request is dropped. While bytes come there is no second one: where many share a line each is slow, and one more makes all slower.
+//! A **call** is what the rest of the program asks for ("this range of that key"), with a deadline. It makes
+//! **tries**, one after the other, with a wait between them that doubles and is randomized, so that callers
+//! that failed together do not return together. A try of a GET may be hedged: it sends a **second request**
+//! when the first takes longer than the p99 of recent requests. The first correct answer is taken and the
+//! other request is dropped. While bytes arrive, no second request is sent: on a shared line each request is
+//! slow, and one more makes all of them slower.
 //!
-//! What will not pass is not tried again: a wrong key is wrong the second time too.
+//! A permanent error is not retried: a wrong key is wrong the second time too.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -31,39 +33,39 @@ use super::stats::Stats;
 use super::store::Stores;
 use super::wire::Fresh;
 
-/// The first wait; each further one is twice as long.
+/// The first wait; each later one is twice as long.
 const WAIT_FIRST: Duration = Duration::from_millis(50);
 const WAIT_MOST: Duration = Duration::from_secs(5);
 
-/// Bodies are counted against the budget of bytes in pieces of this size.
+/// Bodies are charged to the budget of bytes in pieces of this size.
 const PIECE: u64 = 64 << 10;
 
-/// The name of the attribute that says who made a record; Azure allows letters only.
+/// The name of the attribute that identifies a record's writer; Azure allows letters only.
 pub(crate) const MAKER: &str = "coveymaker";
 
-/// Bytes of bodies that have come for a call.
+/// Bytes of bodies that have arrived for a call.
 type Came = Arc<AtomicU64>;
 
-/// Takes the body of a GET piece by piece, as it comes: told the object's size and the piece, says how much of the piece it took, from its front. The rest is
-/// collected.
+/// Takes the body of a GET piece by piece as it arrives. Called with the object's size and the piece; returns
+/// how much of the piece it took, from its front. The rest is collected.
 pub(crate) type Taker = Box<dyn FnMut(u64, &[u8]) -> usize + Send>;
 
-/// Makes one for each GET.
+/// Makes a [`Taker`] for each GET.
 pub(crate) type Takers = Arc<dyn Fn() -> Taker + Send + Sync>;
 
 tokio::task_local! {
-    /// Of the call that this task makes.
+    /// The counter of the call that this task makes.
     static CAME: Came;
-    /// For the GETs that this task makes, if anybody wants their bodies before they end.
+    /// For GETs of this task whose bodies are used before they end.
     pub(crate) static TAKERS: Takers;
     /// No request of this task is sent after this moment.
     pub(crate) static UNTIL: BootTime;
 }
 
-/// What kind of call it is.
+/// The kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// Reads little.
+    /// Reads few bytes.
     Small,
     /// Reads a whole blob.
     Large,
@@ -91,34 +93,34 @@ impl What {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) what: What,
-    /// For the whole call, and for what follows from its answer.
+    /// The time limit of the whole call, and of what follows from its answer.
     pub(crate) deadline: Deadline,
-    /// For one try.
+    /// The time limit of one try.
     pub(crate) one: Duration,
-    /// At most this many tries.
+    /// The maximum number of tries.
     pub(crate) tries: u32,
     pub(crate) hedge: bool,
 }
 
-/// A call that came to nothing.
+/// A call that failed.
 #[derive(Clone, Debug)]
 pub(crate) struct Failed {
     pub(crate) fault: Fault,
     pub(crate) tries: u32,
 }
 
-/// Bytes that came.
+/// Bytes that arrived.
 #[derive(Debug)]
 pub(crate) struct Got {
-    /// Those that nobody took.
+    /// Those that no [`Taker`] took.
     pub(crate) bytes: Buffer,
-    /// How many came.
+    /// How many arrived.
     pub(crate) len: u64,
-    /// Where in the object they begin.
+    /// The offset of the first byte in the object.
     pub(crate) start: u64,
     /// The whole object's size.
     pub(crate) total: u64,
-    /// Who made it, for records.
+    /// The identity of the record's writer.
     pub(crate) maker: Option<String>,
 }
 
@@ -132,7 +134,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Makes a call: `one` is one try, told how many came before it.
+    /// Makes a call. `one` makes one try; its argument is the number of tries before.
     pub(crate) async fn run<T, F>(&self, call: Call, one: impl Fn(u32) -> F) -> Result<T, Failed>
     where
         F: Future<Output = Result<T, Fault>>,
@@ -162,7 +164,7 @@ impl Engine {
     {
         let begin = base::time::monotonic();
         let mut tries = 0;
-        // Of these, those that may be no accident: an outage before one of them says nothing about it.
+        // Of these, those that may be permanent: an earlier outage says nothing about them.
         let mut doubtful = 0;
         let mut last = None;
         let mut renewed = false;
@@ -232,7 +234,7 @@ impl Engine {
             Either::Left((Ok(done), _)) => timed(latency, begin, Ok(done)),
             Either::Left((Err(_), second)) => second.await,
             Either::Right((Ok(done), _)) => {
-                // The first is given up; it took at least this long.
+                // The first request is dropped; it took at least this long.
                 self.stats.hedge_won();
                 timed(latency, begin, Ok(done))
             }
@@ -243,7 +245,7 @@ impl Engine {
         }
     }
 
-    /// One GET. Of an object with more than `most` bytes none are read.
+    /// One GET. If the object has more than `most` bytes, none are read.
     pub(crate) async fn get(
         &self,
         key: &Path,
@@ -295,7 +297,7 @@ impl Engine {
         Ok(got)
     }
 
-    /// Waits for the budget of bytes before a body goes.
+    /// Waits for the budget of bytes before sending a body.
     pub(crate) async fn pay(&self, bytes: u64) {
         if !self.pace.limits_bytes() {
             return;
@@ -313,7 +315,7 @@ impl Engine {
     }
 }
 
-/// Waits for a request as long as bytes come at least this often; none when they do not, or at `until`.
+/// Waits for a request as long as bytes arrive at least this often. None if they do not, or at `until`.
 async fn while_it_comes<F: Future>(
     mut first: Pin<&mut F>,
     often: Duration,
@@ -337,7 +339,7 @@ async fn bounded<T>(time: Duration, one: impl Future<Output = Result<T, Fault>>)
     timeout(time, one).await.unwrap_or(Err(Fault::Slow(time)))
 }
 
-/// Counts the time of an answer; also that an object is not there is one.
+/// Counts the time of an answer. "Not found" is an answer too.
 fn timed<T>(latency: &Latency, begin: Instant, done: Result<T, Fault>) -> Result<T, Fault> {
     let answered = match &done {
         Ok(_) => true,
@@ -349,7 +351,8 @@ fn timed<T>(latency: &Latency, begin: Instant, done: Result<T, Fault>) -> Result
     done
 }
 
-/// How long to wait before the next try: drawn from half to all of a span that doubles, and no shorter than the store asks.
+/// How long to wait before the next try: random between half and all of a span that doubles, and at least as
+/// long as the store asks.
 pub(super) fn wait_before(tries: u32, asked: Option<Duration>, lot: u64) -> Duration {
     let span = WAIT_FIRST.saturating_mul(1 << tries.saturating_sub(1).min(10)).min(WAIT_MOST);
     let part = 0.5 + (lot >> 11) as f64 / (1u64 << 54) as f64;

@@ -1,8 +1,9 @@
-//! The environment and the files that keys and places are read from, as a value: so that a test can hand in its own.
+//! The environment and the files that keys and places are read from, as a value, so that tests can pass their
+//! own.
 //!
-//! Amazon's files are read here because the `object_store` crate does not read them: `~/.aws/credentials` and `~/.aws/config`,
-//! or what AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE name. Both hold sections of `name = value`; an indented line belongs to
-//! the name above it.
+//! Amazon's files are read here because the `object_store` crate does not read them: `~/.aws/credentials` and
+//! `~/.aws/config`, or the files that AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE name. Both hold
+//! sections of `name = value`; an indented line belongs to the name above it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -11,7 +12,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Variables, by name. Its values may be secrets: they are never shown.
+/// Variables, by name. Their values may be secrets: they are never printed.
 #[derive(Clone, Default)]
 pub struct Environment {
     variables: HashMap<String, String>,
@@ -24,7 +25,7 @@ impl fmt::Debug for Environment {
 }
 
 impl Environment {
-    /// That of this process.
+    /// The environment of this process.
     pub fn process() -> Environment {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -32,7 +33,7 @@ impl Environment {
         Environment { variables: std::env::vars_os().filter_map(text).collect() }
     }
 
-    /// One with these variables and no others.
+    /// An environment with these variables only.
     pub fn of<N: Into<String>, V: Into<String>>(variables: impl IntoIterator<Item = (N, V)>) -> Environment {
         let text = |(name, value): (N, V)| (name.into(), value.into());
         Environment { variables: variables.into_iter().map(text).collect() }
@@ -43,7 +44,7 @@ impl Environment {
         self.variables.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// The first of several that is set.
+    /// The value of the first name that is set.
     pub(crate) fn first(&self, names: &[&str]) -> Option<&str> {
         names.iter().find_map(|name| self.get(name))
     }
@@ -52,7 +53,7 @@ impl Environment {
         self.variables.iter().map(|(name, value)| (&**name, &**value))
     }
 
-    /// Where Amazon's files are: the credentials, and the configuration.
+    /// The paths of Amazon's files: the credentials, and the configuration.
     pub(crate) fn aws_files(&self) -> [Option<PathBuf>; 2] {
         let home = self.get("HOME").map(PathBuf::from);
         let file = |variable: &str, name: &str| {
@@ -62,7 +63,7 @@ impl Environment {
         [file("AWS_SHARED_CREDENTIALS_FILE", "credentials"), file("AWS_CONFIG_FILE", "config")]
     }
 
-    /// The profile that is chosen, and whether by name.
+    /// The chosen profile, and whether it was named explicitly.
     pub(crate) fn profile(&self) -> (&str, bool) {
         match self.first(&["AWS_PROFILE", "AWS_DEFAULT_PROFILE"]) {
             Some(name) => (name, true),
@@ -74,7 +75,7 @@ impl Environment {
 /// The sections of a file, each with its names and values; `s3.endpoint_url` for an indented name.
 pub(crate) type Sections = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Reads sections. Lines that are none of it are passed over, as Amazon's own tools do.
+/// Reads sections. Other lines are skipped, as Amazon's own tools do.
 pub(crate) fn parse_sections(text: &str) -> Sections {
     let mut all = Sections::new();
     let mut section: Option<String> = None;
@@ -94,7 +95,7 @@ pub(crate) fn parse_sections(text: &str) -> Sections {
         }
         let (Some(section), Some((name, value))) = (&section, line.split_once('=')) else { continue };
         let name = name.trim().to_ascii_lowercase();
-        // A comment after a value needs a space before it: keys have # and ; in them.
+        // A comment after a value needs a space before it, because keys can contain # and ;.
         let value = value.split(" #").next().unwrap_or("").split(" ;").next().unwrap_or("").trim();
         let key = if indented { format!("{above}.{name}") } else { name.clone() };
         if !indented {
@@ -105,13 +106,13 @@ pub(crate) fn parse_sections(text: &str) -> Sections {
     all
 }
 
-/// Every bit that lets somebody read who is neither the owner nor of the group, or lets somebody else than the owner write.
+/// The mode bits that let users other than the owner and the group read, or users other than the owner write.
 const OTHERS: u32 = 0o026;
 
-/// The profile's values in a file; none if file or section are not there.
+/// The profile's values in a file; none if the file or the section does not exist.
 ///
 /// # Errors
-/// The file is there and cannot be read; or others can get at the secret key in it.
+/// The file exists but cannot be read, or other users can access the secret key in it.
 pub(crate) fn read_profile(file: &Path, profile: &str) -> io::Result<Option<BTreeMap<String, String>>> {
     let read = || -> io::Result<(String, u32)> {
         let mut open = File::open(file)?;
@@ -166,7 +167,7 @@ nonsense
     }
 
     proptest::proptest! {
-        /// Whatever a file of Amazon's holds, it is read, and no value lands in another's section.
+        /// Any content of such a file can be parsed, and no value lands in another section.
         #[test]
         fn any_text_has_sections(text in "([\\[\\]a-z =#;\\.\u{e9}\t\r]{0,12}\n){0,12}") {
             let all = parse_sections(&text);

@@ -1,11 +1,13 @@
-//! What can go wrong between here and the store, as values; and each mistake as one line that names it.
+//! What can go wrong between here and the store, as values; and each user mistake as one line that names it.
 //!
-//! The HTTP layer below (`wire`) makes a [`Fault`] of every answer that is no success and of every connection that fails, and
-//! hands it up through the `object_store` crate inside that crate's errors; [`Fault::of`] takes it out again. So what is retried
-//! and what is said depends on the answer itself and on no library's wording.
+//! The HTTP layer below (`wire`) turns every unsuccessful answer and every failed connection into a
+//! [`Fault`]. It passes through the `object_store` crate inside that crate's errors, and [`Fault::of`] takes
+//! it out again. So what is retried and reported depends on the answer itself, not on the wording of a
+//! library.
 //!
-//! **No secret gets into a message.** Stores repeat the request in some of their answers, with the session token in it. Only the
-//! answer's code and the first words of its message are kept, and from those whatever is one of our keys is taken out.
+//! **No secret gets into a message.** Some stores repeat the request in their answers, including the session
+//! token. So only the answer's code and the first words of its message are kept, and any of our keys is
+//! removed from these.
 
 #[cfg(test)]
 mod tests;
@@ -16,7 +18,7 @@ use std::time::Duration;
 
 use super::spec::{RemoteSpec, Store, host_of};
 
-/// The user's mistake that a refusal shows, as far as it can be told.
+/// The user's mistake behind a refusal, as far as it can be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// The store does not know the access key.
@@ -25,19 +27,19 @@ pub enum Mistake {
     Secret,
     /// No keys were found anywhere.
     NoKeys,
-    /// A token that was valid for a time no longer is.
+    /// A temporary token has expired.
     Expired,
-    /// The key is known and may not do this.
+    /// The key is known but lacks the right.
     Denied,
     /// There is no such bucket.
     Bucket,
     /// The bucket is in another region.
     Region,
-    /// Nothing answers there.
+    /// Nothing answers at the endpoint.
     Endpoint,
-    /// TLS does not come about.
+    /// The TLS handshake fails.
     Tls,
-    /// Something answers there and is no object store.
+    /// What answers is not an object store.
     NotAStore,
     /// This machine's clock is wrong.
     Clock,
@@ -45,42 +47,42 @@ pub enum Mistake {
     Taken,
     /// There is no origin at the place.
     NotAnOrigin,
-    /// The store has no room.
+    /// The store is full.
     Full,
-    /// None: the store is busy or away.
+    /// No mistake: the store is busy or unavailable.
     Busy,
-    /// Anything else that was refused.
+    /// Any other refusal.
     Other,
 }
 
-/// An answer that is no success.
+/// An unsuccessful answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) status: u16,
-    /// The store's own word, like `SlowDown`; empty when it gave none.
+    /// The store's error code, like `SlowDown`; empty if it gave none.
     pub(crate) code: String,
-    /// The first words of its explanation, without keys.
+    /// The first words of its message, without keys.
     pub(crate) message: String,
-    /// The right region, where the answer names it.
+    /// The right region, if the answer names it.
     pub(crate) region: Option<String>,
-    /// Who answered.
+    /// The host that answered.
     pub(crate) host: String,
-    /// The answer is a page for people.
+    /// The answer is an HTML page.
     pub(crate) page: bool,
-    /// It was keys that were asked for, and not the store.
+    /// The request was for keys, not to the store.
     pub(crate) keys: bool,
-    /// How long the store asks to be left alone.
+    /// How long the store asks us to wait.
     pub(crate) wait: Option<Duration>,
 }
 
 impl Refused {
-    /// Whether it is no store that answers, but something before it: the answer is a page for people, and has no store's code.
+    /// Whether something before the store answered: the answer is an HTML page without a store's code.
     fn is_foreign(&self) -> bool {
         self.page && self.code.is_empty() && !self.keys
     }
 }
 
-/// Why a connection did not come about.
+/// Why no connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreached {
     Name,
@@ -96,19 +98,19 @@ pub(crate) enum Fault {
     Refused(Box<Refused>),
     #[error("{what}")]
     Unreached { how: Unreached, host: String, what: String },
-    /// The connection broke, or the answer is shorter than it says.
+    /// The connection broke, or the answer is shorter than announced.
     #[error("the connection broke: {0}")]
     Cut(String),
-    /// No answer, or not all of it, in the time that one try has.
+    /// No complete answer within the time limit of one try.
     #[error("no answer in {} s", .0.as_secs())]
     Slow(Duration),
-    /// An answer that makes no sense.
+    /// A malformed answer.
     #[error("an answer that makes no sense: {0}")]
     Odd(String),
     /// No keys were found, or the environment names the place wrongly.
     #[error("{what}: {next}")]
     NoKeys { what: String, next: String },
-    /// The program ends, and nothing more is asked.
+    /// The program ends, and no further request is made.
     #[error("the work was given up: the program ends")]
     Ended,
 }
@@ -119,7 +121,8 @@ impl Fault {
         Fault::NoKeys { what: what.into(), next: next.into() }
     }
 
-    /// The same from an error of the `object_store` crate's builders, which says what is wrong with the environment.
+    /// The same from an error of the `object_store` crate's builders, which says what is wrong with the
+    /// environment.
     pub(crate) fn unfit(error: &object_store::Error) -> Fault {
         Fault::no_keys(first_words(&error.to_string(), 160), "correct that in the environment")
     }
@@ -133,12 +136,12 @@ impl Fault {
             }
             at = one.source();
         }
-        // An answer inside an answer, as when many keys are removed by one request.
+        // An answer inside an answer, for example when one request removes many keys.
         let status = match error {
             object_store::Error::NotFound { .. } => Some(404),
             object_store::Error::PermissionDenied { .. } => Some(403),
             object_store::Error::Unauthenticated { .. } => Some(401),
-            // The store's kind lacks it; asking again changes nothing.
+            // This kind of store lacks it; a retry changes nothing.
             object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => {
                 Some(501)
             }
@@ -147,11 +150,12 @@ impl Fault {
         if let Some(status) = status {
             return read_refusal(status, "", &Head::default(), "", str::to_owned);
         }
-        // What is left are answers that the crate could not read. Its own words repeat the request at times, so they are cut.
+        // The remaining errors are answers that the crate could not parse. Its messages may repeat the
+        // request, so they are truncated.
         Fault::Odd(first_words(&error.to_string(), 120))
     }
 
-    /// The HTTP status, where there was an answer.
+    /// The HTTP status, if there was an answer.
     pub(crate) fn status(&self) -> Option<u16> {
         match self {
             Fault::Refused(refused) => Some(refused.status),
@@ -166,19 +170,19 @@ impl Fault {
         }
     }
 
-    /// The object is not there; that the bucket is not is something else.
+    /// Whether the object is missing. A missing bucket is something else.
     pub(crate) fn is_missing(&self) -> bool {
         let bucket = ["NoSuchBucket", "ContainerNotFound"].contains(&self.code());
         let elsewhere = matches!(self, Fault::Refused(refused) if refused.page || refused.keys);
         self.status() == Some(404) && !bucket && !elsewhere
     }
 
-    /// The object that was to be made is there already.
+    /// Whether the object to be created exists already.
     pub(crate) fn is_taken(&self) -> bool {
         matches!(self.status(), Some(304 | 412)) || ["BlobAlreadyExists"].contains(&self.code())
     }
 
-    /// Keys that may have been replaced meanwhile.
+    /// Whether it is about keys, which may have been replaced meanwhile.
     pub(crate) fn is_about_keys(&self) -> bool {
         matches!(mistake_of(self), Mistake::Expired | Mistake::AccessKey | Mistake::Secret)
     }
@@ -187,11 +191,12 @@ impl Fault {
         matches!(self.status(), Some(429 | 503)) || ["SlowDown", "ServerBusy"].contains(&self.code())
     }
 
-    /// Whether the same request may succeed a little later. `doubtful` tries ended so far in faults that pass at times only; those
-    /// that always may are not counted.
+    /// Whether the same request may succeed a little later. `doubtful` tries so far ended in faults that are
+    /// only sometimes temporary; those that are always temporary are not counted.
     ///
-    /// An answer that no store gives is a fault of what stands before the store: a proxy's page for people, nonsense of a store that starts. It passes as
-    /// an outage does, and is waited out like one. (Where an origin is opened, the tries are few: there it may be a wrong endpoint.)
+    /// An answer that no store gives comes from something before the store: a proxy's HTML page, or nonsense
+    /// while a store starts. Such a fault is temporary like an outage, and is retried like one. (Opening an
+    /// origin makes few tries, because the endpoint may be wrong there.)
     pub(crate) fn may_pass(&self, doubtful: u32) -> bool {
         match self {
             Fault::Cut(_) | Fault::Slow(_) | Fault::Odd(_) => true,
@@ -201,7 +206,7 @@ impl Fault {
             Fault::Refused(refused) => match refused.status {
                 408 | 425 | 429 | 500 | 502 | 503 | 504 => true,
                 409 => doubtful < 6,
-                // The store got other bytes than were sent, or not all of them.
+                // The store received other bytes than were sent, or not all of them.
                 400 => {
                     let transport =
                         ["RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"];
@@ -269,7 +274,7 @@ pub(crate) fn mistake_of(fault: &Fault) -> Mistake {
     }
 }
 
-/// A fault in words: what happened, and what to do about it where that is known.
+/// A fault in words: what happened, and what to do about it if known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Explained {
     pub(crate) what: String,
@@ -415,21 +420,21 @@ fn unreached(fault: &Fault) -> Explained {
     Explained { what, next: Some(next.to_owned()) }
 }
 
-/// Whether a text begins as a page for people does.
+/// Whether a text begins like an HTML page.
 fn is_page(text: &[u8]) -> bool {
     let begin =
         |word: &str| text.get(..word.len()).is_some_and(|first| first.eq_ignore_ascii_case(word.as_bytes()));
     begin("<!DOCTYPE html") || begin("<html")
 }
 
-/// The fault, if what came for the beginning of an object is a page for people: some proxies send theirs without saying what it is. No object of
-/// ours begins like that.
+/// The fault, if the beginning of an object is an HTML page: some proxies send theirs without a content type.
+/// None of our objects begins like that.
 pub(crate) fn page_instead(first: &[u8]) -> Option<Fault> {
     let head = Head { html: true, ..Head::default() };
     is_page(first.trim_ascii_start()).then(|| read_refusal(200, "", &head, "", str::to_owned))
 }
 
-/// What an error answer says, from its body and headers. `scrub` takes keys out.
+/// The fault in an error answer, from its body and headers. `scrub` removes keys.
 pub(crate) fn read_refusal(
     status: u16,
     host: &str,
@@ -464,14 +469,14 @@ pub(crate) fn read_refusal(
     }))
 }
 
-/// What of an answer's headers matters.
+/// The relevant headers of an answer.
 #[derive(Default)]
 pub(crate) struct Head {
     pub(crate) region: Option<String>,
-    /// Azure puts the code here.
+    /// The error code; Azure puts it here.
     pub(crate) code: Option<String>,
     pub(crate) html: bool,
-    /// The request was one for keys.
+    /// The request was for keys.
     pub(crate) keys: bool,
     pub(crate) wait: Option<Duration>,
 }
@@ -495,7 +500,7 @@ fn region_of_endpoint(endpoint: &str) -> Option<&str> {
     (region != "s3" && region.contains('-')).then_some(region)
 }
 
-/// One line, of at most `len` characters.
+/// The text as one line of at most `len` characters.
 pub(crate) fn first_words(text: &str, len: usize) -> String {
     let line: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(len) {

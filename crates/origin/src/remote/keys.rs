@@ -1,11 +1,14 @@
-//! Which keys the requests to an S3 store are signed with, and where they come from.
+//! The keys that sign requests to an S3 store, and where they come from.
 //!
-//! Looked at in this order, which is that of Amazon's own tools: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; the profile
-//! (AWS_PROFILE, else `default`) in the credentials file and the configuration file; a web identity (AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN); a
-//! container's own (AWS_CONTAINER_CREDENTIALS_*); the instance metadata service. The last is asked only when it is there: a machine
-//! without one and without keys gets an error that lists all of this, at once, instead of waiting for an address that nobody has.
+//! They are looked for in this order, which is that of Amazon's own tools: AWS_ACCESS_KEY_ID and
+//! AWS_SECRET_ACCESS_KEY; the profile (AWS_PROFILE, else `default`) in the credentials file and the
+//! configuration file; a web identity (AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN); the container's
+//! credentials (AWS_CONTAINER_CREDENTIALS_*); the instance metadata service. The last is used only if
+//! something listens there. So a machine without it and without keys gets an error at once that lists all of
+//! this, instead of waiting for an address that does not answer.
 //!
-//! Keys from files are read again when the store says that they have expired: whoever renews them need not mount again.
+//! Keys from files are read again when the store says that they have expired. So renewing them needs no new
+//! mount.
 
 use std::fmt;
 use std::io;
@@ -23,10 +26,10 @@ use super::environment::{Environment, read_profile};
 use super::fault::Fault;
 use super::spec::host_of;
 
-/// How long an instance metadata service that is there takes to be connected to, at most.
+/// The time limit of a connection to the instance metadata service.
 const METADATA_CONNECT: Duration = Duration::from_millis(1000);
 
-/// The three secrets. Never shown.
+/// The three secrets. Never printed.
 #[derive(Clone, PartialEq, Eq)]
 struct Triple {
     id: String,
@@ -45,7 +48,7 @@ pub(crate) enum Source {
     WebIdentity,
     Container,
     Instance,
-    /// None were found; they are looked for again at each request.
+    /// None were found; each request looks for them again.
     Nowhere,
 }
 
@@ -64,7 +67,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// What a profile says besides keys.
+/// The rest of a profile, besides keys.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Profile {
     pub(crate) region: Option<String>,
@@ -74,7 +77,7 @@ pub(crate) struct Profile {
 /// Reads region and endpoint of the chosen profile.
 ///
 /// # Errors
-/// The profile was named and is nowhere, or a file cannot be read.
+/// The named profile does not exist, or a file cannot be read.
 pub(crate) fn profile(environment: &Environment) -> Result<Profile, Fault> {
     let (name, named) = environment.profile();
     let files = environment.aws_files();
@@ -97,7 +100,7 @@ pub(crate) fn profile(environment: &Environment) -> Result<Profile, Fault> {
 
 fn read(file: &Path, name: &str) -> Result<Option<std::collections::BTreeMap<String, String>>, Fault> {
     read_profile(file, name).map_err(|error| match error.raw_os_error() {
-        // Not the system refuses it, but we do.
+        // Not the system refuses it, but Covey does.
         None if error.kind() == io::ErrorKind::PermissionDenied => Fault::no_keys(
             format!("{} is not used: {error}", file.display()),
             format!("chmod 600 {}", file.display()),
@@ -123,7 +126,7 @@ impl Keys {
     /// Looks for keys.
     ///
     /// # Errors
-    /// There are none, or half of them: the fault lists where was looked.
+    /// There are none, or half of them. The fault lists where they were looked for.
     pub(crate) fn find(environment: &Environment) -> Result<Keys, Fault> {
         let keys = |source, triple: Option<Triple>| Keys {
             environment: environment.clone(),
@@ -154,14 +157,15 @@ impl Keys {
         Err(Fault::no_keys(nowhere(environment, off), "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"))
     }
 
-    /// The same where a volume is there already and does much without its origin: keys that are not found now may be in their file later.
+    /// The same for an existing volume, which can do much without its origin: keys that are missing now may
+    /// be in their file later.
     pub(crate) fn find_or_later(environment: &Environment) -> Keys {
         let later =
             || Keys { environment: environment.clone(), source: Source::Nowhere, now: RwLock::new(None) };
         Keys::find(environment).unwrap_or_else(|_| later())
     }
 
-    /// What gives the keys to requests; none where `object_store` gets them itself.
+    /// The provider that gives the keys to requests; none if `object_store` gets them itself.
     pub(crate) fn provider(
         self: &Arc<Self>,
     ) -> Option<Arc<dyn CredentialProvider<Credential = AwsCredential>>> {
@@ -169,7 +173,7 @@ impl Keys {
         fixed.then(|| Arc::clone(self) as Arc<dyn CredentialProvider<Credential = AwsCredential>>)
     }
 
-    /// Reads keys from their file once more; whether they are others now.
+    /// Reads the keys from their file again. Returns whether they have changed.
     pub(crate) fn reload(&self) -> bool {
         let Source::Profile { .. } = self.source else { return false };
         let Ok(Some((_, triple))) = in_profile(&self.environment) else { return false };
@@ -180,7 +184,7 @@ impl Keys {
         differ
     }
 
-    /// The text with `...` for each of the keys in it.
+    /// The text with `...` in place of each of the keys.
     pub(crate) fn scrub(&self, text: &str) -> String {
         let now = self.now.read().clone();
         let Some(now) = now else { return text.to_owned() };
@@ -265,7 +269,7 @@ fn in_profile(environment: &Environment) -> Result<Option<(Source, Triple)>, Fau
     }
 }
 
-/// Whether anything listens at a URL's host, which would answer at once if it did.
+/// Whether anything listens at a URL's host. Such a host answers at once.
 pub(crate) fn listens(url: &str) -> bool {
     let host = host_of(url);
     let address = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };

@@ -1,8 +1,10 @@
-//! How long requests take: a histogram for people, and a running p99 that decides when a second GET is worth it.
+//! How long requests take: a histogram for people, and a running p99 that decides when to hedge with a second
+//! GET.
 //!
-//! Buckets grow by the fourth root of two (19 %), from 64 µs on: 80 of them reach over a minute. The histogram for people only grows; the
-//! running one is halved every 1024 requests, so that it says how the store is now. What was given up because the second GET was quicker
-//! counts with the time that it had taken until then; otherwise the p99 would shrink by its own use.
+//! Buckets grow by the fourth root of two (19 %), from 64 µs on: 80 of them reach over a minute. The
+//! histogram for people only grows. The running one is halved every 1024 requests, so that it shows the
+//! store's present state. A request that was dropped because the second GET was faster counts with the time
+//! that it had taken until then. Otherwise the p99 would shrink by its own use.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,13 +14,13 @@ pub const BUCKETS: usize = 84;
 const FIRST_US: f64 = 64.0;
 const HALVE_AFTER: u64 = 1024;
 
-/// Before this many requests nothing is known of the store.
+/// With fewer requests than this the p99 is unknown.
 const KNOWN_AFTER: u64 = 50;
 
-/// When nothing is known, a second GET after this long.
+/// When to send a second GET while the p99 is unknown.
 const UNKNOWN: Duration = Duration::from_secs(1);
 
-/// The least time after which a second GET is worth it.
+/// The shortest time after which a second GET is sent.
 const HEDGE_MIN: Duration = Duration::from_millis(20);
 
 fn bucket_of(took: Duration) -> usize {
@@ -50,7 +52,7 @@ impl Buckets {
     }
 }
 
-/// The time within which `part` of the counted requests were done; none when nothing was counted.
+/// The time within which `part` of the counted requests finished; none if nothing was counted.
 pub(crate) fn quantile(counts: &[u64; BUCKETS], part: f64) -> Option<Duration> {
     let all: u64 = counts.iter().sum();
     let rank = (all as f64 * part).ceil().max(1.0) as u64;
@@ -92,7 +94,7 @@ impl Latency {
         }
     }
 
-    /// When a second GET is worth it.
+    /// After how long to send a second GET.
     pub(crate) fn hedge_after(&self) -> Duration {
         if self.count.load(Ordering::Relaxed) < KNOWN_AFTER {
             return UNKNOWN;
@@ -105,9 +107,9 @@ impl Latency {
     }
 }
 
-/// At most one request in twenty may be a second one; ten may come at once, where two hundred requests were content with their first. At the beginning
-/// there is credit for one: who begins with a dozen GETs on a line or a machine that is full gets nothing in the first second, and a dozen more would
-/// only be in the way.
+/// At most one request in twenty may be a second one. Up to ten may be sent at once, if two hundred requests
+/// before needed none. At first there is credit for one: a dozen GETs on a busy line or machine may get
+/// nothing in the first second, and a dozen more would only slow them down.
 pub(crate) struct Extra(AtomicU64);
 
 impl Extra {
@@ -118,13 +120,13 @@ impl Extra {
         Extra(AtomicU64::new(Extra::PRICE))
     }
 
-    /// A first request was sent.
+    /// Earns credit: a first request was sent.
     pub(crate) fn earn(&self) {
         let more = |credit: u64| Some((credit + 1).min(Extra::MOST));
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
     }
 
-    /// Whether a second may be.
+    /// Whether a second request may be sent. Spends the credit.
     pub(crate) fn spend(&self) -> bool {
         let less = |credit: u64| credit.checked_sub(Extra::PRICE);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()

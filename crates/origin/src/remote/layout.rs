@@ -1,14 +1,14 @@
-//! Where things lie in the store, and how a blob and its sums share one object.
+//! The keys of the store, and how a blob and its sums share one object.
 //!
 //! ```text
-//!   PREFIX/covey-origin          the marker: "covey origin 2", and whose it is
-//!   PREFIX/blobs/ab/ab12...ef    2,576 bytes: its encoded sums (`blob::sums`), then zeros; then the blob's bytes
+//!   PREFIX/covey-origin          the marker: "covey origin 2", and the volume
+//!   PREFIX/blobs/ab/ab12...ef    2,576 bytes: its encoded sums (`blob::sums`), then zeros; then its bytes
 //!   PREFIX/records/NAME          a record
 //! ```
 //!
-//! **The sums come first**, in an object of the blob's own, so that storing a blob is one PUT and a whole read is one GET, and whoever reads it can
-//! compare each group as it comes and pass it on at once. Their room is that of the longest, so that a reader who does not know the blob's
-//! size knows where each byte lies.
+//! **The sums come first**, in the blob's own object. So storing a blob is one PUT and a whole read is one
+//! GET. A reader can compare each group as it arrives and pass it on at once. The head has the length of the
+//! longest sums, so that a reader that does not know the blob's size knows where each byte is.
 
 use base::BlobId;
 use base::size::BLOB_MAX;
@@ -17,7 +17,7 @@ use object_store::path::Path;
 
 use super::spec::RemoteSpec;
 
-/// The room for the sums before the blob's bytes: what those of a blob of 4 MiB take.
+/// The length of the head, which holds the sums of the largest blob (4 MiB).
 pub(crate) const HEAD: u32 = 2576;
 /// The largest object that holds a blob.
 pub(crate) const OBJECT_MAX: u64 = BLOB_MAX as u64 + HEAD as u64;
@@ -52,7 +52,7 @@ impl Layout {
         Path::from(format!("{}blobs/{}/{name}", self.prefix, &name[..2]))
     }
 
-    /// The blob that a key below [`Layout::blobs`] holds; other keys are nobody's.
+    /// The blob that a key below [`Layout::blobs`] holds; none for other keys.
     pub(crate) fn blob_of(&self, key: &Path) -> Option<BlobId> {
         let rest = key.as_ref().strip_prefix(&*self.prefix)?.strip_prefix("blobs/")?;
         let (folder, name) = rest.split_once('/')?;
@@ -77,20 +77,20 @@ impl Layout {
     }
 }
 
-/// The size of the blob in an object of `size` bytes, if an object with a blob can have that size.
+/// The size of the blob in an object of `size` bytes; none if no blob's object has that size.
 pub(crate) fn blob_size(size: u64) -> Option<u32> {
     let blob = u32::try_from(size.checked_sub(u64::from(HEAD))?).ok()?;
     (blob <= BLOB_MAX).then_some(blob)
 }
 
-/// What stands before the bytes of a blob with these sums.
+/// The head of a blob with these sums.
 pub(crate) fn head_of(sums: &Sums) -> Vec<u8> {
     let mut head = sums.encode();
     head.resize(HEAD as usize, 0);
     head
 }
 
-/// The sums at the beginning of an object, if they are those of this blob.
+/// The sums at the beginning of an object, if they are this blob's.
 ///
 /// # Errors
 /// What is wrong with them.

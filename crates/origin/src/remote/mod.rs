@@ -1,17 +1,21 @@
 //! `s3://`, `gs://`, `az://`: an origin in an object store.
 //!
-//! [`RemoteSpec`] says where; [`Remote`] is the origin there. Calls block and may come from any thread; a runtime of two threads that
-//! nobody else sees does the waiting. Every call ends by its deadline, and every mistake is one line that names it ([`Mistake`]).
+//! [`RemoteSpec`] names the place; [`Remote`] is the origin there. Calls block and may come from any thread;
+//! a private runtime of two threads does the waiting. Every call ends by its deadline, and every user mistake
+//! is named in one line ([`Mistake`]).
 //!
 //! - `spec`: URLs. `environment`, `keys`, `later`: where keys and places come from, and when. `store`: the
 //!   store of the `object_store` crate.
 //! - `wire`: HTTP; `fault`: what went wrong, and what that means.
-//! - `engine`: tries, deadlines, second GETs; `refusals`: what is not asked again at once; `pace`: budgets; `latency`, `stats`: what was measured.
-//! - `layout`: keys, and what stands before a blob's bytes; `blobs`, `beside`: the operations on blobs and on records and the marker.
+//! - `engine`: tries, deadlines, hedges; `refusals`: what is not asked again at once; `pace`: budgets;
+//!   `latency`, `stats`: measurements.
+//! - `layout`: keys, and the header before a blob's bytes; `blobs`: the operations on blobs; `beside`:
+//!   records and the marker.
 //!
-//! **Nothing is believed.** Bytes are compared with the blob's name before they are handed on; when they differ, they are fetched
-//! once more past any proxy's cache, and then the blob is called damaged. That a blob is missing is believed only while the marker is
-//! there: a bucket that was emptied or swapped is an origin that is away, not one without blobs.
+//! **Nothing is trusted.** Bytes are compared with the blob's name before they are returned. If they differ,
+//! they are fetched again past any proxy's cache, and then the blob is called damaged. An answer that a blob
+//! is missing counts only while the marker exists: a bucket that was emptied or swapped is an unavailable
+//! origin, not an origin without blobs.
 
 mod beside;
 mod blobs;
@@ -62,20 +66,20 @@ pub use refusals::{ACTS, Act, Refusal};
 pub use spec::{RemoteSpec, Store, is_in_the_clear};
 pub use stats::{KINDS, Kind, RemoteStats, Times};
 
-/// What a remote origin may take, and how long.
+/// What a remote origin may use, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Requests under way at once.
+    /// Concurrent requests.
     pub in_flight: usize,
-    /// Requests in a second; none: no limit.
+    /// Requests per second; none: no limit.
     pub max_requests: Option<u64>,
-    /// Bytes in a second, both ways together; none: no limit.
+    /// Bytes per second, both directions together; none: no limit.
     pub max_bandwidth: Option<u64>,
-    /// When a read ends with an error, if not before.
+    /// When a read fails at the latest.
     pub read_deadline: Duration,
-    /// The same for what stores, removes and lists.
+    /// The same for storing, removing and listing.
     pub write_deadline: Duration,
-    /// Whether a second GET is sent when the first takes long.
+    /// Whether to hedge: a second GET is sent when the first takes long.
     pub hedge: bool,
 }
 
@@ -92,17 +96,17 @@ impl Default for Limits {
     }
 }
 
-/// One try of a request that moves little.
+/// Time limit of one try that moves few bytes.
 const TRY_SMALL: Duration = Duration::from_secs(15);
-/// One try of one that moves a whole blob.
+/// Time limit of one try that moves a whole blob.
 const TRY_LARGE: Duration = Duration::from_secs(45);
-/// One try of one that stores: many of them share a line that may be slow.
+/// Time limit of one try that stores: many of them may share a slow line.
 const TRY_STORE: Duration = Duration::from_secs(120);
-/// Opening an origin ends by then: somebody sits before it.
+/// Time limit of opening an origin: a person waits for it.
 const OPENING: Duration = Duration::from_secs(15);
-/// So often is it tried to open one.
+/// How many tries opening makes.
 const OPENING_TRIES: u32 = 4;
-/// For so long it is believed that the marker is there.
+/// For this long after it was seen, the marker is assumed to exist.
 const MARKER_HOLDS: Duration = Duration::from_secs(10);
 
 /// When keys have to be there.
@@ -121,15 +125,15 @@ pub struct Remote {
     engine: Arc<Engine>,
     limits: Limits,
     access: Access,
-    /// Where the keys are from, for messages.
+    /// Where the keys came from, for messages.
     keys_from: String,
-    /// Whose it is: what the marker says, or will have to say.
+    /// The volume that the marker names, or will have to name.
     volume: String,
-    /// The marker has not been looked at yet.
+    /// The marker has not been read yet.
     unseen: AtomicBool,
     recent: Recent,
     marker_seen: Mutex<Option<Instant>>,
-    /// Taken out only when this goes.
+    /// Some until it is dropped.
     runtime: Option<Runtime>,
 }
 
@@ -148,10 +152,11 @@ impl Drop for Remote {
 }
 
 impl Remote {
-    /// Makes the place an origin of the volume called `volume` and opens it. Of several who try at once, one succeeds.
+    /// Makes the place an origin of the volume called `volume` and opens it. Of several concurrent callers,
+    /// one succeeds.
     ///
     /// # Errors
-    /// [`OriginError::Remote`]: what is wrong, or that something else is there already.
+    /// [`OriginError::Remote`]: what is wrong, or that the place is in use already.
     pub fn format(
         spec: &RemoteSpec,
         environment: &Environment,
@@ -164,7 +169,7 @@ impl Remote {
         Ok(remote)
     }
 
-    /// Opens an origin that [`Remote::format`] made.
+    /// Opens an origin created by [`Remote::format`].
     ///
     /// # Errors
     /// [`OriginError::Remote`].
@@ -179,10 +184,11 @@ impl Remote {
         Ok(remote)
     }
 
-    /// The same for an origin that cannot be asked now, and whose volume is known: nothing is requested yet.
+    /// The same for an origin that is unreachable now, and whose volume is known. Sends no request yet.
     ///
     /// # Errors
-    /// [`OriginError::Remote`]: what is wrong with the keys or the place, as far as it shows without asking.
+    /// [`OriginError::Remote`]: what is wrong with the keys or the place, as far as that is known without a
+    /// request.
     pub fn open_unseen(
         spec: &RemoteSpec,
         environment: &Environment,
@@ -196,7 +202,8 @@ impl Remote {
         Ok(remote)
     }
 
-    /// Looks at the marker of an origin that was opened unseen, if that has not been done since: it must name the volume. Nothing is stored or removed before.
+    /// Reads the marker of an origin that was opened unseen, if that has not been done since: it must name
+    /// the volume. Nothing is stored or removed before that.
     ///
     /// # Errors
     /// [`OriginError::Remote`]; [`Mistake::Taken`] when the place is another volume's.
@@ -273,22 +280,23 @@ impl Remote {
         })
     }
 
-    /// Where it is, with the endpoint and region that are used: what a volume remembers.
+    /// The place, with the endpoint and region in use: what a volume stores.
     pub fn spec(&self) -> &RemoteSpec {
         &self.spec
     }
 
-    /// The volume that the origin was made for.
+    /// The volume that the origin was created for.
     pub fn volume(&self) -> &str {
         &self.volume
     }
 
-    /// What was counted so far.
+    /// The counters so far.
     pub fn stats(&self) -> RemoteStats {
         self.engine.stats.snapshot()
     }
 
-    /// What the store refuses while it answers: because of the credentials, the clock, or a right that they lack. Nothing while it serves.
+    /// What the store refuses while it answers: because of the credentials, the clock, or a missing right.
+    /// Empty while it serves.
     pub fn refusals(&self) -> Vec<Refusal> {
         let now = self.engine.refusals.now().into_iter();
         let refusal = |(act, failed, since): (_, Failed, _)| Refusal {
@@ -300,11 +308,12 @@ impl Remote {
         now.map(refusal).collect()
     }
 
-    /// By how many seconds this machine's clock is ahead of the store's (negative: behind), by the head of an answer; none where the store tells
-    /// no time. Needs no right to the place: also an answer that refuses has a time.
+    /// By how many seconds this machine's clock is ahead of the store's (negative: behind), by the header of
+    /// an answer; none if the store sends no time. Needs no rights to the place: an answer that refuses also
+    /// has a time.
     ///
     /// # Errors
-    /// [`OriginError::Remote`]: nothing answers, or nothing can be asked.
+    /// [`OriginError::Remote`]: nothing answers, or no request can be made.
     pub fn clock_ahead(spec: &RemoteSpec, environment: &Environment) -> Result<Option<i64>, OriginError> {
         let remote = Remote::connect(spec, environment, Limits::default(), Access::ReadOnly, Wanted::Now)?;
         let asked = remote.read_marker();
@@ -314,7 +323,7 @@ impl Remote {
         }
     }
 
-    /// Lets the runtime do `work` and waits for it, on whatever thread this is.
+    /// Runs `work` on the runtime and waits for it, from any thread.
     fn wait<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, Failed>> + Send + 'static,
@@ -323,7 +332,7 @@ impl Remote {
         let Some(runtime) = &self.runtime else { return Err(ended()) };
         let (done, result) = mpsc::sync_channel(1);
         runtime.spawn(async move {
-            // Nobody waits any more: then nobody wants it.
+            // It fails if the caller no longer waits. Then the result is not needed.
             let _ = done.send(work.await);
         });
         result.recv().unwrap_or_else(|_| Err(ended()))
@@ -337,9 +346,9 @@ impl Remote {
             What::Store => (write_deadline, TRY_STORE, false),
             What::Remove | What::List => (write_deadline, TRY_LARGE, false),
         };
-        // With a budget of bytes a try takes as long as the budget says.
+        // With a budget of bytes, a try may take as long as the budget requires.
         let one = if self.limits.max_bandwidth.is_some() { limit } else { one };
-        // It begins now, and has no longer than what it is made for.
+        // The deadline starts now, and is no later than that of the calling work.
         Call { what, deadline: Deadline::current().within(limit), one, tries: u32::MAX, hedge }
     }
 
@@ -361,7 +370,7 @@ impl Remote {
         explained
     }
 
-    /// The error of a call that is about no blob, or about one that is there.
+    /// The error of a call that is not about a blob, or about one that exists.
     fn unavailable(&self, failed: &Failed) -> BlobError {
         match mistake_of(&failed.fault) {
             Mistake::Full => BlobError::Full,
@@ -375,7 +384,7 @@ impl Remote {
         OriginError::Remote { origin: self.spec.to_string(), mistake: mistake_of(&failed.fault), what, next }
     }
 
-    /// Whether the place may be changed: an origin that was opened unseen is looked at first.
+    /// Whether the place may be changed. The marker of an origin that was opened unseen is read first.
     fn writable(&self) -> Result<(), BlobError> {
         if self.access == Access::ReadOnly {
             return Err(BlobError::Io(std::io::ErrorKind::ReadOnlyFilesystem.into()));

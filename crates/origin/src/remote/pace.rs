@@ -1,23 +1,25 @@
-//! How much is asked of the store: requests in flight, requests in a second, bytes in a second.
+//! The load on the store: requests in flight, requests per second, bytes per second.
 //!
-//! **A budget is a line of people at a counter.** Who wants to send takes the next free moment and waits for it; so it is fair, and
-//! nobody who waits holds a lock. A large body takes a moment for each piece that it moves, and a small one for the only piece it has:
-//! the small read stands behind one piece of each large one and not behind their whole bodies.
+//! **A budget is a first-come-first-served queue.** A sender takes the next free moment and waits for it. So
+//! it is fair, and no waiter holds a lock. A large body takes a moment for each piece that it moves, and a
+//! small one for its only piece. So a small read waits behind one piece of each large body, not behind whole
+//! bodies.
 //!
-//! A few of the places in flight are for small reads only, so that 64 whole blobs under way do not keep a small read from starting.
+//! A few of the slots in flight are for small reads only, so that 64 whole blobs in flight do not keep a
+//! small read from starting.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// What is not used is kept for this long: a short burst after a pause is not held back.
+/// Unused budget is kept for this long: a short burst after a pause is not delayed.
 const BURST: Duration = Duration::from_millis(250);
 
-/// Of the places in flight, this part is for small reads only.
+/// One in this many slots in flight is for small reads only.
 const SMALL_PART: usize = 8;
 
-/// At most so many units in a second.
+/// A limit of units per second.
 pub(crate) struct Budget {
     per_second: f64,
     next: Mutex<Option<Instant>>,
@@ -28,7 +30,7 @@ impl Budget {
         Budget { per_second: per_second.max(1) as f64, next: Mutex::new(None) }
     }
 
-    /// How long to wait before `units` may go; they are taken.
+    /// Takes `units` and returns how long to wait before sending them.
     fn take_at(&self, units: u64, now: Instant) -> Duration {
         let mut next = self.next.lock();
         let oldest = now.checked_sub(BURST).unwrap_or(now);
@@ -38,7 +40,7 @@ impl Budget {
         begin.saturating_duration_since(now)
     }
 
-    /// Waits until `units` may go.
+    /// Waits until `units` may be sent.
     pub(crate) async fn take(&self, units: u64) {
         let wait = self.take_at(units, base::time::monotonic());
         if !wait.is_zero() {
@@ -47,7 +49,7 @@ impl Budget {
     }
 }
 
-/// Whether a request moves little and somebody waits for it, or much.
+/// Whether a request moves few bytes and is waited for, or many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
     Small,
@@ -62,7 +64,7 @@ pub(crate) struct Pace {
     bytes: Option<Budget>,
 }
 
-/// Places in flight, given back when it goes.
+/// A slot in flight, returned when dropped.
 pub(crate) struct Place<'a> {
     _all: SemaphorePermit<'a>,
     _large: Option<SemaphorePermit<'a>>,
@@ -80,7 +82,8 @@ impl Pace {
         }
     }
 
-    /// Waits for a place and for the budget of requests. None only if the semaphores were closed, which nobody does.
+    /// Waits for a slot and for the budget of requests. None only if the semaphores were closed, which never
+    /// happens.
     pub(crate) async fn enter(&self, size: Size) -> Option<Place<'_>> {
         let large = match size {
             Size::Large => Some(self.large.acquire().await.ok()?),
@@ -93,7 +96,7 @@ impl Pace {
         Some(Place { _all: all, _large: large })
     }
 
-    /// A place without waiting, for what may as well not happen. It still counts as a request.
+    /// A slot without waiting, for an optional request. It still counts as a request.
     pub(crate) fn try_enter(&self, size: Size) -> Option<Place<'_>> {
         let large = match size {
             Size::Large => Some(self.large.try_acquire().ok()?),
@@ -108,7 +111,7 @@ impl Pace {
         Some(Place { _all: all, _large: large })
     }
 
-    /// To be called for each piece of a body that came or is about to go.
+    /// To be called for each piece of a body that arrived or is about to be sent.
     pub(crate) async fn bytes(&self, bytes: u64) {
         if let Some(budget) = &self.bytes {
             budget.take(bytes).await;

@@ -1,7 +1,8 @@
-//! The sums of the blobs that parts were read of lately, so that the next part needs one request and not two.
+//! The sums of blobs of which parts were read recently, so that the next part needs one request instead of
+//! two.
 //!
-//! Two generations: what is used moves to the young one, and when that is full the old one is forgotten. So it is bounded (about
-//! 2.6 KiB for each entry), and what is used often stays.
+//! Two generations: an entry that is used moves to the young one, and when that is full the old one is
+//! dropped. So it is bounded (about 2.6 KiB for each entry), and entries in frequent use stay.
 
 use std::collections::HashMap;
 use std::sync::Arc;

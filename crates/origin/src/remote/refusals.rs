@@ -1,14 +1,16 @@
-//! A store that answers and will not serve us: what it refuses, since when, and when it is worth asking again.
+//! A store that answers but refuses: what it refuses, since when, and when to try again.
 //!
-//! **Kinds are kept apart.** A refusal of the key itself, or of the clock that requests are signed by, concerns every request. "Access denied"
-//! concerns one right: keys that may not delete (append-only keys, locked objects) are no reason to refuse a read. So each [`Act`] has a state of
-//! its own, and one more is for what concerns all of them.
+//! **Kinds are kept apart.** A refusal of the key itself, or of the clock that signs requests, concerns every
+//! request. "Access denied" concerns one right: keys that may not delete (append-only keys, locked objects)
+//! are no reason to refuse a read. So each [`Act`] has its own state, and one more state is for refusals that
+//! concern all of them.
 //!
-//! A wrong key is wrong the second time too, but keys are renewed while a mount goes on, by a person or by a program that writes their file. So
-//! reads that would be refused are answered here for a while, without a request, and one is let through now and then; the pauses
-//! double. What stores and removes has a pace of its own above (uploads, removals) and is not held back.
+//! A wrong key is wrong the second time too, but a person or a program may renew keys during a mount. So
+//! reads that would be refused fail here for a while, without a request, and one is let through now and then.
+//! The pauses double. Storing and removing are paced by their callers (uploads, removals) and not held back.
 //!
-//! One refusal of a key is enough. "Access denied" may be about one object only, so for reads it takes [`DENIALS`] in a row without any answer between.
+//! One refusal of a key is enough. "Access denied" may be about one object only, so for reads it takes
+//! [`DENIALS`] in a row without any success between.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -20,12 +22,13 @@ use super::Mistake;
 use super::engine::Failed;
 use super::fault::mistake_of;
 
-/// The first pause; each further one is twice as long.
+/// The first pause; each later one is twice as long.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// The request that goes to see takes those along that come within this: one read is two requests at times.
+/// Requests within this time of a trial request are let through with it, because one read may be two
+/// requests.
 const TOGETHER: Duration = Duration::from_millis(50);
-/// So many "access denied" in a row are a refusal of the key.
+/// This many "access denied" in a row count as a refusal of the right.
 const DENIALS: u32 = 3;
 
 /// A right that a request needs.
@@ -41,20 +44,20 @@ pub enum Act {
     List,
 }
 
-/// All of them, with the names that they have in a status.
+/// All rights, with their names in a status.
 pub const ACTS: [(Act, &str); 4] =
     [(Act::Read, "reads"), (Act::Write, "writes"), (Act::Remove, "deletes"), (Act::List, "listings")];
 
 /// Something that the store refuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What it refuses; none: everything, because of the credentials or the clock.
+    /// The refused right; none: everything, because of the credentials or the clock.
     pub act: Option<Act>,
-    /// The mistake that it shows.
+    /// The mistake behind it.
     pub mistake: Mistake,
-    /// One line that says so, and what to do.
+    /// One line with the reason and what to do.
     pub why: String,
-    /// Since when.
+    /// When it began.
     pub since: Timestamp,
 }
 
@@ -65,7 +68,7 @@ impl Refusal {
         named.map_or("everything", |(_, name)| name)
     }
 
-    /// For what, in a word: `credentials`, `clock`, `rights`.
+    /// The cause, in a word: `credentials`, `clock`, `rights`.
     pub fn cause(&self) -> &'static str {
         match self.mistake {
             Mistake::Clock => "clock",
@@ -75,7 +78,7 @@ impl Refusal {
     }
 }
 
-/// Whether a mistake is a refusal: the store is there, and time alone does not help.
+/// Whether a mistake is a refusal: the store answers, and time alone does not help.
 pub(crate) fn is_refusal(mistake: Mistake) -> bool {
     mistake == Mistake::Denied || concerns_all(mistake)
 }
@@ -92,12 +95,12 @@ struct Held {
     pause: Duration,
     /// None: it may be about one object, and nothing is held back yet.
     until: Option<Instant>,
-    /// One request went to see, and others may follow until then.
+    /// A trial request was sent, and others may follow until then.
     open: Option<Instant>,
 }
 
 impl Held {
-    /// Whether a read is answered here.
+    /// Whether a read fails here without a request.
     fn holds(&mut self, now: Instant, renewed: &mut dyn FnMut() -> bool) -> bool {
         let Some(until) = self.until else { return false };
         if self.open.is_some_and(|open| now < open) {
@@ -106,7 +109,7 @@ impl Held {
         if now < until && !renewed() {
             return true;
         }
-        // This one goes; others wait for what becomes of it, or for the next turn.
+        // This request is sent. Others wait for its result, or for the next trial.
         self.until = Some(now + self.pause);
         self.open = Some(now + TOGETHER);
         false
@@ -115,9 +118,9 @@ impl Held {
 
 #[derive(Default)]
 struct State {
-    /// What concerns every request.
+    /// A refusal that concerns every request.
     all: Option<Held>,
-    /// What concerns one right, in the order of [`ACTS`].
+    /// Refusals of one right, in the order of [`ACTS`].
     one: [Option<Held>; ACTS.len()],
 }
 
@@ -130,13 +133,14 @@ impl State {
 /// See the [module](self).
 #[derive(Default)]
 pub(crate) struct Refusals {
-    /// Whether `held` is something: looked at without the lock by every call.
+    /// Whether `held` holds anything; every call reads it without the lock.
     any: AtomicBool,
     held: Mutex<State>,
 }
 
 impl Refusals {
-    /// The refusal that a call would meet, if it should not be made now. `renewed` is asked whether there are other keys by now; then it is made.
+    /// The refusal that a call would get, if it should not be made now. Calls `renewed` to check for new
+    /// keys; if there are any, the call is made.
     pub(crate) fn meets(&self, act: Act, now: Instant, mut renewed: impl FnMut() -> bool) -> Option<Failed> {
         if act != Act::Read || !self.any.load(Ordering::Acquire) {
             return None;
@@ -150,7 +154,8 @@ impl Refusals {
         refused.map(|fault| Failed { fault, tries: 0 })
     }
 
-    /// A call failed. Anything but a refusal is an answer, or says nothing.
+    /// Records a failed call. "Not found" and "exists" count as success; other faults than refusals say
+    /// nothing.
     pub(crate) fn failed(&self, act: Act, failed: &Failed, now: Instant, today: Timestamp) {
         let mistake = mistake_of(&failed.fault);
         if failed.fault.is_missing() || failed.fault.is_taken() {
@@ -172,7 +177,7 @@ impl Refusals {
         self.any.store(true, Ordering::Release);
     }
 
-    /// The store served a call: it knows the key, and grants this right.
+    /// Records a success: the store knows the key, and grants this right.
     pub(crate) fn answered(&self, act: Act) {
         if self.any.load(Ordering::Acquire) {
             let mut state = self.held.lock();
@@ -181,7 +186,7 @@ impl Refusals {
         }
     }
 
-    /// What is refused while that goes on: for which right (none: for all), what was said, and since when.
+    /// The present refusals: the right (none: all), the fault, and since when.
     pub(crate) fn now(&self) -> Vec<(Option<Act>, Failed, Timestamp)> {
         let state = self.held.lock();
         let one = ACTS.iter().zip(&state.one).map(|((act, _), held)| (Some(*act), held));
@@ -246,7 +251,7 @@ mod tests {
         assert!(held(&refusals), "a busy store says nothing of the key");
     }
 
-    /// Keys without the right to delete: three refused DELETEs had the reads after them refused without being asked.
+    /// Keys without the right to delete: after three refused DELETEs, reads were refused without a request.
     #[test]
     fn regression_what_may_not_be_deleted_can_be_read() {
         let (refusals, now, today) = (Refusals::default(), base::time::monotonic(), base::time::now());
@@ -261,7 +266,7 @@ mod tests {
         assert_eq!(shown().len(), 3, "a read that is served says nothing of deletes");
         refusals.answered(Act::Remove);
         assert_eq!(shown(), [Some(Act::Write), Some(Act::List)]);
-        // An unknown key is unknown for reads too, whichever request met it first.
+        // An unknown key is unknown for reads too, whichever request found it first.
         refusals.failed(Act::Remove, &refused(403, "InvalidAccessKeyId"), now, today);
         assert!(held() && shown()[0].is_none());
         refusals.answered(Act::Write);

@@ -1,7 +1,7 @@
-//! `s3://BUCKET/PREFIX` and its kin: what a user writes, and what a volume remembers.
+//! `s3://BUCKET/PREFIX` and the like: what a user writes, and what a volume stores.
 //!
-//! A spec holds no secret and never will: it is printed, logged and stored. Text with something before an `@` is refused without
-//! being repeated, because people paste URLs with keys in them.
+//! A spec never holds a secret: it is printed, logged and stored. Text with something before an `@` is
+//! refused without being repeated, because people paste URLs with keys in them.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ use crate::OriginError;
 
 const WHERE_KEYS_GO: &str = "give keys by the environment or ~/.aws/credentials";
 
-/// What kind of store.
+/// The kind of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
-    /// Amazon S3, and what speaks its protocol: MinIO, Ceph, R2, Garage.
+    /// Amazon S3, and stores that speak its protocol: MinIO, Ceph, R2, Garage.
     S3,
     /// Google Cloud Storage.
     Gcs,
@@ -21,7 +21,7 @@ pub enum Store {
 }
 
 impl Store {
-    /// How its URLs begin.
+    /// The beginning of its URLs.
     pub fn scheme(self) -> &'static str {
         match self {
             Store::S3 => "s3://",
@@ -40,14 +40,14 @@ pub struct RemoteSpec {
     pub bucket: String,
     /// Keys begin with this and a `/`; empty: the whole bucket. Without a `/` at either end.
     pub prefix: String,
-    /// Where the store is, when it is not the cloud's own: `http://127.0.0.1:9000`. Without a `/` at the end.
+    /// The store's address, if it is not the cloud's own: `http://127.0.0.1:9000`. Without a `/` at the end.
     pub endpoint: Option<String>,
-    /// The bucket's region, where the store has any.
+    /// The bucket's region, if the store has regions.
     pub region: Option<String>,
 }
 
 impl RemoteSpec {
-    /// Whether the text means a remote store at all, well written or not.
+    /// Whether the text means a remote store, well-formed or not.
     pub fn claims(text: &str) -> bool {
         [Store::S3, Store::Gcs, Store::Azure].iter().any(|store| text.starts_with(store.scheme()))
     }
@@ -65,7 +65,7 @@ impl RemoteSpec {
             Err(OriginError::BadRemote { what, next: next.to_owned() })
         };
         if rest.contains('@') {
-            // What stands before it may be a key: it is not repeated.
+            // What comes before the @ may be a key: it is not repeated.
             return bad("an origin's URL has no @".to_owned(), WHERE_KEYS_GO);
         }
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
@@ -88,7 +88,7 @@ impl RemoteSpec {
         })
     }
 
-    /// The same place with the endpoint and region that a user named, or a volume remembers.
+    /// The same place with the endpoint and region that a user named, or a volume stored.
     ///
     /// # Errors
     /// [`OriginError::BadRemote`], which says what is wrong with either.
@@ -117,7 +117,8 @@ impl fmt::Display for RemoteSpec {
     }
 }
 
-/// Why this is no bucket, if it is none. The stores' own rules differ a little; each checks the rest itself.
+/// Why this cannot be a bucket; none if it can. The stores' own rules differ a little; each checks the rest
+/// itself.
 fn wrong_bucket(name: &str) -> Option<&'static str> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     if !name.bytes().all(plain) {
@@ -133,7 +134,7 @@ fn wrong_bucket(name: &str) -> Option<&'static str> {
     None
 }
 
-/// Why this is no prefix, if it is none.
+/// Why this cannot be a prefix; none if it can.
 fn wrong_prefix(prefix: &str) -> Option<&'static str> {
     if prefix.is_empty() {
         return None;
@@ -151,7 +152,7 @@ fn wrong_prefix(prefix: &str) -> Option<&'static str> {
     None
 }
 
-/// An endpoint without a `/` at its end, or why it is none.
+/// Checks an endpoint, and removes a `/` at its end.
 fn check_endpoint(text: &str) -> Result<String, OriginError> {
     let bad =
         |what: &str, next: &str| Err(OriginError::BadRemote { what: what.to_owned(), next: next.to_owned() });
@@ -182,7 +183,7 @@ pub(crate) fn host_of(endpoint: &str) -> &str {
     rest.split('/').next().unwrap_or(rest)
 }
 
-/// Whether the endpoint is this machine, so that no proxy of the environment stands before it.
+/// Whether the endpoint is on this machine, so that no proxy of the environment is used.
 pub(crate) fn is_loopback(endpoint: &str) -> bool {
     let host = host_of(endpoint);
     let name = if host.starts_with('[') { host } else { host.split(':').next().unwrap_or(host) };
@@ -190,7 +191,7 @@ pub(crate) fn is_loopback(endpoint: &str) -> bool {
     name == "localhost" || is_v4 || name.starts_with("[::1]")
 }
 
-/// Whether what is said to an endpoint can be read and changed on the way: it is plain HTTP, and not this machine.
+/// Whether traffic to an endpoint can be read and changed on the way: it is plain HTTP to another machine.
 pub fn is_in_the_clear(endpoint: &str) -> bool {
     endpoint.starts_with("http://") && !is_loopback(endpoint)
 }

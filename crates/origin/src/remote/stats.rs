@@ -1,4 +1,4 @@
-//! What is counted: requests by kind, what went wrong, bytes, times.
+//! Counters: requests by kind, failures, bytes, times.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,17 +8,17 @@ use super::latency::{BUCKETS, Extra, Latency, quantile};
 /// A kind of request, as stores charge for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Bytes are read.
+    /// Reads bytes.
     Get,
-    /// Bytes are stored.
+    /// Stores bytes.
     Put,
-    /// A size is asked for.
+    /// Reads a size.
     Head,
-    /// Objects are removed, one or many.
+    /// Removes objects, one or many.
     Delete,
-    /// Keys are listed.
+    /// Lists keys.
     List,
-    /// Keys to sign with are fetched.
+    /// Fetches keys to sign with.
     Keys,
 }
 
@@ -32,7 +32,7 @@ pub const KINDS: [(Kind, &str); 6] = [
     (Kind::Keys, "keys"),
 ];
 
-/// The store told no time yet.
+/// The store has sent no time yet.
 const UNTOLD: i64 = i64::MIN;
 
 #[derive(Default)]
@@ -61,9 +61,10 @@ pub(crate) struct Stats {
     received: Count,
     sent: Count,
     in_flight: AtomicU64,
-    /// How far our clock is ahead of the store's, in seconds, by the last answer that told; [`UNTOLD`] before.
+    /// By how many seconds this machine's clock is ahead of the store's, by the last answer with a time;
+    /// [`UNTOLD`] before.
     ahead: AtomicI64,
-    /// Reads of little, of whole blobs, and what stores.
+    /// Small reads, reads of whole blobs, and stores.
     pub(crate) small: Latency,
     pub(crate) large: Latency,
     pub(crate) put: Latency,
@@ -129,7 +130,7 @@ impl Stats {
         self.sent.add(bytes);
     }
 
-    /// An answer said what time it is at the store, in seconds since 1970.
+    /// Records the store's time in an answer, in seconds since 1970.
     pub(crate) fn told_time(&self, seconds: i64) {
         self.ahead.store(base::time::now().seconds().saturating_sub(seconds), Ordering::Relaxed);
     }
@@ -138,7 +139,7 @@ impl Stats {
         Some(self.ahead.load(Ordering::Relaxed)).filter(|ahead| *ahead != UNTOLD)
     }
 
-    /// One more in flight until what is returned goes.
+    /// Counts one more request in flight until the returned value is dropped.
     pub(crate) fn fly(&self) -> Flight<'_> {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         Flight(&self.in_flight)
@@ -176,31 +177,32 @@ impl Drop for Flight<'_> {
     }
 }
 
-/// What was counted since the origin was opened.
+/// The counters since the origin was opened.
 #[derive(Clone, Debug)]
 pub struct RemoteStats {
     requests: [u64; KINDS.len()],
     /// Requests that were sent again after a failure.
     pub retries: u64,
-    /// Requests that failed, whatever came of it in the end.
+    /// Requests that failed, even if a retry succeeded.
     pub errors: u64,
     /// Of those, the ones that the store refused because it was busy.
     pub throttled: u64,
-    /// Calls that came to nothing for a key, a right or a clock, with those that were not made because the one before was refused.
+    /// Calls that failed because of a key, a right or a clock, including those that were not made because an
+    /// earlier one was refused.
     pub refusals: u64,
-    /// Bodies that were not the blob's.
+    /// Bodies that did not match the blob.
     pub damaged: u64,
     /// Second GETs that were sent because the first took long.
     pub hedges: u64,
-    /// Of those, the ones that were first.
+    /// Of those, the ones that finished first.
     pub hedges_won: u64,
-    /// Bytes of bodies that came.
+    /// Bytes of bodies received.
     pub received_bytes: u64,
-    /// Bytes of bodies that went.
+    /// Bytes of bodies sent.
     pub sent_bytes: u64,
-    /// Requests under way now.
+    /// Requests in flight now.
     pub in_flight: u64,
-    /// Reads of parts and records, and whatever else moves little.
+    /// Reads of parts and records, and other small requests.
     pub small_reads: Times,
     /// Reads of whole blobs.
     pub large_reads: Times,
@@ -209,7 +211,7 @@ pub struct RemoteStats {
 }
 
 impl RemoteStats {
-    /// Requests of a kind, with those that failed, were sent again, or were second GETs.
+    /// Requests of a kind, including failed ones, retries and second GETs.
     pub fn requests(&self, kind: Kind) -> u64 {
         self.requests[kind as usize]
     }
@@ -220,7 +222,7 @@ impl RemoteStats {
 pub struct Times {
     /// How many requests each bucket counts.
     pub buckets: [u64; BUCKETS],
-    /// All durations together.
+    /// The sum of all durations.
     pub total: Duration,
 }
 
@@ -230,7 +232,7 @@ impl Times {
         self.buckets.iter().sum()
     }
 
-    /// The time within which `part` (0.99) of them were done, to 19 %; none when there were none.
+    /// The time within which `part` (0.99) of them finished, to 19 %; none if there were none.
     pub fn quantile(&self, part: f64) -> Option<Duration> {
         quantile(&self.buckets, part)
     }

@@ -1,4 +1,4 @@
-//! The menu of faults, the users' mistakes, and what each operation costs, against an S3 server in this process.
+//! Faults, users' mistakes, and the cost of each operation, against an S3 server in this process.
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,13 +19,13 @@ use super::{Environment, Limits, Mistake, Remote, RemoteSpec};
 use crate::tests::noise;
 use crate::{Access, OriginError};
 
-/// One server for all tests; each works below a prefix of its own.
+/// One server for all tests; each test has its own prefix.
 pub(crate) fn server() -> &'static Server {
     static SERVER: OnceLock<Server> = OnceLock::new();
     SERVER.get_or_init(Server::start)
 }
 
-/// A real MinIO for all tests, or what it takes to have one.
+/// A real MinIO for all tests, or what is missing for one.
 pub(crate) fn minio() -> Result<&'static Minio, String> {
     static MINIO: OnceLock<Result<Minio, String>> = OnceLock::new();
     let start = || Minio::program().map(|program| Minio::start(&program, "us-east-1"));
@@ -42,12 +42,12 @@ fn keys() -> Environment {
     Environment::of(environment())
 }
 
-/// A new origin with nothing in it.
+/// A new, empty origin.
 pub(crate) fn fresh(endpoint: &str, limits: Limits) -> Remote {
     Remote::format(&spec(endpoint), &keys(), limits, "of-a-test").unwrap()
 }
 
-/// Deadlines that a test can wait for.
+/// Deadlines short enough for a test.
 fn short() -> Limits {
     Limits {
         read_deadline: Duration::from_secs(2),
@@ -91,7 +91,7 @@ fn each_fault_that_passes_ends_in_the_right_bytes() {
         get(Fault::CutAnswer(0)).times(2),
         get(Fault::CutAnswer(100_000)).times(2),
         put_only(Fault::CutRequest(5000)).times(2),
-        // Listings and records have no name that their bytes must have.
+        // Listings and records have no hash to be checked against.
         get(Fault::Shorten(1000)).times(1).path("/blobs/"),
         get(Fault::Flip).times(1).path("/blobs/"),
         Rule::new(Fault::Wait(Duration::from_millis(40))),
@@ -150,7 +150,7 @@ fn faults_that_stay_end_in_an_error_by_the_deadline() {
         Fault::CutAnswer(10),
         Fault::Trickle(1000),
     ];
-    // They only wait, so all of them at once.
+    // They only wait, so all of them run in parallel.
     std::thread::scope(|scope| {
         for (seed, fault) in menu.into_iter().enumerate() {
             scope.spawn(move || ends_by_the_deadline(100 + seed as u64, &fault));
@@ -172,7 +172,7 @@ fn ends_by_the_deadline(seed: u64, fault: &Fault) {
     };
     ended("fetch", &|| remote.fetch(&id).map(drop));
     ended("part", &|| remote.fetch_part(&id, 0, 300_000).map(drop));
-    // A PUT's answer has no body to go wrong.
+    // A PUT's answer has no body that could go wrong.
     if !matches!(fault, Fault::Trickle(_) | Fault::CutAnswer(_)) {
         ended("put", &|| remote.put(&id, &sums, &bytes));
     }
@@ -188,7 +188,7 @@ fn wrong_bytes_are_never_given() {
             for wrong in [remote.fetch(&id).map(drop), remote.verify(&id)] {
                 assert!(matches!(wrong, Err(BlobError::Damaged { .. })), "{fault:?}: {wrong:?}");
             }
-            // A part may be right by luck: the bit flipped where nobody looks.
+            // A part may be right by luck, if the flipped bit is outside of it.
             match remote.read_at(&id, 0, &mut buf) {
                 Ok(()) => assert!(buf == bytes, "{fault:?}"),
                 Err(error) => assert!(
@@ -213,7 +213,8 @@ fn what_a_cache_on_the_way_spoilt_is_asked_for_past_it() {
     assert!(buf == bytes && remote.stats().damaged >= 2);
 }
 
-/// Two in a row were believed to be what the store has; with one answer of five spoilt that is one blob of thirty.
+/// Two wrong answers in a row were taken for the store's copy. If one answer in five is corrupted, that is
+/// one blob in thirty.
 #[test]
 fn regression_a_line_that_spoils_some_answers_is_no_damage() {
     let (proxy, remote, id, bytes) = behind(260, Limits::default());
@@ -231,7 +232,7 @@ fn regression_a_line_that_spoils_some_answers_is_no_damage() {
     }
 }
 
-/// Keys that may not delete: the reads after three refused DELETEs were refused too, without being asked.
+/// Keys that may not delete: after three refused DELETEs, reads were refused too, without a request.
 #[test]
 fn regression_refused_deletes_and_writes_refuse_no_read() {
     let (proxy, remote, id, bytes) = behind(262, short());
@@ -251,7 +252,8 @@ fn regression_refused_deletes_and_writes_refuse_no_read() {
     assert!(remote.refusals().is_empty());
 }
 
-/// A proxy's page, with and without its content type, was the answer after three tries: EIO within a second. A 500 was waited out.
+/// A proxy's HTML page, with and without content type, led to EIO within a second, after three tries. A 500
+/// was waited out.
 #[test]
 fn regression_a_page_for_people_is_waited_out_as_an_outage_is() {
     for (seed, page) in [Canned::Page, Canned::BarePage].into_iter().enumerate() {
@@ -269,7 +271,7 @@ fn regression_a_page_for_people_is_waited_out_as_an_outage_is() {
             proxy.add(Rule::new(Fault::Answer(page.clone())));
             std::thread::scope(|scope| {
                 let read = scope.spawn(read);
-                // More often than it was borne before.
+                // More often than it was tolerated before.
                 while proxy.faults().happened() < happened + 5 {
                     assert!(!read.is_finished(), "{page:?}: it was not waited for");
                     std::thread::sleep(Duration::from_millis(5));
@@ -287,7 +289,8 @@ fn regression_a_page_for_people_is_waited_out_as_an_outage_is() {
     }
 }
 
-/// What followed from an answer had a time of its own: a blob that is not there, and a marker that does not come.
+/// What followed from an answer had its own time limit: for a missing blob, and for a marker that does not
+/// arrive.
 #[test]
 fn regression_what_follows_from_an_answer_shares_its_deadline() {
     let (proxy, remote, ..) = behind(266, short());
@@ -298,7 +301,7 @@ fn regression_what_follows_from_an_answer_shares_its_deadline() {
     let begin = Instant::now();
     assert!(matches!(remote.fetch(&nobodys), Err(BlobError::Unavailable(_))));
     assert!(begin.elapsed() < Duration::from_millis(2700), "{:?}", begin.elapsed());
-    // And all of it ends by the deadline of the work that it is for.
+    // All of it ends by the deadline of the calling work.
     proxy.add(Rule::new(Fault::Hang));
     let begin = Instant::now();
     base::Deadline::after(Duration::from_millis(300)).scope(|| {
@@ -308,7 +311,8 @@ fn regression_what_follows_from_an_answer_shares_its_deadline() {
     assert!(begin.elapsed() < Duration::from_millis(1500), "{:?}", begin.elapsed());
 }
 
-/// An origin that was away when it was opened is looked at before anything in it changes: the place may be another volume's.
+/// An origin that was unreachable when it was opened is checked before it is changed: the place may be
+/// another volume's.
 #[test]
 fn regression_an_unseen_origin_is_seen_before_it_is_changed() {
     let (proxy, remote, id, bytes) = behind(267, short());
@@ -336,7 +340,7 @@ fn regression_an_unseen_origin_is_seen_before_it_is_changed() {
     assert_eq!(remote.size(&sums.id()).unwrap(), None);
 }
 
-/// Nonsense is borne twice; the throttling before it was counted as nonsense too.
+/// Nonsense is tolerated twice; the throttling before it was counted as nonsense too.
 #[test]
 fn regression_nonsense_after_throttling_is_tried_again() {
     let (proxy, remote, ..) = behind(261, Limits::default());
@@ -425,7 +429,7 @@ fn each_mistake_of_a_user_is_named_in_one_line() {
         let (found, line) = mistake(open(&there, &keys()));
         assert_eq!(found, expected, "{line}");
         assert!(line.contains(says) && line.starts_with("s3://bucket/t/"), "{line}");
-        // What is open already says the same when it comes to it. (Reads would repeat the first mistake for a while.)
+        // An open origin reports the same. (Reads would repeat the first mistake for a while.)
         let error = remote.list(&mut |_, _| true).unwrap_err().to_string();
         says_no_secret(&error);
         assert!(error.contains(says), "{error}");
@@ -581,7 +585,7 @@ fn each_operation_costs_the_requests_that_it_must() {
 #[test]
 fn long_listings_come_in_pages_and_go_on_after_a_fault() {
     let (proxy, remote, ..) = behind(8, Limits::default());
-    // Written beside the server: 2,500 PUTs would take their time.
+    // Written to the server's folder: 2,500 PUTs would take long.
     let folder = server().folder().join(&remote.spec().prefix).join("blobs");
     let mut all: Vec<BlobId> = Vec::new();
     for i in 0..2500u32 {
@@ -613,7 +617,7 @@ fn a_record_is_ours_also_when_the_answer_was_lost() {
     proxy.add(Rule::new(Fault::Lose).only(Method::PUT).times(2));
     assert!(remote.create_record("root", b"mine").unwrap());
     assert!(!remote.create_record("root", b"mine").unwrap());
-    // Somebody else's: lost answers do not make it ours.
+    // Another writer's record: lost answers do not make it ours.
     proxy.add(Rule::new(Fault::Lose).only(Method::PUT).times(1));
     assert!(!remote.create_record("root", b"yours").unwrap());
     assert_eq!(remote.record("root").unwrap().unwrap(), b"mine");
@@ -634,7 +638,7 @@ fn a_store_without_conditions_is_looked_at_first() {
     assert_eq!(remote.size(&ids[3]).unwrap(), None);
 }
 
-/// A deletion was tried for a minute, while a restore waited three seconds for the writer before to end.
+/// A deletion was retried for a minute, while a restore waited three seconds for the earlier writer to end.
 #[test]
 fn regression_no_removal_is_tried_after_its_time() {
     let (proxy, remote, ..) = behind(21, Limits::default());
@@ -656,7 +660,7 @@ fn regression_no_removal_is_tried_after_its_time() {
     assert_eq!(remote.size(&ids[0]).unwrap(), None);
 }
 
-/// The marker's object expired: nothing could be mounted, and it could not be put back.
+/// The marker's object had expired: nothing could be mounted, and it could not be put back.
 #[test]
 fn regression_a_marker_that_expired_is_made_anew() {
     let there = spec(&server().endpoint());
@@ -695,7 +699,7 @@ fn renewed_keys_are_taken_from_their_file() {
     let error = remote.record("x").unwrap_err().to_string();
     says_no_secret(&error);
     assert!(error.contains("the profile default in"), "{error}");
-    // Reads are held back by now, and go on at once when there are other keys; the same when a request finds that out.
+    // Reads are held back by now, and continue at once with other keys; also if a request finds that out.
     write("of-a-token-2");
     assert_eq!(remote.record("x").unwrap(), None);
     write("of-a-token-3");
@@ -704,7 +708,7 @@ fn renewed_keys_are_taken_from_their_file() {
     says_no_secret(&format!("{remote:?} {:?} {:?}", remote.engine.keys, keys()));
 }
 
-/// A withdrawn key: one request finds out, and the reads after it cost none until it is time to look again.
+/// A withdrawn key: one request finds out, and later reads send none until the next trial.
 #[test]
 fn a_refused_key_is_not_asked_for_again_at_once() {
     let (proxy, remote, id, bytes) = behind(61, short());
@@ -721,7 +725,7 @@ fn a_refused_key_is_not_asked_for_again_at_once() {
     let refused = remote.refusals();
     assert_eq!((refused.len(), refused[0].what(), refused[0].cause()), (1, "everything", "credentials"));
     assert!(refused[0].why.contains("does not know the access key"), "{refused:?}");
-    // The store knows the key again: found out at the next turn, by itself.
+    // The store accepts the key again: the next trial finds that out.
     proxy.faults().clear();
     let begin = Instant::now();
     while remote.fetch(&id).is_err() {
@@ -738,14 +742,14 @@ fn the_stores_clock_is_compared_with_ours() {
     assert!(ahead().abs() <= 2, "{}", ahead());
     proxy.add(Rule::new(Fault::Clock(3600)));
     assert!((-3602..=-3598).contains(&ahead()), "we are an hour behind: {}", ahead());
-    // Such a clock is a reason to be refused, and that answer tells the time as well.
+    // A wrong clock leads to refusals, and such an answer has the time as well.
     proxy.add(Rule::new(Fault::Answer(Canned::ClockSkew)));
     assert!((-3602..=-3598).contains(&ahead()), "{}", ahead());
     proxy.down();
     assert!(Remote::clock_ahead(remote.spec(), &keys()).is_err());
 }
 
-/// Takes a blob as it comes, and what stands in the way of that.
+/// Receives a blob as it arrives.
 #[derive(Default)]
 struct Growing {
     came: AtomicU64,
@@ -761,7 +765,7 @@ impl Onto for Growing {
 
     fn take(&self, sums: &Sums, offset: u32, bytes: &[u8]) -> bool {
         let mut all = self.bytes.lock();
-        assert!(offset as usize <= all.len(), "what is before it has come");
+        assert!(offset as usize <= all.len(), "the bytes before it have arrived");
         self.size.store(u64::from(sums.size()), Ordering::Relaxed);
         let new = (all.len() - offset as usize).min(bytes.len());
         all.extend_from_slice(&bytes[new..]);
@@ -774,7 +778,7 @@ impl Onto for Growing {
     }
 }
 
-/// Many GETs that share a line are all slow: each had a second one sent after it, and the line was slower still.
+/// Many GETs that share a line are all slow: each was hedged, and the line became even slower.
 #[test]
 fn regression_what_comes_slowly_is_not_asked_for_twice() {
     let (proxy, remote, id, bytes) = behind(13, Limits::default());
@@ -797,7 +801,7 @@ fn regression_what_comes_slowly_is_not_asked_for_twice() {
     assert_eq!(
         growing.came.load(Ordering::Relaxed),
         300_000 + u64::from(HEAD),
-        "and who waits can see it come"
+        "and a waiter can see it arrive"
     );
 }
 
@@ -808,7 +812,7 @@ fn a_blob_that_nobody_takes_as_it_comes_is_given_whole() {
     let before = remote.stats().requests(Kind::Get);
     assert!(remote.fetch_onto(&id, &refusing).unwrap().unwrap().1 == bytes);
     assert_eq!(remote.stats().requests(Kind::Get) - before, 1);
-    // The first answer is spoilt, in the sums or in the bytes: the second is compared as a whole.
+    // The first answer is corrupt, in the sums or in the bytes: the second is compared as a whole.
     for fault in [Fault::Flip, Fault::Shorten(1000)] {
         proxy.add(Rule::new(fault).only(Method::GET).times(1));
         let onto: Arc<dyn Onto> = Arc::new(Growing::default());
@@ -818,7 +822,7 @@ fn a_blob_that_nobody_takes_as_it_comes_is_given_whole() {
     }
 }
 
-/// The lease went to another node meanwhile, because nothing seemed to come.
+/// The lease went to another node meanwhile, because nothing seemed to arrive.
 #[test]
 fn regression_the_second_answer_after_a_spoilt_one_is_seen_to_come() {
     let (proxy, remote, id, bytes) = behind(16, Limits::default());
@@ -891,7 +895,7 @@ fn budgets_are_kept() {
         remote.fetch_part(&id, 0, 100).unwrap();
         assert!(
             small.elapsed() < Duration::from_millis(900),
-            "a small read stood behind a large one: {:?}",
+            "a small read waited behind a large one: {:?}",
             small.elapsed()
         );
         large.join().unwrap();
@@ -899,7 +903,7 @@ fn budgets_are_kept() {
     assert!(begin.elapsed() > Duration::from_millis(500), "{:?}", begin.elapsed());
 }
 
-/// Google's XML requests are S3's but for signatures and conditions, so the same server answers them.
+/// Google's XML requests are S3's except for signatures and conditions, so the same server answers them.
 #[test]
 fn googles_requests_reach_the_same_objects() {
     let server = Server::start_open();
@@ -926,7 +930,7 @@ fn googles_requests_reach_the_same_objects() {
     assert_eq!(remote.describe(), "gs://bucket/of/google");
 }
 
-/// Azure removes one key by a request for many, whose answer says inside that there was none.
+/// Azure removes one key by a request for many, and reports inside the answer that it did not exist.
 #[test]
 fn azure_keeps_blobs_and_records_too() {
     let server = Azure::start();

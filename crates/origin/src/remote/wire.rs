@@ -1,7 +1,8 @@
-//! HTTP, as the `object_store` crate sees it: one request, one answer. Every answer that is no success, and every connection that
-//! fails, leaves here as a [`Fault`]; nothing is retried here or in that crate, so that deadlines, budgets and counts have one owner.
+//! HTTP, as the `object_store` crate sees it: one request, one answer. Every unsuccessful answer, and every
+//! failed connection, leaves here as a [`Fault`]. Neither this module nor that crate retries, so that
+//! deadlines, budgets and counts have one owner.
 //!
-//! HTTP/1.1 only: many streams of one HTTP/2 connection share one TCP window, and 64 large reads want 64.
+//! HTTP/1.1 only: the streams of one HTTP/2 connection share one TCP window, and 64 large reads want 64.
 
 use std::error::Error;
 use std::fmt;
@@ -24,25 +25,25 @@ use super::fault::{Fault, Head, Unreached, first_words, read_refusal};
 use super::keys::Keys;
 use super::stats::{Kind, Stats};
 
-/// A connection comes about in this time or not at all.
+/// Time limit of making a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// An answer that pauses for longer is given up.
 pub(crate) const IDLE: Duration = Duration::from_secs(10);
 
-/// Connections that nobody used for so long are closed; stores close theirs a little later.
+/// Connections that were idle for this long are closed; stores close theirs a little later.
 const POOL_IDLE: Duration = Duration::from_secs(15);
 
-/// A body with more bytes is large.
+/// A longer body is large.
 const LARGE_BODY: usize = 64 << 10;
 
-/// Of an answer that is no success, so much is read.
+/// How much of an unsuccessful answer is read.
 const REFUSAL_MAX: usize = 64 << 10;
 
-/// A store may ask to be left alone for this long; longer is not believed.
+/// The longest wait that a store may ask for; more is ignored.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
-/// Put among a request's extensions: answers that a proxy kept are not wanted.
+/// A request extension: answers from a proxy's cache are not wanted.
 #[derive(Clone, Copy)]
 pub(crate) struct Fresh;
 
@@ -50,8 +51,8 @@ pub(crate) struct Fresh;
 #[derive(Clone)]
 pub(crate) struct Wire {
     client: reqwest::Client,
-    /// For large bodies: the wait for an answer begins before the body has gone, which takes its time on a slow line, so only the
-    /// try's own limit ends it.
+    /// For large bodies: the wait for an answer begins before the body has been sent, which is slow on a slow
+    /// line. So only the try's own limit applies.
     uploads: reqwest::Client,
     stats: Arc<Stats>,
     keys: Option<Arc<Keys>>,
@@ -64,10 +65,11 @@ impl fmt::Debug for Wire {
 }
 
 impl Wire {
-    /// `tls`: whether any request will use it; without, no roots are looked for. `direct`: past the proxies of the environment.
+    /// `tls`: whether any request will use it; if not, no roots are loaded. `direct`: bypasses the proxies of
+    /// the environment.
     ///
     /// # Errors
-    /// There are no roots on this machine, or a proxy of the environment makes no sense.
+    /// There are no roots on this machine, or a proxy of the environment is malformed.
     pub(crate) fn new(
         tls: bool,
         direct: bool,
@@ -76,7 +78,7 @@ impl Wire {
     ) -> Result<Wire, Fault> {
         static PROVIDER: Once = Once::new();
         PROVIDER.call_once(|| {
-            // Another part of the program may have been first; one of them is enough.
+            // Another part of the program may have installed it first; one is enough.
             let _ = rustls::crypto::ring::default_provider().install_default();
         });
         let client = |idle: Option<Duration>| {
@@ -118,7 +120,7 @@ impl Wire {
             request.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
             request.headers_mut().insert(PRAGMA, HeaderValue::from_static("no-cache"));
         }
-        // The last moment before it goes: a place in flight, or keys, may have been waited for until now.
+        // The last moment before it is sent: it may have waited for a slot in flight, or for keys.
         if UNTIL.try_with(|until| base::time::boot() >= *until).unwrap_or(false) {
             return Err(Fault::Slow(Duration::ZERO));
         }
@@ -164,7 +166,7 @@ fn outgoing(body: HttpRequestBody) -> Body {
     }
 }
 
-/// The first bytes of a body; what breaks on the way ends it.
+/// The first bytes of a body, up to an error.
 async fn read_some(mut body: Body, most: usize) -> Vec<u8> {
     let mut out = Vec::new();
     while out.len() < most {
@@ -189,13 +191,13 @@ fn read_head(headers: &HeaderMap) -> Head {
     }
 }
 
-/// What time it was at the store when it answered, in seconds since 1970.
+/// The store's time when it answered, in seconds since 1970.
 fn time_of(headers: &HeaderMap) -> Option<i64> {
     let date = httpdate::parse_http_date(headers.get(DATE)?.to_str().ok()?).ok()?;
     i64::try_from(date.duration_since(std::time::UNIX_EPOCH).ok()?.as_secs()).ok()
 }
 
-/// What stores charge a request as.
+/// The kind that stores charge a request as.
 fn kind_of(method: &Method, host: &str, query: &str) -> Kind {
     let keys = ["169.254.", "sts.", "oauth2.", "metadata.google", "login.microsoftonline"];
     let has = |name: &str| query.split('&').any(|part| part == name || part.split('=').next() == Some(name));
@@ -212,7 +214,7 @@ fn kind_of(method: &Method, host: &str, query: &str) -> Kind {
     }
 }
 
-/// The fault that an error of the HTTP library is.
+/// The fault for an error of the HTTP library.
 fn fault_of(error: &reqwest::Error, host: &str) -> Fault {
     let what = deepest(error);
     let unreached = |how| Fault::Unreached { how, host: host.to_owned(), what: what.clone() };
@@ -244,7 +246,7 @@ fn fault_of(error: &reqwest::Error, host: &str) -> Fault {
     Fault::Cut(what)
 }
 
-/// Whether the error is one of TLS, or wraps one: an error of I/O does not name what it holds among its causes.
+/// Whether the error is one of TLS, or wraps one. An I/O error does not list what it wraps among its causes.
 fn is_tls(error: &(dyn Error + 'static)) -> bool {
     if error.is::<rustls::Error>() {
         return true;
@@ -263,7 +265,7 @@ fn causes_of<'a>(error: &'a (dyn Error + 'static)) -> Vec<&'a (dyn Error + 'stat
     causes
 }
 
-/// What the last cause says: the ones above it repeat the URL.
+/// The message of the last cause: those above it repeat the URL.
 fn deepest(error: &(dyn Error + 'static)) -> String {
     first_words(&causes_of(error).last().map_or_else(String::new, |last| last.to_string()), 100)
 }

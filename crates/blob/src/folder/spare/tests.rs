@@ -10,7 +10,7 @@ fn blob(seed: u8) -> (BlobId, Sums, Buffer) {
     (sums.id(), sums, Buffer::from(&bytes[..]))
 }
 
-/// None where the filesystem has no leases or no way past the kernel's pages.
+/// None if the filesystem has no leases or no direct writes.
 fn folder() -> Option<(tempfile::TempDir, BlobFolder)> {
     let dir = tempfile::tempdir_in(".").unwrap();
     let file = File::create(dir.path().join("probe")).unwrap();
@@ -38,7 +38,7 @@ fn whole(folder: &BlobFolder, id: &BlobId) -> Vec<u8> {
 }
 
 #[test]
-fn the_file_of_one_that_went_becomes_the_next_ones() {
+fn the_file_of_an_evicted_blob_is_reused() {
     let Some((_dir, folder)) = folder() else { return };
     let (old, old_sums, old_bytes) = blob(1);
     let (new, new_sums, new_bytes) = blob(2);
@@ -51,14 +51,14 @@ fn the_file_of_one_that_went_becomes_the_next_ones() {
     assert!(whole(&folder, &new) == *new_bytes && folder.sums(&new).unwrap() == new_sums);
     folder.verify(&new).unwrap();
     assert_eq!(waiting(&folder), 0);
-    // And is there like any other: it may come again, and the old one, too.
+    // The result is like any other file: the new blob can be stored again, and the old one too.
     folder.keep_for_later(&new, &new_sums, &new_bytes).unwrap();
     folder.keep(&old, &old_sums, &old_bytes).unwrap();
     assert!(whole(&folder, &old) == *old_bytes);
 }
 
 #[test]
-fn who_still_has_it_open_or_mapped_goes_on_reading_it() {
+fn a_reader_with_the_file_open_or_mapped_keeps_its_bytes() {
     let Some((_dir, folder)) = folder() else { return };
     let (old, old_sums, old_bytes) = blob(1);
     let (new, new_sums, new_bytes) = blob(2);
@@ -66,7 +66,7 @@ fn who_still_has_it_open_or_mapped_goes_on_reading_it() {
         folder.keep_for_later(&old, &old_sums, &old_bytes).unwrap();
         let mut reader = File::open(folder.path(&old)).unwrap();
         let file = inode(&folder, &old);
-        // SAFETY: nothing writes to it, which is what is tested.
+        // SAFETY: nothing writes to the mapped file; the test checks exactly this.
         let map = mapped.then(|| unsafe { memmap2::Mmap::map(&reader) }.unwrap());
         folder.retire(&old).unwrap();
         let mut bytes = Vec::new();
@@ -82,13 +82,13 @@ fn who_still_has_it_open_or_mapped_goes_on_reading_it() {
         assert_ne!(inode(&folder, &new), file);
         assert!(whole(&folder, &new) == *new_bytes);
         folder.remove(&new).unwrap();
-        assert_eq!(waiting(&folder), 0, "what could not be used is gone");
+        assert_eq!(waiting(&folder), 0, "an unusable file is removed");
     }
 }
 
-/// The folder of an origin may hold the very same file.
+/// The folder of an origin may hold the same file under another name.
 #[test]
-fn one_with_another_name_is_removed_and_not_written_over() {
+fn a_file_with_another_link_is_removed_and_not_overwritten() {
     let Some((dir, folder)) = folder() else { return };
     let (old, old_sums, old_bytes) = blob(1);
     folder.keep_for_later(&old, &old_sums, &old_bytes).unwrap();
@@ -102,7 +102,7 @@ fn one_with_another_name_is_removed_and_not_written_over() {
 }
 
 #[test]
-fn few_wait_and_each_write_and_removal_takes_one_out() {
+fn spare_files_are_bounded_and_each_write_or_removal_takes_one() {
     let Some((dir, folder)) = folder() else { return };
     let blobs: Vec<_> = (0..MOST as u8 + 4).map(blob).collect();
     for (id, sums, bytes) in &blobs {
@@ -116,7 +116,7 @@ fn few_wait_and_each_write_and_removal_takes_one_out() {
     assert_eq!(waiting(&folder), many - 2);
     folder.remove(&sums.id()).unwrap();
     assert_eq!(waiting(&folder), many - 4);
-    // A small one finds no file of its size, and one that is not there is no error.
+    // For a small blob there is no file of its size. A missing one is not an error.
     folder.keep_for_later(&sums.id(), &sums, &small).unwrap();
     folder.retire(&sums.id()).unwrap();
     folder.retire(&sums.id()).unwrap();
@@ -125,7 +125,7 @@ fn few_wait_and_each_write_and_removal_takes_one_out() {
 }
 
 #[test]
-fn one_that_was_swept_is_no_error() {
+fn a_swept_spare_file_is_no_error() {
     let Some((_dir, folder)) = folder() else { return };
     let (old, old_sums, old_bytes) = blob(1);
     let (new, new_sums, new_bytes) = blob(2);
@@ -139,7 +139,7 @@ fn one_that_was_swept_is_no_error() {
 }
 
 #[test]
-fn what_does_not_fit_its_sums_is_refused_as_ever() {
+fn bytes_that_do_not_match_their_sums_are_refused() {
     let Some((_dir, folder)) = folder() else { return };
     let (old, old_sums, old_bytes) = blob(1);
     let (new, new_sums, new_bytes) = blob(2);

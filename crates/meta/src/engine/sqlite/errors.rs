@@ -1,4 +1,5 @@
-//! The door of a database file: is it one, is it ours, is it whole; and what an error of SQLite's means to a person.
+//! Checks when a database file is opened: is it a database, is it Covey's, is it whole. Also turns SQLite's
+//! errors into messages.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -10,13 +11,13 @@ use rusqlite::{Connection, ErrorCode, ffi, params};
 use super::{APPLICATION_ID, FORMAT, WAL_KEPT, truncate_wal};
 use crate::store::StoreError;
 
-/// A database file on its way to being opened.
-pub(super) struct Door<'a> {
+/// A database file that is being opened.
+pub(super) struct DatabaseFile<'a> {
     pub(super) path: &'a Path,
 }
 
-impl Door<'_> {
-    /// What an error means: few kinds, chosen by what is done next.
+impl DatabaseFile<'_> {
+    /// Classifies an error. There are few kinds, chosen by what the caller does next.
     pub(super) fn error(&self, error: rusqlite::Error) -> StoreError {
         let path = self.path.display();
         let rusqlite::Error::SqliteFailure(cause, _) = &error else {
@@ -29,7 +30,7 @@ impl Door<'_> {
             };
         };
         match (cause.code, cause.extended_code) {
-            // The second: no room for the index of its log, a file beside it.
+            // The second: no space for the index of its log, a file beside it.
             (ErrorCode::DiskFull, _) | (_, ffi::SQLITE_IOERR_SHMSIZE) => StoreError::Full,
             (ErrorCode::NotADatabase, _) => self.damaged("is not a database"),
             (ErrorCode::DatabaseCorrupt, _)
@@ -50,7 +51,7 @@ impl Door<'_> {
         }
     }
 
-    /// The file is not what was written. `what` goes on after its name.
+    /// The file's content is wrong. `what` continues the sentence after the file's name.
     pub(super) fn damaged(&self, what: &str) -> StoreError {
         StoreError::Damaged(format!(
             "{} {what}. Do not write to the volume: keep a copy of its folder, run `covey fsck` on it, and bring the file back from a backup if that cannot repair it",
@@ -58,9 +59,9 @@ impl Door<'_> {
         ))
     }
 
-    /// Checks that it is whole and whose it is, and makes its tables if it is new. Returns the log's id.
+    /// Checks that the file is whole and Covey's, and creates the tables of a new one. Returns the log's id.
     pub(super) fn prepare(&self, writer: &mut Connection) -> Result<[u8; 16], StoreError> {
-        // Before anything is written: SQLite would make a file that was cut short as long as it was, with zeros.
+        // Before anything is written: SQLite would extend a truncated file to its old length, with zeros.
         self.check_whole()?;
         let is_new = self.check_owner(writer)?;
         let setup = |writer: &Connection| {
@@ -80,7 +81,7 @@ impl Door<'_> {
         id.try_into().map_err(|_| self.damaged("has a log of an unknown kind"))
     }
 
-    /// Whether it is new; an error if it is not ours.
+    /// Whether it is new. An error if it belongs to another program.
     fn check_owner(&self, writer: &Connection) -> Result<bool, StoreError> {
         let number = |name: &str| writer.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
         let error = |error| self.error(error);
@@ -107,7 +108,7 @@ impl Door<'_> {
     }
 
     fn make_tables(&self, writer: &mut Connection) -> Result<(), rusqlite::Error> {
-        // A whole database in one transaction: after a crash it is there with everything or not at all.
+        // One transaction for the whole database: after a crash it is complete or empty.
         let tx = writer.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
         tx.execute_batch(
             "create table kv(k blob primary key, v blob not null) without rowid;
@@ -119,9 +120,9 @@ impl Door<'_> {
         tx.commit()
     }
 
-    /// A file that was cut short is noticed here, not weeks later when a row at its end is asked for.
+    /// Notices a truncated file here, not weeks later when a row at its end is read.
     fn check_whole(&self) -> Result<(), StoreError> {
-        // With a log beside it, pages may be there that are not in the file yet; SQLite looks at those itself.
+        // With a log beside it, some pages may not be in the file yet. SQLite checks those itself.
         if super::wal_path(self.path).metadata().is_ok_and(|meta| meta.len() > 0) {
             return Ok(());
         }
@@ -135,7 +136,8 @@ impl Door<'_> {
         let mut header = [0u8; 32];
         if there > 0 && file.read_exact_at(&mut header, 0).is_ok() && header.starts_with(b"SQLite format 3\0")
         {
-            // As in SQLite's description of its file: the page size, where 1 means 65536, and the number of pages.
+            // As in SQLite's description of its file: the page size, where 1 means 65536, and the number of
+            // pages.
             let page = u64::from(u16::from_be_bytes([header[16], header[17]]));
             let page = if page == 1 { 65_536 } else { page };
             let pages = u64::from(u32::from_be_bytes([header[28], header[29], header[30], header[31]]));

@@ -1,6 +1,6 @@
-//! A moment of the database: a connection of its own whose transaction stays open, beside which others go on writing.
+//! A snapshot of the database: a separate connection whose transaction stays open while others write.
 //!
-//! SQLite's log keeps what the moment needs, so it grows as long as the moment is held.
+//! SQLite's log keeps what the snapshot needs, so it grows as long as the snapshot lives.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,39 +8,40 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::errors::Door;
+use super::errors::DatabaseFile;
 use super::{READER_CACHE_KIB, connect, each_row, read};
 use crate::key::{Key, KeyRange};
 use crate::store::{Snapshot, StoreError, Value};
 
 /// See the module.
-pub(super) struct Moment {
+pub(super) struct SqliteSnapshot {
     path: PathBuf,
     connection: Connection,
-    /// How many there are.
+    /// The number of live snapshots.
     count: Arc<AtomicUsize>,
 }
 
-impl Moment {
-    /// What the database holds now.
-    pub(super) fn take(path: &Path, count: Arc<AtomicUsize>) -> Result<Moment, StoreError> {
-        let door = Door { path };
+impl SqliteSnapshot {
+    /// A snapshot of what the database holds now.
+    pub(super) fn take(path: &Path, count: Arc<AtomicUsize>) -> Result<SqliteSnapshot, StoreError> {
+        let file = DatabaseFile { path };
         let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE_KIB);
-        let connection = connection.map_err(|error| door.error(error))?;
-        // Counted first, so that nobody who looks in between waits for it. The first read is what fixes the moment.
+        let connection = connection.map_err(|error| file.error(error))?;
+        // Counted first, so that a writer that checks in between does not wait for it. The first read fixes
+        // the moment.
         count.fetch_add(1, Ordering::AcqRel);
-        let moment = Moment { path: path.to_owned(), connection, count };
-        let fixed = moment.connection.execute_batch("begin; select segment from log where one = 1");
-        fixed.map_err(|error| moment.error(error))?;
-        Ok(moment)
+        let snapshot = SqliteSnapshot { path: path.to_owned(), connection, count };
+        let fixed = snapshot.connection.execute_batch("begin; select segment from log where one = 1");
+        fixed.map_err(|error| snapshot.error(error))?;
+        Ok(snapshot)
     }
 
     fn error(&self, error: rusqlite::Error) -> StoreError {
-        Door { path: &self.path }.error(error)
+        DatabaseFile { path: &self.path }.error(error)
     }
 }
 
-impl Snapshot for Moment {
+impl Snapshot for SqliteSnapshot {
     fn get(&self, key: &Key) -> Result<Option<Value>, StoreError> {
         read(&self.connection, key).map_err(|error| self.error(error))
     }
@@ -53,9 +54,9 @@ impl Snapshot for Moment {
     }
 }
 
-impl Drop for Moment {
+impl Drop for SqliteSnapshot {
     fn drop(&mut self) {
-        // Closing the connection, which follows, ends the transaction; there is nothing that could be lost.
+        // Closing the connection, which follows, ends the transaction anyway. Nothing can be lost.
         let _ = self.connection.execute_batch("rollback");
         self.count.fetch_sub(1, Ordering::AcqRel);
     }

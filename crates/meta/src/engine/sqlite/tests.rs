@@ -36,7 +36,7 @@ fn rows_and_position_survive() {
 }
 
 #[test]
-fn what_is_no_database_of_ours_is_refused() {
+fn a_file_that_is_not_a_covey_database_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("names.db");
     fs::write(&path, [7u8; 9000]).unwrap();
@@ -62,7 +62,7 @@ fn a_newer_format_is_refused() {
 }
 
 #[test]
-fn a_file_cut_short_is_noticed_at_the_door() {
+fn a_truncated_file_is_refused_at_open() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("names.db");
     sample(&path);

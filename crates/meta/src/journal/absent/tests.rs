@@ -30,17 +30,17 @@ fn until(what: &str, done: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_filter_forgets_nothing_and_seldom_errs() {
+fn a_filter_never_misses_and_seldom_errs() {
     let filter = Filter::for_keys(100_000);
     (0..100_000).for_each(|n| filter.put(name(n).as_bytes()));
     assert!((0..100_000).all(|n| filter.may_have(name(n).as_bytes())));
     assert!(!filter.is_full());
     let wrong = (100_000..200_000).filter(|n| filter.may_have(name(*n).as_bytes())).count();
-    assert!(wrong < 8_000, "{wrong} of 100,000 absent keys are asked for all the same");
+    assert!(wrong < 8_000, "{wrong} of 100,000 absent keys are looked up needlessly");
 }
 
 #[test]
-fn numbers_beyond_the_highest_are_absent_also_after_a_reopening() {
+fn numbers_beyond_the_highest_are_absent_even_after_reopening() {
     let dir = tempfile::tempdir().unwrap();
     let journal = open(dir.path());
     let absent = &journal.shared.absent;
@@ -65,7 +65,7 @@ fn numbers_beyond_the_highest_are_absent_also_after_a_reopening() {
 }
 
 #[test]
-fn names_that_were_there_before_are_found_while_and_after_the_filter_is_made() {
+fn existing_names_are_found_during_and_after_a_filter_build() {
     let dir = tempfile::tempdir().unwrap();
     let journal = open(dir.path());
     let count = 3 * SCAN_ROWS as u64;
@@ -75,7 +75,7 @@ fn names_that_were_there_before_are_found_while_and_after_the_filter_is_made() {
     drop(journal);
     let journal = open(dir.path());
     assert!(!journal.shared.absent.complete.load(Ordering::Acquire));
-    assert!(!journal.shared.absent.is_absent(&name(count)), "not known yet");
+    assert!(!journal.shared.absent.is_absent(&name(count)), "the filter is not complete yet");
     put(&journal, name(count));
     until("no filter was made", || journal.shared.absent.complete.load(Ordering::Acquire));
     journal.drain().unwrap();
@@ -84,12 +84,12 @@ fn names_that_were_there_before_are_found_while_and_after_the_filter_is_made() {
     }
     assert!(journal.get(&Key::content(&BlobId([7; 32]))).unwrap().is_some());
     let spared = (1..=1000).filter(|n| journal.shared.absent.is_absent(&name(count + n))).count();
-    assert!(spared > 800, "{spared} of 1,000 absent names are known to be");
+    assert!(spared > 800, "{spared} of 1,000 absent names are known to be absent");
 }
 
-/// Rows come and go: what was put in long ago must not make the filter useless.
+/// Rows are added and removed: keys put in long ago must not make the filter useless.
 #[test]
-fn a_filter_that_was_told_of_too_much_is_made_anew() {
+fn an_overfull_filter_is_rebuilt() {
     let dir = tempfile::tempdir().unwrap();
     let journal = open(dir.path());
     let first = journal.shared.absent.filters.read().0.clone();
@@ -106,7 +106,7 @@ fn a_filter_that_was_told_of_too_much_is_made_anew() {
 }
 
 #[test]
-fn rows_on_their_way_while_a_filter_is_made_are_in_it() {
+fn rows_drained_during_a_filter_build_are_in_the_filter() {
     let dir = tempfile::tempdir().unwrap();
     let absent = Absent::of(&Sqlite::open(&dir.path().join("names.db")).unwrap()).unwrap();
     let made = absent.begin(0);

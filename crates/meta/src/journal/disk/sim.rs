@@ -1,10 +1,12 @@
-//! A disk in memory that tells what was synced from what was only written, so that a test can cut the power.
+//! A simulated disk in memory that separates what was synced from what was only written, so that a test can
+//! cut the power.
 //!
-//! A write goes to the file as the process sees it, and to a list of what is not durable yet; a sync empties the list. After a
-//! power cut each sector of 512 bytes on that list may have reached the disk or not: [`SimDisk::after_power_cut`] lets the
-//! caller choose. [`SimDisk::after_kill`] keeps everything. Both are disks of their own, so one run can be cut many times.
+//! A write changes the file as the process sees it, and is added to a list of unsynced ranges. A sync empties
+//! the list. After a power cut each sector of 512 bytes on that list may have reached the disk or not:
+//! [`SimDisk::after_power_cut`] lets the caller choose. [`SimDisk::after_kill`] keeps everything. Both return
+//! separate disks, so one run can be cut many times.
 //!
-//! Faults are switched on and off while the disk is in use.
+//! Faults can be switched on and off while the disk is in use.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,19 +17,19 @@ use parking_lot::Mutex;
 
 use super::{LogDisk, LogFile};
 
-/// What a disk writes whole or not at all, in bytes.
+/// The unit that a disk writes whole or not at all, in bytes.
 pub const SECTOR: usize = 512;
 
-/// What goes wrong from now on. Everything is off at first.
+/// The faults of a disk. All are off at first.
 #[derive(Debug)]
 pub struct Faults {
     /// Writes fail with EIO, after their first half.
     pub writes: AtomicBool,
-    /// Writes fail with EIO, after all of it.
+    /// Writes fail with EIO, after all bytes were written.
     pub late_writes: AtomicBool,
     /// Syncs fail with EIO.
     pub syncs: AtomicBool,
-    /// Bytes of files that can still be made.
+    /// Bytes of files that can still be created.
     pub room: AtomicU64,
 }
 
@@ -35,7 +37,7 @@ pub struct Faults {
 struct Data {
     seen: Vec<u8>,
     durable: Vec<u8>,
-    /// First byte and length of what was written since the last sync.
+    /// Offset and length of what was written since the last sync.
     unsynced: Vec<(usize, usize)>,
 }
 
@@ -72,7 +74,7 @@ impl SimDisk {
         }
     }
 
-    /// The switches.
+    /// The switches of the faults.
     pub fn faults(&self) -> &Faults {
         &self.faults
     }
@@ -82,12 +84,13 @@ impl SimDisk {
         self.syncs.load(Ordering::SeqCst)
     }
 
-    /// What a kill of the process leaves: every write that was made.
+    /// The disk after a kill of the process: every write is there.
     pub fn after_kill(&self) -> SimDisk {
         self.copy(|data| data.seen.clone())
     }
 
-    /// What a power cut leaves: everything synced, and of the sectors written since those for which `kept` answers true.
+    /// The disk after a power cut: everything synced, and of the sectors written since, those for which
+    /// `kept` returns true.
     pub fn after_power_cut(&self, mut kept: impl FnMut() -> bool) -> SimDisk {
         self.copy(|data| {
             let mut left = data.durable.clone();

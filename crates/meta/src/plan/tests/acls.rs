@@ -51,7 +51,7 @@ fn an_access_list_moves_the_mode_and_the_mode_moves_it() {
     let expected =
         acl(&[(OWNER, 6, NONE), (USER, 6, 42), (GROUP, 5, NONE), (MASK, 4, NONE), (OTHER, 0, NONE)]);
     assert_eq!(get(&world, 2, ACCESS_ACL), Some(expected), "the group's bits of the mode are the mask");
-    // A list that says no more than a mode is one.
+    // A list that expresses no more than a mode is stored as the mode.
     let plain = acl(&[(OWNER, 7, NONE), (GROUP, 5, NONE), (OTHER, 0, NONE)]);
     let record = set(&world, 2, ACCESS_ACL, &plain).unwrap();
     assert_eq!((record.mode & 0o777, record.flags), (0o750, 0));
@@ -70,12 +70,12 @@ fn removing_a_list_leaves_the_mode_and_removing_none_is_no_error() {
     assert_eq!((world.attr(2).mode & 0o777, world.attr(2).flags), (0o771, 0));
     set(&world, 2, ACCESS_ACL, &full()).unwrap();
     set(&world, 2, ACCESS_ACL, &acl(&[])).unwrap();
-    assert_eq!(get(&world, 2, ACCESS_ACL), None, "a list of nothing is none");
+    assert_eq!(get(&world, 2, ACCESS_ACL), None, "an empty list removes the list");
     world.assert_sound();
 }
 
 #[test]
-fn lists_that_are_none_are_refused() {
+fn malformed_lists_are_refused() {
     let world = World::new();
     world.create(1, "f", file(2, 0o600)).unwrap();
     let base = [(OWNER, 7, NONE), (GROUP, 5, NONE), (OTHER, 0, NONE)];
@@ -104,7 +104,7 @@ fn lists_that_are_none_are_refused() {
 }
 
 #[test]
-fn a_default_list_is_inherited_and_the_umask_is_not_asked() {
+fn a_default_list_is_inherited_and_the_umask_ignored() {
     let world = World::new();
     set(&world, 1, DEFAULT_ACL, &full()).unwrap();
     assert_eq!(world.attr(1).mode & 0o777, 0o755, "a default list is not the directory's own");
@@ -121,7 +121,7 @@ fn a_default_list_is_inherited_and_the_umask_is_not_asked() {
     let link = Make { mode: mode::S_IFLNK, target: b"x", ..file(4, 0) };
     world.create(1, "l", link).unwrap();
     assert_eq!(world.attr(4).flags, InodeRecord::INLINE);
-    // A default list without a mask or names becomes a mode alone.
+    // A default list without a mask or named entries becomes the mode alone.
     set(&world, 1, DEFAULT_ACL, &acl(&[(OWNER, 7, NONE), (GROUP, 4, NONE), (OTHER, 4, NONE)])).unwrap();
     world.create(1, "g", masked(file(5, 0o666))).unwrap();
     assert_eq!((world.attr(5).mode & 0o777, world.attr(5).flags), (0o644, 0));
@@ -217,7 +217,7 @@ fn an_attribute_that_comes_and_goes_leaves_no_trace_in_the_flags() {
     set(&world, 2, b"user.a", b"x").unwrap();
     let set_size = SetAttrs { size: Some(10), ..SetAttrs::default() };
     world.run(&Op::SetAttr { ino: Ino(2), set: set_size }).unwrap();
-    assert_eq!(world.attr(2).flags, InodeRecord::HAS_XATTRS, "a new size takes capabilities away");
+    assert_eq!(world.attr(2).flags, InodeRecord::HAS_XATTRS, "a new size clears capabilities");
     world.run(&Op::RemoveXattr { ino: Ino(2), name: b"user.a" }).unwrap();
     assert_eq!(world.attr(2).flags, 0);
     let again = Op::RemoveXattr { ino: Ino(2), name: b"user.a" };

@@ -1,4 +1,4 @@
-//! Operations one by one: what random ones seldom meet.
+//! Operations one by one: cases that random operations seldom reach.
 
 use base::size::FILE_MAX;
 use base::{Ino, Timestamp};
@@ -26,7 +26,7 @@ fn rename(world: &World, from: (u64, &str), to: (u64, &str), mode: RenameMode) -
 }
 
 #[test]
-fn names_that_cannot_be() {
+fn impossible_names_are_refused() {
     let world = World::new();
     for (name, refusal) in [
         ("", Refusal::Invalid),
@@ -65,7 +65,7 @@ fn numbers_are_given_once() {
 }
 
 #[test]
-fn a_create_writes_its_directory_nowhere() {
+fn a_create_does_not_write_its_directory() {
     let world = World::new();
     let before = world.store.rows.lock().unwrap()[&Key::inode(Ino(1))].clone();
     world.create(1, "a", file(2, 0o644)).unwrap();
@@ -108,7 +108,7 @@ fn setgid_directories_pass_on_their_group() {
 }
 
 #[test]
-fn changing_the_owner_takes_privileges_away_but_a_directorys_stay() {
+fn changing_the_owner_clears_privileges_except_of_directories() {
     let world = World::new();
     world.create(1, "f", file(2, 0o6755)).unwrap();
     world.create(1, "g", file(3, 0o6745)).unwrap();
@@ -129,7 +129,7 @@ fn changing_the_owner_takes_privileges_away_but_a_directorys_stay() {
 }
 
 #[test]
-fn writes_take_privileges_away_when_told_and_leave_times_when_cached() {
+fn writes_clear_privileges_on_request_and_cached_ones_keep_times() {
     let mut world = World::new();
     world.create(1, "f", file(2, 0o6755)).unwrap();
     let before = world.attr(2);
@@ -145,15 +145,15 @@ fn writes_take_privileges_away_when_told_and_leave_times_when_cached() {
     let cached = world.attr(2);
     assert_eq!((cached.mtime, cached.ctime, cached.size), (before.mtime, before.ctime, 5));
     assert_eq!(cached.mode & 0o7777, 0o6755);
-    assert!(cached.change > before.change, "a row that is the same must mean the same bytes");
+    assert!(cached.change > before.change, "an unchanged row must mean unchanged bytes");
     world.run(&write(Some(0), false)).unwrap();
     let plain = world.attr(2);
     assert!(plain.mtime > before.mtime && plain.ctime == plain.mtime);
     assert_eq!(plain.mode & 0o7777, 0o755);
 }
 
-/// The kernel sends pages long after the write(2) that filled them. A file capability that `cp -a` or `tar` had set in between
-/// was lost when they came.
+/// The kernel sends pages long after the write(2) that filled them. A file capability that `cp -a` or `tar`
+/// had set in between was lost when the pages arrived.
 #[test]
 fn regression_pages_that_are_written_back_leave_capabilities() {
     let name = b"security.capability";
@@ -172,10 +172,10 @@ fn regression_pages_that_are_written_back_leave_capabilities() {
     }
 }
 
-/// A set-group-id file that its group may not run kept the bit whoever wrote to it or cut it. Linux leaves it to those of the
-/// file's group only.
+/// A set-group-id file that its group may not execute kept the bit on a write or truncation by any caller.
+/// Linux keeps it only if the caller is in the file's group.
 #[test]
-fn regression_setgid_goes_when_one_of_another_group_writes() {
+fn regression_a_write_from_another_group_clears_setgid() {
     const FILE: Ino = Ino(2);
     let left = |mode, writes: bool, by| {
         let mut world = World::new();
@@ -194,16 +194,16 @@ fn regression_setgid_goes_when_one_of_another_group_writes() {
         world.attr(FILE.0).mode & 0o7777
     };
     for writes in [true, false] {
-        assert_eq!(left(0o6766, writes, None), 0o6766, "by one who may");
-        assert_eq!(left(0o6766, writes, Some(55)), 0o2766, "by one of the group");
+        assert_eq!(left(0o6766, writes, None), 0o6766, "by a privileged caller");
+        assert_eq!(left(0o6766, writes, Some(55)), 0o2766, "by a caller in the group");
         assert_eq!(left(0o6766, writes, Some(56)), 0o766, "by another");
-        assert_eq!(left(0o6776, writes, Some(55)), 0o776, "where the group may run it");
+        assert_eq!(left(0o6776, writes, Some(55)), 0o776, "when the group may execute it");
     }
 }
 
-/// What root's chown leaves, an owner's takes away who is not of the file's group.
+/// Bits that a chown by root leaves are cleared by an owner's chown if the owner is not in the file's group.
 #[test]
-fn changing_the_owner_counts_by_the_group_of_before() {
+fn changing_the_owner_uses_the_old_group() {
     for (by, left) in [(None, 0o2744), (Some(55), 0o2744), (Some(56), 0o744)] {
         let world = World::new();
         world.create(1, "f", file(2, 0o644)).unwrap();
@@ -234,14 +234,15 @@ fn a_directorys_times_follow_entries_and_utimens() {
     world.create(2, "a", file(3, 0o644)).unwrap();
     let after = world.attr(2);
     assert!(after.mtime > Timestamp(1000) && after.ctime == after.mtime);
-    // A change of mode keeps the time of the last entry.
+    // A change of mode keeps the time of the last change of entries.
     let set = SetAttrs { perm: Some(0o700), ..SetAttrs::default() };
     world.run(&Op::SetAttr { ino: Ino(2), set }).unwrap();
     assert_eq!(world.attr(2).mtime, after.mtime);
     assert!(world.attr(2).ctime > after.ctime);
 }
 
-/// The clock may stand still or go back between an utimens and a create; the create is still seen.
+/// The clock may stand still or step back between an utimens and a create. The create still changes the
+/// times.
 #[test]
 fn a_create_shows_in_its_directorys_times_though_the_clock_went_back() {
     let world = World::new();
@@ -255,7 +256,7 @@ fn a_create_shows_in_its_directorys_times_though_the_clock_went_back() {
 }
 
 #[test]
-fn rename_of_and_into_what_cannot_be() {
+fn impossible_renames_are_refused() {
     let world = World::new();
     for (parent, name, make) in
         [(1, "a", dir(2, 0o755)), (2, "b", dir(3, 0o755)), (3, "c", dir(4, 0o755)), (1, "f", file(5, 0o644))]
@@ -399,7 +400,7 @@ fn small_files_grow_and_shrink_inline_and_are_outlined_beyond() {
     assert_eq!(world.read(2), b"ab");
     let empty = resize(&world, 0).unwrap();
     assert!(!empty.has(InodeRecord::INLINE));
-    // An empty file is no inline file: it can grow to any size, as a hole.
+    // An empty file is not inline: it can grow to any size, as a hole.
     assert_eq!(resize(&world, 1 << 40).unwrap().stored, 0);
     assert_eq!(resize(&world, FILE_MAX + 1), Err(Refusal::TooLarge));
     resize(&world, 4).unwrap();
@@ -430,7 +431,7 @@ fn an_inline_file_is_outlined_only_as_a_whole() {
 }
 
 #[test]
-fn pieces_that_cannot_be_are_refused() {
+fn impossible_pieces_are_refused() {
     let mut world = World::new();
     world.create(1, "f", file(2, 0o644)).unwrap();
     let good = world.pack(0, &[1; 5000])[0];
@@ -467,7 +468,7 @@ fn a_page_of_many_extents_is_called_crowded() {
 fn a_listing_gives_names_of_one_position_together() {
     let world = World::new();
     world.create(1, "a", file(2, 0o644)).unwrap();
-    // Two names of one position, as no two names are known to be: planted under keys of their own.
+    // Two names at one position (no real pair is known): planted under chosen keys.
     let key = Key::dentry(Ino(1), b"a");
     let mut twin = key.as_bytes().to_vec();
     twin.extend_from_slice(b"2");

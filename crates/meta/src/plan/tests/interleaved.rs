@@ -1,5 +1,5 @@
-//! Every pair of operations, with the second coming in between at each step of the first: what comes of it is what would
-//! have come of the one and then the other, or of the other and then the one. Row by row, and refusal by refusal.
+//! Every pair of operations, with the second running between each two steps of the first. The result is the
+//! same as running one and then the other, in one of the two orders: row by row, and refusal by refusal.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -85,8 +85,8 @@ const UNUSED: PackNo = PackNo(2);
 const OPEN: PackNo = PackNo(3);
 const SPARE: PackNo = PackNo(4);
 
-/// Inodes: 2 `d/`, 3 `d/f`, 4 `d/s` inline, 5 `e/`, 6 `e/g` and `d/g`, 7 `d/sub/`, 8 an orphan, 9 a removed directory, 10 a tree being cloned
-/// with 11 in it, 12 `e/deep/`.
+/// Inodes: 2 `d/`, 3 `d/f`, 4 `d/s` inline, 5 `e/`, 6 `e/g` and `d/g`, 7 `d/sub/`, 8 an orphan, 9 a removed
+/// directory, 10 a tree being cloned with 11 in it, 12 `e/deep/`.
 fn base() -> All {
     let mut world = World::new();
     world.create(1, "d", dir(2, 0o755)).unwrap();
@@ -253,7 +253,7 @@ fn byte_ops() -> Vec<Op<'static>> {
     ]
 }
 
-/// What comes in between: mostly one operation.
+/// What runs in between: mostly one operation.
 fn between() -> Vec<Vec<Op<'static>>> {
     let single = [names_ops(), inode_ops(), byte_ops()].concat().into_iter().map(|op| vec![op]);
     let moved_and_condemned =
@@ -273,10 +273,10 @@ fn between() -> Vec<Vec<Op<'static>>> {
         .collect()
 }
 
-/// What operations were refused with, one by one.
+/// How operations were refused, one by one.
 type Refusals = Vec<Option<Refusal>>;
 
-/// The rows after both, and what each was refused with.
+/// The rows after both, and how each operation was refused.
 type Outcome = (All, Refusals, Refusals);
 
 fn run_all(names: &Names, ops: &[Op<'_>], now: i64) -> Refusals {
@@ -291,7 +291,7 @@ fn in_order(rows: &All, first: (&[Op<'_>], i64), second: (&[Op<'_>], i64)) -> Ou
     (store.rows.lock().unwrap().clone(), first, second)
 }
 
-/// The others come before the n-th call of the first. None if there are not so many calls.
+/// Runs the others before the n-th call of the first. None if it has fewer calls.
 fn interposed(rows: &All, a: &Op<'static>, b: &[Op<'static>], at: usize) -> Option<Outcome> {
     let below = store_of(rows);
     let refused = Arc::new(Mutex::new(None));
@@ -316,7 +316,7 @@ fn differences(got: &All, expected: &All) -> String {
 }
 
 #[test]
-fn two_operations_at_once_are_as_one_after_the_other() {
+fn two_concurrent_operations_are_as_if_in_order() {
     let rows = base();
     let ops: Vec<Op<'static>> = [names_ops(), inode_ops(), byte_ops()].concat();
     let mut runs = 0;
@@ -342,8 +342,8 @@ fn two_operations_at_once_are_as_one_after_the_other() {
     assert!(runs > 5000, "{runs} runs");
 }
 
-/// While creates checked only that their directory was there, one that met a chmod of it was stamped earlier than the
-/// chmod had just written, and showed in none of the directory's times.
+/// While creates checked only that their directory exists, a create that met a chmod of it got an earlier
+/// time than the chmod had just written. So it showed in none of the directory's times.
 #[test]
 fn regression_a_create_beside_a_chmod_shows_in_its_directorys_times() {
     let rows = base();

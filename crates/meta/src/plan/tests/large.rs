@@ -1,4 +1,4 @@
-//! What is too large for one commit is done in steps, each of which leaves a volume without contradictions.
+//! An operation that is too large for one commit is done in steps. Each step leaves a consistent volume.
 
 use base::Ino;
 
@@ -120,7 +120,11 @@ fn a_clone_whose_source_grew_is_cut_to_its_own_size() {
     assert!(!world.run(&more).unwrap().more);
     assert_eq!(pages(&world, 3).len(), 1200);
     world.run(&Op::Attach { ino: Ino(3), parent: Ino(1), name: b"g" }).unwrap();
-    assert_eq!(world.run(&more).unwrap_err(), Refusal::Invalid, "what has a name is no clone in the making");
+    assert_eq!(
+        world.run(&more).unwrap_err(),
+        Refusal::Invalid,
+        "an inode with a name is not an unfinished clone"
+    );
     world.assert_sound();
 }
 
@@ -134,13 +138,13 @@ fn a_tree_is_cloned_out_of_sight_and_shown_by_one_name() {
     world.run(&Op::CloneInode { from: Ino(3), ino: Ino(5) }).unwrap();
     world.run(&Op::Attach { ino: Ino(5), parent: Ino(4), name: b"f" }).unwrap();
     world.assert_sound();
-    // A machine that stopped here left this; it cannot go before what is in it.
+    // A machine that stopped here left this. It cannot be removed before its entries.
     assert_eq!(world.run(&Op::Reap { ino: Ino(4) }).unwrap_err(), Refusal::NotEmpty);
     assert_eq!(
         world.run(&Op::Attach { ino: Ino(4), parent: Ino(4), name: b"loop" }).unwrap_err(),
         Refusal::Invalid
     );
-    // What was put in it changed its times; whoever clones sets them last.
+    // Adding entries changed its times, so a clone sets the times last.
     let times = SetAttrs { mtime: Some(world.attr(2).mtime), ..SetAttrs::default() };
     world.run(&Op::SetAttr { ino: Ino(4), set: times }).unwrap();
     world.run(&Op::Attach { ino: Ino(4), parent: Ino(1), name: b"e" }).unwrap();
@@ -151,7 +155,7 @@ fn a_tree_is_cloned_out_of_sight_and_shown_by_one_name() {
     world.assert_sound();
 }
 
-/// While a directory is at the top of a tree without a name, nothing may be moved so that the tree is within itself.
+/// While a directory is at the top of a tree without a name, no move may put that tree inside itself.
 #[test]
 fn regression_attach_does_not_make_a_loop_below_a_detached_tree() {
     let world = World::new();

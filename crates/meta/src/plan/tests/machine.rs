@@ -1,5 +1,5 @@
-//! Random operations, on the names and on the model: the same refusals, attributes, listings and contents after every
-//! step, and nothing for the audit to find.
+//! Random operations on the names and on the model: the same refusals, attributes, listings and contents
+//! after every step, and no audit findings.
 
 use base::{Ino, PackNo, Timestamp};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use crate::record::{PackRow, mode};
 use super::model::{Model, New};
 use super::world::World;
 
-/// Numbers from which a step is made up; what they mean depends on what there is.
+/// Random numbers for one step. Their meaning depends on what exists.
 #[derive(Clone, Copy, Debug)]
 struct Raw {
     what: u8,
@@ -38,7 +38,7 @@ fn raw() -> impl Strategy<Value = Raw> {
     })
 }
 
-/// Offsets cluster where things change: the inline limit and the ends of pages.
+/// Offsets cluster where behaviour changes: the inline limit and the ends of pages.
 fn offset(number: u16) -> u64 {
     let near = [0u64, 0, 0, 500, 512, 4096, (4 << 20) - 700, 4 << 20, (8 << 20) - 9];
     near[usize::from(number >> 8) % near.len()] + u64::from(number & 0xFF)
@@ -53,7 +53,7 @@ fn length(number: u16) -> usize {
     }
 }
 
-/// A range that was stored, for deduplication.
+/// A range that is stored already, for deduplication.
 struct Stored {
     pack: PackNo,
     offset: u32,
@@ -84,7 +84,7 @@ impl Machine {
         *self.model.nodes.keys().nth(usize::from(number) % self.model.nodes.len()).unwrap()
     }
 
-    /// Mostly what it should be, now and then anything.
+    /// Mostly an inode of the right kind, sometimes any.
     fn pick(&self, number: u8, kind: u32) -> u64 {
         if number > 240 {
             return self.any(number);
@@ -94,7 +94,7 @@ impl Machine {
         if of_kind.is_empty() { self.any(number) } else { of_kind[usize::from(number) % of_kind.len()] }
     }
 
-    /// A name that is there, where there is one and chance wants it so.
+    /// Mostly a name that exists, if there is one.
     fn name_in(&self, dir: u64, raw: Raw) -> &'static str {
         let fits = |name: &&&str| {
             let ino = self.model.nodes.get(&dir).and_then(|node| node.entries.get(name.as_bytes()));
@@ -229,7 +229,7 @@ impl Machine {
             ..SetAttrs::default()
         };
         let got = self.world.run(&Op::SetAttr { ino: Ino(ino), set });
-        // An explicit mode stands, whatever else would be taken from it.
+        // An explicit mode is kept, whatever would be cleared otherwise.
         let expected = self.model.set_attr(ino, &set, self.now());
         self.same(format!("setattr {ino} {set:?}"), got.map(|_| ()), expected);
     }
@@ -258,7 +258,7 @@ impl Machine {
         self.check_bytes(ino);
     }
 
-    /// Writes what was stored before, by reference.
+    /// Writes what is stored already, by reference.
     fn reuse(&mut self, ino: u64, raw: Raw) {
         if self.stored.is_empty() {
             return;
@@ -390,7 +390,7 @@ impl Machine {
         }
     }
 
-    /// Moves two ranges of a pack into the open one, and lets all pages follow.
+    /// Moves two ranges of a pack into the open one, and makes all pages follow.
     fn compact(&mut self, raw: Raw) {
         let Some(from) = self.some_sealed(raw) else { return };
         let bytes = self.world.packs[&from].clone();

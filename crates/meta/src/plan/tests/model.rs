@@ -1,5 +1,5 @@
-//! What POSIX says, written down once more and as plainly as can be: whole files as bytes, directories as maps.
-//! Nothing here knows of rows, extents or commits.
+//! A second, minimal implementation of POSIX: whole files as bytes, directories as maps. It knows nothing of
+//! rows, extents or commits.
 
 use std::collections::BTreeMap;
 
@@ -24,9 +24,9 @@ pub(super) struct Node {
     pub bytes: Vec<u8>,
     pub entries: BTreeMap<Vec<u8>, u64>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// A directory that had a name once.
+    /// A directory that has lost its name.
     pub removed: bool,
-    /// Of a directory.
+    /// The parent of a directory.
     pub up: u64,
 }
 
@@ -340,7 +340,7 @@ impl Model {
         Ok(())
     }
 
-    /// A copy that has its name at once.
+    /// A copy that gets its name at once.
     pub fn clone_as(&mut self, from: u64, ino: u64, parent: u64, name: &[u8], made: i128, now: i128) -> R {
         let mut copy = self.node(from)?.clone();
         copy.entries.clear();

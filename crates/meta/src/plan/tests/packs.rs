@@ -1,4 +1,4 @@
-//! The life of packs, and contents that are found again.
+//! The life of packs, and contents that are stored once and found again.
 
 use base::{BlobId, Ino, PackNo};
 
@@ -31,7 +31,7 @@ fn a_pack_is_condemned_only_when_nothing_refers_to_it() {
     assert_eq!(world.names.blob_packs(&blob).unwrap(), [pack]);
     assert_eq!(condemn(&world, pack), Err(Refusal::Busy));
     world.run(&Op::Unlink { parent: Ino(1), name: b"f" }).unwrap();
-    assert_eq!(condemn(&world, pack), Err(Refusal::Busy), "an inode without a name has its bytes");
+    assert_eq!(condemn(&world, pack), Err(Refusal::Busy), "an inode without a name refers to it");
     world.run(&Op::Reap { ino: Ino(2) }).unwrap();
     assert_eq!(forget(&world, pack), Err(Refusal::Busy), "a sealed pack is condemned first");
     condemn(&world, pack).unwrap();
@@ -96,7 +96,7 @@ fn interned_content_is_found_until_its_pack_is_condemned() {
     assert_eq!(write(&world, 4, again, None).unwrap_err(), Refusal::ContentGone);
     world.assert_sound();
     let (_, findings) = world.audit();
-    assert_eq!(findings.len(), 1, "the content's row is left, harmless: {findings:?}");
+    assert_eq!(findings.len(), 1, "the content's row remains, harmless: {findings:?}");
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn extents_follow_what_was_moved_and_the_rest_stays() {
     assert_eq!(world.read(2)[100..], data);
     assert_eq!(world.attr(2).change, change, "the file is as it was");
     assert_eq!(world.names.extents(Ino(2), 0).unwrap().extents().len(), 5);
-    // Nothing is there any more that would follow.
+    // No extent is left that could follow.
     let again = world.run(&Op::Follow { ino: Ino(2), page: 0, moves: &moves }).unwrap();
     assert_eq!(again.done, 0);
     world.run(&Op::Follow { ino: Ino(77), page: 3, moves: &moves }).unwrap();

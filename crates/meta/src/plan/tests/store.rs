@@ -19,7 +19,7 @@ impl TestStore {
         self.calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Puts a row past all checks: damage.
+    /// Writes a row without any check, to plant damage.
     pub fn plant(&self, key: Key, value: Option<Value>) {
         let mut rows = self.rows.lock().unwrap();
         match value {
@@ -35,7 +35,7 @@ fn assert_sound(commit: &Commit) {
     let adds = commit.adds.iter().map(|(key, _)| key);
     let maxs = commit.maxs.iter().map(|(key, _)| key);
     for key in puts.chain(&commit.dels).chain(adds).chain(maxs) {
-        assert!(seen.insert(key.clone()), "{key:?} stands twice in {commit:?}");
+        assert!(seen.insert(key.clone()), "{key:?} occurs twice in {commit:?}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Two threads on one store: whatever they do to one another's plans, nothing contradicts itself afterwards.
+//! Two threads on one store: however they disturb each other's plans, the rows stay consistent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use crate::store::{Commit, CommitError, MetaStore, Rows, StoreError, Value};
 use super::store::TestStore;
 use super::world::{World, dir, file};
 
-/// Lets the other thread in between any two calls.
+/// Lets the other thread run between any two calls.
 struct Jostled(Arc<TestStore>);
 
 impl MetaStore for Jostled {

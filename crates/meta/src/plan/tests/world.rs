@@ -1,5 +1,5 @@
-//! A volume for tests: names over a test store, and packs in memory. It does what the room above does: packs bytes, outlines
-//! inline files, and repeats what is done in steps.
+//! A volume for tests: names over a test store, and packs in memory. It does what the `fs` crate does: packs
+//! bytes, outlines inline files, and repeats operations that are done in steps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl World {
         }
     }
 
-    /// Runs an operation until there is no more of it; how many commits that took.
+    /// Runs an operation until it is complete. Returns how many commits that took.
     pub fn run_all(&self, op: &Op<'_>) -> Result<u32, Refusal> {
         let ctx = self.ctx();
         let mut steps = 1;
@@ -95,7 +95,7 @@ impl World {
         self.open_pack();
     }
 
-    /// Appends bytes that belong at `at` of some file; cut at pages and packs.
+    /// Appends bytes that belong at offset `at` of some file, cut at pages and packs.
     pub fn pack(&mut self, mut at: u64, mut data: &[u8]) -> Vec<Piece> {
         let mut pieces = Vec::new();
         while !data.is_empty() {
@@ -142,7 +142,7 @@ impl World {
         self.run(&op)
     }
 
-    /// Writes as the room above would: what is small stays inline.
+    /// Writes as the `fs` crate would: small contents stay inline.
     pub fn write(&mut self, ino: u64, at: u64, data: &[u8]) -> Result<(), Refusal> {
         let record = self.names.inode(Ino(ino)).unwrap().ok_or(Refusal::NotFound)?;
         let end = at as usize + data.len();

@@ -1,12 +1,13 @@
-//! Blobs that will be read soon are brought into memory meanwhile.
+//! Reads blobs into memory before they are needed.
 //!
-//! A large file is a row of blobs, each a file of its own with its sums in another: a reader that goes through them one after the other
-//! would wait at every 4 MiB for two names, two inodes and the first bytes. One thread goes before it; it only advises the kernel: it
-//! keeps nothing, and nobody waits for it.
+//! A large file is a sequence of blobs, each a file with its sums in another file. A sequential reader would
+//! wait at every 4 MiB for two names, two inodes and the first bytes. One thread runs ahead of it. It only
+//! advises the kernel: it keeps nothing, and nothing waits for it.
 //!
-//! What was read through lies in memory twice then, in the pages of the blob and in those of the mount, until the kernel wants the former
-//! for something else. To let go of them at once was tried (`POSIX_FADV_DONTNEED` some blobs behind the reader): a third slower. Blobs
-//! read past the page cache (`O_DIRECT`), one by one, take 2.5 times as long as through it.
+//! Data that was read is then in memory twice, in the pages of the blob and in those of the mount, until the
+//! kernel reuses the former. Dropping them at once was tried (`POSIX_FADV_DONTNEED` some blobs behind the
+//! reader): it was a third slower. Reading blobs one by one past the page cache (`O_DIRECT`) takes 2.5 times
+//! as long as reading through it.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -22,15 +23,15 @@ use parking_lot::Mutex;
 
 use super::sums_path;
 
-/// Blobs that wait to be looked at; a hint that finds the queue full is dropped.
+/// Queued blobs; a hint that finds the queue full is dropped.
 const QUEUE: usize = 16;
-/// A blob among the last so many, less than [`AGAIN`] ago, is not looked at again.
+/// A blob that was among the last few hints, less than [`AGAIN`] ago, is skipped.
 const RECENT: usize = 16;
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// See the module. The thread begins with the first hint and ends with this.
+/// See the module. The thread starts with the first hint and ends when this is dropped.
 #[derive(Default)]
-pub(super) struct Ahead(Mutex<State>);
+pub(super) struct Prefetcher(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -38,8 +39,8 @@ struct State {
     recent: VecDeque<(BlobId, Instant)>,
 }
 
-impl Ahead {
-    /// All of the blob will be read.
+impl Prefetcher {
+    /// A hint that all of the blob will be read.
     pub(super) fn fetch(&self, id: &BlobId, path: impl FnOnce() -> PathBuf) {
         let now = monotonic();
         let mut state = self.0.lock();
@@ -56,12 +57,12 @@ impl Ahead {
 }
 
 impl State {
-    /// False if it cannot be taken now.
+    /// False if the hint was dropped.
     fn send(&mut self, path: impl FnOnce() -> PathBuf) -> bool {
         if self.thread.is_none() {
             let (sender, hints) = mpsc::sync_channel::<PathBuf>(QUEUE);
             let work = move || hints.iter().for_each(|path| fetch(&path));
-            // Without a thread there is no looking ahead.
+            // Without a thread there is no prefetching.
             let Ok(thread) = base::thread::spawn("covey-ahead", work) else { return false };
             self.thread = Some((sender, thread));
         }
@@ -69,17 +70,17 @@ impl State {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for Prefetcher {
     fn drop(&mut self) {
         if let Some((sender, thread)) = self.0.get_mut().thread.take() {
             drop(sender);
-            // It ends only by returning.
+            // It does not panic, so a join cannot fail.
             let _ = thread.join();
         }
     }
 }
 
-/// What is wrong with a file, its reader will find out.
+/// Errors are left to the reader of the file.
 fn fetch(path: &Path) {
     let Ok(file) = File::open(path) else { return };
     // SAFETY: only advice about an open descriptor; nothing of this process's memory is involved.

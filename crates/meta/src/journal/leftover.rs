@@ -1,10 +1,12 @@
-//! What the log's files hold when a journal is opened: the segments that a process before this one left.
+//! The log's files as a journal finds them when it is opened: the segments that an earlier process left.
 //!
-//! Two ways to read them. [`Left::walk`] follows the *chain*: record after record, as far as each is where it should be. [`Left::scan`]
-//! looks at every byte that the chain did not reach, for records that were written behind its end: they tell a torn tail from damage.
+//! There are two ways to read them. [`Leftover::walk`] follows the *chain*: record after record, as long as each
+//! is where it should be. [`Leftover::scan`] looks at every byte that the chain did not reach, for records that
+//! were written after the chain's end. Those distinguish a torn tail from damage.
 //!
-//! A segment is known by its first record, which names segment and number; the header is needed only while there is no record. So a
-//! header that is damaged, or that a power cut lost, costs nothing.
+//! A segment is identified by its first record, which carries segment and sequence number. The header is
+//! needed only while there is no record. So a header that is damaged, or that a power cut lost, costs
+//! nothing.
 
 use super::disk::{LogDisk, LogFile};
 use super::format::{self, FoundHeader, Kind, Place, RECORD_HEADER, SEGMENT_HEADER, SegmentHeader};
@@ -12,27 +14,27 @@ use super::io_error;
 use super::log::{Slot, slot_number};
 use crate::store::StoreError;
 
-/// Bytes of zeros that a scan passes over at once.
+/// A scan skips this many bytes of zeros at once.
 const ZERO_STEP: usize = 4096;
 static ZEROS: [u8; ZERO_STEP] = [0; ZERO_STEP];
 
 /// A file with records to read.
 struct Segment {
     slot: Slot,
-    /// Of its first record.
+    /// The place of its first record.
     place: Place,
 }
 
 /// See the module.
-pub(super) struct Left {
+pub(super) struct Leftover {
     /// In the order of their records.
     segments: Vec<Segment>,
     /// Files without a first record.
     unused: Vec<Slot>,
     log_id: [u8; 16],
-    /// Segments with a lower number are over.
+    /// Segments with a lower number are finished.
     floor: u64,
-    /// Higher than the number of every segment that was seen.
+    /// Higher than the number of every segment found.
     next_segment: u64,
 }
 
@@ -41,29 +43,29 @@ pub(super) struct Left {
 pub(super) struct Walked {
     /// The first record that was not read.
     pub(super) next: u64,
-    /// Why it could not be read, if it is there in part, or if a segment begins behind it.
+    /// Why it could not be read: set if part of it is there, or if a later segment exists.
     pub(super) why: Option<String>,
-    /// File and offset at which it should be, where the log has records.
+    /// File and offset where it should be; none if the log has no records.
     pub(super) at: Option<(String, u64)>,
-    /// Of each file that was read, the bytes that are understood.
+    /// For each file that was read, how many bytes were understood.
     understood: Vec<(String, usize)>,
 }
 
-impl Left {
-    /// Looks at every file of the folder. Segments below number `floor` and those of another log are over.
-    pub(super) fn find(disk: &dyn LogDisk, log_id: [u8; 16], floor: u64) -> Result<Left, StoreError> {
+impl Leftover {
+    /// Reads every file of the folder. Segments below number `floor` and those of another log are finished.
+    pub(super) fn find(disk: &dyn LogDisk, log_id: [u8; 16], floor: u64) -> Result<Leftover, StoreError> {
         let (segments, unused) = (Vec::new(), Vec::new());
-        let mut left = Left { segments, unused, log_id, floor, next_segment: floor.max(1) };
+        let mut leftover = Leftover { segments, unused, log_id, floor, next_segment: floor.max(1) };
         for name in disk.list().map_err(io_error)?.into_iter().filter(|name| slot_number(name).is_some()) {
             let file = disk.open(&name).map_err(io_error)?;
             let slot = Slot { name, file };
-            match left.first_record(&slot)? {
-                Some(place) => left.segments.push(Segment { slot, place }),
-                None => left.unused.push(slot),
+            match leftover.first_record(&slot)? {
+                Some(place) => leftover.segments.push(Segment { slot, place }),
+                None => leftover.unused.push(slot),
             }
         }
-        left.segments.sort_by_key(|segment| (segment.place.seq, segment.place.segment));
-        Ok(left)
+        leftover.segments.sort_by_key(|segment| (segment.place.seq, segment.place.segment));
+        Ok(leftover)
     }
 
     /// The place of the first record of a file; none if there is nothing to read in it.
@@ -77,7 +79,7 @@ impl Left {
                     format::VERSION
                 )));
             }
-            // A log of another database: what a volume was made from, for example.
+            // A log of another database: for example, of the volume that this one was cloned from.
             FoundHeader::Good(header) if header.log_id != self.log_id => return Ok(None),
             FoundHeader::Good(header) => Some(header),
             FoundHeader::None => None,
@@ -89,9 +91,10 @@ impl Left {
         if segment < self.floor || header.is_some_and(|header| header.segment > segment) {
             return Ok(None);
         }
-        // Its own header says the version; one that is older, or damaged, says nothing of this record.
-        let told = header.filter(|header| header.segment == segment).map(|header| header.key());
-        let keys = told.map_or_else(|| self.keys().to_vec(), |key| vec![key]);
+        // The segment's own header gives the version. A header that is older, or damaged, says nothing about
+        // this record.
+        let header_key = header.filter(|header| header.segment == segment).map(|header| header.key());
+        let keys = header_key.map_or_else(|| self.keys().to_vec(), |key| vec![key]);
         let places = keys.into_iter().map(|key| Place { segment, seq, key });
         let found = places.into_iter().find(|place| is_record(records, *place));
         if found.is_some() {
@@ -109,7 +112,7 @@ impl Left {
         self.next_segment
     }
 
-    /// Calls `each` with the records behind number `applied`, in order, until it answers false.
+    /// Calls `each` with the records after number `applied`, in order, until it returns false.
     pub(super) fn walk(
         &self,
         applied: u64,
@@ -157,8 +160,8 @@ impl Left {
         Ok(walked)
     }
 
-    /// Calls `each` with every record behind number `applied` that the walk did not reach, in the order in which they lie in the files.
-    /// Also raises [`Left::next_segment`] above their segments.
+    /// Calls `each` with every record after number `applied` that the walk did not reach, in the order in
+    /// which they lie in the files. Also raises [`Leftover::next_segment`] above their segments.
     pub(super) fn scan(
         &mut self,
         applied: u64,
@@ -197,7 +200,7 @@ impl Left {
         Ok(())
     }
 
-    /// All files, for the log that begins.
+    /// All files, for the new log.
     pub(super) fn into_slots(self) -> Vec<Slot> {
         self.unused.into_iter().chain(self.segments.into_iter().map(|segment| segment.slot)).collect()
     }
