@@ -2,11 +2,14 @@
 
 use std::path::PathBuf;
 
-use crate::control::{self, Request};
-use crate::error::Result;
-use crate::info::Info;
-use crate::node::{Node, NodeOptions};
-use crate::table::{Pairs, Table, bytes, count};
+use api::control::Request;
+use api::error::Result;
+use api::text::{bytes, count};
+use node::control;
+use node::info::Info;
+use node::opened::{Node, NodeOptions};
+
+use crate::table::{Pairs, Table};
 use crate::target::{Target, resolve};
 use crate::term::Term;
 

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
+use api::control::Request;
+use api::error::Result;
+use node::control;
+use node::opened::{Node, NodeOptions};
+use node::publish::check_name;
 use serde::Serialize;
 
-use crate::control::{self, Request};
-use crate::error::Result;
-use crate::node::{Node, NodeOptions};
-use crate::publish::check_name;
 use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 

@@ -1,0 +1,343 @@
+//! Which record of a published tree is used: one that is signed by a key that is accepted here, and no older than what was seen here.
+//!
+//! ```text
+//!   CACHE/known/ORIGIN-HASH     a file for each origin (tree::known): the keys of the first use, and the newest record of each name
+//! ```
+//!
+//! CACHE is the folder of `--cache`, else the user's. A record is written down, durably, before anybody sees its tree; so
+//! what a mount shows never goes back, also across restarts. A person can accept another key (`--key`) or an older record
+//! (`--accept-older`) by mounting once with it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use api::error::{Context, Failure, Result};
+use api::text::utc;
+use blob::Origin;
+use tree::known::{Known, LONGEST, Seen, Verdict};
+use tree::root::{Owner, PublicKey, Root, hex};
+
+use super::Named;
+use crate::far::tree::cache_folder;
+use crate::log;
+use crate::publish::{self, Publisher};
+use crate::volume_dir::{Home, VolumeDir, private_folder};
+
+/// Another process holds the lock for a write to the disk and no longer.
+const LOCKED: Duration = Duration::from_secs(10);
+/// The code of the failure "a newer record was seen".
+const OLDER: &str = "older-record";
+
+/// What a person says of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Accept {
+    /// Accept only what is signed by this key, in hexadecimal digits.
+    pub key: Option<String>,
+    /// Accept a record although a newer one was seen.
+    pub accept_older: bool,
+}
+
+/// Reads what is published under the name, and refuses what is not to be trusted. `older`: also what is older than what was seen.
+pub fn read(named: &Named, origin: &dyn Origin, older: bool) -> Result<Root> {
+    let place = Place::of(named)?;
+    let mut retried = false;
+    loop {
+        let root = Root::read(origin, &named.name, named.key.as_ref());
+        let root = root.map_err(|error| named.failure(error))?;
+        match place.admit(named, origin, &root, older) {
+            Ok(()) => return Ok(root),
+            // Another mount of this machine may have seen a newer one since this one was read: then that one comes now.
+            Err(failure) if failure.code == OLDER && !retried => retried = true,
+            Err(failure) => return Err(failure),
+        }
+    }
+}
+
+/// Where it is kept what is known of an origin.
+struct Place {
+    folder: PathBuf,
+    file: PathBuf,
+}
+
+impl Place {
+    fn of(named: &Named) -> Result<Place> {
+        let folder = cache_folder(named.cache.as_deref())?.join("known");
+        let file = folder.join(Known::file_name(&named.home.origin, named.home.endpoint.as_deref()));
+        Ok(Place { folder, file })
+    }
+
+    fn admit(&self, named: &Named, origin: &dyn Origin, root: &Root, older: bool) -> Result<()> {
+        let lock = match self.lock() {
+            Ok(lock) => lock,
+            // A tree on this machine needs no cache folder, and there may be no room for one: a first use cannot be told from a later one.
+            Err(failure) if named.is_near() && !self.file.exists() => {
+                log::warn(&format!(
+                    "the key and the number of {named} cannot be remembered, so a change would not be noticed: {}; \
+                     name a folder with --cache DIR",
+                    failure.why.first().unwrap_or(&failure.what)
+                ));
+                return Ok(());
+            }
+            Err(failure) => return Err(failure),
+        };
+        let before = self.load()?;
+        let mut known = before.clone().unwrap_or_else(|| Known::new(&named.home.origin));
+        let read_owner = || Owner::read(origin).map_err(|error| named.failure(error));
+        match named.key {
+            Some(key) => known.accept(key),
+            None if known.is_new() => {
+                known.accept(root.key);
+                read_owner()?.iter().flat_map(|owner| &owner.keys).for_each(|key| known.accept(*key));
+            }
+            None => {}
+        }
+        let mut verdict = known.judge(root);
+        if matches!(verdict, Verdict::OtherKey(_))
+            && read_owner()?.is_some_and(|owner| is_ours(&owner, &root.key, &named.home))
+        {
+            known.accept(root.key);
+            verdict = known.judge(root);
+        }
+        match verdict {
+            Verdict::Same => {}
+            Verdict::Newer => known.remember(root),
+            Verdict::Older(_) if older => known.remember(root),
+            Verdict::Older(seen) => return Err(self.older(named, root, seen)),
+            Verdict::OtherKey(keys) => return Err(self.other_key(named, root, &keys)),
+        }
+        if before.as_ref() != Some(&known) {
+            self.store(&known)?;
+        }
+        drop(lock);
+        Ok(())
+    }
+
+    /// The folder, locked: mounts of one machine share it.
+    fn lock(&self) -> Result<File> {
+        private_folder(&self.folder)?;
+        let folder = File::open(&self.folder).at("open", &self.folder)?;
+        let until = base::time::monotonic() + LOCKED;
+        loop {
+            // SAFETY: flock(2) on a descriptor that `folder` keeps open.
+            if unsafe { libc::flock(folder.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+                return Ok(folder);
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::WouldBlock && error.kind() != io::ErrorKind::Interrupted {
+                return Err(error).at("lock", &self.folder);
+            }
+            if base::time::monotonic() >= until {
+                return Err(Failure::new(
+                    "in-use",
+                    format!("{} is locked by another process", self.folder.display()),
+                )
+                .next("try again; fuser shows which process has it open"));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// None: nothing is known yet.
+    fn load(&self) -> Result<Option<Known>> {
+        let file = match File::open(&self.file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.at("open", &self.file)?,
+        };
+        let mut bytes = Vec::new();
+        file.take(LONGEST + 1).read_to_end(&mut bytes).at("read", &self.file)?;
+        let text = String::from_utf8(bytes).ok().filter(|text| text.len() as u64 <= LONGEST);
+        let known = text.and_then(|text| Known::decode(&text).ok());
+        known.map(Some).ok_or_else(|| {
+            Failure::new("damaged", format!("{} cannot be understood", self.file.display()))
+                .why("it says which keys and which publications of the origin were seen here")
+                .next("remove it, if you are sure of the origin: the next mount counts as the first, or names the key with --key KEY")
+        })
+    }
+
+    fn store(&self, known: &Known) -> Result<()> {
+        let new = self.file.with_extension("new");
+        let write = || {
+            let mut out =
+                OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            out.write_all(known.encode().as_bytes())?;
+            out.sync_all()?;
+            fs::rename(&new, &self.file)?;
+            File::open(&self.folder)?.sync_all()
+        };
+        write().at("write", &self.file)
+    }
+
+    fn older(&self, named: &Named, root: &Root, seen: Seen) -> Failure {
+        let at = |moment: i64| utc(base::Timestamp::from_nanos(moment).seconds());
+        Failure::new(OLDER, format!("{named} is an older publication than the one that was seen here"))
+            .why(format!(
+                "now it is number {} of {}, and number {} of {} was seen",
+                root.sequence,
+                at(root.moment.as_nanos()),
+                seen.sequence,
+                at(seen.moment)
+            ))
+            .why("an old record was put back in the origin, or the origin as a whole")
+            .next("publish the volume again, if it is the newest that there is")
+            .next(format!(
+                "to go back to the older one, mount it (again) with --accept-older; {} holds what was seen",
+                self.file.display()
+            ))
+    }
+
+    fn other_key(&self, named: &Named, root: &Root, keys: &[PublicKey]) -> Failure {
+        let (key, last) = (hex(&root.key), keys.last().map(|key| hex(key)).unwrap_or_default());
+        Failure::new(
+            "other-key",
+            format!("{named} is signed by another key than those that are accepted here"),
+        )
+        .why(format!("it is signed by {key}; accepted is {last}, since the first use"))
+        .why(
+            "a restored volume has a new key, and so has one that was made anew; so would a forged tree have",
+        )
+        .next("ask the publisher for the key: covey published VOLUME --json shows it where the volume is")
+        .next(format!("if it is this one, mount the tree once (again) with --key {key}"))
+    }
+}
+
+/// Whether the key is that of a volume of this user's on this machine that keeps its blobs in this origin: restored, or made anew in the old one's
+/// place. Nobody else can sign with it.
+fn is_ours(owner: &Owner, key: &PublicKey, home: &Home) -> bool {
+    let Some((machine, folder)) = owner.note.split_once(':') else { return false };
+    if machine != publish::host() {
+        return false;
+    }
+    let Ok(dir) = VolumeDir::open(Path::new(folder)) else { return false };
+    let its = dir.home();
+    if (&its.origin, &its.endpoint) != (&home.origin, &home.endpoint) {
+        return false;
+    }
+    let is_own = fs::metadata(dir.path().join(publish::PUBLISHER));
+    let signer = Publisher::of(&dir).ok().flatten().and_then(|publisher| publisher.signer().ok());
+    is_own.is_ok_and(|meta| meta.uid() == api::caller::euid())
+        && signer.is_some_and(|signer| signer.key() == *key)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use base::{BlobId, Timestamp};
+    use tree::Signer;
+    use tree::node::Pointer;
+
+    use super::*;
+
+    struct Rig {
+        folder: tempfile::TempDir,
+        origin: Arc<dyn Origin>,
+    }
+
+    impl Rig {
+        fn new() -> Rig {
+            let rig = Rig { folder: tempfile::tempdir().unwrap(), origin: Arc::new(origin::Memory::new()) };
+            rig.own(1, &[1]);
+            rig
+        }
+
+        /// The origin says that these sign in it.
+        fn own(&self, generation: u64, seeds: &[u8]) {
+            let keys = seeds.iter().map(|seed| signer(*seed).key()).collect();
+            let note = "elsewhere:/srv/v".to_owned();
+            let owner = Owner { volume: [1; 16], owner: [2; 16], generation, note, keys };
+            self.origin.put_record("owner", &owner.encode()).unwrap();
+        }
+
+        fn publish(&self, seed: u8, sequence: u64, moment: i64) {
+            let top =
+                Pointer { hash: [sequence as u8; 32], blob: BlobId([3; 32]), offset: 0, len: 1, rows: 1 };
+            let root = Root {
+                name: "latest".to_owned(),
+                volume: [1; 16],
+                sequence,
+                moment: Timestamp::from_nanos(moment),
+                inodes: 1,
+                bytes: 1,
+                top,
+                level: 0,
+                nodes: 1,
+                before: None,
+                key: signer(seed).key(),
+            };
+            root.write(&*self.origin, &signer(seed)).unwrap();
+        }
+
+        fn read(&self, key: Option<u8>, older: bool) -> std::result::Result<u64, String> {
+            let mut named = Named::parse("file:/srv/origin@latest").unwrap().unwrap();
+            named.cache = Some(self.folder.path().to_owned());
+            named.key = key.map(|seed| signer(seed).key());
+            read(&named, &*self.origin, older)
+                .map(|root| root.sequence)
+                .map_err(|failure| failure.code.to_string())
+        }
+    }
+
+    fn signer(seed: u8) -> Signer {
+        Signer::from_seed(&[seed; 32]).unwrap()
+    }
+
+    /// Anybody who may write to the bucket could replace the owner's record, and with it the key that signs.
+    #[test]
+    fn regression_a_replaced_owner_is_refused_until_its_key_is_accepted() {
+        let rig = Rig::new();
+        rig.publish(1, 1, 10);
+        assert_eq!(rig.read(None, false), Ok(1));
+        rig.publish(9, 2, 20);
+        for keys in [&[9][..], &[1, 9]] {
+            rig.own(2, keys);
+            assert_eq!(rig.read(None, false), Err("other-key".to_owned()), "also beside the old key");
+        }
+        assert_eq!(rig.read(Some(8), false), Err("not-trusted".to_owned()), "neither is it this one");
+        assert_eq!(rig.read(Some(9), false), Ok(2), "a person says so");
+        assert_eq!(rig.read(None, false), Ok(2), "and it is remembered");
+        rig.publish(1, 3, 30);
+        assert_eq!(rig.read(None, false), Ok(3), "what an earlier owner signed stays good");
+    }
+
+    #[test]
+    fn the_keys_of_the_first_use_are_all_accepted() {
+        let rig = Rig::new();
+        rig.own(2, &[1, 2]);
+        rig.publish(2, 5, 50);
+        assert_eq!(rig.read(None, false), Ok(5));
+        rig.publish(1, 6, 60);
+        assert_eq!(rig.read(None, false), Ok(6));
+    }
+
+    /// A record that was put back took a mount with it; nothing was remembered beyond a restart.
+    #[test]
+    fn regression_what_was_seen_never_goes_back_by_itself() {
+        let rig = Rig::new();
+        rig.publish(1, 7, 70);
+        assert_eq!(rig.read(None, false), Ok(7));
+        rig.publish(1, 6, 60);
+        assert_eq!(rig.read(None, false), Err(OLDER.to_owned()));
+        assert_eq!(rig.read(Some(1), false), Err(OLDER.to_owned()), "also where the key is known");
+        assert_eq!(rig.read(None, true), Ok(6), "a person says so");
+        assert_eq!(rig.read(None, false), Ok(6));
+        rig.publish(1, 1, 80);
+        assert_eq!(rig.read(None, false), Ok(1), "taken away, and published again");
+        rig.publish(1, 7, 70);
+        assert_eq!(rig.read(None, false), Err(OLDER.to_owned()));
+    }
+
+    #[test]
+    fn a_damaged_file_is_said_and_not_replaced() {
+        let rig = Rig::new();
+        rig.publish(1, 1, 10);
+        rig.read(None, false).unwrap();
+        let file = fs::read_dir(rig.folder.path().join("known")).unwrap().next().unwrap().unwrap().path();
+        fs::write(&file, "covey known 1\norigin x\nkey 12\n").unwrap();
+        assert_eq!(rig.read(None, false), Err("damaged".to_owned()));
+        assert!(fs::read_to_string(&file).unwrap().ends_with("key 12\n"));
+    }
+}
