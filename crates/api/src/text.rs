@@ -61,6 +61,11 @@ pub fn utc(seconds: i64) -> String {
     )
 }
 
+/// Seconds until now; 0 for what is yet to come.
+pub fn seconds_since(since: base::Timestamp) -> u64 {
+    u64::try_from(base::time::now().seconds() - since.seconds()).unwrap_or(0)
+}
+
 /// Whether a text may have several lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lines {

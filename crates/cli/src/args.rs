@@ -5,10 +5,9 @@ pub mod fleet;
 use std::time::Duration;
 
 use api::error::Result;
-use node::frozen;
 use node::frozen::trust;
 use node::options::MountOptions;
-use node::{log, publish, running, watch};
+use node::{again, log, origins, running, watch};
 
 /// How much a line matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -52,7 +51,7 @@ impl From<Format> for log::Format {
     }
 }
 
-/// What is typed of it.
+/// Which signatures and records of a published tree are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct Accept {
     /// Of a published tree: accept only what is signed by this key (64 hexadecimal digits), and remember it. Without this the
@@ -84,8 +83,8 @@ pub struct Reach {
 
 impl Reach {
     /// As the runtime takes it.
-    pub fn reach(&self) -> frozen::Reach {
-        frozen::Reach { endpoint: self.endpoint.clone(), region: self.region.clone() }
+    pub fn reach(&self) -> origins::Reach {
+        origins::Reach { endpoint: self.endpoint.clone(), region: self.region.clone() }
     }
 }
 
@@ -176,9 +175,9 @@ pub struct Every {
 
 impl Every {
     /// As the runtime takes it.
-    pub fn every(&self) -> publish::Every {
+    pub fn every(&self) -> again::Every {
         let Every { publish_every, publish_as, publish_last } = self.clone();
-        publish::Every { publish_every, publish_as, publish_last }
+        again::Every { publish_every, publish_as, publish_last }
     }
 }
 

@@ -35,7 +35,7 @@ pub fn run(plan: &Plan, status_line: bool, parent: Option<Parent>, term: Term) -
     limits::leave_no_core();
     let mut running = Running::start(plan)?;
     start_signals(running.handle(), interactive)?;
-    running.go_on(&plan.every)?;
+    running.go_on()?;
     ready(running.mounted(), parent, term);
     wait(&running, status_line && interactive);
     let end = running.finish()?;

@@ -1,10 +1,9 @@
 //! The rows of `covey status` and its kin that several commands show.
 
+use api::status::ClaimStatus;
+use api::status::far::{FarStatus, UploadStatus};
+use api::status::fleet::{FleetStatus, LentStatus, TierStatus};
 use api::text::{bytes, count, span};
-use node::claim::ClaimStatus;
-use node::far::{FarStatus, UploadStatus};
-use node::fleet::lent::LentStatus;
-use node::fleet::shown::{FleetStatus, TierStatus};
 
 use crate::table::Pairs;
 
@@ -201,7 +200,7 @@ pub fn waiting(uploads: &UploadStatus) -> String {
 
 #[cfg(test)]
 mod tests {
-    use node::far::waiting::Waiting;
+    use api::status::far::Waiting;
 
     use super::*;
 

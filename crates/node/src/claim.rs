@@ -17,18 +17,19 @@ use std::time::Duration;
 
 use ::fs::volume::MayDelete;
 use api::error::{Failure, Result};
-use api::text::utc;
+use api::status::ClaimStatus;
+use api::text::{seconds_since, utc};
 use blob::{BlobError, BlobSource, Origin};
 use meta::MetaStore;
 use origin::claim::decide::Wish;
 use origin::claim::keeper::{ClaimError, Opened, Who};
 use origin::claim::{Claim, Guarded, Keeper, Kind, Refusal, SETTLE, Standing};
-use serde::{Deserialize, Serialize};
 use tree::root::{self, Root};
 use tree::{Owner, Tree, TreeError};
 
 use crate::log;
-use crate::publish::{self, Publisher};
+use crate::publisher;
+use crate::publisher::Publisher;
 use crate::volume_dir::VolumeDir;
 use memory::ClaimFile;
 
@@ -106,7 +107,7 @@ impl Writer {
     }
 
     fn with(dir: &VolumeDir, bare: Arc<dyn Origin>, near: bool, private: bool, take_over: bool) -> Writer {
-        let who = Who { volume: publish::volume_id(dir), place: publish::place_of(dir) };
+        let who = Who { volume: publisher::volume_id(dir), place: publisher::place_of(dir) };
         let file = Box::new(ClaimFile::new(&dir.claim(), private));
         let keeper = Keeper::new(bare.clone(), file, who, near);
         Writer {
@@ -151,7 +152,7 @@ impl Writer {
 
     fn claim(&self, wish: Wish) -> std::result::Result<Opened, Trouble> {
         if wish == Wish::Open {
-            publish::check_owner(&self.dir, &*self.bare)?;
+            publisher::check_owner(&self.dir, &*self.bare)?;
         }
         let opened = self.keeper.open(wish).map_err(|error| match error {
             ClaimError::Refused(refusal) => Trouble::Failed(self.refused(&refusal)),
@@ -165,7 +166,7 @@ impl Writer {
         let before = opened.before.as_ref();
         // The lock of the folder shows that a writer at the same place has ended, also by a crash; one that wrote elsewhere may be a copy's.
         let elsewhere =
-            !self.private && before.is_some_and(|before| before.place != publish::place_of(&self.dir));
+            !self.private && before.is_some_and(|before| before.place != publisher::place_of(&self.dir));
         if wish == Wish::TakeOver || (wish == Wish::Open && elsewhere) {
             settle(before);
         }
@@ -177,7 +178,7 @@ impl Writer {
 
     /// The folder that takes over also signs what is published from now on.
     fn become_owner(&self) -> Result<()> {
-        let failed = |error: TreeError| publish::failure("cannot take over what is published", error);
+        let failed = |error: TreeError| publisher::failure("cannot take over what is published", error);
         let Some(owner) = Owner::read(&*self.bare).map_err(failed)? else { return Ok(()) };
         let me = match Publisher::of(&self.dir)? {
             Some(me) => me,
@@ -185,7 +186,7 @@ impl Writer {
         };
         let name = me.owner().unwrap_or_default();
         if owner.owner != name {
-            let (place, key) = (publish::place_of(&self.dir), me.signer()?.key());
+            let (place, key) = (publisher::place_of(&self.dir), me.signer()?.key());
             owner.hand_over(&*self.bare, name, place, key).map_err(failed)?;
         }
         Ok(())
@@ -360,7 +361,7 @@ pub fn not_this_volume(dir: &VolumeDir, owner: &str) -> Failure {
 
 /// What is published stays published: rows that know nothing of it must not delete what only a tree needs.
 pub fn hold_published(store: &dyn MetaStore, origin: &Arc<dyn Origin>) -> Result<()> {
-    let failed = |error| publish::failure("cannot look at what is published", error);
+    let failed = |error| publisher::failure("cannot look at what is published", error);
     for name in root::names(&**origin).map_err(failed)? {
         let blobs = Root::read(&**origin, &name, None).and_then(|root| {
             let source: Arc<dyn BlobSource> = origin.clone();
@@ -368,54 +369,33 @@ pub fn hold_published(store: &dyn MetaStore, origin: &Arc<dyn Origin>) -> Result
         });
         let held = blobs.and_then(|blobs| tree::restore::hold(store, &name, &blobs));
         held.map_err(|error| {
-            publish::failure(format!("what is published as {name} cannot be kept"), error)
+            publisher::failure(format!("what is published as {name} cannot be kept"), error)
                 .next(format!("if it is not wanted, remove its record, published/{name}, from the origin"))
         })?;
     }
     Ok(())
 }
 
-/// What a status says of the claim. Field names are stable.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ClaimStatus {
-    /// `held`, `waiting` (the origin has not answered yet), `gone` or `lost`.
-    pub state: String,
-    /// Its number.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub epoch: Option<u64>,
-    /// Since when it is so, UTC.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub since: Option<String>,
-    /// The same in seconds until now.
-    #[serde(default)]
-    pub seconds: u64,
-    /// What was seen.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub why: Option<String>,
-}
-
-impl ClaimStatus {
-    /// Of a standing; none of a volume that is being closed.
-    pub fn of(standing: Standing) -> Option<ClaimStatus> {
-        let plain = |state: &str, epoch| ClaimStatus {
-            state: state.to_owned(),
-            epoch,
-            since: None,
-            seconds: 0,
-            why: None,
-        };
-        let bad = |state: &str, why, since: base::Timestamp| ClaimStatus {
-            since: Some(utc(since.seconds())),
-            seconds: crate::far::waiting::seconds(since),
-            why: Some(why),
-            ..plain(state, None)
-        };
-        Some(match standing {
-            Standing::Unclaimed => plain("waiting", None),
-            Standing::Held { epoch } => plain("held", Some(epoch)),
-            Standing::Gone { why, since } => bad("gone", why, since),
-            Standing::Lost { why, since } => bad("lost", why, since),
-            Standing::Closed => return None,
-        })
-    }
+/// What a status says of a standing; none of a volume that is being closed.
+pub fn status(standing: Standing) -> Option<ClaimStatus> {
+    let plain = |state: &str, epoch| ClaimStatus {
+        state: state.to_owned(),
+        epoch,
+        since: None,
+        seconds: 0,
+        why: None,
+    };
+    let bad = |state: &str, why, since: base::Timestamp| ClaimStatus {
+        since: Some(utc(since.seconds())),
+        seconds: seconds_since(since),
+        why: Some(why),
+        ..plain(state, None)
+    };
+    Some(match standing {
+        Standing::Unclaimed => plain("waiting", None),
+        Standing::Held { epoch } => plain("held", Some(epoch)),
+        Standing::Gone { why, since } => bad("gone", why, since),
+        Standing::Lost { why, since } => bad("lost", why, since),
+        Standing::Closed => return None,
+    })
 }

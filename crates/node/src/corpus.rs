@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::error::{Failure, Result};
+use api::status::{Mode, Status};
 use api::text::bytes;
 use corpus::{Corpus, MakeError, Spec};
 use fs::api::Filesystem;
 
-use crate::backend::{Backend, Short};
-use crate::status::{Mode, Status};
+use crate::mount::{Mount, Short};
 use crate::sys::Memory;
 
 /// A corpus that is mounted.
@@ -17,15 +17,6 @@ pub struct Served {
     name: String,
     corpus: Arc<Corpus>,
     opened: Instant,
-}
-
-/// What a text that begins with `corpus:` means.
-pub fn parse(text: &str) -> Result<Spec> {
-    text.parse().map_err(|error: corpus::SpecError| {
-        Failure::usage(format!("there is no corpus {text}"))
-            .why(error.to_string())
-            .next("covey mount corpus:7,1000,64K MOUNTPOINT serves 1,000 files of 64 KiB")
-    })
 }
 
 impl Served {
@@ -65,7 +56,7 @@ fn refused(spec: Spec, error: &MakeError) -> Failure {
     failure.next("ask for fewer or smaller files: corpus:SEED,N,SIZE")
 }
 
-impl Backend for Served {
+impl Mount for Served {
     fn name(&self) -> String {
         self.name.clone()
     }

@@ -20,8 +20,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::answers::{Evicted, Settled};
 use api::control::Tick;
 use api::error::{Context, Failure, Result};
+use api::status::far::FarStatus;
 use api::text::{bytes, count};
 use base::Deadline;
 use blob::{Origin, PackStore};
@@ -31,16 +33,14 @@ use cache::{
 use fs::volume::{Fsync, Options};
 use meta::{Journal, Names};
 use origin::{Access, Environment, Limits, Mistake, OriginError, Remote, RemoteSpec};
-use serde::{Deserialize, Serialize};
 
 use crate::claim::{self, Writer, not_this_volume};
 use crate::log;
-use crate::opened::NodeOptions;
+use crate::options::NodeOptions;
 use crate::volume_dir::VolumeDir;
 use away::Away;
 use options::FarOptions;
-use status::upload_status;
-pub use status::{FarStatus, UploadStatus, cache_status, request_status};
+use status::{cache_status, request_status, upload_status};
 
 /// A pack of small files is kept open for so long before it is uploaded half empty: each upload is a request.
 const SEAL_SMALL: Duration = Duration::from_secs(60);
@@ -303,28 +303,4 @@ pub fn not_uploaded(blobs: u64, size: u64) -> String {
         count(blobs),
         bytes(size)
     )
-}
-
-/// What waiting for the origin came to.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Settled {
-    /// Blobs that had to be uploaded.
-    pub blobs: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Wall time.
-    pub seconds: f64,
-}
-
-/// What was let go of.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Evicted {
-    /// Blobs.
-    pub blobs: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Blobs that stay because the origin does not have them yet.
-    pub not_uploaded_blobs: u64,
-    /// Their bytes.
-    pub not_uploaded_bytes: u64,
 }

@@ -10,13 +10,13 @@
 //! when: a record that cannot be had, that is no good, or that is older than one that was seen ([`trust`]), leaves the mount where it is, with one line in the log until it is
 //! good again.
 
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use api::error::{Failure, Result};
+use api::status::TreeInfo;
 use api::text::count;
 use base::Ino;
 use blob::Origin;
@@ -29,25 +29,9 @@ use peer::fleet::Groups;
 use tree::diff::{self, Changes};
 use tree::{Root, Tree, TreeError};
 
-use crate::frozen::{Named, TreeInfo, grouped, parts_of, trust};
+use crate::frozen::{Named, grouped, parts_of, tree_info, trust};
 use crate::log;
 use crate::refused::open_failure;
-
-/// How often the record of a followed name is looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Interval(pub Duration);
-
-impl FromStr for Interval {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Interval, String> {
-        let seconds = text.strip_suffix('s').unwrap_or(text).parse::<f64>().ok();
-        match seconds.filter(|seconds| (0.1..=86_400.0).contains(seconds)) {
-            Some(seconds) => Ok(Interval(Duration::from_secs_f64(seconds))),
-            None => Err("write a number of seconds from 0.1 to 86400".to_owned()),
-        }
-    }
-}
 
 /// The tree that is shown.
 struct Shown {
@@ -92,7 +76,7 @@ impl Follow {
 
     /// What it is.
     pub fn info(&self) -> TreeInfo {
-        TreeInfo::of(&self.shown.lock().root)
+        tree_info(&self.shown.lock().root)
     }
 
     /// Looks at the record, and moves if there is something new. Only one caller at a time.
@@ -125,7 +109,7 @@ impl Follow {
         kernel.settle();
         // Files that are open may need the old tree for long, but little of it.
         old.trim();
-        let info = TreeInfo::of(&next.root);
+        let info = tree_info(&next.root);
         *self.shown.lock() = next;
         Ok(Some(info))
     }
@@ -227,21 +211,6 @@ impl Drop for Watching {
         self.stop.set.notify_all();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn intervals_are_seconds() {
-        let read = |text: &str| text.parse::<Interval>().map(|interval| interval.0).ok();
-        assert_eq!(read("10"), Some(Duration::from_secs(10)));
-        assert_eq!(read("0.5s"), Some(Duration::from_millis(500)));
-        for bad in ["", "0", "-1", "soon", "NaN", "1e9", "5m"] {
-            assert_eq!(read(bad), None, "{bad}");
         }
     }
 }

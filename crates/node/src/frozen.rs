@@ -6,9 +6,12 @@ pub mod trust;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::error::{Failure, Result};
+use api::status::TreeInfo;
 use api::text::utc;
 use base::{BlobId, PackNo};
 use blob::{BlobError, Origin, PackStore, Space};
@@ -16,17 +19,31 @@ use fs::volume::Parts;
 use meta::MetaStore;
 use origin::{Access, Limits, Remote};
 use peer::fleet::Groups;
-use serde::{Deserialize, Serialize};
 use tree::root::{PublicKey, Root, from_hex, hex};
 use tree::{Tree, TreeError};
 
 use crate::fleet::Grouped;
 use crate::fleet::options::FleetOptions;
-use crate::follow::Interval;
-use crate::origins;
-use crate::publish;
+use crate::origins::{self, Reach};
+use crate::publisher;
 use crate::volume_dir::Home;
 use trust::Accept;
+
+/// How often the record of a followed name is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interval(pub Duration);
+
+impl FromStr for Interval {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Interval, String> {
+        let seconds = text.strip_suffix('s').unwrap_or(text).parse::<f64>().ok();
+        match seconds.filter(|seconds| (0.1..=86_400.0).contains(seconds)) {
+            Some(seconds) => Ok(Interval(Duration::from_secs_f64(seconds))),
+            None => Err("write a number of seconds from 0.1 to 86400".to_owned()),
+        }
+    }
+}
 
 /// Which tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,15 +62,6 @@ pub struct Named {
     pub follow: Option<Interval>,
     /// Of which fleet a mount is a node, if it is of one.
     pub fleet: Option<Box<FleetOptions>>,
-}
-
-/// How the store of an origin is reached, beside its name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reach {
-    /// Where the store is, when it is not the cloud's own.
-    pub endpoint: Option<String>,
-    /// The bucket's region.
-    pub region: Option<String>,
 }
 
 impl fmt::Display for Named {
@@ -82,7 +90,7 @@ impl Named {
                     .next(format!("write {text}@NAME; covey published {text} lists the names"))
             })
         })?;
-        publish::check_name(name)?;
+        publisher::check_name(name)?;
         let home = origins::address(origin, &Reach::default())?;
         Ok(Some(Named {
             home,
@@ -148,9 +156,9 @@ impl Named {
     /// What went wrong with this tree.
     pub fn failure(&self, error: TreeError) -> Failure {
         match error {
-            TreeError::NotPublished(name) => publish::not_published(&name)
+            TreeError::NotPublished(name) => publisher::not_published(&name)
                 .map_next(format!("covey published {} lists what is", self.home.origin)),
-            other => publish::failure(format!("cannot use the published tree {self}"), other),
+            other => publisher::failure(format!("cannot use the published tree {self}"), other),
         }
     }
 }
@@ -161,34 +169,15 @@ fn parse_key(text: &str) -> Result<PublicKey> {
     })
 }
 
-/// What a status says of a published tree.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct TreeInfo {
-    /// Its name.
-    pub name: String,
-    /// How often the name had been published.
-    pub sequence: u64,
-    /// When, UTC.
-    pub published: String,
-    /// The top node's hash.
-    pub root: String,
-    /// Nodes.
-    pub nodes: u64,
-    /// Who signed it.
-    pub key: String,
-}
-
-impl TreeInfo {
-    /// Of a root.
-    pub fn of(root: &Root) -> TreeInfo {
-        TreeInfo {
-            name: root.name.clone(),
-            sequence: root.sequence,
-            published: utc(root.moment.seconds()),
-            root: hex(&root.top.hash),
-            nodes: root.nodes,
-            key: hex(&root.key),
-        }
+/// What a status says of a root.
+pub fn tree_info(root: &Root) -> TreeInfo {
+    TreeInfo {
+        name: root.name.clone(),
+        sequence: root.sequence,
+        published: utc(root.moment.seconds()),
+        root: hex(&root.top.hash),
+        nodes: root.nodes,
+        key: hex(&root.key),
     }
 }
 
@@ -281,5 +270,15 @@ mod tests {
         assert!(named.accepting(&accept(&"ab".repeat(32))).unwrap().key.is_some());
         assert_eq!(api::source::tree("file:/srv/o@latest#00ff"), Some("file:/srv/o@latest"));
         assert_eq!(api::source::tree("/srv/o@latest#00ff"), None);
+    }
+
+    #[test]
+    fn intervals_are_seconds() {
+        let read = |text: &str| text.parse::<Interval>().map(|interval| interval.0).ok();
+        assert_eq!(read("10"), Some(Duration::from_secs(10)));
+        assert_eq!(read("0.5s"), Some(Duration::from_millis(500)));
+        for bad in ["", "0", "-1", "soon", "NaN", "1e9", "5m"] {
+            assert_eq!(read(bad), None, "{bad}");
+        }
     }
 }

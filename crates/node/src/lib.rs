@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   running.rs      a mount from beginning to end: opened, mounted, answering, closed
-//!   backend.rs      what a mount serves: a volume, a published tree, a corpus
+//!   mount.rs        what a mount serves: a volume, a published tree, a corpus
 //!   opened.rs       the wiring: a volume's folder becomes lock, journal, packs, origin, volume
 //!   far.rs          an origin behind a network: the node's cache before it, the uploads beside it
 //!   fleet.rs        a node of a fleet: what is lent, and to which fleet it belongs
@@ -17,7 +17,7 @@
 //! Front ends are above it: the command line, and whatever else mounts, publishes or lends. Nothing here knows of commands, of
 //! their arguments or of a terminal.
 
-pub mod backend;
+pub mod again;
 pub mod claim;
 pub mod control;
 pub mod corpus;
@@ -30,6 +30,7 @@ pub mod info;
 pub mod limits;
 pub mod log;
 pub mod metrics;
+pub mod mount;
 pub mod mounts;
 pub mod notify;
 pub mod opened;
@@ -38,6 +39,7 @@ pub mod origins;
 pub mod others;
 pub mod own;
 pub mod publish;
+pub mod publisher;
 pub mod refused;
 pub mod running;
 pub mod secrets;

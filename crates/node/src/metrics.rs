@@ -1,7 +1,7 @@
 //! Figures for Prometheus: a page of text at `http://ADDRESS:PORT/metrics`, off unless asked for.
 //!
 //! The page is made anew for each request from counters that are kept anyway, and from histograms of durations that are measured while
-//! the page is served. `page::METRICS` is the list of all names; docs/METRICS.md explains them, and a test compares the two.
+//! the page is served. [`api::metrics::METRICS`] is the list of all names; docs/METRICS.md explains them, and a test compares the two.
 
 mod http;
 mod page;
@@ -12,8 +12,8 @@ use std::sync::Arc;
 use api::error::{Failure, Result};
 use fuse::Session;
 
-use crate::backend::Backend;
 use crate::log;
+use crate::mount::Mount;
 
 /// A door that is open and at which nobody answers yet.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub fn bind(address: &str, public: bool) -> Result<Page> {
 }
 
 /// The page as it is now, for one look. Durations are in it only while they are measured: while a page is served, or somebody looks on.
-pub fn text(node: &dyn Backend, session: &Session) -> String {
+pub fn text(node: &dyn Mount, session: &Session) -> String {
     page::render(node, session)
 }
 
@@ -59,7 +59,7 @@ impl Page {
     ///
     /// # Errors
     /// The system has no room for another thread.
-    pub fn serve(self, node: Arc<dyn Backend>, session: Arc<Session>) -> Result<()> {
+    pub fn serve(self, node: Arc<dyn Mount>, session: Arc<Session>) -> Result<()> {
         let cannot = |error| Failure::io("cannot serve metrics", &error);
         let address = self.0.local_addr().map_err(cannot)?;
         let hold = session.watch().measure();

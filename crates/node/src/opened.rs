@@ -18,11 +18,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::answers::{Evicted, GcSummary, Settled, WarmSummary};
 use api::control::Tick;
 use api::error::{Failure, Result};
+use api::info::Info;
+use api::status::fleet::{FleetStatus, PeerRow};
+use api::status::{Mode, TreeInfo};
 use api::text::bytes;
 use fs::OpenError;
-use fs::access::AccessRules;
 use fs::api::Filesystem;
 use fs::gc::all::Collected;
 use fs::volume::{Atime, Options, Volume};
@@ -30,99 +33,29 @@ use fuse::Notifier;
 use meta::{Journal, MetaStore, Names};
 use origin::Access;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
 use crate::claim::Writer;
 use crate::claim::watch::{self, Watch};
 use crate::errno::errno_failure;
-use crate::far::options::FarOptions;
 use crate::far::tree::TreeCache;
-use crate::far::warm::{self, WarmSummary};
-use crate::far::{Evicted, Far, Settled};
-use crate::fleet::shown::{FleetStatus, PeerRow};
+use crate::far::{Far, warm};
+use crate::fleet::shown;
 use crate::follow::{Follow, Watching};
-use crate::frozen::{self, Named, TreeInfo};
-use crate::info::{self, Info};
+use crate::frozen::{self, Named};
+use crate::info;
 use crate::limits;
 use crate::log;
-use crate::options::DEADLINE;
+use crate::options::NodeOptions;
 use crate::refused::{no_cache, no_fleet, open_failure};
-use crate::status::Mode;
 use crate::volume_dir::{Holder, Lock, VolumeDir};
 
-pub use clone::{CloneSummary, Cloned};
+pub use clone::Cloned;
 pub use parts::{Bare, fill, make_journal, open_bare, open_names};
 use parts::{Opened, folder_parts, format_request, memory_parts};
 pub use source::Source;
 
 /// Sealing what is open takes no longer, unless the disk fails.
 const SEALING: Duration = Duration::from_secs(60);
-
-/// How a volume is opened.
-#[derive(Clone, Debug)]
-pub struct NodeOptions {
-    /// For whom: the command's name.
-    pub does: &'static str,
-    /// Where it is going to be mounted.
-    pub mountpoint: Option<PathBuf>,
-    /// Change nothing.
-    pub read_only: bool,
-    /// And nothing changes.
-    pub frozen: bool,
-    /// Reads move access times.
-    pub relatime: bool,
-    /// What was done survives a power cut after at most this.
-    pub commit: Duration,
-    /// Whoever reads has an error after this.
-    pub deadline: Duration,
-    /// How files in a remote origin are read.
-    pub access: AccessRules,
-    /// How a far origin is used.
-    pub far: FarOptions,
-    /// A log that is damaged is brought in up to the damage, once a copy of it is in this new folder.
-    pub salvage: Option<PathBuf>,
-    /// Claim the origin for this folder, although another folder may have it.
-    pub take_over: bool,
-}
-
-impl NodeOptions {
-    /// For a command that only looks.
-    pub fn reading(does: &'static str) -> NodeOptions {
-        NodeOptions { read_only: true, ..NodeOptions::writing(does) }
-    }
-
-    /// For a command that changes things.
-    pub fn writing(does: &'static str) -> NodeOptions {
-        NodeOptions {
-            does,
-            mountpoint: None,
-            read_only: false,
-            frozen: false,
-            relatime: false,
-            commit: Duration::from_secs(1),
-            deadline: DEADLINE,
-            access: AccessRules::default(),
-            far: FarOptions::default(),
-            salvage: None,
-            take_over: false,
-        }
-    }
-}
-
-/// What a collection came to.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct GcSummary {
-    /// Bytes of packs deleted.
-    pub freed_bytes: u64,
-    /// Bytes copied for that.
-    pub moved_bytes: u64,
-    /// Bytes stored now.
-    pub stored_bytes: u64,
-    /// Of these, bytes that nothing refers to.
-    pub garbage_bytes: u64,
-    /// Blobs now.
-    pub blobs: u64,
-}
 
 /// An open volume with everything that belongs to it.
 pub struct Node {
@@ -247,7 +180,7 @@ impl Node {
         let options = NodeOptions { read_only: true, frozen: true, ..options.clone() };
         let open = Options { near: is_near, names_near: is_near, ..volume_options(&options) };
         let groups = tree_cache.as_ref().and_then(TreeCache::fleet).map(|joined| joined.groups.clone());
-        let info = TreeInfo::of(&root);
+        let info = frozen::tree_info(&root);
         let (volume, follow) = match named.follow {
             Some(every) => {
                 let follow = Follow::new(named, root, origin, open, groups)?;
@@ -287,7 +220,7 @@ impl Node {
     pub fn peers(&self) -> Result<Vec<PeerRow>> {
         let fleet = self.tree_cache.as_ref().and_then(TreeCache::fleet);
         let joined = fleet.ok_or_else(|| no_fleet(&self.name))?;
-        Ok(joined.fleet.seen().iter().map(PeerRow::from).collect())
+        Ok(joined.fleet.seen().iter().map(shown::peer).collect())
     }
 
     /// What it did as a node of a fleet, if it is one.

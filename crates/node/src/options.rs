@@ -1,5 +1,6 @@
 //! Mount options: `-o ro,commit=5,...`, as mount(8) hands them on, and the three places where they can be written down.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use api::error::{Failure, Result};
@@ -58,6 +59,57 @@ impl Default for MountOptions {
             deadline: DEADLINE,
             access: AccessRules::default(),
             far: FarOptions::default(),
+        }
+    }
+}
+
+/// How a volume is opened.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// For whom: the command's name.
+    pub does: &'static str,
+    /// Where it is going to be mounted.
+    pub mountpoint: Option<PathBuf>,
+    /// Change nothing.
+    pub read_only: bool,
+    /// And nothing changes.
+    pub frozen: bool,
+    /// Reads move access times.
+    pub relatime: bool,
+    /// What was done survives a power cut after at most this.
+    pub commit: Duration,
+    /// Whoever reads has an error after this.
+    pub deadline: Duration,
+    /// How files in a remote origin are read.
+    pub access: AccessRules,
+    /// How a far origin is used.
+    pub far: FarOptions,
+    /// A log that is damaged is brought in up to the damage, once a copy of it is in this new folder.
+    pub salvage: Option<PathBuf>,
+    /// Claim the origin for this folder, although another folder may have it.
+    pub take_over: bool,
+}
+
+impl NodeOptions {
+    /// For a command that only looks.
+    pub fn reading(does: &'static str) -> NodeOptions {
+        NodeOptions { read_only: true, ..NodeOptions::writing(does) }
+    }
+
+    /// For a command that changes things.
+    pub fn writing(does: &'static str) -> NodeOptions {
+        NodeOptions {
+            does,
+            mountpoint: None,
+            read_only: false,
+            frozen: false,
+            relatime: false,
+            commit: Duration::from_secs(1),
+            deadline: DEADLINE,
+            access: AccessRules::default(),
+            far: FarOptions::default(),
+            salvage: None,
+            take_over: false,
         }
     }
 }

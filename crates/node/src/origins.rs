@@ -7,8 +7,16 @@ use api::error::{Context, Failure, Result, plain};
 use blob::Origin;
 use origin::{Access, Environment, Limits, Mistake, OriginError, Remote, Spec};
 
-use crate::frozen::Reach;
 use crate::volume_dir::{Home, VolumeDir};
+
+/// How the store of an origin is reached, beside its name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// Where the store is, when it is not the cloud's own.
+    pub endpoint: Option<String>,
+    /// The bucket's region.
+    pub region: Option<String>,
+}
 
 /// Opens an origin that is nobody's in particular here: a published tree's.
 pub fn open_origin(home: &Home, access: Access) -> Result<Arc<dyn Origin>> {

@@ -16,18 +16,19 @@ use std::time::Duration;
 
 use api::control::{Ear, Listener, Request, Serve, Tick, Wire};
 use api::error::{Failure, Result};
+use api::status::{Mode, Served, Status};
 use api::watch::Wish;
 use blob::Access;
 use fuse::{MountError, Session, Unmount, UnmountError, Unmounter};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::backend::{self, Backend, Short};
+use crate::again;
+use crate::again::{Every, Publishing};
 use crate::follow::Watching;
-use crate::opened::{Node, NodeOptions, Source};
-use crate::options::MountOptions;
-use crate::publish::{self, Every, Publishing};
-use crate::status::{Mode, Served, Status};
+use crate::mount::{Mount, Short};
+use crate::opened::{Node, Source};
+use crate::options::{MountOptions, NodeOptions};
 use crate::sys::Trimmer;
 use crate::watch::{self, Shown};
 use crate::{limits, log, metrics, mounts, notify, origins};
@@ -108,6 +109,7 @@ pub struct Running {
     listener: Listener,
     served: Arc<Daemon>,
     ended: Arc<AtomicBool>,
+    every: Every,
 }
 
 /// How a mount ended.
@@ -139,7 +141,7 @@ impl Running {
             log::of_volume(&dir.path().display().to_string());
         }
         log::debug(|| format!("opening {}", plan.source.name().display()));
-        let node = backend::open(&plan.source, &node_options(plan, &mountpoint))?;
+        let node = open(&plan.source, &node_options(plan, &mountpoint))?;
         log::of_volume(&node.name());
         let endpoint = node.node().and_then(Node::endpoint);
         origins::clear_line(endpoint.as_deref()).iter().for_each(|line| log::warn(line));
@@ -164,14 +166,15 @@ impl Running {
         };
         show(&plan.shown, page, &served);
         let ended = Arc::new(AtomicBool::new(false));
-        Ok(Running { publishing: None, following: None, listener, served, ended })
+        let every = plan.every.clone();
+        Ok(Running { publishing: None, following: None, listener, served, ended, every })
     }
 
     /// Begins what goes on beside the mount: publications, and looking for what is published next. Then a service manager is told
     /// that the mount is there.
-    pub fn go_on(&mut self, every: &Every) -> Result<()> {
+    pub fn go_on(&mut self) -> Result<()> {
         let Daemon { node, session } = &*self.served;
-        self.publishing = every.start(node, session.mountpoint())?;
+        self.publishing = self.every.start(node, session.mountpoint())?;
         self.following = node.follow(session.notifier())?;
         let mounted = self.mounted();
         notify::ready(&format!("{} is mounted at {}", mounted.volume, mounted.mountpoint.display()));
@@ -225,7 +228,7 @@ impl Running {
 
     /// Waits until the kernel has handed everything over, and closes the volume.
     pub fn finish(self) -> Result<End> {
-        let Running { publishing, following, listener, served, ended } = self;
+        let Running { publishing, following, listener, served, ended, .. } = self;
         drop((publishing, following));
         let Daemon { node, session } = &*served;
         ended.store(true, Ordering::SeqCst);
@@ -251,7 +254,7 @@ impl Running {
 /// By which a thread asks for the end of a mount.
 pub struct Handle {
     unmounter: Unmounter,
-    node: Arc<dyn Backend>,
+    node: Arc<dyn Mount>,
     ended: Arc<AtomicBool>,
 }
 
@@ -301,7 +304,7 @@ fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
     }
 }
 
-fn session_options(plan: &Plan, node: &dyn Backend) -> fuse::Options {
+fn session_options(plan: &Plan, node: &dyn Mount) -> fuse::Options {
     let options = &plan.options;
     let defaults = fuse::Options::default();
     fuse::Options {
@@ -328,7 +331,7 @@ fn session_options(plan: &Plan, node: &dyn Backend) -> fuse::Options {
 
 /// How far the kernel reads ahead, in KiB, where nobody said. A fault in a mapping makes it read such a window around it: before a remote origin
 /// each window is a request, and the daemon prefetches a stream itself.
-fn read_ahead(options: &MountOptions, node: &dyn Backend) -> u32 {
+fn read_ahead(options: &MountOptions, node: &dyn Mount) -> u32 {
     const LOCAL: u32 = 1024;
     const REMOTE: u32 = 128;
     const PAGE: u32 = 4;
@@ -414,7 +417,7 @@ fn not_mounted(error: MountError) -> Failure {
 
 /// What is served while mounted.
 struct Daemon {
-    node: Arc<dyn Backend>,
+    node: Arc<dyn Mount>,
     session: Arc<Session>,
 }
 
@@ -451,7 +454,7 @@ impl Serve for Daemon {
             Request::Info { path, list } => serde_json::to_value(self.node.info(&PathBuf::from(path), list)?),
             Request::Publish { path, name, afresh } => {
                 let order = (PathBuf::from(path), name, afresh);
-                serde_json::to_value(publish::for_caller(&self.node, order, tick)?)
+                serde_json::to_value(again::for_caller(&self.node, order, tick)?)
             }
             Request::Unpublish { name } => {
                 self.node.unpublish(&name)?;
@@ -485,4 +488,12 @@ impl Serve for Daemon {
     fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<Value> {
         watch::serve(&*self.node, &self.session, wish, wire)
     }
+}
+
+/// Opens what is to be mounted.
+fn open(source: &Source, options: &NodeOptions) -> Result<Arc<dyn Mount>> {
+    Ok(match source {
+        Source::Corpus(spec) => Arc::new(crate::corpus::Served::make(*spec)?),
+        _ => Arc::new(Node::open_source(source, options)?),
+    })
 }

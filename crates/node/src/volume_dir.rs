@@ -513,3 +513,14 @@ impl<T> OrJson<T> for serde_json::Result<T> {
         self.map_err(|error| Failure::new("io", "cannot write JSON").why(error.to_string()))
     }
 }
+
+/// Where mounts of trees keep what they fetch, and what they know of origins: the folder that somebody named, else in the user's cache folder; the
+/// system's where there is no user.
+pub fn cache_folder(named: Option<&Path>) -> Result<PathBuf> {
+    if let Some(named) = named {
+        return Ok(named.to_owned());
+    }
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")));
+    Ok(base.unwrap_or_else(|| PathBuf::from("/var/cache")).join("covey/trees"))
+}

@@ -26,10 +26,8 @@ use fuse::Session;
 use fuse::abi::opcodes;
 use serde_json::Value;
 
-pub use self::stats::{Hits, StatsLine};
-pub use self::top::{Busy, TopTable};
-pub use self::trace::{Batch, NEVER, OpSummary, Percentiles, TraceLine, TraceSummary, write_every};
-use crate::backend::Backend;
+pub use self::trace::write_every;
+use crate::mount::Mount;
 
 /// How often the rings are read. At 100,000 requests a second a ring lasts eight times as long.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -48,7 +46,7 @@ pub struct Shown {
 }
 
 /// Grants a wish until the command has enough; the answer is the summary.
-pub fn serve(node: &dyn Backend, session: &Session, wish: &Wish, wire: &Wire<'_>) -> Result<Value> {
+pub fn serve(node: &dyn Mount, session: &Session, wish: &Wish, wire: &Wire<'_>) -> Result<Value> {
     match wish {
         Wish::Trace { every, op, slow_ns } => {
             let only = op.as_deref().map(opcode_of).transpose()?;

@@ -10,8 +10,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use api::error::{Failure, Result};
-use api::text::{Lines, shown};
-use api::text::{bytes, count};
+use api::text::{Lines, bytes, count, shown};
 use base::size::{GIB, KIB, MIB};
 use node::mounts;
 use serde::Serialize;

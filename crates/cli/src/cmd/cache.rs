@@ -2,17 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
+use api::answers::Evicted;
 use api::control::Request;
 use api::error::{Failure, Result};
+use api::status::Status;
+use api::status::far::FarStatus;
+use api::status::fleet::LentStatus;
 use api::text::{bytes, count};
 use clap::Subcommand;
 use node::control;
 use node::far::options::parse_size;
-use node::far::{Evicted, FarStatus};
-use node::fleet::lent::{self, LentStatus};
-use node::opened::{Node, NodeOptions};
+use node::fleet::lent;
+use node::opened::Node;
+use node::options::NodeOptions;
 use node::refused::no_cache;
-use node::status::Status;
 
 use crate::rows;
 use crate::table::Pairs;

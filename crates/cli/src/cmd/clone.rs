@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use api::answers::CloneSummary;
 use api::control::{Ear, Request, Tick};
 use api::error::{Failure, Result};
 use api::text::count;
 use node::control;
-use node::opened::{CloneSummary, Node, NodeOptions};
+use node::opened::Node;
+use node::options::NodeOptions;
 
 use crate::target::{Place, Target, resolve, resolve_new};
 use crate::term::{Progress, Term};

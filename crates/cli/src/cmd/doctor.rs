@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 
 use api::control::{Ear, Request};
 use api::error::{Failure, Result};
+use api::status::Status;
 use base::Deadline;
 use fuse::mount::{ANSWER_WITHIN, Life, Mounted};
 use node::control;
 use node::mounts;
-use node::status::Status;
 use node::volume_dir::VolumeDir;
 use serde::Serialize;
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use api::error::{Context, Failure, Result};
 use node::mounts;
-use node::opened::{Node, NodeOptions};
+use node::opened::Node;
+use node::options::NodeOptions;
 use serde::Serialize;
 
 use crate::export::archive::{Archive, Packing};

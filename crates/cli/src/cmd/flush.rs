@@ -3,14 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use api::answers::Settled;
 use api::control::{Ear, Request, Tick};
 use api::error::Result;
 use api::text::{bytes, count};
 use base::Deadline;
 use fuse::mount::Mounted;
 use node::control;
-use node::far::Settled;
-use node::opened::{Node, NodeOptions};
+use node::opened::Node;
+use node::options::NodeOptions;
 
 use crate::cmd::clone::show;
 use crate::target::{Target, resolve_volume};

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use api::error::{Failure, Result};
-use node::frozen::Reach;
+use node::origins::Reach;
 use node::volume_dir::{ORIGIN_INSIDE, VolumeDir};
 use node::{opened, origins};
 use serde::Serialize;

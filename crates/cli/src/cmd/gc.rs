@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
+use api::answers::GcSummary;
 use api::control::Request;
 use api::error::Result;
 use api::text::{bytes, count};
 use node::control;
-use node::opened::{GcSummary, Node, NodeOptions};
+use node::opened::Node;
+use node::options::NodeOptions;
 
 use crate::cmd::clone::show;
 use crate::target::{Target, resolve_volume};

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use api::error::{Failure, Result};
 use node::mounts;
-use node::opened::{Node, NodeOptions};
+use node::opened::Node;
+use node::options::NodeOptions;
 use serde::Serialize;
 
 use crate::import::archive::Tar;

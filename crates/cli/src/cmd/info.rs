@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use api::control::Request;
 use api::error::Result;
+use api::info::Info;
 use api::text::{bytes, count};
 use node::control;
-use node::info::Info;
-use node::opened::{Node, NodeOptions};
+use node::opened::Node;
+use node::options::NodeOptions;
 
 use crate::table::{Pairs, Table};
 use crate::target::{Target, resolve};

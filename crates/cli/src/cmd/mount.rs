@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use api::error::{Failure, Result};
-use node::follow::Interval;
+use node::frozen::Interval;
 use node::opened::Source;
 use node::running::Plan;
 use node::volume_dir::VolumeDir;

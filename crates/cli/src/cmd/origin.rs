@@ -17,7 +17,8 @@ use meta::{Journal, Key, MetaStore, Names, PackRow};
 use node::claim::memory::is_within;
 use node::claim::{Writer, not_this_volume};
 use node::origins::{origin_failure, spec};
-use node::publish::{self, volume_id};
+use node::publisher;
+use node::publisher::volume_id;
 use node::volume_dir::{Holder, VolumeDir};
 use node::{log, opened};
 use origin::{Access, Environment, Folder, Limits, Remote, Spec};
@@ -176,7 +177,7 @@ fn mark(dir: &VolumeDir) -> Result<Outcome> {
 /// Whether any record says that the place is this volume's; an error if one says that it is another's.
 fn records_are_ours(dir: &VolumeDir, origin: &dyn Origin) -> Result<bool> {
     let mine = volume_id(dir);
-    let failed = |error| publish::failure(format!("cannot look at what is in {}", dir.origin()), error);
+    let failed = |error| publisher::failure(format!("cannot look at what is in {}", dir.origin()), error);
     let mut volumes = Vec::new();
     volumes.extend(Owner::read(origin).map_err(failed)?.map(|owner| owner.volume));
     for name in root::names(origin).map_err(failed)? {

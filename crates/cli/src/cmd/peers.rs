@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use api::control::Request;
 use api::error::{Failure, Result};
+use api::status::fleet::PeerRow;
 use api::text::bytes;
 use node::control;
-use node::fleet::shown::PeerRow;
 use node::fleet::{lent, look};
 use node::refused::no_fleet;
 

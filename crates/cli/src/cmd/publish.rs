@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use api::answers::PublishSummary;
 use api::control::Request;
 use api::error::Result;
 use api::text::{bytes, count};
 use node::control;
-use node::opened::{Node, NodeOptions};
-use node::publish::{PublishSummary, check_name};
+use node::opened::Node;
+use node::options::NodeOptions;
+use node::publisher::check_name;
 
 use crate::cmd::clone::show;
 use crate::target::{Target, resolve};

@@ -9,7 +9,7 @@ use blob::Origin;
 use node::frozen;
 use node::mounts;
 use node::origins;
-use node::publish::failure;
+use node::publisher::failure;
 use node::volume_dir::VolumeDir;
 use origin::Access;
 use serde::Serialize;

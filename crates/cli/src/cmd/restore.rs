@@ -16,7 +16,8 @@ use node::claim::Writer;
 use node::frozen::Named;
 use node::opened;
 use node::origins;
-use node::publish::{self, Publisher, host};
+use node::publisher;
+use node::publisher::{Publisher, host};
 use node::volume_dir::VolumeDir;
 use origin::Access;
 use origin::claim::{Kind, SETTLE};
@@ -169,7 +170,7 @@ impl Restore<'_> {
         let writer = Writer::restored(dir, self.origin.clone());
         let before = writer.restore()?;
         let me = Publisher::make(dir)?;
-        let (note, key) = (publish::place_of(dir), me.signer()?.key());
+        let (note, key) = (publisher::place_of(dir), me.signer()?.key());
         let owner = self.owner.clone();
         let owner = owner.hand_over(&**self.origin, me.owner().unwrap_or_default(), note, key);
         let owner = owner.map_err(failed)?;

@@ -6,9 +6,8 @@ use std::time::Duration;
 use api::control::Request;
 use api::error::{Failure, Result};
 use api::text::{bytes, count};
-use api::watch::Wish;
+use api::watch::{Hits, StatsLine, Wish};
 use node::control;
-use node::watch::{Hits, StatsLine};
 use serde_json::Value;
 
 use crate::looking::{ear_of, parse_time, stop_by_signal};

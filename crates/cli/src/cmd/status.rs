@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 
 use api::control::{Ear, Request};
 use api::error::{Failure, Result};
+use api::status::fleet::LentStatus;
+use api::status::{Kind, Status};
 use api::text::{bytes, count, span};
 use fuse::mount::Mounted;
 use node::control;
-use node::fleet::lent::{self, LentStatus};
+use node::fleet::lent;
 use node::mounts;
-use node::opened::{Node, NodeOptions};
-use node::status::{Kind, Status};
+use node::opened::Node;
+use node::options::NodeOptions;
 
 use crate::rows;
 use crate::table::Pairs;

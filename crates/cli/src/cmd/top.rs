@@ -7,11 +7,9 @@ use std::time::Duration;
 
 use api::control::{Ear, Request};
 use api::error::{Failure, Result};
-use api::text::Lines;
-use api::text::{bytes, count};
-use api::watch::Wish;
+use api::text::{Lines, bytes, count};
+use api::watch::{Busy, TopTable, Wish};
 use node::control;
-use node::watch::{Busy, TopTable};
 use serde::Serialize;
 use serde_json::Value;
 

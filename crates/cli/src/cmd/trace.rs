@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use api::error::Result;
 use api::text::{bytes, count};
-use api::watch::Wish;
-use node::watch::{Batch, NEVER, OpSummary, Percentiles, TraceLine, TraceSummary, opcode_of};
+use api::watch::{Batch, NEVER, OpSummary, Percentiles, TraceLine, TraceSummary, Wish};
+use node::watch::opcode_of;
 use serde_json::json;
 
 use crate::looking::{ear_of, look_on, parse_time};

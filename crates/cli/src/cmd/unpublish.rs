@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use api::control::Request;
 use api::error::Result;
 use node::control;
-use node::opened::{Node, NodeOptions};
-use node::publish::check_name;
+use node::opened::Node;
+use node::options::NodeOptions;
+use node::publisher::check_name;
 use serde::Serialize;
 
 use crate::target::{Target, resolve_volume};

@@ -3,15 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use api::error::{Context, Failure, Result};
+use node::again::Every;
 use node::mounts;
 use node::opened::Source;
-use node::publish::Every;
 use node::running::Plan;
 use node::volume_dir::VolumeDir;
 
-use crate::args::Lists;
-use crate::args::Shown;
-use crate::args::Transport;
+use crate::args::{Lists, Shown, Transport};
 use crate::cmd::format;
 use crate::daemon;
 use crate::term::Term;

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use api::answers::WarmSummary;
 use api::control::{Ear, Request};
 use api::error::{Context, Failure, Result};
 use api::raw_path::RawPath;
 use api::text::{bytes, count};
 use node::control;
-use node::far::warm::WarmSummary;
 
 use crate::cmd::clone::show;
 use crate::cmd::flush::HAND_OVER;

@@ -8,9 +8,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use api::error::{Failure, Result};
+use node::again::Every;
 use node::frozen::Named;
 use node::opened::Source;
-use node::publish::Every;
 use node::running::{Mounted, Plan, Transport};
 use node::volume_dir::private_folder;
 use node::{log, mounts};

@@ -7,11 +7,11 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use api::status::far::TroubleStatus;
 use base::Timestamp;
 use origin::{Mistake, OriginError, Remote};
 use parking_lot::{Condvar, Mutex};
 
-use super::status::TroubleStatus;
 use crate::log;
 
 /// The first pause between two looks; each further one is twice as long.

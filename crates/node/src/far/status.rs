@@ -1,14 +1,14 @@
-//! The figures of a far origin, its cache and its uploads, and how they are shown.
+//! The figures of a far origin, its cache and its uploads.
 
 use std::time::Duration;
 
-use api::text::utc;
+use api::status::far::{CacheStatus, FarStatus, RefusalStatus, RequestStatus, TroubleStatus, UploadStatus};
+use api::text::{seconds_since, utc};
 use cache::{NodeCache, Uploads};
 use origin::Remote;
 use origin::remote::{KINDS, Refusal};
-use serde::{Deserialize, Serialize};
 
-use super::waiting::{self, Waiting};
+use super::waiting;
 
 /// The figures of a cache.
 pub fn cache_status(cache: &NodeCache) -> CacheStatus {
@@ -42,7 +42,7 @@ pub fn cache_status(cache: &NodeCache) -> CacheStatus {
 /// What was asked of an origin.
 pub fn request_status(remote: &Remote) -> RequestStatus {
     let stats = remote.stats();
-    let refusing: Vec<RefusalStatus> = remote.refusals().iter().map(RefusalStatus::of).collect();
+    let refusing: Vec<RefusalStatus> = remote.refusals().iter().map(refusal).collect();
     let of_reads = refusing.iter().find(|refusal| ["everything", "reads"].contains(&&*refusal.what));
     RequestStatus {
         by_kind: KINDS.iter().map(|(kind, name)| ((*name).to_owned(), stats.requests(*kind))).collect(),
@@ -66,197 +66,6 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// The figures of a far origin. Field names are stable.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct FarStatus {
-    /// Where the object store is, if not the cloud's own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub endpoint: Option<String>,
-    /// The bucket's region.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub region: Option<String>,
-    /// What is on its way there.
-    pub uploads: UploadStatus,
-    /// What is kept here.
-    pub cache: CacheStatus,
-    /// What was asked of it since the volume was opened.
-    pub requests: RequestStatus,
-    /// Why it could not be used when the volume was opened, until it has been seen.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub away: Option<TroubleStatus>,
-}
-
-/// What the origin does not have yet.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct UploadStatus {
-    /// Blobs.
-    pub blobs: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Since when the oldest of them waits, UTC.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub oldest: Option<String>,
-    /// The same in seconds until now.
-    pub oldest_seconds: u64,
-    /// Why its last attempt failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub oldest_failure: Option<String>,
-    /// Blobs being sent.
-    pub under_way: u64,
-    /// Blobs that cannot be read on this disk.
-    pub unreadable_blobs: u64,
-    /// Since the volume was opened: blobs sent.
-    pub uploaded_blobs: u64,
-    /// Their bytes.
-    pub uploaded_bytes: u64,
-    /// Attempts that failed.
-    pub failed_attempts: u64,
-    /// What is in the way.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trouble: Option<TroubleStatus>,
-    /// The oldest of the blobs, at most [`waiting::LISTED`] of them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waiting: Vec<Waiting>,
-    /// Writers that wait for room.
-    pub writers_waiting: u64,
-    /// Writes refused for want of it.
-    pub writes_refused: u64,
-}
-
-/// What the origin does not do, and why.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct TroubleStatus {
-    /// Since when, UTC.
-    pub since: String,
-    /// The same in seconds until now.
-    pub seconds: u64,
-    /// What was said last.
-    pub why: String,
-}
-
-impl TroubleStatus {
-    /// Of what was said last.
-    pub fn of(why: String, since: base::Timestamp) -> TroubleStatus {
-        TroubleStatus { since: utc(since.seconds()), seconds: waiting::seconds(since), why }
-    }
-}
-
-/// Something that the origin refuses.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct RefusalStatus {
-    /// `everything`, `reads`, `writes`, `deletes` or `listings`.
-    pub what: String,
-    /// `credentials`, `clock` or `rights`.
-    pub cause: String,
-    /// Since when, UTC.
-    pub since: String,
-    /// The same in seconds until now.
-    pub seconds: u64,
-    /// What was said last.
-    pub why: String,
-}
-
-impl RefusalStatus {
-    fn of(refusal: &Refusal) -> RefusalStatus {
-        let TroubleStatus { since, seconds, why } = TroubleStatus::of(refusal.why.clone(), refusal.since);
-        let (what, cause) = (refusal.what().to_owned(), refusal.cause().to_owned());
-        RefusalStatus { what, cause, since, seconds, why }
-    }
-
-    fn trouble(&self) -> TroubleStatus {
-        TroubleStatus { since: self.since.clone(), seconds: self.seconds, why: self.why.clone() }
-    }
-}
-
-/// What this node keeps.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct CacheStatus {
-    /// What it may take.
-    pub size_bytes: u64,
-    /// What it leaves free of the disk.
-    pub floor_bytes: u64,
-    /// Blobs kept.
-    pub blobs: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Of these, blobs that stay because the origin does not have them yet.
-    pub pinned_blobs: u64,
-    /// Their bytes.
-    pub pinned_bytes: u64,
-    /// Reads answered from this disk.
-    pub disk_reads: u64,
-    /// Their bytes.
-    pub disk_bytes: u64,
-    /// Reads answered from parts in memory.
-    pub memory_reads: u64,
-    /// Their bytes.
-    pub memory_bytes: u64,
-    /// Reads that waited for the origin.
-    pub far_reads: u64,
-    /// Their bytes.
-    pub far_bytes: u64,
-    /// Whole blobs fetched.
-    pub fetched_blobs: u64,
-    /// Parts of blobs fetched.
-    pub fetched_parts: u64,
-    /// Bytes fetched.
-    pub fetched_bytes: u64,
-    /// Blobs let go of.
-    pub evicted_blobs: u64,
-    /// Their bytes.
-    pub evicted_bytes: u64,
-    /// Copies here that were damaged.
-    pub damaged: u64,
-    /// Blobs that wait to be deleted in the origin.
-    pub deletions_waiting: u64,
-    /// Bytes of far blobs in memory.
-    pub in_memory_bytes: u64,
-    /// Why nothing more is kept for now: the disk fails.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub off: Option<String>,
-    /// Nothing is kept because the disk has less free than the floor, and nothing is left to go for it.
-    #[serde(default)]
-    pub kept_out: bool,
-}
-
-/// Requests to the origin.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct RequestStatus {
-    /// How many, by kind.
-    pub by_kind: std::collections::BTreeMap<String, u64>,
-    /// Sent again after a failure.
-    pub retries: u64,
-    /// Failed.
-    pub errors: u64,
-    /// Of these, because the store was busy.
-    pub throttled: u64,
-    /// Calls refused for a key, a right or a clock, with those that were not made because of that.
-    #[serde(default)]
-    pub refusals: u64,
-    /// Answers that were not the blob's bytes.
-    pub damaged: u64,
-    /// Second GETs because the first took long.
-    pub hedges: u64,
-    /// Under way.
-    pub in_flight: u64,
-    /// Bytes that came.
-    pub received_bytes: u64,
-    /// Bytes that went.
-    pub sent_bytes: u64,
-    /// Half of the small reads took no longer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub read_p50_ms: Option<f64>,
-    /// 99 of 100 did not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub read_p99_ms: Option<f64>,
-    /// Reads are refused: a key, a right, a clock.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refused: Option<TroubleStatus>,
-    /// All that is refused, each kind by itself.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub refusing: Vec<RefusalStatus>,
-}
-
 /// The figures of uploads.
 pub fn upload_status(uploads: &Uploads) -> UploadStatus {
     let stats = uploads.stats();
@@ -264,7 +73,7 @@ pub fn upload_status(uploads: &Uploads) -> UploadStatus {
         blobs: stats.pinned.blobs,
         bytes: stats.pinned.bytes,
         oldest: stats.oldest.map(|at| utc(at.seconds())),
-        oldest_seconds: stats.oldest.map_or(0, waiting::seconds),
+        oldest_seconds: stats.oldest.map_or(0, seconds_since),
         oldest_failure: stats.oldest_failure,
         under_way: stats.under_way,
         unreadable_blobs: stats.unreadable,
@@ -275,5 +84,24 @@ pub fn upload_status(uploads: &Uploads) -> UploadStatus {
         waiting: waiting::of(uploads),
         writers_waiting: stats.writers_waiting,
         writes_refused: stats.writes_refused,
+    }
+}
+
+fn refusal(refusal: &Refusal) -> RefusalStatus {
+    let TroubleStatus { since, seconds, why } = TroubleStatus::of(refusal.why.clone(), refusal.since);
+    let (what, cause) = (refusal.what().to_owned(), refusal.cause().to_owned());
+    RefusalStatus { what, cause, since, seconds, why }
+}
+
+/// The figures of a cache that nothing is uploaded from, and of the origin behind it, if that is behind a network.
+pub fn of_reading(remote: Option<&Remote>, cache: &NodeCache) -> FarStatus {
+    let spec = remote.map(Remote::spec);
+    FarStatus {
+        endpoint: spec.and_then(|spec| spec.endpoint.clone()),
+        region: spec.and_then(|spec| spec.region.clone()),
+        uploads: UploadStatus::default(),
+        cache: cache_status(cache),
+        requests: remote.map(request_status).unwrap_or_default(),
+        away: None,
     }
 }

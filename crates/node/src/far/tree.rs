@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::answers::Evicted;
 use api::error::{Context, Failure, Result};
+use api::status::far::FarStatus;
+use api::status::fleet::FleetStatus;
 use blob::Origin;
 use cache::{CacheOptions, Evict, NodeCache, NodeParts, StoresNothing};
 use origin::Remote;
@@ -17,12 +20,11 @@ use peer::fleet::Fleet;
 use peer::id::Role;
 
 use super::options::FarOptions;
-use super::{Evicted, FarStatus, UploadStatus, cache_status, request_status};
-use crate::fleet::shown::FleetStatus;
+use super::status::of_reading;
 use crate::fleet::{self, Joined, Lender, Told};
 use crate::frozen::Named;
 use crate::log;
-use crate::volume_dir::private_folder;
+use crate::volume_dir::{cache_folder, private_folder};
 
 /// So many mounts of one volume's trees can have a cache here.
 const SIDE_BY_SIDE: u32 = 64;
@@ -95,7 +97,7 @@ impl TreeCache {
 
     /// What a status says of its fleet.
     pub fn fleet_status(&self) -> Option<FleetStatus> {
-        self.fleet.as_ref().map(|joined| FleetStatus::of(&joined.fleet, &self.cache))
+        self.fleet.as_ref().map(|joined| fleet::shown::of(&joined.fleet, &self.cache))
     }
 
     /// The origin, by way of the cache.
@@ -105,7 +107,7 @@ impl TreeCache {
 
     /// The figures now; nothing of them is about uploads.
     pub fn status(&self) -> FarStatus {
-        FarStatus::of_reading(Some(&self.remote), &self.cache)
+        of_reading(Some(&self.remote), &self.cache)
     }
 
     /// Lets go of cached blobs: of all, or until no more than this is kept.
@@ -123,21 +125,6 @@ impl TreeCache {
     }
 }
 
-impl FarStatus {
-    /// The figures of a cache that nothing is uploaded from, and of the origin behind it, if that is behind a network.
-    pub fn of_reading(remote: Option<&Remote>, cache: &NodeCache) -> FarStatus {
-        let spec = remote.map(Remote::spec);
-        FarStatus {
-            endpoint: spec.and_then(|spec| spec.endpoint.clone()),
-            region: spec.and_then(|spec| spec.region.clone()),
-            uploads: UploadStatus::default(),
-            cache: cache_status(cache),
-            requests: remote.map(request_status).unwrap_or_default(),
-            away: None,
-        }
-    }
-}
-
 /// Where a mount of a tree in the background writes: beside the caches, a file for each tree. `below`: where, if somebody said.
 pub fn log(below: Option<&Path>, tree: &str) -> Option<PathBuf> {
     let below = cache_folder(below).ok()?;
@@ -148,17 +135,6 @@ pub fn log(below: Option<&Path>, tree: &str) -> Option<PathBuf> {
 
 fn watch(fleet: &Arc<Fleet>) -> Arc<dyn cache::Watch> {
     Arc::new(Told(Arc::downgrade(fleet)))
-}
-
-/// Where mounts of trees keep what they fetch, and what they know of origins: the folder that somebody named, else in the user's cache folder; the
-/// system's where there is no user.
-pub fn cache_folder(named: Option<&Path>) -> Result<PathBuf> {
-    if let Some(named) = named {
-        return Ok(named.to_owned());
-    }
-    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let base = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")));
-    Ok(base.unwrap_or_else(|| PathBuf::from("/var/cache")).join("covey/trees"))
 }
 
 /// The first folder of this volume that no other mount has.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use api::answers::{Missed, WarmSummary};
 use api::control::Tick;
 use api::error::{Failure, Result};
 use api::text::{bytes, count};
@@ -17,7 +18,6 @@ use meta::{Names, PackRow};
 use parking_lot::Mutex;
 use peer::fleet::Fleet;
 use peer::net::Filled;
-use serde::{Deserialize, Serialize};
 
 use super::Far;
 use super::tree::TreeCache;
@@ -29,57 +29,6 @@ const HANDS: usize = 16;
 const TICK: Duration = Duration::from_millis(250);
 /// Between two looks whether it is done.
 const LOOK: Duration = Duration::from_millis(5);
-/// So many failures are named.
-const NAMED: usize = 20;
-
-/// What warming came to.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct WarmSummary {
-    /// Files looked at.
-    pub files: u64,
-    /// Blobs that they lie in.
-    pub blobs: u64,
-    /// Of these, here already, or at the depot.
-    pub here_blobs: u64,
-    /// Their bytes.
-    pub here_bytes: u64,
-    /// Fetched from the origin, or from others of the fleet.
-    pub fetched_blobs: u64,
-    /// Their bytes.
-    pub fetched_bytes: u64,
-    /// What could not be had: at most 20 are named.
-    pub failed: Vec<Missed>,
-    /// How many.
-    pub failed_count: u64,
-    /// Wall time.
-    pub seconds: f64,
-}
-
-/// Something that could not be had.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Missed {
-    /// A file that needs it.
-    pub path: String,
-    /// Why.
-    pub why: String,
-}
-
-impl WarmSummary {
-    /// Both together.
-    pub fn add(&mut self, other: WarmSummary) {
-        self.files += other.files;
-        self.blobs += other.blobs;
-        self.here_blobs += other.here_blobs;
-        self.here_bytes += other.here_bytes;
-        self.fetched_blobs += other.fetched_blobs;
-        self.fetched_bytes += other.fetched_bytes;
-        self.failed_count += other.failed_count;
-        self.seconds += other.seconds;
-        self.failed.extend(other.failed);
-        self.failed.truncate(NAMED);
-    }
-}
-
 /// What is to be fetched.
 struct Wanted {
     names: Names,
@@ -94,7 +43,7 @@ struct Wanted {
 impl Wanted {
     fn fail(&mut self, path: &Path, why: impl Into<String>) {
         self.failed_count += 1;
-        if self.failed.len() < NAMED {
+        if self.failed.len() < api::answers::NAMED {
             self.failed.push(Missed { path: shown(path), why: why.into() });
         }
     }
@@ -248,7 +197,7 @@ impl Progress {
             Err(why) => {
                 let mut failed = self.failed.lock();
                 failed.0 += 1;
-                if failed.1.len() < NAMED {
+                if failed.1.len() < api::answers::NAMED {
                     failed.1.push(Missed { path: path.clone(), why });
                 }
             }
@@ -295,7 +244,7 @@ pub fn warm(to: To, names: Names, paths: &[PathBuf], tick: &mut dyn FnMut(Tick))
     let (missed, more) = std::mem::take(&mut *progress.failed.lock());
     failed_count += missed;
     failed.extend(more);
-    failed.truncate(NAMED);
+    failed.truncate(api::answers::NAMED);
     Ok(WarmSummary {
         files,
         blobs: of_blobs,

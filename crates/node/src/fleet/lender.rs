@@ -12,8 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use api::answers::Evicted;
 use api::control::{Ear, Listener, Request, Serve, Tick, Wire};
 use api::error::{Context, Failure, Result};
+use api::status::fleet::LentStatus;
 use api::watch::Wish;
 use blob::Origin;
 use cache::{CacheOptions, Evict, NodeCache, NodeParts, StoresNothing};
@@ -22,14 +24,15 @@ use peer::fleet::Fleet;
 use peer::id::Role;
 use serde_json::Value;
 
-use super::lent::{LOCK, LentStatus};
+use super::lent::LOCK;
 use super::options::FleetOptions;
-use super::shown::{FleetStatus, PeerRow};
+use super::shown;
 use super::{Lender, Told};
 use crate::far::options::{FarOptions, parse_size};
-use crate::far::{Evicted, FarStatus, tree};
-use crate::frozen::Reach;
+use crate::far::status::of_reading;
+use crate::far::tree;
 use crate::options::DEADLINE;
+use crate::origins::Reach;
 use crate::sys::Memory;
 use crate::volume_dir::private_folder;
 use crate::{limits, log, origins};
@@ -193,8 +196,8 @@ impl Lent {
             kept_blobs: counts.kept,
             memory_bytes: memory.now,
             memory_peak_bytes: memory.peak,
-            far: FarStatus::of_reading(self.remote.as_deref(), &self.cache),
-            fleet: FleetStatus::of(&self.fleet, &self.cache),
+            far: of_reading(self.remote.as_deref(), &self.cache),
+            fleet: shown::of(&self.fleet, &self.cache),
         }
     }
 
@@ -207,7 +210,7 @@ impl Lent {
 /// Whose trees the origin holds.
 fn volume_of(origin: &dyn Origin, name: &str) -> Result<[u8; 16]> {
     let owner = ::tree::Owner::read(origin)
-        .map_err(|error| crate::publish::failure(format!("cannot use {name}"), error))?;
+        .map_err(|error| crate::publisher::failure(format!("cannot use {name}"), error))?;
     owner.map(|owner| owner.volume).ok_or_else(|| {
         Failure::new("not-published", format!("nothing was ever published in {name}"))
             .next("publish a tree first: covey publish VOLUME NAME")
@@ -229,7 +232,7 @@ impl Serve for Lent {
     fn serve(&self, request: Request, _: &mut dyn FnMut(Tick)) -> Result<Value> {
         let value = match request {
             Request::Peers => {
-                serde_json::to_value(self.fleet.seen().iter().map(PeerRow::from).collect::<Vec<_>>())
+                serde_json::to_value(self.fleet.seen().iter().map(shown::peer).collect::<Vec<_>>())
             }
             Request::Status => serde_json::to_value(self.status()),
             Request::Evict { to } => serde_json::to_value(self.evict(to)),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::error::{Failure, Result};
+use api::status::fleet::PeerRow;
 use peer::hello::Identity;
 use peer::id::{NodeId, Role, Seen};
 use peer::members::Contact;
@@ -16,7 +17,7 @@ use peer::secret::Secret;
 use peer::tls::Tls;
 
 use super::options::{FleetOptions, TlsOptions};
-use super::shown::PeerRow;
+use super::shown;
 
 /// A node that does not greet within this is not there.
 const GREETING: Duration = Duration::from_secs(3);
@@ -59,7 +60,7 @@ pub fn look(join: &str, secret_file: Option<&Path>, tls: &TlsOptions) -> Result<
 }
 
 fn row(seen: &Seen) -> PeerRow {
-    let row = PeerRow::from(seen);
+    let row = shown::peer(seen);
     match seen.is_own {
         true => PeerRow { state: "asked".to_owned(), ..row },
         false => row,

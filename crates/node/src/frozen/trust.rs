@@ -22,10 +22,10 @@ use tree::known::{Known, LONGEST, Seen, Verdict};
 use tree::root::{Owner, PublicKey, Root, hex};
 
 use super::Named;
-use crate::far::tree::cache_folder;
 use crate::log;
-use crate::publish::{self, Publisher};
-use crate::volume_dir::{Home, VolumeDir, private_folder};
+use crate::publisher;
+use crate::publisher::Publisher;
+use crate::volume_dir::{Home, VolumeDir, cache_folder, private_folder};
 
 /// Another process holds the lock for a write to the disk and no longer.
 const LOCKED: Duration = Duration::from_secs(10);
@@ -208,7 +208,7 @@ impl Place {
 /// place. Nobody else can sign with it.
 fn is_ours(owner: &Owner, key: &PublicKey, home: &Home) -> bool {
     let Some((machine, folder)) = owner.note.split_once(':') else { return false };
-    if machine != publish::host() {
+    if machine != publisher::host() {
         return false;
     }
     let Ok(dir) = VolumeDir::open(Path::new(folder)) else { return false };
@@ -216,7 +216,7 @@ fn is_ours(owner: &Owner, key: &PublicKey, home: &Home) -> bool {
     if (&its.origin, &its.endpoint) != (&home.origin, &home.endpoint) {
         return false;
     }
-    let is_own = fs::metadata(dir.path().join(publish::PUBLISHER));
+    let is_own = fs::metadata(dir.path().join(publisher::PUBLISHER));
     let signer = Publisher::of(&dir).ok().flatten().and_then(|publisher| publisher.signer().ok());
     is_own.is_ok_and(|meta| meta.uid() == api::caller::euid())
         && signer.is_some_and(|signer| signer.key() == *key)

@@ -2,107 +2,14 @@
 
 use std::fmt::Write;
 
+use api::metrics::METRICS;
+use api::status::far::{FarStatus, UploadStatus};
+use api::status::fleet::FleetStatus;
 use fuse::Session;
 use fuse::watch::Histogram;
 
-use crate::backend::Backend;
-use crate::far::{FarStatus, UploadStatus};
-use crate::fleet::shown::FleetStatus;
+use crate::mount::Mount;
 use crate::opened::Node;
-
-/// Every metric: its name, its type, and what it says.
-pub const METRICS: &[(&str, &str, &str)] = &[
-    ("covey_build_info", "gauge", "Always 1; the label says which version runs."),
-    ("covey_uptime_seconds", "gauge", "Time since the volume was opened."),
-    ("covey_fuse_requests_total", "counter", "Requests that the kernel sent."),
-    ("covey_fuse_request_errors_total", "counter", "Of these, answered with an error."),
-    (
-        "covey_fuse_request_duration_seconds",
-        "histogram",
-        "From having a request to having given its answer away, in the daemon.",
-    ),
-    ("covey_fuse_requests_waiting", "gauge", "Requests that wait for a disk or a network at the moment."),
-    ("covey_fuse_read_bytes_total", "counter", "Bytes answered to the kernel's reads."),
-    ("covey_fuse_written_bytes_total", "counter", "Bytes taken from the kernel's writes."),
-    ("covey_reads_total", "counter", "Ranges of files read, by where the bytes were."),
-    ("covey_read_bytes_total", "counter", "Bytes of files read, by where they were."),
-    ("covey_written_bytes_total", "counter", "Bytes written to packs, those moved by compaction among them."),
-    ("covey_dedup_hits_total", "counter", "Contents that were not stored because they were there."),
-    ("covey_dedup_bytes_total", "counter", "Their bytes."),
-    ("covey_moved_bytes_total", "counter", "Bytes copied by compaction."),
-    ("covey_freed_bytes_total", "counter", "Bytes of packs deleted."),
-    ("covey_io_errors_total", "counter", "Requests answered with EIO."),
-    ("covey_inodes", "gauge", "Inodes in use."),
-    ("covey_held_inodes", "gauge", "Inodes that the kernel refers to."),
-    ("covey_logical_bytes", "gauge", "Bytes of files, holes not counted."),
-    ("covey_stored_bytes", "gauge", "Bytes of sealed packs."),
-    ("covey_garbage_bytes", "gauge", "Of these, bytes that nothing refers to."),
-    ("covey_open_bytes", "gauge", "Bytes of packs that are not sealed yet."),
-    ("covey_open_packs", "gauge", "Packs that are not sealed yet."),
-    ("covey_sealed_packs", "gauge", "Sealed packs."),
-    ("covey_upload_pending_blobs", "gauge", "Blobs that a far origin does not have yet."),
-    ("covey_upload_pending_bytes", "gauge", "Their bytes."),
-    ("covey_upload_oldest_seconds", "gauge", "How long the oldest of them has waited."),
-    ("covey_upload_failing", "gauge", "1 while no upload succeeds."),
-    ("covey_upload_unreadable_blobs", "gauge", "Blobs to be uploaded that are damaged on this disk."),
-    ("covey_uploaded_blobs_total", "counter", "Blobs uploaded."),
-    ("covey_uploaded_bytes_total", "counter", "Their bytes."),
-    ("covey_upload_failures_total", "counter", "Attempts to upload that failed; each is repeated."),
-    ("covey_writers_waiting", "gauge", "Writers that wait because what is not uploaded fills the disk."),
-    ("covey_writes_refused_total", "counter", "Writes refused for that after waiting."),
-    ("covey_cache_size_bytes", "gauge", "What the cache of a far origin may take of this disk."),
-    ("covey_cache_bytes", "gauge", "What it takes."),
-    ("covey_cache_blobs", "gauge", "Blobs in it."),
-    ("covey_cache_pinned_bytes", "gauge", "Of its bytes, those that the origin does not have yet."),
-    ("covey_cache_reads_total", "counter", "Reads of a far origin's blobs, by where the bytes were."),
-    ("covey_cache_read_bytes_total", "counter", "Their bytes."),
-    ("covey_cache_fetches_total", "counter", "What was fetched from the origin: whole blobs, or parts."),
-    ("covey_cache_fetched_bytes_total", "counter", "Bytes of both."),
-    ("covey_cache_evicted_blobs_total", "counter", "Blobs that went to make room."),
-    ("covey_cache_evicted_bytes_total", "counter", "Their bytes."),
-    ("covey_cache_damaged_total", "counter", "Copies on this disk that were found damaged."),
-    ("covey_cache_off", "gauge", "1 while the disk fails and nothing more is kept."),
-    ("covey_origin_requests_total", "counter", "Requests to a far origin, by kind."),
-    ("covey_origin_retries_total", "counter", "Of these, sent again after a failure."),
-    ("covey_origin_errors_total", "counter", "Of these, failed."),
-    ("covey_origin_throttled_total", "counter", "Of these, refused because the store was busy."),
-    (
-        "covey_origin_refusals_total",
-        "counter",
-        "Calls refused for a key, a right or a clock, with those not made because of that.",
-    ),
-    ("covey_origin_refusing", "gauge", "1 while the origin refuses reads for such a reason."),
-    ("covey_origin_hedges_total", "counter", "Second GETs because the first took long."),
-    ("covey_origin_in_flight", "gauge", "Requests to the origin under way."),
-    ("covey_origin_received_bytes_total", "counter", "Bytes of bodies that came from the origin."),
-    ("covey_origin_sent_bytes_total", "counter", "Bytes of bodies that went to it."),
-    ("covey_fleet_nodes", "gauge", "Nodes of the fleet that are there, this one among them."),
-    ("covey_fleet_depots", "gauge", "Of these, depots."),
-    (
-        "covey_fleet_hits_total",
-        "counter",
-        "Reads of near tiers and blobs of far ones, by where the bytes were.",
-    ),
-    ("covey_fleet_bytes_total", "counter", "Their bytes."),
-    ("covey_fleet_origin_fetches_total", "counter", "Blobs fetched from the origin, by why."),
-    (
-        "covey_fleet_late_answers_total",
-        "counter",
-        "Questions about who has a blob that were not answered in time.",
-    ),
-    ("covey_fleet_direct_total", "counter", "Ranges given to readers by the loop that received them."),
-    ("covey_fleet_failures_total", "counter", "Fetches from other nodes that failed."),
-    ("covey_fleet_corrupt_total", "counter", "Answers that were not the blob's bytes."),
-    ("covey_fleet_sent_bytes_total", "counter", "Bytes of blobs sent to other nodes."),
-    ("covey_fleet_received_bytes_total", "counter", "Bytes of blobs that came from other nodes."),
-    ("process_cpu_seconds_total", "counter", "Processor time of the daemon, user and system."),
-    ("process_resident_memory_bytes", "gauge", "Memory that the daemon holds."),
-    ("process_virtual_memory_bytes", "gauge", "Address space of the daemon."),
-    ("process_threads", "gauge", "Threads of the daemon."),
-    ("process_open_fds", "gauge", "Descriptors that the daemon has open."),
-    ("process_max_fds", "gauge", "The most that it may have open."),
-    ("process_start_time_seconds", "gauge", "When the daemon was started, since 1970."),
-];
 
 /// The ends of the histograms' buckets: powers of two of nanoseconds, from 1 us to 17 s.
 const POWERS: std::ops::RangeInclusive<u32> = 10..=34;
@@ -146,7 +53,7 @@ impl Page {
 }
 
 /// The page now.
-pub fn render(node: &dyn Backend, session: &Session) -> String {
+pub fn render(node: &dyn Mount, session: &Session) -> String {
     let mut page = Page(String::with_capacity(16 << 10));
     page.metric("covey_build_info");
     let _ = writeln!(page.0, "covey_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"));
@@ -178,7 +85,7 @@ fn requests(page: &mut Page, session: &Session) {
     page.value("covey_fuse_written_bytes_total", moved.written_bytes);
 }
 
-fn volume(page: &mut Page, node: &dyn Backend) {
+fn volume(page: &mut Page, node: &dyn Mount) {
     let Some(node) = node.node() else { return };
     let sources = node.shown().sources();
     let by = [("names", sources.names), ("cache", sources.open), ("origin", sources.blobs)];

@@ -4,26 +4,15 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use api::answers::CloneSummary;
 use api::control::Tick;
 use api::error::{Failure, Result};
 use api::text::count;
 use base::Ino;
 use fs::Errno;
-use serde::{Deserialize, Serialize};
 
 use super::Node;
 use crate::errno::errno_failure;
-
-/// What a clone came to.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct CloneSummary {
-    /// Files and folders made.
-    pub files: u64,
-    /// Bytes they refer to.
-    pub bytes: u64,
-    /// Wall time.
-    pub seconds: f64,
-}
 
 /// A clone, and the name that the kernel has to look at again.
 #[derive(Debug)]

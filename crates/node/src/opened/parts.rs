@@ -14,11 +14,11 @@ use meta::journal::damage::Damage;
 use meta::{Journal, MetaStore};
 use origin::{Access, Folder, Spec};
 
-use super::NodeOptions;
 use crate::claim::Writer;
 use crate::far::Far;
 use crate::limits;
 use crate::log;
+use crate::options::NodeOptions;
 use crate::origins::{of_volume, origin_failure, spec};
 use crate::refused::open_failure;
 use crate::volume_dir::{Holder, Lock, VolumeDir};

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use api::error::Result;
+use api::error::{Failure, Result};
 
 use crate::frozen::{self, Named};
 use crate::volume_dir::VolumeDir;
@@ -25,9 +25,7 @@ impl Source {
     pub fn by_word(text: &Path) -> Result<Option<Source>> {
         Ok(match text.to_str() {
             Some("mem:") => Some(Source::Memory),
-            Some(text) if text.starts_with(corpus::spec::PREFIX) => {
-                Some(Source::Corpus(crate::corpus::parse(text)?))
-            }
+            Some(text) if text.starts_with(corpus::spec::PREFIX) => Some(Source::Corpus(corpus_of(text)?)),
             Some(text) if !frozen::is_folder(Path::new(text)) => Named::parse(text)?.map(Source::Published),
             _ => None,
         })
@@ -66,4 +64,13 @@ impl Source {
             _ => self.dir().map(VolumeDir::log),
         }
     }
+}
+
+/// What a text that begins with `corpus:` means.
+fn corpus_of(text: &str) -> Result<corpus::Spec> {
+    text.parse().map_err(|error: corpus::SpecError| {
+        Failure::usage(format!("there is no corpus {text}"))
+            .why(error.to_string())
+            .next("covey mount corpus:7,1000,64K MOUNTPOINT serves 1,000 files of 64 KiB")
+    })
 }

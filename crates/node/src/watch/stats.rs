@@ -5,49 +5,15 @@ use std::time::Duration;
 
 use api::control::{Heard, Wire};
 use api::error::Result;
+use api::watch::{Hits, StatsLine};
 use fs::stats::{Reads, Sources};
 use fuse::Session;
 use fuse::counts::Moved;
 use fuse::watch::Histogram;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::has_ended;
-use crate::backend::Backend;
-
-/// Reads answered from one kind of place.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hits {
-    /// Ranges read.
-    pub count: u64,
-    /// Their bytes.
-    pub bytes: u64,
-}
-
-/// One interval.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct StatsLine {
-    /// How long it was.
-    pub seconds: f64,
-    /// Requests.
-    pub requests: u64,
-    /// Of these, by main kinds: read, write, lookup, attr, list, make, remove, sync, other.
-    pub kinds: BTreeMap<String, u64>,
-    /// Of these, answered with an error.
-    pub errors: u64,
-    /// Bytes answered to reads.
-    pub read_bytes: u64,
-    /// Bytes taken from writes.
-    pub written_bytes: u64,
-    /// What was read, by where the bytes were: names (inline), cache (this node's disk), origin.
-    pub sources: BTreeMap<String, Hits>,
-    /// The daemon's time for a request: the median, in nanoseconds.
-    pub p50_ns: u64,
-    /// And what one in a hundred exceeds.
-    pub p99_ns: u64,
-    /// Requests that wait at the moment.
-    pub waiting: u64,
-}
+use crate::mount::Mount;
 
 /// The kind that an operation is shown under.
 fn kind_of(op: &str) -> &'static str {
@@ -74,7 +40,7 @@ struct Now {
 }
 
 impl Now {
-    fn look(node: &dyn Backend, session: &Session) -> Now {
+    fn look(node: &dyn Mount, session: &Session) -> Now {
         let mut kinds = BTreeMap::new();
         for (op, count) in session.counts() {
             *kinds.entry(kind_of(op)).or_default() += count;
@@ -123,7 +89,7 @@ impl Now {
 
 /// Sends a line per interval until the command has enough.
 pub(super) fn serve(
-    node: &dyn Backend,
+    node: &dyn Mount,
     session: &Session,
     interval: Duration,
     wire: &Wire<'_>,

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use api::control::{Heard, Wire};
 use api::error::Result;
+use api::watch::{Busy, TopTable};
 use base::Ino;
 use fuse::Session;
 use fuse::watch::Record;
 use meta::Names;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Callers, LOOK_EVERY, has_ended, op_name};
-use crate::backend::Backend;
+use crate::mount::Mount;
 
 /// Rows of each table.
 const ROWS: usize = 10;
@@ -24,36 +24,6 @@ const APART: usize = 64 << 10;
 const NAMES_MAX: usize = 4096;
 /// Folders that are gone up from a file.
 const DEPTH_MAX: usize = 40;
-
-/// One row.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Busy {
-    /// An operation, a caller, a file.
-    pub name: String,
-    /// Requests.
-    pub requests: u64,
-    /// Bytes read or written.
-    pub bytes: u64,
-    /// The daemon's time for them.
-    pub ns: u64,
-}
-
-/// One interval.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct TopTable {
-    /// How long it was.
-    pub seconds: f64,
-    /// Requests seen.
-    pub requests: u64,
-    /// Requests too fast to be seen.
-    pub lost: u64,
-    /// Operations.
-    pub operations: Vec<Busy>,
-    /// Threads that asked.
-    pub callers: Vec<Busy>,
-    /// Files and folders.
-    pub files: Vec<Busy>,
-}
 
 #[derive(Clone, Copy, Default)]
 struct Sum {
@@ -88,7 +58,7 @@ impl<K: Copy + Eq + Hash + Ord> Sums<K> {
 
 /// Sends a table per interval until the command has enough.
 pub(super) fn serve(
-    node: &dyn Backend,
+    node: &dyn Mount,
     session: &Session,
     interval: Duration,
     wire: &Wire<'_>,

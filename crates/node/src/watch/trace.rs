@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use api::control::{Heard, Wire};
 use api::error::{Failure, Result};
+use api::watch::{Batch, NEVER, OpSummary, Percentiles, TraceLine, TraceSummary};
 use base::phase::Phase;
 use base::time::monotonic_ns;
 use fuse::abi::opcodes::op;
 use fuse::watch::{Cursor, Histogram, Hold, Record, Watch};
 use fuse::{Session, Transport};
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -23,110 +23,15 @@ use crate::log;
 
 /// Lines sent at a time, at most: 20,000 a second. Percentiles count what is not shown, too.
 const LINES_MAX: usize = 400;
-/// What no request is slower than, in nanoseconds: lines of none are shown.
-pub const NEVER: u64 = u64::MAX;
 /// More than can be shown for so many looks in a row are too many, fewer for so many not any more.
 const LOOKS_TOO_MANY: u32 = 5;
 const LOOKS_FEWER: u32 = 50;
 /// How long a record waits for the kernel's word.
 const PATIENCE_NS: u64 = 100_000_000;
 
-/// One request. Times in nanoseconds; what cannot be known is absent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TraceLine {
-    /// The operation.
-    pub op: String,
-    /// The inode.
-    pub inode: u64,
-    /// Who asked: the thread's number, 0 for the kernel itself.
-    pub pid: u32,
-    /// Its name.
-    pub caller: String,
-    /// Bytes read or written.
-    pub bytes: u32,
-    /// The error number that was answered; 0: none.
-    pub error: u32,
-    /// From the kernel's queue to the kernel's having the answer; without its word, from the daemon's having the request.
-    pub total_ns: u64,
-    /// In the kernel's queue, until the daemon had it.
-    pub queue_ns: Option<u64>,
-    /// The daemon's time: names, blob, cache, peer, origin, waiting and own together.
-    pub srv_ns: u64,
-    /// Rows, the planner, the log.
-    pub names_ns: u64,
-    /// Hashes and checksums.
-    pub blob_ns: u64,
-    /// The node's disk.
-    pub cache_ns: u64,
-    /// Other nodes.
-    pub peer_ns: u64,
-    /// The origin.
-    pub origin_ns: u64,
-    /// Waiting for a worker of the daemon's.
-    pub wait_ns: u64,
-    /// What is left of the daemon's time.
-    pub own_ns: u64,
-    /// From the answer to the kernel's having it.
-    pub return_ns: Option<u64>,
-}
-
-/// What is sent at a time.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Batch {
-    /// Requests, in the order in which they ended on their threads.
-    pub lines: Vec<TraceLine>,
-    /// Left out because they were too many to be shown.
-    pub hidden: u64,
-    /// Something that a person should know, once.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub remark: Option<String>,
-}
-
-/// The spread of one part of the time, in nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "what they are is their name")]
-pub struct Percentiles {
-    pub p50: u64,
-    pub p90: u64,
-    pub p99: u64,
-    pub max: u64,
-}
-
-impl Percentiles {
-    fn of(hist: &Histogram) -> Option<Percentiles> {
-        let at = |share| hist.quantile(share);
-        (hist.count() > 0).then(|| Percentiles { p50: at(0.5), p90: at(0.9), p99: at(0.99), max: hist.max() })
-    }
-}
-
-/// One operation in the summary.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct OpSummary {
-    /// The operation.
-    pub op: String,
-    /// Requests seen.
-    pub count: u64,
-    /// Of these, answered with an error.
-    pub errors: u64,
-    /// Bytes read or written.
-    pub bytes: u64,
-    /// The spread of each part, by its name; without those of which nothing is known.
-    pub parts: BTreeMap<String, Percentiles>,
-}
-
-/// What a trace came to.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct TraceSummary {
-    /// How long it took.
-    pub seconds: f64,
-    /// Requests seen.
-    pub requests: u64,
-    /// Requests that were too many and too fast to be seen.
-    pub lost: u64,
-    /// Why the kernel's part is not seen, or not of all requests.
-    pub kernel: Option<String>,
-    /// By operation, the one that took most time first.
-    pub operations: Vec<OpSummary>,
+fn percentiles(hist: &Histogram) -> Option<Percentiles> {
+    let at = |share| hist.quantile(share);
+    (hist.count() > 0).then(|| Percentiles { p50: at(0.5), p90: at(0.9), p99: at(0.99), max: hist.max() })
 }
 
 /// The parts of a request's time, as they are named in a summary.
@@ -383,7 +288,7 @@ fn summary(tallies: BTreeMap<u32, Tally>, took: Duration, lost: u64, kernel: Opt
             parts: PARTS
                 .iter()
                 .zip(&tally.parts)
-                .filter_map(|(name, hist)| Some(((*name).to_owned(), Percentiles::of(hist)?)))
+                .filter_map(|(name, hist)| Some(((*name).to_owned(), percentiles(hist)?)))
                 .collect(),
         })
         .collect();

@@ -7,12 +7,12 @@ use std::fs;
 use std::path::Path;
 
 use api::control::{Ear, Request};
+use api::status::Status;
+use api::status::far::CacheStatus;
 use api::text::bytes;
 use base::size::MIB;
 use fuse::mount::Mounted;
 use node::control;
-use node::far::status::CacheStatus;
-use node::status::Status;
 
 use super::{Check, note, ok, tip, wrong};
 

@@ -2,9 +2,9 @@
 //!
 //! Requests are signed with the time, and stores refuse what was signed [`SKEW_MAX`] away from theirs. The head of each answer tells their time.
 
+use api::status::Status;
 use api::text::span;
 use fuse::mount::Mounted;
-use node::status::Status;
 use node::volume_dir::VolumeDir;
 use origin::{Environment, Remote, Spec};
 

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use api::control::{Ear, Request};
+use api::status::fleet::{FleetStatus, PeerRow};
 use fuse::mount::Mounted;
 use node::control;
 use node::fleet::is_in_the_clear;
-use node::fleet::shown::{FleetStatus, PeerRow};
 
 use super::{Check, note, ok, tip, wrong};
 

@@ -7,20 +7,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::answers::{Evicted, GcSummary, PublishSummary, Settled, WarmSummary};
 use api::control::Tick;
 use api::error::Result;
+use api::info::Info;
+use api::status::fleet::PeerRow;
+use api::status::{Mode, Status};
 use fs::api::Filesystem;
 use fuse::Notifier;
 
-use crate::far::warm::WarmSummary;
-use crate::far::{Evicted, Settled};
-use crate::fleet::shown::PeerRow;
 use crate::follow::Watching;
-use crate::info::Info;
-use crate::opened::{Cloned, GcSummary, Node, NodeOptions, Source};
-use crate::publish::PublishSummary;
+use crate::opened::{Cloned, Node};
 use crate::refused::{no_fleet, not_a_volume};
-use crate::status::{Mode, Status};
 
 /// What a status line shows.
 pub struct Short {
@@ -33,7 +31,7 @@ pub struct Short {
 }
 
 /// Something that can be mounted and looked after.
-pub trait Backend: Send + Sync {
+pub trait Mount: Send + Sync {
     /// The source of its mount: a folder, or a word, a colon, and what no other mount has.
     fn name(&self) -> String;
 
@@ -124,15 +122,7 @@ pub trait Backend: Send + Sync {
     }
 }
 
-/// Opens what is to be mounted.
-pub fn open(source: &Source, options: &NodeOptions) -> Result<Arc<dyn Backend>> {
-    Ok(match source {
-        Source::Corpus(spec) => Arc::new(crate::corpus::Served::make(*spec)?),
-        _ => Arc::new(Node::open_source(source, options)?),
-    })
-}
-
-impl Backend for Node {
+impl Mount for Node {
     fn name(&self) -> String {
         Node::name(self)
     }
