@@ -178,6 +178,7 @@ impl Memory {
 ///
 /// The library returns by itself only what lies at the end of a heap. Names come and go in small pieces: after a tree was removed its
 /// pages would stay this process's for good, beneath the few pieces that are still in use.
+#[derive(Default)]
 pub struct Trimmer {
     /// Unused bytes that could not be given back when it was last tried, or since became used.
     stuck: usize,
@@ -189,7 +190,7 @@ impl Trimmer {
 
     /// One that has not tried yet.
     pub fn new() -> Trimmer {
-        Trimmer { stuck: 0 }
+        Trimmer::default()
     }
 
     /// Call it now and then, from a thread that keeps nobody waiting. Answers whether it gave something back.
