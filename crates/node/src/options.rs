@@ -1,4 +1,4 @@
-//! Mount options: `-o ro,commit=5,...`, as mount(8) hands them on, and the three places where they can be written down.
+//! Mount options: `-o ro,commit=5,...`, as mount(8) hands them on, and how a volume is opened.
 
 use std::path::PathBuf;
 use std::time::Duration;
