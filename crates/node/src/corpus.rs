@@ -91,3 +91,11 @@ impl Mount for Served {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn commands_know_a_corpus_by_the_word_it_begins_with() {
+        assert_eq!(api::source::CORPUS, corpus::spec::PREFIX);
+    }
+}
