@@ -9,20 +9,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use api::control::{Ear, Request};
+use api::error::Failure;
+use api::raw_path::RawPath;
+use api::watch::Wish;
 use fuse::mount::Mounted;
+use node::control;
+use node::opened::Node;
+use node::options::NodeOptions;
+use node::secrets::{Cleaner, REMOVED};
+use node::volume_dir::VolumeDir;
+use node::{log, mounts};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cmd::doctor::folder_of;
-use crate::control::{self, Asked, Ear, Request};
-use crate::error::Failure;
-use crate::node::{Node, NodeOptions};
-use crate::raw_path::RawPath;
-use crate::secrets::{Cleaner, REMOVED};
 use crate::target::{self, Target};
-use crate::volume_dir::VolumeDir;
-use crate::watch::Wish;
-use crate::{log, mounts};
 
 /// Lines of the log that go along.
 const LOG_LINES: usize = 5_000;
@@ -238,14 +240,14 @@ impl Bundle {
             let path = RawPath::from(&*mount.path);
             json!({ "path": path, "source": mount.source, "alive": mount.answers() })
         };
-        let rows: Vec<Value> = mounts::of_each(&crate::trust::mounts(), row);
+        let rows: Vec<Value> = mounts::of_each(&node::trust::mounts(), row);
         self.json("mounts.json", &rows);
     }
 }
 
 /// A line of figures a second.
 fn look_on(ear: &Ear) -> Result<Vec<Value>, Failure> {
-    let asked = Asked::ask(ear, &Request::Watch { wish: Wish::Stats { interval_ms: 1_000 } })?;
+    let asked = control::begin(ear, &Request::Watch { wish: Wish::Stats { interval_ms: 1_000 } })?;
     let enough = asked.stopper()?;
     let wanted = LOOK.as_secs() as usize;
     let mut lines = Vec::new();
@@ -345,7 +347,7 @@ fn read_ahead() -> String {
         let value = fs::read_to_string(knob(mount.dev)).unwrap_or_else(|error| error.to_string());
         format!("{} {}\n", mount.path.display(), value.trim())
     };
-    crate::trust::mounts().iter().map(line).collect()
+    node::trust::mounts().iter().map(line).collect()
 }
 
 /// What lies in a volume's folder and right below it: sizes and counts, no contents.

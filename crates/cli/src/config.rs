@@ -24,12 +24,12 @@ pub mod known;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+use api::error::{Failure, Result};
 use clap::{ArgMatches, Command};
+use node::options;
 
 use self::file::{Entry, Section, Value};
 use self::known::Known;
-use crate::error::{Failure, Result};
-use crate::options;
 
 /// Where the whole machine is configured.
 pub const SYSTEM: &str = "/etc/covey/covey.toml";
@@ -172,7 +172,7 @@ pub fn beneath(command: Command, words: &[OsString], typed: &ArgMatches) -> Resu
     if mounts && !words.is_empty() {
         let words = for_good(words);
         command = command
-            .mut_subcommand(name, |sub| sub.mut_arg(options::CONFIGURED, |arg| arg.default_value(words)));
+            .mut_subcommand(name, |sub| sub.mut_arg(crate::args::CONFIGURED, |arg| arg.default_value(words)));
     }
     Ok(Some(command))
 }

@@ -12,10 +12,10 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use clap::{Arg, Command, CommandFactory, Parser};
+use node::options;
 
 use crate::Cli;
 use crate::config::known;
-use crate::options;
 
 /// Mounts a Covey volume for mount(8)
 #[derive(Debug, Parser)]

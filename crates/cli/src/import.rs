@@ -26,10 +26,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use api::error::{Failure, Result};
 use base::Timestamp;
 use serde::Serialize;
 
-use crate::error::{Failure, Result};
 use crate::term::{Progress, Term};
 
 /// One thing to make.
@@ -306,10 +306,4 @@ pub fn inside(path: &Path) -> Option<PathBuf> {
         }
     }
     Some(clean)
-}
-
-/// "It is there already".
-pub fn exists(path: &Path) -> Failure {
-    Failure::new("exists", format!("{} is there already", path.display()))
-        .next("name another place, or replace what is there with --overwrite")
 }

@@ -3,12 +3,14 @@
 
 use std::path::Path;
 
+use api::control::Request;
+use api::raw_path::RawPath;
 use clap::CommandFactory;
+use node::options::MountOptions;
 use proptest::prelude::*;
 
-use crate::config::{file, known::Known};
-use crate::control::{RawPath, Request};
-use crate::options::MountOptions;
+use crate::config::file;
+use crate::config::known::Known;
 
 /// A text, with parts of others put into it, cut out of it, or exchanged.
 fn changed(seeds: &'static [&'static str]) -> impl Strategy<Value = String> {

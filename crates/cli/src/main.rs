@@ -1,73 +1,45 @@
-//! The covey command: the only program, and the only place where the rooms are put together.
+//! The covey command: what a person or a script asks of [`node`], and what they are told.
 //!
 //! ```text
 //!   cmd/<name>.rs   one file a command: its arguments, what it does, what it prints
-//!   node.rs         the wiring: a volume's folder becomes lock, journal, packs, origin, volume
-//!   daemon.rs       a mount from beginning to end: signals, status line, background
-//!   control.rs      how other commands talk to it
-//!   watch.rs        looking on at a mount: trace, stats, top; metrics.rs: figures for Prometheus
-//!   far.rs          an origin behind a network: the node's cache before it, the uploads beside it
-//!   volume_dir.rs   what lies where in a volume's folder; mounts.rs: what is mounted where
-//!   claim.rs        who may write to an origin; publish.rs: publishing; frozen.rs: a published tree as a mount's source
+//!   args.rs         what is typed, as several commands take it
+//!   daemon.rs       a mount as a command: signals, status line, background; lending.rs: a disk that is lent
+//!   looking.rs      looking on at a mount: trace, stats, top
+//!   target.rs       what a path on the command line means: a mount, a volume's folder
 //!   import.rs       folders and archives into volumes; export.rs: volumes into folders and archives
-//!   config.rs       configuration files beneath the command line; options.rs: what stands after -o
-//!   helper.rs       the same program as mount.covey, for mount(8); notify.rs: news for a service manager
-//!   bundle.rs       what a report needs, without what is secret (secrets.rs)
-//!   limits.rs       what was inherited and would end a daemon: lifted, or refused
-//!   raw_path.rs     paths in JSON that need not be UTF-8
-//!   error.rs        what happened, why, what to do next; log.rs, term.rs, table.rs: how things look
+//!   config.rs       configuration files beneath the command line
+//!   helper.rs       the same program as mount.covey, for mount(8)
+//!   bundle.rs       what a report needs, without what is secret
+//!   term.rs, table.rs, rows.rs: how things look
 //! ```
 //!
 //! Exit status: 0 done; 1 failed, or damage found; 2 wrong usage. As mount.covey those of mount(8).
 
-mod backend;
+mod args;
 mod bundle;
-mod claim;
 mod cmd;
 mod config;
-mod control;
-mod corpus;
 mod daemon;
-mod error;
 mod export;
-mod far;
-mod fleet;
-mod follow;
-mod frozen;
 mod helper;
 mod import;
-mod info;
 #[cfg(test)]
 mod inputs;
-mod limits;
-mod log;
-mod metrics;
-mod mounts;
-mod node;
-mod notify;
-mod options;
-mod origins;
-mod own;
-mod publish;
-mod raw_path;
-mod secrets;
-mod signals;
-mod status;
-mod sys;
+mod lending;
+mod looking;
+mod rows;
 mod table;
 mod target;
 mod term;
-mod trust;
-mod volume_dir;
-mod watch;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use api::error::{Failure, Result};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use node::{limits, log};
 use serde_json::json;
 
-use crate::error::{Failure, Result};
 use crate::term::Term;
 
 /// A filesystem whose bytes live in an object store and whose cache is every machine that mounts it
@@ -95,7 +67,7 @@ struct Cli {
         hide_possible_values = true,
         default_value = "info"
     )]
-    log_level: log::Level,
+    log_level: args::Level,
     /// What its lines look like: text, or json for one object a line
     #[arg(
         long,
@@ -106,7 +78,7 @@ struct Cli {
         hide_possible_values = true,
         default_value = "text"
     )]
-    log_format: log::Format,
+    log_format: args::Format,
     #[command(subcommand)]
     command: Command,
 }
@@ -150,6 +122,7 @@ enum Command {
 
 fn main() -> ExitCode {
     log::install_panic_hook();
+    log::clear_with(term::clear_if_terminal);
     limits::lift();
     let words: Vec<OsString> = std::env::args_os().collect();
     ExitCode::from(match helper::is_called(&words) {
@@ -169,7 +142,7 @@ fn perform(words: &[OsString], quiet: bool) -> u8 {
     };
     let term = Term::new(typed.get_flag("json"), quiet);
     let outcome = read(words, typed).and_then(|cli| {
-        log::configure(cli.log_level, cli.log_format);
+        log::configure(cli.log_level.into(), cli.log_format.into());
         run(&cli, term)
     });
     outcome.unwrap_or_else(|failure| {

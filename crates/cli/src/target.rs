@@ -8,12 +8,11 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use api::control::Ear;
+use api::error::{Failure, Result};
 use fuse::mount::{Life, Mounted};
-
-use crate::control::Ear;
-use crate::error::{Failure, Result};
-use crate::mounts;
-use crate::volume_dir::VolumeDir;
+use node::mounts;
+use node::volume_dir::VolumeDir;
 
 /// What a path means.
 #[derive(Debug)]
@@ -63,9 +62,9 @@ impl Place {
 
 /// What to mount again for what had this source: in memory it is told from others by what nobody types.
 fn again(source: &str) -> &str {
-    match source.split_once(crate::corpus::MARK) {
+    match source.split_once(api::source::MARK) {
         _ if source.starts_with("mem:") => "mem:",
-        _ if crate::frozen::source(source).is_some() => crate::frozen::source(source).unwrap_or(source),
+        _ if api::source::tree(source).is_some() => api::source::tree(source).unwrap_or(source),
         Some((corpus, _)) if source.starts_with(corpus::spec::PREFIX) => corpus,
         _ => source,
     }
@@ -166,7 +165,7 @@ fn name(path: &Path) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume_dir::ORIGIN_INSIDE;
+    use node::volume_dir::ORIGIN_INSIDE;
 
     #[test]
     fn what_is_typed_to_mount_again_is_what_was_typed_before() {

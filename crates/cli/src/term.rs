@@ -7,15 +7,13 @@
 //!
 //! A reader that closed its end (`covey df | head -1`) ends the command quietly.
 
-use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use api::text::{Lines, bytes, count, shown};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
-
-use crate::table::{bytes, count};
 
 /// How a command talks.
 #[derive(Clone, Copy, Debug)]
@@ -92,43 +90,6 @@ impl Term {
     pub fn progress(self, label: &str) -> Progress {
         Progress::new(label, self.json || self.quiet)
     }
-}
-
-/// Whether a text may have several lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lines {
-    /// No: a line end in it comes from a name, and would make one line look like two.
-    One,
-    /// Yes.
-    Many,
-}
-
-/// A text as it may be shown: control characters are written out, and so are those that turn the direction of writing, by which one name can
-/// look like another.
-pub fn shown(text: &str, lines: Lines) -> Cow<'_, str> {
-    let is_plain = |c: char| match c {
-        '\n' => lines == Lines::Many,
-        '\u{200e}'
-        | '\u{200f}'
-        | '\u{202a}'..='\u{202e}'
-        | '\u{2066}'..='\u{2069}'
-        | '\u{2028}'
-        | '\u{2029}' => false,
-        c => !c.is_control(),
-    };
-    if text.chars().all(is_plain) {
-        return Cow::Borrowed(text);
-    }
-    let mut out = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        match c {
-            c if is_plain(c) => out.push(c),
-            '\n' | '\r' | '\t' => out.extend(c.escape_default()),
-            c if u32::from(c) < 0x100 => out.push_str(&format!("\\x{:02x}", u32::from(c))),
-            c => out.extend(c.escape_unicode()),
-        }
-    }
-    Cow::Owned(out)
 }
 
 /// Whether a status line can be drawn over.
@@ -281,20 +242,4 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_spinner())
         .progress_chars("=> ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The name of a file that was left out could clear the reader's screen.
-    #[test]
-    fn regression_names_do_not_speak_to_the_terminal() {
-        let one = |text| shown(text, Lines::One).into_owned();
-        assert_eq!(one("a \u{e9} \u{65e5}"), "a \u{e9} \u{65e5}");
-        assert_eq!(one("\x1b[2J\x07\x7f\u{9b}31m"), "\\x1b[2J\\x07\\x7f\\x9b31m");
-        assert_eq!(one("a\nb\r\t"), "a\\nb\\r\\t");
-        assert_eq!(one("gpj.\u{202e}exe"), "gpj.\\u{202e}exe");
-        assert_eq!(shown("a\nb\x1b", Lines::Many), "a\nb\\x1b");
-    }
 }

@@ -1,10 +1,11 @@
 //! Which crate may know which. Arrows run downwards only:
 //!
 //! ```text
-//! base < blob < meta < fs < fuse, corpus < cli      base < blob < cache, origin, peer < cli      base < blob < meta < tree < cli      base < archive < cli
+//! base < blob < meta < fs < fuse, corpus < node      base < blob < cache, origin, peer < node      base < blob < meta < tree < node
+//! base < api < node < cli      base < archive < cli
 //! ```
 //!
-//! So `fs` sees neither cache nor origin, which never see each other: only `cli` chooses among them. The compiler keeps
+//! So `fs` sees neither cache nor origin, which never see each other: only `node` and what is above it choose among them. The compiler keeps
 //! this once a manifest is right; this rule keeps the manifests right, and the names in the sources, where a crate
 //! handed on by another (`pub use meta;`, `fs::meta::x`) would go round the table.
 
@@ -24,7 +25,15 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("peer", &["base", "blob"]),
     ("corpus", &["base", "fs"]),
     ("fuse", &["base", "fs"]),
-    ("cli", &["base", "archive", "blob", "meta", "tree", "cache", "origin", "peer", "fs", "corpus", "fuse"]),
+    ("api", &["base"]),
+    ("node", &["base", "blob", "meta", "tree", "cache", "origin", "peer", "fs", "corpus", "fuse", "api"]),
+    (
+        "cli",
+        &[
+            "base", "archive", "blob", "meta", "tree", "cache", "origin", "peer", "fs", "corpus", "fuse",
+            "api", "node",
+        ],
+    ),
     ("house", &[]),
 ];
 
@@ -107,7 +116,9 @@ fn misused(source: &Source, at: usize, to: &str, below: &[&str]) -> Option<Strin
     let through = before.strip_suffix("::")?;
     let prefix = through.rsplit(|c: char| !c.is_ascii() || !is_word(c as u8)).next().unwrap_or("");
     let absolute = prefix.is_empty() && !through.ends_with('>');
-    let chained = is_ours(prefix) && below.contains(&prefix) && after.starts_with("::");
+    // A crate can hand on only what is below it; else it is a module of that name, as `fs::api` is.
+    let hands_on = allowed(ARROWS, prefix).is_some_and(|its| its.contains(&to));
+    let chained = hands_on && below.contains(&prefix) && after.starts_with("::");
     if (absolute || chained) && !below.contains(&to) {
         return Some(format!("{to} is not below this crate; below it are: {}", below.join(", ")));
     }
@@ -167,6 +178,7 @@ mod tests {
         assert_eq!(findings("use covey_meta::Key;"), 1);
         assert_eq!(findings("use ::meta::Key;"), 1);
         assert_eq!(findings("let x = fs::meta::Key;"), 1);
+        assert_eq!(findings("use fs::api::Filesystem;"), 0, "a module");
         assert_eq!(findings("pub use fs;"), 1);
     }
 

@@ -5,6 +5,7 @@
 //! applies all of them to the real tree, which [`tree::Tree`] reads once.
 //!
 //! - [`arrows`]: which crate may know which.
+//! - [`circles`]: the modules of a crate know each other in one direction.
 //! - [`lengths`]: files and functions stay short; the exceptions are listed and may only shrink.
 //! - [`words`]: what production code may not say, and what it says instead.
 //! - [`safety`]: every `unsafe` says why it is sound.
@@ -17,6 +18,7 @@
 //! line. That is exact enough for these rules and takes no compiler.
 
 pub mod arrows;
+pub mod circles;
 pub mod essays;
 pub mod hygiene;
 pub mod lengths;

@@ -1,7 +1,7 @@
 //! The rules of `covey-house`, applied to this repository.
 
 use covey_house::tree::Tree;
-use covey_house::{Finding, arrows, essays, hygiene, lengths, licences, links, safety, words};
+use covey_house::{Finding, arrows, circles, essays, hygiene, lengths, licences, links, safety, words};
 use std::process::Command;
 use std::sync::LazyLock;
 
@@ -27,6 +27,11 @@ fn arrows_run_downwards_only() {
         |name: &&str| arrows::check_manifest(name, &TREE.texts[&format!("crates/{name}/Cargo.toml")]);
     none(TREE.crates().iter().flat_map(manifest).collect());
     none(TREE.sources.iter().flat_map(arrows::check_source).collect());
+}
+
+#[test]
+fn modules_know_each_other_in_one_direction() {
+    none(circles::check(&TREE.sources, circles::LARGE_CIRCLES));
 }
 
 #[test]

@@ -9,14 +9,15 @@ mod work;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
+use api::error::{Failure, Result};
+use api::text::{Lines, bytes, count, shown};
 use base::size::{GIB, KIB, MIB};
+use node::mounts;
 use serde::Serialize;
 
 use crate::cmd::doctor::free_room;
-use crate::error::{Failure, Result};
-use crate::mounts;
-use crate::table::{Table, bytes, count};
-use crate::term::{Lines, Term, shown};
+use crate::table::Table;
+use crate::term::Term;
 use work::{Amount, STEPS, Scratch, Step, Unit};
 
 /// Measures a mount against a plain folder of the same machine
@@ -106,9 +107,9 @@ impl Verdict {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    #[serde(with = "crate::raw_path")]
+    #[serde(with = "api::raw_path")]
     mount: PathBuf,
-    #[serde(with = "crate::raw_path")]
+    #[serde(with = "api::raw_path")]
     beside: PathBuf,
     small_files: u64,
     large_file_bytes: u64,
@@ -160,7 +161,7 @@ fn the_folder(asked: Option<&Path>) -> Result<PathBuf> {
         mount.ok_or_else(|| none(format!("{} is on no mount of Covey's", path.display())))?;
         return mounts::absolute(path);
     }
-    let mut mounts = crate::trust::mounts();
+    let mut mounts = node::trust::mounts();
     match (mounts.pop(), mounts.is_empty()) {
         (None, _) => Err(none("no volume is mounted".to_owned())),
         (Some(mount), true) => Ok(mount.path),

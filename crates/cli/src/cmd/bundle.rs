@@ -6,14 +6,15 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use api::error::{Context, Failure, Result};
+use api::text::{bytes, utc};
 use serde::Serialize;
 
 use crate::bundle::{self, Bundle};
 use crate::cmd::{config, doctor};
 use crate::config::Config;
-use crate::error::{Context, Failure, Result};
 use crate::export::archive;
-use crate::table::{Table, bytes, utc};
+use crate::table::Table;
 use crate::term::Term;
 
 /// Gathers what a report of a fault needs into one archive: machine, mounts, figures, log, settings; no secrets, no contents of files
@@ -33,7 +34,7 @@ pub struct Args {
 
 #[derive(Debug, Serialize)]
 struct Outcome {
-    #[serde(with = "crate::raw_path")]
+    #[serde(with = "api::raw_path")]
     file: PathBuf,
     bytes: u64,
     holds: Vec<Held>,

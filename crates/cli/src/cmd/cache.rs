@@ -2,16 +2,23 @@
 
 use std::path::{Path, PathBuf};
 
+use api::answers::Evicted;
+use api::control::Request;
+use api::error::{Failure, Result};
+use api::status::Status;
+use api::status::far::FarStatus;
+use api::status::fleet::LentStatus;
+use api::text::{bytes, count};
 use clap::Subcommand;
+use node::control;
+use node::far::options::parse_size;
+use node::fleet::lent;
+use node::opened::Node;
+use node::options::NodeOptions;
+use node::refused::no_cache;
 
-use crate::control::{self, Request};
-use crate::error::{Failure, Result};
-use crate::far::options::parse_size;
-use crate::far::{Evicted, FarStatus, cache_rows};
-use crate::fleet::lent::{self, LentStatus};
-use crate::node::{Node, NodeOptions};
-use crate::status::Status;
-use crate::table::{Pairs, bytes, count};
+use crate::rows;
+use crate::table::Pairs;
 use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 
@@ -59,7 +66,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             term.result(&far.cache, || {
                 let mut pairs = Pairs::new();
                 pairs.row(if lent::is_one(volume) { "folder" } else { "volume" }, &name);
-                cache_rows(&mut pairs, &far);
+                rows::cache(&mut pairs, &far);
                 pairs.text()
             });
         }
@@ -112,10 +119,4 @@ fn evict(volume: &Path, to: Option<u64>) -> Result<Evicted> {
             evicted
         }
     }
-}
-
-/// What a volume is told whose blobs are all here.
-pub fn no_cache(volume: &str) -> Failure {
-    Failure::new("no-cache", format!("{volume} has no cache: its origin is on this machine"))
-        .next("a volume with a far origin has one: covey format VOLUME --origin s3://BUCKET/PREFIX")
 }

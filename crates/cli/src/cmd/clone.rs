@@ -3,10 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::control::{self, Ear, Request, Tick};
-use crate::error::{Failure, Result};
-use crate::node::{CloneSummary, Node, NodeOptions};
-use crate::table::count;
+use api::answers::CloneSummary;
+use api::control::{Ear, Request, Tick};
+use api::error::{Failure, Result};
+use api::text::count;
+use node::control;
+use node::opened::Node;
+use node::options::NodeOptions;
+
 use crate::target::{Place, Target, resolve, resolve_new};
 use crate::term::{Progress, Term};
 

@@ -4,16 +4,16 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use api::error::Result;
 use clap::{Arg, CommandFactory};
+use node::options::{self, MountOptions};
+use node::secrets::Cleaner;
 use serde::Serialize;
 
 use crate::Cli;
 use crate::config::file::{Section, Value};
 use crate::config::known::Known;
 use crate::config::{Config, known};
-use crate::error::Result;
-use crate::options::{self, MountOptions};
-use crate::secrets::Cleaner;
 use crate::table::Table;
 use crate::term::Term;
 
@@ -54,7 +54,7 @@ pub struct Report {
 
 #[derive(Debug, Serialize)]
 struct FileLooked {
-    #[serde(with = "crate::raw_path")]
+    #[serde(with = "api::raw_path")]
     path: PathBuf,
     read: bool,
 }
@@ -122,9 +122,9 @@ fn option_settings(config: &Config, volume: Option<&std::path::Path>) -> Vec<Set
             set.insert(name, (value, format!("{}, line {}", entry.file.display(), entry.line)));
         }
     }
-    let environment = std::env::var(options::ENVIRONMENT).unwrap_or_default();
+    let environment = std::env::var(crate::args::ENVIRONMENT).unwrap_or_default();
     for (name, value) in environment.split(',').map(str::trim).filter(|word| !word.is_empty()).map(split) {
-        set.insert(name, (value, options::ENVIRONMENT.to_owned()));
+        set.insert(name, (value, crate::args::ENVIRONMENT.to_owned()));
     }
     let setting = |name: &str| {
         let (value, from) = set.get(name).cloned().unzip();

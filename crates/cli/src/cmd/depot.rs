@@ -1,9 +1,10 @@
 //! `covey depot`: a zone's cache server. There is no mount: it ends with a signal.
 
+use api::error::Result;
 use peer::id::Role;
 
-use crate::error::Result;
-use crate::fleet::lender::{self, Options};
+use crate::args::fleet::Lent;
+use crate::lending;
 use crate::term::Term;
 
 /// Serves a zone's nodes from a disk of its own: what they ask for is fetched from the origin once and kept
@@ -16,10 +17,10 @@ use crate::term::Term;
 )]
 pub struct Args {
     #[command(flatten)]
-    options: Options,
+    options: Lent,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
-    lender::run(&args.options, Role::Depot, term)
+    lending::run(&args.options.options(), Role::Depot, term)
 }

@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use api::error::{Failure, Result};
+use api::text::{bytes, count};
 use base::Deadline;
 use fuse::mount::{ANSWER_WITHIN, Life, Mounted, Room};
+use node::mounts;
 use serde::Serialize;
 
-use crate::error::{Failure, Result};
-use crate::mounts;
-use crate::table::{Table, bytes, count};
+use crate::table::Table;
 use crate::term::Term;
 
 /// Lists mounted volumes and their room
@@ -22,7 +23,7 @@ pub struct Args {
 #[derive(Debug, Serialize)]
 struct Row {
     volume: String,
-    #[serde(with = "crate::raw_path")]
+    #[serde(with = "api::raw_path")]
     mountpoint: PathBuf,
     alive: bool,
     /// Its daemon is there, and does not answer.
@@ -36,7 +37,7 @@ struct Row {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mounts = match args.paths.as_slice() {
-        [] => crate::trust::mounts(),
+        [] => node::trust::mounts(),
         paths => paths.iter().map(|path| the_mount(path)).collect::<Result<_>>()?,
     };
     let rows = mounts::of_each(&mounts, row);

@@ -12,16 +12,17 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use api::control::{Ear, Request};
+use api::error::{Failure, Result};
+use api::status::Status;
 use base::Deadline;
 use fuse::mount::{ANSWER_WITHIN, Life, Mounted};
+use node::control;
+use node::mounts;
+use node::volume_dir::VolumeDir;
 use serde::Serialize;
 
-use crate::control::{self, Ear, Request};
-use crate::error::{Failure, Result};
-use crate::mounts;
-use crate::status::Status;
 use crate::term::Term;
-use crate::volume_dir::VolumeDir;
 
 /// Looks for what keeps Covey from mounting, or from being quick, and names the command that mends it
 #[derive(Debug, clap::Args)]
@@ -123,7 +124,7 @@ pub fn checks(path: Option<&Path>, named: Option<&OsString>) -> Vec<Check> {
         }
         checks
     };
-    checks.extend(mounts::of_each(&crate::trust::mounts(), of_mount).into_iter().flatten());
+    checks.extend(mounts::of_each(&node::trust::mounts(), of_mount).into_iter().flatten());
     checks.extend(advice::uses(&machine));
     checks
 }
@@ -195,7 +196,7 @@ fn device() -> Check {
     match fs::OpenOptions::new().read(true).write(true).open(path) {
         Ok(_) => ok("/dev/fuse", "can be opened"),
         Err(error) => {
-            let found = format!("cannot be opened: {}", crate::error::plain(&error));
+            let found = format!("cannot be opened: {}", api::error::plain(&error));
             wrong(
                 "/dev/fuse",
                 found,
@@ -294,7 +295,7 @@ fn volume(path: &Path) -> Check {
         Ok(dir) => dir,
         Err(failure) => return failed(failure),
     };
-    if let Err(failure) = crate::origins::check_origin(&dir) {
+    if let Err(failure) = node::origins::check_origin(&dir) {
         return failed(failure);
     }
     match dir.holder() {

@@ -4,16 +4,17 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use api::error::{Context, Failure, Result};
+use node::mounts;
+use node::opened::Node;
+use node::options::NodeOptions;
 use serde::Serialize;
 
-use crate::error::{Context, Failure, Result};
 use crate::export::archive::{Archive, Packing};
 use crate::export::inside::Inside;
 use crate::import::folder::Folder;
 use crate::import::place::Place;
 use crate::import::{self, Sink, Skipped, Source, Summary};
-use crate::mounts;
-use crate::node::{Node, NodeOptions};
 use crate::target::{Target, resolve};
 use crate::term::{Term, files_and_rates};
 

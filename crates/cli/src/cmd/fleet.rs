@@ -5,11 +5,11 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use api::error::{Failure, Result};
+use api::raw_path::RawPath;
 use peer::secret::Secret;
 use serde_json::json;
 
-use crate::error::{Failure, Result};
-use crate::raw_path::RawPath;
 use crate::term::Term;
 
 /// What a fleet needs once: covey fleet secret FILE makes its secret

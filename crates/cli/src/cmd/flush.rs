@@ -3,15 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use api::answers::Settled;
+use api::control::{Ear, Request, Tick};
+use api::error::Result;
+use api::text::{bytes, count};
 use base::Deadline;
 use fuse::mount::Mounted;
+use node::control;
+use node::opened::Node;
+use node::options::NodeOptions;
 
 use crate::cmd::clone::show;
-use crate::control::{self, Ear, Request, Tick};
-use crate::error::Result;
-use crate::far::Settled;
-use crate::node::{Node, NodeOptions};
-use crate::table::{bytes, count};
 use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use api::error::{Failure, Result};
+use node::origins::Reach;
+use node::volume_dir::{ORIGIN_INSIDE, VolumeDir};
+use node::{opened, origins};
 use serde::Serialize;
 
-use crate::error::{Failure, Result};
-use crate::frozen::Reach;
 use crate::term::Term;
-use crate::volume_dir::{ORIGIN_INSIDE, VolumeDir};
-use crate::{node, origins};
 
 /// Makes an empty volume
 #[derive(Debug, clap::Args)]
@@ -53,7 +53,7 @@ impl Place {
 
 #[derive(Debug, Serialize)]
 struct Outcome {
-    #[serde(with = "crate::raw_path")]
+    #[serde(with = "api::raw_path")]
     volume: PathBuf,
     id: String,
     format: u32,
@@ -83,7 +83,7 @@ pub fn format(path: &Path, place: &Place) -> Result<VolumeDir> {
         None => ORIGIN_INSIDE.into(),
         Some(text) => origins::home_at(path, text, &place.reach())?,
     };
-    VolumeDir::create(path, home, node::fill).map_err(|failure| match failure.code.as_ref() {
+    VolumeDir::create(path, home, opened::fill).map_err(|failure| match failure.code.as_ref() {
         "disk-full" => failure
             .map_next("a new volume takes 32 MiB for its log and a reserve: free some room on that disk"),
         _ => failure,

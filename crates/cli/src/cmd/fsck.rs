@@ -2,19 +2,19 @@
 
 use std::path::PathBuf;
 
+use api::error::{Failure, Result};
+use api::text::{bytes, count, span};
 use base::PackNo;
 use fs::fsck::{Depth, Ears, Finding, Phase, Progress as Step, Strays, Summary, check, check_and_repair};
 use meta::journal::damage::Damage;
 use meta::{Names, PackRow};
+use node::claim::hold_published;
+use node::opened::{self, Bare};
+use node::volume_dir::VolumeDir;
 use serde::Serialize;
 
-use crate::claim::hold_published;
-use crate::error::{Failure, Result};
-use crate::node::{self, Bare};
-use crate::table::{bytes, count, span};
 use crate::target::{Target, resolve_volume};
 use crate::term::{Progress, Term};
-use crate::volume_dir::VolumeDir;
 
 /// Checks a volume that is not mounted, and repairs it when asked
 #[derive(Debug, clap::Args)]
@@ -76,7 +76,7 @@ struct Salvaged {
 
 #[derive(Debug, Serialize)]
 struct Outcome {
-    #[serde(with = "crate::raw_path")]
+    #[serde(with = "api::raw_path")]
     volume: PathBuf,
     sound: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,9 +96,9 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let dir = closed(&args.volume)?;
     let writes = args.repair || args.salvage;
     let copy = args.salvage.then(|| copy_of_log(&dir));
-    let bare = node::open_bare(&dir, "fsck", !writes, copy)?;
+    let bare = opened::open_bare(&dir, "fsck", !writes, copy)?;
     let salvaged = bare.damage.as_ref().map(|damage| salvaged(&bare, damage, term)).transpose();
-    let salvaged = salvaged.map_err(|error| node::open_failure(dir.path(), error))?;
+    let salvaged = salvaged.map_err(|error| node::refused::open_failure(dir.path(), error))?;
     let mut findings = database(&bare)?;
     findings.iter().for_each(|found| say(found, term));
     let mut progress = term.progress("fsck");
@@ -112,7 +112,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     };
     let seconds = progress.elapsed().as_secs_f64();
     progress.done();
-    let failed = |error| node::open_failure(dir.path(), error);
+    let failed = |error| node::refused::open_failure(dir.path(), error);
     let summary = summary.map_err(failed)?;
     bare.journal.close().map_err(|error| failed(fs::OpenError::Store(error)))?;
     let outcome = Outcome {

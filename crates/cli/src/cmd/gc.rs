@@ -2,11 +2,15 @@
 
 use std::path::PathBuf;
 
+use api::answers::GcSummary;
+use api::control::Request;
+use api::error::Result;
+use api::text::{bytes, count};
+use node::control;
+use node::opened::Node;
+use node::options::NodeOptions;
+
 use crate::cmd::clone::show;
-use crate::control::{self, Request};
-use crate::error::Result;
-use crate::node::{GcSummary, Node, NodeOptions};
-use crate::table::{bytes, count};
 use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 

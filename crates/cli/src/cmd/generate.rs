@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use api::error::{Context, Result};
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
@@ -12,7 +13,6 @@ use serde::Serialize;
 
 use crate::Cli;
 use crate::cmd::config;
-use crate::error::{Context, Result};
 use crate::helper::Helper;
 use crate::term::Term;
 

@@ -3,16 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use api::error::{Failure, Result};
+use node::mounts;
+use node::opened::Node;
+use node::options::NodeOptions;
 use serde::Serialize;
 
-use crate::error::{Failure, Result};
 use crate::import::archive::Tar;
 use crate::import::direct::Direct;
 use crate::import::folder::Folder;
 use crate::import::place::Place;
 use crate::import::{self, Sink, Source, Summary};
-use crate::mounts;
-use crate::node::{Node, NodeOptions};
 use crate::target::{Target, resolve_new};
 use crate::term::{Term, files_and_rates};
 

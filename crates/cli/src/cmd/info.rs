@@ -2,11 +2,15 @@
 
 use std::path::PathBuf;
 
-use crate::control::{self, Request};
-use crate::error::Result;
-use crate::info::Info;
-use crate::node::{Node, NodeOptions};
-use crate::table::{Pairs, Table, bytes, count};
+use api::control::Request;
+use api::error::Result;
+use api::info::Info;
+use api::text::{bytes, count};
+use node::control;
+use node::opened::Node;
+use node::options::NodeOptions;
+
+use crate::table::{Pairs, Table};
 use crate::target::{Target, resolve};
 use crate::term::Term;
 

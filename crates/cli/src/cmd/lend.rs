@@ -1,9 +1,10 @@
 //! `covey lend`: a node of a fleet without a mount, whose disk is the others'. It ends with a signal.
 
+use api::error::Result;
 use peer::id::Role;
 
-use crate::error::Result;
-use crate::fleet::lender::{self, Options};
+use crate::args::fleet::Lent;
+use crate::lending;
 use crate::term::Term;
 
 /// Lends a disk to a fleet without mounting anything: it keeps copies of what its zone's nodes have, and gives them away
@@ -16,10 +17,10 @@ use crate::term::Term;
 )]
 pub struct Args {
     #[command(flatten)]
-    options: Options,
+    options: Lent,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
-    lender::run(&args.options, Role::Node, term)
+    lending::run(&args.options.options(), Role::Node, term)
 }

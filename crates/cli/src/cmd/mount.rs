@@ -2,18 +2,16 @@
 
 use std::path::PathBuf;
 
-use crate::daemon::{self, Plan, Transport};
-use crate::error::{Failure, Result};
-use crate::fleet::options::FleetOptions;
-use crate::follow::Interval;
-use crate::frozen::Reach;
-use crate::frozen::trust::Accept;
-use crate::node::Source;
-use crate::options::Lists;
-use crate::publish::Every;
+use api::error::{Failure, Result};
+use node::frozen::Interval;
+use node::opened::Source;
+use node::running::Plan;
+use node::volume_dir::VolumeDir;
+
+use crate::args::fleet::Fleet;
+use crate::args::{Accept, Every, Lists, Reach, Shown, Transport};
+use crate::daemon;
 use crate::term::Term;
-use crate::volume_dir::VolumeDir;
-use crate::watch::Shown;
 
 /// Mounts a volume; stays until it is unmounted or Ctrl-C
 #[derive(Debug, clap::Args)]
@@ -22,7 +20,7 @@ use crate::watch::Shown;
      covey mount mem: /mnt/scratch      a volume that lives in memory\n  \
      covey mount -o frozen /srv/volume /mnt/covey      one whose tree stays as it is while it is mounted\n  \
      covey mount file:/srv/volume/blobs@nightly /mnt/n      a tree that was published, as it was then\n  \
-     covey mount corpus:7,1000,64K /mnt/c   1,000 files of 64 KiB, derived from the seed 7, named by their SHA-256\n\nMount options:\n{}", crate::options::help()))]
+     covey mount corpus:7,1000,64K /mnt/c   1,000 files of 64 KiB, derived from the seed 7, named by their SHA-256\n\nMount options:\n{}", node::options::help()))]
 pub struct Args {
     /// The volume's folder; ORIGIN@NAME for a published tree; mem: for a volume that lives in memory; corpus:SEED,N,SIZE for N
     /// random files of a seed; the second and the last are read-only
@@ -52,7 +50,7 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "10")]
     follow: Option<Interval>,
     #[command(flatten)]
-    fleet: FleetOptions,
+    fleet: Fleet,
     /// Make the origin this folder's to write to, though another folder has claimed it since or this one is a copy or from a backup: the other may only
     /// be read from then on, and must not be in use any more
     #[arg(long)]
@@ -68,19 +66,20 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     daemon::with_parent(args.ready_fd, |parent| {
+        let fleet = args.fleet.options();
         let source = match Source::by_word(&args.volume)? {
             Some(Source::Published(tree)) => {
-                let tree = tree.accepting(&args.accept)?;
+                let tree = tree.accepting(&args.accept.accept())?;
                 Source::Published(
-                    tree.reached(&args.reach, args.cache.as_deref())?
+                    tree.reached(&args.reach.reach(), args.cache.as_deref())?
                         .following(args.follow)
-                        .in_fleet(&args.fleet)?,
+                        .in_fleet(&fleet)?,
                 )
             }
-            Some(_) if args.fleet.is_on() => return Err(no_fleet()),
+            Some(_) if fleet.is_on() => return Err(no_fleet()),
             Some(_) if args.follow.is_some() => return Err(nothing_to_follow()),
             Some(source) => source,
-            None if args.fleet.is_on() => return Err(no_fleet()),
+            None if fleet.is_on() => return Err(no_fleet()),
             None if args.follow.is_some() => return Err(nothing_to_follow()),
             None => Source::Folder(VolumeDir::open(&args.volume)?),
         };
@@ -88,10 +87,9 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             source,
             mountpoint: args.mountpoint.clone(),
             options: args.options.parse()?,
-            transport: args.transport.clone(),
-            status_line: false,
-            shown: args.shown.clone(),
-            every: args.every.clone(),
+            transport: args.transport.transport(),
+            shown: args.shown.shown(),
+            every: args.every.every(),
             take_over: args.take_over,
         };
         if plan.take_over && (plan.source.dir().is_none() || plan.options.read_only || plan.options.frozen) {
@@ -100,7 +98,11 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         if args.fake {
             return Ok(0);
         }
-        if args.background { daemon::in_background(&plan, term) } else { daemon::run(plan, parent, term) }
+        if args.background {
+            daemon::in_background(&plan, term)
+        } else {
+            daemon::run(&plan, false, parent, term)
+        }
     })
 }
 

@@ -7,26 +7,27 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use api::error::{Context, Failure, Result};
+use api::text::{bytes, count};
 use base::{BlobId, PackNo};
 use blob::Origin;
 use blob::claim::{Claim, FOLDER};
 use meta::key::tags;
 use meta::{Journal, Key, MetaStore, Names, PackRow};
+use node::claim::memory::is_within;
+use node::claim::{Writer, not_this_volume};
+use node::origins::{origin_failure, spec};
+use node::publisher;
+use node::publisher::volume_id;
+use node::volume_dir::{Holder, VolumeDir};
+use node::{log, opened};
 use origin::{Access, Environment, Folder, Limits, Remote, Spec};
 use serde::Serialize;
 use tree::Owner;
 use tree::root::{self, Root};
 
-use crate::claim::memory::is_within;
-use crate::claim::{Writer, not_this_volume};
-use crate::error::{Context, Failure, Result};
-use crate::origins::{origin_failure, spec};
-use crate::publish::{self, volume_id};
-use crate::table::{bytes, count};
 use crate::target::{Target, resolve};
 use crate::term::Term;
-use crate::volume_dir::{Holder, VolumeDir};
-use crate::{log, node};
 
 /// Mends what says whose an origin is: covey origin mark VOLUME makes a lost marker anew
 #[derive(Debug, clap::Args)]
@@ -139,7 +140,7 @@ fn mark(dir: &VolumeDir) -> Result<Outcome> {
     let place = Place::of(dir)?;
     let origin = place.origin();
     let is_ours = records_are_ours(dir, &*origin)?;
-    let journal = node::open_names(dir, origin.clone())?;
+    let journal = opened::open_names(dir, origin.clone())?;
     let found = Found::look(&*origin, &journal)?;
     if !is_ours && found.blobs > 0 && found.known == 0 {
         return Err(Failure::new(
@@ -176,7 +177,7 @@ fn mark(dir: &VolumeDir) -> Result<Outcome> {
 /// Whether any record says that the place is this volume's; an error if one says that it is another's.
 fn records_are_ours(dir: &VolumeDir, origin: &dyn Origin) -> Result<bool> {
     let mine = volume_id(dir);
-    let failed = |error| publish::failure(format!("cannot look at what is in {}", dir.origin()), error);
+    let failed = |error| publisher::failure(format!("cannot look at what is in {}", dir.origin()), error);
     let mut volumes = Vec::new();
     volumes.extend(Owner::read(origin).map_err(failed)?.map(|owner| owner.volume));
     for name in root::names(origin).map_err(failed)? {

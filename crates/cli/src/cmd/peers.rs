@@ -2,12 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::control::{self, Request};
-use crate::error::{Failure, Result};
-use crate::fleet::options::TlsOptions;
-use crate::fleet::shown::PeerRow;
-use crate::fleet::{lent, look};
-use crate::table::{Table, bytes};
+use api::control::Request;
+use api::error::{Failure, Result};
+use api::status::fleet::PeerRow;
+use api::text::bytes;
+use node::control;
+use node::fleet::{lent, look};
+use node::refused::no_fleet;
+
+use crate::args::fleet::Tls;
+use crate::table::Table;
 use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 
@@ -29,7 +33,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", env = "COVEY_SECRET_FILE", hide_env = true)]
     secret_file: Option<PathBuf>,
     #[command(flatten)]
-    tls: TlsOptions,
+    tls: Tls,
     /// Only the nodes of this zone
     #[arg(long, value_name = "NAME")]
     zone: Option<String>,
@@ -38,7 +42,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mut rows = match (&args.join, &args.place) {
-        (Some(join), _) => look::look(join, args.secret_file.as_deref(), &args.tls)?,
+        (Some(join), _) => look::look(join, args.secret_file.as_deref(), &args.tls.options())?,
         (None, Some(place)) => of(place)?,
         (None, None) => {
             return Err(Failure::usage("no node of a fleet was named")
@@ -59,11 +63,6 @@ fn of(place: &Path) -> Result<Vec<PeerRow>> {
         Target::Mounted(place) => control::ask(&place.ear(), &Request::Peers, &mut |_| ()),
         Target::Closed { .. } => Err(no_fleet(&place.display().to_string())),
     }
-}
-/// What is no node of a fleet is told.
-pub fn no_fleet(name: &str) -> Failure {
-    Failure::new("no-fleet", format!("{name} is no node of a fleet"))
-        .next("mount a published tree with --join HOST:PORT, or begin a fleet with --listen ADDRESS:PORT")
 }
 
 fn table(rows: &[PeerRow]) -> String {

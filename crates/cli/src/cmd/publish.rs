@@ -3,12 +3,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use api::answers::PublishSummary;
+use api::control::Request;
+use api::error::Result;
+use api::text::{bytes, count};
+use node::control;
+use node::opened::Node;
+use node::options::NodeOptions;
+use node::publisher::check_name;
+
 use crate::cmd::clone::show;
-use crate::control::{self, Request};
-use crate::error::Result;
-use crate::node::{Node, NodeOptions};
-use crate::publish::{PublishSummary, check_name};
-use crate::table::{bytes, count};
 use crate::target::{Target, resolve};
 use crate::term::Term;
 

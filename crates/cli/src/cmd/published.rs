@@ -3,20 +3,22 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use api::error::Result;
+use api::text::{bytes, count, utc};
 use blob::Origin;
+use node::frozen;
+use node::mounts;
+use node::origins;
+use node::publisher::failure;
+use node::volume_dir::VolumeDir;
 use origin::Access;
 use serde::Serialize;
 use tree::root::{self, Root, hex};
 
-use crate::error::Result;
-use crate::frozen::{self, Reach};
-use crate::mounts;
-use crate::origins;
-use crate::publish::failure;
-use crate::table::{Table, bytes, count, utc};
+use crate::args::Reach;
+use crate::table::Table;
 use crate::target::{Target, resolve_volume};
 use crate::term::Term;
-use crate::volume_dir::VolumeDir;
 
 /// Lists what is published
 #[derive(Debug, clap::Args)]
@@ -63,15 +65,15 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
 /// The origin that is meant, and how it is written.
 fn origin_of(args: &Args) -> Result<(Arc<dyn Origin>, String)> {
     let path = &args.volume;
-    let home = match path.to_str().filter(|text| frozen::is_origin(text) && !frozen::is_folder(path)) {
-        Some(text) => origins::address(text, &args.reach)?,
+    let home = match path.to_str().filter(|text| api::source::is_origin(text) && !frozen::is_folder(path)) {
+        Some(text) => origins::address(text, &args.reach.reach())?,
         None => match resolve_volume(path)? {
             Target::Closed { dir, .. } => dir.home(),
             Target::Mounted(place) => match mounts::volume_of(&place.mount) {
                 Some(folder) => VolumeDir::open(&folder)?.home(),
-                None => match frozen::source(&place.mount.source).and_then(|tree| tree.rsplit_once('@')) {
-                    Some((origin, _)) => origins::address(origin, &args.reach)?,
-                    None => return Err(crate::backend::not_a_volume(&place.mount.source)),
+                None => match api::source::tree(&place.mount.source).and_then(|tree| tree.rsplit_once('@')) {
+                    Some((origin, _)) => origins::address(origin, &args.reach.reach())?,
+                    None => return Err(node::refused::not_a_volume(&place.mount.source)),
                 },
             },
         },

@@ -7,25 +7,26 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use api::control::Tick;
+use api::error::{Failure, Result};
+use api::text::{bytes, count};
 use blob::{BlobSource, Origin};
 use meta::Sqlite;
+use node::claim::Writer;
+use node::frozen::Named;
+use node::opened;
+use node::origins;
+use node::publisher;
+use node::publisher::{Publisher, host};
+use node::volume_dir::VolumeDir;
 use origin::Access;
 use origin::claim::{Kind, SETTLE};
 use serde::Serialize;
 use tree::root::{Root, hex};
 use tree::{Owner, Tree, TreeError};
 
-use crate::claim::Writer;
-use crate::control::Tick;
-use crate::error::{Failure, Result};
-use crate::frozen::trust::Accept;
-use crate::frozen::{Named, Reach};
-use crate::node;
-use crate::origins;
-use crate::publish::{self, Publisher, host};
-use crate::table::{bytes, count};
+use crate::args::{Accept, Reach};
 use crate::term::Term;
-use crate::volume_dir::VolumeDir;
 
 /// Makes a writable volume of a published tree, after the old one is gone
 #[derive(Debug, clap::Args)]
@@ -51,7 +52,7 @@ pub struct Args {
 
 #[derive(Debug, Serialize)]
 struct Outcome {
-    #[serde(with = "crate::raw_path")]
+    #[serde(with = "api::raw_path")]
     volume: PathBuf,
     id: String,
     origin: String,
@@ -73,7 +74,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         Failure::usage(format!("{} names no published tree", args.tree))
             .next("write ORIGIN@NAME, for example file:/srv/volume/blobs@latest")
     })?;
-    let named = named.accepting(&args.accept)?.reached(&args.reach, None)?;
+    let named = named.accepting(&args.accept.accept())?.reached(&args.reach.reach(), None)?;
     let (root, origin) = named.root(Access::ReadWrite)?;
     let owner = Owner::read(&*origin).map_err(|error| named.failure(error))?.ok_or_else(|| {
         let what = "its record `owner` is missing".to_owned();
@@ -169,7 +170,7 @@ impl Restore<'_> {
         let writer = Writer::restored(dir, self.origin.clone());
         let before = writer.restore()?;
         let me = Publisher::make(dir)?;
-        let (note, key) = (publish::place_of(dir), me.signer()?.key());
+        let (note, key) = (publisher::place_of(dir), me.signer()?.key());
         let owner = self.owner.clone();
         let owner = owner.hand_over(&**self.origin, me.owner().unwrap_or_default(), note, key);
         let owner = owner.map_err(failed)?;
@@ -189,7 +190,7 @@ impl Restore<'_> {
         }
         writer.hold_published(&store)?;
         drop(store);
-        node::make_journal(dir, self.origin.clone())?;
+        opened::make_journal(dir, self.origin.clone())?;
         // Nobody writes until it is mounted.
         writer.close();
         Ok((rows, owner.generation))

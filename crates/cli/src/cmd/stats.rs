@@ -3,14 +3,15 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use api::control::Request;
+use api::error::{Failure, Result};
+use api::text::{bytes, count};
+use api::watch::{Hits, StatsLine, Wish};
+use node::control;
 use serde_json::Value;
 
-use crate::control::{Asked, Request};
-use crate::error::{Failure, Result};
-use crate::table::{bytes, count};
+use crate::looking::{ear_of, parse_time, stop_by_signal};
 use crate::term::Term;
-use crate::watch::client::{ear_of, parse_time, stop_by_signal};
-use crate::watch::{Hits, StatsLine, Wish};
 
 /// Shows what a mount does, a line a second: operations, bytes, where reads came from, latency
 #[derive(Debug, clap::Args)]
@@ -47,8 +48,8 @@ pub fn interval_ms(interval: Duration) -> Result<u64> {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let interval_ms = interval_ms(args.interval)?;
     let ear = ear_of(&args.path, "stats")?;
-    crate::signals::block();
-    let asked = Asked::ask(&ear, &Request::Watch { wish: Wish::Stats { interval_ms } })?;
+    node::signals::block();
+    let asked = control::begin(&ear, &Request::Watch { wish: Wish::Stats { interval_ms } })?;
     let enough = asked.stopper()?;
     stop_by_signal(vec![asked.stopper()?], None)?;
     let mut shown = 0;

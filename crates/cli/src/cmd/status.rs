@@ -2,16 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
+use api::control::{Ear, Request};
+use api::error::{Failure, Result};
+use api::status::fleet::LentStatus;
+use api::status::{Kind, Status};
+use api::text::{bytes, count, span};
 use fuse::mount::Mounted;
+use node::control;
+use node::fleet::lent;
+use node::mounts;
+use node::opened::Node;
+use node::options::NodeOptions;
 
-use crate::control::{self, Ear, Request};
-use crate::error::{Failure, Result};
-use crate::far;
-use crate::fleet::lent::{self, LentStatus};
-use crate::mounts;
-use crate::node::{Node, NodeOptions};
-use crate::status::{Kind, Status};
-use crate::table::{Pairs, bytes, count, span};
+use crate::rows;
+use crate::table::Pairs;
 use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 
@@ -33,7 +37,7 @@ pub struct Args {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     if let Some(path) = args.path.as_ref().filter(|path| lent::is_one(path)) {
         let status: LentStatus = lent::ask(path, &Request::Status)?;
-        term.result(&status, || lent::text(&status));
+        term.result(&status, || rows::lent(&status));
         return Ok(0);
     }
     if let Some(path) = &args.path {
@@ -41,7 +45,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         term.result(&status, || text(&status, args.verbose));
         return Ok(0);
     }
-    let mounts = crate::trust::mounts();
+    let mounts = node::trust::mounts();
     if mounts.is_empty() {
         return Err(Failure::new("not-mounted", "no volume is mounted")
             .next("name a volume: covey status VOLUME")
@@ -126,14 +130,14 @@ fn text(status: &Status, verbose: bool) -> String {
     } else {
         volume_rows(&mut pairs, status);
     }
-    status.claim.iter().for_each(|claim| claim.rows(&mut pairs));
+    status.claim.iter().for_each(|claim| rows::claim(&mut pairs, claim));
     match &status.far {
-        Some(far) if status.kind() == Kind::Tree => far::rows_of_reading(&mut pairs, far),
-        Some(far) => far::rows(&mut pairs, far),
+        Some(far) if status.kind() == Kind::Tree => rows::reading(&mut pairs, far),
+        Some(far) => rows::far(&mut pairs, far),
         None => {}
     }
     if let Some(fleet) = &status.fleet {
-        crate::fleet::shown::rows(&mut pairs, fleet);
+        rows::fleet(&mut pairs, fleet);
     }
     pairs.row("memory", format!("{} (peak {})", bytes(status.memory_bytes), bytes(status.memory_peak_bytes)));
     if status.io_errors > 0 {
@@ -141,7 +145,7 @@ fn text(status: &Status, verbose: bool) -> String {
     }
     let mut text = pairs.text();
     if let Some(far) = status.far.as_ref().filter(|_| verbose) {
-        text.push_str(&far::waiting::text(&far.uploads));
+        text.push_str(&rows::waiting(&far.uploads));
     }
     text
 }

@@ -5,16 +5,18 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use api::control::{Ear, Request};
+use api::error::{Failure, Result};
+use api::text::{Lines, bytes, count};
+use api::watch::{Busy, TopTable, Wish};
+use node::control;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::cmd::stats::interval_ms;
-use crate::control::{Asked, Ear, Request};
-use crate::error::{Failure, Result};
-use crate::table::{Table, bytes, count};
-use crate::term::{self, Lines, Term};
-use crate::watch::client::{ear_of, parse_time, stop_by_signal};
-use crate::watch::{Busy, TopTable, Wish};
+use crate::looking::{ear_of, parse_time, stop_by_signal};
+use crate::table::Table;
+use crate::term::Term;
 
 /// Shows what keeps mounts busy: operations, callers, files
 #[derive(Debug, clap::Args)]
@@ -46,12 +48,12 @@ struct Shown<'a> {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     let interval_ms = interval_ms(args.interval)?;
     let places = places(args)?;
-    crate::signals::block();
+    node::signals::block();
     let (news, heard) = mpsc::channel();
     let (mut stoppers, mut failed, mut asked_of) = (Vec::new(), None, vec![false; places.len()]);
     for (index, (place, ear)) in places.iter().enumerate() {
         // Another user's mount, a dead one, or one that does not answer must not hide those that can be seen.
-        let asked = match Asked::ask(ear, &Request::Watch { wish: Wish::Top { interval_ms } }) {
+        let asked = match control::begin(ear, &Request::Watch { wish: Wish::Top { interval_ms } }) {
             Ok(asked) => asked,
             Err(failure) if places.len() > 1 => {
                 term.warn(format_args!("{place}: {}", failure.line()));
@@ -137,7 +139,7 @@ fn places(args: &Args) -> Result<Vec<(String, Ear)>> {
     if let Some(path) = &args.path {
         return Ok(vec![(path.display().to_string(), ear_of(path, "top")?)]);
     }
-    let mounts = crate::trust::mounts();
+    let mounts = node::trust::mounts();
     if mounts.is_empty() {
         return Err(Failure::new("not-mounted", "no volume is mounted")
             .next("mount one: covey mount -d VOLUME MOUNTPOINT"));
@@ -154,7 +156,7 @@ fn draw(places: &[(String, Ear)], latest: &[Option<TopTable>]) {
     let (rows, columns) = crate::term::size();
     let mut screen = String::from("\x1b[H");
     for line in all.lines().take(rows.saturating_sub(1)) {
-        screen.extend(term::shown(line, Lines::One).chars().take(columns));
+        screen.extend(api::text::shown(line, Lines::One).chars().take(columns));
         screen.push_str("\x1b[K\n");
     }
     screen.push_str("\x1b[J");

@@ -3,13 +3,15 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use api::error::Result;
+use api::text::{bytes, count};
+use api::watch::{Batch, NEVER, OpSummary, Percentiles, TraceLine, TraceSummary, Wish};
+use node::watch::opcode_of;
 use serde_json::json;
 
-use crate::error::Result;
-use crate::table::{Table, bytes, count};
+use crate::looking::{ear_of, look_on, parse_time};
+use crate::table::Table;
 use crate::term::Term;
-use crate::watch::client::{ear_of, look_on, parse_time};
-use crate::watch::{Batch, NEVER, OpSummary, Percentiles, TraceLine, TraceSummary, Wish, opcode_of};
 
 /// Shows the requests that a mount serves and where their time goes; percentiles at the end
 #[derive(Debug, clap::Args)]

@@ -3,32 +3,32 @@
 //! A mount can go for good only when nobody uses it; so when the kernel says busy, the processes that keep it are named. The
 //! mount of a daemon that died can always be taken away; one whose daemon does not answer only by force, because it may go on. After
 //! unmounting, the daemon still writes down what it held: the command returns when the volume's lock is free, so that what follows it (a copy,
-//! another mount) finds the volume whole. What else still has the mount is named ([`others`]).
+//! another mount) finds the volume whole. What else still has the mount is named ([`node::others`]).
 //!
 //! `--wait` is one bound for all of it: the flush before, the unmount, and the closing after.
-
-mod others;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use api::control::Ear;
+use api::error::{Failure, Result};
+use api::raw_path::RawPath;
+use api::text::span;
 use base::Deadline;
 use fuse::mount::{ANSWER_WITHIN, Life, Mounted};
 use fuse::{Unmount, UnmountError};
+use node::control;
+use node::far;
+use node::mounts;
+use node::opened::Node;
+use node::options::NodeOptions;
+use node::others::Others;
+use node::volume_dir::VolumeDir;
 use serde::Serialize;
 
 use crate::cmd::clone::show;
 use crate::cmd::flush;
-use crate::control::{self, Ear};
-use crate::error::{Failure, Result};
-use crate::far;
-use crate::mounts;
-use crate::node::{Node, NodeOptions};
-use crate::raw_path::RawPath;
-use crate::table::span;
 use crate::term::Term;
-use crate::volume_dir::VolumeDir;
-pub use others::Others;
 
 /// How long a busy mount that nobody can be named for is tried again.
 const PASSING: Duration = Duration::from_secs(2);
@@ -65,7 +65,7 @@ pub struct Args {
 
 #[derive(Debug, Serialize)]
 struct Outcome {
-    #[serde(with = "crate::raw_path")]
+    #[serde(with = "api::raw_path")]
     mountpoint: PathBuf,
     volume: String,
     was_dead: bool,
@@ -324,7 +324,7 @@ fn wait_closed(mount: &Mounted, args: &Args, deadline: Deadline, term: Term) -> 
 /// The process that has the volume, if it is stopped.
 fn is_stopped(dir: &VolumeDir) -> Result<Option<u32>> {
     let pid = dir.holder()?.map(|holder| holder.pid);
-    Ok(pid.filter(|pid| control::state(*pid).is_some_and(|state| matches!(state, 'T' | 't'))))
+    Ok(pid.filter(|pid| api::control::state(*pid).is_some_and(|state| matches!(state, 'T' | 't'))))
 }
 
 /// "It is unmounted and not closed", and why.

@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
+use api::control::Request;
+use api::error::Result;
+use node::control;
+use node::opened::Node;
+use node::options::NodeOptions;
+use node::publisher::check_name;
 use serde::Serialize;
 
-use crate::control::{self, Request};
-use crate::error::Result;
-use crate::node::{Node, NodeOptions};
-use crate::publish::check_name;
 use crate::target::{Target, resolve_volume};
 use crate::term::Term;
 

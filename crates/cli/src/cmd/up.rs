@@ -2,16 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
+use api::error::{Context, Failure, Result};
+use node::again::Every;
+use node::mounts;
+use node::opened::Source;
+use node::running::Plan;
+use node::volume_dir::VolumeDir;
+
+use crate::args::{Lists, Shown, Transport};
 use crate::cmd::format;
-use crate::daemon::{self, Plan, Transport};
-use crate::error::{Context, Failure, Result};
-use crate::mounts;
-use crate::node::Source;
-use crate::options::Lists;
-use crate::publish::Every;
+use crate::daemon;
 use crate::term::Term;
-use crate::volume_dir::VolumeDir;
-use crate::watch::Shown;
 
 /// Makes a volume if there is none, mounts it, and stays with a status line
 #[derive(Debug, clap::Args)]
@@ -64,18 +65,10 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         std::fs::create_dir_all(&mountpoint).at("make the mountpoint", &mountpoint)?;
         term.say(format_args!("Made the mountpoint {}.", mountpoint.display()));
     }
-    let (transport, shown) = (args.transport.clone(), args.shown.clone());
-    let plan = Plan {
-        source,
-        mountpoint,
-        options,
-        transport,
-        status_line: true,
-        shown,
-        every: Every::never(),
-        take_over: false,
-    };
-    if args.background { daemon::in_background(&plan, term) } else { daemon::run(plan, None, term) }
+    let (transport, shown) = (args.transport.transport(), args.shown.shown());
+    let plan =
+        Plan { source, mountpoint, options, transport, shown, every: Every::never(), take_over: false };
+    if args.background { daemon::in_background(&plan, term) } else { daemon::run(&plan, true, None, term) }
 }
 
 fn source(volume: &Path, place: &format::Place, term: Term) -> Result<Source> {

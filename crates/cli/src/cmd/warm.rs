@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use api::answers::WarmSummary;
+use api::control::{Ear, Request};
+use api::error::{Context, Failure, Result};
+use api::raw_path::RawPath;
+use api::text::{bytes, count};
+use node::control;
+
 use crate::cmd::clone::show;
 use crate::cmd::flush::HAND_OVER;
-use crate::control::{self, Ear, RawPath, Request};
-use crate::error::{Context, Failure, Result};
-use crate::far::warm::WarmSummary;
-use crate::table::{bytes, count};
 use crate::target::{Place, Target, resolve};
 use crate::term::Term;
 

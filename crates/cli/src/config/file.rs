@@ -4,12 +4,12 @@
 
 use std::path::{Path, PathBuf};
 
+use api::error::{Failure, Result};
+use node::secrets;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::known::Known;
-use crate::error::{Failure, Result};
-use crate::secrets;
 
 /// Which part of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 //! written down twice.
 
 use clap::{Arg, ArgAction, Command};
+use node::options;
 
 use super::file::{Section, Value};
-use crate::options;
 
 /// Keys of `[origin]`: what tells one store from another. Who may use it is the environment's business.
 const ORIGIN: [&str; 2] = ["endpoint", "region"];
@@ -95,7 +95,7 @@ impl Known {
         if *section != Section::Log
             && let Some(word) = super::option_word(key, value)
         {
-            let known = options::Lists::of_word(&word).parse();
+            let known = crate::args::Lists::of_word(&word).parse();
             return known.err().map(|failure| failure.why.first().unwrap_or(&failure.what).clone());
         }
         let long = if *section == Section::Log { format!("log-{key}") } else { key.to_owned() };

@@ -99,8 +99,8 @@ fn a_file_gets_beneath_what_is_typed() {
     assert_eq!(mount.get_one::<usize>("readers"), Some(&5));
     assert_eq!(mount.get_one::<fuse::Transport>("transport"), Some(&fuse::Transport::Classic));
     assert_eq!(mount.get_one::<String>("metrics").unwrap(), "127.0.0.1:0");
-    assert_eq!(mount.get_one::<String>(options::CONFIGURED).unwrap(), "commit=4");
-    assert_eq!(mount.get_one::<crate::log::Level>("log_level"), Some(&crate::log::Level::Debug));
+    assert_eq!(mount.get_one::<String>(crate::args::CONFIGURED).unwrap(), "commit=4");
+    assert_eq!(mount.get_one::<crate::args::Level>("log_level"), Some(&crate::args::Level::Debug));
     assert!(parse(&["umount", "m"]).is_none(), "a broken file must not be in the way of an unmount");
 }
 

@@ -1,19 +1,24 @@
 //! A mount in the background: the same program again, in a session of its own, whose parent waits on a pipe until it says "ready" or what went
 //! wrong.
 
+use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, PipeWriter, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
+use api::error::{Failure, Result};
+use node::again::Every;
+use node::frozen::Named;
+use node::opened::Source;
+use node::running::{Mounted, Plan, Transport};
+use node::volume_dir::private_folder;
+use node::{log, mounts};
 use serde::{Deserialize, Serialize};
+use tree::root::hex;
 
-use super::{Mounted, Plan, Transport};
-use crate::error::{Failure, Result};
-use crate::node::Source;
+use crate::args;
 use crate::term::Term;
-use crate::volume_dir::private_folder;
-use crate::{log, mounts, options};
 
 /// What a background mount tells the parent that waits for it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -117,7 +122,7 @@ pub fn in_background(plan: &Plan, term: Term) -> Result<u8> {
 fn command(plan: &Plan) -> Result<Command> {
     let mut command = Command::new("/proc/self/exe");
     // What the configuration and the environment say is in the arguments already.
-    command.env("COVEY_CONFIG", "").env_remove(options::ENVIRONMENT);
+    command.env("COVEY_CONFIG", "").env_remove(args::ENVIRONMENT);
     let (level, format) = log::configured();
     command.args(["--log-level", level.word(), "--log-format", format.word()]);
     command.arg("mount").arg(plan.source.name()).arg(mounts::absolute(&plan.mountpoint)?);
@@ -132,11 +137,35 @@ fn command(plan: &Plan) -> Result<Command> {
     if plan.shown.metrics_public {
         command.arg("--metrics-public");
     }
-    command.args(plan.every.to_args());
+    command.args(every_words(&plan.every));
     command.args(plan.take_over.then_some("--take-over"));
     if let Source::Published(tree) = &plan.source {
-        command.args(tree.to_args());
+        command.args(tree_words(tree));
     }
     command.args(["--trace-rate", &plan.shown.trace_rate.to_string()]);
     Ok(command)
+}
+
+/// Its publications as arguments.
+fn every_words(every: &Every) -> Vec<String> {
+    let Some(time) = every.publish_every else { return Vec::new() };
+    let seconds = format!("{}s", time.as_secs());
+    let last = format!("{}s", every.publish_last.as_secs());
+    let arguments = ["--publish-every", &seconds, "--publish-as", &every.publish_as, "--publish-last", &last];
+    arguments.map(str::to_owned).to_vec()
+}
+
+/// The words that say on a command line what was said of a tree, beside its own.
+fn tree_words(tree: &Named) -> Vec<OsString> {
+    let mut words: Vec<OsString> = tree.fleet.as_deref().map(args::fleet::to_args).unwrap_or_default();
+    words.extend(tree.follow.map(|every| format!("--follow={}", every.0.as_secs_f64()).into()));
+    words.extend(tree.older.then(|| "--accept-older".into()));
+    let mut add = |option: &str, value: Option<OsString>| {
+        words.extend(value.into_iter().flat_map(|value| [OsString::from(option), value]));
+    };
+    add("--endpoint", tree.home.endpoint.clone().map(Into::into));
+    add("--region", tree.home.region.clone().map(Into::into));
+    add("--cache", tree.cache.clone().map(Into::into));
+    add("--key", tree.key.as_ref().map(|key| hex(key).into()));
+    words
 }

@@ -8,13 +8,13 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use api::error::{Context, Failure, Result};
 use archive::Entry;
 use archive::write::Writer;
 use base::Must;
+use node::own;
 
-use crate::error::{Context, Failure, Result};
 use crate::import::{Item, Kind, Sink, Skipped};
-use crate::own;
 
 /// How an archive is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +167,7 @@ impl Archive {
             Out::Stdout(io::stdout())
         } else {
             if !overwrite && path.symlink_metadata().is_ok() {
-                return Err(crate::import::exists(path));
+                return Err(node::refused::exists(path));
             }
             let part = part_of(path);
             Out::File(BufWriter::with_capacity(1 << 20, make_part(&part)?))

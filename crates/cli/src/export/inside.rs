@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use api::error::{Failure, Result};
 use base::Ino;
 use fs::Errno;
 use fs::api::{Attr, FileKind, Filesystem, Seek};
+use node::errno::errno_failure;
 
-use crate::error::{Failure, Result, errno_failure};
 use crate::import::{Feed, Hangup, Item, Kind, PIECE, Source, Step};
 
 type Sent<T> = std::result::Result<T, Hangup>;
@@ -61,7 +62,7 @@ impl Inside {
     }
 
     fn skip(&self, path: &Path, what: &str, errno: Errno, feed: &Feed) {
-        let why = crate::error::plain(&std::io::Error::from_raw_os_error(errno.0));
+        let why = api::error::plain(&std::io::Error::from_raw_os_error(errno.0));
         feed.skip(&self.full(path), format!("{what}{why}"));
     }
 

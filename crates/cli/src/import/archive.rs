@@ -8,14 +8,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use api::error::{Context, Failure, Result, plain};
 use archive::Entry;
 use archive::acl::{self, Who};
 use archive::read::{Reader, is_header};
 use base::Must;
+use node::sys::people;
 
-use crate::error::{Context, Failure, Result, plain};
 use crate::import::{Feed, Hangup, Item, Kind, Source, Step, inside};
-use crate::sys::people;
 
 type Bytes = Box<dyn Read + Send>;
 

@@ -5,15 +5,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use api::error::Result;
 use archive::acl;
 use base::{Ino, Must};
 use fs::Errno;
 use fs::api::{Caller, Entry, FileKind, Filesystem, NewNode, SetAttr, SetTime, XattrMode};
+use node::errno::errno_failure;
+use node::refused::exists;
+use node::sys;
 
-use crate::error::{Result, errno_failure};
 use crate::import::seen::{Held, Paths};
-use crate::import::{Item, Kind, LeftOut, Sink, Skipped, exists};
-use crate::sys;
+use crate::import::{Item, Kind, LeftOut, Sink, Skipped};
 
 /// Who makes things: root, so that owners and device nodes arrive as they were.
 const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };

@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use api::error::{Context, Failure, Result, plain};
 use base::Timestamp;
+use node::sys;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2, readlinkat};
 
-use crate::error::{Context, Failure, Result, plain};
 use crate::import::{Counters, Feed, Hangup, Item, Kind, PIECE, Source, Step};
-use crate::sys;
 
 /// A folder to import.
 pub struct Folder {

@@ -1,7 +1,7 @@
 //! A path of this machine as a sink: system calls relative to open folders, and never through a symbolic link.
 //!
 //! What is made is then known by its descriptor alone, since a user who may change the destination can exchange names meanwhile
-//! ([`crate::sys::metadata`]). Folders stay this user's own, and closed to others, until everything in them is there
+//! ([`node::sys::metadata`]). Folders stay this user's own, and closed to others, until everything in them is there
 //! ([`late`]).
 //!
 //! Each call on a mount waits for the daemon, so files of one piece are handed to a few [`workers`]; folders, links and
@@ -21,14 +21,17 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use api::caller;
+use api::error::{Context, Failure, Result};
 use base::Must;
+use node::refused::exists;
+use node::sys;
+use node::sys::metadata;
 use parking_lot::Mutex;
 
-use crate::error::{Context, Failure, Result};
 use crate::import::seen::Paths;
-use crate::import::{Item, Kind, PIECE, Sink, Skipped, exists};
-use crate::sys;
-use crate::sys::metadata;
+use crate::import::{Item, Kind, PIECE, Sink, Skipped};
+
 use archive::acl::{ACCESS, DEFAULT};
 use late::Late;
 use rules::{Dir, Made, Replace, Rules};
@@ -68,7 +71,7 @@ impl Place {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             Err(error) => return Err(Failure::io(format!("cannot make {}", root.display()), &error)),
         };
-        let me = sys::euid();
+        let me = caller::euid();
         let fd = open_root(root, made, me)?;
         let rules = Arc::new(Rules {
             root: root.to_owned(),

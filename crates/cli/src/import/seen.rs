@@ -6,7 +6,8 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Failure, Result};
+use api::error::{Failure, Result};
+
 use crate::import::Item;
 
 /// Paths, held as eight bytes each: a hash whose key nobody knows beforehand, so that no archive can make two paths look like one.

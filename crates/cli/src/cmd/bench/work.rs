@@ -8,9 +8,8 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use api::error::{Context, Failure, Result};
 use base::size::MIB;
-
-use crate::error::{Context, Failure, Result};
 
 /// Set by Ctrl-C.
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -152,7 +151,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.path) {
-            let (path, why) = (self.path.display(), crate::error::plain(&error));
+            let (path, why) = (self.path.display(), api::error::plain(&error));
             eprintln!("covey: the bench's folder could not be removed ({why}): rm -r {path}");
         }
     }
@@ -160,11 +159,11 @@ impl Drop for Scratch {
 
 /// Ctrl-C and the like end the run in good order from here on; a second one ends it at once.
 pub fn catch_signals() -> Result<()> {
-    crate::signals::block();
+    node::signals::block();
     let wait = || {
-        let first = crate::signals::next();
+        let first = node::signals::next();
         STOP.store(true, Ordering::Release);
-        crate::signals::next();
+        node::signals::next();
         std::process::exit(128 + first);
     };
     base::thread::spawn("covey-signals", wait).map(drop).or_fail(|| "cannot start a thread".to_owned())

@@ -6,14 +6,15 @@
 use std::fs;
 use std::path::Path;
 
+use api::control::{Ear, Request};
+use api::status::Status;
+use api::status::far::CacheStatus;
+use api::text::bytes;
 use base::size::MIB;
 use fuse::mount::Mounted;
+use node::control;
 
 use super::{Check, note, ok, tip, wrong};
-use crate::control::{self, Ear, Request};
-use crate::far::status::CacheStatus;
-use crate::status::Status;
-use crate::table::bytes;
 
 /// The variable that says how many threads read requests.
 const READERS: &str = "COVEY_FUSE_READERS";

@@ -2,13 +2,13 @@
 //!
 //! Requests are signed with the time, and stores refuse what was signed [`SKEW_MAX`] away from theirs. The head of each answer tells their time.
 
+use api::status::Status;
+use api::text::span;
 use fuse::mount::Mounted;
+use node::volume_dir::VolumeDir;
 use origin::{Environment, Remote, Spec};
 
 use super::{Check, note, ok, wrong};
-use crate::status::Status;
-use crate::table::span;
-use crate::volume_dir::VolumeDir;
 
 /// Stores refuse signatures that are further from their clock: 15 minutes at most, 5 by some.
 const SKEW_MAX: i64 = 300;
@@ -19,14 +19,14 @@ const MEND: &str = "timedatectl set-ntp true   (as root; or set it: date -s '202
 
 /// The clock beside that of the volume's store, if it has one. A store that cannot be asked is another finding's business.
 pub fn clock(dir: &VolumeDir) -> Option<Check> {
-    let Ok(Spec::Remote(spec)) = crate::origins::spec(dir) else { return None };
+    let Ok(Spec::Remote(spec)) = node::origins::spec(dir) else { return None };
     let ahead = Remote::clock_ahead(&spec, &Environment::process()).ok()??;
     Some(judge(ahead, &spec.to_string()))
 }
 
 /// Whether what goes to a store can be read on the way.
 pub fn clear(endpoint: Option<&str>) -> Option<Check> {
-    let line = crate::origins::clear_line(endpoint)?;
+    let line = node::origins::clear_line(endpoint)?;
     let found = line.split(';').next().unwrap_or(&line).to_owned();
     Some(note(
         "store's endpoint",

@@ -5,12 +5,13 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
+use api::control::{Ear, Request};
+use api::status::fleet::{FleetStatus, PeerRow};
 use fuse::mount::Mounted;
+use node::control;
+use node::fleet::is_in_the_clear;
 
 use super::{Check, note, ok, tip, wrong};
-use crate::control::{self, Ear, Request};
-use crate::fleet::is_in_the_clear;
-use crate::fleet::shown::{FleetStatus, PeerRow};
 
 /// A node answers itself within this.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -46,7 +47,7 @@ fn listens(own: &PeerRow, rows: &[PeerRow]) -> Check {
     let address = &own.address;
     let open = "open its port for TCP and UDP, or say where others reach it: --advertise ADDRESS:PORT";
     let reached = address.parse::<SocketAddr>().map_err(|error| error.to_string()).and_then(|address| {
-        TcpStream::connect_timeout(&address, ANSWER).map_err(|error| crate::error::plain(&error))
+        TcpStream::connect_timeout(&address, ANSWER).map_err(|error| api::error::plain(&error))
     });
     if let Err(why) = reached {
         return wrong("fleet", format!("this node is not reached at {address}: {why}"), open);

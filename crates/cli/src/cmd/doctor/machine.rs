@@ -5,13 +5,13 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use api::text::utc;
 use clap::CommandFactory;
 use clap::builder::{BoolishValueParser, TypedValueParser};
 
 use super::{Check, find_program, note, ok, wrong};
 use crate::Cli;
 use crate::config::Config;
-use crate::table::utc;
 
 /// No clock that runs shows a time before the year 2025, nor one after 2099.
 const FIRST_SECOND: i64 = 1_735_689_600;

@@ -6,11 +6,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use api::text::{bytes, count};
+use node::mounts;
+use node::volume_dir::VolumeDir;
+
 use super::{Check, note, ok, wrong};
-use crate::mounts;
-use crate::table::{bytes, count};
 use crate::target;
-use crate::volume_dir::VolumeDir;
 
 /// The volume's folder, where a path on its mount was named.
 pub fn folder_of(path: &Path) -> PathBuf {
@@ -107,7 +108,7 @@ pub fn rights(dir: &VolumeDir) -> Vec<Check> {
             format!("chmod 700 {shown}"),
         ));
     }
-    let me = crate::sys::euid();
+    let me = api::caller::euid();
     if me != 0 && me != meta.uid() {
         let mend = format!("sudo -u '#{}' covey ...   (or as root: chown -R {me} {shown})", meta.uid());
         checks.push(wrong(
@@ -168,7 +169,7 @@ mod tests {
 
     use super::*;
     use crate::cmd::doctor::Level;
-    use crate::volume_dir::ORIGIN_INSIDE;
+    use node::volume_dir::ORIGIN_INSIDE;
 
     #[test]
     fn an_open_folder_and_leftovers_are_found() {

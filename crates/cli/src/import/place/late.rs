@@ -7,14 +7,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::error::{Context, Result};
-use crate::import::Item;
-use crate::import::seen::Held;
-use crate::sys;
-use crate::sys::metadata;
+use api::error::{Context, Result};
+use node::sys;
+use node::sys::metadata;
 
 use super::FOLDER;
 use super::rules::{Dir, Rules, exchanged};
+use crate::import::Item;
+use crate::import::seen::Held;
 
 /// A folder that waits for what belongs to it.
 struct Waiting {

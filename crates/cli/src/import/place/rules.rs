@@ -7,12 +7,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use api::error::{Context, Failure, Result, plain};
+use node::refused::exists;
+use node::sys;
+use node::sys::metadata::{self, Seen};
 use parking_lot::Mutex;
 
-use crate::error::{Context, Failure, Result, plain};
-use crate::import::{Item, Kind, LeftOut, exists};
-use crate::sys;
-use crate::sys::metadata::{self, Seen};
+use crate::import::{Item, Kind, LeftOut};
+
 use archive::acl::{ACCESS, DEFAULT};
 
 /// How a name is opened to learn what it is, and to change that and nothing else.

@@ -7,7 +7,7 @@ use super::*;
 
 fn item(path: &str, kind: Kind, perm: u32) -> Item {
     let time = Timestamp::from_parts(1_000_000_000, 5);
-    let (uid, gid) = (sys::euid(), 0);
+    let (uid, gid) = (caller::euid(), 0);
     Item { path: path.into(), kind, perm, uid, gid, atime: time, mtime: time, xattrs: Vec::new() }
 }
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use api::error::{Failure, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::rules::{Dir, Replace, Rules};
-use crate::error::{Failure, Result};
 use crate::import::Item;
 
 /// A file to be made.

@@ -1,0 +1,27 @@
+//! The user and the process at the other end of a socket, and the user of this process.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// What the kernel says of the other end of a socket: who it was when it began to listen or to connect.
+pub fn of(socket: &impl AsFd) -> io::Result<libc::ucred> {
+    let mut who = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let socket = socket.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is open; `who` and `len` are living values, and `len` is the size of `who`.
+    let status = unsafe {
+        libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut who).cast(), &raw mut len)
+    };
+    if status == 0 { Ok(who) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The user at the other end.
+pub fn user(socket: &impl AsFd) -> io::Result<u32> {
+    of(socket).map(|who| who.uid)
+}
+
+/// This process's effective user.
+pub fn euid() -> u32 {
+    // SAFETY: geteuid(2) takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}

@@ -1,0 +1,391 @@
+//! How a command talks to the daemon that has a volume mounted: one request, some progress, one answer.
+//!
+//! ```text
+//!   covey gc VOLUME ──"{"op":"gc"}\n"──► unix socket of the daemon
+//!                   ◄──{"progress":{"done":3,"of":10,"what":"..."}}\n ... {"done":{...}}\n  or  {"failed":{...}}\n
+//! ```
+//!
+//! The socket of a volume in a folder lies in that folder, whose owner alone may enter it; that of anything else in a folder of the
+//! system's ([`ear`]). In both cases the daemon asks the kernel who is calling and serves only root and its own user.
+//! One thread per caller: requests are rare, and a long one (a collection) must not keep `status` waiting.
+//!
+//! A command that looks on ([`Request::Watch`]) gets notes until it says `stop` or closes its end.
+
+mod client;
+pub mod ear;
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::caller;
+use crate::error::{Failure, Result};
+use crate::raw_path::RawPath;
+use crate::watch::Wish;
+
+pub use client::{Asked, Known, Stopper, ask, silent, state};
+pub use ear::Ear;
+
+/// What can be asked of a daemon. Paths are relative to the volume's root.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "kebab-case")]
+pub enum Request {
+    /// Figures: `Status`.
+    Status,
+    /// Figures as Prometheus reads them: a page of text.
+    Metrics,
+    /// What a file is made of: `Info`.
+    Info {
+        /// Which.
+        path: RawPath,
+        /// With every extent.
+        #[serde(default)]
+        list: bool,
+    },
+    /// Copy by names only.
+    Clone {
+        /// A file or folder.
+        from: RawPath,
+        /// A path that does not exist; its folder does.
+        to: RawPath,
+    },
+    /// Publish a folder under a name.
+    Publish {
+        /// Which; empty for the whole volume.
+        path: RawPath,
+        /// The name.
+        name: String,
+        /// Write all of it anew.
+        #[serde(default)]
+        afresh: bool,
+    },
+    /// Take a published tree away.
+    Unpublish {
+        /// Its name.
+        name: String,
+    },
+    /// Remove what nothing refers to.
+    Gc,
+    /// Make everything written so far survive a power cut.
+    Flush,
+    /// Wait until everything written so far is in the origin: `Settled`.
+    Settle {
+        /// At most so long; none: however long it takes.
+        seconds: Option<u64>,
+    },
+    /// Let go of cached blobs: `Evicted`.
+    Evict {
+        /// Until no more bytes than this are kept; none: of all.
+        to: Option<u64>,
+    },
+    /// Fetch what files and trees consist of: `WarmSummary`.
+    Warm {
+        /// Which.
+        paths: Vec<RawPath>,
+        /// Into the zone's depots, not into this node's cache.
+        #[serde(default)]
+        depot: bool,
+    },
+    /// Who is in the fleet: a list of `PeerRow`.
+    Peers,
+    /// Look on until told to stop.
+    Watch {
+        /// At what.
+        wish: Wish,
+    },
+}
+
+/// How far long work has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tick {
+    /// Done so far.
+    pub done: u64,
+    /// Of so many; 0 while that is not known.
+    pub of: u64,
+    /// In words.
+    pub what: String,
+}
+
+/// One line of the daemon's.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Reply {
+    Progress(Tick),
+    Note(serde_json::Value),
+    Done(serde_json::Value),
+    Failed(Failure),
+}
+
+/// Serves requests: what the daemon does.
+pub trait Serve: Send + Sync {
+    /// Does one. Blocks as long as that takes, and calls `tick` at least once a second meanwhile when it may take long.
+    fn serve(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<serde_json::Value>;
+
+    /// Grants a [`Wish`] until the caller has enough.
+    fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<serde_json::Value>;
+}
+
+/// What came from one who looks on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// Nothing in the time given.
+    Nothing,
+    /// It is enough; the summary is wanted.
+    Stop,
+    /// Nobody is there any more.
+    Gone,
+}
+
+/// The daemon's end of a conversation with one who looks on.
+pub struct Wire<'a> {
+    stream: &'a UnixStream,
+    /// The word to stop came with the request.
+    stopped: bool,
+}
+
+impl Wire<'_> {
+    /// Sends something. False when nobody takes it.
+    pub fn note(&self, value: &impl Serialize) -> bool {
+        let value = serde_json::to_value(value).unwrap_or_default();
+        send(self.stream, &Reply::Note(value)).is_ok()
+    }
+
+    /// Waits for a word, at most so long.
+    pub fn heard(&self, wait: Duration) -> Heard {
+        if self.stopped {
+            return Heard::Stop;
+        }
+        let ms = i32::try_from(wait.as_millis()).unwrap_or(i32::MAX);
+        let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: `poll` is one living entry, and the descriptor in it is open.
+        if unsafe { libc::poll(&raw mut poll, 1, ms) } <= 0 {
+            return Heard::Nothing;
+        }
+        let mut word = [0; 64];
+        let mut stream = self.stream;
+        match stream.read(&mut word) {
+            Ok(1..) => Heard::Stop,
+            _ => Heard::Gone,
+        }
+    }
+}
+
+fn send(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
+    let mut line = serde_json::to_string(reply)?;
+    line.push('\n');
+    stream.write_all(line.as_bytes())
+}
+
+/// The daemon's side. Stops listening when dropped.
+#[derive(Debug)]
+pub struct Listener {
+    ear: Ear,
+    /// The socket, if it is a file.
+    file: Option<PathBuf>,
+    stop: Arc<AtomicBool>,
+    callers: Arc<AtomicUsize>,
+}
+
+/// Callers served at a time; more are turned away.
+const CALLERS: usize = 32;
+/// At the end those who are being served have so long to get their answers: one who looks on gets his summary.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+impl Listener {
+    /// Starts to listen.
+    pub fn start(ear: Ear, serve: Arc<dyn Serve>) -> Result<Listener> {
+        let cannot = |error: io::Error| Failure::io("cannot open the control socket", &error);
+        let (socket, file) = ear.bind().map_err(cannot)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let callers = Arc::new(AtomicUsize::new(0));
+        let (stopped, served) = (stop.clone(), callers.clone());
+        base::thread::spawn("covey-control", move || accept(&socket, &serve, &stopped, &served))
+            .map_err(cannot)?;
+        Ok(Listener { ear, file, stop, callers })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        // The thread waits in accept(2): a call of our own wakes it.
+        let _ = self.ear.connect();
+        if let Some(file) = &self.file {
+            self.ear.remove(file);
+        }
+        let until = base::time::monotonic() + LAST_WORDS;
+        while self.callers.load(Ordering::SeqCst) > 0 && base::time::monotonic() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn accept(socket: &UnixListener, serve: &Arc<dyn Serve>, stop: &AtomicBool, callers: &Arc<AtomicUsize>) {
+    while let Ok((stream, _)) = socket.accept() {
+        if stop.load(Ordering::SeqCst) {
+            return;
+        }
+        if callers.fetch_add(1, Ordering::SeqCst) >= CALLERS {
+            callers.fetch_sub(1, Ordering::SeqCst);
+            continue;
+        }
+        let (serve, done) = (serve.clone(), callers.clone());
+        let spawned = base::thread::spawn("covey-caller", move || {
+            // A handler's panic is written to the log by the hook; it costs this caller his answer and nobody else anything.
+            let _ = std::panic::catch_unwind(AssertUnwindSafe(|| answer(&stream, serve.as_ref())));
+            done.fetch_sub(1, Ordering::SeqCst);
+        });
+        if spawned.is_err() {
+            callers.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+fn answer(stream: &UnixStream, serve: &dyn Serve) {
+    let send = |reply: &Reply| {
+        let _ = send(stream, reply);
+    };
+    let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
+    let _ = stream.set_write_timeout(Some(Duration::from_secs(10)));
+    if !may_ask(stream) {
+        let who = "only root and the user who mounted the volume may ask its daemon";
+        return send(&Reply::Failed(Failure::new("not-permitted", who).next("use sudo")));
+    }
+    let mut line = String::new();
+    // A request is short, a list of files the longest; who sends more is no command of ours.
+    let mut reader = BufReader::new(stream.take(1 << 20));
+    let read = reader.read_line(&mut line);
+    let stopped = !reader.buffer().is_empty();
+    if read.is_err() || line.is_empty() {
+        return;
+    }
+    let outcome = match serde_json::from_str(&line) {
+        Ok(Request::Watch { wish }) => serve.watch(&wish, &Wire { stream, stopped }),
+        Ok(request) => serve.serve(request, &mut |tick| send(&Reply::Progress(tick))),
+        Err(error) => Err(Failure::usage("this daemon does not know that request").why(error.to_string())),
+    };
+    send(&match outcome {
+        Ok(value) => Reply::Done(value),
+        Err(failure) => Reply::Failed(failure),
+    });
+}
+
+/// Whether the caller is root or the daemon's own user.
+fn may_ask(stream: &UnixStream) -> bool {
+    caller::user(stream).is_ok_and(|user| user == 0 || user == caller::euid())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    /// Knows of no mount and believes everybody.
+    pub struct Nothing;
+
+    impl Known for Nothing {
+        fn check(&self, _: &UnixStream, _: &Ear) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn place(&self, _: &Ear) -> Option<PathBuf> {
+            None
+        }
+    }
+
+    struct Parrot;
+
+    impl Serve for Parrot {
+        fn serve(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<serde_json::Value> {
+            match request {
+                Request::Gc => {
+                    (1..=3).for_each(|done| tick(Tick { done, of: 3, what: "x".into() }));
+                    Ok(serde_json::json!(42))
+                }
+                Request::Flush => panic!("as a handler might"),
+                other => Err(Failure::usage(format!("{other:?}")).next("nothing")),
+            }
+        }
+
+        fn watch(&self, _: &Wish, wire: &Wire<'_>) -> Result<serde_json::Value> {
+            let mut notes = 0;
+            while wire.heard(Duration::from_millis(1)) == Heard::Nothing {
+                notes += u64::from(wire.note(&notes));
+            }
+            Ok(serde_json::json!(notes))
+        }
+    }
+
+    #[test]
+    fn one_who_looks_on_hears_notes_until_he_says_stop() {
+        let temp = tempfile::tempdir().unwrap();
+        let ear = Ear::of_source(temp.path());
+        let _listener = Listener::start(ear.clone(), Arc::new(Parrot)).unwrap();
+        let request = Request::Watch { wish: Wish::Stats { interval_ms: 1 } };
+        let asked = Asked::ask(&Nothing, &ear, &request).unwrap();
+        let stopper = asked.stopper().unwrap();
+        let mut notes = 0_u64;
+        let said: u64 = asked
+            .hear(&mut |_| (), &mut |_| {
+                notes += 1;
+                if notes == 3 {
+                    stopper.stop();
+                }
+            })
+            .unwrap();
+        assert!(notes >= 3 && said == notes, "{notes} of {said}");
+        let hasty = Asked::ask(&Nothing, &ear, &request).unwrap();
+        hasty.stopper().unwrap().stop();
+        assert!(hasty.hear::<u64>(&mut |_| (), &mut |_| ()).is_ok(), "also when it comes with the request");
+    }
+
+    fn ask_all(ear: &Ear) {
+        let mut ticks = 0;
+        let answer: u32 = ask(&Nothing, ear, &Request::Gc, &mut |tick| ticks += tick.done).unwrap();
+        assert_eq!((answer, ticks), (42, 6));
+        let failed = ask::<u32>(&Nothing, ear, &Request::Status, &mut |_| ()).unwrap_err();
+        assert_eq!((failed.status, failed.next.len()), (2, 1), "{failed}");
+        assert_eq!(ask::<String>(&Nothing, ear, &Request::Gc, &mut |_| ()).unwrap_err().code, "no-answer");
+    }
+
+    #[test]
+    fn a_daemon_answers_and_outlives_a_panic_of_a_handler() {
+        let temp = tempfile::tempdir().unwrap();
+        let deep = temp.path().join("d".repeat(120));
+        fs::create_dir(&deep).unwrap();
+        let id = base::random::u64();
+        for ear in [
+            Ear::of_source(temp.path()),
+            Ear::of_source(&deep),
+            Ear::of_source(Path::new(&format!("mem:{id:x}"))),
+        ] {
+            let listener = Listener::start(ear.clone(), Arc::new(Parrot)).unwrap();
+            ask_all(&ear);
+            assert_eq!(
+                ask::<u32>(&Nothing, &ear, &Request::Flush, &mut |_| ()).unwrap_err().code,
+                "no-answer"
+            );
+            ask_all(&ear);
+            drop(listener);
+            assert_eq!(ask::<u32>(&Nothing, &ear, &Request::Gc, &mut |_| ()).unwrap_err().code, "no-answer");
+        }
+    }
+
+    #[test]
+    fn a_dead_daemons_socket_is_no_obstacle() {
+        let temp = tempfile::tempdir().unwrap();
+        let ear = Ear::of_source(temp.path());
+        drop(ear.bind().unwrap());
+        let _listener = Listener::start(ear.clone(), Arc::new(Parrot)).unwrap();
+        ask_all(&ear);
+    }
+}

@@ -1,0 +1,252 @@
+//! The command's side of a conversation with a daemon. Every step has a bound: connecting, sending, and the silence between two lines that come.
+//!
+//! A daemon that is stopped (SIGSTOP, a frozen cgroup) still has its socket: the kernel connects to it, and takes what is sent. So only what comes
+//! back shows that it lives. A long piece of work sends its progress, and each line begins the time anew.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use base::Deadline;
+
+use serde::de::DeserializeOwned;
+
+use super::{Ear, Reply, Request, Tick};
+use crate::error::{Failure, Result};
+
+/// A connection comes about within this, and a request is taken within it.
+pub(super) const CONNECT: Duration = Duration::from_secs(5);
+/// A question about figures is answered within this by a daemon that lives, and one that looks on hears something every second.
+const QUESTION: Duration = Duration::from_secs(10);
+/// Work may be silent for so long: some of it asks the origin, and that has a minute to answer.
+const WORK: Duration = Duration::from_secs(120);
+
+/// How long a daemon may be silent that was asked this.
+fn silence(request: &Request) -> Duration {
+    match request {
+        Request::Status | Request::Metrics | Request::Peers | Request::Watch { .. } => QUESTION,
+        // Its own bound for the origin is shorter.
+        Request::Info { .. } => QUESTION * 2,
+        _ => WORK,
+    }
+}
+
+/// What a caller knows of the mounts of this machine. By it a daemon is told from a program that has taken its place.
+pub trait Known: Sync {
+    /// Refuses the answers of a program that has taken a daemon's place.
+    ///
+    /// # Errors
+    /// `InvalidData`, with words.
+    fn check(&self, stream: &UnixStream, ear: &Ear) -> io::Result<()>;
+
+    /// Where the mount is whose daemon listens there.
+    fn place(&self, ear: &Ear) -> Option<PathBuf>;
+}
+
+/// Asks a daemon. `tick` is told how far long work has come. It ends by the deadline of this thread, and by the silence of the daemon.
+pub fn ask<T: DeserializeOwned>(
+    known: &'static dyn Known,
+    ear: &Ear,
+    request: &Request,
+    tick: &mut dyn FnMut(&Tick),
+) -> Result<T> {
+    let asked = Asked::ask(known, ear, request)?;
+    asked.hear(tick, &mut |_| ())
+}
+
+/// A request that a daemon has been asked.
+pub struct Asked {
+    known: &'static dyn Known,
+    stream: UnixStream,
+    ear: Ear,
+    silence: Duration,
+}
+
+impl Asked {
+    /// Asks.
+    pub fn ask(known: &'static dyn Known, ear: &Ear, request: &Request) -> Result<Asked> {
+        let lost = |error| lost(known, ear, error, CONNECT);
+        let silence = silence(request);
+        let stream = ear.connect().map_err(lost)?;
+        known.check(&stream, ear).map_err(lost)?;
+        let sent = || {
+            stream.set_write_timeout(Some(CONNECT))?;
+            let mut line = serde_json::to_string(request)?;
+            line.push('\n');
+            (&stream).write_all(line.as_bytes())
+        };
+        match sent() {
+            Ok(()) => Ok(Asked { known, stream, ear: ear.clone(), silence }),
+            Err(error) => Err(lost(error)),
+        }
+    }
+
+    /// Something that tells the daemon that it is enough, from another thread. It then answers with its summary.
+    pub fn stopper(&self) -> Result<Stopper> {
+        self.stream.try_clone().map(Stopper).map_err(|error| lost(self.known, &self.ear, error, CONNECT))
+    }
+
+    /// Hears the daemon out.
+    pub fn hear<T: DeserializeOwned>(
+        &self,
+        tick: &mut dyn FnMut(&Tick),
+        note: &mut dyn FnMut(serde_json::Value),
+    ) -> Result<T> {
+        let lost = |error, waited| lost(self.known, &self.ear, error, waited);
+        let mut lines = BufReader::new(&self.stream).lines();
+        loop {
+            let wait = Deadline::current().within(self.silence).left();
+            // No time at all would be no bound.
+            let wait = wait.max(Duration::from_millis(1));
+            self.stream.set_read_timeout(Some(wait)).map_err(|error| lost(error, wait))?;
+            let line = match lines.next() {
+                Some(line) => line.map_err(|error| lost(error, wait))?,
+                None => return Err(lost(io::Error::other("it closed the connection"), wait)),
+            };
+            match serde_json::from_str(&line) {
+                Ok(Reply::Progress(progress)) => tick(&progress),
+                Ok(Reply::Note(value)) => note(value),
+                Ok(Reply::Failed(failure)) => return Err(failure),
+                Ok(Reply::Done(value)) => {
+                    return serde_json::from_value(value).map_err(|error| {
+                        Failure::new("no-answer", "the daemon's answer cannot be understood")
+                            .why(error.to_string())
+                            .next(
+                                "it may run another version of covey: unmount, and mount again with this one",
+                            )
+                    });
+                }
+                Err(error) => return Err(lost(error.into(), wait)),
+            }
+        }
+    }
+}
+
+/// See [`Asked::stopper`].
+pub struct Stopper(UnixStream);
+
+impl Stopper {
+    /// It is enough.
+    pub fn stop(&self) {
+        // A daemon that has gone hears nothing, and what waits for it is told so.
+        let _ = (&self.0).write_all(b"stop\n");
+    }
+}
+
+/// What a caller is told when the daemon cannot be asked.
+fn lost(known: &dyn Known, ear: &Ear, error: io::Error, waited: Duration) -> Failure {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            Failure::new("not-permitted", "only root and the user who mounted a volume may ask its daemon")
+                .next("use sudo")
+        }
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => silent(known, ear, waited),
+        _ => Failure::new("no-answer", "the daemon that has this volume mounted does not answer")
+            .why(crate::error::plain(&error))
+            .next("if it died: covey umount MOUNTPOINT, then mount again"),
+    }
+}
+
+/// A daemon that is there and says nothing: which, why as far as it can be seen, and what to do.
+pub fn silent(known: &dyn Known, ear: &Ear, waited: Duration) -> Failure {
+    let place = known.place(ear).map(|place| place.display().to_string());
+    let name = place.clone().unwrap_or_else(|| ear.to_string());
+    let process = daemon(ear);
+    let shown = process.map_or_else(|| "it".to_owned(), |pid| format!("process {pid}"));
+    let waited = format!("nothing came from {shown} in {:.0} s", waited.as_secs_f64().max(1.0));
+    let failure = Failure::new("silent", format!("the daemon of {name} does not answer"));
+    let failure = match (process, process.and_then(state)) {
+        (Some(pid), Some('T' | 't')) => failure
+            .why(format!("{waited}: it is stopped (by a signal, or by a debugger)"))
+            .next(format!("let it go on: kill -CONT {pid}")),
+        (_, Some('D')) => {
+            failure.why(format!("{waited}: it waits for a disk")).next("look at the disk: dmesg | tail")
+        }
+        _ => failure
+            .why(waited)
+            .next("try again; if it stays so, look at its log, and make a report: covey bundle"),
+    };
+    match place {
+        Some(place) => failure.next(format!(
+            "or end the mount; what it had not written down is lost: covey umount --force {place}"
+        )),
+        None => failure,
+    }
+}
+
+/// The process that listens, as the kernel says: also one that is stopped has its socket.
+fn daemon(ear: &Ear) -> Option<u32> {
+    let stream = ear.connect().ok()?;
+    crate::caller::of(&stream).ok().map(|who| who.pid.cast_unsigned()).filter(|pid| *pid != 0)
+}
+
+/// The letter of a process's state: `T` when it is stopped.
+pub fn state(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the name, which may hold anything.
+    stat.rsplit(')').next()?.trim().chars().next()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::super::tests::Nothing;
+    use super::*;
+
+    fn ear_of(folder: &tempfile::TempDir) -> (Ear, UnixListener) {
+        let path = folder.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        (Ear::File(path), listener)
+    }
+
+    /// A daemon that accepts and never answers, and one that does not even accept.
+    #[test]
+    fn regression_a_daemon_that_says_nothing_is_named_in_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let (ear, _listener) = ear_of(&folder);
+        let bound = Duration::from_millis(300);
+        let begin = base::time::monotonic();
+        let failure = Deadline::after(bound)
+            .scope(|| ask::<serde_json::Value>(&Nothing, &ear, &Request::Status, &mut |_| ()))
+            .unwrap_err();
+        assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+        let said = failure.to_string();
+        assert_eq!(failure.code, "silent", "{said}");
+        assert!(said.contains(&format!("process {}", std::process::id())), "{said}");
+        assert!(said.contains(folder.path().to_str().unwrap()) && !failure.next.is_empty(), "{said}");
+        // Its queue of callers is full: connecting has an end too.
+        let waiting: Vec<_> =
+            std::iter::from_fn(|| Deadline::after(Duration::from_millis(50)).scope(|| ear.connect()).ok())
+                .take(10_000)
+                .collect();
+        assert!(waiting.len() < 10_000);
+        let failure =
+            Deadline::after(bound).scope(|| Asked::ask(&Nothing, &ear, &Request::Gc).map(drop)).unwrap_err();
+        assert_eq!(failure.code, "silent", "{failure}");
+    }
+
+    #[test]
+    fn progress_begins_the_time_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let (ear, listener) = ear_of(&folder);
+        let serving = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            for done in 0..5 {
+                std::thread::sleep(Duration::from_millis(100));
+                super::super::send(&stream, &Reply::Progress(Tick { done, of: 5, what: String::new() }))
+                    .unwrap();
+            }
+            super::super::send(&stream, &Reply::Done(serde_json::json!(7))).unwrap();
+        });
+        let asked =
+            Asked { silence: Duration::from_secs(3), ..Asked::ask(&Nothing, &ear, &Request::Gc).unwrap() };
+        let mut ticks = 0;
+        let done: u32 = asked.hear(&mut |_| ticks += 1, &mut |_| ()).unwrap();
+        serving.join().unwrap();
+        assert_eq!((done, ticks), (7, 5));
+    }
+}

@@ -1,0 +1,95 @@
+//! The command's side of looking on: asks, prints what comes, and ends in good order by Ctrl-C or after a time.
+//!
+//! SIGINT, SIGTERM and SIGHUP are taken by a thread that tells the daemon to stop; the daemon then answers with its summary, and the
+//! command ends as if it had come to its own end. A second signal ends it at once.
+
+use std::path::Path;
+use std::time::Duration;
+
+use api::control::{Ear, Request, Stopper};
+use api::error::{Failure, Result};
+use api::watch::Wish;
+use node::control;
+use node::signals;
+use serde::de::DeserializeOwned;
+
+use crate::target::{Target, resolve_volume};
+
+/// Where the daemon listens that serves a path; a volume that is not mounted has none.
+pub fn ear_of(path: &Path, does: &str) -> Result<Ear> {
+    match resolve_volume(path)? {
+        Target::Mounted(place) => Ok(place.ear()),
+        Target::Closed { dir, .. } => {
+            let volume = dir.path().display();
+            Err(Failure::new("not-mounted", format!("{volume} is not mounted: there is nothing to look at"))
+                .next(format!("mount it: covey mount -d {volume} MOUNTPOINT"))
+                .next(format!("then: covey {does} MOUNTPOINT")))
+        }
+    }
+}
+
+/// Looks on at one mount until Ctrl-C, or for a time; the daemon's summary.
+pub fn look_on<N: DeserializeOwned, T: DeserializeOwned>(
+    ear: &Ear,
+    wish: Wish,
+    at_most: Option<Duration>,
+    each: &mut dyn FnMut(N),
+) -> Result<T> {
+    signals::block();
+    let asked = control::begin(ear, &Request::Watch { wish })?;
+    stop_by_signal(vec![asked.stopper()?], at_most)?;
+    asked.hear(&mut |_| (), &mut |value| {
+        if let Ok(note) = serde_json::from_value(value) {
+            each(note);
+        }
+    })
+}
+
+/// Tells them all to stop when a signal comes or the time is over; ends the program at the second signal.
+pub fn stop_by_signal(stoppers: Vec<Stopper>, at_most: Option<Duration>) -> Result<()> {
+    let spawned = base::thread::spawn("covey-signals", move || {
+        let signalled = signals::next_within(at_most);
+        stoppers.iter().for_each(Stopper::stop);
+        // A second one means: now. So does a daemon that does not answer any more.
+        signals::next_within(signalled.then_some(Duration::from_secs(10)));
+        std::process::exit(130);
+    });
+    spawned.map(drop).map_err(|error| Failure::io("cannot start a thread", &error))
+}
+
+/// A time as it is written on a command line: `10ms`, `250us`, `5s`, `2m`; a bare number is seconds.
+///
+/// # Errors
+/// It cannot be understood; the text says what can.
+pub fn parse_time(text: &str) -> std::result::Result<Duration, String> {
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let scale = match unit {
+        "ns" => 1e-9,
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" | "" => 1.0,
+        "m" | "min" => 60.0,
+        _ => return Err(format!("{unit} is no unit of time: use us, ms, s or m")),
+    };
+    let seconds = number.parse::<f64>().ok().map(|number| number * scale);
+    let fits = seconds.filter(|seconds| seconds.is_finite() && (0.0..=1e9).contains(seconds));
+    fits.map(Duration::from_secs_f64).ok_or_else(|| "write a time as 10ms, 250us or 5s".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read() {
+        let ns = |text| parse_time(text).map(|time| time.as_nanos());
+        assert_eq!(
+            [ns("10ms"), ns("250us"), ns("5s"), ns("1.5"), ns("2m"), ns("0")],
+            [Ok(10_000_000), Ok(250_000), Ok(5_000_000_000), Ok(1_500_000_000), Ok(120_000_000_000), Ok(0)]
+        );
+        for bad in ["", "ms", "-1s", "1h", "NaNs", "inf", "1e300"] {
+            assert!(parse_time(bad).is_err(), "{bad}");
+        }
+    }
+}

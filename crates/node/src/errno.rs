@@ -1,0 +1,10 @@
+//! The filesystem's error numbers as failures.
+
+use std::io;
+
+use api::error::Failure;
+
+/// An error number of the filesystem's, in words.
+pub fn errno_failure(what: impl Into<String>, errno: fs::Errno) -> Failure {
+    Failure::io(what, &io::Error::from_raw_os_error(errno.0))
+}

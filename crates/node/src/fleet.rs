@@ -1,0 +1,325 @@
+//! A fleet's node, wired: what is typed, the cache that lends its files, what a status says.
+//!
+//! ```text
+//!   Volume ──► NodeCache ──miss──► Fleet ──► nodes, depots, the origin
+//!                 │  ▲              ▲ │
+//!                 │  └── files ─────┼─┘ Lender
+//!                 └── came, went ───┘   Told
+//! ```
+//!
+//! The cache owns the fleet (it is the origin that the cache knows), so the other way round there are only weak references.
+
+pub mod lender;
+pub mod lent;
+pub mod look;
+pub mod options;
+pub mod shown;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use api::error::{Failure, Result};
+use base::{BlobId, PackNo};
+use blob::Origin;
+use cache::NodeCache;
+use cache::residency::Cost;
+use meta::key::{KeyRange, tags};
+use meta::store::{Commit, CommitError, Rows, StoreError, Value};
+use meta::{Key, MetaStore, PackRow};
+use peer::fleet::{Fleet, FleetError, FleetParts, Groups};
+use peer::id::Role;
+use peer::members::{HomeError, NodeHome};
+use peer::plan::Tier;
+use peer::seam::{CopyState, Held, Holdings};
+use tree::Tree;
+
+use crate::log;
+use options::FleetOptions;
+
+/// A mount waits so long for the others ...
+const MEETING: Duration = Duration::from_secs(3);
+/// ... and, when it has met one, until nobody new was heard of for so long, which is longer than gossip takes from one to the next; nodes that start at once and
+/// know different halves of the fleet ask different trackers, and each of these gives a lease for the first blobs ...
+const CALM: Duration = Duration::from_millis(300);
+/// ... but no longer than this: in a large fleet somebody always comes.
+const CALMING: Duration = Duration::from_secs(1);
+
+/// A node of a fleet, before its cache is open.
+pub struct Joined {
+    /// The fleet, to be put beneath the cache.
+    pub fleet: Arc<Fleet>,
+    /// What it is told of groups.
+    pub groups: Groups,
+}
+
+/// Joins. `keeps`: as one that only lends its disk. `folder`: where the node keeps who it is. `volume`: whose trees the fleet reads. `patience`: a reader has an
+/// error after this.
+pub fn join(
+    options: &FleetOptions,
+    role: Role,
+    keeps: bool,
+    folder: &Path,
+    volume: [u8; 16],
+    origin: Arc<dyn Origin>,
+    patience: Duration,
+) -> Result<Joined> {
+    let secret = options.secret()?;
+    let tls = options.tls.load()?;
+    let contacts = options.contacts()?;
+    let listen = options.listen(&contacts)?;
+    let home = Arc::new(NodeHome::open(folder).map_err(home_failure)?);
+    let groups = Groups::new();
+    let parts = FleetParts {
+        home,
+        secret,
+        tls,
+        volume,
+        listen,
+        advertise: options.advertise,
+        contacts,
+        zone: options.zone()?,
+        role,
+        keeps,
+        weight: options.weight,
+        verify: options.verify,
+        finding: options.find,
+        origin,
+        // An error that says why comes before the one that says nothing.
+        deadline: patience * 11 / 12,
+        groups: groups.clone(),
+        report: log::sink(),
+    };
+    let fleet = Fleet::start(parts).map_err(|error| fleet_failure(&error, listen))?;
+    if let Some(address) = fleet.address() {
+        log::line(&format!("fleet: node {} listens on {address}", fleet.node()));
+        clear_line(address, fleet.is_encrypted()).iter().for_each(|line| log::warn(line));
+    }
+    if options.join.is_some() && !meets_somebody(&fleet) {
+        log::warn(
+            "fleet: no node of --join has answered yet; this node works alone and keeps trying. A node with another secret or another volume \
+             does not answer either: compare --secret-file and the volume's id (covey info)",
+        );
+    }
+    Ok(Joined { fleet: Arc::new(fleet), groups })
+}
+
+/// Whether what others say to this address can be read and changed on the way: it is not only this machine's.
+pub fn is_in_the_clear(address: SocketAddr, is_encrypted: bool) -> bool {
+    !is_encrypted && !address.ip().to_canonical().is_loopback()
+}
+
+/// The line about it for the log.
+fn clear_line(address: SocketAddr, is_encrypted: bool) -> Option<String> {
+    is_in_the_clear(address, is_encrypted).then(|| {
+        format!(
+            "fleet: connections to {address} are not encrypted: who is on the way reads the bytes, and can answer falsely; give all nodes \
+             --tls-cert, --tls-key and --tls-ca, or keep the fleet inside a VPN"
+        )
+    })
+}
+
+/// Waits a moment for the others to be there: what is read before would be asked of the origin by every node that starts now.
+fn meets_somebody(fleet: &Fleet) -> bool {
+    let until = base::time::monotonic() + MEETING;
+    while fleet.seen().len() < 2 {
+        if base::time::monotonic() >= until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    true
+}
+
+/// Waits until nobody new is heard of, if somebody has been met. To be called when this node serves: the others count on that as soon as they know it.
+pub fn calm(fleet: &Fleet) {
+    let nodes = calmed(|| fleet.seen().len());
+    if nodes > 1 {
+        log::line(&format!("fleet: {nodes} nodes are known, this one among them"));
+    }
+}
+
+/// Waits until `seen`, which counts this node too, has been the same for [`CALM`]; says what it was at last.
+fn calmed(seen: impl Fn() -> usize) -> usize {
+    let (mut nodes, met) = (seen(), base::time::monotonic());
+    let mut changed = met;
+    while nodes > 1 && base::time::monotonic() < (changed + CALM).min(met + CALMING) {
+        std::thread::sleep(Duration::from_millis(10));
+        let now = seen();
+        if std::mem::replace(&mut nodes, now) != now {
+            changed = base::time::monotonic();
+        }
+    }
+    nodes
+}
+
+fn home_failure(error: HomeError) -> Failure {
+    Failure::new("no-node", "this node cannot be itself")
+        .why(error.to_string())
+        .next("name a folder of its own: --cache DIR")
+}
+
+fn fleet_failure(error: &FleetError, listen: SocketAddr) -> Failure {
+    Failure::new("not-joined", format!("cannot take part in the fleet on {listen}"))
+        .why(error.to_string())
+        .next("name an address of this machine and a free port: --listen ADDRESS:PORT")
+}
+
+/// The cache's files, lent to others.
+pub struct Lender(pub Weak<NodeCache>);
+
+impl Holdings for Lender {
+    fn open(&self, id: &BlobId) -> Option<Held> {
+        let (file, sums) = self.0.upgrade()?.lend(id)?;
+        Some(Held { file: Arc::new(file), offset: 0, sums: Arc::new(sums) })
+    }
+
+    fn suspect(&self, id: &BlobId) -> CopyState {
+        match self.0.upgrade().and_then(|cache| cache.suspect(id)) {
+            None => CopyState::Absent,
+            Some(true) => CopyState::Sound,
+            Some(false) => CopyState::Damaged,
+        }
+    }
+
+    fn list(&self, each: &mut dyn FnMut(&BlobId) -> bool) {
+        let all = self.0.upgrade().map(|cache| cache.lendable()).unwrap_or_default();
+        all.iter().all(each);
+    }
+}
+
+/// Hears from the cache what comes and goes.
+pub struct Told(pub Weak<Fleet>);
+
+impl cache::Watch for Told {
+    fn came(&self, id: &BlobId) {
+        if let Some(fleet) = self.0.upgrade() {
+            fleet.came(id);
+        }
+    }
+
+    fn went(&self, id: &BlobId) {
+        if let Some(fleet) = self.0.upgrade() {
+            fleet.went(id);
+        }
+    }
+
+    /// What came from a neighbour can come from one again.
+    fn cost(&self, id: &BlobId) -> Cost {
+        match self.0.upgrade().and_then(|fleet| fleet.came_from(id)) {
+            Some(Tier::Peer | Tier::Stream) => Cost::Peer,
+            Some(Tier::Depot) => Cost::Depot,
+            Some(Tier::Origin) | None => Cost::Origin,
+        }
+    }
+}
+
+/// A tree that says, of every pack that is looked up, which blob it is: so groups are known before the blob is asked for.
+pub struct Grouped {
+    tree: Arc<Tree>,
+    groups: Groups,
+}
+
+impl Grouped {
+    /// Over a tree. All its packs are gone through behind, so that a node that finds blobs in its cache knows their groups as well.
+    pub fn over(tree: Arc<Tree>, groups: Groups) -> Grouped {
+        let (walked, learns) = (tree.clone(), groups.clone());
+        // Without a thread they are learnt as they are looked up.
+        let _ = base::thread::spawn("covey-groups", move || {
+            let walk = walked
+                .rows(&Key::kind(tags::PACK), &mut |key, row| learn(&learns, &Key::from_bytes(key), row));
+            if let Err(error) = walk {
+                log::debug(|| format!("fleet: not all packs could be gone through: {error}"));
+            }
+        });
+        Grouped { tree, groups }
+    }
+}
+
+fn learn(groups: &Groups, key: &Key, row: &[u8]) -> bool {
+    match (key.tag(), key.number(), PackRow::decode(row)) {
+        (tags::PACK, Some(pack), Ok(PackRow::Sealed { blob, .. })) => groups.learn(&blob, PackNo(pack).0),
+        _ => true,
+    }
+}
+
+type Stored<T> = std::result::Result<T, StoreError>;
+
+impl MetaStore for Grouped {
+    fn get(&self, key: &Key) -> Stored<Option<Value>> {
+        let row = self.tree.get(key)?;
+        if let Some(row) = row.as_ref().filter(|_| key.tag() == tags::PACK) {
+            learn(&self.groups, key, row);
+        }
+        Ok(row)
+    }
+
+    fn is_at_hand(&self, key: &Key) -> bool {
+        self.tree.is_at_hand(key)
+    }
+
+    fn get_many(&self, keys: &[Key]) -> Stored<Vec<Option<Value>>> {
+        keys.iter().map(|key| self.get(key)).collect()
+    }
+
+    fn scan(&self, range: &KeyRange, limit: usize) -> Stored<Rows> {
+        self.tree.scan(range, limit)
+    }
+
+    fn commit(&self, commit: Commit) -> std::result::Result<(), CommitError> {
+        self.tree.commit(commit)
+    }
+
+    fn flush(&self) -> Stored<()> {
+        self.tree.flush()
+    }
+}
+
+/// Tells the fleet now and then what the cache could still take, until the cache is gone.
+pub fn tell_free(fleet: &Arc<Fleet>, cache: &Arc<NodeCache>) {
+    let (fleet, cache) = (Arc::downgrade(fleet), Arc::downgrade(cache));
+    let _ = base::thread::spawn("covey-vitals", move || {
+        while let (Some(fleet), Some(cache)) = (fleet.upgrade(), cache.upgrade()) {
+            fleet.set_free(u32::try_from(cache.free() >> 20).unwrap_or(u32::MAX));
+            drop((fleet, cache));
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    fn time_of(seen: impl Fn() -> usize) -> (usize, Duration) {
+        let began = base::time::monotonic();
+        (calmed(seen), base::time::monotonic() - began)
+    }
+
+    #[test]
+    fn regression_a_fleet_in_the_clear_beyond_this_machine_is_said() {
+        let is = |address: &str, tls| clear_line(address.parse().unwrap(), tls).is_some();
+        assert!(is("10.0.0.1:7171", false) && is("0.0.0.0:7171", false) && is("[::]:7171", false));
+        assert!(!is("10.0.0.1:7171", true) && !is("127.0.0.1:7171", false) && !is("[::1]:7171", false));
+        assert!(!is("[::ffff:127.0.0.1]:7171", false));
+    }
+
+    #[test]
+    fn a_mount_waits_while_others_are_still_coming() {
+        assert!(time_of(|| 1).1 < CALM, "nobody is waited for");
+        let looks = Cell::new(0);
+        let look = |of: fn(usize) -> usize| {
+            looks.set(looks.get() + 1);
+            of(looks.get())
+        };
+        // About ten milliseconds a look: the second comes after the third part of the wait.
+        let (nodes, time) = time_of(|| look(|looks| if looks < 11 { 2 } else { 3 }));
+        assert!(nodes == 3 && time >= CALM + Duration::from_millis(90), "{nodes} nodes, {time:?}");
+        looks.set(0);
+        let (nodes, time) = time_of(|| look(|looks| looks + 1));
+        assert!(nodes > 2 && time >= CALMING, "{nodes} nodes, {time:?}");
+    }
+}

@@ -1,0 +1,449 @@
+//! Which record of a published tree is used: one that is signed by a key that is accepted here, and no older than what was seen here.
+//!
+//! ```text
+//!   CACHE/known/ORIGIN-HASH        a file for each origin (tree::known): the keys of the first use, and what
+//!                                  the newest record of each name was
+//!   CACHE/known/ORIGIN-HASH@NAME   that record itself, as it is signed, of a tree behind a network
+//! ```
+//!
+//! CACHE is the folder of `--cache`, else the user's. A record is written down, durably, before anybody sees its tree; so
+//! what a mount shows never goes back, also across restarts. The record itself is what a mount begins with
+//! while the store is away ([`last`]): exactly the newest that was seen, with its signature checked again.
+//! A person can accept another key (`--key`) or an older record
+//! (`--accept-older`) by mounting once with it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use api::error::{Context, Failure, Result};
+use api::text::utc;
+use blob::records::RECORD_MAX;
+use blob::{BlobError, Origin};
+use tree::TreeError;
+use tree::known::{Known, LONGEST, Seen, Verdict};
+use tree::root::{Owner, PublicKey, Root, hex};
+
+use super::Named;
+use crate::log;
+use crate::publisher;
+use crate::publisher::Publisher;
+use crate::volume_dir::{Home, VolumeDir, cache_folder, private_folder};
+
+/// Another process holds the lock for a write to the disk and no longer.
+const LOCKED: Duration = Duration::from_secs(10);
+/// The code of the failure "a newer record was seen".
+const OLDER: &str = "older-record";
+
+/// What a person says of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Accept {
+    /// Accept only what is signed by this key, in hexadecimal digits.
+    pub key: Option<String>,
+    /// Accept a record although a newer one was seen.
+    pub accept_older: bool,
+}
+
+/// Why a record was not had.
+pub enum Unread {
+    /// The store is away, or refuses.
+    Away(Failure),
+    /// It was read and is not to be used, or something here is in the way.
+    Refused(Failure),
+}
+
+impl From<Failure> for Unread {
+    fn from(failure: Failure) -> Unread {
+        Unread::Refused(failure)
+    }
+}
+
+impl From<Unread> for Failure {
+    fn from(unread: Unread) -> Failure {
+        match unread {
+            Unread::Away(failure) | Unread::Refused(failure) => failure,
+        }
+    }
+}
+
+/// What could not be read of a tree's records.
+fn unread(named: &Named, error: TreeError) -> Unread {
+    let is_away = matches!(&error, TreeError::Blob(BlobError::Unavailable(_) | BlobError::Refused(_)));
+    let failure = named.failure(error);
+    if is_away { Unread::Away(failure) } else { Unread::Refused(failure) }
+}
+
+/// Reads what is published under the name, and refuses what is not to be trusted. `older`: also what is older than what was seen.
+pub fn read(named: &Named, origin: &dyn Origin, older: bool) -> Result<Root> {
+    Ok(try_read(named, origin, older)?)
+}
+
+/// The same, which tells a store that is away from a record that is not to be used.
+pub fn try_read(named: &Named, origin: &dyn Origin, older: bool) -> std::result::Result<Root, Unread> {
+    let place = Place::of(named)?;
+    let mut retried = false;
+    loop {
+        let read = Root::read_signed(origin, &named.name, named.key.as_ref());
+        let (root, record) = read.map_err(|error| unread(named, error))?;
+        match place.admit(named, origin, (&root, &record), older) {
+            Ok(()) => return Ok(root),
+            // Another mount of this machine may have seen a newer one since this one was read: then that one comes now.
+            Err(Unread::Refused(failure)) if failure.code == OLDER && !retried => retried = true,
+            Err(unread) => return Err(unread),
+        }
+    }
+}
+
+/// The newest record of the tree that was seen here, if this node has it. One that is damaged, or is not
+/// that one, counts as none.
+pub fn last(named: &Named) -> Option<Root> {
+    let place = Place::of(named).ok()?;
+    let known = place.load().ok()??;
+    known.seen(&named.name)?;
+    let file = place.record(named);
+    let bytes = match read_record(&file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        bytes => bytes.map_err(|error| error.to_string()),
+    };
+    let root = bytes.and_then(|bytes| Root::decode(&named.name, &bytes).map_err(|error| error.to_string()));
+    let why = match root {
+        Ok(root) if known.judge(&root) != Verdict::Same => {
+            "it is not the newest that was seen here".to_owned()
+        }
+        Ok(root) if named.key.is_some_and(|key| key != root.key) => "another key signed it".to_owned(),
+        Ok(root) => return Some(root),
+        Err(why) => why,
+    };
+    log::warn(&format!("the record of {named} in {} is not used: {why}", file.display()));
+    None
+}
+
+fn read_record(file: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(file)?.take(RECORD_MAX as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Where it is kept what is known of an origin.
+struct Place {
+    folder: PathBuf,
+    file: PathBuf,
+}
+
+impl Place {
+    fn of(named: &Named) -> Result<Place> {
+        let folder = cache_folder(named.cache.as_deref())?.join("known");
+        let file = folder.join(Known::file_name(&named.home.origin, named.home.endpoint.as_deref()));
+        Ok(Place { folder, file })
+    }
+
+    /// Where the newest record of a name is, as it was signed. No name of an origin's file has the mark in
+    /// it.
+    fn record(&self, named: &Named) -> PathBuf {
+        let mut file = self.file.clone().into_os_string();
+        file.push(format!("@{}", named.name));
+        file.into()
+    }
+
+    fn admit(
+        &self,
+        named: &Named,
+        origin: &dyn Origin,
+        (root, record): (&Root, &[u8]),
+        older: bool,
+    ) -> std::result::Result<(), Unread> {
+        let lock = match self.lock() {
+            Ok(lock) => lock,
+            // A tree on this machine needs no cache folder, and there may be no room for one: a first use cannot be told from a later one.
+            Err(failure) if named.is_near() && !self.file.exists() => {
+                log::warn(&format!(
+                    "the key and the number of {named} cannot be remembered, so a change would not be noticed: {}; \
+                     name a folder with --cache DIR",
+                    failure.why.first().unwrap_or(&failure.what)
+                ));
+                return Ok(());
+            }
+            Err(failure) => return Err(failure.into()),
+        };
+        let before = self.load()?;
+        let mut known = before.clone().unwrap_or_else(|| Known::new(&named.home.origin));
+        let read_owner = || Owner::read(origin).map_err(|error| unread(named, error));
+        match named.key {
+            Some(key) => known.accept(key),
+            None if known.is_new() => {
+                known.accept(root.key);
+                read_owner()?.iter().flat_map(|owner| &owner.keys).for_each(|key| known.accept(*key));
+            }
+            None => {}
+        }
+        let mut verdict = known.judge(root);
+        let is_new = verdict != Verdict::Same;
+        if matches!(verdict, Verdict::OtherKey(_))
+            && read_owner()?.is_some_and(|owner| is_ours(&owner, &root.key, &named.home))
+        {
+            known.accept(root.key);
+            verdict = known.judge(root);
+        }
+        match verdict {
+            Verdict::Same => {}
+            Verdict::Newer => known.remember(root),
+            Verdict::Older(_) if older => known.remember(root),
+            Verdict::Older(seen) => return Err(self.older(named, root, seen).into()),
+            Verdict::OtherKey(keys) => return Err(self.other_key(named, root, &keys).into()),
+        }
+        if before.as_ref() != Some(&known) {
+            self.write(&self.file, known.encode().as_bytes())?;
+        }
+        self.keep(named, record, is_new);
+        drop(lock);
+        Ok(())
+    }
+
+    /// The folder, locked: mounts of one machine share it.
+    fn lock(&self) -> Result<File> {
+        private_folder(&self.folder)?;
+        let folder = File::open(&self.folder).at("open", &self.folder)?;
+        let until = base::time::monotonic() + LOCKED;
+        loop {
+            // SAFETY: flock(2) on a descriptor that `folder` keeps open.
+            if unsafe { libc::flock(folder.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+                return Ok(folder);
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::WouldBlock && error.kind() != io::ErrorKind::Interrupted {
+                return Err(error).at("lock", &self.folder);
+            }
+            if base::time::monotonic() >= until {
+                return Err(Failure::new(
+                    "in-use",
+                    format!("{} is locked by another process", self.folder.display()),
+                )
+                .next("try again; fuser shows which process has it open"));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// None: nothing is known yet.
+    fn load(&self) -> Result<Option<Known>> {
+        let file = match File::open(&self.file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.at("open", &self.file)?,
+        };
+        let mut bytes = Vec::new();
+        file.take(LONGEST + 1).read_to_end(&mut bytes).at("read", &self.file)?;
+        let text = String::from_utf8(bytes).ok().filter(|text| text.len() as u64 <= LONGEST);
+        let known = text.and_then(|text| Known::decode(&text).ok());
+        known.map(Some).ok_or_else(|| {
+            Failure::new("damaged", format!("{} cannot be understood", self.file.display()))
+                .why("it says which keys and which publications of the origin were seen here")
+                .next("remove it, if you are sure of the origin: the next mount counts as the first, or names the key with --key KEY")
+        })
+    }
+
+    /// Keeps the record itself, for mounts while the store is away. `say`: whether a line says that it
+    /// cannot be kept.
+    fn keep(&self, named: &Named, record: &[u8], say: bool) {
+        let file = self.record(named);
+        if named.is_near() || read_record(&file).is_ok_and(|kept| kept == record) {
+            return;
+        }
+        if let Err(failure) = self.write(&file, record)
+            && say
+        {
+            let why = failure.in_one_line();
+            log::warn(&format!(
+                "without its store {named} cannot be mounted here: its record is not kept: {why}"
+            ));
+        }
+    }
+
+    /// Replaces a file as a whole, durably.
+    fn write(&self, file: &Path, bytes: &[u8]) -> Result<()> {
+        let mut new = file.to_owned().into_os_string();
+        new.push("+new");
+        let new = PathBuf::from(new);
+        let write = || {
+            let mut out =
+                OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            out.write_all(bytes)?;
+            out.sync_all()?;
+            fs::rename(&new, file)?;
+            File::open(&self.folder)?.sync_all()
+        };
+        write().at("write", file)
+    }
+
+    fn older(&self, named: &Named, root: &Root, seen: Seen) -> Failure {
+        let at = |moment: i64| utc(base::Timestamp::from_nanos(moment).seconds());
+        Failure::new(OLDER, format!("{named} is an older publication than the one that was seen here"))
+            .why(format!(
+                "now it is number {} of {}, and number {} of {} was seen",
+                root.sequence,
+                at(root.moment.as_nanos()),
+                seen.sequence,
+                at(seen.moment)
+            ))
+            .why("an old record was put back in the origin, or the origin as a whole")
+            .next("publish the volume again, if it is the newest that there is")
+            .next(format!(
+                "to go back to the older one, mount it (again) with --accept-older; {} holds what was seen",
+                self.file.display()
+            ))
+    }
+
+    fn other_key(&self, named: &Named, root: &Root, keys: &[PublicKey]) -> Failure {
+        let (key, last) = (hex(&root.key), keys.last().map(|key| hex(key)).unwrap_or_default());
+        Failure::new(
+            "other-key",
+            format!("{named} is signed by another key than those that are accepted here"),
+        )
+        .why(format!("it is signed by {key}; accepted is {last}, since the first use"))
+        .why(
+            "a restored volume has a new key, and so has one that was made anew; so would a forged tree have",
+        )
+        .next("ask the publisher for the key: covey published VOLUME --json shows it where the volume is")
+        .next(format!("if it is this one, mount the tree once (again) with --key {key}"))
+    }
+}
+
+/// Whether the key is that of a volume of this user's on this machine that keeps its blobs in this origin: restored, or made anew in the old one's
+/// place. Nobody else can sign with it.
+fn is_ours(owner: &Owner, key: &PublicKey, home: &Home) -> bool {
+    let Some((machine, folder)) = owner.note.split_once(':') else { return false };
+    if machine != publisher::host() {
+        return false;
+    }
+    let Ok(dir) = VolumeDir::open(Path::new(folder)) else { return false };
+    let its = dir.home();
+    if (&its.origin, &its.endpoint) != (&home.origin, &home.endpoint) {
+        return false;
+    }
+    let is_own = fs::metadata(dir.path().join(publisher::PUBLISHER));
+    let signer = Publisher::of(&dir).ok().flatten().and_then(|publisher| publisher.signer().ok());
+    is_own.is_ok_and(|meta| meta.uid() == api::caller::euid())
+        && signer.is_some_and(|signer| signer.key() == *key)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use base::{BlobId, Timestamp};
+    use tree::Signer;
+    use tree::node::Pointer;
+
+    use super::*;
+
+    struct Rig {
+        folder: tempfile::TempDir,
+        origin: Arc<dyn Origin>,
+    }
+
+    impl Rig {
+        fn new() -> Rig {
+            let rig = Rig { folder: tempfile::tempdir().unwrap(), origin: Arc::new(origin::Memory::new()) };
+            rig.own(1, &[1]);
+            rig
+        }
+
+        /// The origin says that these sign in it.
+        fn own(&self, generation: u64, seeds: &[u8]) {
+            let keys = seeds.iter().map(|seed| signer(*seed).key()).collect();
+            let note = "elsewhere:/srv/v".to_owned();
+            let owner = Owner { volume: [1; 16], owner: [2; 16], generation, note, keys };
+            self.origin.put_record("owner", &owner.encode()).unwrap();
+        }
+
+        fn publish(&self, seed: u8, sequence: u64, moment: i64) {
+            let top =
+                Pointer { hash: [sequence as u8; 32], blob: BlobId([3; 32]), offset: 0, len: 1, rows: 1 };
+            let root = Root {
+                name: "latest".to_owned(),
+                volume: [1; 16],
+                sequence,
+                moment: Timestamp::from_nanos(moment),
+                inodes: 1,
+                bytes: 1,
+                top,
+                level: 0,
+                nodes: 1,
+                before: None,
+                key: signer(seed).key(),
+            };
+            root.write(&*self.origin, &signer(seed)).unwrap();
+        }
+
+        fn read(&self, key: Option<u8>, older: bool) -> std::result::Result<u64, String> {
+            let mut named = Named::parse("file:/srv/origin@latest").unwrap().unwrap();
+            named.cache = Some(self.folder.path().to_owned());
+            named.key = key.map(|seed| signer(seed).key());
+            read(&named, &*self.origin, older)
+                .map(|root| root.sequence)
+                .map_err(|failure| failure.code.to_string())
+        }
+    }
+
+    fn signer(seed: u8) -> Signer {
+        Signer::from_seed(&[seed; 32]).unwrap()
+    }
+
+    /// Anybody who may write to the bucket could replace the owner's record, and with it the key that signs.
+    #[test]
+    fn regression_a_replaced_owner_is_refused_until_its_key_is_accepted() {
+        let rig = Rig::new();
+        rig.publish(1, 1, 10);
+        assert_eq!(rig.read(None, false), Ok(1));
+        rig.publish(9, 2, 20);
+        for keys in [&[9][..], &[1, 9]] {
+            rig.own(2, keys);
+            assert_eq!(rig.read(None, false), Err("other-key".to_owned()), "also beside the old key");
+        }
+        assert_eq!(rig.read(Some(8), false), Err("not-trusted".to_owned()), "neither is it this one");
+        assert_eq!(rig.read(Some(9), false), Ok(2), "a person says so");
+        assert_eq!(rig.read(None, false), Ok(2), "and it is remembered");
+        rig.publish(1, 3, 30);
+        assert_eq!(rig.read(None, false), Ok(3), "what an earlier owner signed stays good");
+    }
+
+    #[test]
+    fn the_keys_of_the_first_use_are_all_accepted() {
+        let rig = Rig::new();
+        rig.own(2, &[1, 2]);
+        rig.publish(2, 5, 50);
+        assert_eq!(rig.read(None, false), Ok(5));
+        rig.publish(1, 6, 60);
+        assert_eq!(rig.read(None, false), Ok(6));
+    }
+
+    /// A record that was put back took a mount with it; nothing was remembered beyond a restart.
+    #[test]
+    fn regression_what_was_seen_never_goes_back_by_itself() {
+        let rig = Rig::new();
+        rig.publish(1, 7, 70);
+        assert_eq!(rig.read(None, false), Ok(7));
+        rig.publish(1, 6, 60);
+        assert_eq!(rig.read(None, false), Err(OLDER.to_owned()));
+        assert_eq!(rig.read(Some(1), false), Err(OLDER.to_owned()), "also where the key is known");
+        assert_eq!(rig.read(None, true), Ok(6), "a person says so");
+        assert_eq!(rig.read(None, false), Ok(6));
+        rig.publish(1, 1, 80);
+        assert_eq!(rig.read(None, false), Ok(1), "taken away, and published again");
+        rig.publish(1, 7, 70);
+        assert_eq!(rig.read(None, false), Err(OLDER.to_owned()));
+    }
+
+    #[test]
+    fn a_damaged_file_is_said_and_not_replaced() {
+        let rig = Rig::new();
+        rig.publish(1, 1, 10);
+        rig.read(None, false).unwrap();
+        let file = fs::read_dir(rig.folder.path().join("known")).unwrap().next().unwrap().unwrap().path();
+        fs::write(&file, "covey known 1\norigin x\nkey 12\n").unwrap();
+        assert_eq!(rig.read(None, false), Err("damaged".to_owned()));
+        assert!(fs::read_to_string(&file).unwrap().ends_with("key 12\n"));
+    }
+}

@@ -1,0 +1,229 @@
+//! The limits of resources that a process inherits (`ulimit`, `LimitFSIZE=` of a service), lifted or refused.
+//!
+//! A limit that a shell or a service manager set for other programs can end a daemon in the middle of its work: beyond
+//! `RLIMIT_FSIZE` the kernel sends SIGXFSZ, beyond `RLIMIT_CPU` SIGKILL, and beyond `RLIMIT_AS` no memory is left. So each command first
+//! raises what it may ([`lift`]): the soft limits to the hard ones, and as root the hard ones too. What cannot be raised and is too
+//! low is refused by a sentence before anything is opened ([`check`]). SIGXFSZ is ignored, so that a write that is too long is an error.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use api::error::{Failure, Result};
+use cache::CacheOptions;
+
+const NONE: u64 = libc::RLIM_INFINITY;
+
+/// What a command needs of the limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum For {
+    /// It stays until it is told to end: a mount, a depot, a lender.
+    Daemon,
+    /// It changes a volume, and ends.
+    Change,
+}
+
+/// One limit, and what of it is too little.
+struct Limit {
+    resource: i32,
+    /// As `ulimit` names it, with the letter.
+    name: &'static str,
+    letter: char,
+    /// What its units are, in bytes or seconds; for the message.
+    unit: u64,
+    /// A daemon needs so much, and a command that changes a volume so much.
+    least: [u64; 2],
+    /// What happens beyond.
+    why: &'static str,
+}
+
+const LIMITS: [Limit; 5] = [
+    Limit {
+        resource: libc::RLIMIT_FSIZE as i32,
+        name: "the size of files",
+        letter: 'f',
+        unit: 1024,
+        // The database of the names is one file, some 400 bytes for each file of the volume.
+        least: [64 << 30, 64 << 30],
+        why: "the volume's database and its packs are files, and a write beyond the limit fails",
+    },
+    Limit {
+        resource: libc::RLIMIT_CPU as i32,
+        name: "processor time",
+        letter: 't',
+        unit: 1,
+        least: [NONE, 0],
+        why: "the kernel would end the daemon when its time is used up, and with it the mount",
+    },
+    Limit {
+        resource: libc::RLIMIT_AS as i32,
+        name: "virtual memory",
+        letter: 'v',
+        unit: 1024,
+        // Addresses, not memory: each thread has a stack and a heap of its own.
+        least: [4 << 30, 1 << 30],
+        why: "each thread reserves addresses for its stack and its heap",
+    },
+    Limit {
+        resource: libc::RLIMIT_DATA as i32,
+        name: "a program's data",
+        letter: 'd',
+        unit: 1024,
+        least: [4 << 30, 1 << 30],
+        why: "each thread reserves addresses for its stack and its heap",
+    },
+    Limit {
+        resource: libc::RLIMIT_NOFILE as i32,
+        name: "open files",
+        letter: 'n',
+        unit: 1,
+        least: [256, 64],
+        why: "packs, the database and connections are open files",
+    },
+];
+
+/// A daemon has no use for more open files.
+const FILES: u64 = 65_536;
+
+fn get(resource: i32) -> Option<libc::rlimit> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a living value of the type that getrlimit(2) fills.
+    (unsafe { libc::getrlimit(resource as _, &mut limit) } == 0).then_some(limit)
+}
+
+fn set(resource: i32, soft: u64, hard: u64) -> bool {
+    let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
+    // SAFETY: `limit` is a living value of the type that setrlimit(2) reads.
+    unsafe { libc::setrlimit(resource as _, &limit) == 0 }
+}
+
+/// Raises what may be raised. For every command, before it does anything.
+pub fn lift() {
+    // SAFETY: ignoring a signal installs no handler.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    for limit in &LIMITS {
+        let Some(now) = get(limit.resource) else { continue };
+        let wanted = if limit.resource == libc::RLIMIT_NOFILE as i32 { FILES } else { NONE };
+        if now.rlim_cur >= wanted {
+            continue;
+        }
+        // Only a privileged process may raise a hard limit.
+        if !set(limit.resource, wanted, now.rlim_max.max(wanted)) {
+            set(limit.resource, now.rlim_max.min(wanted), now.rlim_max);
+        }
+    }
+}
+
+/// Whether what is left is enough.
+///
+/// # Errors
+/// The first limit that is too low, and how to raise it.
+pub fn check(what: For) -> Result<()> {
+    LIMITS
+        .iter()
+        .filter_map(|limit| Some((limit, get(limit.resource)?)))
+        .try_for_each(|(limit, now)| limit.judge(now.rlim_cur, what))
+}
+
+impl Limit {
+    fn judge(&self, now: u64, what: For) -> Result<()> {
+        let least = self.least[usize::from(what == For::Change)];
+        if now >= least {
+            return Ok(());
+        }
+        let (name, letter) = (self.name, self.letter);
+        let word = if least == NONE { "unlimited".to_owned() } else { (least / self.unit).to_string() };
+        let who = if what == For::Daemon { "a daemon" } else { "a command that changes a volume" };
+        Err(Failure::new("limit", format!("the limit of {name} is too low for {who}: {}", now / self.unit))
+            .why(self.why)
+            .next(format!(
+                "raise it where this was started: ulimit -{letter} {word} (for a service: {}=infinity)",
+                self.setting()
+            )))
+    }
+
+    /// Its name in a unit of systemd.
+    fn setting(&self) -> &'static str {
+        match self.letter {
+            'f' => "LimitFSIZE",
+            't' => "LimitCPU",
+            'v' => "LimitAS",
+            'd' => "LimitDATA",
+            _ => "LimitNOFILE",
+        }
+    }
+}
+
+/// The memory that this process may use, in bytes: the machine's, or the limit of its control group.
+fn memory() -> u64 {
+    cache::memory_room().map_or(u64::MAX, |room| room.total)
+}
+
+/// The memory of a far origin's cache, fitted to what there is. Spare buffers are fitted, too.
+pub fn cache_options() -> CacheOptions {
+    const EACH: u64 = 128 << 20;
+    let memory = memory();
+    blob::stock::keep_at_most(usize::try_from(memory / EACH).unwrap_or(usize::MAX).max(2));
+    CacheOptions::within(memory)
+}
+
+/// The most threads for requests that wait, of which each has a buffer of 1 MiB.
+pub fn workers(usual: usize) -> usize {
+    const EACH: u64 = 8 << 20;
+    usize::try_from(memory() / EACH).unwrap_or(usize::MAX).clamp(4, usual)
+}
+
+/// The variable that lets a daemon leave a core dump.
+pub const CORE_DUMPS: &str = "COVEY_CORE_DUMPS";
+
+/// Keeps keys, which are in a daemon's memory, out of core dumps: none is written, and one that a handler takes all the same holds no memory
+/// of the daemon's. Unless [`CORE_DUMPS`] is set to 1.
+pub fn leave_no_core() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    let wanted = std::env::var_os(CORE_DUMPS).is_some_and(|value| value == "1");
+    if wanted || DONE.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    if let Some(now) = get(libc::RLIMIT_CORE as i32) {
+        set(libc::RLIMIT_CORE as i32, 0, now.rlim_max);
+    }
+    // A handler that the kernel pipes dumps to (`kernel.core_pattern`) is called whatever the limit is. Nothing is lost where this fails.
+    let _ = std::fs::write("/proc/self/coredump_filter", "0");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limit(letter: char) -> &'static Limit {
+        LIMITS.iter().find(|limit| limit.letter == letter).unwrap()
+    }
+
+    #[test]
+    fn a_limit_that_is_too_low_is_refused_with_what_to_do() {
+        let failure = limit('f').judge(2_000 << 10, For::Daemon).unwrap_err();
+        assert_eq!(failure.code, "limit");
+        let text = failure.to_string();
+        assert!(text.contains("the size of files") && text.contains("2000"), "{text}");
+        assert!(text.contains("ulimit -f 67108864") && text.contains("LimitFSIZE=infinity"), "{text}");
+        let text = limit('t').judge(3_600, For::Daemon).unwrap_err().to_string();
+        assert!(text.contains("ulimit -t unlimited"), "{text}");
+    }
+
+    #[test]
+    fn what_is_enough_passes() {
+        for what in [For::Daemon, For::Change] {
+            LIMITS.iter().for_each(|limit| limit.judge(NONE, what).unwrap());
+        }
+        limit('t').judge(3_600, For::Change).unwrap();
+        limit('f').judge(100 << 30, For::Daemon).unwrap();
+        limit('n').judge(1024, For::Daemon).unwrap();
+        assert!(limit('v').judge(512 << 20, For::Change).is_err());
+    }
+
+    #[test]
+    fn soft_limits_are_raised() {
+        lift();
+        let files = get(libc::RLIMIT_NOFILE as i32).unwrap();
+        assert!(files.rlim_cur >= files.rlim_max.min(FILES));
+        check(For::Change).unwrap();
+    }
+}

@@ -1,0 +1,242 @@
+//! Which mount of Covey's a path is in, and who uses it.
+//!
+//! A mount of Covey's is known by its type and by who serves it ([`crate::trust`]); its source is the volume: an absolute folder, or `mem:<id>` for a
+//! volume in memory. So the kernel's own table is the only registry: a command finds the volume (and with it the control
+//! socket) from any path on the mount, and nothing can be out of date.
+//!
+//! **A mount whose daemon does not answer holds nobody up.** Looking at a path on it would wait for ever, so before that the way there is
+//! followed by name ([`entered`]), and the first mount of ours on it is asked whether it lives, with a bound. Other mounts are not looked at.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use api::control::Ear;
+use api::error::{Context, Failure, Result};
+use base::Deadline;
+use fuse::mount::{ANSWER_WITHIN, Life, Mounted, find};
+use parking_lot::Mutex;
+
+use crate::control;
+use crate::trust;
+
+/// The topmost mount at exactly this path, Covey's or not.
+pub fn at(mountpoint: &Path) -> Result<Option<Mounted>> {
+    Ok(find(&absolute(mountpoint)?))
+}
+
+/// Whether it is one of ours.
+pub fn is_covey(mount: &Mounted) -> bool {
+    trust::is_covey(mount)
+}
+
+/// The mount of Covey's that a path is in, if it is in one. The path must exist; on a dead mount it need not.
+pub fn covey_of(path: &Path) -> Result<Option<Mounted>> {
+    let mut ours = trust::mounts();
+    if ours.is_empty() {
+        return Ok(None);
+    }
+    if let Some((mount, _)) = entered(path)
+        && life(&mount)? == Life::Dead
+    {
+        return Ok(Some(mount));
+    }
+    match fs::symlink_metadata(path).and_then(|_| fs::metadata(path).or_else(|_| fs::symlink_metadata(path)))
+    {
+        Ok(meta) => {
+            ours.retain(|mount| mount.dev == meta.dev());
+            Ok(ours.pop())
+        }
+        Err(error) if is_dead(&error) => {
+            let place = absolute(path)?;
+            ours.retain(|mount| place.starts_with(&mount.path));
+            Ok(ours.pop())
+        }
+        Err(error) => Err(Failure::io(format!("cannot open {}", path.display()), &error)),
+    }
+}
+
+/// As many symbolic links as the kernel follows.
+const LINKS: usize = 40;
+
+/// The first mount of ours that the way to a path leads into, and what is left of the path then. Nothing on the mount is looked at, and on a path
+/// that leads into none nothing but the names on the way.
+pub fn entered(path: &Path) -> Option<(Mounted, PathBuf)> {
+    let ours: Vec<PathBuf> = crate::trust::mounts().into_iter().map(|mount| mount.path).collect();
+    if ours.is_empty() {
+        return None;
+    }
+    let names = |path: &Path| -> VecDeque<OsString> {
+        let plain = |part: Component<'_>| !matches!(part, Component::RootDir | Component::CurDir);
+        path.components().filter(|part| plain(*part)).map(|part| part.as_os_str().to_owned()).collect()
+    };
+    let (mut at, mut left) = (PathBuf::from("/"), names(&std::path::absolute(path).ok()?));
+    let mut links = 0;
+    while let Some(name) = left.pop_front() {
+        if name == ".." {
+            at.pop();
+            continue;
+        }
+        let next = at.join(&name);
+        // What is on top there counts: another filesystem may cover it.
+        if ours.contains(&next)
+            && let Some(mount) = find(&next).filter(is_covey)
+        {
+            return Some((mount, left.into_iter().collect()));
+        }
+        if fs::symlink_metadata(&next).ok()?.is_symlink() {
+            links += 1;
+            let target = fs::read_link(&next).ok().filter(|_| links <= LINKS)?;
+            if target.is_absolute() {
+                at = PathBuf::from("/");
+            }
+            let mut more = names(&target);
+            more.append(&mut left);
+            left = more;
+        } else {
+            at = next;
+        }
+    }
+    None
+}
+
+/// Whether a mount's daemon lives; that it does not answer in time is a failure that says so.
+pub fn life(mount: &Mounted) -> Result<Life> {
+    match mount.life(Deadline::current().within(ANSWER_WITHIN)) {
+        Life::Silent => Err(control::silent(&Ear::of_source(Path::new(&mount.source)), ANSWER_WITHIN)),
+        life => Ok(life),
+    }
+}
+
+/// Fails when the way to a path leads into a mount of ours whose daemon does not answer: looking at it would wait for ever.
+pub fn check_way(path: &Path) -> Result<()> {
+    entered(path).map_or(Ok(()), |(mount, _)| life(&mount).map(drop))
+}
+
+/// Asks something of every mount, of all at the same time: one that does not answer must not keep the others waiting.
+pub fn of_each<T: Send>(mounts: &[Mounted], ask: impl Fn(&Mounted) -> T + Sync) -> Vec<T> {
+    let places: Vec<(usize, &Mounted)> = mounts.iter().enumerate().collect();
+    let answers: Mutex<Vec<Option<T>>> = Mutex::new(mounts.iter().map(|_| None).collect());
+    let done = base::thread::for_each("covey-ask", mounts.len(), &places, |(index, mount)| {
+        let answer = ask(mount);
+        answers.lock()[*index] = Some(answer);
+        Ok::<(), ()>(())
+    });
+    debug_assert!(done.is_ok());
+    answers.into_inner().into_iter().flatten().collect()
+}
+
+/// Whether the system says so of a path on a mount whose daemon is gone.
+fn is_dead(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
+}
+
+/// The folder that holds a mounted volume, if one does.
+pub fn volume_of(mount: &Mounted) -> Option<PathBuf> {
+    mount.source.starts_with('/').then(|| PathBuf::from(&mount.source))
+}
+
+/// The mount of a volume's folder, if it is mounted.
+pub fn of_volume(volume: &Path) -> Option<Mounted> {
+    trust::mounts().into_iter().rev().find(|mount| Path::new(&mount.source) == volume)
+}
+
+/// The absolute form of a path, with symbolic links resolved where that can be done: a dead mountpoint can be named, too.
+pub fn absolute(path: &Path) -> Result<PathBuf> {
+    let here = std::path::absolute(path).at("resolve", path)?;
+    let clean: PathBuf = here.components().collect();
+    if let Some((mount, rest)) = entered(&clean) {
+        let lives = || matches!(life(&mount), Ok(Life::Lives(_)));
+        // The mountpoint itself is asked nothing, and what is on one that does not answer cannot be looked at.
+        if rest.as_os_str().is_empty() || !lives() {
+            return Ok(mount.path.join(rest).components().collect());
+        }
+    }
+    if let Ok(full) = fs::canonicalize(&clean) {
+        return Ok(full);
+    }
+    let (Some(folder), Some(name)) = (clean.parent(), clean.file_name()) else {
+        return Ok(clean);
+    };
+    Ok(fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned()).join(name))
+}
+
+/// A process that keeps a mount busy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// Its number.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+    /// What it holds: its working directory, an open file.
+    pub holds: String,
+}
+
+/// The processes with a working directory, root, program or open file below a mountpoint, as far as this user may see. Reads links
+/// only, so a dead mount does not hold it up.
+pub fn users_of(mountpoint: &Path) -> Vec<User> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter_map(|pid| user(pid, mountpoint)).collect()
+}
+
+fn user(pid: u32, mountpoint: &Path) -> Option<User> {
+    let proc = PathBuf::from(format!("/proc/{pid}"));
+    let below = |link: PathBuf| fs::read_link(link).ok().filter(|target| target.starts_with(mountpoint));
+    let whole = [("cwd", "working directory"), ("root", "root"), ("exe", "program")];
+    let held =
+        whole.iter().find_map(|(link, what)| Some(format!("{what} {}", below(proc.join(link))?.display())));
+    let held = held.or_else(|| {
+        let mut open = fs::read_dir(proc.join("fd")).ok()?.flatten();
+        open.find_map(|entry| Some(format!("open file {}", below(entry.path())?.display())))
+    });
+    let held = held.or_else(|| mapped(&proc, mountpoint));
+    held.map(|holds| User {
+        pid,
+        name: fs::read_to_string(proc.join("comm")).unwrap_or_default().trim().to_owned(),
+        holds,
+    })
+}
+
+fn mapped(proc: &Path, mountpoint: &Path) -> Option<String> {
+    let maps = fs::read(proc.join("maps")).ok()?;
+    let mut prefix = b" ".to_vec();
+    prefix.extend_from_slice(mountpoint.as_os_str().as_bytes());
+    prefix.push(b'/');
+    let line = maps
+        .split(|&byte| byte == b'\n')
+        .find(|line| line.windows(prefix.len()).any(|part| part == prefix))?;
+    let at = line.windows(prefix.len()).position(|part| part == prefix)?;
+    Some(format!("mapped file {}", String::from_utf8_lossy(&line[at + 1..])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_mounted_is_found() {
+        assert_eq!(at(Path::new("/proc")).unwrap().unwrap().kind, "proc");
+        assert!(at(Path::new("/proc/self")).unwrap().is_none());
+        assert!(covey_of(Path::new("/proc")).unwrap().is_none());
+    }
+
+    #[test]
+    fn absolute_needs_no_file() {
+        assert_eq!(absolute(Path::new("/proc/../proc/nothing/")).unwrap(), Path::new("/proc/nothing"));
+        assert_eq!(absolute(Path::new("/")).unwrap(), Path::new("/"));
+    }
+
+    #[test]
+    fn this_process_uses_its_program() {
+        let program = std::env::current_exe().unwrap();
+        let users = users_of(program.parent().unwrap());
+        assert!(users.iter().any(|user| user.pid == std::process::id()), "{users:?}");
+    }
+}

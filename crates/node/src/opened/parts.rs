@@ -1,0 +1,204 @@
+//! The parts of a volume: what its folder holds, put together, and how a new one is filled.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::error::{Context, Result};
+use blob::{BlobSource, Origin, PackStore};
+use cache::{DiskPacks, MemoryPacks};
+use fs::OpenError;
+use fs::volume::{FormatRequest, Parts, Volume};
+use meta::journal::Recovered;
+use meta::journal::damage::Damage;
+use meta::{Journal, MetaStore};
+use origin::{Access, Folder, Spec};
+
+use crate::claim::Writer;
+use crate::far::Far;
+use crate::limits;
+use crate::log;
+use crate::options::NodeOptions;
+use crate::origins::{of_volume, origin_failure, spec};
+use crate::refused::open_failure;
+use crate::volume_dir::{Holder, Lock, VolumeDir};
+
+/// A new volume is its maker's.
+pub fn format_request() -> FormatRequest {
+    // SAFETY: getegid(2) takes nothing and cannot fail.
+    let gid = unsafe { libc::getegid() };
+    FormatRequest { owner: (api::caller::euid(), gid), ..FormatRequest::default() }
+}
+
+fn parts(store: Arc<dyn MetaStore>, packs: Arc<dyn PackStore>, origin: Arc<dyn Origin>) -> Parts {
+    let source: Arc<dyn BlobSource> = origin.clone();
+    Parts { store, packs, source, origin }
+}
+
+/// Of a volume in memory.
+pub fn memory_parts(rows: Arc<meta::Memory>) -> Parts {
+    let origin: Arc<dyn Origin> = Arc::new(origin::Memory::new());
+    parts(rows, Arc::new(MemoryPacks::new(origin.clone())), origin)
+}
+
+/// The parts of a volume in a folder.
+pub struct Opened {
+    /// As the volume takes them.
+    pub parts: Parts,
+    /// In front of its names.
+    pub journal: Arc<Journal>,
+    /// With an origin behind a network.
+    pub far: Option<Far>,
+    /// What opening found in the log.
+    pub recovered: Recovered,
+    /// The claim on the origin, if the volume is opened for writing.
+    pub writer: Option<Writer>,
+}
+
+/// An origin, and what is before it if it is far away.
+enum Side {
+    Near(Arc<dyn Origin>, Option<Writer>),
+    Far(Far),
+}
+
+/// Opens them.
+pub fn folder_parts(dir: &VolumeDir, options: &NodeOptions) -> Result<Opened> {
+    let read_only = options.read_only || options.frozen;
+    let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+    let side = match spec(dir)? {
+        Spec::Remote(spec) => Side::Far(Far::open(dir, &spec, options)?),
+        Spec::Folder(folder) if !read_only => {
+            let folder = Folder::open(&folder, access).map_err(|error| of_volume(dir, error))?;
+            let writer = Writer::near(dir, folder, options.take_over)?;
+            writer.open()?;
+            Side::Near(writer.origin(), Some(writer))
+        }
+        spec => Side::Near(spec.open(access).map_err(origin_failure)?, None),
+    };
+    if !read_only {
+        // Before anything is written that a program of before does not know.
+        dir.upgrade()?;
+    }
+    let opened = with_journal(dir, side, options.commit, options.salvage.clone())?;
+    if let Some(writer) = &opened.writer {
+        writer.try_to_hold_published(&*opened.parts.store);
+    }
+    Ok(opened)
+}
+
+fn with_journal(
+    dir: &VolumeDir,
+    side: Side,
+    commit_every: Duration,
+    salvage: Option<PathBuf>,
+) -> Result<Opened> {
+    let open = dir.open_packs();
+    let (origin, writer, far) = match side {
+        Side::Near(origin, writer) => (origin, writer, None),
+        Side::Far(far) => (far.origin(), far.writer().cloned(), Some(far)),
+    };
+    let packs = DiskPacks::open(&open, origin.clone()).at("open", &open)?;
+    let packs: Arc<dyn PackStore> = match &far {
+        Some(far) => far.packs(packs),
+        None => Arc::new(packs),
+    };
+    let options = meta::journal::Options { commit_every, salvage, ..meta::journal::Options::default() };
+    let opened = Journal::open(&dir.meta(), packs.clone(), options);
+    let (journal, recovered) = opened.map_err(|error| open_failure(dir.path(), OpenError::Store(error)))?;
+    if let Some(line) = recovery_line(&recovered) {
+        log::warn(&line);
+    }
+    let journal = Arc::new(journal);
+    Ok(Opened { parts: parts(journal.clone(), packs, origin), journal, far, recovered, writer })
+}
+
+/// Makes the log of a volume whose names are there already.
+pub fn make_journal(dir: &VolumeDir, origin: Arc<dyn Origin>) -> Result<()> {
+    let Opened { journal, .. } = with_journal(dir, Side::Near(origin, None), Duration::from_secs(1), None)?;
+    journal.close().map_err(|error| open_failure(dir.path(), OpenError::Store(error)))
+}
+
+/// Opens the names of a volume over an origin that is only looked at. The volume's lock is held by the caller.
+pub fn open_names(dir: &VolumeDir, origin: Arc<dyn Origin>) -> Result<Arc<Journal>> {
+    Ok(with_journal(dir, Side::Near(origin, None), Duration::from_secs(1), None)?.journal)
+}
+
+/// Fills a new volume's folder: origin, names.
+pub fn fill(dir: &VolumeDir) -> Result<()> {
+    let id = &dir.format().id;
+    let spec = spec(dir)?;
+    let side = match &spec {
+        Spec::Remote(spec) => Side::Far(Far::format(dir, spec)?),
+        spec => Side::Near(spec.format(id).map_err(origin_failure)?, None),
+    };
+    // A marker whose volume came to nothing would be in the way of the next attempt.
+    fill_names(dir, side).inspect_err(|_| spec.folder().into_iter().for_each(Folder::unmake))
+}
+
+fn fill_names(dir: &VolumeDir, side: Side) -> Result<()> {
+    let Opened { parts, journal, far, .. } = with_journal(dir, side, Duration::from_secs(1), None)?;
+    let id = id_bytes(&dir.format().id);
+    let request = FormatRequest { id, ..format_request() };
+    let failed = |error: OpenError| open_failure(dir.path(), error);
+    Volume::format(&parts, &request).map_err(failed)?;
+    let closed = journal.close().map_err(|error| failed(OpenError::Store(error)));
+    far.iter().for_each(Far::close);
+    closed
+}
+
+fn id_bytes(text: &str) -> Option<[u8; 16]> {
+    u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)
+}
+
+/// The parts of a volume that is to be checked, with nothing done to it but what its log asks for.
+pub struct Bare {
+    /// Its parts.
+    pub parts: Parts,
+    /// In front of its names.
+    pub journal: Arc<Journal>,
+    /// What was lost of its log, if that was salvaged.
+    pub damage: Option<Damage>,
+    /// The claim on the origin, where it is to be changed.
+    pub writer: Option<Writer>,
+    far: Option<Far>,
+    _lock: Lock,
+}
+
+impl Drop for Bare {
+    fn drop(&mut self) {
+        self.far.iter().for_each(Far::close);
+        self.writer.iter().for_each(Writer::close);
+    }
+}
+
+/// Opens the parts of a volume and not the volume itself. `salvage`: see [`NodeOptions::salvage`].
+pub fn open_bare(
+    dir: &VolumeDir,
+    does: &'static str,
+    read_only: bool,
+    salvage: Option<PathBuf>,
+) -> Result<Bare> {
+    if !read_only {
+        limits::check(limits::For::Change)?;
+    }
+    let lock = dir.lock(&Holder { pid: std::process::id(), does: does.to_owned(), mountpoint: None })?;
+    let options = NodeOptions { read_only, salvage, ..NodeOptions::writing(does) };
+    let Opened { parts, journal, far, recovered, writer } = folder_parts(dir, &options)?;
+    Ok(Bare { parts, journal, damage: recovered.damage, writer, far, _lock: lock })
+}
+
+/// What a crash had left, in one line; nothing after an orderly end.
+fn recovery_line(found: &Recovered) -> Option<String> {
+    if found.replayed == 0 && found.cut == 0 && found.restored == 0 {
+        return None;
+    }
+    let mut line = format!(
+        "the volume was not closed in good order: {} operations brought in from the log",
+        found.replayed
+    );
+    if found.cut > 0 {
+        let reason = found.reason.as_deref().unwrap_or("they cannot be shown to be whole");
+        line += &format!(", the last {} given up, never synced ({reason})", found.cut);
+    }
+    Some(line)
+}

@@ -1,0 +1,397 @@
+//! Mount options: `-o ro,commit=5,...`, as mount(8) hands them on, and how a volume is opened.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use api::error::{Failure, Result};
+use blob::Access;
+use fs::access::{AccessRules, Pattern};
+
+use crate::far::options::{self as far, FarOptions};
+
+/// How long a request waits where nobody said otherwise.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What a mount is asked to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountOptions {
+    /// Refuse all changes.
+    pub read_only: bool,
+    /// The tree cannot change: the kernel may keep everything.
+    pub frozen: bool,
+    /// Let other users in; none: root does, others do not.
+    pub allow_other: Option<bool>,
+    /// Ignore set-user-id bits and file capabilities; none: only in what others made ([`MountOptions::nosuid`]).
+    pub nosuid: Option<bool>,
+    /// Ignore device nodes; none: only in what others made.
+    pub nodev: Option<bool>,
+    /// Execute nothing.
+    pub noexec: bool,
+    /// What was done survives a power cut after at most this.
+    pub commit: Duration,
+    /// Reads move access times, as relatime has it.
+    pub relatime: bool,
+    /// The kernel may hold written bytes back until close or fsync.
+    pub writeback: Option<bool>,
+    /// How far the kernel reads ahead, in KiB.
+    pub read_ahead_kib: Option<u32>,
+    /// A request that waits longer is answered EIO.
+    pub deadline: Duration,
+    /// How files are read that are in a remote origin.
+    pub access: AccessRules,
+    /// How an origin behind a network is used.
+    pub far: FarOptions,
+}
+
+impl Default for MountOptions {
+    fn default() -> MountOptions {
+        MountOptions {
+            read_only: false,
+            frozen: false,
+            allow_other: None,
+            nosuid: None,
+            nodev: None,
+            noexec: false,
+            commit: Duration::from_secs(1),
+            relatime: false,
+            writeback: None,
+            read_ahead_kib: None,
+            deadline: DEADLINE,
+            access: AccessRules::default(),
+            far: FarOptions::default(),
+        }
+    }
+}
+
+/// How a volume is opened.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// For whom: the command's name.
+    pub does: &'static str,
+    /// Where it is going to be mounted.
+    pub mountpoint: Option<PathBuf>,
+    /// Change nothing.
+    pub read_only: bool,
+    /// And nothing changes.
+    pub frozen: bool,
+    /// Reads move access times.
+    pub relatime: bool,
+    /// What was done survives a power cut after at most this.
+    pub commit: Duration,
+    /// Whoever reads has an error after this.
+    pub deadline: Duration,
+    /// How files in a remote origin are read.
+    pub access: AccessRules,
+    /// How a far origin is used.
+    pub far: FarOptions,
+    /// A log that is damaged is brought in up to the damage, once a copy of it is in this new folder.
+    pub salvage: Option<PathBuf>,
+    /// Claim the origin for this folder, although another folder may have it.
+    pub take_over: bool,
+}
+
+impl NodeOptions {
+    /// For a command that only looks.
+    pub fn reading(does: &'static str) -> NodeOptions {
+        NodeOptions { read_only: true, ..NodeOptions::writing(does) }
+    }
+
+    /// For a command that changes things.
+    pub fn writing(does: &'static str) -> NodeOptions {
+        NodeOptions {
+            does,
+            mountpoint: None,
+            read_only: false,
+            frozen: false,
+            relatime: false,
+            commit: Duration::from_secs(1),
+            deadline: DEADLINE,
+            access: AccessRules::default(),
+            far: FarOptions::default(),
+            salvage: None,
+            take_over: false,
+        }
+    }
+}
+
+/// What can be written after `-o`, with a word each; also the text of the help.
+pub const KNOWN: &[(&str, &str)] = &[
+    ("ro, rw", "refuse all changes; or not (the default)"),
+    ("frozen", "read-only, and the tree cannot change while mounted"),
+    ("allow_other, noallow_other", "let other users in (as root that is the default)"),
+    ("default_permissions", "the kernel checks permissions: always so, accepted for old habits"),
+    (
+        "suid, nosuid",
+        "heed set-user-id bits and file capabilities, or not (default: suid, but nosuid for a published tree or a corpus)",
+    ),
+    ("dev, nodev", "heed device nodes, or not (default: dev, but nodev for a published tree or a corpus)"),
+    ("exec, noexec", "execute programs (the default), or none"),
+    ("commit=SECONDS", "what was done survives a power cut after at most this (default 1)"),
+    ("atime=relatime|off", "whether reads move access times (default off; also relatime, noatime)"),
+    ("writeback=on|off", "let the kernel hold written bytes back until close or fsync (default on)"),
+    (
+        "read_ahead=KIB",
+        "how far the kernel reads ahead (default 1024; 128 before a remote origin, 4 with access=random there)",
+    ),
+    (
+        "access=normal|random|stream",
+        "how files in a remote origin are read (default normal: found out; random fetches only what is read)",
+    ),
+    (
+        "random=NAMES, stream=NAMES, normal=NAMES",
+        "the same of files and folders with such names, and all below them, like random=*.h5; may be repeated",
+    ),
+    ("deadline=SECONDS", "a request that waits longer is answered EIO (default 60)"),
+];
+
+/// Options of fstab that are for mount(8) or systemd and mean nothing to a filesystem.
+const PASSED_OVER: &[&str] = &[
+    "defaults",
+    "auto",
+    "noauto",
+    "nofail",
+    "_netdev",
+    "user",
+    "nouser",
+    "users",
+    "nousers",
+    "owner",
+    "noowner",
+    "group",
+    "nogroup",
+    "async",
+    "diratime",
+    "nodiratime",
+    "silent",
+    "loud",
+];
+
+/// The same with a value or a longer name behind them.
+const PASSED_OVER_BEGIN: &[&str] = &["x-", "X-", "comment=", "helper=", "uhelper="];
+
+impl MountOptions {
+    /// Reads options; later ones win.
+    pub fn parse<'a>(lists: impl IntoIterator<Item = &'a String>) -> Result<MountOptions> {
+        let mut options = MountOptions::default();
+        for word in lists.into_iter().flat_map(|list| list.split(',')).map(str::trim) {
+            options.set(word)?;
+        }
+        Ok(options)
+    }
+
+    fn set(&mut self, word: &str) -> Result<()> {
+        let (name, value) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (word, None),
+        };
+        match (name, value) {
+            ("ro", None) => self.read_only = true,
+            ("rw", None) => self.read_only = false,
+            ("frozen", None) => self.frozen = true,
+            ("allow_other", None) => self.allow_other = Some(true),
+            ("noallow_other", None) => self.allow_other = Some(false),
+            ("default_permissions", None) => {}
+            ("nosuid", None) => self.nosuid = Some(true),
+            ("suid", None) => self.nosuid = Some(false),
+            ("nodev", None) => self.nodev = Some(true),
+            ("dev", None) => self.nodev = Some(false),
+            ("noexec", None) => self.noexec = true,
+            ("exec", None) => self.noexec = false,
+            ("relatime", None) => self.relatime = true,
+            ("noatime", None) => self.relatime = false,
+            ("atime", Some("relatime" | "on")) => self.relatime = true,
+            ("atime", Some("off")) => self.relatime = false,
+            ("atime", Some(_)) => return Err(bad(word, "relatime or off")),
+            ("writeback", Some("on")) => self.writeback = Some(true),
+            ("writeback", Some("off")) => self.writeback = Some(false),
+            ("writeback", Some(_)) => return Err(bad(word, "on or off")),
+            ("commit", Some(text)) => self.commit = seconds(word, text, 300)?,
+            ("deadline", Some(text)) => self.deadline = seconds(word, text, 3_600)?,
+            ("access", Some(text)) => {
+                let access = Access::named(text.as_bytes());
+                self.access.default = access.ok_or_else(|| bad(word, "normal, random or stream"))?;
+            }
+            ("normal" | "random" | "stream", Some(text)) => {
+                let (names, access) = (Pattern::new(text), Access::named(name.as_bytes()));
+                let rule = names.zip(access);
+                self.access
+                    .names
+                    .push(rule.ok_or_else(|| bad(word, "a pattern of names without /, like *.h5"))?);
+            }
+            ("read_ahead" | "max_read_ahead", Some(text)) => {
+                let kib = text.parse().ok().filter(|kib| (4..=1 << 20).contains(kib));
+                self.read_ahead_kib =
+                    Some(kib.ok_or_else(|| bad(word, "a number of KiB from 4 to 1048576"))?);
+            }
+            ("", None) => {}
+            ("remount", None) => {
+                return Err(Failure::usage("a mounted volume cannot be remounted with other options")
+                    .next("unmount it, then mount it again"));
+            }
+            _ if PASSED_OVER.contains(&word) => {}
+            _ if PASSED_OVER_BEGIN.iter().any(|begin| word.starts_with(begin)) => {}
+            _ if self.far.set(name, value)? => {}
+            _ => return Err(unknown(word)),
+        }
+        Ok(())
+    }
+
+    /// Whether set-user-id bits and file capabilities are ignored. `foreign`: somebody else made the files. Root mounts such a tree to
+    /// read it; a program in it must not run as root for every user of the machine unless that was asked for.
+    pub fn nosuid(&self, foreign: bool) -> bool {
+        self.nosuid.unwrap_or(foreign)
+    }
+
+    /// Whether device nodes are ignored; `foreign` as for [`MountOptions::nosuid`].
+    pub fn nodev(&self, foreign: bool) -> bool {
+        self.nodev.unwrap_or(foreign)
+    }
+
+    /// The same as words after `-o`, for a program that is started to do the work.
+    pub fn to_words(&self) -> String {
+        let mut words = vec![
+            format!("commit={}", self.commit.as_secs_f64()),
+            format!("deadline={}", self.deadline.as_secs_f64()),
+            format!("atime={}", if self.relatime { "relatime" } else { "off" }),
+        ];
+        let switches = [
+            (self.read_only, "ro"),
+            (self.frozen, "frozen"),
+            (self.allow_other == Some(true), "allow_other"),
+            (self.allow_other == Some(false), "noallow_other"),
+            (self.nosuid == Some(true), "nosuid"),
+            (self.nosuid == Some(false), "suid"),
+            (self.nodev == Some(true), "nodev"),
+            (self.nodev == Some(false), "dev"),
+            (self.noexec, "noexec"),
+            (self.writeback == Some(true), "writeback=on"),
+            (self.writeback == Some(false), "writeback=off"),
+        ];
+        words.extend(switches.iter().filter(|(set, _)| *set).map(|(_, word)| (*word).to_owned()));
+        words.extend(self.read_ahead_kib.map(|kib| format!("read_ahead={kib}")));
+        if self.access.default != Access::Normal {
+            words.push(format!("access={}", self.access.default.name()));
+        }
+        words.extend(self.access.names.iter().map(|(names, access)| format!("{}={names}", access.name())));
+        words.extend(self.far.to_words());
+        words.join(",")
+    }
+}
+
+/// All that can be written after `-o`, as in [`KNOWN`], those of far origins included.
+pub fn known() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+    KNOWN.iter().chain(far::KNOWN)
+}
+
+/// The names of all options, each with whether a value belongs to it.
+pub fn names() -> impl Iterator<Item = (&'static str, bool)> {
+    let one = |form: &'static str| match form.split_once('=') {
+        Some((name, _)) => (name, true),
+        None => (form, false),
+    };
+    known().flat_map(move |(forms, _)| forms.split(", ").map(one))
+}
+
+/// Whether a word after `-o` can be understood.
+pub fn is_known(word: &str) -> bool {
+    MountOptions::default().set(word).is_ok()
+}
+
+/// A number of seconds, fractions allowed, above 0.
+fn seconds(word: &str, text: &str, most: u64) -> Result<Duration> {
+    let value = text.parse::<f64>().ok().filter(|value| *value > 0.0 && *value <= most as f64);
+    let value = value.ok_or_else(|| bad(word, &format!("a number of seconds above 0, at most {most}")))?;
+    Ok(Duration::from_secs_f64(value))
+}
+
+fn bad(word: &str, wanted: &str) -> Failure {
+    Failure::usage(format!("the mount option {word} cannot be understood"))
+        .why(format!("its value is to be {wanted}"))
+}
+
+fn unknown(word: &str) -> Failure {
+    let known: Vec<&str> = known().map(|(name, _)| *name).collect();
+    Failure::usage(format!("there is no mount option {word}"))
+        .next(format!("known are: {}", known.join("; ")))
+}
+
+/// The list of options for a help text.
+pub fn help() -> String {
+    let line = |(name, meaning): &(&str, &str)| format!("  {name:28}  {meaning}\n");
+    known().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<MountOptions> {
+        MountOptions::parse(&[text.to_owned()])
+    }
+
+    #[test]
+    fn options_are_read_and_written_back() {
+        assert_eq!(parse("").unwrap(), MountOptions::default());
+        let text = "ro,frozen,allow_other,default_permissions,nosuid,nodev,noexec,commit=0.5,atime=relatime,\
+            writeback=off,read_ahead=4096,deadline=5,fsync=origin,cache_size=2G,x-systemd.automount,_netdev,\
+            access=random,stream=*.mp4,random=a?c,normal=*.txt";
+        let options = parse(text).unwrap();
+        assert!(options.read_only && options.frozen && options.allow_other == Some(true) && options.relatime);
+        assert_eq!((options.commit, options.writeback), (Duration::from_millis(500), Some(false)));
+        assert_eq!(parse(&options.to_words()).unwrap(), options);
+        assert!(!parse("ro,rw").unwrap().read_only, "the later one wins");
+    }
+
+    /// Root's mount of a published tree heeded set-user-id bits: a file that the publisher had made ran as root for every user.
+    #[test]
+    fn regression_what_others_made_is_nosuid_and_nodev_unless_said() {
+        let is = |text: &str, foreign| {
+            let options = parse(text).unwrap();
+            assert_eq!(parse(&options.to_words()).unwrap(), options, "{text}");
+            (options.nosuid(foreign), options.nodev(foreign))
+        };
+        assert_eq!((is("", false), is("", true)), ((false, false), (true, true)));
+        assert_eq!((is("suid", true), is("dev", true)), ((false, true), (true, false)));
+        assert_eq!((is("suid,dev", true), is("nosuid,nodev", false)), ((false, false), (true, true)));
+        assert_eq!(is("suid,nosuid", true), (true, true), "the later one wins");
+    }
+
+    #[test]
+    fn every_name_that_is_listed_is_understood() {
+        for (name, with_value) in names() {
+            let tried =
+                ["1", "on", "off", "8", "1G", "local", "random"].map(|value| format!("{name}={value}"));
+            let known = if with_value { tried.iter().any(|word| is_known(word)) } else { is_known(name) };
+            assert!(known, "{name}");
+        }
+        assert!(is_known("_netdev") && is_known("x-systemd.after=a.mount") && !is_known("zstd"));
+    }
+
+    #[test]
+    fn a_remount_is_refused_in_words() {
+        assert!(parse("remount,ro").unwrap_err().what.contains("cannot be remounted"));
+    }
+
+    #[test]
+    fn what_is_unknown_is_refused_with_a_list() {
+        let failure = parse("ro,compress=zstd").unwrap_err();
+        assert_eq!(failure.status, 2);
+        assert!(failure.next[0].contains("writeback=on|off"), "{failure}");
+        for bad in [
+            "commit=soon",
+            "commit=0",
+            "commit=-1",
+            "commit=NaN",
+            "writeback=maybe",
+            "atime=yes",
+            "read_ahead=0",
+            "ro=1",
+            "access=sometimes",
+            "random=a/b",
+            "stream=",
+            "random",
+        ] {
+            assert_eq!(parse(bad).unwrap_err().status, 2, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Files that are this program's own: made closed to others, opened without following a link, and believed only with the right owner.
+//!
+//! A volume's folder may be open to others, who then find its log and its lock; and a name in a folder that others can write to can be a link to
+//! somebody else's file. So what is opened here is looked at before it is used: a regular file, with one name, of this user, root or
+//! the owner of its folder.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use api::caller;
+
+use crate::sys;
+
+/// Opens a file of ours as the options say; one that it makes can be read and written by its owner alone. One that was made by an earlier version
+/// for everybody to read is closed.
+///
+/// # Errors
+/// `PermissionDenied` or `InvalidInput`, with words, if it is not ours or no regular file.
+pub fn open(path: &Path, options: &OpenOptions) -> io::Result<File> {
+    let mut options = options.clone();
+    // Opening a pipe would wait for a program at its other end.
+    let file =
+        options.mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).map_err(no_link)?;
+    let about = file.metadata()?;
+    check(path, &about)?;
+    if about.mode() & 0o077 != 0 && about.uid() == caller::euid() {
+        match sys::metadata::set_mode(&file, about.mode() & 0o700) {
+            // What nobody can write to cannot be closed either, and can be looked at.
+            Err(error) if error.raw_os_error() == Some(libc::EROFS) => {}
+            other => other?,
+        }
+    }
+    Ok(file)
+}
+
+/// Makes a file that is not there yet, for its owner alone.
+///
+/// # Errors
+/// `AlreadyExists`, also for a link that leads nowhere; or what the system said.
+pub fn create(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Whether a file that holds a secret is its owner's alone. Why not, in words, with what to do.
+pub fn is_private(path: &Path, about: &Metadata) -> Result<(), String> {
+    let shown = path.display();
+    let mode = about.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(format!(
+            "{shown} has mode {mode:04o}, and others can get at the secret in it: chmod 600 {shown}"
+        ));
+    }
+    check(path, about).map_err(|error| error.to_string())
+}
+
+fn check(path: &Path, about: &Metadata) -> io::Result<()> {
+    let shown = path.display();
+    if !about.is_file() || about.nlink() != 1 {
+        let what = format!("{shown} is not a regular file with one name: look at what it is, and remove it");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let of_folder = std::fs::metadata(folder)?.uid();
+    if ![0, caller::euid(), of_folder].contains(&about.uid()) {
+        let what = format!("{shown} belongs to user {}: look at what it is, and remove it", about.uid());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+    }
+    Ok(())
+}
+
+fn no_link(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::ELOOP) => io::Error::new(io::ErrorKind::InvalidInput, "it is a symbolic link: remove it"),
+        _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    fn options() -> OpenOptions {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        options
+    }
+
+    /// The lock of a volume in a folder that all may look into could be taken by all, and its log read.
+    #[test]
+    fn regression_our_files_are_closed_to_others_and_links_are_not_followed() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("lock");
+        let mode = || fs::metadata(&path).unwrap().mode() & 0o777;
+        open(&path, &options()).unwrap();
+        assert_eq!(mode(), 0o600);
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        open(&path, &options()).unwrap();
+        assert_eq!(mode(), 0o600, "of an earlier version");
+        let link = temp.path().join("link");
+        symlink(temp.path().join("elsewhere"), &link).unwrap();
+        assert!(open(&link, &options()).is_err() && create(&link).is_err());
+        assert!(!temp.path().join("elsewhere").exists());
+        let again = temp.path().join("again");
+        fs::hard_link(&path, &again).unwrap();
+        assert!(open(&again, &options()).unwrap_err().to_string().contains("one name"));
+        fs::remove_file(&again).unwrap();
+        if caller::euid() == 0 {
+            std::os::unix::fs::chown(&path, Some(1234), None).unwrap();
+            assert!(open(&path, &options()).unwrap_err().to_string().contains("user 1234"));
+        }
+        assert!(open(temp.path(), OpenOptions::new().read(true)).is_err());
+    }
+
+    #[test]
+    fn regression_a_secret_that_others_can_read_is_refused() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("publisher.json");
+        let look = || is_private(&path, &fs::metadata(&path).unwrap());
+        drop(create(&path).unwrap());
+        assert_eq!(look(), Ok(()));
+        for mode in [0o640, 0o604, 0o620] {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            assert!(look().unwrap_err().contains("chmod 600"), "{mode:o}");
+        }
+    }
+}

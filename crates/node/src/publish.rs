@@ -1,0 +1,176 @@
+//! Publishing, as a node does it: the steps from a volume to a root.
+//!
+//! The owner is who signs. Who may write at all is said by the claim ([`crate::claim`]): a publication looks at it right before it replaces the root,
+//! and makes a new claim then, so that a folder that is put back as it was before is known to be old.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+use ::fs::errno::Error;
+use ::fs::publish::SealedPack;
+use api::answers::PublishSummary;
+use api::control::Tick;
+use api::error::{Failure, Result};
+use api::text::count;
+use tree::root::{self, hex};
+use tree::rows::{Pack, Scope, Selection};
+use tree::{Order, Owner, TreeError};
+
+use crate::claim::Writer;
+use crate::errno::errno_failure;
+use crate::opened::Node;
+use crate::publisher::{Publisher, check_name, check_owner, failure, not_published, place_of, volume_id};
+
+/// How long the origin may take to have everything.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+impl Node {
+    /// Publishes a folder of the volume (an empty path: all of it).
+    pub fn publish(
+        &self,
+        path: &Path,
+        name: &str,
+        afresh: bool,
+        tick: &mut dyn FnMut(Tick) -> bool,
+    ) -> Result<PublishSummary> {
+        let started = base::time::monotonic();
+        check_name(name)?;
+        let dir = self.dir().ok_or_else(|| no_volume(self))?;
+        let failed = |error: TreeError| failure(format!("cannot publish {}", self.name()), error);
+        let scope = self.scope(path)?;
+        let origin = self.volume().parts().origin.clone();
+        self.writer().map_or(Ok(()), Writer::verify)?;
+        let me = match Publisher::of(dir)? {
+            Some(me) => me,
+            None => Publisher::make(dir)?,
+        };
+        let signer = me.signer()?;
+        let volume = volume_id(dir);
+        let owner = me.owner().unwrap_or_default();
+        let claim = Owner { volume, owner, generation: 1, note: place_of(dir), keys: vec![signer.key()] };
+        tree::publish::claim(&*origin, claim).map_err(failed)?;
+        say(tick, 0, "sealing what is open".to_owned());
+        let fs_failed = |error: Error| failed(tree_error(error));
+        let mut publication = self.volume().publication(PATIENCE).map_err(fs_failed)?;
+        let pack =
+            |pack: &SealedPack| Pack { no: pack.no, blob: pack.blob, size: pack.size, live: pack.live };
+        let packs: Vec<Pack> = publication.packs().iter().map(pack).collect();
+        let selection = Selection::of(publication.rows(), scope, &packs).map_err(|error| match error {
+            TreeError::NotAFolder => no_folder(path),
+            other => failed(other),
+        })?;
+        publication.hold(name, &mut selection.packs().iter().map(|pack| pack.blob)).map_err(fs_failed)?;
+        let mut refused = None;
+        let order = Order {
+            name,
+            volume,
+            signer: &signer,
+            moment: base::time::now(),
+            patience: PATIENCE,
+            afresh,
+            hold: &mut |blob| self.volume().hold(name, &mut std::iter::once(blob)).map_err(tree_error),
+            before_root: &mut || {
+                self.before_root().map_err(|failure| {
+                    refused = Some(failure);
+                    TreeError::Stopped
+                })
+            },
+            progress: &mut |rows| say(tick, rows, format!("{} rows of names", count(rows))),
+        };
+        let done = tree::publish(publication.rows(), &selection, &origin, order);
+        let done = done.map_err(|error| refused.unwrap_or_else(|| failed(error)))?;
+        self.volume().hold_only(name, &done.blobs).map_err(fs_failed)?;
+        Ok(PublishSummary {
+            name: name.to_owned(),
+            sequence: done.root.sequence,
+            unchanged: done.unchanged,
+            root: hex(&done.root.top.hash),
+            files: done.root.inodes,
+            bytes: done.root.bytes,
+            rows: done.rows,
+            nodes: done.written.nodes,
+            new_nodes: done.written.new_nodes,
+            new_blobs: done.written.blobs,
+            written_bytes: done.written.bytes,
+            blobs: done.blobs.len() as u64,
+            seconds: (base::time::monotonic() - started).as_secs_f64(),
+        })
+    }
+
+    /// Everything is in the origin, and what is published is about to be replaced.
+    fn before_root(&self) -> Result<()> {
+        self.writer().map_or(Ok(()), |writer| writer.verify().and_then(|()| writer.renew()))
+    }
+
+    fn scope(&self, path: &Path) -> Result<Scope> {
+        if path.as_os_str().is_empty() {
+            return Ok(Scope::Whole);
+        }
+        let shown = path.display();
+        let found = self.volume().resolve(path.as_os_str().as_bytes(), true);
+        let found = found.map_err(|errno| errno_failure(format!("cannot publish /{shown}"), errno))?;
+        if found.kind != ::fs::api::FileKind::Dir {
+            return Err(no_folder(path));
+        }
+        Ok(Scope::Folder(found.ino))
+    }
+
+    /// Takes a published tree away; its blobs go with the next collection.
+    pub fn unpublish(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        let dir = self.dir().ok_or_else(|| no_volume(self))?;
+        let failed = |error: TreeError| failure(format!("cannot unpublish {name}"), error);
+        let origin = self.volume().parts().origin.clone();
+        self.before_root()?;
+        check_owner(dir, &*origin)?;
+        let was = root::remove(&*origin, name).map_err(failed)?;
+        let held = self.volume().holders().map_err(|error| failed(tree_error(error)))?;
+        self.volume().let_go(name).map_err(|error| failed(tree_error(error)))?;
+        if was || held.iter().any(|holder| holder == name) { Ok(()) } else { Err(not_published(name)) }
+    }
+
+    /// Lets go of what trees hold that are not published any more: their records were removed by hand, or a publication of
+    /// a new name came to nothing.
+    pub fn let_go_of_lost(&self) -> Result<()> {
+        if self.dir().is_none_or(|dir| !Publisher::file(dir).exists()) {
+            return Ok(());
+        }
+        let failed = |error| failure("cannot look at what is published", error);
+        let origin = self.volume().parts().origin.clone();
+        let there = root::names(&*origin).map_err(failed)?;
+        for holder in self.volume().holders().map_err(|error| failed(tree_error(error)))? {
+            if !there.contains(&holder) {
+                self.volume().let_go(&holder).map_err(|error| failed(tree_error(error)))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn say(tick: &mut dyn FnMut(Tick) -> bool, done: u64, what: String) -> bool {
+    tick(Tick { done, of: 0, what })
+}
+
+fn no_volume(node: &Node) -> Failure {
+    if node.tree().is_some() {
+        return Failure::usage("a published tree is what it is").next(
+            "publish the volume that it came from, or restore it first: covey restore ORIGIN@NAME FOLDER",
+        );
+    }
+    Failure::usage("a volume in memory cannot be published")
+        .why("its origin ends with the mount, and nobody else can read it")
+        .next("make a volume in a folder: covey format FOLDER")
+}
+
+fn no_folder(path: &Path) -> Failure {
+    Failure::usage(format!("/{} is no folder", path.display())).next("name a folder of the volume")
+}
+
+fn tree_error(error: Error) -> TreeError {
+    match error {
+        Error::Store(error) => TreeError::Store(error),
+        Error::Blob(error) => TreeError::Blob(error),
+        other => TreeError::Blob(blob::BlobError::Unavailable(other.to_string())),
+    }
+}

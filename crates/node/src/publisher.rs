@@ -1,0 +1,173 @@
+//! Who a volume's folder is in its origin, and what is said when something published cannot be used.
+//!
+//! ```text
+//!   VOLUME/publisher.json   who this volume's folder is, and the key it signs with; made with its first publication
+//!   origin: owner           who publishes there, and which keys have signed what is published
+//! ```
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use api::error::{Context, Failure, Result};
+use blob::Origin;
+use serde::{Deserialize, Serialize};
+use tree::root::{self, from_hex, hex};
+use tree::{Owner, Signer, TreeError};
+
+use crate::volume_dir::VolumeDir;
+
+/// The file of a volume's folder that holds it.
+pub const PUBLISHER: &str = "publisher.json";
+
+/// Who a volume's folder is, in its origin.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Publisher {
+    owner: String,
+    secret: String,
+}
+
+impl Publisher {
+    /// Where it is kept.
+    pub fn file(dir: &VolumeDir) -> PathBuf {
+        dir.path().join(PUBLISHER)
+    }
+
+    /// A new one, kept in the volume's folder.
+    pub fn make(dir: &VolumeDir) -> Result<Publisher> {
+        crate::secrets::keep_from_dumps();
+        let mut seed = [0; 32];
+        base::random::fill(&mut seed);
+        let made = Publisher { owner: hex(&base::random::id16()), secret: hex(&seed) };
+        let file = Publisher::file(dir);
+        let new = file.with_extension("json.new");
+        let text = serde_json::to_string(&made).unwrap_or_default() + "\n";
+        let write = || {
+            match fs::remove_file(&new) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let mut out = crate::own::create(&new)?;
+            out.write_all(text.as_bytes())?;
+            out.sync_all()?;
+            fs::rename(&new, &file)?;
+            fs::File::open(dir.path())?.sync_all()
+        };
+        write().at("write", &file)?;
+        Ok(made)
+    }
+
+    /// The one of this folder, if it has ever published.
+    pub fn of(dir: &VolumeDir) -> Result<Option<Publisher>> {
+        let file = Publisher::file(dir);
+        let Some(text) = crate::secrets::read(&file)? else { return Ok(None) };
+        let found: Option<Publisher> = serde_json::from_slice(&text).ok();
+        match found.filter(|found| found.owner().is_some() && from_hex::<32>(&found.secret).is_some()) {
+            Some(found) => Ok(Some(found)),
+            // What it holds is secret, so nothing of it is shown.
+            None => Err(Failure::new("damaged", format!("{} cannot be understood", file.display()))
+                .why("it says who this volume is in its origin, and holds the key that it signs with")
+                .next(
+                    "restore this small file from a backup, or restore the volume elsewhere: covey restore",
+                )),
+        }
+    }
+
+    /// Its name.
+    pub fn owner(&self) -> Option<[u8; 16]> {
+        from_hex(&self.owner)
+    }
+
+    /// What signs for it.
+    pub fn signer(&self) -> Result<Signer> {
+        let seed = from_hex(&self.secret).unwrap_or([0; 32]);
+        Signer::from_seed(&seed).map_err(|error| failure("the volume's key cannot be used", error))
+    }
+}
+
+/// Where a volume is, for people: `host:/srv/volume`.
+pub fn place_of(dir: &VolumeDir) -> String {
+    format!("{}:{}", host(), dir.path().display())
+}
+
+/// This machine's name.
+pub fn host() -> String {
+    let name = fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
+    String::from_utf8_lossy(&name).trim().to_owned()
+}
+
+/// Refuses to open for writing a volume in whose origin another owner publishes: an older program knew no claims, and only that record says
+/// so. One that is damaged, or of a newer program, is no permission. An origin that cannot be asked is no reason to refuse: then it is not
+/// claimed either, and nothing is stored or deleted.
+pub fn check_owner(dir: &VolumeDir, origin: &dyn Origin) -> Result<()> {
+    let found = match Owner::read(origin) {
+        Ok(None) | Err(TreeError::Blob(_)) => return Ok(()),
+        Ok(Some(found)) => found,
+        Err(error) => {
+            return Err(failure(format!("it cannot be seen whose the origin {} is", dir.origin()), error)
+                .next("the volume can be read: mount it with -o ro"));
+        }
+    };
+    let me = Publisher::of(dir)?.and_then(|me| me.owner());
+    if me == Some(found.owner) {
+        return Ok(());
+    }
+    let volume = volume_id(dir);
+    Err(not_owner(tree::publish::not_owner(&found, volume)))
+}
+
+fn not_owner(what: String) -> Failure {
+    Failure::new("origin-taken", what)
+        .why("two volumes that store to one origin would delete each other's blobs")
+        .next("use the other volume; this one can still be read: mount it with -o ro")
+        .next("to go on here instead, restore what was published into a new folder: covey restore ORIGIN@NAME FOLDER")
+}
+
+/// The volume's id as bytes.
+pub fn volume_id(dir: &VolumeDir) -> [u8; 16] {
+    from_hex(&dir.format().id).unwrap_or_default()
+}
+
+/// Refuses what no tree can be called.
+pub fn check_name(name: &str) -> Result<()> {
+    if root::is_name(name) {
+        return Ok(());
+    }
+    Err(Failure::usage(format!("{name:?} is no name for a published tree"))
+        .next("use letters, digits and any of . _ - = (at most 100), like nightly or v1.2"))
+}
+
+/// "There is no such tree".
+pub fn not_published(name: &str) -> Failure {
+    Failure::new("not-published", format!("no tree is published as {name}"))
+        .next("covey published VOLUME lists what is; a name comes into being with covey publish VOLUME NAME")
+}
+
+/// What went wrong with a tree, in our words.
+pub fn failure(what: impl Into<String>, error: TreeError) -> Failure {
+    let why = error.to_string();
+    let new = |code: &'static str| Failure::new(code, what).why(why.clone());
+    match error {
+        TreeError::NotPublished(name) => not_published(&name),
+        TreeError::NotOwner(what) => not_owner(what),
+        TreeError::Newer { .. } => {
+            new("newer-format").next("use the covey that published it, or a newer one")
+        }
+        TreeError::Untrusted(_) => new("not-trusted").next(
+            "covey published shows who signed what; publish again from the volume that owns the origin",
+        ),
+        TreeError::Damaged(_)
+        | TreeError::Blob(blob::BlobError::Damaged { .. } | blob::BlobError::Missing(_)) => {
+            new("damaged").next("publish it again from the volume: covey publish --afresh VOLUME NAME")
+        }
+        TreeError::Store(meta::store::StoreError::Damaged(_)) => {
+            new("damaged").next("check the volume: covey fsck VOLUME")
+        }
+        TreeError::Store(meta::store::StoreError::Full) | TreeError::Blob(blob::BlobError::Full) => {
+            new("disk-full").next("free some room, then try again; what was published before is as it was")
+        }
+        TreeError::Stopped => new("stopped").next("what was published before is as it was; try again"),
+        _ => new("origin")
+            .next("check that the origin answers, then try again; what was published before is as it was"),
+    }
+}

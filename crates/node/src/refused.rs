@@ -1,0 +1,72 @@
+//! What is said when something is asked of what cannot do it, or cannot be opened.
+
+use std::path::Path;
+
+use api::error::Failure;
+use fs::OpenError;
+use meta::store::StoreError;
+
+/// "It is none".
+pub fn not_a_volume(name: &str) -> Failure {
+    Failure::new("not-a-volume", format!("{name} is no volume: it has neither names nor blobs of its own"))
+        .next("name a volume, or a path on a volume's mount (covey df lists them)")
+}
+
+/// What a volume is told whose blobs are all here.
+pub fn no_cache(volume: &str) -> Failure {
+    Failure::new("no-cache", format!("{volume} has no cache: its origin is on this machine"))
+        .next("a volume with a far origin has one: covey format VOLUME --origin s3://BUCKET/PREFIX")
+}
+
+/// What is no node of a fleet is told.
+pub fn no_fleet(name: &str) -> Failure {
+    Failure::new("no-fleet", format!("{name} is no node of a fleet"))
+        .next("mount a published tree with --join HOST:PORT, or begin a fleet with --listen ADDRESS:PORT")
+}
+
+/// "It is there already".
+pub fn exists(path: &Path) -> Failure {
+    Failure::new("exists", format!("{} is there already", path.display()))
+        .next("name another place, or replace what is there with --overwrite")
+}
+
+/// Why a volume could not be opened, in our words.
+pub fn open_failure(path: &Path, error: OpenError) -> Failure {
+    let shown = path.display();
+    let why = error.to_string();
+    let fsck = format!("covey fsck {shown} says more; covey fsck --repair {shown} mends what can be mended");
+    match error {
+        OpenError::Format { .. } => {
+            Failure::new("newer-format", format!("the volume {shown} has another format"))
+                .why(why)
+                .next("use the covey that made it; nothing was changed")
+        }
+        OpenError::NotFormatted => Failure::new("damaged", format!("the volume {shown} holds no names"))
+            .why("its database is there, and empty")
+            .next("restore its folder from a backup"),
+        OpenError::Damaged(_) => {
+            Failure::new("damaged", format!("the volume {shown} is damaged")).why(why).next(fsck)
+        }
+        OpenError::Store(StoreError::Full) | OpenError::Blob(blob::BlobError::Full) => {
+            Failure::new("disk-full", format!("the disk of the volume {shown} is full"))
+                .why(why)
+                .next("free some room on that disk, then try again; the volume is sound")
+        }
+        OpenError::Store(StoreError::DamagedLog(_)) => {
+            Failure::new("damaged-log", format!("the log of the volume {shown} is damaged; nothing was changed"))
+                .why(why)
+                .next(format!("copy the folder {shown} first, if there is room for that"))
+                .next(format!(
+                    "covey fsck --salvage {shown} brings in what is in front of the damage, keeps a copy of the log, and lists what is lost"
+                ))
+        }
+        OpenError::Store(StoreError::Damaged(_)) => {
+            Failure::new("damaged", format!("the names of the volume {shown} are damaged"))
+                .why(why)
+                .next(fsck)
+        }
+        _ => Failure::new("io", format!("the volume {shown} cannot be used"))
+            .why(why)
+            .next("covey doctor looks for the cause"),
+    }
+}

@@ -1,0 +1,499 @@
+//! A mount from beginning to end: open the volume, mount it, listen, wait, unmount, close.
+//!
+//! ```text
+//!   Running::start   the volume is open, the kernel sends requests, the control socket answers
+//!   Running::go_on   what is published and followed while it is mounted
+//!   Running::wait    until the mount has ended
+//!   Running::finish  what the kernel handed over is durable, the volume is closed
+//! ```
+//!
+//! A front end prints, takes signals and asks for the end by a [`Handle`]; nothing here knows of terminals.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use api::control::{Ear, Listener, Request, Serve, Tick, Wire};
+use api::error::{Failure, Result};
+use api::status::{Mode, Served, Status};
+use api::watch::Wish;
+use blob::Access;
+use fuse::{MountError, Session, Unmount, UnmountError, Unmounter};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::again;
+use crate::again::{Every, Publishing};
+use crate::follow::Watching;
+use crate::mount::{Mount, Short};
+use crate::opened::{Node, Source};
+use crate::options::{MountOptions, NodeOptions};
+use crate::sys::Trimmer;
+use crate::watch::{self, Shown};
+use crate::{limits, log, metrics, mounts, notify, origins};
+
+/// A mount to be made.
+#[derive(Debug)]
+pub struct Plan {
+    /// What.
+    pub source: Source,
+    /// Where.
+    pub mountpoint: PathBuf,
+    /// How.
+    pub options: MountOptions,
+    /// How requests come and replies go.
+    pub transport: Transport,
+    /// What the daemon shows of itself while it serves.
+    pub shown: Shown,
+    /// What is published while it is mounted.
+    pub every: Every,
+    /// Claim the origin for this folder, although another folder may have it.
+    pub take_over: bool,
+}
+
+impl Plan {
+    /// A mount with what is usual.
+    pub fn of(source: Source, mountpoint: &Path) -> Plan {
+        Plan {
+            source,
+            mountpoint: mountpoint.to_owned(),
+            options: MountOptions::default(),
+            transport: Transport::default(),
+            shown: Shown::default(),
+            every: Every::never(),
+            take_over: false,
+        }
+    }
+}
+
+/// How the kernel's requests reach the daemon.
+#[derive(Clone, Copy, Debug)]
+pub struct Transport {
+    /// Over io_uring or /dev/fuse.
+    pub kind: fuse::Transport,
+    /// Threads that read requests from /dev/fuse; 0: one per core.
+    pub readers: usize,
+    /// Over io_uring, each program stays on the CPU where it asks.
+    pub aside: bool,
+    /// The kernel keeps nothing: for measuring the daemon.
+    pub uncached: bool,
+}
+
+impl Default for Transport {
+    fn default() -> Transport {
+        Transport { kind: fuse::Transport::default(), readers: 0, aside: true, uncached: false }
+    }
+}
+
+/// A mount that is there.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Mounted {
+    /// Its source: the volume's folder, or `mem:<id>` and its kin.
+    pub volume: String,
+    /// Where.
+    #[serde(with = "api::raw_path")]
+    pub mountpoint: PathBuf,
+    /// What it promises.
+    pub mode: Mode,
+    /// The process that serves it.
+    pub pid: u32,
+    /// What a person should know of how it was mounted.
+    pub remarks: Vec<String>,
+}
+
+/// A mount that is served.
+pub struct Running {
+    publishing: Option<Publishing>,
+    following: Option<Watching>,
+    listener: Listener,
+    served: Arc<Daemon>,
+    ended: Arc<AtomicBool>,
+    every: Every,
+}
+
+/// How a mount ended.
+#[derive(Clone, Debug)]
+pub struct End {
+    /// It was cut off by force: what the kernel had not handed over is lost.
+    pub aborted: bool,
+    /// Where it was.
+    pub mountpoint: PathBuf,
+}
+
+impl Running {
+    /// Opens what is to be mounted, mounts it, and answers on its control socket.
+    pub fn start(plan: &Plan) -> Result<Running> {
+        let mountpoint = mounts::absolute(&plan.mountpoint)?;
+        if let Some((mount, below)) = mounts::entered(&mountpoint)
+            && !below.as_os_str().is_empty()
+        {
+            mounts::life(&mount)?;
+        }
+        check_places(&plan.source, &mountpoint)?;
+        let page = plan
+            .shown
+            .metrics
+            .as_deref()
+            .map(|at| metrics::bind(at, plan.shown.metrics_public))
+            .transpose()?;
+        if let Some(dir) = plan.source.dir() {
+            log::of_volume(&dir.path().display().to_string());
+        }
+        log::debug(|| format!("opening {}", plan.source.name().display()));
+        let node = open(&plan.source, &node_options(plan, &mountpoint))?;
+        log::of_volume(&node.name());
+        let endpoint = node.node().and_then(Node::endpoint);
+        origins::clear_line(endpoint.as_deref()).iter().for_each(|line| log::warn(line));
+        let session = match Session::mount(node.filesystem(), &mountpoint, session_options(plan, &*node)) {
+            Ok(session) => Arc::new(session),
+            Err(error) => {
+                node.close()?;
+                return Err(not_mounted(error));
+            }
+        };
+        session.warnings().iter().for_each(|warning| log::warn(warning));
+        let served = Arc::new(Daemon { node: node.clone(), session: session.clone() });
+        let ear = Ear::of_source(Path::new(&node.name()));
+        let listener = match Listener::start(ear, served.clone()) {
+            Ok(listener) => listener,
+            Err(failure) => {
+                let _ = session.unmount(Unmount::Lazy);
+                session.wait_for(Duration::from_secs(5));
+                node.close()?;
+                return Err(failure);
+            }
+        };
+        show(&plan.shown, page, &served);
+        let ended = Arc::new(AtomicBool::new(false));
+        let every = plan.every.clone();
+        Ok(Running { publishing: None, following: None, listener, served, ended, every })
+    }
+
+    /// Begins what goes on beside the mount: publications, and looking for what is published next. Then a service manager is told
+    /// that the mount is there.
+    pub fn go_on(&mut self) -> Result<()> {
+        let Daemon { node, session } = &*self.served;
+        self.publishing = self.every.start(node, session.mountpoint())?;
+        self.following = node.follow(session.notifier())?;
+        let mounted = self.mounted();
+        notify::ready(&format!("{} is mounted at {}", mounted.volume, mounted.mountpoint.display()));
+        Ok(())
+    }
+
+    /// What is mounted, and where.
+    pub fn mounted(&self) -> Mounted {
+        let Daemon { node, session } = &*self.served;
+        Mounted {
+            volume: node.name(),
+            mountpoint: session.mountpoint().to_owned(),
+            mode: node.mode(),
+            pid: std::process::id(),
+            remarks: session.warnings().iter().cloned().chain(node.node().and_then(Node::remark)).collect(),
+        }
+    }
+
+    /// By which another thread looks after it.
+    pub fn handle(&self) -> Handle {
+        Handle {
+            unmounter: self.served.session.unmounter(),
+            node: self.served.node.clone(),
+            ended: self.ended.clone(),
+        }
+    }
+
+    /// Requests that the kernel has sent.
+    pub fn requests(&self) -> u64 {
+        self.served.requests()
+    }
+
+    /// The few figures that are had at once.
+    pub fn in_short(&self) -> Option<Short> {
+        self.served.node.in_short()
+    }
+
+    /// Its figures.
+    pub fn status(&self) -> Result<Status> {
+        self.served.status()
+    }
+
+    /// Waits for the mount's end; calls `each` about once a second.
+    pub fn wait(&self, each: &mut dyn FnMut()) {
+        let mut trimmer = Trimmer::new();
+        while self.served.session.wait_for(Duration::from_secs(1)).is_none() {
+            trimmer.tick();
+            each();
+        }
+    }
+
+    /// Waits until the kernel has handed everything over, and closes the volume.
+    pub fn finish(self) -> Result<End> {
+        let Running { publishing, following, listener, served, ended, .. } = self;
+        drop((publishing, following));
+        let Daemon { node, session } = &*served;
+        ended.store(true, Ordering::SeqCst);
+        notify::stopping();
+        let end = session.wait();
+        drop(listener);
+        let closed = node.close();
+        if end.aborted {
+            log::warn(
+                "the mount was cut off by force; what the kernel had not handed over is lost, all else is here",
+            );
+        }
+        closed?;
+        if let Err(errno) = end.synced {
+            return Err(Failure::new("io", "the volume could not be made durable at the end of the mount")
+                .why(errno.to_string())
+                .next(format!("check it: covey fsck {}", node.name())));
+        }
+        Ok(End { aborted: end.aborted, mountpoint: session.mountpoint().to_owned() })
+    }
+}
+
+/// By which a thread asks for the end of a mount.
+pub struct Handle {
+    unmounter: Unmounter,
+    node: Arc<dyn Mount>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Handle {
+    /// Unmounts it.
+    pub fn unmount(&self, how: Unmount) -> std::result::Result<(), UnmountError> {
+        self.unmounter.unmount(how)
+    }
+
+    /// Makes everything written so far survive a power cut.
+    pub fn flush(&self) -> Result<()> {
+        self.node.flush()
+    }
+
+    /// Whether the mount has ended and [`Running::finish`] closes the volume.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+}
+
+/// Begins to show what was asked for. The mount is there already and does not end for want of a thread.
+fn show(shown: &Shown, page: Option<metrics::Page>, served: &Daemon) {
+    let traced = match shown.trace_rate {
+        0 => Ok(()),
+        every => watch::write_every(&served.session, every),
+    };
+    let page = page.map_or(Ok(()), |page| page.serve(served.node.clone(), served.session.clone()));
+    for failure in [traced, page].into_iter().filter_map(Result::err) {
+        log::error(&failure.to_string());
+    }
+}
+
+fn node_options(plan: &Plan, mountpoint: &Path) -> NodeOptions {
+    let options = &plan.options;
+    NodeOptions {
+        does: "mount",
+        mountpoint: Some(mountpoint.to_owned()),
+        read_only: options.read_only || options.frozen,
+        frozen: options.frozen,
+        relatime: options.relatime,
+        commit: options.commit,
+        deadline: options.deadline,
+        access: options.access.clone(),
+        far: options.far.clone(),
+        salvage: None,
+        take_over: plan.take_over,
+    }
+}
+
+fn session_options(plan: &Plan, node: &dyn Mount) -> fuse::Options {
+    let options = &plan.options;
+    let defaults = fuse::Options::default();
+    fuse::Options {
+        mount: fuse::MountFlags {
+            source: node.name(),
+            read_only: options.read_only || options.frozen || matches!(plan.source, Source::Published(_)),
+            allow_other: options.allow_other,
+            nosuid: options.nosuid(plan.source.is_foreign()),
+            nodev: options.nodev(plan.source.is_foreign()),
+            noexec: options.noexec,
+        },
+        writeback: options.writeback,
+        transport: plan.transport.kind,
+        readers: plan.transport.readers,
+        aside: plan.transport.aside,
+        uncached: plan.transport.uncached,
+        deadline: options.deadline,
+        read_ahead_kib: Some(options.read_ahead_kib.unwrap_or_else(|| read_ahead(options, node))),
+        workers: limits::workers(defaults.workers),
+        log: log::sink(),
+        ..defaults
+    }
+}
+
+/// How far the kernel reads ahead, in KiB, where nobody said. A fault in a mapping makes it read such a window around it: before a remote origin
+/// each window is a request, and the daemon prefetches a stream itself.
+fn read_ahead(options: &MountOptions, node: &dyn Mount) -> u32 {
+    const LOCAL: u32 = 1024;
+    const REMOTE: u32 = 128;
+    const PAGE: u32 = 4;
+    match (node.node().is_some_and(Node::is_remote), options.access.default) {
+        (false, _) | (true, Access::Stream) => LOCAL,
+        (true, Access::Normal) => REMOTE,
+        (true, Access::Random) => PAGE,
+    }
+}
+
+/// Neither may hide the other, and no mount may hide what its own daemon reads: that would wait for itself.
+fn check_places(source: &Source, mountpoint: &Path) -> Result<()> {
+    let place = mountpoint.display();
+    let below = |what: &str, path: &Path| {
+        let hidden = mounts::absolute(path).is_ok_and(|path| path.starts_with(mountpoint));
+        let failure = || {
+            Failure::usage(format!("{what} {} lies below the mountpoint {place}", path.display()))
+                .why("once mounted, it would be hidden from its own daemon")
+                .next("name a mountpoint elsewhere")
+        };
+        if hidden { Err(failure()) } else { Ok(()) }
+    };
+    let origin = match source {
+        Source::Published(tree) => {
+            tree.cache.as_deref().map_or(Ok(()), |cache| below("the cache", cache))?;
+            tree.home.origin.clone()
+        }
+        Source::Folder(dir) => dir.origin(),
+        Source::Memory | Source::Corpus(_) => String::new(),
+    };
+    let Some(dir) = source.dir() else { return below_origin(&origin, below) };
+    below("the volume", dir.path())?;
+    below_origin(&origin, below)?;
+    if mountpoint.starts_with(dir.path()) {
+        return Err(Failure::usage(format!("the mountpoint {place} lies in the volume's own folder"))
+            .next("name a mountpoint elsewhere"));
+    }
+    if dir.path().to_str().is_none() {
+        let volume = dir.path().display();
+        return Err(Failure::usage(format!("the path of the volume {volume} is not UTF-8"))
+            .why("the kernel's table of mounts, by which commands find a volume, is given it as text")
+            .next("rename that folder: mv FOLDER NEW-NAME"));
+    }
+    Ok(())
+}
+
+/// The same for an origin that is a folder.
+fn below_origin(origin: &str, below: impl Fn(&str, &Path) -> Result<()>) -> Result<()> {
+    origin.strip_prefix("file:").map_or(Ok(()), |folder| below("the origin", Path::new(folder)))
+}
+
+fn not_mounted(error: MountError) -> Failure {
+    match error {
+        MountError::NoDevice => Failure::new("no-fuse", "cannot mount: there is no /dev/fuse")
+            .next("load the kernel's module: modprobe fuse (as root)")
+            .next("in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN"),
+        MountError::NotAllowed(why) => Failure::io("this user may not mount", &why)
+            .next("or install fusermount3, with which every user may mount: apt-get install fuse3"),
+        MountError::NoMountpoint(path) => {
+            Failure::new("no-mountpoint", format!("the mountpoint {} is not there", path.display()))
+                .next(format!("make it: mkdir -p {}", path.display()))
+        }
+        MountError::NotADirectory(path) => {
+            Failure::new("no-mountpoint", format!("the mountpoint {} is not a folder", path.display()))
+                .next("name a folder, best an empty one")
+        }
+        MountError::DeadMount(path) => {
+            Failure::new("stale-mount", format!("a dead mount is at {}", path.display()))
+                .why("its daemon is gone")
+                .next(format!("take it away: covey umount {}", path.display()))
+        }
+        MountError::InUse { path, source_name } => {
+            Failure::new("mountpoint-in-use", format!("the mountpoint {} is in use", path.display()))
+                .why(format!("{source_name} is mounted there"))
+                .next(format!("unmount that first: covey umount {}", path.display()))
+                .next("or name another folder")
+        }
+        other => Failure::new("not-mounted", "cannot mount")
+            .why(other.to_string())
+            .next("covey doctor looks for the cause"),
+    }
+}
+
+/// What is served while mounted.
+struct Daemon {
+    node: Arc<dyn Mount>,
+    session: Arc<Session>,
+}
+
+impl Daemon {
+    fn requests(&self) -> u64 {
+        self.session.counts().iter().map(|(_, count)| count).sum()
+    }
+
+    fn status(&self) -> Result<Status> {
+        let mut status = self.node.status()?;
+        status.served = Some(Served {
+            mountpoint: self.session.mountpoint().to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: self.node.age().as_secs(),
+            requests: self.requests(),
+            requests_by_kind: self
+                .session
+                .counts()
+                .into_iter()
+                .map(|(kind, n)| (kind.to_owned(), n))
+                .collect(),
+            waiting: self.session.waiting() as u64,
+            transport: self.session.transport().to_string(),
+        });
+        Ok(status)
+    }
+}
+
+impl Serve for Daemon {
+    fn serve(&self, request: Request, tick: &mut dyn FnMut(Tick)) -> Result<Value> {
+        let value = match request {
+            Request::Status => serde_json::to_value(self.status()?),
+            Request::Metrics => serde_json::to_value(metrics::text(&*self.node, &self.session)),
+            Request::Info { path, list } => serde_json::to_value(self.node.info(&PathBuf::from(path), list)?),
+            Request::Publish { path, name, afresh } => {
+                let order = (PathBuf::from(path), name, afresh);
+                serde_json::to_value(again::for_caller(&self.node, order, tick)?)
+            }
+            Request::Unpublish { name } => {
+                self.node.unpublish(&name)?;
+                serde_json::to_value(())
+            }
+            Request::Gc => serde_json::to_value(self.node.gc(tick)?),
+            Request::Flush => serde_json::to_value(self.node.flush()?),
+            Request::Settle { seconds } => {
+                serde_json::to_value(self.node.settle(seconds.map(Duration::from_secs), tick)?)
+            }
+            Request::Evict { to } => serde_json::to_value(self.node.evict(to)?),
+            Request::Warm { paths, depot } => {
+                let paths: Vec<PathBuf> = paths.into_iter().map(PathBuf::from).collect();
+                serde_json::to_value(self.node.warm(&paths, depot, tick)?)
+            }
+            Request::Clone { from, to } => {
+                let cloned = self.node.clone_tree(&PathBuf::from(from), &PathBuf::from(to), tick)?;
+                // The kernel believes that the new name is not there, and keeps the folder's listing and times.
+                let notifier = self.session.notifier();
+                notifier.inval_entry(cloned.parent, &cloned.name);
+                notifier.inval_inode(cloned.parent, 0, 0);
+                notifier.settle();
+                serde_json::to_value(cloned.summary)
+            }
+            Request::Peers => serde_json::to_value(self.node.peers()?),
+            Request::Watch { .. } => return Err(Failure::usage("this is not answered at once")),
+        };
+        value.map_err(|error| Failure::new("io", "the answer cannot be written").why(error.to_string()))
+    }
+
+    fn watch(&self, wish: &Wish, wire: &Wire<'_>) -> Result<Value> {
+        watch::serve(&*self.node, &self.session, wish, wire)
+    }
+}
+
+/// Opens what is to be mounted.
+fn open(source: &Source, options: &NodeOptions) -> Result<Arc<dyn Mount>> {
+    Ok(match source {
+        Source::Corpus(spec) => Arc::new(crate::corpus::Served::make(*spec)?),
+        _ => Arc::new(Node::open_source(source, options)?),
+    })
+}

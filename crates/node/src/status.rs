@@ -1,0 +1,170 @@
+//! A volume's figures: what `status` shows, from a daemon or from a volume that is opened for it.
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use api::error::{Failure, Result};
+use api::status::Status;
+use base::{Deadline, PackNo};
+use fs::volume::Volume;
+use meta::key::tags;
+use meta::store::StoreError;
+use meta::{Key, Names, PackRow};
+use tree::Root;
+
+use crate::claim;
+use crate::far::Far;
+use crate::far::tree::TreeCache;
+use crate::opened::Node;
+use crate::sys::Memory;
+use crate::volume_dir::VolumeDir;
+
+/// The limit of counting in a tree's names.
+const FIGURES: Duration = Duration::from_secs(8);
+/// The same while its origin cannot be used.
+const FIGURES_AWAY: Duration = Duration::from_secs(1);
+
+/// What is counted in the names.
+struct Figures {
+    stats: fs::stats::Stats,
+    twice: Twice,
+}
+
+impl Figures {
+    /// The error is what is wrong, in words.
+    fn of(volume: &Volume) -> std::result::Result<Figures, String> {
+        let mut stats = volume.stats().map_err(|error| error.to_string())?;
+        let names = Names::new(volume.parts().store.clone());
+        let twice = Twice::count(&names).map_err(|error| error.to_string())?;
+        if !stats.counted {
+            count_packs(&names, &mut stats).map_err(|error| error.to_string())?;
+            stats.stored_bytes = stats.stored_bytes.saturating_sub(twice.bytes);
+        }
+        Ok(Figures { stats, twice })
+    }
+
+    /// Of a tree, whose names may have to be fetched. If that takes too long, the figures are the root's.
+    fn of_tree(volume: Arc<Volume>, root: &Root, is_away: bool) -> Figures {
+        let patience = if is_away { FIGURES_AWAY } else { FIGURES };
+        let (done, result) = mpsc::sync_channel(1);
+        // A thread of its own: a read may join one that has a later deadline.
+        let count = move || {
+            let figures = Deadline::after(patience).scope(|| Figures::of(&volume).ok());
+            let _ = done.send(figures);
+        };
+        let began = base::thread::spawn("covey-figures", count);
+        let counted = began.ok().and_then(|_| result.recv_timeout(patience).ok().flatten());
+        counted.unwrap_or_else(|| {
+            let stats =
+                fs::stats::Stats { inodes: root.inodes, logical_bytes: root.bytes, ..Default::default() };
+            Figures { stats, twice: Twice::default() }
+        })
+    }
+}
+
+impl Node {
+    /// Whether it is a published tree whose origin could not be used and has not been seen since.
+    fn tree_away(&self) -> bool {
+        self.tree_cache().is_some_and(|cache| cache.away().is_some())
+    }
+
+    /// The figures now.
+    pub fn status(&self) -> Result<Status> {
+        let figures = match self.root() {
+            Some(root) => Figures::of_tree(self.shown(), &root, self.tree_away()),
+            None => Figures::of(&self.shown()).map_err(|why| {
+                let fsck = format!("unmount it and check it: covey fsck {}", self.name());
+                Failure::new("damaged", "the volume's figures cannot be read").why(why).next(fsck)
+            })?,
+        };
+        let Figures { stats, twice } = figures;
+        let memory = Memory::now();
+        let journal = self.journal().map(|journal| journal.stats()).unwrap_or_default();
+        let stored = stats.stored_bytes + stats.open_bytes;
+        Ok(Status {
+            volume: self.name(),
+            id: self.dir().map(|dir| dir.format().id.clone()),
+            origin: match (self.dir(), self.tree()) {
+                (Some(dir), _) => dir.origin(),
+                (None, Some((_, origin))) => origin,
+                (None, None) => "mem:".to_owned(),
+            },
+            tree: self.tree().map(|(tree, _)| tree),
+            mode: self.mode(),
+            served: None,
+            files: stats.inodes,
+            bytes: stats.logical_bytes,
+            stored_bytes: stored,
+            garbage_bytes: stats.garbage_bytes,
+            saved_bytes: stats.logical_bytes.saturating_sub(stored.saturating_sub(stats.garbage_bytes)),
+            dedup_bytes: stats.dedup_bytes,
+            blobs: stats.sealed_packs.saturating_sub(twice.packs),
+            open_packs: stats.open_packs,
+            names_bytes: self.rows_bytes().unwrap_or_else(|| self.dir().map_or(0, names_bytes)),
+            log_bytes: journal.log_file_bytes,
+            overlay_bytes: journal.overlay_bytes,
+            held_inodes: stats.held_inodes,
+            io_errors: stats.io_errors,
+            memory_bytes: memory.now,
+            memory_peak_bytes: memory.peak,
+            claim: self.writer().and_then(|writer| claim::status(writer.keeper().standing())),
+            far: self.far().map(Far::status).or_else(|| self.tree_cache().map(TreeCache::status)),
+            fleet: self.fleet_status(),
+        })
+    }
+}
+
+/// What the volume's own count, which goes on behind or not at all, has not come to yet: sealed packs, and what is dead in them.
+fn count_packs(names: &Names, stats: &mut fs::stats::Stats) -> std::result::Result<(), StoreError> {
+    (stats.stored_bytes, stats.garbage_bytes, stats.sealed_packs) = (0, 0, 0);
+    let mut from = PackNo(0);
+    loop {
+        let rows = names.packs(from, 1024)?;
+        let Some((last, _)) = rows.last() else { return Ok(()) };
+        from = PackNo(last.0 + 1);
+        for (pack, row) in rows {
+            if let PackRow::Sealed { size, .. } = row {
+                let size = u64::from(size);
+                stats.sealed_packs += 1;
+                stats.stored_bytes += size;
+                stats.garbage_bytes += size.saturating_sub(names.pack_live(pack)?);
+            }
+        }
+    }
+}
+
+/// Packs whose bytes are another pack's as well: both are one blob, stored once.
+#[derive(Default)]
+struct Twice {
+    packs: u64,
+    bytes: u64,
+}
+
+impl Twice {
+    fn count(names: &Names) -> std::result::Result<Twice, StoreError> {
+        let mut twice = Twice::default();
+        let mut range = Key::kind(tags::BLOB_PACK);
+        let mut last = None;
+        loop {
+            let rows = names.store().scan(&range, 4096)?;
+            let Some((key, _)) = rows.last() else { return Ok(twice) };
+            range.start = key.successor();
+            for (blob, pack) in rows.iter().filter_map(|(key, _)| key.as_blob_pack()) {
+                if last == Some(blob)
+                    && let Some(PackRow::Sealed { size, .. }) = names.pack(pack)?
+                {
+                    twice.packs += 1;
+                    twice.bytes += u64::from(size);
+                }
+                last = Some(blob);
+            }
+        }
+    }
+}
+
+/// Bytes of the names' database on disk, SQLite's own log included.
+fn names_bytes(dir: &VolumeDir) -> u64 {
+    let files = std::fs::read_dir(dir.meta()).into_iter().flatten().flatten();
+    let ours = files.filter(|entry| entry.file_name().to_string_lossy().starts_with("names.db"));
+    ours.map(|entry| entry.metadata().map_or(0, |meta| meta.len())).sum()
+}

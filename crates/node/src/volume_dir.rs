@@ -1,0 +1,526 @@
+//! A volume as a folder: what lies where, the file that says which format it is, and the lock that makes sure of one user.
+//!
+//! ```text
+//!   VOLUME/covey.json    format version, id, when it was made, where its blobs live for good
+//!   VOLUME/lock          flock(2) is held by whoever has the volume open; its text says who that is
+//!   VOLUME/control.sock  while mounted: the daemon's ear
+//!   VOLUME/covey.log     what a daemon in the background had to say
+//!   VOLUME/meta/         names
+//!   VOLUME/open/         packs in the making
+//!   VOLUME/blobs/        sealed blobs, unless the origin is elsewhere; with a far origin those that this node keeps
+//!   VOLUME/upload/       with a far origin: a link to each blob that it does not have yet
+//!   VOLUME/cache.idx     with a far origin: which blobs are kept, in which order
+//!   VOLUME/claim         which claim on the origin is this folder's; by its inode a copy of the folder is known
+//!   VOLUME/publisher.json  who it is in its origin, and what it signs published trees with
+//! ```
+//!
+//! The lock is the kernel's: it goes with the process, however that ends, so a crash never leaves a volume locked. The text in it
+//! is for messages only and means nothing while nobody holds the lock. A folder is a volume when `covey.json` is there, which is
+//! therefore written last when a volume is made. Chapter "The volume folder" of docs/FORMAT.md is the prose of this file.
+
+#[cfg(test)]
+mod tests;
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use api::error::{Context, Failure, Result};
+use api::text::utc;
+use base::Deadline;
+use serde::{Deserialize, Serialize};
+
+use crate::limits;
+use crate::mounts;
+use crate::others::Others;
+use crate::own;
+
+/// The newest format this program reads, and the one it writes. Version 2 came with times of all years and with logs that tell damage from
+/// a torn tail; see [`VolumeDir::upgrade`] for volumes of version 1.
+pub const FORMAT_VERSION: u32 = 2;
+
+/// How long a daemon that closes the volume is waited for.
+const CLOSING: Duration = Duration::from_secs(10);
+
+/// The origin of a volume that keeps its blobs in its own folder.
+pub const ORIGIN_INSIDE: &str = "file:blobs";
+
+/// What `covey.json` says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Format {
+    /// The format's version. First in the file, and the only field whose meaning never changes.
+    pub format: u32,
+    /// The volume's id: 32 hexadecimal digits.
+    pub id: String,
+    /// When it was made, UTC.
+    pub created: String,
+    /// Where its blobs live: `file:DIR`, a relative folder being below the volume's; or `s3://BUCKET/PREFIX` and its kin.
+    pub origin: String,
+    /// Where the object store is, when it is not the cloud's own. Never a key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// The bucket's region.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub region: Option<String>,
+    /// What this node keeps of a far origin's blobs, in bytes, unless a mount says otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_size: Option<u64>,
+    /// Fields that this program does not know.
+    #[serde(flatten)]
+    pub other: serde_json::Map<String, serde_json::Value>,
+}
+
+/// Where a volume's blobs are to live, as `covey.json` says it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Home {
+    /// The origin.
+    pub origin: String,
+    /// See [`Format::endpoint`].
+    pub endpoint: Option<String>,
+    /// See [`Format::region`].
+    pub region: Option<String>,
+    /// See [`Format::cache_size`].
+    pub cache_size: Option<u64>,
+}
+
+impl From<&str> for Home {
+    fn from(origin: &str) -> Home {
+        Home { origin: origin.to_owned(), ..Home::default() }
+    }
+}
+
+/// Who holds a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// The process.
+    pub pid: u32,
+    /// What it does: `mount`, `fsck`, `import`, ...
+    pub does: String,
+    /// Where it has it mounted.
+    #[serde(default, with = "api::raw_path::option", skip_serializing_if = "Option::is_none")]
+    pub mountpoint: Option<PathBuf>,
+}
+
+/// A folder that is a volume of a format that this program reads.
+#[derive(Clone, Debug)]
+pub struct VolumeDir {
+    path: PathBuf,
+    format: Format,
+}
+
+impl VolumeDir {
+    /// Opens the folder of a volume.
+    pub fn open(path: &Path) -> Result<VolumeDir> {
+        mounts::check_way(path)?;
+        let path = canonical(path)?;
+        let file = path.join("covey.json");
+        let text = match fs::read(&file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(not_a_volume(&path)),
+            Err(error) => return Err(Failure::io(format!("cannot read {}", file.display()), &error)),
+        };
+        let format = read_format(&text).map_err(|why| unreadable(&file, why))?;
+        if format.format > FORMAT_VERSION {
+            return Err(newer(&path, format.format));
+        }
+        let format: Format =
+            serde_json::from_slice(&text).map_err(|error| unreadable(&file, error.to_string()))?;
+        Ok(VolumeDir { path, format })
+    }
+
+    /// Makes an empty volume's folder, except for its names: `fill` writes those, and only then the folder becomes a volume.
+    /// The folder may exist if it is empty.
+    pub fn create(
+        path: &Path,
+        home: impl Into<Home>,
+        fill: impl FnOnce(&VolumeDir) -> Result<()>,
+    ) -> Result<VolumeDir> {
+        let id: String = base::random::id16().iter().map(|byte| format!("{byte:02x}")).collect();
+        VolumeDir::create_as(path, &id, home, fill)
+    }
+
+    /// The same for a volume that has its id already.
+    pub fn create_as(
+        path: &Path,
+        id: &str,
+        home: impl Into<Home>,
+        fill: impl FnOnce(&VolumeDir) -> Result<()>,
+    ) -> Result<VolumeDir> {
+        mounts::check_way(path)?;
+        limits::check(limits::For::Change)?;
+        let made = !path.exists();
+        private_folder(path)?;
+        let path = canonical(path)?;
+        check_empty(&path)?;
+        close_to_writers(&path)?;
+        let created = utc(base::time::now().seconds());
+        let Home { origin, endpoint, region, cache_size } = home.into();
+        let format = Format {
+            format: FORMAT_VERSION,
+            id: id.to_owned(),
+            created,
+            origin,
+            endpoint,
+            region,
+            cache_size,
+            other: serde_json::Map::new(),
+        };
+        let volume = VolumeDir { path, format };
+        let outcome = volume.build(fill);
+        if outcome.is_err() {
+            // Nothing of a half-made volume is worth keeping, and left-overs would be in the way of the next attempt.
+            for name in ["meta", "open", "blobs", "upload"] {
+                let _ = fs::remove_dir_all(volume.path.join(name));
+            }
+            for name in ["lock", "claim", "publisher.json"] {
+                let _ = fs::remove_file(volume.path.join(name));
+            }
+            if made {
+                let _ = fs::remove_dir(&volume.path);
+            }
+        }
+        outcome.map(|()| volume)
+    }
+
+    fn build(&self, fill: impl FnOnce(&VolumeDir) -> Result<()>) -> Result<()> {
+        for folder in [self.meta(), self.open_packs()] {
+            private_folder(&folder)?;
+        }
+        fill(self)?;
+        self.write_format(&self.format)
+    }
+
+    /// Makes a volume of an older format one of this program's, which programs that know only the older refuse from then on. Nothing else
+    /// changes: what is stored is read as it is, and new versions of it are written beside. The caller holds the lock and is about to
+    /// write to the volume.
+    pub fn upgrade(&self) -> Result<()> {
+        if self.format.format >= FORMAT_VERSION || !self.path.join("covey.json").exists() {
+            return Ok(());
+        }
+        self.write_format(&Format { format: FORMAT_VERSION, ..self.format.clone() })
+    }
+
+    fn write_format(&self, format: &Format) -> Result<()> {
+        let text = serde_json::to_string_pretty(format).or_json()? + "\n";
+        let (temporary, file) = (self.path.join("covey.json.new"), self.path.join("covey.json"));
+        let write = || {
+            let mut out = File::create(&temporary)?;
+            out.write_all(text.as_bytes())?;
+            out.sync_all()?;
+            fs::rename(&temporary, &file)?;
+            File::open(&self.path)?.sync_all()
+        };
+        write().at("write", &file)
+    }
+
+    /// The folder, absolute.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where its blobs live for good, as `covey.json` says; a relative folder made absolute.
+    pub fn home(&self) -> Home {
+        let Format { endpoint, region, cache_size, .. } = self.format.clone();
+        Home { origin: self.origin(), endpoint, region, cache_size }
+    }
+
+    /// What `covey.json` says.
+    pub fn format(&self) -> &Format {
+        &self.format
+    }
+
+    /// Where the names are.
+    pub fn meta(&self) -> PathBuf {
+        self.path.join("meta")
+    }
+
+    /// Where packs in the making are.
+    pub fn open_packs(&self) -> PathBuf {
+        self.path.join("open")
+    }
+
+    /// Where blobs are: all of them, or with a far origin those that this node keeps.
+    pub fn blobs(&self) -> PathBuf {
+        self.path.join("blobs")
+    }
+
+    /// What a far origin does not have yet.
+    pub fn uploads(&self) -> PathBuf {
+        self.path.join("upload")
+    }
+
+    /// How much that is, as the folder says while nobody has the volume open.
+    pub fn not_uploaded(&self) -> (u64, u64) {
+        let entries = fs::read_dir(self.uploads()).into_iter().flatten().flatten();
+        let notes =
+            entries.filter(|entry| entry.file_name().to_string_lossy().parse::<base::BlobId>().is_ok());
+        let sizes = notes.map(|entry| entry.metadata().map_or(0, |meta| meta.len()));
+        sizes.fold((0, 0), |(blobs, bytes), size| (blobs + 1, bytes + size))
+    }
+
+    /// Which of a far origin's blobs this node keeps, in which order.
+    pub fn cache_index(&self) -> PathBuf {
+        self.path.join("cache.idx")
+    }
+
+    /// Which claim on the origin is this folder's.
+    pub fn claim(&self) -> PathBuf {
+        self.path.join(crate::claim::memory::FILE)
+    }
+
+    /// What a daemon in the background had to say.
+    pub fn log(&self) -> PathBuf {
+        self.path.join("covey.log")
+    }
+
+    /// The origin, with a relative folder made absolute: `file:/srv/v/blobs`.
+    pub fn origin(&self) -> String {
+        match self.format.origin.strip_prefix("file:") {
+            Some(folder) => format!("file:{}", self.path.join(folder).display()),
+            None => self.format.origin.clone(),
+        }
+    }
+
+    /// Takes the volume for this process. A daemon whose mount has ended and who still writes down the rest is waited for.
+    pub fn lock(&self, holder: &Holder) -> Result<Lock> {
+        let path = self.path.join("lock");
+        let mut file = open_lock(&path).at("open", &path)?;
+        let deadline = Deadline::current().within(CLOSING);
+        while !try_lock(&file, libc::LOCK_EX).at("lock", &path)? {
+            let other = self.holder()?;
+            let closing = other.as_ref().is_none_or(|other| other.mountpoint.is_some())
+                && mounts::of_volume(&self.path).is_none();
+            if !closing || deadline.is_over() {
+                return Err(self.in_use(other));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let text = serde_json::to_string(holder).or_json()?;
+        let mut write = || {
+            file.set_len(0)?;
+            file.seek(SeekFrom::Start(0))?;
+            file.write_all(text.as_bytes())
+        };
+        // A full disk must not be in the way of a mount: the text is for messages only.
+        let _ = write();
+        Ok(Lock { _file: file })
+    }
+
+    /// Who holds the volume, if anybody does. A holder whose text cannot be read has pid 0.
+    pub fn holder(&self) -> Result<Option<Holder>> {
+        let path = self.path.join("lock");
+        let mut file = match own::open(&path, OpenOptions::new().read(true)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Failure::io(format!("cannot open {}", path.display()), &error)),
+        };
+        if try_lock(&file, libc::LOCK_SH).at("lock", &path)? {
+            return Ok(None);
+        }
+        // Whoever has just taken the lock writes its text right after.
+        for _ in 0..20 {
+            let mut text = Vec::new();
+            file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_end(&mut text)).at("read", &path)?;
+            if let Ok(holder) = serde_json::from_slice(&text) {
+                return Ok(Some(holder));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Some(Holder { pid: 0, does: "something".to_owned(), mountpoint: None }))
+    }
+
+    /// Waits until nobody holds the volume; false when that took too long.
+    pub fn wait_free(&self, patience: Duration) -> Result<bool> {
+        let deadline = Deadline::after(patience);
+        while self.holder()?.is_some() {
+            if deadline.is_over() {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(true)
+    }
+
+    /// "It is in use", by whom, and how to end that.
+    pub fn in_use(&self, holder: Option<Holder>) -> Failure {
+        let failure = Failure::new("in-use", format!("the volume {} is in use", self.path.display()));
+        if let Some(Holder { pid, mountpoint: Some(_), .. }) = &holder
+            && mounts::of_volume(&self.path).is_none()
+        {
+            // Its mount is gone from here: what still has it is worth more than where it was.
+            let others = Others::of_volume(&self.path);
+            if !others.is_empty() {
+                let why = format!("process {pid} serves it, and its mount is gone from here");
+                return others.explain(failure.why(why), &self.path);
+            }
+        }
+        match holder {
+            Some(Holder { pid, mountpoint: Some(place), .. }) => failure
+                .why(format!("process {pid} has it mounted at {}", place.display()))
+                .next(format!("use it there, or unmount it first: covey umount {}", place.display())),
+            Some(Holder { pid, does, .. }) => failure
+                .why(format!("process {pid} is busy with it (covey {does})"))
+                .next("wait until that is done, then try again"),
+            None => failure.why("another process had it a moment ago").next("try again"),
+        }
+    }
+}
+
+/// The volume belongs to this process until this is dropped.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+fn open_lock(path: &Path) -> io::Result<File> {
+    own::open(path, OpenOptions::new().read(true).write(true).create(true).truncate(false))
+}
+
+/// Whether the lock could be had.
+fn try_lock(file: &File, how: i32) -> io::Result<bool> {
+    loop {
+        // SAFETY: flock(2) on a descriptor that `file` keeps open.
+        if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
+            return Ok(true);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EWOULDBLOCK) => return Ok(false),
+            Some(libc::EINTR) => {}
+            _ => return Err(error),
+        }
+    }
+}
+
+/// Makes a folder that only its owner can look into, with the folders above it as usual.
+pub fn private_folder(path: &Path) -> Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).at("make the folder", path)
+}
+
+fn canonical(path: &Path) -> Result<PathBuf> {
+    match fs::canonicalize(path) {
+        Ok(full) if full.is_dir() => Ok(full),
+        Ok(_) => Err(Failure::new(
+            "not-a-volume",
+            format!("{} is not a folder, and a volume is one", path.display()),
+        )
+        .next("name a volume's folder, or make one: covey format FOLDER")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let failure = Failure::new("not-found", format!("there is no volume {}", path.display()))
+                .why("no such folder");
+            Err(match tree_in_a_folder(path) {
+                Some(tree) => failure.next(format!("for what is published in that folder write {tree}")),
+                None => failure.next(format!("make one: covey format {}", path.display())),
+            })
+        }
+        Err(error) => Err(Failure::io(format!("cannot open {}", path.display()), &error)),
+    }
+}
+
+/// `file:DIR@NAME`, if somebody wrote `DIR@NAME` and meant the published tree of an origin in a folder.
+fn tree_in_a_folder(path: &Path) -> Option<String> {
+    let (folder, name) = path.to_str()?.rsplit_once('@')?;
+    let is_one = Path::new(folder).join("covey-origin").is_file();
+    is_one.then(|| format!("file:{folder}@{name}"))
+}
+
+fn check_empty(path: &Path) -> Result<()> {
+    let shown = path.display();
+    if path.join("covey.json").exists() {
+        return Err(Failure::new("exists", format!("{shown} is a Covey volume already"))
+            .next(format!("use it: covey mount {shown} MOUNTPOINT"))
+            .next("or remove that folder first, if what it holds is not wanted any more"));
+    }
+    let found =
+        fs::read_dir(path).at("read", path)?.flatten().find(|entry| entry.file_name() != "lost+found");
+    match found {
+        Some(entry) => Err(Failure::new("exists", format!("the folder {shown} is not empty"))
+            .why(format!("it holds {}", entry.file_name().to_string_lossy()))
+            .next("name an empty folder, or one that does not exist yet")),
+        None => Ok(()),
+    }
+}
+
+/// Closes the folder to writing by others, who could put another lock, socket or database in the place of ours.
+fn close_to_writers(path: &Path) -> Result<()> {
+    let about = fs::metadata(path).at("look at", path)?;
+    let mode = about.mode() & 0o7777;
+    if mode & 0o022 == 0 {
+        return Ok(());
+    }
+    let shown = path.display();
+    if about.uid() == api::caller::euid() {
+        return fs::set_permissions(path, Permissions::from_mode(mode & !0o022)).at("close to others", path);
+    }
+    Err(Failure::new("not-private", format!("others may write to the folder {shown} (mode {mode:04o})"))
+        .why("they could exchange what a volume keeps there")
+        .next(format!("close it: chmod go-w {shown}"))
+        .next("or name a folder that does not exist yet"))
+}
+
+/// Only the version: other fields may mean anything in another one.
+#[derive(Deserialize)]
+struct Version {
+    format: u32,
+}
+
+fn read_format(text: &[u8]) -> std::result::Result<Version, String> {
+    serde_json::from_slice(text).map_err(|error| error.to_string())
+}
+
+fn unreadable(file: &Path, why: String) -> Failure {
+    Failure::new("damaged", format!("{} cannot be understood", file.display())).why(why).next(
+        "restore this small file from a backup; it holds the format version, the volume's id and its origin",
+    )
+}
+
+fn newer(path: &Path, version: u32) -> Failure {
+    Failure::new("newer-format", format!("the volume {} has format {version}", path.display()))
+        .why(format!("this covey reads formats up to {FORMAT_VERSION}; a newer one wrote it"))
+        .next("use the newer covey; nothing was changed")
+}
+
+fn not_a_volume(path: &Path) -> Failure {
+    let shown = path.display();
+    let failure =
+        Failure::new("not-a-volume", format!("{shown} is not a Covey volume")).why("it has no covey.json");
+    let mounted = mounts::at(path).ok().flatten().filter(mounts::is_covey);
+    if let Some(mount) = mounted {
+        return failure.next(format!("a volume is mounted there; the volume itself is {}", mount.source));
+    }
+    if path.join("covey-origin").is_file() {
+        return failure
+            .why("it is an origin: it holds the blobs of a volume, not its names")
+            .next(format!("name the volume's own folder, or what is published here: file:{shown}@NAME"))
+            .next(format!("covey published file:{shown} lists the names"));
+    }
+    match check_empty(path) {
+        Ok(()) => failure.next(format!("make one there: covey format {shown}")),
+        Err(_) => failure.next("check the path, or make a volume in a new folder: covey format FOLDER"),
+    }
+}
+
+/// JSON that cannot be written is a bug, and still no reason to panic.
+trait OrJson<T> {
+    fn or_json(self) -> Result<T>;
+}
+
+impl<T> OrJson<T> for serde_json::Result<T> {
+    fn or_json(self) -> Result<T> {
+        self.map_err(|error| Failure::new("io", "cannot write JSON").why(error.to_string()))
+    }
+}
+
+/// Where mounts of trees keep what they fetch, and what they know of origins: the folder that somebody named, else in the user's cache folder; the
+/// system's where there is no user.
+pub fn cache_folder(named: Option<&Path>) -> Result<PathBuf> {
+    if let Some(named) = named {
+        return Ok(named.to_owned());
+    }
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")));
+    Ok(base.unwrap_or_else(|| PathBuf::from("/var/cache")).join("covey/trees"))
+}
