@@ -1,7 +1,8 @@
-//! What each other node takes of this one, over all connections that it made: so one cannot take what is there for all.
+//! What each other node uses of this one, over all connections that it opened. So one node cannot use up what
+//! is there for all.
 //!
-//! A node is told by the name in its HELLO. A program that knows the secret can call itself as it likes; it is bounded by what is bounded for
-//! all ([`super::Limits`]).
+//! A node is identified by the id in its HELLO. A program that knows the secret can use any id. It is still
+//! bound by the limits that apply to all ([`super::Limits`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -12,19 +13,19 @@ use tokio::sync::Notify;
 
 use crate::id::NodeId;
 
-/// After so many suspicions without ground its connections are ended.
+/// After this many unfounded suspicions the node's connections are ended.
 const UNFOUNDED: usize = 8;
 
-/// Another node that asks here.
+/// Another node that sends requests to this one.
 #[derive(Default)]
 pub(super) struct Guest {
-    /// Ends its connections, the oldest first.
+    /// Signals that end its connections, the oldest first.
     connections: Mutex<VecDeque<Arc<Notify>>>,
-    /// Bodies that it was promised; each is an open file.
+    /// Bodies that were promised to it. Each is an open file.
     bodies: AtomicUsize,
-    /// Ranges, lists and fills that others work on for it.
+    /// Ranges, lists and fills that helper threads work on for it.
     slow: AtomicUsize,
-    /// Blobs that it suspected, and that are sound.
+    /// Blobs that it suspected although they are sound.
     unfounded: AtomicUsize,
 }
 
@@ -34,12 +35,12 @@ impl Guest {
         self.slow.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// So many were taken.
+    /// This many are finished.
     pub(super) fn slow_ended(&self, count: usize) {
         self.slow.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// How many are under way.
+    /// How many are in progress.
     pub(super) fn slow(&self) -> usize {
         self.slow.load(Ordering::Relaxed)
     }
@@ -49,30 +50,31 @@ impl Guest {
         self.unfounded.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It is not listened to any more.
+    /// Its suspicions are no longer accepted.
     pub(super) fn is_wrong_too_often(&self) -> bool {
         self.unfounded.load(Ordering::Relaxed) > UNFOUNDED
     }
 }
 
-/// All of them.
+/// All guests.
 #[derive(Default)]
 pub(super) struct Guests {
     all: Mutex<HashMap<NodeId, Arc<Guest>>>,
     bodies: AtomicUsize,
 }
 
-/// A connection of a guest, as long as it lives.
+/// A connection of a guest, while it exists.
 pub(super) struct Visit {
     guests: Arc<Guests>,
     node: NodeId,
     pub(super) guest: Arc<Guest>,
-    /// Is notified when the connection is to end, because the node has made too many since.
+    /// Notified when the connection must end, because the node has opened too many since.
     pub(super) leave: Arc<Notify>,
 }
 
 impl Guests {
-    /// A node has connected. One with more than `most` connections loses its oldest: those of a node that was restarted may not have ended yet.
+    /// A node has connected. If it has more than `most` connections, the oldest ends: those of a restarted
+    /// node may not have ended yet.
     pub(super) fn enter(self: &Arc<Guests>, node: NodeId, most: usize) -> Visit {
         let leave = Arc::new(Notify::new());
         let mut all = self.all.lock();
@@ -89,7 +91,7 @@ impl Guests {
         Visit { guests: Arc::clone(self), node, guest, leave }
     }
 
-    /// Room for one more body, if there is any: `all` in total, `each` for this guest.
+    /// Reserves one more body, if the bounds allow it: `all` in total, `each` for this guest.
     pub(super) fn body(self: &Arc<Guests>, guest: &Arc<Guest>, all: usize, each: usize) -> Option<Promised> {
         let take = |counter: &AtomicUsize, most| {
             let room = |count: usize| (count < most).then_some(count + 1);
@@ -117,7 +119,8 @@ impl Drop for Visit {
         let mut all = self.guests.all.lock();
         let mut connections = self.guest.connections.lock();
         connections.retain(|other| !Arc::ptr_eq(other, &self.leave));
-        // The entry may be a younger one: another visit made it after this guest's last had gone.
+        // The entry may be a newer one, which another visit created after this guest's last connection had
+        // ended.
         if connections.is_empty() && all.get(&self.node).is_some_and(|guest| Arc::ptr_eq(guest, &self.guest))
         {
             all.remove(&self.node);

@@ -1,4 +1,4 @@
-//! Which lanes there are, which one a request takes, and when a node that failed is tried again.
+//! All lanes, which one a request takes, and when a failed node is tried again.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use crate::hello::{Class, HelloError};
 struct Lanes {
     lanes: Vec<Arc<Lane>>,
     failures: u32,
-    /// Not tried before, and why.
+    /// Not tried before this time, and why.
     not_before: Option<(Instant, Fail)>,
 }
 
@@ -28,7 +28,7 @@ struct Lanes {
 pub(super) struct Peers(Mutex<HashMap<Peer, Lanes>>);
 
 impl Peers {
-    /// The lane that a request takes: the least busy one, or a new one when all are busy and there may be more.
+    /// The lane for a request: the least busy one, or a new one if all are busy and there may be more.
     pub(super) fn lane(
         &self,
         shared: &Arc<Shared>,
@@ -74,7 +74,7 @@ impl Peers {
         Ok(lane)
     }
 
-    /// Lets go of connections that have ended, and so closes them at this end.
+    /// Drops connections that have ended, which closes them at this end.
     fn tidy(&self, peer: Peer) {
         if let Some(known) = self.0.lock().get_mut(&peer) {
             known.lanes.retain(|lane| !lane.is_over());
@@ -120,7 +120,7 @@ impl Peers {
     }
 }
 
-/// Whatever ends the task, also the end of its thread, ends the lane.
+/// Ends the lane when the task ends for any reason, including the end of its thread.
 struct Ends(Arc<Lane>, Fail);
 
 impl Drop for Ends {

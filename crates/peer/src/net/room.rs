@@ -1,37 +1,39 @@
-//! How much may be on its way to this node on one connection: what its line carries in a sixth of a second.
+//! How much may be in flight to this node on one connection: what its link carries in a sixth of a second.
 //!
 //! ```text
-//!   who sends ──► his line ──► the switch's queue for this node ──► this node
-//!       ▲                                                             │
-//!       └── acknowledgements: behind what this node sends, then behind what he receives
+//!   sender ──► its link ──► the switch's queue for this node ──► this node
+//!     ▲                                                              │
+//!     └── acknowledgements: behind what this node sends, then behind what the sender receives
 //! ```
 //!
-//! Queues of switches hold a tenth of a second, and drop what is more. Once such a queue is full it stays so, for what comes in is as fast as what goes out: nodes
-//! that form a ring then have it behind each of them, also in the way of acknowledgements, and a stream that begins needs seconds until it fills a line.
-//! A sender who looks for the end of the queue by filling it costs the others their packets.
+//! The queues of switches hold a tenth of a second, and drop what is more. A full queue stays full, because
+//! data arrives as fast as it leaves. Nodes that form a ring then have such a queue behind each of them,
+//! which also delays acknowledgements. A new stream needs seconds until it fills a link. A sender that probes
+//! a queue's size by filling it makes others lose packets.
 //!
-//! So the receiver says how much it wants to have on its way, and who sends may begin without care ([`super::socket`]): it meets this bound, and
-//! seldom the queue's.
-//! A sender that is far away has as much more as its way is long.
+//! So the receiver bounds how much is in flight to it, and the sender can begin fast ([`super::socket`]): it
+//! reaches this bound, and seldom the queue's. A distant sender gets more, in proportion to its round trip.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What the line carries in so long may be on its way, microseconds: twice as long as queues are, for acknowledgements wait in another.
+/// What the link carries in this time may be in flight, in microseconds. It is twice as long as queues are,
+/// because acknowledgements wait in another one.
 const QUEUE: u64 = 160_000;
-/// A round trip that takes no longer says nothing: it may have met the queue.
+/// A round trip up to this time says nothing about distance: it may have waited in the queue.
 const NEAR: u64 = 100_000;
-/// Nor does more count of one that takes longer.
+/// Upper bound on the time of a longer round trip that counts.
 const FAR: u64 = 1_000_000;
-/// Less is never asked for, bytes: who has got little yet, because others are slow, does not know what its line carries.
+/// The smallest window, in bytes. A node that has received little, because others are slow, does not know
+/// what its link carries.
 const LEAST: u64 = 1 << 20;
-/// Nor is more: the kernel's own bound is below that, and it is no number of 31 bits.
+/// The largest window. The kernel's own bound is lower, and larger numbers exceed 31 bits.
 const MOST: u64 = 1 << 30;
 
-/// Nobody has said anything of the line.
+/// Nothing is known about the link.
 const UNKNOWN: u64 = u64::MAX;
 
-/// What is known of the line: bytes a second.
+/// The known capacity of the link, in bytes a second.
 #[derive(Debug)]
 pub(super) struct Room(AtomicU64);
 
@@ -42,12 +44,12 @@ impl Default for Room {
 }
 
 impl Room {
-    /// The line carries so many bytes a second, or more.
+    /// The link carries this many bytes a second, or more.
     pub(super) fn carries(&self, rate: u64) {
         self.0.store(rate.min(UNKNOWN - 1), Ordering::Relaxed);
     }
 
-    /// Bytes that may be on their way on one connection, whose round trip took so long when it was made. None: as many as the kernel likes.
+    /// The bytes that may be in flight on a connection with this round trip. None: the kernel decides.
     pub(super) fn bytes(&self, trip: Duration) -> Option<u32> {
         let rate = self.0.load(Ordering::Relaxed);
         let far = u64::try_from(trip.as_micros()).unwrap_or(NEAR).saturating_sub(NEAR).min(FAR);
@@ -69,7 +71,7 @@ mod tests {
         room.carries(25_000_000);
         assert_eq!(room.bytes(near), Some(4_000_000));
         assert_eq!(room.bytes(far), Some(4_000_000 + 7_500_000), "more than it carries in a round trip");
-        // Where all get little because one is slow, nobody is bounded by that.
+        // If all get little because one node is slow, that bounds none of them.
         room.carries(10_000);
         assert_eq!(room.bytes(near), Some(LEAST as u32));
         room.carries(u64::MAX);

@@ -1,8 +1,10 @@
-//! Blobs whose copies here are suspected: compared with their names one after the other, by one thread, and none twice within a while.
+//! Blobs whose copies here are suspected of damage. One thread compares them with their ids, one after the
+//! other, and none twice within a while.
 //!
-//! A comparison reads and hashes up to 4 MiB, and anybody in the fleet can ask for it with 64 bytes. So what waits is bounded, a blob waits
-//! once, one that was found sound is not looked at again for [`REMEMBERED`], and a node that suspects sound blobs again and again is not
-//! listened to any more ([`super::guests`]).
+//! A comparison reads and hashes up to 4 MiB, and any node of the fleet can request it with 64 bytes. So the
+//! queue is bounded, and a blob is in it once. A blob that was found sound is not compared again for
+//! [`REMEMBERED`]. Suspicions of a node that often suspects sound blobs are no longer accepted
+//! ([`super::guests`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,16 +17,16 @@ use super::guests::Guest;
 use super::service::CopyState;
 use super::{Counters, Shared};
 
-/// So many blobs wait at most. Later ones are left out: a reader of wrong bytes finds them again.
+/// Upper bound on waiting blobs. Later ones are skipped: a reader of wrong bytes will suspect them again.
 pub(super) const WAITING: usize = 64;
-/// So long a blob that was found sound counts as sound.
+/// How long a blob that was found sound counts as sound.
 const REMEMBERED: Duration = Duration::from_secs(10);
-/// So many of these are remembered.
+/// Upper bound on remembered sound blobs.
 const SOUND: usize = 1024;
 
 #[derive(Default)]
 struct State {
-    /// The first is being looked at, if the worker is there.
+    /// The first one is being compared, if a worker is running.
     waiting: VecDeque<(BlobId, Option<Arc<Guest>>)>,
     working: bool,
     sound: VecDeque<(BlobId, Instant)>,
@@ -35,19 +37,19 @@ struct State {
 pub(super) struct Suspicions(Mutex<State>);
 
 impl Suspicions {
-    /// How many wait, with the one that is looked at.
+    /// How many are waiting, including the one that is being compared.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.0.lock().waiting.len()
     }
 
-    /// Whether a worker has to be started: one more waits, and there is none.
+    /// Adds a suspicion. True if a worker must be started.
     fn push(&self, blob: BlobId, by: Option<&Arc<Guest>>, now: Instant) -> bool {
         let mut state = self.0.lock();
         while state.sound.front().is_some_and(|(_, since)| now.duration_since(*since) >= REMEMBERED) {
             state.sound.pop_front();
         }
-        // What this node itself has found wrong is looked at in any case.
+        // Wrong bytes that this node itself has found are checked in any case.
         if let Some(guest) = by
             && state.sound.iter().any(|(sound, _)| *sound == blob)
         {
@@ -61,7 +63,7 @@ impl Suspicions {
         !std::mem::replace(&mut state.working, true)
     }
 
-    /// The next one to be looked at; none: the worker ends.
+    /// The next blob to compare. None: the worker ends.
     fn next(&self) -> Option<(BlobId, Option<Arc<Guest>>)> {
         let mut state = self.0.lock();
         let first = state.waiting.front().cloned();
@@ -82,7 +84,8 @@ impl Suspicions {
     }
 }
 
-/// A blob is suspected: by another node, or because this one met wrong bytes. Inside a runtime only.
+/// Suspects a blob, on behalf of another node or because this one read wrong bytes. Must be called inside a
+/// runtime.
 pub(super) fn suspect(shared: &Arc<Shared>, blob: BlobId, by: Option<&Arc<Guest>>) {
     Counters::one(&shared.counters.suspected);
     if !shared.suspicions.push(blob, by, base::time::monotonic()) {
