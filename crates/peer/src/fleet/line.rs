@@ -1,38 +1,40 @@
-//! What this node's own line carries: the most that came in a second, from all together.
+//! The capacity of this node's own link: the largest amount received in a second, from all sources together.
 //!
-//! A dozen blobs that come at once share the line, so each takes a dozen times as long as one. On a line that is full, one of them may stand still for
-//! a second although its sender is well; whoever takes that for a defect fetches it from elsewhere, over the same line.
+//! A dozen blobs that arrive at once share the link, so each takes a dozen times as long as one. On a full
+//! link one of them may stall for a second although its sender is well. If that counted as a failure, the
+//! blob would be fetched from elsewhere, over the same link.
 //!
-//! And whoever asks for more than the line will bring soon has chosen too early whom to ask: all of it waits behind others at one node while another has become
-//! idle, and a reader, who wants them in order, stands still for the one that waits longest.
+//! If a node requests more than the link can deliver soon, it chooses the sources too early. All requests may
+//! queue at one node while another becomes idle. A reader that needs the blobs in order then stalls for the
+//! one that waits longest.
 
 use base::size::BLOB_MAX;
 use parking_lot::Mutex;
 
-/// Bytes are counted for so long before it is a rate, microseconds.
+/// Bytes are counted for this long to get a rate, in microseconds.
 const WINDOW: u64 = 1_000_000;
 
-/// What is fetched ahead is what the line brings in such a part of a second ...
+/// Prefetches in flight cover what the link delivers in this fraction of a second ...
 const AHEAD: u64 = 2;
-/// ... but at least so many blobs: one that comes, one behind it, and two that are being asked for.
+/// ... but at least this many blobs: one that is arriving, one behind it, and two that are being requested.
 const AHEAD_LEAST: usize = 4;
 
 #[derive(Debug, Default)]
 struct Counted {
     since: u64,
     bytes: u64,
-    /// Bytes a second: the most of late. Each window that brought less takes a sixteenth.
+    /// Bytes a second: the recent maximum. Each window with less reduces it by a sixteenth.
     most: u64,
-    /// Bytes a second of the last window.
+    /// Bytes a second in the last window.
     last: u64,
 }
 
-/// See the module. Times are the plans', in microseconds.
+/// See the module. Times are those of the plans, in microseconds.
 #[derive(Debug, Default)]
 pub(super) struct Line(Mutex<Counted>);
 
 impl Line {
-    /// So many bytes of blobs came. What the line carries ([`Line::rate`]), if that is known anew.
+    /// Counts received bytes of blobs. Returns the link's capacity ([`Line::rate`]) if it was measured anew.
     pub(super) fn came(&self, now: u64, bytes: u64) -> Option<u64> {
         let mut counted = self.0.lock();
         counted.bytes += bytes;
@@ -46,18 +48,18 @@ impl Line {
         None
     }
 
-    /// So many blobs at a time are fetched ahead.
+    /// How many blobs to prefetch at a time.
     pub(super) fn ahead(&self) -> usize {
         ((self.rate() / AHEAD / u64::from(BLOB_MAX)) as usize).max(AHEAD_LEAST)
     }
 
-    /// Less than half of what it carries came of late: who sends slowly is slow himself.
+    /// Less than half of the capacity was used recently, so a slow sender is slow for a reason of its own.
     pub(super) fn is_slack(&self) -> bool {
         let counted = self.0.lock();
         counted.last < counted.most / 2
     }
 
-    /// Bytes a second; 0 before anything is known.
+    /// Bytes a second. 0 before anything is known.
     pub(super) fn rate(&self) -> u64 {
         self.0.lock().most
     }
@@ -71,7 +73,7 @@ mod tests {
     fn the_most_of_late_counts() {
         let line = Line::default();
         assert_eq!(line.rate(), 0);
-        // Idle at first: that is no rate of a line.
+        // Idle time at first: that is not a rate of the link.
         line.came(50_000_000, 0);
         assert_eq!(line.came(50_500_000, 3_000_000), None);
         assert_eq!(line.came(51_000_000, 3_000_000), Some(6_000_000), "whoever wants to know is told");

@@ -1,5 +1,6 @@
-//! Which nodes send this one anything, whatever it is: who does is busy and not gone, also for a blob of which nothing has come yet.
-//! And who of them sends most: trackers are told, and name it again rather than an equal.
+//! Peer activity: a peer that sent something recently is alive, only busy. This holds even if nothing has
+//! come yet of the blob in question. And the upstream: the peer that sends the most. Trackers are told of it
+//! and prefer it among equals.
 
 use std::collections::HashMap;
 
@@ -8,30 +9,32 @@ use parking_lot::Mutex;
 
 use crate::id::NodeId;
 
-/// So many nodes are remembered; beyond that those that were heard longest ago are forgotten, half of them at once.
+/// How many nodes are remembered. Beyond that, the half that was heard longest ago is forgotten at once.
 const MOST: usize = 1_024;
-/// Who has sent something since then is sending, microseconds.
+/// A node that sent something within this time is sending, in microseconds.
 const FRESH: u64 = 500_000;
 
-/// What came longer ago than this counts half, microseconds, and half of that after as long again.
+/// Bytes that arrived longer ago than this count half, in microseconds. After the same time again they count
+/// a quarter.
 const HALF: u64 = 1_000_000;
-/// Who has sent nothing for so long is nobody's sender.
+/// A node that has sent nothing for this long cannot be the upstream.
 const SENDER: u64 = 4 * HALF;
-/// Nor is who sends less than such a part of what the line brings in a second. It is about an eighth, for of late are two seconds.
+/// Nor can a node that sends less than this fraction of what the link delivers in a second. In effect it is
+/// about an eighth, because the window averages two seconds.
 const FAIR: u64 = 4;
 
-/// What is known of one node.
+/// What is known about one node.
 #[derive(Clone, Copy, Debug, Default)]
 struct Heard {
-    /// When it sent something last.
+    /// When it last sent something.
     at: u64,
-    /// Bytes of late, as they counted at `since`.
+    /// Recent bytes, as they counted at `since`.
     bytes: u64,
     since: u64,
 }
 
 impl Heard {
-    /// As they count now.
+    /// The same, as they count now.
     fn aged(self, now: u64) -> Heard {
         let halves = now.saturating_sub(self.since) / HALF;
         let bytes = self.bytes.checked_shr(u32::try_from(halves).unwrap_or(u32::MAX)).unwrap_or(0);
@@ -42,16 +45,16 @@ impl Heard {
 #[derive(Debug, Default)]
 struct Nodes {
     all: HashMap<NodeId, Heard>,
-    /// Who sends most.
+    /// The node that sends the most.
     most: Option<NodeId>,
 }
 
-/// When who sent something last, in the plans' microseconds, and who sends most.
+/// When each node last sent something, in the plans' microseconds, and which sends the most.
 #[derive(Debug, Default)]
 pub(super) struct Lively(Mutex<Nodes>);
 
 impl Lively {
-    /// So many bytes of some blob came from it.
+    /// Counts bytes of any blob from the node.
     pub(super) fn heard(&self, now: u64, node: NodeId, bytes: u64) {
         let Nodes { all, most } = &mut *self.0.lock();
         if all.len() >= MOST && !all.contains_key(&node) {
@@ -70,8 +73,8 @@ impl Lively {
         }
     }
 
-    /// Who sends most of late, more than a single blob, and a fair part of the `rate` that the line carries (bytes a second): who stays with a node must have
-    /// something of it.
+    /// The upstream: the node that sent the most recently, if it sent more than a single blob and a fair
+    /// share of `rate`, the link's capacity (bytes a second). Staying with a node must be worthwhile.
     pub(super) fn sender(&self, now: u64, rate: u64) -> Option<NodeId> {
         let nodes = self.0.lock();
         let least = u64::from(BLOB_MAX).max(rate / FAIR);
@@ -82,7 +85,7 @@ impl Lively {
         nodes.most.filter(sends)
     }
 
-    /// When it sent something last, if that is known.
+    /// When it last sent something, if known.
     pub(super) fn last(&self, node: NodeId) -> Option<u64> {
         self.0.lock().all.get(&node).map(|heard| heard.at)
     }
@@ -124,12 +127,12 @@ mod tests {
         lively.heard(0, a, 3 * blob);
         lively.heard(10, b, 3 * blob);
         assert_eq!(lively.sender(10, 0), Some(a), "less is not more for being later");
-        // What came long ago counts little.
+        // Bytes that arrived long ago count little.
         lively.heard(HALF, b, blob);
         assert_eq!(lively.sender(HALF, 0), Some(b));
         lively.heard(HALF, a, blob);
         assert_eq!((lively.sender(HALF, 0), lively.sender(HALF + SENDER, 0)), (Some(a), None));
-        // Over a line that carries far more it is a slow one, and no reason to stay.
+        // On a link that carries far more it is a slow node, and no reason to stay.
         assert_eq!([blob, 100 * blob].map(|rate| lively.sender(HALF, rate)), [Some(a), None]);
     }
 }
