@@ -61,7 +61,7 @@ fn who_waits_hears_of_the_end() {
     assert!(empty.into_parts().unwrap().1.is_empty());
 }
 
-/// Sums that lead to the same name and say something else.
+/// Sums with the same id and other contents.
 fn made_up(sums: &Sums, change: impl FnOnce(&mut Vec<u8>)) -> Sums {
     let mut bytes = sums.encode();
     bytes.truncate(bytes.len() - 4);
@@ -83,7 +83,7 @@ fn regression_made_up_crcs_do_not_keep_right_bytes_out() {
     assert!(arriving.is_whole() && arriving.is_doubtful());
     let (kept, got) = arriving.into_parts().unwrap();
     assert!(got == bytes && *kept == sums, "what is kept has right CRCs");
-    // Who goes by CRCs cannot tell who lies; what came from elsewhere is given back.
+    // With CRCs alone it is unknown which sender lies. The bytes from elsewhere are returned.
     let arriving = Arriving::new(sums.id(), Verify::Crc);
     arriving.begin(lie).unwrap();
     let Err((Fail::Corrupt(_), back)) = arriving.complete(bytes.clone().into()) else { panic!() };

@@ -9,7 +9,7 @@ use crate::id::{Member, Role, Seen, Zone};
 use crate::message::{Answer, Ask, Group, Note, What};
 use crate::net::service::{Listed, Prefix, Roll};
 
-/// The format cannot drift by accident: what is written here is what nodes of version 1 say.
+/// The format cannot drift by accident: nodes of version 1 send these bytes.
 #[test]
 fn golden_bytes() {
     let header = Header {

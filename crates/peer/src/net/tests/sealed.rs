@@ -1,4 +1,4 @@
-//! The same under TLS, and who is refused by it.
+//! The same under TLS, and what TLS refuses.
 
 use super::*;
 use crate::tls::tests::Ca;
@@ -55,13 +55,13 @@ fn with(tls: Option<Tls>) -> Options {
     Options { tls, ..options() }
 }
 
-/// One node asks another; what each of them says, which is one line.
+/// One node asks another. Returns the line that each of them reports.
 fn lines(asks: Option<Tls>, answers: Option<Tls>) -> (String, String) {
     let (there, shelf) = start(with(answers));
     let peer = Peer { address: there.address().unwrap(), node: None };
     let (here, own) = start(with(asks));
     for _ in 0..3 {
-        let Err(Fail::Stranger { .. }) = here.greet(peer, TIME).wait() else { panic!("it is let in") };
+        let Err(Fail::Stranger { .. }) = here.greet(peer, TIME).wait() else { panic!("it is accepted") };
     }
     until("a line at the other end", || !shelf.lines.lock().is_empty());
     let (here, there) = (own.lines.lock().clone(), shelf.lines.lock().clone());
@@ -87,7 +87,7 @@ fn another_ca_is_refused_with_one_line_at_both_ends() {
     let (here, there) = lines(Some(other.node()), Some(ours.node()));
     assert!(here.contains("not from this fleet's CA: give both nodes the same --tls-ca"), "{here}");
     assert!(there.contains("does not take this node's certificate"), "{there}");
-    // Its certificate is from another CA, while it takes ours.
+    // Its certificate is from another CA, but it accepts ours.
     let (here, there) = lines(Some(other.node_that_trusts(&ours)), Some(ours.node()));
     assert!(here.contains("does not take this node's certificate"), "{here}");
     assert!(there.contains("not from this fleet's CA"), "{there}");
@@ -112,11 +112,12 @@ fn a_certificate_is_not_enough_without_the_secret() {
     other.secret = Secret::from_text("another secret of them").unwrap();
     let (here, _) = start(other);
     let peer = Peer { address: there.address().unwrap(), node: None };
-    let Err(Fail::Stranger { why, .. }) = here.greet(peer, TIME).wait() else { panic!("it is let in") };
+    let Err(Fail::Stranger { why, .. }) = here.greet(peer, TIME).wait() else { panic!("it is accepted") };
     assert!(why.contains("secret"), "{why}");
 }
 
-/// Somebody between two nodes, with a certificate of the CA and without the secret, who hands on what each of them says.
+/// A program between two nodes, with a certificate of the CA and without the secret, that relays the messages
+/// of both.
 #[test]
 fn who_stands_between_with_a_certificate_cannot_hand_the_handshake_on() {
     use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -142,7 +143,7 @@ fn who_stands_between_with_a_certificate_cannot_hand_the_handshake_on() {
     drop(base::thread::spawn("between", act).unwrap());
     let (here, _) = start(with(Some(ca.node())));
     let Err(Fail::Stranger { why, .. }) = here.greet(Peer { address, node: None }, TIME).wait() else {
-        panic!("the handshake was handed on")
+        panic!("the handshake was relayed")
     };
     assert!(why.contains("secret"), "{why}");
 }
@@ -173,7 +174,7 @@ fn nothing_of_a_blob_can_be_read_on_the_way() {
         let (here, _) = start(with(tls.clone()));
         let arriving = Arriving::new(id, Verify::Blake3);
         here.fetch_into(peer, &arriving, TIME).wait().unwrap();
-        // Each part was told before it was handed on.
+        // Each part was recorded before it was relayed.
         let seen: Vec<u8> = told.try_iter().flatten().collect();
         assert!(seen.len() > bytes.len());
         let word = b"kept from others";
