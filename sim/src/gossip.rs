@@ -2,7 +2,7 @@
 //! simulation has it.
 //!
 //! ```text
-//!   node 7 has blob 12 ──► its recent facts ──every period──► three random nodes ──► their tables and recent facts
+//!   node 7 has blob 12 ──► its recent facts ──every period──► three random nodes: tables and facts
 //! ```
 //!
 //! No node is asked. A node looks into its own copy of the table and goes to a random holder, or to the

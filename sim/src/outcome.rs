@@ -56,7 +56,8 @@ pub struct Outcome {
     pub crashed: u32,
     /// Live nodes that did not finish. Must be 0.
     pub unfinished: u32,
-    /// Bytes of coordination (frames with their headers; requests for bytes are not counted) sent per node and second.
+    /// Bytes of coordination sent per node and second: frames with their headers. Requests for bytes are not
+    /// counted.
     pub coordination: f64,
     /// The same with the headers of TCP, IP and Ethernet, as if no two frames shared a packet.
     pub packets: f64,

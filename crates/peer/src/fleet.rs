@@ -183,7 +183,7 @@ struct Inner {
     members: OnceLock<Members>,
     tracker: Mutex<Tracker>,
     placed: Mutex<Placed>,
-    /// The placement that the trackers were last told by. Nodes that tracked a group then need not be told
+    /// The placement of the last complete report to trackers. Nodes that tracked a group then need not be told
     /// again.
     before: Mutex<Option<Placement>>,
     /// Addresses of members at the last change. A node that has left is no longer in the roster, so its
@@ -508,9 +508,9 @@ impl Inner {
         match event {
             Event::Changed(change) => self.changed(&change),
             Event::Alone { addresses } => (self.report)(&format!(
-                "fleet: nobody answers at {addresses} addresses; going on alone, and knocking"
+                "fleet: no node answers at {addresses} addresses; continuing alone, and trying again"
             )),
-            Event::Found => (self.report)("fleet: there is somebody now"),
+            Event::Found => (self.report)("fleet: another node answers now"),
             Event::Twin { address } => (self.report)(&format!(
                 "fleet: the node at {address} has this node's id: its cache folder was copied; remove the file \"node\" in one of the two"
             )),

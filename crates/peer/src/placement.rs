@@ -193,7 +193,8 @@ fn draw(key: u64, seed: u64) -> u64 {
 /// Bits after the point of [`cost`].
 const FRACTION: u32 = 32;
 
-/// -log2((draw + 1) / 2^64) in fixed point: 0 for the highest draw, 64 for the lowest. Never increases with the draw.
+/// -log2((draw + 1) / 2^64) in fixed point: 0 for the highest draw, 64 for the lowest. It never increases
+/// with the draw.
 fn cost(drawn: u64) -> u64 {
     let number = u128::from(drawn) + 1;
     let whole = number.ilog2();

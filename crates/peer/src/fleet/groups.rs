@@ -87,6 +87,6 @@ mod tests {
         assert!(groups.learn(&id(3), 5) && groups.learn(&id(3), 100));
         assert_eq!((groups.of(&id(3)), groups.len()), (Group(0), 3), "the lower of two numbers");
         assert!(groups.hear(&id(4), Group(7)) && groups.hear(&id(4), Group::alone(&id(4))));
-        assert_eq!(groups.of(&id(4)), Group(7), "who knows none takes nothing back");
+        assert_eq!(groups.of(&id(4)), Group(7), "a node that knows none changes nothing");
     }
 }

@@ -65,7 +65,7 @@ mod tests {
         inflow.came(5);
         assert_eq!(came.load(Ordering::Relaxed), 5);
         assert_eq!(arriving.into_parts().unwrap().1, bytes);
-        assert!(inflow.take(&sums, 7, b"x") && inflow.is_whole(), "nobody wants it any more");
+        assert!(inflow.take(&sums, 7, b"x") && inflow.is_whole(), "no longer wanted");
     }
 
     #[test]

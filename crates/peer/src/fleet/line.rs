@@ -76,7 +76,7 @@ mod tests {
         // Idle time at first: that is not a rate of the link.
         line.came(50_000_000, 0);
         assert_eq!(line.came(50_500_000, 3_000_000), None);
-        assert_eq!(line.came(51_000_000, 3_000_000), Some(6_000_000), "whoever wants to know is told");
+        assert_eq!(line.came(51_000_000, 3_000_000), Some(6_000_000), "the new rate is returned");
         assert_eq!((line.rate(), line.is_slack()), (6_000_000, false));
         line.came(53_000_000, 2_000_000);
         assert_eq!((line.rate(), line.is_slack()), (5_625_000, true));

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   already in flight ────────────────────────► as soon as the bytes are there
-//!   the first tracker: SERVE, GO ─────────────► groups of 64 KiB and the blob's sums from that node, then the second
+//!   the first tracker: SERVE, GO ─────────────► 64 KiB groups and the sums from that node, then the second
 //!       WAIT ──────────────────► the same from the node that is fetching it, when they are there
 //!       NOT MINE ──────────────► from the depot or the origin: no other node has wanted a part of it yet
 //!       LEASE ─► if there is a depot: given back, and the same from the depot

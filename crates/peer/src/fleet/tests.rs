@@ -564,7 +564,7 @@ fn regression_a_node_that_lies_costs_a_fetch_and_never_a_wrong_byte() {
         let held = Held { file: Arc::new(file), offset: 0, sums: Arc::new(lie) };
         nodes[0].disk.1.lock().insert(*id, held);
     }
-    soon("the tracker knows who has them", || nodes[0].fleet.under_way() == 0);
+    soon("the tracker knows their holders", || nodes[0].fleet.under_way() == 0);
     std::thread::sleep(Duration::from_millis(100));
     for id in &ids {
         assert!(nodes[1].read(id).unwrap() == store.blobs.lock()[id]);

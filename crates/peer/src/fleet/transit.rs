@@ -1,7 +1,7 @@
 //! The table of in-flight blobs, which can be sent on while they arrive, and of recently received ones.
 //!
 //! ```text
-//!   obtain ──► Coming ──whole──► Landed ──the cache has it──► Recent ──replaced, or 10 s──► removed: the file is sent
+//!   obtain ──► Coming ──whole──► Landed ──the cache has it──► Recent ──replaced, or 10 s──► removed
 //!     │                            └────not within 2 s─────► removed: requests are refused
 //!     └──failed──► removed
 //! ```
@@ -246,7 +246,7 @@ mod tests {
         assert!(!give(0..10, "too early"));
         transit.tidy(now + LANDING);
         assert!(!give(0..10, "before") && told.lock().is_empty());
-        let Seat::Pilot(arriving) = transit.board(&id) else { panic!("nobody fetches it") };
+        let Seat::Pilot(arriving) = transit.board(&id) else { panic!("no fetch is in flight") };
         assert!(give(5..100_000, "meanwhile"));
         // A part arrives alone, and then the whole.
         transit.given_up(&id, &arriving, now);
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(*told.lock(), []);
         transit.came(&id, 0, &bytes[..65_536]);
         assert_eq!(*told.lock(), [("before", Some(10))]);
-        let Seat::Pilot(arriving) = transit.board(&id) else { panic!("nobody fetches it") };
+        let Seat::Pilot(arriving) = transit.board(&id) else { panic!("no fetch is in flight") };
         arriving.begin(sums.clone()).unwrap();
         arriving.append(&bytes).unwrap();
         transit.landed(&id, &sums, &Buffer::from(bytes), now);

@@ -7,9 +7,9 @@
 //! FOLDER/node.peers   an address a line: others that were seen last, for a start when no contact answers
 //! ```
 //!
-//! The number of the run is increased and on the disk before any other node sees it. So a node never announces a
-//! lower number than before. If the folder was copied, the lock keeps each copy from being used twice. The gossip
-//! detects that two copies are in use ([`super::Event::Twin`]).
+//! The number of the run is increased and on the disk before any other node sees it. So a node never
+//! announces a lower number than before. If the folder was copied, the lock keeps each copy from being used
+//! twice. The gossip detects that two copies are in use ([`super::Event::Twin`]).
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};

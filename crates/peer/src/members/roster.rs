@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(
             (last.epoch, change.joined.len(), change.gone.len()),
             (6, 0, 0),
-            "a new epoch, but nobody came"
+            "a new epoch, but no node joined"
         );
     }
 }

@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(b.take(&mut &second[..], B), Some(true));
         assert_eq!(b.take(&mut &first[..], B), Some(false));
         assert_eq!(b.of(A, 1), Some((400, 9)));
-        assert_eq!(a.take(&mut &first[..], A), Some(false), "nobody tells a node about itself");
+        assert_eq!(a.take(&mut &first[..], A), Some(false), "records of the node itself are ignored");
 
         let mut restarted = Vitals::default();
         restarted.own(A, 2, 1, 1);

@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn it_is_what_the_line_carries_and_more_where_the_way_is_long() {
         let (room, near, far) = (Room::default(), Duration::from_millis(70), Duration::from_millis(250));
-        assert_eq!(room.bytes(near), None, "nobody has said anything");
+        assert_eq!(room.bytes(near), None, "nothing is known");
         room.carries(0);
         assert_eq!(room.bytes(near), Some(LEAST as u32));
         room.carries(25_000_000);

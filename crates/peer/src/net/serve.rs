@@ -4,7 +4,7 @@
 //! ```text
 //!   requests ──► small: into `out`, many answers in one write
 //!       │  └── not in the page cache: read by a helper thread, into `late`
-//!       └──► bodies: header with MSG_MORE, then sendfile; slices of at most 1 MiB, the first four requests in turns
+//!       └──► bodies: header with MSG_MORE, then sendfile; slices of up to 1 MiB, four requests in turns
 //!
 //! One thread serves all control connections, so nothing on it waits for a disk. Bodies belong on bulk
 //! connections, which have their own threads. A small range is answered on a control connection only if it is

@@ -334,7 +334,7 @@ pub enum Failure {
     #[error("neither the fleet nor the origin gave the blob: the origin's own error says why")]
     Origin,
     /// The deadline has passed.
-    #[error("the blob did not arrive within the deadline, from {peers} other nodes and {origin}; see `covey status` for who is slow", origin = if *.origin { "the origin" } else { "not yet the origin" })]
+    #[error("the blob did not arrive within the deadline, from {peers} other nodes and {origin}; see `covey status` for which nodes are slow", origin = if *.origin { "the origin" } else { "not yet the origin" })]
     Deadline {
         /// Nodes that were tried.
         peers: u32,

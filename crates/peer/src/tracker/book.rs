@@ -326,7 +326,7 @@ impl Book {
         Some(Pick { node: node(first), holds: !first.fetches, second: second.map(node) })
     }
 
-    /// The record as a candidate, if it can be named to the asker.
+    /// The record as a candidate, if it can be named to the requester.
     fn candidate(&self, at: usize, asker: &Asker<'_>, names: &Names) -> Option<Candidate> {
         let copy = self.crowd.copies[at];
         if copy.node == asker.node || names.is_gone(copy.node) || asker.not.contains(&copy.node) {

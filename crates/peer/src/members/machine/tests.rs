@@ -363,7 +363,7 @@ fn loads_arrive() {
     let epochs: Vec<u64> = world.nodes.values().map(|node| node.machine.roster().epoch).collect();
     world.run(secs(10));
     let after: Vec<u64> = world.nodes.values().map(|node| node.machine.roster().epoch).collect();
-    assert_eq!(epochs, after, "a load is no change of who is there");
+    assert_eq!(epochs, after, "a load is no change of the members");
 }
 
 #[test]

@@ -218,7 +218,7 @@ pub(super) fn what_others_wait_for_is_counted_in_mebibytes() {
     source.append(&bytes[..2 << 20]).unwrap();
     until("half of it went", || there.backlog() == 6);
     drop(calls);
-    until("and nobody waits any more", || there.backlog() == 0);
+    until("and nothing waits any more", || there.backlog() == 0);
 }
 
 /// A connection of a class, operated by hand, with a small receive buffer.
