@@ -40,13 +40,13 @@ impl World {
         }
         node.silence.order(now, &mut trackers);
         let under_way = node.jobs.len() + 1;
-        let mut pace = Pace::of(&node.latencies, under_way).with_line(node.heard_of.rate(), under_way);
+        let mut pace = Pace::of(&node.latencies, under_way).with_link_rate(node.heard_of.rate(), under_way);
         let sends = |no| node.heard_of.is_fresh(now, no) || node.receives_from(now, no);
         if trackers.first().is_some_and(|tracker| sends(node_no(tracker))) {
             pace = pace.with_busy_tracker();
         }
-        let sender = node.heard_of.sender(now).map(node_id);
-        let setup = Setup { own: node_id(no), trackers, depots, sender, pace, deadline: DEADLINE };
+        let upstream = node.heard_of.upstream(now).map(node_id);
+        let setup = Setup { own: node_id(no), trackers, depots, upstream, pace, deadline: DEADLINE };
         let (plan, actions) = Plan::new(now, setup);
         let (flows, waiters, children) = (Vec::new(), Vec::new(), Vec::new());
         let job = Job { plan, begun: now, flows, waiters, children, others: false };
@@ -295,7 +295,7 @@ impl World {
             }
         }
         for question in open {
-            let sender = self.nodes[question.from as usize].heard_of.sender(self.now);
+            let sender = self.nodes[question.from as usize].heard_of.upstream(self.now);
             let sender = if sender.is_some() { 16 } else { 0 };
             let nodes = 16 * question.not.len() as u64 + sender;
             let bytes = 13 + 32 * question.blobs.len() as u64 + nodes;
@@ -315,13 +315,13 @@ impl World {
             return;
         }
         let own = node.backlog(now);
-        let asker = &self.nodes[question.from as usize];
+        let requester = &self.nodes[question.from as usize];
         let ask = Ask {
             group: question.group,
             blobs: question.blobs.iter().map(|blob| blob_id(*blob)).collect(),
-            backlog: asker.backlog(now),
+            backlog: requester.backlog(now),
             not: question.not.iter().map(|no| node_id(*no)).collect(),
-            sender: asker.heard_of.sender(now).map(node_id),
+            sender: requester.heard_of.upstream(now).map(node_id),
             part: false,
         };
         self.tracker(to);

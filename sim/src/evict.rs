@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_more_than_the_budget_and_nobody_beats_the_future() {
+    fn no_policy_exceeds_the_budget_or_beats_the_future() {
         for kind in [Kind::ALL[1], Kind::ALL[4]] {
             let mut trace = Trace::new(kind, 60_000, 3);
             trace.charges.iter_mut().for_each(|bytes| *bytes = charge(4 << 20));

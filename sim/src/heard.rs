@@ -1,6 +1,6 @@
-//! What a node knows about its own link and its upstream. It is the computation of `line` and `lively` in
-//! `peer::fleet`, which are private to a node, with the same constants. A node counts bytes as they arrive.
-//! This counts whole blobs at their last byte.
+//! What a node knows about its own link and its upstream. It is the computation of `capacity` and `activity`
+//! in `peer::fleet`, which are private to a node, with the same constants. A node counts bytes as they
+//! arrive. This counts whole blobs at their last byte.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ const FRESH: u64 = 500_000;
 /// Bytes that arrived longer ago than this count half. After the same time again they count a quarter.
 const HALF: u64 = 1_000_000;
 /// A node that has sent nothing for this long cannot be the upstream.
-const SENDER: u64 = 4 * HALF;
+const UPSTREAM: u64 = 4 * HALF;
 /// Nor can a node that sends less than this fraction of what the link delivers in a second.
 const FAIR: u64 = 4;
 
@@ -87,11 +87,11 @@ impl Heard {
 
     /// The node's upstream: the node that sent the most recently, if it sent more than a single blob and a
     /// fair share of the link's capacity.
-    pub fn sender(&self, now: u64) -> Option<u32> {
+    pub fn upstream(&self, now: u64) -> Option<u32> {
         let least = BLOB.max(self.most / FAIR);
         let sends = |node: &u32| {
             let sent = self.by.get(node).map(|sent| sent.aged(now));
-            sent.is_some_and(|sent| now < sent.at + SENDER && sent.bytes > least)
+            sent.is_some_and(|sent| now < sent.at + UPSTREAM && sent.bytes > least)
         };
         self.first.filter(sends)
     }
@@ -102,17 +102,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_sends_most_of_late_is_followed() {
+    fn the_node_that_sent_the_most_recently_is_followed() {
         let mut heard = Heard::default();
         heard.came(10, Some(1));
-        assert_eq!(heard.sender(10), None, "a single blob");
+        assert_eq!(heard.upstream(10), None, "a single blob");
         heard.came(20, Some(1));
-        assert_eq!((heard.sender(20), heard.rate()), (Some(1), 0));
+        assert_eq!((heard.upstream(20), heard.rate()), (Some(1), 0));
         (0..3).for_each(|_| heard.came(1_000_030, Some(2)));
-        assert_eq!(heard.sender(1_000_030), Some(2));
+        assert_eq!(heard.upstream(1_000_030), Some(2));
         assert!(heard.is_fresh(1_000_030, 2) && !heard.is_fresh(1_000_030, 1));
         assert!(heard.rate() > 0 && !heard.is_slack());
-        assert_eq!(heard.sender(6_000_000), None);
+        assert_eq!(heard.upstream(6_000_000), None);
         heard.came(9_000_000, None);
         assert!(heard.is_slack());
     }

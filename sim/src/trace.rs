@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn scans_read_what_nobody_else_reads() {
+    fn scans_read_blobs_of_their_own() {
         let trace = Trace::new(Kind::ALL[3], 100_000, 1);
         let scanned = trace.reads.iter().filter(|blob| **blob >= POPULAR).count();
         assert_eq!((trace.reads.len(), scanned), (100_000, 20_000));

@@ -34,7 +34,7 @@ fn a_larger_crowd_takes_hardly_longer() {
 
 /// A tenth crashes, a twentieth is slow. All others finish soon and without an error.
 #[test]
-fn whoever_lives_gets_everything() {
+fn every_live_node_gets_everything() {
     for seed in 1..=8 {
         let model = Model { crash_per_mille: 100, slow_per_mille: 50, ..Model::new(50, 64, seed) };
         let outcome = flash::run(model);

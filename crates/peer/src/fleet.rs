@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   the node's cache ──fetch──► Fleet ──plan──► tracker: which nodes have it?
-//!   ▲        │                    ├── SERVE, GO: from a node's file
-//!   │ files  │                    ├── WAIT: from a node that is fetching it, as it arrives
-//!   the transport ◄── Holdings ───┘     └── LEASE: from the depot, or the origin, for all nodes
+//!         ▲                       │              ├── SERVE, GO: from a node's file
+//!         │ files                 │              ├── WAIT: from a node that is fetching it, as it arrives
+//!   the transport ◄── Holdings ───┘              └── LEASE: from the depot, or the origin, for all nodes
 //! ```
 //!
 //! [`Fleet`] is a [`blob::Origin`], so the cache above it knows nothing of the fleet. The cache asks once for
@@ -18,27 +18,28 @@
 //!   and no thread waits ([`blob::coming`]).
 //! - **All knowledge is soft.** When the membership changes, each node tells the new trackers what it has,
 //!   some thousand blobs a second.
-//! - `asker`: drives the fetch of one blob. `inflow`: passes on what the origin sends as it arrives. `parts`:
-//!   fetches a part. `questions`: merges questions. `service`: what the node does for other nodes. `telling`:
-//!   tells trackers what the node has. `transit`: the table of in-flight blobs. `notes`, [`groups`].
+//! - `driver`: drives the fetch of one blob. `inflow`: passes on what the origin sends as it arrives.
+//!   `parts`: fetches a part. `questions`: merges questions. `service`: what the node does for other nodes.
+//!   `reporting`: tells trackers what the node has. `transit`: the table of in-flight blobs. `notes`,
+//!   [`groups`].
 //! - `finding`: how holders are found: by trackers or, for measurements, by a table on every node. [`warm`]:
 //!   asks depots to fetch before a reader does. `keeper`: a node that only lends its disk keeps a copy of
 //!   what it tracks.
 
-mod asker;
+mod activity;
+mod capacity;
 mod counters;
+mod driver;
 mod finding;
 pub mod groups;
 mod inflow;
 mod keeper;
-mod line;
-mod lively;
 mod notes;
 mod origin;
 mod parts;
 mod questions;
+mod reporting;
 mod service;
-mod telling;
 #[cfg(test)]
 mod tests;
 mod transit;
@@ -68,10 +69,10 @@ use crate::secret::Secret;
 use crate::tls::Tls;
 use crate::tracker::{Limits, Tracker};
 
+use activity::Activity;
+use capacity::Capacity;
 use counters::Counters;
 use keeper::Keeper;
-use line::Line;
-use lively::Lively;
 use notes::Notes;
 use questions::Questions;
 use service::{Filling, Serving};
@@ -183,8 +184,8 @@ struct Inner {
     members: OnceLock<Members>,
     tracker: Mutex<Tracker>,
     placed: Mutex<Placed>,
-    /// The placement of the last complete report to trackers. Nodes that tracked a group then need not be told
-    /// again.
+    /// The placement of the last complete report to trackers. Nodes that tracked a group then need not be
+    /// told again.
     before: Mutex<Option<Placement>>,
     /// Addresses of members at the last change. A node that has left is no longer in the roster, so its
     /// address is taken from here.
@@ -193,26 +194,26 @@ struct Inner {
     /// forgotten everything.
     fresh: Mutex<HashSet<NodeId>>,
     /// Blobs that new trackers must still be told about.
-    untold: Mutex<Vec<BlobId>>,
+    unreported: Mutex<Vec<BlobId>>,
     latencies: Mutex<Latencies>,
     /// Trackers that do not answer. The lock guards nothing else, and no other lock is taken while it is
     /// held.
     silence: Mutex<Silence>,
     /// Nodes that sent something recently.
-    lively: Lively,
-    line: Line,
+    activity: Activity,
+    capacity: Capacity,
     /// The number of parts that are being fetched.
     parts: AtomicUsize,
     origins: Mutex<Origins>,
     transit: Arc<Transit>,
     notes: Notes,
-    questions: Questions<asker::Asking>,
+    questions: Questions<driver::Asking>,
     filling: Filling,
     /// Fetches of a depot that were requested by warming.
     warming: Filling,
     keeper: Keeper,
     /// Whole blobs that the cache is about to ask for. See [`parts`].
-    handed: Mutex<HashMap<BlobId, asker::Whole>>,
+    handed: Mutex<HashMap<BlobId, driver::Whole>>,
     counters: Counters,
     free: AtomicU32,
     closed: AtomicBool,
@@ -274,7 +275,7 @@ impl Fleet {
     /// From now on blobs are sent to other nodes, and trackers are told which ones are here.
     pub fn lend(&self, holdings: Arc<dyn Holdings>) {
         let _ = self.inner.holdings.set(holdings);
-        self.inner.tell_all();
+        self.inner.report_all();
     }
 
     /// Sets the cache above this fleet, which keeps what it fetches. A depot uses it to fetch blobs that
@@ -302,7 +303,7 @@ impl Fleet {
     /// The cache has evicted a blob.
     pub fn went(&self, id: &BlobId) {
         if let Some(net) = self.inner.net() {
-            net.let_go(id);
+            net.close_file(id);
         }
         self.inner.transit.forget(id);
         self.inner.note_first(id, What::Gone);
@@ -437,11 +438,11 @@ impl Inner {
             before: Mutex::new(None),
             addresses: Mutex::default(),
             fresh: Mutex::default(),
-            untold: Mutex::default(),
+            unreported: Mutex::default(),
             latencies: Mutex::default(),
             silence: Mutex::default(),
-            lively: Lively::default(),
-            line: Line::default(),
+            activity: Activity::default(),
+            capacity: Capacity::default(),
             parts: AtomicUsize::new(0),
             origins: Mutex::default(),
             transit: Arc::new(Transit::new(parts.verify)),
@@ -496,7 +497,7 @@ impl Inner {
         if members.is_suspect(node) {
             return None;
         }
-        Some(asker::peer(members.roster().get(node)?.address, node))
+        Some(driver::peer(members.roster().get(node)?.address, node))
     }
 
     /// Whether there is no other node that could have anything.
@@ -531,7 +532,7 @@ impl Inner {
         self.fresh.lock().extend(change.joined.iter().map(|member| member.node));
         if let Some(roster) = roster {
             self.place(&roster);
-            self.tell_all();
+            self.report_all();
         }
     }
 
@@ -559,7 +560,7 @@ impl Inner {
         if self.closed.load(Ordering::Acquire) {
             return false;
         }
-        self.tell_some();
+        self.report_some();
         let Some(net) = self.net() else { return true };
         for (tracker, notes) in self.notes.take() {
             let Some(peer) = self.peer(tracker) else { continue };

@@ -1,13 +1,13 @@
 //! The fleet: when a node misses its page cache and its disk, it gets the blob from another node.
 //!
 //! ```text
-//!                      a node wants a blob                             another node has it
+//!                     a node wants a blob                         another node has it
 //!
-//!    the node's cache ──► fleet: does what the plan says ────────► net: sends files with sendfile
-//!                           │            │                              ▲
-//!                           │            └── tracker: SERVE GO LEASE WAIT (a state machine, no I/O)
-//!                           ▼
-//!                  members: which nodes exist (SWIM)   placement: which node tracks a group
+//!   the node's cache ──► fleet: does what the plan says ──────► net: sends files with sendfile
+//!                          │            │                              ▲
+//!                          │            └── tracker: SERVE GO LEASE WAIT (a state machine, no I/O)
+//!                          ▼
+//!                 members: which nodes exist (SWIM)    placement: which node tracks a group
 //! ```
 //!
 //! - [`id`]: the id of a node, and what is known about a node.

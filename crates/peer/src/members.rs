@@ -3,7 +3,7 @@
 //! ```text
 //!   Members ──► driver: a socket, a thread, the clock ──► machine: decides, no I/O ──► foca: SWIM
 //!                  │                                        │
-//!                  seal: only this fleet reads              vitals: free space and load, by the way
+//!                  seal: only this fleet reads              vitals: free space and load, sent along
 //! ```
 //!
 //! [`Members::start`] joins and keeps joining. [`Members::roster`] is the list of members, as a value. A

@@ -105,7 +105,7 @@ fn nodes_join_leave_die_and_come_back_as_themselves() {
 }
 
 #[test]
-fn who_restarts_finds_the_others_by_what_it_kept() {
+fn a_restarted_node_finds_the_others_by_kept_addresses() {
     let folder = tempfile::tempdir().unwrap();
     let other = start("");
     let home = Arc::new(NodeHome::open(folder.path()).unwrap());
@@ -156,7 +156,7 @@ fn a_suspect_is_one_for_a_while_and_for_this_node_only() {
 }
 
 #[test]
-fn an_address_that_nobody_can_reach_is_refused() {
+fn an_unreachable_address_is_refused() {
     for address in ["0.0.0.0:7", "127.0.0.1:0", "[::]:7", "224.0.0.1:7"] {
         let me = Member {
             node: NodeId::random(),

@@ -32,7 +32,7 @@ fn bytes_are_free_group_by_group_and_sources_may_overlap() {
 }
 
 #[test]
-fn a_wrong_byte_frees_nothing_and_the_next_source_goes_on() {
+fn a_wrong_byte_frees_nothing_and_the_next_source_continues() {
     let bytes = noise(200_000);
     let mut wrong = bytes.clone();
     wrong[150_000] ^= 4;
@@ -48,7 +48,7 @@ fn a_wrong_byte_frees_nothing_and_the_next_source_goes_on() {
 }
 
 #[test]
-fn who_waits_hears_of_the_end() {
+fn a_waiter_learns_of_the_end() {
     let arriving = Arriving::new(Sums::of(b"x").id(), Verify::Crc);
     let soon = base::time::monotonic() + std::time::Duration::from_millis(10);
     assert!(matches!(arriving.wait_for(1, soon), Err(Fail::Late(_))));

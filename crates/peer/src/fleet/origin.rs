@@ -129,7 +129,7 @@ impl Origin for Fleet {
     }
 
     fn ahead_at_once(&self) -> usize {
-        if self.inner.is_alone() { usize::MAX } else { self.inner.line.ahead() }
+        if self.inner.is_alone() { usize::MAX } else { self.inner.capacity.prefetches() }
     }
 
     fn describe(&self) -> String {

@@ -7,10 +7,11 @@
 //! ```text
 //!   already in flight ────────────────────────► as soon as the bytes are there
 //!   the first tracker: SERVE, GO ─────────────► 64 KiB groups and the sums from that node, then the second
-//!       WAIT ──────────────────► the same from the node that is fetching it, when they are there
-//!       NOT MINE ──────────────► from the depot or the origin: no other node has wanted a part of it yet
-//!       LEASE ─► if there is a depot: given back, and the same from the depot
-//!          else: the whole is fetched behind, for all nodes; meanwhile the part comes from the origin
+//!                      WAIT ──────────────────► the same from the fetching node, when they are there
+//!                      NOT MINE ──────────────► from the depot or the origin: no other requester yet
+//!                      LEASE ─► if there is a depot: given back, and the same from the depot
+//!                               else: the whole is fetched behind, for all nodes;
+//!                                     meanwhile the part comes from the origin
 //!   no answer, or a failure ──────────────────► the whole, by the plan
 //! ```
 //!
@@ -40,7 +41,7 @@ use blob::{BlobError, Part};
 
 use super::Inner;
 use super::counters::Counters;
-use super::transit::Seat;
+use super::transit::Joined;
 use crate::arriving::Arriving;
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Note, What};
@@ -58,7 +59,7 @@ const STEP_MOST: Duration = Duration::from_secs(8);
 
 /// Where to get a part.
 #[derive(Debug, PartialEq, Eq)]
-enum Told {
+enum PartSource {
     /// From these nodes, which have the blob, one after the other, each within this time.
     Nodes(Vec<NodeId>, Duration),
     /// From this node, which is fetching it.
@@ -71,23 +72,23 @@ enum Told {
     Nowhere,
 }
 
-impl Told {
+impl PartSource {
     /// The meaning of a tracker's answer. A node that is itself waiting may have to wait for the origin, so
     /// it gets at least the origin's time.
-    fn of(answer: Option<Answer>, tracker: NodeId, own: NodeId, pace: &Pace) -> Told {
+    fn of(answer: Option<Answer>, tracker: NodeId, own: NodeId, pace: &Pace) -> PartSource {
         let nodes = |nodes: &[Option<NodeId>]| {
             let others = nodes.iter().flatten().copied().filter(|node| *node != own).collect();
-            Told::Nodes(others, pace.peer.min(STEP_MOST))
+            PartSource::Nodes(others, pace.peer.min(STEP_MOST))
         };
         match answer {
             Some(Answer::Serve) => nodes(&[Some(tracker)]),
             Some(Answer::Go { first, second }) => nodes(&[Some(first), second]),
             Some(Answer::Wait { parent, .. }) => {
-                Told::Coming(parent, pace.stream.max(pace.origin).min(STEP_MOST))
+                PartSource::Coming(parent, pace.stream.max(pace.origin).min(STEP_MOST))
             }
-            Some(Answer::Lease { lease, .. }) => Told::Lease(lease),
-            Some(Answer::NotMine) => Told::Alone,
-            None => Told::Nowhere,
+            Some(Answer::Lease { lease, .. }) => PartSource::Lease(lease),
+            Some(Answer::NotMine) => PartSource::Alone,
+            None => PartSource::Nowhere,
         }
     }
 }
@@ -120,9 +121,9 @@ impl Inner {
         if wanted.groups(BLOB_MAX).is_some() && len > 0 {
             let _phase = phase::enter(Phase::Peer);
             self.parts.fetch_add(1, Ordering::Relaxed);
-            let part = match self.transit.board(id) {
-                Seat::Passenger(arriving) => self.part_of_coming(&arriving, wanted),
-                Seat::Pilot(arriving) => self.part_from_elsewhere(arriving, wanted),
+            let part = match self.transit.join_fetch(id) {
+                Joined::Follower(arriving) => self.part_of_coming(&arriving, wanted),
+                Joined::Leader(arriving) => self.part_from_elsewhere(arriving, wanted),
             };
             self.parts.fetch_sub(1, Ordering::Relaxed);
             if let Some(part) = part? {
@@ -162,28 +163,28 @@ impl Inner {
         arriving: Arc<Arriving>,
         wanted: Wanted,
     ) -> Result<Option<Part>, BlobError> {
-        let told = self
+        let source = self
             .ask_for_part(&wanted.id)
-            .map(|(tracker, answer)| (tracker, Told::of(answer, tracker, self.own, &self.pace())));
+            .map(|(tracker, answer)| (tracker, PartSource::of(answer, tracker, self.own, &self.pace())));
         let depot = self.placed.lock().placement().depots(&wanted.id, 1).first().copied();
         let depot = depot.filter(|depot| *depot != self.own);
-        if matches!(told, Some((_, Told::Lease(_)))) && depot.is_none() {
+        if matches!(source, Some((_, PartSource::Lease(_)))) && depot.is_none() {
             return self.part_with_lease(arriving, wanted).map(Some);
         }
         self.transit.given_up(&wanted.id, &arriving, base::time::monotonic());
-        Ok(match told {
-            Some((tracker, Told::Nodes(nodes, time))) => {
+        Ok(match source {
+            Some((tracker, PartSource::Nodes(nodes, time))) => {
                 self.part_from_holders(&nodes, tracker, wanted, time)
             }
             // Nothing of this is reported to trackers. The plan of the whole reports what is necessary.
-            Some((_, Told::Coming(node, time))) => self.part_from(node, wanted, time).ok(),
-            Some((tracker, Told::Lease(lease))) => {
+            Some((_, PartSource::Coming(node, time))) => self.part_from(node, wanted, time).ok(),
+            Some((tracker, PartSource::Lease(lease))) => {
                 let (group, what) = (self.groups.of(&wanted.id), What::Failed { lease });
                 self.note(tracker, Note { group, blob: wanted.id, what });
                 Some(self.part_from_depot(depot, wanted)?)
             }
-            Some((_, Told::Alone)) => Some(self.part_from_depot(depot, wanted)?),
-            Some((_, Told::Nowhere)) | None => None,
+            Some((_, PartSource::Alone)) => Some(self.part_from_depot(depot, wanted)?),
+            Some((_, PartSource::Nowhere)) | None => None,
         })
     }
 
@@ -283,7 +284,7 @@ impl Inner {
         wanted: Wanted,
     ) -> Result<Part, BlobError> {
         if !self.follow(&wanted.id, &arriving) {
-            let (sums, bytes) = self.pilot(&wanted.id, arriving)?;
+            let (sums, bytes) = self.lead(&wanted.id, arriving)?;
             wanted.groups(sums.size()).ok_or_else(|| blob::folder::past_end(&wanted.id, sums.size()))?;
             return Ok(Part { sums, offset: 0, bytes });
         }
@@ -318,7 +319,7 @@ impl Inner {
         let (inner, blob, coming) = (Arc::clone(self), *id, Arc::clone(arriving));
         let work = move || {
             // An error is reported to the next requester.
-            if let Ok(whole) = inner.pilot(&blob, coming) {
+            if let Ok(whole) = inner.lead(&blob, coming) {
                 inner.handed.lock().insert(blob, whole);
                 let _ = cache.fetch(&blob);
                 // The cache may have got it elsewhere in the meantime.
@@ -352,15 +353,15 @@ mod tests {
     fn what_a_tracker_says_of_a_part() {
         let node = |n: u8| NodeId([n; 16]);
         let pace = Pace::from(&Latencies::default());
-        let told = |answer| Told::of(answer, node(1), node(9), &pace);
-        assert_eq!(told(Some(Answer::Serve)), Told::Nodes(vec![node(1)], pace.peer));
+        let source = |answer| PartSource::of(answer, node(1), node(9), &pace);
+        assert_eq!(source(Some(Answer::Serve)), PartSource::Nodes(vec![node(1)], pace.peer));
         let go = |first, second| Some(Answer::Go { first: node(first), second });
-        assert_eq!(told(go(2, Some(node(3)))), Told::Nodes(vec![node(2), node(3)], pace.peer));
-        assert_eq!(told(go(9, Some(node(3)))), Told::Nodes(vec![node(3)], pace.peer), "never itself");
+        assert_eq!(source(go(2, Some(node(3)))), PartSource::Nodes(vec![node(2), node(3)], pace.peer));
+        assert_eq!(source(go(9, Some(node(3)))), PartSource::Nodes(vec![node(3)], pace.peer), "never itself");
         let wait = Answer::Wait { parent: node(4), time: Duration::ZERO };
-        assert_eq!(told(Some(wait)), Told::Coming(node(4), pace.stream.max(pace.origin)));
-        assert_eq!(told(Some(Answer::Lease { lease: 1, time: Duration::ZERO })), Told::Lease(1));
-        assert_eq!([told(Some(Answer::NotMine)), told(None)], [Told::Alone, Told::Nowhere]);
+        assert_eq!(source(Some(wait)), PartSource::Coming(node(4), pace.stream.max(pace.origin)));
+        assert_eq!(source(Some(Answer::Lease { lease: 1, time: Duration::ZERO })), PartSource::Lease(1));
+        assert_eq!([source(Some(Answer::NotMine)), source(None)], [PartSource::Alone, PartSource::Nowhere]);
     }
 
     #[test]

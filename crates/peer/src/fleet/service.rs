@@ -10,7 +10,7 @@ use hashbrown::HashSet;
 
 use super::Inner;
 use super::counters::Counters;
-use super::transit::Seat;
+use super::transit::Joined;
 use crate::arriving::Arriving;
 use crate::id::{NodeId, Role};
 use crate::message::{Answer, Ask, Note};
@@ -131,9 +131,9 @@ impl Inner {
     /// Begins to fetch a blob for another node. None: too many such fetches are in flight.
     fn fill(self: &Arc<Inner>, id: &BlobId) -> Option<Arc<Arriving>> {
         let source = self.filler.get()?.upgrade()?;
-        let arriving = match self.transit.board(id) {
-            Seat::Passenger(arriving) => return Some(arriving),
-            Seat::Pilot(arriving) => arriving,
+        let arriving = match self.transit.join_fetch(id) {
+            Joined::Follower(arriving) => return Some(arriving),
+            Joined::Leader(arriving) => arriving,
         };
         if !self.filling.begin(FILLING) {
             self.transit.ended(id);

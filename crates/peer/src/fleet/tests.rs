@@ -343,20 +343,20 @@ fn who_comes_later_gets_it_from_a_node_and_never_from_the_origin() {
 /// Its questions name its upstream, and trackers name that node again (`tracker`). Otherwise the choice for
 /// each blob would be random.
 #[test]
-fn who_is_sent_to_by_one_node_is_sent_to_it_again() {
+fn a_node_is_sent_to_its_upstream_again() {
     let (store, ids) = Store::with(10, 100_000);
     let nodes = Node::fleet_of(&store, 3);
     nodes[..2].iter().for_each(|node| ids.iter().for_each(|id| drop(node.read(id).unwrap())));
     std::thread::sleep(Duration::from_millis(300));
     let (inner, [other, sender]) = (&nodes[2].fleet.inner, [0, 1].map(|at: usize| nodes[at].fleet.node()));
     for id in &ids {
-        inner.lively.heard(inner.now(), sender, 8 << 20);
+        inner.activity.heard(inner.now(), sender, 8 << 20);
         nodes[2].read(id).unwrap();
         // Until its tracker knows that the blob arrived, the sender counts as busy with it.
         std::thread::sleep(Duration::from_millis(200));
     }
     let troubles: u64 = nodes.iter().map(|node| node.fleet.counts().troubles()).sum();
-    assert!(inner.lively.last(other).is_none() || troubles > 0, "{:?}", nodes[2].fleet.counts());
+    assert!(inner.activity.last(other).is_none() || troubles > 0, "{:?}", nodes[2].fleet.counts());
 }
 
 /// Between a blob's last byte and its file, its tracker believed it gone, and a requester was given a lease:
@@ -584,7 +584,7 @@ fn forged(sums: &Sums, change: impl FnOnce(&mut Vec<u8>)) -> Sums {
 /// A tracker knew a node that the requester did not know. The fetch failed at once, and the requester was
 /// given a second lease instead.
 #[test]
-fn regression_who_is_named_before_he_is_known_is_waited_for() {
+fn regression_a_node_that_is_named_before_it_is_known_is_waited_for() {
     let (store, _) = Store::with(1, 1_000);
     let first = Node::start(&store, Role::Node, None);
     let second = Node::start(&store, Role::Node, Some(&first));

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   obtain ──► Coming ──whole──► Landed ──the cache has it──► Recent ──replaced, or 10 s──► removed
-//!     │                            └────not within 2 s─────► removed: requests are refused
-//!     └──failed──► removed
+//!                 │                 └────not within 2 s─────► removed: requests are refused
+//!                 └──failed──► removed
 //! ```
 //!
 //! Between the last byte and the file there is a gap: the cache has the bytes and is writing them. Requests
@@ -66,11 +66,11 @@ pub(super) struct Transit {
 }
 
 /// The role of a caller in the fetch of a blob.
-pub(super) enum Seat {
+pub(super) enum Joined {
     /// The leader: there is no fetch yet, and the caller must do it.
-    Pilot(Arc<Arriving>),
+    Leader(Arc<Arriving>),
     /// A follower: the fetch is in flight.
-    Passenger(Arc<Arriving>),
+    Follower(Arc<Arriving>),
 }
 
 impl Transit {
@@ -78,19 +78,19 @@ impl Transit {
         Transit { verify, entries: Mutex::default() }
     }
 
-    pub(super) fn board(&self, id: &BlobId) -> Seat {
+    pub(super) fn join_fetch(&self, id: &BlobId) -> Joined {
         let mut entries = self.entries.lock();
         // This includes blobs that have landed. The tracker believes that this node has them. A question
         // about one could make this node fetch it again.
         if let Some(entry) = entries.all.get(id) {
-            return Seat::Passenger(Arc::clone(&entry.arriving));
+            return Joined::Follower(Arc::clone(&entry.arriving));
         }
         let arriving = Arriving::new(*id, self.verify);
         entries.all.insert(*id, Entry { arriving: Arc::clone(&arriving), landed: None, kept: false });
         // No byte of it is here yet, so nothing is called under the lock.
         let awaited = entries.awaited.remove(id).unwrap_or_default();
         awaited.into_iter().for_each(|(wait, _)| arriving.give(wait));
-        Seat::Pilot(arriving)
+        Joined::Leader(arriving)
     }
 
     /// Registers a waiter for a range of a blob in flight, or of one whose fetch may begin within
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn who_awaits_what_nobody_fetches_is_told_by_who_does_soon() {
+    fn a_waiter_without_a_fetch_is_called_by_a_fetch_that_begins_soon() {
         let (transit, now) = (Transit::new(Verify::Blake3), base::time::monotonic());
         let bytes = vec![7; 100_000];
         let sums = Sums::of(&bytes);
@@ -246,7 +246,7 @@ mod tests {
         assert!(!give(0..10, "too early"));
         transit.tidy(now + LANDING);
         assert!(!give(0..10, "before") && told.lock().is_empty());
-        let Seat::Pilot(arriving) = transit.board(&id) else { panic!("no fetch is in flight") };
+        let Joined::Leader(arriving) = transit.join_fetch(&id) else { panic!("no fetch is in flight") };
         assert!(give(5..100_000, "meanwhile"));
         // A part arrives alone, and then the whole.
         transit.given_up(&id, &arriving, now);
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(*told.lock(), []);
         transit.came(&id, 0, &bytes[..65_536]);
         assert_eq!(*told.lock(), [("before", Some(10))]);
-        let Seat::Pilot(arriving) = transit.board(&id) else { panic!("no fetch is in flight") };
+        let Joined::Leader(arriving) = transit.join_fetch(&id) else { panic!("no fetch is in flight") };
         arriving.begin(sums.clone()).unwrap();
         arriving.append(&bytes).unwrap();
         transit.landed(&id, &sums, &Buffer::from(bytes), now);
@@ -269,7 +269,7 @@ mod tests {
         for (n, id) in ids.iter().enumerate() {
             let arriving = transit.get(id).unwrap();
             assert!(arriving.bytes(0..100_000).unwrap().iter().all(|byte| usize::from(*byte) == n));
-            assert!(matches!(transit.board(id), Seat::Passenger(_)) && transit.has_landed(id));
+            assert!(matches!(transit.join_fetch(id), Joined::Follower(_)) && transit.has_landed(id));
             transit.forget(id);
             assert!(transit.has_landed(id), "the cache has not written it yet");
             transit.kept(id);

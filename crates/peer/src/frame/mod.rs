@@ -1,8 +1,8 @@
 //! What connections carry: frames of a fixed header and a payload. docs/PROTOCOL.md draws them.
 //!
 //! ```text
-//!   0    2   3   4    6        8         12       16       20              24        28             32
-//!   │ CV │ v │ t │ fl │ backlog│ request │ offset │ length │ payload CRC32C│ total   │ header CRC32C│ payload ...
+//! 0    2   3   4    6        8         12       16       20              24        28             32
+//! │ CV │ v │ t │ fl │ backlog│ request │ offset │ length │ payload CRC32C│ total   │ header CRC32C│ payload
 //! ```
 //!
 //! All numbers are little-endian, like the processors of the fleet. The header is read first, and the length

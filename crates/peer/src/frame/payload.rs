@@ -100,15 +100,15 @@ pub fn decode_ask(bytes: &[u8]) -> Result<Ask, BadFrame> {
     let mut reader = Reader(bytes);
     let (group, backlog) = (Group(reader.u64()?), reader.u16()?);
     let (blobs, not) = (usize::from(reader.u8()?), usize::from(reader.u8()?));
-    let sender = reader.u8()?;
-    if blobs == 0 || blobs > ASK_MAX || not > NOT_MAX || sender > 1 {
-        return Err(BadFrame::Payload("a question names 1 to 16 blobs, at most 8 nodes and one sender"));
+    let upstream = reader.u8()?;
+    if blobs == 0 || blobs > ASK_MAX || not > NOT_MAX || upstream > 1 {
+        return Err(BadFrame::Payload("a question names 1 to 16 blobs, at most 8 nodes and one upstream"));
     }
     let blobs = (0..blobs).map(|_| reader.blob()).collect::<Result<_, _>>()?;
     let not = (0..not).map(|_| reader.node()).collect::<Result<_, _>>()?;
-    let sender = (sender > 0).then(|| reader.node()).transpose()?;
+    let upstream = (upstream > 0).then(|| reader.node()).transpose()?;
     reader.end()?;
-    Ok(Ask { group, blobs, backlog, not, sender, part: false })
+    Ok(Ask { group, blobs, backlog, not, sender: upstream, part: false })
 }
 
 /// Answers, at most [`ASK_MAX`]: count u8, then for each: its kind u8 and the kind's fields.

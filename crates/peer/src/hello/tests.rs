@@ -28,7 +28,7 @@ async fn frame(stream: &mut DuplexStream) -> (Type, Vec<u8>) {
 }
 
 #[test]
-fn both_ends_learn_who_the_other_is() {
+fn both_ends_learn_the_identity_of_the_other() {
     let (one, other) = (greeter(1, RIGHT), greeter(2, RIGHT));
     let (mut here, mut there) = tokio::io::duplex(4096);
     let (made, taken) =
@@ -39,7 +39,7 @@ fn both_ends_learn_who_the_other_is() {
 }
 
 #[test]
-fn who_looks_on_needs_the_secret_and_no_volume() {
+fn a_connection_for_looking_needs_the_secret_and_no_volume() {
     let identity = Identity { node: NodeId([1; 16]), role: Role::Node, volume: [0; 16] };
     let looks = |secret: &str, class| {
         let one = Greeter::new(identity, &Secret::from_text(secret).unwrap(), TIME);
@@ -60,7 +60,7 @@ fn who_looks_on_needs_the_secret_and_no_volume() {
 }
 
 #[test]
-fn who_accepts_proves_nothing_to_a_stranger() {
+fn the_accepting_node_proves_nothing_to_a_stranger() {
     let (one, other) = (greeter(1, "a secret that was guessed"), greeter(2, RIGHT));
     let (mut here, mut there) = tokio::io::duplex(4096);
     let (made, taken) =

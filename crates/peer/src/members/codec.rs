@@ -3,7 +3,7 @@
 //! ```text
 //! name      node 16 | generation 8 | 4: IPv4 4, or 6: IPv6 16 | port 2
 //! who       name | role 1 | weight 2 | length of the zone's name 1 | the zone's name
-//! header    who (from) | incarnation 2 | name (to) | message 1 | what the message needs: a name and a number, or a number
+//! header    who (from) | incarnation 2 | name (to) | message 1 | its payload: name and number, or number
 //! member    who | incarnation 2 | state 1
 //! ```
 //!

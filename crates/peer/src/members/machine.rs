@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   receive(now, bytes) ─┐                              ┌─► sends(): where to, what
-//!   tick(now) ───────────┼─► foca (SWIM) + this file ───┼─► events(): the fleet has changed, nobody answers, ...
+//!   tick(now) ───────────┼─► foca (SWIM) + this file ───┼─► events(): the fleet changed, no answers, ...
 //!   leave(now) ──────────┘                              └─► next(): when to tick
 //! ```
 //!
@@ -29,7 +29,7 @@
 //! without end ([`MEMBERS_MAX`]). A message with this node's own id from another listening address is an
 //! [`Event::Twin`].
 
-mod found;
+mod discovery;
 mod world;
 
 use std::net::SocketAddr;
@@ -48,7 +48,7 @@ use super::vitals::{VITALS_MAX, Vitals};
 use super::who::{Who, run_of};
 use crate::id::{Member, NodeId};
 use base::Must;
-use found::{Found, KNOCKS};
+use discovery::{Discovery, KNOCKS};
 use world::World;
 
 // The first byte of a message, and what follows it:
@@ -108,7 +108,7 @@ pub struct Machine {
     foca: Foca<Who, Compact, Dice, NoCustomBroadcast>,
     world: World,
     dice: Dice,
-    found: Found,
+    discovery: Discovery,
     vitals: Vitals,
     free: u32,
     load: u16,
@@ -162,7 +162,7 @@ impl Machine {
             foca,
             world: World::default(),
             dice: Dice::new(seed ^ 0x5bd1_e995),
-            found: Found::new(contacts, now),
+            discovery: Discovery::new(contacts, now),
             vitals,
             free: me.free,
             load: me.load,
@@ -209,23 +209,24 @@ impl Machine {
 
     /// When [`Machine::tick`] has something to do.
     pub fn next(&self) -> Duration {
-        let own = [self.publish, self.page.map(|(at, ..)| at), Some(self.found.next()), self.world.next()];
+        let own =
+            [self.publish, self.page.map(|(at, ..)| at), Some(self.discovery.next()), self.world.next()];
         own.into_iter().flatten().min().unwrap_or(Duration::MAX)
     }
 
     /// Sets the addresses to knock at again. A name can have other addresses after a while.
     pub fn contacts(&mut self, contacts: Vec<SocketAddr>) {
-        self.found.contacts(contacts);
+        self.discovery.contacts(contacts);
     }
 
     /// The addresses of other members seen recently. They are kept for a start at which no contact answers.
     pub fn remembered(&self) -> Vec<SocketAddr> {
-        self.found.remembered()
+        self.discovery.remembered()
     }
 
     /// Addresses that an earlier run of this node kept.
     pub fn remember(&mut self, addresses: Vec<SocketAddr>) {
-        addresses.into_iter().for_each(|address| self.found.saw(address));
+        addresses.into_iter().for_each(|address| self.discovery.saw(address));
     }
 
     /// How much this node's cache could still store, and how much it is about to send, in MiB.
@@ -298,7 +299,7 @@ impl Machine {
                     // A recorded message, or one that is too late.
                     return Some(());
                 }
-                self.found.saw(who.address);
+                self.discovery.saw(who.address);
                 self.foca.announce(who, &mut self.world).ok();
                 self.flush();
             }
@@ -460,13 +461,13 @@ impl Machine {
         let alone = self.foca.num_members() == 0;
         let present =
             |address: &SocketAddr| self.roster.members.iter().any(|member| member.address == *address);
-        let knocks = self.found.due(now, alone, &mut self.dice, present);
+        let knocks = self.discovery.due(now, alone, &mut self.dice, present);
         if !knocks.is_empty() {
             self.knocks = [self.dice.throw().max(1), self.knocks[0]];
         }
         let number = self.knocks[0].to_be_bytes();
         knocks.into_iter().for_each(|address| self.say(KNOCK, address, &number));
-        if let Some(addresses) = self.found.in_vain(now, alone) {
+        if let Some(addresses) = self.discovery.in_vain(now, alone) {
             self.events.push(Event::Alone { addresses });
         }
         if self.vitals.is_due(now, self.roster.members.len()) {
@@ -532,7 +533,7 @@ impl Machine {
     fn settle(&mut self, now: Duration) {
         if std::mem::take(&mut self.world.active) {
             self.page = Some((now, NodeId([0; 16]), 0));
-            if self.found.company() {
+            if self.discovery.company() {
                 self.events.push(Event::Found);
             }
         }
@@ -561,7 +562,7 @@ impl Machine {
             return;
         };
         self.calm_at = now + CALM;
-        change.joined.iter().for_each(|member| self.found.saw(member.address));
+        change.joined.iter().for_each(|member| self.discovery.saw(member.address));
         self.vitals.keep(self.roster.members.iter().map(|member| member.node));
         self.events.push(Event::Changed(change));
         let size = self.roster.members.len().next_power_of_two();

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_handed_on_a_few_times_only() {
+    fn a_record_is_passed_on_a_few_times_only() {
         let mut vitals = Vitals::default();
         vitals.own(A, 1, 1, 1);
         let sent = (0..100)

@@ -2,8 +2,8 @@
 
 use base::BlobId;
 
-use super::guests::Promised;
-use super::owed::Debt;
+use super::backlog::BacklogShare;
+use super::clients::Promised;
 use super::service::Content;
 use super::slice::Slice;
 use crate::frame::{Get, SLICE};
@@ -19,7 +19,7 @@ pub(super) struct Job {
     pub(super) sums: bool,
     /// A slice whose header has been made: the rest of its body, within the content.
     pub(super) slice: Option<Slice>,
-    pub(super) debt: Debt,
+    pub(super) share: BacklogShare,
     /// Its share of the bound on promised bodies, which is returned on drop.
     pub(super) _promised: Promised,
 }
@@ -43,8 +43,8 @@ impl Job {
     }
 
     /// Records how much of it remains to be sent.
-    pub(super) fn owe(&mut self) {
+    pub(super) fn update_share(&mut self) {
         let left = self.end().map_or(0, |end| end.saturating_sub(self.at));
-        self.debt.set(u64::from(left));
+        self.share.set(u64::from(left));
     }
 }

@@ -38,7 +38,7 @@ pub(super) struct Link {
     stream: TcpStream,
     sealed: Option<Sealed>,
     /// Bytes of blobs that were sent. Counting stops at the size of one blob.
-    went: AtomicU32,
+    sent: AtomicU32,
 }
 
 /// The lock is held for one call, and no other lock is taken meanwhile.
@@ -51,7 +51,7 @@ struct Sealed {
 struct State {
     tls: Connection,
     /// Records as they arrived. Those before `start` were already given to rustls.
-    came: Vec<u8>,
+    received: Vec<u8>,
     start: usize,
     end: usize,
     /// The socket could not take everything that was encrypted. Bytes held back to be merged
@@ -62,7 +62,7 @@ struct State {
 impl Link {
     /// A plain connection.
     pub(super) fn plain(stream: TcpStream) -> Link {
-        Link { stream, sealed: None, went: AtomicU32::new(0) }
+        Link { stream, sealed: None, sent: AtomicU32::new(0) }
     }
 
     /// A connection under TLS. The end that asks on a bulk connection reads large pieces, the others small
@@ -71,10 +71,10 @@ impl Link {
         let room = if asks == Some(Class::Bulk) { 256 << 10 } else { 16 << 10 };
         // One piece, and the header before it.
         tls.set_buffer_limit(Some(PIECE + (4 << 10)));
-        let state = State { tls, came: vec![0; room], start: 0, end: 0, stuck: false };
+        let state = State { tls, received: vec![0; room], start: 0, end: 0, stuck: false };
         // Bytes may have arrived with the last message of the handshake.
         let sealed = Sealed { state: Mutex::new(state), more: AtomicBool::new(true) };
-        Link { stream, sealed: Some(sealed), went: AtomicU32::new(0) }
+        Link { stream, sealed: Some(sealed), sent: AtomicU32::new(0) }
     }
 
     /// Waits until something can be read.
@@ -192,12 +192,12 @@ impl Link {
 
     /// Counts sent bytes of blobs. After the first blob's worth of bytes, the kernel knows how much it may
     /// have in flight.
-    pub(super) fn went(&self, bytes: u32) {
-        let before = self.went.load(Ordering::Relaxed);
+    pub(super) fn count_sent(&self, bytes: u32) {
+        let before = self.sent.load(Ordering::Relaxed);
         if before < BLOB_MAX {
-            let went = before.saturating_add(bytes);
-            self.went.store(went, Ordering::Relaxed);
-            if went >= BLOB_MAX {
+            let sent = before.saturating_add(bytes);
+            self.sent.store(sent, Ordering::Relaxed);
+            if sent >= BLOB_MAX {
                 socket::go_on(&self.stream);
             }
         }
@@ -256,7 +256,7 @@ impl State {
             } else {
                 received = true;
                 (self.start, self.end) = (0, 0);
-                match stream.try_read(&mut self.came) {
+                match stream.try_read(&mut self.received) {
                     // Every frame carries its length, so an unauthenticated end of the stream cannot truncate
                     // anything unnoticed.
                     Ok(0) => break,
@@ -270,7 +270,7 @@ impl State {
     }
 
     fn decrypt(&mut self, stream: &TcpStream) -> io::Result<()> {
-        let mut rest = &self.came[self.start..self.end];
+        let mut rest = &self.received[self.start..self.end];
         let taken = self.tls.read_tls(&mut rest)?;
         self.start += taken;
         let said = self.tls.process_new_packets().map_err(broken);

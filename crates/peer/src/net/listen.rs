@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use super::serve::Serving;
-use super::{Counters, Limits, Shared, door, socket};
+use super::{Counters, Limits, Shared, establish, socket};
 use crate::hello::{Class, HelloError};
 
 /// A connection during its handshake.
@@ -142,7 +142,7 @@ pub(super) async fn listen(shared: Arc<Shared>, listener: TcpListener, bulk: Han
 
 async fn greet(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, place: Place, bulk: Handle) {
     socket::prepare(&stream, shared.silence_ms());
-    let (link, other) = match door::accept(&shared, stream).await {
+    let (link, other) = match establish::accept(&shared, stream).await {
         Ok(greeted) => greeted,
         Err(error) => {
             drop(place);

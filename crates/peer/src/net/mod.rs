@@ -6,7 +6,7 @@
 //!     read_range (up to 64 KiB) ────► many small frames at once ───────► serve::control ──► Service
 //!
 //!     Net::read_groups, fetch_into,   1 to 4 bulk connections
-//!     read_range (above)        ────► sums, then slices of 1 MiB ◄────── serve::bulk: sendfile from the blob's file
+//!     read_range (above)        ────► sums, then slices of 1 MiB ◄────── serve::bulk: sendfile from a file
 //!                                     straight into the final buffer
 //! ```
 //!
@@ -14,37 +14,36 @@
 //!   answers. Each connection begins with the handshake of [`crate::hello`].
 //! - [`call`]: a request in flight; no task runs for it. [`lane`]: the requesting end of a connection.
 //!   [`peers`]: all of these ends.
-//! - [`door`]: how a connection begins. [`link`]: the established connection, plain or under TLS.
-//! - [`reader`]: the loop that reads the requesting end. [`listen`], [`serve`], [`small`], [`late`]: the
+//! - [`establish`]: how a connection begins. [`link`]: the established connection, plain or under TLS.
+//! - [`reader`]: the loop that reads the requesting end. [`listen`], [`serve`], [`small`], [`finished`]: the
 //!   serving end. [`service`]: the interface that the serving end calls. [`socket`]: the system calls.
 //! - Control connections, fetches and serving each run on their own threads. So large fetches do not delay a
 //!   4 KiB read, and a slow disk under the blobs that are served delays neither questions nor fetches.
 //! - [`opened`]: blobs that stay open because small ranges of them are requested.
-//! - [`guests`]: what each other node uses of this one. [`suspicions`]: blobs whose copies are checked
+//! - [`clients`]: what each other node uses of this one. [`suspicions`]: blobs whose copies are checked
 //!   because another node doubts them.
-//! - [`owed`]: bytes that were requested from this node and have not been sent.
-//! - [`room`]: how much may be in flight to this node.
+//! - [`backlog`]: bytes that were requested from this node and have not been sent.
+//! - [`window`]: how much may be in flight to this node.
 //!
 //! The transport never waits without an end: every request has a deadline, every connection its pings. It
 //! never allocates memory for a length from another node before the length is checked. It never retries: the
 //! requester decides which node to ask next.
 
+mod backlog;
 pub mod call;
+mod clients;
 pub mod counters;
-mod door;
+mod establish;
 pub mod fail;
-mod guests;
+mod finished;
 mod job;
 mod lane;
-mod late;
 mod link;
 mod listen;
 mod opened;
 mod outbox;
-mod owed;
 mod peers;
 mod reader;
-mod room;
 mod serve;
 pub mod service;
 mod slice;
@@ -53,6 +52,7 @@ mod socket;
 mod suspicions;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
@@ -75,18 +75,18 @@ use crate::message::{Answer, Ask, Note};
 use crate::secret::Secret;
 use crate::tls::Tls;
 
+use backlog::Backlog;
 pub use call::Call;
 use call::Slot;
+use clients::Clients;
 use counters::Counters;
 pub use counters::Counts;
 pub use fail::Fail;
-use guests::Guests;
 use lane::{Gather, Lane, Sink, Small, Waiter};
 use opened::Opened;
-use owed::Owed;
 use peers::Peers;
-use room::Room;
 use suspicions::Suspicions;
+use window::ReceiveWindow;
 
 pub use service::{Content, CopyState, Filled, Listed, Prefix, Roll, Service, Then, Unfilled};
 
@@ -156,7 +156,7 @@ pub struct Limits {
     /// given up.
     pub quiet: Duration,
     /// After a connection failed, the next attempt waits this long. The time doubles with each failure, up to
-    /// 64 times.
+    /// 64 times this value.
     pub backoff: Duration,
     /// Threads for bulk connections that fetch, and as many for those that serve.
     pub threads: usize,
@@ -239,12 +239,12 @@ pub(crate) struct Shared {
     verify: Verify,
     service: Arc<dyn Service>,
     counters: Arc<Counters>,
-    owed: Arc<Owed>,
+    backlog: Arc<Backlog>,
     opened: Opened,
-    guests: Arc<Guests>,
+    clients: Arc<Clients>,
     suspicions: Suspicions,
     peers: Peers,
-    room: Arc<Room>,
+    window: Arc<ReceiveWindow>,
     closed: AtomicBool,
     report: Report,
     said: Mutex<Vec<(IpAddr, Instant)>>,
@@ -260,7 +260,7 @@ impl Shared {
     }
 
     fn backlog(&self) -> u16 {
-        self.owed.mebibytes()
+        self.backlog.mebibytes()
     }
 
     /// Reports at most one line a minute for an address, so that a stranger cannot fill a log.
@@ -335,12 +335,12 @@ impl Net {
             verify: options.verify,
             service,
             counters: Arc::default(),
-            owed: Arc::default(),
+            backlog: Arc::default(),
             opened: Opened::default(),
-            guests: Arc::default(),
+            clients: Arc::default(),
             suspicions: Suspicions::default(),
             peers: Peers::default(),
-            room: Arc::default(),
+            window: Arc::default(),
             closed: AtomicBool::new(false),
             report,
             said: Mutex::default(),
@@ -552,7 +552,7 @@ impl Net {
     }
 
     /// A blob is no longer here. Closes its file if it is open.
-    pub fn let_go(&self, id: &BlobId) {
+    pub fn close_file(&self, id: &BlobId) {
         self.0.shared.opened.remove(id);
     }
 
@@ -574,7 +574,7 @@ impl Net {
 
     /// This node's link carries `rate` bytes a second. It bounds what others send to this node.
     pub fn carries(&self, rate: u64) {
-        self.0.shared.room.carries(rate);
+        self.0.shared.window.carries(rate);
     }
 
     /// Runs a future of the transport's users. It must not block.

@@ -12,8 +12,8 @@
 //! a disk error or a truncated file would be a signal there. In the system call that sends, it is an error.
 //!
 //! ```text
-//!   copied: file ──preadv2, compared──► out ──send──► socket    the first range of a segment, and parts of blocks
-//!   lent:   file ──────────────sendmsg──────────────► socket    whole blocks of a segment that was compared
+//!   copied: file ──preadv2, compared──► out ──send──► socket   first range of a segment, parts of blocks
+//!   lent:   file ──────────────sendmsg──────────────► socket   whole blocks of a compared segment
 //! ```
 //!
 //! - The thread that answers ranges must not wait for a disk. A page that left memory within [`KEPT`] would
@@ -21,7 +21,7 @@
 //!   lent for [`KEPT`] ([`Opened::lends`]). Ranges are copied instead if they are in memory.
 //! - It is bounded: [`OPEN_MAX`] blobs, and none for longer than [`KEPT`] plus a tenth of it. Then the blob
 //!   is opened and compared anew. So a file that the cache removed takes space no longer than that, or less
-//!   if the cache reports the eviction ([`super::Net::let_go`]).
+//!   if the cache reports the eviction ([`super::Net::close_file`]).
 //! - The price: suppose that a byte rots on the disk within [`KEPT`] after it was compared, that its page
 //!   left memory, and that another process read it back. If it is then copied, it is passed on. What is lent
 //!   is sent with its earlier sum, so the receiver notices.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   bytes:  [frame][frame][header]        [header]        [frame]
-//!   lent:                         4 KiB            8 KiB              one sendmsg(2) for as many as there are
+//!   lent:                         4 KiB            8 KiB              one sendmsg(2) for all of them
 //! ```
 //!
 //! Frames are only appended, and everything leaves in order. A loan keeps its blob open and mapped until it
@@ -90,7 +90,7 @@ impl Outbox {
             let bytes = unsafe { stream.send_parts(&mut parts[..count]) }?;
             Sent { bytes, waited: socket::waits_for_disk() != before }
         };
-        self.went(sent.bytes);
+        self.count_sent(sent.bytes);
         Ok(sent)
     }
 
@@ -118,7 +118,7 @@ impl Outbox {
         count
     }
 
-    fn went(&mut self, mut sent: usize) {
+    fn count_sent(&mut self, mut sent: usize) {
         while let Some(loan) = self.loans.front_mut() {
             let own = sent.min(loan.after - self.gone);
             (self.gone, sent) = (self.gone + own, sent - own);

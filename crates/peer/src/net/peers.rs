@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use super::lane::Lane;
 use super::link::Link;
 use super::reader::Reader;
-use super::{Counters, Fail, Peer, Shared, door, socket};
+use super::{Counters, Fail, Peer, Shared, establish, socket};
 use crate::hello::{Class, HelloError};
 
 /// The lanes to one address.
@@ -81,7 +81,7 @@ impl Peers {
         }
     }
 
-    fn went(&self, shared: &Shared, peer: Peer, why: Option<&Fail>) {
+    fn record_result(&self, shared: &Shared, peer: Peer, why: Option<&Fail>) {
         let mut peers = self.0.lock();
         let Some(known) = peers.get_mut(&peer) else { return };
         match why {
@@ -133,17 +133,17 @@ async fn run(shared: Arc<Shared>, lane: Arc<Lane>, peer: Peer) {
     let mut ends = Ends(Arc::clone(&lane), Fail::Closed);
     match connect(&shared, &lane, peer).await {
         Ok((stream, trip)) => {
-            shared.peers.went(&shared, peer, None);
+            shared.peers.record_result(&shared, peer, None);
             Counters::one(&shared.counters.made);
             let stream = Arc::new(stream);
             let _ = lane.stream.set(Arc::clone(&stream));
-            ends.1 = Reader::new(lane, stream, !shared.without.low_water, (Arc::clone(&shared.room), trip))
+            ends.1 = Reader::new(lane, stream, !shared.without.low_water, (Arc::clone(&shared.window), trip))
                 .run(&shared.limits)
                 .await;
         }
         Err(fail) => {
             Counters::one(&shared.counters.unreachable);
-            shared.peers.went(&shared, peer, Some(&fail));
+            shared.peers.record_result(&shared, peer, Some(&fail));
             if let Fail::Stranger { address, .. } = &fail {
                 shared.say(*address, &fail.to_string());
             }
@@ -172,11 +172,12 @@ async fn connect(shared: &Shared, lane: &Lane, peer: Peer) -> Result<(Link, Dura
             .map_err(|error| unreachable(error.to_string()))?;
         let trip = began.elapsed();
         socket::prepare(&stream, shared.silence_ms());
-        let link =
-            door::connect(shared, stream, lane.class, peer.node).await.map_err(|error: HelloError| {
+        let link = establish::connect(shared, stream, lane.class, peer.node).await.map_err(
+            |error: HelloError| {
                 let why = error.to_string();
                 if error.is_for_good() { Fail::Stranger { address, why } } else { unreachable(why) }
-            })?;
+            },
+        )?;
         Ok((link, trip))
     };
     tokio::select! {

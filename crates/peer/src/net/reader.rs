@@ -16,7 +16,7 @@ use super::counters::Counters;
 use super::fail::Fail;
 use super::lane::{Lane, READ, Sink};
 use super::link::Link;
-use super::room::Room;
+use super::window::ReceiveWindow;
 use crate::arriving::Took;
 use crate::frame::{self, ErrorKind, HEADER, Header, LAST, Texted, Type};
 use crate::hello::Class;
@@ -77,7 +77,7 @@ pub(super) struct Reader {
     low_water: bool,
     pace: Pace,
     /// The bound on what is in flight to this node, and the round-trip time when the connection was made.
-    room: (Arc<Room>, Duration),
+    window: (Arc<ReceiveWindow>, Duration),
     heard: Instant,
     pinged: bool,
 }
@@ -91,7 +91,7 @@ impl Reader {
         lane: Arc<Lane>,
         stream: Arc<Link>,
         low_water: bool,
-        room: (Arc<Room>, Duration),
+        window: (Arc<ReceiveWindow>, Duration),
     ) -> Reader {
         // Small on bulk connections, where bodies are received elsewhere.
         let size = if lane.class == Class::Bulk { 8 << 10 } else { 2 * READ };
@@ -105,7 +105,7 @@ impl Reader {
             mark: 1,
             low_water,
             pace: Pace::default(),
-            room,
+            window,
             heard: base::time::monotonic(),
             pinged: false,
         }
@@ -191,7 +191,7 @@ impl Reader {
             // mark.
             if begins
                 && self.lane.class == Class::Bulk
-                && let Some(bytes) = self.room.0.bytes(self.room.1)
+                && let Some(bytes) = self.window.0.bytes(self.window.1)
             {
                 self.stream.set_window(bytes);
             }

@@ -3,8 +3,9 @@
 //!
 //! ```text
 //!   requests ──► small: into `out`, many answers in one write
-//!       │  └── not in the page cache: read by a helper thread, into `late`
-//!       └──► bodies: header with MSG_MORE, then sendfile; slices of up to 1 MiB, four requests in turns
+//!           │        └── not in the page cache: read by a helper thread, into `finished`
+//!           └──► bodies: header with MSG_MORE, then sendfile; slices of up to 1 MiB, four requests in turns
+//! ```
 //!
 //! One thread serves all control connections, so nothing on it waits for a disk. Bodies belong on bulk
 //! connections, which have their own threads. A small range is answered on a control connection only if it is
@@ -28,13 +29,13 @@ use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::sync::Notify;
 
-use super::guests::Visit;
+use super::backlog::BacklogShare;
+use super::clients::ClientConnection;
+use super::finished::Finished;
 use super::job::Job;
-use super::late::Late;
 use super::link::Link;
 use super::opened::Open;
 use super::outbox::Outbox;
-use super::owed::Debt;
 use super::service::{Content, Filled, Unfilled};
 use super::slice::{Slice, slice_end};
 use super::small::Range;
@@ -62,7 +63,7 @@ pub(super) struct Serving {
     pub(super) shared: Arc<Shared>,
     pub(super) stream: Link,
     pub(super) other: Other,
-    visit: Visit,
+    connection: ClientConnection,
     input: Vec<u8>,
     filled: usize,
     /// It holds requests for whose answers there was no space.
@@ -72,8 +73,8 @@ pub(super) struct Serving {
     /// The last turn was that of an answer of several slices.
     long_went: bool,
     bell: Arc<Notify>,
-    late: Arc<Mutex<Late>>,
-    /// Ranges and lists that helper threads work on, or that are in `late`.
+    finished: Arc<Mutex<Finished>>,
+    /// Ranges and lists that helper threads work on, or that are in `finished`.
     slow: usize,
     heard: Instant,
     /// The pipe for bodies with [`Body::Splice`].
@@ -94,12 +95,12 @@ fn bad(error: frame::BadFrame) -> io::Error {
 
 impl Serving {
     pub(super) fn new(shared: Arc<Shared>, stream: Link, other: Other) -> Serving {
-        let visit = shared.guests.enter(other.node, shared.limits.connections_each);
+        let connection = shared.clients.enter(other.node, shared.limits.connections_each);
         Serving {
             shared,
             stream,
             other,
-            visit,
+            connection,
             input: vec![0; 18 << 10],
             filled: 0,
             stopped: false,
@@ -107,7 +108,7 @@ impl Serving {
             jobs: VecDeque::new(),
             long_went: false,
             bell: Arc::new(Notify::new()),
-            late: Arc::default(),
+            finished: Arc::default(),
             slow: 0,
             heard: base::time::monotonic(),
             pipe: None,
@@ -122,10 +123,10 @@ impl Serving {
         let limits = self.shared.limits;
         let idle = limits.control_idle.max(limits.bulk_idle) + 2 * limits.quiet;
         loop {
-            let late = std::mem::take(&mut *self.late.lock());
-            self.out.end().extend_from_slice(&late.frames);
-            self.slow -= late.ended;
-            self.visit.guest.slow_ended(late.ended);
+            let finished = std::mem::take(&mut *self.finished.lock());
+            self.out.end().extend_from_slice(&finished.frames);
+            self.slow -= finished.ended;
+            self.connection.client.slow_ended(finished.ended);
             let more = self.has_room() && self.pull()?;
             let sent = self.push()?;
             if sent == Sent::More || (more || self.stopped) && self.has_room() {
@@ -141,7 +142,7 @@ impl Serving {
             tokio::select! {
                 ready = self.stream.ready(interest.unwrap_or(Interest::READABLE)), if interest.is_some() => { ready?; }
                 () = self.bell.notified() => {}
-                () = self.visit.leave.notified() => return Ok(()),
+                () = self.connection.leave.notified() => return Ok(()),
                 () = tokio::time::sleep(Duration::from_secs(1)) => {
                     if self.heard.elapsed() > idle && self.jobs.is_empty() {
                         return Ok(());
@@ -153,13 +154,13 @@ impl Serving {
 
     fn has_room(&self) -> bool {
         // The work of helpers counts for all connections of the node, because all nodes share the helpers.
-        self.out.len() < OUT_MAX && self.slow < SLOW_MAX && self.visit.guest.slow() < SLOW_MAX
+        self.out.len() < OUT_MAX && self.slow < SLOW_MAX && self.connection.client.slow() < SLOW_MAX
     }
 
     /// Counts one more piece of work for a helper.
     fn slow_began(&mut self) {
         self.slow += 1;
-        self.visit.guest.slow_began();
+        self.connection.client.slow_began();
     }
 
     /// Takes requests as long as there are some, there is space for their answers, and it is not another
@@ -263,12 +264,12 @@ impl Serving {
                 let mut id = BlobId([0; 32]);
                 if payload.len() == 32 {
                     id.0.copy_from_slice(payload);
-                    let guest = &self.visit.guest;
-                    if guest.is_wrong_too_often() {
+                    let client = &self.connection.client;
+                    if client.is_wrong_too_often() {
                         let why = "it suspects blobs that are sound, again and again";
                         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
                     }
-                    suspicions::suspect(&self.shared, id, Some(guest));
+                    suspicions::suspect(&self.shared, id, Some(client));
                 }
             }
             Type::Ping => self.answer(Type::Pong, request, &[]),
@@ -291,13 +292,13 @@ impl Serving {
 
     /// Lists blobs here. A helper thread does it, because it may take long.
     fn list(&mut self, request: u32, ask: ListAsk) {
-        let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
+        let (finished, bell) = (Arc::clone(&self.finished), Arc::clone(&self.bell));
         let service = Arc::clone(&self.shared.service);
         self.slow_began();
         tokio::task::spawn_blocking(move || {
             let most = usize::from(ask.most).min(frame::LIST_MAX);
             let listed = frame::encode_listed(&service.list(ask.prefix, most));
-            late.lock().end(|frames| frame::put(frames, Type::Listed, request, &listed));
+            finished.lock().end(|frames| frame::put(frames, Type::Listed, request, &listed));
             bell.notify_one();
         });
     }
@@ -306,11 +307,11 @@ impl Serving {
     fn fill(&mut self, request: u32, payload: &[u8]) -> io::Result<()> {
         let id = <[u8; 32]>::try_from(payload)
             .map_err(|_| bad(frame::BadFrame::Payload("a blob's name has 32 bytes")))?;
-        let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
+        let (finished, bell) = (Arc::clone(&self.finished), Arc::clone(&self.bell));
         // Even if it is refused at once: refusals that are not read take memory as well.
         self.slow_began();
         let then = move |end: Result<Filled, Unfilled>| {
-            late.lock().end(|frames| match end {
+            finished.lock().end(|frames| match end {
                 Ok(filled) => frame::put(frames, Type::Filled, request, &[filled as u8]),
                 Err(why) => {
                     let kind = match why {
@@ -340,7 +341,7 @@ impl Serving {
             return self.small(request, get, &open);
         }
         let limits = &self.shared.limits;
-        let promised = self.shared.guests.body(&self.visit.guest, limits.bodies, limits.bodies_each);
+        let promised = self.shared.clients.body(&self.connection.client, limits.bodies, limits.bodies_each);
         let Some(promised) = promised else {
             return self.error(request, ErrorKind::Busy, "too many bodies are to be sent");
         };
@@ -355,7 +356,7 @@ impl Serving {
             Content::Held(_) => {}
             Content::Arriving(arriving) => arriving.ring(&self.bell),
         }
-        let debt = Debt::new(&self.shared.owed);
+        let share = BacklogShare::new(&self.shared.backlog);
         let mut job = Job {
             request,
             blob: get.blob,
@@ -364,10 +365,10 @@ impl Serving {
             get,
             sums,
             slice: None,
-            debt,
+            share,
             _promised: promised,
         };
-        job.owe();
+        job.update_share();
         self.jobs.push_back(job);
     }
 
@@ -397,12 +398,12 @@ impl Serving {
                 return self.damaged(&get.blob);
             }
         }
-        let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
+        let (finished, bell) = (Arc::clone(&self.finished), Arc::clone(&self.bell));
         let (shared, open) = (Arc::clone(&self.shared), Arc::clone(open));
         self.slow_began();
         tokio::task::spawn_blocking(move || {
             let read = open.later(start, end);
-            late.lock().end(|frames| match &read {
+            finished.lock().end(|frames| match &read {
                 Ok(bytes) => range.put(frames, &shared, bytes),
                 Err(_) => range.put_damaged(frames),
             });
@@ -507,7 +508,7 @@ impl Serving {
                 self.error(job.request, ErrorKind::Range, "the range is not in the blob");
                 return Ok(Step::Ended);
             };
-            job.owe();
+            job.update_share();
             if std::mem::take(&mut job.sums) {
                 job.get.len = end - job.get.offset;
                 // The sums alone already help the other end.
@@ -576,17 +577,17 @@ impl Serving {
         let counters = &self.shared.counters;
         super::Counters::add(&counters.blob_bytes_out, u64::from(slice.end - job.at));
         super::Counters::add(&counters.bytes_out, u64::from(slice.end - job.at) + HEADER as u64);
-        self.stream.went(slice.end - job.at);
+        self.stream.count_sent(slice.end - job.at);
         job.at = slice.end;
         job.slice = None;
-        job.owe();
+        job.update_share();
         Ok(if job.end().is_none_or(|end| job.at >= end) { Step::Ended } else { Step::Sliced })
     }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.visit.guest.slow_ended(self.slow);
+        self.connection.client.slow_ended(self.slow);
     }
 }
 

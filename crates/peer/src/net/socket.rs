@@ -209,9 +209,9 @@ pub(crate) fn set_window(stream: &TcpStream, bytes: u32) {
 const SHARING: &CStr = c"cubic";
 
 /// The congestion control at the beginning: it doubles what is in flight until a packet is lost or the
-/// receiver's window is full ([`super::room`]). Cubic stops doubling as soon as round trips get longer, which
-/// happens when acknowledgements queue behind what the sender receives. It was seen to stop after 36 packets
-/// and to need eight seconds until the link was full.
+/// receiver's window is full ([`super::window`]). Cubic stops doubling as soon as round trips get longer,
+/// which happens when acknowledgements queue behind what the sender receives. It was seen to stop after 36
+/// packets and to need eight seconds until the link was full.
 const BEGINNING: &CStr = c"reno";
 
 /// Enough has been sent. From now on the connection shares its link like all others.

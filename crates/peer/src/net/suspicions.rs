@@ -4,7 +4,7 @@
 //! A comparison reads and hashes up to 4 MiB, and any node of the fleet can request it with 64 bytes. So the
 //! queue is bounded, and a blob is in it once. A blob that was found sound is not compared again for
 //! [`REMEMBERED`]. Suspicions of a node that often suspects sound blobs are no longer accepted
-//! ([`super::guests`]).
+//! ([`super::clients`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use base::BlobId;
 use parking_lot::Mutex;
 
-use super::guests::Guest;
+use super::clients::Client;
 use super::service::CopyState;
 use super::{Counters, Shared};
 
@@ -27,7 +27,7 @@ const SOUND: usize = 1024;
 #[derive(Default)]
 struct State {
     /// The first one is being compared, if a worker is running.
-    waiting: VecDeque<(BlobId, Option<Arc<Guest>>)>,
+    waiting: VecDeque<(BlobId, Option<Arc<Client>>)>,
     working: bool,
     sound: VecDeque<(BlobId, Instant)>,
 }
@@ -44,16 +44,16 @@ impl Suspicions {
     }
 
     /// Adds a suspicion. True if a worker must be started.
-    fn push(&self, blob: BlobId, by: Option<&Arc<Guest>>, now: Instant) -> bool {
+    fn push(&self, blob: BlobId, by: Option<&Arc<Client>>, now: Instant) -> bool {
         let mut state = self.0.lock();
         while state.sound.front().is_some_and(|(_, since)| now.duration_since(*since) >= REMEMBERED) {
             state.sound.pop_front();
         }
         // Wrong bytes that this node itself has found are checked in any case.
-        if let Some(guest) = by
+        if let Some(client) = by
             && state.sound.iter().any(|(sound, _)| *sound == blob)
         {
-            guest.was_wrong();
+            client.was_wrong();
             return false;
         }
         if state.waiting.len() >= WAITING || state.waiting.iter().any(|(waits, _)| *waits == blob) {
@@ -64,7 +64,7 @@ impl Suspicions {
     }
 
     /// The next blob to compare. None: the worker ends.
-    fn next(&self) -> Option<(BlobId, Option<Arc<Guest>>)> {
+    fn next(&self) -> Option<(BlobId, Option<Arc<Client>>)> {
         let mut state = self.0.lock();
         let first = state.waiting.front().cloned();
         state.working = first.is_some();
@@ -75,7 +75,7 @@ impl Suspicions {
         let mut state = self.0.lock();
         let Some((blob, by)) = state.waiting.pop_front() else { return };
         if sound {
-            by.iter().for_each(|guest| guest.was_wrong());
+            by.iter().for_each(|client| client.was_wrong());
             state.sound.push_back((blob, now));
             if state.sound.len() > SOUND {
                 state.sound.pop_front();
@@ -86,7 +86,7 @@ impl Suspicions {
 
 /// Suspects a blob, on behalf of another node or because this one read wrong bytes. Must be called inside a
 /// runtime.
-pub(super) fn suspect(shared: &Arc<Shared>, blob: BlobId, by: Option<&Arc<Guest>>) {
+pub(super) fn suspect(shared: &Arc<Shared>, blob: BlobId, by: Option<&Arc<Client>>) {
     Counters::one(&shared.counters.suspected);
     if !shared.suspicions.push(blob, by, base::time::monotonic()) {
         return;
@@ -97,7 +97,7 @@ pub(super) fn suspect(shared: &Arc<Shared>, blob: BlobId, by: Option<&Arc<Guest>
 
 fn work(shared: &Shared) {
     while let Some((blob, by)) = shared.suspicions.next() {
-        let believed = by.is_none_or(|guest| !guest.is_wrong_too_often());
+        let believed = by.is_none_or(|client| !client.is_wrong_too_often());
         let mut sound = false;
         if believed {
             shared.opened.remove(&blob);
@@ -121,10 +121,10 @@ mod tests {
     #[test]
     fn what_waits_is_bounded_and_waits_once() {
         let (suspicions, now) = (Suspicions::default(), base::time::monotonic());
-        let guest = Arc::new(Guest::default());
-        assert!(suspicions.push(blob(0), Some(&guest), now), "a worker is to begin");
+        let client = Arc::new(Client::default());
+        assert!(suspicions.push(blob(0), Some(&client), now), "a worker is to begin");
         for n in 0..10_000 {
-            assert!(!suspicions.push(blob(n % 500), Some(&guest), now));
+            assert!(!suspicions.push(blob(n % 500), Some(&client), now));
         }
         assert_eq!(suspicions.len(), WAITING);
         let mut done = 0;
@@ -133,11 +133,11 @@ mod tests {
             done += 1;
         }
         assert_eq!((done, suspicions.len()), (WAITING, 0));
-        assert!(guest.is_wrong_too_often());
-        assert!(!suspicions.push(blob(0), Some(&guest), now), "it is known to be sound");
+        assert!(client.is_wrong_too_often());
+        assert!(!suspicions.push(blob(0), Some(&client), now), "it is known to be sound");
         assert!(suspicions.push(blob(0), None, now), "but not where this node met wrong bytes");
         suspicions.ended(false, now);
         assert!(suspicions.next().is_none());
-        assert!(suspicions.push(blob(1), Some(&guest), now + REMEMBERED), "nor for ever");
+        assert!(suspicions.push(blob(1), Some(&client), now + REMEMBERED), "nor for ever");
     }
 }

@@ -20,8 +20,8 @@ mod flood;
 mod lanes;
 mod looking;
 mod neighbour;
-mod room;
 mod sealed;
+mod window;
 mod wrong;
 
 const TIME: Duration = Duration::from_secs(10);
@@ -267,7 +267,7 @@ fn regression_what_is_here_does_not_wait_behind_what_is_not() {
 }
 
 #[test]
-fn wrong_bytes_are_never_handed_on_and_the_sender_is_told() {
+fn wrong_bytes_are_never_passed_on_and_the_sender_is_told() {
     for verify in [Verify::Blake3, Verify::Crc] {
         let (here, _there, shelf, peer) = pair(|options| options.verify = verify);
         let bytes = noise(1 << 20, 3);
@@ -310,7 +310,7 @@ fn a_file_that_is_cut_short_ends_the_connection_and_nothing_else() {
 }
 
 #[test]
-fn who_does_not_belong_is_refused_with_one_line_at_both_ends() {
+fn a_stranger_is_refused_with_one_line_at_both_ends() {
     let (_there, shelf) = start(options());
     let peer = Peer { address: _there.address().unwrap(), node: None };
     let mut wrong = options();

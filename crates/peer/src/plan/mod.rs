@@ -95,7 +95,7 @@ pub struct Setup {
     /// The depots that should have the blob, the first choice first. Empty if there are none.
     pub depots: Vec<NodeId>,
     /// The upstream: the node that sends the most to this node now, if any. It is preferred ([`Pace::soon`]).
-    pub sender: Option<NodeId>,
+    pub upstream: Option<NodeId>,
     /// How long fetches take now.
     pub pace: Pace,
     /// The plan must have ended this long after it began.
@@ -169,7 +169,7 @@ impl Pace {
 
     /// The same on a link that carries `rate` bytes a second. Everything in flight to this node shares it,
     /// whatever the sender.
-    pub fn with_line(self, rate: u64, under_way: usize) -> Pace {
+    pub fn with_link_rate(self, rate: u64, under_way: usize) -> Pace {
         let shared = under_way.min(MANY) as u64 * u64::from(BLOB_MAX) * 1_000_000;
         let share = shared.checked_div(rate).map_or(Duration::ZERO, Duration::from_micros);
         let blob = u64::from(BLOB_MAX) * 1_000_000;

@@ -82,7 +82,7 @@ impl Plan {
             let before = self.leases.len();
             self.leases.retain(|other| other.rank != rank);
             if self.leases.len() == before {
-                self.tell_understudies(out);
+                self.notify_other_trackers(out);
             }
             let end = now.saturating_add(micros(time));
             self.leases.push(Lease { rank, id: lease, renew, end, is_quiet: false });
@@ -120,7 +120,7 @@ impl Plan {
         };
         let running = |fetch: &&Fetch| fetch.state == State::Running;
         let begun = self.fetches.iter().filter(running).any(|fetch| !fetch.silent);
-        named.is_some_and(|node| self.setup.sender == Some(node) && self.is_fresh(node)) && !begun
+        named.is_some_and(|node| self.setup.upstream == Some(node) && self.is_fresh(node)) && !begun
     }
 
     /// The link has room, and a holder sends the blob slowly. Another holder may have more capacity.
@@ -143,7 +143,7 @@ impl Plan {
     /// to the head every time. If a tracker's answers take much longer than that moment, it is not asked
     /// again for this.
     fn is_patient(&self, parent: NodeId) -> bool {
-        let other = self.setup.sender.is_some_and(|sender| sender != parent && !self.not.contains(&sender));
+        let other = self.setup.upstream.is_some_and(|node| node != parent && !self.not.contains(&node));
         other && !self.setup.pace.soon.is_zero() && self.patient < PATIENCE && !self.running()
     }
 
@@ -238,7 +238,7 @@ impl Plan {
         if known.is_none_or(|fetch| fetch.state != State::Running) {
             return;
         }
-        self.tell(What::Have, out);
+        self.notify_asked(What::Have, out);
         self.leases.clear();
         self.fetches[no as usize].state = State::Failed;
         self.end(Action::Done { fetch: no }, out);
@@ -247,7 +247,7 @@ impl Plan {
     /// Only this node gets what it fetches under a lease, and only the tracker that gave the lease knows. The
     /// trackers after it are informed as well. If the first one dies, a requester that asks the next is sent
     /// here, and not to the origin once more.
-    fn tell_understudies(&self, out: &mut Vec<Action>) {
+    fn notify_other_trackers(&self, out: &mut Vec<Action>) {
         let others = self.ranks.iter().zip(&self.setup.trackers).filter(|(rank, _)| !rank.asked);
         out.extend(others.map(|(_, tracker)| Action::Note { tracker: *tracker, what: What::Fetching }));
     }
@@ -263,7 +263,7 @@ impl Plan {
             self.not.push(node);
         }
         if let Source::Peer(by) | Source::Stream(by) = from {
-            self.tell(What::Refused { by }, out);
+            self.notify_asked(What::Refused { by }, out);
         }
         if !self.running() {
             self.next_source(now, out);
@@ -325,18 +325,18 @@ impl Plan {
     fn renew(&mut self, now: u64, out: &mut Vec<Action>) {
         let heard =
             self.fetches.iter().filter(|fetch| fetch.state == State::Running).map(|fetch| fetch.heard).max();
-        let lively = heard.is_some_and(|heard| now.saturating_sub(heard) < micros(self.setup.pace.origin));
+        let arriving = heard.is_some_and(|heard| now.saturating_sub(heard) < micros(self.setup.pace.origin));
         let not = self.ruled_out();
         for lease in self.leases.iter_mut().filter(|lease| lease.renew <= now) {
             // Bytes may still arrive, from a store whose connections took a second to begin. Only then is
             // this checked again.
             let holds = now < lease.end;
-            lease.is_quiet = holds && !lively;
+            lease.is_quiet = holds && !arriving;
             if !lease.is_quiet {
                 // The answer sets the next time.
                 lease.renew = u64::MAX;
             }
-            if holds && lively {
+            if holds && arriving {
                 out.push(Action::Ask {
                     rank: lease.rank,
                     tracker: self.setup.trackers[lease.rank],
@@ -355,7 +355,7 @@ impl Plan {
         let step = self.step;
         let (next, after) = match self.hedge {
             Hedge::Peer => {
-                self.tell_of_silent(now, out);
+                self.report_silent(now, out);
                 match self.spare.take().filter(|node| self.is_fresh(*node)) {
                     Some(node) => self.fetch(now, Source::Peer(node), Why::Hedge, out),
                     // The node that we wait for may have lost its lease. The next node to ask gets it.
@@ -396,29 +396,29 @@ impl Plan {
             return Some(self.leased);
         }
         // Bytes are arriving. As long as there is time, it is better to be a little late than to fetch twice.
-        let is_coming =
+        let is_arriving =
             |fetch: &&Fetch| fetch.state == State::Running && !fetch.silent && !self.crawls(now, fetch);
-        let coming = self.fetches.iter().filter(is_coming);
-        let heard = coming.map(|fetch| fetch.heard).max()?;
+        let arriving = self.fetches.iter().filter(is_arriving);
+        let heard = arriving.map(|fetch| fetch.heard).max()?;
         let in_time = self.end - now > micros(self.setup.deadline) / 2;
         let later = heard.saturating_add(self.step);
         Some(later).filter(|later| *later > now && in_time)
     }
 
     /// Reports the peers that have not sent a byte, of this blob or another.
-    fn tell_of_silent(&self, now: u64, out: &mut Vec<Action>) {
+    fn report_silent(&self, now: u64, out: &mut Vec<Action>) {
         let silent =
-            |fetch: &&Fetch| fetch.silent && fetch.state == State::Running && !self.is_lively(now, fetch);
+            |fetch: &&Fetch| fetch.silent && fetch.state == State::Running && !self.is_active(now, fetch);
         for fetch in self.fetches.iter().filter(silent) {
             // A node that itself waits for a fetch has no bytes to send yet. That is not its fault.
             if let Source::Peer(by) = fetch.from {
-                self.tell(What::Silent { by }, out);
+                self.notify_asked(What::Silent { by }, out);
             }
         }
     }
 
     /// Its node has sent something within one hedging step, or the fetch began within it.
-    fn is_lively(&self, now: u64, fetch: &Fetch) -> bool {
+    fn is_active(&self, now: u64, fetch: &Fetch) -> bool {
         now - fetch.alive < self.step
     }
 
@@ -465,14 +465,14 @@ impl Plan {
             .filter_map(|fetch| fetch.from.node().filter(|node| !self.not.contains(node)))
             .collect();
         for by in &slow {
-            self.tell(What::Silent { by: *by }, out);
+            self.notify_asked(What::Silent { by: *by }, out);
         }
         self.not.extend(&slow);
         !slow.is_empty()
     }
 
     /// Notifies every tracker that was asked.
-    fn tell(&self, what: What, out: &mut Vec<Action>) {
+    fn notify_asked(&self, what: What, out: &mut Vec<Action>) {
         for (rank, tracker) in self.ranks.iter().zip(&self.setup.trackers) {
             if rank.asked {
                 out.push(Action::Note { tracker: *tracker, what });

@@ -28,7 +28,7 @@ fn setup(trackers: &[u8], depots: &[u8]) -> Setup {
         own: node(0),
         trackers: nodes(trackers),
         depots: nodes(depots),
-        sender: None,
+        upstream: None,
         pace,
         deadline: Duration::from_secs(10),
     }
@@ -61,10 +61,10 @@ fn note(tracker: u8, what: What) -> Action {
 /// A node that asked just before its upstream was sent to the head of the chain, and took half of its link
 /// from then on.
 #[test]
-fn regression_who_stands_in_a_row_waits_a_moment_for_the_node_ahead() {
+fn regression_a_node_in_a_chain_waits_a_moment_for_its_upstream() {
     let wait = |parent: u8| Answer::Wait { parent: node(parent), time: Duration::from_millis(900) };
     let soon = |pace: Pace| Pace { soon: Duration::from_millis(90), ..pace };
-    let row = || Setup { sender: Some(node(7)), pace: soon(setup(&[1], &[]).pace), ..setup(&[1], &[]) };
+    let row = || Setup { upstream: Some(node(7)), pace: soon(setup(&[1], &[]).pace), ..setup(&[1], &[]) };
     let streams = |from: u8| vec![fetch(0, Source::Stream(node(from)), Why::Told)];
     let (mut plan, _) = Plan::new(0, row());
     assert_eq!(answer(&mut plan, MS, 0, wait(5)), []);
@@ -90,12 +90,12 @@ fn regression_who_stands_in_a_row_waits_a_moment_for_the_node_ahead() {
     // There is nothing to wait for: a node has it, there is no upstream, or the link is fast.
     let (mut plan, _) = Plan::new(0, row());
     assert_eq!(answer(&mut plan, MS, 0, go(5, None)), [fetch(0, Source::Peer(node(5)), Why::Told)]);
-    for setup in [Setup { sender: None, ..row() }, Setup { pace: setup(&[1], &[]).pace, ..row() }] {
+    for setup in [Setup { upstream: None, ..row() }, Setup { pace: setup(&[1], &[]).pace, ..row() }] {
         let (mut plan, _) = Plan::new(0, setup);
         assert_eq!(answer(&mut plan, MS, 0, wait(5)), streams(5));
     }
     let pace = setup(&[1], &[]).pace;
-    let soon = |rate: u64| pace.with_line(rate, 4).soon.as_millis();
+    let soon = |rate: u64| pace.with_link_rate(rate, 4).soon.as_millis();
     assert_eq!([0, 6 << 20, 25 << 20, 1 << 30].map(soon), [0, 83, 20, 0]);
 }
 
@@ -134,7 +134,7 @@ fn regression_one_blob_of_many_may_stand_still() {
     };
     let (alone, shared) = (ruled_out_at(0), ruled_out_at(300));
     assert!(alone < 200 && shared >= 300, "{alone} {shared}");
-    let line = |rate, under_way| Pace::of(&Latencies::default(), 1).with_line(rate, under_way).share;
+    let line = |rate, under_way| Pace::of(&Latencies::default(), 1).with_link_rate(rate, under_way).share;
     assert_eq!(line(0, 12), Duration::ZERO, "nothing is known");
     assert_eq!(line(1 << 22, 3), Duration::from_secs(3));
     assert_eq!(line(1, 12), PACE_MOST);
@@ -142,7 +142,7 @@ fn regression_one_blob_of_many_may_stand_still() {
 
 /// A peer that has not begun when another has is cancelled: both would send the same over one link.
 #[test]
-fn whoever_begins_first_goes_on_alone() {
+fn the_first_to_begin_continues_alone() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     answer(&mut plan, 0, 0, go(5, Some(6)));
     let out = plan.handle(20 * MS, Event::Tick);
@@ -208,7 +208,7 @@ fn others_are_spared_while_bytes_come() {
 }
 
 #[test]
-fn regression_who_sends_other_blobs_is_neither_silent_nor_ruled_out() {
+fn regression_a_sender_of_other_blobs_is_neither_silent_nor_excluded() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     answer(&mut plan, 0, 0, go(5, None));
     // Until 190 ms the peer sends another blob, then nothing.
@@ -271,7 +271,7 @@ fn without_any_tracker_it_goes_alone() {
 }
 
 #[test]
-fn who_fails_is_told_of_and_ruled_out() {
+fn a_failing_node_is_reported_and_excluded() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     answer(&mut plan, 1, 0, go(5, Some(6)));
     let refused = |by| note(1, What::Refused { by: node(by) });
@@ -285,7 +285,7 @@ fn who_fails_is_told_of_and_ruled_out() {
 }
 
 #[test]
-fn whoever_waits_does_not_overtake_a_lease() {
+fn a_waiting_node_does_not_overtake_a_lease() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     let wait = Answer::Wait { parent: node(7), time: Duration::from_millis(900) };
     answer(&mut plan, 0, 0, wait);
@@ -334,7 +334,7 @@ fn regression_a_crowd_that_waits_for_a_slow_node_does_not_go_to_the_origin() {
 /// Five nodes streamed from one another when the first one's parent died, and its tracker. Each asked the
 /// next tracker and excluded the node before it, which had just got the lease: five leases for one blob.
 #[test]
-fn regression_who_waits_behind_one_who_waits_does_not_rule_him_out_at_once() {
+fn regression_a_stalled_stream_is_not_excluded_at_once() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     let wait = Answer::Wait { parent: node(7), time: Duration::from_millis(900) };
     answer(&mut plan, 0, 0, wait);
@@ -351,7 +351,7 @@ fn regression_who_waits_behind_one_who_waits_does_not_rule_him_out_at_once() {
 }
 
 #[test]
-fn whoever_is_sent_on_and_on_ends_at_the_origin() {
+fn a_node_that_is_sent_on_and_on_ends_at_the_origin() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     answer(&mut plan, 0, 0, go(5, None));
     let (mut named, mut why) = (10, None);
@@ -373,7 +373,7 @@ fn whoever_is_sent_on_and_on_ends_at_the_origin() {
 }
 
 #[test]
-fn whoever_asks_again_may_get_the_lease() {
+fn a_repeated_question_may_get_the_lease() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     answer(&mut plan, 0, 0, Answer::Wait { parent: node(7), time: Duration::from_millis(900) });
     assert_eq!(plan.handle(200 * MS, Event::Tick), [ask(0, 1, &[])]);
@@ -400,7 +400,7 @@ fn a_lease_is_renewed_while_bytes_come_only() {
 /// The only holder of a blob was behind a slow link. Its bytes trickled and postponed every hedge for half of
 /// the plan's deadline. The reader's own deadline passed first.
 #[test]
-fn regression_who_sends_too_slowly_is_ruled_out_and_not_waited_for() {
+fn regression_a_crawling_sender_is_excluded_and_not_waited_for() {
     let patient = |deadline| Setup { deadline: Duration::from_secs(deadline), ..setup(&[1], &[]) };
     let first_step = |setup: Setup, told: Answer, rate: u64, until: u64| {
         let (mut plan, _) = Plan::new(0, setup);
@@ -433,7 +433,7 @@ fn regression_who_sends_too_slowly_is_ruled_out_and_not_waited_for() {
 /// The resulting lease is used although the slow fetch continues, and the bytes of the slow fetch are used
 /// too.
 #[test]
-fn who_was_too_slow_may_still_be_first() {
+fn a_crawling_sender_may_still_be_first() {
     let (mut plan, _) = Plan::new(0, Setup { deadline: Duration::from_secs(55), ..setup(&[1], &[]) });
     answer(&mut plan, 0, 0, go(5, None));
     for now in [100, 4_100] {
@@ -459,7 +459,7 @@ fn regression_a_lease_whose_bytes_come_late_is_renewed_then() {
 /// The lease was checked 20 times a second until it ended, for bytes that would have triggered an event
 /// themselves.
 #[test]
-fn regression_leases_without_bytes_wake_nobody() {
+fn regression_leases_without_bytes_cause_no_wakeups() {
     let (mut plan, _) = Plan::new(0, setup(&[1, 2, 3], &[]));
     for now in [50, 100] {
         plan.handle(now * MS, Event::Tick);

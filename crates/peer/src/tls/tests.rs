@@ -97,7 +97,7 @@ fn three_files_are_read_and_nothing_of_the_key_is_shown() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_told_to_the_one_who_starts_the_node() {
+fn files_that_do_not_match_are_reported_at_the_start() {
     let (ca, other) = (Ca::new(), Ca::new());
     let (mut old, mut new, mut half) = (named("a node"), named("a node"), named("a node"));
     ymd(&mut old, 2001, 2002);

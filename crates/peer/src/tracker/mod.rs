@@ -37,7 +37,7 @@
 //! - A blob has at most one live lease. A lease ends when its node has the blob, has failed, is refused
 //!   twice, is gone, or is late.
 //! - No requester is sent to itself, to a node that it excluded, to a node that is gone, or to a node that
-//!   waits for the requester ([`book`]).
+//!   waits for the requester ([`blob_state`]).
 //! - Memory is bounded ([`Limits`]). The blob that was asked about longest ago is forgotten first. That costs
 //!   at most another fetch.
 //!
@@ -48,7 +48,7 @@
 //! That nothing has arrived *yet* does not count as a refusal: the only holder of a blob still has it, even
 //! if it is slow.
 
-mod book;
+mod blob_state;
 mod names;
 #[cfg(test)]
 mod tests;
@@ -62,10 +62,10 @@ use crate::dice::Dice;
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Note, What};
 use crate::plan::Window;
-use book::{Asker, Book, FETCHING, Lease, Pick};
+use blob_state::{BlobState, FETCHING, Lease, Pick, Requester};
 use names::{NOBODY, Names, No};
 
-pub use book::SLOTS;
+pub use blob_state::SLOTS;
 
 /// After this many refusals the tracker does not believe that a node has the blob or is fetching it.
 pub const REFUSALS: u8 = 2;
@@ -129,7 +129,7 @@ pub struct Tracker {
     limits: Limits,
     dice: Dice,
     names: Names,
-    books: HashMap<BlobId, Book>,
+    states: HashMap<BlobId, BlobState>,
     /// Blobs in the order of the last question.
     order: BTreeMap<u64, BlobId>,
     stamp: u64,
@@ -152,7 +152,7 @@ impl Tracker {
             limits,
             dice: Dice::new(seed),
             names: Names::default(),
-            books: HashMap::new(),
+            states: HashMap::new(),
             order: BTreeMap::new(),
             stamp: 0,
             faded: 0,
@@ -168,17 +168,17 @@ impl Tracker {
     /// Answers a question: one answer for each of its blobs, in their order. `now` is in microseconds from
     /// any starting point and never goes backwards. `held` says whether this node has a blob itself.
     pub fn ask(&mut self, now: u64, from: NodeId, ask: &Ask, held: &dyn Fn(&BlobId) -> bool) -> Vec<Answer> {
-        let asker = self.names.number(from);
-        self.names.set_load(asker, ask.backlog);
+        let requester = self.names.number(from);
+        self.names.set_load(requester, ask.backlog);
         // Before `not` is resolved, which may contain this node.
         self.names.number(self.own);
         let not: Vec<No> = ask.not.iter().filter_map(|node| self.names.find(node)).collect();
-        let sender = ask.sender.and_then(|node| self.names.find(&node));
+        let upstream = ask.sender.and_then(|node| self.names.find(&node));
         // A request for a part names no upstream, and does not change which node the requester follows.
-        let follows = !ask.part && self.names.follows(asker, sender, now);
-        let sender = sender.filter(|_| follows);
-        let asker = Asker { node: asker, not: &not, sender, now, part: ask.part };
-        ask.blobs.iter().map(|blob| self.answer(&asker, *blob, held(blob))).collect()
+        let follows = !ask.part && self.names.follows(requester, upstream, now);
+        let upstream = upstream.filter(|_| follows);
+        let requester = Requester { node: requester, not: &not, upstream, now, part: ask.part };
+        ask.blobs.iter().map(|blob| self.answer(&requester, *blob, held(blob))).collect()
     }
 
     /// A node has at least this many MiB to send, according to another source. A node calls it for itself
@@ -189,81 +189,84 @@ impl Tracker {
         self.names.set_load(no, load);
     }
 
-    fn answer(&mut self, asker: &Asker<'_>, blob: BlobId, held: bool) -> Answer {
+    fn answer(&mut self, requester: &Requester<'_>, blob: BlobId, held: bool) -> Answer {
         let own = self.names.number(self.own);
         self.touch(blob);
-        let book = self.books.entry(blob).or_default();
-        let before = book.len();
-        book.sweep(asker.now, &mut self.names);
+        let state = self.states.entry(blob).or_default();
+        let before = state.len();
+        state.sweep(requester.now, &mut self.names);
         if held {
-            book.holds(own, &mut self.names);
-        } else if book.get(own).is_some_and(|copy| copy.holds) {
-            book.remove(own, &mut self.names);
+            state.holds(own, &mut self.names);
+        } else if state.get(own).is_some_and(|copy| copy.holds) {
+            state.remove(own, &mut self.names);
         }
         let time = (self.fetches.p99() * 3).clamp(LEASE_LEAST, LEASE_MOST);
-        let live = book.live_lease(asker.now, &self.names);
-        let answer = match live.filter(|lease| lease.node == asker.node) {
+        let live = state.live_lease(requester.now, &self.names);
+        let answer = match live.filter(|lease| lease.node == requester.node) {
             Some(lease) => {
-                book.lease = Some(Lease { until: asker.now + micros(time), ..lease });
+                state.lease = Some(Lease { until: requester.now + micros(time), ..lease });
                 self.counts.leased += 1;
                 Answer::Lease { lease: lease.id, time }
             }
             None => {
-                if !asker.part {
-                    book.detach(asker.node, &mut self.names);
+                if !requester.part {
+                    state.detach(requester.node, &mut self.names);
                 }
-                let pick = self.choose(asker, blob, own, held);
+                let pick = self.choose(requester, blob, own, held);
                 match pick {
-                    Some(pick) => self.send(asker, blob, pick, own, live, time),
-                    None if asker.part && self.books.entry(blob).or_default().wants_alone(asker.node) => {
+                    Some(pick) => self.send(requester, blob, pick, own, live, time),
+                    None if requester.part
+                        && self.states.entry(blob).or_default().wants_alone(requester.node) =>
+                    {
                         Answer::NotMine
                     }
-                    None => self.lease(asker, blob, live, time),
+                    None => self.lease(requester, blob, live, time),
                 }
             }
         };
-        let after = self.books.get(&blob).map_or(0, Book::len);
+        let after = self.states.get(&blob).map_or(0, BlobState::len);
         self.copies = (self.copies + after).saturating_sub(before);
         self.make_room(blob);
         answer
     }
 
     /// Which node to name: this node if it has the blob and a free slot, otherwise the best of a few.
-    fn choose(&mut self, asker: &Asker<'_>, blob: BlobId, own: No, held: bool) -> Option<Pick> {
-        let book = self.books.get(&blob)?;
-        let serves = held && asker.node != own && !asker.not.contains(&own);
+    fn choose(&mut self, requester: &Requester<'_>, blob: BlobId, own: No, held: bool) -> Option<Pick> {
+        let state = self.states.get(&blob)?;
+        let serves = held && requester.node != own && !requester.not.contains(&own);
         let idle = self.names.load(own) < FETCHING;
-        let another = asker.sender.is_some_and(|sender| sender != own && book.get(sender).is_some());
-        let followed = self.names.follower(own, asker.now).is_some_and(|other| other != asker.node);
+        let another =
+            requester.upstream.is_some_and(|upstream| upstream != own && state.get(upstream).is_some());
+        let followed = self.names.follower(own, requester.now).is_some_and(|other| other != requester.node);
         if serves
             && idle
             && !another
             && !followed
-            && book.get(own).is_some_and(|copy| asker.part || copy.children < SLOTS)
+            && state.get(own).is_some_and(|copy| requester.part || copy.children < SLOTS)
         {
             return Some(Pick { node: own, holds: true, second: None });
         }
-        book.pick(asker, &self.names, &mut self.dice)
+        state.pick(requester, &self.names, &mut self.dice)
     }
 
     fn send(
         &mut self,
-        asker: &Asker<'_>,
+        requester: &Requester<'_>,
         blob: BlobId,
         pick: Pick,
         own: No,
         live: Option<Lease>,
         time: Duration,
     ) -> Answer {
-        let book = self.books.entry(blob).or_default();
-        if !asker.part {
-            let full = book.get(pick.node).is_some_and(|copy| copy.children >= SLOTS);
+        let state = self.states.entry(blob).or_default();
+        if !requester.part {
+            let full = state.get(pick.node).is_some_and(|copy| copy.children >= SLOTS);
             self.counts.crowded += u64::from(full);
-            book.fetches(asker.node, pick.node, asker.now + BELIEF * micros(time), &mut self.names);
+            state.fetches(requester.node, pick.node, requester.now + BELIEF * micros(time), &mut self.names);
         }
         if !pick.holds {
             self.counts.waited += 1;
-            let left = live.map(|lease| Duration::from_micros(lease.until - asker.now));
+            let left = live.map(|lease| Duration::from_micros(lease.until - requester.now));
             return Answer::Wait { parent: self.names.node(pick.node), time: left.unwrap_or(time) };
         }
         if pick.node == own {
@@ -275,14 +278,20 @@ impl Tracker {
         Answer::Go { first: self.names.node(pick.node), second }
     }
 
-    fn lease(&mut self, asker: &Asker<'_>, blob: BlobId, live: Option<Lease>, time: Duration) -> Answer {
+    fn lease(
+        &mut self,
+        requester: &Requester<'_>,
+        blob: BlobId,
+        live: Option<Lease>,
+        time: Duration,
+    ) -> Answer {
         self.counts.leased += 1;
         self.counts.overtaken += u64::from(live.is_some());
         self.leases = self.leases.wrapping_add(1);
-        let book = self.books.entry(blob).or_default();
-        book.fetches(asker.node, NOBODY, asker.now + BELIEF * micros(time), &mut self.names);
-        let until = asker.now + micros(time);
-        book.lease = Some(Lease { id: self.leases, node: asker.node, since: asker.now, until });
+        let state = self.states.entry(blob).or_default();
+        state.fetches(requester.node, NOBODY, requester.now + BELIEF * micros(time), &mut self.names);
+        let until = requester.now + micros(time);
+        state.lease = Some(Lease { id: self.leases, node: requester.node, since: requester.now, until });
         Answer::Lease { lease: self.leases, time }
     }
 
@@ -290,41 +299,41 @@ impl Tracker {
     /// tracker learns which blobs exist.
     pub fn note(&mut self, now: u64, from: NodeId, note: &Note) {
         let has = matches!(note.what, What::Have | What::Fetching);
-        if !self.books.contains_key(&note.blob) {
+        if !self.states.contains_key(&note.blob) {
             if !has {
                 return;
             }
             self.touch(note.blob);
         }
         let from = self.names.number(from);
-        let Tracker { books, names, fetches, copies, .. } = self;
-        let book = books.entry(note.blob).or_default();
-        let before = book.len();
+        let Tracker { states, names, fetches, copies, .. } = self;
+        let state = states.entry(note.blob).or_default();
+        let before = state.len();
         match note.what {
             What::Have => {
-                if let Some(lease) = book.lease.take_if(|lease| lease.node == from) {
+                if let Some(lease) = state.lease.take_if(|lease| lease.node == from) {
                     fetches.record(Duration::from_micros(now.saturating_sub(lease.since)));
                 }
-                book.holds(from, names);
+                state.holds(from, names);
             }
             // The node passes on what arrives. If its fetch fails, it refuses. A node whose lease is known
             // here is already recorded as fetching.
             What::Fetching => {
-                if book.lease.is_none_or(|lease| lease.node != from) {
-                    book.holds(from, names);
+                if state.lease.is_none_or(|lease| lease.node != from) {
+                    state.holds(from, names);
                 }
             }
             What::Gone => {
-                if book.get(from).is_some_and(|copy| copy.holds) {
-                    book.remove(from, names);
+                if state.get(from).is_some_and(|copy| copy.holds) {
+                    state.remove(from, names);
                 }
             }
             What::Failed { lease: id } => {
-                if book.lease.take_if(|lease| lease.node == from && lease.id == id).is_some() {
-                    book.remove(from, names);
+                if state.lease.take_if(|lease| lease.node == from && lease.id == id).is_some() {
+                    state.remove(from, names);
                 }
             }
-            What::Refused { by } => Self::refused(book, from, &by, names),
+            What::Refused { by } => Self::refused(state, from, &by, names),
             What::Silent { by } => {
                 // The silent node keeps its blob and its lease. If two nodes in its queue could declare a
                 // slow node dead, and it is the only holder of a blob, every node would fetch the blob again.
@@ -333,20 +342,20 @@ impl Tracker {
                 }
             }
         }
-        *copies = (*copies + book.len()).saturating_sub(before);
+        *copies = (*copies + state.len()).saturating_sub(before);
         self.make_room(note.blob);
     }
 
-    fn refused(book: &mut Book, from: No, by: &NodeId, names: &mut Names) {
+    fn refused(state: &mut BlobState, from: No, by: &NodeId, names: &mut Names) {
         let Some(by) = names.find(by).filter(|by| *by != from) else { return };
         // For all blobs, until the node itself says how busy it is. A dead node says nothing any more.
         names.add_load(by, PENALTY);
-        if book.get(from).is_some_and(|copy| copy.parent == by) {
-            book.detach(from, names);
+        if state.get(from).is_some_and(|copy| copy.parent == by) {
+            state.detach(from, names);
         }
-        if book.refused(by) >= REFUSALS {
-            book.remove(by, names);
-            book.lease = book.lease.filter(|lease| lease.node != by);
+        if state.refused(by) >= REFUSALS {
+            state.remove(by, names);
+            state.lease = state.lease.filter(|lease| lease.node != by);
         }
     }
 
@@ -369,12 +378,12 @@ impl Tracker {
             self.order.range(self.cursor..).take(TICK).map(|(stamp, blob)| (*stamp, *blob)).collect();
         self.cursor = part.last().filter(|_| part.len() == TICK).map_or(0, |(stamp, _)| stamp + 1);
         for (stamp, blob) in part {
-            let Some(book) = self.books.get_mut(&blob) else { continue };
-            let before = book.len();
-            book.sweep(now, &mut self.names);
-            self.copies = self.copies.saturating_sub(before - book.len());
-            if book.is_empty() {
-                self.books.remove(&blob);
+            let Some(state) = self.states.get_mut(&blob) else { continue };
+            let before = state.len();
+            state.sweep(now, &mut self.names);
+            self.copies = self.copies.saturating_sub(before - state.len());
+            if state.is_empty() {
+                self.states.remove(&blob);
                 self.order.remove(&stamp);
             }
         }
@@ -382,7 +391,7 @@ impl Tracker {
 
     /// What it has done so far and knows now.
     pub fn counts(&self) -> Counts {
-        Counts { blobs: self.books.len() as u64, copies: self.copies as u64, ..self.counts }
+        Counts { blobs: self.states.len() as u64, copies: self.copies as u64, ..self.counts }
     }
 
     /// How long a lease lasts now: three times the p99 of fetches.
@@ -393,15 +402,15 @@ impl Tracker {
     /// Makes the blob the most recently mentioned one.
     fn touch(&mut self, blob: BlobId) {
         self.stamp += 1;
-        let book = self.books.entry(blob).or_default();
-        self.order.remove(&book.stamp);
-        book.stamp = self.stamp;
+        let state = self.states.entry(blob).or_default();
+        self.order.remove(&state.stamp);
+        state.stamp = self.stamp;
         self.order.insert(self.stamp, blob);
     }
 
     /// Forgets the blobs that were mentioned longest ago, never `kept`, until the limits are met.
     fn make_room(&mut self, kept: BlobId) {
-        while self.books.len() > self.limits.blobs || self.copies > self.limits.copies {
+        while self.states.len() > self.limits.blobs || self.copies > self.limits.copies {
             let Some((stamp, blob)) = self.order.iter().next().map(|(stamp, blob)| (*stamp, *blob)) else {
                 return;
             };
@@ -409,9 +418,9 @@ impl Tracker {
                 return;
             }
             self.order.remove(&stamp);
-            if let Some(mut book) = self.books.remove(&blob) {
-                self.copies = self.copies.saturating_sub(book.len());
-                book.clear(&mut self.names);
+            if let Some(mut state) = self.states.remove(&blob) {
+                self.copies = self.copies.saturating_sub(state.len());
+                state.clear(&mut self.names);
                 self.counts.forgotten += 1;
             }
         }

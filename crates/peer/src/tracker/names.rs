@@ -24,7 +24,7 @@ struct Name {
     /// The number of records with this number.
     records: u32,
     /// Its upstream, as it said last.
-    sender: No,
+    upstream: No,
     /// The node that follows it: the first of those that named it as their upstream. And until when that
     /// holds, in microseconds.
     follower: No,
@@ -53,7 +53,7 @@ impl Names {
             gone: false,
             load: 0,
             records: 0,
-            sender: NOBODY,
+            upstream: NOBODY,
             follower: NOBODY,
             follows_until: 0,
         };
@@ -101,16 +101,16 @@ impl Names {
 
     /// The node named its upstream. True if it is now the one that follows that node: there was no other, or
     /// it already was.
-    pub(super) fn follows(&mut self, no: No, sender: Option<No>, now: u64) -> bool {
-        let sender = sender.filter(|sender| *sender != no).unwrap_or(NOBODY);
-        let before = std::mem::replace(&mut self.names[no as usize].sender, sender);
-        if before != sender && before != NOBODY && self.names[before as usize].follower == no {
+    pub(super) fn follows(&mut self, no: No, upstream: Option<No>, now: u64) -> bool {
+        let upstream = upstream.filter(|upstream| *upstream != no).unwrap_or(NOBODY);
+        let before = std::mem::replace(&mut self.names[no as usize].upstream, upstream);
+        if before != upstream && before != NOBODY && self.names[before as usize].follower == no {
             self.names[before as usize].follower = NOBODY;
         }
-        if sender == NOBODY || self.follower(sender, now).is_some_and(|other| other != no) {
+        if upstream == NOBODY || self.follower(upstream, now).is_some_and(|other| other != no) {
             return false;
         }
-        let name = &mut self.names[sender as usize];
+        let name = &mut self.names[upstream as usize];
         (name.follower, name.follows_until) = (no, now.saturating_add(FOLLOWS));
         true
     }

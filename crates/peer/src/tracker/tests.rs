@@ -47,7 +47,7 @@ fn lease(answer: Answer) -> u64 {
 }
 
 #[test]
-fn who_wants_a_part_takes_no_slot_and_is_named_to_nobody() {
+fn a_requester_of_a_part_takes_no_slot_and_is_not_named() {
     let mut tracker = tracker();
     let part = |tracker: &mut Tracker, from: u8| {
         tracker.ask(0, node(from), &Ask { part: true, ..ask_of(&[1], &[]) }, &|_| false)[0]
@@ -64,13 +64,13 @@ fn who_wants_a_part_takes_no_slot_and_is_named_to_nobody() {
     for from in 2..50 {
         assert_eq!(part(&mut tracker, from), Answer::Go { first: node(1), second: None });
     }
-    tracker.books[&blob(1)].check();
+    tracker.states[&blob(1)].check();
     assert_eq!(tracker.counts().copies, 1);
 }
 
 /// A holder whose slots are all taken is better for a part than a node that has nothing yet.
 #[test]
-fn a_part_comes_from_who_has_it_also_when_all_slots_are_taken() {
+fn a_part_comes_from_a_holder_even_when_all_slots_are_taken() {
     let mut tracker = tracker();
     tell(&mut tracker, 0, 1, What::Have);
     (2..8).for_each(|from| _ = ask(&mut tracker, 0, from, &[]));
@@ -93,12 +93,12 @@ fn the_first_fetches_and_the_others_wait_in_a_tree() {
         }
     }
     assert!(children.values().all(|count| *count <= SLOTS), "{children:?}");
-    tracker.books[&blob(1)].check();
+    tracker.states[&blob(1)].check();
     tell(&mut tracker, 50 * MS, 1, What::Have);
     for from in 2..=200 {
         tell(&mut tracker, 60 * MS, from, What::Have);
     }
-    tracker.books[&blob(1)].check();
+    tracker.states[&blob(1)].check();
     assert!(matches!(ask(&mut tracker, 70 * MS, 201, &[]), Answer::Go { second: Some(_), .. }));
     assert_eq!(tracker.counts().leased, 1);
 }
@@ -133,7 +133,7 @@ fn a_lease_of_the_tracker_before_is_as_good_as_a_copy() {
             "{from}"
         );
     }
-    tracker.books[&blob(1)].check();
+    tracker.states[&blob(1)].check();
     assert_eq!(tracker.counts().leased, 0);
     (2..=3).for_each(|from| tell(&mut tracker, 2 * MS, from, What::Refused { by: node(1) }));
     lease(ask(&mut tracker, 2 * MS, 1, &[]));
@@ -198,7 +198,7 @@ fn a_lease_that_is_late_failed_refused_or_orphaned_goes_to_the_next() {
 /// The nodes in its queue reported it as if it had refused. A slow node in front of all others was believed
 /// to have nothing as soon as two had waited for a p99, and nearly every blob was fetched once more.
 #[test]
-fn regression_who_is_silent_keeps_what_it_has() {
+fn regression_a_silent_node_keeps_its_blobs() {
     let mut tracker = tracker();
     tell(&mut tracker, 0, 1, What::Have);
     (2..6).for_each(|from| tell(&mut tracker, 0, from, What::Silent { by: node(1) }));
@@ -210,7 +210,7 @@ fn regression_who_is_silent_keeps_what_it_has() {
 }
 
 #[test]
-fn who_is_busy_is_so_for_some_seconds() {
+fn a_busy_node_is_busy_for_some_seconds() {
     let mut tracker = tracker();
     tell(&mut tracker, 0, 1, What::Have);
     tell(&mut tracker, 0, 2, What::Silent { by: node(1) });
@@ -262,7 +262,7 @@ fn the_busy_are_spared() {
 /// A node ticked ten times a second, and each time a quarter of the loads faded. A node with a hundred blobs
 /// to send, which asked nothing, counted as idle a second later and was given a hundred more.
 #[test]
-fn regression_who_is_busy_is_not_forgotten_the_sooner_the_more_often_it_ticks() {
+fn regression_loads_fade_independently_of_the_tick_rate() {
     let mut tracker = tracker();
     for (from, backlog) in [(1, 100), (2, 20)] {
         tell(&mut tracker, 0, from, What::Have);
@@ -276,7 +276,7 @@ fn regression_who_is_busy_is_not_forgotten_the_sooner_the_more_often_it_ticks() 
 
 /// Otherwise a ring of nodes, each of which sends to one and receives from one, would not remain a ring.
 #[test]
-fn who_sends_to_the_asker_already_is_named_again_unless_he_is_much_busier() {
+fn the_upstream_is_named_again_unless_it_is_much_busier() {
     let named = |load: u16| {
         let mut tracker = tracker();
         for from in 1..=4 {
@@ -296,16 +296,16 @@ fn who_sends_to_the_asker_already_is_named_again_unless_he_is_much_busier() {
 
 /// Two followers would have half a link each, and so would all nodes behind them.
 #[test]
-fn of_two_whom_one_node_sends_most_the_first_stays_and_the_other_is_sent_to_the_rows_end() {
+fn of_two_followers_the_first_stays_and_the_other_goes_to_the_end_of_the_chain() {
     const LONG: u64 = 20_000 * MS;
     let mut tracker = tracker();
-    let mut named = |now: u64, from: u8, sender: u8| {
+    let mut named = |now: u64, from: u8, upstream: u8| {
         // A new blob each time, so that the earlier answer has no influence.
         let mut id = BlobId([from; 32]);
         id.0[..8].copy_from_slice(&now.to_be_bytes());
         let group = Group(1);
         (3..=5).for_each(|has| tracker.note(now, node(has), &Note { group, blob: id, what: What::Have }));
-        let asks = Ask { blobs: vec![id], sender: Some(node(sender)), ..ask_of(&[], &[]) };
+        let asks = Ask { blobs: vec![id], sender: Some(node(upstream)), ..ask_of(&[], &[]) };
         let answer = tracker.ask(now, node(from), &asks, &|_| false)[0];
         tracker.note(now, node(from), &Note { group, blob: id, what: What::Have });
         match answer {
@@ -326,7 +326,7 @@ fn of_two_whom_one_node_sends_most_the_first_stays_and_the_other_is_sent_to_the_
 /// A request for a part names no upstream. The node counted as having none from then on, and another took its
 /// place.
 #[test]
-fn regression_who_asks_for_a_part_still_follows_whom_it_followed() {
+fn regression_a_request_for_a_part_keeps_the_upstream() {
     let mut tracker = tracker();
     let has = |tracker: &mut Tracker, blob: u8| {
         (3..=4).for_each(|from| {
@@ -352,7 +352,7 @@ fn regression_who_asks_for_a_part_still_follows_whom_it_followed() {
 
 /// Even if the node that got it has a little more to send than the node that sent it.
 #[test]
-fn a_blob_is_passed_on_by_those_who_got_it() {
+fn a_blob_is_passed_on_by_the_nodes_that_got_it() {
     let mut tracker = tracker();
     lease(ask(&mut tracker, 0, 1, &[]));
     for from in 2..=6 {
@@ -366,7 +366,7 @@ fn a_blob_is_passed_on_by_those_who_got_it() {
 /// The first known holder was named to all requesters of a part. Parts take no slot, and so it did not become
 /// busier.
 #[test]
-fn regression_parts_come_from_all_who_are_equally_idle() {
+fn regression_parts_come_from_all_equally_idle_holders() {
     let mut tracker = tracker();
     (1..=4).for_each(|from| tell(&mut tracker, 0, from, What::Have));
     let mut named = BTreeMap::new();
@@ -534,11 +534,11 @@ proptest! {
                 }
             }
             // What a tick dropped may be leased again.
-            seen.leases.retain(|leased, _| tracker.books.contains_key(&blob(*leased)));
-            tracker.books.values().for_each(Book::check);
+            seen.leases.retain(|leased, _| tracker.states.contains_key(&blob(*leased)));
+            tracker.states.values().for_each(BlobState::check);
             let counts = tracker.counts();
             prop_assert!(counts.blobs <= tracker.limits.blobs as u64);
-            prop_assert_eq!(counts.copies, tracker.books.values().map(|book| book.len() as u64).sum::<u64>());
+            prop_assert_eq!(counts.copies, tracker.states.values().map(|state| state.len() as u64).sum::<u64>());
         }
     }
 }

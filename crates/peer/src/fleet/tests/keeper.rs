@@ -19,7 +19,7 @@ fn tracked(lender: &Node, ids: &[BlobId]) -> u64 {
 }
 
 #[test]
-fn who_lends_only_copies_what_it_tracks() {
+fn a_lender_copies_only_what_it_tracks() {
     let (store, ids) = Store::with(12, 50_000);
     let node = Node::start(&store, Role::Node, None);
     let (lender, cache) = lender(&store, &node);
@@ -31,7 +31,7 @@ fn who_lends_only_copies_what_it_tracks() {
     let share = tracked(lender, &ids);
     soon("it has its share", || lender.fleet.counts().kept >= share);
     // It already has what it is told again, and ignores what others track.
-    node.fleet.inner.tell_all();
+    node.fleet.inner.report_all();
     std::thread::sleep(Duration::from_millis(400));
     assert_eq!(lender.fleet.counts().kept, share);
     assert_eq!((store.fetches(), lender.fleet.counts().origin_blobs), (12, 0), "copies come from the node");
@@ -40,7 +40,7 @@ fn who_lends_only_copies_what_it_tracks() {
 /// It knew no groups. So it asked a tracker that knew nothing, fetched each copy from the origin, and
 /// reported it to a tracker that no reader asks.
 #[test]
-fn regression_who_lends_knows_the_groups_of_what_it_is_told() {
+fn regression_a_lender_learns_groups_from_notes() {
     let (store, ids) = Store::with(12, 50_000);
     let nodes = Node::fleet_of(&store, 2);
     let (lender, cache) = lender(&store, &nodes[0]);
@@ -80,7 +80,7 @@ fn regression_what_a_lender_is_told_before_its_cache_is_open_is_copied() {
 }
 
 #[test]
-fn who_does_not_keep_says_so() {
+fn a_node_that_does_not_keep_says_so() {
     let (store, _) = Store::with(1, 1_000);
     let node = Node::start(&store, Role::Node, None);
     let cache: Arc<dyn Origin> = store.clone();

@@ -53,7 +53,7 @@ fn a_little_of_a_blob_moves_little_from_the_node_that_has_it() {
 }
 
 #[test]
-fn regression_of_a_blob_that_nobody_has_one_node_has_parts_and_the_rest_comes_once_for_all() {
+fn regression_without_a_holder_one_node_gets_parts_and_the_rest_comes_once_for_all() {
     let (store, ids) = Store::with(3, 1 << 20);
     let nodes = Node::fleet_of(&store, 3);
     nodes.iter().for_each(with_keeper);
@@ -122,7 +122,7 @@ fn regression_parts_have_longer_the_more_are_wanted_at_once() {
 }
 
 #[test]
-fn many_who_want_a_part_at_once_have_it_fetched_once() {
+fn a_part_that_many_want_at_once_is_fetched_once() {
     let (store, ids) = Store::with(1, 1 << 20);
     let nodes = Node::fleet_of(&store, 6);
     nodes.iter().for_each(with_keeper);

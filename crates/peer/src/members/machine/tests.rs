@@ -247,7 +247,7 @@ fn a_lossy_network_that_doubles_has_no_false_deaths_for_long() {
 /// about the suspicion had been sent while it could not receive them. Also, a suspicion that was refuted in
 /// time ended in "you are down" all the same.
 #[test]
-fn regression_who_was_away_when_it_was_suspected_is_told() {
+fn regression_a_node_that_was_cut_off_learns_of_its_suspicion() {
     let mut world = World::fleet(50, 13);
     world.until(secs(60), |world| world.all_see(50));
     world.run(secs(20));
@@ -334,7 +334,7 @@ fn a_restart_is_seen_as_another_run_and_a_move_as_the_same_node() {
 }
 
 #[test]
-fn who_leaves_is_known_to_be_gone_within_seconds() {
+fn a_node_that_leaves_is_known_to_be_gone_within_seconds() {
     let mut world = World::fleet(50, 4);
     world.until(secs(60), |world| world.all_see(50));
     let now = world.now;
@@ -367,7 +367,7 @@ fn loads_arrive() {
 }
 
 #[test]
-fn who_is_alone_says_so_once_and_is_found() {
+fn a_node_that_is_alone_says_so_once_and_is_found() {
     let mut world = World::new(1);
     world.start(5, 1, vec![address(0), address(5)]);
     world.run(secs(120));

@@ -83,12 +83,12 @@ proptest! {
 }
 
 #[test]
-fn what_goes_on_being_filled_takes_no_more_and_more_room() {
+fn a_buffer_that_is_always_filled_does_not_grow() {
     let mut out = Outbox::default();
     for _ in 0..1000 {
         out.end().extend_from_slice(&[1; 1000]);
         let sent = out.len().min(999);
-        out.went(sent);
+        out.count_sent(sent);
         assert!(out.bytes.len() <= GONE + 4000);
     }
     assert_eq!(out.len(), 1000);

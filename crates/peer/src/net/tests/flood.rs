@@ -64,7 +64,7 @@ pub(super) fn unread(
 }
 
 #[test]
-pub(super) fn who_asks_for_much_and_reads_nothing_costs_one_buffer() {
+pub(super) fn a_client_that_reads_no_answers_costs_one_buffer() {
     const MANY: u32 = 1000;
     const LEN: u32 = 64 << 10;
     for body in [Body::Sendfile, Body::Copy] {
@@ -131,7 +131,7 @@ impl Service for Slow {
 /// A list is up to 64 KiB, and was neither counted nor bounded. Ten thousand requests, which fit into a
 /// socket, became as many answers in memory.
 #[test]
-pub(super) fn regression_lists_that_nobody_reads_are_bounded_too() {
+pub(super) fn regression_unread_lists_are_bounded_too() {
     const MANY: u32 = 1000;
     let slow = Arc::new(Slow::default());
     let there = Net::start(options(), Arc::clone(&slow) as Arc<dyn Service>, Arc::new(|_: &str| {})).unwrap();

@@ -28,7 +28,7 @@ pub(super) fn members(after: NodeId, most: usize) -> Roll {
 }
 
 #[test]
-fn all_pages_of_a_long_list_come_to_one_who_knows_the_secret_only() {
+fn all_pages_of_a_long_list_need_only_the_secret() {
     let (here, _there, _shelf, peer) = pair(|options| {
         // Two volumes. Only the secret is the same.
         options.identity.volume = if options.listen.is_some() { [7; 16] } else { [8; 16] };
@@ -52,7 +52,7 @@ fn all_pages_of_a_long_list_come_to_one_who_knows_the_secret_only() {
 }
 
 #[test]
-fn who_looks_on_can_do_nothing_else() {
+fn a_connection_for_looking_can_do_nothing_else() {
     let (here, there, shelf, peer) = pair(|_| {});
     let id = shelf.keep(&noise(1000, 1));
     // No node of this program would do it: a request for bytes on a connection that is for the members only.

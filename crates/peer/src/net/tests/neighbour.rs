@@ -90,7 +90,7 @@ fn regression_suspicions_are_looked_at_one_by_one_and_have_an_end() {
 
 /// The refusals of a node that is not a depot were neither counted nor bounded.
 #[test]
-fn regression_refused_fills_that_nobody_reads_are_bounded() {
+fn regression_unread_refusals_of_fills_are_bounded() {
     const MANY: u32 = 200_000;
     let (there, _) = start(options());
     let address = there.address().unwrap();
@@ -152,12 +152,12 @@ fn regression_bodies_that_one_neighbour_waits_for_are_bounded() {
     let (one, other) = (start(options()).0, start(options()).0);
     let first = asks(&one);
     until("its share is taken", || one.counters().busy == 3);
-    assert_eq!(there.0.shared.guests.bodies(), 3);
+    assert_eq!(there.0.shared.clients.bodies(), 3);
     let second = asks(&other);
     until("all that there is is taken", || other.counters().busy == 4);
-    assert_eq!(there.0.shared.guests.bodies(), 5);
+    assert_eq!(there.0.shared.clients.bodies(), 5);
     drop((first, second));
-    until("what is given up is free again", || there.0.shared.guests.bodies() == 0);
+    until("what is given up is free again", || there.0.shared.clients.bodies() == 0);
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn regression_the_connections_of_one_neighbour_are_bounded() {
 
 /// Silent connections kept new members out for the time limit of a handshake.
 #[test]
-fn regression_a_crowd_that_says_nothing_keeps_nobody_out() {
+fn regression_a_silent_crowd_keeps_no_member_out() {
     let mut some = options();
     some.limits.handshake = 6 * TIME;
     (some.limits.half_open, some.limits.half_open_each) = (16, 8);

@@ -24,9 +24,9 @@ again! {
     plain::ranges_and_whole_blobs_come_byte_for_byte,
     plain::questions_notes_and_lists_are_answered,
     plain::a_blob_passes_through_a_node_that_does_not_have_it_yet,
-    plain::wrong_bytes_are_never_handed_on_and_the_sender_is_told,
+    plain::wrong_bytes_are_never_passed_on_and_the_sender_is_told,
     plain::a_file_that_is_cut_short_ends_the_connection_and_nothing_else,
-    plain::who_does_not_belong_is_refused_with_one_line_at_both_ends,
+    plain::a_stranger_is_refused_with_one_line_at_both_ends,
     plain::garbage_other_versions_and_slow_strangers_are_turned_away,
     plain::a_peer_that_says_nothing_costs_the_deadline_and_no_more,
     plain::what_is_given_up_leaves_nothing_behind,
@@ -40,8 +40,8 @@ again! {
     faults::bodies_do_not_travel_on_a_control_connection,
     faults::a_cold_small_range_is_read_by_a_helper_and_is_the_same,
     fair::regression_small_reads_do_not_wait_for_a_stream_of_whole_blobs,
-    flood::who_asks_for_much_and_reads_nothing_costs_one_buffer,
-    flood::regression_lists_that_nobody_reads_are_bounded_too,
+    flood::a_client_that_reads_no_answers_costs_one_buffer,
+    flood::regression_unread_lists_are_bounded_too,
     lanes::large_answers_to_what_was_asked_at_once_come_without_a_pause,
     wrong::a_request_that_makes_no_sense_ends_its_connection_with_a_line_and_no_other,
     wrong::a_connection_that_ends_within_a_request_just_ends,
@@ -71,7 +71,7 @@ fn lines(asks: Option<Tls>, answers: Option<Tls>) -> (String, String) {
 }
 
 #[test]
-fn whoever_has_no_tls_is_told_so_at_both_ends() {
+fn a_node_without_tls_is_refused_with_the_reason_at_both_ends() {
     let ca = Ca::new();
     for (asks, answers) in [(None, Some(ca.node())), (Some(ca.node()), None)] {
         let (here, there) = lines(asks, answers);
@@ -119,7 +119,7 @@ fn a_certificate_is_not_enough_without_the_secret() {
 /// A program between two nodes, with a certificate of the CA and without the secret, that relays the messages
 /// of both.
 #[test]
-fn who_stands_between_with_a_certificate_cannot_hand_the_handshake_on() {
+fn a_man_in_the_middle_with_a_certificate_cannot_relay_the_handshake() {
     use tokio_rustls::{TlsAcceptor, TlsConnector};
 
     let ca = Ca::new();

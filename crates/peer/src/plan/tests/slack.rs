@@ -31,7 +31,7 @@ fn regression_a_holder_that_lags_on_an_idle_line_is_left_for_another() {
 }
 
 #[test]
-fn who_lags_and_is_the_only_one_goes_on() {
+fn a_lagging_only_holder_continues() {
     let mut plan = lagging();
     assert_eq!(plan.handle(1_600 * MS, Event::Slack), [ask(0, 1, &[])]);
     assert_eq!(answer(&mut plan, 1_601 * MS, 0, go(5, None)), []);
@@ -50,7 +50,7 @@ fn who_lags_and_is_the_only_one_goes_on() {
 }
 
 #[test]
-fn who_sends_quickly_or_as_it_comes_is_left_alone() {
+fn a_fast_sender_or_a_stream_is_left_alone() {
     let begin = |named: Answer, came: u64| {
         let (mut plan, _) = Plan::new(0, narrow(&[1]));
         answer(&mut plan, MS, 0, named);
@@ -66,9 +66,9 @@ fn who_sends_quickly_or_as_it_comes_is_left_alone() {
 }
 
 #[test]
-fn a_late_tracker_is_heard_if_it_names_who_sends_here_already() {
+fn a_late_tracker_counts_if_it_names_the_upstream() {
     let late = |sender: u8, begun: bool, named: Answer| {
-        let (mut plan, _) = Plan::new(0, Setup { sender: Some(node(sender)), ..setup(&[1, 2], &[]) });
+        let (mut plan, _) = Plan::new(0, Setup { upstream: Some(node(sender)), ..setup(&[1, 2], &[]) });
         plan.handle(50 * MS, Event::Tick);
         assert_eq!(answer(&mut plan, 51 * MS, 1, go(5, None)), [fetch(0, Source::Peer(node(5)), Why::Told)]);
         if begun {

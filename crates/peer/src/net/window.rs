@@ -35,15 +35,15 @@ const UNKNOWN: u64 = u64::MAX;
 
 /// The known capacity of the link, in bytes a second.
 #[derive(Debug)]
-pub(super) struct Room(AtomicU64);
+pub(super) struct ReceiveWindow(AtomicU64);
 
-impl Default for Room {
-    fn default() -> Room {
-        Room(AtomicU64::new(UNKNOWN))
+impl Default for ReceiveWindow {
+    fn default() -> ReceiveWindow {
+        ReceiveWindow(AtomicU64::new(UNKNOWN))
     }
 }
 
-impl Room {
+impl ReceiveWindow {
     /// The link carries this many bytes a second, or more.
     pub(super) fn carries(&self, rate: u64) {
         self.0.store(rate.min(UNKNOWN - 1), Ordering::Relaxed);
@@ -64,17 +64,18 @@ mod tests {
 
     #[test]
     fn it_is_what_the_line_carries_and_more_where_the_way_is_long() {
-        let (room, near, far) = (Room::default(), Duration::from_millis(70), Duration::from_millis(250));
-        assert_eq!(room.bytes(near), None, "nothing is known");
-        room.carries(0);
-        assert_eq!(room.bytes(near), Some(LEAST as u32));
-        room.carries(25_000_000);
-        assert_eq!(room.bytes(near), Some(4_000_000));
-        assert_eq!(room.bytes(far), Some(4_000_000 + 7_500_000), "more than it carries in a round trip");
+        let (window, near, far) =
+            (ReceiveWindow::default(), Duration::from_millis(70), Duration::from_millis(250));
+        assert_eq!(window.bytes(near), None, "nothing is known");
+        window.carries(0);
+        assert_eq!(window.bytes(near), Some(LEAST as u32));
+        window.carries(25_000_000);
+        assert_eq!(window.bytes(near), Some(4_000_000));
+        assert_eq!(window.bytes(far), Some(4_000_000 + 7_500_000), "more than it carries in a round trip");
         // If all get little because one node is slow, that bounds none of them.
-        room.carries(10_000);
-        assert_eq!(room.bytes(near), Some(LEAST as u32));
-        room.carries(u64::MAX);
-        assert_eq!(room.bytes(far), Some(MOST as u32));
+        window.carries(10_000);
+        assert_eq!(window.bytes(near), Some(LEAST as u32));
+        window.carries(u64::MAX);
+        assert_eq!(window.bytes(far), Some(MOST as u32));
     }
 }

@@ -23,7 +23,7 @@ use super::Inner;
 use super::counters::Counters;
 use super::inflow::Inflow;
 use super::questions::{COMPANY, Key, Together};
-use super::transit::Seat;
+use super::transit::Joined;
 use crate::arriving::Arriving;
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Group, Note};
@@ -77,7 +77,7 @@ struct Begun {
     cancel: Option<oneshot::Sender<()>>,
     /// The bytes that have come from there, and how many of them the plan knows about.
     came: Arc<AtomicU64>,
-    told: u64,
+    reported: u64,
     /// When its node last sent anything, as far as the plan knows.
     alive: u64,
 }
@@ -92,7 +92,7 @@ pub(super) struct Run {
     fetches: HashMap<FetchNo, Begun>,
     origin_error: Option<BlobError>,
     /// The blob from the origin, if wrong sums from a node keep it out of `arriving`.
-    aside: Option<Whole>,
+    origin_copy: Option<Whole>,
     /// A tracker named a node that has it or is about to.
     others: bool,
     /// What the time is spent on from now on, for tracing.
@@ -124,9 +124,9 @@ impl Inner {
             return Ok(whole);
         }
         loop {
-            let arriving = match self.transit.board(id) {
-                Seat::Pilot(arriving) => return self.pilot(id, arriving),
-                Seat::Passenger(arriving) => arriving,
+            let arriving = match self.transit.join_fetch(id) {
+                Joined::Leader(arriving) => return self.lead(id, arriving),
+                Joined::Follower(arriving) => arriving,
             };
             Counters::one(&self.counters.shared);
             let came = arriving.wait_for(BLOB_MAX, until).is_ok();
@@ -157,9 +157,9 @@ impl Inner {
     }
 
     /// Runs the fetch as its leader.
-    pub(super) fn pilot(self: &Arc<Inner>, id: &BlobId, arriving: Arc<Arriving>) -> Result<Whole, BlobError> {
+    pub(super) fn lead(self: &Arc<Inner>, id: &BlobId, arriving: Arc<Arriving>) -> Result<Whole, BlobError> {
         let run = Run::new(self, id, &arriving);
-        let (from, aside, others) = match run.drive() {
+        let (from, origin_copy, others) = match run.drive() {
             Ok(end) => end,
             Err(error) => {
                 self.transit.ended(id);
@@ -173,7 +173,7 @@ impl Inner {
         // for the zone.
         let tier = if from == Source::Origin && others { Tier::Peer } else { from.tier() };
         self.origins.lock().put(*id, tier);
-        let whole = match aside {
+        let whole = match origin_copy {
             Some(whole) => Some(whole),
             None => Arc::clone(&arriving).into_parts().map(|(sums, bytes)| ((*sums).clone(), bytes)),
         };
@@ -204,7 +204,7 @@ impl Run {
             news: channel(),
             fetches: HashMap::new(),
             origin_error: None,
-            aside: None,
+            origin_copy: None,
             others: false,
             phase: None,
             end: None,
@@ -219,21 +219,23 @@ impl Run {
             depots.retain(|depot| *depot != self.inner.own);
             let under_way = self.inner.transit.len();
             let mut pace = Pace::of(&self.inner.latencies.lock(), under_way)
-                .with_line(self.inner.line.rate(), under_way);
-            if trackers.first().is_some_and(|tracker| self.inner.lively.is_fresh(self.inner.now(), *tracker))
+                .with_link_rate(self.inner.capacity.rate(), under_way);
+            if trackers
+                .first()
+                .is_some_and(|tracker| self.inner.activity.is_fresh(self.inner.now(), *tracker))
             {
                 pace = pace.with_busy_tracker();
             }
-            let sender = self.inner.sender();
+            let upstream = self.inner.upstream();
             let deadline = self.inner.deadline;
-            Setup { own: self.inner.own, trackers, depots, sender, pace, deadline }
+            Setup { own: self.inner.own, trackers, depots, upstream, pace, deadline }
         };
         let trackers = setup.trackers.clone();
         let (mut plan, actions) = Plan::new(self.inner.now(), setup);
         self.act(actions, &trackers);
         loop {
             if let Some(end) = self.end.take() {
-                return end.map(|from| (from, self.aside.take(), self.others));
+                return end.map(|from| (from, self.origin_copy.take(), self.others));
             }
             let news = self.next(&plan);
             for event in self.look() {
@@ -267,15 +269,15 @@ impl Run {
         let mut events: Vec<Event> = Vec::new();
         for (&fetch, begun) in self.fetches.iter_mut().filter(|(_, begun)| begun.running) {
             let came = begun.came.load(Ordering::Relaxed);
-            let before = std::mem::replace(&mut begun.told, came);
+            let before = std::mem::replace(&mut begun.reported, came);
             let more = before != came;
-            if let Some(rate) = self.inner.line.came(now, came.saturating_sub(before)) {
+            if let Some(rate) = self.inner.capacity.came(now, came.saturating_sub(before)) {
                 self.inner.net().inspect(|net| net.carries(rate));
             }
             if let Some(node) = begun.from.node().filter(|_| more) {
-                self.inner.lively.heard(now, node, came.saturating_sub(before));
+                self.inner.activity.heard(now, node, came.saturating_sub(before));
             }
-            let heard = begun.from.node().and_then(|node| self.inner.lively.last(node)).unwrap_or(0);
+            let heard = begun.from.node().and_then(|node| self.inner.activity.last(node)).unwrap_or(0);
             let alive = std::mem::replace(&mut begun.alive, heard) != heard;
             if more {
                 events.push(Event::Progress { fetch, came });
@@ -283,7 +285,7 @@ impl Run {
                 events.push(Event::Alive { fetch });
             }
         }
-        if self.inner.line.is_slack() {
+        if self.inner.capacity.is_slack() {
             events.push(Event::Slack);
         }
         events
@@ -328,8 +330,8 @@ impl Run {
             }
         };
         match result.and_then(complete) {
-            Ok(aside) => {
-                self.aside = aside;
+            Ok(origin_copy) => {
+                self.origin_copy = origin_copy;
                 self.note_end(Event::Arrived { fetch })
             }
             Err(error) => {
@@ -383,8 +385,8 @@ impl Run {
         let inner = &self.inner;
         if tracker == inner.own {
             let (group, blobs, backlog) = (self.group, vec![self.id], inner.backlog());
-            let sender = inner.sender();
-            let ask = Ask { group, blobs, backlog, not, sender, part: false };
+            let upstream = inner.upstream();
+            let ask = Ask { group, blobs, backlog, not, sender: upstream, part: false };
             // A node asks only for blobs that it does not have.
             let answers = inner.tracker.lock().ask(inner.now(), inner.own, &ask, &|_| false);
             return self.tell(match answers.first() {
@@ -401,8 +403,9 @@ impl Run {
 
     fn fetch(&mut self, fetch: FetchNo, from: Source) {
         let at = base::time::monotonic();
-        let alive = from.node().and_then(|node| self.inner.lively.last(node)).unwrap_or(0);
-        let mut begun = Begun { from, at, running: true, cancel: None, came: Arc::default(), told: 0, alive };
+        let alive = from.node().and_then(|node| self.inner.activity.last(node)).unwrap_or(0);
+        let mut begun =
+            Begun { from, at, running: true, cancel: None, came: Arc::default(), reported: 0, alive };
         match from.node() {
             None => {
                 self.phase = Some(phase::enter(Phase::Origin));
@@ -467,8 +470,8 @@ impl Run {
 
 impl Inner {
     /// This node's upstream.
-    fn sender(&self) -> Option<NodeId> {
-        self.lively.sender(self.now(), self.line.rate())
+    fn upstream(&self) -> Option<NodeId> {
+        self.activity.upstream(self.now(), self.capacity.rate())
     }
 
     /// The address of a node that a tracker has named. The node may have joined a moment ago, and the tracker
@@ -501,8 +504,9 @@ impl Inner {
         };
         Counters::one(&self.counters.asks);
         let blobs = together.iter().map(|(blob, _)| *blob).collect();
-        let (backlog, sender) = (self.backlog(), self.sender());
-        let ask = Ask { group: key.group, blobs, backlog, not: key.not.clone(), sender, part: false };
+        let (backlog, upstream) = (self.backlog(), self.upstream());
+        let ask =
+            Ask { group: key.group, blobs, backlog, not: key.not.clone(), sender: upstream, part: false };
         let begun = base::time::monotonic();
         let call = net.ask(peer, &ask, ASKING);
         let inner = Arc::clone(self);

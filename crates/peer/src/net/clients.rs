@@ -18,7 +18,7 @@ const UNFOUNDED: usize = 8;
 
 /// Another node that sends requests to this one.
 #[derive(Default)]
-pub(super) struct Guest {
+pub(super) struct Client {
     /// Signals that end its connections, the oldest first.
     connections: Mutex<VecDeque<Arc<Notify>>>,
     /// Bodies that were promised to it. Each is an open file.
@@ -29,7 +29,7 @@ pub(super) struct Guest {
     unfounded: AtomicUsize,
 }
 
-impl Guest {
+impl Client {
     /// One more piece of work for helpers.
     pub(super) fn slow_began(&self) {
         self.slow.fetch_add(1, Ordering::Relaxed);
@@ -56,30 +56,30 @@ impl Guest {
     }
 }
 
-/// All guests.
+/// All clients.
 #[derive(Default)]
-pub(super) struct Guests {
-    all: Mutex<HashMap<NodeId, Arc<Guest>>>,
+pub(super) struct Clients {
+    all: Mutex<HashMap<NodeId, Arc<Client>>>,
     bodies: AtomicUsize,
 }
 
-/// A connection of a guest, while it exists.
-pub(super) struct Visit {
-    guests: Arc<Guests>,
+/// A connection of a client, while it exists.
+pub(super) struct ClientConnection {
+    clients: Arc<Clients>,
     node: NodeId,
-    pub(super) guest: Arc<Guest>,
+    pub(super) client: Arc<Client>,
     /// Notified when the connection must end, because the node has opened too many since.
     pub(super) leave: Arc<Notify>,
 }
 
-impl Guests {
+impl Clients {
     /// A node has connected. If it has more than `most` connections, the oldest ends: those of a restarted
     /// node may not have ended yet.
-    pub(super) fn enter(self: &Arc<Guests>, node: NodeId, most: usize) -> Visit {
+    pub(super) fn enter(self: &Arc<Clients>, node: NodeId, most: usize) -> ClientConnection {
         let leave = Arc::new(Notify::new());
         let mut all = self.all.lock();
-        let guest = Arc::clone(all.entry(node).or_default());
-        let mut connections = guest.connections.lock();
+        let client = Arc::clone(all.entry(node).or_default());
+        let mut connections = client.connections.lock();
         connections.push_back(Arc::clone(&leave));
         if connections.len() > most
             && let Some(oldest) = connections.pop_front()
@@ -88,23 +88,28 @@ impl Guests {
         }
         drop(connections);
         drop(all);
-        Visit { guests: Arc::clone(self), node, guest, leave }
+        ClientConnection { clients: Arc::clone(self), node, client, leave }
     }
 
-    /// Reserves one more body, if the bounds allow it: `all` in total, `each` for this guest.
-    pub(super) fn body(self: &Arc<Guests>, guest: &Arc<Guest>, all: usize, each: usize) -> Option<Promised> {
+    /// Reserves one more body, if the bounds allow it: `all` in total, `each` for this client.
+    pub(super) fn body(
+        self: &Arc<Clients>,
+        client: &Arc<Client>,
+        all: usize,
+        each: usize,
+    ) -> Option<Promised> {
         let take = |counter: &AtomicUsize, most| {
             let room = |count: usize| (count < most).then_some(count + 1);
             counter.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).is_ok()
         };
-        if !take(&guest.bodies, each) {
+        if !take(&client.bodies, each) {
             return None;
         }
         if !take(&self.bodies, all) {
-            guest.bodies.fetch_sub(1, Ordering::AcqRel);
+            client.bodies.fetch_sub(1, Ordering::AcqRel);
             return None;
         }
-        Some(Promised { guests: Arc::clone(self), guest: Arc::clone(guest) })
+        Some(Promised { clients: Arc::clone(self), client: Arc::clone(client) })
     }
 
     /// Bodies that were promised and have not ended.
@@ -114,14 +119,15 @@ impl Guests {
     }
 }
 
-impl Drop for Visit {
+impl Drop for ClientConnection {
     fn drop(&mut self) {
-        let mut all = self.guests.all.lock();
-        let mut connections = self.guest.connections.lock();
+        let mut all = self.clients.all.lock();
+        let mut connections = self.client.connections.lock();
         connections.retain(|other| !Arc::ptr_eq(other, &self.leave));
-        // The entry may be a newer one, which another visit created after this guest's last connection had
-        // ended.
-        if connections.is_empty() && all.get(&self.node).is_some_and(|guest| Arc::ptr_eq(guest, &self.guest))
+        // The entry may be a newer one, which another connection created after this client's last connection
+        // had ended.
+        if connections.is_empty()
+            && all.get(&self.node).is_some_and(|client| Arc::ptr_eq(client, &self.client))
         {
             all.remove(&self.node);
         }
@@ -130,14 +136,14 @@ impl Drop for Visit {
 
 /// A body that is to be sent.
 pub(super) struct Promised {
-    guests: Arc<Guests>,
-    guest: Arc<Guest>,
+    clients: Arc<Clients>,
+    client: Arc<Client>,
 }
 
 impl Drop for Promised {
     fn drop(&mut self) {
-        self.guest.bodies.fetch_sub(1, Ordering::AcqRel);
-        self.guests.bodies.fetch_sub(1, Ordering::AcqRel);
+        self.client.bodies.fetch_sub(1, Ordering::AcqRel);
+        self.clients.bodies.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -147,25 +153,25 @@ mod tests {
 
     #[test]
     fn a_guest_has_its_share_and_leaves_nothing() {
-        let guests = Arc::new(Guests::default());
-        let (one, other) = (guests.enter(NodeId([1; 16]), 9), guests.enter(NodeId([2; 16]), 9));
-        let mut bodies: Vec<_> = (0..3).map_while(|_| guests.body(&one.guest, 4, 2)).collect();
+        let clients = Arc::new(Clients::default());
+        let (one, other) = (clients.enter(NodeId([1; 16]), 9), clients.enter(NodeId([2; 16]), 9));
+        let mut bodies: Vec<_> = (0..3).map_while(|_| clients.body(&one.client, 4, 2)).collect();
         assert_eq!(bodies.len(), 2, "its share");
-        bodies.extend((0..3).map_while(|_| guests.body(&other.guest, 3, 2)));
-        assert_eq!((bodies.len(), guests.bodies()), (3, 3), "all that there is");
+        bodies.extend((0..3).map_while(|_| clients.body(&other.client, 3, 2)));
+        assert_eq!((bodies.len(), clients.bodies()), (3, 3), "all that there is");
         bodies.clear();
-        assert_eq!(guests.bodies(), 0);
+        assert_eq!(clients.bodies(), 0);
         drop((one, other));
-        assert!(guests.all.lock().is_empty());
+        assert!(clients.all.lock().is_empty());
     }
 
     #[test]
     fn the_oldest_of_too_many_connections_is_ended() {
-        let guests = Arc::new(Guests::default());
-        let visits: Vec<Visit> = (0..3).map(|_| guests.enter(NodeId([1; 16]), 2)).collect();
-        assert_eq!(visits[0].guest.connections.lock().len(), 2);
-        assert!(!visits[0].guest.connections.lock().iter().any(|one| Arc::ptr_eq(one, &visits[0].leave)));
+        let clients = Arc::new(Clients::default());
+        let visits: Vec<ClientConnection> = (0..3).map(|_| clients.enter(NodeId([1; 16]), 2)).collect();
+        assert_eq!(visits[0].client.connections.lock().len(), 2);
+        assert!(!visits[0].client.connections.lock().iter().any(|one| Arc::ptr_eq(one, &visits[0].leave)));
         drop(visits);
-        assert!(guests.all.lock().is_empty());
+        assert!(clients.all.lock().is_empty());
     }
 }

@@ -4,7 +4,7 @@
 //!     origin ─► lease ─► a ─┬─► b ─┬─► f            holder h ─┬─► x
 //!                           ├─► c  └─► g                      └─► y ───► z
 //!                           ├─► d
-//!                           └─► e            each node that fetches names its parent; at most SLOTS children each
+//!                           └─► e            each fetching node has a parent; at most SLOTS children each
 //! ```
 //!
 //! - A record takes 16 bytes. The records of fetching nodes form trees. A tree is *rooted* if its top is a
@@ -60,12 +60,12 @@ pub(super) struct Copy {
 
 /// The records of a blob in no particular order, found by node.
 #[derive(Debug, Default)]
-struct Crowd {
+struct Records {
     copies: Vec<Copy>,
     index: Option<HashMap<No, u32>>,
 }
 
-impl Crowd {
+impl Records {
     fn at(&self, node: No) -> Option<usize> {
         match &self.index {
             Some(index) => index.get(&node).map(|at| *at as usize),
@@ -129,8 +129,8 @@ struct Candidate {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Book {
-    crowd: Crowd,
+pub(super) struct BlobState {
+    records: Records,
     pub(super) lease: Option<Lease>,
     /// The first node that wanted a part of it while no node had it.
     parted: Option<No>,
@@ -143,21 +143,21 @@ pub(super) struct Book {
 const SWEEP: u64 = 250_000;
 
 /// What is known about the requester. It is the same for all candidates.
-pub(super) struct Asker<'a> {
+pub(super) struct Requester<'a> {
     pub(super) node: No,
     /// Nodes that must not be named.
     pub(super) not: &'a [No],
     /// The upstream that it follows, if it is the first to follow that node.
-    pub(super) sender: Option<No>,
+    pub(super) upstream: Option<No>,
     /// Microseconds.
     pub(super) now: u64,
     /// Only a part is wanted. That takes no slot.
     pub(super) part: bool,
 }
 
-impl Book {
+impl BlobState {
     pub(super) fn len(&self) -> usize {
-        self.crowd.copies.len()
+        self.records.copies.len()
     }
 
     /// A node wants a part of a blob that no node has. True if no other node wanted one before.
@@ -171,7 +171,7 @@ impl Book {
     }
 
     pub(super) fn get(&self, node: No) -> Option<&Copy> {
-        self.crowd.at(node).map(|at| &self.crowd.copies[at])
+        self.records.at(node).map(|at| &self.records.copies[at])
     }
 
     /// The lease, if a node has the right to fetch from the origin now.
@@ -181,9 +181,9 @@ impl Book {
 
     /// Records that the node has the blob. True if that is new.
     pub(super) fn holds(&mut self, node: No, names: &mut Names) -> bool {
-        let Some(at) = self.crowd.at(node) else {
+        let Some(at) = self.records.at(node) else {
             names.hold(node);
-            self.crowd.push(Copy {
+            self.records.push(Copy {
                 node,
                 parent: NOBODY,
                 until: Moment(0),
@@ -194,7 +194,7 @@ impl Book {
             return true;
         };
         self.free_slot(at, names);
-        let copy = &mut self.crowd.copies[at];
+        let copy = &mut self.records.copies[at];
         copy.refusals = 0;
         !std::mem::replace(&mut copy.holds, true)
     }
@@ -202,38 +202,38 @@ impl Book {
     /// Records that the node fetches the blob from `parent`, or by itself. This is believed until `until`
     /// microseconds.
     pub(super) fn fetches(&mut self, node: No, parent: No, until: u64, names: &mut Names) {
-        if let Some(at) = self.crowd.at(parent) {
-            self.crowd.copies[at].children += 1;
+        if let Some(at) = self.records.at(parent) {
+            self.records.copies[at].children += 1;
             names.add_load(parent, LOAD);
         }
         let until = Moment::after(until);
-        match self.crowd.at(node) {
+        match self.records.at(node) {
             Some(at) => {
                 self.free_slot(at, names);
-                let copy = &mut self.crowd.copies[at];
+                let copy = &mut self.records.copies[at];
                 (copy.parent, copy.until, copy.holds) = (parent, until, false);
             }
             None => {
                 names.hold(node);
-                self.crowd.push(Copy { node, parent, until, children: 0, refusals: 0, holds: false });
+                self.records.push(Copy { node, parent, until, children: 0, refusals: 0, holds: false });
             }
         }
     }
 
     /// The node no longer takes the blob from any node.
     pub(super) fn detach(&mut self, node: No, names: &mut Names) {
-        if let Some(at) = self.crowd.at(node) {
+        if let Some(at) = self.records.at(node) {
             self.free_slot(at, names);
         }
     }
 
     /// Removes everything known about the node.
     pub(super) fn remove(&mut self, node: No, names: &mut Names) {
-        if let Some(at) = self.crowd.at(node) {
+        if let Some(at) = self.records.at(node) {
             self.free_slot(at, names);
-            if self.crowd.remove(at).children > 0 {
+            if self.records.remove(at).children > 0 {
                 // Otherwise their slots would later be freed at the next node that gets this number.
-                let orphans = self.crowd.copies.iter_mut().filter(|copy| copy.parent == node);
+                let orphans = self.records.copies.iter_mut().filter(|copy| copy.parent == node);
                 orphans.for_each(|copy| copy.parent = NOBODY);
             }
             names.release(node);
@@ -242,22 +242,22 @@ impl Book {
 
     /// Removes everything.
     pub(super) fn clear(&mut self, names: &mut Names) {
-        self.crowd.copies.iter().for_each(|copy| names.release(copy.node));
-        self.crowd = Crowd::default();
+        self.records.copies.iter().for_each(|copy| names.release(copy.node));
+        self.records = Records::default();
     }
 
     /// Counts a refusal by the node and returns how many there were.
     pub(super) fn refused(&mut self, node: No) -> u8 {
-        let Some(at) = self.crowd.at(node) else { return 0 };
-        let copy = &mut self.crowd.copies[at];
+        let Some(at) = self.records.at(node) else { return 0 };
+        let copy = &mut self.records.copies[at];
         copy.refusals = copy.refusals.saturating_add(1);
         copy.refusals
     }
 
     fn free_slot(&mut self, at: usize, names: &mut Names) {
-        let parent = std::mem::replace(&mut self.crowd.copies[at].parent, NOBODY);
-        if let Some(above) = self.crowd.at(parent) {
-            let copy = &mut self.crowd.copies[above];
+        let parent = std::mem::replace(&mut self.records.copies[at].parent, NOBODY);
+        if let Some(above) = self.records.at(parent) {
+            let copy = &mut self.records.copies[above];
             copy.children = copy.children.saturating_sub(1);
             names.add_load(parent, -LOAD);
         }
@@ -273,7 +273,7 @@ impl Book {
         let leased = self.live_lease(now, names).map(|lease| lease.node);
         let over = |copy: &Copy| names.is_gone(copy.node) || !copy.holds && copy.until.is_over(now);
         let lost: Vec<No> =
-            self.crowd.copies.iter().filter(|copy| over(copy)).map(|copy| copy.node).collect();
+            self.records.copies.iter().filter(|copy| over(copy)).map(|copy| copy.node).collect();
         for node in lost.into_iter().filter(|node| Some(*node) != leased) {
             self.remove(node, names);
         }
@@ -283,16 +283,17 @@ impl Book {
     /// The best of a few nodes from which the requester could take the blob. If no node has a free slot, the
     /// least loaded holder takes one more. If there is no holder, the least loaded fetching node does. A slow
     /// neighbour is better than the origin.
-    pub(super) fn pick(&self, asker: &Asker<'_>, names: &Names, dice: &mut Dice) -> Option<Pick> {
+    pub(super) fn pick(&self, requester: &Requester<'_>, names: &Names, dice: &mut Dice) -> Option<Pick> {
         let count = self.len();
         if count == 0 {
             return None;
         }
         let mut found: Vec<Candidate> = Vec::with_capacity(SAMPLE);
         if count > DRAWS {
-            let sender = asker.sender.and_then(|sender| self.crowd.at(sender));
-            for at in sender.into_iter().chain((0..DRAWS).map(|_| dice.below(count))) {
-                let free = self.candidate(at, asker, names).filter(|candidate| candidate.children < SLOTS);
+            let upstream = requester.upstream.and_then(|upstream| self.records.at(upstream));
+            for at in upstream.into_iter().chain((0..DRAWS).map(|_| dice.below(count))) {
+                let free =
+                    self.candidate(at, requester, names).filter(|candidate| candidate.children < SLOTS);
                 found.extend(free.filter(|free| found.iter().all(|other| other.at != free.at)));
                 if found.len() == SAMPLE {
                     break;
@@ -303,7 +304,7 @@ impl Book {
             let start = dice.below(count);
             let all = (start..count).chain(0..start);
             let mut full: Option<Candidate> = None;
-            for candidate in all.filter_map(|at| self.candidate(at, asker, names)) {
+            for candidate in all.filter_map(|at| self.candidate(at, requester, names)) {
                 if candidate.children < SLOTS {
                     found.push(candidate);
                     // A few records are all compared, so that no holder is overlooked.
@@ -322,22 +323,22 @@ impl Book {
         found.sort_unstable();
         let first = found.first()?;
         let second = found.get(1).filter(|second| !first.fetches && !second.fetches);
-        let node = |candidate: &Candidate| self.crowd.copies[candidate.at].node;
+        let node = |candidate: &Candidate| self.records.copies[candidate.at].node;
         Some(Pick { node: node(first), holds: !first.fetches, second: second.map(node) })
     }
 
     /// The record as a candidate, if it can be named to the requester.
-    fn candidate(&self, at: usize, asker: &Asker<'_>, names: &Names) -> Option<Candidate> {
-        let copy = self.crowd.copies[at];
-        if copy.node == asker.node || names.is_gone(copy.node) || asker.not.contains(&copy.node) {
+    fn candidate(&self, at: usize, requester: &Requester<'_>, names: &Names) -> Option<Candidate> {
+        let copy = self.records.copies[at];
+        if copy.node == requester.node || names.is_gone(copy.node) || requester.not.contains(&copy.node) {
             return None;
         }
-        let depth = self.depth(&copy, asker, names)?;
+        let depth = self.depth(&copy, requester, names)?;
         let fetches = !copy.holds;
-        let children = if asker.part { 0 } else { copy.children };
+        let children = if requester.part { 0 } else { copy.children };
         let ahead = if fetches { FETCHING } else { 0 } + CHILD.saturating_mul(children);
-        let followed = names.follower(copy.node, asker.now).is_some_and(|other| other != asker.node);
-        let other = if asker.sender == Some(copy.node) { 0 } else { OTHER };
+        let followed = names.follower(copy.node, requester.now).is_some_and(|other| other != requester.node);
+        let other = if requester.upstream == Some(copy.node) { 0 } else { OTHER };
         let other = other + if followed { FOLLOWED } else { 0 };
         let burden = names.load(copy.node).saturating_add(ahead + other);
         Some(Candidate { burden, children, depth, fetches, draw: 0, at })
@@ -345,17 +346,17 @@ impl Book {
 
     /// How far the node is from a holder or the lease. None if it is not rooted, if the requester is above
     /// it, or if it is too far away.
-    fn depth(&self, copy: &Copy, asker: &Asker<'_>, names: &Names) -> Option<u16> {
-        let leased = self.live_lease(asker.now, names).map(|lease| lease.node);
+    fn depth(&self, copy: &Copy, requester: &Requester<'_>, names: &Names) -> Option<u16> {
+        let leased = self.live_lease(requester.now, names).map(|lease| lease.node);
         let mut above = *copy;
         for depth in 0..DEEPEST {
-            if above.node == asker.node || names.is_gone(above.node) {
+            if above.node == requester.node || names.is_gone(above.node) {
                 return None;
             }
             if above.holds || Some(above.node) == leased {
                 return Some(depth as u16);
             }
-            if above.until.is_over(asker.now) {
+            if above.until.is_over(requester.now) {
                 return None;
             }
             above = *self.get(above.parent)?;
@@ -366,8 +367,8 @@ impl Book {
     /// Checks the invariants, for tests.
     #[cfg(test)]
     pub(super) fn check(&self) {
-        for copy in &self.crowd.copies {
-            let children = self.crowd.copies.iter().filter(|child| child.parent == copy.node).count();
+        for copy in &self.records.copies {
+            let children = self.records.copies.iter().filter(|child| child.parent == copy.node).count();
             assert_eq!(usize::from(copy.children), children, "{self:?}");
             assert!(!(copy.holds && copy.parent != NOBODY), "{self:?}");
             let (mut above, mut steps) = (copy, 0);

@@ -20,7 +20,7 @@ const RECONNECT: Duration = Duration::from_secs(30);
 const VAIN: Duration = Duration::from_secs(5);
 
 /// Addresses and the state of the pauses.
-pub struct Found {
+pub struct Discovery {
     contacts: Vec<SocketAddr>,
     remembered: VecDeque<SocketAddr>,
     at: Duration,
@@ -30,10 +30,10 @@ pub struct Found {
     told: bool,
 }
 
-impl Found {
+impl Discovery {
     /// Knocks at once.
-    pub fn new(contacts: Vec<SocketAddr>, now: Duration) -> Found {
-        Found {
+    pub fn new(contacts: Vec<SocketAddr>, now: Duration) -> Discovery {
+        Discovery {
             contacts,
             remembered: VecDeque::new(),
             at: now,
@@ -65,7 +65,7 @@ impl Found {
         self.remembered.iter().copied().collect()
     }
 
-    /// When [`Found::due`] has something to do.
+    /// When [`Discovery::due`] has something to do.
     pub fn next(&self) -> Duration {
         self.at
     }

@@ -11,7 +11,7 @@ use crate::id::{NodeId, Role};
 use crate::message::{Note, What};
 
 /// How many blobs a round are reported to new trackers.
-const TOLD_A_ROUND: usize = 400;
+const REPORTED_A_ROUND: usize = 400;
 
 impl Inner {
     /// Notifies a tracker, which may be this node.
@@ -36,23 +36,23 @@ impl Inner {
     }
 
     /// Schedules reports of all blobs here to the nodes that track them now and did not before.
-    pub(super) fn tell_all(&self) {
+    pub(super) fn report_all(&self) {
         let Some(holdings) = self.holdings().filter(|_| self.role == Role::Node) else { return };
         let mut all = Vec::new();
         holdings.list(&mut |id| {
             all.push(*id);
             true
         });
-        *self.untold.lock() = all;
+        *self.unreported.lock() = all;
     }
 
     /// Sends a part of these reports.
-    pub(super) fn tell_some(&self) {
-        let room = TOLD_A_ROUND.min(self.notes.room());
+    pub(super) fn report_some(&self) {
+        let room = REPORTED_A_ROUND.min(self.notes.room());
         let some: Vec<BlobId> = {
-            let mut untold = self.untold.lock();
-            let keep = untold.len().saturating_sub(room);
-            untold.split_off(keep)
+            let mut unreported = self.unreported.lock();
+            let keep = unreported.len().saturating_sub(room);
+            unreported.split_off(keep)
         };
         if some.is_empty() {
             // All reports are sent. The next change is compared with the current placement.

@@ -43,9 +43,9 @@ fn regression_a_connection_looks_at_round_trips_only_when_a_blob_has_gone() {
         socket::prepare(&stream, 1000);
         assert_eq!(sharing(&stream), "reno");
         let link = Link::plain(stream);
-        link.went(BLOB_MAX - 1);
+        link.count_sent(BLOB_MAX - 1);
         assert_eq!(sharing(link.socket()), "reno");
-        link.went(1);
+        link.count_sent(1);
         assert_eq!(sharing(link.socket()), "cubic");
     });
 }

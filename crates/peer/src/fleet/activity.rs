@@ -18,7 +18,7 @@ const FRESH: u64 = 500_000;
 /// a quarter.
 const HALF: u64 = 1_000_000;
 /// A node that has sent nothing for this long cannot be the upstream.
-const SENDER: u64 = 4 * HALF;
+const UPSTREAM: u64 = 4 * HALF;
 /// Nor can a node that sends less than this fraction of what the link delivers in a second. In effect it is
 /// about an eighth, because the window averages two seconds.
 const FAIR: u64 = 4;
@@ -51,9 +51,9 @@ struct Nodes {
 
 /// When each node last sent something, in the plans' microseconds, and which sends the most.
 #[derive(Debug, Default)]
-pub(super) struct Lively(Mutex<Nodes>);
+pub(super) struct Activity(Mutex<Nodes>);
 
-impl Lively {
+impl Activity {
     /// Counts bytes of any blob from the node.
     pub(super) fn heard(&self, now: u64, node: NodeId, bytes: u64) {
         let Nodes { all, most } = &mut *self.0.lock();
@@ -75,12 +75,12 @@ impl Lively {
 
     /// The upstream: the node that sent the most recently, if it sent more than a single blob and a fair
     /// share of `rate`, the link's capacity (bytes a second). Staying with a node must be worthwhile.
-    pub(super) fn sender(&self, now: u64, rate: u64) -> Option<NodeId> {
+    pub(super) fn upstream(&self, now: u64, rate: u64) -> Option<NodeId> {
         let nodes = self.0.lock();
         let least = u64::from(BLOB_MAX).max(rate / FAIR);
         let sends = |node: &NodeId| {
             let heard = nodes.all.get(node).map(|heard| heard.aged(now));
-            heard.is_some_and(|heard| now < heard.at + SENDER && heard.bytes > least)
+            heard.is_some_and(|heard| now < heard.at + UPSTREAM && heard.bytes > least)
         };
         nodes.most.filter(sends)
     }
@@ -102,37 +102,37 @@ mod tests {
 
     #[test]
     fn the_last_time_counts_and_the_oldest_are_forgotten() {
-        let lively = Lively::default();
+        let activity = Activity::default();
         let node = |n: u32| {
             let mut id = [0; 16];
             id[..4].copy_from_slice(&n.to_be_bytes());
             NodeId(id)
         };
-        assert_eq!(lively.last(node(1)), None);
-        lively.heard(3, node(1), 1);
-        lively.heard(5, node(1), 1);
-        assert_eq!(lively.last(node(1)), Some(5));
-        assert!(lively.is_fresh(500_004, node(1)) && !lively.is_fresh(500_005, node(1)));
-        assert!(!lively.is_fresh(5, node(2)));
-        (0..3_000).for_each(|n| lively.heard(10 + u64::from(n), node(n), 1));
-        assert!(lively.0.lock().all.len() <= MOST);
-        assert_eq!((lively.last(node(2_999)), lively.last(node(7))), (Some(3_009), None));
+        assert_eq!(activity.last(node(1)), None);
+        activity.heard(3, node(1), 1);
+        activity.heard(5, node(1), 1);
+        assert_eq!(activity.last(node(1)), Some(5));
+        assert!(activity.is_fresh(500_004, node(1)) && !activity.is_fresh(500_005, node(1)));
+        assert!(!activity.is_fresh(5, node(2)));
+        (0..3_000).for_each(|n| activity.heard(10 + u64::from(n), node(n), 1));
+        assert!(activity.0.lock().all.len() <= MOST);
+        assert_eq!((activity.last(node(2_999)), activity.last(node(7))), (Some(3_009), None));
     }
     #[test]
-    fn who_sends_most_of_late_is_the_sender() {
-        let (lively, [a, b]) = (Lively::default(), [1, 2].map(|n| NodeId([n; 16])));
+    fn the_node_that_sent_the_most_recently_is_the_upstream() {
+        let (activity, [a, b]) = (Activity::default(), [1, 2].map(|n| NodeId([n; 16])));
         let blob = u64::from(BLOB_MAX);
-        lively.heard(0, a, blob);
-        assert_eq!(lively.sender(0, 0), None, "a single one");
-        lively.heard(0, a, 3 * blob);
-        lively.heard(10, b, 3 * blob);
-        assert_eq!(lively.sender(10, 0), Some(a), "less is not more for being later");
+        activity.heard(0, a, blob);
+        assert_eq!(activity.upstream(0, 0), None, "a single one");
+        activity.heard(0, a, 3 * blob);
+        activity.heard(10, b, 3 * blob);
+        assert_eq!(activity.upstream(10, 0), Some(a), "less is not more for being later");
         // Bytes that arrived long ago count little.
-        lively.heard(HALF, b, blob);
-        assert_eq!(lively.sender(HALF, 0), Some(b));
-        lively.heard(HALF, a, blob);
-        assert_eq!((lively.sender(HALF, 0), lively.sender(HALF + SENDER, 0)), (Some(a), None));
+        activity.heard(HALF, b, blob);
+        assert_eq!(activity.upstream(HALF, 0), Some(b));
+        activity.heard(HALF, a, blob);
+        assert_eq!((activity.upstream(HALF, 0), activity.upstream(HALF + UPSTREAM, 0)), (Some(a), None));
         // On a link that carries far more it is a slow node, and no reason to stay.
-        assert_eq!([blob, 100 * blob].map(|rate| lively.sender(HALF, rate)), [Some(a), None]);
+        assert_eq!([blob, 100 * blob].map(|rate| activity.upstream(HALF, rate)), [Some(a), None]);
     }
 }

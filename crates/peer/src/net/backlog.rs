@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The sum, in bytes.
 #[derive(Default)]
-pub(super) struct Owed(AtomicU64);
+pub(super) struct Backlog(AtomicU64);
 
-impl Owed {
+impl Backlog {
     /// Rounded to the nearest. More than 65535 MiB is reported as 65535.
     pub(super) fn mebibytes(&self) -> u16 {
         u16::try_from((self.0.load(Ordering::Relaxed) + (1 << 19)) >> 20).unwrap_or(u16::MAX)
@@ -19,15 +19,15 @@ impl Owed {
 }
 
 /// The part of one request. Dropping it subtracts it.
-pub(super) struct Debt {
-    all: Arc<Owed>,
+pub(super) struct BacklogShare {
+    all: Arc<Backlog>,
     left: u64,
 }
 
-impl Debt {
+impl BacklogShare {
     /// Begins with zero.
-    pub(super) fn new(all: &Arc<Owed>) -> Debt {
-        Debt { all: Arc::clone(all), left: 0 }
+    pub(super) fn new(all: &Arc<Backlog>) -> BacklogShare {
+        BacklogShare { all: Arc::clone(all), left: 0 }
     }
 
     /// Sets how many bytes remain to be sent.
@@ -41,7 +41,7 @@ impl Debt {
     }
 }
 
-impl Drop for Debt {
+impl Drop for BacklogShare {
     fn drop(&mut self) {
         self.set(0);
     }
@@ -53,8 +53,8 @@ mod tests {
 
     #[test]
     fn it_is_rounded_and_goes_with_its_request() {
-        let all = Arc::new(Owed::default());
-        let (mut one, mut other) = (Debt::new(&all), Debt::new(&all));
+        let all = Arc::new(Backlog::default());
+        let (mut one, mut other) = (BacklogShare::new(&all), BacklogShare::new(&all));
         one.set(4 << 20);
         other.set(3 << 19);
         assert_eq!(all.mebibytes(), 6, "five and a half");

@@ -15,9 +15,9 @@ use parking_lot::Mutex;
 const WINDOW: u64 = 1_000_000;
 
 /// Prefetches in flight cover what the link delivers in this fraction of a second ...
-const AHEAD: u64 = 2;
+const PREFETCHED: u64 = 2;
 /// ... but at least this many blobs: one that is arriving, one behind it, and two that are being requested.
-const AHEAD_LEAST: usize = 4;
+const PREFETCHES_LEAST: usize = 4;
 
 #[derive(Debug, Default)]
 struct Counted {
@@ -31,10 +31,11 @@ struct Counted {
 
 /// See the module. Times are those of the plans, in microseconds.
 #[derive(Debug, Default)]
-pub(super) struct Line(Mutex<Counted>);
+pub(super) struct Capacity(Mutex<Counted>);
 
-impl Line {
-    /// Counts received bytes of blobs. Returns the link's capacity ([`Line::rate`]) if it was measured anew.
+impl Capacity {
+    /// Counts received bytes of blobs. Returns the link's capacity ([`Capacity::rate`]) if it was measured
+    /// anew.
     pub(super) fn came(&self, now: u64, bytes: u64) -> Option<u64> {
         let mut counted = self.0.lock();
         counted.bytes += bytes;
@@ -49,8 +50,8 @@ impl Line {
     }
 
     /// How many blobs to prefetch at a time.
-    pub(super) fn ahead(&self) -> usize {
-        ((self.rate() / AHEAD / u64::from(BLOB_MAX)) as usize).max(AHEAD_LEAST)
+    pub(super) fn prefetches(&self) -> usize {
+        ((self.rate() / PREFETCHED / u64::from(BLOB_MAX)) as usize).max(PREFETCHES_LEAST)
     }
 
     /// Less than half of the capacity was used recently, so a slow sender is slow for a reason of its own.
@@ -71,17 +72,17 @@ mod tests {
 
     #[test]
     fn the_most_of_late_counts() {
-        let line = Line::default();
-        assert_eq!(line.rate(), 0);
+        let capacity = Capacity::default();
+        assert_eq!(capacity.rate(), 0);
         // Idle time at first: that is not a rate of the link.
-        line.came(50_000_000, 0);
-        assert_eq!(line.came(50_500_000, 3_000_000), None);
-        assert_eq!(line.came(51_000_000, 3_000_000), Some(6_000_000), "the new rate is returned");
-        assert_eq!((line.rate(), line.is_slack()), (6_000_000, false));
-        line.came(53_000_000, 2_000_000);
-        assert_eq!((line.rate(), line.is_slack()), (5_625_000, true));
-        assert_eq!(line.ahead(), 4, "it is a narrow line");
-        line.came(54_000_000, 48_000_000);
-        assert_eq!((line.rate(), line.ahead()), (48_000_000, 5));
+        capacity.came(50_000_000, 0);
+        assert_eq!(capacity.came(50_500_000, 3_000_000), None);
+        assert_eq!(capacity.came(51_000_000, 3_000_000), Some(6_000_000), "the new rate is returned");
+        assert_eq!((capacity.rate(), capacity.is_slack()), (6_000_000, false));
+        capacity.came(53_000_000, 2_000_000);
+        assert_eq!((capacity.rate(), capacity.is_slack()), (5_625_000, true));
+        assert_eq!(capacity.prefetches(), 4, "it is a narrow link");
+        capacity.came(54_000_000, 48_000_000);
+        assert_eq!((capacity.rate(), capacity.prefetches()), (48_000_000, 5));
     }
 }
