@@ -1,7 +1,7 @@
 //! Draws what `make sim` wrote: `cargo run --release --package covey-sim --example charts -- FOLDER`.
 //!
-//! It is an example so that the simulation itself draws nothing and stays quick to build; the drawing is the benches' own. An outcome that is not there is left
-//! out of its chart.
+//! It is an example, so that the simulation itself draws nothing and is quick to build. The drawing code is
+//! that of the benches. If an outcome is missing, it is left out of its chart.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,15 +15,15 @@ mod chart;
 
 use chart::Lines;
 
-/// What can go wrong is shown to whoever called.
+/// Errors are shown to the caller.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// What of a run is shown.
+/// What is shown of a run.
 #[derive(Clone, Copy)]
 enum Of {
-    /// A figure, and by what it is divided.
+    /// A figure, and its divisor.
     Figure(&'static str, f64),
-    /// So many of 100 reads are these.
+    /// How many of 100 reads are these.
     Reads(&'static [&'static str]),
 }
 
@@ -40,10 +40,10 @@ impl Of {
     }
 }
 
-/// A line's name, the outcome that it is from, and what it shows of it.
+/// A line's name, the file of its outcome, and what it shows.
 type Line = (&'static str, &'static str, Of);
 
-/// A file's name, what stands above the chart, and what it counts.
+/// A file's name, the title of the chart, and what it counts.
 type Head = (&'static str, &'static str, &'static str);
 
 const SECONDS: Of = Of::Figure("seconds_whole_links", 1.0);
@@ -54,7 +54,7 @@ const OTHERS: Of = Of::Reads(&["from_peers", "streamed"]);
 const DEPOTS: Of = Of::Reads(&["from_depots"]);
 const ORIGIN: Of = Of::Reads(&["from_origin"]);
 
-/// Lines that show the same of several outcomes.
+/// Lines that show the same for several outcomes.
 fn each(of: Of, lines: &[(&'static str, &'static str)]) -> Vec<Line> {
     lines.iter().map(|(name, file)| (*name, *file, of)).collect()
 }
@@ -149,7 +149,7 @@ fn draw(folder: &Path, (name, title, counts): Head, lines: &[Line]) -> Result<()
     Ok(())
 }
 
-/// By the number of nodes. What is 0 has no place on a logarithmic axis.
+/// By the number of nodes. A value of 0 cannot be shown on a logarithmic axis.
 fn points(path: &Path, of: Of) -> Result<Vec<(f64, f64)>> {
     let outcome: Value = serde_json::from_slice(&std::fs::read(path)?)?;
     let runs = outcome.get("runs").and_then(Value::as_array);

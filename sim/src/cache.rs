@@ -1,4 +1,5 @@
-//! A node's disk, as blob numbers: all that ever came, or as many as there is room for, by the node cache's own policy.
+//! A node's disk, as blob numbers: all blobs that ever arrived, or as many as fit, by the node cache's own
+//! policy.
 
 use std::fmt;
 
@@ -10,7 +11,7 @@ use crate::model::{BLOB, blob_id, blob_no};
 pub enum Cache {
     /// A bit for each blob.
     All(Vec<u64>),
-    /// The policy decides. It reckons in seconds.
+    /// The policy decides. It counts time in seconds.
     Some(Box<Policy>),
 }
 
@@ -28,12 +29,12 @@ fn seconds(now: u64) -> u32 {
 }
 
 impl Cache {
-    /// Everything has room.
+    /// A disk for everything.
     pub fn all(blobs: u32) -> Cache {
         Cache::All(vec![0; blobs as usize / 64 + 1])
     }
 
-    /// So many have room.
+    /// A disk for this many blobs.
     pub fn of(room: u32) -> Cache {
         Cache::Some(Box::new(Policy::new(u64::from(room) * charge(BLOB as u32))))
     }
@@ -46,7 +47,7 @@ impl Cache {
         }
     }
 
-    /// Somebody reads it at `now`, in microseconds; says whether it was there.
+    /// A read at `now`, in microseconds. Returns whether the blob was there.
     pub fn read(&mut self, blob: u32, now: u64) -> bool {
         match self {
             Cache::All(_) => self.has(blob),
@@ -54,14 +55,14 @@ impl Cache {
         }
     }
 
-    /// Keeps it, with what it costs to fetch it again; says which had to go for it.
+    /// Stores it, with the cost of fetching it again. Returns what was evicted for it.
     pub fn keep(&mut self, blob: u32, cost: Cost, now: u64) -> Option<u32> {
         match self {
             Cache::All(bits) => {
                 bits[blob as usize / 64] |= 1 << (blob % 64);
                 None
             }
-            // All are of one size: one has to go at most.
+            // All have one size, so at most one is evicted.
             Cache::Some(policy) => {
                 policy.insert(&blob_id(blob), BLOB as u32, cost, seconds(now));
                 policy.take_promoted();
@@ -71,7 +72,7 @@ impl Cache {
         }
     }
 
-    /// Calls `each` with all that is there, in an order that does not depend on chance.
+    /// Calls `each` with all blobs, in a deterministic order.
     pub fn each(&self, mut each: impl FnMut(u32)) {
         match self {
             Cache::All(bits) => {
@@ -87,7 +88,7 @@ impl Cache {
 mod tests {
     use super::*;
 
-    /// Whatever the order of their coming: the only copy is spared while there are others.
+    /// Whatever the order of arrival: the only copy is spared while there are others.
     #[test]
     fn a_blob_from_a_peer_goes_before_one_from_the_origin() {
         for (first, second) in
@@ -100,6 +101,10 @@ mod tests {
         }
         let mut same = Cache::of(2);
         assert_eq!((same.keep(1, Cost::Origin, 0), same.keep(2, Cost::Origin, 0)), (None, None));
-        assert_eq!(same.keep(3, Cost::Origin, 1_000_000), Some(1), "where all cost the same the oldest goes");
+        assert_eq!(
+            same.keep(3, Cost::Origin, 1_000_000),
+            Some(1),
+            "if all cost the same the oldest is evicted"
+        );
     }
 }

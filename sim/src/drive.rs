@@ -1,4 +1,4 @@
-//! What a node does with its plans: asks what they want asked, starts what they want started, tells what they want told.
+//! What a node does with its plans: it sends their questions, starts their fetches, and sends their notes.
 
 use std::time::Duration;
 
@@ -10,15 +10,16 @@ use peer::plan::{Action, Event as Happened, Failure, Pace, Plan, Setup, Source, 
 use crate::model::{BLOB, GATHER, GATHER_GONE, HALF_TRIP, blob_id, blob_no, node_id, node_no};
 use crate::world::{Event, Job, Question, World};
 
-/// A reader's patience.
+/// How long a reader waits.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// As many depots as are tried for a blob.
+/// How many depots are tried for a blob.
 const DEPOTS: usize = 2;
-/// A reader that got an error tries again after so long.
+/// A reader that got an error tries again after this time.
 const AGAIN: u64 = 100_000;
 
-/// What it costs to fetch a blob again, as a node writes it down: what came from a neighbour can come from one again, and what came from the origin
-/// although somebody here has it, because he was slow, is not this node's to keep for the zone.
+/// The cost of fetching a blob again, as a node records it. A blob from a neighbour can come from a neighbour
+/// again. If a blob came from the origin although a node here has it and was slow, this node need not keep it
+/// for the zone.
 fn cost(from: Source, others: bool) -> Cost {
     match from.tier() {
         Tier::Peer | Tier::Stream => Cost::Peer,
@@ -39,13 +40,13 @@ impl World {
         }
         node.silence.order(now, &mut trackers);
         let under_way = node.jobs.len() + 1;
-        let mut pace = Pace::of(&node.latencies, under_way).with_line(node.heard_of.rate(), under_way);
+        let mut pace = Pace::of(&node.latencies, under_way).with_link_rate(node.heard_of.rate(), under_way);
         let sends = |no| node.heard_of.is_fresh(now, no) || node.receives_from(now, no);
         if trackers.first().is_some_and(|tracker| sends(node_no(tracker))) {
             pace = pace.with_busy_tracker();
         }
-        let sender = node.heard_of.sender(now).map(node_id);
-        let setup = Setup { own: node_id(no), trackers, depots, sender, pace, deadline: DEADLINE };
+        let upstream = node.heard_of.upstream(now).map(node_id);
+        let setup = Setup { own: node_id(no), trackers, depots, upstream, pace, deadline: DEADLINE };
         let (plan, actions) = Plan::new(now, setup);
         let (flows, waiters, children) = (Vec::new(), Vec::new(), Vec::new());
         let job = Job { plan, begun: now, flows, waiters, children, others: false };
@@ -54,8 +55,8 @@ impl World {
         self.act(no, blob, actions);
     }
 
-    /// The trackers and the depots that a node has for a blob. What a depot does not have it gets from the origin and nowhere else. With
-    /// a table of its own a node has itself for a tracker.
+    /// The trackers and the depots that a node has for a blob. A depot fetches what it lacks only from the
+    /// origin. With a table of its own, a node is its own tracker.
     fn whom(&mut self, no: u32, blob: u32) -> (Vec<NodeId>, Vec<NodeId>) {
         if self.is_depot(no) {
             return (Vec::new(), Vec::new());
@@ -70,13 +71,13 @@ impl World {
         (trackers, self.placed.placement().depots(&blob_id(blob), DEPOTS))
     }
 
-    /// Something happened to a plan.
+    /// Passes an event to a plan.
     pub fn tell_plan(&mut self, no: u32, blob: u32, happened: Happened) {
         let now = self.now;
         let seen = if matches!(happened, Happened::Tick) { self.look(no, blob) } else { Vec::new() };
         let Some(job) = self.nodes[no as usize].jobs.get_mut(&blob) else { return };
         if let Happened::Answered { answer, .. } = happened {
-            // As a node takes note of it: who is told to fetch it himself is told that nobody has it, or can be reached who does.
+            // As in a node: LEASE says that no node has it, or that no holder can be reached.
             job.others = matches!(answer, Answer::Serve | Answer::Go { .. } | Answer::Wait { .. })
                 || job.others && !matches!(answer, Answer::Lease { .. });
         }
@@ -87,8 +88,8 @@ impl World {
         self.act(no, blob, actions);
     }
 
-    /// What a plan is told of bytes when its time has come: which fetches bring some, whose nodes send other blobs meanwhile, and whether
-    /// the line has room for more.
+    /// The events about bytes for a plan whose time has come: which fetches deliver some, whose nodes send
+    /// other blobs, and whether the link has room for more.
     fn look(&self, no: u32, blob: u32) -> Vec<Happened> {
         let (now, node) = (self.now, &self.nodes[no as usize]);
         let Some(job) = node.jobs.get(&blob) else { return Vec::new() };
@@ -125,7 +126,8 @@ impl World {
                 Action::Cancel { fetch } => self.cancel(no, blob, fetch),
                 Action::Note { tracker, what } => {
                     let tracker = node_no(&tracker);
-                    // A lease that is given back, or a node that did not give: the sooner known the better, but it waits like all.
+                    // A lease that is given back, or a node that did not deliver. It is urgent, but waits
+                    // like all notes.
                     self.note(no, tracker, blob, what);
                 }
                 Action::Silent { tracker } => {
@@ -161,7 +163,7 @@ impl World {
         }
     }
 
-    /// The plans whose time has come.
+    /// Calls the plans whose time has come.
     pub fn timer(&mut self, no: u32) {
         let now = self.now;
         let node = &mut self.nodes[no as usize];
@@ -180,7 +182,7 @@ impl World {
         }
     }
 
-    /// The blob is here and kept.
+    /// The blob is here and stored.
     fn done(&mut self, no: u32, blob: u32, fetch: u32) {
         let (now, counted, same) = (self.now, self.now >= self.counted_from, self.model.same_cost);
         let node = &mut self.nodes[no as usize];
@@ -195,7 +197,7 @@ impl World {
         for waiter in job.waiters {
             self.at(now, Event::Flow(waiter));
         }
-        // A depot tells nobody: it is found by its name.
+        // A depot notifies no tracker: nodes find it by the blob's id.
         if depot {
             return;
         }
@@ -220,7 +222,7 @@ impl World {
         self.at(self.now + AGAIN, Event::Retry(no, blob));
     }
 
-    /// A new tracker is told of what is here.
+    /// Tells a new tracker of a blob here.
     pub fn note_have(&mut self, no: u32, blob: u32) {
         let group = self.group(blob);
         if let Some(tracker) = self.trackers(group).first().copied() {
@@ -242,7 +244,7 @@ impl World {
         }
     }
 
-    /// What was gathered goes out, a message for each tracker.
+    /// Sends the collected notes, a message for each tracker.
     pub fn flush(&mut self, no: u32) {
         let (now, node) = (self.now, &mut self.nodes[no as usize]);
         if node.flush != now || !node.alive {
@@ -266,7 +268,7 @@ impl World {
         }
     }
 
-    /// A tracker hears what became of blobs.
+    /// A tracker receives notes.
     pub fn noted(&mut self, from: u32, to: u32, notes: &[Note]) {
         if !self.nodes[to as usize].alive {
             return;
@@ -276,7 +278,8 @@ impl World {
         notes.iter().for_each(|note| tracker.note(now, node_id(from), note));
     }
 
-    /// The questions of all plans that wanted to ask within this event: one message for each tracker, group and 16 blobs.
+    /// Sends the questions of all plans that wanted to ask within this event: one message for each tracker,
+    /// group and 16 blobs.
     pub fn send_questions(&mut self) {
         let mut open: Vec<Question> = Vec::new();
         for (from, rank, to, blob, not) in std::mem::take(&mut self.questions) {
@@ -292,7 +295,7 @@ impl World {
             }
         }
         for question in open {
-            let sender = self.nodes[question.from as usize].heard_of.sender(self.now);
+            let sender = self.nodes[question.from as usize].heard_of.upstream(self.now);
             let sender = if sender.is_some() { 16 } else { 0 };
             let nodes = 16 * question.not.len() as u64 + sender;
             let bytes = 13 + 32 * question.blobs.len() as u64 + nodes;
@@ -312,13 +315,13 @@ impl World {
             return;
         }
         let own = node.backlog(now);
-        let asker = &self.nodes[question.from as usize];
+        let requester = &self.nodes[question.from as usize];
         let ask = Ask {
             group: question.group,
             blobs: question.blobs.iter().map(|blob| blob_id(*blob)).collect(),
-            backlog: asker.backlog(now),
+            backlog: requester.backlog(now),
             not: question.not.iter().map(|no| node_id(*no)).collect(),
-            sender: asker.heard_of.sender(now).map(node_id),
+            sender: requester.heard_of.upstream(now).map(node_id),
             part: false,
         };
         self.tracker(to);
@@ -350,7 +353,7 @@ impl World {
         }
     }
 
-    /// The tracker's machine says that nobody listens there.
+    /// The tracker's machine says that the port is closed.
     pub fn bounced(&mut self, question: &Question) {
         for blob in &question.blobs {
             self.tell_plan(question.from, *blob, Happened::Unreachable { rank: question.rank });

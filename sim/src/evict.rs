@@ -1,16 +1,19 @@
-//! Who has to go when a disk is full: the node cache's own policy, and those that it is measured beside.
+//! Eviction policies of a full disk: the node cache's own, and those that it is compared with.
 //!
-//! All count the same room for a blob (`cache::residency::charge`) and keep within the same budget. [`Own`] is the real type. The others are as
-//! their inventors describe them, with bytes where these count entries:
+//! All count the same space for a blob (`cache::residency::charge`) and stay within the same budget. [`Own`]
+//! is the real type. The others follow their inventors' descriptions, with bytes where these count entries:
 //!
 //! - [`Lru`], [`Fifo`]: by last use, by arrival.
-//! - [`S3Fifo`]: a tenth for newcomers; who is read more than once there moves to the main queue, and all others leave only their names, as
-//!   many as the main queue's room is worth; in the main queue who was read since goes round again, up to three times.
-//! - [`Belady`]: knows the future. The one that is read again last goes first, and what is never read again is not kept at all. With blobs of
-//!   one size nothing has more hits; with sizes that differ the best would take years to compute, and this is the customary approximation.
+//! - [`S3Fifo`]: a tenth of the space is for new blobs. A blob that is read more than once there moves to the
+//!   main queue. Of all others only the names are kept, for as many blobs as fit into the main queue. A blob
+//!   at the main queue's end that was read since is requeued, up to three times.
+//! - [`Belady`]: knows the future. The blob whose next read is the latest is evicted first, and a blob that
+//!   is never read again is not kept at all. With blobs of one size nothing has more hits. With different
+//!   sizes the optimum would take years to compute, and this is the customary approximation.
 //!
-//! All blobs cost the same here: it is one node's disk and no fleet, so what is missing can only come from the origin. In a fleet a node's own policy knows
-//! who else has a blob, which the others here cannot be told: [`crate::steady`] runs it so.
+//! All blobs have the same cost here: it is one node's disk without a fleet, so a miss can only be fetched
+//! from the origin. In a fleet a node's own policy knows the other holders of a blob, which the other
+//! policies cannot be told. [`crate::steady`] runs it that way.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -19,16 +22,17 @@ use cache::residency::{Cost, Policy};
 
 use crate::trace::Trace;
 
-/// Reads of a node in a second: what the policy's ten seconds are measured by.
+/// Reads of a node in a second. They define the policy's ten seconds.
 pub const READS_PER_S: usize = 50;
 
-/// A cache that is full sooner or later.
+/// A cache that becomes full.
 pub trait Evict {
-    /// A read, the `at`-th of its trace; whether the blob was there. Afterwards it is, if the policy keeps it.
+    /// A read, the `at`-th of its trace. Returns whether the blob was there. Afterwards it is, if the policy
+    /// keeps it.
     fn read(&mut self, at: usize, blob: u32) -> bool;
     /// A later request of the same read.
     fn again(&mut self, at: usize, blob: u32);
-    /// What room is taken now.
+    /// How much space is used now.
     fn bytes(&self) -> u64;
 }
 
@@ -51,7 +55,7 @@ pub fn all(trace: &Trace, budget: u64) -> [Box<dyn Evict + '_>; 5] {
     ]
 }
 
-/// The node cache's own.
+/// The node cache's own policy.
 pub struct Own<'t> {
     policy: Policy,
     ids: &'t [BlobId],
@@ -85,7 +89,7 @@ impl Evict for Own<'_> {
     }
 }
 
-/// What is taken of a budget.
+/// The used part of a budget.
 struct Room<'t> {
     charges: &'t [u64],
     budget: u64,
@@ -110,10 +114,10 @@ impl<'t> Room<'t> {
     }
 }
 
-/// By last use. The order has an entry for each use; those that a later use has overtaken are passed over.
+/// By last use. The order has an entry for each use. Entries that a later use has replaced are skipped.
 pub struct Lru<'t> {
     order: VecDeque<(u32, usize)>,
-    /// By blob: its last use, counted from 1; 0 if it is not here.
+    /// By blob: its last use, counted from 1, or 0 if it is not here.
     used: Vec<usize>,
     uses: usize,
     room: Room<'t>,
@@ -199,11 +203,12 @@ enum Stand {
 pub struct S3Fifo<'t> {
     small: VecDeque<u32>,
     main: VecDeque<u32>,
-    /// Those that left, with the number of their leaving; one that came back stands elsewhere, or left again later.
+    /// Evicted blobs, with a number for each eviction. A blob that came back is in another state, or has a
+    /// later number.
     ghosts: VecDeque<(u32, u32)>,
     left: Vec<u32>,
     stands: Vec<Stand>,
-    /// Reads since it came or went round, up to [`S3Fifo::MOST`].
+    /// Reads since it was inserted or requeued, up to [`S3Fifo::MOST`].
     reads: Vec<u8>,
     small_bytes: u64,
     ghost_bytes: u64,
@@ -236,7 +241,7 @@ impl<'t> S3Fifo<'t> {
         }
     }
 
-    /// Until one has gone; false if all have moved on.
+    /// Runs until one is evicted. False if all have moved on.
     fn evict_small(&mut self) -> bool {
         while let Some(blob) = self.small.pop_front() {
             let at = blob as usize;
@@ -293,7 +298,7 @@ impl Evict for S3Fifo<'_> {
             self.again(at, blob);
             return true;
         }
-        // Room is made before it comes, so that it is not the first to go.
+        // Space is made before it is inserted, so that it is not the first to be evicted.
         while self.room.taken + self.room.charges[index] > self.room.budget
             && !(self.small.is_empty() && self.main.is_empty())
         {
@@ -406,7 +411,7 @@ mod tests {
 
     #[test]
     fn each_policy_does_what_its_name_says() {
-        // With room for three: the fourth blob puts out 0 by arrival, and 1 by last use.
+        // With room for three: the fourth blob evicts 0 by arrival, and 1 by last use.
         let [_, lru, fifo, _, belady] = hits(&[0, 1, 2, 0, 3, 0, 1, 2], 3);
         assert_eq!(lru, [3, 5]);
         assert_eq!(fifo, [3]);
@@ -429,7 +434,7 @@ mod tests {
     #[test]
     fn a_ghost_comes_back_to_the_main_queue() {
         let mut reads: Vec<u32> = (0..30).collect();
-        // 5 left the small queue a short while ago; after a further scan it is there still.
+        // 5 left the small queue a short while ago. After another scan it is still there.
         reads.push(5);
         reads.extend(40..60);
         reads.push(5);
@@ -438,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_more_than_the_budget_and_nobody_beats_the_future() {
+    fn no_policy_exceeds_the_budget_or_beats_the_future() {
         for kind in [Kind::ALL[1], Kind::ALL[4]] {
             let mut trace = Trace::new(kind, 60_000, 3);
             trace.charges.iter_mut().for_each(|bytes| *bytes = charge(4 << 20));

@@ -1,33 +1,33 @@
-//! A flash crowd: all nodes start within a second and read the same blobs in the same order, 16 ahead.
+//! A flash crowd: all nodes start within a second and read the same blobs in the same order, 16 at a time.
 
 use crate::cache::Cache;
 use crate::model::{Model, PACKET};
 use crate::outcome::Outcome;
 use crate::world::{Event, World};
 
-/// So many blobs are wanted at once.
+/// How many blobs are wanted at once.
 const AHEAD: usize = 16;
-/// So many of these are asked for in one go.
+/// How many of these are requested in one go.
 const STEP: usize = 8;
-/// The starts are spread over so long, microseconds.
+/// The starts are spread over this time, in microseconds.
 const SPREAD: usize = 1_000_000;
-/// Nothing takes so long: who is not done then never will be.
+/// No run takes this long. A node that has not finished then never will.
 const END: u64 = 3_600_000_000;
 
 impl World {
-    /// A blob has come: the reader goes on.
+    /// A blob has arrived. The reader continues.
     pub(crate) fn got(&mut self, no: u32) {
         if !self.scattered {
             self.go_on(no);
         }
     }
 
-    /// A node begins, or reads once more.
+    /// A node begins, or reads again.
     pub(crate) fn read(&mut self, no: u32) {
         if self.scattered { self.read_any(no) } else { self.go_on(no) }
     }
 
-    /// Keeps as many blobs on their way as a reader looks ahead.
+    /// Keeps as many blobs in flight as a reader reads ahead.
     fn go_on(&mut self, no: u32) {
         let (now, blobs) = (self.now, self.model.blobs);
         let node = &mut self.nodes[no as usize];

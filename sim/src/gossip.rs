@@ -1,15 +1,18 @@
-//! What the fleet would be with a table of all holders on every node, spread by gossip, instead of trackers. Only the simulation has it.
+//! A fleet with a table of all holders on every node, spread by gossip, instead of trackers. Only the
+//! simulation has it.
 //!
 //! ```text
-//!   node 7 has blob 12 ──► facts it heard lately ──every period──► three random nodes ──► their tables, and what they heard lately
+//!   node 7 has blob 12 ──► its recent facts ──every period──► three random nodes: tables and facts
 //! ```
 //!
-//! Nobody is asked: a node looks into its own copy of the table and goes to a random holder, or to the origin if it knows none. All else is the same
-//! world with the same plan: hedges, streams, a second holder. What costs is that everybody hears of every copy of every blob, and hears late.
+//! No node is asked. A node looks into its own copy of the table and goes to a random holder, or to the
+//! origin if it knows none. All else is the same world with the same plan: hedges, streams, a second holder.
+//! The cost is that every node hears of every copy of every blob, and hears of it late.
 //!
-//! The numbers are those that members' lists are gossiped with by widely used libraries: three nodes each round, and a fact is
-//! handed on 4 x log10(nodes) times by everybody who heard it. A fact takes as many bytes as a note to a tracker. In favour of the table: no
-//! limit to a message's size, nothing is lost, a round's messages arrive at once, and nobody compares whole tables now and then.
+//! The numbers are those with which widely used libraries gossip lists of members: three nodes each round,
+//! and every node passes on a fact 4 x log10(nodes) times. A fact takes as many bytes as a note to a tracker.
+//! In favour of the table, messages have unlimited size, nothing is lost, the messages of a round arrive at
+//! once, and no node ever compares whole tables.
 
 use std::collections::HashMap;
 
@@ -19,22 +22,22 @@ use peer::plan::Event as Happened;
 use crate::model::{Holders, node_id};
 use crate::world::{Event, World};
 
-/// Nodes that are told in a round.
+/// Nodes that each node sends to in a round.
 const TOLD: usize = 3;
-/// So many times the logarithm of the number of nodes is a fact handed on.
+/// A fact is passed on this many times the logarithm of the number of nodes.
 const ZEAL: f64 = 4.0;
-/// Bytes of a fact: a node, a blob, and what of it.
+/// Bytes of a fact: a node, a blob, and its state.
 const FACT: u64 = 41;
-/// For how long who waits for a fetch leaves the origin alone.
+/// How long a node that waits for a fetch does not go to the origin.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Something about a copy.
+/// A statement about a copy.
 #[derive(Clone, Copy, Debug)]
 struct Fact {
     node: u32,
     blob: u32,
     says: Says,
-    /// The fact about the same copy that came later.
+    /// The later fact about the same copy.
     outdated_by: Option<u32>,
 }
 
@@ -48,11 +51,11 @@ enum Says {
 /// A node's copy of the table.
 #[derive(Debug, Default)]
 struct Copy {
-    /// By blob: who has it, and by which fact that is known.
+    /// By blob: the facts that name its holders.
     holders: HashMap<u32, Vec<u32>>,
-    /// A bit for each fact.
+    /// A bit for each known fact.
     heard: Vec<u64>,
-    /// Facts that are handed on, how many times still, and in which round they were heard.
+    /// Facts to be passed on, how many times more, and the round in which they arrived.
     hot: Vec<(u32, u16, u32)>,
 }
 
@@ -85,14 +88,14 @@ impl Gossip {
         }
     }
 
-    /// The holders of a blob as a node knows them; what it knows to be outdated is forgotten on this occasion.
+    /// The holders of a blob as a node knows them. Facts that it knows to be outdated are removed.
     fn known(&mut self, node: u32, blob: u32) -> Vec<Fact> {
         let Some(copy) = self.copies.get_mut(node as usize) else { return Vec::new() };
         let Copy { holders, heard, .. } = copy;
         let Some(holders) = holders.get_mut(&blob) else { return Vec::new() };
         let has_heard = |no: u32| heard.get(no as usize / 64).is_some_and(|word| word >> (no % 64) & 1 == 1);
         let facts = &self.facts;
-        // What came later may have been heard before.
+        // A later fact may have arrived earlier.
         holders.retain(|no| !facts[*no as usize].outdated_by.is_some_and(has_heard));
         holders.iter().map(|no| facts[*no as usize]).collect()
     }
@@ -106,7 +109,7 @@ impl World {
         }
     }
 
-    /// Whether tables are used, and no trackers.
+    /// Whether tables are used instead of trackers.
     pub fn gossips(&self) -> bool {
         self.period().is_some()
     }
@@ -138,12 +141,12 @@ impl World {
         }
     }
 
-    /// A node has a blob, or has it no more.
+    /// A node has a blob, or no longer has it.
     pub fn table_has(&mut self, node: u32, blob: u32, has: bool) {
         self.fact(node, blob, if has { Says::Has } else { Says::Gone });
     }
 
-    /// What a node's own copy says, instead of a tracker.
+    /// The answer of a node's own copy, instead of a tracker's.
     pub fn look_up(&mut self, node: u32, rank: usize, blob: u32, not: &[u32]) {
         let mut known = self.gossip.known(node, blob);
         known.retain(|fact| fact.node != node && !not.contains(&fact.node));
@@ -164,7 +167,7 @@ impl World {
         self.tell_plan(node, blob, Happened::Answered { rank, answer });
     }
 
-    /// A round: everybody hands on what he heard lately.
+    /// A round: every node passes on its recent facts.
     pub fn gossip_round(&mut self) {
         let Some((period, _)) = self.period() else { return };
         let (nodes, zeal) = (self.nodes.len(), self.zeal());

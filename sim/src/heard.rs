@@ -1,33 +1,34 @@
-//! What a node knows of its own line, and of who sends to it: the reckoning of `peer::fleet`'s `line` and `lively`, which are a node's own affair, with the same
-//! figures. A node counts bytes as they come, this counts whole blobs when their last byte is here.
+//! What a node knows about its own link and its upstream. It is the computation of `capacity` and `activity`
+//! in `peer::fleet`, which are private to a node, with the same constants. A node counts bytes as they
+//! arrive. This counts whole blobs at their last byte.
 
 use std::collections::BTreeMap;
 
 use crate::model::BLOB;
 
-/// Bytes are counted for so long before it is a rate.
+/// Bytes are counted for this long to get a rate.
 const WINDOW: u64 = 1_000_000;
-/// Who has sent something since then is sending.
+/// A node that sent something within this time is sending.
 const FRESH: u64 = 500_000;
-/// What came longer ago than this counts half, and half of that after as long again.
+/// Bytes that arrived longer ago than this count half. After the same time again they count a quarter.
 const HALF: u64 = 1_000_000;
-/// Who has sent nothing for so long is nobody's sender.
-const SENDER: u64 = 4 * HALF;
-/// Nor is who sends less than such a part of what the line brings in a second.
+/// A node that has sent nothing for this long cannot be the upstream.
+const UPSTREAM: u64 = 4 * HALF;
+/// Nor can a node that sends less than this fraction of what the link delivers in a second.
 const FAIR: u64 = 4;
 
-/// What came from one node.
+/// The bytes from one node.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sent {
-    /// When the last of it came.
+    /// When the last of them arrived.
     at: u64,
-    /// Bytes of late, as they counted at `since`.
+    /// Recent bytes, as they counted at `since`.
     bytes: u64,
     since: u64,
 }
 
 impl Sent {
-    /// As they count now.
+    /// The same, as they count now.
     fn aged(self, now: u64) -> Sent {
         let halves = now.saturating_sub(self.since) / HALF;
         let bytes = self.bytes.checked_shr(u32::try_from(halves).unwrap_or(u32::MAX)).unwrap_or(0);
@@ -40,16 +41,16 @@ impl Sent {
 pub struct Heard {
     since: u64,
     bytes: u64,
-    /// Bytes a second: the most of late, and those of the last window.
+    /// Bytes a second: the recent maximum, and those of the last window.
     most: u64,
     last: u64,
     by: BTreeMap<u32, Sent>,
-    /// Who sends most.
+    /// The node that sends the most.
     first: Option<u32>,
 }
 
 impl Heard {
-    /// A blob came, from a node or from the origin.
+    /// A blob arrived, from a node or from the origin.
     pub fn came(&mut self, now: u64, from: Option<u32>) {
         self.bytes += BLOB;
         let time = now.saturating_sub(self.since);
@@ -69,27 +70,28 @@ impl Heard {
         }
     }
 
-    /// What the line carries, bytes a second; 0 before anything is known.
+    /// The link's capacity in bytes a second. 0 before anything is known.
     pub fn rate(&self) -> u64 {
         self.most
     }
 
-    /// Less than half of that came of late.
+    /// Less than half of the capacity was used recently.
     pub fn is_slack(&self) -> bool {
         self.last < self.most / 2
     }
 
-    /// Whether a node has sent something a moment ago.
+    /// Whether a node has sent something recently.
     pub fn is_fresh(&self, now: u64, node: u32) -> bool {
         self.by.get(&node).is_some_and(|sent| now < sent.at + FRESH)
     }
 
-    /// Whom the node follows: who sends most of late, more than a single blob, and a fair part of what the line carries.
-    pub fn sender(&self, now: u64) -> Option<u32> {
+    /// The node's upstream: the node that sent the most recently, if it sent more than a single blob and a
+    /// fair share of the link's capacity.
+    pub fn upstream(&self, now: u64) -> Option<u32> {
         let least = BLOB.max(self.most / FAIR);
         let sends = |node: &u32| {
             let sent = self.by.get(node).map(|sent| sent.aged(now));
-            sent.is_some_and(|sent| now < sent.at + SENDER && sent.bytes > least)
+            sent.is_some_and(|sent| now < sent.at + UPSTREAM && sent.bytes > least)
         };
         self.first.filter(sends)
     }
@@ -100,17 +102,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_sends_most_of_late_is_followed() {
+    fn the_node_that_sent_the_most_recently_is_followed() {
         let mut heard = Heard::default();
         heard.came(10, Some(1));
-        assert_eq!(heard.sender(10), None, "a single blob");
+        assert_eq!(heard.upstream(10), None, "a single blob");
         heard.came(20, Some(1));
-        assert_eq!((heard.sender(20), heard.rate()), (Some(1), 0));
+        assert_eq!((heard.upstream(20), heard.rate()), (Some(1), 0));
         (0..3).for_each(|_| heard.came(1_000_030, Some(2)));
-        assert_eq!(heard.sender(1_000_030), Some(2));
+        assert_eq!(heard.upstream(1_000_030), Some(2));
         assert!(heard.is_fresh(1_000_030, 2) && !heard.is_fresh(1_000_030, 1));
         assert!(heard.rate() > 0 && !heard.is_slack());
-        assert_eq!(heard.sender(6_000_000), None);
+        assert_eq!(heard.upstream(6_000_000), None);
         heard.came(9_000_000, None);
         assert!(heard.is_slack());
     }

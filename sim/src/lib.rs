@@ -1,34 +1,46 @@
-//! A seeded world: up to ten thousand nodes in one thread, which read through the fleet's own placement, tracker and plan.
+//! A seeded world: up to ten thousand nodes in one thread, which read through the fleet's own placement,
+//! tracker and plan.
 //!
-//! What is real: `peer::placement`, `peer::tracker`, `peer::plan`, line by line as a node runs them. What is modelled, coarsely, in [`model`]:
+//! What is real: `peer::placement`, `peer::tracker` and `peer::plan` run the same code as in a node. What is
+//! modelled, coarsely, in [`model`]:
 //!
-//! - A link of 25 Gb/s (`--mbit`) each way per node, first come first served in both directions; 0.25 ms there and back.
-//! - An origin: a lognormal first byte (median 30 ms, sigma 0.6), then 100 MB/s per GET, 25 GB/s for all of the zone.
-//! - A copy arrives evenly from its first byte to its last. Who streams from a node that is still receiving is behind it by a piece of 256 KiB
-//!   and never ahead of it: cut-through, also of what comes from the origin.
-//! - A node may be slow (a tenth of the link), or crash: half of those that crash answer nothing any more, of the others the kernel still says that
-//!   the port is closed. The membership tells everybody of a death after 10 s.
-//! - Questions travel in groups, notes in batches of 100 ms. Each message
-//!   costs its bytes and the frame's header of 32; with the packet's headers it is shown beside that.
+//! - Each node has a link of 25 Gb/s (`--mbit`) each way, first come first served in both directions. The
+//!   round trip is 0.25 ms.
+//! - The origin has a lognormal first byte (median 30 ms, sigma 0.6), then 100 MB/s per GET, and 25 GB/s for
+//!   the zone.
+//! - A copy arrives evenly from its first byte to its last. A node that streams from a node that is still
+//!   receiving is behind it by a piece of 256 KiB, and never ahead of it: cut-through, also for data from the
+//!   origin.
+//! - A node may be slow (a tenth of the link), or crash. Half of the crashed nodes do not answer at all. For
+//!   the others the kernel still says that the port is closed. The membership tells all nodes of a death
+//!   after 10 s.
+//! - Questions are sent in groups, notes in batches of 100 ms. Each message costs its bytes and the frame's
+//!   header of 32. The cost with the packet's headers is shown beside that.
+//! - A depot is one more machine with the same link and a larger disk. It tracks, is asked by nodes with a
+//!   lease, and fetches from the origin what it lacks, as many blobs at a time as are requested. The disks of
+//!   nodes and depots apply the node cache's own policy. The policy is told the cost of fetching a blob again
+//!   as in a node: by the blob's source.
+//! - A plan gets the same inputs as in a node: how many blobs are in flight, what the link delivered
+//!   recently, the node's upstream, whether the tracker sends to this node, which fetches deliver bytes, and
+//!   whose nodes send other blobs. But it is told of bytes only when it wants to be called (a node looks
+//!   every 20 ms), and the link is measured by whole blobs. A tracker knows what its own node has to send.
 //!
-//! - A depot is one more machine with the same link and a larger disk: it tracks, is asked by who has the lease, and gets from the origin what it
-//!   does not have, as many at a time as are asked for. The nodes' and the depots' disks keep what the node cache's own policy keeps, which is told what a
-//!   blob costs to fetch again as a node tells it: by where it came from.
-//! - A plan is fed as a node feeds it: how many blobs are on their way, what the line brought of late, whom the node follows, whether the tracker sends
-//!   here, which fetches bring bytes and whose nodes send others. But it is told of bytes only when it wants to be called (a node looks every
-//!   20 ms), and the line is reckoned by whole blobs. A tracker knows what its own node has to send.
+//! Not modelled: CPU, packet loss, congestion between switches, and the disk; trackers' answers that wait in
+//! full queues (they take 0.25 ms or never come); read-ahead that depends on the link (always 16 blobs);
+//! parts of blobs; the gossip of members, which costs bytes too. All weights are equal, as they are by
+//! default. With `--mixed-weights` they are 50, 100 and 200.
 //!
-//! Not modelled: CPU, loss of packets, congestion between switches, the disk; answers of trackers that wait in full queues (they take 0.25 ms or never come);
-//! how far is read ahead by what the line brings (16 blobs always); parts of blobs; the gossip of members, which costs bytes too. All weights are equal,
-//! as they are unless somebody says otherwise; with `--mixed-weights` they are 50, 100 and 200.
+//! - [`world`]: events in the order of time. [`drive`]: what a node does with its plans. [`wire`]: links,
+//!   requests and streams.
+//! - [`flash`]: all nodes read the same blobs in the same order. [`steady`]: each node reads by Zipf's law,
+//!   from a cache that is too small.
+//! - [`outcome`]: what is counted. [`heard`]: what a node knows about its link. [`gossip`]: a table of
+//!   holders on every node instead of trackers, for comparison.
 //!
-//! - [`world`]: events in the order of time. [`drive`]: what a node does with its plans. [`wire`]: links, requests and streams.
-//! - [`flash`]: all read the same blobs in the same order. [`steady`]: each reads what it likes, by Zipf's law, from a cache that is too small.
-//! - [`outcome`]: what is counted. [`heard`]: what a node knows of its line. [`gossip`]: a table of holders on every node, instead of trackers; to compare with.
+//! Beside the world, without network and fleet, [`zipf`] runs the node cache's policy and others ([`evict`])
+//! on the same reads ([`trace`]).
 //!
-//! Beside the world, without network and fleet: [`zipf`] runs the node cache's policy and others ([`evict`]) on the same reads ([`trace`]).
-//!
-//! The same seed gives the same outcome to the last byte; a test says so.
+//! The same seed gives the same outcome to the last byte. A test checks this.
 
 pub mod cache;
 pub mod drive;

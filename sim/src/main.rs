@@ -1,4 +1,4 @@
-//! `covey-sim`: runs the world and prints what came of it.
+//! `covey-sim`: runs the world and prints the outcome.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,43 +22,44 @@ struct Options {
 
 #[derive(Subcommand)]
 enum What {
-    /// All read the same blobs in the same order, cold
+    /// All nodes read the same blobs in the same order, cold
     Flash {
         #[command(flatten)]
         common: Common,
-        /// So many nodes of a thousand have a link ten times slower
+        /// How many nodes of a thousand have a link ten times slower
         #[arg(long, default_value_t = 0)]
         slow: u32,
-        /// So many nodes of a thousand crash within their first two seconds
+        /// How many nodes of a thousand crash within their first two seconds
         #[arg(long, default_value_t = 0)]
         crash: u32,
     },
-    /// Each reads by Zipf's law, 50 blobs a second, with room for 2,000
+    /// Each node reads by Zipf's law, 50 blobs a second, with room for 2,000
     Steady {
         #[command(flatten)]
         common: Common,
-        /// How long; the second half counts
+        /// How long to run; the second half counts
         #[arg(long, default_value_t = 60)]
         seconds: u64,
-        /// Depots of the zone
+        /// How many depots the zone has
         #[arg(long, default_value_t = 0)]
         depots: u32,
-        /// So many blobs have room on a depot
+        /// How many blobs a depot has room for
         #[arg(long, default_value_t = 20_000)]
         depot_room: u32,
-        /// What a node's disk takes a blob for: to be had again from where it came from, or all of them only from the origin
+        /// The cost of fetching a blob again that a node's disk assumes: by the blob's source, or that of the
+        /// origin for all
         #[arg(long, default_value = "tier")]
         costs: Costs,
     },
-    /// One node's disk, no fleet: its policy of eviction beside LRU, FIFO, S3-FIFO and one that knows the future
+    /// One node's disk, no fleet: its eviction policy beside LRU, FIFO, S3-FIFO and one that knows the future
     Zipf {
         /// How many reads; the first quarter does not count
         #[arg(long, default_value_t = 1_000_000)]
         reads: usize,
-        /// What decides all that is left to chance
+        /// The seed of all random choices
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Also write the outcomes there, as JSON
+        /// Also write the outcomes to this file, as JSON
         #[arg(long)]
         json: Option<PathBuf>,
     },
@@ -72,41 +73,41 @@ struct Common {
     /// How many blobs of 4 MiB
     #[arg(long)]
     blobs: Option<u32>,
-    /// How nodes know who has a blob
+    /// How nodes find the holders of a blob
     #[arg(long, default_value = "tracker")]
     holders: Holders,
     /// Milliseconds between rounds of gossip
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
     gossip_ms: u64,
-    /// Megabits that each link moves in a second, each way
+    /// The capacity of each link in megabits a second, each way
     #[arg(long, default_value_t = 25_000, value_parser = clap::value_parser!(u32).range(1..))]
     mbit: u32,
-    /// Nodes have weights of 50, 100 and 200, by lot, and not all the same
+    /// Give nodes random weights of 50, 100 and 200, instead of equal ones
     #[arg(long)]
     mixed_weights: bool,
-    /// What decides all that is left to chance
+    /// The seed of all random choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Also write the outcomes there, as JSON
+    /// Also write the outcomes to this file, as JSON
     #[arg(long)]
     json: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Costs {
-    /// As a node does
+    /// By source, as a node does
     Tier,
-    /// To compare with
+    /// All as from the origin, for comparison
     Same,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Holders {
-    /// They ask its tracker
+    /// They ask the blob's tracker
     Tracker,
     /// Every node has a table of all holders, spread by gossip
     Gossip,
-    /// The same, and a node is in it as soon as it begins to fetch
+    /// The same, and a node is in the table as soon as it begins to fetch
     GossipEarly,
 }
 

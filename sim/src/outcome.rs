@@ -1,39 +1,39 @@
-//! What a run is judged by.
+//! The figures by which a run is judged.
 
 use serde_json::{Value, json};
 
-/// Counted while the world goes on.
+/// The counters of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// GETs because a tracker gave a lease.
     pub told: u64,
-    /// GETs because nobody else was left.
+    /// GETs because no other source was left.
     pub alone: u64,
-    /// GETs while something slower was under way.
+    /// GETs while something slower was in flight.
     pub hedged: u64,
     /// Second requests to peers, as hedges.
     pub peer_hedges: u64,
-    /// Blobs that came from nodes that had them.
+    /// Blobs from nodes that had them.
     pub from_peers: u64,
     /// Blobs that were streamed from nodes that were fetching them.
     pub streamed: u64,
-    /// Blobs that came from depots.
+    /// Blobs from depots.
     pub from_depots: u64,
-    /// GETs of depots.
+    /// GETs by depots.
     pub filled: u64,
-    /// Blobs that came from the origin.
+    /// Blobs from the origin.
     pub from_origin: u64,
     /// Reads that found the blob on the node's own disk.
     pub local: u64,
     /// Reads.
     pub reads: u64,
-    /// Plans that ended with an error; the reader tries again.
+    /// Plans that ended with an error. The reader tries again.
     pub errors: u64,
     /// Messages.
     pub messages: u64,
     /// Their bytes, with the headers of frames.
     pub bytes: u64,
-    /// How long reads that missed took, microseconds.
+    /// How long reads that missed took, in microseconds.
     pub took: Vec<u32>,
 }
 
@@ -48,28 +48,29 @@ pub struct Outcome {
     pub blobs: u32,
     /// The seed.
     pub seed: u64,
-    /// The last node that lives was done then, seconds; for a steady run, how long it was watched.
+    /// When the last live node had finished, in seconds. For a steady run, how long it was watched.
     pub seconds: f64,
-    /// The same for those with a whole link: a slow one is bound by its own.
+    /// The same for nodes with a full link. A slow one is limited by its own.
     pub seconds_whole: f64,
     /// Nodes that crashed.
     pub crashed: u32,
-    /// Nodes alive that did not come to an end: must be 0.
+    /// Live nodes that did not finish. Must be 0.
     pub unfinished: u32,
-    /// Bytes of coordination (frames with their headers; requests for bytes are not counted) sent per node and second.
+    /// Bytes of coordination sent per node and second: frames with their headers. Requests for bytes are not
+    /// counted.
     pub coordination: f64,
     /// The same with the headers of TCP, IP and Ethernet, as if no two frames shared a packet.
     pub packets: f64,
     /// What the busiest node received, per second: its share as a tracker.
     pub coordination_most: f64,
-    /// What the busiest node sent of blobs, GB.
+    /// What the busiest node sent of blobs, in GB.
     pub egress_most: f64,
     /// What was counted.
     pub tally: Tally,
 }
 
 impl Outcome {
-    /// A quantile of the times that missing reads took, milliseconds.
+    /// A quantile of the times of missed reads, in milliseconds.
     pub fn quantile(&self, per_mille: usize) -> f64 {
         let mut took = self.tally.took.clone();
         if took.is_empty() {
@@ -79,18 +80,18 @@ impl Outcome {
         f64::from(*took.select_nth_unstable(at).1) / 1e3
     }
 
-    /// All GETs, whatever they were for.
+    /// All GETs, for any reason.
     fn all_gets(&self) -> f64 {
         (self.tally.told + self.tally.alone + self.tally.hedged + self.tally.filled) as f64
     }
 
-    /// GETs per blob, hedges among them.
+    /// GETs per blob, including hedges.
     pub fn gets(&self) -> f64 {
         self.all_gets() / f64::from(self.blobs)
     }
 
-    /// Of the bytes that nodes alone would get from the origin, with the same disks, the part that need not come from there. All blobs are of
-    /// one size.
+    /// The fraction of bytes that need not come from the origin, compared with nodes on their own with the
+    /// same disks. All blobs have one size.
     pub fn saved(&self) -> f64 {
         let missed = self.tally.reads.saturating_sub(self.tally.local);
         1.0 - self.all_gets() / missed.max(1) as f64

@@ -1,4 +1,4 @@
-//! Every day: each node reads what it likes, by Zipf's law, from a disk that has room for a part of it.
+//! Steady reading: each node reads by Zipf's law, from a disk with room for a part of the blobs.
 
 use crate::cache::Cache;
 use crate::model::{Model, PACKET};
@@ -13,7 +13,7 @@ const READS: f64 = 50.0;
 const ROOM: u32 = 2_000;
 
 impl World {
-    /// A node reads a blob by its popularity, and will again.
+    /// A node reads a blob by its popularity, and schedules its next read.
     pub(crate) fn read_any(&mut self, no: u32) {
         let blob = self.popular();
         let pause = -(1.0 - self.dice.unit()).ln() / READS * 1e6;
@@ -31,7 +31,7 @@ impl World {
         }
     }
 
-    /// The inverse of the law's integral, taken as continuous: close enough from the second rank on.
+    /// The inverse of the law's integral, treated as continuous. It is close enough from the second rank on.
     fn popular(&mut self) -> u32 {
         let blobs = f64::from(self.model.blobs);
         let power = 1.0 - SKEW;
@@ -40,7 +40,7 @@ impl World {
     }
 }
 
-/// Runs for so many seconds; the second half counts.
+/// Runs for `seconds`. The second half counts.
 pub fn run(model: Model, seconds: u64) -> Outcome {
     let mut world = World::new(model, || Cache::of(ROOM));
     world.scattered = true;

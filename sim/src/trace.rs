@@ -1,8 +1,8 @@
-//! Reads of one node, made from a seed: which blob, in which order, and how large the blobs are.
+//! The reads of one node, made from a seed: which blob, in which order, and how large the blobs are.
 //!
-//! Sizes are those of blobs as a volume has them: most are full ([`BLOB_MAX`]: pieces of large files, and packs of small ones that were sealed
-//! when they were full); the others are packs that were sealed early and the ends of files, from 4 KiB up, evenly over the logarithm. A blob's size
-//! says nothing about how often it is read.
+//! The sizes are those of a volume's blobs. Most are full ([`BLOB_MAX`]: pieces of large files, and packs of
+//! small ones that were sealed when they were full). The others are packs that were sealed early and the ends
+//! of files, from 4 KiB up, uniform over the logarithm. A blob's size is independent of how often it is read.
 
 use base::BlobId;
 use base::size::BLOB_MAX;
@@ -11,38 +11,38 @@ use peer::dice::Dice;
 
 use crate::model::blob_id;
 
-/// Blobs that the skewed reads choose from.
+/// The number of blobs for the skewed reads.
 pub const POPULAR: u32 = 50_000;
-/// Blobs that scans go over, in the same order each time.
+/// The number of blobs for scans, which go over them in the same order each time.
 const SCANNED: u32 = 20_000;
-/// After so many skewed reads comes a scan, or a change of what is popular.
+/// After this many skewed reads comes a scan, or a change of popularity.
 const ROUND: usize = 40_000;
-/// A scan is so long: two of them go over all.
+/// The length of a scan. Two of them go over all blobs.
 const SCAN: u32 = 10_000;
-/// Of a hundred blobs so many are full.
+/// How many blobs of a hundred are full.
 const FULL: usize = 60;
 /// The smallest blob, in bytes.
 const LEAST: f64 = 4096.0;
-/// Every so many-th rank gets another blob when popularity shifts.
+/// Every this many ranks, a rank gets another blob when popularity shifts.
 const SHIFTED: usize = 10;
 
-/// What the reads are like.
+/// The kind of reads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Kind {
     /// The exponent of Zipf's law.
     pub skew: f64,
-    /// Scans come between.
+    /// With scans in between.
     pub scans: bool,
-    /// What is popular changes.
+    /// With popularity that changes.
     pub shifts: bool,
-    /// Each read is so many requests of the kernel.
+    /// How many requests of the kernel each read is.
     pub requests: u32,
 }
 
 impl Kind {
     const PLAIN: Kind = Kind { skew: 0.9, scans: false, shifts: false, requests: 1 };
 
-    /// All that are run.
+    /// All kinds that are run.
     pub const ALL: [Kind; 6] = [
         Kind { skew: 0.7, ..Kind::PLAIN },
         Kind::PLAIN,
@@ -66,20 +66,20 @@ impl Kind {
 
 /// See the module.
 pub struct Trace {
-    /// What it is like.
+    /// The kind of its reads.
     pub kind: Kind,
     /// Blobs by their numbers, in the order of the reads.
     pub reads: Vec<u32>,
-    /// By blob: its name.
+    /// By blob: its id.
     pub ids: Vec<BlobId>,
     /// By blob: its size in bytes.
     pub sizes: Vec<u32>,
-    /// By blob: the room it takes.
+    /// By blob: the space it takes.
     pub charges: Vec<u64>,
 }
 
 impl Trace {
-    /// At least so many reads.
+    /// Makes at least this many reads.
     pub fn new(kind: Kind, reads: usize, seed: u64) -> Trace {
         let mut dice = Dice::new(seed);
         let blobs = POPULAR + if kind.scans { SCANNED } else { 0 };
@@ -113,7 +113,7 @@ impl Trace {
         trace
     }
 
-    /// What room all blobs take that are read.
+    /// The space of all blobs that are read.
     pub fn footprint(&self) -> u64 {
         let mut read = vec![false; self.charges.len()];
         self.reads.iter().for_each(|blob| read[*blob as usize] = true);
@@ -135,7 +135,7 @@ fn shuffle(all: &mut [u32], dice: &mut Dice) {
     }
 }
 
-/// Ranks by Zipf's law: the sums of all shares up to each.
+/// Ranks by Zipf's law: the cumulative sums of the shares.
 struct Zipf(Vec<f64>);
 
 impl Zipf {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn scans_read_what_nobody_else_reads() {
+    fn scans_read_blobs_of_their_own() {
         let trace = Trace::new(Kind::ALL[3], 100_000, 1);
         let scanned = trace.reads.iter().filter(|blob| **blob >= POPULAR).count();
         assert_eq!((trace.reads.len(), scanned), (100_000, 20_000));

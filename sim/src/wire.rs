@@ -1,4 +1,4 @@
-//! Bytes of blobs: requests, streams, and what is interrupted.
+//! Bytes of blobs: requests, streams, and interruptions.
 
 use peer::plan::{Event as Happened, Source};
 
@@ -6,7 +6,7 @@ use crate::model::{BLOB, GET_RATE, GIVE_UP, HALF_TRIP, PIECE, ZONE_RATE, first_b
 use crate::world::{Event, Flow, Key, World};
 
 impl World {
-    /// The fetch, if nothing has happened to it since.
+    /// The fetch, if it was not interrupted since.
     fn flow_of(&mut self, key: Key) -> Option<&mut Flow> {
         let job = self.nodes[key.child as usize].jobs.get_mut(&key.blob)?;
         job.flows.get_mut(key.fetch as usize).filter(|flow| flow.turn == key.turn && flow.open)
@@ -25,7 +25,7 @@ impl World {
         }
     }
 
-    /// A GET: the zone's line is shared, the node's own as well.
+    /// A GET. It shares the zone's link and the node's own.
     fn get(&mut self, key: Key) {
         let first = self.now + first_byte(&mut self.dice);
         let begins = first.max(self.origin_free);
@@ -35,11 +35,11 @@ impl World {
         let end = begins + takes(BLOB, rate);
         node.ingress = node.ingress.max(self.now) + takes(BLOB, node.rate);
         let last = end.max(node.ingress);
-        // A node passes on what comes from the origin as it comes, a verified group after the other.
+        // A node passes on what comes from the origin as it arrives, one verified group after the other.
         self.lined(key, (begins + takes(PIECE, rate), last));
     }
 
-    /// It is decided when the bytes of a fetch arrive: those who stream from here go on.
+    /// The arrival times of a fetch are decided. Fetches that stream from it continue.
     fn lined(&mut self, key: Key, line: (u64, u64)) {
         if let Some(flow) = self.flow_of(key) {
             flow.line = Some(line);
@@ -53,7 +53,7 @@ impl World {
         }
     }
 
-    /// A request arrives where it was sent.
+    /// A request arrives at its source.
     pub fn requested(&mut self, key: Key) {
         let Some(flow) = self.flow_of(key) else { return };
         let (source, streams) = (flow.source, matches!(flow.source, Source::Stream(_)));
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    /// The server has bytes to send: its link is taken for a blob's length.
+    /// The server has bytes to send. Its link is busy for a blob's length.
     pub fn flow(&mut self, key: Key) {
         let Some(server) = self.flow_of(key).and_then(|flow| flow.source.node()) else { return };
         let server = node_no(&server);
@@ -105,7 +105,7 @@ impl World {
         node.egress = begins + takes_here;
         node.sent += BLOB;
         if node.serving.len() >= 64 {
-            // Those that are over by now are no more than a name.
+            // Drops old keys. Those of finished fetches have no effect.
             node.serving.drain(..32);
         }
         node.serving.push(key);
@@ -114,7 +114,8 @@ impl World {
         let slower = rate.min(child.rate);
         let first = begins + HALF_TRIP + takes(PIECE, slower);
         let end = (begins + takes_here).max(above + takes(PIECE, slower)) + HALF_TRIP;
-        // Booked from now on, not from when the sender begins: what waits for a busy sender leaves the link to others.
+        // Reserved from now on, not from when the sender begins: a fetch that waits for a busy sender leaves
+        // the link to others.
         child.ingress = child.ingress.max(now) + takes(BLOB, child.rate);
         let last = end.max(child.ingress);
         self.lined(key, (first, last));
@@ -146,7 +147,7 @@ impl World {
         self.tell_plan(key.child, key.blob, Happened::Failed { fetch: key.fetch });
     }
 
-    /// Nothing of a fetch is wanted any more: both links are free of what had not yet come.
+    /// A fetch is no longer wanted. Both links are freed of what had not arrived yet.
     pub fn cancel(&mut self, child: u32, blob: u32, fetch: u32) {
         let now = self.now;
         let job = self.nodes[child as usize].jobs.get_mut(&blob);
@@ -165,7 +166,7 @@ impl World {
         }
     }
 
-    /// Whom a node was sending to when it crashed: the bytes stop, and that is known at once or late.
+    /// The server of a fetch has crashed. The bytes stop, which is known at once or late.
     pub fn cut(&mut self, key: Key) {
         let Some(flow) = self.flow_of(key) else { return };
         let Some(server) = flow.source.node().map(|node| node_no(&node)) else { return };
@@ -174,7 +175,7 @@ impl World {
         self.at(self.now + after, Event::Failed(key));
     }
 
-    /// No more bytes for this fetch, nor for those below: what was decided for it is void.
+    /// No more bytes arrive for this fetch, nor for those that stream from it. Their decided times are void.
     fn stall(&mut self, key: Key) -> Key {
         let fresh = Key { turn: self.turn(), ..key };
         if let Some(flow) = self.flow_of(key) {
@@ -184,7 +185,7 @@ impl World {
         fresh
     }
 
-    /// If nothing else brings the blob here, those who stream it from here stand still until something does.
+    /// If no other fetch brings the blob here, the fetches that stream it from here stall until one does.
     fn stall_children(&mut self, node: u32, blob: u32) {
         let Some(job) = self.nodes[node as usize].jobs.get_mut(&blob) else { return };
         if job.line().is_some() {

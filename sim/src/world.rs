@@ -1,6 +1,7 @@
-//! The world: nodes, and what happens to them in the order of time.
+//! The world: nodes, and events in the order of time.
 //!
-//! Events of the same microsecond happen in the order in which they were caused, so nothing depends on how a map is laid out.
+//! Events of the same microsecond happen in the order in which they were caused, so nothing depends on the
+//! layout of a map.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -18,54 +19,55 @@ use crate::heard::Heard;
 use crate::model::{FRAME, HALF_TRIP, KNOWN, Model, group_of, node_id, node_no};
 use crate::outcome::Tally;
 
-/// A fetch of a child, as it is at this moment: the number changes when the fetch is interrupted, and older events mean nothing then.
+/// A fetch of a child in its current state. `turn` changes when the fetch is interrupted, which makes older
+/// events void.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
-    /// Who fetches.
+    /// The fetching node.
     pub child: u32,
-    /// What.
+    /// The blob.
     pub blob: u32,
-    /// Which fetch of its plan.
+    /// The number of the fetch within its plan.
     pub fetch: u32,
     /// Unique.
     pub turn: u32,
 }
 
-/// A question on its way.
+/// A question in flight.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Question {
-    /// Who asks.
+    /// The requester.
     pub from: u32,
-    /// Whom.
+    /// The tracker.
     pub to: u32,
-    /// As which of its trackers.
+    /// The tracker's rank for the requester.
     pub rank: usize,
-    /// Of which group.
+    /// The group of the blobs.
     pub group: Group,
-    /// What.
+    /// The blobs.
     pub blobs: Vec<u32>,
-    /// Not these.
+    /// The excluded nodes.
     pub not: Vec<u32>,
 }
 
-/// What happens.
+/// Everything that can happen.
 #[derive(Debug)]
 pub enum Event {
-    /// A node begins to read, or reads once more.
+    /// A node begins to read, or reads again.
     Read(u32),
     /// A read that failed is tried again.
     Retry(u32, u32),
     /// A question arrives.
     Ask(Box<Question>),
-    /// The one who was asked is not there, and the kernel says so.
+    /// The tracker is gone, and its kernel says so.
     Bounced(Box<Question>),
     /// An answer arrives.
     Answered(Box<Question>, Vec<Answer>),
-    /// Notes arrive: from, to.
+    /// Notes arrive. The fields are the sender, the receiver and the notes.
     Notes(u32, u32, Vec<Note>),
-    /// A request for bytes arrives where they are.
+    /// A request for bytes arrives at its source.
     Request(Key),
-    /// The first bytes are there to be sent.
+    /// The first bytes are ready to be sent.
     Flow(Key),
     /// The last byte arrived.
     Arrived(Key),
@@ -73,54 +75,54 @@ pub enum Event {
     Failed(Key),
     /// A plan wants to be called.
     Timer(u32),
-    /// Notes go out.
+    /// Notes are sent.
     Flush(u32),
     /// A node stops.
     Crash(u32),
-    /// All are told of it.
+    /// All nodes are told of it.
     Known(u32),
-    /// Trackers tidy up.
+    /// Trackers run their periodic work.
     Tick,
-    /// A node looks into its table: node, rank, blob, ruled out.
+    /// A node looks into its table: node, rank, blob, excluded nodes.
     LookUp(u32, usize, u32, Vec<u32>),
-    /// Tables are gossiped about.
+    /// A round of gossip about the tables.
     Gossip,
 }
 
 /// One fetch of a plan.
 #[derive(Debug)]
 pub struct Flow {
-    /// Where from.
+    /// The source.
     pub source: Source,
     /// When it was started.
     pub started: u64,
     /// See [`Key::turn`].
     pub turn: u32,
-    /// When the first and the last byte are here, once that is decided.
+    /// When the first and the last byte arrive, once that is decided.
     pub line: Option<(u64, u64)>,
-    /// Under way.
+    /// It is in flight.
     pub open: bool,
 }
 
-/// A blob that a node is getting.
+/// A blob that a node is fetching.
 #[derive(Debug)]
 pub struct Job {
-    /// What decides.
+    /// The plan.
     pub plan: Plan,
     /// When the reader began to wait.
     pub begun: u64,
     /// Its fetches, by their numbers.
     pub flows: Vec<Flow>,
-    /// Those who wait for our first byte.
+    /// Fetches of other nodes that wait for our first byte.
     pub waiters: Vec<Key>,
-    /// Those who stream what we receive.
+    /// Fetches of other nodes that stream what we receive.
     pub children: Vec<Key>,
-    /// A tracker named somebody who has it or is about to.
+    /// A tracker named a node that has it or is about to.
     pub others: bool,
 }
 
 impl Job {
-    /// When the bytes are here, by the fetch that will be first.
+    /// When the bytes arrive, by the fetch that will be first.
     pub fn line(&self) -> Option<(u64, u64)> {
         self.flows.iter().filter(|flow| flow.open).filter_map(|flow| flow.line).min_by_key(|line| line.1)
     }
@@ -129,48 +131,48 @@ impl Job {
 /// One machine.
 #[derive(Debug)]
 pub struct Node {
-    /// Not crashed.
+    /// It has not crashed.
     pub alive: bool,
-    /// Crashed so that nobody says that the port is closed.
+    /// It crashed, and its kernel does not say that the port is closed.
     pub mute: bool,
     /// Its link, bytes per microsecond.
     pub rate: f64,
-    /// When all that it has to send is sent.
+    /// When everything that it has to send is sent.
     pub egress: u64,
-    /// When all that it has to receive is received.
+    /// When everything that it has to receive is received.
     pub ingress: u64,
     /// Bytes of blobs sent.
     pub sent: u64,
     /// Bytes of coordination received.
     pub heard: u64,
-    /// Once somebody asked it.
+    /// Its tracker, once it was asked.
     pub tracker: Option<Box<Tracker>>,
     /// Its disk.
     pub cache: Cache,
-    /// What it is getting.
+    /// The blobs that it is fetching.
     pub jobs: BTreeMap<u32, Job>,
-    /// What it knows of fetches.
+    /// How long its fetches took.
     pub latencies: Latencies,
     /// Which trackers do not answer it.
     pub silence: Silence,
-    /// Notes that have not gone out.
+    /// Notes that have not been sent.
     pub notes: Vec<(u32, Note)>,
-    /// When they will.
+    /// When they will be sent.
     pub flush: u64,
-    /// The timer that counts.
+    /// The timer that is valid.
     pub timer: u64,
     /// Fetches that it may be sending to.
     pub serving: Vec<Key>,
     /// The next blob to read, in a flash crowd.
     pub next: u32,
-    /// What it knows of its line, and of who sends to it.
+    /// What it knows about its link and its sources.
     pub heard_of: Heard,
-    /// When it had all.
+    /// When it had all blobs.
     pub done: Option<u64>,
 }
 
 impl Node {
-    /// Whether bytes of any blob are coming from there.
+    /// Whether bytes of any blob are arriving from there.
     pub fn receives_from(&self, now: u64, server: u32) -> bool {
         let comes = |flow: &Flow| {
             let begun = flow.line.is_some_and(|(first, _)| first <= now);
@@ -188,27 +190,28 @@ impl Node {
 
 /// See the module.
 pub struct World {
-    /// What was chosen.
+    /// The chosen parameters.
     pub model: Model,
-    /// Neighbouring blobs are not of one group but of any.
+    /// Neighbouring blobs are not in one group but in random ones.
     pub scattered: bool,
-    /// Microseconds since the beginning.
+    /// Microseconds since the start.
     pub now: u64,
-    /// All that is left to chance.
+    /// The source of all random choices.
     pub dice: Dice,
     /// All machines.
     pub nodes: Vec<Node>,
-    /// Who is there, as all know it.
+    /// The placement, as all nodes know it.
     pub placed: Placed,
-    /// When the zone's line to the origin is free.
+    /// When the zone's link to the origin is free.
     pub origin_free: u64,
-    /// Who has what, where trackers are not asked.
+    /// The tables of holders, if there are no trackers.
     pub gossip: Gossip,
-    /// What is counted.
+    /// The counters.
     pub tally: Tally,
-    /// Since when it is counted.
+    /// When counting began.
     pub counted_from: u64,
-    /// Questions that plans want to ask, gathered within one event: node, rank, tracker, blob, ruled out.
+    /// Questions that plans want to ask, collected within one event: node, rank, tracker, blob, excluded
+    /// nodes.
     pub questions: Vec<(u32, usize, u32, u32, Vec<u32>)>,
     queue: BinaryHeap<Reverse<(u64, u64, u32)>>,
     slab: Vec<Option<Event>>,
@@ -218,7 +221,7 @@ pub struct World {
 }
 
 impl World {
-    /// Everybody is there and has nothing.
+    /// All nodes exist and have nothing.
     pub fn new(model: Model, cache: impl Fn() -> Cache) -> World {
         let mut dice = Dice::new(model.seed);
         let latencies = Latencies::default();
@@ -314,7 +317,7 @@ impl World {
         self.placed.trackers(group).iter().map(node_no).collect()
     }
 
-    /// Something will happen.
+    /// Schedules an event.
     pub fn at(&mut self, time: u64, event: Event) {
         self.caused += 1;
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -325,13 +328,13 @@ impl World {
         self.queue.push(Reverse((time.max(self.now), self.caused, slot)));
     }
 
-    /// A number that was never given out.
+    /// A number that was never used before.
     pub fn turn(&mut self) -> u32 {
         self.turns = self.turns.wrapping_add(1);
         self.turns
     }
 
-    /// The next thing that happens, if it is before `end`.
+    /// The next event, if it is before `end`.
     pub fn next(&mut self, end: u64) -> Option<Event> {
         let Reverse((time, _, slot)) = *self.queue.peek()?;
         if time > end {
@@ -343,7 +346,8 @@ impl World {
         self.slab[slot as usize].take()
     }
 
-    /// Lets everything happen up to `end`, or until `until` is true, looked at once a second of the world.
+    /// Runs all events up to `end`, or until `until` is true. That is checked ten times a second of the
+    /// world.
     pub fn run(&mut self, end: u64, until: impl Fn(&World) -> bool) {
         let mut look = 0;
         while let Some(event) = self.next(end) {
@@ -387,7 +391,7 @@ impl World {
         }
     }
 
-    /// A message goes; says when it arrives. To itself a node speaks without a network.
+    /// Sends a message, and returns when it arrives. A message to the node itself needs no network.
     pub fn message(&mut self, from: u32, to: u32, bytes: u64) -> u64 {
         if from == to {
             return self.now;
@@ -398,7 +402,7 @@ impl World {
         self.now + HALF_TRIP
     }
 
-    /// A node's tracker, made when it is first needed.
+    /// A node's tracker, created on first use.
     pub fn tracker(&mut self, node: u32) -> &mut Tracker {
         let seed = self.model.seed ^ u64::from(node) << 32;
         let made = || Box::new(Tracker::new(node_id(node), seed, Limits::default()));
@@ -424,7 +428,8 @@ impl World {
         self.at(self.now + KNOWN, Event::Known(no));
     }
 
-    /// The membership tells all. Who had blobs of the groups that it tracked tells the new tracker.
+    /// The membership tells all nodes. Holders of blobs whose groups the dead node tracked tell the new
+    /// tracker.
     fn known(&mut self, gone: u32) {
         let groups =
             (0..self.model.blobs).map(|blob| self.group(blob)).collect::<std::collections::BTreeSet<_>>();

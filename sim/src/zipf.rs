@@ -1,26 +1,28 @@
-//! The node cache's policy of eviction beside others, on the same reads: how many find their blob on the node's disk, and how many bytes.
+//! The node cache's eviction policy beside others, on the same reads: how many reads and bytes hit the node's
+//! disk.
 //!
-//! Each policy gets the same trace and the same room, a part of what all blobs of the trace take. The first quarter of the reads fills the disk
-//! and is not counted. Time matters to one policy only: [`crate::evict::READS_PER_S`] reads are a second.
+//! Each policy gets the same trace and the same space, a part of what all blobs of the trace take. The first
+//! quarter of the reads fills the disk and is not counted. Time matters to one policy only:
+//! [`crate::evict::READS_PER_S`] reads are a second.
 
 use serde_json::{Value, json};
 
 use crate::evict::{Evict, NAMES, all};
 use crate::trace::{Kind, Trace};
 
-/// The disk has room for so many per cent of what there is.
+/// The space of the disk, in per cent of all blobs.
 pub const ROOMS: [u64; 4] = [1, 5, 10, 20];
 
-/// What one policy did.
+/// The result of one policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Score {
-    /// Of the reads, those whose blob was there: a part of 1.
+    /// The fraction of reads whose blob was there.
     pub hits: f64,
-    /// Of the bytes of all blobs read, those that need not come from elsewhere.
+    /// The fraction of bytes of all blobs read that need not come from elsewhere.
     pub bytes: f64,
 }
 
-/// One row: all policies on one trace with one room.
+/// One row: all policies on one trace with one amount of space.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// The trace.
@@ -31,7 +33,7 @@ pub struct Row {
     pub scores: [Score; 5],
 }
 
-/// Every trace with every room. A row is handed out as soon as it is known.
+/// Runs every trace with every amount of space. Passes a row on as soon as it is known.
 pub fn run(reads: usize, seed: u64, mut each: impl FnMut(&Row)) -> Vec<Row> {
     let mut rows = Vec::new();
     for kind in Kind::ALL {
@@ -98,7 +100,8 @@ impl Row {
 mod tests {
     use super::*;
 
-    /// What the cache's essay promises: a scan passes through, and many requests for one read count as one.
+    /// What the cache's essay promises: a scan does not displace popular blobs, and many requests for one
+    /// read count as one.
     #[test]
     fn the_own_policy_holds_against_scans_and_many_requests() {
         let rows = run(100_000, 1, |_| {});

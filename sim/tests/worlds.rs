@@ -1,9 +1,10 @@
-//! Small worlds, many seeds: nobody hangs, nothing is fetched twice without need, and a seed decides all.
+//! Small worlds, many seeds: no node hangs, nothing is fetched twice without need, and a seed determines
+//! everything.
 
 use sim::model::{Depots, Holders, Model};
 use sim::{flash, steady};
 
-/// The bound that P4 names is for a fleet without faults.
+/// P4's bound is for a fleet without faults.
 #[test]
 fn a_crowd_fetches_each_blob_once() {
     for (nodes, seed) in [(2, 1), (10, 2), (50, 3), (200, 4)] {
@@ -13,8 +14,9 @@ fn a_crowd_fetches_each_blob_once() {
     }
 }
 
-/// A slow node read everything before the others came. Whoever waited at its queue hedged, and told of it as of one who refuses: it was taken to have
-/// nothing, and nearly every blob was fetched twice. Seen with 300 nodes and 320 blobs.
+/// A slow node read everything before the others started. The nodes in its queue hedged, and reported it as
+/// if it had refused. It was believed to have nothing, and nearly every blob was fetched twice. Seen with 300
+/// nodes and 320 blobs.
 #[test]
 fn regression_a_slow_node_ahead_of_all_others_does_not_double_the_fetches() {
     let model = Model { crash_per_mille: 100, slow_per_mille: 50, ..Model::new(300, 64, 1) };
@@ -30,9 +32,9 @@ fn a_larger_crowd_takes_hardly_longer() {
     assert!(large.seconds < 1.5 * small.seconds, "{}\n{}", small.row(), large.row());
 }
 
-/// A tenth crashes, a twentieth is slow: all others come to an end, without an error, and soon.
+/// A tenth crashes, a twentieth is slow. All others finish soon and without an error.
 #[test]
-fn whoever_lives_gets_everything() {
+fn every_live_node_gets_everything() {
     for seed in 1..=8 {
         let model = Model { crash_per_mille: 100, slow_per_mille: 50, ..Model::new(50, 64, seed) };
         let outcome = flash::run(model);
@@ -59,7 +61,7 @@ fn everyday_reading_costs_little_coordination() {
     assert!(outcome.coordination < 10_000.0, "{}", outcome.steady_row());
 }
 
-/// A depot holds what the nodes have let go: the origin is asked less, and nothing is lost by it.
+/// A depot holds what the nodes have evicted. The origin is asked less, and nothing is lost.
 #[test]
 fn a_depot_spares_the_origin() {
     let run = |count| {
@@ -72,7 +74,8 @@ fn a_depot_spares_the_origin() {
     assert!(with.saved() > without.saved() + 0.1, "{}\n{}", without.steady_row(), with.steady_row());
 }
 
-/// A disk that knows what came from a neighbour lets go of that first, so the zone's disks hold more between them. It has a price: a node finds less on its own.
+/// A disk that knows which blobs came from a neighbour evicts those first, so the zone's disks hold more
+/// together. The price is that a node finds less on its own disk.
 #[test]
 fn disks_that_know_what_a_blob_costs_spare_the_origin() {
     let run = |same_cost| steady::run(Model { same_cost, ..Model::new(30, 40_000, 1) }, 120);
@@ -82,14 +85,15 @@ fn disks_that_know_what_a_blob_costs_spare_the_origin() {
     assert!(by_tier.tally.local < same.tally.local, "{}\n{}", same.steady_row(), by_tier.steady_row());
 }
 
-/// Who stands where in the order of trackers changes nothing of what they are for.
+/// The order of trackers does not matter for their purpose.
 #[test]
 fn nodes_of_different_weights_fetch_each_blob_once() {
     let outcome = flash::run(Model { mixed_weights: true, ..Model::new(100, 64, 3) });
     assert_eq!((outcome.gets(), outcome.unfinished, outcome.tally.errors), (1.0, 0, 0), "{}", outcome.row());
 }
 
-/// What the tracker is good for: with a table that is gossiped about, a crowd learns too late who has a blob.
+/// What the tracker is good for: with a gossiped table, nodes of a crowd learn too late which nodes have a
+/// blob.
 #[test]
 fn a_table_that_is_gossiped_about_is_late_and_costs_more() {
     let run = |holders| flash::run(Model { holders, ..Model::new(50, 64, 1) });

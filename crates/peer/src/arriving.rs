@@ -1,24 +1,29 @@
-//! A blob that is being received: bytes are verified as they come, and what is verified can be read and passed on at once.
+//! A blob that is being received. Bytes are verified as they arrive, and verified bytes can be read and
+//! passed on at once.
 //!
 //! ```text
-//!      0                    verified              filled                    size
-//!      ├──── anyone reads ─────┼─── the one group ───┼── not there yet ───────┤
-//!      │ bytes never change    │ that is coming      │                        │
+//!   0                   verified               filled                   size
+//!   ├──── free to read ─────┼─── the one group ───┼── not there yet ───────┤
+//!   │  bytes never change   │  that is arriving   │                        │
 //! ```
 //!
-//! The blob's [`Sums`] come first. They lead to its name, so a sender cannot make them up; from then on every group of 64 KiB is checked as
-//! soon as it is whole, in the buffer that it stays in. So a node can serve a blob while it is still coming (a child reads up to
-//! `verified`), and when the last group is there the blob can be admitted without hashing it again.
+//! The blob's [`Sums`] come first. Their hash is the blob's id, so a sender cannot forge them. From then on
+//! every group of 64 KiB is verified as soon as it is whole, in the buffer in which it stays. So a node can
+//! send a blob while it is still arriving (a child reads up to `verified`), and after the last group the blob
+//! can be admitted to the cache without hashing it again.
 //!
-//! Several sources may fill the same blob, one after the other or even together: whoever comes to `filled` first appends, the other's
-//! bytes below it are skipped. A source that goes away leaves what was verified, and the next one is asked for the rest.
+//! Several sources may fill the same blob, one after the other or at the same time. The first one to reach
+//! `filled` appends. Bytes of the others below it are skipped. If a source fails, the verified bytes stay,
+//! and the next source is asked for the rest.
 //!
-//! Which checks are made is [`Verify`]: the hash of each group, or only the CRCs of its segments, for a fleet whose nodes trust each other.
+//! [`Verify`] says which checks are made: the hash of each group or, for a fleet whose nodes trust each
+//! other, only the CRCs of its segments.
 //!
-//! The name proves the chaining values, and nothing else of the sums: their CRCs and the length of the last group are the sender's word.
-//! With [`Verify::Blake3`] bytes that have the right hash are right, whatever the CRCs say; if those say otherwise the sums are computed
-//! anew before anybody is given them ([`Arriving::into_parts`]), and nobody is served from here until then. Where a made-up length keeps
-//! honest bytes out, [`Arriving::complete`] hands them back to a caller that had them from the origin.
+//! The id proves the chaining values and nothing else of the sums. Their CRCs and the length of the last
+//! group are claims of the sender. With [`Verify::Blake3`], bytes with the right hash are right, whatever the
+//! CRCs say. If the CRCs disagree, the sums are computed again before anyone gets them
+//! ([`Arriving::into_parts`]), and nothing is served from here until then. If a forged length keeps correct
+//! bytes out, [`Arriving::complete`] returns them to a caller that got them from the origin.
 
 use std::future::Future;
 use std::io;
@@ -43,28 +48,31 @@ use crate::net::Fail;
 #[cfg(test)]
 mod tests;
 
-/// How what comes is checked.
+/// How received bytes are verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// By the blob's own hash tree, group by group: nobody can deceive. Only what has the name is ever kept.
+    /// By the blob's own hash tree, group by group. No sender can deceive, and only bytes that match the id
+    /// are kept.
     #[default]
     Blake3,
-    /// By the CRC32C of each segment as the sender has it, and nothing is hashed: finds every accident, trusts the sender's intentions. A
-    /// fifth of the cost. A node that lies can have other bytes kept here under the blob's name.
+    /// By the sender's CRC32C of each segment, and nothing is hashed. This finds every accident but trusts
+    /// the sender's intentions. It costs a fifth. A node that lies can make this node keep wrong bytes under
+    /// the blob's id.
     Crc,
 }
 
-/// A blob that is being received. Shared between who fills it and who reads it.
+/// A blob that is being received. The filling side and the readers share it.
 pub struct Arriving {
     id: BlobId,
     verify: Verify,
     sums: OnceLock<Arc<Sums>>,
     room: OnceLock<Room>,
-    /// Bytes below are checked and never change again. Stored with Release after they were written.
+    /// Bytes below are verified and never change again. Stored with Release after they were written.
     verified: AtomicU32,
-    /// Bytes with the right hash had other CRCs than the sums say.
+    /// Some bytes with the right hash had other CRCs than the sums say.
     doubtful: AtomicBool,
-    /// Held while bytes are received and checked (never across a wait), so that there is one writer at a time.
+    /// Held while bytes are received and verified (never across a wait), so that there is one writer at a
+    /// time.
     writing: Mutex<Writing>,
     waiting: Mutex<Waiting>,
     changed: Condvar,
@@ -72,21 +80,21 @@ pub struct Arriving {
 
 #[derive(Default)]
 struct Writing {
-    /// How far bytes have come; those above `verified` are unchecked.
+    /// How many bytes have arrived. Those above `verified` are unchecked.
     filled: u32,
 }
 
-/// Who is to be given a range as soon as it is here, or told that it will not be.
+/// A waiter for a range. It gets the range as soon as it is here, or is told that it will not come.
 pub(crate) struct Await {
-    /// Where in the blob it is.
+    /// The range within the blob.
     pub(crate) range: Range<u32>,
-    /// Is called once, by whoever brings the bytes: a loop that has other connections to read.
+    /// Called once, by the side that brings the bytes: a loop that must read other connections.
     pub(crate) then: Then,
 }
 
 impl Await {
     fn tell(self, arriving: &Arriving) {
-        // With sums that are in doubt all of it is compared first.
+        // If the sums are doubtful, the whole blob must be compared first.
         let bytes = arriving.bytes(self.range).filter(|_| !arriving.is_doubtful());
         (self.then)(bytes.ok_or(Missed::Read));
     }
@@ -100,17 +108,17 @@ struct Waiting {
     awaits: Vec<Await>,
 }
 
-/// What became of bytes that a source offered.
+/// What happened to bytes that a source offered.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Took {
-    /// So many were taken.
+    /// This many were taken.
     Bytes(usize),
-    /// So many are here already: leave them out.
+    /// This many are already here. Skip them.
     Skip(usize),
 }
 
 impl Arriving {
-    /// Nothing of it is here.
+    /// An empty one.
     pub fn new(id: BlobId, verify: Verify) -> Arc<Arriving> {
         Arc::new(Arriving {
             id,
@@ -125,7 +133,8 @@ impl Arriving {
         })
     }
 
-    /// One that is here already, whole and right: for those who ask for it before it is anywhere else.
+    /// A blob that is already here, whole and verified. It serves requests until the blob is stored
+    /// elsewhere.
     pub(crate) fn here(id: BlobId, verify: Verify, sums: Arc<Sums>, bytes: Buffer) -> Arc<Arriving> {
         let (arriving, size) = (Arriving::new(id, verify), bytes.len() as u32);
         let _ = arriving.room.set(Room::full(bytes));
@@ -135,42 +144,43 @@ impl Arriving {
         arriving
     }
 
-    /// The blob's name.
+    /// The blob's id.
     pub fn id(&self) -> BlobId {
         self.id
     }
 
-    /// Its sums, once they have come.
+    /// Its sums, once they have arrived.
     pub fn sums(&self) -> Option<&Arc<Sums>> {
         self.sums.get()
     }
 
-    /// Its size in bytes, once the sums have come.
+    /// Its size in bytes, once the sums have arrived.
     pub fn size(&self) -> Option<u32> {
         self.sums.get().map(|sums| sums.size())
     }
 
-    /// How many bytes from the first on can be read.
+    /// How many bytes can be read, from the first on.
     pub fn verified(&self) -> u32 {
         self.verified.load(Ordering::Acquire)
     }
 
-    /// All of it is here.
+    /// Whether all of it is here.
     pub fn is_whole(&self) -> bool {
         self.size() == Some(self.verified())
     }
 
-    /// The CRCs that came with it are wrong: it is passed on only when they have been computed.
+    /// The CRCs that came with it are wrong. It must not be passed on before they have been computed.
     pub(crate) fn is_doubtful(&self) -> bool {
         self.doubtful.load(Ordering::Acquire)
     }
 
-    /// Why nobody goes on with it, if that is so.
+    /// Why its fetch was given up, if it was.
     pub fn failed(&self) -> Option<Fail> {
         self.waiting.lock().failed.clone()
     }
 
-    /// Takes the sums, which come before the bytes. The same ones again are fine: another source goes on.
+    /// Takes the sums, which come before the bytes. The same sums again are accepted: another source
+    /// continues.
     ///
     /// # Errors
     /// [`Fail::Corrupt`]: they are another blob's, or disagree with those that came before.
@@ -191,12 +201,14 @@ impl Arriving {
         Ok(())
     }
 
-    /// Receives the next bytes straight into their place: `from` is where in the blob the source stands, `most` how many it has.
-    /// `read` is given the room and says how many bytes it wrote; it must not wait.
+    /// Receives the next bytes straight into their place. `from` is the source's position in the blob, `most`
+    /// is how many bytes it has. `read` gets the memory and returns how many bytes it wrote. It must not
+    /// wait.
     ///
     /// # Errors
-    /// What `read` says. [`Fail::Corrupt`] inside: a whole group came and is wrong; what was verified stays. [`Fail::Protocol`]: the sums have
-    /// not come, or the source stands where nothing can be appended.
+    /// The error of `read`. [`Fail::Corrupt`] inside: a whole group arrived and is wrong; verified bytes
+    /// stay. [`Fail::Protocol`]: the sums have not arrived, or nothing can be appended at the source's
+    /// position.
     pub fn receive(
         &self,
         from: u32,
@@ -219,8 +231,8 @@ impl Arriving {
             return protocol("more bytes came than the blob has");
         }
         let at = writing.filled as usize;
-        // SAFETY: `filled` never exceeds the room's size and `most` not what is left; the lock makes this the only writer, and readers
-        // only ever see bytes below `verified`, which is at most `filled`.
+        // SAFETY: `filled` never exceeds the room's size, and `most` not what is left. The lock makes this
+        // the only writer, and readers only see bytes below `verified`, which is at most `filled`.
         let place = unsafe { room.unwritten(at..at + most) };
         let got = read(place)?.min(most);
         writing.filled += got as u32;
@@ -230,20 +242,21 @@ impl Arriving {
         }
         drop(writing);
         if !matches!(checked, Ok(false)) {
-            // Also before an error: groups before the wrong one are free.
+            // Even before an error: the groups before the wrong one are free to read.
             self.tell();
         }
         Ok(checked.map(|_| Took::Bytes(got)))
     }
 
-    /// Checks the groups that are whole now and gives them free. True: there are some.
+    /// Verifies the groups that are whole now and frees them for reading. True: there are some.
     fn check(&self, sums: &Sums, room: &Room, filled: u32) -> Result<bool, Fail> {
         let verified = self.verified();
         let end = if filled == sums.size() { filled } else { filled - filled % GROUP };
         if end <= verified {
             return Ok(false);
         }
-        // SAFETY: bytes below `filled` have been written, and the caller holds the lock that every writer needs.
+        // SAFETY: bytes below `filled` have been written, and the caller holds the lock that every writer
+        // needs.
         let bytes = unsafe { room.written(verified as usize..end as usize) };
         for (index, group) in bytes.chunks(GROUP as usize).enumerate() {
             let offset = verified + index as u32 * GROUP;
@@ -267,10 +280,12 @@ impl Arriving {
         Ok(true)
     }
 
-    /// Takes the whole blob from elsewhere, as from the origin. It is hashed here, unless sums have come that it agrees with.
+    /// Takes the whole blob from another place, such as the origin. It is hashed here, unless sums have come
+    /// that match it.
     ///
     /// # Errors
-    /// [`Fail::Corrupt`], and the bytes again: they are another blob's, or disagree with the sums that came before.
+    /// [`Fail::Corrupt`], and the bytes back: they are another blob's, or disagree with the sums that came
+    /// before.
     pub fn complete(&self, bytes: Buffer) -> Result<(), (Fail, Buffer)> {
         let corrupt = |why: String, bytes| Err((Fail::Corrupt(why), bytes));
         if bytes.len() > base::size::BLOB_MAX as usize {
@@ -299,7 +314,8 @@ impl Arriving {
         self.append(&bytes).map_err(|fail| (fail, bytes))
     }
 
-    /// Takes what is not here yet from the blob's first bytes, as they come from elsewhere; the sums must be here.
+    /// Takes what is not here yet from a prefix of the blob that another place delivers. The sums must be
+    /// here.
     ///
     /// # Errors
     /// [`Fail::Corrupt`]: they are wrong. [`Fail::Protocol`]: no sums yet, or more bytes than the blob has.
@@ -308,7 +324,7 @@ impl Arriving {
         self.take(at, bytes.get(at as usize..).unwrap_or_default())
     }
 
-    /// The same of bytes from `offset` on, if all before them have come.
+    /// The same for bytes from `offset` on, if all bytes before them have arrived.
     ///
     /// # Errors
     /// As [`Arriving::append`].
@@ -324,24 +340,25 @@ impl Arriving {
         Ok(())
     }
 
-    /// Nobody goes on: whoever waits gets this.
+    /// Gives up. All waiters get this error.
     pub fn fail(&self, why: Fail) {
         self.waiting.lock().failed.get_or_insert(why);
         self.tell();
     }
 
-    /// The bytes of a range, when they have all been verified.
+    /// The bytes of a range, if all of them have been verified.
     pub fn bytes(&self, range: Range<u32>) -> Option<&[u8]> {
         let fits = range.start <= range.end && range.end <= self.verified();
         let room = self.room.get().filter(|_| fits)?;
-        // SAFETY: bytes below `verified` were written before it was stored with Release, and are never written again.
+        // SAFETY: bytes below `verified` were written before it was stored with Release, and are never
+        // written again.
         Some(unsafe { room.written(range.start as usize..range.end as usize) })
     }
 
     /// Waits on this thread until the bytes below `end` (or all, if the blob is shorter) can be read.
     ///
     /// # Errors
-    /// [`Fail::Late`] at `until`, or why it came to nothing.
+    /// [`Fail::Late`] at `until`, or why the fetch was given up.
     pub fn wait_for(&self, end: u32, until: Instant) -> Result<(), Fail> {
         let began = base::time::monotonic();
         let mut waiting = self.waiting.lock();
@@ -358,12 +375,12 @@ impl Arriving {
         }
     }
 
-    /// The same to be awaited, without a time.
+    /// The same as a future, without a deadline.
     pub fn reach(&self, end: u32) -> Reach<'_> {
         Reach { arriving: self, end }
     }
 
-    /// Gives a range to whoever awaits it: when it is here or all has failed, or at once.
+    /// Registers a waiter. It is called when its range is here or the fetch has failed, or at once.
     pub(crate) fn give(&self, wait: Await) {
         let mut waiting = self.waiting.lock();
         if self.reaches(wait.range.end) || waiting.failed.is_some() {
@@ -374,7 +391,7 @@ impl Arriving {
         }
     }
 
-    /// Those who wait for what has not come.
+    /// Takes out the waiters for what has not arrived.
     pub(crate) fn take_awaits(&self) -> Vec<Await> {
         std::mem::take(&mut self.waiting.lock().awaits)
     }
@@ -384,7 +401,7 @@ impl Arriving {
         self.size().is_some_and(|size| self.verified() >= end.min(size))
     }
 
-    /// Rings at every step from now on, as long as the bell exists.
+    /// Notifies `bell` at every step from now on, as long as it exists.
     pub(crate) fn ring(&self, bell: &Arc<Notify>) {
         let mut waiting = self.waiting.lock();
         waiting.bells.retain(|known| known.strong_count() > 0);
@@ -406,12 +423,12 @@ impl Arriving {
         due.into_iter().for_each(|wait| wait.tell(self));
     }
 
-    /// The whole blob and its sums, ready to be admitted. The memory is shared with those who still read it here.
+    /// The whole blob and its sums, ready to be admitted. Those who still read it here share the memory.
     /// None: it is not whole.
     pub fn into_parts(self: Arc<Arriving>) -> Option<(Arc<Sums>, Buffer)> {
         let sums = Arc::clone(self.sums.get()?);
         let room = self.room.get().filter(|_| self.is_whole())?;
-        // Nobody writes to it any more: all that there is to come has come.
+        // Everything has arrived, so nothing is written to it any more.
         let bytes = room.buffer.clone().of_len(room.size);
         Some(if self.is_doubtful() { (Arc::new(Sums::of(&bytes)), bytes) } else { (sums, bytes) })
     }
@@ -455,32 +472,33 @@ fn copy(from: &[u8], to: &mut [MaybeUninit<u8>]) -> usize {
 
 /// Memory of a fixed size that is written from the front while what is already there is read.
 struct Room {
-    /// Where the buffer's memory begins: as long as there are references to this, the memory is reached from here only.
+    /// Where the buffer's memory begins. As long as slices of this exist, the memory is accessed only through
+    /// this pointer.
     start: NonNull<u8>,
     size: usize,
     buffer: Buffer,
 }
 
-// SAFETY: it is memory that it owns; who may touch which part is said at its two functions.
+// SAFETY: it owns its memory, and its two functions state who may access which part of it.
 unsafe impl Send for Room {}
 // SAFETY: as above.
 unsafe impl Sync for Room {}
 
 impl Room {
-    /// To be written: the first `size` bytes of a buffer with room for so many.
+    /// Memory to be written: the first `size` bytes of a buffer that has room for them.
     fn empty(mut buffer: Buffer, size: usize) -> Room {
         let size = size.min(buffer.room());
         let start = NonNull::from(buffer.whole_room()).cast();
         Room { start, size, buffer }
     }
 
-    /// All of it is written, and others may have it as well: nothing but empty ranges is ever written to it.
+    /// Memory that is completely written and may be shared. Only empty ranges of it are ever written.
     fn full(buffer: Buffer) -> Room {
         Room { start: NonNull::from(&*buffer).cast(), size: buffer.len(), buffer }
     }
 
     /// # Safety
-    /// The range lies inside `size`, and nobody else reads or writes it while the slice lives.
+    /// The range lies inside `size`, and nothing else reads or writes it while the slice lives.
     #[allow(clippy::mut_from_ref, reason = "the caller makes it the only one, by the lock that writers hold")]
     unsafe fn unwritten(&self, range: Range<usize>) -> &mut [MaybeUninit<u8>] {
         // SAFETY: inside one allocation, and exclusive, as the caller promises.
@@ -488,7 +506,8 @@ impl Room {
     }
 
     /// # Safety
-    /// The range lies inside `size`, its bytes have been written, and nobody writes them while the slice lives.
+    /// The range lies inside `size`, its bytes have been written, and nothing writes them while the slice
+    /// lives.
     unsafe fn written(&self, range: Range<usize>) -> &[u8] {
         // SAFETY: inside one allocation, written and unchanging, as the caller promises.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(range.start), range.len()) }

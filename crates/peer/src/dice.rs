@@ -1,12 +1,14 @@
-//! Chance from a seed: the state machines choose at random among equals, and the same seed makes the same choices.
+//! Pseudo-random numbers from a seed. The state machines choose at random among equals, and the same seed
+//! makes the same choices.
 //!
-//! It is splitmix64: a counter whose values are mixed. Good enough to spread load; nothing secret depends on it.
+//! The generator is splitmix64: a counter whose values are mixed. It is good enough to spread load. No secret
+//! depends on it.
 
-/// A sequence of numbers that its seed decides.
+/// A sequence of numbers that is determined by its seed.
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
-/// From one value of the counter to the next.
+/// The increment of the counter.
 pub(crate) const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// One round of mixing: every bit of the result depends on every bit of `x`, and no two `x` give the same.
@@ -28,12 +30,12 @@ impl Dice {
         mix(self.0)
     }
 
-    /// A number below `bound`; 0 where `bound` is 0.
+    /// A number below `bound`, or 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.roll()) * bound as u128) >> 64) as usize
     }
 
-    /// A number of [0, 1).
+    /// A number in [0, 1).
     pub fn unit(&mut self) -> f64 {
         (self.roll() >> 11) as f64 / (1u64 << 53) as f64
     }

@@ -1,37 +1,45 @@
-//! A node of a fleet: an origin that asks the worker next door before it asks the one behind it.
+//! A node of a fleet: an origin that asks other nodes before it asks the origin behind it.
 //!
 //! ```text
-//!   the node's cache ──fetch──► Fleet ──plan──► tracker: who has it?
+//!   the node's cache ──fetch──► Fleet ──plan──► tracker: which nodes have it?
 //!         ▲                       │              ├── SERVE, GO: from a node's file
-//!         │ files                 │              ├── WAIT: from a node that is fetching it, as it comes
-//!   the transport ◄── Holdings ───┘              └── LEASE: from the depot, or the origin, for everybody
+//!         │ files                 │              ├── WAIT: from a node that is fetching it, as it arrives
+//!   the transport ◄── Holdings ───┘              └── LEASE: from the depot, or the origin, for all nodes
 //! ```
 //!
-//! [`Fleet`] is a [`blob::Origin`], so the cache above it knows nothing of the fleet: it asks once for all who want a blob, and keeps what
-//! comes. In return it says what it keeps and what it lets go ([`Fleet::came`], [`Fleet::went`]), and lends its files ([`Holdings`]).
-//! Everything but fetching goes through to the origin.
+//! [`Fleet`] is a [`blob::Origin`], so the cache above it knows nothing of the fleet. The cache asks once for
+//! all readers of a blob, and keeps what arrives. In return it reports what it inserts and evicts
+//! ([`Fleet::came`], [`Fleet::went`]), and lends its files ([`Holdings`]). All calls but fetches go through
+//! to the origin.
 //!
-//! - **Who reads a little gets a part** from a node that has the blob, and nothing follows; of a blob that nobody has the whole is fetched behind.
-//! - **Who reads what is coming is answered by the loop that receives it**, from where it was received, and no thread waits ([`blob::coming`]).
-//! - **What is known is soft.** When who is there changes, each node tells new trackers what it has, some thousand blobs a second.
-//! - `asker`: one blob's way here; `inflow`: from the origin, as it comes; `parts`: that of a part; `questions`: what is asked together. `service`: what is done for others.
-//!   `telling`: what others hear of what is here. `transit`: what is on its way. `notes`, [`groups`].
-//! - `finding`: by trackers, or, to measure them, by a table on every node. [`warm`]: depots are asked to fetch before anybody reads. `keeper`: a node that only lends its disk keeps a copy of what it tracks.
+//! - **A small read gets a part** from a node that has the blob, and nothing else is fetched. If no node has
+//!   the blob, the whole is fetched behind the part.
+//! - **A read of a blob in flight is answered by the loop that receives the blob**, from the receive buffer,
+//!   and no thread waits ([`blob::coming`]).
+//! - **All knowledge is soft.** When the membership changes, each node tells the new trackers what it has,
+//!   some thousand blobs a second.
+//! - `driver`: drives the fetch of one blob. `inflow`: passes on what the origin sends as it arrives.
+//!   `parts`: fetches a part. `questions`: merges questions. `service`: what the node does for other nodes.
+//!   `reporting`: tells trackers what the node has. `transit`: the table of in-flight blobs. `notes`,
+//!   [`groups`].
+//! - `finding`: how holders are found: by trackers or, for measurements, by a table on every node. [`warm`]:
+//!   asks depots to fetch before a reader does. `keeper`: a node that only lends its disk keeps a copy of
+//!   what it tracks.
 
-mod asker;
+mod activity;
+mod capacity;
 mod counters;
+mod driver;
 mod finding;
 pub mod groups;
 mod inflow;
 mod keeper;
-mod line;
-mod lively;
 mod notes;
 mod origin;
 mod parts;
 mod questions;
+mod reporting;
 mod service;
-mod telling;
 #[cfg(test)]
 mod tests;
 mod transit;
@@ -61,10 +69,10 @@ use crate::secret::Secret;
 use crate::tls::Tls;
 use crate::tracker::{Limits, Tracker};
 
+use activity::Activity;
+use capacity::Capacity;
 use counters::Counters;
 use keeper::Keeper;
-use line::Line;
-use lively::Lively;
 use notes::Notes;
 use questions::Questions;
 use service::{Filling, Serving};
@@ -74,55 +82,55 @@ pub use counters::FleetCounts;
 pub use finding::Finding;
 pub use groups::Groups;
 
-/// Between two rounds of the housekeeping: notes wait so long for company.
+/// The time between two rounds of the periodic work. Notes wait this long, so that several go together.
 const ROUND: Duration = Duration::from_millis(100);
-/// A tracker that does not hear notes within this is left without them.
+/// A tracker that does not receive notes within this time does not get them.
 const TELLING: Duration = Duration::from_secs(2);
-/// Where the last blobs came from is remembered until the cache has written them.
+/// How many blobs' sources are remembered until the cache has written the blobs.
 const REMEMBERED: usize = 1024;
 
-/// Where lines for the operator go.
+/// Receives lines for the operator.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// What a node joins a fleet with.
+/// What a node needs to join a fleet.
 pub struct FleetParts {
-    /// What makes it itself again after a restart.
+    /// The node's identity across restarts.
     pub home: Arc<NodeHome>,
     /// What all nodes of the fleet know.
     pub secret: Secret,
-    /// With what its connections are encrypted; none leaves them in the clear.
+    /// The TLS setup for connections. None leaves them unencrypted.
     pub tls: Option<Tls>,
     /// The volume whose trees the fleet reads.
     pub volume: [u8; 16],
-    /// Where it listens, TCP and UDP; port 0 takes a free one.
+    /// Where it listens, TCP and UDP. Port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Where the others reach it, if that is another address.
+    /// The address at which other nodes reach it, if it is another one.
     pub advertise: Option<SocketAddr>,
-    /// Whom it joins by.
+    /// The addresses through which it joins.
     pub contacts: Vec<Contact>,
-    /// Where it is.
+    /// The zone it is in.
     pub zone: Zone,
-    /// What it is there for.
+    /// Whether it is a node or a depot.
     pub role: Role,
     /// It only lends its disk, and keeps copies of what it tracks as soon as it can ([`Fleet::keep_with`]).
     pub keeps: bool,
     /// Its share of what is tracked, and of what depots hold.
     pub weight: u16,
-    /// How what comes from others is checked.
+    /// How data from other nodes is verified.
     pub verify: Verify,
-    /// How it finds who has a blob: all nodes of a fleet in the same way.
+    /// How it finds holders. It must be the same on all nodes of a fleet.
     pub finding: Finding,
-    /// Where blobs stay for good.
+    /// The origin, where blobs are stored permanently.
     pub origin: Arc<dyn Origin>,
-    /// How long a blob may take, from wherever: somewhat less than those who read it wait.
+    /// How long a blob may take, from any source. Somewhat less than its readers wait.
     pub deadline: Duration,
-    /// What is known of groups.
+    /// What is known about groups.
     pub groups: Groups,
-    /// Where lines for the operator go.
+    /// Receives lines for the operator.
     pub report: Report,
 }
 
-/// Why a node cannot take part.
+/// Why a node cannot join.
 #[derive(Debug, thiserror::Error)]
 pub enum FleetError {
     /// Its port cannot be used for membership.
@@ -130,23 +138,23 @@ pub enum FleetError {
         "cannot listen on UDP {address}: {error}; choose another address with --listen, or end what uses it"
     )]
     Listen {
-        /// Which.
+        /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// The transport.
+    /// The transport failed.
     #[error(transparent)]
     Net(#[from] net::StartError),
-    /// Membership.
+    /// The membership failed.
     #[error(transparent)]
     Members(#[from] crate::members::StartError),
-    /// No thread could be started.
+    /// A thread could not be started.
     #[error("the system has no room for another thread: {0}")]
     Thread(std::io::Error),
 }
 
-/// Where the blobs came from that the cache is about to write.
+/// The sources of blobs that the cache is about to write.
 #[derive(Default)]
 struct Origins(HashMap<BlobId, Tier>);
 
@@ -159,7 +167,7 @@ impl Origins {
     }
 }
 
-/// What the node's threads share.
+/// The state that the node's threads share.
 struct Inner {
     own: NodeId,
     zone: Zone,
@@ -176,32 +184,36 @@ struct Inner {
     members: OnceLock<Members>,
     tracker: Mutex<Tracker>,
     placed: Mutex<Placed>,
-    /// The placement before the one that is current: whoever tracked then need not be told again.
+    /// The placement of the last complete report to trackers. Nodes that tracked a group then need not be
+    /// told again.
     before: Mutex<Option<Placement>>,
-    /// Where nodes listened when this was last looked at: of who has left nothing else says so.
+    /// Addresses of members at the last change. A node that has left is no longer in the roster, so its
+    /// address is taken from here.
     addresses: Mutex<HashMap<NodeId, SocketAddr>>,
-    /// Who came since all was told last: a node that was restarted tracks what it tracked, and has forgotten it.
+    /// Nodes that joined since all trackers were told. A restarted node tracks the same groups, but has
+    /// forgotten everything.
     fresh: Mutex<HashSet<NodeId>>,
-    /// Blobs that new trackers are still to be told of.
-    untold: Mutex<Vec<BlobId>>,
+    /// Blobs that new trackers must still be told about.
+    unreported: Mutex<Vec<BlobId>>,
     latencies: Mutex<Latencies>,
-    /// Which trackers do not answer; guards nothing else, and nothing is taken while it is held.
+    /// Trackers that do not answer. The lock guards nothing else, and no other lock is taken while it is
+    /// held.
     silence: Mutex<Silence>,
-    /// Who has sent anything lately.
-    lively: Lively,
-    line: Line,
-    /// Parts that are being fetched.
+    /// Nodes that sent something recently.
+    activity: Activity,
+    capacity: Capacity,
+    /// The number of parts that are being fetched.
     parts: AtomicUsize,
     origins: Mutex<Origins>,
     transit: Arc<Transit>,
     notes: Notes,
-    questions: Questions<asker::Asking>,
+    questions: Questions<driver::Asking>,
     filling: Filling,
-    /// What depots fetch because somebody warms them.
+    /// Fetches of a depot that were requested by warming.
     warming: Filling,
     keeper: Keeper,
-    /// Whole blobs that the cache is about to ask for: see [`parts`].
-    handed: Mutex<HashMap<BlobId, asker::Whole>>,
+    /// Whole blobs that the cache is about to ask for. See [`parts`].
+    handed: Mutex<HashMap<BlobId, driver::Whole>>,
     counters: Counters,
     free: AtomicU32,
     closed: AtomicBool,
@@ -214,7 +226,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Begins to listen and to join. Nothing can be given away before [`Fleet::lend`].
+    /// Begins to listen and to join. No blob can be sent before [`Fleet::lend`].
     ///
     /// # Errors
     /// [`FleetError`].
@@ -260,52 +272,54 @@ impl Fleet {
         Ok(Fleet { inner, housekeeping: Mutex::new(Some(housekeeping)) })
     }
 
-    /// From now on blobs are given away, and trackers told of those that are here.
+    /// From now on blobs are sent to other nodes, and trackers are told which ones are here.
     pub fn lend(&self, holdings: Arc<dyn Holdings>) {
         let _ = self.inner.holdings.set(holdings);
-        self.inner.tell_all();
+        self.inner.report_all();
     }
 
-    /// The cache above a node's fleet, or a depot's, which keeps what it fetches. A depot fetches with it what others ask for and is not
-    /// here; a node the rest of a blob of which a part was wanted and that it alone is to fetch.
+    /// Sets the cache above this fleet, which keeps what it fetches. A depot uses it to fetch blobs that
+    /// other nodes request. A node uses it to fetch the rest of a blob, if a part was read and the tracker
+    /// gave this node the lease.
     pub fn fill_from(&self, cache: &Arc<dyn Origin>) {
         let _ = self.inner.filler.set(Arc::downgrade(cache));
     }
 
-    /// Of a node that only lends its disk ([`FleetParts::keeps`]): a copy is kept of what it tracks, fetched with this, as long as there is room.
-    /// What it was told of since it joined is copied now.
+    /// For a node that only lends its disk ([`FleetParts::keeps`]): keeps a copy of what it tracks, fetched
+    /// through `cache`, as long as there is room. Blobs that it was told about since it joined are copied
+    /// now.
     ///
     /// # Errors
-    /// The system has no room for its threads, or the node was not started as one that keeps.
+    /// The system cannot start its threads, or the node was not started as one that keeps.
     pub fn keep_with(&self, cache: &Arc<dyn Origin>) -> std::io::Result<()> {
         keeper::start(&self.inner, cache)
     }
 
-    /// The cache has put a blob on the disk.
+    /// The cache has written a blob to the disk.
     pub fn came(&self, id: &BlobId) {
         self.inner.came(id);
     }
 
-    /// The cache has let go of a blob.
+    /// The cache has evicted a blob.
     pub fn went(&self, id: &BlobId) {
         if let Some(net) = self.inner.net() {
-            net.let_go(id);
+            net.close_file(id);
         }
         self.inner.transit.forget(id);
         self.inner.note_first(id, What::Gone);
     }
 
-    /// Where a blob came from that the cache is about to write: what fetching it again will cost.
+    /// The source of a blob that the cache is about to write: it tells what fetching it again will cost.
     pub fn came_from(&self, id: &BlobId) -> Option<Tier> {
         self.inner.origins.lock().0.remove(id)
     }
 
-    /// What the cache could still take, in MiB.
+    /// How much more the cache could store, in MiB.
     pub fn set_free(&self, mib: u32) {
         self.inner.free.store(mib, Ordering::Relaxed);
     }
 
-    /// This node's name.
+    /// This node's id.
     pub fn node(&self) -> NodeId {
         self.inner.own
     }
@@ -320,17 +334,17 @@ impl Fleet {
         self.inner.net().is_some_and(Net::is_encrypted)
     }
 
-    /// Where it is.
+    /// The zone it is in.
     pub fn zone(&self) -> &Zone {
         &self.inner.zone
     }
 
-    /// Who is there, in the order of their names.
+    /// The members, in the order of their ids.
     pub fn seen(&self) -> Vec<Seen> {
         self.inner.seen()
     }
 
-    /// What came of fetches.
+    /// The results of fetches.
     pub fn counts(&self) -> FleetCounts {
         self.inner.counters.now()
     }
@@ -345,12 +359,12 @@ impl Fleet {
         self.inner.tracker.lock().counts()
     }
 
-    /// Blobs on their way here now.
+    /// The number of blobs in flight to this node.
     pub fn under_way(&self) -> usize {
         self.inner.transit.len()
     }
 
-    /// Says farewell and ends all connections. The second call does nothing.
+    /// Leaves the fleet and ends all connections. A second call does nothing.
     pub fn close(&self) {
         if self.inner.closed.swap(true, Ordering::AcqRel) {
             return;
@@ -374,7 +388,7 @@ impl Drop for Fleet {
     }
 }
 
-/// Listens for both, on one port.
+/// Listens for the transport (TCP) and the membership (UDP) on one port.
 fn listen(parts: &FleetParts, inner: &Arc<Inner>) -> Result<(Net, UdpSocket), FleetError> {
     let identity = Identity { node: parts.home.node(), role: parts.role, volume: parts.volume };
     // A free TCP port is not always a free UDP port.
@@ -424,11 +438,11 @@ impl Inner {
             before: Mutex::new(None),
             addresses: Mutex::default(),
             fresh: Mutex::default(),
-            untold: Mutex::default(),
+            unreported: Mutex::default(),
             latencies: Mutex::default(),
             silence: Mutex::default(),
-            lively: Lively::default(),
-            line: Line::default(),
+            activity: Activity::default(),
+            capacity: Capacity::default(),
             parts: AtomicUsize::new(0),
             origins: Mutex::default(),
             transit: Arc::new(Transit::new(parts.verify)),
@@ -444,7 +458,7 @@ impl Inner {
         }
     }
 
-    /// Microseconds since the start, as the state machines count.
+    /// Microseconds since the start, the time of the state machines.
     fn now(&self) -> u64 {
         let since = base::time::monotonic().saturating_duration_since(self.began);
         u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
@@ -454,7 +468,8 @@ impl Inner {
         self.seen_after(NodeId([0; 16]), usize::MAX).members
     }
 
-    /// At most so many of the members after this one. No more than these are looked at: others ask for it.
+    /// At most `most` of the members after this one. Only these are examined, because other nodes can call
+    /// it.
     fn seen_after(&self, after: NodeId, most: usize) -> Roll {
         let Some(members) = self.members.get() else { return Roll::default() };
         let seen = |member: &Member| Seen {
@@ -476,16 +491,16 @@ impl Inner {
         self.holdings.get()
     }
 
-    /// A node that is there and has answered lately.
+    /// A member that is not suspected of having failed.
     fn peer(&self, node: NodeId) -> Option<Peer> {
         let members = self.members.get()?;
         if members.is_suspect(node) {
             return None;
         }
-        Some(asker::peer(members.roster().get(node)?.address, node))
+        Some(driver::peer(members.roster().get(node)?.address, node))
     }
 
-    /// Whether somebody else could have anything.
+    /// Whether there is no other node that could have anything.
     fn is_alone(&self) -> bool {
         self.members.get().is_none_or(|members| members.roster().members.len() < 2)
     }
@@ -494,9 +509,9 @@ impl Inner {
         match event {
             Event::Changed(change) => self.changed(&change),
             Event::Alone { addresses } => (self.report)(&format!(
-                "fleet: nobody answers at {addresses} addresses; going on alone, and knocking"
+                "fleet: no node answers at {addresses} addresses; continuing alone, and trying again"
             )),
-            Event::Found => (self.report)("fleet: there is somebody now"),
+            Event::Found => (self.report)("fleet: another node answers now"),
             Event::Twin { address } => (self.report)(&format!(
                 "fleet: the node at {address} has this node's id: its cache folder was copied; remove the file \"node\" in one of the two"
             )),
@@ -517,7 +532,7 @@ impl Inner {
         self.fresh.lock().extend(change.joined.iter().map(|member| member.node));
         if let Some(roster) = roster {
             self.place(&roster);
-            self.tell_all();
+            self.report_all();
         }
     }
 
@@ -535,17 +550,17 @@ impl Inner {
         self.note_first(id, What::Have);
         self.transit.kept(id);
         if self.is_alone() {
-            // Nobody will ask for it.
+            // There is no other node to ask for it.
             self.transit.forget(id);
         }
     }
 
-    /// One round of what is done now and then. False when the node ends.
+    /// One round of the periodic work. False when the node ends.
     fn round(self: &Arc<Inner>) -> bool {
         if self.closed.load(Ordering::Acquire) {
             return false;
         }
-        self.tell_some();
+        self.report_some();
         let Some(net) = self.net() else { return true };
         for (tracker, notes) in self.notes.take() {
             let Some(peer) = self.peer(tracker) else { continue };

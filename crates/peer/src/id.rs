@@ -1,9 +1,10 @@
-//! What a node is called, and what the others know of it.
+//! The id of a node, and what the other nodes know about it.
 
 use std::fmt;
 use std::net::SocketAddr;
 
-/// A node's name: random, made once and kept on its disk, so that a node that comes back with its cache is the same one.
+/// A node's id. It is random, generated once and kept on the node's disk, so that a node that returns with
+/// its cache is the same node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub [u8; 16]);
 
@@ -31,11 +32,11 @@ impl fmt::Debug for NodeId {
 /// The longest name of a zone, in bytes.
 pub const ZONE_MAX: usize = 63;
 
-/// Nodes near one another bear the same zone's name.
+/// The name of a zone. Nodes near one another have the same.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Zone(String);
 
-/// The text was no zone's name.
+/// The text is not a valid name of a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a zone's name is 1 to 63 letters, digits, '.', '_' or '-'")]
 pub struct NotAZone;
@@ -49,7 +50,7 @@ impl Zone {
         if fine { Ok(Zone(name.to_owned())) } else { Err(NotAZone) }
     }
 
-    /// Its name.
+    /// The name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -67,44 +68,45 @@ impl fmt::Display for Zone {
     }
 }
 
-/// What a node is there for.
+/// The purpose of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// Serves a mount, or lends its disk.
     Node,
-    /// The zone's cache server: asked after the peers and before the origin.
+    /// The zone's cache server. It is asked after the peers and before the origin.
     Depot,
 }
 
-/// What is known of a node that is there.
+/// What is known about a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its name.
+    /// Its id.
     pub node: NodeId,
-    /// Which run of it: of two records the one with the higher generation is the newer.
+    /// Which run of the node this is. Of two records, the one with the higher generation is newer.
     pub generation: u64,
     /// Where it listens: UDP for membership, TCP for everything else, on the same port.
     pub address: SocketAddr,
-    /// Where it is.
+    /// The zone it is in.
     pub zone: Zone,
-    /// What it is there for.
+    /// Its purpose.
     pub role: Role,
-    /// Its share of what is tracked, and of what depots hold, relative to the others'; 0 takes part in neither.
+    /// Its share of what is tracked, and of what depots hold, relative to the other nodes. With 0 it takes
+    /// part in neither.
     pub weight: u16,
-    /// What its cache could still take, in MiB.
+    /// How much its cache could still store, in MiB.
     pub free: u32,
-    /// Bytes it is about to send, in MiB: how busy it is.
+    /// How busy it is: MiB that it is about to send.
     pub load: u16,
 }
 
-/// A node as it is shown to a person.
+/// A member in the form that is shown to a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// What is known of it.
+    /// What is known about it.
     pub member: Member,
-    /// It is the one that says so.
+    /// It is the node that made this list.
     pub is_own: bool,
-    /// It has not answered lately.
+    /// It has not answered recently.
     pub is_suspect: bool,
 }
 

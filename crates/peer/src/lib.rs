@@ -1,31 +1,32 @@
-//! The fleet: a node that misses its page cache and its disk asks the worker next door.
+//! The fleet: when a node misses its page cache and its disk, it gets the blob from another node.
 //!
 //! ```text
-//!                     who wants a blob                                   who has it
+//!                     a node wants a blob                         another node has it
 //!
-//!   the node's cache ──► fleet: asks as the plan says ──────────► net: serves files as they are
+//!   the node's cache ──► fleet: does what the plan says ──────► net: sends files with sendfile
 //!                          │            │                              ▲
 //!                          │            └── tracker: SERVE GO LEASE WAIT (a state machine, no I/O)
 //!                          ▼
-//!                 members: who is there (SWIM)        placement: which node tracks a group
+//!                 members: which nodes exist (SWIM)    placement: which node tracks a group
 //! ```
 //!
-//! - [`id`]: what a node is called and what is known of it.
-//! - [`members`]: who is there.
-//! - [`message`]: what nodes say to one another about blobs, and what that means.
+//! - [`id`]: the id of a node, and what is known about a node.
+//! - [`members`]: which nodes are in the fleet.
+//! - [`message`]: what nodes tell each other about blobs, and what it means.
 //! - [`placement`]: which nodes track a group, and which depots keep a blob.
-//! - [`tracker`]: answers who has a blob and who shall fetch it.
-//! - [`plan`]: the asker's side: whom to ask, where to fetch, when to try elsewhere.
-//! - [`dice`]: chance from a seed.
+//! - [`tracker`]: answers which nodes have a blob and which node should fetch it.
+//! - [`plan`]: the requester's side: which tracker to ask, where to fetch, when to hedge.
+//! - [`dice`]: pseudo-random numbers from a seed.
 //! - [`secret`]: what a node must know to belong to the fleet.
-//! - [`tls`]: whose certificates are taken, where connections are encrypted.
-//! - [`net`]: the transport: connections, requests, serving; [`frame`], [`hello`]: what goes over them, and how they begin.
+//! - [`tls`]: which certificates are accepted when connections are encrypted.
+//! - [`net`]: the transport: connections, requests, serving. [`frame`] and [`hello`]: what is sent on a
+//!   connection, and how a connection begins.
 //! - [`fleet`]: a node of a fleet, as the origin beneath its cache.
-//! - [`arriving`]: a blob that is being received, checked as it comes and passed on at once.
-//! - [`seam`]: what this crate is handed: the blobs that a node can give away.
+//! - [`arriving`]: a blob that is being received. It is verified as it arrives and passed on at once.
+//! - [`seam`]: the interface through which this crate gets the blobs that a node can send.
 //!
-//! Nothing here decides on its own clock or chance what goes where: the state machines are told the time and take a seed, so that the
-//! simulation runs the same lines.
+//! The state machines read no clock and no random numbers. The caller passes the time and a seed, so that the
+//! simulation runs the same code.
 
 pub mod arriving;
 pub mod dice;

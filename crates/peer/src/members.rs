@@ -1,18 +1,21 @@
-//! Who is there: SWIM over UDP, sealed with the fleet's secret.
+//! Membership: SWIM over UDP, encrypted and authenticated with the fleet's secret.
 //!
 //! ```text
 //!   Members ──► driver: a socket, a thread, the clock ──► machine: decides, no I/O ──► foca: SWIM
 //!                  │                                        │
-//!                  seal: only this fleet reads              vitals: free space and load, by the way
+//!                  seal: only this fleet reads              vitals: free space and load, sent along
 //! ```
 //!
-//! [`Members::start`] joins and keeps joining; [`Members::roster`] is who is there, as a value; a watcher is told what changes. It carries
-//! who is there and how busy, never who has what. A death is known to all within some ten seconds: who asks somebody for bytes has
-//! to have a deadline of its own, and can say [`Members::suspect`] to keep from asking again at once.
+//! [`Members::start`] joins and keeps joining. [`Members::roster`] is the list of members, as a value. A
+//! watcher is told of changes. Membership says which nodes exist and how busy they are, never which node has
+//! which blob. All nodes know of a death within about ten seconds. So a request for data needs its own
+//! deadline, and [`Members::suspect`] keeps a node from being asked again at once.
 //!
-//! - [`machine`] is the whole of it as a pure state machine; its tests run fleets of hundreds in virtual time.
-//! - [`who`], [`codec`], [`vitals`], [`seal`]: a node, what is said, what it is sealed in.
-//! - [`home`]: what makes a node itself again after a restart. [`contacts`]: whom to join by.
+//! - [`machine`]: all of it as a pure state machine. Its tests run fleets of hundreds of nodes in virtual
+//!   time.
+//! - [`who`], [`codec`], [`vitals`], [`seal`]: a node, the messages, and their encryption.
+//! - [`home`]: the identity of a node across restarts. [`contacts`]: the addresses through which a node
+//!   joins.
 
 pub mod codec;
 pub mod contacts;

@@ -1,16 +1,17 @@
-//! What nodes say to one another about blobs.
+//! What nodes tell each other about blobs.
 //!
-//! Neighbouring blobs of a file form a **group**. One node of the zone, chosen by hashing, *tracks* a group: it knows who has its blobs
-//! and who is fetching them, and need not have them itself. Whoever misses a blob asks the tracker of its group, once for up to
-//! [`ASK_MAX`] blobs of it, and is told for each where to get it:
+//! Neighbouring blobs of a file form a **group**. One node of the zone, chosen by hashing, *tracks* a group:
+//! it knows which nodes have its blobs and which nodes are fetching them. It need not have them itself. A
+//! node that misses a blob asks the tracker of its group, once for up to [`ASK_MAX`] blobs of it. The tracker
+//! says for each where to get it:
 //!
-//! - [`Answer::Serve`]: from me.
-//! - [`Answer::Go`]: from one of these.
-//! - [`Answer::Lease`]: you fetch it, from the depot or the origin, nobody else does meanwhile; until then.
-//! - [`Answer::Wait`]: that node is fetching it; take it from there as it arrives.
+//! - [`Answer::Serve`]: from the tracker itself.
+//! - [`Answer::Go`]: from one of these nodes.
+//! - [`Answer::Lease`]: fetch it from the depot or the origin. No other node does so until the lease ends.
+//! - [`Answer::Wait`]: that node is fetching it. Take it from there as it arrives.
 //!
-//! What a node has got, dropped or failed to get it tells the trackers in batches ([`Note`]). A tracker knows nothing for good:
-//! a new one is told again by the holders.
+//! A node tells the trackers in batches ([`Note`]) which blobs it got, dropped or failed to get. A tracker
+//! keeps nothing permanently. The holders tell a new one again.
 
 use std::time::Duration;
 
@@ -18,18 +19,18 @@ use base::BlobId;
 
 use crate::id::NodeId;
 
-/// At most so many blobs in one question.
+/// Upper bound on the blobs in one question.
 pub const ASK_MAX: usize = 16;
 
-/// At most so many notes in one message.
+/// Upper bound on the notes in one message.
 pub const NOTES_MAX: usize = 256;
 
-/// A group of neighbouring blobs, by a number that all who read the same tree agree on.
+/// A group of neighbouring blobs, by a number that all readers of the same tree agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Group(pub u64);
 
 impl Group {
-    /// Where nothing is known of a blob's neighbours it is a group of its own.
+    /// If nothing is known about a blob's neighbours, it is a group of its own.
     pub fn alone(id: &BlobId) -> Group {
         let [a, b, c, d, e, f, g, h, ..] = id.0;
         Group(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
@@ -43,17 +44,19 @@ pub struct Ask {
     pub group: Group,
     /// 1 to [`ASK_MAX`] blobs.
     pub blobs: Vec<BlobId>,
-    /// How much the asker has to send itself, in MiB: trackers choose the less busy of several holders.
+    /// How much the requester itself has to send, in MiB. Of several holders, trackers choose the less busy
+    /// one.
     pub backlog: u16,
-    /// Holders of whom the asker has just had an error or no answer, at most 8: not these.
+    /// Holders that just gave the requester an error or no answer, at most 8. They must not be named.
     pub not: Vec<NodeId>,
-    /// Who sends the asker most now, if anybody does: named again rather than an equal.
+    /// The requester's upstream, if any: the node that sends it the most now. It is preferred among equals.
     pub sender: Option<NodeId>,
-    /// Only a part of each is wanted: who is sent to a node will not have the blob, and takes none of its slots. A lease is one all the same.
+    /// Only a part of each blob is wanted. The requester will not have the blob, and takes no slot of the
+    /// node that it is sent to. A lease is a normal lease.
     pub part: bool,
 }
 
-/// What is said of one blob.
+/// What a tracker says about one blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The tracker has it.
@@ -62,24 +65,24 @@ pub enum Answer {
     Go {
         /// Ask this one.
         first: NodeId,
-        /// And that one, when the first does not answer in time.
+        /// Ask this one if the first does not answer in time.
         second: Option<NodeId>,
     },
-    /// The asker fetches it from the depot or the origin.
+    /// The requester fetches it from the depot or the origin.
     Lease {
-        /// To be named when it is done or has failed.
+        /// To be named when the fetch is done or has failed.
         lease: u64,
-        /// How long nobody else is sent there.
+        /// How long no other node is sent there.
         time: Duration,
     },
-    /// That one is fetching it.
+    /// That node is fetching it.
     Wait {
         /// Stream it from there.
         parent: NodeId,
         /// When the fetch should have ended.
         time: Duration,
     },
-    /// The one who was asked does not track this group, as far as it knows who is there.
+    /// The answering node does not track this group, according to its own membership.
     NotMine,
 }
 
@@ -90,33 +93,35 @@ pub struct Note {
     pub group: Group,
     /// Which blob.
     pub blob: BlobId,
-    /// What of it.
+    /// What happened to it.
     pub what: What,
 }
 
-/// What became of a blob at a node.
+/// What happened to a blob at a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// It has it, and can give it away.
+    /// The node has it, and can send it.
     Have,
-    /// Another tracker gave it the lease, and it is fetching it: told once, to the trackers behind that one, who would otherwise give a second lease to whoever
-    /// asks when the first has died. As good as having it: what comes is passed on as it comes.
+    /// Another tracker gave the node the lease, and it is fetching. It says so once, to the trackers after
+    /// that one. If the first tracker has died, they would otherwise give a second lease. It counts like
+    /// having the blob, because the node passes on what arrives.
     Fetching,
-    /// It does not have it any more.
+    /// The node does not have it any more.
     Gone,
-    /// It was to fetch it and could not: the lease is free.
+    /// The node was to fetch it and could not. The lease is free.
     Failed {
         /// Which.
         lease: u64,
     },
-    /// It was sent to this node for it, and did not get it there.
+    /// The node was sent to `by` for it, and did not get it there.
     Refused {
-        /// By whom.
+        /// The node that did not deliver.
         by: NodeId,
     },
-    /// It was sent to this node for it, and has waited for its first byte unusually long: it may be dead, or only busy.
+    /// The node was sent to `by` for it, and has waited unusually long for its first byte. `by` may be dead,
+    /// or only busy.
     Silent {
-        /// Who.
+        /// The silent node.
         by: NodeId,
     },
 }

@@ -1,16 +1,18 @@
-//! Which nodes track a group, and which depots keep it: weighted rendezvous hashing.
+//! Which nodes track a group, and which depots keep a blob: weighted rendezvous hashing.
 //!
-//! Every node draws a number for the group, from the two names alone; the best draws win. So all who agree on who is there agree on the
-//! answer without a word, and when a node comes or goes only what it wins or had won moves.
+//! Every node draws a number for the group, computed from the node's id and the group alone. The best draws
+//! win. So nodes that agree on the members agree on the answer without communication. When a node joins or
+//! leaves, only the groups move that it wins or had won.
 //!
-//! With a node's draw u, uniform in (0, 1), its score is -ln(u) / weight, and the lowest score wins: the first of several exponential
-//! clocks to ring, so each wins as often as its weight says. Two machines must never differ in the last bit of a logarithm, so there is none in
-//! floating point: it is base 2, in fixed point, by repeated squaring ([`cost`]). It is needed only to compare *different* weights: among nodes
-//! of one weight the highest draw is the lowest score. So the nodes stand in classes of equal weight, a lookup draws once for each node, and
-//! takes logarithms of the few best of each class.
+//! With a node's draw u, uniform in (0, 1), its score is -ln(u) / weight, and the lowest score wins. This is
+//! the first of several exponential clocks to fire, so each node wins in proportion to its weight. Two
+//! machines must never differ in the last bit of a logarithm, so no floating point is used. The logarithm is
+//! to base 2, in fixed point, by repeated squaring ([`cost`]). It is needed only to compare *different*
+//! weights: among nodes of one weight the highest draw is the lowest score. So nodes are kept in classes of
+//! equal weight. A lookup draws once for each node, and takes logarithms of the few best of each class.
 //!
-//! All of it is fixed for good, because nodes of different versions must agree: docs/PROTOCOL.md ("Placement") has every step, also what a
-//! blob's group and key are, and a test holds a vector.
+//! All of this is fixed permanently, because nodes of different versions must agree. docs/PROTOCOL.md
+//! ("Placement") specifies every step, including a blob's group and key, and a test pins a vector.
 
 use std::collections::HashMap;
 
@@ -20,10 +22,10 @@ use crate::dice::mix;
 use crate::id::{Member, NodeId, Role, Zone};
 use crate::message::Group;
 
-/// A group has so many trackers: the first is asked, the others when it is silent.
+/// The number of trackers of a group. The first is asked, the others when it is silent.
 pub const TRACKERS: usize = 3;
 
-/// Who is there, as far as placing goes: for one zone and one state of the membership.
+/// The nodes of one zone at one state of the membership, as far as placement needs them.
 #[derive(Clone, Debug, Default)]
 pub struct Placement {
     epoch: u64,
@@ -32,8 +34,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// The nodes of `zone` among `members`, at the membership's `epoch`: a number that changes whenever who is there changes.
-    /// Their order does not matter; of a node that is named twice the later record counts.
+    /// The nodes of `zone` among `members`. `epoch` is the membership's: a number that changes with every
+    /// change of the members. The order does not matter. If a node is named twice, the later record counts.
     pub fn new<'a>(epoch: u64, zone: &Zone, members: impl IntoIterator<Item = &'a Member>) -> Placement {
         let mut there: HashMap<NodeId, (u16, Role)> = HashMap::new();
         for member in members.into_iter().filter(|member| member.zone == *zone) {
@@ -52,17 +54,17 @@ impl Placement {
         }
     }
 
-    /// Of which state of the membership this is.
+    /// The epoch of the membership from which this was made.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The group's trackers, rank 1 first: up to [`TRACKERS`], fewer where fewer nodes are there.
+    /// The group's trackers, rank 1 first: up to [`TRACKERS`], or fewer if there are fewer nodes.
     pub fn trackers(&self, group: Group) -> Vec<NodeId> {
         self.trackers.best(group.0, TRACKERS)
     }
 
-    /// The depots that keep the blob, the first choice first: up to `count`.
+    /// Up to `count` depots that keep the blob, the first choice first.
     pub fn depots(&self, blob: &BlobId, count: usize) -> Vec<NodeId> {
         self.depots.best(Group::alone(blob).0, count)
     }
@@ -77,34 +79,36 @@ impl Placement {
         self.depots.0.iter().map(|class| class.nodes.len()).sum()
     }
 
-    /// How many nodes could track.
+    /// How many nodes can be trackers.
     pub fn len(&self) -> usize {
         self.trackers.0.iter().map(|class| class.nodes.len()).sum()
     }
 
-    /// Whether nobody could.
+    /// Whether no node can be a tracker.
     pub fn is_empty(&self) -> bool {
         self.trackers.0.is_empty()
     }
 }
 
-/// A [`Placement`] that remembers the trackers of the groups asked about lately: a lookup is a walk over all nodes.
+/// A [`Placement`] that caches the trackers of recently used groups, because a lookup is a walk over all
+/// nodes.
 #[derive(Debug, Default)]
 pub struct Placed {
     placement: Placement,
     groups: HashMap<Group, Vec<NodeId>>,
 }
 
-/// So many groups are remembered; then all are forgotten, which is cheaper than to know which were used last.
+/// How many groups are cached. Then the cache is cleared, which is cheaper than to track which were used
+/// last.
 const REMEMBERED: usize = 65_536;
 
 impl Placed {
-    /// Nothing is remembered yet.
+    /// With an empty cache.
     pub fn new(placement: Placement) -> Placed {
         Placed { placement, groups: HashMap::new() }
     }
 
-    /// Takes over a new state of the membership; what was remembered of another epoch is forgotten.
+    /// Takes a new state of the membership. The cache is cleared if the epoch differs.
     pub fn update(&mut self, placement: Placement) {
         if placement.epoch != self.placement.epoch {
             self.groups.clear();
@@ -120,7 +124,7 @@ impl Placed {
         self.groups.entry(group).or_insert_with(|| self.placement.trackers(group))
     }
 
-    /// What it is made from.
+    /// The placement itself.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
@@ -133,7 +137,7 @@ struct Classes(Vec<Class>);
 #[derive(Clone, Debug)]
 struct Class {
     weight: u16,
-    /// The node, and what its name contributes to its draws.
+    /// The node, and what its id contributes to its draws.
     nodes: Vec<(u64, NodeId)>,
 }
 
@@ -151,12 +155,12 @@ impl Classes {
         Classes(classes)
     }
 
-    /// The `count` best for the key, the best first.
+    /// The `count` best nodes for the key, the best first.
     fn best(&self, key: u64, count: usize) -> Vec<NodeId> {
         let mut found: Vec<(u64, NodeId)> = Vec::new();
         let key = mix(key);
         for class in &self.0 {
-            // Highest draw first; of equal draws the lower name.
+            // Highest draw first; of equal draws the lower id.
             let mut top: Vec<(u64, NodeId)> = Vec::with_capacity(count + 1);
             for &(seed, node) in &class.nodes {
                 let drawn = draw(key, seed);
@@ -175,13 +179,13 @@ impl Classes {
     }
 }
 
-/// What a node's name contributes to its draws.
+/// What a node's id contributes to its draws.
 fn seed(node: NodeId) -> u64 {
     let name = u128::from_be_bytes(node.0);
     mix(mix((name >> 64) as u64).wrapping_add(name as u64))
 }
 
-/// A node's number for a key; the key is mixed already.
+/// A node's number for a key. The key is already mixed.
 fn draw(key: u64, seed: u64) -> u64 {
     mix(key ^ seed)
 }
@@ -189,11 +193,13 @@ fn draw(key: u64, seed: u64) -> u64 {
 /// Bits after the point of [`cost`].
 const FRACTION: u32 = 32;
 
-/// -log2((draw + 1) / 2^64) in fixed point: 0 for the highest draw, 64 for the lowest. Never increases with the draw.
+/// -log2((draw + 1) / 2^64) in fixed point: 0 for the highest draw, 64 for the lowest. It never increases
+/// with the draw.
 fn cost(drawn: u64) -> u64 {
     let number = u128::from(drawn) + 1;
     let whole = number.ilog2();
-    // 1 <= x < 2, with 63 bits after the point. Squaring doubles the logarithm: what passes 2 is its next bit.
+    // 1 <= x < 2, with 63 bits after the point. Squaring doubles the logarithm: a carry past 2 is its next
+    // bit.
     let mut x = if whole > 63 { 1u128 << 63 } else { number << (63 - whole) };
     let mut log = u64::from(whole);
     for _ in 0..FRACTION {
@@ -207,9 +213,9 @@ fn cost(drawn: u64) -> u64 {
     (64 << FRACTION) - log
 }
 
-/// Lower is better: the cost by weight.
+/// Lower is better: the cost divided by the weight.
 fn score(drawn: u64, weight: u16) -> u64 {
-    // 39 bits of cost at most, so 24 more fit.
+    // The cost has at most 39 bits, so 24 more fit.
     (cost(drawn) << 24) / u64::from(weight.max(1))
 }
 

@@ -1,4 +1,4 @@
-//! What this crate is handed from outside: the blobs that a node can give away.
+//! The interface through which this crate gets the blobs that a node can send.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -11,27 +11,29 @@ pub use crate::net::CopyState;
 /// A whole blob in a file, from its first byte on.
 #[derive(Clone)]
 pub struct Held {
-    /// Open for reading; nobody changes it.
+    /// Open for reading. Nothing changes it.
     pub file: Arc<File>,
     /// Where in the file the blob begins.
     pub offset: u64,
-    /// What it can be checked with; its size is the blob's.
+    /// For verification. Their size is the blob's.
     pub sums: Arc<Sums>,
 }
 
-/// The blobs of a node's disk.
+/// The blobs on a node's disk.
 pub trait Holdings: Send + Sync {
-    /// The blob, if it is here. Quick: asked for each request.
+    /// The blob, if it is here. Must be quick: it is called for each request.
     fn open(&self, id: &BlobId) -> Option<Held>;
 
-    /// Somebody says that what was sent is not the blob: compare it with its name and drop it if that is so.
+    /// Another node says that what was sent is not the blob. Compares it with its id and drops it if it
+    /// differs.
     fn suspect(&self, id: &BlobId) -> CopyState;
 
-    /// Calls `each` with every blob that is here, until it answers false: for trackers that lost what they knew.
+    /// Calls `each` with every blob that is here, until it returns false. For trackers that lost what they
+    /// knew.
     fn list(&self, each: &mut dyn FnMut(&BlobId) -> bool);
 }
 
-/// Where nothing is held.
+/// An implementation without any blobs.
 pub struct Nothing;
 
 impl Holdings for Nothing {

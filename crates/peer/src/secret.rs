@@ -1,11 +1,11 @@
 //! The cluster secret: what a node must know to belong to the fleet.
 //!
-//! It is read from a file (or from text that came from the environment), is never sent, and never printed: what uses it asks for a *key*
-//! for one purpose ([`Secret::key`]), and from one key neither the secret nor another key can be computed. Its memory is overwritten when
-//! it goes.
+//! It is read from a file (or from text of the environment). It is never sent and never printed. Its users
+//! derive a *key* for one purpose from it ([`Secret::key`]). Neither the secret nor another key can be
+//! computed from a key. Its memory is overwritten on drop.
 //!
-//! A secret that a person made up can be guessed by whoever has recorded one datagram, at leisure and without asking anybody.
-//! [`Secret::generate_text`] makes one that cannot.
+//! A secret that a person made up can be guessed offline by anyone who has recorded one datagram.
+//! [`Secret::generate_text`] makes one that cannot be guessed.
 
 use std::fmt;
 use std::fs::File;
@@ -15,14 +15,14 @@ use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
-/// The least that is taken, in bytes.
+/// The minimum length in bytes.
 pub const SECRET_MIN: usize = 16;
-/// The most that is taken, in bytes: a file that is longer is not a secret.
+/// The maximum length in bytes. A longer file is not a secret.
 pub const SECRET_MAX: usize = 4096;
 
-/// Every bit that gives somebody who is neither the owner nor of the group a way to the file.
+/// The mode bits that give access to users other than the owner and the group.
 const OTHERS: u32 = 0o007;
-/// The group may read (systemd and Kubernetes hand secrets out that way), but not write.
+/// The group may read (systemd and Kubernetes provide secrets that way), but not write.
 const GROUP_WRITES: u32 = 0o020;
 
 /// Why there is no secret.
@@ -33,17 +33,17 @@ pub enum SecretError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
     /// It is a folder, a pipe or a device.
     #[error("the cluster secret {} is not a regular file; name the file that holds it", path.display())]
     NotAFile {
-        /// What it was to be read from.
+        /// The path.
         path: PathBuf,
     },
-    /// Others could have read or changed it.
+    /// Other users could have read or changed it.
     #[error(
         "the cluster secret {} has mode {mode:04o}: others can get at it; `chmod 600 {}`, and make a new secret if somebody may have read it",
         path.display(), path.display()
@@ -54,7 +54,7 @@ pub enum SecretError {
         /// Its mode.
         mode: u32,
     },
-    /// Another user's: he can read and change it whatever its mode says.
+    /// It belongs to another user, who can read and change it whatever its mode is.
     #[error("the cluster secret {} belongs to user {owner}: make it your own, `chown {me} {}`", path.display(), path.display())]
     Foreign {
         /// The file.
@@ -75,19 +75,20 @@ pub enum SecretError {
     /// More than [`SECRET_MAX`] bytes.
     #[error("the cluster secret is longer than {SECRET_MAX} bytes: is that the right file?")]
     Long,
-    /// A line end, or another control character, inside.
+    /// There is a line end or another control character inside.
     #[error(
         "the cluster secret is one line of text; this one holds a line end or a control character inside"
     )]
     NotALine,
 }
 
-/// The cluster secret. Its `Debug` says nothing of it.
+/// The cluster secret. Its `Debug` output does not show it.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<Vec<u8>>);
 
 impl Secret {
-    /// From a file that only its owner, and at most readers of its group, can get at. White space around the line does not count.
+    /// Reads a file that only its owner, and at most readers of its group, can access. White space around the
+    /// line is ignored.
     ///
     /// # Errors
     /// [`SecretError`].
@@ -96,7 +97,7 @@ impl Secret {
         // Opening a pipe would wait for a writer.
         let mut options = File::options();
         let file = options.read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
-        // Of the open file: the name could mean another one a moment later.
+        // Of the open file, because the path could mean another file a moment later.
         let about = file.metadata().map_err(failed)?;
         if !about.is_file() {
             return Err(SecretError::NotAFile { path: path.to_owned() });
@@ -109,13 +110,13 @@ impl Secret {
         if owner != 0 && owner != me {
             return Err(SecretError::Foreign { path: path.to_owned(), owner, me });
         }
-        // Room for all at once, so that growing leaves no copies behind.
+        // Capacity for all at once, so that growing leaves no copies behind.
         let mut bytes = Zeroizing::new(Vec::with_capacity(SECRET_MAX + 2));
         file.take(SECRET_MAX as u64 + 2).read_to_end(&mut bytes).map_err(failed)?;
         Secret::from_bytes(&bytes)
     }
 
-    /// From text, as the environment has it. White space around it does not count.
+    /// From text, such as a variable of the environment. White space around it is ignored.
     ///
     /// # Errors
     /// It is too short, too long, or more than one line.
@@ -140,7 +141,8 @@ impl Secret {
         blake3::Hash::from_bytes(*bytes).to_hex().to_string()
     }
 
-    /// The key for one purpose ("gossip", "hello"): always the same one, and no other purpose's.
+    /// The key for one purpose ("gossip", "hello"). A purpose always has the same key, and no two purposes
+    /// share one.
     pub fn key(&self, purpose: &str) -> [u8; 32] {
         blake3::derive_key(&format!("covey fleet v1 {purpose}"), &self.0)
     }

@@ -1,18 +1,19 @@
-//! TLS between nodes: whose certificates are taken, and what a person reads when one is not.
+//! TLS between nodes: which certificates are accepted, and the messages for those that are not.
 //!
-//! It is off unless it is asked for. A node then has three files: its certificate, the key to it, and the certificates of the fleet's CA.
-//! Both ends of a connection show a certificate, and what counts is that the CA signed it and that it has not expired:
+//! TLS is off by default. With it a node has three files: its certificate, the certificate's key, and the
+//! certificates of the fleet's CA. Both ends of a connection present a certificate. It must be signed by the
+//! CA and not be expired:
 //!
-//! - **Names in certificates are not looked at.** Nodes are found by address, addresses come and go, and who a node is it says in the
-//!   handshake. A certificate says no more than "the CA let it in".
-//! - **The secret is still needed.** The handshake of [`crate::hello`] goes on inside, and its proofs hold a value that only the two ends of
-//!   this one TLS connection know. So whoever has a certificate of the CA and not the secret cannot pass a handshake on either, and the CA
-//!   may be one that signs for others too.
-//! - TLS 1.3 only. No tickets, no early data: each connection is proved anew. AES-128-GCM is preferred, the cheapest where the processor
-//!   has AES.
+//! - **Names in certificates are ignored.** Nodes are found by address, addresses change, and the handshake
+//!   says which node it is. A certificate only says that the CA admitted its owner.
+//! - **The secret is still needed.** The handshake of [`crate::hello`] runs inside, and its proofs cover a
+//!   value that only the two ends of this one TLS connection know. So a program that has a certificate of the
+//!   CA but not the secret cannot relay a handshake either, and the CA may also sign for other purposes.
+//! - TLS 1.3 only, without tickets and early data: each connection is proved anew. AES-128-GCM is preferred,
+//!   because it is the cheapest on processors with AES.
 //!
-//! The files are read once, when the node starts; its own certificate is then held against its own CA, so that a mistake is told to the
-//! one who made it.
+//! The files are read once, at the start of the node. Its own certificate is then checked against its own CA,
+//! so that the operator who made a mistake is told.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -41,38 +42,38 @@ pub(crate) mod tests;
 
 /// Longer files hold something else.
 const FILE_MAX: u64 = 1 << 20;
-/// Whoever is neither the owner nor of the group, and a group that writes: as with the secret.
+/// The mode bits for other users, and for a group that writes: as with the secret.
 const OTHERS: u32 = 0o027;
 
-/// Why TLS cannot be used here.
+/// Why TLS cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
     #[error("{}: {error}", path.display())]
     Read {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
     /// A file holds something else.
     #[error("{} holds no {what} in PEM (-----BEGIN ...): is it the right file?", path.display())]
     NotPem {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What it was to hold.
+        /// What it should hold.
         what: &'static str,
     },
-    /// Another user's key: he can read and change it whatever its mode says.
+    /// The key belongs to another user, who can read and change it whatever its mode is.
     #[error("the key {} belongs to user {owner}: make it your own, with chown", path.display())]
     Foreign {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Its owner.
         owner: u32,
     },
-    /// Others could have read the key.
+    /// Other users could have read the key.
     #[error(
         "the key {} has mode {mode:04o}: others can get at it; `chmod 600 {}`, and make a new one if somebody may have read it",
         path.display(), path.display()
@@ -93,7 +94,7 @@ pub enum TlsError {
     },
 }
 
-/// A node's certificate and key, and the CA by which it knows the others. Clones are the same ones.
+/// A node's certificate and key, and the CA that it accepts. Clones share them.
 #[derive(Clone)]
 pub struct Tls {
     client: Arc<ClientConfig>,
@@ -107,8 +108,8 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// From three files in PEM: the node's certificate (with those between it and the CA, if there are any), its key, and the CA's
-    /// certificate, or several while one CA takes over from another.
+    /// From three files in PEM: the node's certificate (with the intermediate ones, if any), its key, and the
+    /// CA's certificate, or several while one CA replaces another.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -121,7 +122,7 @@ impl Tls {
         Tls::new(chain, key, roots).map_err(|error| unfit(&error))
     }
 
-    /// The same from what is in memory; the certificate is not held against the CA.
+    /// The same from memory. The certificate is not checked against the CA.
     pub(crate) fn new(
         chain: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,
@@ -156,7 +157,7 @@ impl Tls {
     }
 }
 
-/// `ring`, which the stores bring as well.
+/// `ring`, which the object stores' client uses as well.
 fn provider() -> Arc<CryptoProvider> {
     use ring::cipher_suite::{
         TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
@@ -172,7 +173,7 @@ fn store(ca: &[CertificateDer<'static>]) -> Result<RootCertStore, Error> {
     Ok(roots)
 }
 
-/// Holds a node's own certificate against its own CA, for both ends of a connection.
+/// Checks a node's own certificate against its own CA, for both ends of a connection.
 fn check(chain: &[CertificateDer<'static>], ca: &[CertificateDer<'static>]) -> Result<(), Error> {
     let (provider, roots) = (provider(), Arc::new(store(ca)?));
     let Some((own, between)) = chain.split_first() else { return Err(Error::NoCertificatesPresented) };
@@ -219,7 +220,7 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
         .map_err(|_| TlsError::NotPem { path: path.to_owned(), what: "private key" })
 }
 
-/// Takes who shows a certificate that the CA signed and that has not expired, by whatever name.
+/// Accepts any certificate that the CA signed and that has not expired, whatever its name.
 #[derive(Debug)]
 struct OfTheCa {
     roots: Arc<RootCertStore>,
@@ -285,7 +286,7 @@ fn own(error: &Error, ca: &Path) -> String {
     }
 }
 
-/// What is wrong when an error of a connection is one of TLS; none where it is another's. "It" is the other end.
+/// The message for a TLS error of a connection. None if the error is not one of TLS. "It" is the other end.
 pub(crate) fn why(error: &io::Error) -> Option<String> {
     use AlertDescription as A;
     use CertificateError as C;

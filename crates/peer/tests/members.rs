@@ -72,7 +72,7 @@ fn nodes_join_leave_die_and_come_back_as_themselves() {
     let home = Arc::new(NodeHome::open(folder.path()).unwrap());
     let first = start("");
     let by = first.me.address.to_string();
-    // One that nobody answers, and a name, besides the one that does.
+    // A contact that does not answer, and a name, besides the one that answers.
     let (_nobody, nowhere) = socket();
     let second = start(&format!("{nowhere},{by}"));
     let third = start_with("a", &format!("localhost:{}", first.me.address.port()), Some(Arc::clone(&home)));
@@ -87,7 +87,7 @@ fn nodes_join_leave_die_and_come_back_as_themselves() {
     second.members.leave();
     until("one left", Duration::from_secs(3), || size(&first) == 2 && size(&third) == 2);
 
-    // Killed without a word, and started again with its folder, on another port.
+    // Killed without a farewell, and started again with its folder, on another port.
     let node = third.me.node;
     drop(third);
     assert!(matches!(NodeHome::open(folder.path()), Err(covey_peer::members::HomeError::Taken { .. })));
@@ -105,7 +105,7 @@ fn nodes_join_leave_die_and_come_back_as_themselves() {
 }
 
 #[test]
-fn who_restarts_finds_the_others_by_what_it_kept() {
+fn a_restarted_node_finds_the_others_by_kept_addresses() {
     let folder = tempfile::tempdir().unwrap();
     let other = start("");
     let home = Arc::new(NodeHome::open(folder.path()).unwrap());
@@ -140,7 +140,7 @@ fn strangers_and_garbage_are_counted_and_change_nothing() {
     let alone = |event: Event| matches!(event, Event::Alone { addresses: 1 });
     assert!(
         alone(stranger.events.recv_timeout(SOON).unwrap()),
-        "the one with another secret says that nobody answers"
+        "the node with another secret reports that none answers"
     );
 }
 
@@ -156,7 +156,7 @@ fn a_suspect_is_one_for_a_while_and_for_this_node_only() {
 }
 
 #[test]
-fn an_address_that_nobody_can_reach_is_refused() {
+fn an_unreachable_address_is_refused() {
     for address in ["0.0.0.0:7", "127.0.0.1:0", "[::]:7", "224.0.0.1:7"] {
         let me = Member {
             node: NodeId::random(),

@@ -32,7 +32,7 @@ fn bytes_are_free_group_by_group_and_sources_may_overlap() {
 }
 
 #[test]
-fn a_wrong_byte_frees_nothing_and_the_next_source_goes_on() {
+fn a_wrong_byte_frees_nothing_and_the_next_source_continues() {
     let bytes = noise(200_000);
     let mut wrong = bytes.clone();
     wrong[150_000] ^= 4;
@@ -48,7 +48,7 @@ fn a_wrong_byte_frees_nothing_and_the_next_source_goes_on() {
 }
 
 #[test]
-fn who_waits_hears_of_the_end() {
+fn a_waiter_learns_of_the_end() {
     let arriving = Arriving::new(Sums::of(b"x").id(), Verify::Crc);
     let soon = base::time::monotonic() + std::time::Duration::from_millis(10);
     assert!(matches!(arriving.wait_for(1, soon), Err(Fail::Late(_))));
@@ -61,7 +61,7 @@ fn who_waits_hears_of_the_end() {
     assert!(empty.into_parts().unwrap().1.is_empty());
 }
 
-/// Sums that lead to the same name and say something else.
+/// Sums with the same id and other contents.
 fn made_up(sums: &Sums, change: impl FnOnce(&mut Vec<u8>)) -> Sums {
     let mut bytes = sums.encode();
     bytes.truncate(bytes.len() - 4);
@@ -83,7 +83,7 @@ fn regression_made_up_crcs_do_not_keep_right_bytes_out() {
     assert!(arriving.is_whole() && arriving.is_doubtful());
     let (kept, got) = arriving.into_parts().unwrap();
     assert!(got == bytes && *kept == sums, "what is kept has right CRCs");
-    // Who goes by CRCs cannot tell who lies; what came from elsewhere is given back.
+    // With CRCs alone it is unknown which sender lies. The bytes from elsewhere are returned.
     let arriving = Arriving::new(sums.id(), Verify::Crc);
     arriving.begin(lie).unwrap();
     let Err((Fail::Corrupt(_), back)) = arriving.complete(bytes.clone().into()) else { panic!() };

@@ -1,4 +1,4 @@
-//! What the fleet has done for this node, in numbers.
+//! Counters of what the fleet did for this node.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,13 +6,13 @@ use crate::plan::{Source, Why};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counted while it happens.
+        /// The live counters.
         #[derive(Default)]
         pub(super) struct Counters {
             $(pub(super) $name: AtomicU64,)*
         }
 
-        /// As they were at one moment.
+        /// Their values at one moment.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct FleetCounts {
             $($(#[$doc])* pub $name: u64,)*
@@ -27,68 +27,69 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Blobs that came from a node that had them.
+    /// Blobs from nodes that had them.
     peer_blobs,
     /// Their bytes.
     peer_bytes,
-    /// Blobs that came from a node while it was fetching them.
+    /// Blobs from nodes that were still fetching them.
     stream_blobs,
     /// Their bytes.
     stream_bytes,
-    /// Blobs that came from a depot, whatever made this node ask it.
+    /// Blobs from depots, whatever made this node ask one.
     depot_blobs,
     /// Their bytes.
     depot_bytes,
-    /// Blobs that came from the origin.
+    /// Blobs from the origin.
     origin_blobs,
     /// Their bytes.
     origin_bytes,
-    /// Parts of blobs that came from other nodes, without the rest.
+    /// Parts of blobs from other nodes, without the rest.
     peer_parts,
     /// Their bytes.
     peer_part_bytes,
-    /// Parts of blobs that came from depots.
+    /// Parts of blobs from depots.
     depot_parts,
     /// Their bytes.
     depot_part_bytes,
-    /// Parts that came from the origin, of blobs that nobody had.
+    /// Parts from the origin, of blobs that no node had.
     origin_parts,
     /// Their bytes.
     origin_part_bytes,
     /// Fetches from the origin because the tracker said so.
     origin_told,
-    /// Fetches from the origin because what was under way took too long.
+    /// Fetches from the origin because what was in flight took too long.
     origin_hedged,
-    /// Fetches from the origin because nobody in the fleet could be asked.
+    /// Fetches from the origin because no node of the fleet could be asked.
     origin_alone,
     /// Second fetches from the fleet because the first took too long.
     hedges,
-    /// Fetches from other nodes that came to nothing.
+    /// Fetches from other nodes that failed.
     failed,
-    /// Blobs that could not be had at all.
+    /// Blobs that could not be fetched at all.
     lost,
     /// Questions to trackers.
     asks,
-    /// Of these, not answered in time: whoever is asked next may not know that somebody fetches already.
+    /// Of these, not answered in time. The next tracker may not know that a node is already fetching.
     asks_late,
-    /// Blobs that somebody here waited for because they were being fetched already.
+    /// Blobs that a reader here waited for because they were already being fetched.
     shared,
-    /// Ranges that readers here were given by the loop that received them.
+    /// Ranges that readers here got from the receiving loop.
     direct,
     /// Questions answered as a tracker.
     answered,
-    /// Notes told to trackers.
+    /// Notes sent to trackers.
     notes,
     /// Blobs fetched from the origin for others, as a depot.
     filled,
-    /// Blobs fetched from the origin because somebody warmed this depot.
+    /// Blobs that this depot fetched from the origin for warming.
     warmed,
-    /// Copies made of what this node tracks, as one that only lends its disk.
+    /// Copies made of what this node tracks, as a node that only lends its disk.
     kept,
 }
 
 impl FleetCounts {
-    /// How often the fleet was slow or in trouble, so that a blob may have come from the origin once more than all would need.
+    /// How often the fleet was slow or failing, so that a blob may have come from the origin once more than
+    /// necessary.
     pub fn troubles(&self) -> u64 {
         self.origin_hedged + self.origin_alone + self.asks_late + self.failed
     }
@@ -103,7 +104,7 @@ impl Counters {
         Counters::add(counter, 1);
     }
 
-    /// A fetch begins.
+    /// Counts the begin of a fetch.
     pub(super) fn begins(&self, from: Source, why: Why) {
         match (from, why) {
             (Source::Origin, Why::Told) => Counters::one(&self.origin_told),
@@ -114,7 +115,7 @@ impl Counters {
         }
     }
 
-    /// A blob of so many bytes came.
+    /// Counts a fetched blob of this size.
     pub(super) fn came(&self, from: Source, size: u64) {
         let (blobs, bytes) = match from {
             Source::Peer(_) => (&self.peer_blobs, &self.peer_bytes),

@@ -1,14 +1,14 @@
-//! How a node finds out who has a blob: from the blob's tracker, or from a table of its own.
+//! How a node finds the holders of a blob: through the blob's tracker, or in a table of its own.
 //!
 //! ```text
-//!   Tracker   who has come to have a blob ──► its tracker              who wants it ──► its tracker
-//!   Table     who has come to have a blob ──► every node of the zone   who wants it ──► his own table
+//!   Tracker   a new holder ──► the blob's tracker          a requester ──► the blob's tracker
+//!   Table     a new holder ──► every node of the zone      a requester ──► its own table
 //! ```
 //!
-//! The table is there to be measured against the tracker, on nodes that do all else in the same way: it is the same
-//! [`Tracker`](crate::tracker::Tracker), which each node keeps for itself and for all blobs. What it hears, it hears as soon as a tracker would,
-//! from whoever has the blob and not by way of others: no gossip is sooner, or costs less, where nodes are few. What it cannot do is to make one
-//! node fetch for all: a lease that a node gives itself nobody else knows of.
+//! The table exists to be measured against the tracker, on nodes that are the same otherwise. It is the same
+//! [`Tracker`](crate::tracker::Tracker), which each node keeps for itself and for all blobs. Holders report
+//! to it directly, as soon as to a tracker. With few nodes no gossip is faster or cheaper. But a table cannot
+//! make one node fetch for all: no other node knows of a lease that a node gives itself.
 
 use super::Inner;
 use crate::id::{NodeId, Role};
@@ -17,15 +17,15 @@ use crate::message::Group;
 /// See the [module](self).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Finding {
-    /// A group's tracker is asked and told.
+    /// Holders report to a group's tracker, and requesters ask it.
     #[default]
     Tracker,
-    /// Every node is told of every copy, and asks itself.
+    /// Holders report to every node, and each node asks its own table.
     Table,
 }
 
 impl Inner {
-    /// Who is asked about a group, the first choice first.
+    /// The nodes to ask about a group, the first choice first.
     pub(super) fn trackers(&self, group: Group) -> Vec<NodeId> {
         match self.finding {
             Finding::Tracker => self.placed.lock().trackers(group).to_vec(),
@@ -33,7 +33,7 @@ impl Inner {
         }
     }
 
-    /// Who is told what has become of a blob here.
+    /// The nodes to notify of what happened to a blob here.
     pub(super) fn listeners(&self, group: Group) -> Vec<NodeId> {
         match self.finding {
             Finding::Tracker => self.placed.lock().trackers(group).first().copied().into_iter().collect(),

@@ -1,8 +1,10 @@
 //! Which group a blob is in.
 //!
-//! A file's large pieces are packs with neighbouring numbers, so [`TOGETHER`] packs in a row are a group: who reads ahead in a file asks one
-//! tracker. All nodes learn the numbers from the same published tree, and lenders, which mount none, from what others tell them. A blob that none is known of is a group of its own; where nodes
-//! differ in what they know, two trackers may each have the blob fetched once, and no more is lost.
+//! The large pieces of a file are packs with neighbouring numbers, so [`TOGETHER`] consecutive packs form a
+//! group: read-ahead in a file asks one tracker. All nodes learn the numbers from the same published tree.
+//! Lenders mount no tree and learn them from other nodes' notes. A blob without a known group is a group of
+//! its own. If nodes know different groups, two trackers may each have the blob fetched once, and no more is
+//! lost.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,27 +14,28 @@ use parking_lot::RwLock;
 
 use crate::message::Group;
 
-/// So many packs make a group.
+/// How many packs form a group.
 pub const TOGETHER: u64 = 16;
-/// So many blobs are remembered, about 50 bytes each: two tebibytes of data.
+/// How many blobs are remembered, at about 50 bytes each. They cover two tebibytes of data.
 const MOST: usize = 500_000;
 
-/// What is known of blobs' groups. Clones are the same.
+/// What is known about the groups of blobs. Clones share it.
 #[derive(Clone, Default)]
 pub struct Groups(Arc<RwLock<HashMap<BlobId, u64>>>);
 
 impl Groups {
-    /// Nothing is known.
+    /// An empty table.
     pub fn new() -> Groups {
         Groups::default()
     }
 
-    /// A pack of this number is this blob. False when no more can be remembered.
+    /// Records that the pack of this number is this blob. False if no more can be remembered.
     pub fn learn(&self, blob: &BlobId, pack: u64) -> bool {
         self.put(blob, pack / TOGETHER)
     }
 
-    /// Another node says that the blob is in this group. One that is none but the blob's own says that he knows as little.
+    /// Another node says that the blob is in this group. If it names the blob's own group, it does not know
+    /// the group either.
     pub(super) fn hear(&self, blob: &BlobId, group: Group) -> bool {
         group == Group::alone(blob) || self.put(blob, group.0)
     }
@@ -45,7 +48,8 @@ impl Groups {
         if known.len() >= MOST && !known.contains_key(blob) {
             return false;
         }
-        // Two packs with the same bytes are one blob: the lower number, whoever looks first.
+        // Two packs with the same bytes are one blob. The lower number counts, so that the order of lookups
+        // does not matter.
         let entry = known.entry(*blob).or_insert(group);
         *entry = group.min(*entry);
         true
@@ -56,12 +60,12 @@ impl Groups {
         self.0.read().get(blob).map_or_else(|| Group::alone(blob), |group| Group(*group))
     }
 
-    /// How many are known.
+    /// How many blobs are known.
     pub fn len(&self) -> usize {
         self.0.read().len()
     }
 
-    /// Whether none is.
+    /// Whether no blob is known.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -83,6 +87,6 @@ mod tests {
         assert!(groups.learn(&id(3), 5) && groups.learn(&id(3), 100));
         assert_eq!((groups.of(&id(3)), groups.len()), (Group(0), 3), "the lower of two numbers");
         assert!(groups.hear(&id(4), Group(7)) && groups.hear(&id(4), Group::alone(&id(4))));
-        assert_eq!(groups.of(&id(4)), Group(7), "who knows none takes nothing back");
+        assert_eq!(groups.of(&id(4)), Group(7), "a node that knows none changes nothing");
     }
 }

@@ -1,5 +1,6 @@
-//! A blob from the origin, group by group as it comes: those who wait for it here get each group as soon as it is verified, and not only when
-//! the last has come. On a line that a dozen blobs share that is seconds later, and then their own lines have been idle.
+//! Passes on a blob from the origin group by group. Waiters get each group as soon as it is verified, and not
+//! only after the last one. On a link that a dozen blobs share, the last one comes seconds later, and the
+//! waiters' own links would have been idle until then.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -9,14 +10,15 @@ use blob::source::Onto;
 
 use crate::arriving::Arriving;
 
-/// What an origin fills. It does not keep the blob: who wants it does, and when nobody does any more all is taken, and thrown away.
+/// What an origin writes into. It does not keep the blob alive: the waiter does. When nobody wants the blob
+/// any more, everything is accepted and discarded.
 pub(super) struct Inflow {
     arriving: Weak<Arriving>,
     came: Arc<AtomicU64>,
 }
 
 impl Inflow {
-    /// Into `arriving`; what comes is counted in `came`.
+    /// Writes into `arriving` and counts the bytes in `came`.
     pub(super) fn new(arriving: &Arc<Arriving>, came: &Arc<AtomicU64>) -> Inflow {
         Inflow { arriving: Arc::downgrade(arriving), came: Arc::clone(came) }
     }
@@ -29,7 +31,7 @@ impl Onto for Inflow {
 
     fn take(&self, sums: &Sums, offset: u32, bytes: &[u8]) -> bool {
         let Some(arriving) = self.arriving.upgrade() else { return true };
-        // Once is enough: those that stand there, from a node perhaps, never change.
+        // Once is enough. Sums that are already there, perhaps from a node, never change.
         let same = offset > 0 || arriving.begin(sums.clone()).is_ok();
         same && arriving.take(offset, bytes).is_ok()
     }
@@ -54,7 +56,7 @@ mod tests {
         assert!(inflow.take(&sums, 0, &bytes[..70_000]));
         assert_eq!((arriving.verified(), inflow.is_whole()), (65_536, false));
         assert!(!inflow.take(&sums, 80_000, &bytes[80_000..]), "some are missing");
-        // A second request begins at the beginning.
+        // A second request begins at offset 0.
         assert!(inflow.take(&sums, 0, &bytes[..100]) && inflow.take(&sums, 100, &bytes[100..140_000]));
         let mut wrong = bytes[140_000..].to_vec();
         wrong[0] ^= 1;
@@ -63,14 +65,14 @@ mod tests {
         inflow.came(5);
         assert_eq!(came.load(Ordering::Relaxed), 5);
         assert_eq!(arriving.into_parts().unwrap().1, bytes);
-        assert!(inflow.take(&sums, 7, b"x") && inflow.is_whole(), "nobody wants it any more");
+        assert!(inflow.take(&sums, 7, b"x") && inflow.is_whole(), "no longer wanted");
     }
 
     #[test]
     fn sums_that_a_node_made_up_are_not_filled_from_the_origin() {
         let bytes = vec![3; 100_000];
         let sums = Sums::of(&bytes);
-        // The length of the last group is nothing that the name proves.
+        // The length of the last group is not proved by the id.
         let mut longer = sums.encode();
         longer[8..12].copy_from_slice(&100_001u32.to_le_bytes());
         longer.truncate(longer.len() - 4);

@@ -1,11 +1,13 @@
-//! A node that only lends its disk: nobody reads there, so what would it have? A copy of what it tracks.
+//! A node that only lends its disk. It has no readers, so it keeps a copy of what it tracks.
 //!
-//! A tracker hears who has what of its groups. One that keeps takes a copy from whoever says that he has a blob, one time, if there is
-//! room. So a zone's lenders hold the blobs of the zone's nodes in shares by weight, nobody decides which, and a blob stays in the
-//! zone when the node that fetched it is unmounted. What is full keeps what it has: a copy is never worth another's place.
+//! A tracker learns which nodes have the blobs of its groups. A lender takes a copy from the first node that
+//! reports a blob, once, if there is room. So the lenders of a zone hold the blobs of its nodes in shares by
+//! weight, without any further decision. A blob stays in the zone when the node that fetched it is unmounted.
+//! A full lender keeps what it has: a copy is never worth another blob's space.
 //!
-//! It is told as soon as the others know of it, which is before its cache is open, and of what a node has it is told one time. So what is to be
-//! copied is written down from the beginning, and copied when there is a cache to copy to.
+//! The lender receives reports as soon as the other nodes know it, which is before its cache is open, and it
+//! receives each report only once. So the list of blobs to copy starts at the beginning, and copying begins
+//! when there is a cache.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
@@ -21,16 +23,16 @@ use super::Inner;
 use super::counters::Counters;
 use crate::message::{Note, What};
 
-/// Copies made at a time: it is work for later, and must not take the line from those who read now.
+/// Copies made at a time. They are not urgent and must not take the link from active readers.
 const HANDS: usize = 2;
-/// Blobs that wait to be copied; more are left out until somebody says again that he has them.
+/// How many blobs can wait to be copied. Further ones are skipped until a node reports them again.
 const WAITING: usize = 16 << 10;
 /// Copies are made while the cache has more room than this, in MiB.
 const ROOM: u32 = 16;
-/// Between two looks whether the node still lives.
+/// The interval at which threads check whether the node still lives.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What is to be copied, at a node that keeps.
+/// The blobs to copy, on a node that keeps.
 pub(super) struct Keeper(Option<Arc<Row>>);
 
 impl Keeper {
@@ -41,7 +43,8 @@ impl Keeper {
 
 #[derive(Default)]
 struct Row {
-    /// In their order, and which they are, with those that are being copied. Nothing is taken while it is held.
+    /// The queue in its order, and the set of queued blobs and those being copied. No other lock is taken
+    /// while it is held.
     wanted: Mutex<(VecDeque<BlobId>, HashSet<BlobId>)>,
     bell: Condvar,
 }
@@ -63,13 +66,13 @@ impl Row {
         wanted.0.pop_front()
     }
 
-    /// What was popped is dealt with, and may be wanted again.
+    /// A popped blob has been handled, and may be queued again.
     fn done(&self, id: &BlobId) {
         self.wanted.lock().1.remove(id);
     }
 }
 
-/// Begins to copy, with the node's own cache, which fetches by the fleet.
+/// Begins to copy, through the node's own cache, which fetches through the fleet.
 pub(super) fn start(inner: &Arc<Inner>, cache: &Arc<dyn Origin>) -> io::Result<()> {
     let Some(row) = &inner.keeper.0 else {
         return Err(io::Error::new(
@@ -98,18 +101,20 @@ fn is_alive(owner: &Weak<Inner>) -> bool {
 fn copy(owner: &Weak<Inner>, cache: &Weak<dyn Origin>, id: &BlobId) {
     let (Some(inner), Some(cache)) = (owner.upgrade(), cache.upgrade()) else { return };
     let has_room = inner.free.load(Ordering::Relaxed) > ROOM;
-    // By the plan, like every fetch: from whoever has it; if he has dropped it meanwhile, from farther away.
+    // By the plan, like every fetch: from a holder or, if that has dropped the blob in the meantime, from
+    // elsewhere.
     if has_room && !inner.holds(id) && inner.fetch_and_keep(&*cache, id).is_ok() {
         Counters::one(&inner.counters.kept);
     }
 }
 
 impl Inner {
-    /// Somebody has told what he has.
+    /// A node has reported what it has.
     pub(super) fn keep(&self, notes: &[Note]) {
         let Some(row) = &self.keeper.0 else { return };
         for note in notes.iter().filter(|note| note.what == What::Have) {
-            // It mounts no tree that would say: without this it asked, and told of its copies, other trackers than readers ask.
+            // This node mounts no tree from which it could learn the groups. Without this it would ask other
+            // trackers than readers do, and report its copies to them.
             self.groups.hear(&note.blob, note.group);
             let first = self.placed.lock().trackers(note.group).first().copied();
             if first == Some(self.own) && !self.holds(&note.blob) {

@@ -1,7 +1,8 @@
-//! Notes for trackers, gathered: what came, what went, what could not be had.
+//! Collects notes for trackers: which blobs were inserted, which were evicted, which could not be fetched.
 //!
-//! A note is worth little by itself and nothing if it is late by minutes, so notes wait a tenth of a second for company, and those for a
-//! tracker that does not hear them are dropped: it is told by what is asked and refused later.
+//! A single note is worth little, and nothing after minutes. So notes wait a tenth of a second to be sent
+//! together. If a tracker does not receive them, they are dropped: it learns the same from later questions
+//! and refusals.
 
 use std::collections::HashMap;
 
@@ -10,7 +11,7 @@ use parking_lot::Mutex;
 use crate::id::NodeId;
 use crate::message::{NOTES_MAX, Note};
 
-/// So many notes wait at most; what would be one more is dropped.
+/// Upper bound on waiting notes. Further ones are dropped.
 const MOST: usize = 64 * NOTES_MAX;
 
 #[derive(Default)]
@@ -19,12 +20,12 @@ struct Queue {
     len: usize,
 }
 
-/// What is to be told. See the [module](self).
+/// The notes to be sent. See the [module](self).
 #[derive(Default)]
 pub(super) struct Notes(Mutex<Queue>);
 
 impl Notes {
-    /// Tells it with the next.
+    /// Adds a note to the next message.
     pub(super) fn push(&self, tracker: NodeId, note: Note) {
         let mut queue = self.0.lock();
         if queue.len < MOST {
@@ -33,7 +34,7 @@ impl Notes {
         }
     }
 
-    /// All that wait, in messages that may be sent.
+    /// All waiting notes, in messages of valid size.
     pub(super) fn take(&self) -> Vec<(NodeId, Vec<Note>)> {
         let queue = std::mem::take(&mut *self.0.lock());
         let messages = |(tracker, notes): (NodeId, Vec<Note>)| {
@@ -43,14 +44,14 @@ impl Notes {
         queue.by_tracker.into_iter().flat_map(messages).collect()
     }
 
-    /// What was to be told to a node that has left.
+    /// Drops the notes for a node that has left.
     pub(super) fn forget(&self, tracker: &NodeId) {
         let mut queue = self.0.lock();
         let gone = queue.by_tracker.remove(tracker).map_or(0, |notes| notes.len());
         queue.len -= gone;
     }
 
-    /// Room for so many more.
+    /// How many more notes fit.
     pub(super) fn room(&self) -> usize {
         MOST.saturating_sub(self.0.lock().len)
     }

@@ -1,4 +1,4 @@
-//! The fleet as an origin: fetching by the plan, everything else as the origin behind it says.
+//! The fleet as an origin: fetches follow the plan, and all other calls go to the origin behind it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl BlobSource for Fleet {
         false
     }
 
-    /// In the loop that reads the connection by which the bytes come.
+    /// `then` runs in the loop that reads the connection on which the bytes arrive.
     fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
         let end = offset.checked_add(len).filter(|_| !self.inner.is_alone());
         let Some(end) = end else { return Coming::No };
@@ -133,7 +133,7 @@ impl Origin for Fleet {
     }
 
     fn ahead_at_once(&self) -> usize {
-        if self.inner.is_alone() { usize::MAX } else { self.inner.line.ahead() }
+        if self.inner.is_alone() { usize::MAX } else { self.inner.capacity.prefetches() }
     }
 
     fn describe(&self) -> String {

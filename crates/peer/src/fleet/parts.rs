@@ -1,25 +1,34 @@
-//! A part of a blob, for whoever reads a little of it: asked of a node that has it, and served before the rest has come.
+//! A part of a blob, for a small read. It is requested from a node that has the blob, and served before the
+//! rest arrives.
 //!
-//! One rule says what comes whole, on a node that is alone and in a fleet: the cache's (`cache::node::partial`). A part comes here:
+//! Whether a read fetches a part or the whole is decided by the cache (`cache::node::partial`), on a single
+//! node as in a fleet. A part comes from here:
 //!
 //! ```text
-//!   on its way here already ──────────────────► as soon as the bytes are there
-//!   the first tracker: SERVE, GO ─────────────► groups of 64 KiB and the blob's sums from that node, then the second
-//!                      WAIT ──────────────────► the same from the node that is fetching it, when they are there
-//!                      NOT MINE ──────────────► from the depot or the origin: no other node wanted a part of it yet
-//!                      LEASE ─► where there is a depot: given back, and the same from the depot
-//!                               else: the whole is fetched behind, for everybody; the part is had from the origin meanwhile
-//!   no answer, no luck ───────────────────────► the whole, by the plan
+//!   already in flight ────────────────────────► as soon as the bytes are there
+//!   the first tracker: SERVE, GO ─────────────► 64 KiB groups and the sums from that node, then the second
+//!                      WAIT ──────────────────► the same from the fetching node, when they are there
+//!                      NOT MINE ──────────────► from the depot or the origin: no other requester yet
+//!                      LEASE ─► if there is a depot: given back, and the same from the depot
+//!                               else: the whole is fetched behind, for all nodes;
+//!                                     meanwhile the part comes from the origin
+//!   no answer, or a failure ──────────────────► the whole, by the plan
 //! ```
 //!
-//! - **From a node nothing follows**: who looks at one page of a blob that the zone has moves little more than that page.
-//! - **From a depot neither**: it fetches the whole for the zone, and gives a part to each who asks. That every such reader brought the whole over his own
-//!   line would make his next read wait for it: with one reader on 200 Mbit/s, 182 ms for 128 KiB instead of some ten.
-//! - **With the lease and no depot the rest follows**, because whoever asks next is told to wait for this node, and because one part from the origin for
-//!   each of many nodes is dearer than the whole for all. The lease is given to the second node that wants a part: a node that reads at random what
-//!   nobody else reads fetches parts only. So the origin is asked for the whole once, and for parts by one node before that.
-//! - A part is checked with the blob's own sums, which lead to its name, like everything that is kept ([`crate::net::Net::read_groups`]).
-//! - A part has no plan: each step has its time, and what does not come in it is left to the plan of the whole, which never gives up.
+//! - **After a part from a node, nothing follows.** A read of one page of a blob that the zone has moves
+//!   little more than that page.
+//! - **Nor after a part from a depot.** It fetches the whole for the zone, and sends parts on request. If
+//!   every reader fetched the whole over its own link, its next read would wait for it: with one reader on
+//!   200 Mbit/s, 182 ms for 128 KiB instead of about ten.
+//! - **With the lease and no depot, the rest follows**, because the next requester is told to wait for this
+//!   node, and because one part from the origin for each of many nodes costs more than the whole for all. The
+//!   lease goes to the second node that wants a part. A node that reads at random what no other node reads
+//!   fetches parts only. So the whole is requested from the origin once, and before that one node requests
+//!   parts.
+//! - A part is verified with the blob's own sums, whose hash is the blob's id, like everything that is kept
+//!   ([`crate::net::Net::read_groups`]).
+//! - A part has no plan. Each step has a time limit, and what misses it is left to the plan of the whole,
+//!   which tries every source.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -32,55 +41,59 @@ use blob::{BlobError, Part};
 
 use super::Inner;
 use super::counters::Counters;
-use super::transit::Seat;
+use super::transit::Joined;
 use crate::arriving::Arriving;
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Note, What};
 use crate::net::Fail;
 use crate::plan::Pace;
 
-/// So many blobs are fetched at a time behind their parts: each takes a thread, and 4 MiB until the cache has it.
+/// How many blobs are fetched behind their parts at a time. Each takes a thread, and 4 MiB until the cache
+/// has it.
 const FOLLOWING: usize = 8;
-/// No step waits longer for a node: the plan of the whole has its own time after it. So long it is only where dozens are wanted at once
-/// ([`Inner::pace`]): 256 parts of 192 KiB take two seconds of a line of 200 Mbit/s, and a whole in the place of each that is late would take twenty times that.
+/// Upper bound on the wait for a node in one step. The plan of the whole has its own time after it. A step is
+/// this long only if dozens of parts are wanted at once ([`Inner::pace`]): 256 parts of 192 KiB take two
+/// seconds on a link of 200 Mbit/s. Fetching the whole instead of each late part would take twenty times as
+/// long.
 const STEP_MOST: Duration = Duration::from_secs(8);
 
-/// Where a part is had.
+/// Where to get a part.
 #[derive(Debug, PartialEq, Eq)]
-enum Told {
-    /// From these, which have it, one after the other, each in this time.
+enum PartSource {
+    /// From these nodes, which have the blob, one after the other, each within this time.
     Nodes(Vec<NodeId>, Duration),
-    /// From this one, which is fetching it.
+    /// From this node, which is fetching it.
     Coming(NodeId, Duration),
-    /// This node is to fetch the blob, and this is its right to.
+    /// This node is to fetch the blob, under this lease.
     Lease(u64),
-    /// From the depot or the origin: nobody else wants it.
+    /// From the depot or the origin. No other node wants it.
     Alone,
     /// The tracker did not answer.
     Nowhere,
 }
 
-impl Told {
-    /// What a tracker's answer means. What a node that is itself still waiting has to wait for comes from the origin.
-    fn of(answer: Option<Answer>, tracker: NodeId, own: NodeId, pace: &Pace) -> Told {
+impl PartSource {
+    /// The meaning of a tracker's answer. A node that is itself waiting may have to wait for the origin, so
+    /// it gets at least the origin's time.
+    fn of(answer: Option<Answer>, tracker: NodeId, own: NodeId, pace: &Pace) -> PartSource {
         let nodes = |nodes: &[Option<NodeId>]| {
             let others = nodes.iter().flatten().copied().filter(|node| *node != own).collect();
-            Told::Nodes(others, pace.peer.min(STEP_MOST))
+            PartSource::Nodes(others, pace.peer.min(STEP_MOST))
         };
         match answer {
             Some(Answer::Serve) => nodes(&[Some(tracker)]),
             Some(Answer::Go { first, second }) => nodes(&[Some(first), second]),
             Some(Answer::Wait { parent, .. }) => {
-                Told::Coming(parent, pace.stream.max(pace.origin).min(STEP_MOST))
+                PartSource::Coming(parent, pace.stream.max(pace.origin).min(STEP_MOST))
             }
-            Some(Answer::Lease { lease, .. }) => Told::Lease(lease),
-            Some(Answer::NotMine) => Told::Alone,
-            None => Told::Nowhere,
+            Some(Answer::Lease { lease, .. }) => PartSource::Lease(lease),
+            Some(Answer::NotMine) => PartSource::Alone,
+            None => PartSource::Nowhere,
         }
     }
 }
 
-/// What is wanted.
+/// The requested range.
 #[derive(Clone, Copy)]
 struct Wanted {
     id: BlobId,
@@ -89,7 +102,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// The groups that it lies in, in a blob of this size; none if it does not lie in it.
+    /// The groups that cover the range in a blob of this size. None if it is not within the blob.
     fn groups(&self, size: u32) -> Option<(u32, u32)> {
         let end = self.offset.checked_add(self.len).filter(|end| *end <= size)?;
         Some((self.offset - self.offset % GROUP, end.next_multiple_of(GROUP).min(size)))
@@ -97,7 +110,7 @@ impl Wanted {
 }
 
 impl Inner {
-    /// At least these bytes of a blob; `len` is at least 1.
+    /// At least these bytes of a blob. `len` is at least 1.
     pub(super) fn obtain_part(
         self: &Arc<Inner>,
         id: &BlobId,
@@ -108,9 +121,9 @@ impl Inner {
         if wanted.groups(BLOB_MAX).is_some() && len > 0 {
             let _phase = phase::enter(Phase::Peer);
             self.parts.fetch_add(1, Ordering::Relaxed);
-            let part = match self.transit.board(id) {
-                Seat::Passenger(arriving) => self.part_of_coming(&arriving, wanted),
-                Seat::Pilot(arriving) => self.part_from_elsewhere(arriving, wanted),
+            let part = match self.transit.join_fetch(id) {
+                Joined::Follower(arriving) => self.part_of_coming(&arriving, wanted),
+                Joined::Leader(arriving) => self.part_from_elsewhere(arriving, wanted),
             };
             self.parts.fetch_sub(1, Ordering::Relaxed);
             if let Some(part) = part? {
@@ -124,12 +137,13 @@ impl Inner {
         Ok(Part { sums, offset: 0, bytes })
     }
 
-    /// How long nodes have for a part, and trackers to answer: the longer the more are wanted.
+    /// How long nodes have for a part, and trackers to answer. The time grows with the number of wanted
+    /// parts.
     pub(super) fn pace(&self) -> Pace {
         Pace::of(&self.latencies.lock(), self.parts.load(Ordering::Relaxed))
     }
 
-    /// From a blob that is on its way here, as soon as the bytes are. None: nobody goes on with it.
+    /// From a blob in flight, as soon as the bytes are there. None: its fetch was given up.
     fn part_of_coming(&self, arriving: &Arc<Arriving>, wanted: Wanted) -> Result<Option<Part>, BlobError> {
         Counters::one(&self.counters.shared);
         let end = (wanted.offset + wanted.len).next_multiple_of(GROUP);
@@ -142,38 +156,39 @@ impl Inner {
         }
     }
 
-    /// The blob is under way from before the question on: as soon as this node has a lease others are told to wait for it, and find it coming.
+    /// The blob counts as in flight from before the question on. As soon as this node has a lease, other
+    /// nodes are told to wait for it, and must find the blob in flight here.
     fn part_from_elsewhere(
         self: &Arc<Inner>,
         arriving: Arc<Arriving>,
         wanted: Wanted,
     ) -> Result<Option<Part>, BlobError> {
-        let told = self
+        let source = self
             .ask_for_part(&wanted.id)
-            .map(|(tracker, answer)| (tracker, Told::of(answer, tracker, self.own, &self.pace())));
+            .map(|(tracker, answer)| (tracker, PartSource::of(answer, tracker, self.own, &self.pace())));
         let depot = self.placed.lock().placement().depots(&wanted.id, 1).first().copied();
         let depot = depot.filter(|depot| *depot != self.own);
-        if matches!(told, Some((_, Told::Lease(_)))) && depot.is_none() {
+        if matches!(source, Some((_, PartSource::Lease(_)))) && depot.is_none() {
             return self.part_with_lease(arriving, wanted).map(Some);
         }
         self.transit.given_up(&wanted.id, &arriving, base::time::monotonic());
-        Ok(match told {
-            Some((tracker, Told::Nodes(nodes, time))) => {
+        Ok(match source {
+            Some((tracker, PartSource::Nodes(nodes, time))) => {
                 self.part_from_holders(&nodes, tracker, wanted, time)
             }
-            // Nothing of this is told: the plan of the whole says what has to be said.
-            Some((_, Told::Coming(node, time))) => self.part_from(node, wanted, time).ok(),
-            Some((tracker, Told::Lease(lease))) => {
+            // Nothing of this is reported to trackers. The plan of the whole reports what is necessary.
+            Some((_, PartSource::Coming(node, time))) => self.part_from(node, wanted, time).ok(),
+            Some((tracker, PartSource::Lease(lease))) => {
                 let (group, what) = (self.groups.of(&wanted.id), What::Failed { lease });
                 self.note(tracker, Note { group, blob: wanted.id, what });
                 Some(self.part_from_depot(depot, wanted)?)
             }
-            Some((_, Told::Alone)) => Some(self.part_from_depot(depot, wanted)?),
-            Some((_, Told::Nowhere)) | None => None,
+            Some((_, PartSource::Alone)) => Some(self.part_from_depot(depot, wanted)?),
+            Some((_, PartSource::Nowhere)) | None => None,
         })
     }
 
-    /// Asks the first of the blob's trackers, and nobody else.
+    /// Asks the first of the blob's trackers and no other.
     fn ask_for_part(&self, id: &BlobId) -> Option<(NodeId, Option<Answer>)> {
         let group = self.groups.of(id);
         let mut trackers = self.trackers(group);
@@ -198,7 +213,7 @@ impl Inner {
                 self.silence.lock().answered(&tracker);
                 answers.first().copied()
             }
-            // What is late may be on its way; the plan of the whole finds out.
+            // A late answer may still be on its way. The plan of the whole finds out.
             Err(Fail::Late(_)) => {
                 self.not_heard(tracker);
                 None
@@ -211,9 +226,10 @@ impl Inner {
         Some((tracker, answer))
     }
 
-    /// Whether no other node has this blob, wants it or has wanted it, and it is not on its way here: then the rest of
-    /// it comes as its parts did. If not, the whole comes by the plan: from those who have it, once for all who want it,
-    /// and passed on while it comes. A lease that is had by asking is the plan's, which asks the same tracker.
+    /// Whether no other node has this blob, wants it or has wanted it, and it is not in flight here. Then its
+    /// missing parts are fetched as parts. Otherwise the whole blob comes by the plan: from the nodes that have
+    /// it, once for all that want it. A lease that this question gained belongs to the plan, which asks the same
+    /// tracker.
     pub(super) fn wants_alone(&self, id: &BlobId) -> bool {
         if self.transit.get(id).is_some() || self.handed.lock().contains_key(id) {
             return false;
@@ -221,7 +237,7 @@ impl Inner {
         matches!(self.ask_for_part(id), Some((_, Some(Answer::NotMine))))
     }
 
-    /// From the first that gives it; who does not have it is told of to the tracker.
+    /// From the first node that delivers. A node that does not have the blob is reported to the tracker.
     fn part_from_holders(
         &self,
         nodes: &[NodeId],
@@ -231,7 +247,7 @@ impl Inner {
     ) -> Option<Part> {
         nodes.iter().find_map(|node| match self.part_from(*node, wanted, time) {
             Ok(part) => Some(part),
-            // It is busy, or the way to it is slow: it has the blob all the same.
+            // The node is busy, or the path to it is slow. It still has the blob.
             Err(Fail::Late(_) | Fail::Busy) => None,
             Err(_) => {
                 let (group, what) = (self.groups.of(&wanted.id), What::Refused { by: *node });
@@ -244,7 +260,7 @@ impl Inner {
     fn part_from(&self, node: NodeId, wanted: Wanted, time: Duration) -> Result<Part, Fail> {
         let (Some(net), Some(peer)) = (self.net(), self.peer(node)) else { return Err(Fail::Closed) };
         let call = net.read_groups(peer, &wanted.id, wanted.offset, wanted.len, time);
-        // Whoever reads it here does not wait for this thread.
+        // Readers of these bytes are notified by the receiving loop and do not wait for this thread.
         let (transit, id, from) =
             (Arc::clone(&self.transit), wanted.id, wanted.offset - wanted.offset % GROUP);
         call.on_arrival(move |bytes| transit.came(&id, from, bytes));
@@ -261,7 +277,7 @@ impl Inner {
             }
             Err(fail) => {
                 Counters::one(&self.counters.failed);
-                // Whoever is late with this may be waiting for the origin.
+                // A node that is late may be waiting for the origin.
                 if !matches!(fail, Fail::Late(_)) {
                     self.doubt(node, &fail);
                 }
@@ -270,15 +286,16 @@ impl Inner {
         }
     }
 
-    /// This node has the lease: the whole is fetched behind, with the same lease, and the part does not wait for it. Where nobody
-    /// could keep the whole, or too many are fetched so already, it does.
+    /// This node has the lease. The whole is fetched behind, under the same lease, and the part does not wait
+    /// for it. If there is no cache to keep the whole, or too many blobs are being fetched so, the part waits
+    /// for the whole.
     fn part_with_lease(
         self: &Arc<Inner>,
         arriving: Arc<Arriving>,
         wanted: Wanted,
     ) -> Result<Part, BlobError> {
         if !self.follow(&wanted.id, &arriving) {
-            let (sums, bytes) = self.pilot(&wanted.id, arriving)?;
+            let (sums, bytes) = self.lead(&wanted.id, arriving)?;
             wanted.groups(sums.size()).ok_or_else(|| blob::folder::past_end(&wanted.id, sums.size()))?;
             return Ok(Part { sums, offset: 0, bytes });
         }
@@ -286,7 +303,7 @@ impl Inner {
         self.part_from_origin(wanted)
     }
 
-    /// From the depot, and if it does not give it in time from the origin.
+    /// From the depot. If it does not deliver in time, from the origin.
     fn part_from_depot(&self, depot: Option<NodeId>, wanted: Wanted) -> Result<Part, BlobError> {
         let time = self.pace().depot.min(STEP_MOST);
         match depot.and_then(|depot| self.part_from(depot, wanted, time).ok()) {
@@ -303,7 +320,8 @@ impl Inner {
         Ok(part)
     }
 
-    /// Fetches a blob on a thread of its own, and then has the cache ask for it, which gets what came; false if it does not.
+    /// Fetches a blob on its own thread and then makes the cache ask for it, which gets the fetched data.
+    /// False if it does not fetch.
     fn follow(self: &Arc<Inner>, id: &BlobId, arriving: &Arc<Arriving>) -> bool {
         let Some(cache) = self.filler.get().and_then(Weak::upgrade) else { return false };
         if !self.filling.begin(FOLLOWING) {
@@ -311,11 +329,11 @@ impl Inner {
         }
         let (inner, blob, coming) = (Arc::clone(self), *id, Arc::clone(arriving));
         let work = move || {
-            // What is wrong is said to whoever asks next.
-            if let Ok(whole) = inner.pilot(&blob, coming) {
+            // An error is reported to the next requester.
+            if let Ok(whole) = inner.lead(&blob, coming) {
                 inner.handed.lock().insert(blob, whole);
                 let _ = cache.fetch(&blob);
-                // Somebody else may have brought it there meanwhile.
+                // The cache may have got it elsewhere in the meantime.
                 inner.handed.lock().remove(&blob);
             }
             inner.filling.end();
@@ -328,10 +346,10 @@ impl Inner {
     }
 }
 
-/// The groups of it, which are there.
+/// The groups that cover the range, from the received data.
 fn part_of(arriving: &Arriving, wanted: Wanted) -> Option<Part> {
     let (from, to) = wanted.groups(arriving.size()?)?;
-    // Sums that are in doubt are made anew from all of it.
+    // Doubtful sums must be computed again from the whole blob.
     let sums = arriving.sums().filter(|_| !arriving.is_doubtful())?;
     let bytes = arriving.bytes(from..to)?.to_vec();
     Some(Part { sums: (**sums).clone(), offset: from, bytes: bytes.into() })
@@ -346,15 +364,15 @@ mod tests {
     fn what_a_tracker_says_of_a_part() {
         let node = |n: u8| NodeId([n; 16]);
         let pace = Pace::from(&Latencies::default());
-        let told = |answer| Told::of(answer, node(1), node(9), &pace);
-        assert_eq!(told(Some(Answer::Serve)), Told::Nodes(vec![node(1)], pace.peer));
+        let source = |answer| PartSource::of(answer, node(1), node(9), &pace);
+        assert_eq!(source(Some(Answer::Serve)), PartSource::Nodes(vec![node(1)], pace.peer));
         let go = |first, second| Some(Answer::Go { first: node(first), second });
-        assert_eq!(told(go(2, Some(node(3)))), Told::Nodes(vec![node(2), node(3)], pace.peer));
-        assert_eq!(told(go(9, Some(node(3)))), Told::Nodes(vec![node(3)], pace.peer), "never itself");
+        assert_eq!(source(go(2, Some(node(3)))), PartSource::Nodes(vec![node(2), node(3)], pace.peer));
+        assert_eq!(source(go(9, Some(node(3)))), PartSource::Nodes(vec![node(3)], pace.peer), "never itself");
         let wait = Answer::Wait { parent: node(4), time: Duration::ZERO };
-        assert_eq!(told(Some(wait)), Told::Coming(node(4), pace.stream.max(pace.origin)));
-        assert_eq!(told(Some(Answer::Lease { lease: 1, time: Duration::ZERO })), Told::Lease(1));
-        assert_eq!([told(Some(Answer::NotMine)), told(None)], [Told::Alone, Told::Nowhere]);
+        assert_eq!(source(Some(wait)), PartSource::Coming(node(4), pace.stream.max(pace.origin)));
+        assert_eq!(source(Some(Answer::Lease { lease: 1, time: Duration::ZERO })), PartSource::Lease(1));
+        assert_eq!([source(Some(Answer::NotMine)), source(None)], [PartSource::Alone, PartSource::Nowhere]);
     }
 
     #[test]

@@ -1,12 +1,14 @@
-//! Questions about neighbours, put together: what is known of a group one tracker answers for sixteen blobs as quickly as for one.
+//! Merges questions about neighbouring blobs: a tracker answers for sixteen blobs of a group as quickly as
+//! for one.
 //!
 //! ```text
 //!   want a ──► ASK a ─────────────► answer
-//!   want b, c, d ... wait ──────────► ASK b c d      or 2 ms after the first, if its answer takes longer
+//!   want b, c, d ... wait ──────────► ASK b c d   or 2 ms after the first, if its answer takes longer
 //! ```
 //!
-//! Who asks first asks at once; who asks the same tracker of the same group while that is under way waits for its end, which is a trip to a
-//! neighbour, and then all of them are one question. So reading ahead in a file is a few messages, and a single miss is as quick as ever.
+//! The first question is sent at once. Later ones to the same tracker about the same group wait for the end
+//! of the first, which is one round trip to a neighbour. Then all of them are sent as one question. So
+//! read-ahead in a file takes few messages, and a single miss is not delayed.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,10 +19,10 @@ use parking_lot::Mutex;
 use crate::id::NodeId;
 use crate::message::{ASK_MAX, Group};
 
-/// Who waits for company waits no longer.
+/// The longest time that a question waits to be merged.
 pub(super) const COMPANY: Duration = Duration::from_millis(2);
 
-/// Questions that can be one: the same tracker, the same group, the same nodes ruled out.
+/// What questions must have in common to be merged: the tracker, the group and the excluded nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) tracker: NodeId,
@@ -28,7 +30,7 @@ pub(super) struct Key {
     pub(super) not: Vec<NodeId>,
 }
 
-/// Blobs of one question, and who is to hear of each.
+/// The blobs of one question, with the waiter for each.
 pub(super) type Together<T> = Vec<(BlobId, T)>;
 
 struct Row<T> {
@@ -36,7 +38,7 @@ struct Row<T> {
     waiting: Together<T>,
 }
 
-/// See the [module](self). `T` is whoever waits for an answer.
+/// See the [module](self). `T` is the waiter for an answer.
 pub(super) struct Questions<T>(Mutex<HashMap<Key, Row<T>>>);
 
 impl<T> Default for Questions<T> {
@@ -46,7 +48,8 @@ impl<T> Default for Questions<T> {
 }
 
 impl<T> Questions<T> {
-    /// One more wants to ask: what is to be sent now. Each that is sent is to be [`Questions::ended`] once.
+    /// Adds a question and returns what must be sent now. For each that is sent, [`Questions::ended`] must be
+    /// called once.
     pub(super) fn ask(&self, key: &Key, blob: BlobId, who: T) -> Option<Together<T>> {
         let mut all = self.0.lock();
         let row = all.entry(key.clone()).or_insert(Row { under_way: 0, waiting: Vec::new() });
@@ -58,7 +61,7 @@ impl<T> Questions<T> {
         })
     }
 
-    /// The answer takes long: those who wait for it go on without. They count as sent.
+    /// The answer takes long. Returns the waiting questions to be sent now. They count as sent.
     pub(super) fn is_slow(&self, key: &Key) -> Option<Together<T>> {
         let mut all = self.0.lock();
         let row = all.get_mut(key).filter(|row| !row.waiting.is_empty())?;
@@ -66,7 +69,7 @@ impl<T> Questions<T> {
         Some(std::mem::take(&mut row.waiting))
     }
 
-    /// One that was sent is answered, or never will be. Those who waited for it are to be sent.
+    /// A sent question is answered, or never will be. Returns the waiting questions to be sent.
     pub(super) fn ended(&self, key: &Key) -> Option<Together<T>> {
         let mut all = self.0.lock();
         let row = all.get_mut(key)?;

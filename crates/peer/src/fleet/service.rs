@@ -1,4 +1,5 @@
-//! What this node does for the others: tracks groups, gives blobs away, says who is there, and as a depot fetches what it does not have.
+//! What this node does for other nodes: it tracks groups, sends blobs, lists the members and, as a depot,
+//! fetches blobs that it does not have.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,26 +10,26 @@ use hashbrown::HashSet;
 
 use super::Inner;
 use super::counters::Counters;
-use super::transit::Seat;
+use super::transit::Joined;
 use crate::arriving::Arriving;
 use crate::id::{NodeId, Role};
 use crate::message::{Answer, Ask, Note};
 use crate::net::{Content, CopyState, Fail, Listed, Prefix, Roll, Service, Then, Unfilled};
 
-/// A depot fetches so many blobs at a time for others; who comes then is sent to the origin.
+/// A depot fetches this many blobs at a time for other nodes. Further requesters go to the origin.
 pub(super) const FILLING: usize = 64;
-/// And so many for those who warm it, who are told to come again: they must not keep readers waiting.
+/// And this many for warming, where further requesters are told to ask again: warming must not delay readers.
 pub(super) const WARMING: usize = 16;
 
-/// The node, as its transport sees it.
+/// The node as its transport sees it.
 pub(super) struct Serving(pub(super) Weak<Inner>);
 
-/// Fetches under way for others.
+/// Counts fetches in flight for other nodes.
 #[derive(Default)]
 pub(super) struct Filling(AtomicUsize);
 
 impl Filling {
-    /// One more, if there are fewer than `most`.
+    /// Adds one, if there are fewer than `most`.
     pub(super) fn begin(&self, most: usize) -> bool {
         let room = |count: usize| (count < most).then_some(count + 1);
         self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).is_ok()
@@ -46,7 +47,8 @@ impl Service for Serving {
             return vec![Answer::NotMine; ask.blobs.len()];
         }
         Counters::one(&inner.counters.answered);
-        // What the cache is still writing can be served from here too. Looking opens files, so it is done before the tracker is locked.
+        // What the cache is still writing can be sent too. This check opens files, so it happens before the
+        // tracker is locked.
         let here = |id: &&BlobId| inner.holds(id) || inner.transit.has_landed(id);
         let held: HashSet<BlobId> = ask.blobs.iter().filter(here).copied().collect();
         let backlog = inner.backlog();
@@ -121,17 +123,17 @@ impl Service for Serving {
 }
 
 impl Inner {
-    /// Whether it could be given away.
+    /// Whether the blob could be sent.
     pub(super) fn holds(&self, id: &BlobId) -> bool {
         self.holdings().is_some_and(|holdings| holdings.open(id).is_some())
     }
 
-    /// Begins to fetch a blob for somebody else. None: there is too much of that already.
+    /// Begins to fetch a blob for another node. None: too many such fetches are in flight.
     fn fill(self: &Arc<Inner>, id: &BlobId) -> Option<Arc<Arriving>> {
         let source = self.filler.get()?.upgrade()?;
-        let arriving = match self.transit.board(id) {
-            Seat::Passenger(arriving) => return Some(arriving),
-            Seat::Pilot(arriving) => arriving,
+        let arriving = match self.transit.join_fetch(id) {
+            Joined::Follower(arriving) => return Some(arriving),
+            Joined::Leader(arriving) => arriving,
         };
         if !self.filling.begin(FILLING) {
             self.transit.ended(id);

@@ -1,4 +1,4 @@
-//! Nodes on loopback over a store that counts: who fetches what, and what readers get when parts fail.
+//! Nodes on loopback over a store that counts: which node fetches what, and what readers get when parts fail.
 
 mod finding;
 mod keeper;
@@ -27,7 +27,7 @@ use crate::net::{Fail, Filled, Peer};
 use crate::seam::{CopyState, Held, Holdings};
 use crate::secret::Secret;
 
-/// The origin: blobs in memory, and how often each was fetched.
+/// The origin: blobs in memory, and how many times each was fetched.
 #[derive(Default)]
 struct Store {
     blobs: Mutex<HashMap<BlobId, Vec<u8>>>,
@@ -35,7 +35,7 @@ struct Store {
     /// Parts that were fetched, and their bytes.
     parts: Mutex<(u64, u64)>,
     away: AtomicBool,
-    /// Where this is the cache above a fleet: whose, and where it keeps what it fetches.
+    /// If this is the cache above a fleet: the fleet, and where it keeps fetched blobs.
     keeps: OnceLock<(Weak<Fleet>, Arc<Disk>)>,
 }
 
@@ -143,7 +143,7 @@ impl Origin for Store {
             return Ok((sums, bytes));
         }
         *self.fetched.lock().entry(*id).or_default() += 1;
-        // A store is far: whoever comes meanwhile must find that it is being fetched.
+        // A store is distant. Requests in the meantime must find the fetch in flight.
         std::thread::sleep(Duration::from_millis(30));
         if self.away.load(Ordering::SeqCst) {
             return Err(BlobError::Unavailable("the store is away".to_owned()));
@@ -170,7 +170,7 @@ impl Origin for Store {
     }
 }
 
-/// A node's disk, as far as others see it.
+/// A node's disk, as other nodes see it.
 struct Disk(BlobFolder, Mutex<HashMap<BlobId, Held>>);
 
 impl Holdings for Disk {
@@ -210,7 +210,7 @@ impl Node {
         Node::changed(store, role, join, |_| {})
     }
 
-    /// With what is different about it.
+    /// The same with changed parts.
     fn changed(
         store: &Arc<Store>,
         role: Role,
@@ -294,7 +294,7 @@ fn a_node_that_is_alone_asks_the_origin() {
         assert_eq!(node.read(id).unwrap(), store.blobs.lock()[id]);
     }
     let in_memory = |id: &BlobId| node.fleet.inner.transit.has_landed(id);
-    assert!(!ids.iter().any(in_memory), "nobody gets anything from here");
+    assert!(!ids.iter().any(in_memory), "no node gets anything from here");
     assert_eq!((store.fetches(), node.fleet.counts().origin_told), (3, 3));
     let unknown = BlobId([9; 32]);
     assert!(matches!(node.read(&unknown), Err(BlobError::Missing(id)) if id == unknown));
@@ -317,20 +317,20 @@ fn who_comes_later_gets_it_from_a_node_and_never_from_the_origin() {
             assert_eq!(node.read(id).unwrap(), store.blobs.lock()[id]);
         }
     }
-    // A machine that is busy elsewhere makes trackers late, and then a blob may be fetched twice.
+    // On a busy machine trackers are late, and then a blob may be fetched twice.
     let troubles = || nodes.iter().map(|node| node.fleet.counts().troubles()).sum::<u64>();
     let is_as_wanted = |fetches: u64| (12..=12 + troubles()).contains(&fetches);
     assert!(is_as_wanted(store.fetches()), "{} fetches: {:?}", store.fetches(), nodes[2].fleet.counts());
     let from_nodes = |node: &Node| node.fleet.counts().peer_blobs + node.fleet.counts().stream_blobs;
     assert!(from_nodes(&nodes[1]) + from_nodes(&nodes[2]) + troubles() >= 24);
-    // What one lets go of it gets back from the others, once their trackers have heard that they have it: as long as they are thought to be fetching
-    // it from this one, it cannot be sent to them.
+    // A node gets an evicted blob back from the others, once their trackers know that they have it. While
+    // they are believed to be fetching it from this node, they cannot be named.
     std::thread::sleep(Duration::from_millis(300));
     nodes[0].evict(&ids[0]);
     assert_eq!(nodes[0].read(&ids[0]).unwrap(), store.blobs.lock()[&ids[0]]);
     let counts = || nodes.iter().map(|node| node.fleet.counts()).collect::<Vec<_>>();
     assert!(is_as_wanted(store.fetches()), "{} fetches: {:?}", store.fetches(), counts());
-    // The origin is away: what a node has can be read, what none has is an error that says why.
+    // The origin is away. What a node has can be read. What none has is an error that says why.
     store.away.store(true, Ordering::SeqCst);
     nodes[1].evict(&ids[5]);
     assert_eq!(nodes[1].read(&ids[5]).unwrap(), store.blobs.lock()[&ids[5]]);
@@ -340,26 +340,27 @@ fn who_comes_later_gets_it_from_a_node_and_never_from_the_origin() {
     assert!(error.to_string().contains("away"), "{error}");
 }
 
-/// Its questions say so, and trackers name it again (`tracker`); without that it would be a draw for each blob.
+/// Its questions name its upstream, and trackers name that node again (`tracker`). Otherwise the choice for
+/// each blob would be random.
 #[test]
-fn who_is_sent_to_by_one_node_is_sent_to_it_again() {
+fn a_node_is_sent_to_its_upstream_again() {
     let (store, ids) = Store::with(10, 100_000);
     let nodes = Node::fleet_of(&store, 3);
     nodes[..2].iter().for_each(|node| ids.iter().for_each(|id| drop(node.read(id).unwrap())));
     std::thread::sleep(Duration::from_millis(300));
     let (inner, [other, sender]) = (&nodes[2].fleet.inner, [0, 1].map(|at: usize| nodes[at].fleet.node()));
     for id in &ids {
-        inner.lively.heard(inner.now(), sender, 8 << 20);
+        inner.activity.heard(inner.now(), sender, 8 << 20);
         nodes[2].read(id).unwrap();
-        // Until its tracker hears that it came, the sender is taken for busy with it.
+        // Until its tracker knows that the blob arrived, the sender counts as busy with it.
         std::thread::sleep(Duration::from_millis(200));
     }
     let troubles: u64 = nodes.iter().map(|node| node.fleet.counts().troubles()).sum();
-    assert!(inner.lively.last(other).is_none() || troubles > 0, "{:?}", nodes[2].fleet.counts());
+    assert!(inner.activity.last(other).is_none() || troubles > 0, "{:?}", nodes[2].fleet.counts());
 }
 
-/// Between a blob's last byte and its file its tracker took it for gone, and whoever asked then was given a lease: 18 fetches of
-/// these 12.
+/// Between a blob's last byte and its file, its tracker believed it gone, and a requester was given a lease:
+/// 18 fetches of these 12.
 #[test]
 fn regression_what_the_cache_is_writing_is_not_fetched_again() {
     let (store, ids) = Store::with(12, 300_000);
@@ -382,7 +383,7 @@ fn regression_what_the_cache_is_writing_is_not_fetched_again() {
 fn a_crowd_that_comes_at_once_costs_one_fetch_from_the_origin() {
     let (store, ids) = Store::with(8, 1 << 20);
     let nodes = Node::fleet_of(&store, 3);
-    // A cache asks once for all who want a blob of it.
+    // A cache asks once for all its readers of a blob.
     let flights: Vec<Vec<Mutex<()>>> =
         nodes.iter().map(|_| ids.iter().map(|_| Mutex::default()).collect()).collect();
     std::thread::scope(|scope| {
@@ -390,7 +391,7 @@ fn a_crowd_that_comes_at_once_costs_one_fetch_from_the_origin() {
             for half in 0..2 {
                 let (ids, store, flights) = (ids.clone(), store.clone(), &flights[number]);
                 scope.spawn(move || {
-                    // Each goes through them from another place, and two threads of a node want the same.
+                    // Each reads them from another starting point, and two threads of a node want the same.
                     for turn in 0..ids.len() {
                         let at = (turn + number * 3 + half) % ids.len();
                         let (id, _flight) = (&ids[at], flights[at].lock());
@@ -423,7 +424,8 @@ fn a_depot_fetches_once_for_all_and_keeps_it() {
     assert_eq!((store.fetches(), nodes[1].fleet.counts().origin_blobs), (6, 0));
 }
 
-/// A depot that is a blob's tracker as well answers that it serves it itself; that was counted, and kept, as another node's.
+/// A depot that is also a blob's tracker answers SERVE. The blob was counted, and recorded, as another
+/// node's.
 #[test]
 fn regression_what_a_depot_gives_as_a_tracker_came_from_the_depot() {
     let (store, ids) = Store::with(12, 50_000);
@@ -460,7 +462,7 @@ fn a_depot_that_is_warmed_says_what_came_of_it() {
     store.away.store(true, Ordering::SeqCst);
     let failed = node.fleet.warm_depot(&ids[1]).unwrap_err().to_string();
     assert!(failed.contains("the store is away") && failed.contains("the depot at 127.0.0.1"), "{failed}");
-    // A node that is no depot fetches for nobody; who asks all the same is told.
+    // A node that is not a depot fetches for no other node, and says so when asked.
     let peer = Peer { address: node.fleet.address().unwrap(), node: None };
     let refused = depot.fleet.inner.net().unwrap().fill(peer, &ids[1], Duration::from_secs(5)).wait();
     assert_eq!(refused, Err(Fail::Unable("this node is no depot".to_owned())));
@@ -497,19 +499,20 @@ fn a_copy_that_rots_is_found_dropped_and_had_from_elsewhere() {
         bytes[150_000] ^= 1;
         std::fs::write(&path, bytes).unwrap();
     }
-    // What has just come is lent from memory, and nobody sees the disk.
+    // A recently received blob is sent from memory, and the disk is not read.
     assert_eq!(nodes[1].read(&ids[0]).unwrap(), store.blobs.lock()[&ids[0]]);
     assert_eq!(nodes[1].fleet.net_counts().corrupt, 0);
     nodes[0].fleet.inner.transit.tidy(base::time::monotonic() + Duration::from_secs(60));
     for id in &ids[1..] {
         assert_eq!(nodes[1].read(id).unwrap(), store.blobs.lock()[id]);
     }
-    // After the first of them the node is left alone for a while, so it is told of that one only.
+    // After the first of them the node is not asked for a while, so it is told of that one only.
     soon("a bad copy is dropped", || ids.iter().any(|id| !nodes[0].disk.0.file(id).exists()));
 }
 
-/// Between the last byte and the file on the disk a blob was asked for again, here by the other of two parts that were wanted at once. The tracker
-/// believed this node to have it, sends nobody to himself, and so had it fetched from the origin once more.
+/// Between the last byte and the file on the disk a blob was requested again, here for the other of two parts
+/// that were wanted at once. The tracker believed that this node had it, cannot send a node to itself, and so
+/// had it fetched from the origin once more.
 #[test]
 fn regression_what_has_just_landed_is_not_fetched_again() {
     let (store, ids) = Store::with(1, 100_000);
@@ -534,7 +537,7 @@ fn regression_a_node_that_lies_costs_a_fetch_and_never_a_wrong_byte() {
         let bytes = nodes[0].read(id).unwrap();
         let mut file = tempfile::tempfile().unwrap();
         let lie = match number {
-            // Other bytes, with CRCs of their own.
+            // Other bytes, with matching CRCs.
             0 => {
                 let mut other = bytes.clone();
                 other[70_000] ^= 1;
@@ -546,22 +549,22 @@ fn regression_a_node_that_lies_costs_a_fetch_and_never_a_wrong_byte() {
                     sums[from..].copy_from_slice(&crcs);
                 })
             }
-            // Right bytes, with CRCs that are not theirs.
+            // Right bytes, with CRCs that do not match.
             1 => {
                 std::io::Write::write_all(&mut file, &bytes).unwrap();
                 forged(&Sums::of(&bytes), |sums| *sums.last_mut().unwrap() ^= 1)
             }
-            // A byte more than there is.
+            // One byte too many.
             _ => {
                 std::io::Write::write_all(&mut file, &[&bytes[..], b"x"].concat()).unwrap();
                 forged(&Sums::of(&bytes), |sums| sums[8..12].copy_from_slice(&(size + 1).to_le_bytes()))
             }
         };
-        assert_eq!(lie.id(), *id, "by its name nobody can tell");
+        assert_eq!(lie.id(), *id, "the id does not show it");
         let held = Held { file: Arc::new(file), offset: 0, sums: Arc::new(lie) };
         nodes[0].disk.1.lock().insert(*id, held);
     }
-    soon("the tracker knows who has them", || nodes[0].fleet.under_way() == 0);
+    soon("the tracker knows their holders", || nodes[0].fleet.under_way() == 0);
     std::thread::sleep(Duration::from_millis(100));
     for id in &ids {
         assert!(nodes[1].read(id).unwrap() == store.blobs.lock()[id]);
@@ -578,14 +581,15 @@ fn forged(sums: &Sums, change: impl FnOnce(&mut Vec<u8>)) -> Sums {
     Sums::decode(&bytes).unwrap()
 }
 
-/// A tracker had heard of a node that its asker had not: the fetch failed at once, and the one who was sent there was given a second lease instead.
+/// A tracker knew a node that the requester did not know. The fetch failed at once, and the requester was
+/// given a second lease instead.
 #[test]
-fn regression_who_is_named_before_he_is_known_is_waited_for() {
+fn regression_a_node_that_is_named_before_it_is_known_is_waited_for() {
     let (store, _) = Store::with(1, 1_000);
     let first = Node::start(&store, Role::Node, None);
     let second = Node::start(&store, Role::Node, Some(&first));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let named = |node| runtime.block_on(first.fleet.inner.introduced(node));
     assert!(named(second.fleet.node()).is_some_and(|peer| peer.node == Some(second.fleet.node())));
-    assert!(named(crate::id::NodeId([9; 16])).is_none(), "nobody waits for ever");
+    assert!(named(crate::id::NodeId([9; 16])).is_none(), "the wait ends");
 }

@@ -1,14 +1,15 @@
-//! Blobs on their way here, which can be given away while they come, and those that have come lately.
+//! The table of in-flight blobs, which can be sent on while they arrive, and of recently received ones.
 //!
 //! ```text
-//!   obtain ──► Coming ──whole──► Landed ──the cache has it──► Recent ──others came, or 10 s──► gone: the file is given away from now on
-//!                 │                 └────not within 2 s─────► gone: whoever asks is told to ask elsewhere
-//!                 └──failed──► gone
+//!   obtain ──► Coming ──whole──► Landed ──the cache has it──► Recent ──replaced, or 10 s──► removed
+//!                 │                 └────not within 2 s─────► removed: requests are refused
+//!                 └──failed──► removed
 //! ```
 //!
-//! Between the last byte and the file there is a moment: the bytes belong to the cache, which writes them. Who asks then, and soon afterwards, is given them
-//! from memory, which the cache and this share: nodes that read the same want it from one another within seconds, and what a stream brings is
-//! written past the kernel's pages, so it would have to be read from the disk for each of them.
+//! Between the last byte and the file there is a gap: the cache has the bytes and is writing them. Requests
+//! in that time and shortly after are served from memory, which the cache and this table share. Nodes that
+//! read the same data want it from one another within seconds. A received stream is written past the kernel's
+//! page cache, so each of them would otherwise cause a read from the disk.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -23,16 +24,16 @@ use parking_lot::Mutex;
 use crate::arriving::{Arriving, Await, Verify};
 use crate::net::Fail;
 
-/// The cache has so long to put a blob on the disk.
+/// The cache has this long to write a blob to the disk.
 const LANDING: Duration = Duration::from_secs(2);
-/// So many that the cache has written are kept in memory besides, of 4 MiB at most each ...
+/// This many blobs stay in memory after the cache has written them, at most 4 MiB each ...
 const RECENT: usize = 16;
-/// ... and no longer than this.
+/// ... and at most this long.
 const REMEMBERED: Duration = Duration::from_secs(10);
 
 struct Entry {
     arriving: Arc<Arriving>,
-    /// All of it was here then, and the cache is to write it.
+    /// When all of it had arrived. The cache is to write it.
     landed: Option<Instant>,
     /// The cache has written it.
     kept: bool,
@@ -41,16 +42,16 @@ struct Entry {
 #[derive(Default)]
 struct Entries {
     all: HashMap<BlobId, Entry>,
-    /// What the cache has written, in this order; some may be gone.
+    /// The blobs that the cache has written, in this order. Some may be removed already.
     recent: VecDeque<BlobId>,
-    /// Who wants to be given ranges of what nobody fetches as a whole, and since when.
+    /// Waiters for ranges of blobs that have no fetch of the whole, and since when they wait.
     awaited: HashMap<BlobId, Vec<(Await, Instant)>>,
-    /// Nobody is told any more.
+    /// Waiters are no longer accepted.
     closed: bool,
 }
 
 impl Entries {
-    /// Lets go of what the cache has written.
+    /// Removes a blob that the cache has written.
     fn forget(&mut self, id: &BlobId) {
         if self.all.get(id).is_some_and(|entry| entry.kept) {
             self.all.remove(id);
@@ -58,18 +59,18 @@ impl Entries {
     }
 }
 
-/// All that are on their way.
+/// The table.
 pub(super) struct Transit {
     verify: Verify,
     entries: Mutex<Entries>,
 }
 
-/// How one comes to a blob.
-pub(super) enum Seat {
-    /// Nobody fetches it: do.
-    Pilot(Arc<Arriving>),
-    /// Somebody does.
-    Passenger(Arc<Arriving>),
+/// The role of a caller in the fetch of a blob.
+pub(super) enum Joined {
+    /// The leader: there is no fetch yet, and the caller must do it.
+    Leader(Arc<Arriving>),
+    /// A follower: the fetch is in flight.
+    Follower(Arc<Arriving>),
 }
 
 impl Transit {
@@ -77,22 +78,23 @@ impl Transit {
         Transit { verify, entries: Mutex::default() }
     }
 
-    pub(super) fn board(&self, id: &BlobId) -> Seat {
+    pub(super) fn join_fetch(&self, id: &BlobId) -> Joined {
         let mut entries = self.entries.lock();
-        // Also what landed. To ask the tracker for it would be to ask for what it believes to be here: if nobody else has it, it would be
-        // fetched again.
+        // This includes blobs that have landed. The tracker believes that this node has them. A question
+        // about one could make this node fetch it again.
         if let Some(entry) = entries.all.get(id) {
-            return Seat::Passenger(Arc::clone(&entry.arriving));
+            return Joined::Follower(Arc::clone(&entry.arriving));
         }
         let arriving = Arriving::new(*id, self.verify);
         entries.all.insert(*id, Entry { arriving: Arc::clone(&arriving), landed: None, kept: false });
-        // Nothing of it is here, so nothing is called under the lock.
+        // No byte of it is here yet, so nothing is called under the lock.
         let awaited = entries.awaited.remove(id).unwrap_or_default();
         awaited.into_iter().for_each(|(wait, _)| arriving.give(wait));
-        Seat::Pilot(arriving)
+        Joined::Leader(arriving)
     }
 
-    /// Gives a range of a blob that is on its way to whoever awaits it, or of one that is within [`LANDING`]. True: it is.
+    /// Registers a waiter for a range of a blob in flight, or of one whose fetch may begin within
+    /// [`LANDING`]. True: it is in flight.
     pub(super) fn give(&self, id: &BlobId, wait: Await, now: Instant) -> bool {
         let mut entries = self.entries.lock();
         if entries.closed {
@@ -107,7 +109,8 @@ impl Transit {
         true
     }
 
-    /// The blob is not fetched after all, but a part of it, or by somebody else: whoever awaits it goes on waiting.
+    /// The fetch of the whole is given up: a part is fetched instead, or another node fetches it. The waiters
+    /// keep waiting.
     pub(super) fn given_up(&self, id: &BlobId, arriving: &Arriving, now: Instant) {
         let mut entries = self.entries.lock();
         entries.all.remove(id);
@@ -119,7 +122,7 @@ impl Transit {
         arriving.fail(Fail::Missing);
     }
 
-    /// A part of it has come by itself, which begins at `offset` and was compared.
+    /// A verified part arrived by itself. It begins at `offset`.
     pub(super) fn came(&self, id: &BlobId, offset: u32, bytes: &[u8]) {
         let within = |range: &Range<u32>| {
             let from = range.start.checked_sub(offset)? as usize;
@@ -138,7 +141,7 @@ impl Transit {
         }
     }
 
-    /// The blob, if it is on its way here or has come lately.
+    /// The blob, if it is in flight or was received recently.
     pub(super) fn get(&self, id: &BlobId) -> Option<Arc<Arriving>> {
         self.entries.lock().all.get(id).map(|entry| Arc::clone(&entry.arriving))
     }
@@ -149,22 +152,22 @@ impl Transit {
         self.entries.lock().all.insert(*id, Entry { arriving, landed: Some(now), kept: false });
     }
 
-    /// Whether all of it is here, in memory.
+    /// Whether all of it is in memory.
     pub(super) fn has_landed(&self, id: &BlobId) -> bool {
         self.entries.lock().all.get(id).is_some_and(|entry| entry.landed.is_some())
     }
 
-    /// It came to nothing.
+    /// The fetch failed.
     pub(super) fn ended(&self, id: &BlobId) {
         self.entries.lock().all.remove(id);
     }
 
-    /// The cache has it, and it is kept in memory for a while.
+    /// The cache has written it. It stays in memory for a while.
     pub(super) fn kept(&self, id: &BlobId) {
         let mut entries = self.entries.lock();
         let Some(entry) = entries.all.get_mut(id).filter(|entry| entry.landed.is_some()) else { return };
         if !std::mem::replace(&mut entry.kept, true) {
-            // It may have come before, and gone.
+            // It may have been here before and been removed.
             entries.recent.retain(|other| other != id);
             entries.recent.push_back(*id);
         }
@@ -175,12 +178,12 @@ impl Transit {
         }
     }
 
-    /// The cache has let go of it, or somebody doubts it.
+    /// The cache has evicted it, or another node doubts it.
     pub(super) fn forget(&self, id: &BlobId) {
         self.entries.lock().forget(id);
     }
 
-    /// Lets go of all who await something, now and later: they may hold what holds this.
+    /// Drops all waiters, and refuses later ones. A waiter may own what owns this table.
     pub(super) fn close(&self) {
         let mut entries = self.entries.lock();
         entries.closed = true;
@@ -191,7 +194,7 @@ impl Transit {
         drop((awaited, coming));
     }
 
-    /// Gives up what the cache has not written in time, and what came some time ago.
+    /// Removes blobs that the cache has not written in time, and old ones.
     pub(super) fn tidy(&self, now: Instant) {
         let mut entries = self.entries.lock();
         entries.all.retain(|_, entry| {
@@ -202,12 +205,12 @@ impl Transit {
         let old: Vec<_> =
             entries.awaited.values_mut().flat_map(|waits| waits.extract_if(.., is_old)).collect();
         entries.awaited.retain(|_, waits| !waits.is_empty());
-        // What they hold is let go of without the lock.
+        // The waiters' contents are dropped without the lock.
         drop(entries);
         drop(old);
     }
 
-    /// How many are coming.
+    /// The number of blobs in flight.
     pub(super) fn len(&self) -> usize {
         self.entries.lock().all.values().filter(|entry| entry.landed.is_none()).count()
     }
@@ -227,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn who_awaits_what_nobody_fetches_is_told_by_who_does_soon() {
+    fn a_waiter_without_a_fetch_is_called_by_a_fetch_that_begins_soon() {
         let (transit, now) = (Transit::new(Verify::Blake3), base::time::monotonic());
         let bytes = vec![7; 100_000];
         let sums = Sums::of(&bytes);
@@ -243,15 +246,15 @@ mod tests {
         assert!(!give(0..10, "too early"));
         transit.tidy(now + LANDING);
         assert!(!give(0..10, "before") && told.lock().is_empty());
-        let Seat::Pilot(arriving) = transit.board(&id) else { panic!("nobody fetches it") };
+        let Joined::Leader(arriving) = transit.join_fetch(&id) else { panic!("no fetch is in flight") };
         assert!(give(5..100_000, "meanwhile"));
-        // A part of it comes alone, and then the whole.
+        // A part arrives alone, and then the whole.
         transit.given_up(&id, &arriving, now);
         transit.came(&id, 65_536, &bytes[65_536..]);
         assert_eq!(*told.lock(), []);
         transit.came(&id, 0, &bytes[..65_536]);
         assert_eq!(*told.lock(), [("before", Some(10))]);
-        let Seat::Pilot(arriving) = transit.board(&id) else { panic!("nobody fetches it") };
+        let Joined::Leader(arriving) = transit.join_fetch(&id) else { panic!("no fetch is in flight") };
         arriving.begin(sums.clone()).unwrap();
         arriving.append(&bytes).unwrap();
         transit.landed(&id, &sums, &Buffer::from(bytes), now);
@@ -266,7 +269,7 @@ mod tests {
         for (n, id) in ids.iter().enumerate() {
             let arriving = transit.get(id).unwrap();
             assert!(arriving.bytes(0..100_000).unwrap().iter().all(|byte| usize::from(*byte) == n));
-            assert!(matches!(transit.board(id), Seat::Passenger(_)) && transit.has_landed(id));
+            assert!(matches!(transit.join_fetch(id), Joined::Follower(_)) && transit.has_landed(id));
             transit.forget(id);
             assert!(transit.has_landed(id), "the cache has not written it yet");
             transit.kept(id);

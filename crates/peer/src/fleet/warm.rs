@@ -1,8 +1,9 @@
-//! Warming depots: a node asks the depots of its zone to fetch blobs that nobody reads yet, and the bytes do not pass through it.
+//! Warming of depots: a node asks the depots of its zone to fetch blobs before they are read. The bytes do
+//! not pass through the node.
 //!
-//! The depot that is asked is the one that readers will ask: the placement says which, and the next one if that does not answer. A depot
-//! fetches [`WARMING`] blobs at a time for those who warm it and says "later" to the rest, so that it has
-//! room for readers; whoever warms asks again after a pause, and gives up in the end.
+//! It asks the depot that readers will ask. The placement says which one, and which is next if that one does
+//! not answer. A depot fetches [`WARMING`] blobs at a time for warming and answers "later" to the rest, so
+//! that it has capacity for readers. The node asks again after a pause, and gives up in the end.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,31 +18,31 @@ use super::service::WARMING;
 use super::{Fleet, Inner};
 use crate::net::{Fail, Filled, Then, Unfilled};
 
-/// As many depots as are tried for a blob.
+/// How many depots are tried for a blob.
 const DEPOTS: usize = 2;
-/// A fetch from an origin has come to an end by then.
+/// A fetch from an origin has ended after this time.
 const FETCHING: Duration = Duration::from_secs(60);
-/// A depot that has no room for so long is left alone.
+/// A depot that has had no capacity for this long is given up.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The first pause before a busy depot is asked again, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// What a depot has fetched is on its disk within this.
+/// A blob that a depot has fetched is on its disk within this time.
 const KEEPING: Duration = Duration::from_secs(20);
-/// Between two looks whether it is.
+/// The interval at which this is checked.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Why a blob is not at a depot.
 #[derive(Debug, thiserror::Error)]
 pub enum NotWarmed {
-    /// There is none.
+    /// There is no depot.
     #[error("no depot is in this node's zone")]
     NoDepot,
-    /// It said so, or did not answer.
+    /// The depot said so, or did not answer.
     #[error("the depot at {address}: {why}")]
     Failed {
-        /// Which.
+        /// The depot's address.
         address: SocketAddr,
-        /// Why.
+        /// The error.
         why: Fail,
     },
 }
@@ -52,7 +53,8 @@ impl Fleet {
         self.inner.placed.lock().placement().depot_count()
     }
 
-    /// Has the zone's depot for a blob fetch it, and waits until it has: minutes, where it is busy.
+    /// Makes the zone's depot for a blob fetch it, and waits until it has done so. This takes minutes if the
+    /// depot is busy.
     ///
     /// # Errors
     /// [`NotWarmed`].
@@ -81,12 +83,13 @@ impl Fleet {
 }
 
 impl Inner {
-    /// A depot is asked to fetch a blob. `then` hears the end, on a thread of its own where it takes time.
+    /// On a depot: fetches a blob for warming. `then` is called with the result, on its own thread if it
+    /// takes time.
     pub(super) fn warm(self: &Arc<Inner>, id: &BlobId, then: Then) {
         if self.holds(id) {
             return then(Ok(Filled::Here));
         }
-        // A depot whose cache is not open yet has no room yet.
+        // A depot whose cache is not open yet has no capacity.
         let source = self.filler.get().and_then(std::sync::Weak::upgrade);
         let Some(source) = source.filter(|_| self.warming.begin(WARMING)) else {
             return then(Err(Unfilled::Busy));
@@ -111,12 +114,12 @@ impl Inner {
         }
     }
 
-    /// Fetches a blob with the node's cache, and waits until it can be given away.
+    /// Fetches a blob through the node's cache, and waits until it can be sent to other nodes.
     pub(super) fn fetch_and_keep(&self, source: &dyn Origin, id: &BlobId) -> Result<Filled, Unfilled> {
         if let Err(error) = source.fetch(id) {
             return Err(Unfilled::Failed(format!("it could not fetch it: {error}")));
         }
-        // The cache writes behind; what is only in its memory is gone soon.
+        // The cache writes in the background. A blob that is only in its memory is soon gone.
         let until = base::time::monotonic() + KEEPING;
         while !self.holds(id) {
             if base::time::monotonic() >= until {

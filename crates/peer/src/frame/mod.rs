@@ -1,15 +1,15 @@
-//! What goes over a connection: frames of a fixed header and a payload. docs/PROTOCOL.md draws them.
+//! What connections carry: frames of a fixed header and a payload. docs/PROTOCOL.md draws them.
 //!
 //! ```text
-//!   0    2   3   4    6        8         12       16       20              24        28             32
-//!   │ CV │ v │ t │ fl │ backlog│ request │ offset │ length │ payload CRC32C│ total   │ header CRC32C│ payload ...
+//! 0    2   3   4    6        8         12       16       20              24        28             32
+//! │ CV │ v │ t │ fl │ backlog│ request │ offset │ length │ payload CRC32C│ total   │ header CRC32C│ payload
 //! ```
 //!
-//! All numbers are little-endian, as the processors of the fleet are; a header is read before anything else of the frame, and what it says is
-//! compared with a bound for its type before memory is taken for it. There is no trailer: a body can be received straight into the place
-//! where it stays.
+//! All numbers are little-endian, like the processors of the fleet. The header is read first, and the length
+//! in it is checked against a bound for its type before memory is allocated. There is no trailer, so a body
+//! can be received straight into its final place.
 //!
-//! Decoders take any bytes and give an error for what they do not understand; they never panic.
+//! Decoders accept any bytes and return an error for what they do not understand. They never panic.
 
 mod payload;
 mod roll;
@@ -28,50 +28,51 @@ pub use payload::{
 pub(crate) use roll::ROLL_MAX;
 pub use roll::{decode_roll, encode_roll};
 
-/// The version of the protocol that this program speaks. The first four bytes of a header mean the same in all versions.
+/// The version of the protocol. The first four bytes of a header mean the same in all versions.
 pub const VERSION: u8 = 1;
 /// How a header begins.
 pub const MAGIC: [u8; 2] = *b"CV";
 /// A header's length in bytes.
 pub const HEADER: usize = 32;
-/// A payload that is not a slice of a bulk connection has at most so many bytes.
+/// The longest payload in bytes, except for a slice on a bulk connection.
 pub const SMALL_MAX: u32 = 64 << 10;
-/// A slice of a blob on a bulk connection: whole segments, so that its CRC can be put together from theirs.
+/// A slice of a blob on a bulk connection. It consists of whole segments, so that its CRC can be combined
+/// from theirs.
 pub const SLICE: u32 = 32 * SEGMENT;
 
-/// What a frame is.
+/// The type of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Type {
-    /// Who connects, to what, for what.
+    /// The connecting node, the volume, and the purpose of the connection.
     Hello = 1,
-    /// Who was connected to, and its nonce.
+    /// The accepting node, and its nonce.
     Challenge = 2,
-    /// The connecting side knows the secret.
+    /// Proves that the connecting side knows the secret.
     Proof = 3,
-    /// The other one does too.
+    /// Proves the same of the accepting side.
     Welcome = 4,
-    /// They do not belong together.
+    /// The two do not belong together.
     Refuse = 5,
     /// "Where do I get these?"
     Ask = 16,
-    /// The answers to it.
+    /// The answers to [`Type::Ask`].
     Answers = 17,
-    /// What became of blobs.
+    /// What happened to blobs.
     Notes = 18,
-    /// Heard.
+    /// Received.
     Done = 19,
     /// "Which blobs do you have?"
     List = 20,
-    /// Some of them.
+    /// Some of the blobs.
     Listed = 21,
     /// "Fetch this and keep it."
     Fill = 22,
     /// It is kept.
     Filled = 23,
-    /// "Who is there?"
+    /// "Which members are there?"
     Members = 24,
-    /// Some of them.
+    /// Some of the members.
     Roll = 25,
     /// "Send me this."
     Get = 32,
@@ -79,17 +80,17 @@ pub enum Type {
     Sums = 33,
     /// Bytes of a blob.
     Data = 34,
-    /// The request came to nothing.
+    /// The request failed.
     Error = 35,
     /// The request is given up.
     Cancel = 36,
-    /// What came was wrong.
+    /// The received bytes were wrong.
     Suspect = 37,
     /// "Are you there?"
     Ping = 48,
     /// Yes.
     Pong = 49,
-    /// The connection ends now, and why.
+    /// The connection ends now. Carries the reason.
     Bye = 50,
 }
 
@@ -136,35 +137,35 @@ impl Type {
     }
 }
 
-/// With [`Type::Data`]: the last bytes of the answer. With [`Type::Listed`]: all of them.
+/// With [`Type::Data`]: the last bytes of the answer. With [`Type::Listed`]: the list is complete.
 pub const LAST: u8 = 1;
-/// With [`Type::Get`]: the sums first.
+/// With [`Type::Get`]: send the sums first.
 pub const WITH_SUMS: u8 = 2;
 /// With [`Type::Ask`]: only a part of each blob is wanted.
 pub const PART: u8 = 4;
 
-/// A frame's head.
+/// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What it is.
+    /// The type.
     pub kind: Type,
     /// [`LAST`], [`WITH_SUMS`], [`PART`].
     pub flags: u8,
-    /// How much the sender of the frame still has to send to all, in MiB.
+    /// How much the sender of the frame has to send to all nodes, in MiB.
     pub backlog: u16,
-    /// Which request it belongs to: the asker's numbers, one after the other on each connection.
+    /// The request it belongs to: a number of the requester, consecutive on each connection.
     pub request: u32,
-    /// With [`Type::Data`]: where in the blob the payload belongs. Else 0.
+    /// With [`Type::Data`]: the payload's offset in the blob. Otherwise 0.
     pub offset: u32,
     /// The payload's length in bytes.
     pub length: u32,
     /// The payload's CRC32C.
     pub crc: u32,
-    /// With [`Type::Data`]: the blob's size. Else 0.
+    /// With [`Type::Data`]: the blob's size. Otherwise 0.
     pub total: u32,
 }
 
-/// The bytes are no frame that belongs here.
+/// The bytes are not a valid frame here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadFrame {
     /// Not this protocol.
@@ -181,28 +182,28 @@ pub enum BadFrame {
     /// A type that this version does not have.
     #[error("a frame of the unknown type {0}")]
     Type(u8),
-    /// More than a frame of this type may have.
+    /// A length that exceeds the bound of the type.
     #[error("a frame of type {kind:?} says that it has {length} bytes")]
     Long {
-        /// Which type.
+        /// The type.
         kind: Type,
-        /// What it says.
+        /// The length in the header.
         length: u32,
     },
-    /// The payload is none of its type.
+    /// The payload is not valid for its type.
     #[error("a payload does not make sense: {0}")]
     Payload(&'static str),
 }
 
 impl Header {
-    /// One without a payload.
+    /// A header without a payload.
     pub fn bare(kind: Type, request: u32) -> Header {
         Header { kind, flags: 0, backlog: 0, request, offset: 0, length: 0, crc: 0, total: 0 }
     }
 
     /// The header for a small payload.
     ///
-    /// The payload must have at most [`Type::most`] bytes; the other side refuses more.
+    /// The payload must have at most [`Type::most`] bytes. The other side refuses more.
     pub fn with(kind: Type, request: u32, payload: &[u8]) -> Header {
         let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         Header { length, crc: crc32c(payload), ..Header::bare(kind, request) }
@@ -229,7 +230,7 @@ impl Header {
     /// Reads what [`Header::encode`] wrote.
     ///
     /// # Errors
-    /// [`BadFrame`] for everything else, and for lengths and places that no frame has.
+    /// [`BadFrame`] for everything else, and for invalid lengths and offsets.
     pub fn decode(bytes: &[u8; HEADER]) -> Result<Header, BadFrame> {
         let number = |at: usize| {
             let mut out = [0; 4];
@@ -281,24 +282,24 @@ pub(crate) fn put(out: &mut Vec<u8>, kind: Type, request: u32, payload: &[u8]) {
     out.extend_from_slice(payload);
 }
 
-/// Why a request came to nothing, as a number on the wire.
+/// Why a request failed, as a number on the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ErrorKind {
     /// The blob is not here.
     Missing = 1,
-    /// It is, and damaged.
+    /// The blob is here, but damaged.
     Damaged = 2,
-    /// Too much is under way.
+    /// Too much is in progress.
     Busy = 3,
     /// The request makes no sense.
     Bad = 4,
-    /// The range is none of the blob's.
+    /// The range is not within the blob.
     Range = 5,
     /// Something else went wrong here.
     Internal = 6,
-    /// The node ends.
+    /// The node is stopping.
     Closing = 7,
-    /// What was asked for could not be done; the text says why.
+    /// The request could not be carried out. The text says why.
     Failed = 8,
 }

@@ -13,12 +13,12 @@ use crate::net::service::{Filled, Listed, Prefix};
 /// Lengths of the payloads of the handshake.
 pub(super) const HELLO: usize = 84;
 pub(super) const CHALLENGE: usize = 52;
-/// The longest text of an error or a farewell.
+/// The longest text of an error or of BYE.
 pub(super) const TEXT_MAX: usize = 255;
-/// A question names at most so many nodes that are not to be named in the answer.
+/// How many nodes a question can exclude.
 const NOT_MAX: usize = 8;
 
-/// Takes a payload apart from its front.
+/// Parses a payload from its front.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -71,12 +71,14 @@ fn millis(time: Duration) -> [u8; 4] {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX).to_le_bytes()
 }
 
-/// The number of things is one byte; more are left out, which the limits of [`crate::message`] rule out.
+/// Counts are one byte. Excess items would be left out, but the limits of [`crate::message`] exclude that
+/// case.
 fn count(length: usize, most: usize) -> u8 {
     length.min(most) as u8
 }
 
-/// A question: group u64, backlog u16, blobs u8, not u8, blobs x 32, nodes x 16. That a part is wanted says the header ([`super::PART`]).
+/// A question: group u64, backlog u16, blobs u8, not u8, sender u8, blobs x 32, nodes x 16, sender 16 if
+/// present. Whether only a part is wanted is in the header ([`super::PART`]).
 pub fn encode_ask(ask: &Ask) -> Vec<u8> {
     let mut out = Vec::with_capacity(29 + ask.blobs.len() * 32 + ask.not.len() * 16);
     out.extend_from_slice(&ask.group.0.to_le_bytes());
@@ -98,18 +100,18 @@ pub fn decode_ask(bytes: &[u8]) -> Result<Ask, BadFrame> {
     let mut reader = Reader(bytes);
     let (group, backlog) = (Group(reader.u64()?), reader.u16()?);
     let (blobs, not) = (usize::from(reader.u8()?), usize::from(reader.u8()?));
-    let sender = reader.u8()?;
-    if blobs == 0 || blobs > ASK_MAX || not > NOT_MAX || sender > 1 {
-        return Err(BadFrame::Payload("a question names 1 to 16 blobs, at most 8 nodes and one sender"));
+    let upstream = reader.u8()?;
+    if blobs == 0 || blobs > ASK_MAX || not > NOT_MAX || upstream > 1 {
+        return Err(BadFrame::Payload("a question names 1 to 16 blobs, at most 8 nodes and one upstream"));
     }
     let blobs = (0..blobs).map(|_| reader.blob()).collect::<Result<_, _>>()?;
     let not = (0..not).map(|_| reader.node()).collect::<Result<_, _>>()?;
-    let sender = (sender > 0).then(|| reader.node()).transpose()?;
+    let upstream = (upstream > 0).then(|| reader.node()).transpose()?;
     reader.end()?;
-    Ok(Ask { group, blobs, backlog, not, sender, part: false })
+    Ok(Ask { group, blobs, backlog, not, sender: upstream, part: false })
 }
 
-/// Answers, at most [`ASK_MAX`]: count u8, then each: its kind u8 and what belongs to it.
+/// Answers, at most [`ASK_MAX`]: count u8, then for each: its kind u8 and the kind's fields.
 pub fn encode_answers(answers: &[Answer]) -> Vec<u8> {
     let mut out = vec![count(answers.len(), ASK_MAX)];
     for answer in answers.iter().take(ASK_MAX) {
@@ -166,7 +168,7 @@ pub fn decode_answers(bytes: &[u8]) -> Result<Vec<Answer>, BadFrame> {
     Ok(out)
 }
 
-/// Notes, at most [`NOTES_MAX`]: count u16, then each: group u64, blob 32, kind u8 and what belongs to it.
+/// Notes, at most [`NOTES_MAX`]: count u16, then for each: group u64, blob 32, kind u8 and the kind's fields.
 pub fn encode_notes(notes: &[Note]) -> Vec<u8> {
     let notes = &notes[..notes.len().min(NOTES_MAX)];
     let mut out = (notes.len() as u16).to_le_bytes().to_vec();
@@ -225,13 +227,13 @@ pub fn decode_notes(bytes: &[u8]) -> Result<Vec<Note>, BadFrame> {
 /// "Which blobs do you have?": prefix u32, bits u8, most u16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListAsk {
-    /// Those whose names begin so.
+    /// The blobs whose ids begin so.
     pub prefix: Prefix,
-    /// At most so many.
+    /// The largest number of blobs in the answer.
     pub most: u16,
 }
 
-/// At most so many names fit in one answer.
+/// How many ids fit in one answer.
 pub(crate) const LIST_MAX: usize = 2047;
 
 impl ListAsk {
@@ -243,7 +245,7 @@ impl ListAsk {
         out
     }
 
-    /// Reads them.
+    /// Reads what [`ListAsk::encode`] wrote.
     ///
     /// # Errors
     /// [`BadFrame`].
@@ -258,7 +260,7 @@ impl ListAsk {
     }
 }
 
-/// A list: more u8, then the names.
+/// A list: more u8, then the ids.
 pub fn encode_listed(listed: &Listed) -> Vec<u8> {
     let mut out = Vec::with_capacity(1 + listed.blobs.len() * 32);
     out.push(u8::from(listed.more || listed.blobs.len() > LIST_MAX));
@@ -282,7 +284,7 @@ pub fn decode_listed(bytes: &[u8]) -> Result<Listed, BadFrame> {
     Ok(Listed { blobs: names.iter().map(|name| BlobId(*name)).collect(), more })
 }
 
-/// Reads what came of [`super::Type::Fill`]: one byte.
+/// Reads the result of [`super::Type::Fill`]: one byte.
 ///
 /// # Errors
 /// [`BadFrame`].
@@ -301,7 +303,7 @@ pub struct Get {
     pub blob: BlobId,
     /// From which byte on.
     pub offset: u32,
-    /// How many; [`Get::REST`] for all that follow, which is how a blob of unknown size is fetched.
+    /// How many. [`Get::REST`] means all that follow, which is how a blob of unknown size is fetched.
     pub len: u32,
 }
 
@@ -318,7 +320,7 @@ impl Get {
         out
     }
 
-    /// Reads them.
+    /// Reads what [`Get::encode`] wrote.
     ///
     /// # Errors
     /// [`BadFrame`].
@@ -332,7 +334,7 @@ impl Get {
         Ok(get)
     }
 
-    /// The range in a blob of this size; none if it does not lie inside.
+    /// The range in a blob of this size. None if it is not within the blob.
     pub fn range(&self, size: u32) -> Option<(u32, u32)> {
         let end = if self.len == Get::REST { size } else { self.offset.checked_add(self.len)? };
         (self.offset <= end && end <= size).then_some((self.offset, end))
@@ -342,9 +344,9 @@ impl Get {
 /// A kind and a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Texted<K> {
-    /// What the other program decides by.
+    /// For the other program.
     pub kind: K,
-    /// What a person reads.
+    /// For a person.
     pub text: String,
 }
 
@@ -360,11 +362,11 @@ pub enum Refusal {
     Version = 3,
     /// Too many connections.
     Full = 4,
-    /// What was said makes no sense.
+    /// The message is not valid.
     Bad = 5,
-    /// It is this node itself.
+    /// The node connected to itself.
     Myself = 6,
-    /// One of the two has TLS, and the other has not.
+    /// One of the two nodes has TLS, and the other does not.
     Tls = 7,
 }
 
@@ -378,7 +380,7 @@ fn encode_texted(kind: u8, text: &str) -> Vec<u8> {
     out
 }
 
-/// What another node says may be shown to a person, so it is one line of plain text.
+/// The text of another node may be shown to a person, so it becomes one line of plain text.
 fn decode_texted<K>(bytes: &[u8], kinds: &[(u8, K)]) -> Result<Texted<K>, BadFrame>
 where
     K: Copy,
@@ -394,12 +396,12 @@ where
 }
 
 impl Texted<ErrorKind> {
-    /// As bytes; of the text at most 255.
+    /// As bytes. The text is cut at 255 bytes.
     pub fn encode(&self) -> Vec<u8> {
         encode_texted(self.kind as u8, &self.text)
     }
 
-    /// Reads them.
+    /// Reads what [`Texted::encode`] wrote.
     ///
     /// # Errors
     /// [`BadFrame`].
@@ -411,12 +413,12 @@ impl Texted<ErrorKind> {
 }
 
 impl Texted<Refusal> {
-    /// As bytes; of the text at most 255.
+    /// As bytes. The text is cut at 255 bytes.
     pub fn encode(&self) -> Vec<u8> {
         encode_texted(self.kind as u8, &self.text)
     }
 
-    /// Reads them.
+    /// Reads what [`Texted::encode`] wrote.
     ///
     /// # Errors
     /// [`BadFrame`].

@@ -1,4 +1,5 @@
-//! Who is there, as one node tells another that is no member: byte for byte as in docs/PROTOCOL.md.
+//! The list of members, as a node sends it to another that need not be a member: byte for byte as in
+//! docs/PROTOCOL.md.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,11 +8,11 @@ use super::payload::Reader;
 use crate::id::{Member, Role, Seen, ZONE_MAX, Zone};
 use crate::net::service::Roll;
 
-/// At most so many nodes fit in one answer, whatever their zones are called.
+/// How many nodes fit in one answer, whatever the names of their zones.
 pub(crate) const ROLL_MAX: usize = (super::SMALL_MAX as usize - 1) / (54 + ZONE_MAX);
 
-/// A roll: more u8, then each node: name 16, generation u64, 4 or 6 and an address, port u16, role u8, state u8, weight u16, free u32,
-/// load u16, length of the zone's name u8, the zone's name.
+/// A roll: more u8, then for each node: id 16, generation u64, 4 or 6 and an address, port u16, role u8,
+/// state u8, weight u16, free u32, load u16, length of the zone's name u8, the zone's name.
 pub fn encode_roll(roll: &Roll) -> Vec<u8> {
     let mut out = vec![u8::from(roll.more || roll.members.len() > ROLL_MAX)];
     for seen in roll.members.iter().take(ROLL_MAX) {
@@ -39,7 +40,7 @@ pub fn encode_roll(roll: &Roll) -> Vec<u8> {
         out.extend_from_slice(&member.free.to_le_bytes());
         out.extend_from_slice(&member.load.to_le_bytes());
         let zone = member.zone.as_str().as_bytes();
-        // A zone's name has at most 63 bytes.
+        // The name of a zone has at most 63 bytes.
         out.push(zone.len() as u8);
         out.extend_from_slice(zone);
     }

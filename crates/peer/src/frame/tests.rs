@@ -9,7 +9,7 @@ use crate::id::{Member, Role, Seen, Zone};
 use crate::message::{Answer, Ask, Group, Note, What};
 use crate::net::service::{Listed, Prefix, Roll};
 
-/// The format cannot drift by accident: what is written here is what nodes of version 1 say.
+/// The format cannot drift by accident: nodes of version 1 send these bytes.
 #[test]
 fn golden_bytes() {
     let header = Header {
@@ -152,7 +152,7 @@ proptest! {
         group in any::<u64>(),
         blobs in prop::collection::vec(blob(), 1..=16),
         not in prop::collection::vec(node(), 0..=8),
-        (backlog, sender) in (any::<u16>(), prop::option::of(node())),
+        (backlog, upstream) in (any::<u16>(), prop::option::of(node())),
         answers in prop::collection::vec(answer(), 0..=16),
         notes in prop::collection::vec(note(), 0..=256),
         roll in prop::collection::vec(seen(), 0..20),
@@ -160,7 +160,7 @@ proptest! {
     ) {
         let listed = Listed { blobs: blobs.clone(), more };
         prop_assert_eq!(decode_listed(&encode_listed(&listed)), Ok(listed));
-        let ask = Ask { group: Group(group), blobs, backlog, not, sender, part: false };
+        let ask = Ask { group: Group(group), blobs, backlog, not, sender: upstream, part: false };
         prop_assert_eq!(decode_ask(&encode_ask(&ask)), Ok(ask));
         prop_assert_eq!(decode_answers(&encode_answers(&answers)), Ok(answers));
         prop_assert_eq!(decode_notes(&encode_notes(&notes)), Ok(notes));

@@ -1,21 +1,23 @@
-//! The handshake: both ends prove that they know the fleet's secret before anything else is said.
+//! The handshake: both ends prove that they know the fleet's secret before anything else is sent.
 //!
 //! ```text
-//!   connects                                                      accepts
-//!   HELLO      node, role, class, volume's tag, nonce  ──────►
-//!              ◄──────  CHALLENGE  node, role, nonce
-//!   PROOF      MAC(client's key, both of the above)    ──────►    compares; REFUSE or
-//!              ◄──────  WELCOME    MAC(server's key, both)
+//!   connects                                                          accepts
+//!   HELLO      node, role, class, volume's tag, nonce     ──────►
+//!                                                         ◄──────     CHALLENGE  node, role, nonce
+//!   PROOF      MAC(client's key, both of the above)       ──────►     compares; REFUSE or
+//!                                                         ◄──────     WELCOME    MAC(server's key, both)
 //! ```
 //!
-//! - The keys of the two proofs differ and are derived from the secret, so a proof sent back to its maker is worth nothing; the nonces
-//!   of both ends are in each, so an old one is worth nothing either.
-//! - Who listens proves nothing to a stranger: the one who connects goes first.
-//! - All sizes are fixed and read one by one, so a stranger costs a few hundred bytes and, at most, the handshake's time.
-//! - The volume's tag is a hash of its id: equal or not is all that can be learnt.
-//! - Without TLS, what follows the handshake is neither encrypted nor signed: the network is trusted not to change what passes (content is
-//!   checked by its name all the same). With it ([`crate::tls`]) all of this goes on inside, and the proofs hold a value that only the two
-//!   ends of the TLS connection know, so that nobody between them can pass a handshake on.
+//! - The keys of the two proofs differ and are derived from the secret, so a proof that is sent back to its
+//!   maker is worthless. Each proof covers the nonces of both ends, so an old one is worthless too.
+//! - The listening node proves nothing to a stranger: the connecting one goes first.
+//! - All sizes are fixed and read one by one. So a stranger costs a few hundred bytes and at most the time of
+//!   a handshake.
+//! - The volume's tag is a hash of its id. All that it reveals is whether two are equal.
+//! - Without TLS, nothing after the handshake is encrypted or signed. The network is trusted not to change
+//!   data (content is still verified by its id). With TLS ([`crate::tls`]) the handshake runs inside, and the
+//!   proofs cover a value that only the two ends of the TLS connection know. So a third party between them
+//!   cannot relay a handshake.
 
 use std::time::Duration;
 
@@ -28,14 +30,14 @@ use crate::secret::Secret;
 #[cfg(test)]
 mod tests;
 
-/// Who a node is to the others.
+/// The identity of a node towards other nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Its name.
+    /// Its id.
     pub node: NodeId,
-    /// What it is there for.
+    /// Its purpose.
     pub role: Role,
-    /// The volume, or whatever the fleet has in common: only nodes with the same one talk.
+    /// The volume, or whatever the fleet has in common. Only nodes with the same one communicate.
     pub volume: [u8; 16],
 }
 
@@ -46,7 +48,8 @@ pub enum Class {
     Control,
     /// Bytes of blobs.
     Bulk,
-    /// Asking who is there, and nothing else: open to whoever knows the secret, whatever is mounted there.
+    /// Requests for the list of members only. It is open to every node that knows the secret, whatever is
+    /// mounted there.
     Look,
 }
 
@@ -60,30 +63,30 @@ impl Class {
     }
 }
 
-/// Who is at the other end.
+/// The node at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Other {
-    /// Its name.
+    /// Its id.
     pub node: NodeId,
-    /// What it is there for.
+    /// Its purpose.
     pub role: Role,
     /// What the connection is for.
     pub class: Class,
 }
 
-/// Why a handshake came to nothing.
+/// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HelloError {
     /// The two do not belong together.
     #[error("{}", line(*.0))]
     Refused(Refusal),
-    /// What came was no handshake.
+    /// The received bytes were not a handshake.
     #[error("{0}")]
     Frame(#[from] BadFrame),
-    /// Another node answers there.
+    /// Another node answers at the address.
     #[error("it is {0}, another node than was expected there: its record is out of date")]
     Another(NodeId),
-    /// TLS did not come about.
+    /// TLS could not be established.
     #[error("{0}")]
     Tls(String),
     /// It took too long.
@@ -95,7 +98,7 @@ pub enum HelloError {
 }
 
 impl HelloError {
-    /// Whether the two will not belong together the next time either.
+    /// Whether a later attempt would fail as well.
     pub fn is_for_good(&self) -> bool {
         match self {
             HelloError::Refused(refusal) => *refusal != Refusal::Full,
@@ -105,7 +108,7 @@ impl HelloError {
     }
 }
 
-/// What a person reads: the same at both ends.
+/// The message for a person. It is the same at both ends.
 pub fn line(refusal: Refusal) -> &'static str {
     match refusal {
         Refusal::Secret => "the fleet's secret differs: give both nodes the same one",
@@ -129,13 +132,14 @@ pub struct Greeter {
     tag: [u8; 32],
     client: Proof,
     server: Proof,
-    /// What the proofs hold beside what was said: nothing, or what only the two ends of a TLS connection know.
+    /// What the proofs cover besides the messages: nothing, or a value that only the two ends of a TLS
+    /// connection know.
     channel: Vec<u8>,
     time: Duration,
 }
 
 impl Greeter {
-    /// `time` is the most that a handshake takes.
+    /// `time` is the time limit of a handshake.
     pub fn new(identity: Identity, secret: &Secret, time: Duration) -> Greeter {
         Greeter {
             identity,
@@ -147,7 +151,7 @@ impl Greeter {
         }
     }
 
-    /// The same inside a TLS connection: its proofs are good for this one only.
+    /// The same inside a TLS connection. Its proofs are valid only there.
     pub(crate) fn within(&self, channel: [u8; 32]) -> Greeter {
         Greeter { channel: channel.to_vec(), ..self.clone() }
     }
@@ -157,12 +161,12 @@ impl Greeter {
         hasher.update(&[VERSION]).update(hello).update(challenge).update(&self.channel).finalize()
     }
 
-    /// Who this node is.
+    /// The identity of this node.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Greets whom it connected to. `expected` is who should be there.
+    /// The handshake with the node that this one connected to. `expected` is the node that should be there.
     ///
     /// # Errors
     /// [`HelloError`].
@@ -207,7 +211,8 @@ impl Greeter {
         Ok(Other { node, role, class })
     }
 
-    /// Greets who has connected. Where the two do not belong together the other end is told why.
+    /// The handshake with a node that has connected. If the two do not belong together, the other end is told
+    /// why.
     ///
     /// # Errors
     /// [`HelloError`].
@@ -273,7 +278,7 @@ impl Greeter {
     }
 }
 
-/// Hears who has connected, and refuses it whoever it is. What is returned is why it goes away.
+/// Reads a HELLO and refuses the connection in any case. Returns the reason.
 pub(crate) async fn turn_away<S>(stream: &mut S, kind: Refusal) -> HelloError
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -292,7 +297,7 @@ where
     }
 }
 
-/// Tells the other end why it is refused; that it hears it is not waited for.
+/// Tells the other end why it is refused, without waiting for it to read that.
 pub(crate) async fn refuse<S: AsyncWrite + Unpin>(stream: &mut S, kind: Refusal) {
     let payload = Texted { kind, text: line(kind).to_owned() }.encode();
     let _ = send(stream, Type::Refuse, &payload).await;
@@ -330,7 +335,7 @@ where
     Ok(stream.flush().await?)
 }
 
-/// Receives a frame of this type, whose payload has N bytes; or the refusal that comes instead.
+/// Receives a frame of this type, with a payload of N bytes, or a refusal instead.
 async fn receive<const N: usize, S>(stream: &mut S, expected: Type) -> Result<[u8; N], HelloError>
 where
     S: AsyncRead + Unpin,

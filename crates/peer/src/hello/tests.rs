@@ -17,7 +17,7 @@ fn run<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// A frame as it goes over the wire, whatever it is.
+/// A frame of any type, as sent.
 async fn frame(stream: &mut DuplexStream) -> (Type, Vec<u8>) {
     let mut head = [0; HEADER];
     stream.read_exact(&mut head).await.unwrap();
@@ -28,7 +28,7 @@ async fn frame(stream: &mut DuplexStream) -> (Type, Vec<u8>) {
 }
 
 #[test]
-fn both_ends_learn_who_the_other_is() {
+fn both_ends_learn_the_identity_of_the_other() {
     let (one, other) = (greeter(1, RIGHT), greeter(2, RIGHT));
     let (mut here, mut there) = tokio::io::duplex(4096);
     let (made, taken) =
@@ -39,7 +39,7 @@ fn both_ends_learn_who_the_other_is() {
 }
 
 #[test]
-fn who_looks_on_needs_the_secret_and_no_volume() {
+fn a_connection_for_looking_needs_the_secret_and_no_volume() {
     let identity = Identity { node: NodeId([1; 16]), role: Role::Node, volume: [0; 16] };
     let looks = |secret: &str, class| {
         let one = Greeter::new(identity, &Secret::from_text(secret).unwrap(), TIME);
@@ -60,13 +60,13 @@ fn who_looks_on_needs_the_secret_and_no_volume() {
 }
 
 #[test]
-fn who_accepts_proves_nothing_to_a_stranger() {
+fn the_accepting_node_proves_nothing_to_a_stranger() {
     let (one, other) = (greeter(1, "a secret that was guessed"), greeter(2, RIGHT));
     let (mut here, mut there) = tokio::io::duplex(4096);
     let (made, taken) =
         run(async { tokio::join!(one.connect(&mut here, Class::Control, None), other.accept(&mut there)) });
     assert!(matches!(taken, Err(HelloError::Refused(Refusal::Secret))));
-    // The stranger hears REFUSE, not a WELCOME it could work on.
+    // The stranger receives REFUSE, and not a WELCOME that it could use.
     assert!(matches!(made, Err(HelloError::Refused(Refusal::Secret))));
 }
 
@@ -89,7 +89,8 @@ fn a_proof_sent_back_to_its_maker_is_refused() {
 
 #[test]
 fn a_greeting_sent_back_to_its_maker_is_refused() {
-    // A stranger whom node 1 connects to greets node 1 with node 1's own HELLO, to have its challenge answered by itself.
+    // Node 1 connects to a stranger, which connects to node 1 with node 1's own HELLO, so that node 1 answers
+    // its own challenge.
     let one = greeter(1, RIGHT);
     let (mut here, mut there) = tokio::io::duplex(4096);
     let hello = one.hello(Class::Control);
@@ -123,7 +124,7 @@ fn what_was_recorded_is_worth_nothing_the_next_time() {
         tokio::join!(one.connect(&mut here, Class::Control, None), other.accept(&mut there), record)
     });
     assert!(made.is_ok() && taken.is_ok());
-    // To the one who accepts: its challenge is another one.
+    // To the accepting node: its challenge is a new one.
     let (mut stream, mut there) = tokio::io::duplex(4096);
     let replay = async {
         send(&mut stream, Type::Hello, &hello).await.unwrap();
@@ -135,7 +136,7 @@ fn what_was_recorded_is_worth_nothing_the_next_time() {
     let (taken, kind) = run(async { tokio::join!(other.accept(&mut there), replay) });
     assert!(matches!(taken, Err(HelloError::Refused(Refusal::Secret))));
     assert_eq!(kind, Type::Refuse);
-    // To the one who connects: its greeting is another one.
+    // To the connecting node: its HELLO is a new one.
     let (mut here, mut stream) = tokio::io::duplex(4096);
     let replay = async {
         frame(&mut stream).await;

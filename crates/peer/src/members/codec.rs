@@ -1,17 +1,17 @@
-//! What the gossip says, as bytes: foca's headers and members, field by field, big-endian.
+//! Gossip messages as bytes: foca's headers and members, field by field, big-endian.
 //!
 //! ```text
 //! name      node 16 | generation 8 | 4: IPv4 4, or 6: IPv6 16 | port 2
 //! who       name | role 1 | weight 2 | length of the zone's name 1 | the zone's name
-//! header    who (from) | incarnation 2 | name (to) | message 1 | what the message needs: a name and a number, or a number
+//! header    who (from) | incarnation 2 | name (to) | message 1 | its payload: name and number, or number
 //! member    who | incarnation 2 | state 1
 //! ```
 //!
-//! Only the sender and members are told whole. Who is meant, or is to be asked, needs a name only; the rest of it is made up here and
-//! is never looked at ([`Who`]'s equality).
+//! Only the sender and members are sent completely. For the receiver, or a node to probe, the name is enough.
+//! Its other fields are filled in here and are never read ([`Who`]'s equality).
 //!
-//! Every length is checked before it is read, nothing is allocated but a zone's name, and what is not understood is an error: the whole
-//! datagram is dropped.
+//! Every length is checked before it is read, and only the name of a zone is allocated. Anything that is not
+//! understood is an error, and the whole datagram is dropped.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -24,13 +24,13 @@ use crate::id::{NodeId, Role, ZONE_MAX, Zone};
 /// The longest [`Who`], in bytes.
 pub const WHO_MAX: usize = 16 + 8 + 1 + 16 + 2 + 1 + 2 + 1 + ZONE_MAX;
 
-/// Why bytes are no gossip, or gossip does not fit.
+/// Why bytes are not gossip, or gossip does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
     /// They end too early.
     #[error("a gossip message ends too early")]
     Short,
-    /// A field holds what it cannot.
+    /// A field has an invalid value.
     #[error("a gossip message holds no valid {0}")]
     Field(&'static str),
     /// No room is left in the datagram.
@@ -38,7 +38,7 @@ pub enum CodecError {
     Full,
 }
 
-/// The codec. It keeps nothing.
+/// The codec. It has no state.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Compact;
 
@@ -138,13 +138,13 @@ pub fn put_who(who: &Who, buf: &mut impl BufMut) -> Result<(), CodecError> {
     });
     buf.put_u16(who.weight);
     let zone = who.zone.as_str().as_bytes();
-    // A zone's name is never longer than ZONE_MAX, which fits.
+    // The name of a zone is never longer than ZONE_MAX, which fits.
     buf.put_u8(zone.len() as u8);
     buf.put_slice(zone);
     Ok(())
 }
 
-/// The message's number, its probe number where it has one, and the node that it names where it names one.
+/// The message's number, its probe number if it has one, and the node in it if there is one.
 fn parts(message: &Message<Who>) -> (u8, Option<u8>, Option<&Who>) {
     match message {
         Message::Ping(number) => (0, Some(*number), None),

@@ -1,27 +1,28 @@
-//! Whom a person named to join by: addresses, and names that have one address or many.
+//! The addresses through which a node joins, as given by a person: addresses, and names that have one address
+//! or many.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 
-/// A `HOST:PORT` that was named, and is one.
+/// A valid `HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Contact {
     /// An address.
     Address(SocketAddr),
-    /// A name, to be looked up, and looked up again.
+    /// A name, which is looked up repeatedly.
     Name(String),
 }
 
-/// The text is no `HOST:PORT`.
+/// The text is not a valid `HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' names no node to join: write HOST:PORT, like 10.0.0.7:7171 or nodes.example:7171")]
 pub struct NoContact(String);
 
 impl Contact {
-    /// From one `HOST:PORT`, or several with commas between them.
+    /// Parses one `HOST:PORT`, or several separated by commas.
     ///
     /// # Errors
-    /// [`NoContact`] names the first that is none.
+    /// [`NoContact`] names the first invalid one.
     pub fn parse(text: &str) -> Result<Vec<Contact>, NoContact> {
         text.split(',').map(str::trim).filter(|one| !one.is_empty()).map(Contact::one).collect()
     }
@@ -37,7 +38,7 @@ impl Contact {
         let (host, port) = text.rsplit_once(':').ok_or_else(|| NoContact(text.to_owned()))?;
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         let host_fine = (1..=253).contains(&host.len()) && host.chars().all(plain);
-        // What looks like an address and is none is no name either.
+        // A host that looks like an address and is not one is no name either.
         let numbers = host.chars().all(|c| c.is_ascii_digit() || c == '.');
         let port_fine = port.parse::<u16>().is_ok_and(|port| port != 0);
         if host_fine && port_fine && !numbers {
@@ -47,7 +48,7 @@ impl Contact {
         }
     }
 
-    /// Its addresses now. Asks the resolver for a name, which can take many seconds.
+    /// Its current addresses. Asks the resolver for a name, which can take many seconds.
     ///
     /// # Errors
     /// The name has none, or the resolver does not answer.

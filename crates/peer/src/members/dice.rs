@@ -1,5 +1,5 @@
-//! Chance for the gossip: who is asked next. A small generator from a seed, so that a test can run the same day twice; nothing here has
-//! to be hard to guess.
+//! Random choices of the gossip: which node is probed next. A small generator with a seed, so that a test can
+//! repeat a run. Nothing here has to be hard to guess.
 
 use std::convert::Infallible;
 
@@ -7,12 +7,12 @@ use rand_core::TryRng;
 
 use crate::dice::{STEP, mix};
 
-/// SplitMix64: a counter, well stirred.
+/// SplitMix64: a counter whose values are mixed.
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// The same seed, the same throws.
+    /// The same seed gives the same numbers.
     pub fn new(seed: u64) -> Dice {
         Dice(seed)
     }
@@ -23,13 +23,13 @@ impl Dice {
         mix(self.0)
     }
 
-    /// A number below `end`, or 0.
+    /// A number below `end`, or 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         // The bias is below end / 2^64.
         (self.throw() % (end.max(1) as u64)) as usize
     }
 
-    /// One of them.
+    /// A random element.
     pub fn one_of<'a, T>(&mut self, of: &'a [T]) -> Option<&'a T> {
         let at = self.below(of.len());
         of.get(at)

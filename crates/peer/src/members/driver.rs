@@ -1,12 +1,13 @@
-//! The machine's hands: a socket, one thread, the monotonic clock.
+//! Runs the machine: a socket, one thread, the monotonic clock.
 //!
-//! The thread receives, with a timeout until the machine's next moment, and sends what the machine wants sent. Who calls from outside
-//! ([`Members::leave`], [`Members::set_vitals`]) takes the same lock for a moment and sends by itself. It is a thread and no task of a
-//! runtime, because a runtime whose workers are all busy would make a healthy node look dead.
+//! The thread receives, with a timeout until the machine's next event, and sends what the machine wants to
+//! send. Calls from outside ([`Members::leave`], [`Members::set_vitals`]) take the same lock briefly and send
+//! by themselves. It is a thread and not a task of a runtime, because a runtime whose workers are all busy
+//! would make a healthy node look dead.
 //!
-//! Names are looked up by a second thread, which there is only if a name was given: a resolver can hang for long.
+//! A second thread looks up names. It exists only if a name was given, because a resolver can hang for long.
 //!
-//! Locks: `state` may be taken while nothing else is held; the watcher is called with none.
+//! Locks: `state` is taken only while no other lock is held. The watcher is called without any lock.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
@@ -26,47 +27,47 @@ use super::seal::{DATAGRAM_MAX, Heard, Seal, Sealed};
 use crate::id::{Member, NodeId};
 use crate::secret::Secret;
 
-/// The longest the thread sleeps: so soon it sees that it shall end.
+/// The longest sleep of the thread. It bounds how soon the thread notices that it must end.
 const SLEEP_MAX: Duration = Duration::from_millis(200);
-/// How long a node that the data path had no answer from is suspected.
+/// How long a node is suspected after the data path had no answer from it.
 const SUSPECT: Duration = Duration::from_secs(10);
-/// Names are looked up so often while nobody answers, and when somebody does.
+/// The interval of name lookups while no node answers, and otherwise.
 const LOOK_ALONE: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_secs(60);
-/// The others' addresses go to the disk at most so often.
+/// The shortest interval at which the other nodes' addresses are written to the disk.
 const KEEP: Duration = Duration::from_secs(30);
 
-/// What a node joins with.
+/// What a node needs to join.
 pub struct Setup {
-    /// Its own record: `address` is where the others reach it.
+    /// Its own record. `address` is where other nodes reach it.
     pub me: Member,
-    /// Whom it joins by. Nobody: it waits to be joined.
+    /// The addresses through which it joins. Without any, it waits for other nodes.
     pub contacts: Vec<Contact>,
     /// The fleet's secret.
     pub secret: Secret,
     /// Which fleet: the volume's id.
     pub fleet: [u8; 16],
-    /// Where the others' addresses are kept, and taken from at the start.
+    /// Where the other nodes' addresses are kept, and read at the start.
     pub home: Option<Arc<NodeHome>>,
 }
 
 /// Why membership cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The record's address is no place.
+    /// The address in the record is not usable.
     #[error(
         "{0} is no address at which the others could reach this node: name one with --listen or --advertise"
     )]
     Address(SocketAddr),
-    /// The socket or a thread.
+    /// The socket or a thread failed.
     #[error("membership cannot start: {0}")]
     Io(#[from] io::Error),
 }
 
-/// What went by, since the start. Bytes are of UDP's contents.
+/// Counters since the start. Bytes are those of UDP payloads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Datagrams that were ours.
+    /// Valid datagrams of this fleet.
     pub received: u64,
     /// Their bytes.
     pub received_bytes: u64,
@@ -74,19 +75,19 @@ pub struct Stats {
     pub sent: u64,
     /// Their bytes.
     pub sent_bytes: u64,
-    /// What could not be sent.
+    /// Datagrams that could not be sent.
     pub unsent: u64,
-    /// How often the socket refused to be read.
+    /// Failed reads of the socket.
     pub unheard: u64,
-    /// Datagrams sealed with another secret, for another fleet, or changed on the way.
+    /// Datagrams with another secret, of another fleet, or changed on the way.
     pub strangers: u64,
     /// Datagrams of another version, or of an impossible length.
     pub foreign: u64,
     /// Datagrams of this fleet that were received before.
     pub replayed: u64,
-    /// Datagrams of this fleet that hold what they cannot.
+    /// Datagrams of this fleet with invalid contents.
     pub malformed: u64,
-    /// How often this node was declared down while it lived.
+    /// How often this node was declared down while it was alive.
     pub returns: u64,
 }
 
@@ -110,14 +111,16 @@ struct Shared {
     look: (Mutex<()>, Condvar),
 }
 
-/// Membership in a fleet. Dropped without [`Members::leave`] it goes silent, and the others find out.
+/// The membership of a node in a fleet. If it is dropped without [`Members::leave`], the node goes silent,
+/// and the others find out.
 pub struct Members {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Members {
-    /// Begins to knock, on a socket that is bound, and calls `watcher` with what happens: on the thread of the gossip, so it must not wait.
+    /// Begins to knock, on a bound socket. `watcher` is called with events on the gossip thread, so it must
+    /// not wait.
     ///
     /// # Errors
     /// [`StartError`].
@@ -169,17 +172,19 @@ impl Members {
         Ok(members)
     }
 
-    /// Who is there, this node included.
+    /// The members, including this node.
     pub fn roster(&self) -> Arc<Roster> {
         Arc::clone(&self.shared.roster.lock())
     }
 
-    /// What this node's cache could still take, and what it is about to send, both in MiB. The others hear of it within some seconds.
+    /// Sets how much this node's cache could still store, and how much it is about to send, both in MiB.
+    /// Other nodes learn it within some seconds.
     pub fn set_vitals(&self, free: u32, load: u16) {
         self.shared.state.lock().machine.vitals(free, load);
     }
 
-    /// Had no answer from this node: for some seconds [`Members::is_suspect`] says so. Nobody else is told.
+    /// Records that a node did not answer. For some seconds [`Members::is_suspect`] says so. No other node is
+    /// told.
     pub fn suspect(&self, node: NodeId) {
         let now = base::time::monotonic();
         let mut suspects = self.shared.suspects.lock();
@@ -187,24 +192,24 @@ impl Members {
         suspects.insert(node, now + SUSPECT);
     }
 
-    /// It has answered after all.
+    /// Records that it has answered after all.
     pub fn trust(&self, node: NodeId) {
         self.shared.suspects.lock().remove(&node);
     }
 
-    /// Whether this node had no answer from that one lately.
+    /// Whether that node recently failed to answer this one.
     pub fn is_suspect(&self, node: NodeId) -> bool {
         let suspects = self.shared.suspects.lock();
         !suspects.is_empty() && suspects.get(&node).is_some_and(|until| *until > base::time::monotonic())
     }
 
-    /// What went by.
+    /// The counters.
     pub fn stats(&self) -> Stats {
         let state = self.shared.state.lock();
         Stats { malformed: state.machine.malformed(), returns: state.machine.returns(), ..state.stats }
     }
 
-    /// Says farewell, and waits until it is sent and the threads have ended.
+    /// Says farewell, and waits until that is sent and the threads have ended.
     pub fn leave(&self) {
         {
             let mut state = self.shared.state.lock();
@@ -217,16 +222,16 @@ impl Members {
 
     fn end(&self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        // Under its lock: the thread has either seen the mark or is waiting.
+        // Taken so that the thread has either seen the flag or is waiting.
         drop(self.shared.look.0.lock());
         self.shared.look.1.notify_all();
         let threads = std::mem::take(&mut *self.threads.lock());
         let me = std::thread::current().id();
         for thread in threads {
-            // The watcher may be who drops this; and a resolver that hangs is not waited for.
+            // The watcher may be what drops this. A resolver that hangs is not waited for.
             let names = thread.thread().name() == Some("covey-names");
             if thread.thread().id() != me && (!names || thread.is_finished()) {
-                // A panic there has been printed; there is nothing to add.
+                // A panic there has already been printed.
                 thread.join().ok();
             }
         }
@@ -249,7 +254,7 @@ impl Shared {
     }
 
     fn run(&self) {
-        // One byte more than can be: what is longer is seen as longer.
+        // One byte more than the maximum, so that longer datagrams are recognized.
         let mut buffer = [0; DATAGRAM_MAX + 1];
         while !self.stopped() {
             let wait = self.state.lock().machine.next().saturating_sub(self.now());
@@ -272,9 +277,9 @@ impl Shared {
         }
     }
 
-    /// A datagram's length, or nothing within the time.
+    /// The length of the received datagram, or None after the time.
     fn wait(&self, time: Duration, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-        // The kernel's clock tick is coarse, and zero would mean for ever.
+        // The kernel's clock tick is coarse, and zero would mean to wait without an end.
         self.socket.set_read_timeout(Some(time.clamp(Duration::from_millis(1), SLEEP_MAX)))?;
         match self.socket.recv_from(buffer) {
             Ok((len, _)) => Ok(Some(len)),
@@ -287,7 +292,7 @@ impl Shared {
                 Ok(None)
             }
             Err(error) => {
-                // An interface that went may come back. Until then this must not be a loop that burns.
+                // An interface that vanished may come back. Until then this must not be a busy loop.
                 std::thread::sleep(Duration::from_millis(50));
                 Err(error)
             }
@@ -316,13 +321,13 @@ impl Shared {
                     state.stats.sent += 1;
                     state.stats.sent_bytes += datagram.len() as u64;
                 }
-                // Lost, like others on their way: SWIM lives with that.
+                // Lost, as others are on the network. SWIM tolerates that.
                 Err(_) => state.stats.unsent += 1,
             }
         }
     }
 
-    /// Keeps the others' addresses on the disk, if it is time.
+    /// Writes the other nodes' addresses to the disk, if it is time.
     fn keep(&self, last: bool) {
         let Some(home) = &self.home else {
             return;
@@ -334,7 +339,7 @@ impl Shared {
         self.kept.store(now, Ordering::Relaxed);
         let peers = self.state.lock().machine.remembered();
         if !peers.is_empty() {
-            // A hint: the contacts are there without it.
+            // Only a hint. The contacts exist without it.
             home.keep_peers(&peers).ok();
         }
     }
@@ -345,7 +350,7 @@ impl Shared {
                 contacts.iter().filter_map(|contact| contact.addresses().ok()).flatten().collect();
             let alone = {
                 let mut state = self.state.lock();
-                // A resolver that has nothing to say today does not make yesterday's answer wrong.
+                // If the resolver has no answer now, its earlier answer is still valid.
                 if !found.is_empty() {
                     state.machine.contacts(found);
                 }

@@ -1,4 +1,5 @@
-//! What a node keeps on its disk so that it is the same one when it comes back: its id, and how often it was started.
+//! What a node keeps on its disk to have the same identity after a restart: its id, and how many times it was
+//! started.
 //!
 //! ```text
 //! FOLDER/node         covey node 1 | id 32 hexadecimal digits | run N      the file
@@ -6,9 +7,9 @@
 //! FOLDER/node.peers   an address a line: others that were seen last, for a start when no contact answers
 //! ```
 //!
-//! The number of the run is raised and on the disk before anybody hears of it: a node never says less of itself than it once said. Of
-//! a folder that was copied on the same filesystem or another, only one copy can be told by the lock; the gossip tells the rest
-//! ([`super::Event::Twin`]).
+//! The number of the run is increased and on the disk before any other node sees it. So a node never
+//! announces a lower number than before. If the folder was copied, the lock keeps each copy from being used
+//! twice. The gossip detects that two copies are in use ([`super::Event::Twin`]).
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
@@ -19,7 +20,7 @@ use super::who::first_generation;
 use crate::id::NodeId;
 
 const HEAD: &str = "covey node 1";
-/// Longer is no file of ours.
+/// Longer files are not ours.
 const LONGEST: u64 = 64 << 10;
 
 /// Why a folder cannot be a node's home.
@@ -33,7 +34,7 @@ pub enum HomeError {
         /// The folder.
         folder: PathBuf,
     },
-    /// The file does not say what it should.
+    /// The file does not hold what it should.
     #[error(
         "{} is damaged: remove it, and the node begins with a new id and keeps its cache", path.display()
     )]
@@ -41,18 +42,18 @@ pub enum HomeError {
         /// The file.
         path: PathBuf,
     },
-    /// The disk refuses.
+    /// The disk reports an error.
     #[error("{}: {error}", path.display())]
     Io {
-        /// What was to be read or written.
+        /// What should be read or written.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
 }
 
-/// A node's place on the disk. It is this process's while the value lives.
+/// A node's folder on the disk. This process owns it while the value lives.
 #[derive(Debug)]
 pub struct NodeHome {
     node: NodeId,
@@ -66,7 +67,7 @@ fn io_error(path: &Path) -> impl FnOnce(io::Error) -> HomeError {
 }
 
 impl NodeHome {
-    /// Takes the folder, which is made if it is not there, and begins a new run.
+    /// Locks the folder, which is created if necessary, and begins a new run.
     ///
     /// # Errors
     /// [`HomeError`].
@@ -93,7 +94,7 @@ impl NodeHome {
         Ok(NodeHome { node, run, folder: folder.to_owned(), _lock: lock })
     }
 
-    /// Its name.
+    /// The node's id.
     pub fn node(&self) -> NodeId {
         self.node
     }
@@ -103,16 +104,16 @@ impl NodeHome {
         first_generation(self.run)
     }
 
-    /// The others that were seen last. Whatever is wrong with the file: nobody.
+    /// The other nodes that were seen last. None if the file is invalid in any way.
     pub fn peers(&self) -> Vec<SocketAddr> {
         let text = read(&self.folder.join("node.peers")).unwrap_or_default();
         text.lines().filter_map(|line| line.parse().ok()).take(64).collect()
     }
 
-    /// Keeps them. They are a hint: not synced.
+    /// Writes them, without syncing: they are a hint.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// The disk reports an error.
     pub fn keep_peers(&self, peers: &[SocketAddr]) -> io::Result<()> {
         let text: String = peers.iter().map(|peer| format!("{peer}\n")).collect();
         replace(&self.folder, "node.peers", &text, false)
@@ -127,7 +128,7 @@ fn read(path: &Path) -> io::Result<String> {
     io::read_to_string(file)
 }
 
-/// The id and the last run. A run that does not leave room for those to come is none.
+/// The id and the last run. A run so high that later ones would not fit is invalid.
 fn parse(text: &str) -> Option<(NodeId, u64)> {
     let mut lines = text.lines();
     if lines.next()? != HEAD {
@@ -144,7 +145,7 @@ fn digits(text: &str) -> Option<[u8; 16]> {
     plain.then(|| u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)).flatten()
 }
 
-/// Writes a file beside, and puts it in place.
+/// Writes a new file and renames it into place.
 fn replace(folder: &Path, name: &str, text: &str, synced: bool) -> io::Result<()> {
     let new = folder.join(format!("{name}.new"));
     let mut file = File::create(&new)?;

@@ -1,30 +1,35 @@
-//! Membership as a machine without a socket and without a clock: it is told what arrived and how late it is, and says what to send.
+//! Membership as a state machine without a socket and without a clock. The caller passes what arrived and the
+//! time, and the machine says what to send.
 //!
 //! ```text
 //!   receive(now, bytes) ─┐                              ┌─► sends(): where to, what
-//!   tick(now) ───────────┼─► foca (SWIM) + this file ───┼─► events(): the fleet has changed, nobody answers, ...
+//!   tick(now) ───────────┼─► foca (SWIM) + this file ───┼─► events(): the fleet changed, no answers, ...
 //!   leave(now) ──────────┘                              └─► next(): when to tick
 //! ```
 //!
-//! `now` is the time since some start, of a clock that only goes forward. foca does what SWIM does: it asks one member a second, lets
-//! others ask before it suspects, and spreads what it learns with the messages that it sends anyway. This file adds what a fleet needs
-//! around it:
+//! `now` is the time since some start, by a clock that only goes forward. foca implements SWIM: it probes one
+//! member a second, lets others probe before it suspects one, and spreads news with the messages that it
+//! sends anyway. This file adds what a fleet needs around it:
 //!
-//! - **Finding somebody.** Who knows addresses only *knocks* there; a node that hears it answers *here*, with its identity, and only then
-//!   foca can announce itself. Alone, everybody in mind is knocked at, with longer and longer pauses; in company, now and then one who is not
-//!   there: halves of a fleet that was cut find each other so, also when foca has forgotten the other half.
-//! - **The whole list.** foca's answer to an announcement holds some thirty members. A newcomer *asks* one member for the rest, page by page
-//!   in the order of ids.
-//! - **Nobody missing for long.** Gossip reaches nearly everybody, soon. Each message carries a digest of the sender's roster; whoever's own
-//!   is another one, and has been for seconds, asks for the list.
+//! - **Discovery.** A node that knows only addresses *knocks* there. A node that receives a KNOCK answers
+//!   HERE with its identity, and only then foca can announce itself. A node that is alone knocks at all known
+//!   addresses, with longer and longer pauses. A node with other members knocks from time to time at one
+//!   address that is not a member. So the halves of a divided fleet find each other again, even when foca has
+//!   forgotten the other half.
+//! - **The whole list.** foca's answer to an announcement holds about thirty members. A new node requests the
+//!   rest from one member, page by page in the order of ids.
+//! - **Repair.** Gossip reaches almost every node quickly. Each message carries a digest of the sender's
+//!   roster. A node whose own digest has been different for seconds requests the list.
 //! - **Loads** ([`super::vitals`]).
 //!
-//! An answer goes to the address in the (sealed) question, never to where the packet claims to come from, and is no longer than
-//! the question: questions for lists and foca's announcements are filled up to the longest datagram, a node answers *here* with as much
-//! as it was knocked with, and counts only what bears the number of its last knocks. So nobody can be flooded by way of a fleet, also not
-//! with questions that were recorded. Neither can a fleet's members be made up without end ([`MEMBERS_MAX`]). What is said by one who bears this node's own id and listens elsewhere is an [`Event::Twin`].
+//! An answer goes to the address in the (authenticated) request, never to the packet's source address, and is
+//! not longer than the request. Requests for lists and foca's announcements are padded to the longest
+//! datagram. HERE carries as many bytes as the KNOCK, and counts only with the number of a recent KNOCK. So a
+//! fleet cannot be used to flood another host, not even with recorded requests. Nor can members be invented
+//! without end ([`MEMBERS_MAX`]). A message with this node's own id from another listening address is an
+//! [`Event::Twin`].
 
-mod found;
+mod discovery;
 mod world;
 
 use std::net::SocketAddr;
@@ -43,53 +48,53 @@ use super::vitals::{VITALS_MAX, Vitals};
 use super::who::{Who, run_of};
 use crate::id::{Member, NodeId};
 use base::Must;
-use found::{Found, KNOCKS};
+use discovery::{Discovery, KNOCKS};
 use world::World;
 
-// The first byte of what is said, and what follows it:
-/// The sender's digest 4, vitals, and foca's own.
+// The first byte of a message, and what follows it:
+/// The sender's digest 4, vitals, and foca's message.
 const GOSSIP: u8 = 0;
-/// The one that knocks, and a number 8.
+/// The knocking node, and a number 8.
 const KNOCK: u8 = 1;
-/// The one that answers, and the number of the knock.
+/// The answering node, and the number of the KNOCK.
 const HERE: u8 = 2;
-/// The one that asks, the id after which the list shall go on, and zeros up to [`PLAIN_MAX`].
+/// The requesting node, the id after which the list continues, and zeros up to [`PLAIN_MAX`].
 const LIST: u8 = 3;
-/// Who answers, and members; none: that was all. Also unasked, to one who is suspected.
+/// The answering node, and members. No members: the list has ended. Also sent unasked, to a suspected node.
 const LISTED: u8 = 4;
 
-/// What foca may say in one datagram: the rest is the kind, and loads.
+/// The longest message of foca in one datagram. The rest is the kind, and loads.
 const FOCA_MAX: usize = PLAIN_MAX - 1 - 4 - VITALS_MAX;
-/// Changes of the fleet that come at once are told at once.
+/// Changes of the fleet within this time are reported together.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// Changes of loads can wait.
+/// The same for changes of loads, which are less urgent.
 const LOADS: Duration = Duration::from_secs(1);
-/// How long a newcomer waits for a page of the list, and from how many it asks one in vain.
+/// How long a new node waits for a page of the list, and how many nodes it asks for one before it gives up.
 const PAGE: Duration = Duration::from_secs(1);
 const PAGE_TRIES: u8 = 8;
-/// Rosters are compared when one's own has not changed for so long,
+/// Rosters are compared when the own one has not changed for this long,
 const CALM: Duration = Duration::from_secs(4);
-/// and at most so often; where it never is calm, now and then all the same.
+/// and at most this often. If the own roster keeps changing, they are compared at the longer interval.
 const COMPARE: Duration = Duration::from_secs(8);
 const COMPARE_ANYWAY: Duration = Duration::from_secs(60);
-/// Who is suspected is told so often.
+/// How often a suspected node is notified.
 const WARN: Duration = Duration::from_secs(1);
-/// So many nodes are known at most, those that are gone included; others are not let in.
+/// Upper bound on known nodes, including those that are gone. Further ones are not admitted.
 pub const MEMBERS_MAX: usize = 16 << 10;
-/// A line about a twin is enough every so often.
+/// The interval between reports about a twin.
 const TWIN: Duration = Duration::from_secs(60);
 
-/// What the machine has to tell.
+/// What the machine reports.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// Somebody came, went, or is another run of itself.
+    /// A node joined, left, or was restarted.
     Changed(Change),
-    /// Nobody has answered for some seconds, at so many addresses. Told once until it is over; the knocking goes on.
+    /// No node has answered for some seconds. Reported once until another node is found. Knocking continues.
     Alone {
         /// How many addresses were tried.
         addresses: usize,
     },
-    /// There is somebody after all.
+    /// Another node has been found.
     Found,
     /// Another node has this node's id: its folder was copied.
     Twin {
@@ -103,7 +108,7 @@ pub struct Machine {
     foca: Foca<Who, Compact, Dice, NoCustomBroadcast>,
     world: World,
     dice: Dice,
-    found: Found,
+    discovery: Discovery,
     vitals: Vitals,
     free: u32,
     load: u16,
@@ -112,7 +117,7 @@ pub struct Machine {
     page: Option<(Duration, NodeId, u8)>,
     /// The numbers of the last knocks, and of those before.
     knocks: [u64; 2],
-    /// How many nodes are known at most.
+    /// Upper bound on known nodes.
     most: usize,
     twin: Option<Duration>,
     calm_at: Duration,
@@ -129,12 +134,14 @@ fn config(nodes: usize) -> Config {
     let nodes = NonZeroU32::new(nodes.next_power_of_two().clamp(8, 1 << 16) as u32);
     let mut config = Config::new_lan(nodes.unwrap_or(NonZeroU32::MIN));
     config.max_packet_size = FOCA_MAX.try_into().must("a datagram has room");
-    // The digest finds what is missing; this is only foca's own way to it, and a feed is as large as seconds of the rest.
+    // The digest finds what is missing. This is only foca's own way to do it, and its answer is as large as
+    // seconds of other traffic.
     config.periodic_announce = Some(PeriodicParams {
         frequency: Duration::from_secs(300),
         num_members: 1.try_into().must("1 is not 0"),
     });
-    // A fleet that starts all at once is larger than each thinks. Where nothing happens, nothing is sent more often.
+    // If a fleet starts all at once, it is larger than each node thinks. Without news, this sends nothing
+    // more often.
     config.max_transmissions = config.max_transmissions.max(8.try_into().must("8 is not 0"));
     config.periodic_announce_to_down_members = Some(PeriodicParams {
         frequency: Duration::from_secs(15),
@@ -145,7 +152,7 @@ fn config(nodes: usize) -> Config {
 }
 
 impl Machine {
-    /// A node that is alone; `contacts` are whom it knocks at, `seed` is its chance.
+    /// A node that is alone. It knocks at `contacts`. `seed` determines its random choices.
     pub fn new(me: &Member, contacts: Vec<SocketAddr>, seed: u64, now: Duration) -> Machine {
         let who = Who::from(me);
         let foca = Foca::new(who, config(1), Dice::new(seed), Compact);
@@ -155,7 +162,7 @@ impl Machine {
             foca,
             world: World::default(),
             dice: Dice::new(seed ^ 0x5bd1_e995),
-            found: Found::new(contacts, now),
+            discovery: Discovery::new(contacts, now),
             vitals,
             free: me.free,
             load: me.load,
@@ -175,58 +182,59 @@ impl Machine {
         }
     }
 
-    /// Who is there, this node included.
+    /// The members, including this node.
     pub fn roster(&self) -> Arc<Roster> {
         Arc::clone(&self.roster)
     }
 
-    /// How many opened datagrams held what they cannot.
+    /// How many authentic datagrams had invalid contents.
     pub fn malformed(&self) -> u64 {
         self.malformed
     }
 
-    /// How often this node was declared down while it lived, and came back.
+    /// How often this node was declared down while it was alive, and came back.
     pub fn returns(&self) -> u64 {
         self.world.returns
     }
 
-    /// What was to be told since the last call.
+    /// The events since the last call.
     pub fn events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
-    /// What is to be sent since the last call, unsealed, each at most [`PLAIN_MAX`] bytes.
+    /// What must be sent since the last call, not yet encrypted, at most [`PLAIN_MAX`] bytes each.
     pub fn sends(&mut self) -> Vec<(SocketAddr, Vec<u8>)> {
         std::mem::take(&mut self.world.sends)
     }
 
     /// When [`Machine::tick`] has something to do.
     pub fn next(&self) -> Duration {
-        let own = [self.publish, self.page.map(|(at, ..)| at), Some(self.found.next()), self.world.next()];
+        let own =
+            [self.publish, self.page.map(|(at, ..)| at), Some(self.discovery.next()), self.world.next()];
         own.into_iter().flatten().min().unwrap_or(Duration::MAX)
     }
 
-    /// The addresses to knock at, anew: a name can mean others after a while.
+    /// Sets the addresses to knock at again. A name can have other addresses after a while.
     pub fn contacts(&mut self, contacts: Vec<SocketAddr>) {
-        self.found.contacts(contacts);
+        self.discovery.contacts(contacts);
     }
 
-    /// The addresses of others seen lately: worth keeping, for a start when no contact answers.
+    /// The addresses of other members seen recently. They are kept for a start at which no contact answers.
     pub fn remembered(&self) -> Vec<SocketAddr> {
-        self.found.remembered()
+        self.discovery.remembered()
     }
 
     /// Addresses that an earlier run of this node kept.
     pub fn remember(&mut self, addresses: Vec<SocketAddr>) {
-        addresses.into_iter().for_each(|address| self.found.saw(address));
+        addresses.into_iter().for_each(|address| self.discovery.saw(address));
     }
 
-    /// What this node's cache could still take, and what it is about to send, in MiB.
+    /// How much this node's cache could still store, and how much it is about to send, in MiB.
     pub fn vitals(&mut self, free: u32, load: u16) {
         (self.free, self.load) = (free, load);
     }
 
-    /// A datagram of the fleet, opened.
+    /// Processes a datagram of the fleet, after decryption.
     pub fn receive(&mut self, now: Duration, plain: &[u8]) {
         if self.left {
             return;
@@ -249,7 +257,7 @@ impl Machine {
             let mut updates = rest;
             let header = Compact.decode_header(&mut updates).ok();
             if header.as_ref().is_some_and(|header| header.message == Message::Announce) {
-                // Its answer is as long as a datagram can be.
+                // Its answer can be as long as the longest datagram.
                 if plain.len() < PLAIN_MAX {
                     return None;
                 }
@@ -288,10 +296,10 @@ impl Machine {
             HERE => {
                 let number = u64::from_be_bytes(rest.try_into().ok()?);
                 if !self.knocks.contains(&number) || number == 0 {
-                    // Recorded, or too late to be worth anything.
+                    // A recorded message, or one that is too late.
                     return Some(());
                 }
-                self.found.saw(who.address);
+                self.discovery.saw(who.address);
                 self.foca.announce(who, &mut self.world).ok();
                 self.flush();
             }
@@ -309,8 +317,9 @@ impl Machine {
         Some(())
     }
 
-    /// Tells those whom this node itself suspects, and goes on telling. What it said of the suspicion may have been lost with the rest:
-    /// whoever was cut off for some seconds says "suspect" to nobody, and would declare a healthy node down seconds after the cut.
+    /// Notifies the nodes that this node itself suspects, repeatedly. Its first message about the suspicion
+    /// may have been lost. A node that was cut off for some seconds tells no other node of its suspicions,
+    /// and would declare a healthy node down seconds after the cut.
     fn warn(&mut self, now: Duration) {
         if now < self.warn_at || self.world.suspected.is_empty() {
             return;
@@ -329,7 +338,7 @@ impl Machine {
         self.world.suspected = suspected;
     }
 
-    /// Asks for the list who sees another fleet than this node does.
+    /// Requests the list if another node sees another fleet than this one.
     fn compare(&mut self, now: Duration, digest: u32, who: &Who) {
         let calm = now >= self.calm_at || now >= self.compare_at + COMPARE_ANYWAY;
         if digest != self.roster.digest() && calm && now >= self.compare_at && self.page.is_none() {
@@ -339,7 +348,8 @@ impl Machine {
         }
     }
 
-    /// One with this node's id that listens elsewhere. What this node itself said, or its run before, is none.
+    /// A node with this node's id and another address. Messages of this node itself, or of its previous run,
+    /// do not count.
     fn suspect_twin(&mut self, now: Duration, who: &Who) {
         let me = self.foca.identity();
         let elsewhere = who.address != me.address && run_of(who.generation) >= run_of(me.generation);
@@ -349,7 +359,7 @@ impl Machine {
         }
     }
 
-    /// Says something that is not foca's: a kind, this node's identity, and what the kind needs.
+    /// Sends a message that is not foca's: a kind, this node's identity, and the kind's payload.
     fn say(&mut self, kind: u8, to: SocketAddr, what: &[u8]) {
         let mut plain = Vec::with_capacity(128 + what.len());
         plain.put_u8(kind);
@@ -359,7 +369,7 @@ impl Machine {
         }
     }
 
-    /// Asks for the list after a node, with as many bytes as the answer may have.
+    /// Requests the list after a node, with as many bytes as the answer may have.
     fn ask_list(&mut self, to: SocketAddr, after: NodeId) {
         self.say(LIST, to, &after.0);
         if let Some((_, plain)) = self.world.sends.last_mut() {
@@ -367,7 +377,8 @@ impl Machine {
         }
     }
 
-    /// Whether the nodes that a datagram speaks of are known, or there is room for more. `updates`: what follows foca's header.
+    /// Whether all nodes in a datagram are known, or there is room for more. `updates` is what follows foca's
+    /// header.
     fn has_room_for(&self, from: &Who, mut updates: &[u8]) -> bool {
         if self.foca.iter_membership_state().len() < self.most {
             return true;
@@ -378,13 +389,13 @@ impl Machine {
         ids.all(|node| self.is_known(node))
     }
 
-    /// Whether a node is a member, or was one lately.
+    /// Whether a node is a member, or was one recently.
     fn is_known(&self, node: NodeId) -> bool {
         node == self.foca.identity().node
             || self.foca.iter_membership_state().any(|member| member.id().node == node)
     }
 
-    /// The members after a node in the order of ids, as many as fit, without the one who asks.
+    /// The members after a node in the order of ids, as many as fit, without the requester.
     fn list(&mut self, after: NodeId, but: NodeId) -> Vec<u8> {
         let wanted = |member: &&foca::Member<Who>| member.id().node > after && member.id().node != but;
         let mut members: Vec<_> = self.foca.iter_members().filter(wanted).collect();
@@ -411,7 +422,8 @@ impl Machine {
         }
         self.foca.apply_many(members.into_iter(), false, &mut self.world).ok();
         if of_me {
-            // Whoever suspects this node, or has an old record of it, hears the newest from itself.
+            // A node that suspects this one, or has an old record of it, gets the newest record from this
+            // node.
             self.foca.announce(by.clone(), &mut self.world).ok();
         }
         self.flush();
@@ -419,7 +431,7 @@ impl Machine {
             return Some(());
         };
         match last {
-            // Only what goes on from here: a page that comes twice does not lead back.
+            // Only a page that continues from here. A page that arrives twice does not lead back.
             Some(last) if last > after => {
                 self.page = Some((now + PAGE, last, 0));
                 self.ask_list(by.address, last);
@@ -439,7 +451,7 @@ impl Machine {
             if self.is_refuted(&timer) {
                 continue;
             }
-            // What it says about its own state it has put right by itself.
+            // foca has already corrected the state that it reports as wrong.
             self.foca.handle_timer(timer, &mut self.world).ok();
             self.flush();
         }
@@ -449,13 +461,13 @@ impl Machine {
         let alone = self.foca.num_members() == 0;
         let present =
             |address: &SocketAddr| self.roster.members.iter().any(|member| member.address == *address);
-        let knocks = self.found.due(now, alone, &mut self.dice, present);
+        let knocks = self.discovery.due(now, alone, &mut self.dice, present);
         if !knocks.is_empty() {
             self.knocks = [self.dice.throw().max(1), self.knocks[0]];
         }
         let number = self.knocks[0].to_be_bytes();
         knocks.into_iter().for_each(|address| self.say(KNOCK, address, &number));
-        if let Some(addresses) = self.found.in_vain(now, alone) {
+        if let Some(addresses) = self.discovery.in_vain(now, alone) {
             self.events.push(Event::Alone { addresses });
         }
         if self.vitals.is_due(now, self.roster.members.len()) {
@@ -468,8 +480,9 @@ impl Machine {
         self.settle(now);
     }
 
-    /// Whether a suspicion's time is up that is none any more. foca 2.0 does not declare that node down, but tells it that it is, whereupon
-    /// the node comes back as another generation: each refuted suspicion would look like a death.
+    /// Whether this timer belongs to a suspicion that was refuted. foca 2.0 does not declare such a node
+    /// down, but tells it that it is down. The node would then come back as a new generation, so each refuted
+    /// suspicion would look like a death.
     fn is_refuted(&self, timer: &Timer<Who>) -> bool {
         let Timer::ChangeSuspectToDown { member_id, incarnation, .. } = timer else {
             return false;
@@ -484,7 +497,7 @@ impl Machine {
         self.foca.iter_members().any(same)
     }
 
-    /// Asks somebody else for the list when a page does not come.
+    /// Requests the list from another node if a page does not arrive.
     fn next_page(&mut self, now: Duration) {
         let Some((at, after, tries)) = self.page.filter(|(at, ..)| now >= *at) else {
             return;
@@ -499,7 +512,7 @@ impl Machine {
         }
     }
 
-    /// What foca wants to send gets its head.
+    /// Adds the header to what foca sends.
     fn flush(&mut self) {
         let foca = std::mem::take(&mut self.world.said);
         for (to, said) in foca {
@@ -515,11 +528,12 @@ impl Machine {
         }
     }
 
-    /// After everything: company, a new roster, settings that fit.
+    /// Called after every input: handles new members, a changed roster, and the settings for the fleet's
+    /// size.
     fn settle(&mut self, now: Duration) {
         if std::mem::take(&mut self.world.active) {
             self.page = Some((now, NodeId([0; 16]), 0));
-            if self.found.company() {
+            if self.discovery.company() {
                 self.events.push(Event::Found);
             }
         }
@@ -548,7 +562,7 @@ impl Machine {
             return;
         };
         self.calm_at = now + CALM;
-        change.joined.iter().for_each(|member| self.found.saw(member.address));
+        change.joined.iter().for_each(|member| self.discovery.saw(member.address));
         self.vitals.keep(self.roster.members.iter().map(|member| member.node));
         self.events.push(Event::Changed(change));
         let size = self.roster.members.len().next_power_of_two();
@@ -557,12 +571,13 @@ impl Machine {
         }
     }
 
-    /// Says farewell to a few, who tell the others. After it nothing is heard or said any more, but [`Machine::sends`] has the farewells.
+    /// Says farewell to a few members, which tell the others. Afterwards nothing is received or sent any
+    /// more. The farewells are in [`Machine::sends`].
     pub fn leave(&mut self, now: Duration) {
         if !std::mem::replace(&mut self.left, true) {
             self.world.now = now;
             self.foca.leave_cluster(&mut self.world).ok();
-            // Each goes to others, by chance: one that gets lost does no harm.
+            // Each goes to other random members. A lost one does no harm.
             for _ in 0..2 {
                 self.foca.gossip(&mut self.world).ok();
             }
@@ -570,7 +585,7 @@ impl Machine {
         }
     }
 
-    /// How many are knocked at in one go, at most.
+    /// How many addresses are knocked at in one round, at most.
     pub const KNOCKS: usize = KNOCKS;
 }
 

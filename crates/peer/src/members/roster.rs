@@ -1,16 +1,16 @@
-//! Who is there, as of one moment, and what makes the next moment different.
+//! The list of members at one moment, and how two such lists differ.
 
 use std::cmp::Ordering;
 
 use crate::id::{Member, NodeId};
 
-/// Who is there. A value: it does not change, a new one takes its place.
+/// The list of members. It is a value: it does not change, but is replaced by a new one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Roster {
-    /// Grows with each change of who is there, or where, or with what weight. Not with loads: what is placed by a roster is placed alike
-    /// by all of one epoch. Each node counts for itself.
+    /// Increases with each change of the members, their addresses or their weights, but not of loads. So
+    /// placement is the same for all rosters of one epoch. Each node counts its own epochs.
     pub epoch: u64,
-    /// Everybody, this node included, in the order of ids.
+    /// All members, including this node, in the order of ids.
     pub members: Vec<Member>,
     digest: u32,
 }
@@ -20,19 +20,19 @@ pub struct Roster {
 pub struct Change {
     /// The new epoch.
     pub epoch: u64,
-    /// Who came, or came back. A node that was restarted is here and in [`Change::gone`].
+    /// Nodes that joined or came back. A node that was restarted is here and in [`Change::gone`].
     pub joined: Vec<Member>,
-    /// Who left, was declared down, or has begun another run.
+    /// Nodes that left, were declared down, or were restarted.
     pub gone: Vec<NodeId>,
 }
 
-/// Everything but the loads.
+/// Compares everything but the loads.
 fn same(a: &Member, b: &Member) -> bool {
     Member { free: 0, load: 0, ..a.clone() } == Member { free: 0, load: 0, ..b.clone() }
 }
 
 impl Roster {
-    /// Of these, in any order.
+    /// From these members, in any order.
     pub fn new(epoch: u64, mut members: Vec<Member>) -> Roster {
         members.sort_unstable_by_key(|member| member.node);
         let one = |member: &Member| {
@@ -45,7 +45,8 @@ impl Roster {
         Roster { epoch, members, digest }
     }
 
-    /// A number that two nodes have alike if they see the same generations of the same nodes, and hardly ever else.
+    /// A number that is equal for two nodes if they see the same generations of the same nodes, and almost
+    /// never otherwise.
     pub fn digest(&self) -> u32 {
         self.digest
     }
@@ -56,7 +57,7 @@ impl Roster {
         self.members.get(at)
     }
 
-    /// The roster after `before`, and what has changed if more than loads has.
+    /// The roster after `before`, and what has changed, unless only loads have.
     pub fn follow(before: &Roster, members: Vec<Member>) -> (Roster, Option<Change>) {
         let mut roster = Roster::new(before.epoch, members);
         let mut change = Change { epoch: before.epoch + 1, ..Change::default() };
@@ -73,7 +74,7 @@ impl Roster {
             let joined = if order.is_ge() { new.next() } else { None };
             if let (Some(a), Some(b)) = (gone, joined) {
                 changed |= !same(a, b);
-                // A return within a run is the same process with everything that it knew.
+                // A return within a run is the same process, which still knows everything.
                 if super::who::run_of(a.generation) == super::who::run_of(b.generation) {
                     continue;
                 }
@@ -129,7 +130,7 @@ mod tests {
         assert_eq!(
             (last.epoch, change.joined.len(), change.gone.len()),
             (6, 0, 0),
-            "a new epoch, but nobody came"
+            "a new epoch, but no node joined"
         );
     }
 }

@@ -1,20 +1,23 @@
-//! What makes a datagram worth reading: only a program that knows the fleet's secret can have written it, and nobody else can read it.
+//! Encryption and authentication of datagrams: only a program that knows the fleet's secret can write or read
+//! one.
 //!
 //! ```text
 //! 0        1        25
 //! version  salt 24  what is said, encrypted  tag 16
 //! ```
 //!
-//! ChaCha20-Poly1305 with a key of each datagram's own: BLAKE3 of the salt, keyed with this fleet's key. The salt is BLAKE3 of 32 random
-//! bytes and of what is said, keyed with another key. So nothing has to be counted or kept: two datagrams with different content have
-//! different salts, also those of two machines that were resumed from one snapshot and draw the same random bytes.
+//! The cipher is ChaCha20-Poly1305 with a key for each datagram: BLAKE3 of the salt, keyed with this fleet's
+//! key. The salt is BLAKE3 of 32 random bytes and of the plaintext, keyed with another key. So no counter and
+//! no state are needed. Two datagrams with different content have different salts, even on two machines that
+//! were resumed from one snapshot and draw the same random bytes.
 //!
-//! **A datagram that was recorded and is sent again opens.** A receiver remembers the last [`REMEMBERED`] ([`Heard`]) and drops those.
-//! An older one does little: what it says of a node loses against what that node has said since (generations, incarnations and the
-//! stamps of loads only grow); a node that somebody declares down by it comes back within a second with the next generation; one long
-//! dead appears until it has not answered; and answers go to where the nodes listen, none of them longer than the longest datagram.
-//! A question that a long answer follows is as long itself ([`super::machine`]). Keeping the clock out of it is worth more
-//! here: a node whose clock jumps stays in the fleet.
+//! **A recorded datagram that is sent again is accepted by the cipher.** A receiver remembers the last
+//! [`REMEMBERED`] datagrams ([`Heard`]) and drops those. An older one does little harm. What it says of a
+//! node is overridden by later statements of that node (generations, incarnations and the stamps of loads
+//! only grow). A node that is declared down by it comes back within a second with the next generation. A node
+//! that died long ago appears until it has not answered. Answers go to the nodes' own addresses, and none is
+//! longer than the longest datagram. A request with a long answer is itself as long ([`super::machine`]). It
+//! is more important to do without the clock: a node whose clock jumps stays in the fleet.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -23,37 +26,38 @@ use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundK
 use crate::secret::Secret;
 use base::Must;
 
-/// The first byte of every datagram. Another number is another protocol.
+/// The first byte of every datagram. Another number means another protocol.
 pub const VERSION: u8 = 2;
-/// Bytes that make a datagram's key its own.
+/// The salt, from which a datagram's key is derived.
 const SALT: usize = 24;
 /// What sealing adds, in bytes.
 pub const SEAL: usize = 1 + SALT + 16;
-/// The longest datagram, in bytes: it travels in one piece on every network that is in use.
+/// The longest datagram, in bytes. Every common network carries it in one piece.
 pub const DATAGRAM_MAX: usize = 1400;
-/// The most that can be said in one, in bytes.
+/// The longest plaintext of a datagram, in bytes.
 pub const PLAIN_MAX: usize = DATAGRAM_MAX - SEAL;
-/// So many datagrams are remembered: less than a mebibyte, and an hour of a fleet in which nothing happens.
+/// How many datagrams are remembered. They take less than a mebibyte, and cover an hour of a fleet without
+/// changes.
 pub const REMEMBERED: usize = 16 << 10;
 
-/// Why a datagram is not read.
+/// Why a datagram is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Sealed {
     /// It is shorter or longer than any that this program sends.
     #[error("its length is impossible")]
     Length,
-    /// Another version of the protocol, or none of ours.
+    /// Another version of the protocol, or another protocol.
     #[error("it is of version {0}")]
     Version(u8),
-    /// Sealed with another secret, for another fleet, or changed on its way.
+    /// Made with another secret, for another fleet, or changed on its way.
     #[error("it is not of this fleet")]
     Stranger,
 }
 
-/// What tells one datagram from another: the first bytes of its salt.
+/// Identifies a datagram: the first bytes of its salt.
 pub type Mark = [u8; 8];
 
-/// Which datagrams were received lately, so that none counts twice.
+/// The recently received datagrams, so that none counts twice.
 #[derive(Default)]
 pub struct Heard {
     all: HashSet<Mark>,
@@ -61,7 +65,7 @@ pub struct Heard {
 }
 
 impl Heard {
-    /// False: it was received before. Ask for datagrams that opened only: nobody else's are to take room here.
+    /// False: it was received before. Call it only for datagrams that opened, so that others take no space.
     pub fn is_new(&mut self, mark: Mark) -> bool {
         if !self.all.insert(mark) {
             return false;
@@ -80,7 +84,7 @@ impl Heard {
         self.order.len()
     }
 
-    /// Whether none is.
+    /// Whether none is remembered.
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
     }
@@ -88,7 +92,7 @@ impl Heard {
 
 /// Seals and opens the datagrams of one fleet.
 pub struct Seal {
-    /// From it and a salt follows a datagram's key.
+    /// A datagram's key derives from it and the salt.
     keys: [u8; 32],
     salts: [u8; 32],
 }
@@ -113,7 +117,7 @@ impl Seal {
         LessSafeKey::new(key)
     }
 
-    /// Seals what is said; at most [`PLAIN_MAX`] bytes, or the others drop it.
+    /// Seals a plaintext of at most [`PLAIN_MAX`] bytes. Longer ones would be dropped by the receivers.
     pub fn seal(&self, plain: &[u8]) -> Vec<u8> {
         let mut random = [0; 32];
         base::random::fill(&mut random);
@@ -127,7 +131,7 @@ impl Seal {
         datagram.extend_from_slice(&salt);
         datagram.extend_from_slice(plain);
         let (_, said) = datagram.split_at_mut(1 + SALT);
-        // The key is used for this datagram and no other.
+        // The key is used for this datagram only.
         let nonce = Nonce::assume_unique_for_key([0; NONCE_LEN]);
         let tag = self
             .cipher(&salt)
@@ -137,10 +141,10 @@ impl Seal {
         datagram
     }
 
-    /// Opens a datagram in place: what is said, and by what it is known again.
+    /// Opens a datagram in place. Returns the plaintext and the mark.
     ///
     /// # Errors
-    /// [`Sealed`]; what the datagram holds is worthless then.
+    /// [`Sealed`]. The contents of the datagram are then meaningless.
     pub fn open<'d>(&self, datagram: &'d mut [u8]) -> Result<(&'d [u8], Mark), Sealed> {
         if !(SEAL..=DATAGRAM_MAX).contains(&datagram.len()) {
             return Err(Sealed::Length);
@@ -189,8 +193,8 @@ mod tests {
         assert_ne!(ours.seal(b"hello"), datagram, "a key is used once");
     }
 
-    /// A machine that was resumed from a snapshot counted on where the snapshot was, and used its nonces a second time. Two that are resumed
-    /// from one snapshot draw the same random bytes as well.
+    /// A machine that was resumed from a snapshot continued counting from the snapshot, and used its nonces a
+    /// second time. Two machines that are resumed from one snapshot also draw the same random bytes.
     #[test]
     fn regression_a_resumed_snapshot_uses_no_key_twice() {
         let (one, other) = (seal("a", 1), seal("a", 1));
@@ -204,7 +208,7 @@ mod tests {
         assert_ne!(difference, plain, "one key for both would show what differs");
     }
 
-    /// A datagram that was recorded opened as often as it was sent again.
+    /// A recorded datagram was accepted each time it was sent again.
     #[test]
     fn regression_what_was_heard_lately_is_not_heard_again() {
         let (ours, mut heard) = (seal("a", 1), Heard::default());

@@ -1,16 +1,17 @@
-//! How much a node could still take and how busy it is: what changes while it lives, and is only a hint.
+//! The free space and the load of nodes. These change while a node runs, and are only hints.
 //!
-//! A record of eleven bytes travels at the head of gossip that is sent anyway, four in a datagram at most. A node stamps a new one
-//! when its figures have changed, not more often than [`interval`] says, and now and then without a change; who hears of it
-//! the first time hands it on a few times. So what it costs does not grow with the fleet; what grows is how old it may be: seconds
-//! in a fleet of fifty, about a minute in one of a thousand.
+//! Records of eleven bytes are sent at the front of gossip that is sent anyway, at most four in a datagram. A
+//! node stamps a new record when its figures have changed, at most as often as [`interval`] says, and from
+//! time to time without a change. A node that receives a record for the first time passes it on a few times.
+//! So the cost does not grow with the fleet. The age of the figures does: seconds in a fleet of fifty, about
+//! a minute in one of a thousand.
 //!
 //! ```text
 //! first four bytes of the node's id 4 | its run, the lowest byte 1 | stamp 2 | free 2 | load 2
 //! ```
 //!
-//! Free space is rounded to eleven bits. Two nodes whose ids begin alike share a record: one fleet of a thousand in ten thousand has
-//! such a pair, and the harm is a wrong hint.
+//! Free space is rounded to eleven bits. Two nodes whose ids begin with the same bytes share a record. Among
+//! ten thousand fleets of a thousand nodes, one has such a pair, and the damage is a wrong hint.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -23,17 +24,17 @@ use crate::id::NodeId;
 const RECORD: usize = 11;
 /// The most records in one datagram.
 const RECORDS: usize = 4;
-/// The most that records take of a datagram, in bytes.
+/// The largest size of records in a datagram, in bytes.
 pub const VITALS_MAX: usize = 1 + RECORDS * RECORD;
-/// How often what was heard is handed on.
+/// How many times a received record is passed on.
 const RELAYS: u8 = 3;
-/// How often a node sends its own.
+/// How many times a node sends its own.
 const OWN: u8 = 6;
-/// How many wait to be handed on; the oldest go.
+/// How many records wait to be passed on. The oldest are dropped.
 const QUEUE: usize = 128;
-/// How many nodes are kept in mind.
+/// How many nodes are remembered.
 const NODES: usize = 4096;
-/// Every so many intervals a record is sent although nothing has changed.
+/// After this many intervals a record is sent although nothing has changed.
 const UNCHANGED: u32 = 8;
 
 type Short = [u8; 4];
@@ -63,12 +64,12 @@ fn coarse(free: u32) -> u16 {
 }
 
 fn fine(coarse: u16) -> u32 {
-    // More than 21 is written by nobody.
+    // More than 21 is never written.
     let exponent = u32::from(coarse >> 11).min(21);
     u32::from(coarse & 0x7ff) << exponent
 }
 
-/// What is known of everybody's figures, and what is to be handed on.
+/// The known figures of all nodes, and the records to be passed on.
 #[derive(Debug, Default)]
 pub struct Vitals {
     known: HashMap<Short, Record>,
@@ -78,7 +79,7 @@ pub struct Vitals {
 }
 
 impl Vitals {
-    /// A node's free space and load, both in MiB, if they are known of this run of it.
+    /// The free space and load of a node, both in MiB, if they are known for this run of it.
     pub fn of(&self, node: NodeId, run: u64) -> Option<(u32, u16)> {
         let record = self.known.get(&short(node)).filter(|record| record.run == run as u8)?;
         Some((fine(record.free), record.load))
@@ -93,7 +94,7 @@ impl Vitals {
         due
     }
 
-    /// This node's own figures. They travel if they have changed, or have not travelled for long.
+    /// Sets this node's own figures. They are sent if they have changed, or were not sent for long.
     pub fn own(&mut self, node: NodeId, run: u64, free: u32, load: u16) {
         let key = short(node);
         let new = Record { run: run as u8, stamp: 0, free: coarse(free), load };
@@ -109,13 +110,13 @@ impl Vitals {
         self.queue.push_front((key, OWN));
     }
 
-    /// Keeps only what is said of these: called when the fleet has changed.
+    /// Keeps only the records of these nodes. Called when the fleet has changed.
     pub fn keep(&mut self, nodes: impl Iterator<Item = NodeId>) {
         let nodes: std::collections::HashSet<Short> = nodes.map(short).collect();
         self.known.retain(|key, _| nodes.contains(key));
     }
 
-    /// Writes what is to be handed on: a count, and so many records.
+    /// Writes the records to be passed on: a count, and that many records.
     pub fn put(&mut self, to: &mut impl BufMut) {
         let count = self.queue.len().min(RECORDS);
         let taken: Vec<(Short, u8)> = self.queue.drain(..count).collect();
@@ -134,8 +135,8 @@ impl Vitals {
         }
     }
 
-    /// Reads what somebody hands on; what is newer than what is known is kept, and handed on in turn. True if anything was.
-    /// None if it is cut short. `me` does not believe what others say of itself.
+    /// Reads records that another node passes on. Newer ones than the known are kept, and passed on. True if
+    /// there were any. None if the data is truncated. `me` ignores records about itself.
     pub fn take(&mut self, from: &mut &[u8], me: NodeId) -> Option<bool> {
         let count = usize::from(from.try_get_u8().ok()?);
         if count > RECORDS || from.remaining() < count * RECORD {
@@ -154,7 +155,7 @@ impl Vitals {
 
     fn hear(&mut self, key: Short, heard: Record) -> bool {
         let newer = match self.known.get(&key) {
-            // Half of the numbers are after a stamp, the other half before it. Runs alike.
+            // Half of the numbers are after a stamp, the other half before it. The same holds for runs.
             Some(known) if known.run == heard.run => heard.stamp.wrapping_sub(known.stamp) as i16 > 0,
             Some(known) => heard.run.wrapping_sub(known.run) as i8 > 0,
             None => self.known.len() < NODES,
@@ -205,7 +206,7 @@ mod tests {
         assert_eq!(b.take(&mut &second[..], B), Some(true));
         assert_eq!(b.take(&mut &first[..], B), Some(false));
         assert_eq!(b.of(A, 1), Some((400, 9)));
-        assert_eq!(a.take(&mut &first[..], A), Some(false), "nobody tells a node about itself");
+        assert_eq!(a.take(&mut &first[..], A), Some(false), "records of the node itself are ignored");
 
         let mut restarted = Vitals::default();
         restarted.own(A, 2, 1, 1);
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_handed_on_a_few_times_only() {
+    fn a_record_is_passed_on_a_few_times_only() {
         let mut vitals = Vitals::default();
         vitals.own(A, 1, 1, 1);
         let sent = (0..100)

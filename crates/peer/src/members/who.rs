@@ -1,10 +1,11 @@
-//! A node as the gossip knows it: what cannot change while one generation of it lasts.
+//! A node as the gossip knows it: everything that cannot change within one generation.
 //!
-//! - **Its address in foca's sense is the node's id**, not where it listens: a node that comes back with its disk on another port is the
-//!   same one, and another node on an old port is not.
-//! - **Of two records of a node the higher generation wins.** A generation is a run of the program (kept on disk, see [`super::home`]) in its
-//!   upper 48 bits, and in its lower 16 how often the node was declared down wrongly in that run and came back. So a restart is
-//!   above all that went before, without a write to the disk for each return.
+//! - **foca's address of a node is its id**, not the address at which it listens. A node that comes back with
+//!   its disk on another port is the same one, and another node on an old port is not.
+//! - **Of two records of a node, the higher generation wins.** The upper 48 bits of a generation are the run
+//!   of the program (kept on disk, see [`super::home`]). The lower 16 count how often the node was wrongly
+//!   declared down in that run and came back. So a restart is above everything before it, and a return needs
+//!   no write to the disk.
 
 use std::net::SocketAddr;
 
@@ -25,19 +26,19 @@ pub fn run_of(generation: u64) -> u64 {
     generation >> RETURNS
 }
 
-/// One generation of a node. Two are the same if node, generation and address are: the rest goes with them, and is not sent where
-/// only the one who is meant has to be named.
+/// One generation of a node. Two are equal if node, generation and address are. The other fields depend on
+/// these, and are not sent if only the receiver must be named.
 #[derive(Clone, Debug)]
 pub struct Who {
-    /// Its name.
+    /// Its id.
     pub node: NodeId,
-    /// Which run, and which return of it.
+    /// The run, and how many times it returned in it.
     pub generation: u64,
     /// Where it listens.
     pub address: SocketAddr,
-    /// Where it is.
+    /// The zone it is in.
     pub zone: Zone,
-    /// What it is there for.
+    /// Its purpose.
     pub role: Role,
     /// Its share of what is tracked.
     pub weight: u16,
@@ -63,13 +64,13 @@ impl Identity for Who {
     }
 
     fn win_addr_conflict(&self, adversary: &Who) -> bool {
-        // One generation at two addresses: somebody copied a node's folder. All have to choose the same one.
+        // One generation at two addresses: a node's folder was copied. All nodes must choose the same one.
         (self.generation, self.address) > (adversary.generation, adversary.address)
     }
 }
 
 impl Who {
-    /// With what changes: what its cache could take, and how busy it is, both in MiB.
+    /// Adds the fields that change: how much its cache could store, and how busy it is, both in MiB.
     pub fn member(&self, free: u32, load: u16) -> Member {
         Member {
             node: self.node,

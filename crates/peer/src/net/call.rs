@@ -1,8 +1,9 @@
-//! A request that is under way, and how its end reaches the one who waits.
+//! A request in flight, and how its result reaches the waiter.
 //!
-//! No task runs for a request. Whoever asks leaves a [`Slot`] with the connection; the loop that reads the connection puts the answer
-//! into it and wakes a waker or a thread, whichever waits. So the same [`Call`] can be awaited and waited for. Dropping it before its end
-//! gives the request up: the connection forgets it and tells the other side.
+//! No task runs for a request. The requester leaves a [`Slot`] with the connection. The loop that reads the
+//! connection puts the answer into it and wakes a waker or a thread. So the same [`Call`] can be awaited, or
+//! waited for on a thread. Dropping it before its end gives the request up: the connection forgets it and
+//! tells the other side.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,7 +18,7 @@ use super::fail::Fail;
 use super::service::{Filled, Listed, Roll};
 use crate::message::Answer;
 
-/// What comes back.
+/// The content of an answer.
 #[derive(Debug)]
 pub(crate) enum Reply {
     Answers(Vec<Answer>),
@@ -29,7 +30,7 @@ pub(crate) enum Reply {
     Done,
 }
 
-/// Where a request's end is put.
+/// Receives a request's result.
 #[derive(Default)]
 pub(crate) struct Slot {
     state: Mutex<State>,
@@ -45,7 +46,7 @@ struct State {
     arrival: Option<OnArrival>,
 }
 
-/// Is given the bytes that came.
+/// Is called with the bytes that arrived.
 type OnArrival = Box<dyn FnOnce(&[u8]) + Send>;
 
 impl Slot {
@@ -69,12 +70,13 @@ impl Slot {
     }
 }
 
-/// Where a request can be given up.
+/// Gives a request up.
 pub(crate) trait Undo: Send + Sync {
     fn undo(&self, request: u32);
 }
 
-/// A request under way: await it, or [`Call::wait`] for it on a thread that may block. Dropping it gives it up.
+/// A request in flight: await it, or [`Call::wait`] for it on a thread that may block. Dropping it gives it
+/// up.
 #[must_use = "dropping it gives the request up"]
 pub struct Call<T> {
     slot: Arc<Slot>,
@@ -95,7 +97,7 @@ impl<T> Call<T> {
         Call { slot, take, undo: Some(undo), began, time }
     }
 
-    /// One that came to nothing before it began.
+    /// A request that failed before it began.
     pub(crate) fn failed(fail: Fail) -> Call<T> {
         let slot = Arc::new(Slot::default());
         slot.put(Err(fail));
@@ -103,7 +105,7 @@ impl<T> Call<T> {
         Call { slot, take: |_| None, undo: None, began: base::time::monotonic(), time }
     }
 
-    /// Waits on this thread, not longer than the request's time.
+    /// Waits on this thread, at most for the request's time.
     ///
     /// # Errors
     /// [`Fail`].
@@ -123,7 +125,8 @@ impl<T> Call<T> {
         self.finish(result)
     }
 
-    /// Has groups that come given to this in the loop that receives them, before anybody who waits is woken; not if they have come.
+    /// Registers a function for groups that arrive. The loop that receives them calls it before any waiter is
+    /// woken. It is not called if they have already arrived.
     pub(crate) fn on_arrival(&self, call: impl FnOnce(&[u8]) + Send + 'static) {
         let mut state = self.slot.state.lock();
         if !state.over {
@@ -131,12 +134,12 @@ impl<T> Call<T> {
         }
     }
 
-    /// Whether the end is there, so that waiting takes no time.
+    /// Whether the result is there, so that waiting takes no time.
     pub fn is_over(&self) -> bool {
         self.slot.state.lock().over
     }
 
-    /// Lets the request go on without anybody waiting for it.
+    /// Lets the request continue without a waiter.
     pub fn detach(mut self) {
         self.undo = None;
     }
@@ -147,7 +150,7 @@ impl<T> Call<T> {
     }
 }
 
-/// Its time is looked at every 20 ms or so: an answer that does not come is [`Fail::Late`] that much later.
+/// The deadline is checked about every 20 ms, so a missing answer becomes [`Fail::Late`] that much later.
 impl<T> Future for Call<T> {
     type Output = Result<T, Fail>;
 

@@ -1,16 +1,16 @@
-//! What the transport has done, in numbers.
+//! Counters of the transport.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counted while it happens.
+        /// The live counters.
         #[derive(Default)]
         pub(crate) struct Counters {
             $(pub(crate) $name: AtomicU64,)*
         }
 
-        /// As they were at one moment.
+        /// Their values at one moment.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Counts {
             $($(#[$doc])* pub $name: u64,)*
@@ -37,43 +37,43 @@ counters! {
     frames_in,
     /// Frames sent.
     frames_out,
-    /// Writes that small frames left in: fewer than these where some were merged.
+    /// Writes of small frames. There are fewer writes than frames if some were merged.
     writes,
-    /// Requests made to others.
+    /// Requests made to other nodes.
     asked,
-    /// Requests of others.
+    /// Requests of other nodes.
     served,
-    /// Connections made to others, handshake included.
+    /// Connections made to other nodes, handshake included.
     made,
-    /// Connections of others, handshake included.
+    /// Connections of other nodes, handshake included.
     accepted,
-    /// Connections that are there now, both kinds.
+    /// Connections that exist now, of both kinds.
     open,
     /// Connections and handshakes refused here: full, strangers, garbage.
     refused,
-    /// Connections to others that did not come about.
+    /// Connections to other nodes that could not be made.
     unreachable,
-    /// Requests to others that ended at their time.
+    /// Requests to other nodes that timed out.
     late,
-    /// Requests to others whose connection ended.
+    /// Requests to other nodes whose connection ended.
     gone,
-    /// Requests to others for blobs that they did not have.
+    /// Requests to other nodes for blobs that they did not have.
     missing,
     /// Answers that were not the blob's bytes.
     corrupt,
-    /// Requests that one of the two ends had no room for.
+    /// Requests for which one of the two ends had no capacity.
     busy,
     /// Requests that failed for another reason.
     failed,
     /// Requests given up here.
     cancelled,
-    /// Complaints about bytes that came from here, others' and this node's own.
+    /// Suspicions about blobs that are here, of other nodes and of this one.
     suspected,
-    /// Blobs that were compared with their names because of them.
+    /// Blobs that were compared with their ids because of them.
     compared,
-    /// Handshakes that were given up for newer ones.
+    /// Handshakes that were aborted for newer ones.
     displaced,
-    /// Times that a reading loop was woken.
+    /// How many times a reading loop was woken.
     wakeups,
 }
 
@@ -86,7 +86,7 @@ impl Counters {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a request that came to nothing.
+    /// Counts a failed request.
     pub(crate) fn fail(&self, fail: &super::Fail) {
         use super::Fail;
         let counter = match fail {

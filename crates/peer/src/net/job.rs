@@ -1,9 +1,9 @@
-//! A body that was asked for on a connection, and how far sending it came.
+//! A body that was requested on a connection, and how much of it has been sent.
 
 use base::BlobId;
 
-use super::guests::Promised;
-use super::owed::Debt;
+use super::backlog::BacklogShare;
+use super::clients::Promised;
 use super::service::Content;
 use super::slice::Slice;
 use crate::frame::{Get, SLICE};
@@ -13,25 +13,25 @@ pub(super) struct Job {
     pub(super) request: u32,
     pub(super) blob: BlobId,
     pub(super) content: Content,
-    /// The next byte to send, and where it ends once the size is known.
+    /// The next byte to send.
     pub(super) at: u32,
     pub(super) get: Get,
     pub(super) sums: bool,
-    /// A slice whose header has been made: what is left of its body in the content.
+    /// A slice whose header has been made: the rest of its body, within the content.
     pub(super) slice: Option<Slice>,
-    pub(super) debt: Debt,
-    /// Its place among all that was promised; given back when it goes.
+    pub(super) share: BacklogShare,
+    /// Its share of the bound on promised bodies, which is returned on drop.
     pub(super) _promised: Promised,
 }
 
 impl Job {
-    /// Where it ends, if the blob's size is known by now. None as well where the range is not in the blob.
+    /// Where it ends, if the blob's size is known yet. None too if the range is not in the blob.
     pub(super) fn end(&self) -> Option<u32> {
         let size = match &self.content {
             Content::Held(held) => held.sums.size(),
             Content::Arriving(arriving) => arriving.size()?,
         };
-        // A request for the sums too cannot know the size yet.
+        // A request that also asks for the sums cannot know the size yet.
         let rest = size.saturating_sub(self.get.offset);
         let len = if self.sums { self.get.len.min(rest) } else { self.get.len };
         Get { len, ..self.get }.range(size).map(|(_, end)| end)
@@ -42,9 +42,9 @@ impl Job {
         self.end().is_some_and(|end| end.saturating_sub(self.get.offset) <= SLICE)
     }
 
-    /// Says how much of it is still to be sent.
-    pub(super) fn owe(&mut self) {
+    /// Records how much of it remains to be sent.
+    pub(super) fn update_share(&mut self) {
         let left = self.end().map_or(0, |end| end.saturating_sub(self.at));
-        self.debt.set(u64::from(left));
+        self.share.set(u64::from(left));
     }
 }

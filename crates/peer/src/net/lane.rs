@@ -1,9 +1,11 @@
-//! This end of a connection that asks: requests go out merged, answers come in and find who waits for them.
+//! The requesting end of a connection: requests go out merged, and each answer goes to its waiter.
 //!
-//! A lane exists before its connection: what is asked meanwhile goes out after the handshake, or fails with it. One task reads; whoever asks
-//! while nothing else is under way writes at once, everybody else leaves the bytes for the task, which writes what has gathered.
+//! A lane exists before its connection. Requests made in the meantime are sent after the handshake, or fail
+//! with it. One task reads. A request that finds nothing else in flight is written at once by its caller. All
+//! other callers leave their bytes for the task, which writes what has accumulated.
 //!
-//! Lock order: `waiting` before `out`; nothing is called with either held that could come back here.
+//! Lock order: `waiting` before `out`. With either held, nothing is called that could call back into the
+//! lane.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,10 +28,10 @@ use crate::arriving::Arriving;
 use crate::frame::{self, HEADER, Header, Type};
 use crate::hello::Class;
 
-/// Called with a request's end.
+/// Called with a request's result.
 pub(crate) type Then = Box<dyn FnOnce(Result<Reply, Fail>) + Send>;
 
-/// Who waits for a request's end.
+/// Where a request's result goes.
 pub(crate) enum Waiter {
     Slot(Arc<Slot>),
     Then(Then),
@@ -47,16 +49,16 @@ impl Waiter {
 /// Where bytes of blobs go.
 #[derive(Clone)]
 pub(crate) enum Sink {
-    /// There are none in the answer.
+    /// The answer has none.
     None,
     /// The blob, and how many bytes of it have come from this source.
     Blob(Arc<Arriving>, Arc<AtomicU64>),
     Range(Arc<Mutex<Gather>>),
-    /// A range that comes in one small frame.
+    /// A range that arrives in one small frame.
     Small(Small),
 }
 
-/// A range of up to 64 KiB: nothing is kept of it but what was asked for, as thousands may be under way.
+/// A range of up to 64 KiB. It holds only what was requested, because thousands may be in flight.
 #[derive(Clone, Copy)]
 pub(crate) struct Small {
     pub(crate) blob: BlobId,
@@ -64,16 +66,16 @@ pub(crate) struct Small {
     pub(crate) len: u32,
 }
 
-/// A range that is being gathered.
+/// A range that is being assembled.
 pub(crate) struct Gather {
     pub(crate) blob: BlobId,
-    /// What was wanted.
+    /// The requested range.
     pub(crate) offset: u32,
     pub(crate) len: u32,
     /// Where the bytes begin: at `offset`, or at the group around it.
     pub(crate) from: u32,
     pub(crate) bytes: Vec<u8>,
-    /// They are checked with these, if `hashed`.
+    /// The bytes are verified with these, if `hashed`.
     pub(crate) sums: Option<Sums>,
     pub(crate) hashed: bool,
     /// Whole groups are wanted, with the sums.
@@ -81,7 +83,7 @@ pub(crate) struct Gather {
 }
 
 impl Gather {
-    /// The bytes that were wanted, after the checks.
+    /// Verifies the bytes and returns the requested ones.
     pub(super) fn finish(&mut self) -> Result<Reply, Fail> {
         if self.groups {
             return self.finish_groups();
@@ -100,7 +102,7 @@ impl Gather {
         Ok(Reply::Bytes(bytes))
     }
 
-    /// The groups around them, and the sums.
+    /// The same for whole groups, with the sums.
     fn finish_groups(&mut self) -> Result<Reply, Fail> {
         let protocol = |what: &str| Fail::Protocol(what.to_owned());
         let sums = self.sums.take().ok_or_else(|| protocol("the sums did not come"))?;
@@ -116,13 +118,13 @@ impl Gather {
         if self.hashed {
             sums.check_group(self.from, &self.bytes).map_err(corrupt)?;
         }
-        // Also after the hashes: whoever keeps them compares them with these.
+        // Even after the hashes match: the receiver that keeps the sums compares the bytes with these CRCs.
         sums.check(self.from, &self.bytes).map_err(corrupt)?;
         Ok(Reply::Groups(sums, std::mem::take(&mut self.bytes)))
     }
 }
 
-/// A request that is under way.
+/// A request in flight.
 pub(super) struct Waits {
     waiter: Waiter,
     pub(super) sink: Sink,
@@ -136,7 +138,7 @@ struct Waiting {
     all: HashMap<u32, Waits>,
 }
 
-/// One connection, this end of which asks.
+/// The requesting end of one connection.
 pub(crate) struct Lane {
     pub(crate) class: Class,
     pub(crate) counters: Arc<Counters>,
@@ -176,12 +178,12 @@ impl Lane {
         self.waiting.lock().all.len()
     }
 
-    /// How long nothing has been asked.
+    /// How long no request has been made.
     pub(super) fn idle(&self) -> Duration {
         self.born.elapsed().saturating_sub(Duration::from_millis(self.used_ms.load(Ordering::Relaxed)))
     }
 
-    /// Asks. The waiter comes back with the error when that is not possible.
+    /// Sends a request. If that is not possible, the waiter comes back with the error.
     pub(crate) fn submit(
         &self,
         header: (Type, u8),
@@ -199,7 +201,7 @@ impl Lane {
             return Err((waiter, Fail::Busy));
         }
         let alone = waiting.all.is_empty();
-        // Numbers of requests that are under way are at most `most` back, so they never meet again.
+        // At most `most` requests are in flight, so their numbers never collide.
         let request = waiting.next;
         waiting.next = request.wrapping_add(1);
         let now = base::time::monotonic();
@@ -216,20 +218,20 @@ impl Lane {
         drop(out);
         Counters::one(&self.counters.frames_out);
         if alone || !matches!(sent, Ok(true)) {
-            // Also when all is sent: the task then looks more often at the time.
+            // Even if everything is sent: the task then checks deadlines more often.
             self.wake.notify_one();
         }
         Ok(request)
     }
 
-    /// Adds a frame that nobody waits for.
+    /// Adds a frame that has no answer.
     pub(super) fn say(&self, kind: Type, request: u32, payload: &[u8]) {
         frame::put(&mut self.out.lock(), kind, request, payload);
         Counters::one(&self.counters.frames_out);
         self.wake.notify_one();
     }
 
-    /// Writes what has gathered. True: nothing is left.
+    /// Writes what has accumulated. True: nothing is left.
     pub(super) fn flush(&self) -> io::Result<bool> {
         self.write(&mut self.out.lock())
     }
@@ -251,12 +253,12 @@ impl Lane {
         stream.is_flushed()
     }
 
-    /// Where an answer's bytes go; none when nobody waits any more.
+    /// Where an answer's bytes go. None if nobody waits any more.
     pub(super) fn sink(&self, request: u32) -> Option<Sink> {
         self.waiting.lock().all.get(&request).map(|waits| waits.sink.clone())
     }
 
-    /// Whether a request of this number can have been asked here.
+    /// Whether a request of this number can have been made here.
     pub(super) fn has_asked(&self, request: u32) -> bool {
         let back = self.waiting.lock().next.wrapping_sub(request);
         (1..u32::MAX / 2).contains(&back)
@@ -268,12 +270,12 @@ impl Lane {
         }
     }
 
-    /// Takes a request out: from now on it is the caller's to end. None: nobody waits for it any more.
+    /// Takes a request out. The caller must then end it. None: nobody waits for it any more.
     pub(super) fn claim(&self, request: u32) -> Option<Waits> {
         self.waiting.lock().all.remove(&request)
     }
 
-    /// Ends what was taken out.
+    /// Ends a request that was taken out.
     pub(super) fn end_claimed(&self, waits: Waits, result: Result<Reply, Fail>) {
         if let Err(fail) = &result {
             self.counters.fail(fail);
@@ -281,7 +283,7 @@ impl Lane {
         waits.waiter.end(result);
     }
 
-    /// Ends what has had its time. True: requests are left.
+    /// Ends requests whose time is over. True: others are left.
     pub(super) fn sweep(&self) -> bool {
         let now = base::time::monotonic();
         let mut waiting = self.waiting.lock();
@@ -298,7 +300,7 @@ impl Lane {
         left
     }
 
-    /// Nothing more goes over it; whoever waits gets this.
+    /// Closes the lane. All waiters get this error.
     pub(crate) fn end(&self, why: &Fail) {
         let mut waiting = self.waiting.lock();
         self.over.store(true, Ordering::Release);
@@ -322,5 +324,5 @@ impl Undo for Lane {
     }
 }
 
-/// The most that is read at once where frames are small.
+/// The most that is read at once while frames are small.
 pub(super) const READ: usize = frame::SMALL_MAX as usize + HEADER;

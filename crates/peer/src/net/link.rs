@@ -1,14 +1,17 @@
-//! A connection after its handshake, in the clear or under TLS: the same few calls, none of which waits.
+//! A connection after its handshake, plain or under TLS. Both offer the same few calls, and none of them
+//! waits.
 //!
-//! In the clear they are system calls of the socket, and bodies go by sendfile. Under TLS what is written is encrypted first (a record of at
-//! most 16 KiB each), and what comes is decrypted when it is read:
+//! Plain, the calls are system calls of the socket, and bodies are sent with sendfile. Under TLS, outgoing
+//! bytes are encrypted first (in records of at most 16 KiB), and incoming bytes are decrypted when they are
+//! read:
 //!
 //! ```text
-//!   socket ──recv──► came ──► rustls: whole records ──► the caller's room
+//!   socket ──recv──► received ──► rustls: whole records ──► the caller's buffer
 //! ```
 //!
-//! Two things follow. Bytes can be here although the socket has none, so [`Link::readable`] looks at both. And what rustls took may not
-//! have left yet: [`Link::is_flushed`] says so, and nothing counts as sent before.
+//! Two things follow. Bytes can be here although the socket has none, so [`Link::readable`] checks both. And
+//! bytes that rustls accepted may not have left yet. [`Link::is_flushed`] says whether they have, and nothing
+//! counts as sent before.
 
 use std::fs::File;
 use std::io::{self, BufRead, Write};
@@ -25,50 +28,53 @@ use tokio::net::TcpStream;
 use super::socket;
 use crate::hello::Class;
 
-/// A file's bytes are encrypted so many at a time: what fits into a core's cache, and into the room that rustls has.
+/// A file's bytes are encrypted in pieces of this size, which fits into a core's cache and into rustls's
+/// buffer.
 const PIECE: usize = 64 << 10;
-/// The most that a record takes on the wire, rounded up.
+/// The largest size of a record on the network, rounded up.
 const RECORD_MAX: u32 = 18 << 10;
 
 pub(super) struct Link {
     stream: TcpStream,
     sealed: Option<Sealed>,
-    /// Bytes of blobs that went, until they are as many as a blob has.
-    went: AtomicU32,
+    /// Bytes of blobs that were sent. Counting stops at the size of one blob.
+    sent: AtomicU32,
 }
 
-/// The lock is held for one call, and nothing else is taken meanwhile.
+/// The lock is held for one call, and no other lock is taken meanwhile.
 struct Sealed {
     state: Mutex<State>,
-    /// Something has come and was not handed on.
+    /// Bytes have arrived that were not handed on.
     more: AtomicBool,
 }
 
 struct State {
     tls: Connection,
-    /// Records as they came; those before `start` are rustls's already.
-    came: Vec<u8>,
+    /// Records as they arrived. Those before `start` were already given to rustls.
+    received: Vec<u8>,
     start: usize,
     end: usize,
-    /// The socket had no room for all that was encrypted. What waits for company ([`Link::send_more`]) is not stuck.
+    /// The socket could not take everything that was encrypted. Bytes held back to be merged
+    /// ([`Link::send_more`]) do not count as stuck.
     stuck: bool,
 }
 
 impl Link {
-    /// In the clear.
+    /// A plain connection.
     pub(super) fn plain(stream: TcpStream) -> Link {
-        Link { stream, sealed: None, went: AtomicU32::new(0) }
+        Link { stream, sealed: None, sent: AtomicU32::new(0) }
     }
 
-    /// Under TLS. The end that asks on a bulk connection reads much at a time, the others little.
+    /// A connection under TLS. The end that asks on a bulk connection reads large pieces, the others small
+    /// ones.
     pub(super) fn sealed(stream: TcpStream, mut tls: Connection, asks: Option<Class>) -> Link {
         let room = if asks == Some(Class::Bulk) { 256 << 10 } else { 16 << 10 };
-        // A piece, and the header before it.
+        // One piece, and the header before it.
         tls.set_buffer_limit(Some(PIECE + (4 << 10)));
-        let state = State { tls, came: vec![0; room], start: 0, end: 0, stuck: false };
-        // Something may have come with the last of the handshake.
+        let state = State { tls, received: vec![0; room], start: 0, end: 0, stuck: false };
+        // Bytes may have arrived with the last message of the handshake.
         let sealed = Sealed { state: Mutex::new(state), more: AtomicBool::new(true) };
-        Link { stream, sealed: Some(sealed), went: AtomicU32::new(0) }
+        Link { stream, sealed: Some(sealed), sent: AtomicU32::new(0) }
     }
 
     /// Waits until something can be read.
@@ -81,7 +87,7 @@ impl Link {
         self.stream.writable().await
     }
 
-    /// Waits until one of both can be done.
+    /// Waits until at least one of the two can be done.
     pub(super) async fn ready(&self, interest: Interest) -> io::Result<()> {
         if interest.is_readable() && self.has_more() {
             return Ok(());
@@ -99,7 +105,7 @@ impl Link {
         sealed.read(&self.stream, room.len(), |at, bytes| room[at..at + bytes.len()].copy_from_slice(bytes))
     }
 
-    /// The same into memory that need not have been written before.
+    /// The same into memory that need not be initialized.
     pub(super) fn receive(&self, room: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
         let Some(sealed) = &self.sealed else { return socket::receive(&self.stream, room) };
         sealed.read(&self.stream, room.len(), |at, bytes| {
@@ -107,7 +113,7 @@ impl Link {
         })
     }
 
-    /// Takes bytes to send: as many as there is room for. See [`Link::is_flushed`].
+    /// Takes bytes to send, as many as fit. See [`Link::is_flushed`].
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         match &self.sealed {
             None => self.stream.try_write(bytes),
@@ -115,7 +121,7 @@ impl Link {
         }
     }
 
-    /// The same, where more follows at once.
+    /// The same, if more bytes follow at once.
     pub(super) fn send_more(&self, bytes: &[u8]) -> io::Result<usize> {
         match &self.sealed {
             None => socket::send_more(&self.stream, bytes),
@@ -123,12 +129,12 @@ impl Link {
         }
     }
 
-    /// Whether bytes can go from where they lie ([`Link::send_parts`]).
+    /// Whether bytes can be sent from where they are ([`Link::send_parts`]).
     pub(super) fn is_plain(&self) -> bool {
         self.sealed.is_none()
     }
 
-    /// The same with bytes from several places, in the clear.
+    /// The same with bytes from several places. Only for plain connections.
     ///
     /// # Safety
     /// As [`socket::send_parts`].
@@ -136,21 +142,21 @@ impl Link {
         if !self.is_plain() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        // SAFETY: the caller's word.
+        // SAFETY: the caller keeps the contract of `socket::send_parts`, which this function passes on.
         unsafe { socket::send_parts(&self.stream, parts) }
     }
 
     /// The same with a part of a file. 0: the file ends before it.
     pub(super) fn send_file(&self, file: &File, offset: u64, len: usize) -> io::Result<usize> {
         let Some(sealed) = &self.sealed else { return socket::send_file(&self.stream, file, offset, len) };
-        // No disk is read for what could not be sent.
+        // First, so that the disk is not read for bytes that could not be sent.
         sealed.state.lock().unstick(&self.stream)?;
         let mut piece = vec![0; len.min(PIECE)];
         let got = file.read_at(&mut piece, offset)?;
         if got == 0 { Ok(0) } else { sealed.state.lock().write(&self.stream, &piece[..got], true) }
     }
 
-    /// The same by a pipe; under TLS there is nothing to splice, and it goes as it always does.
+    /// The same through a pipe. Under TLS nothing can be spliced, and the file is sent as usual.
     pub(super) fn send_through(
         &self,
         pipe: &mut socket::Pipe,
@@ -179,24 +185,26 @@ impl Link {
         &self.stream
     }
 
-    /// So many bytes may be on their way here.
+    /// Bounds the bytes that may be in flight to this node.
     pub(super) fn set_window(&self, bytes: u32) {
         socket::set_window(&self.stream, bytes);
     }
 
-    /// So many bytes of blobs went. When the first blob's worth of them has gone the kernel has found out how much it may have on its way.
-    pub(super) fn went(&self, bytes: u32) {
-        let before = self.went.load(Ordering::Relaxed);
+    /// Counts sent bytes of blobs. After the first blob's worth of bytes, the kernel knows how much it may
+    /// have in flight.
+    pub(super) fn count_sent(&self, bytes: u32) {
+        let before = self.sent.load(Ordering::Relaxed);
         if before < BLOB_MAX {
-            let went = before.saturating_add(bytes);
-            self.went.store(went, Ordering::Relaxed);
-            if went >= BLOB_MAX {
+            let sent = before.saturating_add(bytes);
+            self.sent.store(sent, Ordering::Relaxed);
+            if sent >= BLOB_MAX {
                 socket::go_on(&self.stream);
             }
         }
     }
 
-    /// The reader is to be woken only when so many bytes are there. Under TLS a part of a record may be here already.
+    /// The reader should wake only when this many bytes are there. Under TLS a part of a record may already
+    /// be here.
     pub(super) fn set_low_water(&self, bytes: u32) {
         let held = if self.sealed.is_some() { RECORD_MAX } else { 0 };
         socket::set_low_water(&self.stream, bytes.saturating_sub(held).max(1));
@@ -207,7 +215,8 @@ impl Sealed {
     fn read(&self, stream: &TcpStream, room: usize, put: impl FnMut(usize, &[u8])) -> io::Result<usize> {
         let mut state = self.state.lock();
         let got = state.read(stream, room, put);
-        // Before the lock goes, so that it is never older than what is here. After an error or an end the socket says so again.
+        // Before the lock is released, so that the flag is never older than the data. After an error or an
+        // end, the socket reports it again.
         self.more.store(got.is_ok() && state.has_more(), Ordering::Release);
         got
     }
@@ -222,7 +231,7 @@ impl State {
         self.start < self.end || self.tls.reader().fill_buf().is_ok_and(|bytes| !bytes.is_empty())
     }
 
-    /// One read of the socket at most, so that others have their turn.
+    /// Reads the socket at most once, so that other connections get their turn.
     fn read(
         &mut self,
         stream: &TcpStream,
@@ -232,7 +241,7 @@ impl State {
         let (mut done, mut received) = (0, false);
         while done < room {
             let mut reader = self.tls.reader();
-            // An error says here that nothing is left, and whether there will be more.
+            // An error here says that nothing is left, and whether more will come.
             if let Ok(bytes) = reader.fill_buf()
                 && !bytes.is_empty()
             {
@@ -247,8 +256,9 @@ impl State {
             } else {
                 received = true;
                 (self.start, self.end) = (0, 0);
-                match stream.try_read(&mut self.came) {
-                    // A frame says how long it is, so an end that nobody signed cuts nothing off unseen.
+                match stream.try_read(&mut self.received) {
+                    // Every frame carries its length, so an unauthenticated end of the stream cannot truncate
+                    // anything unnoticed.
                     Ok(0) => break,
                     Ok(got) => self.end = got,
                     Err(_) if done > 0 => break,
@@ -260,16 +270,16 @@ impl State {
     }
 
     fn decrypt(&mut self, stream: &TcpStream) -> io::Result<()> {
-        let mut rest = &self.came[self.start..self.end];
+        let mut rest = &self.received[self.start..self.end];
         let taken = self.tls.read_tls(&mut rest)?;
         self.start += taken;
         let said = self.tls.process_new_packets().map_err(broken);
         if taken == 0 && said.is_ok() {
-            // The other end took its leave; what came after that is nothing.
+            // The other end closed the TLS session. Anything after that is ignored.
             self.start = self.end;
         }
         if self.tls.wants_write() {
-            // An alert, or an answer to new keys. What does not go now goes with what is written next.
+            // An alert, or the answer to a key update. What cannot be sent now is sent with the next write.
             let _ = self.flush(stream);
         }
         said.map(drop)
@@ -305,7 +315,7 @@ impl State {
     }
 }
 
-/// A socket as rustls wants it.
+/// A socket in the form that rustls needs.
 struct Socket<'s>(&'s TcpStream);
 
 impl Write for Socket<'_> {

@@ -1,8 +1,9 @@
-//! Takes connections, greets them within bounds, and hands them to whom they are for.
+//! Accepts connections, makes the handshake within bounds, and passes them to the serving threads.
 //!
-//! **A stranger costs a place for the handshake's time at most**, and places are few. Where all are taken the newest connection gets the place of
-//! the oldest one whose handshake has not ended: one that belongs here needs some round trips, one that says nothing stays. An address has its
-//! share of the places, and some are kept for the addresses of members, so that strangers do not keep these out.
+//! **A stranger costs at most one place for the time of a handshake**, and places are few. If all are taken,
+//! the newest connection replaces the oldest one whose handshake has not ended. A legitimate connection needs
+//! only some round trips, while a silent one stays. Each address has a share of the places, and some places
+//! are reserved for the addresses of members, so that strangers cannot keep members out.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::ErrorKind;
@@ -15,10 +16,10 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use super::serve::Serving;
-use super::{Counters, Limits, Shared, door, socket};
+use super::{Counters, Limits, Shared, establish, socket};
 use crate::hello::{Class, HelloError};
 
-/// A connection that is being greeted.
+/// A connection during its handshake.
 struct Half {
     from: IpAddr,
     is_member: bool,
@@ -27,7 +28,7 @@ struct Half {
 
 #[derive(Default)]
 struct Places {
-    /// In the order in which they came.
+    /// In the order in which they arrived.
     all: BTreeMap<u64, Half>,
     each: HashMap<IpAddr, usize>,
     strangers: usize,
@@ -47,12 +48,12 @@ impl Places {
         Some(half)
     }
 
-    /// The oldest of those whose place may be taken.
+    /// The oldest one of those that may be replaced.
     fn oldest(&self, is: impl Fn(&Half) -> bool) -> Option<u64> {
         self.all.iter().find(|(_, half)| is(half)).map(|(number, _)| *number)
     }
 
-    /// Whose place a new connection takes, where there is no other.
+    /// The connection that a new one replaces, if no place is free.
     fn displaced(&self, from: IpAddr, is_member: bool, limits: &Limits) -> Option<u64> {
         if self.each.get(&from).copied().unwrap_or(0) >= limits.half_open_each {
             return self.oldest(|half| half.from == from);
@@ -74,7 +75,7 @@ struct HalfOpen(Mutex<Places>);
 struct Place(Arc<HalfOpen>, u64);
 
 impl HalfOpen {
-    /// A place for a new connection. True: another has lost its own.
+    /// Takes a place for a new connection. True: another one was replaced.
     fn enter(self: &Arc<Self>, from: IpAddr, is_member: bool, limits: &Limits) -> (Place, bool) {
         let from = whole(from);
         let mut places = self.0.lock();
@@ -88,7 +89,7 @@ impl HalfOpen {
         (Place(Arc::clone(self), number), displaced.is_some())
     }
 
-    /// What greets it, to be ended when its place is taken.
+    /// Records the task of a handshake, which is aborted when the connection is replaced.
     fn greeted_by(&self, number: u64, task: AbortHandle) {
         if let Some(half) = self.0.lock().all.get_mut(&number) {
             half.task = Some(task);
@@ -102,7 +103,8 @@ impl Drop for Place {
     }
 }
 
-/// What counts as one address: of IPv6 the network, for a machine has as many addresses there as it likes.
+/// What counts as one address. For IPv6 it is the network, because one machine has as many addresses there as
+/// it likes.
 fn whole(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) if !address.is_loopback() => {
@@ -117,7 +119,7 @@ pub(super) async fn listen(shared: Arc<Shared>, listener: TcpListener, bulk: Han
     let half = Arc::new(HalfOpen::default());
     loop {
         let Ok((stream, from)) = listener.accept().await else {
-            // No descriptors, most likely: others have to end first.
+            // Most likely no descriptors are left. Other connections have to end first.
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
             continue;
         };
@@ -140,7 +142,7 @@ pub(super) async fn listen(shared: Arc<Shared>, listener: TcpListener, bulk: Han
 
 async fn greet(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, place: Place, bulk: Handle) {
     socket::prepare(&stream, shared.silence_ms());
-    let (link, other) = match door::accept(&shared, stream).await {
+    let (link, other) = match establish::accept(&shared, stream).await {
         Ok(greeted) => greeted,
         Err(error) => {
             drop(place);
@@ -160,7 +162,7 @@ async fn greet(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, place: 
             let open = Open(Arc::clone(&shared));
             let end = Serving::new(Arc::clone(&shared), link, other).run().await;
             drop(open);
-            // Others just went, or this node did.
+            // Other errors mean that the other node or this one ended.
             if let Err(error) = end
                 && error.kind() == ErrorKind::InvalidData
             {
@@ -170,14 +172,14 @@ async fn greet(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, place: 
         }
     };
     if other.class == Class::Bulk {
-        // Its readiness is still watched by the thread that accepted it, which wakes the one that serves.
+        // The thread that accepted it still watches its readiness and wakes the one that serves it.
         bulk.spawn(serve);
     } else {
         tokio::spawn(serve);
     }
 }
 
-/// Counted as open as long as it lives.
+/// Counts as open while it exists.
 struct Open(Arc<Shared>);
 
 impl Drop for Open {
@@ -194,7 +196,7 @@ mod tests {
         IpAddr::from([10, 0, a, b])
     }
 
-    /// 512 connections that said nothing took all places for five seconds: no new member was let in.
+    /// 512 silent connections took all places for five seconds, and no new member could connect.
     #[test]
     fn regression_silent_connections_do_not_keep_others_out() {
         let limits = Limits { half_open: 16, half_open_each: 4, ..Limits::default() };

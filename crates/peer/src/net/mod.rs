@@ -1,4 +1,4 @@
-//! The transport between nodes: a listener that serves what a [`Service`] has, and requests to others.
+//! The transport between nodes: a listener that serves what a [`Service`] has, and requests to other nodes.
 //!
 //! ```text
 //!   this node                                                            another node
@@ -6,40 +6,44 @@
 //!     read_range (up to 64 KiB) ────► many small frames at once ───────► serve::control ──► Service
 //!
 //!     Net::read_groups, fetch_into,   1 to 4 bulk connections
-//!     read_range (above)        ────► sums, then slices of 1 MiB ◄────── serve::bulk: sendfile from the blob's file
+//!     read_range (above)        ────► sums, then slices of 1 MiB ◄────── serve::bulk: sendfile from a file
 //!                                     straight into the final buffer
 //! ```
 //!
-//! - A connection serves one direction: who made it asks, who accepted it answers. Each begins with the handshake of [`crate::hello`].
-//! - [`call`]: a request under way; no task runs for it. [`lane`]: this end of a connection that asks. [`peers`]: which of them there are.
-//! - [`door`]: how a connection begins. [`link`]: what it is then, in the clear or under TLS.
-//! - [`reader`]: the loop that reads it. [`listen`], [`serve`], [`small`], [`late`]: the other end. [`service`]: whom it asks. [`socket`]: the system calls.
-//! - Control, what is fetched and what is served each run on threads of their own: one who fetches much does not keep waiting one who
-//!   reads 4 KiB, and a slow disk under what is served holds up neither questions nor what comes in.
-//! - [`opened`]: blobs that stay open because small ranges of them are asked for.
-//! - [`guests`]: what each other node takes of this one. [`suspicions`]: blobs whose copies are looked at because somebody doubts them.
-//! - [`owed`]: bytes that were asked for here and have not been sent.
-//! - [`room`]: how much may be on its way here.
+//! - A connection carries requests in one direction: the node that opened it asks, the node that accepted it
+//!   answers. Each connection begins with the handshake of [`crate::hello`].
+//! - [`call`]: a request in flight; no task runs for it. [`lane`]: the requesting end of a connection.
+//!   [`peers`]: all of these ends.
+//! - [`establish`]: how a connection begins. [`link`]: the established connection, plain or under TLS.
+//! - [`reader`]: the loop that reads the requesting end. [`listen`], [`serve`], [`small`], [`finished`]: the
+//!   serving end. [`service`]: the interface that the serving end calls. [`socket`]: the system calls.
+//! - Control connections, fetches and serving each run on their own threads. So large fetches do not delay a
+//!   4 KiB read, and a slow disk under the blobs that are served delays neither questions nor fetches.
+//! - [`opened`]: blobs that stay open because small ranges of them are requested.
+//! - [`clients`]: what each other node uses of this one. [`suspicions`]: blobs whose copies are checked
+//!   because another node doubts them.
+//! - [`backlog`]: bytes that were requested from this node and have not been sent.
+//! - [`window`]: how much may be in flight to this node.
 //!
-//! What is never done: waiting without an end (every request has its time, every connection its pings), memory for a length that
-//! somebody else named before it has been looked at, retries (the one who asks decides whom to ask next).
+//! The transport never waits without an end: every request has a deadline, every connection its pings. It
+//! never allocates memory for a length from another node before the length is checked. It never retries: the
+//! requester decides which node to ask next.
 
+mod backlog;
 pub mod call;
+mod clients;
 pub mod counters;
-mod door;
+mod establish;
 pub mod fail;
-mod guests;
+mod finished;
 mod job;
 mod lane;
-mod late;
 mod link;
 mod listen;
 mod opened;
 mod outbox;
-mod owed;
 mod peers;
 mod reader;
-mod room;
 mod serve;
 pub mod service;
 mod slice;
@@ -48,6 +52,7 @@ mod socket;
 mod suspicions;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
@@ -70,83 +75,88 @@ use crate::message::{Answer, Ask, Note};
 use crate::secret::Secret;
 use crate::tls::Tls;
 
+use backlog::Backlog;
 pub use call::Call;
 use call::Slot;
+use clients::Clients;
 use counters::Counters;
 pub use counters::Counts;
 pub use fail::Fail;
-use guests::Guests;
 use lane::{Gather, Lane, Sink, Small, Waiter};
 use opened::Opened;
-use owed::Owed;
 use peers::Peers;
-use room::Room;
 use suspicions::Suspicions;
+use window::ReceiveWindow;
 
 pub use service::{Content, CopyState, Filled, Listed, Prefix, Roll, Service, Then, Unfilled};
 
-/// Where lines for the operator go: who was refused, and why.
+/// Receives lines for the operator: which node was refused, and why.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Who is asked.
+/// A node to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer {
     /// Where it listens.
     pub address: SocketAddr,
-    /// Who is expected there; none where only the address is known. Another node's answer is an error.
+    /// The node that is expected there. None if only the address is known. An answer of another node is an
+    /// error.
     pub node: Option<NodeId>,
 }
 
 /// How the transport is set up.
 pub struct Options {
-    /// Who this node is.
+    /// The identity of this node.
     pub identity: Identity,
     /// What all nodes of the fleet know.
     pub secret: Secret,
-    /// With what connections are encrypted; none leaves them in the clear. All nodes of a fleet have it, or none.
+    /// The TLS setup. None leaves connections unencrypted. Either all nodes of a fleet have TLS, or none.
     pub tls: Option<Tls>,
-    /// Where to listen; port 0 takes a free one, none serves nobody.
+    /// Where to listen. Port 0 takes a free one, none serves no other node.
     pub listen: Option<SocketAddr>,
-    /// How whole blobs and ranges above 64 KiB are checked. Smaller ranges are checked by their CRC.
+    /// How whole blobs and ranges above 64 KiB are verified. Smaller ranges are verified by their CRC.
     pub verify: Verify,
-    /// Times and bounds.
+    /// Timeouts and bounds.
     pub limits: Limits,
-    /// What is left out, to measure what it is good for.
+    /// What to leave out, to measure its effect.
     pub without: Without,
 }
 
-/// Times and bounds. The defaults are right for a data centre; tests shorten them.
+/// Timeouts and bounds. The defaults are right for a data centre. Tests shorten them.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// A handshake takes no longer, on either side; so does a connection that is made.
+    /// The time limit of a handshake on either side, and of connecting.
     pub handshake: Duration,
-    /// Connections whose handshake has not ended, in total: a new one takes the place of the oldest. A quarter is kept for the addresses of members.
+    /// Upper bound on connections whose handshake has not ended, in total. A new one replaces the oldest. A
+    /// quarter is reserved for the addresses of members.
     pub half_open: usize,
     /// The same, from one address.
     pub half_open_each: usize,
-    /// Connections that are served.
+    /// Upper bound on connections that are served.
     pub connections: usize,
-    /// The same, of one node: a new one takes the place of the oldest.
+    /// The same, of one node. A new one replaces the oldest.
     pub connections_each: usize,
-    /// Bodies that were promised and not yet sent, in total: each is an open file.
+    /// Upper bound on bodies that were promised and not yet sent, in total. Each is an open file.
     pub bodies: usize,
     /// The same, to one node.
     pub bodies_each: usize,
-    /// Threads that look at the disk for those who ask, beside those that serve, on each of the two runtimes that do.
+    /// Threads that read the disk for other nodes' requests, beside those that serve, on each of the two
+    /// runtimes that do so.
     pub helpers: usize,
-    /// Requests on one connection whose answers have not ended: more are [`Fail::Busy`].
+    /// Upper bound on unanswered requests on one connection. More fail with [`Fail::Busy`].
     pub requests: usize,
     /// Bulk connections to one node.
     pub bulk: usize,
-    /// Fetches under way on every bulk connection before another is opened.
+    /// Fetches in flight on every bulk connection before another one is opened.
     pub window: usize,
     /// A bulk connection without a request ends after this.
     pub bulk_idle: Duration,
     /// A control connection without a request ends after this.
     pub control_idle: Duration,
-    /// Nothing heard for so long: a ping is sent; nothing for so long again: the connection is given up.
+    /// After this long without any received byte, a ping is sent. After the same time again the connection is
+    /// given up.
     pub quiet: Duration,
-    /// After a connection failed the next is tried no sooner; doubled each time, up to 64 times as long.
+    /// After a connection failed, the next attempt waits this long. The time doubles with each failure, up to
+    /// 64 times this value.
     pub backoff: Duration,
     /// Threads for bulk connections that fetch, and as many for those that serve.
     pub threads: usize,
@@ -178,27 +188,27 @@ impl Default for Limits {
 /// How bodies of blobs leave this node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Body {
-    /// From the file to the socket in the kernel.
+    /// From the file to the socket inside the kernel, by sendfile(2).
     #[default]
     Sendfile,
-    /// The same by splice(2), through a pipe of our own.
+    /// The same by splice(2), through a pipe.
     Splice,
     /// Read, then written.
     Copy,
 }
 
-/// What is left out; only measurements set any of it.
+/// What to leave out. Only measurements set any of it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Without {
-    /// One request at a time on a connection.
+    /// Allow only one request at a time on a connection.
     pub multiplexing: bool,
-    /// Every frame is written by itself.
+    /// Write every frame by itself.
     pub batching: bool,
-    /// The receiver is woken for every bit that comes.
+    /// Wake the receiver for every bit of data.
     pub low_water: bool,
-    /// CRCs are computed from the bytes instead of put together.
+    /// Compute CRCs from the bytes instead of combining known ones.
     pub merging: bool,
-    /// One bulk connection, however much is asked for.
+    /// Use one bulk connection, whatever the load.
     pub growth: bool,
     /// How bodies are sent.
     pub body: Body,
@@ -210,17 +220,17 @@ pub enum StartError {
     /// The address cannot be listened on.
     #[error("cannot listen on {address}: {error}; choose another with --listen, or end what uses it")]
     Listen {
-        /// Which.
+        /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// The system has no room for its threads.
+    /// The system cannot start its threads.
     #[error("the peer transport cannot start its threads: {0}")]
     Threads(std::io::Error),
 }
 
-/// What all connections share.
+/// The state that all connections share.
 pub(crate) struct Shared {
     greeter: Greeter,
     tls: Option<Tls>,
@@ -229,12 +239,12 @@ pub(crate) struct Shared {
     verify: Verify,
     service: Arc<dyn Service>,
     counters: Arc<Counters>,
-    owed: Arc<Owed>,
+    backlog: Arc<Backlog>,
     opened: Opened,
-    guests: Arc<Guests>,
+    clients: Arc<Clients>,
     suspicions: Suspicions,
     peers: Peers,
-    room: Arc<Room>,
+    window: Arc<ReceiveWindow>,
     closed: AtomicBool,
     report: Report,
     said: Mutex<Vec<(IpAddr, Instant)>>,
@@ -250,10 +260,10 @@ impl Shared {
     }
 
     fn backlog(&self) -> u16 {
-        self.owed.mebibytes()
+        self.backlog.mebibytes()
     }
 
-    /// One line in a minute for an address, so that a stranger cannot fill a log.
+    /// Reports at most one line a minute for an address, so that a stranger cannot fill a log.
     fn say(&self, about: SocketAddr, line: &str) {
         let now = base::time::monotonic();
         let mut said = self.said.lock();
@@ -266,7 +276,7 @@ impl Shared {
     }
 }
 
-/// The transport of a node. Clones are the same one; when the last goes, all connections end.
+/// The transport of a node. Clones share it. When the last clone is dropped, all connections end.
 #[derive(Clone)]
 pub struct Net(Arc<Inner>);
 
@@ -283,7 +293,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::Release);
         self.shared.peers.close();
-        // Not waited for: the last clone may go inside one of their own tasks.
+        // Does not wait: the last clone may be dropped inside one of the runtimes' own tasks.
         let all = [self.control.take(), self.bulk.take(), self.serving.take()];
         all.into_iter().flatten().for_each(Runtime::shutdown_background);
     }
@@ -299,7 +309,7 @@ fn runtime(name: &str, threads: usize, helpers: usize) -> Result<Runtime, StartE
         .map_err(StartError::Threads)
 }
 
-/// Closes files that nobody asks for any more.
+/// Closes files that are no longer requested.
 async fn tidy(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(opened::KEPT / 10).await;
@@ -308,7 +318,7 @@ async fn tidy(shared: Arc<Shared>) {
 }
 
 impl Net {
-    /// Starts its threads, and listens if that is asked for.
+    /// Starts the threads, and listens if [`Options::listen`] is set.
     ///
     /// # Errors
     /// [`StartError`].
@@ -325,12 +335,12 @@ impl Net {
             verify: options.verify,
             service,
             counters: Arc::default(),
-            owed: Arc::default(),
+            backlog: Arc::default(),
             opened: Opened::default(),
-            guests: Arc::default(),
+            clients: Arc::default(),
             suspicions: Suspicions::default(),
             peers: Peers::default(),
-            room: Arc::default(),
+            window: Arc::default(),
             closed: AtomicBool::new(false),
             report,
             said: Mutex::default(),
@@ -360,40 +370,45 @@ impl Net {
         self.0.shared.tls.is_some()
     }
 
-    /// How busy this node is with serving, in MiB that others wait for and that have not been sent: what [`Ask::backlog`] and [`crate::id::Member::load`] say.
+    /// How busy this node is with serving: MiB that other nodes wait for and that have not been sent.
+    /// [`Ask::backlog`] and [`crate::id::Member::load`] carry it.
     pub fn backlog(&self) -> u16 {
         self.0.shared.backlog()
     }
 
-    /// "Where do I get these?" of a tracker.
+    /// Asks a tracker: "Where do I get these?"
     pub fn ask(&self, peer: Peer, ask: &Ask, time: Duration) -> Call<Vec<Answer>> {
         let flags = if ask.part { frame::PART } else { 0 };
         let payload = frame::encode_ask(ask);
         self.submit(peer, Class::Control, (Type::Ask, flags), &payload, Sink::None, time, call::answers)
     }
 
-    /// What became of blobs here, for a tracker; the end is that it heard it. At most [`crate::message::NOTES_MAX`].
+    /// Tells a tracker what happened to blobs here. Ends when the tracker has received it. At most
+    /// [`crate::message::NOTES_MAX`] notes.
     pub fn notes(&self, peer: Peer, notes: &[Note], time: Duration) -> Call<()> {
         self.call(peer, Class::Control, Type::Notes, &frame::encode_notes(notes), time, call::done)
     }
 
-    /// Which blobs it has, by their names' first bits.
+    /// Asks which blobs a node has, by the first bits of their ids.
     pub fn list(&self, peer: Peer, prefix: Prefix, time: Duration) -> Call<Listed> {
         let ask = ListAsk { prefix, most: u16::MAX };
         self.call(peer, Class::Control, Type::List, &ask.encode(), time, call::listed)
     }
 
-    /// "Fetch this from the origin and keep it", of a depot. The end comes when that is done, so `time` is a fetch's.
+    /// Asks a depot: "Fetch this from the origin and keep it." The call ends when that is done, so `time` is
+    /// that of a fetch.
     pub fn fill(&self, peer: Peer, blob: &BlobId, time: Duration) -> Call<Filled> {
         self.call(peer, Class::Control, Type::Fill, &blob.0, time, call::filled)
     }
 
-    /// "Who is there, after this one?", also of a fleet whose volume is not known here: the secret is enough.
+    /// Asks: "Which members come after this one?" It also works with a fleet whose volume is not known here.
+    /// The secret is enough.
     pub fn members(&self, peer: Peer, after: NodeId, time: Duration) -> Call<Roll> {
         self.call(peer, Class::Look, Type::Members, &after.0, time, call::roll)
     }
 
-    /// Opens the control connection before it is needed; the end is that the node proved that it belongs to the fleet.
+    /// Opens the control connection before it is needed. Ends when the node has proved that it belongs to the
+    /// fleet.
     pub fn greet(&self, peer: Peer, time: Duration) -> Call<()> {
         self.call(peer, Class::Control, Type::Notes, &frame::encode_notes(&[]), time, call::done)
     }
@@ -439,13 +454,15 @@ impl Net {
         self.0.shared.peers.lane(&self.0.shared, peer, class, on)
     }
 
-    /// Fetches into `arriving` what is missing of it: its sums if they are, then all bytes that have not been verified. It can be called for the
-    /// same blob with another node after a failure, or while the first still tries; `arriving` itself is never failed here.
+    /// Fetches into `arriving` what it lacks: its sums if they are missing, then all bytes that have not been
+    /// verified. It can be called for the same blob with another node after a failure, or while the first
+    /// attempt is still running. `arriving` itself is never failed here.
     pub fn fetch_into(&self, peer: Peer, arriving: &Arc<Arriving>, time: Duration) -> Call<()> {
         self.fetch_counted(peer, arriving, &Arc::default(), time)
     }
 
-    /// The same where several nodes may be asked for one blob: `came` grows with what comes from this one, and stays 0 until it begins.
+    /// The same, for the case that several nodes may be asked for one blob. `came` counts the bytes from this
+    /// node, and stays 0 until the first.
     pub fn fetch_counted(
         &self,
         peer: Peer,
@@ -459,7 +476,8 @@ impl Net {
         self.submit(peer, Class::Bulk, (Type::Get, flags), &get.encode(), sink, time, call::done)
     }
 
-    /// Bytes of a blob: up to 64 KiB on the control connection, more on a bulk one. They have been checked as [`Options::verify`] says.
+    /// Reads a range of a blob: up to 64 KiB on the control connection, more on a bulk one. The bytes are
+    /// verified as [`Options::verify`] says.
     pub fn read_range(
         &self,
         peer: Peer,
@@ -472,8 +490,9 @@ impl Net {
         self.submit(peer, class, (Type::Get, flags), &get.encode(), sink, time, call::bytes)
     }
 
-    /// The groups of a blob that a range lies in, and the blob's sums: less than the blob, checked like the whole of it
-    /// ([`Options::verify`]), so what comes may be kept and given away. `len` is at least 1.
+    /// Reads the groups of a blob that cover a range, and the blob's sums. This is less than the blob but
+    /// verified like all of it ([`Options::verify`]), so the result may be kept and passed on. `len` is at
+    /// least 1.
     pub fn read_groups(
         &self,
         peer: Peer,
@@ -493,8 +512,9 @@ impl Net {
         self.submit(peer, Class::Bulk, header, &get.encode(), sink, time, call::groups)
     }
 
-    /// As [`Net::read_range`], with the end handed to `then` by the loop that reads the connection (or here, if it fails at once): the cheapest way where
-    /// thousands are under way. `then` must not wait for anything.
+    /// Like [`Net::read_range`], but the loop that reads the connection calls `then` with the result (or this
+    /// thread does, if it fails at once). It is the cheapest way with thousands of requests in flight. `then`
+    /// must not wait for anything.
     pub fn read_range_then(
         &self,
         peer: Peer,
@@ -531,8 +551,8 @@ impl Net {
         (Class::Bulk, flags, get, Sink::Range(Arc::new(Mutex::new(gather))))
     }
 
-    /// A blob is not here any more: its file, if it is open here, is closed.
-    pub fn let_go(&self, id: &BlobId) {
+    /// A blob is no longer here. Closes its file if it is open.
+    pub fn close_file(&self, id: &BlobId) {
         self.0.shared.opened.remove(id);
     }
 
@@ -541,7 +561,7 @@ impl Net {
         self.0.shared.peers.forget(address, &Fail::Closed);
     }
 
-    /// Asks no more and ends the connections that ask; requests under way fail with [`Fail::Closed`].
+    /// Stops asking and ends the connections that ask. Requests in flight fail with [`Fail::Closed`].
     pub fn close(&self) {
         self.0.shared.closed.store(true, Ordering::Release);
         self.0.shared.peers.close();
@@ -552,12 +572,12 @@ impl Net {
         self.0.shared.counters.now()
     }
 
-    /// This node's line carries so many bytes a second: what others send here is bounded by it.
+    /// This node's link carries `rate` bytes a second. It bounds what others send to this node.
     pub fn carries(&self, rate: u64) {
-        self.0.shared.room.carries(rate);
+        self.0.shared.window.carries(rate);
     }
 
-    /// Where futures of the transport's users may run; not for what blocks.
+    /// Runs a future of the transport's users. It must not block.
     pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.0.handles[0].spawn(work);
     }

@@ -1,24 +1,30 @@
-//! Blobs of which small ranges were asked for lately: open, with what of them has been compared with their sums.
+//! Open blobs from which small ranges were requested recently, and which of their segments have been compared
+//! with their sums.
 //!
-//! To find a blob and open it is dearer than to send 4 KiB of it, and so is comparing: for any byte the whole segment of 32 KiB around it is
-//! read. So a blob stays open for [`KEPT`], and a segment that was compared meanwhile is not compared again as long as its bytes are
-//! in memory; what has to come from the disk again is.
+//! Finding and opening a blob costs more than sending 4 KiB of it. So does comparing: for any byte the whole
+//! segment of 32 KiB around it is read. So a blob stays open for [`KEPT`], and a segment that was compared in
+//! that time is not compared again while its bytes are in memory. What must come from the disk again is
+//! compared again.
 //!
-//! A blob that is asked for again is mapped as well, and then the sums of its blocks of 4 KiB are known: whole blocks are lent ([`Lent`]) to the connection, and
-//! the kernel copies them from where they lie into the socket. Nothing is read here for that, neither the bytes nor a sum of them. This process never
-//! looks into a mapping itself: a disk's error, or a file cut short, would be a signal there, and is an error of the system call that sends.
+//! A blob that is requested again is mapped as well, and the sums of its blocks of 4 KiB are then known.
+//! Whole blocks are lent ([`Lent`]) to the connection: the kernel copies them from the mapping into the
+//! socket, and this process reads neither the bytes nor their sum. This process never reads a mapping itself:
+//! a disk error or a truncated file would be a signal there. In the system call that sends, it is an error.
 //!
 //! ```text
-//!   copied: file ──preadv2, compared──► out ──send──► socket       the first range of a segment, and parts of blocks
-//!   lent:   file ──────────────sendmsg──────────────► socket       whole blocks of a segment that was compared
+//!   copied: file ──preadv2, compared──► out ──send──► socket   first range of a segment, parts of blocks
+//!   lent:   file ──────────────sendmsg──────────────► socket   whole blocks of a compared segment
 //! ```
 //!
-//! - Nothing may wait for a disk where ranges are answered, and a page that left memory within [`KEPT`] would have to come from there. It has to be very
-//!   short for that; where it happens once, nothing is lent for [`KEPT`] ([`Opened::lends`]), but copied if it is in memory.
-//! - Bounded: [`OPEN_MAX`] blobs, none for longer than [`KEPT`] and a tenth of it, then it is opened and compared anew. So a file that the cache removed takes
-//!   room no longer than that; where the cache says that it went ([`super::Net::let_go`]), not even so long.
-//! - What that gives up: a byte that rots on the disk within [`KEPT`] after it was compared is passed on, if meanwhile its page left
-//!   memory and another reader brought it back, and if it is copied. What is lent goes with the sum that it had, so who receives it sees that.
+//! - The thread that answers ranges must not wait for a disk. A page that left memory within [`KEPT`] would
+//!   have to come from there, but that happens only if memory is very short. After one such case nothing is
+//!   lent for [`KEPT`] ([`Opened::lends`]). Ranges are copied instead if they are in memory.
+//! - It is bounded: [`OPEN_MAX`] blobs, and none for longer than [`KEPT`] plus a tenth of it. Then the blob
+//!   is opened and compared anew. So a file that the cache removed takes space no longer than that, or less
+//!   if the cache reports the eviction ([`super::Net::close_file`]).
+//! - The price: suppose that a byte rots on the disk within [`KEPT`] after it was compared, that its page
+//!   left memory, and that another process read it back. If it is then copied, it is passed on. What is lent
+//!   is sent with its earlier sum, so the receiver notices.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -36,49 +42,53 @@ use parking_lot::Mutex;
 use super::socket;
 use crate::seam::Held;
 
-/// So long a blob stays open, and what was compared is believed.
+/// How long a blob stays open and its comparisons are trusted.
 pub(super) const KEPT: Duration = Duration::from_secs(10);
-/// Each is a file descriptor, and some kilobytes of sums; half of the descriptors that a process has where nobody gave it more.
+/// Each takes a file descriptor and some kilobytes of sums. It is half of the default limit of descriptors of
+/// a process.
 const OPEN_MAX: usize = 512;
-/// Segments of a blob, a bit each.
+/// One bit for each segment of a blob.
 const WORDS: usize = (BLOB_MAX / SEGMENT).div_ceil(64) as usize;
-/// What is lent is of such blocks: a page, what a mount asks for.
+/// The size of blocks that are lent: a page, which is what a mount requests.
 const BLOCK: u32 = 4 << 10;
-/// [`Opened::tidy`] is called so often in [`KEPT`].
+/// How many times [`Opened::tidy`] is called within [`KEPT`].
 const TIDIED: u8 = 10;
 
 #[derive(Default)]
 pub(super) struct Opened {
     all: Mutex<HashMap<BlobId, Arc<Open>>>,
-    /// So many times [`Opened::tidy`] is to be called until something is lent again.
+    /// How many calls of [`Opened::tidy`] remain until ranges are lent again.
     short: AtomicU8,
 }
 
-/// One of them.
+/// An open blob.
 pub(super) struct Open {
     pub(super) held: Held,
     since: Instant,
-    /// Segments that have been compared. Set after the comparison; no order with anything else is needed, the bytes are the file's.
+    /// Segments that have been compared. Set after the comparison. No ordering with other data is needed: the
+    /// bytes are the file's.
     compared: [AtomicU64; WORDS],
-    /// CRC32C of the blocks of these segments. Written before the segment's bit is set, and always with the same.
+    /// CRC32C of the blocks of these segments. Written before the segment's bit is set, and always with the
+    /// same value.
     blocks: OnceLock<Box<[AtomicU32]>>,
     /// None: it cannot be mapped.
     mapped: OnceLock<Option<MmapRaw>>,
 }
 
-/// Whole blocks of a blob that are sent from where they lie.
+/// Whole blocks of a blob that are sent from where they are.
 pub(super) struct Lent {
     open: Arc<Open>,
     from: u32,
     end: u32,
-    /// Of all of it.
+    /// The CRC of all of it.
     pub(super) crc: u32,
 }
 
 impl Opened {
     /// The blob, if it is open.
     pub(super) fn get(&self, id: &BlobId) -> Option<Arc<Open>> {
-        // How long it has been open [`Opened::tidy`] looks at: a clock read for each range would be dearer than all else here.
+        // [`Opened::tidy`] checks its age. Reading the clock for each range would cost more than all else
+        // here.
         self.all.lock().get(id).cloned()
     }
 
@@ -89,29 +99,29 @@ impl Opened {
         if all.len() >= OPEN_MAX
             && let Some(other) = all.keys().next().copied()
         {
-            // Any: who is asked for often is back at once.
+            // Any one: a blob that is requested often is soon back.
             all.remove(&other);
         }
         all.insert(id, Arc::clone(&open));
         open
     }
 
-    /// Lets go of one.
+    /// Closes one.
     pub(super) fn remove(&self, id: &BlobId) {
         self.all.lock().remove(id);
     }
 
-    /// Whether something may be lent.
+    /// Whether ranges may be lent.
     pub(super) fn lends(&self) -> bool {
         self.short.load(Ordering::Relaxed) == 0
     }
 
-    /// What was lent had to come from the disk: that is to happen once, and not again for a while.
+    /// A lent range had to come from the disk. This must not happen again for a while.
     pub(super) fn is_short(&self) {
         self.short.store(TIDIED, Ordering::Relaxed);
     }
 
-    /// Lets go of what has had its time; for who calls it ten times in [`KEPT`].
+    /// Closes the blobs whose time is over. To be called ten times within [`KEPT`].
     pub(super) fn tidy(&self) {
         let _ = self.short.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         self.all.lock().retain(|_, open| open.since.elapsed() < KEPT);
@@ -169,7 +179,8 @@ impl Open {
         Ok(())
     }
 
-    /// The range, to be sent from where it lies. None: it is not of whole blocks, or was not compared, or there is no mapping of it.
+    /// The range, to be sent from where it is. None: it does not consist of whole blocks, was not compared,
+    /// or cannot be mapped.
     pub(super) fn lend(self: &Arc<Self>, start: u32, end: u32) -> Option<Lent> {
         let size = self.held.sums.size();
         let whole = start.is_multiple_of(BLOCK) && (end.is_multiple_of(BLOCK) || end == size);
@@ -190,10 +201,10 @@ impl Open {
         self.mapped.get_or_init(|| map().ok()).as_ref()
     }
 
-    /// Puts a range behind what is in `out`, if it can be had without waiting for a disk. False: it cannot, and `out` is as it was.
+    /// Appends a range to `out` if that needs no disk. False: it would, and `out` is unchanged.
     ///
     /// # Errors
-    /// The file cannot be read, or its bytes are not what they were; `out` is as it was then, too.
+    /// The file cannot be read, or its bytes are damaged. `out` is unchanged then, too.
     pub(super) fn now(&self, start: u32, end: u32, out: &mut Vec<u8>) -> io::Result<bool> {
         let (held, at) = (&self.held, out.len());
         let known = self.is_compared(start, end);
@@ -213,7 +224,7 @@ impl Open {
         Ok(true)
     }
 
-    /// The same range, waiting for the disk; always compared.
+    /// The same range, read from the disk if necessary, and always compared.
     ///
     /// # Errors
     /// As [`Open::now`].
@@ -231,17 +242,18 @@ impl Lent {
         (self.end - self.from) as usize
     }
 
-    /// Whose they are.
+    /// The blob they belong to.
     pub(super) fn blob(&self) -> BlobId {
         self.open.held.sums.id()
     }
 
-    /// So many bytes of it have gone.
+    /// Counts sent bytes.
     pub(super) fn advance(&mut self, gone: usize) {
         self.from = self.end.min(self.from.saturating_add(u32::try_from(gone).unwrap_or(u32::MAX)));
     }
 
-    /// Where the bytes lie, for the kernel to read as long as this is there. Nobody else may: see the [module](self).
+    /// Where the bytes are. Only the kernel may read them, and only while this exists: see the
+    /// [module](self).
     pub(super) fn place(&self) -> libc::iovec {
         let at = self.open.mapped.get().and_then(Option::as_ref);
         let at = at.map_or(std::ptr::null(), |mapped| mapped.as_ptr().wrapping_add(self.from as usize));
@@ -254,10 +266,10 @@ fn segments(held: &Held, start: u32, end: u32) -> (u32, u32) {
     (start - start % SEGMENT, end.next_multiple_of(SEGMENT).min(held.sums.size()))
 }
 
-/// Bytes of a blob's file, checked by the segments that they lie in.
+/// Bytes of a blob's file, verified by the segments around them.
 ///
 /// # Errors
-/// The file cannot be read, or its bytes are not what they were.
+/// The file cannot be read, or its bytes are damaged.
 pub(super) fn part(held: &Held, start: u32, end: u32) -> io::Result<Vec<u8>> {
     let (from, mut bytes) = whole(held, start, end)?;
     held.sums.check(from, &bytes).map_err(io::Error::other)?;
@@ -265,7 +277,7 @@ pub(super) fn part(held: &Held, start: u32, end: u32) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The segments around a range, and where they begin. Compared with nothing.
+/// The segments around a range, and where they begin. Not compared.
 fn whole(held: &Held, start: u32, end: u32) -> io::Result<(u32, Vec<u8>)> {
     let (from, to) = segments(held, start, end);
     let mut bytes = vec![0; (to - from) as usize];
@@ -310,7 +322,7 @@ mod tests {
             assert!(!open.is_compared(start, end) || start < 4096);
             assert_eq!(open.later(start, end).unwrap(), right);
             for _ in 0..2 {
-                // None where the filesystem does not say what is in memory.
+                // None if the filesystem does not say what is in memory.
                 assert!(now(&open, start, end).unwrap().is_none_or(|got| got == right), "{start}..{end}");
             }
             assert!(open.is_compared(start, end));
@@ -323,7 +335,7 @@ mod tests {
         let bytes = vec![7; 100_000];
         let open = open(&bytes);
         open.later(0, 10).unwrap();
-        // In the second segment, and not in what is asked for.
+        // In the second segment, but not in the requested range.
         (&*open.held.file).flush().unwrap();
         open.held.file.write_all_at(&[8], 40_000).unwrap();
         assert!(open.later(50_000, 50_001).is_err());

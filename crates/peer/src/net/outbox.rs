@@ -1,11 +1,13 @@
-//! What a connection is to send: small frames as bytes, and between them parts of blobs that leave from where they lie.
+//! What a connection will send: small frames as bytes, and between them parts of blobs that are sent from
+//! where they are.
 //!
 //! ```text
 //!   bytes:  [frame][frame][header]        [header]        [frame]
-//!   lent:                         4 KiB            8 KiB              one sendmsg(2) for as many as there are
+//!   lent:                         4 KiB            8 KiB              one sendmsg(2) for all of them
 //! ```
 //!
-//! Frames are only ever put at the end, and what is before it leaves in that order. A loan keeps its blob open and mapped until it has gone.
+//! Frames are only appended, and everything leaves in order. A loan keeps its blob open and mapped until it
+//! has been sent.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,31 +18,31 @@ use super::link::Link;
 use super::opened::Lent;
 use super::socket;
 
-/// So many places are told to the kernel at once; it would take 1,024.
+/// How many places are passed to the kernel at once. It would accept 1,024.
 const PARTS: usize = 128;
-/// Bytes that have gone are taken out when they are so many.
+/// Sent bytes are removed from the buffer when they are this many.
 const GONE: usize = 64 << 10;
 
 #[derive(Default)]
 pub(super) struct Outbox {
     bytes: Vec<u8>,
-    /// So many of them have gone.
+    /// How many of the bytes have been sent.
     gone: usize,
     loans: VecDeque<Loan>,
-    /// Bytes that are lent and have not gone.
+    /// Lent bytes that have not been sent.
     lent: usize,
 }
 
 struct Loan {
-    /// It goes when so many of the bytes have.
+    /// The position in the bytes after which it is sent.
     after: usize,
     lent: Lent,
 }
 
-/// What one call sent.
+/// The result of one call.
 pub(super) struct Sent {
     pub(super) bytes: usize,
-    /// Something lent was not in memory, and was waited for.
+    /// Something lent was not in memory, and the call waited for it.
     pub(super) waited: bool,
 }
 
@@ -54,12 +56,12 @@ impl Outbox {
         self.len() == 0
     }
 
-    /// The bytes, to put more behind them.
+    /// The bytes, to append to.
     pub(super) fn end(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
 
-    /// Puts a part of a blob behind all that is here.
+    /// Appends a part of a blob.
     pub(super) fn lend(&mut self, lent: Lent) {
         self.lent += lent.len();
         self.loans.push_back(Loan { after: self.bytes.len(), lent });
@@ -70,10 +72,11 @@ impl Outbox {
         self.loans.front().map(|loan| loan.lent.blob())
     }
 
-    /// Sends what there is room for. What is lent goes in the clear only.
+    /// Sends as much as the socket takes. Lent parts are sent on plain connections only.
     ///
     /// # Errors
-    /// What the socket says; [`libc::EFAULT`] where something that was lent cannot be had any more. Its header has gone then, so the connection has to end.
+    /// The socket's error. [`libc::EFAULT`] if a lent part can no longer be read. Its header was already
+    /// sent, so the connection must end.
     pub(super) fn send(&mut self, stream: &Link) -> io::Result<Sent> {
         let sent = if self.loans.is_empty() {
             Sent { bytes: stream.try_write(&self.bytes[self.gone..])?, waited: false }
@@ -82,15 +85,16 @@ impl Outbox {
             let mut parts = [none; PARTS];
             let count = self.places(&mut parts);
             let before = socket::waits_for_disk();
-            // SAFETY: the places are in `bytes`, and in mappings that the loans hold; neither is touched before this returns.
+            // SAFETY: the places are in `bytes`, and in mappings that the loans hold. Neither is touched
+            // before this returns.
             let bytes = unsafe { stream.send_parts(&mut parts[..count]) }?;
             Sent { bytes, waited: socket::waits_for_disk() != before }
         };
-        self.went(sent.bytes);
+        self.count_sent(sent.bytes);
         Ok(sent)
     }
 
-    /// Where what is sent next lies; how many places these are.
+    /// Fills in the places that are sent next, and returns how many there are.
     fn places(&self, parts: &mut [libc::iovec; PARTS]) -> usize {
         let (mut count, mut at) = (0, self.gone);
         let mut put = |place: libc::iovec| {
@@ -114,7 +118,7 @@ impl Outbox {
         count
     }
 
-    fn went(&mut self, mut sent: usize) {
+    fn count_sent(&mut self, mut sent: usize) {
         while let Some(loan) = self.loans.front_mut() {
             let own = sent.min(loan.after - self.gone);
             (self.gone, sent) = (self.gone + own, sent - own);

@@ -1,4 +1,4 @@
-//! Which lanes there are, which one a request takes, and when a node that failed is tried again.
+//! All lanes, which one a request takes, and when a failed node is tried again.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use super::lane::Lane;
 use super::link::Link;
 use super::reader::Reader;
-use super::{Counters, Fail, Peer, Shared, door, socket};
+use super::{Counters, Fail, Peer, Shared, establish, socket};
 use crate::hello::{Class, HelloError};
 
 /// The lanes to one address.
@@ -20,7 +20,7 @@ use crate::hello::{Class, HelloError};
 struct Lanes {
     lanes: Vec<Arc<Lane>>,
     failures: u32,
-    /// Not tried before, and why.
+    /// Not tried before this time, and why.
     not_before: Option<(Instant, Fail)>,
 }
 
@@ -28,7 +28,7 @@ struct Lanes {
 pub(super) struct Peers(Mutex<HashMap<Peer, Lanes>>);
 
 impl Peers {
-    /// The lane that a request takes: the least busy one, or a new one when all are busy and there may be more.
+    /// The lane for a request: the least busy one, or a new one if all are busy and there may be more.
     pub(super) fn lane(
         &self,
         shared: &Arc<Shared>,
@@ -74,14 +74,14 @@ impl Peers {
         Ok(lane)
     }
 
-    /// Lets go of connections that have ended, and so closes them at this end.
+    /// Drops connections that have ended, which closes them at this end.
     fn tidy(&self, peer: Peer) {
         if let Some(known) = self.0.lock().get_mut(&peer) {
             known.lanes.retain(|lane| !lane.is_over());
         }
     }
 
-    fn went(&self, shared: &Shared, peer: Peer, why: Option<&Fail>) {
+    fn record_result(&self, shared: &Shared, peer: Peer, why: Option<&Fail>) {
         let mut peers = self.0.lock();
         let Some(known) = peers.get_mut(&peer) else { return };
         match why {
@@ -120,7 +120,7 @@ impl Peers {
     }
 }
 
-/// Whatever ends the task, also the end of its thread, ends the lane.
+/// Ends the lane when the task ends for any reason, including the end of its thread.
 struct Ends(Arc<Lane>, Fail);
 
 impl Drop for Ends {
@@ -133,17 +133,17 @@ async fn run(shared: Arc<Shared>, lane: Arc<Lane>, peer: Peer) {
     let mut ends = Ends(Arc::clone(&lane), Fail::Closed);
     match connect(&shared, &lane, peer).await {
         Ok((stream, trip)) => {
-            shared.peers.went(&shared, peer, None);
+            shared.peers.record_result(&shared, peer, None);
             Counters::one(&shared.counters.made);
             let stream = Arc::new(stream);
             let _ = lane.stream.set(Arc::clone(&stream));
-            ends.1 = Reader::new(lane, stream, !shared.without.low_water, (Arc::clone(&shared.room), trip))
+            ends.1 = Reader::new(lane, stream, !shared.without.low_water, (Arc::clone(&shared.window), trip))
                 .run(&shared.limits)
                 .await;
         }
         Err(fail) => {
             Counters::one(&shared.counters.unreachable);
-            shared.peers.went(&shared, peer, Some(&fail));
+            shared.peers.record_result(&shared, peer, Some(&fail));
             if let Fail::Stranger { address, .. } = &fail {
                 shared.say(*address, &fail.to_string());
             }
@@ -172,11 +172,12 @@ async fn connect(shared: &Shared, lane: &Lane, peer: Peer) -> Result<(Link, Dura
             .map_err(|error| unreachable(error.to_string()))?;
         let trip = began.elapsed();
         socket::prepare(&stream, shared.silence_ms());
-        let link =
-            door::connect(shared, stream, lane.class, peer.node).await.map_err(|error: HelloError| {
+        let link = establish::connect(shared, stream, lane.class, peer.node).await.map_err(
+            |error: HelloError| {
                 let why = error.to_string();
                 if error.is_for_good() { Fail::Stranger { address, why } } else { unreachable(why) }
-            })?;
+            },
+        )?;
         Ok((link, trip))
     };
     tokio::select! {

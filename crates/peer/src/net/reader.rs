@@ -1,4 +1,5 @@
-//! The loop that reads a lane: small frames from a buffer, bytes of blobs straight into their place.
+//! The loop that reads the requesting end: small frames from a buffer, bytes of blobs straight into their
+//! place.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -15,32 +16,34 @@ use super::counters::Counters;
 use super::fail::Fail;
 use super::lane::{Lane, READ, Sink};
 use super::link::Link;
-use super::room::Room;
+use super::window::ReceiveWindow;
 use crate::arriving::Took;
 use crate::frame::{self, ErrorKind, HEADER, Header, LAST, Texted, Type};
 use crate::hello::Class;
 
-/// The mark below which a receiver is not woken while a body comes.
+/// The low-water mark: while a body arrives, the receiver is woken only when this much is there.
 const LOW_WATER: u32 = 512 << 10;
-/// The same in the middle of a blob, whose beginning is what somebody may wait for, where so much more takes a moment only.
+/// The same in the middle of a blob, if this amount takes only a moment. A reader may be waiting for a blob's
+/// beginning.
 const HIGH_WATER: u32 = 2 * LOW_WATER;
-/// What [`LOW_WATER`] bytes have to take at most, on one connection, for that to begin; twice as long ends it.
+/// The high mark begins when [`LOW_WATER`] bytes take less than this on one connection. It ends at twice the
+/// time.
 const MOMENT: Duration = Duration::from_millis(10);
-/// After so long without a byte the mark does not count.
+/// After this long without a byte the mark does not apply.
 const STILL: Duration = Duration::from_millis(100);
-/// How often the requests' times are looked at.
+/// How often the requests' deadlines are checked.
 const TICK: Duration = Duration::from_millis(20);
-/// After so many reads others have their turn.
+/// After this many reads, other connections get their turn.
 const TURN: usize = 16;
 
-/// A body that is coming.
+/// A body that is arriving.
 struct Body {
     header: Header,
     done: u32,
     sink: Option<Sink>,
 }
 
-/// How quickly bytes come on this connection.
+/// How fast bytes arrive on this connection.
 #[derive(Default)]
 struct Pace {
     since: Option<Instant>,
@@ -49,7 +52,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Looked at when enough has come to say something.
+    /// Evaluated when enough has arrived to judge.
     fn is_quick(&mut self, now: Instant) -> bool {
         if self.since.is_none() || self.bytes >= u64::from(LOW_WATER) {
             if let Some(since) = self.since.replace(now) {
@@ -73,8 +76,8 @@ pub(super) struct Reader {
     mark: u32,
     low_water: bool,
     pace: Pace,
-    /// What bounds what is on its way here, and how long a round trip took when the connection was made.
-    room: (Arc<Room>, Duration),
+    /// The bound on what is in flight to this node, and the round-trip time when the connection was made.
+    window: (Arc<ReceiveWindow>, Duration),
     heard: Instant,
     pinged: bool,
 }
@@ -88,9 +91,9 @@ impl Reader {
         lane: Arc<Lane>,
         stream: Arc<Link>,
         low_water: bool,
-        room: (Arc<Room>, Duration),
+        window: (Arc<ReceiveWindow>, Duration),
     ) -> Reader {
-        // A small one on bulk connections: what follows a header there is received elsewhere.
+        // Small on bulk connections, where bodies are received elsewhere.
         let size = if lane.class == Class::Bulk { 8 << 10 } else { 2 * READ };
         Reader {
             lane,
@@ -102,7 +105,7 @@ impl Reader {
             mark: 1,
             low_water,
             pace: Pace::default(),
-            room,
+            window,
             heard: base::time::monotonic(),
             pinged: false,
         }
@@ -174,7 +177,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Not more than is on its way for certain: the rest of this one body.
+    /// Sets the mark to no more than what will certainly come: the rest of this one body.
     fn set_mark(&mut self) {
         let left = self.body.as_ref().map_or(1, |body| body.header.length - body.done);
         let first = self.body.as_ref().is_none_or(|body| body.header.offset == 0);
@@ -184,17 +187,19 @@ impl Reader {
             let begins = mark > self.mark;
             self.mark = mark;
             self.stream.set_low_water(mark);
-            // Once for each frame, and after the mark, which the kernel may enlarge its buffer for.
+            // Once for each frame, and after the mark, because the kernel may enlarge its buffer for the
+            // mark.
             if begins
                 && self.lane.class == Class::Bulk
-                && let Some(bytes) = self.room.0.bytes(self.room.1)
+                && let Some(bytes) = self.window.0.bytes(self.window.1)
             {
                 self.stream.set_window(bytes);
             }
         }
     }
 
-    /// When nothing has come for a while: what is here below the mark may be all that there was room for, and then the rest waits for it.
+    /// Called when nothing has arrived for a while. The bytes below the mark may fill the kernel's buffer,
+    /// and then the sender waits until they are read.
     fn lower_mark(&mut self) {
         if self.mark > 1 && self.heard.elapsed() > STILL {
             self.mark = 1;
@@ -222,7 +227,7 @@ impl Reader {
         Ok(self.parse())
     }
 
-    /// Takes the frames that are whole in the buffer.
+    /// Takes the complete frames in the buffer.
     fn parse(&mut self) -> Result<(), Fail> {
         let protocol = |error: frame::BadFrame| Fail::Protocol(error.to_string());
         while let Some(head) = self.buffer[self.start..self.end].first_chunk::<HEADER>() {
@@ -264,7 +269,7 @@ impl Reader {
         Ok(())
     }
 
-    /// What of a body is in the buffer already.
+    /// Takes the part of a body that is already in the buffer.
     fn begin_body(&mut self) {
         if let Some(Body { header, sink: Some(Sink::Range(gather)), .. }) = &self.body {
             let mut gather = gather.lock();
@@ -305,7 +310,7 @@ impl Reader {
         }
     }
 
-    /// Lets `read` write the next bytes of the body where they belong.
+    /// Lets `read` write the next bytes of the body into their place.
     fn put(&mut self, read: impl FnOnce(&mut [MaybeUninit<u8>]) -> io::Result<usize>) -> io::Result<usize> {
         let Some(body) = &mut self.body else { return Ok(0) };
         let left = (body.header.length - body.done) as usize;
@@ -337,7 +342,7 @@ impl Reader {
                 let most = left.min(room.len());
                 let got = read(&mut room[..most])?;
                 let len = gather.bytes.len() + got;
-                // SAFETY: `read` wrote `got` bytes at the front of the spare room.
+                // SAFETY: `read` wrote `got` bytes at the front of the spare capacity.
                 unsafe { gather.bytes.set_len(len) };
                 got
             }
@@ -415,7 +420,7 @@ impl Reader {
     }
 }
 
-/// Hands a small frame to whom it belongs.
+/// Passes a small frame to its waiter.
 fn take(lane: &Lane, header: &Header, payload: &[u8]) -> Result<(), Fail> {
     let protocol = |error: frame::BadFrame| Fail::Protocol(error.to_string());
     let reply = match header.kind {
@@ -460,7 +465,7 @@ fn take(lane: &Lane, header: &Header, payload: &[u8]) -> Result<(), Fail> {
     Ok(())
 }
 
-/// A whole range in one small frame. An answer of which nobody wants to hear any more is left alone.
+/// A whole range in one small frame. An answer that has no waiter any more is ignored.
 fn take_range(lane: &Lane, header: &Header, payload: &[u8], right: bool) -> Result<(), Fail> {
     let Some(waits) = lane.claim(header.request) else {
         let asked = lane.has_asked(header.request);

@@ -1,19 +1,22 @@
-//! The other end of a lane: reads requests, answers small ones at once, and sends bodies in slices, one request after the other in turns.
+//! The serving end of a connection: reads requests, answers small ones at once, and sends bodies in slices,
+//! in turns.
 //!
 //! ```text
 //!   requests ──► small: into `out`, many answers in one write
-//!           │        └── not in the page cache: read by a helper thread, into `late`
-//!           └──► bodies: header with MSG_MORE, then sendfile; a slice of at most 1 MiB each, the first four requests in turns
+//!           │        └── not in the page cache: read by a helper thread, into `finished`
+//!           └──► bodies: header with MSG_MORE, then sendfile; slices of up to 1 MiB, four requests in turns
 //! ```
 //!
-//! All control connections are served by one thread, so nothing on it waits for a disk: bodies belong on bulk connections, which have
-//! threads of their own, and a small range is answered there only if it is in memory.
+//! One thread serves all control connections, so nothing on it waits for a disk. Bodies belong on bulk
+//! connections, which have their own threads. A small range is answered on a control connection only if it is
+//! in memory.
 //!
-//! Answers that one slice ends and those that need more have every second turn each, wherever they stand: a part of a blob, for which a program waits,
-//! does not wait for all the blobs that were asked for before it, nor a blob for all parts.
+//! Short and long replies alternate: one that a single slice ends, then one that needs more. So a part of a
+//! blob that a program waits for does not queue behind whole blobs, nor a blob behind all parts.
 //!
-//! A body that is itself still arriving is sent as far as it is verified; its bell says when there is more. No more requests are taken while
-//! answers wait for room in the socket, so a client that does not read costs one buffer.
+//! A body that is still arriving is sent as far as it is verified, and its bell signals new bytes. While
+//! answers wait for space in the socket, no requests are taken. So a client that does not read costs one
+//! buffer.
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,13 +29,13 @@ use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::sync::Notify;
 
-use super::guests::Visit;
+use super::backlog::BacklogShare;
+use super::clients::ClientConnection;
+use super::finished::Finished;
 use super::job::Job;
-use super::late::Late;
 use super::link::Link;
 use super::opened::Open;
 use super::outbox::Outbox;
-use super::owed::Debt;
 use super::service::{Content, Filled, Unfilled};
 use super::slice::{Slice, slice_end};
 use super::small::Range;
@@ -44,40 +47,41 @@ use crate::hello::{Class, Other};
 use crate::id::NodeId;
 use crate::message::Ask;
 
-/// Bodies that take turns on one connection; the next ones come after them. Those that wait for their own bytes are none of them.
+/// How many bodies take turns on one connection. Later ones follow. Bodies that wait for their own bytes do
+/// not count.
 const TURNS: usize = 4;
-/// So much of a blob that is still coming is passed on at a time, at least.
+/// The least amount of an arriving blob that is passed on at a time.
 const PIECE: u32 = 128 << 10;
-/// No more is taken while so much waits to be sent.
+/// While this much waits to be sent, no requests are taken.
 const OUT_MAX: usize = 256 << 10;
-/// After so many reads others have their turn.
+/// After this many reads, other connections get their turn.
 const TURN: usize = 4;
-/// No more is taken while helper threads work on so many ranges and lists for one connection.
+/// While helper threads work on this many ranges and lists of one connection, no requests are taken.
 const SLOW_MAX: usize = 32;
 
 pub(super) struct Serving {
     pub(super) shared: Arc<Shared>,
     pub(super) stream: Link,
     pub(super) other: Other,
-    visit: Visit,
+    connection: ClientConnection,
     input: Vec<u8>,
     filled: usize,
-    /// There are requests in it for whose answers there was no room.
+    /// It holds requests for whose answers there was no space.
     stopped: bool,
     out: Outbox,
     jobs: VecDeque<Job>,
     /// The last turn was that of an answer of several slices.
     long_went: bool,
     bell: Arc<Notify>,
-    late: Arc<Mutex<Late>>,
-    /// Ranges and lists that helper threads work on, or that are in `late`.
+    finished: Arc<Mutex<Finished>>,
+    /// Ranges and lists that helper threads work on, or that are in `finished`.
     slow: usize,
     heard: Instant,
-    /// What bodies go through with [`Body::Splice`].
+    /// The pipe for bodies with [`Body::Splice`].
     pipe: Option<Pipe>,
 }
 
-/// How far sending came.
+/// The progress of sending.
 #[derive(PartialEq, Eq)]
 enum Sent {
     More,
@@ -91,12 +95,12 @@ fn bad(error: frame::BadFrame) -> io::Error {
 
 impl Serving {
     pub(super) fn new(shared: Arc<Shared>, stream: Link, other: Other) -> Serving {
-        let visit = shared.guests.enter(other.node, shared.limits.connections_each);
+        let connection = shared.clients.enter(other.node, shared.limits.connections_each);
         Serving {
             shared,
             stream,
             other,
-            visit,
+            connection,
             input: vec![0; 18 << 10],
             filled: 0,
             stopped: false,
@@ -104,7 +108,7 @@ impl Serving {
             jobs: VecDeque::new(),
             long_went: false,
             bell: Arc::new(Notify::new()),
-            late: Arc::default(),
+            finished: Arc::default(),
             slow: 0,
             heard: base::time::monotonic(),
             pipe: None,
@@ -119,10 +123,10 @@ impl Serving {
         let limits = self.shared.limits;
         let idle = limits.control_idle.max(limits.bulk_idle) + 2 * limits.quiet;
         loop {
-            let late = std::mem::take(&mut *self.late.lock());
-            self.out.end().extend_from_slice(&late.frames);
-            self.slow -= late.ended;
-            self.visit.guest.slow_ended(late.ended);
+            let finished = std::mem::take(&mut *self.finished.lock());
+            self.out.end().extend_from_slice(&finished.frames);
+            self.slow -= finished.ended;
+            self.connection.client.slow_ended(finished.ended);
             let more = self.has_room() && self.pull()?;
             let sent = self.push()?;
             if sent == Sent::More || (more || self.stopped) && self.has_room() {
@@ -138,7 +142,7 @@ impl Serving {
             tokio::select! {
                 ready = self.stream.ready(interest.unwrap_or(Interest::READABLE)), if interest.is_some() => { ready?; }
                 () = self.bell.notified() => {}
-                () = self.visit.leave.notified() => return Ok(()),
+                () = self.connection.leave.notified() => return Ok(()),
                 () = tokio::time::sleep(Duration::from_secs(1)) => {
                     if self.heard.elapsed() > idle && self.jobs.is_empty() {
                         return Ok(());
@@ -149,20 +153,21 @@ impl Serving {
     }
 
     fn has_room(&self) -> bool {
-        // What helpers do counts for all of the node's connections: they are there for all nodes.
-        self.out.len() < OUT_MAX && self.slow < SLOW_MAX && self.visit.guest.slow() < SLOW_MAX
+        // The work of helpers counts for all connections of the node, because all nodes share the helpers.
+        self.out.len() < OUT_MAX && self.slow < SLOW_MAX && self.connection.client.slow() < SLOW_MAX
     }
 
-    /// One more is worked on by a helper.
+    /// Counts one more piece of work for a helper.
     fn slow_began(&mut self) {
         self.slow += 1;
-        self.visit.guest.slow_began();
+        self.connection.client.slow_began();
     }
 
-    /// Takes requests as long as there are some, room for their answers, and nobody else's turn. True: there may be more.
+    /// Takes requests as long as there are some, there is space for their answers, and it is not another
+    /// connection's turn. True: there may be more.
     fn pull(&mut self) -> io::Result<bool> {
         for _ in 0..TURN {
-            // Out of the way while its requests are answered.
+            // Moved out while its requests are answered.
             let mut input = std::mem::take(&mut self.input);
             let taken = self.take_all(&input[..self.filled], input.len());
             if let Ok(start) = taken {
@@ -185,8 +190,8 @@ impl Serving {
         Ok(true)
     }
 
-    /// Takes the requests that are whole and for whose answers there is room, and says how many bytes they have; `room` is what one may have with all
-    /// that belongs to it.
+    /// Takes the complete requests for whose answers there is space. Returns how many bytes they take. `room`
+    /// is the limit for a request with its payload.
     fn take_all(&mut self, input: &[u8], room: usize) -> io::Result<usize> {
         let mut start = 0;
         self.stopped = false;
@@ -197,7 +202,7 @@ impl Serving {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a request is too long"));
             }
             let Some(payload) = input.get(start + HEADER..end) else { break };
-            // A buffer of requests may have a thousand times as many bytes of answers.
+            // One buffer of requests can cause a thousand times as many bytes of answers.
             if !self.has_room() {
                 self.stopped = true;
                 break;
@@ -227,7 +232,7 @@ impl Serving {
         if self.other.class == Class::Look && !is_for_looking {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "who looks on asks who is there, and nothing else",
+                "this connection may only ask for the members",
             ));
         }
         super::Counters::one(&self.shared.counters.served);
@@ -259,12 +264,12 @@ impl Serving {
                 let mut id = BlobId([0; 32]);
                 if payload.len() == 32 {
                     id.0.copy_from_slice(payload);
-                    let guest = &self.visit.guest;
-                    if guest.is_wrong_too_often() {
+                    let client = &self.connection.client;
+                    if client.is_wrong_too_often() {
                         let why = "it suspects blobs that are sound, again and again";
                         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
                     }
-                    suspicions::suspect(&self.shared, id, Some(guest));
+                    suspicions::suspect(&self.shared, id, Some(client));
                 }
             }
             Type::Ping => self.answer(Type::Pong, request, &[]),
@@ -275,7 +280,7 @@ impl Serving {
         Ok(())
     }
 
-    /// Ends a request: at once, or with the slice in whose middle it is.
+    /// Ends a request: at once, or after the slice that is being sent.
     fn cancel(&mut self, request: u32) {
         self.jobs.retain_mut(|job| {
             if let Some(slice) = job.slice.as_ref().filter(|_| job.request == request) {
@@ -285,28 +290,28 @@ impl Serving {
         });
     }
 
-    /// Blobs that are here: a helper thread looks, as that may take its time.
+    /// Lists blobs here. A helper thread does it, because it may take long.
     fn list(&mut self, request: u32, ask: ListAsk) {
-        let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
+        let (finished, bell) = (Arc::clone(&self.finished), Arc::clone(&self.bell));
         let service = Arc::clone(&self.shared.service);
         self.slow_began();
         tokio::task::spawn_blocking(move || {
             let most = usize::from(ask.most).min(frame::LIST_MAX);
             let listed = frame::encode_listed(&service.list(ask.prefix, most));
-            late.lock().end(|frames| frame::put(frames, Type::Listed, request, &listed));
+            finished.lock().end(|frames| frame::put(frames, Type::Listed, request, &listed));
             bell.notify_one();
         });
     }
 
-    /// Has a blob fetched; the answer goes when that has ended.
+    /// Fetches a blob. The answer is sent when that has ended.
     fn fill(&mut self, request: u32, payload: &[u8]) -> io::Result<()> {
         let id = <[u8; 32]>::try_from(payload)
             .map_err(|_| bad(frame::BadFrame::Payload("a blob's name has 32 bytes")))?;
-        let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
-        // Also one that is refused at once: refusals that nobody takes are memory as well.
+        let (finished, bell) = (Arc::clone(&self.finished), Arc::clone(&self.bell));
+        // Even if it is refused at once: refusals that are not read take memory as well.
         self.slow_began();
         let then = move |end: Result<Filled, Unfilled>| {
-            late.lock().end(|frames| match end {
+            finished.lock().end(|frames| match end {
                 Ok(filled) => frame::put(frames, Type::Filled, request, &[filled as u8]),
                 Err(why) => {
                     let kind = match why {
@@ -336,7 +341,7 @@ impl Serving {
             return self.small(request, get, &open);
         }
         let limits = &self.shared.limits;
-        let promised = self.shared.guests.body(&self.visit.guest, limits.bodies, limits.bodies_each);
+        let promised = self.shared.clients.body(&self.connection.client, limits.bodies, limits.bodies_each);
         let Some(promised) = promised else {
             return self.error(request, ErrorKind::Busy, "too many bodies are to be sent");
         };
@@ -351,7 +356,7 @@ impl Serving {
             Content::Held(_) => {}
             Content::Arriving(arriving) => arriving.ring(&self.bell),
         }
-        let debt = Debt::new(&self.shared.owed);
+        let share = BacklogShare::new(&self.shared.backlog);
         let mut job = Job {
             request,
             blob: get.blob,
@@ -360,14 +365,14 @@ impl Serving {
             get,
             sums,
             slice: None,
-            debt,
+            share,
             _promised: promised,
         };
-        job.owe();
+        job.update_share();
         self.jobs.push_back(job);
     }
 
-    /// A small range of a file: at once if it is in memory, else by a helper thread.
+    /// A small range of a file: at once if it is in memory, otherwise by a helper thread.
     fn small(&mut self, request: u32, get: Get, open: &Arc<Open>) {
         let total = open.held.sums.size();
         let Some((start, end)) = get.range(total).filter(|(start, end)| start < end) else {
@@ -380,7 +385,7 @@ impl Serving {
             range.put_head(self.out.end(), &self.shared, &lent);
             return self.out.lend(lent);
         }
-        // The bytes go where they are sent from, and their header, when they are known, before them.
+        // The bytes are read into the send buffer, and their header is written before them afterwards.
         let out = self.out.end();
         let at = out.len();
         out.extend_from_slice(&[0; HEADER]);
@@ -393,12 +398,12 @@ impl Serving {
                 return self.damaged(&get.blob);
             }
         }
-        let (late, bell) = (Arc::clone(&self.late), Arc::clone(&self.bell));
+        let (finished, bell) = (Arc::clone(&self.finished), Arc::clone(&self.bell));
         let (shared, open) = (Arc::clone(&self.shared), Arc::clone(open));
         self.slow_began();
         tokio::task::spawn_blocking(move || {
             let read = open.later(start, end);
-            late.lock().end(|frames| match &read {
+            finished.lock().end(|frames| match &read {
                 Ok(bytes) => range.put(frames, &shared, bytes),
                 Err(_) => range.put_damaged(frames),
             });
@@ -409,13 +414,13 @@ impl Serving {
         });
     }
 
-    /// Whether ranges may leave from where they lie.
+    /// Whether ranges may be sent from where they are.
     fn lends(&self) -> bool {
         let Without { merging, body, .. } = self.shared.without;
         self.stream.is_plain() && !merging && body != Body::Copy && self.shared.opened.lends()
     }
 
-    /// Its bytes here are not what they were.
+    /// The bytes here are damaged.
     fn damaged(&self, blob: &BlobId) {
         suspicions::suspect(&self.shared, *blob, None);
     }
@@ -426,8 +431,8 @@ impl Serving {
         if !middle && !self.push_small()? {
             return Ok(Sent::Blocked);
         }
-        // Those whose bytes have not come keep their place and have no turn: else four that wait would hold up what is here, and nodes that pass
-        // blobs on to one another would wait in a circle.
+        // Bodies whose bytes have not arrived keep their place and get no turn. Otherwise four waiting ones
+        // would block what is here, and nodes that pass blobs on to one another would wait in a circle.
         let all = 0..self.jobs.len();
         let mut others: Vec<usize> = Vec::new();
         if !middle {
@@ -441,7 +446,7 @@ impl Serving {
             }
             match step {
                 Ok(Step::Sliced) => {
-                    // The next one's turn; those past the first four stay behind.
+                    // The next one's turn. Those past the first four stay behind.
                     let behind = self.jobs.len().min(at + TURNS - 1);
                     self.jobs.insert(behind, job);
                     return Ok(Sent::More);
@@ -449,7 +454,7 @@ impl Serving {
                 Ok(Step::Ended) => return Ok(Sent::More),
                 Ok(Step::Waits) => self.jobs.insert(at, job),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    // First, where one in the middle of a slice is looked for.
+                    // To the front, where an unfinished slice is looked for.
                     self.jobs.push_front(job);
                     return Ok(Sent::Blocked);
                 }
@@ -459,7 +464,7 @@ impl Serving {
         Ok(if self.push_small()? { Sent::Nothing } else { Sent::Blocked })
     }
 
-    /// True: nothing small is left.
+    /// Sends small frames. True: none is left.
     fn push_small(&mut self) -> io::Result<bool> {
         while !self.out.is_empty() {
             match self.out.send(&self.stream) {
@@ -482,7 +487,7 @@ impl Serving {
         self.stream.is_flushed()
     }
 
-    /// Goes on with a body: its slice to the end, or a new one.
+    /// Continues a body: finishes its slice, or begins a new one.
     fn advance(&mut self, job: &mut Job) -> io::Result<Step> {
         if job.slice.is_none() {
             let (sums, ready) = match &job.content {
@@ -503,21 +508,22 @@ impl Serving {
                 self.error(job.request, ErrorKind::Range, "the range is not in the blob");
                 return Ok(Step::Ended);
             };
-            job.owe();
+            job.update_share();
             if std::mem::take(&mut job.sums) {
                 job.get.len = end - job.get.offset;
-                // The sums alone help the other end already.
+                // The sums alone already help the other end.
                 frame::put(self.out.end(), Type::Sums, job.request, &sums.encode());
                 return Ok(Step::Sliced);
             }
             let stop = slice_end(job.at, end);
-            // What is passed on goes in small pieces: each node on its way waits for one, and a slice of a blob that shares a line with a dozen takes seconds.
+            // What is passed on goes in small pieces. Each node on its way waits for one, and a slice of a
+            // blob that shares a link with a dozen others takes seconds.
             let some = ready - ready % SEGMENT;
             let stop = if ready < stop && some >= job.at.saturating_add(PIECE) { some } else { stop };
             if ready < stop {
                 return Ok(self.wait_or_end(job, failed));
             }
-            // Whole small frames first: a slice must not begin in the middle of one.
+            // Small frames must be complete first: a slice must not begin in the middle of one.
             if !self.push_small()? {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
@@ -571,24 +577,24 @@ impl Serving {
         let counters = &self.shared.counters;
         super::Counters::add(&counters.blob_bytes_out, u64::from(slice.end - job.at));
         super::Counters::add(&counters.bytes_out, u64::from(slice.end - job.at) + HEADER as u64);
-        self.stream.went(slice.end - job.at);
+        self.stream.count_sent(slice.end - job.at);
         job.at = slice.end;
         job.slice = None;
-        job.owe();
+        job.update_share();
         Ok(if job.end().is_none_or(|end| job.at >= end) { Step::Ended } else { Step::Sliced })
     }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.visit.guest.slow_ended(self.slow);
+        self.connection.client.slow_ended(self.slow);
     }
 }
 
 enum Step {
-    /// A slice went, more is to come.
+    /// A slice was sent, and more follow.
     Sliced,
-    /// It has not arrived here yet.
+    /// Its bytes have not arrived here yet.
     Waits,
     Ended,
 }

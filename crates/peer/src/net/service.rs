@@ -1,4 +1,4 @@
-//! What a node does for others: what [`Net`](super::Net) is handed and calls when a question arrives.
+//! What a node does for other nodes: the interface that [`Net`](super::Net) calls when a request arrives.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use crate::id::{NodeId, Seen};
 use crate::message::{Answer, Ask, Note};
 use crate::seam::Held;
 
-/// A blob that can be given away.
+/// A blob that can be sent.
 #[derive(Clone)]
 pub enum Content {
-    /// It lies in a file, whole.
+    /// A whole blob in a file.
     Held(Held),
-    /// It is being received: what has been verified is passed on, the rest as it comes.
+    /// A blob that is being received. What has been verified is passed on, the rest as it arrives.
     Arriving(Arc<Arriving>),
 }
 
-/// The blobs whose names begin with some bits.
+/// The blobs whose ids begin with certain bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix {
-    /// The first four bytes of a name, big-endian; bits past `bits` are zero.
+    /// The first four bytes of an id, big-endian. Bits past `bits` are zero.
     pub value: u32,
-    /// How many of them count, 0 to 32; 0 means every blob.
+    /// How many of them count, 0 to 32. 0 means every blob.
     pub bits: u8,
 }
 
@@ -31,7 +31,7 @@ impl Prefix {
     /// Every blob.
     pub const ALL: Prefix = Prefix { value: 0, bits: 0 };
 
-    /// Whether the name begins so.
+    /// Whether the id begins so.
     pub fn holds(self, id: &BlobId) -> bool {
         let [a, b, c, d, ..] = id.0;
         let mask = u32::MAX.checked_shl(32 - u32::from(self.bits.min(32))).unwrap_or(0);
@@ -44,26 +44,26 @@ impl Prefix {
 pub struct Listed {
     /// Some blobs of the prefix.
     pub blobs: Vec<BlobId>,
-    /// There are more: ask with longer prefixes.
+    /// There are more. Ask with longer prefixes.
     pub more: bool,
 }
 
-/// Who is there, as far as it fits in one answer.
+/// The members, as far as they fit in one answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Roll {
-    /// Nodes in the order of their names.
+    /// Nodes in the order of their ids.
     pub members: Vec<Seen>,
-    /// There are more: ask for those after the last of these.
+    /// There are more. Ask for those after the last of these.
     pub more: bool,
 }
 
-/// What came of fetching a blob for somebody who does not want its bytes.
+/// The result of fetching a blob for a node that does not want its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Filled {
-    /// It was there.
+    /// It was already here.
     Here = 0,
-    /// It has come from the origin, and is there now.
+    /// It has been fetched from the origin, and is here now.
     Fetched = 1,
 }
 
@@ -73,60 +73,62 @@ pub enum Unfilled {
     /// Only depots fetch for others.
     #[error("this node is no depot")]
     NoDepot,
-    /// Too much is being fetched: later.
+    /// Too many fetches are in flight. Ask later.
     #[error("too much is being fetched: ask again")]
     Busy,
-    /// The origin did not give it, or the disk did not take it.
+    /// The origin did not deliver it, or the disk did not store it.
     #[error("{0}")]
     Failed(String),
 }
 
-/// What came of comparing a blob's copy with its name.
+/// The result of comparing a blob's copy with its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyState {
     /// It is not here.
     Absent,
-    /// The copy is the blob.
+    /// The copy matches.
     Sound,
-    /// It was not, and is dropped.
+    /// The copy did not match and was dropped.
     Damaged,
 }
 
-/// Is called once, on any thread, with the end of [`Service::fill`].
+/// Called once, on any thread, with the result of [`Service::fill`].
 pub type Then = Box<dyn FnOnce(Result<Filled, Unfilled>) + Send>;
 
-/// What a node does for others. All but [`Service::list`] and [`Service::suspect`] are called on the threads that serve connections and must be quick: no
-/// waiting for a network or for whatever may take longer than opening a file.
+/// What a node does for other nodes. All methods but [`Service::list`] and [`Service::suspect`] are called on
+/// the threads that serve connections and must be quick: no waiting for a network, or for anything that may
+/// take longer than opening a file.
 pub trait Service: Send + Sync {
     /// "Where do I get these?": one answer for each blob, in their order.
     fn ask(&self, from: NodeId, ask: Ask) -> Vec<Answer>;
 
-    /// What became of blobs at `from`.
+    /// What happened to blobs at `from`.
     fn notes(&self, from: NodeId, notes: Vec<Note>);
 
-    /// The blob, if it is here or on its way here.
+    /// The blob, if it is here or in flight to this node.
     fn content(&self, id: &BlobId) -> Option<Content>;
 
-    /// Fetches the blob and keeps it, if this node is there for that. Returns at once; `then` hears what came of it.
+    /// Fetches the blob and keeps it, if that is this node's task. Returns at once. `then` is called with the
+    /// result.
     fn fill(&self, _: &BlobId, then: Then) {
         then(Err(Unfilled::NoDepot));
     }
 
-    /// At most `most` of the nodes whose names come after this one.
+    /// At most `most` of the nodes whose ids come after this one.
     fn members(&self, _: NodeId, _: usize) -> Roll {
         Roll::default()
     }
 
-    /// Somebody got bytes that are not the blob's: compare the copy with its name, and drop it if it differs. May take its time; called by
-    /// one thread at a time.
+    /// Another node received bytes that are not the blob's. Compares the copy with its id, and drops it if it
+    /// differs. May take long. One thread at a time calls it.
     fn suspect(&self, id: &BlobId) -> CopyState;
 
-    /// Whether a member of the fleet is at this address: places are kept for those.
+    /// Whether a member of the fleet has this address. Some connections are reserved for members.
     fn is_member(&self, _: std::net::IpAddr) -> bool {
         false
     }
 
-    /// At most `most` blobs that are here and begin so. May take its time.
+    /// At most `most` blobs that are here and match the prefix. May take long.
     fn list(&self, prefix: Prefix, most: usize) -> Listed;
 }
 

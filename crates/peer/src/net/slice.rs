@@ -13,20 +13,20 @@ use crate::frame::{Header, LAST, SLICE, Type};
 
 /// A slice whose header has been made.
 pub(super) struct Slice {
-    /// The header, and what of the body does not leave from where it lies.
+    /// The header, and bytes of the body that cannot be sent from where they are.
     pub(super) head: Vec<u8>,
-    /// So much of that has gone.
+    /// How much of that has been sent.
     pub(super) sent: usize,
-    /// What is left of the body in the content.
+    /// The rest of the body, within the content.
     pub(super) from: u32,
     pub(super) end: u32,
 }
 
 impl Slice {
-    /// The slice from `at` to `stop` of an answer that goes to `end`.
+    /// The slice from `at` to `stop` of an answer that ends at `end`.
     ///
     /// # Errors
-    /// What has to be read for it cannot be, or is not what it was.
+    /// Bytes that it needs cannot be read, or are damaged.
     pub(super) fn begin(
         shared: &Shared,
         (request, content): (u32, &Content),
@@ -58,7 +58,8 @@ impl Slice {
     }
 }
 
-/// A slice is of whole segments where it can be; the ends of a range that are not go by themselves.
+/// The end of the slice that begins at `at`. A slice consists of whole segments if possible. The incomplete
+/// segments at the ends of a range are slices of their own.
 pub(super) fn slice_end(at: u32, end: u32) -> u32 {
     let next =
         if at.is_multiple_of(SEGMENT) { at.saturating_add(SLICE) } else { at.next_multiple_of(SEGMENT) };
@@ -69,7 +70,7 @@ pub(super) fn slice_end(at: u32, end: u32) -> u32 {
     if at.is_multiple_of(SEGMENT) && whole > at { whole } else { end }
 }
 
-/// Bytes of a blob, checked.
+/// Bytes of a blob, verified.
 fn part_of(content: &Content, start: u32, end: u32) -> io::Result<Vec<u8>> {
     match content {
         Content::Held(held) => part(held, start, end),

@@ -1,10 +1,10 @@
-//! The answer to a small range: one frame, among many that leave in one write.
+//! The answer to a small range: one frame. Many of them are sent in one write.
 
 use super::opened::Lent;
 use super::{Counters, Shared};
 use crate::frame::{self, ErrorKind, HEADER, Header, LAST, Texted, Type};
 
-/// The answer to a small range: what it says beside the bytes.
+/// The answer to a small range, without the bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Range {
     pub(super) request: u32,
@@ -21,7 +21,7 @@ impl Range {
         self.head_at(at, out, shared);
     }
 
-    /// Writes the header of the bytes that stand [`HEADER`] bytes behind `at`, up to the end.
+    /// Writes the header at `at` for the bytes that follow it, up to the end of `out`.
     pub(super) fn head_at(self, at: usize, out: &mut [u8], shared: &Shared) {
         let Range { request, offset, total } = self;
         let (head, bytes) = out[at..].split_at_mut(HEADER);
@@ -31,7 +31,7 @@ impl Range {
         Counters::add(&shared.counters.blob_bytes_out, bytes.len() as u64);
     }
 
-    /// Appends the header alone; the bytes follow from where they lie.
+    /// Appends the header alone. The bytes are sent from where they are.
     pub(super) fn put_head(self, out: &mut Vec<u8>, shared: &Shared, lent: &Lent) {
         let Range { request, offset, total } = self;
         let (length, crc, backlog) = (lent.len() as u32, lent.crc, shared.backlog());
@@ -41,7 +41,7 @@ impl Range {
         Counters::add(&shared.counters.blob_bytes_out, u64::from(length));
     }
 
-    /// Appends that there is none.
+    /// Appends the error for damaged bytes.
     pub(super) fn put_damaged(self, out: &mut Vec<u8>) {
         let text = "its bytes are not what they were".to_owned();
         let payload = Texted { kind: ErrorKind::Damaged, text }.encode();

@@ -14,66 +14,70 @@ fn count(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives into memory that need not have been written before. 0: the other end has closed.
+/// Receives into memory that need not be initialized. 0: the other end has closed.
 pub(crate) fn receive(stream: &TcpStream, room: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
     stream.try_io(Interest::READABLE, || {
-        // SAFETY: the descriptor is open as long as `stream` is borrowed, and the kernel writes at most `room.len()` bytes at `room`.
+        // SAFETY: the descriptor is open while `stream` is borrowed, and the kernel writes at most
+        // `room.len()` bytes at `room`.
         count(unsafe { libc::recv(stream.as_raw_fd(), room.as_mut_ptr().cast(), room.len(), 0) })
     })
 }
 
-/// Sends bytes after which more follow at once, so that they travel in one packet with it.
+/// Sends bytes that are followed by more at once, so that they share a packet.
 pub(crate) fn send_more(stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     let flags = libc::MSG_MORE | libc::MSG_NOSIGNAL;
     stream.try_io(Interest::WRITABLE, || {
-        // SAFETY: the descriptor is open as long as `stream` is borrowed, and the kernel only reads `bytes`.
+        // SAFETY: the descriptor is open while `stream` is borrowed, and the kernel only reads `bytes`.
         count(unsafe { libc::send(stream.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) })
     })
 }
 
-/// Sends bytes from several places, one after the other. A place that cannot be read (a mapping of a file, when the disk does not give it) ends what is sent
-/// before it; that none could be read is an error.
+/// Sends bytes from several places, in order. If a place cannot be read (a mapping of a file whose disk
+/// fails), only what is before it is sent. If nothing could be read, that is an error.
 ///
 /// # Safety
-/// Each place is memory or a mapping that is there until this returns. Its bytes may change, or not be to be had.
+/// Each place is memory or a mapping that exists until this returns. Its bytes may change or be unreadable.
 pub(crate) unsafe fn send_parts(stream: &TcpStream, parts: &mut [libc::iovec]) -> io::Result<usize> {
     stream.try_io(Interest::WRITABLE, || {
-        // SAFETY: a header without an address and without control data is all zeros.
+        // SAFETY: all zeros is a valid header without an address and without control data.
         let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
         (header.msg_iov, header.msg_iovlen) = (parts.as_mut_ptr(), parts.len() as _);
-        // SAFETY: the descriptor is open as long as `stream` is borrowed, the kernel reads `parts` and, by the caller's word, what they name.
+        // SAFETY: the descriptor is open while `stream` is borrowed. The kernel reads `parts` and the places
+        // in it, which exist by this function's contract.
         count(unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) })
     })
 }
 
-/// How often this thread has waited for a disk because it needed memory that was not there.
+/// How many major page faults this thread has had: it waited for a disk because memory was not there.
 pub(crate) fn waits_for_disk() -> i64 {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the kernel writes one `rusage` at the place, which is all zeros before; both are a valid value.
+    // SAFETY: the kernel writes one `rusage` at the place, which is all zeros before. Both are valid values.
     unsafe {
         libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
         usage.assume_init().ru_majflt
     }
 }
 
-/// Sends a part of a file from the page cache, or from the disk if it is not there. 0: the file ends before it.
+/// Sends a part of a file from the page cache, or from the disk if it is not there. 0: the file ends before
+/// it.
 pub(crate) fn send_file(stream: &TcpStream, file: &File, offset: u64, len: usize) -> io::Result<usize> {
     stream.try_io(Interest::WRITABLE, || {
         let mut offset = i64::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-        // SAFETY: both descriptors are open as long as they are borrowed; `offset` is a number of our own that the kernel advances.
+        // SAFETY: both descriptors are open while they are borrowed. `offset` is a local number that the
+        // kernel advances.
         count(unsafe { libc::sendfile(stream.as_raw_fd(), file.as_raw_fd(), &raw mut offset, len) })
     })
 }
 
-/// A pipe between files and one socket. What was put in and has not left yet is what the next [`Pipe::send`] begins with, so a
-/// part of a file that was begun is ended before another is.
+/// A pipe between files and one socket. The next [`Pipe::send`] begins with what is still in the pipe, so a
+/// part of a file must be finished before another begins.
 pub(crate) struct Pipe {
     out: OwnedFd,
     into: OwnedFd,
     held: usize,
 }
 
-/// As many bytes as a pipe is asked to hold.
+/// The size to which a pipe is set, in bytes.
 const PIPE: i32 = 1 << 20;
 
 impl Pipe {
@@ -83,9 +87,10 @@ impl Pipe {
         if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: both were opened just now and belong to nobody else.
+        // SAFETY: both were opened just now and have no other owner.
         let [out, into] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
-        // SAFETY: the descriptor is open. Where so much is not allowed the pipe stays as small as it is, and only takes more turns.
+        // SAFETY: the descriptor is open. If this size is not allowed, the pipe keeps its size and only needs
+        // more turns.
         unsafe { libc::fcntl(into.as_raw_fd(), libc::F_SETPIPE_SZ, PIPE) };
         Ok(Pipe { out, into, held: 0 })
     }
@@ -103,7 +108,8 @@ impl Pipe {
             let mut offset =
                 i64::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
             let (from, into) = (file.as_raw_fd(), self.into.as_raw_fd());
-            // SAFETY: both descriptors are open as long as they are borrowed; `offset` is a number of our own that the kernel advances.
+            // SAFETY: both descriptors are open while they are borrowed. `offset` is a local number that the
+            // kernel advances.
             self.held =
                 count(unsafe { libc::splice(from, &raw mut offset, into, ptr::null_mut(), len, flags) })?;
         }
@@ -113,7 +119,7 @@ impl Pipe {
         let (held, more) = (self.held, if self.held < len { libc::SPLICE_F_MORE } else { 0 });
         let sent = stream.try_io(Interest::WRITABLE, || {
             let (from, into) = (self.out.as_raw_fd(), stream.as_raw_fd());
-            // SAFETY: both descriptors are open as long as they are borrowed, and neither has an offset.
+            // SAFETY: both descriptors are open while they are borrowed, and neither has an offset.
             count(unsafe { libc::splice(from, ptr::null_mut(), into, ptr::null_mut(), held, flags | more) })
         })?;
         self.held -= sent;
@@ -121,25 +127,27 @@ impl Pipe {
     }
 }
 
-/// Puts `len` bytes of a file behind what is in `out`, as [`read_now`] does. False: nothing was put there.
+/// Appends `len` bytes of a file to `out`, as [`read_now`] does. False: nothing was appended.
 pub(crate) fn append_now(file: &File, out: &mut Vec<u8>, len: usize, offset: u64) -> io::Result<bool> {
     out.reserve(len);
     let read = read_now(file, &mut out.spare_capacity_mut()[..len], offset)?;
     if read {
-        // SAFETY: `reserve` made the room, and the kernel has written all `len` bytes of it.
+        // SAFETY: `reserve` made the space, and the kernel has written all `len` bytes of it.
         unsafe { out.set_len(out.len() + len) };
     }
     Ok(read)
 }
 
-/// Fills `room` from the page cache. False: some of it is not there, or the filesystem cannot say; then what `room` holds is worthless.
+/// Fills `room` from the page cache. False: some of it is not there, or the filesystem cannot say. Then the
+/// contents of `room` are meaningless.
 pub(crate) fn read_now(file: &File, room: &mut [MaybeUninit<u8>], offset: u64) -> io::Result<bool> {
     let mut done = 0;
     while done < room.len() {
         let at = i64::try_from(offset + done as u64).map_err(|_| io::ErrorKind::InvalidInput)?;
         let rest = &mut room[done..];
         let part = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
-        // SAFETY: the descriptor is open as long as `file` is borrowed; there is one part, which the kernel fills up to its length.
+        // SAFETY: the descriptor is open while `file` is borrowed. There is one part, which the kernel fills
+        // up to its length.
         let got = count(unsafe { libc::preadv2(file.as_raw_fd(), &raw const part, 1, at, libc::RWF_NOWAIT) });
         match got {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -156,63 +164,69 @@ pub(crate) fn read_now(file: &File, room: &mut [MaybeUninit<u8>], offset: u64) -
 
 fn option(stream: &TcpStream, level: i32, name: i32, value: u32) {
     let value = i32::try_from(value).unwrap_or(i32::MAX);
-    // SAFETY: the descriptor is open, and the option's value is an int that lives through the call. That it fails is harmless: every
-    // one of these options only makes things cheaper or sooner.
+    // SAFETY: the descriptor is open, and the option's value is an int that lives through the call. A failure
+    // is harmless: every one of these options only makes things cheaper or faster.
     unsafe {
         libc::setsockopt(stream.as_raw_fd(), level, name, (&raw const value).cast(), size_of::<i32>() as u32)
     };
 }
 
-/// A reader is woken at the latest when such a part of the room for what comes is full.
+/// The reader wakes at the latest when this fraction of the receive buffer is full.
 const LEFT_FREE: u32 = 4;
 
-/// The reader is woken only when so many bytes are there, or a quarter of what the kernel has room for: who sends stands still while the rest is on its
-/// way to be read, and the kernel makes the room larger only while it is not. With a mark of half the room, and 0.1 s there and back, a line of
-/// 50 Mbit/s brought two thirds of that.
+/// The reader wakes only when this many bytes are there, or a quarter of the kernel's receive buffer. While
+/// bytes wait to be read, the sender may stall, and the kernel enlarges the buffer only while it does not.
+/// With a mark of half the buffer and a round trip of 0.1 s, a link of 50 Mbit/s delivered two thirds of its
+/// rate.
 pub(crate) fn set_low_water(stream: &TcpStream, bytes: u32) {
     let most = (receive_room(stream) / LEFT_FREE).max(1);
     option(stream, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes.min(most));
 }
 
-/// Bytes that the kernel keeps for the reader now, with what they cost; 0 if it does not say.
+/// The size of the kernel's receive buffer in bytes, including its overhead. 0 if unknown.
 fn receive_room(stream: &TcpStream) -> u32 {
     let (mut value, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
     let at = (&raw mut value).cast();
-    // SAFETY: the descriptor is open, and the kernel writes an int and its length to places that live through the call.
+    // SAFETY: the descriptor is open, and the kernel writes an int and its length to places that live through
+    // the call.
     let failed =
         unsafe { libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, at, &raw mut len) };
     if failed == 0 { u32::try_from(value).unwrap_or(0) } else { 0 }
 }
 
-/// So many bytes may be on their way here: the kernel asks for no more, nor takes back what it asked for. It is to be said again now and then, for the kernel
-/// forgets it when it makes its buffer larger.
+/// Bounds the bytes in flight to this node. The kernel announces no larger window, but does not shrink an
+/// announced one. It must be set again from time to time, because the kernel forgets it when it enlarges its
+/// buffer.
 pub(crate) fn set_window(stream: &TcpStream, bytes: u32) {
     option(stream, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, bytes);
 }
 
-/// How connections between neighbours share a line, whatever the machine uses for others. BBR, a common default, sends as much at a time as the quickest round
-/// trip it has seen has room for: next door that is a dozen microseconds, and when the other direction is busy (a node that sends a blob on while it
-/// receives the next ones) the acknowledgements take a thousand times as long. It then sends a tenth of what the line carries.
+/// The congestion control that neighbours use to share a link, whatever the machine uses for other
+/// connections. BBR, a common default, limits what is in flight by the shortest round trip that it has seen.
+/// Between neighbours that is a dozen microseconds. If the other direction is busy (a node sends a blob on
+/// while it receives the next ones), acknowledgements take a thousand times as long. BBR then sends a tenth
+/// of what the link carries.
 const SHARING: &CStr = c"cubic";
 
-/// And how they begin: by doubling what is on its way until a packet is lost or the receiver wants no more ([`super::room`]). Cubic leaves that as soon as round
-/// trips get longer, which they do when acknowledgements wait behind what the sender receives: seen after 36 packets, and eight seconds until the line was
-/// full.
+/// The congestion control at the beginning: it doubles what is in flight until a packet is lost or the
+/// receiver's window is full ([`super::window`]). Cubic stops doubling as soon as round trips get longer,
+/// which happens when acknowledgements queue behind what the sender receives. It was seen to stop after 36
+/// packets and to need eight seconds until the link was full.
 const BEGINNING: &CStr = c"reno";
 
-/// So much has gone: the connection shares its line from now on as all others do.
+/// Enough has been sent. From now on the connection shares its link like all others.
 pub(crate) fn go_on(stream: &TcpStream) {
     set_sharing(stream, SHARING);
 }
 
 fn set_sharing(stream: &TcpStream, sharing: &CStr) {
     let (name, len) = (sharing.as_ptr().cast(), sharing.count_bytes() as u32);
-    // SAFETY: the descriptor is open, and the kernel reads `len` bytes of a string that lives for ever. That it fails is harmless: where the
-    // kernel has no such thing, or allows it to nobody but root, the machine's own way is used.
+    // SAFETY: the descriptor is open, and the kernel reads `len` bytes of a static string. A failure is
+    // harmless: if the kernel lacks the algorithm, or allows it only to root, the machine's default is used.
     unsafe { libc::setsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_CONGESTION, name, len) };
 }
 
-/// Small frames go at once; what the other end does not acknowledge in time ends the connection.
+/// Sends small frames at once, and ends the connection if the other end does not acknowledge in time.
 pub(crate) fn prepare(stream: &TcpStream, silence_ms: u32) {
     set_sharing(stream, SHARING);
     set_sharing(stream, BEGINNING);
@@ -224,7 +238,7 @@ pub(crate) fn prepare(stream: &TcpStream, silence_ms: u32) {
 mod tests {
     use super::*;
 
-    /// It was half of it, and the sender's window closed while the reader was on its way.
+    /// The mark was half of the buffer, and the sender's window closed before the reader had woken.
     #[test]
     fn regression_the_low_water_mark_leaves_most_of_the_room_to_the_sender() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -1,8 +1,10 @@
-//! Blobs whose copies here are suspected: compared with their names one after the other, by one thread, and none twice within a while.
+//! Blobs whose copies here are suspected of damage. One thread compares them with their ids, one after the
+//! other, and none twice within a while.
 //!
-//! A comparison reads and hashes up to 4 MiB, and anybody in the fleet can ask for it with 64 bytes. So what waits is bounded, a blob waits
-//! once, one that was found sound is not looked at again for [`REMEMBERED`], and a node that suspects sound blobs again and again is not
-//! listened to any more ([`super::guests`]).
+//! A comparison reads and hashes up to 4 MiB, and any node of the fleet can request it with 64 bytes. So the
+//! queue is bounded, and a blob is in it once. A blob that was found sound is not compared again for
+//! [`REMEMBERED`]. Suspicions of a node that often suspects sound blobs are no longer accepted
+//! ([`super::clients`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,21 +13,21 @@ use std::time::{Duration, Instant};
 use base::BlobId;
 use parking_lot::Mutex;
 
-use super::guests::Guest;
+use super::clients::Client;
 use super::service::CopyState;
 use super::{Counters, Shared};
 
-/// So many blobs wait at most. Later ones are left out: a reader of wrong bytes finds them again.
+/// Upper bound on waiting blobs. Later ones are skipped: a reader of wrong bytes will suspect them again.
 pub(super) const WAITING: usize = 64;
-/// So long a blob that was found sound counts as sound.
+/// How long a blob that was found sound counts as sound.
 const REMEMBERED: Duration = Duration::from_secs(10);
-/// So many of these are remembered.
+/// Upper bound on remembered sound blobs.
 const SOUND: usize = 1024;
 
 #[derive(Default)]
 struct State {
-    /// The first is being looked at, if the worker is there.
-    waiting: VecDeque<(BlobId, Option<Arc<Guest>>)>,
+    /// The first one is being compared, if a worker is running.
+    waiting: VecDeque<(BlobId, Option<Arc<Client>>)>,
     working: bool,
     sound: VecDeque<(BlobId, Instant)>,
 }
@@ -35,23 +37,23 @@ struct State {
 pub(super) struct Suspicions(Mutex<State>);
 
 impl Suspicions {
-    /// How many wait, with the one that is looked at.
+    /// How many are waiting, including the one that is being compared.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.0.lock().waiting.len()
     }
 
-    /// Whether a worker has to be started: one more waits, and there is none.
-    fn push(&self, blob: BlobId, by: Option<&Arc<Guest>>, now: Instant) -> bool {
+    /// Adds a suspicion. True if a worker must be started.
+    fn push(&self, blob: BlobId, by: Option<&Arc<Client>>, now: Instant) -> bool {
         let mut state = self.0.lock();
         while state.sound.front().is_some_and(|(_, since)| now.duration_since(*since) >= REMEMBERED) {
             state.sound.pop_front();
         }
-        // What this node itself has found wrong is looked at in any case.
-        if let Some(guest) = by
+        // Wrong bytes that this node itself has found are checked in any case.
+        if let Some(client) = by
             && state.sound.iter().any(|(sound, _)| *sound == blob)
         {
-            guest.was_wrong();
+            client.was_wrong();
             return false;
         }
         if state.waiting.len() >= WAITING || state.waiting.iter().any(|(waits, _)| *waits == blob) {
@@ -61,8 +63,8 @@ impl Suspicions {
         !std::mem::replace(&mut state.working, true)
     }
 
-    /// The next one to be looked at; none: the worker ends.
-    fn next(&self) -> Option<(BlobId, Option<Arc<Guest>>)> {
+    /// The next blob to compare. None: the worker ends.
+    fn next(&self) -> Option<(BlobId, Option<Arc<Client>>)> {
         let mut state = self.0.lock();
         let first = state.waiting.front().cloned();
         state.working = first.is_some();
@@ -73,7 +75,7 @@ impl Suspicions {
         let mut state = self.0.lock();
         let Some((blob, by)) = state.waiting.pop_front() else { return };
         if sound {
-            by.iter().for_each(|guest| guest.was_wrong());
+            by.iter().for_each(|client| client.was_wrong());
             state.sound.push_back((blob, now));
             if state.sound.len() > SOUND {
                 state.sound.pop_front();
@@ -82,8 +84,9 @@ impl Suspicions {
     }
 }
 
-/// A blob is suspected: by another node, or because this one met wrong bytes. Inside a runtime only.
-pub(super) fn suspect(shared: &Arc<Shared>, blob: BlobId, by: Option<&Arc<Guest>>) {
+/// Suspects a blob, on behalf of another node or because this one read wrong bytes. Must be called inside a
+/// runtime.
+pub(super) fn suspect(shared: &Arc<Shared>, blob: BlobId, by: Option<&Arc<Client>>) {
     Counters::one(&shared.counters.suspected);
     if !shared.suspicions.push(blob, by, base::time::monotonic()) {
         return;
@@ -94,7 +97,7 @@ pub(super) fn suspect(shared: &Arc<Shared>, blob: BlobId, by: Option<&Arc<Guest>
 
 fn work(shared: &Shared) {
     while let Some((blob, by)) = shared.suspicions.next() {
-        let believed = by.is_none_or(|guest| !guest.is_wrong_too_often());
+        let believed = by.is_none_or(|client| !client.is_wrong_too_often());
         let mut sound = false;
         if believed {
             shared.opened.remove(&blob);
@@ -118,10 +121,10 @@ mod tests {
     #[test]
     fn what_waits_is_bounded_and_waits_once() {
         let (suspicions, now) = (Suspicions::default(), base::time::monotonic());
-        let guest = Arc::new(Guest::default());
-        assert!(suspicions.push(blob(0), Some(&guest), now), "a worker is to begin");
+        let client = Arc::new(Client::default());
+        assert!(suspicions.push(blob(0), Some(&client), now), "a worker is to begin");
         for n in 0..10_000 {
-            assert!(!suspicions.push(blob(n % 500), Some(&guest), now));
+            assert!(!suspicions.push(blob(n % 500), Some(&client), now));
         }
         assert_eq!(suspicions.len(), WAITING);
         let mut done = 0;
@@ -130,11 +133,11 @@ mod tests {
             done += 1;
         }
         assert_eq!((done, suspicions.len()), (WAITING, 0));
-        assert!(guest.is_wrong_too_often());
-        assert!(!suspicions.push(blob(0), Some(&guest), now), "it is known to be sound");
+        assert!(client.is_wrong_too_often());
+        assert!(!suspicions.push(blob(0), Some(&client), now), "it is known to be sound");
         assert!(suspicions.push(blob(0), None, now), "but not where this node met wrong bytes");
         suspicions.ended(false, now);
         assert!(suspicions.next().is_none());
-        assert!(suspicions.push(blob(1), Some(&guest), now + REMEMBERED), "nor for ever");
+        assert!(suspicions.push(blob(1), Some(&client), now + REMEMBERED), "nor for ever");
     }
 }

@@ -20,8 +20,8 @@ mod flood;
 mod lanes;
 mod looking;
 mod neighbour;
-mod room;
 mod sealed;
+mod window;
 mod wrong;
 
 const TIME: Duration = Duration::from_secs(10);
@@ -32,7 +32,7 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
     out
 }
 
-/// A node's blobs, and what it was told.
+/// A node's blobs, and the messages it received.
 #[derive(Default)]
 struct Shelf {
     blobs: Mutex<HashMap<BlobId, Content>>,
@@ -90,7 +90,7 @@ impl Service for Shelf {
 }
 
 thread_local! {
-    /// With what the nodes of this test encrypt: see `sealed`.
+    /// With the TLS of this test's nodes: see `sealed`.
     static TLS: std::cell::RefCell<Option<Tls>> = const { std::cell::RefCell::new(None) };
 }
 
@@ -196,7 +196,7 @@ fn questions_notes_and_lists_are_answered() {
     let listed = here.list(peer, Prefix::ALL, TIME).wait().unwrap();
     assert_eq!(listed, Listed { blobs: vec![id], more: false });
     assert_eq!(here.greet(peer, TIME).wait(), Ok(()));
-    // All of it went over one connection.
+    // All of it used one connection.
     assert_eq!(here.counters().made, 1);
     let nobody = BlobId([5; 32]);
     assert_eq!(here.read_range(peer, &nobody, 0, 1, TIME).wait(), Err(Fail::Missing));
@@ -216,7 +216,7 @@ fn a_blob_passes_through_a_node_that_does_not_have_it_yet() {
     let (first, _f, first_shelf, first_peer) = pair(|_| {});
     let (middle, middle_shelf) = start(options());
     let middle_peer = Peer { address: middle.address().unwrap(), node: None };
-    // The source itself is only just receiving it.
+    // The source itself is still receiving it.
     let source = Arriving::new(id, Verify::Blake3);
     first_shelf.blobs.lock().insert(id, Content::Arriving(Arc::clone(&source)));
     let through = Arriving::new(id, Verify::Blake3);
@@ -225,10 +225,10 @@ fn a_blob_passes_through_a_node_that_does_not_have_it_yet() {
     let fetch_middle = middle.fetch_into(first_peer, &through, TIME);
     let fetch_end = first.fetch_into(middle_peer, &end, TIME);
     source.begin(sums).unwrap();
-    // A small piece is passed on already.
+    // A small piece is already passed on.
     let piece = 256 << 10;
     source.append(&bytes[..piece]).unwrap();
-    // All but less than 128 KiB of it: what came first may have gone by itself.
+    // All but less than 128 KiB of it: the first bytes may have been sent separately.
     end.wait_for((piece as u32) / 2, base::time::monotonic() + TIME).unwrap();
     let half = 2 << 20;
     source.append(&bytes[..half]).unwrap();
@@ -240,8 +240,9 @@ fn a_blob_passes_through_a_node_that_does_not_have_it_yet() {
     assert!(end.into_parts().unwrap().1 == bytes);
 }
 
-/// As many as take turns on all connections, none of which has a byte yet: what is here is sent all the same. Two nodes that pass blobs on to one
-/// another would else wait for each other until their time is over.
+/// As many bodies as take turns on all connections, none of which has a byte yet: what is here is sent all
+/// the same. Otherwise two nodes that pass blobs on to one another would wait for each other until their
+/// deadlines.
 #[test]
 fn regression_what_is_here_does_not_wait_behind_what_is_not() {
     let (here, _there, shelf, peer) = pair(|_| {});
@@ -266,7 +267,7 @@ fn regression_what_is_here_does_not_wait_behind_what_is_not() {
 }
 
 #[test]
-fn wrong_bytes_are_never_handed_on_and_the_sender_is_told() {
+fn wrong_bytes_are_never_passed_on_and_the_sender_is_told() {
     for verify in [Verify::Blake3, Verify::Crc] {
         let (here, _there, shelf, peer) = pair(|options| options.verify = verify);
         let bytes = noise(1 << 20, 3);
@@ -286,7 +287,7 @@ fn wrong_bytes_are_never_handed_on_and_the_sender_is_told() {
         ));
         assert_eq!(here.read_range(peer, &id, 699_000, 4096, TIME).wait(), Err(Fail::Damaged));
         until("the sender is told", || shelf.suspects.lock().contains(&id));
-        // Right bytes elsewhere: the rest comes from there.
+        // Another node has the right bytes: the rest comes from there.
         let (_other, other_shelf) = start(options());
         other_shelf.keep(&bytes);
         let other = Peer { address: _other.address().unwrap(), node: None };
@@ -309,7 +310,7 @@ fn a_file_that_is_cut_short_ends_the_connection_and_nothing_else() {
 }
 
 #[test]
-fn who_does_not_belong_is_refused_with_one_line_at_both_ends() {
+fn a_stranger_is_refused_with_one_line_at_both_ends() {
     let (_there, shelf) = start(options());
     let peer = Peer { address: _there.address().unwrap(), node: None };
     let mut wrong = options();
@@ -363,8 +364,8 @@ fn garbage_other_versions_and_slow_strangers_are_turned_away() {
     assert!(poke(address, &long.encode()).is_empty(), "refused before memory is taken for it");
     let begun = base::time::monotonic();
     assert!(poke(address, &Header::bare(Type::Hello, 0).encode()[..5]).is_empty());
-    assert!(begun.elapsed() < Duration::from_secs(5), "a slow one is not waited for");
-    // Four silent ones take all places of their address; a fifth gets the place of the first.
+    assert!(begun.elapsed() < Duration::from_secs(5), "a slow one does not delay");
+    // Four silent connections take all places of their address. A fifth replaces the first.
     let silent: Vec<_> = (0..5).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
     until("one gives way", || there.counters().displaced > 0);
     let (here, _) = start(options());
@@ -438,7 +439,7 @@ fn a_connection_that_breaks_is_made_again_and_the_rest_comes() {
 
 #[test]
 fn two_hundred_nodes_and_a_greedy_one_are_all_served() {
-    // All of the two hundred have one name here.
+    // All of the two hundred have one id here.
     let (here, _there, shelf, peer) = pair(|options| options.limits.connections_each = 256);
     let bytes = noise(4 << 20, 8);
     let id = shelf.keep(&bytes);
@@ -457,7 +458,7 @@ fn two_hundred_nodes_and_a_greedy_one_are_all_served() {
     for (call, _) in greedy {
         call.wait().unwrap();
     }
-    // A connection each, as of 200 nodes.
+    // One connection each, as with 200 nodes.
     let many = Without { multiplexing: true, ..Without::default() };
     let (crowd, _) = start(Options { without: many, ..options() });
     let calls: Vec<_> = (0..200).map(|_| crowd.read_range(peer, &id, 0, 4096, TIME)).collect();

@@ -64,7 +64,7 @@ fn equal_weights_share_equally_and_others_by_weight() {
     for (member, weight) in mixed.iter().zip(weights) {
         let want = f64::from(weight) / 120.0;
         let share = got.get(&member.node).copied().unwrap_or(0.0);
-        // Within 4 deviations of what chance does.
+        // Within 4 standard deviations.
         assert!((share - want).abs() < 4.0 * (want / 60_000.0).sqrt(), "{weight}: {share} instead of {want}");
     }
 }

@@ -1,7 +1,8 @@
-//! How long fetches have taken lately: what hedging and leases are measured by.
+//! How long recent fetches took. Hedges and leases are based on it.
 //!
-//! A window counts durations in buckets that grow by an eighth of a doubling each, so a quantile is at most 9 % too high. When it has seen
-//! [`FULL`] it halves all counts: what was long ago fades, nothing is allocated, and an idle window keeps what it knew.
+//! A window counts durations in buckets, eight for each doubling, so a quantile is at most 9 % too high. When
+//! it has counted [`FULL`] durations it halves all counts. So old values fade, nothing is allocated, and an
+//! idle window keeps what it knows.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use std::time::Duration;
 pub enum Tier {
     /// A node that had it.
     Peer,
-    /// A node that was fetching it itself.
+    /// A node that was itself fetching it.
     Stream,
     /// The zone's depot.
     Depot,
@@ -18,13 +19,14 @@ pub enum Tier {
     Origin,
 }
 
-/// Buckets to a doubling.
+/// Buckets for each doubling.
 const STEPS: u32 = 8;
-/// 2^32 microseconds, more than an hour, is the end of the scale.
+/// The scale ends at 2^32 microseconds, more than an hour.
 const BUCKETS: usize = 32 * STEPS as usize;
-/// When so many are counted, all counts are halved.
+/// At this total all counts are halved.
 const FULL: u32 = 2_048;
-/// With fewer than so many a p99 is but the longest that happened to be seen: it may raise what was assumed at first and not lower it.
+/// With fewer samples than this, a p99 is only the longest that was seen. It may raise the assumed value and
+/// not lower it.
 const ENOUGH: u32 = 128;
 
 /// Recent durations of one kind.
@@ -36,12 +38,12 @@ pub struct Window {
 }
 
 impl Window {
-    /// Empty; while little is known, every quantile is `assumed`.
+    /// An empty window. While little is known, every quantile is at least `assumed`.
     pub fn new(assumed: Duration) -> Window {
         Window { counts: Box::new([0; BUCKETS]), total: 0, assumed }
     }
 
-    /// Counts one.
+    /// Counts one duration.
     pub fn record(&mut self, took: Duration) {
         if let Some(count) = self.counts.get_mut(bucket(took)) {
             *count += 1;
@@ -53,7 +55,7 @@ impl Window {
         }
     }
 
-    /// So many per thousand took at most this long.
+    /// The duration that `per_mille` of a thousand did not exceed.
     pub fn quantile(&self, per_mille: u32) -> Duration {
         if self.total < ENOUGH {
             let longest = self.counts.iter().rposition(|count| *count > 0).map(end_of);
@@ -68,7 +70,7 @@ impl Window {
         end_of(at.unwrap_or(BUCKETS - 1))
     }
 
-    /// As [`Window::p99`], and while little is known at least this.
+    /// Like [`Window::p99`], but at least `least` while little is known.
     pub fn p99_or(&self, least: Duration) -> Duration {
         if self.total < ENOUGH { self.p99().max(least) } else { self.p99() }
     }
@@ -78,13 +80,13 @@ impl Window {
         self.quantile(500)
     }
 
-    /// What one in a hundred exceeds.
+    /// The duration that one in a hundred exceeds.
     pub fn p99(&self) -> Duration {
         self.quantile(990)
     }
 }
 
-/// The bucket is found without floating point: the doubling, then the steps within it taken as equally wide.
+/// Finds the bucket without floating point: the doubling, then the steps within it, taken as equally wide.
 fn bucket(took: Duration) -> usize {
     let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX).max(1);
     let doubling = micros.ilog2();
@@ -109,7 +111,7 @@ pub struct Latencies {
 }
 
 impl Default for Latencies {
-    /// What is assumed before anything is known: slow, so that nobody hedges out of ignorance.
+    /// The values assumed before anything is known. They are slow, so that no node hedges out of ignorance.
     fn default() -> Latencies {
         let window = |millis| Window::new(Duration::from_millis(millis));
         Latencies {
@@ -117,15 +119,16 @@ impl Default for Latencies {
             stream: window(400),
             depot: window(500),
             origin: window(1_000),
-            // What they are in the first second of a crowd, when all connections of all nodes begin at once over lines that nobody knows yet: whoever asks the next
-            // tracker then has a second lease.
+            // What answers take in the first second of a crowd, when all connections of all nodes begin at
+            // once over links that nobody has measured. A requester that then asks the next tracker gets a
+            // second lease.
             answers: window(200),
         }
     }
 }
 
 impl Latencies {
-    /// A fetch of a whole blob took so long, from the request to the last byte.
+    /// A fetch of a whole blob took this long, from the request to the last byte.
     pub fn record(&mut self, tier: Tier, took: Duration) {
         match tier {
             Tier::Peer => self.peer.record(took),
@@ -135,7 +138,7 @@ impl Latencies {
         }
     }
 
-    /// A tracker's answer took so long.
+    /// A tracker's answer took this long.
     pub fn answered(&mut self, took: Duration) {
         self.answers.record(took);
     }

@@ -1,46 +1,59 @@
-//! The asker's side: whom to ask for one blob, where to fetch it, and when to try elsewhere as well.
+//! The requester's side: which tracker to ask for one blob, where to fetch it, and when to hedge.
 //!
-//! A [`Plan`] is a value without I/O. Its driver hands it what happened ([`Event`]) and when, and does what it says ([`Action`]); between events it
-//! must call again by [`Plan::wake`]. What was tried and when is all that it holds, so that the simulation runs the same lines.
+//! A [`Plan`] is a value without I/O. Its driver passes it what happened ([`Event`]) and when, and does what
+//! it says ([`Action`]). Between events the driver must call again by [`Plan::wake`]. A plan holds only what
+//! was tried and when, so that the simulation runs the same code.
 //!
 //! ```text
-//!             ask rank 1 ──silent──► ask rank 2 ──► ask rank 3 ──► nobody answers: depot, origin
-//!                │
-//!     ┌──────────┼───────────────┬────────────┐
-//!   SERVE, GO   WAIT           LEASE        NotMine ─► the next rank
-//!     │          │               │
-//!   peer       stream          depot ─fails or p99─► origin
-//!     │ p99      │ p99
-//!   second     ask again
-//!     │ 2 x p99  │ + 2 x p99
-//!   depot      depot
-//!     │ 4 x p99  │ + 4 x p99, not before the time of the WAIT
-//!   ask again: not those who are silent; the answer is another node to try, or the lease
-//!     │ twice as long each time, until there are no more questions
-//!   origin
+//!              ask rank 1 ──silent──► ask rank 2 ──► ask rank 3 ──► no answer: depot, origin
+//!                 │
+//!      ┌──────────┼───────────────┬────────────┐
+//!    SERVE, GO   WAIT           LEASE        NotMine ─► the next rank
+//!      │          │               │
+//!    peer       stream          depot ─fails or p99─► origin
+//!      │ p99      │ p99
+//!    second     ask again
+//!      │ 2 x p99  │ + 2 x p99
+//!    depot      depot
+//!      │ 4 x p99  │ + 4 x p99, not before the time of the WAIT
+//!    ask again, silent nodes excluded; the answer is another node, or the lease
+//!      │ twice as long each time, until no questions are left
+//!    origin
 //! ```
 //!
-//! - Bytes that come hold every step back. So does a lease: who waits for a node that fetches from the origin goes there himself only when the
-//!   tracker gives him the lease. A hedge that went there by itself would be one of thousands, because what is slow is slow for all who wait for it.
+//! - Arriving bytes postpone every step. So does another node's lease: a node that waits for a node that
+//!   fetches from the origin goes to the origin only when the tracker gives it the lease. If it hedged to the
+//!   origin on its own, thousands of nodes would do the same, because a slow origin is slow for all of them.
 //!
-//! - Who is told to wait for another than the one who sends to it already asks again a moment later ([`Pace::soon`]), at most [`PATIENCE`] times: nodes that
-//!   stand in a row want the same blob within a moment, and it is better taken from the one ahead than from the head.
-//! - A peer that fails is told of to the trackers and not asked again. If nothing else is under way the tracker is asked again, at most
-//!   [`ASKS_MAX`] times; then the depot, then the origin.
-//! - A peer that has sent no byte when the next one is tried is told of as well, as silent: else a node that died without a word would be
-//!   named to everybody until the membership knows. It may as well be busy, so it is not taken for one that does not have the blob.
-//! - One that sends this node other blobs meanwhile is neither silent nor stalled ([`Event::Alive`]): its line is full, and this blob's turn comes. To
-//!   fetch it from elsewhere would be to bring it twice over a line that is full as well.
-//! - Bytes that come so slowly that the rest would take far too long (`CRAWL`) hold nothing back: their sender is told of and ruled out, and the tracker
-//!   asked for another at once. All blobs are taken to be of the largest size.
-//! - Where this node's line has room ([`Event::Slack`]), a holder that would take seconds for the rest is one with too many to send to: the tracker is asked for another.
-//!   Nobody is ruled out for that, so that no lease comes of it. All fetches fill one buffer, and what the slow one brought is not fetched again.
-//! - A tracker that answers when another has already is not listened to, unless it names who sends here already and the other one's node has sent nothing yet.
-//! - Whoever has sent nothing when another begins is given up: both would send the same over one line.
-//! - One blob of many may stand still on a line that they share. Its sender is ruled out only after what all of them take of the line ([`Pace::share`]).
-//! - A plan starts **at most one** fetch from the origin, and says why ([`Why`]): because the tracker said so, because nobody else was left, or
-//!   as a hedge. The origin has its own tries and deadlines below this.
-//! - It always ends: with [`Action::Done`] once, or with [`Action::Fail`] once, by the deadline at the latest. Whatever comes afterwards is ignored.
+//! - If WAIT names a node other than the current upstream (the node that sends the most to this one), the
+//!   tracker is asked again shortly after ([`Pace::soon`]), at most [`PATIENCE`] times. Nodes in a chain want
+//!   the same blob at almost the same time. It is better to take it from the upstream than from the head of
+//!   the chain.
+//! - A peer that fails is reported to the trackers and not asked again. If no other fetch is in flight, the
+//!   tracker is asked again, at most [`ASKS_MAX`] times. Then come the depot and the origin.
+//! - A peer that has sent no byte when the next one is tried is reported as silent. Otherwise a node that
+//!   died without notice would be named to every requester until the membership notices. The peer may only be
+//!   busy, so the tracker does not conclude that it lacks the blob.
+//! - A peer that sends other blobs to this node in the meantime is neither silent nor stalled
+//!   ([`Event::Alive`]). Its link is full, and this blob is in its queue. A second fetch would bring the blob
+//!   twice over a link that is also full.
+//! - Bytes postpone nothing if they come so slowly that the rest would take far too long (`CRAWL`). Their
+//!   sender is reported and excluded, and the tracker is asked for another at once. All blobs are taken to be
+//!   of the largest size.
+//! - If this node's link has room ([`Event::Slack`]) and a holder would need seconds for the rest, the holder
+//!   has too many receivers. The tracker is asked for another holder. The slow one is not excluded, so the
+//!   answer cannot be a lease. All fetches fill one buffer, so what the slow one delivered is not fetched
+//!   again.
+//! - When one tracker has answered, later answers of other trackers are ignored. The exception is an answer
+//!   that names the current upstream, if the node that the first answer named has sent nothing yet.
+//! - When a peer sends its first byte, the other peers that have sent nothing are cancelled. Otherwise they
+//!   would send the same bytes over one link.
+//! - If many blobs share a link, one of them may stall although its sender is well. The sender is excluded
+//!   only after the time that all of them need on the link ([`Pace::share`]).
+//! - A plan starts **at most one** fetch from the origin, and says why ([`Why`]): the tracker said so, no
+//!   other source was left, or it is a hedge. The origin retries and has deadlines on its own.
+//! - A plan always ends, with exactly one [`Action::Done`] or [`Action::Fail`], by the deadline at the
+//!   latest. Later events are ignored.
 
 mod latencies;
 mod silence;
@@ -58,31 +71,34 @@ use crate::message::{Answer, What};
 pub use latencies::{Latencies, Tier, Window};
 pub use silence::Silence;
 
-/// Without an answer for so long the next tracker is asked as well, or for as long as answers take, where a link is full: the next may not know
-/// that somebody fetches already, and give a second lease.
+/// A tracker that has not answered after [`Pace::answer`], which lies between these bounds, is silent, and
+/// the next one is asked as well. On a full link [`Pace::answer`] is as long as answers take there. The next
+/// tracker may not know that a node is already fetching, and would give a second lease.
 const SILENT_LEAST: Duration = Duration::from_millis(50);
 const SILENT_MOST: Duration = Duration::from_secs(2);
-/// One that sends blobs here meanwhile has at least so long: it is there, and its answer waits behind them.
+/// A tracker that sends blobs to this node has at least this long. It is alive, and its answer is queued
+/// behind the blobs.
 const SILENT_BUSY: Duration = Duration::from_secs(1);
-/// At most so many questions to trackers for one blob; renewals of a lease do not count.
+/// Upper bound on questions to trackers for one blob. Renewals of a lease do not count.
 pub const ASKS_MAX: u32 = 6;
-/// At most so many nodes are ruled out in a question.
+/// Upper bound on the nodes that one question excludes.
 pub const NOT_MAX: usize = 8;
 
-/// What a plan is made from.
+/// The input of a plan.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// This node: never sent to itself.
+    /// This node. It is never a source for itself.
     pub own: NodeId,
-    /// The trackers of the blob's group, rank 1 first, but those that are silent now after the others ([`Silence::order`]).
+    /// The trackers of the blob's group, rank 1 first. Trackers that are silent now come last
+    /// ([`Silence::order`]).
     pub trackers: Vec<NodeId>,
-    /// The depots that should have the blob, the first choice first; empty where there are none.
+    /// The depots that should have the blob, the first choice first. Empty if there are none.
     pub depots: Vec<NodeId>,
-    /// Who sends this node most now, if anybody: rather from there once more ([`Pace::soon`]).
-    pub sender: Option<NodeId>,
+    /// The upstream: the node that sends the most to this node now, if any. It is preferred ([`Pace::soon`]).
+    pub upstream: Option<NodeId>,
     /// How long fetches take now.
     pub pace: Pace,
-    /// When it must have ended, after its beginning.
+    /// The plan must have ended this long after it began.
     pub deadline: Duration,
 }
 
@@ -99,36 +115,40 @@ pub struct Pace {
     pub origin: Duration,
     /// A tracker that has not answered in this time is silent.
     pub answer: Duration,
-    /// What all that is on its way here takes of this node's own line: one blob of many may stand still for so long although its sender is well.
+    /// The time that everything in flight to this node needs on this node's own link. One blob of many may
+    /// stall for this long although its sender is well.
     pub share: Duration,
-    /// Whoever sends to this node has asked for what this one asks for after so long, if he wants it too; zero: as good as at once.
+    /// Expected lag behind our upstream: if it wants the same blob, it asks for it within this time. Zero:
+    /// practically at once.
     pub soon: Duration,
 }
 
-/// Nobody hedges before this: it is within what a scheduler's hiccup takes, or a queue of a dozen blobs.
+/// Lower bound for hedging. Less is within a scheduling delay, or a queue of a dozen blobs.
 const PACE_LEAST: Duration = Duration::from_millis(25);
 const PACE_MOST: Duration = Duration::from_secs(10);
 
-/// What a blob takes when a dozen share a line that is not wide, of each of them: before anything is known of the line.
+/// The time per blob when a dozen share a narrow link. Used before anything is known about the link.
 const SHARED: Duration = Duration::from_millis(100);
 
-/// What a question and its answer wait behind, of each blob that is on its way here: as long as a blob takes of a line of a Gbit/s. A queue of 100 ms on
-/// both lines is common, and whoever asks the next tracker because of it may be given a second lease.
+/// How long each blob in flight to this node delays a question and its answer: the time a blob needs on a
+/// link of 1 Gbit/s. A queue of 100 ms on both links is common. A requester that asks the next tracker
+/// because of it may get a second lease.
 const BEHIND: Duration = Duration::from_millis(33);
 
-/// Nodes in a row are no further behind one another than such a part of the time a blob takes of their lines.
+/// Nodes in a chain are no further behind one another than this fraction of the time a blob needs on their
+/// links.
 const SOON: u64 = 8;
-/// It is not worth waiting for less, nor for more.
+/// Waiting for less is not worthwhile, nor for more.
 const SOON_LEAST: Duration = Duration::from_millis(1);
 const SOON_MOST: Duration = Duration::from_millis(100);
-/// So often.
+/// How many times a plan asks again for the upstream's sake.
 const PATIENCE: u32 = 3;
 
-/// More blobs than these are not on their way here at a time, in any reckoning.
+/// Upper bound on the blobs in flight to this node, in any calculation.
 const MANY: usize = 32;
 
 impl Pace {
-    /// From what was measured, while so many blobs are on their way to this node.
+    /// From measurements, while `under_way` blobs are in flight to this node.
     pub fn of(latencies: &Latencies, under_way: usize) -> Pace {
         let under_way = under_way.min(MANY) as u32;
         let least = SHARED * under_way;
@@ -138,7 +158,7 @@ impl Pace {
             stream: of(Tier::Stream),
             depot: of(Tier::Depot),
             origin: of(Tier::Origin),
-            // Half as much again: else one answer of a hundred would be too late for it.
+            // Half as much again. Otherwise one answer in a hundred would count as late.
             answer: (latencies.answers().p99() * 3 / 2)
                 .max(BEHIND * under_way)
                 .clamp(SILENT_LEAST, SILENT_MOST),
@@ -147,8 +167,9 @@ impl Pace {
         }
     }
 
-    /// The same on a line that brings so many bytes a second: all that is on its way here shares it, whoever sends it.
-    pub fn with_line(self, rate: u64, under_way: usize) -> Pace {
+    /// The same on a link that carries `rate` bytes a second. Everything in flight to this node shares it,
+    /// whatever the sender.
+    pub fn with_link_rate(self, rate: u64, under_way: usize) -> Pace {
         let shared = under_way.min(MANY) as u64 * u64::from(BLOB_MAX) * 1_000_000;
         let share = shared.checked_div(rate).map_or(Duration::ZERO, Duration::from_micros);
         let blob = u64::from(BLOB_MAX) * 1_000_000;
@@ -157,7 +178,7 @@ impl Pace {
         Pace { share: share.min(PACE_MOST), soon, ..self }
     }
 
-    /// The same where the first tracker is sending blobs here.
+    /// The same if the first tracker is sending blobs to this node.
     pub fn with_busy_tracker(self) -> Pace {
         Pace { answer: self.answer.max(SILENT_BUSY), ..self }
     }
@@ -169,7 +190,7 @@ impl From<&Latencies> for Pace {
     }
 }
 
-/// Which fetch of a plan: counted from 0.
+/// The number of a fetch within its plan, counted from 0.
 pub type FetchNo = u32;
 
 /// Where a fetch goes.
@@ -177,7 +198,7 @@ pub type FetchNo = u32;
 pub enum Source {
     /// A node that has it.
     Peer(NodeId),
-    /// A node that is fetching it: its bytes come as they arrive there.
+    /// A node that is fetching it. It passes the bytes on as they arrive there.
     Stream(NodeId),
     /// A depot, which may have to fetch it itself.
     Depot(NodeId),
@@ -210,9 +231,9 @@ impl Source {
 pub enum Why {
     /// The tracker said so.
     Told,
-    /// What was under way took too long; it goes on.
+    /// What was in flight took too long. It continues.
     Hedge,
-    /// Nobody else was left: no tracker answered, or all who were named failed.
+    /// No other source was left: no tracker answered, or all named nodes failed.
     Alone,
 }
 
@@ -225,10 +246,10 @@ pub enum Event {
     Answered {
         /// Which of [`Setup::trackers`].
         rank: usize,
-        /// What it said of the blob.
+        /// What it said about the blob.
         answer: Answer,
     },
-    /// The tracker of this rank cannot be reached: no need to wait for it.
+    /// The tracker of this rank cannot be reached. There is no need to wait for it.
     Unreachable {
         /// Which.
         rank: usize,
@@ -237,22 +258,22 @@ pub enum Event {
     Progress {
         /// Which.
         fetch: FetchNo,
-        /// How many of the blob's, until now.
+        /// How many of the blob's bytes it has delivered until now.
         came: u64,
     },
-    /// None came of this fetch, but some of another blob from the same node.
+    /// This fetch got no bytes, but another blob from the same node did.
     Alive {
         /// Which.
         fetch: FetchNo,
     },
-    /// What comes here takes less than half of this node's line: who sends slowly is slow himself.
+    /// Less than half of this node's link is in use. A slow sender is slow for a reason of its own.
     Slack,
-    /// A fetch has all bytes, and they are right.
+    /// A fetch has all bytes, and they are verified.
     Arrived {
         /// Which.
         fetch: FetchNo,
     },
-    /// A fetch ended without them: refused, cut, wrong bytes, not there.
+    /// A fetch ended without the blob: refused, cut off, wrong bytes, not there.
     Failed {
         /// Which.
         fetch: FetchNo,
@@ -262,58 +283,58 @@ pub enum Event {
 /// What to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Ask a tracker. Questions of several plans to the same tracker and group may travel as one.
+    /// Ask a tracker. Questions of several plans to the same tracker and group may be merged into one.
     Ask {
-        /// Which of [`Setup::trackers`]; given back with its answer.
+        /// Index into [`Setup::trackers`]. It comes back with the answer.
         rank: usize,
-        /// That one.
+        /// The node id of that tracker.
         tracker: NodeId,
         /// For [`crate::message::Ask::not`].
         not: Vec<NodeId>,
     },
     /// Start a fetch.
     Fetch {
-        /// To be named in its events.
+        /// The number that its events must carry.
         fetch: FetchNo,
         /// Where.
         from: Source,
         /// For the counters.
         why: Why,
     },
-    /// Stop a fetch: nothing of it is wanted any more.
+    /// Stop a fetch. Nothing it brings is needed any more.
     Cancel {
         /// Which.
         fetch: FetchNo,
     },
-    /// Tell a tracker, soon.
+    /// Notify a tracker soon.
     Note {
         /// Which.
         tracker: NodeId,
         /// What.
         what: What,
     },
-    /// A tracker has not answered in time: something for [`Silence`].
+    /// A tracker has not answered in time. For [`Silence`].
     Silent {
         /// Which.
         tracker: NodeId,
     },
-    /// The bytes of this fetch are the answer.
+    /// The bytes of this fetch are the result.
     Done {
         /// Which.
         fetch: FetchNo,
     },
-    /// There are none.
+    /// There is no result.
     Fail(Failure),
 }
 
 /// Why a plan ended without the blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The origin's error is what the reader should see.
+    /// The reader should see the origin's error.
     #[error("neither the fleet nor the origin gave the blob: the origin's own error says why")]
     Origin,
-    /// The time was over.
-    #[error("the blob did not arrive within the deadline, from {peers} other nodes and {origin}; see `covey status` for who is slow", origin = if *.origin { "the origin" } else { "not yet the origin" })]
+    /// The deadline has passed.
+    #[error("the blob did not arrive within the deadline, from {peers} other nodes and {origin}; see `covey status` for which nodes are slow", origin = if *.origin { "the origin" } else { "not yet the origin" })]
     Deadline {
         /// Nodes that were tried.
         peers: u32,
@@ -333,22 +354,23 @@ enum State {
 struct Fetch {
     from: Source,
     state: State,
-    /// When its first byte came.
+    /// When its first byte arrived. Before that, when it was started.
     began: u64,
-    /// So many bytes of the blob have come.
+    /// How many bytes of the blob have arrived.
     came: u64,
-    /// When its last byte came, or when it was started.
+    /// When its last byte arrived, or when it was started.
     heard: u64,
-    /// When its node last sent anything, of this blob or another; when it was started, if it never did.
+    /// When its node last sent anything, for this blob or another. If it never did: when the fetch was
+    /// started.
     alive: u64,
-    /// No byte has come.
+    /// No byte has arrived.
     silent: bool,
-    /// It stood still already when the tracker was asked for another.
+    /// It was already stalled when the tracker was asked for another source.
     stalled: bool,
 }
 
 impl Fetch {
-    /// Microseconds that the rest will take, by what has come for at least `judged`.
+    /// How many microseconds the rest will take, judged by the bytes of at least `judged`.
     fn needs(&self, now: u64, judged: Duration) -> Option<u64> {
         let took = now.saturating_sub(self.began);
         let missing = u64::from(BLOB_MAX).saturating_sub(self.came);
@@ -356,16 +378,16 @@ impl Fetch {
     }
 }
 
-/// What is next if nothing happens: a step of the hedge.
+/// The next hedging step, if nothing happens until then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hedge {
-    /// Another holder, or the tracker once more.
+    /// Another holder, or the tracker again.
     Peer,
     Depot,
-    /// The tracker once more, without those who are silent.
+    /// The tracker again, silent nodes excluded.
     Tracker,
     Origin,
-    /// All that could be tried is.
+    /// Everything has been tried.
     Nothing,
 }
 
@@ -373,33 +395,35 @@ enum Hedge {
 struct Lease {
     rank: usize,
     id: u64,
-    /// When it should be renewed, if bytes come.
+    /// When it should be renewed, if bytes arrive.
     renew: u64,
-    /// When it ends if it is not.
+    /// When it ends unless it is renewed.
     end: u64,
-    /// It should have been renewed, and no bytes came: the next ones do it, and no time.
+    /// It was due for renewal, but no bytes had arrived. The next bytes trigger the renewal, not the clock.
     is_quiet: bool,
 }
 
-/// Who would need longer than this for the rest of a blob is not waited for ...
+/// A sender that would need longer than this for the rest of a blob is given up, ...
 const CRAWL: Duration = Duration::from_secs(15);
-/// ... nor than so many times what the line's share takes: where streams share a full link, one may have an eighteenth of it for seconds.
+/// ... or longer than this many times the link's share ([`Pace::share`]). If streams share a full link, one
+/// of them may get an eighteenth of it for seconds.
 const SHARES: u32 = 8;
-/// A rate is known only after so long.
+/// A rate is known only after this time.
 const JUDGED: Duration = Duration::from_secs(4);
 
-/// Where the line has room, the tracker is asked for another than who needs longer than this for the rest of a blob ...
+/// If the link has room and a holder would need longer than this for the rest of a blob, the tracker is asked
+/// for another ...
 const LAGS: Duration = Duration::from_secs(2);
-/// ... by what came in so long at least ...
+/// ... judged by what arrived in at least this time ...
 const LAGGED: Duration = Duration::from_secs(1);
-/// ... so many times.
+/// ... at most this many times.
 const NUDGES: u32 = 2;
 
-/// What is known of a tracker.
+/// What is known about a tracker.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rank {
     asked: bool,
-    /// Waited for until then.
+    /// Waiting for its answer until this time.
     until: Option<u64>,
     /// It could not be reached, or does not track the group.
     useless: bool,
@@ -414,32 +438,33 @@ pub struct Plan {
     asks: u32,
     fetches: Vec<Fetch>,
     leases: Vec<Lease>,
-    /// The second holder that was named.
+    /// The second holder that the tracker named.
     spare: Option<NodeId>,
     not: Vec<NodeId>,
     hedge: Hedge,
-    /// When the next step of the hedge is due, and the p99 that its steps are counted in.
+    /// When the next hedging step is due, and the p99 in which the steps are counted.
     due: u64,
     step: u64,
-    /// So many hedges led to another node: the longer it takes, the slower the next.
+    /// How many hedges led to another node. The longer the plan takes, the slower the next hedge.
     rounds: u32,
-    /// Until then somebody else has the right to fetch it from the origin: no hedge goes there before.
+    /// Until then another node has the right to fetch the blob from the origin. No hedge goes there before.
     leased: u64,
-    /// So often it was told to wait for somebody else than who sends to it, and asks again; when, and whom.
+    /// How many times the plan was told to wait for a node other than the upstream and asks again; when, and
+    /// which rank.
     patient: u32,
     again: Option<(u64, usize)>,
-    /// The tracker was asked although something is under way: its answer counts.
+    /// The tracker was asked although a fetch is in flight. Its answer counts.
     more: bool,
-    /// So often it was asked because somebody lags, and when it may be again.
+    /// How many times the tracker was asked because a holder lags, and when it may be asked again for that.
     nudges: u32,
     nudge: u64,
-    /// Its answer to that is still to come.
+    /// The answer to that question is pending.
     nudged: bool,
     over: bool,
 }
 
 impl Plan {
-    /// Begins at `now` (microseconds from any beginning): what to do first.
+    /// Begins at `now` (microseconds from any starting point) and returns the first actions.
     pub fn new(now: u64, setup: Setup) -> (Plan, Vec<Action>) {
         let ranks = vec![Rank::default(); setup.trackers.len()];
         let mut plan = Plan {
@@ -469,7 +494,7 @@ impl Plan {
         (plan, out)
     }
 
-    /// Takes in what happened; `now` never goes backwards.
+    /// Processes an event. `now` never goes backwards.
     pub fn handle(&mut self, now: u64, event: Event) -> Vec<Action> {
         let mut out = Vec::new();
         if self.over {
@@ -495,7 +520,7 @@ impl Plan {
         out
     }
 
-    /// When [`Event::Tick`] is due at the latest; none once it has ended.
+    /// When [`Event::Tick`] is due at the latest. None once the plan has ended.
     pub fn wake(&self) -> Option<u64> {
         if self.over {
             return None;

@@ -1,10 +1,12 @@
-//! Which trackers have not answered lately: what the plans of one node know of trackers in common.
+//! Which trackers have not answered recently. All plans of a node share this knowledge.
 //!
-//! A plan waits [`super::Pace::answer`] for a tracker before it asks the next. When one has died this costs every blob as much, until the
-//! membership knows. So plans begin with those that do answer, for [`LAST`] after the last silence.
+//! A plan waits [`super::Pace::answer`] for a tracker before it asks the next. If a tracker has died, every
+//! blob pays this time until the membership knows. So plans begin with the trackers that do answer, for
+//! [`LAST`] after the last silence.
 //!
-//! Who asks another tracker than everybody else may be told to fetch what somebody fetches already. So one silence is a hiccup and means nothing; after
-//! [`TIMES`] in a row, without an answer between, a tracker is silent. One answer, however late, and it is not any more.
+//! A node that asks another tracker than all other nodes may be told to fetch what a node already fetches. So
+//! a single silence means nothing. After [`TIMES`] in a row, without an answer in between, a tracker counts
+//! as silent. One answer, however late, ends that.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,11 +14,11 @@ use std::time::Duration;
 use super::micros;
 use crate::id::NodeId;
 
-/// So many silences in a row.
+/// This many silences in a row.
 const TIMES: u32 = 3;
-/// For so long a silence is remembered.
+/// A silence is remembered for this long.
 const LAST: Duration = Duration::from_secs(2);
-/// So many nodes at most; beyond that nothing more is learned until some have been forgotten.
+/// Upper bound on the nodes. Beyond it nothing more is learned until some have been forgotten.
 const MOST: usize = 1_024;
 
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +27,7 @@ struct Heard {
     until: u64,
 }
 
-/// See the module. Times are the plans', in microseconds.
+/// See the module. Times are those of the plans, in microseconds.
 #[derive(Clone, Debug, Default)]
 pub struct Silence {
     nodes: HashMap<NodeId, Heard>,
@@ -48,7 +50,7 @@ impl Silence {
         }
     }
 
-    /// Those that are silent go to the end; the order is kept otherwise.
+    /// Moves silent trackers to the end and otherwise keeps the order.
     pub fn order(&self, now: u64, trackers: &mut [NodeId]) {
         let silent = |heard: &Heard| heard.times >= TIMES && heard.until > now;
         if !self.nodes.is_empty() {

@@ -1,19 +1,21 @@
-//! The steps of a [`Plan`]: asking, fetching, hedging, ending. Every step either leaves something under way that ends by itself or by a time
-//! in [`Plan::wake`], or ends the plan.
+//! The steps of a [`Plan`]: ask, fetch, hedge, end. After every step either something is pending that ends by
+//! itself or by a time in [`Plan::wake`], or the plan has ended.
 
 use crate::id::NodeId;
 use crate::message::{Answer, What};
 
 use super::*;
 
-/// An answer is quick that comes within so many of the moments ([`Pace::soon`]) for which a node is waited: half of a blob's time. Where lines are full it waits in two queues.
+/// An answer is quick if it comes within this many times [`Pace::soon`], the time that a node waits for its
+/// upstream. That is half of a blob's time. On full links an answer waits in two queues.
 const QUICK: u32 = 4;
 
-/// The steps of a hedge get longer by a factor of two so many times.
+/// The hedging steps double at most this many times.
 const ROUNDS: u32 = 3;
 
 impl Plan {
-    /// Asks the best tracker that was not yet asked or could be asked again; nobody left means going on alone.
+    /// Asks the best tracker that was not asked yet. If none is left and nothing is pending, continues
+    /// without trackers.
     pub(super) fn ask_next(&mut self, now: u64, out: &mut Vec<Action>) {
         let next = self.ranks.iter().position(|rank| !rank.asked && !rank.useless);
         match next {
@@ -30,7 +32,8 @@ impl Plan {
         out.push(Action::Ask { rank, tracker: self.setup.trackers[rank], not: self.ruled_out() });
     }
 
-    /// Asks the first useful tracker once more, and any answer of it counts; false if that is not to be.
+    /// Asks the first usable tracker again, and any answer counts. False if there is none, or no questions
+    /// are left.
     fn ask_again(&mut self, now: u64, out: &mut Vec<Action>) -> bool {
         self.nudged = false;
         let useful = self.ranks.iter().position(|rank| !rank.useless);
@@ -44,17 +47,17 @@ impl Plan {
         }
     }
 
-    /// The nodes that failed last: no more than a question may name.
+    /// The nodes that failed last, at most as many as a question may exclude.
     fn ruled_out(&self) -> Vec<NodeId> {
         self.not[self.not.len().saturating_sub(NOT_MAX)..].to_vec()
     }
 
-    /// Whether a tracker's answer may still come.
+    /// Whether a tracker's answer may still arrive.
     fn waiting(&self) -> bool {
         self.again.is_some() || self.ranks.iter().any(|rank| rank.until.is_some())
     }
 
-    /// Whether a fetch is under way.
+    /// Whether a fetch is in flight.
     fn running(&self) -> bool {
         self.fetches.iter().any(|fetch| fetch.state == State::Running)
     }
@@ -79,7 +82,7 @@ impl Plan {
             let before = self.leases.len();
             self.leases.retain(|other| other.rank != rank);
             if self.leases.len() == before {
-                self.tell_understudies(out);
+                self.notify_other_trackers(out);
             }
             let end = now.saturating_add(micros(time));
             self.leases.push(Lease { rank, id: lease, renew, end, is_quiet: false });
@@ -88,9 +91,10 @@ impl Plan {
         self.rounds += u32::from(more && self.running());
         match answer {
             Answer::NotMine => self.unreachable(now, rank, out),
-            // Somebody who sends slowly is better than the origin.
+            // A slow sender is better than the origin.
             Answer::Lease { .. } if nudged && self.running() => {}
-            // The one who was slow to answer comes too late: what is under way goes on. Of what is slow itself, one more helps.
+            // A tracker was slow to answer, and a fetch is in flight: its answer is ignored. But if the fetch
+            // itself is slow (`more`), another source helps.
             _ if self.running() && !more && !self.is_better(rank, &answer) => {}
             Answer::Wait { parent, .. } if quick && self.is_patient(parent) => {
                 self.patient += 1;
@@ -106,7 +110,8 @@ impl Plan {
         }
     }
 
-    /// It names who sends here already, where the one who was quicker to answer named another, who has not begun. The second tracker, asked because the first is slow, knows less.
+    /// The answer names the upstream, while the first tracker to answer named another node, and that node has
+    /// sent nothing yet. The second tracker, which is asked because the first is slow, knows less.
     fn is_better(&self, rank: usize, answer: &Answer) -> bool {
         let named = match answer {
             Answer::Serve => self.setup.trackers.get(rank).copied(),
@@ -115,10 +120,10 @@ impl Plan {
         };
         let running = |fetch: &&Fetch| fetch.state == State::Running;
         let begun = self.fetches.iter().filter(running).any(|fetch| !fetch.silent);
-        named.is_some_and(|node| self.setup.sender == Some(node) && self.is_fresh(node)) && !begun
+        named.is_some_and(|node| self.setup.upstream == Some(node) && self.is_fresh(node)) && !begun
     }
 
-    /// The line has room, and somebody who has the blob sends it slowly: another may have more to give.
+    /// The link has room, and a holder sends the blob slowly. Another holder may have more capacity.
     pub(super) fn slack(&mut self, now: u64, out: &mut Vec<Action>) {
         let lags = |fetch: &Fetch| {
             let holds = matches!(fetch.from, Source::Peer(_)) && fetch.state == State::Running;
@@ -131,12 +136,14 @@ impl Plan {
         }
     }
 
-    /// Somebody is fetching the blob, and not the one who sends to this node already. If that one wants it too it will be fetching it in a moment: then
-    /// the row in which they stand stays one, and nobody sends it twice. Whoever asks before the node ahead of it, by a hair, would else be sent to the head
-    /// of the row, take half of its line, be ahead of the others from then on, and be sent there always. A tracker whose answers take much longer than
-    /// that moment is not asked once more for it.
+    /// Whether to ask again shortly. A node other than the current upstream is fetching the blob. If the
+    /// upstream wants it too, it will be fetching it in a moment. Then the chain stays one chain, and no node
+    /// sends the blob twice. Otherwise a node that asks just before its upstream would be sent to the head of
+    /// the chain. It would take half of the head's link, be in front of the others from then on, and be sent
+    /// to the head every time. If a tracker's answers take much longer than that moment, it is not asked
+    /// again for this.
     fn is_patient(&self, parent: NodeId) -> bool {
-        let other = self.setup.sender.is_some_and(|sender| sender != parent && !self.not.contains(&sender));
+        let other = self.setup.upstream.is_some_and(|node| node != parent && !self.not.contains(&node));
         other && !self.setup.pace.soon.is_zero() && self.patient < PATIENCE && !self.running()
     }
 
@@ -150,12 +157,12 @@ impl Plan {
                 let pace = if streams { self.setup.pace.stream } else { self.setup.pace.peer };
                 self.hedge_from(now, Hedge::Peer, micros(pace));
             }
-            // It named one that was ruled out, or this node: as if that one had failed.
+            // The tracker named a node that was excluded, or this node. Treat it like a failed source.
             None => self.next_source(now, out),
         }
     }
 
-    /// Not this node, not failed, and nothing under way from there.
+    /// Not this node, not failed, and no fetch from it in flight.
     fn is_fresh(&self, node: NodeId) -> bool {
         let tried = |fetch: &Fetch| fetch.from.node() == Some(node) && fetch.state == State::Running;
         node != self.setup.own && !self.not.contains(&node) && !self.fetches.iter().any(tried)
@@ -166,7 +173,7 @@ impl Plan {
         self.due = if hedge == Hedge::Nothing { u64::MAX } else { now.saturating_add(self.step) };
     }
 
-    /// From the depot or the origin.
+    /// Fetches from the depot or the origin.
     fn alone(&mut self, now: u64, why: Why, out: &mut Vec<Action>) {
         if self.depot(now, why, out) {
             self.hedge_from(now, Hedge::Origin, micros(self.setup.pace.depot));
@@ -177,14 +184,14 @@ impl Plan {
         }
     }
 
-    /// The first depot that was not tried; false if there is none.
+    /// Fetches from the first depot that was not tried. False if there is none.
     fn depot(&mut self, now: u64, why: Why, out: &mut Vec<Action>) -> bool {
         let tried = |node: &NodeId| self.fetches.iter().any(|fetch| fetch.from == Source::Depot(*node));
         let next = self.setup.depots.iter().copied().find(|node| self.is_fresh(*node) && !tried(node));
         next.inspect(|node| self.fetch(now, Source::Depot(*node), why, out)).is_some()
     }
 
-    /// The origin, once; false if it was tried.
+    /// Fetches from the origin, once. False if it was tried.
     fn origin(&mut self, now: u64, why: Why, out: &mut Vec<Action>) -> bool {
         let fresh = !self.fetches.iter().any(|fetch| fetch.from == Source::Origin);
         if fresh {
@@ -208,7 +215,8 @@ impl Plan {
         });
     }
 
-    /// Bytes came. Whoever is asked for the same, and has not begun, is asked in vain from now on: it has others to send to.
+    /// Bytes arrived. Other peers that were asked for the same blob and have sent nothing are cancelled: they
+    /// have other receivers.
     pub(super) fn progress(&mut self, now: u64, no: FetchNo, came: u64, out: &mut Vec<Action>) {
         let fetch = self.fetches.get_mut(no as usize).filter(|fetch| fetch.state == State::Running);
         let Some(fetch) = fetch else { return };
@@ -230,15 +238,16 @@ impl Plan {
         if known.is_none_or(|fetch| fetch.state != State::Running) {
             return;
         }
-        self.tell(What::Have, out);
+        self.notify_asked(What::Have, out);
         self.leases.clear();
         self.fetches[no as usize].state = State::Failed;
         self.end(Action::Done { fetch: no }, out);
     }
 
-    /// What is fetched under a lease comes here alone, and only the one who gave the lease knows: the trackers after him are told as well. When
-    /// the first one dies, whoever asks the next is sent here, and not to the origin once more.
-    fn tell_understudies(&self, out: &mut Vec<Action>) {
+    /// Only this node gets what it fetches under a lease, and only the tracker that gave the lease knows. The
+    /// trackers after it are informed as well. If the first one dies, a requester that asks the next is sent
+    /// here, and not to the origin once more.
+    fn notify_other_trackers(&self, out: &mut Vec<Action>) {
         let others = self.ranks.iter().zip(&self.setup.trackers).filter(|(rank, _)| !rank.asked);
         out.extend(others.map(|(_, tracker)| Action::Note { tracker: *tracker, what: What::Fetching }));
     }
@@ -254,21 +263,21 @@ impl Plan {
             self.not.push(node);
         }
         if let Source::Peer(by) | Source::Stream(by) = from {
-            self.tell(What::Refused { by }, out);
+            self.notify_asked(What::Refused { by }, out);
         }
         if !self.running() {
             self.next_source(now, out);
         }
     }
 
-    /// Nothing is under way: the spare holder, the tracker again, the depot, the origin, in this order.
+    /// No fetch is in flight: the spare holder, the tracker again, the depot, the origin, in this order.
     fn next_source(&mut self, now: u64, out: &mut Vec<Action>) {
         if let Some(node) = self.spare.take().filter(|node| self.is_fresh(*node)) {
             self.fetch(now, Source::Peer(node), Why::Told, out);
             return self.hedge_from(now, Hedge::Peer, micros(self.setup.pace.peer));
         }
         let origin_failed = self.fetches.iter().any(|fetch| fetch.from == Source::Origin);
-        // Who has the right to fetch, or has seen the origin fail, has nothing to learn from a tracker.
+        // With a lease, or after the origin failed, there is nothing to learn from a tracker.
         if self.waiting() || self.running() {
             return;
         }
@@ -279,7 +288,7 @@ impl Plan {
         self.alone(now, why, out);
     }
 
-    /// What time alone brings about.
+    /// Does what is due at `now`.
     pub(super) fn tick(&mut self, now: u64, out: &mut Vec<Action>) {
         if now >= self.end {
             let peers = self.fetches.iter().filter(|fetch| fetch.from.node().is_some()).count() as u32;
@@ -297,7 +306,8 @@ impl Plan {
             self.ask_next(now, out);
         }
         if let Some((_, rank)) = self.again.take_if(|(at, _)| *at <= now) {
-            // It is the same question, a moment later, and not one of those that may be asked because something failed.
+            // This is the same question a moment later. It does not count against the questions that failures
+            // may cause.
             self.asks = self.asks.saturating_sub(1);
             self.ask(now, rank, out);
         }
@@ -310,21 +320,23 @@ impl Plan {
         }
     }
 
-    /// A lease whose bytes are coming is asked for again before it ends; one whose bytes are not may go to another.
+    /// If the bytes of a lease are arriving, the lease is requested again before it ends. If not, it may go
+    /// to another node.
     fn renew(&mut self, now: u64, out: &mut Vec<Action>) {
         let heard =
             self.fetches.iter().filter(|fetch| fetch.state == State::Running).map(|fetch| fetch.heard).max();
-        let lively = heard.is_some_and(|heard| now.saturating_sub(heard) < micros(self.setup.pace.origin));
+        let arriving = heard.is_some_and(|heard| now.saturating_sub(heard) < micros(self.setup.pace.origin));
         let not = self.ruled_out();
         for lease in self.leases.iter_mut().filter(|lease| lease.renew <= now) {
-            // Bytes may come after all, of a store whose connections took a second to begin: then this is looked at again, and not before.
+            // Bytes may still arrive, from a store whose connections took a second to begin. Only then is
+            // this checked again.
             let holds = now < lease.end;
-            lease.is_quiet = holds && !lively;
+            lease.is_quiet = holds && !arriving;
             if !lease.is_quiet {
                 // The answer sets the next time.
                 lease.renew = u64::MAX;
             }
-            if holds && lively {
+            if holds && arriving {
                 out.push(Action::Ask {
                     rank: lease.rank,
                     tracker: self.setup.trackers[lease.rank],
@@ -334,7 +346,7 @@ impl Plan {
         }
     }
 
-    /// The next step of the hedge is due.
+    /// The next hedging step is due.
     fn hedge(&mut self, now: u64, out: &mut Vec<Action>) {
         if let Some(later) = self.held_back(now) {
             self.due = later;
@@ -343,10 +355,10 @@ impl Plan {
         let step = self.step;
         let (next, after) = match self.hedge {
             Hedge::Peer => {
-                self.tell_of_silent(now, out);
+                self.report_silent(now, out);
                 match self.spare.take().filter(|node| self.is_fresh(*node)) {
                     Some(node) => self.fetch(now, Source::Peer(node), Why::Hedge, out),
-                    // Whoever we wait for may have lost its lease: the next to ask gets it.
+                    // The node that we wait for may have lost its lease. The next node to ask gets it.
                     None => _ = self.ask_again(now, out),
                 }
                 (Hedge::Depot, step)
@@ -355,7 +367,7 @@ impl Plan {
                 self.depot(now, Why::Hedge, out);
                 (Hedge::Tracker, 2 * step)
             }
-            // One question at a time: who does not answer is known soon.
+            // One question at a time. A tracker that does not answer is soon known as silent.
             Hedge::Tracker if self.waiting() => (Hedge::Tracker, micros(self.setup.pace.answer)),
             Hedge::Tracker => {
                 self.rule_out_stalled(now);
@@ -379,40 +391,41 @@ impl Plan {
 
     /// Until when the next step has to wait, if it has to.
     fn held_back(&self, now: u64) -> Option<u64> {
-        // Somebody has the lease: who overtakes him fetches what is being fetched.
+        // Another node has the lease. Going to the origin now would fetch what is already being fetched.
         if matches!(self.hedge, Hedge::Tracker | Hedge::Origin) && now < self.leased {
             return Some(self.leased);
         }
-        // Bytes are coming: rather a little later than twice, as long as there is time for it.
-        let is_coming =
+        // Bytes are arriving. As long as there is time, it is better to be a little late than to fetch twice.
+        let is_arriving =
             |fetch: &&Fetch| fetch.state == State::Running && !fetch.silent && !self.crawls(now, fetch);
-        let coming = self.fetches.iter().filter(is_coming);
-        let heard = coming.map(|fetch| fetch.heard).max()?;
+        let arriving = self.fetches.iter().filter(is_arriving);
+        let heard = arriving.map(|fetch| fetch.heard).max()?;
         let in_time = self.end - now > micros(self.setup.deadline) / 2;
         let later = heard.saturating_add(self.step);
         Some(later).filter(|later| *later > now && in_time)
     }
 
-    /// Tells of the peers that have not sent a byte, of this blob or another.
-    fn tell_of_silent(&self, now: u64, out: &mut Vec<Action>) {
+    /// Reports the peers that have not sent a byte, of this blob or another.
+    fn report_silent(&self, now: u64, out: &mut Vec<Action>) {
         let silent =
-            |fetch: &&Fetch| fetch.silent && fetch.state == State::Running && !self.is_lively(now, fetch);
+            |fetch: &&Fetch| fetch.silent && fetch.state == State::Running && !self.is_active(now, fetch);
         for fetch in self.fetches.iter().filter(silent) {
-            // Who waits for a fetch has no bytes to send yet, and is not to blame for it.
+            // A node that itself waits for a fetch has no bytes to send yet. That is not its fault.
             if let Source::Peer(by) = fetch.from {
-                self.tell(What::Silent { by }, out);
+                self.notify_asked(What::Silent { by }, out);
             }
         }
     }
 
-    /// Its node has sent something within a step of the hedge, and not only before the fetch began.
-    fn is_lively(&self, now: u64, fetch: &Fetch) -> bool {
+    /// Its node has sent something within one hedging step, or the fetch began within it.
+    fn is_active(&self, now: u64, fetch: &Fetch) -> bool {
         now - fetch.alive < self.step
     }
 
-    /// Those that send nothing now are not to be named again. What they still send is welcome. Who waits for a fetch himself is ruled out
-    /// only when he stands still for the second time: those behind one another in a row all stand still when the first has lost his parent, and it is
-    /// from him, as soon as a tracker has given him the lease, that the others are to take it.
+    /// Excludes the sources that send nothing now, so that they are not named again. What they still send is
+    /// used. A source that itself waits for a fetch is excluded only when it stalls for the second time. When
+    /// the first node of a chain has lost its parent, the whole chain stalls. The others should then take the
+    /// blob from that first node, as soon as a tracker has given it the lease.
     fn rule_out_stalled(&mut self, now: u64) {
         let patience = self.step.max(micros(self.setup.pace.share));
         let stalled = |fetch: &&mut Fetch| fetch.state == State::Running && now - fetch.alive >= patience;
@@ -425,8 +438,9 @@ impl Plan {
         }
     }
 
-    /// It sends, but what is missing would take too long. Whoever passes on what comes to itself is not to blame for that, and who goes to the tracker because of
-    /// it may be given a second lease: there only a reader's time is a reason, when half of it is over.
+    /// Whether a fetch delivers bytes, but the rest would take too long. A source that passes on what it
+    /// receives is not to blame, and a requester that asks the tracker because of it may get a second lease.
+    /// For such a source the only reason is the reader's deadline, once half of it is over.
     fn crawls(&self, now: u64, fetch: &Fetch) -> bool {
         let left = self.end - now;
         let share = micros(self.setup.pace.share);
@@ -441,8 +455,8 @@ impl Plan {
         }
     }
 
-    /// Those who are too slow are told of, so that others are sent to somebody else, and not to be named again; what they still send is welcome.
-    /// Whether there were any.
+    /// Reports the senders that are too slow, so that the tracker sends others elsewhere, and excludes them
+    /// here. What they still send is used. Returns whether there were any.
     fn rule_out_crawling(&mut self, now: u64, out: &mut Vec<Action>) -> bool {
         let slow: Vec<NodeId> = self
             .fetches
@@ -451,14 +465,14 @@ impl Plan {
             .filter_map(|fetch| fetch.from.node().filter(|node| !self.not.contains(node)))
             .collect();
         for by in &slow {
-            self.tell(What::Silent { by: *by }, out);
+            self.notify_asked(What::Silent { by: *by }, out);
         }
         self.not.extend(&slow);
         !slow.is_empty()
     }
 
-    /// Tells every tracker that was asked.
-    fn tell(&self, what: What, out: &mut Vec<Action>) {
+    /// Notifies every tracker that was asked.
+    fn notify_asked(&self, what: What, out: &mut Vec<Action>) {
         for (rank, tracker) in self.ranks.iter().zip(&self.setup.trackers) {
             if rank.asked {
                 out.push(Action::Note { tracker: *tracker, what });
@@ -466,7 +480,7 @@ impl Plan {
         }
     }
 
-    /// Cancels what is under way, gives back leases, and says the last word.
+    /// Cancels what is in flight, gives back leases, and emits the last action.
     fn end(&mut self, last: Action, out: &mut Vec<Action>) {
         self.over = true;
         for (no, fetch) in self.fetches.iter().enumerate() {

@@ -28,7 +28,7 @@ fn setup(trackers: &[u8], depots: &[u8]) -> Setup {
         own: node(0),
         trackers: nodes(trackers),
         depots: nodes(depots),
-        sender: None,
+        upstream: None,
         pace,
         deadline: Duration::from_secs(10),
     }
@@ -58,42 +58,44 @@ fn note(tracker: u8, what: What) -> Action {
     Action::Note { tracker: node(tracker), what }
 }
 
-/// Whoever asked before the node ahead of it in their row, by a hair, was sent to the row's head, and took half of its line from then on.
+/// A node that asked just before its upstream was sent to the head of the chain, and took half of its link
+/// from then on.
 #[test]
-fn regression_who_stands_in_a_row_waits_a_moment_for_the_node_ahead() {
+fn regression_a_node_in_a_chain_waits_a_moment_for_its_upstream() {
     let wait = |parent: u8| Answer::Wait { parent: node(parent), time: Duration::from_millis(900) };
     let soon = |pace: Pace| Pace { soon: Duration::from_millis(90), ..pace };
-    let row = || Setup { sender: Some(node(7)), pace: soon(setup(&[1], &[]).pace), ..setup(&[1], &[]) };
+    let row = || Setup { upstream: Some(node(7)), pace: soon(setup(&[1], &[]).pace), ..setup(&[1], &[]) };
     let streams = |from: u8| vec![fetch(0, Source::Stream(node(from)), Why::Told)];
     let (mut plan, _) = Plan::new(0, row());
     assert_eq!(answer(&mut plan, MS, 0, wait(5)), []);
     assert_eq!(plan.wake(), Some(91 * MS));
     assert_eq!(plan.handle(91 * MS, Event::Tick), [ask(0, 1, &[])]);
     assert_eq!(answer(&mut plan, 92 * MS, 0, wait(7)), streams(7));
-    // It does not come: who fetches is as good as another.
+    // The upstream does not fetch it: the node that does is as good as another.
     let (mut plan, _) = Plan::new(0, row());
     for turn in 0..u64::from(PATIENCE) {
         assert_eq!(answer(&mut plan, turn * 100 * MS, 0, wait(5)), []);
         assert_eq!(plan.handle((turn * 100 + 90) * MS, Event::Tick), [ask(0, 1, &[])]);
     }
     assert_eq!(answer(&mut plan, 400 * MS, 0, wait(5)), streams(5));
-    // A tracker that is slow to answer would be slow three times more: reads of a fleet whose tracker had a thin line took 17 s.
+    // A tracker that is slow to answer would be slow three times more: reads of a fleet whose tracker had a
+    // narrow link took 17 s.
     let (mut plan, _) =
         Plan::new(0, Setup { pace: Pace { soon: Duration::from_millis(10), ..row().pace }, ..row() });
     assert_eq!(answer(&mut plan, 41 * MS, 0, wait(5)), streams(5));
-    // One that waited in two full queues is not.
+    // An answer that waited in two full queues is not slow.
     let (mut plan, _) =
         Plan::new(0, Setup { pace: Pace { soon: Duration::from_millis(10), ..row().pace }, ..row() });
     assert_eq!(answer(&mut plan, 39 * MS, 0, wait(5)), []);
-    // Nothing to wait for: somebody has it, nobody sends here, or the line is quick.
+    // There is nothing to wait for: a node has it, there is no upstream, or the link is fast.
     let (mut plan, _) = Plan::new(0, row());
     assert_eq!(answer(&mut plan, MS, 0, go(5, None)), [fetch(0, Source::Peer(node(5)), Why::Told)]);
-    for setup in [Setup { sender: None, ..row() }, Setup { pace: setup(&[1], &[]).pace, ..row() }] {
+    for setup in [Setup { upstream: None, ..row() }, Setup { pace: setup(&[1], &[]).pace, ..row() }] {
         let (mut plan, _) = Plan::new(0, setup);
         assert_eq!(answer(&mut plan, MS, 0, wait(5)), streams(5));
     }
     let pace = setup(&[1], &[]).pace;
-    let soon = |rate: u64| pace.with_line(rate, 4).soon.as_millis();
+    let soon = |rate: u64| pace.with_link_rate(rate, 4).soon.as_millis();
     assert_eq!([0, 6 << 20, 25 << 20, 1 << 30].map(soon), [0, 83, 20, 0]);
 }
 
@@ -107,8 +109,8 @@ fn the_tracker_says_where_and_hears_what_became_of_it() {
     assert_eq!(plan.handle(10, Event::Arrived { fetch: 0 }), []);
 }
 
-/// A line that a dozen blobs share: one of them stands still for a second, and its holder, who alone has it, is not ruled out for that. It was, and the
-/// tracker, who knew of nobody else, gave a second lease.
+/// On a link that a dozen blobs share, one of them stalls for a second. Its holder, the only one, must not be
+/// excluded for that. It was, and the tracker, which knew no other holder, gave a second lease.
 #[test]
 fn regression_one_blob_of_many_may_stand_still() {
     let ruled_out_at = |share: u64| {
@@ -132,15 +134,15 @@ fn regression_one_blob_of_many_may_stand_still() {
     };
     let (alone, shared) = (ruled_out_at(0), ruled_out_at(300));
     assert!(alone < 200 && shared >= 300, "{alone} {shared}");
-    let line = |rate, under_way| Pace::of(&Latencies::default(), 1).with_line(rate, under_way).share;
+    let line = |rate, under_way| Pace::of(&Latencies::default(), 1).with_link_rate(rate, under_way).share;
     assert_eq!(line(0, 12), Duration::ZERO, "nothing is known");
     assert_eq!(line(1 << 22, 3), Duration::from_secs(3));
     assert_eq!(line(1, 12), PACE_MOST);
 }
 
-/// Who has not begun when another has is not wanted any more: both would send the same over one line.
+/// A peer that has not begun when another has is cancelled: both would send the same over one link.
 #[test]
-fn whoever_begins_first_goes_on_alone() {
+fn the_first_to_begin_continues_alone() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     answer(&mut plan, 0, 0, go(5, Some(6)));
     let out = plan.handle(20 * MS, Event::Tick);
@@ -154,7 +156,8 @@ fn whoever_begins_first_goes_on_alone() {
     assert_eq!(end, [note(1, What::Have), Action::Done { fetch: 1 }]);
 }
 
-/// When the first tracker dies, the others know who fetches and who has it: nobody is sent to the origin once more.
+/// When the first tracker dies, the others know which node fetches and which has it. No node is sent to the
+/// origin once more.
 #[test]
 fn the_other_trackers_hear_of_a_lease() {
     let (mut plan, _) = Plan::new(0, setup(&[1, 2, 3], &[]));
@@ -185,7 +188,7 @@ fn slow_peers_are_hedged_step_by_step() {
         (80, ask(0, 1, &[5, 6, 8])),
     ];
     assert_eq!(steps, hedges);
-    // The tracker has nobody else: its lease, not this plan's impatience, sends it to the origin.
+    // The tracker knows no other node. Only its lease, and not a hedge, sends the plan to the origin.
     assert_eq!(answer(&mut plan, 81 * MS, 0, lease(1)), [fetch(3, Source::Origin, Why::Told)]);
     let end = plan.handle(90 * MS, Event::Arrived { fetch: 1 });
     let cancelled = end.iter().filter(|action| matches!(action, Action::Cancel { .. })).count();
@@ -205,16 +208,16 @@ fn others_are_spared_while_bytes_come() {
 }
 
 #[test]
-fn regression_who_sends_other_blobs_is_neither_silent_nor_ruled_out() {
+fn regression_a_sender_of_other_blobs_is_neither_silent_nor_excluded() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     answer(&mut plan, 0, 0, go(5, None));
-    // Until 190 ms it sends something else; then nothing.
+    // Until 190 ms the peer sends another blob, then nothing.
     let mut said = Vec::new();
     for now in (5..1_000).step_by(5) {
         let event = if now <= 190 { Event::Alive { fetch: 0 } } else { Event::Tick };
         let actions = plan.handle(now * MS, event);
         for action in actions {
-            // The tracker knows nobody else, and gives no lease as long as this one is not ruled out.
+            // The tracker knows no other node, and gives no lease until this one is excluded.
             if matches!(&action, Action::Ask { not, .. } if not.is_empty()) {
                 let again = answer(&mut plan, now * MS, 0, go(5, None));
                 assert_eq!(again, [], "at {now} ms");
@@ -233,13 +236,14 @@ fn regression_who_sends_other_blobs_is_neither_silent_nor_ruled_out() {
 #[test]
 fn regression_answers_have_longer_while_much_is_on_its_way() {
     let answer = |under_way| Pace::of(&Latencies::default(), under_way).answer;
-    // In the first second of a crowd they are late, and nothing is known yet: with 0.1 s the next tracker was asked, and gave a second lease.
+    // In the first second of a crowd answers are late, and nothing is known yet. With 0.1 s the next tracker
+    // was asked, and gave a second lease.
     assert!((290..=330).contains(&answer(0).as_millis()), "{:?}", answer(0));
-    // A queue of 100 ms on this node's line and on the tracker's, and as much again.
+    // A queue of 100 ms on this node's link and on the tracker's, and as much again.
     assert!(answer(12) >= Duration::from_millis(390), "{:?}", answer(12));
     assert!(answer(1_000) <= SILENT_MOST && answer(1_000) == answer(32));
     let busy = Pace::of(&Latencies::default(), 1).with_busy_tracker();
-    assert_eq!(busy.answer, SILENT_BUSY, "who sends something else is not silent");
+    assert_eq!(busy.answer, SILENT_BUSY, "a tracker that sends something else is not silent");
 }
 
 #[test]
@@ -267,7 +271,7 @@ fn without_any_tracker_it_goes_alone() {
 }
 
 #[test]
-fn who_fails_is_told_of_and_ruled_out() {
+fn a_failing_node_is_reported_and_excluded() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     answer(&mut plan, 1, 0, go(5, Some(6)));
     let refused = |by| note(1, What::Refused { by: node(by) });
@@ -281,18 +285,19 @@ fn who_fails_is_told_of_and_ruled_out() {
 }
 
 #[test]
-fn whoever_waits_does_not_overtake_a_lease() {
+fn a_waiting_node_does_not_overtake_a_lease() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     let wait = Answer::Wait { parent: node(7), time: Duration::from_millis(900) };
     answer(&mut plan, 0, 0, wait);
     assert_eq!(plan.handle(200 * MS, Event::Tick), [ask(0, 1, &[])]);
-    // The same parent again: that one is under way already. And nobody else goes to the origin before the lease is over.
+    // The same parent again: its fetch is already in flight. And no other source is the origin before the
+    // lease ends.
     assert_eq!(answer(&mut plan, 201 * MS, 0, wait), []);
     assert_eq!(plan.handle(400 * MS, Event::Tick), []);
     assert_eq!(plan.handle(800 * MS, Event::Tick), []);
     assert_eq!(plan.wake(), Some(1_101 * MS));
     assert_eq!(plan.handle(1_101 * MS, Event::Tick), [ask(0, 1, &[])]);
-    // The tracker is gone as well: now it goes by itself.
+    // The tracker is gone as well. Now the plan goes to the origin by itself.
     let mut out = Vec::new();
     while out.len() < 2 {
         let now = plan.wake().unwrap();
@@ -301,8 +306,8 @@ fn whoever_waits_does_not_overtake_a_lease() {
     assert_eq!(out, [Action::Silent { tracker: node(1) }, fetch(1, Source::Origin, Why::Hedge)]);
 }
 
-/// The origin was a step of every plan's own ladder. What is slow is slow for all who wait for it, so in a crowd of ten thousand each blob was fetched
-/// seven times, without any fault.
+/// The origin was a hedging step of every plan. A slow source is slow for all its waiters, so in a crowd of
+/// ten thousand each blob was fetched seven times, without any fault.
 #[test]
 fn regression_a_crowd_that_waits_for_a_slow_node_does_not_go_to_the_origin() {
     let mut gets = 0;
@@ -326,10 +331,10 @@ fn regression_a_crowd_that_waits_for_a_slow_node_does_not_go_to_the_origin() {
     assert_eq!(gets, 0);
 }
 
-/// Five nodes streamed from one another when the first one's parent died, and its tracker. Each asked the next tracker and ruled out the one before it, who had just been
-/// given the lease: five leases for one blob.
+/// Five nodes streamed from one another when the first one's parent died, and its tracker. Each asked the
+/// next tracker and excluded the node before it, which had just got the lease: five leases for one blob.
 #[test]
-fn regression_who_waits_behind_one_who_waits_does_not_rule_him_out_at_once() {
+fn regression_a_stalled_stream_is_not_excluded_at_once() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     let wait = Answer::Wait { parent: node(7), time: Duration::from_millis(900) };
     answer(&mut plan, 0, 0, wait);
@@ -346,7 +351,7 @@ fn regression_who_waits_behind_one_who_waits_does_not_rule_him_out_at_once() {
 }
 
 #[test]
-fn whoever_is_sent_on_and_on_ends_at_the_origin() {
+fn a_node_that_is_sent_on_and_on_ends_at_the_origin() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     answer(&mut plan, 0, 0, go(5, None));
     let (mut named, mut why) = (10, None);
@@ -368,7 +373,7 @@ fn whoever_is_sent_on_and_on_ends_at_the_origin() {
 }
 
 #[test]
-fn whoever_asks_again_may_get_the_lease() {
+fn a_repeated_question_may_get_the_lease() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
     answer(&mut plan, 0, 0, Answer::Wait { parent: node(7), time: Duration::from_millis(900) });
     assert_eq!(plan.handle(200 * MS, Event::Tick), [ask(0, 1, &[])]);
@@ -385,16 +390,17 @@ fn a_lease_is_renewed_while_bytes_come_only() {
     assert_eq!(answer(&mut plan, 301 * MS, 0, lease(3)), []);
     assert_eq!(plan.wake(), Some(601 * MS));
     assert_eq!(plan.handle(601 * MS, Event::Tick), []);
-    // It has ended, and is another's perhaps.
+    // It has ended, and may be another node's.
     plan.handle(1_300 * MS, Event::Tick);
     assert_eq!(plan.handle(1_310 * MS, Event::Progress { fetch: 0, came: 1 << 20 }), []);
     let end = plan.handle(10_000 * MS, Event::Tick);
     assert_eq!(end.last(), Some(&Action::Fail(Failure::Deadline { peers: 0, origin: true })));
 }
 
-/// A node behind a slow link alone had a blob: its bytes trickled, held every hedge back for half of the deadline, and the reader's own was over first.
+/// The only holder of a blob was behind a slow link. Its bytes trickled and postponed every hedge for half of
+/// the plan's deadline. The reader's own deadline passed first.
 #[test]
-fn regression_who_sends_too_slowly_is_ruled_out_and_not_waited_for() {
+fn regression_a_crawling_sender_is_excluded_and_not_waited_for() {
     let patient = |deadline| Setup { deadline: Duration::from_secs(deadline), ..setup(&[1], &[]) };
     let first_step = |setup: Setup, told: Answer, rate: u64, until: u64| {
         let (mut plan, _) = Plan::new(0, setup);
@@ -409,23 +415,25 @@ fn regression_who_sends_too_slowly_is_ruled_out_and_not_waited_for() {
     };
     let slow = first_step(patient(55), go(5, None), 3 << 16, 9_000);
     let steps = vec![note(1, What::Silent { by: node(5) }), ask(0, 1, &[5])];
-    assert_eq!(first_step(patient(55), go(5, None), 2 << 18, 7_900), None, "eight seconds are not too long");
+    assert_eq!(first_step(patient(55), go(5, None), 2 << 18, 7_900), None, "eight seconds are acceptable");
     assert_eq!(slow, Some((4_100, steps.clone())));
     let hurried = first_step(patient(8), go(5, None), 2 << 18, 7_900);
-    assert_eq!(hurried, Some((1_000, steps)), "but for who has eight");
-    // A dozen blobs that share a line are all slow.
+    assert_eq!(hurried, Some((1_000, steps)), "but not with a deadline of eight");
+    // A dozen blobs that share a link are all slow.
     let shared = patient(55);
     let pace = Pace { share: Duration::from_secs(8), ..shared.pace };
     assert_eq!(first_step(Setup { pace, ..shared }, go(5, None), 1 << 18, 9_000), None);
-    // Whoever passes on what comes from the origin is as slow as that is: he is kept to for half of the time.
+    // A node that passes on what comes from the origin is as slow as the origin. It is kept for half of the
+    // time.
     let wait = Answer::Wait { parent: node(7), time: Duration::from_millis(900) };
     assert_eq!(first_step(patient(20), wait, 1 << 17, 9_900), None);
     assert!(first_step(patient(20), wait, 1 << 17, 10_200).is_some());
 }
 
-/// The lease that comes of it is used although the slow one goes on, and what it sends meanwhile is welcome.
+/// The resulting lease is used although the slow fetch continues, and the bytes of the slow fetch are used
+/// too.
 #[test]
-fn who_was_too_slow_may_still_be_first() {
+fn a_crawling_sender_may_still_be_first() {
     let (mut plan, _) = Plan::new(0, Setup { deadline: Duration::from_secs(55), ..setup(&[1], &[]) });
     answer(&mut plan, 0, 0, go(5, None));
     for now in [100, 4_100] {
@@ -436,7 +444,8 @@ fn who_was_too_slow_may_still_be_first() {
     assert_eq!(end, [note(1, What::Have), Action::Cancel { fetch: 1 }, Action::Done { fetch: 0 }]);
 }
 
-/// A store's connections may take a second to begin, where a dozen begin at once on a full line. The lease was looked at once before that, and never again.
+/// A store's connections may take a second to begin, if a dozen begin at once on a full link. The lease was
+/// checked once before that, and never again.
 #[test]
 fn regression_a_lease_whose_bytes_come_late_is_renewed_then() {
     let (mut plan, _) = Plan::new(0, setup(&[1], &[]));
@@ -447,9 +456,10 @@ fn regression_a_lease_whose_bytes_come_late_is_renewed_then() {
     assert_eq!(plan.handle(850 * MS, Event::Progress { fetch: 0, came: 1 << 20 }), [ask(0, 1, &[])]);
 }
 
-/// It was looked at 20 times a second until it ended, for bytes that would have said so themselves.
+/// The lease was checked 20 times a second until it ended, for bytes that would have triggered an event
+/// themselves.
 #[test]
-fn regression_leases_without_bytes_wake_nobody() {
+fn regression_leases_without_bytes_cause_no_wakeups() {
     let (mut plan, _) = Plan::new(0, setup(&[1, 2, 3], &[]));
     for now in [50, 100] {
         plan.handle(now * MS, Event::Tick);
@@ -497,7 +507,7 @@ fn chance() -> impl Strategy<Value = Chance> {
     ]
 }
 
-/// What a driver could hold against a plan.
+/// Checks a plan as its driver sees it.
 #[derive(Default)]
 struct Watch {
     started: Vec<Source>,
@@ -579,7 +589,7 @@ proptest! {
                 }
             }
         }
-        // From here on nothing happens any more but time.
+        // From here on nothing happens but time.
         let mut turns = 0;
         while let Some(wake) = plan.wake() {
             prop_assert!(wake <= 10_000 * MS);
@@ -589,8 +599,8 @@ proptest! {
             prop_assert!(turns < 100);
         }
         prop_assert_eq!(watch.ends, 1);
-        prop_assert!(watch.running.is_empty(), "fetches that nobody ended");
-        // Six questions and a few renewals of a lease, one for each answer at most.
+        prop_assert!(watch.running.is_empty(), "fetches that were not ended");
+        // Six questions and a few renewals of a lease, at most one for each answer.
         prop_assert!(watch.asks < 6 + 60);
     }
 }

@@ -41,17 +41,17 @@ impl Ca {
         Tls::new(vec![made.der().clone()], key, vec![ca.certificate.clone()]).unwrap()
     }
 
-    /// A node whose certificate is good.
+    /// A node with a valid certificate.
     pub(crate) fn node(&self) -> Tls {
         self.tls(&named("a node"), self)
     }
 
-    /// A node with a certificate of this CA, which knows the others by another one.
+    /// A node with a certificate of this CA that accepts another CA.
     pub(crate) fn node_that_trusts(&self, other: &Ca) -> Tls {
         self.tls(&named("a node"), other)
     }
 
-    /// A node whose certificate was good once.
+    /// A node whose certificate has expired.
     pub(crate) fn expired(&self) -> Tls {
         let mut params = named("an old node");
         ymd(&mut params, 2001, 2002);
@@ -97,7 +97,7 @@ fn three_files_are_read_and_nothing_of_the_key_is_shown() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_told_to_the_one_who_starts_the_node() {
+fn files_that_do_not_match_are_reported_at_the_start() {
     let (ca, other) = (Ca::new(), Ca::new());
     let (mut old, mut new, mut half) = (named("a node"), named("a node"), named("a node"));
     ymd(&mut old, 2001, 2002);
@@ -139,7 +139,7 @@ fn what_is_no_certificate_or_key_is_refused_with_what_to_do() {
     }
 }
 
-/// docs/OPERATING.md says how to make the files; what it says is done here.
+/// docs/OPERATING.md says how to make the files. This runs its commands.
 #[test]
 fn the_commands_of_the_manual_make_what_is_taken() {
     if std::process::Command::new("openssl").arg("version").output().is_err() {

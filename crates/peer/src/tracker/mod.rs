@@ -1,40 +1,54 @@
-//! The tracker: one node knows who has the blobs of a group and who is fetching them, and tells whoever asks where to go.
+//! The tracker: one node knows which nodes have the blobs of a group and which are fetching them, and answers
+//! where to get them.
 //!
-//! It is a value without I/O: it is told the time, what the others say, and who is gone, and answers. The same lines run in a node and in
-//! the simulation.
+//! It is a value without I/O. The caller passes the time, what the other nodes say, and which nodes are gone.
+//! The same code runs in a node and in the simulation.
 //!
-//! For each blob asked about, the first of these that applies:
+//! For each blob in a question, the first of these rules that applies gives the answer:
 //!
-//! 1. The asker has the live lease already (its answer was lost, or it takes longer): the same **lease**, and more time.
-//! 2. The tracker has the blob itself, a slot free and not much else to send, nobody else follows it, and whoever the asker follows does not have it: **serve**.
-//! 3. Others have it, or are fetching it and will have it: of up to four random ones with a free slot the least busy, where who is still fetching
-//!    counts as a little busier than it is, and so does who sends it to somebody already, whom the asker does not follow, and whom somebody else follows. If it has it: **go** there (and to the second holder of the four, if the first is slow). If it is fetching: **wait** there.
-//! 4. All slots are taken: the same with the least busy of all, over the number of slots.
-//! 5. Nobody has it or fetches it, or the asker has had errors from all who do: a **lease**. Whoever had one before has it no more.
+//! 1. The requester already has the live lease (its answer was lost, or it takes longer): the same **lease**,
+//!    renewed.
+//! 2. **Serve**, if the tracker has the blob itself and a free slot, does not have much else to send, no
+//!    other node follows it, and the requester's upstream does not have the blob.
+//! 3. Other nodes have it, or are fetching it and will have it: the least busy of up to four random ones with
+//!    a free slot. Some count as a little busier than they are: a node that is still fetching the blob, a
+//!    node that already sends it to another, a node that is not the requester's upstream, and a node that
+//!    another node follows. If the chosen one has the blob: **go** there (and to the second holder of the
+//!    four, if the first is slow). If it is fetching the blob: **wait** there.
+//! 4. All slots are taken: the same with the least busy of all, beyond the number of slots.
+//! 5. No node has it or fetches it, or the requester got errors from all that do: a **lease**. An earlier
+//!    lease of another node ends.
 //!
-//! Who wants only **a part** of a blob gets the same answers, and nothing is written down of it: it takes no slot, and nobody is sent to it, for it
-//! will not have the blob. Of a blob that nobody has, the first node that wants a part is told nothing (NOT MINE) and has the part from
-//! elsewhere: that one node reads a little of it is no reason to fetch the whole. A second node that wants a part of it gets the lease, which is one
-//! like all others: it fetches the whole for everybody.
+//! If the requester wants only **a part** of a blob, the answers are the same, and nothing is recorded. The
+//! requester takes no slot, and no node is sent to it, because it will not have the blob. If no node has the
+//! blob, the first node that wants a part gets NOT MINE and takes the part from elsewhere: one node that
+//! reads a little is no reason to fetch the whole. A second node that wants a part of it gets a normal lease:
+//! it fetches the whole blob for all.
 //!
-//! A node **follows** the one that sends it most, and says so in each question; of several who follow the same node the first counts, until it follows
-//! another or has not said so for a while. Nodes that read the same in the same order so come to stand in a row, those that begin at different places in a ring,
-//! and each line carries one stream in and one out: that is all that there is to be had. Two that are sent by one node have half a line each, with all who
-//! stand behind them.
+//! A node **follows** its upstream, the node that sends it the most, and says so in each question. If several
+//! nodes follow the same node, the first counts, until it follows another or has not said so for a while.
+//! Nodes that read the same data in the same order thus form a chain, and those that begin at different
+//! places form a ring. Each link then carries one stream in and one out, which is the most there is to have.
+//! Two nodes with the same upstream get half a link each, and so do all nodes behind them.
 //!
-//! What is always true:
+//! Invariants:
 //!
-//! - Every blob asked about gets an answer, at once.
-//! - A blob has at most one live lease. A lease ends when its node has the blob, has failed, is refused twice, is gone, or is late.
-//! - Nobody is sent to himself, to one that he ruled out, to one that is gone, or to one that waits for him ([`book`]).
-//! - Memory is bounded ([`Limits`]): what was asked about longest ago is forgotten. That costs at most another fetch.
+//! - Every blob in a question gets an answer, at once.
+//! - A blob has at most one live lease. A lease ends when its node has the blob, has failed, is refused
+//!   twice, is gone, or is late.
+//! - No requester is sent to itself, to a node that it excluded, to a node that is gone, or to a node that
+//!   waits for the requester ([`blob_state`]).
+//! - Memory is bounded ([`Limits`]). The blob that was asked about longest ago is forgotten first. That costs
+//!   at most another fetch.
 //!
-//! A slot is taken when a node is named and freed by what the asker tells next of that blob (it has it, was refused, asks again), or by time.
-//! How busy a node is it says in its own questions; between two of them the tracker adds what it has given it to do,
-//! and much more if somebody got nothing there: so a node that died is hardly named any more before the membership knows of it. All of it
-//! fades within seconds. That nothing came *yet* does not count as a refusal: whoever alone has a blob, and is slow, has it still.
+//! A slot is taken when a node is named. It is freed by the requester's next message about that blob (it has
+//! it, was refused, asks again), or by time. A node says in its own questions how busy it is. In between, the
+//! tracker adds the work that it gave to the node, and much more if a requester got nothing there. So a node
+//! that died is hardly named any more, even before the membership knows. All of this fades within seconds.
+//! That nothing has arrived *yet* does not count as a refusal: the only holder of a blob still has it, even
+//! if it is slow.
 
-mod book;
+mod blob_state;
 mod names;
 #[cfg(test)]
 mod tests;
@@ -48,24 +62,24 @@ use crate::dice::Dice;
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Note, What};
 use crate::plan::Window;
-use book::{Asker, Book, FETCHING, Lease, Pick};
+use blob_state::{BlobState, FETCHING, Lease, Pick, Requester};
 use names::{NOBODY, Names, No};
 
-pub use book::SLOTS;
+pub use blob_state::SLOTS;
 
-/// After so many refusals a node is not believed to have the blob, or to be fetching it.
+/// After this many refusals the tracker does not believe that a node has the blob or is fetching it.
 pub const REFUSALS: u8 = 2;
 
-/// MiB: who was refused is taken to be so much busier.
+/// MiB. A node that refused, or is silent, is taken to be this much busier.
 const PENALTY: i16 = 1_024;
 
-/// A lease lasts at least so long: shorter, a hiccup of the network would cost a second fetch.
+/// The minimum length of a lease. With a shorter one, a brief network delay would cost a second fetch.
 const LEASE_LEAST: Duration = Duration::from_millis(250);
-/// And at most so long: who has heard nothing by then should try himself.
+/// The maximum length. A node that has got nothing by then should try the origin itself.
 const LEASE_MOST: Duration = Duration::from_secs(30);
-/// Who is sent somewhere is believed to be fetching for so many times the length of a lease.
+/// A node that was sent to a source is believed to be fetching for this many times the length of a lease.
 const BELIEF: u64 = 4;
-/// What a fetch from the origin is thought to take before one was seen.
+/// The assumed time of a fetch from the origin before one was seen.
 const ASSUMED: Duration = Duration::from_millis(333);
 
 /// How much a tracker may remember.
@@ -73,7 +87,8 @@ const ASSUMED: Duration = Duration::from_millis(333);
 pub struct Limits {
     /// Blobs.
     pub blobs: usize,
-    /// Records of who has a blob or is fetching it, in all: 16 bytes each, 28 where a blob has many.
+    /// Records of nodes that have a blob or are fetching it, in total. A record takes 16 bytes, or 28 if a
+    /// blob has many.
     pub copies: usize,
 }
 
@@ -87,19 +102,19 @@ impl Default for Limits {
 /// What a tracker has done and knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Answers: from me.
+    /// SERVE answers.
     pub served: u64,
-    /// Answers: from those.
+    /// GO answers.
     pub sent: u64,
-    /// Answers: you fetch it.
+    /// LEASE answers.
     pub leased: u64,
-    /// Of these, leases taken from one who had it still, because the asker could not reach him.
+    /// Of these, leases taken from a node that still had it, because the requester could not reach that node.
     pub overtaken: u64,
-    /// Answers: wait there.
+    /// WAIT answers.
     pub waited: u64,
-    /// Answers to nodes named although all slots were taken.
+    /// Answers that named a node although all slots were taken.
     pub crowded: u64,
-    /// Blobs forgotten for want of room.
+    /// Blobs forgotten for lack of space.
     pub forgotten: u64,
     /// Blobs known now.
     pub blobs: u64,
@@ -114,13 +129,13 @@ pub struct Tracker {
     limits: Limits,
     dice: Dice,
     names: Names,
-    books: HashMap<BlobId, Book>,
-    /// Blobs in the order in which they were asked about last.
+    states: HashMap<BlobId, BlobState>,
+    /// Blobs in the order of the last question.
     order: BTreeMap<u64, BlobId>,
     stamp: u64,
-    /// When loads faded last, microseconds.
+    /// When loads last faded, in microseconds.
     faded: u64,
-    /// Where the next tick goes on.
+    /// Where the next tick continues.
     cursor: u64,
     leases: u64,
     copies: usize,
@@ -129,19 +144,20 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    /// Knows nothing. `seed` decides its choices and the names of its leases: a random one in a node.
+    /// A tracker that knows nothing. `seed` determines its choices and the ids of its leases. In a node it is
+    /// random.
     pub fn new(own: NodeId, seed: u64, limits: Limits) -> Tracker {
         Tracker {
             own,
             limits,
             dice: Dice::new(seed),
             names: Names::default(),
-            books: HashMap::new(),
+            states: HashMap::new(),
             order: BTreeMap::new(),
             stamp: 0,
             faded: 0,
             cursor: 0,
-            // A lease of an earlier run must not be taken for one of this run.
+            // A lease of an earlier run must not be mistaken for one of this run.
             leases: seed << 32,
             copies: 0,
             fetches: Window::new(ASSUMED),
@@ -149,104 +165,108 @@ impl Tracker {
         }
     }
 
-    /// Answers a question: one answer for each of its blobs, in their order. `now` in microseconds from any beginning, never backwards;
-    /// `held` says whether this node has a blob itself.
+    /// Answers a question: one answer for each of its blobs, in their order. `now` is in microseconds from
+    /// any starting point and never goes backwards. `held` says whether this node has a blob itself.
     pub fn ask(&mut self, now: u64, from: NodeId, ask: &Ask, held: &dyn Fn(&BlobId) -> bool) -> Vec<Answer> {
-        let asker = self.names.number(from);
-        self.names.set_load(asker, ask.backlog);
-        // Known before it is looked for in `not`: it may be in there.
+        let requester = self.names.number(from);
+        self.names.set_load(requester, ask.backlog);
+        // Before `not` is resolved, which may contain this node.
         self.names.number(self.own);
         let not: Vec<No> = ask.not.iter().filter_map(|node| self.names.find(node)).collect();
-        let sender = ask.sender.and_then(|node| self.names.find(&node));
-        // Whoever wants a part names nobody, and goes on to follow whom it follows.
-        let follows = !ask.part && self.names.follows(asker, sender, now);
-        let sender = sender.filter(|_| follows);
-        let asker = Asker { node: asker, not: &not, sender, now, part: ask.part };
-        ask.blobs.iter().map(|blob| self.answer(&asker, *blob, held(blob))).collect()
+        let upstream = ask.sender.and_then(|node| self.names.find(&node));
+        // A request for a part names no upstream, and does not change which node the requester follows.
+        let follows = !ask.part && self.names.follows(requester, upstream, now);
+        let upstream = upstream.filter(|_| follows);
+        let requester = Requester { node: requester, not: &not, upstream, now, part: ask.part };
+        ask.blobs.iter().map(|blob| self.answer(&requester, *blob, held(blob))).collect()
     }
 
-    /// A node has at least so many MiB to send, by what is known of it otherwise: this one by itself, before each answer.
+    /// A node has at least this many MiB to send, according to another source. A node calls it for itself
+    /// before each answer.
     pub fn raise_load(&mut self, node: NodeId, mib: u16) {
         let no = self.names.number(node);
         let load = self.names.load(no).max(mib);
         self.names.set_load(no, load);
     }
 
-    fn answer(&mut self, asker: &Asker<'_>, blob: BlobId, held: bool) -> Answer {
+    fn answer(&mut self, requester: &Requester<'_>, blob: BlobId, held: bool) -> Answer {
         let own = self.names.number(self.own);
         self.touch(blob);
-        let book = self.books.entry(blob).or_default();
-        let before = book.len();
-        book.sweep(asker.now, &mut self.names);
+        let state = self.states.entry(blob).or_default();
+        let before = state.len();
+        state.sweep(requester.now, &mut self.names);
         if held {
-            book.holds(own, &mut self.names);
-        } else if book.get(own).is_some_and(|copy| copy.holds) {
-            book.remove(own, &mut self.names);
+            state.holds(own, &mut self.names);
+        } else if state.get(own).is_some_and(|copy| copy.holds) {
+            state.remove(own, &mut self.names);
         }
         let time = (self.fetches.p99() * 3).clamp(LEASE_LEAST, LEASE_MOST);
-        let live = book.live_lease(asker.now, &self.names);
-        let answer = match live.filter(|lease| lease.node == asker.node) {
+        let live = state.live_lease(requester.now, &self.names);
+        let answer = match live.filter(|lease| lease.node == requester.node) {
             Some(lease) => {
-                book.lease = Some(Lease { until: asker.now + micros(time), ..lease });
+                state.lease = Some(Lease { until: requester.now + micros(time), ..lease });
                 self.counts.leased += 1;
                 Answer::Lease { lease: lease.id, time }
             }
             None => {
-                if !asker.part {
-                    book.detach(asker.node, &mut self.names);
+                if !requester.part {
+                    state.detach(requester.node, &mut self.names);
                 }
-                let pick = self.choose(asker, blob, own, held);
+                let pick = self.choose(requester, blob, own, held);
                 match pick {
-                    Some(pick) => self.send(asker, blob, pick, own, live, time),
-                    None if asker.part && self.books.entry(blob).or_default().wants_alone(asker.node) => {
+                    Some(pick) => self.send(requester, blob, pick, own, live, time),
+                    None if requester.part
+                        && self.states.entry(blob).or_default().wants_alone(requester.node) =>
+                    {
                         Answer::NotMine
                     }
-                    None => self.lease(asker, blob, live, time),
+                    None => self.lease(requester, blob, live, time),
                 }
             }
         };
-        let after = self.books.get(&blob).map_or(0, Book::len);
+        let after = self.states.get(&blob).map_or(0, BlobState::len);
         self.copies = (self.copies + after).saturating_sub(before);
         self.make_room(blob);
         answer
     }
 
-    /// Who is to be named: this node if it has the blob and a free slot, else the best of a few.
-    fn choose(&mut self, asker: &Asker<'_>, blob: BlobId, own: No, held: bool) -> Option<Pick> {
-        let book = self.books.get(&blob)?;
-        let serves = held && asker.node != own && !asker.not.contains(&own);
+    /// Which node to name: this node if it has the blob and a free slot, otherwise the best of a few.
+    fn choose(&mut self, requester: &Requester<'_>, blob: BlobId, own: No, held: bool) -> Option<Pick> {
+        let state = self.states.get(&blob)?;
+        let serves = held && requester.node != own && !requester.not.contains(&own);
         let idle = self.names.load(own) < FETCHING;
-        let another = asker.sender.is_some_and(|sender| sender != own && book.get(sender).is_some());
-        let followed = self.names.follower(own, asker.now).is_some_and(|other| other != asker.node);
+        let another =
+            requester.upstream.is_some_and(|upstream| upstream != own && state.get(upstream).is_some());
+        let followed = self.names.follower(own, requester.now).is_some_and(|other| other != requester.node);
         if serves
             && idle
             && !another
             && !followed
-            && book.get(own).is_some_and(|copy| asker.part || copy.children < SLOTS)
+            && state.get(own).is_some_and(|copy| requester.part || copy.children < SLOTS)
         {
             return Some(Pick { node: own, holds: true, second: None });
         }
-        book.pick(asker, &self.names, &mut self.dice)
+        state.pick(requester, &self.names, &mut self.dice)
     }
 
     fn send(
         &mut self,
-        asker: &Asker<'_>,
+        requester: &Requester<'_>,
         blob: BlobId,
         pick: Pick,
         own: No,
         live: Option<Lease>,
         time: Duration,
     ) -> Answer {
-        let book = self.books.entry(blob).or_default();
-        if !asker.part {
-            let full = book.get(pick.node).is_some_and(|copy| copy.children >= SLOTS);
+        let state = self.states.entry(blob).or_default();
+        if !requester.part {
+            let full = state.get(pick.node).is_some_and(|copy| copy.children >= SLOTS);
             self.counts.crowded += u64::from(full);
-            book.fetches(asker.node, pick.node, asker.now + BELIEF * micros(time), &mut self.names);
+            state.fetches(requester.node, pick.node, requester.now + BELIEF * micros(time), &mut self.names);
         }
         if !pick.holds {
             self.counts.waited += 1;
-            let left = live.map(|lease| Duration::from_micros(lease.until - asker.now));
+            let left = live.map(|lease| Duration::from_micros(lease.until - requester.now));
             return Answer::Wait { parent: self.names.node(pick.node), time: left.unwrap_or(time) };
         }
         if pick.node == own {
@@ -258,89 +278,97 @@ impl Tracker {
         Answer::Go { first: self.names.node(pick.node), second }
     }
 
-    fn lease(&mut self, asker: &Asker<'_>, blob: BlobId, live: Option<Lease>, time: Duration) -> Answer {
+    fn lease(
+        &mut self,
+        requester: &Requester<'_>,
+        blob: BlobId,
+        live: Option<Lease>,
+        time: Duration,
+    ) -> Answer {
         self.counts.leased += 1;
         self.counts.overtaken += u64::from(live.is_some());
         self.leases = self.leases.wrapping_add(1);
-        let book = self.books.entry(blob).or_default();
-        book.fetches(asker.node, NOBODY, asker.now + BELIEF * micros(time), &mut self.names);
-        let until = asker.now + micros(time);
-        book.lease = Some(Lease { id: self.leases, node: asker.node, since: asker.now, until });
+        let state = self.states.entry(blob).or_default();
+        state.fetches(requester.node, NOBODY, requester.now + BELIEF * micros(time), &mut self.names);
+        let until = requester.now + micros(time);
+        state.lease = Some(Lease { id: self.leases, node: requester.node, since: requester.now, until });
         Answer::Lease { lease: self.leases, time }
     }
 
-    /// Takes in what a node tells without being asked. Also a blob that nobody asked about is remembered, if somebody has it: so a new
-    /// tracker learns what is there.
+    /// Processes a note. If a node has a blob that nobody asked about, the blob is remembered too. So a new
+    /// tracker learns which blobs exist.
     pub fn note(&mut self, now: u64, from: NodeId, note: &Note) {
         let has = matches!(note.what, What::Have | What::Fetching);
-        if !self.books.contains_key(&note.blob) {
+        if !self.states.contains_key(&note.blob) {
             if !has {
                 return;
             }
             self.touch(note.blob);
         }
         let from = self.names.number(from);
-        let Tracker { books, names, fetches, copies, .. } = self;
-        let book = books.entry(note.blob).or_default();
-        let before = book.len();
+        let Tracker { states, names, fetches, copies, .. } = self;
+        let state = states.entry(note.blob).or_default();
+        let before = state.len();
         match note.what {
             What::Have => {
-                if let Some(lease) = book.lease.take_if(|lease| lease.node == from) {
+                if let Some(lease) = state.lease.take_if(|lease| lease.node == from) {
                     fetches.record(Duration::from_micros(now.saturating_sub(lease.since)));
                 }
-                book.holds(from, names);
+                state.holds(from, names);
             }
-            // It passes on what comes; should it fail, it refuses. Whose lease is known here is on its way to have it already.
+            // The node passes on what arrives. If its fetch fails, it refuses. A node whose lease is known
+            // here is already recorded as fetching.
             What::Fetching => {
-                if book.lease.is_none_or(|lease| lease.node != from) {
-                    book.holds(from, names);
+                if state.lease.is_none_or(|lease| lease.node != from) {
+                    state.holds(from, names);
                 }
             }
             What::Gone => {
-                if book.get(from).is_some_and(|copy| copy.holds) {
-                    book.remove(from, names);
+                if state.get(from).is_some_and(|copy| copy.holds) {
+                    state.remove(from, names);
                 }
             }
             What::Failed { lease: id } => {
-                if book.lease.take_if(|lease| lease.node == from && lease.id == id).is_some() {
-                    book.remove(from, names);
+                if state.lease.take_if(|lease| lease.node == from && lease.id == id).is_some() {
+                    state.remove(from, names);
                 }
             }
-            What::Refused { by } => Self::refused(book, from, &by, names),
+            What::Refused { by } => Self::refused(state, from, &by, names),
             What::Silent { by } => {
-                // It keeps what it has and its lease: taken for dead by two who waited in its queue, a slow node that alone has
-                // a blob would have everybody fetch it anew.
+                // The silent node keeps its blob and its lease. If two nodes in its queue could declare a
+                // slow node dead, and it is the only holder of a blob, every node would fetch the blob again.
                 if let Some(by) = names.find(&by).filter(|by| *by != from) {
                     names.add_load(by, PENALTY);
                 }
             }
         }
-        *copies = (*copies + book.len()).saturating_sub(before);
+        *copies = (*copies + state.len()).saturating_sub(before);
         self.make_room(note.blob);
     }
 
-    fn refused(book: &mut Book, from: No, by: &NodeId, names: &mut Names) {
+    fn refused(state: &mut BlobState, from: No, by: &NodeId, names: &mut Names) {
         let Some(by) = names.find(by).filter(|by| *by != from) else { return };
-        // For all blobs, until it says itself how busy it is: who is dead says nothing any more.
+        // For all blobs, until the node itself says how busy it is. A dead node says nothing any more.
         names.add_load(by, PENALTY);
-        if book.get(from).is_some_and(|copy| copy.parent == by) {
-            book.detach(from, names);
+        if state.get(from).is_some_and(|copy| copy.parent == by) {
+            state.detach(from, names);
         }
-        if book.refused(by) >= REFUSALS {
-            book.remove(by, names);
-            book.lease = book.lease.filter(|lease| lease.node != by);
+        if state.refused(by) >= REFUSALS {
+            state.remove(by, names);
+            state.lease = state.lease.filter(|lease| lease.node != by);
         }
     }
 
-    /// The membership says that a node is gone: nobody is sent there any more, and its leases are free. If it comes back it is known
-    /// by what it tells and asks then.
+    /// The membership says that a node is gone. No requester is sent there any more, and its leases are free.
+    /// If it returns, it is known by its later messages.
     pub fn member_gone(&mut self, node: &NodeId) {
         if *node != self.own {
             self.names.forget(node);
         }
     }
 
-    /// To be called about once a second, or more often: drops what is over, a part of the blobs each time.
+    /// To be called about once a second or more often. Drops expired records, for a part of the blobs each
+    /// time.
     pub fn tick(&mut self, now: u64) {
         if now >= self.faded + FADING {
             self.faded = now;
@@ -350,12 +378,12 @@ impl Tracker {
             self.order.range(self.cursor..).take(TICK).map(|(stamp, blob)| (*stamp, *blob)).collect();
         self.cursor = part.last().filter(|_| part.len() == TICK).map_or(0, |(stamp, _)| stamp + 1);
         for (stamp, blob) in part {
-            let Some(book) = self.books.get_mut(&blob) else { continue };
-            let before = book.len();
-            book.sweep(now, &mut self.names);
-            self.copies = self.copies.saturating_sub(before - book.len());
-            if book.is_empty() {
-                self.books.remove(&blob);
+            let Some(state) = self.states.get_mut(&blob) else { continue };
+            let before = state.len();
+            state.sweep(now, &mut self.names);
+            self.copies = self.copies.saturating_sub(before - state.len());
+            if state.is_empty() {
+                self.states.remove(&blob);
                 self.order.remove(&stamp);
             }
         }
@@ -363,26 +391,26 @@ impl Tracker {
 
     /// What it has done so far and knows now.
     pub fn counts(&self) -> Counts {
-        Counts { blobs: self.books.len() as u64, copies: self.copies as u64, ..self.counts }
+        Counts { blobs: self.states.len() as u64, copies: self.copies as u64, ..self.counts }
     }
 
-    /// How long a lease lasts now: three times what all but one in a hundred fetches took.
+    /// How long a lease lasts now: three times the p99 of fetches.
     pub fn lease_time(&self) -> Duration {
         (self.fetches.p99() * 3).clamp(LEASE_LEAST, LEASE_MOST)
     }
 
-    /// The blob is the one spoken of last.
+    /// Makes the blob the most recently mentioned one.
     fn touch(&mut self, blob: BlobId) {
         self.stamp += 1;
-        let book = self.books.entry(blob).or_default();
-        self.order.remove(&book.stamp);
-        book.stamp = self.stamp;
+        let state = self.states.entry(blob).or_default();
+        self.order.remove(&state.stamp);
+        state.stamp = self.stamp;
         self.order.insert(self.stamp, blob);
     }
 
-    /// Forgets the blobs that were spoken of longest ago, never `kept`, until the limits are kept.
+    /// Forgets the blobs that were mentioned longest ago, never `kept`, until the limits are met.
     fn make_room(&mut self, kept: BlobId) {
-        while self.books.len() > self.limits.blobs || self.copies > self.limits.copies {
+        while self.states.len() > self.limits.blobs || self.copies > self.limits.copies {
             let Some((stamp, blob)) = self.order.iter().next().map(|(stamp, blob)| (*stamp, *blob)) else {
                 return;
             };
@@ -390,18 +418,18 @@ impl Tracker {
                 return;
             }
             self.order.remove(&stamp);
-            if let Some(mut book) = self.books.remove(&blob) {
-                self.copies = self.copies.saturating_sub(book.len());
-                book.clear(&mut self.names);
+            if let Some(mut state) = self.states.remove(&blob) {
+                self.copies = self.copies.saturating_sub(state.len());
+                state.clear(&mut self.names);
                 self.counts.forgotten += 1;
             }
         }
     }
 }
 
-/// So often loads fade, in microseconds.
+/// How often loads fade, in microseconds.
 const FADING: u64 = 1_000_000;
-/// So many blobs are looked at in one tick.
+/// How many blobs one tick looks at.
 const TICK: usize = 1_024;
 
 fn micros(time: Duration) -> u64 {

@@ -1,7 +1,9 @@
-//! The nodes that a tracker speaks of, by small numbers: 4 bytes in a record instead of 16, and one place for what is known of each.
+//! Small numbers for the nodes that a tracker mentions: 4 bytes in a record instead of 16, and one place for
+//! what is known about each node.
 //!
-//! A node that is gone keeps its number until the last record with it has gone, but is found no more: who comes back under the same name gets
-//! a new number, so that what was known of the one who went is not believed of the one who came.
+//! A node that is gone keeps its number until the last record with it is removed, but it is no longer found.
+//! If it returns with the same id it gets a new number. So nothing that was known about its previous run is
+//! applied to the new one.
 
 use std::collections::HashMap;
 
@@ -10,26 +12,27 @@ use crate::id::NodeId;
 /// A node's number in one tracker.
 pub(super) type No = u32;
 
-/// No node.
+/// Stands for no node.
 pub(super) const NOBODY: No = No::MAX;
 
 #[derive(Debug)]
 struct Name {
     node: NodeId,
     gone: bool,
-    /// MiB that it has to send, as it said last, and what it was given since.
+    /// MiB that it has to send: what it said last, plus the work that it was given since.
     load: u16,
-    /// Records with this number.
+    /// The number of records with this number.
     records: u32,
-    /// Who sends it most, as it said last.
-    sender: No,
-    /// Who follows it: the first of those who said that it sends them most. And until when that is believed, microseconds.
+    /// Its upstream, as it said last.
+    upstream: No,
+    /// The node that follows it: the first of those that named it as their upstream. And until when that
+    /// holds, in microseconds.
     follower: No,
     follows_until: u64,
 }
 
-/// Who has not said again for so long that a node sends it most does not follow it any more, microseconds. A node that reads over a narrow line asks
-/// one tracker every few seconds.
+/// A node that has not named its upstream again for this long does not follow it any more, in microseconds. A
+/// node that reads over a narrow link asks one tracker every few seconds.
 const FOLLOWS: u64 = 15_000_000;
 
 #[derive(Debug, Default)]
@@ -40,7 +43,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Its number, a new one where it is not known.
+    /// The node's number. An unknown node gets a new one.
     pub(super) fn number(&mut self, node: NodeId) -> No {
         if let Some(no) = self.numbers.get(&node) {
             return *no;
@@ -50,7 +53,7 @@ impl Names {
             gone: false,
             load: 0,
             records: 0,
-            sender: NOBODY,
+            upstream: NOBODY,
             follower: NOBODY,
             follows_until: 0,
         };
@@ -68,7 +71,7 @@ impl Names {
         no
     }
 
-    /// Its number, if it is known and not gone.
+    /// The node's number, if it is known and not gone.
     pub(super) fn find(&self, node: &NodeId) -> Option<No> {
         self.numbers.get(node).copied()
     }
@@ -85,50 +88,52 @@ impl Names {
         self.names[no as usize].load
     }
 
-    /// It said how much it has to send.
+    /// The node said how much it has to send.
     pub(super) fn set_load(&mut self, no: No, load: u16) {
         self.names[no as usize].load = load;
     }
 
-    /// It was given more to send, or has done so.
+    /// The node was given more to send, or has sent it.
     pub(super) fn add_load(&mut self, no: No, mib: i16) {
         let load = &mut self.names[no as usize].load;
         *load = load.saturating_add_signed(mib);
     }
 
-    /// It said who sends it most. True if it is the one that follows that node: there was none, or it was the one.
-    pub(super) fn follows(&mut self, no: No, sender: Option<No>, now: u64) -> bool {
-        let sender = sender.filter(|sender| *sender != no).unwrap_or(NOBODY);
-        let before = std::mem::replace(&mut self.names[no as usize].sender, sender);
-        if before != sender && before != NOBODY && self.names[before as usize].follower == no {
+    /// The node named its upstream. True if it is now the one that follows that node: there was no other, or
+    /// it already was.
+    pub(super) fn follows(&mut self, no: No, upstream: Option<No>, now: u64) -> bool {
+        let upstream = upstream.filter(|upstream| *upstream != no).unwrap_or(NOBODY);
+        let before = std::mem::replace(&mut self.names[no as usize].upstream, upstream);
+        if before != upstream && before != NOBODY && self.names[before as usize].follower == no {
             self.names[before as usize].follower = NOBODY;
         }
-        if sender == NOBODY || self.follower(sender, now).is_some_and(|other| other != no) {
+        if upstream == NOBODY || self.follower(upstream, now).is_some_and(|other| other != no) {
             return false;
         }
-        let name = &mut self.names[sender as usize];
+        let name = &mut self.names[upstream as usize];
         (name.follower, name.follows_until) = (no, now.saturating_add(FOLLOWS));
         true
     }
 
-    /// Who follows it.
+    /// The node that follows it.
     pub(super) fn follower(&self, no: No, now: u64) -> Option<No> {
         let name = &self.names[no as usize];
         let known = name.follower != NOBODY && now < name.follows_until;
         Some(name.follower).filter(|follower| known && !self.is_gone(*follower))
     }
 
-    /// After each second: what was heard of loads fades, because who has nothing to ask does not say that it is idle.
+    /// Called every second. Known loads fade, because a node that has nothing to ask does not say that it is
+    /// idle.
     pub(super) fn fade(&mut self) {
         self.names.iter_mut().for_each(|name| name.load -= name.load / 4);
     }
 
-    /// A record with this number was made.
+    /// A record with this number was created.
     pub(super) fn hold(&mut self, no: No) {
         self.names[no as usize].records += 1;
     }
 
-    /// A record with this number has gone.
+    /// A record with this number was removed.
     pub(super) fn release(&mut self, no: No) {
         let name = &mut self.names[no as usize];
         name.records = name.records.saturating_sub(1);

@@ -42,17 +42,17 @@ fn tell(tracker: &mut Tracker, now: u64, from: u8, what: What) {
 fn lease(answer: Answer) -> u64 {
     match answer {
         Answer::Lease { lease, .. } => lease,
-        other => panic!("{other:?} is no lease"),
+        other => panic!("{other:?} is not a lease"),
     }
 }
 
 #[test]
-fn who_wants_a_part_takes_no_slot_and_is_named_to_nobody() {
+fn a_requester_of_a_part_takes_no_slot_and_is_not_named() {
     let mut tracker = tracker();
     let part = |tracker: &mut Tracker, from: u8| {
         tracker.ask(0, node(from), &Ask { part: true, ..ask_of(&[1], &[]) }, &|_| false)[0]
     };
-    // The first node that wants a little of what nobody has gets no lease, however often it asks.
+    // The first node that wants a part of a blob without holders gets no lease, however often it asks.
     assert_eq!([part(&mut tracker, 50), part(&mut tracker, 50)], [Answer::NotMine; 2]);
     assert_eq!(tracker.counts().copies, 0);
     let first = lease(part(&mut tracker, 1));
@@ -64,13 +64,13 @@ fn who_wants_a_part_takes_no_slot_and_is_named_to_nobody() {
     for from in 2..50 {
         assert_eq!(part(&mut tracker, from), Answer::Go { first: node(1), second: None });
     }
-    tracker.books[&blob(1)].check();
+    tracker.states[&blob(1)].check();
     assert_eq!(tracker.counts().copies, 1);
 }
 
-/// Holders whose slots are all taken are better for a part than a node that has nothing yet.
+/// A holder whose slots are all taken is better for a part than a node that has nothing yet.
 #[test]
-fn a_part_comes_from_who_has_it_also_when_all_slots_are_taken() {
+fn a_part_comes_from_a_holder_even_when_all_slots_are_taken() {
     let mut tracker = tracker();
     tell(&mut tracker, 0, 1, What::Have);
     (2..8).for_each(|from| _ = ask(&mut tracker, 0, from, &[]));
@@ -93,17 +93,18 @@ fn the_first_fetches_and_the_others_wait_in_a_tree() {
         }
     }
     assert!(children.values().all(|count| *count <= SLOTS), "{children:?}");
-    tracker.books[&blob(1)].check();
+    tracker.states[&blob(1)].check();
     tell(&mut tracker, 50 * MS, 1, What::Have);
     for from in 2..=200 {
         tell(&mut tracker, 60 * MS, from, What::Have);
     }
-    tracker.books[&blob(1)].check();
+    tracker.states[&blob(1)].check();
     assert!(matches!(ask(&mut tracker, 70 * MS, 201, &[]), Answer::Go { second: Some(_), .. }));
     assert_eq!(tracker.counts().leased, 1);
 }
 
-/// A tracker knows best how much it has to send itself, and names another where that is much. It knew what it had given itself to do, which faded.
+/// A tracker knows best how much it has to send itself, and names another node if that is much. It knew only
+/// the work that it had given itself, which faded.
 #[test]
 fn regression_a_tracker_that_is_busy_does_not_serve() {
     let mut tracker = tracker();
@@ -115,11 +116,12 @@ fn regression_a_tracker_that_is_busy_does_not_serve() {
     assert_eq!(
         tracker.names.load(tracker.names.find(&node(0)).unwrap()),
         40,
-        "what it was given is not there yet"
+        "what it was given has not arrived yet"
     );
 }
 
-/// The first tracker has died: those who ask the next are sent to who fetches by his lease, unless that came to nothing.
+/// The first tracker has died. Requesters that ask the next are sent to the node with the first one's lease,
+/// unless its fetch failed.
 #[test]
 fn a_lease_of_the_tracker_before_is_as_good_as_a_copy() {
     let mut tracker = tracker();
@@ -131,7 +133,7 @@ fn a_lease_of_the_tracker_before_is_as_good_as_a_copy() {
             "{from}"
         );
     }
-    tracker.books[&blob(1)].check();
+    tracker.states[&blob(1)].check();
     assert_eq!(tracker.counts().leased, 0);
     (2..=3).for_each(|from| tell(&mut tracker, 2 * MS, from, What::Refused { by: node(1) }));
     lease(ask(&mut tracker, 2 * MS, 1, &[]));
@@ -142,7 +144,7 @@ fn the_tracker_serves_what_it_has_until_its_slots_are_taken() {
     let mut tracker = tracker();
     tell(&mut tracker, 0, 9, What::Have);
     let mut ask = |from: u8| {
-        // What it has been given to do is done by then.
+        // Its work is done by then.
         (0..5).for_each(|_| tracker.names.fade());
         tracker.ask(0, node(from), &ask_of(&[1], &[]), &|_| true)[0]
     };
@@ -157,7 +159,7 @@ fn the_tracker_serves_what_it_has_until_its_slots_are_taken() {
 fn when_all_slots_are_taken_the_least_busy_takes_one_more() {
     let mut tracker = tracker();
     tell(&mut tracker, 0, 1, What::Have);
-    // Whoever is sent there rules all others out the next time, so that none of them can be a parent.
+    // A node that is sent there excludes all others the next time, so that none of them can be a parent.
     for from in 2..=20 {
         let others: Vec<u8> = (2..=20).collect();
         assert_eq!(ask(&mut tracker, 0, from, &others), Answer::Go { first: node(1), second: None });
@@ -184,7 +186,7 @@ fn a_lease_that_is_late_failed_refused_or_orphaned_goes_to_the_next() {
     lease(ask(&mut tracker, late, 6, &[]));
     tracker.member_gone(&node(6));
     lease(ask(&mut tracker, late, 7, &[]));
-    // The asker cannot reach node 7: it takes the lease over.
+    // The requester cannot reach node 7 and takes the lease over.
     lease(ask(&mut tracker, late, 8, &[7]));
     assert_eq!(tracker.counts().overtaken, 1);
     assert_eq!(
@@ -193,22 +195,22 @@ fn a_lease_that_is_late_failed_refused_or_orphaned_goes_to_the_next() {
     );
 }
 
-/// Those who waited for its queue told of it as of one who refuses. A slow node that was ahead of all others was taken to have nothing any more as soon
-/// as two had waited for a p99, and nearly every blob was fetched once more.
+/// The nodes in its queue reported it as if it had refused. A slow node in front of all others was believed
+/// to have nothing as soon as two had waited for a p99, and nearly every blob was fetched once more.
 #[test]
-fn regression_who_is_silent_keeps_what_it_has() {
+fn regression_a_silent_node_keeps_its_blobs() {
     let mut tracker = tracker();
     tell(&mut tracker, 0, 1, What::Have);
     (2..6).for_each(|from| tell(&mut tracker, 0, from, What::Silent { by: node(1) }));
     assert_eq!(ask(&mut tracker, 0, 2, &[]), Answer::Go { first: node(1), second: None });
-    // It is busy: whoever takes it from there is named before it.
+    // It is busy: a node that takes the blob from it is named first.
     assert!(matches!(ask(&mut tracker, 0, 3, &[]), Answer::Wait { parent, .. } if parent == node(2)));
-    // Whoever cannot reach either gets the lease.
+    // A node that cannot reach either gets the lease.
     lease(ask(&mut tracker, 0, 4, &[1, 2, 3]));
 }
 
 #[test]
-fn who_is_busy_is_so_for_some_seconds() {
+fn a_busy_node_is_busy_for_some_seconds() {
     let mut tracker = tracker();
     tell(&mut tracker, 0, 1, What::Have);
     tell(&mut tracker, 0, 2, What::Silent { by: node(1) });
@@ -216,7 +218,7 @@ fn who_is_busy_is_so_for_some_seconds() {
     let waits = |tracker: &mut Tracker, from| matches!(ask(tracker, 0, from, &[]), Answer::Wait { .. });
     assert!(waits(&mut tracker, 3));
     (0..20).for_each(|_| tracker.names.fade());
-    // Both have got it: nobody takes it from the first any more.
+    // Both have got it, and no node takes it from the first any more.
     (2..=3).for_each(|from| tell(&mut tracker, 0, from, What::Have));
     (2..=3).for_each(|from| tell(&mut tracker, 0, from, What::Gone));
     assert!(!waits(&mut tracker, 4));
@@ -232,14 +234,14 @@ fn a_holder_that_is_refused_twice_is_forgotten_and_comes_back_with_a_note() {
     tell(&mut tracker, 0, 3, What::Refused { by: node(1) });
     lease(ask(&mut tracker, 0, 2, &[]));
     tell(&mut tracker, 0, 1, What::Have);
-    // It has a bad name for some seconds yet.
+    // Its penalty lasts for some seconds more.
     (0..20).for_each(|_| tracker.names.fade());
     assert_eq!(ask(&mut tracker, 0, 3, &[]), go);
     tell(&mut tracker, 0, 1, What::Gone);
     assert!(matches!(ask(&mut tracker, 0, 4, &[]), Answer::Wait { .. }));
 }
 
-/// A tracker that had not yet spoken of itself did not find itself among those that the asker ruled out, and sent him to itself.
+/// A tracker that had not recorded itself yet did not find itself among the excluded nodes, and named itself.
 #[test]
 fn regression_a_tracker_that_is_ruled_out_in_the_first_question_does_not_serve() {
     let answer = tracker().ask(0, node(1), &ask_of(&[1], &[0]), &|_| true)[0];
@@ -257,10 +259,10 @@ fn the_busy_are_spared() {
     assert_eq!(ask(&mut tracker, 0, 9, &[]), Answer::Go { first: node(1), second: Some(node(2)) });
 }
 
-/// A node ticked ten times a second, and each time a quarter was forgotten: whoever had a hundred blobs to send, and nothing to ask, was taken for
-/// idle a second later, and was given a hundred more.
+/// A node ticked ten times a second, and each time a quarter of the loads faded. A node with a hundred blobs
+/// to send, which asked nothing, counted as idle a second later and was given a hundred more.
 #[test]
-fn regression_who_is_busy_is_not_forgotten_the_sooner_the_more_often_it_ticks() {
+fn regression_loads_fade_independently_of_the_tick_rate() {
     let mut tracker = tracker();
     for (from, backlog) in [(1, 100), (2, 20)] {
         tell(&mut tracker, 0, from, What::Have);
@@ -272,9 +274,9 @@ fn regression_who_is_busy_is_not_forgotten_the_sooner_the_more_often_it_ticks() 
     assert!((30..=60).contains(&loads[0]) && loads[0] > 2 * loads[1], "{loads:?}");
 }
 
-/// Else a ring of nodes, each of which sends to one and receives from one, would not stay one.
+/// Otherwise a ring of nodes, each of which sends to one and receives from one, would not remain a ring.
 #[test]
-fn who_sends_to_the_asker_already_is_named_again_unless_he_is_much_busier() {
+fn the_upstream_is_named_again_unless_it_is_much_busier() {
     let named = |load: u16| {
         let mut tracker = tracker();
         for from in 1..=4 {
@@ -292,18 +294,18 @@ fn who_sends_to_the_asker_already_is_named_again_unless_he_is_much_busier() {
     assert!([17, 100].map(named).iter().all(|first| *first != node(3)));
 }
 
-/// Two of them would have half a line each, and all who stand behind them.
+/// Two followers would have half a link each, and so would all nodes behind them.
 #[test]
-fn of_two_whom_one_node_sends_most_the_first_stays_and_the_other_is_sent_to_the_rows_end() {
+fn of_two_followers_the_first_stays_and_the_other_goes_to_the_end_of_the_chain() {
     const LONG: u64 = 20_000 * MS;
     let mut tracker = tracker();
-    let mut named = |now: u64, from: u8, sender: u8| {
-        // Another blob each time: what the one before was sent to is no reason.
+    let mut named = |now: u64, from: u8, upstream: u8| {
+        // A new blob each time, so that the earlier answer has no influence.
         let mut id = BlobId([from; 32]);
         id.0[..8].copy_from_slice(&now.to_be_bytes());
         let group = Group(1);
         (3..=5).for_each(|has| tracker.note(now, node(has), &Note { group, blob: id, what: What::Have }));
-        let asks = Ask { blobs: vec![id], sender: Some(node(sender)), ..ask_of(&[], &[]) };
+        let asks = Ask { blobs: vec![id], sender: Some(node(upstream)), ..ask_of(&[], &[]) };
         let answer = tracker.ask(now, node(from), &asks, &|_| false)[0];
         tracker.note(now, node(from), &Note { group, blob: id, what: What::Have });
         match answer {
@@ -313,17 +315,18 @@ fn of_two_whom_one_node_sends_most_the_first_stays_and_the_other_is_sent_to_the_
     };
     assert_eq!((named(1, 8, 4), named(2, 9, 3)), (node(4), node(3)));
     for now in 3..20 {
-        assert_eq!(named(now, 7, 3), node(5), "whom nobody follows");
+        assert_eq!(named(now, 7, 3), node(5), "the node without a follower");
         assert_eq!(named(now, 9, 3), node(3));
     }
     assert_eq!((named(20, 9, 5), named(21, 7, 3)), (node(5), node(3)), "the place is free");
     assert_ne!(named(22, 9, 3), node(3), "and taken");
-    assert_eq!(named(22 + LONG, 9, 3), node(3), "nothing was heard of the other for long");
+    assert_eq!(named(22 + LONG, 9, 3), node(3), "the other has not asked for long");
 }
 
-/// It names no sender, and was taken to have none from then on; another took the place.
+/// A request for a part names no upstream. The node counted as having none from then on, and another took its
+/// place.
 #[test]
-fn regression_who_asks_for_a_part_still_follows_whom_it_followed() {
+fn regression_a_request_for_a_part_keeps_the_upstream() {
     let mut tracker = tracker();
     let has = |tracker: &mut Tracker, blob: u8| {
         (3..=4).for_each(|from| {
@@ -347,9 +350,9 @@ fn regression_who_asks_for_a_part_still_follows_whom_it_followed() {
     assert_eq!(go(follow(&mut tracker, 7, 4)), node(3));
 }
 
-/// Also where whoever got it has a little more to send than whoever gave it.
+/// Even if the node that got it has a little more to send than the node that sent it.
 #[test]
-fn a_blob_is_passed_on_by_those_who_got_it() {
+fn a_blob_is_passed_on_by_the_nodes_that_got_it() {
     let mut tracker = tracker();
     lease(ask(&mut tracker, 0, 1, &[]));
     for from in 2..=6 {
@@ -360,9 +363,10 @@ fn a_blob_is_passed_on_by_those_who_got_it() {
     }
 }
 
-/// Whoever was heard of first was named to all who wanted a part: those take no slot, and so made him no busier.
+/// The first known holder was named to all requesters of a part. Parts take no slot, and so it did not become
+/// busier.
 #[test]
-fn regression_parts_come_from_all_who_are_equally_idle() {
+fn regression_parts_come_from_all_equally_idle_holders() {
     let mut tracker = tracker();
     (1..=4).for_each(|from| tell(&mut tracker, 0, from, What::Have));
     let mut named = BTreeMap::new();
@@ -442,10 +446,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the tracker has said, seen from outside.
+/// The tracker's answers, as seen from outside.
 #[derive(Default)]
 struct Seen {
-    /// Blob to who was given which lease last, and until when.
+    /// For each blob: which node got which lease last, and until when.
     leases: HashMap<u8, (u64, u8, u64)>,
     gone: HashSet<u8>,
 }
@@ -456,7 +460,7 @@ impl Seen {
             Answer::Serve => vec![node(0)],
             Answer::Go { first, second } => [Some(first), second].into_iter().flatten().collect(),
             Answer::Wait { parent, .. } => vec![parent],
-            Answer::NotMine => panic!("the tracker knows nothing of that"),
+            Answer::NotMine => panic!("the tracker does not say that"),
             Answer::Lease { lease, time } => {
                 if let Some((id, holder, until)) = self.leases.get(&of) {
                     let live = *until > now;
@@ -468,7 +472,7 @@ impl Seen {
         };
         for named in named {
             let i = named.0[0];
-            assert_ne!(i, from, "sent to himself");
+            assert_ne!(i, from, "sent to itself");
             assert!(!not.contains(&i) && !self.gone.contains(&i), "sent to {i}");
         }
     }
@@ -515,7 +519,7 @@ proptest! {
                     seen.gone.remove(&from);
                     let what = What::Refused { by: node(by) };
                     tracker.note(now, node(from), &Note { group: Group(1), blob: blob(of), what });
-                    // It may or may not have ended the lease: not counted then.
+                    // It may or may not have ended the lease, so it does not count.
                     seen.leases.retain(|leased, (_, holder, _)| !(*leased == of && *holder == by));
                 }
                 Step::Lost { node: lost } if lost != 0 => {
@@ -530,11 +534,11 @@ proptest! {
                 }
             }
             // What a tick dropped may be leased again.
-            seen.leases.retain(|leased, _| tracker.books.contains_key(&blob(*leased)));
-            tracker.books.values().for_each(Book::check);
+            seen.leases.retain(|leased, _| tracker.states.contains_key(&blob(*leased)));
+            tracker.states.values().for_each(BlobState::check);
             let counts = tracker.counts();
             prop_assert!(counts.blobs <= tracker.limits.blobs as u64);
-            prop_assert_eq!(counts.copies, tracker.books.values().map(|book| book.len() as u64).sum::<u64>());
+            prop_assert_eq!(counts.copies, tracker.states.values().map(|state| state.len() as u64).sum::<u64>());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A table on every node in the place of trackers.
+//! A table on every node instead of trackers.
 
 use super::*;
 use crate::fleet::Finding;
@@ -25,8 +25,8 @@ fn nodes_with_tables_find_what_the_others_have() {
         assert_eq!(nodes[1].read(id).unwrap(), store.blobs.lock()[id]);
     }
     assert_eq!(store.fetches(), 8, "{:?}", nodes[1].fleet.counts());
-    assert_eq!(nodes[1].fleet.counts().asks, 0, "it asks nobody");
-    // Who comes later is told as well, and what goes is heard of.
+    assert_eq!(nodes[1].fleet.counts().asks, 0, "it asks no tracker");
+    // A node that joins later is told as well, and so are evictions.
     nodes.push(with_table(&store, nodes.first()));
     see_each_other(&nodes);
     soon("the last has heard of all", || knows(&nodes[3], 16));

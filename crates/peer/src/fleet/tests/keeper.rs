@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A node that keeps, and the cache that it will keep with.
+/// A node that keeps copies, and the cache for them.
 fn lender(store: &Arc<Store>, join: &Node) -> (Node, Arc<dyn Origin>) {
     let lender = Node::changed(store, Role::Node, Some(join), |parts| parts.keeps = true);
     lender.fleet.set_free(1000);
@@ -11,7 +11,7 @@ fn lender(store: &Arc<Store>, join: &Node) -> (Node, Arc<dyn Origin>) {
     (lender, Arc::new(cache))
 }
 
-/// How many of these it tracks, in all: its share.
+/// How many of these the lender tracks.
 fn tracked(lender: &Node, ids: &[BlobId]) -> u64 {
     let mut placed = lender.fleet.inner.placed.lock();
     let mut first = |id: &BlobId| placed.trackers(Group::alone(id)).first().copied();
@@ -19,7 +19,7 @@ fn tracked(lender: &Node, ids: &[BlobId]) -> u64 {
 }
 
 #[test]
-fn who_lends_only_copies_what_it_tracks() {
+fn a_lender_copies_only_what_it_tracks() {
     let (store, ids) = Store::with(12, 50_000);
     let node = Node::start(&store, Role::Node, None);
     let (lender, cache) = lender(&store, &node);
@@ -30,16 +30,17 @@ fn who_lends_only_copies_what_it_tracks() {
     ids.iter().for_each(|id| drop(node.read(id).unwrap()));
     let share = tracked(lender, &ids);
     soon("it has its share", || lender.fleet.counts().kept >= share);
-    // What it is told again it has, and what others track it leaves alone.
-    node.fleet.inner.tell_all();
+    // It already has what it is told again, and ignores what others track.
+    node.fleet.inner.report_all();
     std::thread::sleep(Duration::from_millis(400));
     assert_eq!(lender.fleet.counts().kept, share);
     assert_eq!((store.fetches(), lender.fleet.counts().origin_blobs), (12, 0), "copies come from the node");
 }
 
-/// It knew of no groups, so it asked a tracker that knew nothing, had each copy from the origin, and told of it where nobody asks.
+/// It knew no groups. So it asked a tracker that knew nothing, fetched each copy from the origin, and
+/// reported it to a tracker that no reader asks.
 #[test]
-fn regression_who_lends_knows_the_groups_of_what_it_is_told() {
+fn regression_a_lender_learns_groups_from_notes() {
     let (store, ids) = Store::with(12, 50_000);
     let nodes = Node::fleet_of(&store, 2);
     let (lender, cache) = lender(&store, &nodes[0]);
@@ -47,7 +48,7 @@ fn regression_who_lends_knows_the_groups_of_what_it_is_told() {
     see_each_other(&nodes);
     let (readers, lender) = (&nodes[..2], &nodes[2]);
     lender.fleet.keep_with(&cache).unwrap();
-    // Each blob is in a group of its own, which only who mounts the tree knows.
+    // Each blob is in a group of its own, which only nodes that mount the tree know.
     for (number, id) in ids.iter().enumerate() {
         readers.iter().for_each(|node| assert!(node.fleet.inner.groups.learn(id, number as u64 * 16)));
     }
@@ -60,7 +61,7 @@ fn regression_who_lends_knows_the_groups_of_what_it_is_told() {
     assert_eq!((store.fetches(), lender.fleet.counts().origin_blobs), (12, 0), "copies come from the node");
 }
 
-/// Opening its cache takes a lender a while, in which the others know it already and tell it what they have, one time.
+/// Opening its cache takes a lender a while. Other nodes already know it then, and report their blobs once.
 #[test]
 fn regression_what_a_lender_is_told_before_its_cache_is_open_is_copied() {
     let (store, ids) = Store::with(12, 50_000);
@@ -73,13 +74,13 @@ fn regression_what_a_lender_is_told_before_its_cache_is_open_is_copied() {
     ids[6..].iter().for_each(|id| drop(node.read(id).unwrap()));
     let share = tracked(lender, &ids);
     soon("it knows of its share", || lender.fleet.tracker_counts().blobs >= share);
-    assert_eq!(lender.fleet.counts().kept, 0, "with what?");
+    assert_eq!(lender.fleet.counts().kept, 0, "it has no cache yet");
     lender.fleet.keep_with(&cache).unwrap();
     soon("it has its share", || lender.fleet.counts().kept >= share);
 }
 
 #[test]
-fn who_does_not_keep_says_so() {
+fn a_node_that_does_not_keep_says_so() {
     let (store, _) = Store::with(1, 1_000);
     let node = Node::start(&store, Role::Node, None);
     let cache: Arc<dyn Origin> = store.clone();

@@ -16,7 +16,7 @@ fn with_keeper(node: &Node) {
     *node.filler.lock() = Some(keeper);
 }
 
-/// Some bytes of a part, compared with the store's.
+/// Compares bytes of a part with the store's.
 fn right(store: &Store, id: &BlobId, part: &Part, offset: u32, len: u32) {
     let bytes = store.blobs.lock()[id].clone();
     let from = part.offset as usize;
@@ -38,14 +38,14 @@ fn a_little_of_a_blob_moves_little_from_the_node_that_has_it() {
     }
     let (counts, net) = (nodes[1].fleet.counts(), nodes[1].fleet.net_counts());
     assert_eq!((counts.peer_parts, counts.origin_parts, counts.peer_blobs), (4, 0, 0), "{counts:?}");
-    // All of it: what comes together with a frame's header used not to be counted.
+    // All of it: bytes that arrived together with a frame's header were not counted.
     assert_eq!(
         (counts.peer_part_bytes, net.blob_bytes_in),
         (5 << 16, 5 << 16),
         "one range crosses two groups"
     );
     assert_eq!((store.fetches(), store.parts.lock().0), (4, 0));
-    // Who read a part is sent to by nobody.
+    // No node is sent to a node that read only a part.
     for id in &ids {
         assert_eq!(nodes[2].read(id).unwrap(), store.blobs.lock()[id]);
     }
@@ -53,12 +53,12 @@ fn a_little_of_a_blob_moves_little_from_the_node_that_has_it() {
 }
 
 #[test]
-fn regression_of_a_blob_that_nobody_has_one_node_has_parts_and_the_rest_comes_once_for_all() {
+fn regression_without_a_holder_one_node_gets_parts_and_the_rest_comes_once_for_all() {
     let (store, ids) = Store::with(3, 1 << 20);
     let nodes = Node::fleet_of(&store, 3);
     nodes.iter().for_each(with_keeper);
     for (n, id) in (1..).zip(&ids) {
-        // One node that reads a little of it has parts only, however often.
+        // One node that reads a little fetches parts only, however often.
         for offset in [500_000, 70_000] {
             right(&store, id, &nodes[2].fleet.fetch_part(id, offset, 4096).unwrap(), offset, 4096);
         }
@@ -114,7 +114,7 @@ fn regression_of_what_a_depot_has_each_gets_its_part_and_the_rest_does_not_follo
         nodes[0].disk.0.put(id, &Sums::of(&bytes), &bytes).unwrap();
         for node in &nodes[1..] {
             right(&store, id, &node.fleet.fetch_part(id, 70_000, 4096).unwrap(), 70_000, 4096);
-            // The lease is given back by a note.
+            // A note gives the lease back.
             std::thread::sleep(Duration::from_millis(100));
         }
     }
@@ -137,16 +137,16 @@ fn regression_parts_have_longer_the_more_are_wanted_at_once() {
     let inner = &nodes[1].fleet.inner;
     nodes[0].read(&ids[0]).unwrap();
     nodes[1].fleet.fetch_part(&ids[0], 0, 4096).unwrap();
-    assert_eq!(inner.parts.load(Ordering::SeqCst), 0, "each that has come counts no more");
+    assert_eq!(inner.parts.load(Ordering::SeqCst), 0, "finished ones do not count");
     assert!(inner.pace().peer < Duration::from_millis(500), "{:?}", inner.pace());
-    // 64 parts of 192 KiB take half a second of a line of 200 Mbit/s.
+    // 64 parts of 192 KiB take half a second on a link of 200 Mbit/s.
     inner.parts.store(64, Ordering::SeqCst);
     assert!(inner.pace().peer > Duration::from_secs(1), "{:?}", inner.pace());
     inner.parts.store(0, Ordering::SeqCst);
 }
 
 #[test]
-fn many_who_want_a_part_at_once_have_it_fetched_once() {
+fn a_part_that_many_want_at_once_is_fetched_once() {
     let (store, ids) = Store::with(1, 1 << 20);
     let nodes = Node::fleet_of(&store, 6);
     nodes.iter().for_each(with_keeper);
@@ -173,7 +173,7 @@ fn a_part_that_a_node_makes_up_is_had_from_elsewhere() {
         let mut file = tempfile::tempfile().unwrap();
         let mut sent = bytes.clone();
         let lie = match number {
-            // Other bytes, with CRCs of their own.
+            // Other bytes, with matching CRCs.
             0 => {
                 sent[70_000] ^= 1;
                 let fits = Sums::of(&sent);
@@ -183,7 +183,7 @@ fn a_part_that_a_node_makes_up_is_had_from_elsewhere() {
                     sums[from..].copy_from_slice(&crcs);
                 })
             }
-            // Right bytes, with a CRC that is not theirs: the cache would not take them.
+            // Right bytes, with a CRC that does not match. The cache would reject them.
             _ => forged(&Sums::of(&bytes), |sums| *sums.last_mut().unwrap() ^= 1),
         };
         std::io::Write::write_all(&mut file, &sent).unwrap();
@@ -206,7 +206,7 @@ fn a_part_that_is_not_in_the_blob_is_refused() {
     assert_eq!(some, store.blobs.lock()[&ids[0]][199_900..]);
 }
 
-/// Blobs of one group that are wanted at once are asked about together, and each comes.
+/// Questions about blobs of one group that are wanted at once are merged, and each blob arrives.
 #[test]
 fn neighbours_are_asked_about_together() {
     let (store, ids) = Store::with(16, 50_000);
@@ -235,8 +235,9 @@ fn neighbours_are_asked_about_together() {
     assert_eq!((counts.peer_blobs, store.fetches()), (16, 16));
 }
 
-/// The part is being asked for, or has the whole fetched behind it, and somebody on the same node wants the whole: each gets what it wants, nobody
-/// waits for the other, and the store is asked for the blob once.
+/// A part is being requested, or the whole is being fetched behind it, and a reader on the same node wants
+/// the whole. Each gets what it wants without waiting for the other, and the store is asked for the blob
+/// once.
 #[test]
 fn a_part_and_the_whole_may_be_wanted_on_one_node_at_once() {
     let (store, ids) = Store::with(8, 1 << 20);
@@ -266,5 +267,5 @@ fn a_part_and_the_whole_may_be_wanted_on_one_node_at_once() {
     }
     let troubles: u64 = nodes.iter().map(|node| node.fleet.counts().troubles()).sum();
     assert!(store.fetches() <= 8 + troubles, "{} fetches, {troubles} troubles", store.fetches());
-    assert!(begun.elapsed() < Duration::from_secs(20), "somebody waited: {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(20), "a reader waited: {:?}", begun.elapsed());
 }

@@ -1,6 +1,6 @@
-//! A line that has room: that plans are told of it.
+//! A link that has room: plans are told of it.
 
-use super::super::asker::Run;
+use super::super::driver::Run;
 use super::*;
 use crate::arriving::Arriving;
 use crate::plan::Event;
@@ -11,8 +11,8 @@ fn a_plan_hears_that_half_of_the_line_is_idle() {
     let node = Node::start(&store, Role::Node, None);
     let inner = &node.fleet.inner;
     let mut run = Run::new(inner, &ids[0], &Arriving::new(ids[0], Verify::Blake3));
-    // Seconds of the line's own reckoning, with what came in each of them.
-    let second = |n: u64, bytes: u64| inner.line.came(n * 1_000_000, bytes);
+    // Seconds of the link's own clock, with the bytes that arrived in each of them.
+    let second = |n: u64, bytes: u64| inner.capacity.came(n * 1_000_000, bytes);
     second(1, 6_000_000);
     assert_eq!(run.look(), [], "the line is full");
     second(2, 1_000_000);

@@ -1,4 +1,5 @@
-//! Fleets in virtual time: machines, a network that loses, delays, doubles and cuts, and one clock for all.
+//! Fleets in virtual time: machines, a network that loses, delays, duplicates and cuts, and one clock for
+//! all.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -23,7 +24,7 @@ fn address(n: usize) -> SocketAddr {
 
 fn member(n: usize, run: u64) -> Member {
     let mut node = [0; 16];
-    // Ids are random in life: those of neighbours must not be neighbours.
+    // Real ids are random, so the ids of neighbours must not be neighbours.
     node[..8].copy_from_slice(&Dice::new(n as u64 + 1).throw().to_be_bytes());
     Member {
         node: NodeId(node),
@@ -44,10 +45,10 @@ struct Node {
     tick: Duration,
 }
 
-/// When, which of those at once, at whom, and a datagram; nothing: a tick.
+/// The time, the order within that time, the receiver, and a datagram. None: a tick.
 type Happening = Reverse<(Duration, u64, usize, Option<Vec<u8>>)>;
 
-/// The world.
+/// The simulated world.
 struct World {
     now: Duration,
     dice: Dice,
@@ -104,7 +105,7 @@ impl World {
         self.heap.push(Reverse((at, self.count, n, what)));
     }
 
-    /// Takes what a node has to say, and when it wants to be called.
+    /// Collects what a node sends, and when it wants to be called.
     fn after(&mut self, n: usize) {
         let now = self.now;
         let Some(node) = self.nodes.get_mut(&n) else {
@@ -159,7 +160,7 @@ impl World {
         self.now = end;
     }
 
-    /// How long it takes until it is so, in steps of half a second.
+    /// How long it takes until the condition holds, in steps of half a second.
     fn until(&mut self, limit: Duration, so: impl Fn(&World) -> bool) -> Duration {
         let start = self.now;
         while !so(self) {
@@ -207,7 +208,7 @@ fn fleets_join_stay_quiet_and_notice_a_death() {
         world.run(secs(60));
         let since = world.now;
         let bytes = world.traffic(secs(120));
-        assert_eq!(world.gone(since), 0, "nobody dies of nothing");
+        assert_eq!(world.gone(since), 0, "no false deaths");
         world.kill(n - 1);
         let noticed = world.until(secs(40), |world| world.all_see(n - 1));
         println!(
@@ -233,7 +234,7 @@ fn a_lossy_network_that_doubles_has_no_false_deaths_for_long() {
     let early: u64 = world.nodes.values().map(|node| node.machine.returns()).sum();
     println!("{early} returns while joining");
     world.run(secs(180));
-    // A return is a death that was none. It has to be rare, and to heal.
+    // A return is a false death. It must be rare, and heal.
     let returns: u64 = world.nodes.values().map(|node| node.machine.returns()).sum();
     assert!(returns <= 5, "{returns} returns");
     world.loss = 0.3;
@@ -242,14 +243,16 @@ fn a_lossy_network_that_doubles_has_no_false_deaths_for_long() {
     world.until(secs(120), |world| world.all_see(50));
 }
 
-/// Once a node that was unreachable for three seconds was declared down although it answered again: all that was said of the suspicion
-/// had been said while it could not hear it. And once a suspicion that was refuted in time ended in "you are down" all the same.
+/// A node that was unreachable for three seconds was declared down although it answered again: all messages
+/// about the suspicion had been sent while it could not receive them. Also, a suspicion that was refuted in
+/// time ended in "you are down" all the same.
 #[test]
-fn regression_who_was_away_when_it_was_suspected_is_told() {
+fn regression_a_node_that_was_cut_off_learns_of_its_suspicion() {
     let mut world = World::fleet(50, 13);
     world.until(secs(60), |world| world.all_see(50));
     world.run(secs(20));
-    // Nothing reaches the first node, or leaves it, for three seconds: long enough to be suspected by some.
+    // Nothing reaches the first node, or leaves it, for three seconds. That is long enough to be suspected by
+    // some.
     for _ in 0..5 {
         world.cut = Some(1);
         world.run(secs(3));
@@ -287,7 +290,7 @@ fn all_restarted_at_once_find_each_other() {
     let joined = world.until(secs(60), |world| world.all_see(50));
     println!("50 nodes restarted: whole after {joined:?}");
 
-    // Without a contact that answers: from what the runs before had seen.
+    // Without a contact that answers: from the addresses that the earlier runs had seen.
     let remembered: Vec<_> = world.nodes.iter().map(|(n, node)| (*n, node.machine.remembered())).collect();
     (0..50).for_each(|n| world.kill(n));
     for (n, remembered) in remembered.into_iter().filter(|(n, _)| *n > 1) {
@@ -315,7 +318,7 @@ fn a_restart_is_seen_as_another_run_and_a_move_as_the_same_node() {
     };
     assert!(world.nodes[&1].events.iter().any(restarted), "told as a restart");
 
-    // It comes back on another address, before anybody has missed it.
+    // It comes back on another address, before any node has missed it.
     world.kill(4);
     let moved = Member { address: address(40), ..member(4, 3) };
     let machine = Machine::new(&moved, vec![address(0)], 1, world.now);
@@ -331,7 +334,7 @@ fn a_restart_is_seen_as_another_run_and_a_move_as_the_same_node() {
 }
 
 #[test]
-fn who_leaves_is_known_to_be_gone_within_seconds() {
+fn a_node_that_leaves_is_known_to_be_gone_within_seconds() {
     let mut world = World::fleet(50, 4);
     world.until(secs(60), |world| world.all_see(50));
     let now = world.now;
@@ -339,7 +342,7 @@ fn who_leaves_is_known_to_be_gone_within_seconds() {
     world.after(30);
     world.kill(30);
     let noticed = world.until(secs(10), |world| world.all_see(49));
-    println!("50 nodes: a farewell known to all in {noticed:?}");
+    println!("50 nodes: a leave known to all in {noticed:?}");
     assert!(noticed <= secs(5), "{noticed:?}");
 }
 
@@ -360,11 +363,11 @@ fn loads_arrive() {
     let epochs: Vec<u64> = world.nodes.values().map(|node| node.machine.roster().epoch).collect();
     world.run(secs(10));
     let after: Vec<u64> = world.nodes.values().map(|node| node.machine.roster().epoch).collect();
-    assert_eq!(epochs, after, "a load is no change of who is there");
+    assert_eq!(epochs, after, "a load is no change of the members");
 }
 
 #[test]
-fn who_is_alone_says_so_once_and_is_found() {
+fn a_node_that_is_alone_says_so_once_and_is_found() {
     let mut world = World::new(1);
     world.start(5, 1, vec![address(0), address(5)]);
     world.run(secs(120));
@@ -385,7 +388,7 @@ fn who_is_alone_says_so_once_and_is_found() {
 fn a_copied_folder_is_told() {
     let mut world = World::fleet(4, 8);
     world.until(secs(30), |world| world.all_see(4));
-    // Node 2's folder, elsewhere.
+    // Node 2's folder, on another machine.
     let twin = Member { address: address(9), ..member(2, 1) };
     let machine = Machine::new(&twin, vec![address(2)], 1, world.now);
     world.by_address.insert(address(9), 9);
@@ -399,7 +402,8 @@ fn a_copied_folder_is_told() {
 
 #[test]
 fn time_that_stood_still_heals() {
-    // A machine that was suspended: it says and hears nothing for ten minutes, then all its timers are due at once.
+    // A machine that was suspended: it sends and receives nothing for ten minutes, then all its timers are
+    // due at once.
     let mut world = World::fleet(10, 12);
     world.until(secs(30), |world| world.all_see(10));
     let asleep = world.nodes.remove(&3).unwrap();
@@ -437,7 +441,7 @@ fn what_is_no_gossip_is_counted_and_does_no_harm() {
     assert!(machine.sends().is_empty() && machine.roster().members.len() == 1);
 }
 
-/// Datagrams as they are in a fleet's life, of every kind.
+/// Datagrams of every kind that occurs in a fleet.
 fn said() -> Vec<Vec<u8>> {
     let mut world = World::fleet(6, 1);
     world.loss = 0.2;
@@ -486,14 +490,14 @@ proptest! {
     }
 }
 
-/// One datagram of this machine, of which there is to be one.
+/// The only datagram that this machine sends.
 fn only(machine: &mut Machine) -> Vec<u8> {
     let mut sends = machine.sends();
     assert_eq!(sends.len(), 1, "{sends:?}");
     sends.pop().unwrap().1
 }
 
-/// A recorded LIST of some eighty bytes drew a page of 1,400, and a recorded HERE or announcement as much.
+/// A recorded LIST of some eighty bytes caused a page of 1,400, and a recorded HERE or announcement as much.
 #[test]
 fn regression_no_answer_is_longer_than_its_question() {
     let mut here = Machine::new(&member(1, 1), vec![address(2)], 1, secs(0));
@@ -509,7 +513,7 @@ fn regression_no_answer_is_longer_than_its_question() {
     there.receive(secs(0), &announce[..200]);
     assert_eq!((there.sends().len(), there.malformed()), (0, 1), "a short one has no answer");
     there.receive(secs(0), &announce);
-    // It asks for the list as well, as it does every eight seconds at most.
+    // It requests the list as well, as it does every eight seconds at most.
     let feeds: Vec<usize> =
         there.sends().iter().filter(|(_, bytes)| bytes[0] == GOSSIP).map(|(_, bytes)| bytes.len()).collect();
     assert!(feeds.len() == 1 && feeds[0] <= announce.len(), "{feeds:?}");
@@ -539,7 +543,8 @@ fn regression_a_recorded_here_is_no_reason_to_announce() {
     assert!(here.sends().is_empty() && here.malformed() == 0);
 }
 
-/// A node that knows the secret could make up members without end, each of which all remember for hours.
+/// A node that knows the secret could invent members without end, and every node would remember each for
+/// hours.
 #[test]
 fn regression_members_are_not_made_up_without_end() {
     let mut here = Machine::new(&member(1, 1), vec![], 1, secs(0));
@@ -561,7 +566,7 @@ fn regression_members_are_not_made_up_without_end() {
     }
     let known = here.foca.iter_membership_state().len();
     assert!((20..=30).contains(&known), "{known} are known");
-    // By gossip neither; and what is said of those who are known still counts.
+    // Nor by gossip. News about known members still count.
     let mut there = Machine::new(&member(900, 1), vec![address(1)], 9, secs(0));
     there.tick(secs(0));
     here.receive(secs(60), &only(&mut there));

@@ -1,4 +1,4 @@
-//! What foca is handed of the world: a place for what it wants to send, and for what it wants to be reminded of.
+//! The runtime that foca calls: it collects what foca wants to send, and its timers.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,22 +9,22 @@ use foca::{Notification, Runtime, Timer};
 
 use crate::members::who::Who;
 
-/// It collects; the machine looks after each call.
+/// Collects foca's output. The machine reads it after each call.
 #[derive(Default)]
 pub struct World {
-    /// What time it is.
+    /// The current time.
     pub now: Duration,
-    /// What foca wants to be sent.
+    /// What foca wants to send.
     pub said: Vec<(SocketAddr, Vec<u8>)>,
-    /// What leaves the machine.
+    /// What the machine sends.
     pub sends: Vec<(SocketAddr, Vec<u8>)>,
-    /// Who is there may have changed.
+    /// The members may have changed.
     pub changed: bool,
-    /// There is somebody, after there was nobody.
+    /// There is another member, after there was none.
     pub active: bool,
     /// How often this node was declared down and came back.
     pub returns: u64,
-    /// Whom this node itself suspects, in which incarnation, and until when.
+    /// The nodes that this node itself suspects, with their incarnation, and until when.
     pub suspected: Vec<(Who, u16, Duration)>,
     timers: BinaryHeap<Reverse<(Duration, Timer<Who>, u64)>>,
     count: u64,

@@ -11,7 +11,7 @@ use crate::seam::Held;
 
 const SIZE: usize = 200_000;
 
-/// A blob whose segments have all been compared, after some bytes of the file that are not the blob's.
+/// A blob whose segments have all been compared, behind bytes of the file that are not the blob's.
 fn open(bytes: &[u8]) -> Arc<Open> {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(b"before").unwrap();
@@ -22,7 +22,7 @@ fn open(bytes: &[u8]) -> Arc<Open> {
     open
 }
 
-/// Sends all of it to one who reads `slowly`, and gives what arrived.
+/// Sends all of it to a reader that may be slow, and returns what arrived.
 fn through_a_socket(mut out: Outbox, slowly: bool) -> Vec<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -83,12 +83,12 @@ proptest! {
 }
 
 #[test]
-fn what_goes_on_being_filled_takes_no_more_and_more_room() {
+fn a_buffer_that_is_always_filled_does_not_grow() {
     let mut out = Outbox::default();
     for _ in 0..1000 {
         out.end().extend_from_slice(&[1; 1000]);
         let sent = out.len().min(999);
-        out.went(sent);
+        out.count_sent(sent);
         assert!(out.bytes.len() <= GONE + 4000);
     }
     assert_eq!(out.len(), 1000);

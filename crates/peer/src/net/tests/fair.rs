@@ -2,16 +2,16 @@
 
 use super::*;
 
-/// One client that has many requests under way all the time, on one connection.
+/// A client that always has many requests in flight, on one connection.
 struct Greedy<T, F: Fn() -> Call<T>> {
     ask: F,
     many: usize,
     under_way: Vec<Call<T>>,
 }
 
-/// Many more blobs than take turns, and than are in the kernel's buffers.
+/// Many more blobs than take turns, and more than fit into the kernel's buffers.
 const BLOBS: usize = 64;
-/// The same of parts of 1 MiB.
+/// The same for parts of 1 MiB.
 const PARTS: usize = 160;
 
 impl<T, F: Fn() -> Call<T>> Greedy<T, F> {
@@ -20,7 +20,7 @@ impl<T, F: Fn() -> Call<T>> Greedy<T, F> {
         Greedy { ask, many, under_way }
     }
 
-    /// Lets go of what has come, and asks for as many more; how many had come.
+    /// Drops the finished requests, and makes as many new ones. Returns how many had finished.
     fn go_on(&mut self) -> usize {
         self.under_way.retain(|call| !call.is_over());
         let came = self.many - self.under_way.len();
@@ -28,11 +28,12 @@ impl<T, F: Fn() -> Call<T>> Greedy<T, F> {
         came
     }
 
-    /// Whether few of them come while `other` does, not nearly all: in the middle of some rounds, so that one in which this thread was not let run says nothing.
+    /// Checks that few of them finish while `other` does, not nearly all. It runs in the middle of several
+    /// rounds, so that a round in which this thread was not scheduled does not matter.
     fn beside(&mut self, what: &str, mut other: impl FnMut()) {
         let mut rounds: Vec<_> = (0..9)
             .map(|_| {
-                // In the middle of it.
+                // In the middle of a round.
                 until("the stream goes on", || self.go_on() > 0);
                 other();
                 self.go_on()
@@ -45,12 +46,12 @@ impl<T, F: Fn() -> Call<T>> Greedy<T, F> {
     }
 }
 
-/// One bulk connection, so that how several of them share the machine says nothing.
+/// One bulk connection, so that how several of them share the machine does not matter.
 fn one() -> (Net, Net, Arc<Shelf>, Peer) {
     pair(|options| options.without.growth = true)
 }
 
-/// A part waited for all blobs that had been asked for before it, but the last three.
+/// A part waited for all but the last three of the blobs that had been requested before it.
 #[test]
 pub(super) fn regression_small_reads_do_not_wait_for_a_stream_of_whole_blobs() {
     let (here, _there, shelf, peer) = one();

@@ -1,4 +1,4 @@
-//! Others that lie, die or fall silent.
+//! Other nodes that lie, die or fall silent.
 
 use std::net::TcpListener;
 
@@ -8,7 +8,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use super::*;
 use crate::frame::LAST;
 
-/// Sums that lead to the name of `right` and hold the CRCs of `other`, which has the same size.
+/// Sums whose hash is the id of `right`, with the CRCs of `other`, which has the same size.
 fn forged(right: &[u8], other: &[u8]) -> Sums {
     let mut bytes = Sums::of(right).encode();
     let other = Sums::of(other);
@@ -21,7 +21,8 @@ fn forged(right: &[u8], other: &[u8]) -> Sums {
     Sums::decode(&bytes).unwrap()
 }
 
-/// What is promised, and what is given up, where a node of the fleet lies on purpose. docs/PROTOCOL.md says the same.
+/// What is guaranteed, and what is not, if a node of the fleet lies on purpose. docs/PROTOCOL.md says the
+/// same.
 #[test]
 pub(super) fn wrong_bytes_under_crcs_of_their_own_pass_only_where_the_sender_is_trusted() {
     for verify in [Verify::Blake3, Verify::Crc] {
@@ -42,13 +43,14 @@ pub(super) fn wrong_bytes_under_crcs_of_their_own_pass_only_where_the_sender_is_
             }
             Verify::Crc => assert!(whole.is_ok() && large.is_ok()),
         }
-        // Up to 64 KiB goes by the sender's CRC in both.
+        // Ranges up to 64 KiB are verified by the sender's CRC in both.
         assert_eq!(here.read_range(peer, &id, 299_999, 3, TIME).wait().unwrap(), wrong[299_999..300_002]);
     }
 }
 
-/// Small ranges leave from where they lie in memory once their segment was compared. What has changed there meanwhile, or is not there any more, is
-/// seen, passed on to nobody, and the copy looked at; the node goes on.
+/// Small ranges are sent from where they are in memory, once their segment was compared. If they have changed
+/// since, or are gone, the receiver notices, no node passes them on, and the copy is checked. The node
+/// continues.
 #[test]
 fn what_is_lent_and_rots_or_is_cut_short_is_seen() {
     let (here, there, shelf, peer) = pair(|_| ());
@@ -76,19 +78,19 @@ fn what_is_lent_and_rots_or_is_cut_short_is_seen() {
     assert!(there.counters().served > 8);
 }
 
-/// A connection in the clear or under TLS.
+/// A plain connection or one under TLS.
 pub(super) trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Wire for S {}
 
 pub(super) type Stream = Box<dyn Wire>;
 
-/// The value that the proofs hold under TLS.
+/// The value that the proofs cover under TLS.
 fn channel<S: rustls::SideData>(tls: &rustls::ConnectionCommon<S>) -> [u8; 32] {
     tls.export_keying_material([0; 32], b"EXPORTER-covey-hello", None).unwrap()
 }
 
-/// Somebody who knows the secret, and then does as `and_then` says with the connection.
+/// A program that knows the secret, and then does `and_then` with the connection.
 pub(super) fn impostor<W>(and_then: impl FnOnce(Stream) -> W + Send + 'static) -> Peer
 where
     W: Future<Output = ()>,
@@ -120,7 +122,7 @@ where
     peer
 }
 
-/// The number of the request that comes next.
+/// The number of the next request.
 pub(super) async fn request(stream: &mut Stream) -> u32 {
     let mut head = [0; HEADER];
     stream.read_exact(&mut head).await.unwrap();
@@ -161,7 +163,7 @@ pub(super) fn a_node_that_dies_in_the_middle_of_a_body_leaves_what_was_verified(
 pub(super) fn regression_a_node_that_falls_silent_is_given_up_and_its_connection_closed() {
     let (heard, hears) = std::sync::mpsc::channel();
     let peer = impostor(move |mut stream| async move {
-        // It reads what comes, and says nothing.
+        // It reads everything and says nothing.
         let mut head = [0; HEADER];
         while stream.read_exact(&mut head).await.is_ok() {
             let header = Header::decode(&head).unwrap();
@@ -216,15 +218,15 @@ pub(super) fn what_others_wait_for_is_counted_in_mebibytes() {
     source.append(&bytes[..2 << 20]).unwrap();
     until("half of it went", || there.backlog() == 6);
     drop(calls);
-    until("and nobody waits any more", || there.backlog() == 0);
+    until("and nothing waits any more", || there.backlog() == 0);
 }
 
-/// A connection of a class, spoken by hand, with little room for what comes.
+/// A connection of a class, operated by hand, with a small receive buffer.
 pub(super) async fn by_hand(address: std::net::SocketAddr, class: Class) -> Stream {
     by_hand_as(address, class, NodeId::random()).await
 }
 
-/// The same for a node with this name.
+/// The same for a node with this id.
 pub(super) async fn by_hand_as(address: std::net::SocketAddr, class: Class, node: NodeId) -> Stream {
     let mut options = options();
     options.identity.node = node;
@@ -245,7 +247,7 @@ pub(super) async fn by_hand_as(address: std::net::SocketAddr, class: Class, node
     stream
 }
 
-/// It went on to the blob's end, over a line that was full.
+/// It continued to the blob's end, over a link that was full.
 #[test]
 pub(super) fn regression_what_is_cancelled_ends_with_its_slice() {
     let (there, shelf) = start(options());
@@ -258,14 +260,14 @@ pub(super) fn regression_what_is_cancelled_ends_with_its_slice() {
         let get = Get { blob: id, offset: 0, len: Get::REST }.encode();
         (0..4).for_each(|request| frame::put(&mut out, Type::Get, request, &get));
         stream.write_all(&out).await.unwrap();
-        // Nothing is read, so one of them stands in the middle of a slice.
+        // Nothing is read, so one of them is in the middle of a slice.
         tokio::time::sleep(Duration::from_millis(200)).await;
         out.clear();
         (0..4).for_each(|request| frame::put(&mut out, Type::Cancel, request, &[]));
         stream.write_all(&out).await.unwrap();
         tokio::time::sleep(Duration::from_millis(200)).await;
         let mut came = [0; 4];
-        // What is on its way comes at once, and then no more.
+        // What is in flight arrives at once, and then no more.
         while let Ok(Ok(_)) = tokio::time::timeout(Duration::from_millis(200), async {
             let mut head = [0; HEADER];
             stream.read_exact(&mut head).await?;
@@ -315,7 +317,7 @@ pub(super) fn a_cold_small_range_is_read_by_a_helper_and_is_the_same() {
     for round in 0..3u32 {
         if let Some(Content::Held(held)) = shelf.content(&id) {
             held.file.sync_all().unwrap();
-            // SAFETY: the descriptor is open, and advice changes nothing but what is in memory.
+            // SAFETY: the descriptor is open, and the advice changes only what is in memory.
             unsafe {
                 use std::os::fd::AsRawFd;
                 libc::posix_fadvise(held.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED);

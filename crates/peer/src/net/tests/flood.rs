@@ -1,4 +1,4 @@
-//! One who asks for much and does not read the answers.
+//! A client that requests much and does not read the answers.
 
 use std::sync::atomic::AtomicBool;
 
@@ -11,7 +11,7 @@ pub(super) fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
-/// How many requests a node took, when it has taken no more for a while.
+/// How many requests a node has taken, once it has taken no more for a while.
 pub(super) fn taken(there: &Net) -> u64 {
     let mut last = (u64::MAX, base::time::monotonic());
     until("it takes no more", || {
@@ -24,13 +24,14 @@ pub(super) fn taken(there: &Net) -> u64 {
     last.0
 }
 
-/// What the kernel keeps of answers for one who does not read, at most.
+/// The most that the kernel buffers of answers for a client that does not read.
 pub(super) fn kernel() -> u64 {
     let known = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").unwrap();
     known.split_whitespace().last().unwrap().parse().unwrap()
 }
 
-/// Asks by hand, on one connection, and lets the test look before any answer is read. Returns the answers' types and lengths.
+/// Makes requests by hand, on one connection, and lets the test check before any answer is read. Returns the
+/// answers' types and lengths.
 pub(super) fn unread(
     address: SocketAddr,
     frames: Vec<u8>,
@@ -40,7 +41,7 @@ pub(super) fn unread(
     let runtime = runtime();
     let (mut reads, mut writes) =
         tokio::io::split(runtime.block_on(faults::by_hand(address, Class::Control)));
-    // By itself: the other end stops reading.
+    // In its own thread, because the other end stops reading.
     let writing = runtime.spawn(async move {
         writes.write_all(&frames).await.unwrap();
         writes.flush().await.unwrap();
@@ -63,7 +64,7 @@ pub(super) fn unread(
 }
 
 #[test]
-pub(super) fn who_asks_for_much_and_reads_nothing_costs_one_buffer() {
+pub(super) fn a_client_that_reads_no_answers_costs_one_buffer() {
     const MANY: u32 = 1000;
     const LEN: u32 = 64 << 10;
     for body in [Body::Sendfile, Body::Copy] {
@@ -78,15 +79,20 @@ pub(super) fn who_asks_for_much_and_reads_nothing_costs_one_buffer() {
         (0..MANY).for_each(|request| frame::put(&mut frames, Type::Get, request, &get));
         let came = unread(address, frames, MANY as usize, || {
             let (taken, kernel) = (taken(&there), kernel());
-            // What is in the kernel and in the buffer, and some for the reader's kernel and the answer that filled the buffer.
+            // What is in the kernel and in the buffer, plus the reader's kernel and the answer that filled
+            // the buffer.
             let most = (kernel + (256 << 10)) / u64::from(LEN) + 8;
             println!("{body:?}: {taken} of {MANY} requests were taken; {kernel} bytes are the kernel's");
             assert!(taken <= most, "{body:?}: {taken} requests, not {most}");
             let (here, _) = start(options());
             let peer = Peer { address, node: None };
-            assert_eq!(here.read_range(peer, &id, 5, 5, TIME).wait().unwrap(), bytes[5..10], "others go on");
+            assert_eq!(
+                here.read_range(peer, &id, 5, 5, TIME).wait().unwrap(),
+                bytes[5..10],
+                "other clients continue"
+            );
         });
-        assert!(came == [(Type::Data, LEN); MANY as usize], "all of it comes to one who reads in the end");
+        assert!(came == [(Type::Data, LEN); MANY as usize], "a client that reads in the end gets all of it");
     }
 }
 
@@ -122,9 +128,10 @@ impl Service for Slow {
     }
 }
 
-/// A list is up to 64 KiB, and was neither counted nor waited for: ten thousand requests, which fit into a socket, were as many answers in memory.
+/// A list is up to 64 KiB, and was neither counted nor bounded. Ten thousand requests, which fit into a
+/// socket, became as many answers in memory.
 #[test]
-pub(super) fn regression_lists_that_nobody_reads_are_bounded_too() {
+pub(super) fn regression_unread_lists_are_bounded_too() {
     const MANY: u32 = 1000;
     let slow = Arc::new(Slow::default());
     let there = Net::start(options(), Arc::clone(&slow) as Arc<dyn Service>, Arc::new(|_: &str| {})).unwrap();
@@ -138,7 +145,7 @@ pub(super) fn regression_lists_that_nobody_reads_are_bounded_too() {
         let (here, _) = start(options());
         here.greet(Peer { address, node: None }, TIME).wait().unwrap();
         slow.goes_on.store(true, Ordering::SeqCst);
-        // What the kernel and the buffer take, and what helpers were at meanwhile.
+        // What the kernel and the buffer take, and what helpers were working on in the meantime.
         let (taken, most) = (taken(&there), (kernel() + (256 << 10)) / (64 << 10) + 32 + 8);
         println!("{taken} of {MANY} lists were made");
         assert!(taken <= most, "{taken} lists, not {most}");

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Sender, channel};
 
 use super::*;
 
-/// A blob none of whose bytes have come there: fetches of it stay under way until they do.
+/// A blob of which no bytes have arrived there. Fetches of it stay in flight until they do.
 fn coming(shelf: &Shelf, bytes: &[u8]) -> Arc<Arriving> {
     let source = Arriving::new(Sums::of(bytes).id(), Verify::Crc);
     shelf.blobs.lock().insert(source.id(), Content::Arriving(Arc::clone(&source)));
@@ -24,7 +24,7 @@ fn bulk_connections_grow_with_what_is_under_way_from_one_to_four() {
         let mut calls = Vec::new();
         for under_way in 1..=24u64 {
             calls.push(fetch(&here, peer, &source));
-            // Another one when each has four.
+            // Another one is opened when each has four.
             let right = under_way.div_ceil(4).min(most);
             until("there are as many as that needs", || {
                 let made = here.counters().made;
@@ -41,7 +41,8 @@ fn bulk_connections_grow_with_what_is_under_way_from_one_to_four() {
     }
 }
 
-/// Keeps a node's control thread busy until what it returns goes: what is asked meanwhile gathers.
+/// Keeps a node's control thread busy until the returned value is dropped. Requests in the meantime
+/// accumulate.
 fn hold(net: &Net) -> Sender<()> {
     let ((holds, held), (begins, begun)) = (channel::<()>(), channel());
     net.spawn(async move {
@@ -71,7 +72,7 @@ fn many_small_requests_and_answers_share_few_writes() {
                 assert!(asked <= few && answered <= few, "{what}: {asked}, {answered}");
             }
         };
-        // What is copied, and, once it was compared, what leaves from where it lies.
+        // Copied ranges and, once compared, ranges that are sent from where they are.
         for len in [100, 4096] {
             here.read_range(peer, &id, 0, 64 << 10, TIME).wait().unwrap();
             let (before, held) = (writes(), hold(&here));
@@ -94,7 +95,8 @@ fn many_small_requests_and_answers_share_few_writes() {
     }
 }
 
-/// Their answers are more than the other end keeps at a time: it goes on with what it has read already as soon as those have gone.
+/// Their answers are more than the other end buffers at a time. It continues with the requests that it has
+/// already read as soon as those have been sent.
 #[test]
 pub(super) fn large_answers_to_what_was_asked_at_once_come_without_a_pause() {
     let (here, _there, shelf, peer) = pair(|_| {});
@@ -112,7 +114,7 @@ pub(super) fn large_answers_to_what_was_asked_at_once_come_without_a_pause() {
 #[test]
 fn more_requests_than_are_allowed_come_back_busy_at_once() {
     let peer = faults::impostor(|mut stream| async move {
-        // It reads what comes, and says nothing.
+        // It reads everything and says nothing.
         let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
     });
     let (here, _) = start(options());
@@ -125,7 +127,7 @@ fn more_requests_than_are_allowed_come_back_busy_at_once() {
     here.read_range_then(peer, (id, 0, 10), TIME, move |end| ends.send(end).unwrap());
     assert_eq!(end.try_recv(), Ok(Err(Fail::Busy)));
     assert_eq!(here.counters().busy, 2);
-    assert!(calls.iter().all(|call| !call.is_over()), "nobody else is harmed");
+    assert!(calls.iter().all(|call| !call.is_over()), "the others are unharmed");
     // Room for one.
     drop(calls.pop());
     calls.push(ask());

@@ -1,11 +1,11 @@
-//! Who is no member of the fleet asks who is, and nothing else.
+//! A program that is not a member of the fleet can ask for its members, and nothing else.
 
 use super::*;
 use crate::id::{Member, Seen, Zone};
 
 const THERE: u16 = 1500;
 
-/// A fleet of which nobody else exists.
+/// An invented fleet.
 pub(super) fn members(after: NodeId, most: usize) -> Roll {
     let seen = |n: u16| {
         let [a, b] = n.to_be_bytes();
@@ -28,9 +28,9 @@ pub(super) fn members(after: NodeId, most: usize) -> Roll {
 }
 
 #[test]
-fn all_pages_of_a_long_list_come_to_one_who_knows_the_secret_only() {
+fn all_pages_of_a_long_list_need_only_the_secret() {
     let (here, _there, _shelf, peer) = pair(|options| {
-        // Two volumes: what is in common is the secret.
+        // Two volumes. Only the secret is the same.
         options.identity.volume = if options.listen.is_some() { [7; 16] } else { [8; 16] };
     });
     let mut all = Vec::new();
@@ -52,16 +52,16 @@ fn all_pages_of_a_long_list_come_to_one_who_knows_the_secret_only() {
 }
 
 #[test]
-fn who_looks_on_can_do_nothing_else() {
+fn a_connection_for_looking_can_do_nothing_else() {
     let (here, there, shelf, peer) = pair(|_| {});
     let id = shelf.keep(&noise(1000, 1));
-    // As no node of this program would: a question about bytes on a connection for looking.
+    // No node of this program would do it: a request for bytes on a connection that is for the members only.
     let get = Get { blob: id, offset: 0, len: 100 };
     let refused = here.call(peer, Class::Look, Type::Get, &get.encode(), TIME, call::bytes).wait();
     assert!(matches!(refused, Err(Fail::Gone(_))), "{refused:?}");
     assert_eq!(there.counters().blob_bytes_out, 0);
     assert_eq!(here.read_range(peer, &id, 0, 100, TIME).wait().unwrap().len(), 100);
-    // A node whose service fetches for nobody says so.
+    // A node whose service fetches for no other node says so.
     let refused = here.fill(peer, &id, TIME).wait();
     assert_eq!(refused, Err(Fail::Unable("this node is no depot".to_owned())));
 }

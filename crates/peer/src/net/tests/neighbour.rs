@@ -1,4 +1,4 @@
-//! One neighbour that asks for more than its share, with each message that costs the receiver something.
+//! A neighbour that uses more than its share, with each message that costs the receiver something.
 
 use std::sync::atomic::AtomicBool;
 
@@ -14,7 +14,7 @@ fn blob(n: u32) -> BlobId {
     BlobId(id)
 }
 
-/// A node whose blobs are all sound, and that takes as long to see that as a test wants.
+/// A node whose blobs are all sound, and whose check takes as long as a test wants.
 #[derive(Default)]
 struct Sound {
     shelf: Shelf,
@@ -49,7 +49,8 @@ impl Service for Sound {
     }
 }
 
-/// Five seconds of suspicions took 2.2 GiB and 523 threads, and others waited for seconds: each was a thread that read and hashed a blob.
+/// Five seconds of suspicions took 2.2 GiB and 523 threads, and others waited for seconds: each suspicion was
+/// a thread that read and hashed a blob.
 #[test]
 fn regression_suspicions_are_looked_at_one_by_one_and_have_an_end() {
     const MANY: u32 = 20_000;
@@ -73,7 +74,10 @@ fn regression_suspicions_are_looked_at_one_by_one_and_have_an_end() {
     sound.goes_on.store(true, Ordering::SeqCst);
     until("all that wait are dealt with", || there.0.shared.suspicions.len() == 0);
     let compared = there.counters().compared;
-    assert!(compared <= 9, "a node that is always wrong is not listened to: {compared} blobs were compared");
+    assert!(
+        compared <= 9,
+        "suspicions of a node that is always wrong are ignored: {compared} blobs were compared"
+    );
     assert_eq!(sound.most.load(Ordering::SeqCst), 1);
     let ended = runtime.block_on(async {
         stream.write_all(&frames(0..1)).await.unwrap();
@@ -84,9 +88,9 @@ fn regression_suspicions_are_looked_at_one_by_one_and_have_an_end() {
     here.greet(Peer { address, node: None }, TIME).wait().unwrap();
 }
 
-/// The refusals of a node that is no depot were neither counted nor waited for.
+/// The refusals of a node that is not a depot were neither counted nor bounded.
 #[test]
-fn regression_refused_fills_that_nobody_reads_are_bounded() {
+fn regression_unread_refusals_of_fills_are_bounded() {
     const MANY: u32 = 200_000;
     let (there, _) = start(options());
     let address = there.address().unwrap();
@@ -101,7 +105,8 @@ fn regression_refused_fills_that_nobody_reads_are_bounded() {
     assert!(came.iter().all(|(kind, _)| *kind == Type::Error));
 }
 
-/// Messages without an answer were read as long as they came; the one thread for all control connections did nothing else.
+/// Messages without an answer were read as long as they arrived, and the one thread for all control
+/// connections did nothing else.
 #[test]
 fn regression_messages_without_an_answer_leave_others_their_turn() {
     let (there, shelf) = start(options());
@@ -147,12 +152,12 @@ fn regression_bodies_that_one_neighbour_waits_for_are_bounded() {
     let (one, other) = (start(options()).0, start(options()).0);
     let first = asks(&one);
     until("its share is taken", || one.counters().busy == 3);
-    assert_eq!(there.0.shared.guests.bodies(), 3);
+    assert_eq!(there.0.shared.clients.bodies(), 3);
     let second = asks(&other);
     until("all that there is is taken", || other.counters().busy == 4);
-    assert_eq!(there.0.shared.guests.bodies(), 5);
+    assert_eq!(there.0.shared.clients.bodies(), 5);
     drop((first, second));
-    until("what is given up is free again", || there.0.shared.guests.bodies() == 0);
+    until("what is given up is free again", || there.0.shared.clients.bodies() == 0);
 }
 
 #[test]
@@ -179,9 +184,9 @@ fn regression_the_connections_of_one_neighbour_are_bounded() {
     assert_eq!(alive, Type::Pong, "the newest stay");
 }
 
-/// Connections that said nothing kept new members out for as long as a handshake may take.
+/// Silent connections kept new members out for the time limit of a handshake.
 #[test]
-fn regression_a_crowd_that_says_nothing_keeps_nobody_out() {
+fn regression_a_silent_crowd_keeps_no_member_out() {
     let mut some = options();
     some.limits.handshake = 6 * TIME;
     (some.limits.half_open, some.limits.half_open_each) = (16, 8);

@@ -1,4 +1,4 @@
-//! The same under TLS, and who is refused by it.
+//! The same under TLS, and what TLS refuses.
 
 use super::*;
 use crate::tls::tests::Ca;
@@ -24,9 +24,9 @@ again! {
     plain::ranges_and_whole_blobs_come_byte_for_byte,
     plain::questions_notes_and_lists_are_answered,
     plain::a_blob_passes_through_a_node_that_does_not_have_it_yet,
-    plain::wrong_bytes_are_never_handed_on_and_the_sender_is_told,
+    plain::wrong_bytes_are_never_passed_on_and_the_sender_is_told,
     plain::a_file_that_is_cut_short_ends_the_connection_and_nothing_else,
-    plain::who_does_not_belong_is_refused_with_one_line_at_both_ends,
+    plain::a_stranger_is_refused_with_one_line_at_both_ends,
     plain::garbage_other_versions_and_slow_strangers_are_turned_away,
     plain::a_peer_that_says_nothing_costs_the_deadline_and_no_more,
     plain::what_is_given_up_leaves_nothing_behind,
@@ -40,8 +40,8 @@ again! {
     faults::bodies_do_not_travel_on_a_control_connection,
     faults::a_cold_small_range_is_read_by_a_helper_and_is_the_same,
     fair::regression_small_reads_do_not_wait_for_a_stream_of_whole_blobs,
-    flood::who_asks_for_much_and_reads_nothing_costs_one_buffer,
-    flood::regression_lists_that_nobody_reads_are_bounded_too,
+    flood::a_client_that_reads_no_answers_costs_one_buffer,
+    flood::regression_unread_lists_are_bounded_too,
     lanes::large_answers_to_what_was_asked_at_once_come_without_a_pause,
     wrong::a_request_that_makes_no_sense_ends_its_connection_with_a_line_and_no_other,
     wrong::a_connection_that_ends_within_a_request_just_ends,
@@ -55,13 +55,13 @@ fn with(tls: Option<Tls>) -> Options {
     Options { tls, ..options() }
 }
 
-/// One node asks another; what each of them says, which is one line.
+/// One node asks another. Returns the line that each of them reports.
 fn lines(asks: Option<Tls>, answers: Option<Tls>) -> (String, String) {
     let (there, shelf) = start(with(answers));
     let peer = Peer { address: there.address().unwrap(), node: None };
     let (here, own) = start(with(asks));
     for _ in 0..3 {
-        let Err(Fail::Stranger { .. }) = here.greet(peer, TIME).wait() else { panic!("it is let in") };
+        let Err(Fail::Stranger { .. }) = here.greet(peer, TIME).wait() else { panic!("it is accepted") };
     }
     until("a line at the other end", || !shelf.lines.lock().is_empty());
     let (here, there) = (own.lines.lock().clone(), shelf.lines.lock().clone());
@@ -71,7 +71,7 @@ fn lines(asks: Option<Tls>, answers: Option<Tls>) -> (String, String) {
 }
 
 #[test]
-fn whoever_has_no_tls_is_told_so_at_both_ends() {
+fn a_node_without_tls_is_refused_with_the_reason_at_both_ends() {
     let ca = Ca::new();
     for (asks, answers) in [(None, Some(ca.node())), (Some(ca.node()), None)] {
         let (here, there) = lines(asks, answers);
@@ -87,7 +87,7 @@ fn another_ca_is_refused_with_one_line_at_both_ends() {
     let (here, there) = lines(Some(other.node()), Some(ours.node()));
     assert!(here.contains("not from this fleet's CA: give both nodes the same --tls-ca"), "{here}");
     assert!(there.contains("does not take this node's certificate"), "{there}");
-    // Its certificate is from another CA, while it takes ours.
+    // Its certificate is from another CA, but it accepts ours.
     let (here, there) = lines(Some(other.node_that_trusts(&ours)), Some(ours.node()));
     assert!(here.contains("does not take this node's certificate"), "{here}");
     assert!(there.contains("not from this fleet's CA"), "{there}");
@@ -112,13 +112,14 @@ fn a_certificate_is_not_enough_without_the_secret() {
     other.secret = Secret::from_text("another secret of them").unwrap();
     let (here, _) = start(other);
     let peer = Peer { address: there.address().unwrap(), node: None };
-    let Err(Fail::Stranger { why, .. }) = here.greet(peer, TIME).wait() else { panic!("it is let in") };
+    let Err(Fail::Stranger { why, .. }) = here.greet(peer, TIME).wait() else { panic!("it is accepted") };
     assert!(why.contains("secret"), "{why}");
 }
 
-/// Somebody between two nodes, with a certificate of the CA and without the secret, who hands on what each of them says.
+/// A program between two nodes, with a certificate of the CA and without the secret, that relays the messages
+/// of both.
 #[test]
-fn who_stands_between_with_a_certificate_cannot_hand_the_handshake_on() {
+fn a_man_in_the_middle_with_a_certificate_cannot_relay_the_handshake() {
     use tokio_rustls::{TlsAcceptor, TlsConnector};
 
     let ca = Ca::new();
@@ -142,7 +143,7 @@ fn who_stands_between_with_a_certificate_cannot_hand_the_handshake_on() {
     drop(base::thread::spawn("between", act).unwrap());
     let (here, _) = start(with(Some(ca.node())));
     let Err(Fail::Stranger { why, .. }) = here.greet(Peer { address, node: None }, TIME).wait() else {
-        panic!("the handshake was handed on")
+        panic!("the handshake was relayed")
     };
     assert!(why.contains("secret"), "{why}");
 }
@@ -173,7 +174,7 @@ fn nothing_of_a_blob_can_be_read_on_the_way() {
         let (here, _) = start(with(tls.clone()));
         let arriving = Arriving::new(id, Verify::Blake3);
         here.fetch_into(peer, &arriving, TIME).wait().unwrap();
-        // Each part was told before it was handed on.
+        // Each part was recorded before it was relayed.
         let seen: Vec<u8> = told.try_iter().flatten().collect();
         assert!(seen.len() > bytes.len());
         let word = b"kept from others";

@@ -1,11 +1,11 @@
-//! What a member of the fleet says that makes no sense: its connection ends, and nothing else.
+//! Invalid messages of a member of the fleet: its connection ends, and nothing else.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
 use crate::frame::{LAST, SLICE};
 
-/// A frame of a type that may be none, with a length that may be anything's, under a right CRC.
+/// A frame of any type, valid or not, with any length, under a right CRC.
 fn odd(kind: u8, request: u32, length: u32) -> Vec<u8> {
     let mut head = Header::bare(Type::Ping, request).encode();
     head[3] = kind;
@@ -21,13 +21,14 @@ fn framed(kind: Type, request: u32, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A header of bytes of a blob, without them.
+/// The header of a blob's bytes, without the bytes.
 fn data(request: u32, offset: u32, length: u32) -> Vec<u8> {
     let total = offset + length;
     Header { flags: LAST, offset, length, total, ..Header::bare(Type::Data, request) }.encode().to_vec()
 }
 
-/// Says something by hand, and that nothing more comes; everything that comes back until the other end has closed.
+/// Sends bytes by hand and closes the sending side. Returns everything that comes back until the other end
+/// has closed.
 fn said(address: SocketAddr, class: Class, bytes: &[u8]) -> Vec<u8> {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async move {
@@ -101,7 +102,7 @@ pub(super) fn a_connection_that_ends_within_a_request_just_ends() {
     let whole = framed(Type::Get, 1, &Get { blob: id, offset: 0, len: 10 }.encode());
     for class in [Class::Control, Class::Bulk] {
         for cut in [0, 1, HEADER - 1, HEADER, HEADER + 1, whole.len() - 1] {
-            // What was whole before it may be answered.
+            // A complete request before it may be answered.
             let bytes = [&framed(Type::Ping, 7, &[])[..], &whole[..cut]].concat();
             let heard = said(address, class, &bytes);
             assert!(heard.is_empty() || heard == Header::bare(Type::Pong, 7).encode(), "{heard:?}");
@@ -124,7 +125,7 @@ pub(super) fn a_request_that_comes_in_pieces_is_answered() {
         for cut in [1, HEADER - 1, HEADER, HEADER + 1, whole.len() - 1] {
             stream.write_all(&whole[..cut]).await.unwrap();
             stream.flush().await.unwrap();
-            // The other end looks at the piece, most likely.
+            // Most likely the other end reads the first piece now.
             tokio::time::sleep(Duration::from_millis(20)).await;
             stream.write_all(&whole[cut..]).await.unwrap();
             stream.flush().await.unwrap();
@@ -136,7 +137,8 @@ pub(super) fn a_request_that_comes_in_pieces_is_answered() {
     runtime.block_on(async { tokio::time::timeout(TIME, asking).await.expect("it is answered") });
 }
 
-/// A node that answers its first request so, and then listens until its connection is closed; the receiver hears of that.
+/// A node that answers its first request so, and then listens until its connection is closed, which it
+/// reports to the receiver.
 fn answers(
     answer: impl Fn(u32) -> Vec<u8> + Send + 'static,
     ends: bool,
@@ -157,7 +159,7 @@ fn answers(
 
 type Wrong = fn(u32) -> Vec<u8>;
 
-/// What is wrong about an answer, on connections of both classes.
+/// Invalid answers, on connections of both classes.
 const EVERYWHERE: [(&str, Wrong); 9] = [
     ("unknown type 99", |request| odd(99, request, 0)),
     ("says that it has", |request| odd(Type::Data as u8, request, SLICE + 1)),
@@ -202,7 +204,7 @@ pub(super) fn an_answer_that_makes_no_sense_ends_its_connection_and_no_other() {
     assert_eq!(there.counters().accepted, 1, "over the same connection");
 }
 
-/// Whoever asked hears that the answer was to something else; the next one may be right.
+/// The requester learns that the answer was for something else. The next one may be right.
 #[test]
 pub(super) fn bytes_of_another_place_end_their_request_only() {
     let wrong: [(&str, Wrong); 2] = [
@@ -213,7 +215,7 @@ pub(super) fn bytes_of_another_place_end_their_request_only() {
         let (peer, _closed) = answers(
             move |request| {
                 let mut out = answer(request);
-                // The header's CRC is that of no bytes: as if they were right.
+                // The header's CRC is that of no bytes, as if they were right.
                 let head = Header::decode(out.first_chunk().unwrap()).unwrap();
                 let right = Header { crc: blob::sums::crc32c(&out[HEADER..]), ..head };
                 out[..HEADER].copy_from_slice(&right.encode());

@@ -1,8 +1,10 @@
-//! How a blob comes here: does what the [`Plan`] says, with threads, connections and the clock.
+//! The fetch driver: brings one blob here. It does what the [`Plan`] says, with threads, connections and the
+//! clock.
 //!
-//! The thread that wants the blob runs the plan; questions and fetches from nodes are futures of the transport, a fetch from the origin is
-//! a thread of its own, and all of them tell the plan's thread what came of it by one channel. All fetches from nodes fill the same
-//! buffer, so what a slow one has brought is not asked for again by the one that overtakes it.
+//! The thread that wants the blob runs the plan. Questions and fetches from nodes are futures of the
+//! transport. A fetch from the origin has its own thread. All of them report to the plan's thread through one
+//! channel. All fetches from nodes fill the same buffer, so what a slow one has delivered is not requested
+//! again from the next.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,33 +23,33 @@ use super::Inner;
 use super::counters::Counters;
 use super::inflow::Inflow;
 use super::questions::{COMPANY, Key, Together};
-use super::transit::Seat;
+use super::transit::Joined;
 use crate::arriving::Arriving;
 use crate::id::NodeId;
 use crate::message::{Answer, Ask, Group, Note};
 use crate::net::{Fail, Peer};
 use crate::plan::{Action, Event, Failure, FetchNo, Pace, Plan, Setup, Source, Tier};
 
-/// A question has no better answer after this; the plan asks elsewhere long before.
+/// The time limit of a question. The plan asks another tracker long before.
 const ASKING: Duration = Duration::from_secs(2);
-/// A node that a tracker names is known here within this, or is gone: some rounds of gossip.
+/// A node that a tracker names is known here within this time, or is gone. It is several rounds of gossip.
 const INTRODUCED: Duration = Duration::from_secs(1);
-/// While something is being fetched the plan is told this often whether bytes come.
+/// While fetches run, the plan is told at this interval whether bytes arrive.
 const LOOK: Duration = Duration::from_millis(20);
-/// The same while only the origin's are: what depends on them are leases, which are longer.
+/// The same while only the origin is sending. Only leases depend on it, and they are longer.
 const LOOK_FAR: Duration = Duration::from_millis(100);
-/// A node that has a blob needs no longer for it, or is as good as gone.
+/// The time limit of a fetch from a node. A node that needs longer counts as gone.
 const FETCHING: Duration = Duration::from_secs(30);
-/// As many depots as are tried for a blob.
+/// How many depots are tried for a blob.
 const DEPOTS: usize = 2;
 
 /// A blob's sums and bytes.
 pub(super) type Whole = (Sums, Buffer);
 
-/// What came of something that was begun.
+/// The result of something that was started.
 pub(super) enum News {
     Event(Event),
-    /// None: what waits for it has all of it.
+    /// None: `arriving` has all of it.
     Origin(FetchNo, Result<Option<Whole>, BlobError>),
 }
 
@@ -61,26 +63,26 @@ impl Asking {
     fn hears(&self, answer: Option<Answer>) {
         let rank = self.rank;
         let event = answer.map_or(Event::Unreachable { rank }, |answer| Event::Answered { rank, answer });
-        // It may have ended meanwhile.
+        // The receiver's plan may have ended.
         let _ = self.news.send(News::Event(event));
     }
 }
 
-/// A fetch that was begun.
+/// A fetch that was started.
 struct Begun {
     from: Source,
     at: Instant,
     running: bool,
-    /// Dropped, the fetch ends.
+    /// Dropping it ends the fetch.
     cancel: Option<oneshot::Sender<()>>,
-    /// What has come from there, and what of that the plan knows: bytes.
+    /// The bytes that have come from there, and how many of them the plan knows about.
     came: Arc<AtomicU64>,
-    told: u64,
-    /// When its node sent anything, as the plan knows.
+    reported: u64,
+    /// When its node last sent anything, as far as the plan knows.
     alive: u64,
 }
 
-/// One blob's way here.
+/// The fetch of one blob.
 pub(super) struct Run {
     inner: Arc<Inner>,
     id: BlobId,
@@ -89,11 +91,11 @@ pub(super) struct Run {
     news: (Sender<News>, Receiver<News>),
     fetches: HashMap<FetchNo, Begun>,
     origin_error: Option<BlobError>,
-    /// The blob from the origin, where sums that a node sent keep it out of `arriving`.
-    aside: Option<Whole>,
-    /// A tracker named somebody who has it or is about to.
+    /// The blob from the origin, if wrong sums from a node keep it out of `arriving`.
+    origin_copy: Option<Whole>,
+    /// A tracker named a node that has it or is about to.
     others: bool,
-    /// What time is spent on from now on, for whoever traces it.
+    /// What the time is spent on from now on, for tracing.
     phase: Option<phase::Scope>,
     end: Option<Result<Source, BlobError>>,
 }
@@ -105,7 +107,7 @@ impl Inner {
         self.silence.lock().silent(self.now(), tracker);
     }
 
-    /// A node did not do as it should: it is not asked again at once.
+    /// A node misbehaved. It is marked as suspect, so that it is not asked again at once.
     pub(super) fn doubt(&self, node: NodeId, fail: &Fail) {
         if fail.is_about_the_node()
             && let Some(members) = self.members.get()
@@ -114,7 +116,7 @@ impl Inner {
         }
     }
 
-    /// Brings a blob here, from wherever the fleet says.
+    /// Brings a blob here, from whatever source the fleet names.
     pub(super) fn obtain(self: &Arc<Inner>, id: &BlobId) -> Result<Whole, BlobError> {
         let _phase = phase::enter(Phase::Peer);
         let until = base::time::monotonic() + self.deadline;
@@ -122,16 +124,16 @@ impl Inner {
             return Ok(whole);
         }
         loop {
-            let arriving = match self.transit.board(id) {
-                Seat::Pilot(arriving) => return self.pilot(id, arriving),
-                Seat::Passenger(arriving) => arriving,
+            let arriving = match self.transit.join_fetch(id) {
+                Joined::Leader(arriving) => return self.lead(id, arriving),
+                Joined::Follower(arriving) => arriving,
             };
             Counters::one(&self.counters.shared);
             let came = arriving.wait_for(BLOB_MAX, until).is_ok();
             if let Some((sums, bytes)) = came.then(|| arriving.into_parts()).flatten() {
                 return Ok(((*sums).clone(), bytes));
             }
-            // The one who fetched it has failed, and this one tries by itself; not for ever.
+            // The leader of that fetch has failed. This thread tries by itself, until its deadline.
             if base::time::monotonic() >= until {
                 return Err(BlobError::Unavailable(format!(
                     "{id} did not arrive within {:?}",
@@ -141,7 +143,8 @@ impl Inner {
         }
     }
 
-    /// Where bytes came from, as it is counted and kept: a tracker that is a depot gives what it has as any node does, and is the depot all the same.
+    /// The source as it is counted and recorded. A tracker that is a depot sends its blobs like any node, but
+    /// counts as the depot.
     fn by_role(&self, from: Source) -> Source {
         match from.node() {
             Some(node) if self.is_depot(node) => Source::Depot(node),
@@ -153,10 +156,10 @@ impl Inner {
         self.placed.lock().placement().is_depot(node)
     }
 
-    /// The one who boarded first fetches it.
-    pub(super) fn pilot(self: &Arc<Inner>, id: &BlobId, arriving: Arc<Arriving>) -> Result<Whole, BlobError> {
+    /// Runs the fetch as its leader.
+    pub(super) fn lead(self: &Arc<Inner>, id: &BlobId, arriving: Arc<Arriving>) -> Result<Whole, BlobError> {
         let run = Run::new(self, id, &arriving);
-        let (from, aside, others) = match run.drive() {
+        let (from, origin_copy, others) = match run.drive() {
             Ok(end) => end,
             Err(error) => {
                 self.transit.ended(id);
@@ -166,10 +169,11 @@ impl Inner {
             }
         };
         let from = self.by_role(from);
-        // What came from the origin although somebody here has it, because he was slow, is not this node's to keep for the zone.
+        // If a blob came from the origin although a node here has it and was slow, this node need not keep it
+        // for the zone.
         let tier = if from == Source::Origin && others { Tier::Peer } else { from.tier() };
         self.origins.lock().put(*id, tier);
-        let whole = match aside {
+        let whole = match origin_copy {
             Some(whole) => Some(whole),
             None => Arc::clone(&arriving).into_parts().map(|(sums, bytes)| ((*sums).clone(), bytes)),
         };
@@ -182,7 +186,7 @@ impl Inner {
         };
         self.transit.landed(id, &sums, &bytes, base::time::monotonic());
         if !arriving.is_whole() {
-            // It came another way. Whoever waits for the one that was begun asks anew, and finds it.
+            // The blob came from another source. The waiters for `arriving` must ask again, and find it.
             arriving.fail(crate::net::Fail::Missing);
         }
         self.counters.came(from, bytes.len() as u64);
@@ -200,7 +204,7 @@ impl Run {
             news: channel(),
             fetches: HashMap::new(),
             origin_error: None,
-            aside: None,
+            origin_copy: None,
             others: false,
             phase: None,
             end: None,
@@ -215,21 +219,23 @@ impl Run {
             depots.retain(|depot| *depot != self.inner.own);
             let under_way = self.inner.transit.len();
             let mut pace = Pace::of(&self.inner.latencies.lock(), under_way)
-                .with_line(self.inner.line.rate(), under_way);
-            if trackers.first().is_some_and(|tracker| self.inner.lively.is_fresh(self.inner.now(), *tracker))
+                .with_link_rate(self.inner.capacity.rate(), under_way);
+            if trackers
+                .first()
+                .is_some_and(|tracker| self.inner.activity.is_fresh(self.inner.now(), *tracker))
             {
                 pace = pace.with_busy_tracker();
             }
-            let sender = self.inner.sender();
+            let upstream = self.inner.upstream();
             let deadline = self.inner.deadline;
-            Setup { own: self.inner.own, trackers, depots, sender, pace, deadline }
+            Setup { own: self.inner.own, trackers, depots, upstream, pace, deadline }
         };
         let trackers = setup.trackers.clone();
         let (mut plan, actions) = Plan::new(self.inner.now(), setup);
         self.act(actions, &trackers);
         loop {
             if let Some(end) = self.end.take() {
-                return end.map(|from| (from, self.aside.take(), self.others));
+                return end.map(|from| (from, self.origin_copy.take(), self.others));
             }
             let news = self.next(&plan);
             for event in self.look() {
@@ -246,7 +252,7 @@ impl Run {
         }
     }
 
-    /// Waits for news, but no longer than the plan can.
+    /// Waits for news, but no longer than until the plan's next step.
     fn next(&self, plan: &Plan) -> Option<News> {
         let now = self.inner.now();
         let wake = plan.wake().map_or(LOOK, |wake| Duration::from_micros(wake.saturating_sub(now)));
@@ -256,21 +262,22 @@ impl Run {
         self.news.1.recv_timeout(wait).ok()
     }
 
-    /// What the plan is to be told of bytes: whether some have come, and whether this node's line has room for more.
+    /// The events about received bytes: whether some have arrived, and whether this node's link has room for
+    /// more.
     pub(super) fn look(&mut self) -> Vec<Event> {
         let now = self.inner.now();
         let mut events: Vec<Event> = Vec::new();
         for (&fetch, begun) in self.fetches.iter_mut().filter(|(_, begun)| begun.running) {
             let came = begun.came.load(Ordering::Relaxed);
-            let before = std::mem::replace(&mut begun.told, came);
+            let before = std::mem::replace(&mut begun.reported, came);
             let more = before != came;
-            if let Some(rate) = self.inner.line.came(now, came.saturating_sub(before)) {
+            if let Some(rate) = self.inner.capacity.came(now, came.saturating_sub(before)) {
                 self.inner.net().inspect(|net| net.carries(rate));
             }
             if let Some(node) = begun.from.node().filter(|_| more) {
-                self.inner.lively.heard(now, node, came.saturating_sub(before));
+                self.inner.activity.heard(now, node, came.saturating_sub(before));
             }
-            let heard = begun.from.node().and_then(|node| self.inner.lively.last(node)).unwrap_or(0);
+            let heard = begun.from.node().and_then(|node| self.inner.activity.last(node)).unwrap_or(0);
             let alive = std::mem::replace(&mut begun.alive, heard) != heard;
             if more {
                 events.push(Event::Progress { fetch, came });
@@ -278,7 +285,7 @@ impl Run {
                 events.push(Event::Alive { fetch });
             }
         }
-        if self.inner.line.is_slack() {
+        if self.inner.capacity.is_slack() {
             events.push(Event::Slack);
         }
         events
@@ -286,14 +293,14 @@ impl Run {
 
     fn note(&mut self, event: Event) -> Event {
         if let Event::Answered { answer, .. } = event {
-            // Who is told to fetch it himself is told that nobody has it, or can be reached who does.
+            // LEASE says that no node has it, or that no holder can be reached.
             self.others = matches!(answer, Answer::Serve | Answer::Go { .. } | Answer::Wait { .. })
                 || self.others && !matches!(answer, Answer::Lease { .. });
         }
         self.note_end(event)
     }
 
-    /// Takes note of a fetch that has ended.
+    /// Records the end of a fetch.
     fn note_end(&mut self, event: Event) -> Event {
         let (fetch, arrived) = match event {
             Event::Arrived { fetch } => (fetch, true),
@@ -314,7 +321,8 @@ impl Run {
         let complete = |whole: Option<Whole>| {
             let Some((_, bytes)) = whole else { return Ok(None) };
             let Err((fail, bytes)) = self.arriving.complete(bytes) else { return Ok(None) };
-            // The origin is believed only by the name; then it is the sums of a node that are made up.
+            // The origin is trusted only if the hash matches the id. Then the sums from the node must be
+            // wrong.
             let sums = (bytes.len() <= BLOB_MAX as usize).then(|| Sums::of(&bytes));
             match sums.filter(|sums| sums.id() == self.id) {
                 Some(sums) => Ok(Some((sums, bytes))),
@@ -322,8 +330,8 @@ impl Run {
             }
         };
         match result.and_then(complete) {
-            Ok(aside) => {
-                self.aside = aside;
+            Ok(origin_copy) => {
+                self.origin_copy = origin_copy;
                 self.note_end(Event::Arrived { fetch })
             }
             Err(error) => {
@@ -369,7 +377,7 @@ impl Run {
     }
 
     fn tell(&self, event: Event) {
-        // The receiver lives as long as this.
+        // The receiver lives as long as `self`.
         let _ = self.news.0.send(News::Event(event));
     }
 
@@ -377,9 +385,9 @@ impl Run {
         let inner = &self.inner;
         if tracker == inner.own {
             let (group, blobs, backlog) = (self.group, vec![self.id], inner.backlog());
-            let sender = inner.sender();
-            let ask = Ask { group, blobs, backlog, not, sender, part: false };
-            // What this node asks itself for it does not have.
+            let upstream = inner.upstream();
+            let ask = Ask { group, blobs, backlog, not, sender: upstream, part: false };
+            // A node asks only for blobs that it does not have.
             let answers = inner.tracker.lock().ask(inner.now(), inner.own, &ask, &|_| false);
             return self.tell(match answers.first() {
                 Some(answer) => Event::Answered { rank, answer: *answer },
@@ -395,8 +403,9 @@ impl Run {
 
     fn fetch(&mut self, fetch: FetchNo, from: Source) {
         let at = base::time::monotonic();
-        let alive = from.node().and_then(|node| self.inner.lively.last(node)).unwrap_or(0);
-        let mut begun = Begun { from, at, running: true, cancel: None, came: Arc::default(), told: 0, alive };
+        let alive = from.node().and_then(|node| self.inner.activity.last(node)).unwrap_or(0);
+        let mut begun =
+            Begun { from, at, running: true, cancel: None, came: Arc::default(), reported: 0, alive };
         match from.node() {
             None => {
                 self.phase = Some(phase::enter(Phase::Origin));
@@ -460,13 +469,14 @@ impl Run {
 }
 
 impl Inner {
-    /// Whom this node follows.
-    fn sender(&self) -> Option<NodeId> {
-        self.lively.sender(self.now(), self.line.rate())
+    /// This node's upstream.
+    fn upstream(&self) -> Option<NodeId> {
+        self.activity.upstream(self.now(), self.capacity.rate())
     }
 
-    /// Where a node listens that a tracker has named. It may have come a moment ago, and the tracker have heard of it before this node: whoever took that for
-    /// a failure would rule it out, and be given a second lease for what it fetches.
+    /// The address of a node that a tracker has named. The node may have joined a moment ago, and the tracker
+    /// may know it before this node does. If that counted as a failure, the named node would be excluded, and
+    /// this node would get a second lease for a blob that is being fetched.
     pub(super) async fn introduced(&self, node: NodeId) -> Option<Peer> {
         let until = base::time::monotonic() + INTRODUCED;
         loop {
@@ -482,7 +492,7 @@ impl Inner {
         self.net().map_or(0, |net| net.backlog())
     }
 
-    /// Asks for those who ask together, and then for those who waited for it.
+    /// Sends a merged question, and afterwards those that waited for its end.
     fn send_questions(self: &Arc<Inner>, key: Key, together: Together<Asking>) {
         let (Some(net), Some(peer)) = (self.net(), self.peer(key.tracker)) else {
             let mut left = Some(together);
@@ -494,8 +504,9 @@ impl Inner {
         };
         Counters::one(&self.counters.asks);
         let blobs = together.iter().map(|(blob, _)| *blob).collect();
-        let (backlog, sender) = (self.backlog(), self.sender());
-        let ask = Ask { group: key.group, blobs, backlog, not: key.not.clone(), sender, part: false };
+        let (backlog, upstream) = (self.backlog(), self.upstream());
+        let ask =
+            Ask { group: key.group, blobs, backlog, not: key.not.clone(), sender: upstream, part: false };
         let begun = base::time::monotonic();
         let call = net.ask(peer, &ask, ASKING);
         let inner = Arc::clone(self);
@@ -531,7 +542,7 @@ impl Inner {
     }
 }
 
-/// Time since then, by the house's clock.
+/// The time since an instant, by the clock of `base::time`.
 trait ElapsedNow {
     fn elapsed_now(&self) -> Duration;
 }
@@ -542,7 +553,7 @@ impl ElapsedNow for Instant {
     }
 }
 
-/// Who is asked, under which address.
+/// The node to ask, with its address.
 pub(super) fn peer(address: std::net::SocketAddr, node: NodeId) -> Peer {
     Peer { address, node: Some(node) }
 }

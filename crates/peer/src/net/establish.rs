@@ -1,7 +1,8 @@
-//! How a connection begins at either end: TLS if this node has it, then the handshake of [`crate::hello`].
+//! How a connection begins on either end: TLS if this node has it, then the handshake of [`crate::hello`].
 //!
-//! The first byte tells the two ways apart: a TLS record begins with 22, a frame with `C`. A node that has TLS talks to no node that has
-//! not, and the other way round; the one who connected is told why by a REFUSE in the clear, which rustls finds to be no TLS.
+//! The first byte tells the two apart: a TLS record begins with 22, a frame with `C`. A node with TLS does
+//! not talk to a node without, nor the other way round. The connecting node gets the reason as a plain
+//! REFUSE, which rustls reports as not being TLS.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -21,12 +22,12 @@ use crate::tls::{self, Tls};
 
 /// The first byte of a TLS connection.
 const RECORD: u8 = 22;
-/// The most that a first record may have.
+/// The largest size of a first record.
 const RECORD_MAX: usize = 16 << 10;
-/// Who is refused has so long, and so many bytes, to read why.
+/// A refused node has this much time, and this many bytes, to read the reason.
 const LINGER: (Duration, u64) = (Duration::from_secs(1), 64 << 10);
 
-/// Greets whom it connected to. `expected` is who should be there.
+/// The handshake with the node that this one connected to. `expected` is the node that should be there.
 ///
 /// # Errors
 /// [`HelloError`].
@@ -52,7 +53,7 @@ pub(super) async fn connect(
     within(shared, greet).await
 }
 
-/// Greets who has connected.
+/// The handshake with a node that has connected.
 ///
 /// # Errors
 /// [`HelloError`].
@@ -94,7 +95,7 @@ async fn accept_sealed(shared: &Shared, tls: &Tls, stream: TcpStream) -> Result<
     Ok((Link::sealed(stream, tls.into(), None), other))
 }
 
-/// Bounds the whole of it in time, and finds out what is TLS's.
+/// Bounds the whole handshake in time, and recognizes errors of TLS.
 async fn within<T>(
     shared: &Shared,
     greet: impl Future<Output = Result<T, HelloError>>,
@@ -109,13 +110,14 @@ async fn within<T>(
     }
 }
 
-/// What only the two ends of this TLS connection know.
+/// A value that only the two ends of this TLS connection know.
 fn channel<S: SideData>(tls: &ConnectionCommon<S>) -> Result<[u8; 32], HelloError> {
     let made = tls.export_keying_material([0; 32], b"EXPORTER-covey-hello", None);
     made.map_err(|error| HelloError::Tls(error.to_string()))
 }
 
-/// Reads a whole record and throws it away: what is left unread when a connection is closed can take the answer with it.
+/// Reads a whole record and discards it. If bytes are unread when a connection is closed, the answer can be
+/// lost.
 async fn skip_record(stream: &mut TcpStream) -> std::io::Result<()> {
     let mut head = [0; 5];
     stream.read_exact(&mut head).await?;
@@ -123,7 +125,8 @@ async fn skip_record(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.read_exact(&mut vec![0; len]).await.map(drop)
 }
 
-/// Lets the other end read why: an alert is lost when the connection is closed with something unread.
+/// Gives the other end time to read the reason. An alert is lost if the connection is closed with unread
+/// bytes.
 async fn linger<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S) {
     let _ = stream.shutdown().await;
     let rest = async { tokio::io::copy(&mut stream.take(LINGER.1), &mut tokio::io::sink()).await };

@@ -1,39 +1,42 @@
-//! What a tracker knows of one blob: who has it, who is fetching it, and from whom.
+//! What a tracker knows about one blob: which nodes have it, which nodes are fetching it, and from where.
 //!
 //! ```text
 //!     origin ─► lease ─► a ─┬─► b ─┬─► f            holder h ─┬─► x
 //!                           ├─► c  └─► g                      └─► y ───► z
 //!                           ├─► d
-//!                           └─► e            each node that fetches names its parent; at most SLOTS children each
+//!                           └─► e            each fetching node has a parent; at most SLOTS children each
 //! ```
 //!
-//! - A record is 16 bytes. Records of nodes that fetch form trees. A tree is *rooted* if its top is a holder or has the live lease; only nodes of rooted
-//!   trees are ever named to an asker, and never one below the asker itself. So nobody waits for himself, and whoever waits, waits for bytes that
-//!   somebody really gets.
-//! - Nothing is repaired when a node in the middle is lost: those below are not rooted any more, are named to nobody, notice by themselves and ask again.
+//! - A record takes 16 bytes. The records of fetching nodes form trees. A tree is *rooted* if its top is a
+//!   holder or has the live lease. Only nodes of rooted trees are named to a requester, and never a node
+//!   below the requester itself. So no node waits for itself, and every node that waits, waits for bytes that
+//!   some node really receives.
+//! - Nothing is repaired when a node in the middle is lost. The nodes below it are no longer rooted and are
+//!   not named to anyone. They notice by themselves and ask again.
 
 use std::collections::HashMap;
 
 use super::names::{NOBODY, Names, No};
 use crate::dice::Dice;
 
-/// So many nodes at once take a blob from one node.
+/// This many nodes at once take a blob from one node.
 pub const SLOTS: u16 = 4;
-/// So many candidates are compared.
+/// This many candidates are compared.
 const SAMPLE: usize = 4;
-/// So many random draws before all records are looked at.
+/// This many random draws are made before all records are examined.
 const DRAWS: usize = 16;
-/// Nobody is told to wait at the end of a longer chain.
+/// No node is told to wait at the end of a longer chain.
 const DEEPEST: usize = 64;
-/// From so many records on an index by node stands beside them.
+/// With more records than this, an index by node is kept beside them.
 const INDEXED: usize = 48;
 
-/// Deadlines of records in units of 2^14 microseconds (16 ms), compared modulo 2^32: right for 400 days each way.
+/// Deadlines of records, in units of 2^14 microseconds (16 ms), compared modulo 2^32. Valid for 400 days in
+/// each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moment(u32);
 
 impl Moment {
-    /// The unit's end, so that nothing ends early.
+    /// Rounds up to the unit's end, so that nothing ends early.
     pub(super) fn after(micros: u64) -> Moment {
         Moment((micros >> 14).wrapping_add(1) as u32)
     }
@@ -46,23 +49,23 @@ impl Moment {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copy {
     pub(super) node: No,
-    /// From whom it takes the blob; [`NOBODY`] for holders and who has the lease.
+    /// The node from which it takes the blob. [`NOBODY`] for holders and for the node with the lease.
     pub(super) parent: No,
-    /// Whoever fetches is believed to until then.
+    /// Until when a fetching node is believed to be fetching.
     until: Moment,
     pub(super) children: u16,
     pub(super) refusals: u8,
     pub(super) holds: bool,
 }
 
-/// The records of a blob in no order, found by node.
+/// The records of a blob in no particular order, found by node.
 #[derive(Debug, Default)]
-struct Crowd {
+struct Records {
     copies: Vec<Copy>,
     index: Option<HashMap<No, u32>>,
 }
 
-impl Crowd {
+impl Records {
     fn at(&self, node: No) -> Option<usize> {
         match &self.index {
             Some(index) => index.get(&node).map(|at| *at as usize),
@@ -96,13 +99,13 @@ impl Crowd {
 pub(super) struct Lease {
     pub(super) id: u64,
     pub(super) node: No,
-    /// When it was given, microseconds.
+    /// When it was given, in microseconds.
     pub(super) since: u64,
     /// When it ends.
     pub(super) until: u64,
 }
 
-/// Who is named to an asker.
+/// The node that is named to a requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pick {
     pub(super) node: No,
@@ -111,75 +114,76 @@ pub(super) struct Pick {
     pub(super) second: Option<No>,
 }
 
-/// A candidate as it is compared: the lower the better.
+/// A candidate in the form in which candidates are compared. The lowest is the best.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
-    /// MiB that it has to send, [`CHILD`] for each who takes this blob from it, and [`FETCHING`] if it does not have the blob yet.
+    /// MiB that it has to send, plus [`CHILD`] for each node that takes this blob from it, plus [`FETCHING`]
+    /// if it does not have the blob yet.
     burden: u16,
     children: u16,
     depth: u16,
     fetches: bool,
-    /// A draw: who is first in the book is not for that reason named to everybody.
+    /// A random draw, so that the first record is not named to every requester.
     draw: u16,
     at: usize,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Book {
-    crowd: Crowd,
+pub(super) struct BlobState {
+    records: Records,
     pub(super) lease: Option<Lease>,
-    /// The first node that wanted a part of it while nobody had it.
+    /// The first node that wanted a part of it while no node had it.
     parted: Option<No>,
-    /// Its place in the order of asking.
+    /// Its place in the order of questions.
     pub(super) stamp: u64,
     swept: u64,
 }
 
-/// How long between two looks at all records of a blob, in microseconds.
+/// The time between two sweeps over all records of a blob, in microseconds.
 const SWEEP: u64 = 250_000;
 
-/// The askers' circumstances, the same for all candidates.
-pub(super) struct Asker<'a> {
+/// What is known about the requester. It is the same for all candidates.
+pub(super) struct Requester<'a> {
     pub(super) node: No,
-    /// Not these.
+    /// Nodes that must not be named.
     pub(super) not: &'a [No],
-    /// Whom it follows: who sends it most, and nobody else as much.
-    pub(super) sender: Option<No>,
+    /// The upstream that it follows, if it is the first to follow that node.
+    pub(super) upstream: Option<No>,
     /// Microseconds.
     pub(super) now: u64,
-    /// A part is wanted: that takes no slot.
+    /// Only a part is wanted. That takes no slot.
     pub(super) part: bool,
 }
 
-impl Book {
+impl BlobState {
     pub(super) fn len(&self) -> usize {
-        self.crowd.copies.len()
+        self.records.copies.len()
     }
 
-    /// A node wants a part of what nobody has. True if no other node wanted one before.
+    /// A node wants a part of a blob that no node has. True if no other node wanted one before.
     pub(super) fn wants_alone(&mut self, node: No) -> bool {
         *self.parted.get_or_insert(node) == node
     }
 
-    /// Nothing is known of the blob.
+    /// Nothing is known about the blob.
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0 && self.lease.is_none() && self.parted.is_none()
     }
 
     pub(super) fn get(&self, node: No) -> Option<&Copy> {
-        self.crowd.at(node).map(|at| &self.crowd.copies[at])
+        self.records.at(node).map(|at| &self.records.copies[at])
     }
 
-    /// The lease, if somebody has the right to fetch from the origin now.
+    /// The lease, if a node has the right to fetch from the origin now.
     pub(super) fn live_lease(&self, now: u64, names: &Names) -> Option<Lease> {
         self.lease.filter(|lease| lease.until > now && !names.is_gone(lease.node))
     }
 
-    /// The node has the blob. True if that is new.
+    /// Records that the node has the blob. True if that is new.
     pub(super) fn holds(&mut self, node: No, names: &mut Names) -> bool {
-        let Some(at) = self.crowd.at(node) else {
+        let Some(at) = self.records.at(node) else {
             names.hold(node);
-            self.crowd.push(Copy {
+            self.records.push(Copy {
                 node,
                 parent: NOBODY,
                 until: Moment(0),
@@ -190,45 +194,46 @@ impl Book {
             return true;
         };
         self.free_slot(at, names);
-        let copy = &mut self.crowd.copies[at];
+        let copy = &mut self.records.copies[at];
         copy.refusals = 0;
         !std::mem::replace(&mut copy.holds, true)
     }
 
-    /// The node fetches the blob from `parent`, or by itself, and is believed to until `until` microseconds.
+    /// Records that the node fetches the blob from `parent`, or by itself. This is believed until `until`
+    /// microseconds.
     pub(super) fn fetches(&mut self, node: No, parent: No, until: u64, names: &mut Names) {
-        if let Some(at) = self.crowd.at(parent) {
-            self.crowd.copies[at].children += 1;
+        if let Some(at) = self.records.at(parent) {
+            self.records.copies[at].children += 1;
             names.add_load(parent, LOAD);
         }
         let until = Moment::after(until);
-        match self.crowd.at(node) {
+        match self.records.at(node) {
             Some(at) => {
                 self.free_slot(at, names);
-                let copy = &mut self.crowd.copies[at];
+                let copy = &mut self.records.copies[at];
                 (copy.parent, copy.until, copy.holds) = (parent, until, false);
             }
             None => {
                 names.hold(node);
-                self.crowd.push(Copy { node, parent, until, children: 0, refusals: 0, holds: false });
+                self.records.push(Copy { node, parent, until, children: 0, refusals: 0, holds: false });
             }
         }
     }
 
-    /// The node takes it from nobody any more.
+    /// The node no longer takes the blob from any node.
     pub(super) fn detach(&mut self, node: No, names: &mut Names) {
-        if let Some(at) = self.crowd.at(node) {
+        if let Some(at) = self.records.at(node) {
             self.free_slot(at, names);
         }
     }
 
-    /// Nothing is known of the node any more.
+    /// Removes everything known about the node.
     pub(super) fn remove(&mut self, node: No, names: &mut Names) {
-        if let Some(at) = self.crowd.at(node) {
+        if let Some(at) = self.records.at(node) {
             self.free_slot(at, names);
-            if self.crowd.remove(at).children > 0 {
-                // Their slots must not be freed at whoever bears this number next.
-                let orphans = self.crowd.copies.iter_mut().filter(|copy| copy.parent == node);
+            if self.records.remove(at).children > 0 {
+                // Otherwise their slots would later be freed at the next node that gets this number.
+                let orphans = self.records.copies.iter_mut().filter(|copy| copy.parent == node);
                 orphans.for_each(|copy| copy.parent = NOBODY);
             }
             names.release(node);
@@ -237,28 +242,29 @@ impl Book {
 
     /// Removes everything.
     pub(super) fn clear(&mut self, names: &mut Names) {
-        self.crowd.copies.iter().for_each(|copy| names.release(copy.node));
-        self.crowd = Crowd::default();
+        self.records.copies.iter().for_each(|copy| names.release(copy.node));
+        self.records = Records::default();
     }
 
-    /// One more was refused by it; says how often that has happened.
+    /// Counts a refusal by the node and returns how many there were.
     pub(super) fn refused(&mut self, node: No) -> u8 {
-        let Some(at) = self.crowd.at(node) else { return 0 };
-        let copy = &mut self.crowd.copies[at];
+        let Some(at) = self.records.at(node) else { return 0 };
+        let copy = &mut self.records.copies[at];
         copy.refusals = copy.refusals.saturating_add(1);
         copy.refusals
     }
 
     fn free_slot(&mut self, at: usize, names: &mut Names) {
-        let parent = std::mem::replace(&mut self.crowd.copies[at].parent, NOBODY);
-        if let Some(above) = self.crowd.at(parent) {
-            let copy = &mut self.crowd.copies[above];
+        let parent = std::mem::replace(&mut self.records.copies[at].parent, NOBODY);
+        if let Some(above) = self.records.at(parent) {
+            let copy = &mut self.records.copies[above];
             copy.children = copy.children.saturating_sub(1);
             names.add_load(parent, -LOAD);
         }
     }
 
-    /// Now and then: drops who is gone, and who has not been heard of since it was to have the blob.
+    /// Called from time to time. Drops nodes that are gone, and nodes that have not reported since they
+    /// should have had the blob.
     pub(super) fn sweep(&mut self, now: u64, names: &mut Names) {
         if now < self.swept.saturating_add(SWEEP) {
             return;
@@ -267,25 +273,27 @@ impl Book {
         let leased = self.live_lease(now, names).map(|lease| lease.node);
         let over = |copy: &Copy| names.is_gone(copy.node) || !copy.holds && copy.until.is_over(now);
         let lost: Vec<No> =
-            self.crowd.copies.iter().filter(|copy| over(copy)).map(|copy| copy.node).collect();
+            self.records.copies.iter().filter(|copy| over(copy)).map(|copy| copy.node).collect();
         for node in lost.into_iter().filter(|node| Some(*node) != leased) {
             self.remove(node, names);
         }
         self.lease = self.live_lease(now, names);
     }
 
-    /// The best of a few that the asker could take it from. Where nobody has a free slot, the least loaded holder takes one more,
-    /// and where there is no holder the least loaded who fetches: rather a slow neighbour than the origin.
-    pub(super) fn pick(&self, asker: &Asker<'_>, names: &Names, dice: &mut Dice) -> Option<Pick> {
+    /// The best of a few nodes from which the requester could take the blob. If no node has a free slot, the
+    /// least loaded holder takes one more. If there is no holder, the least loaded fetching node does. A slow
+    /// neighbour is better than the origin.
+    pub(super) fn pick(&self, requester: &Requester<'_>, names: &Names, dice: &mut Dice) -> Option<Pick> {
         let count = self.len();
         if count == 0 {
             return None;
         }
         let mut found: Vec<Candidate> = Vec::with_capacity(SAMPLE);
         if count > DRAWS {
-            let sender = asker.sender.and_then(|sender| self.crowd.at(sender));
-            for at in sender.into_iter().chain((0..DRAWS).map(|_| dice.below(count))) {
-                let free = self.candidate(at, asker, names).filter(|candidate| candidate.children < SLOTS);
+            let upstream = requester.upstream.and_then(|upstream| self.records.at(upstream));
+            for at in upstream.into_iter().chain((0..DRAWS).map(|_| dice.below(count))) {
+                let free =
+                    self.candidate(at, requester, names).filter(|candidate| candidate.children < SLOTS);
                 found.extend(free.filter(|free| found.iter().all(|other| other.at != free.at)));
                 if found.len() == SAMPLE {
                     break;
@@ -296,10 +304,10 @@ impl Book {
             let start = dice.below(count);
             let all = (start..count).chain(0..start);
             let mut full: Option<Candidate> = None;
-            for candidate in all.filter_map(|at| self.candidate(at, asker, names)) {
+            for candidate in all.filter_map(|at| self.candidate(at, requester, names)) {
                 if candidate.children < SLOTS {
                     found.push(candidate);
-                    // Few are all compared: so a holder is not overlooked.
+                    // A few records are all compared, so that no holder is overlooked.
                     if count > DRAWS && found.len() == SAMPLE {
                         break;
                     }
@@ -315,39 +323,40 @@ impl Book {
         found.sort_unstable();
         let first = found.first()?;
         let second = found.get(1).filter(|second| !first.fetches && !second.fetches);
-        let node = |candidate: &Candidate| self.crowd.copies[candidate.at].node;
+        let node = |candidate: &Candidate| self.records.copies[candidate.at].node;
         Some(Pick { node: node(first), holds: !first.fetches, second: second.map(node) })
     }
 
-    /// The record as a candidate, if it can be named to the asker.
-    fn candidate(&self, at: usize, asker: &Asker<'_>, names: &Names) -> Option<Candidate> {
-        let copy = self.crowd.copies[at];
-        if copy.node == asker.node || names.is_gone(copy.node) || asker.not.contains(&copy.node) {
+    /// The record as a candidate, if it can be named to the requester.
+    fn candidate(&self, at: usize, requester: &Requester<'_>, names: &Names) -> Option<Candidate> {
+        let copy = self.records.copies[at];
+        if copy.node == requester.node || names.is_gone(copy.node) || requester.not.contains(&copy.node) {
             return None;
         }
-        let depth = self.depth(&copy, asker, names)?;
+        let depth = self.depth(&copy, requester, names)?;
         let fetches = !copy.holds;
-        let children = if asker.part { 0 } else { copy.children };
+        let children = if requester.part { 0 } else { copy.children };
         let ahead = if fetches { FETCHING } else { 0 } + CHILD.saturating_mul(children);
-        let followed = names.follower(copy.node, asker.now).is_some_and(|other| other != asker.node);
-        let other = if asker.sender == Some(copy.node) { 0 } else { OTHER };
+        let followed = names.follower(copy.node, requester.now).is_some_and(|other| other != requester.node);
+        let other = if requester.upstream == Some(copy.node) { 0 } else { OTHER };
         let other = other + if followed { FOLLOWED } else { 0 };
         let burden = names.load(copy.node).saturating_add(ahead + other);
         Some(Candidate { burden, children, depth, fetches, draw: 0, at })
     }
 
-    /// How far it is from a holder or the lease; none if it is not rooted, if the asker is above it, or if it is too far.
-    fn depth(&self, copy: &Copy, asker: &Asker<'_>, names: &Names) -> Option<u16> {
-        let leased = self.live_lease(asker.now, names).map(|lease| lease.node);
+    /// How far the node is from a holder or the lease. None if it is not rooted, if the requester is above
+    /// it, or if it is too far away.
+    fn depth(&self, copy: &Copy, requester: &Requester<'_>, names: &Names) -> Option<u16> {
+        let leased = self.live_lease(requester.now, names).map(|lease| lease.node);
         let mut above = *copy;
         for depth in 0..DEEPEST {
-            if above.node == asker.node || names.is_gone(above.node) {
+            if above.node == requester.node || names.is_gone(above.node) {
                 return None;
             }
             if above.holds || Some(above.node) == leased {
                 return Some(depth as u16);
             }
-            if above.until.is_over(asker.now) {
+            if above.until.is_over(requester.now) {
                 return None;
             }
             above = *self.get(above.parent)?;
@@ -355,11 +364,11 @@ impl Book {
         None
     }
 
-    /// What must always be true of it, for tests.
+    /// Checks the invariants, for tests.
     #[cfg(test)]
     pub(super) fn check(&self) {
-        for copy in &self.crowd.copies {
-            let children = self.crowd.copies.iter().filter(|child| child.parent == copy.node).count();
+        for copy in &self.records.copies {
+            let children = self.records.copies.iter().filter(|child| child.parent == copy.node).count();
             assert_eq!(usize::from(copy.children), children, "{self:?}");
             assert!(!(copy.holds && copy.parent != NOBODY), "{self:?}");
             let (mut above, mut steps) = (copy, 0);
@@ -371,18 +380,22 @@ impl Book {
     }
 }
 
-/// MiB: who has so much more to send than one that is still fetching is named after it. Else the node that is ahead of the others, and so the only holder,
-/// sends each blob once for each of its slots, and all wait for its link. Two blobs: what is still coming is passed on as it comes, so it is little worse
-/// than what is here; and where links are fast, nobody has as much to send.
+/// MiB. A holder that has this much more to send is named only after a node that is still fetching. Otherwise
+/// the first node, which is the only holder, would send each blob once for each of its slots, and all would
+/// wait for its link. The value is two blobs. A fetching node passes bytes on as they arrive, so it is little
+/// worse than a holder. On fast links no node has that much to send.
 pub(super) const FETCHING: u16 = 8;
-/// MiB: so much busier is taken to be who sends this very blob to one already. Whoever gets it from him is named instead, and what a blob costs is spread
-/// over those who have it, also while nobody knows how busy they are.
+/// MiB. A node that already sends this blob counts as this much busier for each receiver. Then a node that
+/// got the blob from it is named instead, and the cost of a blob is spread over the nodes that have it. This
+/// works even while no loads are known.
 const CHILD: u16 = 8;
-/// MiB: so much busier is taken to be whom the asker does not follow. Nodes that keep to one sender form a row or a ring, in which each line
-/// carries one stream in and one out. Drawn anew for each blob, some lines would carry two at a time and others none.
+/// MiB. A node that is not the requester's upstream counts as this much busier. Nodes that keep one upstream
+/// form a chain or a ring, in which each link carries one stream in and one out. With a new random choice for
+/// each blob, some links would carry two streams at a time and others none.
 const OTHER: u16 = 16;
-/// MiB: so much busier is taken to be whom another follows: else two would stay with one sender, and have half its line each. Whom nobody follows is the end of a
-/// row, and has a line to spare.
+/// MiB. A node that another node follows counts as this much busier. Otherwise two nodes would stay with one
+/// upstream and get half its link each. A node without a follower is the end of a chain, and its link has
+/// room.
 const FOLLOWED: u16 = 8;
-/// MiB that whoever is named is about to send.
+/// MiB that a named node is about to send.
 const LOAD: i16 = 4;

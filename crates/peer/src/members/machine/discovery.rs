@@ -1,4 +1,4 @@
-//! Whom to knock at, and when: the addresses that a person or a name gave, and those of members seen before.
+//! Which addresses to knock at, and when: the given contacts, and addresses of earlier members.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use crate::members::dice::Dice;
 
-/// How many are knocked at in one go.
+/// How many addresses are knocked at in one round.
 pub const KNOCKS: usize = 16;
-/// How many addresses of members are kept in mind.
+/// How many addresses of members are remembered.
 const REMEMBERED: usize = 64;
-/// The pause after the first knocks; it doubles.
+/// The pause after the first knocks. It doubles each time.
 const PAUSE_MIN: Duration = Duration::from_millis(500);
-/// The longest pause of one who is alone.
+/// The longest pause while the node is alone.
 const PAUSE_MAX: Duration = Duration::from_secs(15);
-/// In company one who is not there is knocked at about so often.
+/// While there are other members, about this often one address is tried that is not a member's.
 const RECONNECT: Duration = Duration::from_secs(30);
-/// After so long alone a line is due.
+/// After this long alone, the operator is told.
 const VAIN: Duration = Duration::from_secs(5);
 
-/// Addresses and a pause.
-pub struct Found {
+/// Addresses and the state of the pauses.
+pub struct Discovery {
     contacts: Vec<SocketAddr>,
     remembered: VecDeque<SocketAddr>,
     at: Duration,
@@ -30,10 +30,10 @@ pub struct Found {
     told: bool,
 }
 
-impl Found {
+impl Discovery {
     /// Knocks at once.
-    pub fn new(contacts: Vec<SocketAddr>, now: Duration) -> Found {
-        Found {
+    pub fn new(contacts: Vec<SocketAddr>, now: Duration) -> Discovery {
+        Discovery {
             contacts,
             remembered: VecDeque::new(),
             at: now,
@@ -44,33 +44,33 @@ impl Found {
         }
     }
 
-    /// Replaces the addresses that were given.
+    /// Replaces the given contacts.
     pub fn contacts(&mut self, contacts: Vec<SocketAddr>) {
         if self.contacts.is_empty() {
-            // The name has only now been found: nothing to wait for.
+            // The name has only now been resolved, so there is no reason to wait.
             self.at = Duration::ZERO;
         }
         self.contacts = contacts;
     }
 
-    /// Somebody listens, or listened, there.
+    /// Records that a node listens, or listened, there.
     pub fn saw(&mut self, address: SocketAddr) {
         self.remembered.retain(|known| *known != address);
         self.remembered.push_front(address);
         self.remembered.truncate(REMEMBERED);
     }
 
-    /// The addresses of members, the one seen last first.
+    /// The addresses of members, the most recently seen first.
     pub fn remembered(&self) -> Vec<SocketAddr> {
         self.remembered.iter().copied().collect()
     }
 
-    /// When [`Found::due`] has something to do.
+    /// When [`Discovery::due`] has something to do.
     pub fn next(&self) -> Duration {
         self.at
     }
 
-    /// Whom to knock at now. In company only one of those who are not `present`.
+    /// The addresses to knock at now. While there are other members, only one that is not `present`.
     pub fn due(
         &mut self,
         now: Duration,
@@ -81,7 +81,7 @@ impl Found {
         if !alone {
             self.alone_since = None;
         } else if self.alone_since.is_none() {
-            // Whoever loses the last of the others begins to look at once.
+            // A node that loses its last other member begins to look for others at once.
             (self.alone_since, self.pause) = (Some(now), PAUSE_MIN);
             self.at = self.at.min(now + PAUSE_MIN);
         }
@@ -91,7 +91,7 @@ impl Found {
         let mut to: Vec<SocketAddr> = self.contacts.iter().chain(&self.remembered).copied().collect();
         to.retain(|address| !present(address));
         let (pause, count) = if alone { (self.pause, KNOCKS) } else { (RECONNECT, 1) };
-        // Nodes that were started together do not go on together.
+        // So that nodes that were started together do not stay synchronized.
         self.at = now + pause.mul_f64(0.75 + dice.below(512) as f64 / 1024.0);
         self.pause = (self.pause * 2).min(PAUSE_MAX);
         while to.len() > count {
@@ -101,7 +101,7 @@ impl Found {
         to
     }
 
-    /// To how many addresses nobody has answered, if that is to be told now.
+    /// How many addresses have not answered, if that must be reported now.
     pub fn in_vain(&mut self, now: Duration, alone: bool) -> Option<usize> {
         let long = alone && self.alone_since.is_some_and(|since| now >= since + VAIN);
         if !long || self.told || self.tried == 0 {
@@ -111,7 +111,7 @@ impl Found {
         Some(self.tried)
     }
 
-    /// There is somebody. True if it had been told that there was nobody.
+    /// There is another member. True if it had been reported that there was none.
     pub fn company(&mut self) -> bool {
         (self.alone_since, self.pause) = (None, PAUSE_MIN);
         std::mem::take(&mut self.told)

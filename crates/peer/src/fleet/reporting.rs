@@ -1,6 +1,7 @@
-//! What this node tells of what it has: to a blob's tracker at once, and, when who is there has changed, all of it again to trackers that are new.
+//! What this node reports about its blobs: each change to the blob's tracker at once, and after a change of
+//! the membership all blobs to the trackers that are new.
 //!
-//! A depot tells nobody: it is found by its name.
+//! A depot reports nothing. Nodes find it by the blob's id.
 
 use base::BlobId;
 
@@ -9,11 +10,11 @@ use super::finding::Finding;
 use crate::id::{NodeId, Role};
 use crate::message::{Note, What};
 
-/// So many blobs a round are told to trackers that are new.
-const TOLD_A_ROUND: usize = 400;
+/// How many blobs a round are reported to new trackers.
+const REPORTED_A_ROUND: usize = 400;
 
 impl Inner {
-    /// Tells a tracker, or this node as a tracker.
+    /// Notifies a tracker, which may be this node.
     pub(super) fn note(&self, tracker: NodeId, note: Note) {
         if tracker == self.own {
             self.tracker.lock().note(self.now(), self.own, &note);
@@ -22,7 +23,8 @@ impl Inner {
         }
     }
 
-    /// Tells the first tracker of a blob, or who else listens. A depot tells nobody: it is found by its name.
+    /// Notifies the first tracker of a blob, or the nodes that listen instead. A depot reports nothing: nodes
+    /// find it by the blob's id.
     pub(super) fn note_first(&self, id: &BlobId, what: What) {
         if self.role == Role::Depot {
             return;
@@ -33,27 +35,27 @@ impl Inner {
         }
     }
 
-    /// Has all that is here told to those who track it now and did not before.
-    pub(super) fn tell_all(&self) {
+    /// Schedules reports of all blobs here to the nodes that track them now and did not before.
+    pub(super) fn report_all(&self) {
         let Some(holdings) = self.holdings().filter(|_| self.role == Role::Node) else { return };
         let mut all = Vec::new();
         holdings.list(&mut |id| {
             all.push(*id);
             true
         });
-        *self.untold.lock() = all;
+        *self.unreported.lock() = all;
     }
 
-    /// A part of that.
-    pub(super) fn tell_some(&self) {
-        let room = TOLD_A_ROUND.min(self.notes.room());
+    /// Sends a part of these reports.
+    pub(super) fn report_some(&self) {
+        let room = REPORTED_A_ROUND.min(self.notes.room());
         let some: Vec<BlobId> = {
-            let mut untold = self.untold.lock();
-            let keep = untold.len().saturating_sub(room);
-            untold.split_off(keep)
+            let mut unreported = self.unreported.lock();
+            let keep = unreported.len().saturating_sub(room);
+            unreported.split_off(keep)
         };
         if some.is_empty() {
-            // All have heard what they had to: what comes next is compared with this.
+            // All reports are sent. The next change is compared with the current placement.
             *self.before.lock() = None;
             self.fresh.lock().clear();
             return;

@@ -1,4 +1,4 @@
-//! How connections begin, and how much may be on its way on them.
+//! How connections begin, and how much may be in flight on them.
 
 use std::ffi::CStr;
 use std::os::fd::AsRawFd;
@@ -10,11 +10,12 @@ use super::*;
 use crate::net::link::Link;
 use crate::net::socket;
 
-/// An option of a socket, as the kernel says it.
+/// An option of a socket, as reported by the kernel.
 fn option(stream: &TcpStream, name: i32) -> [u8; 16] {
     let (mut value, mut len) = ([0u8; 16], 16 as libc::socklen_t);
     let at = value.as_mut_ptr().cast();
-    // SAFETY: the descriptor is open, and the kernel writes at most 16 bytes and their number to places that live through the call.
+    // SAFETY: the descriptor is open, and the kernel writes at most 16 bytes and their number to places that
+    // live through the call.
     let failed = unsafe { libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, name, at, &raw mut len) };
     assert_eq!(failed, 0);
     value
@@ -25,7 +26,8 @@ fn sharing(stream: &TcpStream) -> String {
     CStr::from_bytes_until_nul(&name).unwrap().to_str().unwrap().to_owned()
 }
 
-/// Cubic stopped doubling when acknowledgements waited behind what the sender received: a stream needed eight seconds until its line was full.
+/// Cubic stopped doubling when acknowledgements queued behind what the sender received: a stream needed eight
+/// seconds until its link was full.
 #[test]
 fn regression_a_connection_looks_at_round_trips_only_when_a_blob_has_gone() {
     let known =
@@ -41,9 +43,9 @@ fn regression_a_connection_looks_at_round_trips_only_when_a_blob_has_gone() {
         socket::prepare(&stream, 1000);
         assert_eq!(sharing(&stream), "reno");
         let link = Link::plain(stream);
-        link.went(BLOB_MAX - 1);
+        link.count_sent(BLOB_MAX - 1);
         assert_eq!(sharing(link.socket()), "reno");
-        link.went(1);
+        link.count_sent(1);
         assert_eq!(sharing(link.socket()), "cubic");
     });
 }
@@ -60,7 +62,7 @@ fn what_is_on_its_way_is_bounded_by_what_the_line_carries() {
         };
         here.0.shared.peers.links(Class::Bulk).iter().map(clamp).collect()
     };
-    // The kernel says otherwise whenever it enlarges its buffer, which it does a few times.
+    // The kernel changes it whenever it enlarges its buffer, which happens a few times.
     here.carries(60_000_000);
     until("a wide line has a wide window", || clamps() == [9_600_000]);
     here.carries(0);

@@ -1,35 +1,36 @@
-//! How much others wait for: bytes of blobs that were asked for here and have not been handed to the kernel.
+//! The backlog: bytes of blobs that were requested from this node and have not been passed to the kernel.
 //!
-//! A request owes its bytes from the moment it is taken, as soon as the blob's size is known, until they are sent or the request ends in
-//! whatever way. Trackers choose the less busy of several holders by the sum ([`super::Net::backlog`]).
+//! A request owes its bytes from the moment it is accepted, as soon as the blob's size is known, until they
+//! are sent or the request ends in any way. Of several holders, trackers choose one with a smaller sum
+//! ([`super::Net::backlog`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The sum, in bytes.
 #[derive(Default)]
-pub(super) struct Owed(AtomicU64);
+pub(super) struct Backlog(AtomicU64);
 
-impl Owed {
-    /// Rounded to the nearest; who owes more than 65535 MiB says that.
+impl Backlog {
+    /// Rounded to the nearest. More than 65535 MiB is reported as 65535.
     pub(super) fn mebibytes(&self) -> u16 {
         u16::try_from((self.0.load(Ordering::Relaxed) + (1 << 19)) >> 20).unwrap_or(u16::MAX)
     }
 }
 
-/// What one request has in it. Dropping it takes that out.
-pub(super) struct Debt {
-    all: Arc<Owed>,
+/// The part of one request. Dropping it subtracts it.
+pub(super) struct BacklogShare {
+    all: Arc<Backlog>,
     left: u64,
 }
 
-impl Debt {
-    /// Nothing yet.
-    pub(super) fn new(all: &Arc<Owed>) -> Debt {
-        Debt { all: Arc::clone(all), left: 0 }
+impl BacklogShare {
+    /// Begins with zero.
+    pub(super) fn new(all: &Arc<Backlog>) -> BacklogShare {
+        BacklogShare { all: Arc::clone(all), left: 0 }
     }
 
-    /// So many bytes are left to be sent.
+    /// Sets how many bytes remain to be sent.
     pub(super) fn set(&mut self, left: u64) {
         if left >= self.left {
             self.all.0.fetch_add(left - self.left, Ordering::Relaxed);
@@ -40,7 +41,7 @@ impl Debt {
     }
 }
 
-impl Drop for Debt {
+impl Drop for BacklogShare {
     fn drop(&mut self) {
         self.set(0);
     }
@@ -52,8 +53,8 @@ mod tests {
 
     #[test]
     fn it_is_rounded_and_goes_with_its_request() {
-        let all = Arc::new(Owed::default());
-        let (mut one, mut other) = (Debt::new(&all), Debt::new(&all));
+        let all = Arc::new(Backlog::default());
+        let (mut one, mut other) = (BacklogShare::new(&all), BacklogShare::new(&all));
         one.set(4 << 20);
         other.set(3 << 19);
         assert_eq!(all.mebibytes(), 6, "five and a half");
