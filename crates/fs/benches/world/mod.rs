@@ -1,7 +1,7 @@
-//! A volume on a disk, as a mount has it, without a kernel in front: what the benches measure.
+//! A volume on a disk as in a mount, but without a kernel: the object that the benches measure.
 //!
-//! The journal is the one of a mount, with its background thread; packs lie in a folder of the system's folder for temporary
-//! files (`TMPDIR` says which), and sealed ones in an origin beside it. So all that is missing is FUSE.
+//! The journal is a mount's, with its background thread. Packs are in a folder of the system's temporary
+//! folder (`TMPDIR`), sealed ones in an origin beside it. Only FUSE is missing.
 
 #![allow(dead_code, missing_docs, reason = "each program that shares this uses a part of it")]
 
@@ -18,10 +18,10 @@ use meta::Journal;
 
 pub const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 pub const PAGE: usize = 4096;
-/// Files of `many`.
+/// The number of files in `many`.
 pub const MANY: u64 = 1000;
 
-/// An origin as the source of its own blobs.
+/// An origin used as the source of its own blobs.
 struct Near(Arc<dyn Origin>);
 
 impl BlobSource for Near {
@@ -34,7 +34,7 @@ impl BlobSource for Near {
     }
 }
 
-/// An open volume and something in it: see the fields.
+/// An open volume with some contents, described at the fields.
 pub struct World {
     pub volume: Volume,
     journal: Arc<Journal>,
@@ -43,10 +43,10 @@ pub struct World {
     pub files: Vec<Ino>,
     /// A file of 1 MiB whose pack is sealed: a blob.
     pub sealed: Ino,
-    /// A folder for what is made meanwhile.
+    /// A folder for files created during a measurement.
     pub scratch: Ino,
     next: AtomicU64,
-    // Last: it is removed after all that uses it.
+    // Last, so that it is removed after everything that uses it.
     _folder: tempfile::TempDir,
 }
 
@@ -95,7 +95,7 @@ impl World {
         world
     }
 
-    /// Waits until the volume's own thread has made a blob of every pack that is open.
+    /// Waits until the volume's sealer has turned every open pack into a blob.
     fn seal(&self) {
         let began = Instant::now();
         while self.volume.stats().unwrap().open_bytes > 0 {
@@ -109,18 +109,18 @@ impl World {
         self.volume.mknod(&ROOT, parent, name, &node).unwrap().attr.ino
     }
 
-    /// A number that was not given before.
+    /// A number that was not returned before.
     pub fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A new file in `scratch`, and its name.
+    /// Creates a file in `scratch`. Returns it and its name.
     pub fn fresh(&self) -> (Ino, Vec<u8>) {
         let name = format!("fresh-{:08}", self.number()).into_bytes();
         (self.file(self.scratch, &name), name)
     }
 
-    /// Lets the journal take a breath, as an idle second does in a mount.
+    /// Lets the journal catch up, as in an idle second of a mount.
     pub fn settle(&self) {
         self.volume.sync().unwrap();
     }
@@ -131,7 +131,7 @@ impl World {
     }
 }
 
-/// Bytes that look like nothing else, the same for the same seed.
+/// Bytes without a pattern, the same for the same seed.
 pub fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut out);
