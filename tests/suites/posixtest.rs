@@ -1,9 +1,10 @@
 //! The `posixtest` package of go-fuse. `POSIXTEST` is the path of a compiled `tests/posixtest`; without it, Go compiles one.
 //!
-//! Two entries are skipped. `FcntlFlockLocksFile` expects the filesystem to be asked about locks, while on an exclusive
-//! mount the kernel keeps them (docs/SEMANTICS.md says why); that locks work is shown by our own tests and by stress-ng.
-//! `OpenSymlinkRace` looks for a server that follows symlinks by itself, which Covey never does; what it takes for the sign of
-//! that is what open(2) does on every filesystem, so it fails on a plain ext4 too.
+//! Two entries are skipped. `FcntlFlockLocksFile` expects lock requests to reach the filesystem, but on an
+//! exclusive mount the kernel keeps the locks (docs/SEMANTICS.md says why). Our own tests and stress-ng show
+//! that locks work. `OpenSymlinkRace` tests for a server that follows symlinks by itself, which Covey never
+//! does. The behaviour that it takes as proof is what open(2) does on every filesystem, so it fails on a
+//! plain ext4 too.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +15,7 @@ use covey_tests::{Need, Volume, requires, run, say};
 const LIMIT: Duration = Duration::from_secs(600);
 const SKIPPED: &str = "TestPosix/(FcntlFlockLocksFile|OpenSymlinkRace)";
 
-/// The compiled tests, or why there are none.
+/// The path of the compiled tests, or why there are none.
 fn program(aside: &Path) -> Result<PathBuf, String> {
     if let Some(path) = std::env::var_os("POSIXTEST") {
         return Ok(path.into());

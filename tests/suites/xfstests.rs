@@ -1,8 +1,9 @@
-//! xfstests: `XFSTESTS` is the folder of a built tree, which is not changed. `XFSTESTS_ARGS` are arguments to its `check`
-//! (default `-g quick`).
+//! xfstests: `XFSTESTS` is the folder of a built tree, which is not changed. `XFSTESTS_ARGS` are arguments to
+//! its `check` (default `-g quick`).
 //!
-//! The suite thinks in devices and mounts them with mount(8). `as-covey.sh`, put before mount, umount, df and findmnt on
-//! PATH, makes volumes of them; nothing is installed. `xfstests-excluded.txt` lists what is not run, and why.
+//! The suite works with devices and mounts them with mount(8). `as-covey.sh` hides mount, umount, df and
+//! findmnt on PATH and maps devices to volumes; nothing is installed. `xfstests-excluded.txt` lists what is
+//! not run, and why.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use covey_tests::{Need, requires, say};
 const AS_COVEY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/suites/as-covey.sh");
 const EXCLUDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/suites/xfstests-excluded.txt");
 
-/// What `check` reads: devices, mountpoints and options.
+/// The configuration of `check`: devices, mountpoints and options.
 fn config(aside: &Path) -> PathBuf {
     for folder in ["test", "scratch", "results", "volumes", "bin"] {
         fs::create_dir_all(aside.join(folder)).unwrap();
@@ -70,7 +71,7 @@ fn long_xfstests_finds_no_failure() {
     check.env("VOLUMES", aside.path().join("volumes"));
     check.env("COVEY", fs::canonicalize(covey_tests::program::covey().get_program()).unwrap());
     check.arg("-E").arg(excluded).args(arguments.split_whitespace()).stdin(Stdio::null());
-    // It takes long: what it prints goes to the terminal as it comes, and to a file to be counted.
+    // It takes long, so its output goes to the terminal as it appears, and to a file for counting.
     let mut both = Command::new("tee");
     check.stdout(Stdio::piped()).stderr(Stdio::inherit());
     let mut check = check.spawn().unwrap();

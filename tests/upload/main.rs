@@ -1,7 +1,8 @@
 //! A volume whose origin is an object store: nothing that was written is lost between the two.
 //!
-//! The store is an S3 server in this process, behind a proxy that throttles, cuts and goes away; the program is the real one, on a real
-//! mount. What was written is always read back from the store alone: the node's copies are let go of, and the volume is mounted anew.
+//! The store is an S3 server in this process, behind a proxy that throttles, cuts connections and goes down.
+//! The program is the real one, on a real mount. Written data is always read back from the store alone: the
+//! node's copies are evicted, and the volume is mounted again.
 
 mod far;
 
@@ -11,7 +12,7 @@ use covey_tests::{Need, Rng, requires, say, seeds};
 use far::{Far, Files};
 use s3server::{Canned, Fault, Rule};
 
-/// What makes most requests succeed, after a while.
+/// Faults under which most requests succeed after a while.
 fn weather(far: &Far) {
     far.proxy.add(Rule::new(Fault::SlowDown).chance(0.1));
     far.proxy.add(Rule::new(Fault::CutRequest(100_000)).chance(0.05));
@@ -19,7 +20,8 @@ fn weather(far: &Far) {
     far.proxy.add(Rule::new(Fault::Wait(Duration::from_millis(20))).chance(0.5));
 }
 
-/// Rounds of writing with the daemon killed at a random moment; then everything comes back from the store.
+/// Rounds of writing in which the daemon is killed at a random moment. Then everything is read back from the
+/// store.
 fn kill_rounds(first: u64, rounds: u64) {
     let far = Far::new(first);
     let mut files = Files::default();
@@ -31,7 +33,7 @@ fn kill_rounds(first: u64, rounds: u64) {
         let written = files.write_until(&mounted, &mut rng, Duration::from_millis(50 + seed * 37 % 700));
         mounted.kill();
         if rng.one_in(3) {
-            // The next run is killed while it goes on with what the last one left.
+            // The next run is killed while it works on what the last one left.
             far.volume.mount_and_kill(Duration::from_millis(rng.length(300)));
         }
         assert!(written < 100_000, "COVEY_SEED={seed}");
@@ -57,7 +59,8 @@ fn long_uploads_survive_kill_9() {
     kill_rounds(1_000, 100);
 }
 
-/// While the store is away writes go on until the disk's budget is full, then wait, then fail; nothing that was taken is lost.
+/// While the store is unreachable, writes succeed until the disk's budget is full, then wait, then fail. No
+/// accepted write is lost.
 #[test]
 fn an_outage_is_waited_out() {
     requires!(Need::Covey);
@@ -79,7 +82,7 @@ fn an_outage_is_waited_out() {
     assert!(taken >= 12, "only {taken} files of 4 MiB were taken");
     assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
     assert!((Duration::from_secs(2)..Duration::from_secs(20)).contains(&waited), "{waited:?}");
-    // Reads of what is here go on, and so do removals; the next write is told at once.
+    // Reads of local data still work, and so do removals. The next write fails at once.
     files.must_read(&mounted, "during3");
     std::fs::remove_file(mounted.join(format!("during{taken}"))).unwrap();
     let began = std::time::Instant::now();
@@ -101,7 +104,7 @@ fn an_outage_is_waited_out() {
     far.must_come_back_from_the_store(&files, 7);
 }
 
-/// Small files ride in packs: a request for each would cost a store's customer dearly.
+/// Small files share packs: a request for each would be expensive at a store.
 #[test]
 fn a_thousand_small_files_are_a_few_requests() {
     requires!(Need::Covey);
@@ -119,7 +122,7 @@ fn a_thousand_small_files_are_a_few_requests() {
     far.must_come_back_from_the_store(&files, 8);
 }
 
-/// What fsync(2) has returned for is in the store, when it is to mean that.
+/// With `fsync=origin`, everything that fsync(2) has returned for is in the store.
 #[test]
 fn fsync_brings_bytes_to_the_origin_when_it_is_to() {
     requires!(Need::Covey);
@@ -135,14 +138,15 @@ fn fsync_brings_bytes_to_the_origin_when_it_is_to() {
     assert_eq!(failed.raw_os_error(), Some(libc::EIO));
     files.must_read(&mounted, "g");
     far.proxy.up();
-    // It has three seconds, and on a busy machine the pause before the next try may take them.
+    // fsync has three seconds, and on a busy machine the back-off before the next attempt may take them.
     let sync = || std::fs::File::open(mounted.join("g")).unwrap().sync_all();
-    assert!((0..10).any(|_| sync().is_ok()), "the store is back, and fsync says otherwise");
+    assert!((0..10).any(|_| sync().is_ok()), "the store is back, but fsync still fails");
     mounted.umount();
     far.must_come_back_from_the_store(&files, 9);
 }
 
-/// A volume can be mounted while its store is away; what is on the node can be read, and what is written is uploaded later.
+/// A volume can be mounted while its store is unreachable. Local data can be read, and writes are uploaded
+/// later.
 #[test]
 fn a_mount_does_not_need_the_store() {
     requires!(Need::Covey);
@@ -161,7 +165,8 @@ fn a_mount_does_not_need_the_store() {
     far.must_come_back_from_the_store(&files, 10);
 }
 
-/// The bucket was emptied behind a mount: `flush` and `publish` said that all was well, and afterwards nothing could be mounted.
+/// When the bucket was emptied during a mount, `flush` and `publish` used to report success, and afterwards
+/// nothing could be mounted.
 #[test]
 fn regression_an_emptied_bucket_is_said_and_mended() {
     requires!(Need::Covey);
@@ -191,7 +196,7 @@ fn regression_an_emptied_bucket_is_said_and_mended() {
     assert_eq!(far.status()["claim"]["state"], "gone", "{}", far.status());
     files.must_all_read(&mounted);
     mounted.umount();
-    // What is on the node can be read, and is brought back.
+    // Local data can be read, and is uploaded again.
     let mounted = far.volume.mount_with(&["ro"]);
     files.must_all_read(&mounted);
     mounted.umount();
@@ -203,7 +208,8 @@ fn regression_an_emptied_bucket_is_said_and_mended() {
     far.must_come_back_from_the_store(&files, 12);
 }
 
-/// A node whose keys have expired at boot, or whose clock is not set yet, could not mount what is on its own disk.
+/// A node whose keys had expired at boot, or whose clock was not set yet, could not mount what is on its own
+/// disk.
 #[test]
 fn regression_a_mount_does_not_need_a_store_that_serves_it() {
     requires!(Need::Covey);
@@ -227,7 +233,8 @@ fn regression_a_mount_does_not_need_a_store_that_serves_it() {
     far.must_come_back_from_the_store(&files, 13);
 }
 
-/// What was given a bound took the time of everything that it did before: opening took a minute, and a flush before an unmount had no bound.
+/// A command with a time limit used to spend the limit on each earlier step as well: opening took a minute,
+/// and a flush before an unmount had no limit.
 #[test]
 fn regression_a_bound_is_a_bound_while_the_store_refuses() {
     requires!(Need::Covey);
@@ -252,7 +259,8 @@ fn regression_a_bound_is_a_bound_while_the_store_refuses() {
     far.must_come_back_from_the_store(&files, 23);
 }
 
-/// A store that takes connections and says nothing held a mount up for a minute. Now it is mounted at once, and the store is used when it is back.
+/// A store that accepts connections and never answers used to delay a mount by a minute. Now the volume is
+/// mounted at once, and the store is used when it answers again.
 #[test]
 fn regression_a_mount_waits_for_no_store_and_finds_it_later() {
     requires!(Need::Covey);
@@ -272,7 +280,7 @@ fn regression_a_mount_waits_for_no_store_and_finds_it_later() {
     assert!(away["why"].as_str().is_some_and(|why| !why.is_empty()), "{away}");
     assert!(far.volume.log().contains("the origin cannot be used now"), "{}", far.volume.log());
     far.proxy.faults().clear();
-    // Without a new mount: what was written is uploaded, and the origin counts as seen.
+    // Without a new mount, what was written is uploaded, and the origin counts as reachable.
     far.flush(&["--timeout", "100"]);
     let seen = || far.status()["far"]["away"].is_null();
     assert!((0..400).any(|_| seen() || {
@@ -286,7 +294,8 @@ fn regression_a_mount_waits_for_no_store_and_finds_it_later() {
     far.must_come_back_from_the_store(&files, 24);
 }
 
-/// Keys that expired, lack a right or do not count for the clock kept a volume from mounting although all of it was on the node.
+/// Keys that expired, lack a right or are invalid because of a wrong clock used to keep a volume from
+/// mounting although all its data was on the node.
 #[test]
 fn regression_refused_keys_keep_no_volume_from_mounting() {
     requires!(Need::Covey);
@@ -310,14 +319,14 @@ fn regression_refused_keys_keep_no_volume_from_mounting() {
         let away = &far.status()["far"]["away"]["why"];
         assert!(away.as_str().is_some_and(|why| !why.is_empty()), "{answer:?}: {away}");
         mounted.umount();
-        // A new volume is made nowhere like that.
+        // A new volume cannot be created in that state.
         let folder = covey_tests::scratch();
         let mut format = covey_tests::program::covey();
         format.arg("format").arg(folder.path().join("v")).args(far.place("new")).arg("--json");
         assert_eq!(covey_tests::run(&mut format, Duration::from_secs(60)).code(), 1, "{answer:?}");
         far.proxy.faults().clear();
     }
-    // That the place holds something else is no refusal that passes: nothing is opened for writing then.
+    // If the place holds something else, that is not a temporary refusal: nothing is opened for writing then.
     far.proxy.add(Rule::new(Fault::Answer(Canned::NoSuchBucket)));
     let refused = covey_tests::program::covey_run(&["gc", far.source(), "--json"]);
     assert_eq!(refused.code(), 1, "{refused:?}");
@@ -327,7 +336,8 @@ fn regression_refused_keys_keep_no_volume_from_mounting() {
     mounted.umount();
 }
 
-/// Keys that may not delete: files could not be read while deletes were refused, and nothing said what was refused.
+/// With keys that may not delete, files could not be read while deletes were refused, and no message said
+/// what was refused.
 #[test]
 fn regression_refused_deletes_are_shown_and_refuse_no_read() {
     requires!(Need::Covey);
@@ -365,7 +375,7 @@ fn regression_refused_deletes_are_shown_and_refuse_no_read() {
     mounted.umount();
 }
 
-/// Warming fetches what files consist of, and says what could not be had.
+/// Warming fetches the blobs of files, and reports what could not be fetched.
 #[test]
 fn warming_fetches_before_anybody_reads() {
     requires!(Need::Covey);
@@ -385,7 +395,7 @@ fn warming_fetches_before_anybody_reads() {
     assert_eq!(warmed.code(), 0, "{warmed:?}");
     assert_eq!(warmed.json()["files"], 20);
     assert!(warmed.json()["fetched_bytes"].as_u64().unwrap() >= 30_000_000, "{warmed:?}");
-    // Now it does without the store.
+    // Now the store is not needed.
     far.proxy.down();
     files.must_all_read(&mounted);
     let list = far.folder().join("list");
@@ -398,7 +408,7 @@ fn warming_fetches_before_anybody_reads() {
     mounted.umount();
 }
 
-/// Keys are never shown, and every mistake has its word.
+/// Keys are never shown, and every error has its code.
 #[test]
 fn a_wrong_key_is_named_and_not_shown() {
     requires!(Need::Covey);
@@ -411,8 +421,8 @@ fn a_wrong_key_is_named_and_not_shown() {
     assert_eq!(refused.code(), 1, "{refused:?}");
     assert_eq!(refused.json()["error"]["code"], "origin-keys", "{refused:?}");
     assert!(!format!("{refused:?}").contains("PLANTEDSECRET"));
-    assert!(!folder.path().join("v").exists(), "nothing is left of it");
-    // Another volume's place is refused, too.
+    assert!(!folder.path().join("v").exists(), "no remains of it are left");
+    // A prefix that holds another volume is refused, too.
     let mut again = covey_tests::program::covey();
     again.arg("format").arg(folder.path().join("w")).args(far.place("prefix")).arg("--json");
     let taken = covey_tests::run(&mut again, Duration::from_secs(60));
