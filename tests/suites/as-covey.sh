@@ -1,8 +1,9 @@
 #!/bin/bash
-# mount, umount, df and findmnt as xfstests needs them: put before the real ones on PATH under those names.
+# mount, umount, df and findmnt as xfstests needs them: placed before the real ones on PATH under these names.
 #
-# The suite thinks in devices, `covey:test` and `covey:scratch`; here they are volumes in the folder $VOLUMES, formatted at
-# their first mount by the program $COVEY. And it knows FUSE filesystems by the plain type `fuse`.
+# The suite works with devices, `covey:test` and `covey:scratch`. Here these are volumes in the folder $VOLUMES,
+# formatted at their first mount by the program $COVEY. The suite expects the plain type `fuse` for FUSE
+# filesystems.
 name=${0##*/}
 bin=${0%/*}
 
