@@ -23,13 +23,15 @@ pub struct Args {
     /// The number of concurrent workers
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=4096))]
     workers: u64,
-    /// Files of all workers together; each number gets rows of its own [default: 1024,262144; with --quick 1024]
+    /// Files of all workers together; each number gets rows of its own [default: 1024,262144; with --quick
+    /// 1024]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..))]
     files: Vec<u64>,
     /// No files are written with fsync above this number
     #[arg(long, default_value_t = 20_000)]
     synced_at_most: u64,
-    /// Numbers of reader threads to compare, all on /dev/fuse [default: 1,2,4,8,16,32,64,128,256; with --quick 1,4,64]
+    /// Numbers of reader threads to compare, all on /dev/fuse [default: 1,2,4,8,16,32,64,128,256; with
+    /// --quick 1,4,64]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=4096))]
     readers: Vec<u64>,
     /// Run only one of the comparisons: of transports and places, or of numbers of readers

@@ -3,8 +3,8 @@
 //! byte, and can limit answers to the rate of a link.
 //!
 //! ```text
-//!   program ── requests, read as HTTP/1.1 only as far as counting needs ──► relay ── the same bytes ──► store
-//!   program ◄── the same bytes, by splice(2): they never come into this process ────────────────────────── store
+//!   program ── requests, parsed only as far as counting needs ──► relay ── the same bytes ──► store
+//!   program ◄── the same bytes, by splice(2): they never enter this process ───────────────── store
 //! ```
 //!
 //! A delay is drawn for each request around the given median, and is over before the request's head is

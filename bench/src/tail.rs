@@ -2,8 +2,8 @@
 //! concurrent readers.
 //!
 //! ```text
-//! make bench-tail                                              all of it, ten runs: a quarter of an hour; root
-//! cargo run --release -p covey-bench -- tail --quick           a minute: a check that everything works
+//! make bench-tail                                         all of it, ten runs: a quarter of an hour; root
+//! cargo run --release -p covey-bench -- tail --quick      a minute: a check that everything works
 //! ```
 //!
 //! The files are a corpus ([`corpus`]): this program derives names and bytes from a seed, and so does `covey

@@ -2,7 +2,7 @@
 //! namespaces of this machine.
 //!
 //! ```text
-//!   namespace a: transport-serve, iperf3 -c, nginx ──── veth ────► namespace b: transport-ask, iperf3 -s, curl
+//!   namespace a: transport-serve, iperf3 -c, nginx ── veth ──► namespace b: transport-ask, iperf3 -s, curl
 //! ```
 //!
 //! Each end is a separate process, so that their processor times can be told apart. The kernel's work for a

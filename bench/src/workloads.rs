@@ -1,5 +1,5 @@
-//! Six real programs, each cloned, configured, built, run, walked, packed, unpacked and removed: on ext4, on a volume and on a
-//! volume in memory.
+//! Six real programs, each cloned, configured, built, run, walked, packed, unpacked and removed: on ext4, on
+//! a volume and on a volume in memory.
 //!
 //! ```text
 //! make bench-workloads                                    all of it; root
@@ -51,8 +51,8 @@ pub struct Args {
     /// The program to measure
     #[arg(long, default_value = "target/release/covey")]
     covey: PathBuf,
-    /// A folder of bare repositories: redis.git, nginx.git, httpd.git, python.git, postgresql.git, ruby.git [default: where
-    /// `make bench-workloads` puts them, covey/workloads in the user's cache folder]
+    /// A folder of bare repositories: redis.git, nginx.git, httpd.git, python.git, postgresql.git, ruby.git
+    /// [default: where `make bench-workloads` puts them, covey/workloads in the user's cache folder]
     #[arg(long, env = "MIRRORS")]
     mirrors: Option<PathBuf>,
     /// Only these programs

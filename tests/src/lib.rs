@@ -7,7 +7,8 @@
 //!
 //! Settings, all by environment:
 //!
-//! - `COVEY_BIN`: the program to test. Without it, cargo builds one once (`COVEY_RELEASE=1`: with optimisation).
+//! - `COVEY_BIN`: the program to test. Without it, cargo builds one once (`COVEY_RELEASE=1`: with
+//!   optimisation).
 //! - `COVEY_TEST_ON=plain`: run on a plain folder instead of a mount. Every test must pass there: this tests
 //!   the test itself. `COVEY_TEST_ON=DIR` runs below DIR, for instance on a mount of another filesystem.
 //! - `COVEY_TEST_TMP`: the folder for volumes and mountpoints; by default the system's temporary folder.

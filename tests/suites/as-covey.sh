@@ -1,9 +1,9 @@
 #!/bin/bash
 # mount, umount, df and findmnt as xfstests needs them: placed before the real ones on PATH under these names.
 #
-# The suite works with devices, `covey:test` and `covey:scratch`. Here these are volumes in the folder $VOLUMES,
-# formatted at their first mount by the program $COVEY. The suite expects the plain type `fuse` for FUSE
-# filesystems.
+# The suite works with devices, `covey:test` and `covey:scratch`. Here these are volumes in the folder
+# $VOLUMES, formatted at their first mount by the program $COVEY. The suite expects the plain type `fuse` for
+# FUSE filesystems.
 name=${0##*/}
 bin=${0%/*}
 

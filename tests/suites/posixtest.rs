@@ -1,4 +1,5 @@
-//! The `posixtest` package of go-fuse. `POSIXTEST` is the path of a compiled `tests/posixtest`; without it, Go compiles one.
+//! The `posixtest` package of go-fuse. `POSIXTEST` is the path of a compiled `tests/posixtest`; without it,
+//! Go compiles one.
 //!
 //! Two entries are skipped. `FcntlFlockLocksFile` expects lock requests to reach the filesystem, but on an
 //! exclusive mount the kernel keeps the locks (docs/SEMANTICS.md says why). Our own tests and stress-ng show

@@ -3,9 +3,10 @@
 //! copy.
 //!
 //! ```text
-//!   readers  n1 .. nN   links of --mbit      holders   as many, links of --mbit, a part of the blobs each     (a peer)
-//!                                            depot     a link of 1 Gbit/s, all blobs                         (the depot, near or far)
-//!                                            store     no limit but its own                                  (the store)
+//!   readers  n1 .. nN, links of --mbit
+//!   holders  as many, links of --mbit, a part of the blobs each     (a peer)
+//!   depot    a link of 1 Gbit/s, all blobs                          (the depot, with and without the delay)
+//!   store    no limit but its own                                   (the store)
 //! ```
 //!
 //! Each read is 128 KiB of a blob that its node does not have. A node reads a blob once, and nodes start at

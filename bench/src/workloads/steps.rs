@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! light rounds   clone, git status, walk cold, walk warm, archive, untar, rm -rf
-//! build rounds   (clone, archive, untar) configure, build, run, git status; the same from the archive, without git; rm -rf
+//! build rounds   (clone, archive, untar) configure, build, run, git status; the same from the archive,
+//!                without git; rm -rf
 //! ```
 //!
 //! A clone uses git's own protocol (`--no-local`), as from another machine: git writes the pack as it arrives

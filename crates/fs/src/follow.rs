@@ -2,10 +2,10 @@
 //! new tree.
 //!
 //! ```text
-//!   kernel's node        held by                        shows
-//!   1, dir 7             paths, cwd, listings           the newest tree, always
-//!   2^63 + 4  (file 9)   opened two trees ago           file 9 of that tree, until the kernel forgets the node
-//!   2^63 + 8  (file 9)   looked up since                file 9 of the newest tree that changed it
+//!   kernel's node        held by                  shows
+//!   1, dir 7             paths, cwd, listings     the newest tree, always
+//!   2^63 + 4  (file 9)   opened two trees ago     file 9 of that tree, until the kernel forgets the node
+//!   2^63 + 8  (file 9)   looked up since          file 9 of the newest tree that changed it
 //! ```
 //!
 //! (Here "node" means a FUSE node id.)

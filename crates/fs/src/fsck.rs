@@ -3,12 +3,15 @@
 //! ```text
 //!   1 names    meta::audit: rows, links, counts, extents, packs' counts
 //!   2 blobs    every sealed pack: its blob is there, has its size, and is what its name says
-//!   3 open     every open pack that something refers to: its file is there, long enough, and holds what was written
+//!   3 open     every open pack that something refers to: its file exists and has the bytes that were written
 //!   4 trees    every blob that only a published tree needs is there
 //!   5 strays   every blob of the origin belongs to a pack or to a published tree
 //! ```
 //!
-//! Everything is streamed. Only the audit's own state and the findings are held in memory. The volume must not be in use. A repair never replaces lost bytes with zeros: reads of a lost blob fail before and after it. A repair corrects rows that contradict one another, restores inodes that lost their name, and deletes blobs that nothing refers to.
+//! Everything is streamed. Only the audit's own state and the findings are held in memory. The volume must
+//! not be in use. A repair never replaces lost bytes with zeros: reads of a lost blob fail before and after
+//! it. A repair corrects rows that contradict one another, restores inodes that lost their name, and deletes
+//! blobs that nothing refers to.
 
 mod finding;
 mod lost;

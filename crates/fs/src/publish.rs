@@ -3,7 +3,7 @@
 //! ```text
 //!   pause      no blob is deleted, no pack is forgotten
 //!   snapshot   the rows of this moment; programs keep writing
-//!   seal       every pack that those rows refer to becomes a blob: packs only grow, so later bytes do no harm
+//!   seal       every pack that those rows refer to becomes a blob (later bytes do no harm: packs only grow)
 //!   hold       rows say which published tree needs which blob
 //!   resume     from here on those rows keep the blobs, whatever happens to the packs
 //! ```

@@ -1,10 +1,11 @@
-//! A fleet on one machine: real `covey` processes, each in a network namespace of its own, on an object store in another.
+//! A fleet on one machine: real `covey` processes, each in a network namespace of its own, on an object store
+//! in another.
 //!
 //! ```text
-//!   covey-PID-N-hub      br0 ──┬── store  10.77.0.2   S3 server behind the proxy of faults (threads of this process)
-//!   (a bridge, no node)        ├── n1     10.77.0.11  covey mount ... FOLDER/n1/mnt, cache in FOLDER/n1/cache
-//!                              ├── n2     10.77.0.12  covey mount ... FOLDER/n2/mnt
-//!                              └── ...
+//!   covey-PID-N-hub      br0 ─┬─ store  10.77.0.2   S3 server behind the faulty proxy (in this process)
+//!   (a bridge, no node)       ├─ n1     10.77.0.11  covey mount ... FOLDER/n1/mnt, cache in FOLDER/n1/cache
+//!                             ├─ n2     10.77.0.12  covey mount ... FOLDER/n2/mnt
+//!                             └─ ...
 //! ```
 //!
 //! Only networks are separate. Mounts are visible to the test's process, so a test reads a node's files like

@@ -6,8 +6,8 @@
 //!      eth0 (tap) ── read ── wait, or lose ── write ── p-NAME (tap), a port of the bridge
 //! ```
 //!
-//! Frames keep their order. A frame is copied twice and costs two system calls, so such a link carries about a gigabit: it is for
-//! latencies, not for rates.
+//! Frames keep their order. A frame is copied twice and costs two system calls, so such a link carries about
+//! a gigabit: it is for latencies, not for rates.
 
 use std::fs::File;
 use std::io::{Read, Write};

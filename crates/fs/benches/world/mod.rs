@@ -38,7 +38,8 @@ impl BlobSource for Near {
 pub struct World {
     pub volume: Volume,
     journal: Arc<Journal>,
-    /// A folder with [`MANY`] files named `0`, `1`, and so on, of a page each, all in a pack that is still open.
+    /// A folder with [`MANY`] files named `0`, `1`, and so on, of a page each, all in a pack that is still
+    /// open.
     pub many: Ino,
     pub files: Vec<Ino>,
     /// A file of 1 MiB whose pack is sealed: a blob.

@@ -2,7 +2,7 @@
 //! without I/O, of a fixed size.
 //!
 //! ```text
-//!   inodes    7 ▓▓▓▓   8 ▓▓▓▓   9 ▓▓░░   10 ░░░░   11 ░░░░      a row of files: shards, samples, the sources of a program
+//!   inodes    7 ▓▓▓▓   8 ▓▓▓▓   9 ▓▓░░   10 ░░░░   11 ░░░░   a row of files: shards, samples, source files
 //! ```
 //!
 //! Inode numbers are allocated in order. So files that were written one after another have neighbouring

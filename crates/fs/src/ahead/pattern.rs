@@ -2,8 +2,8 @@
 //! size.
 //!
 //! ```text
-//!   run       ▓▓▓▓▓▓▓▓▓▓→░░░░░░░░░   each read begins where the last one ended, or nearly: a program, or the kernel's pieces
-//!   backward  ░░░░░░←▓▓▓▓▓▓▓▓▓▓▓▓▓   faults of sixteen pages close together, in the direction in which they move
+//!   run       ▓▓▓▓▓▓▓▓▓▓→░░░░░░░░░   each read begins (almost) where the last one ended
+//!   backward  ░░░░░░←▓▓▓▓▓▓▓▓▓▓▓▓▓   faults of sixteen pages close together
 //!   steps     ▓······▓······▓······░······░   three or more reads at the same distance
 //! ```
 //!

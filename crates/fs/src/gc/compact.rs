@@ -6,7 +6,8 @@
 //!        each user's page is updated: extents that still point to the old range point to the new one
 //! ```
 //!
-//! A page that changed in between keeps its change: only extents that still refer to the old range are updated. The old pack is left without live bytes, and is condemned like any other.
+//! A page that changed in between keeps its change: only extents that still refer to the old range are
+//! updated. The old pack is left without live bytes, and is condemned like any other.
 
 use std::time::{Duration, Instant};
 

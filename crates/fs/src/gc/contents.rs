@@ -60,7 +60,8 @@ impl Core {
                 _ => false,
             };
             if !usable {
-                // A pack that is gone or condemned never comes back, so only the row itself needs to be as it was.
+                // A pack that is gone or condemned never comes back, so only the row itself needs to be as it
+                // was.
                 commit.checks.push((key.clone(), Expect::Is(row)));
                 commit.dels.push(key);
             }

@@ -3,11 +3,11 @@
 //! ```text
 //!   inode without a name, not held ──► reap ──► its extents' packs have fewer live bytes ("touched")
 //!                                                      │
-//!                      ┌──── no live byte ─────────────┴───────── few live bytes, or a small pack ────┐
-//!                      ▼                                                                              ▼
-//!               condemn (sealed)                                                        compact: copy the live ranges,
-//!               or forget (open)                                                        update the extents; then
-//!                      ▼                                                                no live byte is left
+//!                      ┌──── no live byte ─────────────┴── few live bytes, or a small pack ──┐
+//!                      ▼                                                                     ▼
+//!               condemn (sealed)                                         compact: copy the live ranges,
+//!               or forget (open)                                         update the extents; then no
+//!                      ▼                                                 live byte is left
 //!               flush: no crash can bring back a name that refers to it
 //!                      ▼
 //!               delete the blob, unless another pack is the same blob; forget the row
