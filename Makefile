@@ -149,7 +149,7 @@ test-origin: build ## Real files and a large one through MinIO, the node lost, e
 		$(call at_length,roundtrip)
 
 .PHONY: test-million
-test-million: build ## A million files: import, walk, find, reopen after kill -9, beside ext4
+test-million: build ## A million files: import, walk, find, reopen after kill -9, compared with ext4
 	$(call at_length,scale,million)
 
 .PHONY: test-trees
@@ -196,12 +196,12 @@ bench-operations: bench-build ## F3 and F7: one operation at a time, also with t
 	$(call figure,metadata)
 
 .PHONY: bench-peers
-bench-peers: bench-build ## F6: beside JuiceFS and go-fuse's loopback; JUICEFS=path of juicefs 1.3.1
+bench-peers: bench-build ## F6: compared with JuiceFS and go-fuse's loopback; JUICEFS=path of juicefs 1.3.1
 	@scripts/bootstrap bench-peers
 	$(call figure,peers,$(if $(JUICEFS),--juicefs "$(JUICEFS)") $(addprefix --loopback ,$(wildcard $(cache)/peers/loopback)))
 
 .PHONY: bench-origin
-bench-origin: bench-build minio ## Over an S3 store (MinIO): beside juicefs, rclone, s3fs; JUICEFS=path of juicefs 1.3.1
+bench-origin: bench-build minio ## Over an S3 store (MinIO): compared with juicefs, rclone, s3fs; JUICEFS=path of juicefs 1.3.1
 	@scripts/bootstrap bench-origin
 	$(call figure,origin,--minio "$(or $(MINIO),$(cache)/peers/minio)" $(if $(JUICEFS),--juicefs "$(JUICEFS)"))
 
@@ -219,7 +219,7 @@ bench-fleet: bench-build ## P3, P4, P5, P7: nodes in network namespaces; PART=fl
 	$(call figure,fleet $(addprefix --part ,$(PART)) --root "$(cache)/start-root")
 
 .PHONY: bench-transport
-bench-transport: bench-build ## P1 and P2: the fleet's transport over veth, beside iperf3 and nginx with curl where they are installed
+bench-transport: bench-build ## P1 and P2: the fleet's transport over veth, compared with iperf3 and nginx with curl where they are installed
 	$(call figure,transport)
 
 .PHONY: bench-basic
@@ -227,13 +227,13 @@ bench-basic: bench-build ## Everyday work against ext4 and tmpfs
 	$(call figure,basic)
 
 .PHONY: bench-tail
-bench-tail: bench-build ## F1: how long open() and read() take, 1 to 256 readers, beside tmpfs
+bench-tail: bench-build ## F1: how long open() and read() take, 1 to 256 readers, compared with tmpfs
 	$(call figure,tail)
 
 # Sources are fetched once from the distribution's packages into the cache. MIRRORS=DIR names full-history
 # mirrors instead.
 .PHONY: bench-workloads
-bench-workloads: bench-build ## F5: six programs cloned, built, run, walked, packed, removed, beside ext4; MIRRORS=DIR
+bench-workloads: bench-build ## F5: six programs cloned, built, run, walked, packed, removed, compared with ext4; MIRRORS=DIR
 	@scripts/bootstrap bench-workloads
 	@[ -n "$(MIRRORS)" ] || scripts/workload-sources "$(cache)/workloads"
 	$(call figure,workloads,--mirrors "$(or $(MIRRORS),$(cache)/workloads)")

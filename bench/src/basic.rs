@@ -8,7 +8,7 @@ use crate::peer::Tools;
 use crate::place::Kind;
 use crate::run::{Bench, Cell, Common};
 
-/// Everyday work beside ext4, tmpfs and an empty FUSE filesystem
+/// Everyday work, compared with ext4, tmpfs and an empty FUSE filesystem
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]

@@ -52,7 +52,7 @@ use clap::{Parser, Subcommand};
 /// An error ends the run with a message.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Measures Covey beside ext4, tmpfs, an empty FUSE filesystem and peers, and keeps the raw results
+/// Measures Covey, ext4, tmpfs, an empty FUSE filesystem and peers, and saves the raw results
 #[derive(Debug, Parser)]
 struct Args {
     #[command(subcommand)]

@@ -35,7 +35,7 @@ mod bare;
 
 use bare::Bare;
 
-/// Over an S3 store: beside JuiceFS, rclone mount and s3fs
+/// Over an S3 store: compared with JuiceFS, rclone mount and s3fs
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -72,7 +72,7 @@ const NETWORK: Duration = Duration::from_millis(30);
 /// machines.
 const LINK: u64 = 250_000_000;
 /// Its median time to the first byte: a store in the same data centre.
-const NEAR: Duration = Duration::from_millis(5);
+const SAME_DC: Duration = Duration::from_millis(5);
 
 const SMALL_WRITE: &str = "small files, write";
 const SMALL_READ: &str = "small files, cold read";
@@ -125,7 +125,7 @@ pub fn run(args: &Args) -> Result<()> {
         Cell::new("rm -rf", |place| cells::remove(place)),
         Cell::new(LARGE_WRITE, move |place| over.timed(place, |place| cells::write_large(place, mib))),
         Cell::new(LARGE_READ, move |place| over.large_read(place)),
-        Cell::new(LINK_READ, move |place| store.beyond(LINK, NEAR, || over.large_read(place))),
+        Cell::new(LINK_READ, move |place| store.over_link(LINK, SAME_DC, || over.large_read(place))),
         Cell::new(SMALL_WRITE, move |place| {
             let mut figures = over.timed(place, |place| write_small(place, files))?;
             let puts = figures.iter().find(|figure| figure.0 == "PUTs").map_or(0.0, |figure| figure.2);
@@ -148,7 +148,7 @@ pub fn run(args: &Args) -> Result<()> {
         forget_below(store.data())?;
         sheet.add(LARGE_READ, BARE, &[("rate", "MiB/s", bare.stream("large", mib)?)], 0.0);
         forget_below(store.data())?;
-        let rate = store.beyond(LINK, NEAR, || bare.stream("large", mib))?;
+        let rate = store.over_link(LINK, SAME_DC, || bare.stream("large", mib))?;
         sheet.add(LINK_READ, BARE, &[("rate", "MiB/s", rate)], 0.0);
     }
     targets(&mut sheet);
@@ -285,7 +285,7 @@ impl Over<'_> {
         }
         self.cold(place)?;
         let near = self.bare.read_chunks(CHUNKS)?;
-        let (store, mut passes) = self.store.far_away(NETWORK, || {
+        let (store, mut passes) = self.store.with_latency(NETWORK, || {
             let store = self.bare.read_chunks(CHUNKS)?;
             place.begin_again()?;
             let first = p50_of_chunks(&folder)?;

@@ -12,7 +12,7 @@ use crate::place::Kind;
 use crate::run::{Bench, Cell, Common};
 use crate::sheet::{Bound, Sheet};
 
-/// F6: beside JuiceFS and go-fuse's loopback
+/// F6: compared with JuiceFS and go-fuse's loopback
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]

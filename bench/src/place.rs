@@ -154,7 +154,7 @@ impl Place {
             Kind::Covey => {
                 run(Command::new(&place.covey).arg("format").arg(place.folder.join("volume")))?;
                 place.serve()?;
-                place.look_on()?;
+                place.start_trace()?;
             }
             Kind::CoveyS3 => {
                 place.format_over_s3()?;
@@ -285,7 +285,7 @@ impl Place {
     }
 
     /// Starts `covey trace`, if wanted.
-    fn look_on(&mut self) -> Result<()> {
+    fn start_trace(&mut self) -> Result<()> {
         let begun = monotonic();
         while self.setup.traced && self.helpers.is_empty() {
             let mut look = Command::new(&self.covey);

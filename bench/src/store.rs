@@ -144,7 +144,7 @@ impl Store {
     }
 
     /// During `work`, each request waits about `median` for the first byte of its answer.
-    pub fn far_away<T>(&self, median: Duration, work: impl FnOnce() -> T) -> T {
+    pub fn with_latency<T>(&self, median: Duration, work: impl FnOnce() -> T) -> T {
         self.relay.delay(median);
         let done = work();
         self.relay.delay(Duration::ZERO);
@@ -153,9 +153,9 @@ impl Store {
 
     /// During `work`, the store is behind a simulated network: its answers share a link of `rate` bytes per
     /// second, and each request waits about `median` for the first byte.
-    pub fn beyond<T>(&self, rate: u64, median: Duration, work: impl FnOnce() -> T) -> T {
+    pub fn over_link<T>(&self, rate: u64, median: Duration, work: impl FnOnce() -> T) -> T {
         self.relay.limit(rate);
-        let done = self.far_away(median, work);
+        let done = self.with_latency(median, work);
         self.relay.limit(0);
         done
     }

@@ -39,7 +39,7 @@ use place::{Ground, How, Own, Place};
 use readers::Files;
 use report::{Part, Report};
 
-/// F1: how long open() and read() take, from 1 to 256 readers, beside tmpfs
+/// F1: how long open() and read() take, from 1 to 256 readers, compared with tmpfs
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The program to measure

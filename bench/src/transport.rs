@@ -34,7 +34,7 @@ use crate::{interrupt, machine, process};
 
 pub use ends::{AskArgs, ServeArgs, ask, serve};
 
-/// P1, P2: processor time of the fleet's transport, beside iperf3 and nginx with curl
+/// P1, P2: processor time of the fleet's transport, compared with iperf3 and nginx with curl
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -133,8 +133,8 @@ impl Drop for Wire {
 /// The serving end.
 struct Server {
     child: Child,
-    says: BufReader<ChildStdout>,
-    hears: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    stdin: ChildStdin,
 }
 
 impl Server {
@@ -143,19 +143,19 @@ impl Server {
         command.args(["transport-serve", "--listen", &format!("{SERVER}:7171"), "--off", off]);
         command.args(tls.map(|tls| [Path::new("--tls"), tls]).into_iter().flatten()).arg(folder);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let (Some(says), Some(hears)) = (child.stdout.take(), child.stdin.take()) else {
+        let (Some(stdout), Some(stdin)) = (child.stdout.take(), child.stdin.take()) else {
             return Err("the serving end has no pipes".into());
         };
-        let mut server = Server { child, says: BufReader::new(says), hears };
+        let mut server = Server { child, stdout: BufReader::new(stdout), stdin };
         server.cpu()?;
         Ok(server)
     }
 
     /// Its processor time so far.
     fn cpu(&mut self) -> Result<f64> {
-        writeln!(self.hears)?;
+        writeln!(self.stdin)?;
         let mut line = String::new();
-        self.says.read_line(&mut line)?;
+        self.stdout.read_line(&mut line)?;
         line.trim().parse().map_err(|_| "the serving end has ended; what it said is above".into())
     }
 }

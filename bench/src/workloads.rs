@@ -45,7 +45,7 @@ const QUICK: [&str; 2] = ["redis", "nginx"];
 const CODE: &str =
     "c h cc cpp hh inc def y l s S py rb pl pm sh awk sql java js rs lua tcl m4 ac am in mk erb xs pgc";
 
-/// Six programs cloned, built, run, walked, packed and removed, beside ext4
+/// Six programs cloned, built, run, walked, packed and removed, compared with ext4
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The program to measure

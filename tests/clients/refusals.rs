@@ -96,10 +96,10 @@ fn a_torn_database_is_refused() {
 fn a_volume_whose_origin_is_gone_is_refused() {
     requires!(Need::Covey);
     let volume = volume();
-    let (blobs, aside) = (volume.source.join("blobs"), volume.source.join("elsewhere"));
-    fs::rename(&blobs, &aside).unwrap();
+    let (blobs, outside) = (volume.source.join("blobs"), volume.source.join("elsewhere"));
+    fs::rename(&blobs, &outside).unwrap();
     refused(&volume, &["blobs"]);
-    fs::rename(&aside, &blobs).unwrap();
+    fs::rename(&outside, &blobs).unwrap();
     must_hold(&volume.mount(), "some", 100);
     volume.must_be_clean();
 }

@@ -278,7 +278,7 @@ fn a_node_that_reads_a_little_moves_little() {
 
 /// A mapping that is read from its end: the preceding blobs are prefetched.
 #[test]
-fn a_mapping_that_is_read_backward_is_fetched_ahead() {
+fn a_mapping_that_is_read_backward_is_prefetched() {
     requires!(Need::Covey);
     const SIZE: usize = 32 << 20;
     let world = World::of(&[SIZE]);

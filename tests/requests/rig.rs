@@ -11,9 +11,9 @@ use fuse::{Session, Transport, Unmount};
 use meta::Journal;
 
 /// An origin used as the source of its own blobs.
-struct Near(Arc<dyn Origin>);
+struct OriginSource(Arc<dyn Origin>);
 
-impl BlobSource for Near {
+impl BlobSource for OriginSource {
     fn read_at(&self, id: &base::BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
         self.0.read_at(id, offset, buf)
     }
@@ -44,7 +44,7 @@ impl Rig {
         let options = meta::journal::Options::default();
         let (journal, _) = Journal::open(&below("meta"), packs.clone(), options).unwrap();
         let journal = Arc::new(journal);
-        let source = Arc::new(Near(origin.clone()));
+        let source = Arc::new(OriginSource(origin.clone()));
         let parts = Parts { store: journal.clone(), packs, source, origin };
         Volume::format(&parts, &FormatRequest::default()).unwrap();
         let volume = Arc::new(Volume::open(parts, Options::default()).unwrap());

@@ -19,25 +19,25 @@ fn config(remount: bool) -> String {
     )
 }
 
-fn suite(folder: &Path, aside: &Path, remount: bool) -> Finished {
+fn suite(folder: &Path, outside: &Path, remount: bool) -> Finished {
     std::fs::set_permissions(folder, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    let file = aside.join("pjdfstest.toml");
+    let file = outside.join("pjdfstest.toml");
     std::fs::write(&file, config(remount)).unwrap();
     let mut suite = Command::new(std::env::var_os("PJDFSTEST").unwrap());
     suite.arg("-c").arg(&file).arg("-p").arg(folder).current_dir(folder);
     if remount {
-        suite.arg("erofs").env("PATH", path_with_plain_mount(aside));
+        suite.arg("erofs").env("PATH", path_with_plain_mount(outside));
     } else if ground() == Ground::Covey {
         // Another filesystem, for EXDEV. On a plain ground it would be the same one.
-        suite.arg("-s").arg(aside);
+        suite.arg("-s").arg(outside);
     }
     run(&mut suite, Duration::from_secs(900))
 }
 
 /// The suite remounts with mount(8), which would start the mount helper of this type of filesystem. With `-i`
 /// it asks the kernel directly.
-fn path_with_plain_mount(aside: &Path) -> std::ffi::OsString {
-    let bin = aside.join("bin");
+fn path_with_plain_mount(outside: &Path) -> std::ffi::OsString {
+    let bin = outside.join("bin");
     std::fs::create_dir_all(&bin).unwrap();
     let mount = need::which("mount").unwrap();
     std::fs::write(bin.join("mount"), format!("#!/bin/sh\nexec {} -i \"$@\"\n", mount.display())).unwrap();
@@ -66,9 +66,9 @@ fn on_a_mount(remount: bool) -> (Finished, [u64; 3]) {
     let folder = mounted.join("suite");
     std::fs::create_dir(&folder).unwrap();
     // Outside the mount, and open to the suite's users.
-    let aside = covey_tests::scratch();
-    std::fs::set_permissions(aside.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    let done = suite(&folder, aside.path(), remount);
+    let outside = covey_tests::scratch();
+    std::fs::set_permissions(outside.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let done = suite(&folder, outside.path(), remount);
     let counts = counts(&done);
     mounted.umount();
     volume.must_be_clean();

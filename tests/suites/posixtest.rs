@@ -17,14 +17,14 @@ const LIMIT: Duration = Duration::from_secs(600);
 const SKIPPED: &str = "TestPosix/(FcntlFlockLocksFile|OpenSymlinkRace)";
 
 /// The path of the compiled tests, or why there are none.
-fn program(aside: &Path) -> Result<PathBuf, String> {
+fn program(outside: &Path) -> Result<PathBuf, String> {
     if let Some(path) = std::env::var_os("POSIXTEST") {
         return Ok(path.into());
     }
     if let Some(lacking) = Need::Program("go").lacking() {
         return Err(lacking);
     }
-    let program = aside.join("posix.test");
+    let program = outside.join("posix.test");
     let mut go = Command::new("go");
     go.args(["test", "-c", "-o"]).arg(&program).arg(".");
     go.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/posixtest"));
@@ -40,8 +40,8 @@ fn program(aside: &Path) -> Result<PathBuf, String> {
 #[ignore = "needs Go or POSIXTEST=: make test-posix"]
 fn long_posixtest_finds_no_failure() {
     requires!(Need::Mount);
-    let aside = covey_tests::scratch();
-    let program = match program(aside.path()) {
+    let outside = covey_tests::scratch();
+    let program = match program(outside.path()) {
         Ok(program) => program,
         Err(lacking) => return say(format_args!("skipped: lacks {lacking}")),
     };
@@ -50,7 +50,7 @@ fn long_posixtest_finds_no_failure() {
     let folder = mounted.join("suite");
     std::fs::create_dir(&folder).unwrap();
     let mut suite = Command::new(program);
-    suite.args(["-test.v", "-test.skip", SKIPPED]).env("POSIX_DIR", &folder).current_dir(aside.path());
+    suite.args(["-test.v", "-test.skip", SKIPPED]).env("POSIX_DIR", &folder).current_dir(outside.path());
     let done = run(&mut suite, LIMIT);
     let passed = done.stdout.lines().filter(|line| line.starts_with("    --- PASS")).count();
     let skips: Vec<_> = done.stdout.lines().filter(|line| line.contains("--- SKIP")).collect();

@@ -40,7 +40,7 @@ const READ: usize = 128 << 10;
 /// The last part of the depot's address.
 const DEPOT: u8 = 3;
 /// The round trip to the remote depot.
-const FAR: Duration = Duration::from_millis(1);
+const REMOTE_RTT: Duration = Duration::from_millis(1);
 /// By then all nodes know one another.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The size of a depot's cache.
@@ -54,19 +54,19 @@ enum Tier {
     /// As [`Tier::Peer`], with holders found through a table on every node.
     Table,
     Depot,
-    FarDepot,
+    RemoteDepot,
     Store,
 }
 
 impl Tier {
-    const ALL: [Tier; 5] = [Tier::Peer, Tier::Table, Tier::Depot, Tier::FarDepot, Tier::Store];
+    const ALL: [Tier; 5] = [Tier::Peer, Tier::Table, Tier::Depot, Tier::RemoteDepot, Tier::Store];
 
     fn name(self) -> &'static str {
         match self {
             Tier::Peer => "a peer",
             Tier::Table => "a peer, by a table",
             Tier::Depot => "the depot",
-            Tier::FarDepot => "the depot, 1 ms away",
+            Tier::RemoteDepot => "the depot, 1 ms away",
             Tier::Store => "the store",
         }
     }
@@ -80,7 +80,7 @@ impl Tier {
     fn counters(self) -> &'static [&'static str] {
         match self {
             Tier::Peer | Tier::Table => &["peer", "stream"],
-            Tier::Depot | Tier::FarDepot => &["depot"],
+            Tier::Depot | Tier::RemoteDepot => &["depot"],
             Tier::Store => &["origin"],
         }
     }
@@ -90,10 +90,10 @@ impl Tier {
 const PAIRS: [(Tier, Tier); 6] = [
     (Tier::Peer, Tier::Table),
     (Tier::Peer, Tier::Depot),
-    (Tier::Peer, Tier::FarDepot),
+    (Tier::Peer, Tier::RemoteDepot),
     (Tier::Peer, Tier::Store),
     (Tier::Depot, Tier::Store),
-    (Tier::FarDepot, Tier::Store),
+    (Tier::RemoteDepot, Tier::Store),
 ];
 
 /// The nodes of a measurement: readers first, then the holders of everything.
@@ -241,9 +241,9 @@ fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Resu
     let mut fleet = Fleet::joined(tree, readers + holders, 1, &how);
     let mut depot = None;
     if !tier.is_peer() {
-        let weather = Weather { delay: FAR / 2, lost_of_million: 0 };
+        let weather = Weather { delay: REMOTE_RTT / 2, lost_of_million: 0 };
         let mut node = match tier {
-            Tier::FarDepot => fleet.depot_behind("depot", DEPOT, DEPOT_SIZE, weather),
+            Tier::RemoteDepot => fleet.depot_behind("depot", DEPOT, DEPOT_SIZE, weather),
             _ => fleet.depot("depot", DEPOT, DEPOT_SIZE),
         };
         node.spawn();

@@ -71,9 +71,9 @@ const ROOM: usize = 64;
 const TIME: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
-struct Shelf(HashMap<BlobId, Held>);
+struct Blobs(HashMap<BlobId, Held>);
 
-impl Service for Shelf {
+impl Service for Blobs {
     fn ask(&self, _: NodeId, ask: Ask) -> Vec<Answer> {
         vec![Answer::NotMine; ask.blobs.len()]
     }
@@ -114,7 +114,7 @@ fn start(
     listen: Option<SocketAddr>,
     (verify, without): (Verify, Without),
     tls: Option<&Path>,
-    shelf: Shelf,
+    served: Blobs,
 ) -> Result<Net> {
     let tls = tls.map(keys::read).transpose()?;
     let limits = Limits {
@@ -131,7 +131,7 @@ fn start(
     let identity = Identity { node: NodeId::random(), role: Role::Node, volume: [1; 16] };
     let secret = Secret::from_text("a secret for measuring only")?;
     let options = Options { identity, secret, tls, listen, verify, limits, without };
-    Ok(Net::start(options, Arc::new(shelf), Arc::new(|line: &str| eprintln!("{line}")))?)
+    Ok(Net::start(options, Arc::new(served), Arc::new(|line: &str| eprintln!("{line}")))?)
 }
 
 /// The blobs' files, in order, and their sums. Afterwards their contents are in memory.
@@ -147,12 +147,12 @@ fn blobs(folder: &Path) -> Result<Vec<(PathBuf, Sums)>> {
 /// # Errors
 /// It cannot listen, or the blobs cannot be read.
 pub fn serve(args: &ServeArgs) -> Result<()> {
-    let mut shelf = Shelf::default();
+    let mut served = Blobs::default();
     for (file, sums) in blobs(&args.folder)? {
         let held = Held { file: Arc::new(File::open(file)?), offset: 0, sums: Arc::new(sums) };
-        shelf.0.insert(held.sums.id(), held);
+        served.0.insert(held.sums.id(), held);
     }
-    let _net = start(Some(args.listen), (Verify::Crc, without(&args.off)), args.tls.as_deref(), shelf)?;
+    let _net = start(Some(args.listen), (Verify::Crc, without(&args.off)), args.tls.as_deref(), served)?;
     for line in std::io::stdin().lock().lines() {
         line?;
         println!("{}", own_cpu_seconds());
@@ -170,7 +170,7 @@ pub fn ask(args: &AskArgs) -> Result<()> {
     let crowd = args.what == "crowd";
     let mut without = without(&args.off);
     without.multiplexing |= crowd;
-    let net = start(None, (verify, without), args.tls.as_deref(), Shelf::default())?;
+    let net = start(None, (verify, without), args.tls.as_deref(), Blobs::default())?;
     let peer = Peer { address: args.server, node: None };
     if args.what == "blobs" {
         return whole(&net, peer, verify, args, &ids);

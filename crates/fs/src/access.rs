@@ -155,12 +155,12 @@ pub(crate) fn check_value(value: &[u8]) -> Result<(), Errno> {
 }
 
 impl Core {
-    /// How a file is read, as far as that is known without waiting.
+    /// The access mode of a file, as far as it is known without waiting.
     pub(crate) fn access_known(&self, ino: Ino) -> Access {
         self.hints.known(ino).unwrap_or(self.hints.rules.default)
     }
 
-    /// How a file is read, whose `record` was just read. If that cannot be told without waiting, the default.
+    /// The access mode of a file; `record` was just read. If it cannot be told without waiting, the default.
     pub(crate) fn access_of(&self, ino: Ino, record: &InodeRecord) -> Access {
         if self.options.near {
             return Access::Normal;

@@ -149,7 +149,7 @@ impl Core {
             }
             Some(Place::Blob(blob)) => {
                 let read = self.parts.source.read_as(&blob, offset, buf, access);
-                read.inspect_err(|error| self.answers.met(error))?;
+                read.inspect_err(|error| self.answers.note_error(error))?;
                 self.counters.from_blobs.add(buf.len());
             }
             None => return Err(gone(pack)),

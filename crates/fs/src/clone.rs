@@ -34,7 +34,7 @@ pub struct Cloned {
 /// Entries of a directory read at a time.
 const BATCH: usize = 512;
 /// Progress is reported after so many inodes.
-const TELL: u64 = 64;
+const REPORT_EVERY: u64 = 64;
 
 /// A directory whose entries are being copied.
 struct Level {
@@ -85,7 +85,7 @@ impl Core {
         let (top, record) = self.clone_inode(from)?;
         let built = self.clone_below(from, top, &record, &mut counts, progress);
         let attached = built.and_then(|()| self.run(&Op::Attach { ino: top, parent, name }));
-        self.let_go(top, attached.is_ok());
+        self.release(top, attached.is_ok());
         attached?;
         progress(counts).is_continue();
         Ok(counts)
@@ -93,19 +93,19 @@ impl Core {
 
     /// Copies one inode with all of its contents; the copy has no name yet. Returns the copy, and the record
     /// of the original. The copy counts as held, so that the reaper, which looks for inodes without a name
-    /// after an open, leaves it alone: see [`Core::let_go`].
+    /// after an open, leaves it alone: see [`Core::release`].
     fn clone_inode(&self, from: Ino) -> Result<(Ino, InodeRecord), Error> {
         let ino = self.next_ino()?;
         self.refs.finding().hold(ino);
         let copied = self.clone_contents(from, ino);
         if copied.is_err() {
-            self.let_go(ino, false);
+            self.release(ino, false);
         }
         Ok((ino, copied?))
     }
 
     /// Releases a copy that now has its name, or never gets one.
-    fn let_go(&self, copy: Ino, named: bool) {
+    fn release(&self, copy: Ino, named: bool) {
         if self.refs.forget(copy, 1) || !named {
             self.reaper.push(&[copy]);
         }
@@ -140,7 +140,7 @@ impl Core {
         let level = |from, to, record| Level { from, to, record, position: 0, batch: Vec::new() };
         let mut stack = vec![level(from, top, *record)];
         let mut linked: HashMap<Ino, Ino> = HashMap::new();
-        let mut told = 0;
+        let mut reported = 0;
         while let Some(at) = stack.last_mut() {
             let Some(entry) = self.next_entry(at)? else {
                 self.settle_times(at)?;
@@ -163,7 +163,7 @@ impl Core {
                 made => made?,
             };
             let attached = self.run(&Op::Attach { ino: copy, parent: to, name: &entry.name });
-            self.let_go(copy, attached.is_ok());
+            self.release(copy, attached.is_ok());
             attached?;
             if record.is_dir() {
                 counts.dirs += 1;
@@ -175,8 +175,8 @@ impl Core {
                     linked.insert(child, copy);
                 }
             }
-            if counts.files + counts.dirs >= told + TELL {
-                told = counts.files + counts.dirs;
+            if counts.files + counts.dirs >= reported + REPORT_EVERY {
+                reported = counts.files + counts.dirs;
                 self.admit(0)?;
                 if progress(*counts).is_break() || self.stopping() {
                     return Err(Errno::EINTR.into());

@@ -32,7 +32,7 @@ use crate::volume::Core;
 /// How long an origin's answer that it has a blob is trusted.
 const GOOD_FOR: Duration = Duration::from_secs(600);
 /// How long an origin that did not answer is not asked again.
-const AWAY: Duration = Duration::from_secs(30);
+const SILENT_FOR: Duration = Duration::from_secs(30);
 /// Answers remembered, of some 64 bytes each.
 const ANSWERS_MAX: usize = 16 << 10;
 /// Users of a pack read at a time.
@@ -57,27 +57,27 @@ pub(crate) struct Answers(Mutex<HashMap<BlobId, (Instant, Target)>>, Mutex<Optio
 
 impl Answers {
     fn get(&self, blob: &BlobId) -> Option<Target> {
-        let (at, said) = *self.0.lock().get(blob)?;
+        let (at, answer) = *self.0.lock().get(blob)?;
         let is_old = time::monotonic().saturating_duration_since(at) >= GOOD_FOR;
-        (said == Target::Lost || !is_old).then_some(said)
+        (answer == Target::Lost || !is_old).then_some(answer)
     }
 
     /// Records that the origin did not answer.
-    fn is_away(&self) {
+    fn note_silence(&self) {
         *self.1.lock() = Some(time::monotonic());
     }
 
     /// Whether the origin failed to answer a moment ago: another question would wait in vain.
-    fn was_away(&self) -> bool {
-        self.1.lock().is_some_and(|at| time::monotonic().saturating_duration_since(at) < AWAY)
+    fn is_silent(&self) -> bool {
+        self.1.lock().is_some_and(|at| time::monotonic().saturating_duration_since(at) < SILENT_FOR)
     }
 
-    fn put(&self, blob: &BlobId, said: Target) {
+    fn put(&self, blob: &BlobId, answer: Target) {
         let mut all = self.0.lock();
         if all.len() >= ANSWERS_MAX {
             all.clear();
         }
-        all.insert(*blob, (time::monotonic(), said));
+        all.insert(*blob, (time::monotonic(), answer));
     }
 
     /// The blob was stored just now.
@@ -86,7 +86,7 @@ impl Answers {
     }
 
     /// Records a failed read of the blob, if the error says that its bytes are lost.
-    pub(crate) fn met(&self, error: &BlobError) {
+    pub(crate) fn note_error(&self, error: &BlobError) {
         if let BlobError::Missing(blob) | BlobError::Damaged { id: blob, .. } = error {
             self.put(blob, Target::Lost);
         }
@@ -125,20 +125,20 @@ impl Core {
 
     /// Whether a remote origin has a blob.
     fn ask_origin(&self, blob: &BlobId, may_wait: bool) -> Result<Target, Error> {
-        if let Some(said) = self.answers.get(blob) {
-            return Ok(said);
+        if let Some(answer) = self.answers.get(blob) {
+            return Ok(answer);
         }
-        if !may_wait || self.answers.was_away() {
+        if !may_wait || self.answers.is_silent() {
             return Ok(Target::Unknown);
         }
         match self.parts.origin.size(blob) {
             Ok(size) => {
-                let said = if size.is_some() { Target::Sound } else { Target::Lost };
-                self.answers.put(blob, said);
-                Ok(said)
+                let answer = if size.is_some() { Target::Sound } else { Target::Lost };
+                self.answers.put(blob, answer);
+                Ok(answer)
             }
             Err(error) => {
-                self.answers.is_away();
+                self.answers.note_silence();
                 Err(error.into())
             }
         }

@@ -426,7 +426,7 @@ pub fn check_and_repair(
 ) -> Result<Summary, OpenError> {
     /// A repair may reveal further findings, but only a few.
     const PASSES: usize = 8;
-    let mut told: Vec<Finding> = Vec::new();
+    let mut reported: Vec<Finding> = Vec::new();
     for pass in 1.. {
         let mut findings = Vec::new();
         let depth = if pass == 1 { depth } else { Depth::Presence };
@@ -437,11 +437,11 @@ pub fn check_and_repair(
             let kept = strays == Strays::Keep && matches!(finding, Finding::StrayBlob { .. });
             let done = pass < PASSES && !kept && repair(parts, finding)?;
             repaired += u64::from(done);
-            if done || !told.contains(finding) {
+            if done || !reported.contains(finding) {
                 found(finding, done);
             }
         }
-        told.extend(findings);
+        reported.extend(findings);
         if repaired == 0 {
             return Ok(summary);
         }

@@ -137,7 +137,7 @@ mod tests {
         assert!(!refs.forget(Ino(7), 1));
         assert!(refs.forget(Ino(7), 1));
         assert_eq!(refs.counts(), (0, 0));
-        assert!(!refs.forget(Ino(7), 1), "told once");
+        assert!(!refs.forget(Ino(7), 1), "reported once");
     }
 
     #[test]

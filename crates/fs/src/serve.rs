@@ -18,12 +18,12 @@ use crate::errno::{Errno, Error};
 use crate::ops::write::How;
 use crate::volume::{Core, Volume};
 
-/// After the first line about a kind of failure, only one in so many is printed.
+/// After the first 20 lines about failures, only one in so many is printed.
 const EVERY: u64 = 1000;
 
 /// How many failures were reported.
 #[derive(Default)]
-pub(crate) struct Said(AtomicU64);
+pub(crate) struct Reported(AtomicU64);
 
 impl Core {
     /// The error number for a program. Damage and failures are counted and reported.
@@ -40,8 +40,8 @@ impl Core {
             self.counters.io_errors.add(1);
         }
         if worth_a_line {
-            let said = self.said.0.fetch_add(1, Ordering::Relaxed);
-            if said < 20 || said.is_multiple_of(EVERY) {
+            let reported = self.reported.0.fetch_add(1, Ordering::Relaxed);
+            if reported < 20 || reported.is_multiple_of(EVERY) {
                 self.report(&format!("{what} of {ino:?} failed: {error}"));
             }
         }
@@ -80,7 +80,7 @@ impl Filesystem for Volume {
 
     fn coming(&self, ino: Ino, offset: u64, len: u32, then: Answer) -> Coming {
         let core = Arc::clone(&self.core);
-        let told = move |told: Told<'_>| match told {
+        let completion = move |result: Told<'_>| match result {
             Ok(bytes) => {
                 let used = then(Ok(bytes));
                 if used {
@@ -91,7 +91,7 @@ impl Filesystem for Volume {
             Err(Missed::Read) => then(Err(None)),
             Err(Missed::Failed(error)) => then(Err(Some(core.answer("read", ino, error.into())))),
         };
-        self.core.coming(ino, offset, len, Box::new(told))
+        self.core.coming(ino, offset, len, Box::new(completion))
     }
 
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {

@@ -51,7 +51,7 @@ use crate::packs::Packs;
 use crate::packs::table::Table;
 use crate::publish::Publishing;
 use crate::refs::Refs;
-use crate::serve::Said;
+use crate::serve::Reported;
 use crate::space::SpaceGate;
 use crate::stats::Counters;
 
@@ -238,7 +238,7 @@ pub(crate) struct Core {
     pub(crate) fresh: Fresh,
     pub(crate) scattered: Scattered,
     pub(crate) counters: Counters,
-    pub(crate) said: Said,
+    pub(crate) reported: Reported,
     pub(crate) streams: Streams,
     pub(crate) hints: Hints,
     /// Something was committed since the last flush.
@@ -319,7 +319,7 @@ impl Volume {
             fresh: Fresh::default(),
             scattered: Scattered::default(),
             counters: Counters::default(),
-            said: Said::default(),
+            reported: Reported::default(),
             streams: Streams::new(),
             hints: Hints::new(options.access.clone()),
             dirty: AtomicBool::new(false),

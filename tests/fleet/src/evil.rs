@@ -69,13 +69,13 @@ fn tempfile() -> File {
 /// The blobs that it claims to have.
 struct Lies {
     held: Vec<(BlobId, Held)>,
-    told: AtomicU64,
+    lies_sent: AtomicU64,
 }
 
 impl Holdings for Lies {
     fn open(&self, id: &BlobId) -> Option<Held> {
         let found = self.held.iter().find(|(name, _)| name == id)?;
-        self.told.fetch_add(1, Ordering::SeqCst);
+        self.lies_sent.fetch_add(1, Ordering::SeqCst);
         Some(found.1.clone())
     }
 
@@ -110,7 +110,7 @@ impl Evil {
             .into_iter()
             .map(|path| blob_of(&path))
             .map(|(id, bytes)| (id, lie.tell(bytes)));
-        let lies = Arc::new(Lies { held: held.collect(), told: AtomicU64::new(0) });
+        let lies = Arc::new(Lies { held: held.collect(), lies_sent: AtomicU64::new(0) });
         let contacts: Vec<String> = fleet.nodes.iter().take(2).map(|node| listen(&node.port)).collect();
         let parts = FleetParts {
             home: Arc::new(NodeHome::open(&fleet.net.folder().join(name)).unwrap()),
@@ -142,8 +142,8 @@ impl Evil {
     }
 
     /// How often a wrong blob was sent.
-    pub fn told(&self) -> u64 {
-        self.lies.told.load(Ordering::SeqCst)
+    pub fn lies_sent(&self) -> u64 {
+        self.lies.lies_sent.load(Ordering::SeqCst)
     }
 }
 

@@ -51,10 +51,10 @@ impl File {
     /// A measurement compares every byte that every node read, on the processors that the nodes use, too. So
     /// it compares by words, and in place.
     pub fn differs(&self, offset: u64, read: &[u8]) -> Option<u64> {
-        let ahead = (offset.next_multiple_of(8) - offset).min(read.len() as u64) as usize;
-        let (head, rest) = read.split_at(ahead);
+        let unaligned = (offset.next_multiple_of(8) - offset).min(read.len() as u64) as usize;
+        let (head, rest) = read.split_at(unaligned);
         let (words, tail) = rest.as_chunks::<8>();
-        let first = (offset + ahead as u64) / 8;
+        let first = (offset + unaligned as u64) / 8;
         let is_right = |(index, found): (u64, &[u8; 8])| word(self.seed, index) == u64::from_le_bytes(*found);
         let same = (first..).zip(words).all(is_right);
         let at_tail = read.len() - tail.len();

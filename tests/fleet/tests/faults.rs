@@ -118,7 +118,7 @@ fn a_node_that_is_stopped() {
         std::thread::sleep(Duration::from_secs(5));
     });
     report.must_be_whole([0], "the other");
-    assert!(fleet.troubles(&[0]) > before, "nobody noticed: {:#}", fleet.nodes[0].status());
+    assert!(fleet.troubles(&[0]) > before, "no node noticed: {:#}", fleet.nodes[0].status());
     must_be_well(&mut fleet, 3);
 }
 
@@ -382,7 +382,7 @@ fn a_clock_that_jumps() {
         report.must_be_whole([0, 2], &format!("the others, {seconds} s"));
         for node in [0, 2] {
             let status = fleet.nodes[node].status();
-            assert_eq!(status["fleet"]["nodes"], 3, "a wrong clock makes nobody look dead: {status:#}");
+            assert_eq!(status["fleet"]["nodes"], 3, "a wrong clock makes no node look dead: {status:#}");
         }
         assert_eq!(fleet.sum("/fleet/corrupt"), 0, "nor do bytes that it gives look wrong");
         say(format_args!("{seconds} s: {} errors of the node itself", report.errors()));
@@ -439,8 +439,8 @@ fn a_member_that_lies() {
         std::thread::sleep(Duration::from_secs(1));
         (0..3).for_each(|node| fleet.warm(node));
         fleet.must_read(&[0, 1, 2], 6, 10, 141, WITHIN);
-        say(format_args!("{lie:?}: told {} times, believed never", evil.told()));
-        assert!(evil.told() > 0, "no node was sent to the liar");
+        say(format_args!("{lie:?}: sent {} times, never accepted", evil.lies_sent()));
+        assert!(evil.lies_sent() > 0, "no node was sent to the liar");
         assert!(fleet.sum("/fleet/failed") > 0, "fetches from it failed, and that is counted");
         fleet.end();
     }

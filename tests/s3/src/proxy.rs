@@ -239,8 +239,8 @@ fn later(answer: &mut Answer, met: &[Fault]) {
     for seconds in met.iter().filter_map(|fault| if let Fault::Clock(s) = fault { Some(*s) } else { None }) {
         let shift = Duration::from_secs(seconds.unsigned_abs());
         let now = std::time::SystemTime::now();
-        let told = if seconds < 0 { now - shift } else { now + shift };
-        let text = httpdate::fmt_http_date(told);
+        let date = if seconds < 0 { now - shift } else { now + shift };
+        let text = httpdate::fmt_http_date(date);
         answer.headers_mut().insert(DATE, HeaderValue::try_from(text).unwrap());
     }
 }

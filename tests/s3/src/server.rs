@@ -166,7 +166,7 @@ impl Server {
         self.shared.root.clone()
     }
 
-    /// What was got of each key since the start or the last call of [`Server::forget`].
+    /// What was fetched of each key since the start or the last call of [`Server::forget`].
     pub fn got(&self) -> BTreeMap<String, Got> {
         self.shared.counters.by_key.lock().unwrap().clone()
     }

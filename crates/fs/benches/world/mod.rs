@@ -22,9 +22,9 @@ pub const PAGE: usize = 4096;
 pub const MANY: u64 = 1000;
 
 /// An origin used as the source of its own blobs.
-struct Near(Arc<dyn Origin>);
+struct OriginSource(Arc<dyn Origin>);
 
-impl BlobSource for Near {
+impl BlobSource for OriginSource {
     fn read_at(&self, id: &base::BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
         self.0.read_at(id, offset, buf)
     }
@@ -59,7 +59,7 @@ fn parts(folder: &Path) -> (Parts, Arc<Journal>) {
     let options = meta::journal::Options::default();
     let (journal, _) = Journal::open(&folder.join("meta"), packs.clone(), options).unwrap();
     let journal = Arc::new(journal);
-    (Parts { store: journal.clone(), packs, source: Arc::new(Near(origin.clone())), origin }, journal)
+    (Parts { store: journal.clone(), packs, source: Arc::new(OriginSource(origin.clone())), origin }, journal)
 }
 
 impl World {

@@ -55,7 +55,7 @@ impl Core {
             }
             self.compact(&packs)?;
         }
-        if self.sweep.nobody_writes(self.counters.written_bytes.get() - self.counters.moved_bytes.get()) {
+        if self.sweep.is_write_idle(self.counters.written_bytes.get() - self.counters.moved_bytes.get()) {
             self.compact(&self.garbage.emptiest(CHOICE / 2, HALF))?;
         }
         let merge = self.garbage.to_merge();

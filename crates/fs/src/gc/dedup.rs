@@ -311,7 +311,7 @@ impl Core {
             Known::Hash(blob) => Some(blob),
             Known::Nothing | Known::Soon => None,
         };
-        if known.is_none() && self.is_far(pieces)? {
+        if known.is_none() && self.is_remote(pieces)? {
             return Ok(Look::Done);
         }
         let mut bytes = Vec::new();
@@ -376,7 +376,7 @@ impl Core {
     }
 
     /// Whether reading these pieces would wait for a network.
-    fn is_far(&self, pieces: &[Extent]) -> Result<bool, Error> {
+    fn is_remote(&self, pieces: &[Extent]) -> Result<bool, Error> {
         if self.options.near {
             return Ok(false);
         }

@@ -26,7 +26,7 @@ impl Core {
         if !self.publishing.ended.swap(false, Ordering::AcqRel) && !now {
             return Ok(());
         }
-        let done = self.let_go_of_ended();
+        let done = self.release_ended();
         if !matches!(done, Ok(false)) {
             self.publishing.ended.store(true, Ordering::Release);
         }
@@ -40,7 +40,7 @@ impl Core {
     }
 
     /// Releases the holds whose time is over. Returns whether ended holds remain that must stay for a while.
-    fn let_go_of_ended(&self) -> Result<bool, Error> {
+    fn release_ended(&self) -> Result<bool, Error> {
         let now = time::now();
         let mut left = false;
         let mut over = Vec::new();
@@ -57,7 +57,7 @@ impl Core {
             Ok(())
         })?;
         for (blob, tree, row) in over {
-            if self.stopping() || !self.let_go_of(&blob, &tree, row)? {
+            if self.stopping() || !self.release_hold(&blob, &tree, row)? {
                 return Ok(true);
             }
         }
@@ -65,7 +65,7 @@ impl Core {
     }
 
     /// Ends one hold. Returns false while a publication must be waited for.
-    fn let_go_of(&self, blob: &BlobId, tree: &str, row: HeldRow) -> Result<bool, Error> {
+    fn release_hold(&self, blob: &BlobId, tree: &str, row: HeldRow) -> Result<bool, Error> {
         let _whole = self.blobs.write();
         if self.publishing.is_paused() {
             return Ok(false);

@@ -145,17 +145,17 @@ impl Garbage {
     /// Records that a write left these pages with many extents. Returns those that may now have far too many.
     pub(crate) fn crowd(&self, pages: &[(Ino, u32)]) -> Vec<(Ino, u32)> {
         let now = time::monotonic();
-        let mut far = Vec::new();
+        let mut due = Vec::new();
         let mut state = self.state.lock();
         for page in pages {
             let crowded = state.crowded.entry(*page).or_insert(Crowded { last: now, writes: 0 });
             crowded.last = now;
             crowded.writes += 1;
             if crowded.writes.is_multiple_of(LOOK_EVERY) {
-                far.push(*page);
+                due.push(*page);
             }
         }
-        far
+        due
     }
 
     pub(crate) fn totals(&self) -> Stored {

@@ -30,11 +30,11 @@ impl Core {
         self.reaper.hurry();
         loop {
             // A round that fails frees nothing. The sweeper reports the error.
-            let coming = self.room_is_coming() && self.sweep_round(false).is_ok();
+            let pending = self.space_is_pending() && self.sweep_round(false).is_ok();
             // Asked once more after the last step.
             self.space.met_full();
             match self.space.admit(bytes, || self.parts.packs.space()) {
-                Err(BlobError::Full) if coming && began.elapsed() < PATIENCE && !self.stopping() => {
+                Err(BlobError::Full) if pending && began.elapsed() < PATIENCE && !self.stopping() => {
                     self.sweep.pause(LOOK);
                 }
                 done => return Ok(done?),
@@ -45,7 +45,7 @@ impl Core {
     /// Whether any pending step frees space without further removals. The steps are checked in the order in
     /// which work passes through them, and never during a round, which holds what it works on. So nothing is
     /// missed.
-    fn room_is_coming(&self) -> bool {
+    fn space_is_pending(&self) -> bool {
         let _round = self.sweep.between_rounds();
         !self.reaper.is_idle()
             || !self.packs.all_closed_sealed()

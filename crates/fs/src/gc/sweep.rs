@@ -105,7 +105,7 @@ impl Sweep {
     }
 
     /// Whether nothing was written since the last call. `written` is the total so far.
-    pub(crate) fn nobody_writes(&self, written: u64) -> bool {
+    pub(crate) fn is_write_idle(&self, written: u64) -> bool {
         self.seen_written.swap(written, Ordering::AcqRel) == written
     }
 
@@ -202,8 +202,8 @@ impl Core {
     fn judge(&self, pack: PackNo) -> Result<(), Error> {
         let row = self.pack_row(pack)?;
         let live = self.names.pack_live(pack)?;
-        if row == Some(PackRow::Open) && live == 0 && self.packs.is_aside(pack) {
-            self.packs.not_aside(pack);
+        if row == Some(PackRow::Open) && live == 0 && self.packs.is_quarantined(pack) {
+            self.packs.end_quarantine(pack);
             return self.forget_open(pack);
         }
         let Some(PackRow::Sealed { blob, size }) = row else {

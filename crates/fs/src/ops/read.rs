@@ -33,7 +33,7 @@ impl Core {
             Waiting::Read { ino, offset, len } => {
                 len >= STREAM_LEN
                     || !self.options.names_near && !self.are_names_at_hand(ino, offset, len)
-                    || !self.options.near && self.read_is_far(ino, offset, len)
+                    || !self.options.near && self.read_is_remote(ino, offset, len)
             }
             // A write that waited on the thread that received it would delay reads too.
             Waiting::Write => !self.options.gate.is_open(),
@@ -66,19 +66,19 @@ impl Core {
     /// blobs, or if names must be fetched first.
     pub(crate) fn coming(&self, ino: Ino, offset: u64, len: u32, then: Then) -> Coming {
         let Some((record, blob, at, len)) = self.one_range(ino, offset, len) else { return Coming::No };
-        let said = self.parts.source.coming(&blob, at, len, then);
-        if said == Coming::Begun {
+        let attached = self.parts.source.coming(&blob, at, len, then);
+        if attached == Coming::Begun {
             self.look_ahead(ino, (offset, len as usize), record.size, self.access_known(ino));
             self.touch_if_relative(ino, &record);
         }
-        said
+        attached
     }
 
     /// The one blob that holds the whole range up to the end of the file: its offset there, and the length.
     /// None if there are several.
     fn one_range(&self, ino: Ino, offset: u64, len: u32) -> Option<(InodeRecord, BlobId, u32, u32)> {
-        let is_far = !self.options.near;
-        if !is_far || !self.options.names_near && !self.are_names_at_hand(ino, offset, len) {
+        let is_remote = !self.options.near;
+        if !is_remote || !self.options.names_near && !self.are_names_at_hand(ino, offset, len) {
             return None;
         }
         let record = self.file(ino).ok().filter(|record| !record.has(InodeRecord::INLINE))?;
@@ -96,7 +96,7 @@ impl Core {
 
     /// Whether a byte of the range is on no disk of this machine. False where that cannot be told: the read
     /// will find out.
-    fn read_is_far(&self, ino: Ino, offset: u64, len: u32) -> bool {
+    fn read_is_remote(&self, ino: Ino, offset: u64, len: u32) -> bool {
         let end = offset.saturating_add(u64::from(len));
         let (first, at) = page_of(offset);
         let (last, _) = page_of(end.saturating_sub(1));

@@ -40,7 +40,7 @@ impl Core {
     /// Seals all open packs.
     fn seal_now(&self, patience: Duration) -> Result<(), Error> {
         let until = time::monotonic() + patience;
-        if let Some(damaged) = self.packs.set_aside() {
+        if let Some(damaged) = self.packs.any_quarantined() {
             let what = format!(
                 "open pack {damaged} is damaged on this disk and is no blob; `covey fsck` says which files it holds"
             );

@@ -89,7 +89,7 @@ struct State {
     /// Packs that the previous run left open.
     adopted: Vec<PackNo>,
     /// Packs with damaged bytes that something refers to. They cannot become blobs.
-    aside: Vec<PackNo>,
+    quarantined: Vec<PackNo>,
     /// The sealer was woken because there is work.
     woken: bool,
     stop: bool,
@@ -336,23 +336,23 @@ impl Packs {
     }
 
     /// Quarantines a damaged pack until the volume is opened again.
-    fn put_aside(&self, no: PackNo) {
-        self.0.state.lock().aside.push(no);
+    fn quarantine(&self, no: PackNo) {
+        self.0.state.lock().quarantined.push(no);
     }
 
     /// Whether the pack is quarantined.
-    pub(crate) fn is_aside(&self, no: PackNo) -> bool {
-        self.0.state.lock().aside.contains(&no)
+    pub(crate) fn is_quarantined(&self, no: PackNo) -> bool {
+        self.0.state.lock().quarantined.contains(&no)
     }
 
     /// Forgets a quarantined pack, which was deleted.
-    pub(crate) fn not_aside(&self, no: PackNo) {
-        self.0.state.lock().aside.retain(|other| *other != no);
+    pub(crate) fn end_quarantine(&self, no: PackNo) {
+        self.0.state.lock().quarantined.retain(|other| *other != no);
     }
 
     /// One of the quarantined packs.
-    pub(crate) fn set_aside(&self) -> Option<PackNo> {
-        self.0.state.lock().aside.first().copied()
+    pub(crate) fn any_quarantined(&self) -> Option<PackNo> {
+        self.0.state.lock().quarantined.first().copied()
     }
 
     /// Whether the pack holds exactly its first `len` bytes, or is being sealed.

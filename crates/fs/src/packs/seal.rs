@@ -38,7 +38,7 @@ impl Core {
                 resealed = self.reseal_noted().is_ok();
             }
             let Some(pack) = self.packs.next_to_seal(LOOK) else { continue };
-            let done = self.seal_or_put_aside(&pack, true);
+            let done = self.seal_or_quarantine(&pack, true);
             self.packs.sealed(pack.clone(), done.is_err());
             match done {
                 Ok(()) => complained = false,
@@ -61,7 +61,7 @@ impl Core {
     pub(crate) fn seal_all(&self) -> Result<(), Error> {
         self.packs.close_all();
         while let Some(pack) = self.packs.next_to_seal(Duration::ZERO) {
-            let done = self.seal_or_put_aside(&pack, false);
+            let done = self.seal_or_quarantine(&pack, false);
             self.packs.sealed(pack, done.is_err());
             done?;
         }
@@ -70,7 +70,7 @@ impl Core {
 
     /// Seals a pack. From a damaged pack, the readable bytes are moved to another pack. The rest stays, and
     /// reads of it fail.
-    fn seal_or_put_aside(&self, pack: &Arc<OpenPack>, may_move: bool) -> Result<(), Error> {
+    fn seal_or_quarantine(&self, pack: &Arc<OpenPack>, may_move: bool) -> Result<(), Error> {
         let no = pack.no;
         let error = match self.seal(pack, may_move) {
             Err(Error::Blob(error)) if is_damage(&error) => error,
@@ -83,7 +83,7 @@ impl Core {
         self.report(&format!(
             "{error}; what of it can be read was moved, the rest is lost: `covey fsck` says which files it belongs to, copy them back from a backup"
         ));
-        self.packs.put_aside(no);
+        self.packs.quarantine(no);
         if !may_move {
             self.packs.close_all();
         }

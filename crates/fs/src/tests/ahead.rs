@@ -132,7 +132,7 @@ impl Far {
 /// Prefetch starts before anything has arrived: a reader that is as fast as the network begins a page while
 /// the page before it is still in flight.
 #[test]
-fn regression_a_stream_is_looked_ahead_of_before_anything_has_arrived() {
+fn regression_a_stream_is_prefetched_before_anything_has_arrived() {
     let far = Far::new();
     assert_eq!(far.wanted_after(0, 128 * KIB), NONE, "a header is no stream");
     assert_eq!(far.wanted_after(128 * KIB, 896 * KIB), [0, 1], "1 MiB from the beginning is one");
@@ -145,7 +145,7 @@ fn regression_a_stream_is_looked_ahead_of_before_anything_has_arrived() {
 
 /// One read next to a page that happened to be local used to fetch 48 MiB.
 #[test]
-fn regression_one_read_after_a_page_that_is_here_is_no_stream() {
+fn regression_one_read_after_a_local_page_is_no_stream() {
     let far = Far::new();
     far.watched.near.lock().insert(far.blobs[4]);
     assert_eq!(far.wanted_after(5 * PAGE, 128 * KIB), NONE);
@@ -160,7 +160,7 @@ fn regression_one_read_after_a_page_that_is_here_is_no_stream() {
 }
 
 #[test]
-fn what_is_here_is_not_fetched_and_the_disk_is_told_of_the_next() {
+fn local_blobs_are_not_fetched_and_the_disk_is_told_of_the_next() {
     let far = Far::new();
     far.watched.near.lock().extend(&far.blobs[..7]);
     let wanted: Vec<u64> = (0..8).flat_map(|n| far.wanted_after(n * MIB, MIB)).collect();
@@ -250,7 +250,7 @@ fn rides(far: &Far, ino: Ino, offset: u64, len: u32) -> Option<Option<Vec<u8>>> 
 }
 
 #[test]
-fn a_read_of_what_is_on_its_way_is_told_and_looks_ahead() {
+fn a_read_in_flight_is_completed_and_prefetches() {
     let far = Far::new();
     let first = noise(0, MIB as usize);
     assert_eq!(rides(&far, far.ino, 0, 131_072), Some(Some(first[..131_072].to_vec())));
@@ -277,7 +277,7 @@ fn a_read_of_what_is_on_its_way_is_told_and_looks_ahead() {
 /// Names of the next blobs may have to be fetched. The thread that receives requests leaves that to another
 /// thread.
 #[test]
-fn who_must_not_wait_has_another_thread_look_ahead() {
+fn a_thread_that_must_not_wait_leaves_prefetch_to_another() {
     let far = Far::new();
     let options = Options { frozen: true, near: false, names_near: false, ..far.world.options() };
     let volume = Arc::new(Volume::open(far.world.parts.clone(), options).unwrap());

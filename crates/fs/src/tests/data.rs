@@ -312,7 +312,7 @@ fn relatime_moves_the_access_time_when_it_is_behind() {
 }
 
 #[test]
-fn readers_and_writers_see_no_seam_while_packs_are_sealed() {
+fn reads_are_right_while_packs_are_sealed() {
     let world = World::new();
     let v = Arc::new(world.open());
     let threads: Vec<_> = (0..4u64)

@@ -36,7 +36,10 @@ impl Disk {
         let options = meta::journal::Options { background: false, ..Default::default() };
         let (journal, _) = Journal::open(&self.path().join("meta"), packs.clone(), options).unwrap();
         let journal = Arc::new(journal);
-        (Parts { store: journal.clone(), packs, source: Arc::new(Near(origin.clone())), origin }, journal)
+        (
+            Parts { store: journal.clone(), packs, source: Arc::new(OriginSource(origin.clone())), origin },
+            journal,
+        )
     }
 
     fn open(&self) -> (Volume, Arc<Journal>) {
@@ -280,7 +283,7 @@ fn regression_rot_in_an_open_pack_is_an_error_and_the_rest_of_it_is_sealed() {
         v.core.packs.close_all();
         eventually("what can be read of it is a blob", || {
             v.core.packs.close_all();
-            v.core.packs.set_aside().is_some() && v.core.packs.all_sealed()
+            v.core.packs.any_quarantined().is_some() && v.core.packs.all_sealed()
         });
         assert_eq!(v.read(f, 0, &mut buf), Err(Errno::EIO));
         // The first segment is lost with the file. The bytes behind it are not.
@@ -296,7 +299,7 @@ fn regression_rot_in_an_open_pack_is_an_error_and_the_rest_of_it_is_sealed() {
             assert!(v.get(f) == *body);
         }
         v.unmounted();
-        eventually("nothing of it is left", || v.core.packs.set_aside().is_none());
+        eventually("nothing of it is left", || v.core.packs.any_quarantined().is_none());
         v.close().unwrap();
         journal.close().unwrap();
         drop((v, journal));

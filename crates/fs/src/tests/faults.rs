@@ -190,7 +190,7 @@ fn a_blob_that_is_lost_is_an_error() {
 }
 
 #[test]
-fn while_the_origin_is_away_packs_stay_open_and_nothing_is_lost() {
+fn while_the_origin_is_unreachable_packs_stay_open_and_nothing_is_lost() {
     let world = World::new();
     let v = world.open();
     world.faults.fail(Fault::Seal, u64::MAX);
@@ -198,7 +198,7 @@ fn while_the_origin_is_away_packs_stay_open_and_nothing_is_lost() {
     for n in 0..20 {
         v.put(f, n * MIB, &noise(n, MIB as usize));
     }
-    eventually("somebody is told", || !world.lines.lock().is_empty());
+    eventually("the failure is reported", || !world.lines.lock().is_empty());
     let bytes = v.get(f);
     assert!((0..20).all(|n| bytes[(n * MIB) as usize..((n + 1) * MIB) as usize] == noise(n, MIB as usize)));
     v.sync().unwrap();
@@ -227,7 +227,7 @@ fn an_origin_that_cannot_delete_keeps_the_volume_going() {
     world.faults.fail(Fault::Remove, u64::MAX);
     v.unlink(Ino::ROOT, b"f").unwrap();
     v.forget(f, 1);
-    eventually("somebody is told", || !world.lines.lock().is_empty());
+    eventually("the failure is reported", || !world.lines.lock().is_empty());
     let g = v.file(Ino::ROOT, "g");
     v.put(g, 0, &noise(1, MIB as usize));
     v.sync().unwrap();

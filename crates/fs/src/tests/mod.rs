@@ -5,10 +5,10 @@ mod collect;
 mod data;
 mod disk;
 mod equal;
-mod far;
 mod faults;
 mod hints;
 mod model;
+mod remote;
 mod stress;
 mod tree;
 mod whole;
@@ -43,7 +43,7 @@ impl World {
         let packs: Arc<dyn PackStore> = Arc::new(cache::MemoryPacks::new(origin.clone()));
         let packs = Arc::new(FailingPacks::new(packs, faults.clone()));
         let store: Arc<dyn MetaStore> = Arc::new(meta::engine::memory::Memory::new());
-        let parts = Parts { store, packs, source: Arc::new(Near(origin.clone())), origin };
+        let parts = Parts { store, packs, source: Arc::new(OriginSource(origin.clone())), origin };
         Volume::format(&parts, &FormatRequest::default()).unwrap();
         World { parts, faults, lines: Arc::default(), origin: kept }
     }
@@ -63,9 +63,9 @@ impl World {
 }
 
 /// An origin used as a source.
-struct Near(Arc<dyn Origin>);
+struct OriginSource(Arc<dyn Origin>);
 
-impl blob::BlobSource for Near {
+impl blob::BlobSource for OriginSource {
     fn read_at(&self, id: &base::BlobId, offset: u32, buf: &mut [u8]) -> Result<(), blob::BlobError> {
         self.0.read_at(id, offset, buf)
     }

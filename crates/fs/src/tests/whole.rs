@@ -305,7 +305,7 @@ fn a_collection_frees_all_that_is_dead() {
 
 /// A lookup of names that may need the network does not run on the thread that receives requests.
 #[test]
-fn looks_wait_where_names_are_far() {
+fn lookups_wait_where_names_are_remote() {
     use crate::api::Waiting;
     let world = World::new();
     let near = world.open();

@@ -195,7 +195,7 @@ impl Show {
         self.fleet.nodes[1].start();
         self.act("n2 is back, with the cache that it had, and reads it", &[1], &mut |_| {})?;
         self.fleet.store.proxy.down();
-        self.act("the store is away: everybody reads everything", &[0, 1, 2, 3], &mut |_| {})
+        self.act("the store is unreachable: all nodes read everything", &[0, 1, 2, 3], &mut |_| {})
     }
 }
 

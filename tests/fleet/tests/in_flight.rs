@@ -24,7 +24,7 @@ fn fleet(holders: usize, seed: u64) -> Fleet {
 /// A reader gets the beginning of a blob while the rest is still in flight, and no thread of the mount waits
 /// for it.
 #[test]
-fn a_reader_is_answered_before_all_of_a_blob_is_here() {
+fn a_reader_is_answered_before_all_of_a_blob_has_arrived() {
     requires_nets!();
     let fleet = fleet(1, 301);
     let mnt = fleet.nodes[1].mnt();

@@ -10,22 +10,22 @@ use covey_tests::{Mounted, Rng, Volume};
 use s3server::{BUCKET, Proxy, Server};
 
 /// The server, the proxy in front of it, and a volume formatted there.
-pub struct Far {
+pub struct Remote {
     pub server: Server,
     pub proxy: Proxy,
     pub volume: Volume,
     folder: tempfile::TempDir,
 }
 
-impl Far {
-    pub fn new(seed: u64) -> Far {
+impl Remote {
+    pub fn new(seed: u64) -> Remote {
         environment(s3server::environment());
         let server = Server::start();
         let proxy = Proxy::start(server.address(), seed);
         let folder = covey_tests::scratch();
         let place = place(&proxy, "prefix");
         let volume = Volume::below(folder.path(), &place.iter().map(String::as_str).collect::<Vec<_>>());
-        Far { server, proxy, volume, folder }
+        Remote { server, proxy, volume, folder }
     }
 
     pub fn folder(&self) -> &Path {

@@ -113,7 +113,7 @@ fn an_fsync_that_cannot_reach_the_origin_ends_in_time() {
 }
 
 #[test]
-fn small_packs_wait_as_long_as_they_are_told_to() {
+fn small_packs_wait_for_the_configured_time() {
     let world = World::new();
     let options = Options { seal_small: Duration::from_secs(3600), ..world.options() };
     let v = Volume::open(world.parts.clone(), options).unwrap();
