@@ -218,6 +218,24 @@ fn regression_what_is_read_at_random_has_its_own_groups_fetched_and_no_more() {
     assert_eq!(refused, Err(rustix::io::Errno::ROFS), "a published tree cannot take one");
 }
 
+/// Parts of a blob used to be fetched, and then the whole blob again: 88 MiB for a file of 64 MiB.
+#[test]
+fn regression_random_faults_fetch_no_more_than_the_file() {
+    requires!(Need::Root, Need::Mount);
+    let world = World::new();
+    let places = world.places(500);
+    let tree = world.tree("faults", &[]);
+    let gets = world.server.counts().get;
+    let sent = world.sent(&tree.0, |file| world.map(file, &places));
+    let gets = world.server.counts().get - gets;
+    println!("{sent} bytes by {gets} requests");
+    // Plus the sums of each of its 16 blobs, and the headers of each answer.
+    assert!(sent <= SIZE + 16 * 8 * KIB + gets * KIB, "{sent} by {gets}");
+    // Reading the rest fetches only what is missing, whatever the order was.
+    let sent = world.sent(&tree.0, |file| (0..SIZE / MIB).for_each(|n| world.pread(file, n * MIB, MIB)));
+    println!("{sent} bytes for all the rest");
+}
+
 /// A file read from beginning to end is fetched once. Except for the beginning, it is fetched in whole blobs.
 #[test]
 fn a_stream_is_fetched_once_and_in_few_requests() {

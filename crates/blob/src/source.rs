@@ -250,6 +250,13 @@ pub trait Origin: BlobSource + Records {
         Ok(Part { sums, offset: 0, bytes })
     }
 
+    /// Whether one who has parts of a blob and wants all of it should ask for the rest in parts. If not, the whole is
+    /// better asked for at once, because others want it too.
+    fn rest_by_parts(&self, id: &BlobId) -> bool {
+        let _ = id;
+        true
+    }
+
     /// How a person would name it: `file:/srv/blobs`, `mem:`.
     fn describe(&self) -> String;
 }

@@ -9,12 +9,14 @@
 //! Both pass one conformance suite (`tests.rs`), over origins that link, copy and share.
 //!
 //! - [`NodeCache`]: a folder of blobs before an origin that is far away; itself an origin.
+//! - [`NameCache`]: what was read of blobs that hold names, on the disk as well.
 //! - [`residency`]: which of them stay.
 //! - [`upload`]: what that origin does not have yet, and how it gets there.
 //! - [`Roomy`]: open packs on a disk that they share with the cache.
 
 mod disk;
 mod memory;
+mod names;
 pub mod node;
 pub mod residency;
 mod roomy;
@@ -30,6 +32,7 @@ use blob::BlobError;
 
 pub use disk::DiskPacks;
 pub use memory::{MemoryPacks, memory_room};
+pub use names::NameCache;
 pub use node::pending::{Pending, Pinned, StoresNothing};
 pub use node::{
     CacheOptions, CacheStats, Evict, Evicted, MayDelete, NodeCache, NodeParts, Report, Warmed, Watch,

@@ -32,6 +32,7 @@ mod pool;
 mod read;
 mod refused;
 mod removals;
+mod rest;
 pub mod shelf;
 mod stats;
 #[cfg(test)]

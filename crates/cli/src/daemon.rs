@@ -179,12 +179,13 @@ fn show(shown: &Shown, page: Option<metrics::Page>, served: &Daemon) {
 }
 
 fn ready(node: &dyn Backend, session: &Session, parent: Option<Parent>, term: Term) {
+    let remarks = session.warnings().iter().cloned().chain(node.node().and_then(Node::remark)).collect();
     let mounted = Mounted {
         volume: node.name(),
         mountpoint: session.mountpoint().to_owned(),
         mode: node.mode(),
         pid: std::process::id(),
-        remarks: session.warnings().to_vec(),
+        remarks,
     };
     let place = mounted.mountpoint.display();
     notify::ready(&format!("{} is mounted at {place}", mounted.volume));

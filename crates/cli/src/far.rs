@@ -9,7 +9,7 @@
 //!
 //! This is wiring, and the figures of the three in words. With a local origin there is none of it.
 
-mod away;
+pub mod away;
 pub mod options;
 pub mod status;
 pub mod tree;
@@ -282,17 +282,22 @@ fn reach(
     }
 }
 
-/// Whether a volume is opened although its origin does not serve it. An outage, and what a person mends while the volume is used, are no reason not to. A
-/// bucket that is not there is a mistake in where the volume's blobs are; what is on this node can be read all the same.
+/// Whether a volume is opened although its origin does not serve it. A bucket that is not there is a
+/// mistake in where the volume's blobs are; what is on this node can be read all the same.
 fn may_be_unseen(mistake: Mistake, access: Access) -> bool {
+    let of_the_place =
+        matches!(mistake, Mistake::Bucket | Mistake::Region | Mistake::NotAnOrigin | Mistake::Other);
+    passes(mistake) || of_the_place && access == Access::ReadOnly
+}
+
+/// Whether a mistake is an outage, or what a person mends while a volume is used: no reason not to go on
+/// with what is on this node.
+pub fn passes(mistake: Mistake) -> bool {
     match mistake {
         Mistake::Busy | Mistake::Endpoint | Mistake::Tls | Mistake::NotAStore | Mistake::Full => true,
         Mistake::AccessKey | Mistake::Secret | Mistake::NoKeys | Mistake::Expired => true,
         Mistake::Denied | Mistake::Clock => true,
-        Mistake::Taken => false,
-        Mistake::Bucket | Mistake::Region | Mistake::NotAnOrigin | Mistake::Other => {
-            access == Access::ReadOnly
-        }
+        Mistake::Taken | Mistake::Bucket | Mistake::Region | Mistake::NotAnOrigin | Mistake::Other => false,
     }
 }
 

@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use base::Ino;
-use blob::Origin;
+use blob::{BlobSource, Origin};
 use fs::api::Filesystem;
 use fs::follow::{Changed, Following};
 use fs::volume::{Options, Volume};
@@ -56,12 +56,23 @@ struct Shown {
     volume: Arc<Volume>,
 }
 
+/// Where a tree is read.
+#[derive(Clone)]
+pub struct ReadFrom {
+    /// Its records and the bytes of files.
+    pub origin: Arc<dyn Origin>,
+    /// Its nodes.
+    pub names: Arc<dyn BlobSource>,
+}
+
 /// A name that is followed.
 pub struct Follow {
     named: Named,
-    origin: Arc<dyn Origin>,
+    from: ReadFrom,
     options: Options,
     groups: Option<Groups>,
+    /// The origin could not be used when the tree was mounted, and that was said.
+    began_away: bool,
     following: Arc<Following>,
     shown: Mutex<Shown>,
 }
@@ -71,13 +82,19 @@ impl Follow {
     pub fn new(
         named: &Named,
         root: Root,
-        origin: Arc<dyn Origin>,
+        from: ReadFrom,
         options: Options,
         groups: Option<Groups>,
     ) -> Result<Follow> {
-        let shown = open(named, root, &origin, &options, groups.as_ref())?;
+        let shown = open(named, root, &from, &options, groups.as_ref())?;
         let following = Arc::new(Following::new(shown.volume.clone()));
-        Ok(Follow { named: named.clone(), origin, options, groups, following, shown: Mutex::new(shown) })
+        let (named, shown) = (named.clone(), Mutex::new(shown));
+        Ok(Follow { named, from, options, groups, began_away: false, following, shown })
+    }
+
+    /// The origin cannot be used at the moment, and that was said.
+    pub fn away(self, began_away: bool) -> Follow {
+        Follow { began_away, ..self }
     }
 
     /// As the kernel sees it.
@@ -90,15 +107,15 @@ impl Follow {
         self.shown.lock().volume.clone()
     }
 
-    /// What it is.
-    pub fn info(&self) -> TreeInfo {
-        TreeInfo::of(&self.shown.lock().root)
+    /// Its root.
+    pub fn root(&self) -> Root {
+        self.shown.lock().root.clone()
     }
 
     /// Looks at the record, and moves if there is something new. Only one caller at a time.
     fn step(&self, kernel: &Notifier) -> Result<Option<TreeInfo>> {
         // What a person accepted when the mount began was the record of that moment.
-        let root = trust::read(&self.named, &*self.origin, false)?;
+        let root = trust::read(&self.named, &*self.from.origin, false)?;
         let (old_root, old) = {
             let shown = self.shown.lock();
             (shown.root.clone(), shown.tree.clone())
@@ -111,7 +128,7 @@ impl Follow {
                 .why("numbers of inodes mean something else there")
                 .next("unmount it and mount it again to see the new one"));
         }
-        let next = open(&self.named, root, &self.origin, &self.options, self.groups.as_ref())?;
+        let next = open(&self.named, root, &self.from, &self.options, self.groups.as_ref())?;
         let failed = |error: TreeError| self.named.failure(error);
         let changes = diff::changes(&old, &next.tree).map_err(failed)?;
         let changed = changes.inodes.iter().map(|(ino, gone)| Changed { ino: *ino, gone: *gone });
@@ -140,7 +157,7 @@ impl Follow {
     }
 
     fn run(&self, every: Duration, kernel: &Notifier, stop: &Stop) {
-        let mut in_trouble = false;
+        let mut in_trouble = self.began_away;
         while !stop.wait(spread(every)) {
             match self.step(kernel) {
                 Ok(moved) => {
@@ -173,12 +190,12 @@ fn spread(every: Duration) -> Duration {
 fn open(
     named: &Named,
     root: Root,
-    origin: &Arc<dyn Origin>,
+    from: &ReadFrom,
     options: &Options,
     groups: Option<&Groups>,
 ) -> Result<Shown> {
-    let tree = Arc::new(Tree::new(origin.clone(), &root));
-    let parts = parts_of(grouped(tree.clone(), groups), root.bytes, origin.clone());
+    let tree = Arc::new(Tree::new(from.names.clone(), &root));
+    let parts = parts_of(grouped(tree.clone(), groups), root.bytes, from.origin.clone());
     let volume = Volume::open(parts, options.clone());
     let volume = volume.map_err(|error| open_failure(std::path::Path::new(&named.to_string()), error))?;
     Ok(Shown { root, tree, volume: Arc::new(volume) })

@@ -9,17 +9,18 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use base::{BlobId, PackNo};
-use blob::{BlobError, Origin, PackStore, Space};
+use base::{BlobId, Deadline, PackNo};
+use blob::{BlobError, BlobSource, Origin, PackStore, Space};
 use fs::volume::Parts;
 use meta::MetaStore;
-use origin::{Access, Limits, Remote};
+use origin::{Access, Limits, OriginError, Remote};
 use peer::fleet::Groups;
 use serde::{Deserialize, Serialize};
 use tree::root::{PublicKey, Root, from_hex, hex};
 use tree::{Tree, TreeError};
 
 use crate::error::{Failure, Result};
+use crate::far::{ORIGIN_ASKED, passes};
 use crate::fleet::Grouped;
 use crate::fleet::options::FleetOptions;
 use crate::follow::Interval;
@@ -27,7 +28,7 @@ use crate::origins;
 use crate::publish;
 use crate::table::utc;
 use crate::volume_dir::Home;
-use trust::Accept;
+use trust::{Accept, Unread};
 
 /// What tells one mount of a tree from another stands after this in its source.
 pub const MARK: char = '#';
@@ -165,10 +166,30 @@ impl Named {
         Ok((trust::read(self, &*origin, self.older)?, origin))
     }
 
-    /// The same of a tree behind a network, whose origin has figures of its own.
-    pub fn far_root(&self, limits: Limits) -> Result<(Root, Arc<Remote>)> {
-        let remote = Arc::new(origins::open_remote(&self.home, limits)?);
-        Ok((trust::read(self, &*remote, self.older)?, remote))
+    /// The same of a tree behind a network, whose origin has figures of its own. While that cannot be used,
+    /// it is the newest root that was seen here, if this node has it.
+    pub fn far_root(&self, limits: Limits) -> Result<FarRoot> {
+        let Some(last) = trust::last(self) else { return Ok(self.ask(limits)?) };
+        let failure = match Deadline::after(ORIGIN_ASKED).scope(|| self.ask(limits)) {
+            Ok(found) => return Ok(found),
+            Err(Unread::Refused(failure)) => return Err(failure),
+            Err(Unread::Away(failure)) => failure,
+        };
+        let unseen = origins::try_remote(&self.home, limits, Some(&hex(&last.volume)))?;
+        let remote = Arc::new(unseen.map_err(origins::origin_failure)?);
+        let why = failure.why.first().unwrap_or(&failure.what).clone();
+        Ok(FarRoot { root: last, remote, away: Some(why) })
+    }
+
+    fn ask(&self, limits: Limits) -> std::result::Result<FarRoot, Unread> {
+        let remote = origins::try_remote(&self.home, limits, None)?.map_err(|error| {
+            let is_away = matches!(&error, OriginError::Remote { mistake, .. } if passes(*mistake));
+            let failure = origins::origin_failure(error);
+            if is_away { Unread::Away(failure) } else { Unread::Refused(failure) }
+        })?;
+        let remote = Arc::new(remote);
+        let root = trust::try_read(self, &*remote, self.older)?;
+        Ok(FarRoot { root, remote, away: None })
     }
 
     /// What went wrong with this tree.
@@ -185,6 +206,16 @@ fn parse_key(text: &str) -> Result<PublicKey> {
     from_hex(text).ok_or_else(|| {
         Failure::usage("a key is 64 hexadecimal digits").next("covey published ORIGIN shows who signed what")
     })
+}
+
+/// The root of a tree behind a network.
+pub struct FarRoot {
+    /// The root.
+    pub root: Root,
+    /// Its origin.
+    pub remote: Arc<Remote>,
+    /// Why that cannot be used now: then the root is the newest that was seen here.
+    pub away: Option<String>,
 }
 
 /// What a status says of a published tree.
@@ -218,9 +249,14 @@ impl TreeInfo {
     }
 }
 
-/// What a mount of a tree consists of.
-pub fn parts(root: &Root, origin: Arc<dyn Origin>, groups: Option<&Groups>) -> Parts {
-    let tree = Arc::new(Tree::new(origin.clone(), root));
+/// What a mount of a tree consists of; `names`: where its nodes are read.
+pub fn parts(
+    root: &Root,
+    origin: Arc<dyn Origin>,
+    names: Arc<dyn BlobSource>,
+    groups: Option<&Groups>,
+) -> Parts {
+    let tree = Arc::new(Tree::new(names, root));
     parts_of(grouped(tree, groups), root.bytes, origin)
 }
 

@@ -12,6 +12,7 @@
 
 mod clone;
 mod parts;
+mod published;
 mod source;
 
 use std::path::{Path, PathBuf};
@@ -26,9 +27,9 @@ use fs::volume::{Atime, Options, Volume};
 use fuse::Notifier;
 use meta::store::StoreError;
 use meta::{Journal, MetaStore, Names};
-use origin::Access;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tree::Root;
 
 use crate::claim::Writer;
 use crate::claim::watch::{self, Watch};
@@ -42,7 +43,7 @@ use crate::far::warm::{self, WarmSummary};
 use crate::far::{Evicted, Far, Settled};
 use crate::fleet::shown::{FleetStatus, PeerRow};
 use crate::follow::{Follow, Watching};
-use crate::frozen::{self, Named, TreeInfo};
+use crate::frozen::TreeInfo;
 use crate::info::{self, Info};
 use crate::limits;
 use crate::log;
@@ -139,7 +140,7 @@ pub struct Node {
     /// What a mount of a published tree in a far origin keeps here.
     tree_cache: Option<TreeCache>,
     /// Of a published tree, what it is and where its origin.
-    tree: Option<(TreeInfo, String)>,
+    tree: Option<(Root, String)>,
     /// A published tree whose name is followed, and how often.
     follow: Option<(Arc<Follow>, Duration)>,
     mode: Mode,
@@ -231,57 +232,16 @@ impl Node {
         })
     }
 
-    /// Opens a published tree: reads its root, and the first of its nodes.
-    fn open_published(named: &Named, options: &NodeOptions) -> Result<Node> {
-        let is_near = named.is_near();
-        let (root, origin, tree_cache) = match is_near {
-            true => {
-                let (root, origin) = named.root(Access::ReadOnly)?;
-                (root, origin, None)
-            }
-            false => {
-                let (root, remote) = named.far_root(crate::far::limits(&options.far, options.deadline))?;
-                let cache = TreeCache::before(remote, root.volume, named, &options.far, options.deadline)?;
-                (root, cache.origin(), Some(cache))
-            }
-        };
-        let options = NodeOptions { read_only: true, frozen: true, ..options.clone() };
-        let open = Options { near: is_near, names_near: is_near, ..volume_options(&options) };
-        let groups = tree_cache.as_ref().and_then(TreeCache::fleet).map(|joined| joined.groups.clone());
-        let info = TreeInfo::of(&root);
-        let (volume, follow) = match named.follow {
-            Some(every) => {
-                let follow = Follow::new(named, root, origin, open, groups)?;
-                (follow.volume(), Some((Arc::new(follow), every.0)))
-            }
-            None => {
-                let volume = Volume::open(frozen::parts(&root, origin, groups.as_ref()), open)
-                    .map_err(|error| open_failure(Path::new(&named.to_string()), error))?;
-                (Arc::new(volume), None)
-            }
-        };
-        Ok(Node {
-            name: format!("{named}{}{:016x}", frozen::MARK, base::random::u64()),
-            dir: None,
-            volume,
-            journal: None,
-            rows: None,
-            far: None,
-            tree_cache,
-            tree: Some((info, named.home.origin.clone())),
-            follow,
-            mode: Mode::Frozen,
-            opened: base::time::monotonic(),
-            lock: Mutex::new(None),
-            writer: None,
-            watch: Mutex::default(),
-        })
-    }
-
     /// What it is and where its origin, if it is a published tree.
     pub fn tree(&self) -> Option<(TreeInfo, String)> {
-        let (first, origin) = self.tree.clone()?;
-        Some((self.follow.as_ref().map_or(first, |(follow, _)| follow.info()), origin))
+        let (_, origin) = self.tree.as_ref()?;
+        Some((TreeInfo::of(&self.root()?), origin.clone()))
+    }
+
+    /// The root of what is shown, if it is a published tree.
+    pub fn root(&self) -> Option<Root> {
+        let (first, _) = self.tree.as_ref()?;
+        Some(self.follow.as_ref().map_or_else(|| first.clone(), |(follow, _)| follow.root()))
     }
 
     /// Who is in its fleet.

@@ -17,11 +17,25 @@ pub fn open_origin(home: &Home, access: Access) -> Result<Arc<dyn Origin>> {
 
 /// The same of one behind a network, for reading.
 pub fn open_remote(home: &Home, limits: Limits) -> Result<Remote> {
+    try_remote(home, limits, None)?.map_err(origin_failure)
+}
+
+/// The same, with the origin's own error. `unseen`: whose it is, of one that cannot be used now; nothing is
+/// asked yet then.
+pub fn try_remote(
+    home: &Home,
+    limits: Limits,
+    unseen: Option<&str>,
+) -> Result<std::result::Result<Remote, OriginError>> {
     let Spec::Remote(spec) = spec_of(home)? else {
         return Err(Failure::usage(format!("{} is not behind a network", home.origin))
             .next("name an object store: s3://BUCKET/PREFIX"));
     };
-    Remote::open(&spec, &Environment::process(), limits, Access::ReadOnly).map_err(origin_failure)
+    let environment = Environment::process();
+    Ok(match unseen {
+        Some(volume) => Remote::open_unseen(&spec, &environment, limits, Access::ReadOnly, volume),
+        None => Remote::open(&spec, &environment, limits, Access::ReadOnly),
+    })
 }
 
 /// The line for a log about an endpoint whose traffic others can read and change; none where there is nothing to say.

@@ -2,12 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
-use base::PackNo;
+use base::{Deadline, PackNo};
+use fs::volume::Volume;
 use meta::key::tags;
 use meta::store::StoreError;
 use meta::{Key, Names, PackRow};
 use serde::{Deserialize, Serialize};
+use tree::Root;
 
 use crate::claim::ClaimStatus;
 use crate::error::{Failure, Result};
@@ -17,6 +21,11 @@ use crate::fleet::shown::FleetStatus;
 use crate::frozen::TreeInfo;
 use crate::node::Node;
 use crate::volume_dir::VolumeDir;
+
+/// What is counted in a tree's names is waited for so long.
+const FIGURES: Duration = Duration::from_secs(8);
+/// The same while its origin cannot be used.
+const FIGURES_AWAY: Duration = Duration::from_secs(1);
 
 /// What a mount promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -176,20 +185,60 @@ impl Status {
     }
 }
 
-impl Node {
-    /// The figures now.
-    pub fn status(&self) -> Result<Status> {
-        let damaged = |why: String| {
-            let fsck = format!("unmount it and check it: covey fsck {}", self.name());
-            Failure::new("damaged", "the volume's figures cannot be read").why(why).next(fsck)
-        };
-        let mut stats = self.shown().stats().map_err(|error| damaged(error.to_string()))?;
-        let names = Names::new(self.store());
-        let twice = Twice::count(&names).map_err(|error| damaged(error.to_string()))?;
+/// What is counted in the names.
+struct Figures {
+    stats: fs::stats::Stats,
+    twice: Twice,
+}
+
+impl Figures {
+    /// The error is what is wrong, in words.
+    fn of(volume: &Volume) -> std::result::Result<Figures, String> {
+        let mut stats = volume.stats().map_err(|error| error.to_string())?;
+        let names = Names::new(volume.parts().store.clone());
+        let twice = Twice::count(&names).map_err(|error| error.to_string())?;
         if !stats.counted {
-            count_packs(&names, &mut stats).map_err(|error| damaged(error.to_string()))?;
+            count_packs(&names, &mut stats).map_err(|error| error.to_string())?;
             stats.stored_bytes = stats.stored_bytes.saturating_sub(twice.bytes);
         }
+        Ok(Figures { stats, twice })
+    }
+
+    /// Of a tree, whose names may have to be fetched: what the root says, if they are not had soon.
+    fn of_tree(volume: Arc<Volume>, root: &Root, is_away: bool) -> Figures {
+        let patience = if is_away { FIGURES_AWAY } else { FIGURES };
+        let (done, result) = mpsc::sync_channel(1);
+        // A thread of its own: a read may join one that somebody with more patience waits for.
+        let count = move || {
+            let figures = Deadline::after(patience).scope(|| Figures::of(&volume).ok());
+            let _ = done.send(figures);
+        };
+        let began = base::thread::spawn("covey-figures", count);
+        let counted = began.ok().and_then(|_| result.recv_timeout(patience).ok().flatten());
+        counted.unwrap_or_else(|| {
+            let stats =
+                fs::stats::Stats { inodes: root.inodes, logical_bytes: root.bytes, ..Default::default() };
+            Figures { stats, twice: Twice::default() }
+        })
+    }
+}
+
+impl Node {
+    /// Whether it is a published tree whose origin could not be used and has not been seen since.
+    fn tree_away(&self) -> bool {
+        self.tree_cache().is_some_and(|cache| cache.away().is_some())
+    }
+
+    /// The figures now.
+    pub fn status(&self) -> Result<Status> {
+        let figures = match self.root() {
+            Some(root) => Figures::of_tree(self.shown(), &root, self.tree_away()),
+            None => Figures::of(&self.shown()).map_err(|why| {
+                let fsck = format!("unmount it and check it: covey fsck {}", self.name());
+                Failure::new("damaged", "the volume's figures cannot be read").why(why).next(fsck)
+            })?,
+        };
+        let Figures { stats, twice } = figures;
         let memory = Memory::now();
         let journal = self.journal().map(|journal| journal.stats()).unwrap_or_default();
         let stored = stats.stored_bytes + stats.open_bytes;

@@ -107,7 +107,7 @@ mod tests {
         let mut ends = Ends::default();
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let lives = std::process::id();
-        [child.id(), lives, lives].map(|thread| ends.watch(thread));
+        [child.id(), lives, lives].into_iter().for_each(|thread| ends.watch(thread));
         assert_eq!(ends.0.len(), 2);
         assert!(ends.wait(Duration::from_millis(1)).is_empty());
         child.kill().unwrap();

@@ -184,6 +184,18 @@ impl Root {
     /// # Errors
     /// `NotPublished`, `Untrusted`, or as [`Root::decode`].
     pub fn read(records: &dyn Records, name: &str, accept: Option<&PublicKey>) -> Result<Root, TreeError> {
+        Root::read_signed(records, name, accept).map(|(root, _)| root)
+    }
+
+    /// The same, with the record as it is stored: [`Root::decode`] reads it again.
+    ///
+    /// # Errors
+    /// As [`Root::read`].
+    pub fn read_signed(
+        records: &dyn Records,
+        name: &str,
+        accept: Option<&PublicKey>,
+    ) -> Result<(Root, Vec<u8>), TreeError> {
         let nothing = || TreeError::NotPublished(name.to_owned());
         if !is_name(name) {
             return Err(nothing());
@@ -202,7 +214,7 @@ impl Root {
             }
         };
         if trusted {
-            return Ok(root);
+            return Ok((root, record));
         }
         Err(TreeError::Untrusted(format!(
             "the published tree {name} is signed by {}, who is not {}",

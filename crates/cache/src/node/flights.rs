@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base::BlobId;
+use base::size::{BLOB_MAX, GROUP};
 use blob::coming::{Missed, Rider};
 use blob::{BlobError, Part};
 use parking_lot::{Condvar, Mutex};
@@ -149,6 +150,15 @@ impl Flights {
         let groups = groups.start..taken.unwrap_or(groups.end);
         all.extend(groups.clone().map(|group| ((*id, Some(group)), Arc::clone(&flight))));
         Seat::Pilot(Pilot { flights: Arc::clone(self), id: *id, groups: Some(groups), flight, landed: false })
+    }
+
+    /// The fetches of parts of a blob that are under way.
+    pub(super) fn of_parts(&self, id: &BlobId) -> Vec<Arc<Flight>> {
+        let all = self.0.lock();
+        let mut found: Vec<Arc<Flight>> =
+            (0..BLOB_MAX / GROUP).filter_map(|group| all.get(&(*id, Some(group))).cloned()).collect();
+        found.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        found
     }
 
     pub(super) fn len(&self) -> usize {

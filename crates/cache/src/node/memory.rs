@@ -15,7 +15,8 @@ pub(super) fn is_whole(part: &Part) -> bool {
     part.offset == 0 && part.bytes.len() as u64 == u64::from(part.sums.size())
 }
 
-fn end_of(part: &Part) -> u64 {
+/// Where in its blob a part ends.
+pub(super) fn end_of(part: &Part) -> u64 {
     u64::from(part.offset) + part.bytes.len() as u64
 }
 
@@ -130,6 +131,12 @@ impl Memory {
             }
         }
         pieces
+    }
+
+    /// All parts of a blob, for who puts the whole together: nobody has read them by that.
+    pub(super) fn all(&self, id: &BlobId) -> Vec<Arc<Part>> {
+        let all = self.parts.get(id).map(Vec::as_slice).unwrap_or_default();
+        all.iter().map(|kept| Arc::clone(&kept.part)).collect()
     }
 
     /// All of a blob.

@@ -8,6 +8,8 @@
 //! - **The blob was read in several places** here and there ([`PLACES`]), and what is fetched is mostly read ([`Credit`]): small files of one pack in any order,
 //!   a dataset in which every record is read. Where what is fetched is mostly not read, the blob stays in parts.
 //!
+//! Of what is to be fetched whole, only what is not here is fetched ([`super::rest`]).
+//!
 //! With [`Access::Random`] nothing is fetched in advance, and the whole only when its parts would be more bytes. With [`Access::Stream`] the whole is
 //! fetched at once.
 
@@ -167,7 +169,7 @@ impl Record {
 }
 
 /// The groups in which a range lies.
-fn groups(from: u32, to: u32) -> u64 {
+pub(super) fn groups(from: u32, to: u32) -> u64 {
     let up_to = |group: u32| 1u64.checked_shl(group).map_or(u64::MAX, |bit| bit - 1);
     up_to(to.div_ceil(GROUP)) & !up_to(from / GROUP)
 }

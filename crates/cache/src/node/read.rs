@@ -1,7 +1,8 @@
 //! How a read finds its bytes: the disk, memory, the origin.
 //!
 //! **The rule**, on a machine that is alone and in a fleet: a read fetches the groups of the blob that it asks for and that are not here, and more
-//! only on evidence that they will be read ([`super::partial`]); a stream's next blobs are fetched whole. What is fetched whole is given to all who wait, and put on the disk afterwards; parts stay in
+//! only on evidence that they will be read ([`super::partial`]); a stream's next blobs are fetched whole. Where the whole is wanted and parts are here, only the rest is
+//! fetched ([`super::rest`]). What is fetched whole is given to all who wait, and put on the disk afterwards; parts stay in
 //! memory. Where a part comes from, and whether somebody has to fetch the rest for others, is the origin's to know: in a fleet `peer::fleet::parts` says.
 //!
 //! Bytes from the disk are checked by the folder, those from the origin by whoever fetched them against the name and here against
@@ -319,12 +320,14 @@ impl Core {
             pilot.land(Ok(Arc::clone(&part)));
             return Ok(part);
         }
-        let mut permit = self.room.take(u64::from(BLOB_MAX), hint);
+        let parts = self.parts_here(id);
+        // What is missing is in memory twice while it is put into its place.
+        let twice = if parts.is_empty() { 0 } else { u64::from(BLOB_MAX).saturating_sub(bytes_of(&parts)) };
+        let mut permit = self.room.take(u64::from(BLOB_MAX) + twice, hint);
         self.counters.whole_fetches.add(1);
-        let fetched = self.remote.fetch(id);
-        self.refused.came(Asked::Reads, &self.health, &fetched);
-        let fetched = fetched.and_then(|(sums, bytes)| self.arrived(id, Part { sums, offset: 0, bytes }));
-        match fetched {
+        let completed = self.complete(id, &parts);
+        drop(parts);
+        match completed.unwrap_or_else(|| self.fetch_whole(id)) {
             Ok(part) if is_whole(&part) => {
                 permit.shrink(part.bytes.len() as u64);
                 pilot.land(Ok(Arc::clone(&part)));
@@ -348,8 +351,14 @@ impl Core {
         }
     }
 
+    fn fetch_whole(&self, id: &BlobId) -> Outcome {
+        let fetched = self.remote.fetch(id);
+        self.refused.came(Asked::Reads, &self.health, &fetched);
+        fetched.and_then(|(sums, bytes)| self.arrived(id, Part { sums, offset: 0, bytes }))
+    }
+
     /// Compares what arrived with its own sums.
-    fn arrived(&self, id: &BlobId, part: Part) -> Result<Arc<Part>, BlobError> {
+    pub(super) fn arrived(&self, id: &BlobId, part: Part) -> Result<Arc<Part>, BlobError> {
         let damaged = |what: String| BlobError::Damaged { id: *id, what };
         if part.sums.id() != *id {
             return Err(damaged(format!("the origin gave the blob {} for it", part.sums.id())));
@@ -485,6 +494,10 @@ impl Core {
         }
         self.whole(id, false).map(|part| Warmed::Fetched(u64::from(part.sums.size())))
     }
+}
+
+fn bytes_of(parts: &[Arc<Part>]) -> u64 {
+    parts.iter().map(|part| part.bytes.len() as u64).sum()
 }
 
 fn not_whole(id: &BlobId) -> BlobError {

@@ -74,7 +74,7 @@ pub struct CacheStats {
     pub shared_fetches: u64,
     /// Parts of blobs fetched from the origin.
     pub part_fetches: u64,
-    /// Whole blobs fetched from it.
+    /// Whole blobs fetched from it; of some a part was here, and the rest is counted as parts, too.
     pub whole_fetches: u64,
     /// Bytes of both.
     pub fetched_bytes: u64,
@@ -96,7 +96,7 @@ pub struct CacheStats {
     pub evicted_blobs: u64,
     /// Their bytes.
     pub evicted_bytes: u64,
-    /// Copies on the disk that were found damaged.
+    /// Copies on the disk, and parts in memory, that were found damaged.
     pub damaged: u64,
     /// Attempts to delete in the origin that failed; they are repeated.
     pub removals_failed: u64,

@@ -4,6 +4,7 @@ mod conformance;
 mod parts;
 mod random;
 mod reads;
+mod rest;
 mod rides;
 mod room;
 mod stores;

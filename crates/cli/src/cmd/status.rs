@@ -116,7 +116,10 @@ fn text(status: &Status, verbose: bool) -> String {
         None => pairs.row("mounted on", "-"),
     };
     pairs.row("files", count(status.files)).row("bytes", bytes(status.bytes));
-    if status.kind() == Kind::Tree {
+    let is_away = status.far.as_ref().is_some_and(|far| far.away.is_some());
+    if status.kind() == Kind::Tree && is_away && status.blobs == 0 {
+        pairs.row("stored", "not known: the names are not all on this node");
+    } else if status.kind() == Kind::Tree {
         pairs.row("stored", format!("{} in {} blobs", bytes(status.stored_bytes), count(status.blobs)));
     } else if status.kind() == Kind::Corpus {
         pairs.row("stored", format!("{} in memory", bytes(status.stored_bytes)));

@@ -205,7 +205,7 @@ pub struct CacheStatus {
     pub evicted_blobs: u64,
     /// Their bytes.
     pub evicted_bytes: u64,
-    /// Copies here that were damaged.
+    /// Copies here, and parts in memory, that were damaged.
     pub damaged: u64,
     /// Blobs that wait to be deleted in the origin.
     pub deletions_waiting: u64,

@@ -9,13 +9,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blob::Origin;
-use cache::{CacheOptions, Evict, NodeCache, NodeParts, StoresNothing};
+use base::Deadline;
+use base::size::MIB;
+use blob::{BlobSource, Origin};
+use cache::{CacheOptions, Evict, NameCache, NodeCache, NodeParts, StoresNothing};
 use origin::Remote;
 use peer::fleet::Fleet;
 use peer::id::Role;
 
+use super::away::Away;
 use super::options::FarOptions;
+use super::status::TroubleStatus;
 use super::{Evicted, FarStatus, UploadStatus, cache_status, request_status};
 use crate::error::{Context, Failure, Result};
 use crate::fleet::shown::FleetStatus;
@@ -30,9 +34,26 @@ const SIDE_BY_SIDE: u32 = 64;
 /// No file's name is longer, with what stands behind it.
 const NAME_MAX: usize = 200;
 
+/// What names take on the disk at most, beside the cache's own budget, of which it is at most a sixteenth.
+const NAMES_MAX: u64 = 64 * MIB;
+
+/// Which of a volume's caches a mount takes: the first that no other mount has.
+#[derive(Clone, Copy, Debug)]
+pub struct Which {
+    /// Of those with a higher number.
+    pub after: u32,
+    /// The first of these is waited for so long: a mount that ends may have it still.
+    pub patience: Duration,
+}
+
 /// The cache of one mount.
 pub struct TreeCache {
     cache: Arc<NodeCache>,
+    /// What was read of names; none where they cannot be kept.
+    names: Option<Arc<NameCache>>,
+    /// Of an origin that could not be used when the tree was mounted.
+    away: Option<Arc<Away>>,
+    next: Option<u32>,
     remote: Arc<Remote>,
     /// Of which fleet it is a node.
     fleet: Option<Joined>,
@@ -41,16 +62,18 @@ pub struct TreeCache {
 
 impl TreeCache {
     /// Puts a cache before an origin, and a fleet between the two if that was asked for. `volume`: whose trees they are.
-    /// `patience`: a reader has an error after this.
+    /// `patience`: a reader has an error after this; `which`: of the caches of this volume.
     pub fn before(
         store: Arc<Remote>,
         volume: [u8; 16],
         named: &Named,
         options: &FarOptions,
-        patience: Duration,
+        (patience, which): (Duration, Which),
     ) -> Result<TreeCache> {
         let below = cache_folder(named.cache.as_deref())?;
-        let (folder, lock) = take(&below, &::tree::root::hex(&volume))?;
+        let id = ::tree::root::hex(&volume);
+        let (number, lock) = take(&below, &id, which)?;
+        let folder = below.join(folder_name(&id, number));
         let join = |fleet| fleet::join(fleet, Role::Node, false, &folder, volume, store.clone(), patience);
         let joined = named.fleet.as_deref().map(join).transpose()?;
         let remote: Arc<dyn Origin> = match &joined {
@@ -80,7 +103,44 @@ impl TreeCache {
             fleet::tell_free(&joined.fleet, &cache);
             fleet::calm(&joined.fleet);
         }
-        Ok(TreeCache { cache, remote: store, fleet: joined, _lock: lock })
+        let source: Arc<dyn BlobSource> = cache.clone();
+        let names = NameCache::open(source, &folder, NAMES_MAX.min(budget / 16), log::sink());
+        let names = names.map(Arc::new).inspect_err(|error| {
+            log::warn(&format!("names are not kept in {}: {error}", folder.display()));
+        });
+        let next = below.join(folder_name(&id, number + 1)).is_dir().then_some(number);
+        let names = names.ok();
+        Ok(TreeCache { cache, names, away: None, next, remote: store, fleet: joined, _lock: lock })
+    }
+
+    /// After which number another cache of this volume is, if there is one.
+    pub fn next(&self) -> Option<u32> {
+        self.next
+    }
+
+    /// The origin could not be used: it is looked for from now on. `back` is called once when it was seen.
+    pub fn look_for(&mut self, why: String, back: impl FnOnce(&Remote) + Send + 'static) {
+        let remote = Arc::downgrade(&self.remote);
+        let back = move || {
+            if let Some(remote) = remote.upgrade() {
+                back(&remote);
+            }
+        };
+        self.away = Some(Away::look(&self.remote, why, back));
+    }
+
+    /// Why the origin cannot be used, of one that could not when the tree was mounted, until it has been
+    /// seen.
+    pub fn away(&self) -> Option<TroubleStatus> {
+        self.away.as_ref()?.trouble()
+    }
+
+    /// Where names are read: by way of what is kept of them.
+    pub fn names(&self) -> Arc<dyn BlobSource> {
+        match &self.names {
+            Some(names) => names.clone(),
+            None => self.cache.clone(),
+        }
     }
 
     /// The cache.
@@ -105,17 +165,21 @@ impl TreeCache {
 
     /// The figures now; nothing of them is about uploads.
     pub fn status(&self) -> FarStatus {
-        FarStatus::of_reading(Some(&self.remote), &self.cache)
+        FarStatus { away: self.away(), ..FarStatus::of_reading(Some(&self.remote), &self.cache) }
     }
 
     /// Lets go of cached blobs: of all, or until no more than this is kept.
     pub fn evict(&self, to: Option<u64>) -> Evicted {
         let evicted = self.cache.evict(to.map_or(Evict::All, Evict::To));
+        if let (None, Some(Err(error))) = (to, self.names.as_ref().map(|names| names.clear())) {
+            log::warn(&format!("not all that is kept of names could be removed: {error}"));
+        }
         Evicted { blobs: evicted.blobs, bytes: evicted.bytes, not_uploaded_blobs: 0, not_uploaded_bytes: 0 }
     }
 
     /// Writes down what is kept.
     pub fn close(&self) {
+        self.away.iter().for_each(|away| away.stop());
         if let Some(joined) = &self.fleet {
             joined.fleet.close();
         }
@@ -161,15 +225,25 @@ pub fn cache_folder(named: Option<&Path>) -> Result<PathBuf> {
     Ok(base.unwrap_or_else(|| PathBuf::from("/var/cache")).join("covey/trees"))
 }
 
-/// The first folder of this volume that no other mount has.
-fn take(below: &Path, volume: &str) -> Result<(PathBuf, File)> {
-    for number in 1..=SIDE_BY_SIDE {
-        let name = if number == 1 { volume.to_owned() } else { format!("{volume}-{number}") };
-        let folder = below.join(name);
+fn folder_name(volume: &str, number: u32) -> String {
+    if number <= 1 { volume.to_owned() } else { format!("{volume}-{number}") }
+}
+
+/// The first folder of this volume that no other mount has, by its number.
+fn take(below: &Path, volume: &str, which: Which) -> Result<(u32, File)> {
+    let until = Deadline::after(which.patience);
+    for number in which.after + 1..=SIDE_BY_SIDE {
+        let folder = below.join(folder_name(volume, number));
         private_folder(&folder)?;
         let lock = folder.join("lock");
-        if let Some(file) = hold(&lock)? {
-            return Ok((folder, file));
+        loop {
+            if let Some(file) = hold(&lock)? {
+                return Ok((number, file));
+            }
+            if until.is_over() || number > which.after + 1 {
+                break;
+            }
+            until.sleep(Duration::from_millis(20));
         }
     }
     Err(Failure::new("in-use", format!("{} has no free cache for another mount", below.display()))
@@ -198,10 +272,22 @@ mod tests {
     #[test]
     fn two_mounts_have_a_folder_each_and_the_next_finds_the_first() {
         let temp = tempfile::tempdir().unwrap();
-        let (first, lock) = take(temp.path(), "ab").unwrap();
-        let (second, _other) = take(temp.path(), "ab").unwrap();
+        let which = |after| Which { after, patience: Duration::ZERO };
+        let (first, lock) = take(temp.path(), "ab", which(0)).unwrap();
+        let (second, _other) = take(temp.path(), "ab", which(0)).unwrap();
         assert_ne!(first, second);
         drop(lock);
-        assert_eq!(take(temp.path(), "ab").unwrap().0, first);
+        let (again, lock) = take(temp.path(), "ab", which(0)).unwrap();
+        assert_eq!(again, first);
+        assert_eq!(take(temp.path(), "ab", which(1)).unwrap().0, 3);
+        // A mount that is about to end is waited for, if that was asked for.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                drop(lock);
+            });
+            let patient = Which { after: 0, patience: Duration::from_secs(20) };
+            assert_eq!(take(temp.path(), "ab", patient).unwrap().0, 1);
+        });
     }
 }

@@ -1,11 +1,15 @@
 //! Which record of a published tree is used: one that is signed by a key that is accepted here, and no older than what was seen here.
 //!
 //! ```text
-//!   CACHE/known/ORIGIN-HASH     a file for each origin (tree::known): the keys of the first use, and the newest record of each name
+//!   CACHE/known/ORIGIN-HASH        a file for each origin (tree::known): the keys of the first use, and what
+//!                                  the newest record of each name was
+//!   CACHE/known/ORIGIN-HASH@NAME   that record itself, as it is signed, of a tree behind a network
 //! ```
 //!
 //! CACHE is the folder of `--cache`, else the user's. A record is written down, durably, before anybody sees its tree; so
-//! what a mount shows never goes back, also across restarts. A person can accept another key (`--key`) or an older record
+//! what a mount shows never goes back, also across restarts. The record itself is what a mount begins with
+//! while the store is away ([`last`]): exactly the newest that was seen, with its signature checked again.
+//! A person can accept another key (`--key`) or an older record
 //! (`--accept-older`) by mounting once with it.
 
 use std::fs::{self, File, OpenOptions};
@@ -15,7 +19,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blob::Origin;
+use blob::records::RECORD_MAX;
+use blob::{BlobError, Origin};
+use tree::TreeError;
 use tree::known::{Known, LONGEST, Seen, Verdict};
 use tree::root::{Owner, PublicKey, Root, hex};
 
@@ -44,20 +50,84 @@ pub struct Accept {
     pub accept_older: bool,
 }
 
+/// Why a record was not had.
+pub enum Unread {
+    /// The store is away, or refuses.
+    Away(Failure),
+    /// It was read and is not to be used, or something here is in the way.
+    Refused(Failure),
+}
+
+impl From<Failure> for Unread {
+    fn from(failure: Failure) -> Unread {
+        Unread::Refused(failure)
+    }
+}
+
+impl From<Unread> for Failure {
+    fn from(unread: Unread) -> Failure {
+        match unread {
+            Unread::Away(failure) | Unread::Refused(failure) => failure,
+        }
+    }
+}
+
+/// What could not be read of a tree's records.
+fn unread(named: &Named, error: TreeError) -> Unread {
+    let is_away = matches!(&error, TreeError::Blob(BlobError::Unavailable(_) | BlobError::Refused(_)));
+    let failure = named.failure(error);
+    if is_away { Unread::Away(failure) } else { Unread::Refused(failure) }
+}
+
 /// Reads what is published under the name, and refuses what is not to be trusted. `older`: also what is older than what was seen.
 pub fn read(named: &Named, origin: &dyn Origin, older: bool) -> Result<Root> {
+    Ok(try_read(named, origin, older)?)
+}
+
+/// The same, which tells a store that is away from a record that is not to be used.
+pub fn try_read(named: &Named, origin: &dyn Origin, older: bool) -> std::result::Result<Root, Unread> {
     let place = Place::of(named)?;
     let mut retried = false;
     loop {
-        let root = Root::read(origin, &named.name, named.key.as_ref());
-        let root = root.map_err(|error| named.failure(error))?;
-        match place.admit(named, origin, &root, older) {
+        let read = Root::read_signed(origin, &named.name, named.key.as_ref());
+        let (root, record) = read.map_err(|error| unread(named, error))?;
+        match place.admit(named, origin, (&root, &record), older) {
             Ok(()) => return Ok(root),
             // Another mount of this machine may have seen a newer one since this one was read: then that one comes now.
-            Err(failure) if failure.code == OLDER && !retried => retried = true,
-            Err(failure) => return Err(failure),
+            Err(Unread::Refused(failure)) if failure.code == OLDER && !retried => retried = true,
+            Err(unread) => return Err(unread),
         }
     }
+}
+
+/// The newest record of the tree that was seen here, if this node has it. One that is damaged, or is not
+/// that one, counts as none.
+pub fn last(named: &Named) -> Option<Root> {
+    let place = Place::of(named).ok()?;
+    let known = place.load().ok()??;
+    known.seen(&named.name)?;
+    let file = place.record(named);
+    let bytes = match read_record(&file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        bytes => bytes.map_err(|error| error.to_string()),
+    };
+    let root = bytes.and_then(|bytes| Root::decode(&named.name, &bytes).map_err(|error| error.to_string()));
+    let why = match root {
+        Ok(root) if known.judge(&root) != Verdict::Same => {
+            "it is not the newest that was seen here".to_owned()
+        }
+        Ok(root) if named.key.is_some_and(|key| key != root.key) => "another key signed it".to_owned(),
+        Ok(root) => return Some(root),
+        Err(why) => why,
+    };
+    log::warn(&format!("the record of {named} in {} is not used: {why}", file.display()));
+    None
+}
+
+fn read_record(file: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(file)?.take(RECORD_MAX as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Where it is kept what is known of an origin.
@@ -73,7 +143,21 @@ impl Place {
         Ok(Place { folder, file })
     }
 
-    fn admit(&self, named: &Named, origin: &dyn Origin, root: &Root, older: bool) -> Result<()> {
+    /// Where the newest record of a name is, as it was signed. No name of an origin's file has the mark in
+    /// it.
+    fn record(&self, named: &Named) -> PathBuf {
+        let mut file = self.file.clone().into_os_string();
+        file.push(format!("@{}", named.name));
+        file.into()
+    }
+
+    fn admit(
+        &self,
+        named: &Named,
+        origin: &dyn Origin,
+        (root, record): (&Root, &[u8]),
+        older: bool,
+    ) -> std::result::Result<(), Unread> {
         let lock = match self.lock() {
             Ok(lock) => lock,
             // A tree on this machine needs no cache folder, and there may be no room for one: a first use cannot be told from a later one.
@@ -85,11 +169,11 @@ impl Place {
                 ));
                 return Ok(());
             }
-            Err(failure) => return Err(failure),
+            Err(failure) => return Err(failure.into()),
         };
         let before = self.load()?;
         let mut known = before.clone().unwrap_or_else(|| Known::new(&named.home.origin));
-        let read_owner = || Owner::read(origin).map_err(|error| named.failure(error));
+        let read_owner = || Owner::read(origin).map_err(|error| unread(named, error));
         match named.key {
             Some(key) => known.accept(key),
             None if known.is_new() => {
@@ -99,6 +183,7 @@ impl Place {
             None => {}
         }
         let mut verdict = known.judge(root);
+        let is_new = verdict != Verdict::Same;
         if matches!(verdict, Verdict::OtherKey(_))
             && read_owner()?.is_some_and(|owner| is_ours(&owner, &root.key, &named.home))
         {
@@ -109,12 +194,13 @@ impl Place {
             Verdict::Same => {}
             Verdict::Newer => known.remember(root),
             Verdict::Older(_) if older => known.remember(root),
-            Verdict::Older(seen) => return Err(self.older(named, root, seen)),
-            Verdict::OtherKey(keys) => return Err(self.other_key(named, root, &keys)),
+            Verdict::Older(seen) => return Err(self.older(named, root, seen).into()),
+            Verdict::OtherKey(keys) => return Err(self.other_key(named, root, &keys).into()),
         }
         if before.as_ref() != Some(&known) {
-            self.store(&known)?;
+            self.write(&self.file, known.encode().as_bytes())?;
         }
+        self.keep(named, record, is_new);
         drop(lock);
         Ok(())
     }
@@ -161,17 +247,37 @@ impl Place {
         })
     }
 
-    fn store(&self, known: &Known) -> Result<()> {
-        let new = self.file.with_extension("new");
+    /// Keeps the record itself, for mounts while the store is away. `say`: whether a line says that it
+    /// cannot be kept.
+    fn keep(&self, named: &Named, record: &[u8], say: bool) {
+        let file = self.record(named);
+        if named.is_near() || read_record(&file).is_ok_and(|kept| kept == record) {
+            return;
+        }
+        if let Err(failure) = self.write(&file, record)
+            && say
+        {
+            let why = failure.in_one_line();
+            log::warn(&format!(
+                "without its store {named} cannot be mounted here: its record is not kept: {why}"
+            ));
+        }
+    }
+
+    /// Replaces a file as a whole, durably.
+    fn write(&self, file: &Path, bytes: &[u8]) -> Result<()> {
+        let mut new = file.to_owned().into_os_string();
+        new.push("+new");
+        let new = PathBuf::from(new);
         let write = || {
             let mut out =
                 OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-            out.write_all(known.encode().as_bytes())?;
+            out.write_all(bytes)?;
             out.sync_all()?;
-            fs::rename(&new, &self.file)?;
+            fs::rename(&new, file)?;
             File::open(&self.folder)?.sync_all()
         };
-        write().at("write", &self.file)
+        write().at("write", file)
     }
 
     fn older(&self, named: &Named, root: &Root, seen: Seen) -> Failure {

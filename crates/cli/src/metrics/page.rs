@@ -60,7 +60,11 @@ pub const METRICS: &[(&str, &str, &str)] = &[
     ("covey_cache_fetched_bytes_total", "counter", "Bytes of both."),
     ("covey_cache_evicted_blobs_total", "counter", "Blobs that went to make room."),
     ("covey_cache_evicted_bytes_total", "counter", "Their bytes."),
-    ("covey_cache_damaged_total", "counter", "Copies on this disk that were found damaged."),
+    (
+        "covey_cache_damaged_total",
+        "counter",
+        "Copies on this disk, and parts in memory, that were found damaged.",
+    ),
     ("covey_cache_off", "gauge", "1 while the disk fails and nothing more is kept."),
     ("covey_origin_requests_total", "counter", "Requests to a far origin, by kind."),
     ("covey_origin_retries_total", "counter", "Of these, sent again after a failure."),

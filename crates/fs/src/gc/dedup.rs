@@ -221,6 +221,25 @@ enum Look {
     Later(u32),
 }
 
+/// The content of a page that is examined.
+struct Content<'a> {
+    hash: BlobId,
+    /// Empty if they did not have to be read.
+    bytes: &'a [u8],
+    /// The page is a blob.
+    is_blob: bool,
+    /// Equal bytes elsewhere are lost.
+    is_lost: bool,
+}
+
+/// Whether other pages may refer to a page at its present place.
+enum Kept {
+    /// They may, at this place; none if its pack was just sealed or condemned.
+    At(Option<(PackNo, u32)>),
+    /// They may not. This is the result of the examination.
+    Not(Look),
+}
+
 /// What is known of a page without reading it.
 enum Known {
     Nothing,
@@ -339,28 +358,41 @@ impl Core {
                 Target::Unknown => return Ok(Look::Later(0)),
             }
         }
+        let content = Content { hash, bytes: &bytes, is_blob: known.is_some(), is_lost: lost.is_some() };
+        match self.keep_here((ino, page), pieces, &content)? {
+            Kept::Not(look) => return Ok(look),
+            Kept::At(here) => {
+                if let (Some(lost), Some(here)) = (lost, here) {
+                    self.heal(&lost, here)?;
+                }
+            }
+        }
+        Ok(Look::Done)
+    }
+
+    /// Keeps the page's bytes, which are stored nowhere else: joined into one piece if other pages will refer
+    /// to them.
+    fn keep_here(&self, page: (Ino, u32), pieces: &[Extent], content: &Content<'_>) -> Result<Kept, Error> {
+        let (hash, bytes) = (content.hash, content.bytes);
         let mut other = None;
         let here = match pieces {
-            [one] if known.is_some() => Some((one.pack, one.offset)),
-            [one] => self.note_content(&hash, one.pack, one.offset, len)?,
-            _ if !self.may_copy() => return Ok(Look::Later(0)),
+            [one] if content.is_blob => Some((one.pack, one.offset)),
+            [one] => self.note_content(&hash, one.pack, one.offset, one.len)?,
+            _ if !self.may_copy() => return Ok(Kept::Not(Look::Later(0))),
             _ => {
-                other = self.scattered.meet(hash, (ino, page));
-                if other.is_none() && lost.is_none() {
-                    return Ok(Look::Done);
+                other = self.scattered.meet(hash, page);
+                if other.is_none() && !content.is_lost {
+                    return Ok(Kept::Not(Look::Done));
                 }
-                self.join_pieces(ino, page, pieces, &bytes, &hash)?
+                self.join_pieces(page.0, page.1, pieces, bytes, &hash)?
             }
         };
         let forgotten = self.scattered.take(&hash);
-        if let Some(other) = other.or(forgotten).filter(|other| *other != (ino, page)) {
+        if let Some(other) = other.or(forgotten).filter(|other| *other != page) {
             // The other page is examined again, and will refer to these bytes.
             self.fresh.put_back(other, &Written::all(), 0);
         }
-        if let (Some(lost), Some(here)) = (lost, here) {
-            self.heal(&lost, here)?;
-        }
-        Ok(Look::Done)
+        Ok(Kept::At(here))
     }
 
     fn known(&self, pieces: &[Extent]) -> Result<Known, Error> {

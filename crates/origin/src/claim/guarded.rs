@@ -146,6 +146,10 @@ impl Origin for Guarded {
         self.inner.ahead_at_once()
     }
 
+    fn rest_by_parts(&self, id: &BlobId) -> bool {
+        self.inner.rest_by_parts(id)
+    }
+
     fn fetch_part(&self, id: &BlobId, offset: u32, len: u32) -> Result<Part, BlobError> {
         self.inner.fetch_part(id, offset, len)
     }

@@ -3,7 +3,8 @@
 //! [`RemoteSpec`] says where; [`Remote`] is the origin there. Calls block and may come from any thread; a runtime of two threads that
 //! nobody else sees does the waiting. Every call ends by its deadline, and every mistake is one line that names it ([`Mistake`]).
 //!
-//! - `spec`: URLs. `environment`, `keys`: where keys and places come from. `store`: the store of the `object_store` crate.
+//! - `spec`: URLs. `environment`, `keys`, `later`: where keys and places come from, and when. `store`: the
+//!   store of the `object_store` crate.
 //! - `wire`: HTTP; `fault`: what went wrong, and what that means.
 //! - `engine`: tries, deadlines, second GETs; `refusals`: what is not asked again at once; `pace`: budgets; `latency`, `stats`: what was measured.
 //! - `layout`: keys, and what stands before a blob's bytes; `blobs`, `beside`: the operations on blobs and on records and the marker.
@@ -19,6 +20,7 @@ mod environment;
 mod fault;
 mod keys;
 mod latency;
+mod later;
 mod layout;
 mod pace;
 mod recent;
@@ -103,6 +105,15 @@ const OPENING_TRIES: u32 = 4;
 /// For so long it is believed that the marker is there.
 const MARKER_HOLDS: Duration = Duration::from_secs(10);
 
+/// When keys have to be there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// Without them there is no origin.
+    Now,
+    /// Requests fail until they are found.
+    Later,
+}
+
 /// An origin in an object store. See the [module](self).
 pub struct Remote {
     spec: RemoteSpec,
@@ -147,7 +158,7 @@ impl Remote {
         limits: Limits,
         volume: &str,
     ) -> Result<Remote, OriginError> {
-        let mut remote = Remote::connect(spec, environment, limits, Access::ReadWrite, Keys::find)?;
+        let mut remote = Remote::connect(spec, environment, limits, Access::ReadWrite, Wanted::Now)?;
         remote.make_marker(volume)?;
         volume.clone_into(&mut remote.volume);
         Ok(remote)
@@ -163,7 +174,7 @@ impl Remote {
         limits: Limits,
         access: Access,
     ) -> Result<Remote, OriginError> {
-        let mut remote = Remote::connect(spec, environment, limits, access, Keys::find)?;
+        let mut remote = Remote::connect(spec, environment, limits, access, Wanted::Now)?;
         remote.volume = remote.read_marker()?;
         Ok(remote)
     }
@@ -179,8 +190,7 @@ impl Remote {
         access: Access,
         volume: &str,
     ) -> Result<Remote, OriginError> {
-        let later = |environment: &Environment| Ok(Keys::find_or_later(environment));
-        let mut remote = Remote::connect(spec, environment, limits, access, later)?;
+        let mut remote = Remote::connect(spec, environment, limits, access, Wanted::Later)?;
         volume.clone_into(&mut remote.volume);
         *remote.unseen.get_mut() = true;
         Ok(remote)
@@ -213,7 +223,7 @@ impl Remote {
         environment: &Environment,
         limits: Limits,
         access: Access,
-        find: impl FnOnce(&Environment) -> Result<Keys, Fault>,
+        wanted: Wanted,
     ) -> Result<Remote, OriginError> {
         let named = spec;
         let failed = |fault: Fault| {
@@ -224,8 +234,9 @@ impl Remote {
             OriginError::Remote { origin: named.to_string(), mistake: mistake_of(&fault), what, next }
         };
         let spec = store::resolve(spec, environment).map_err(failed)?;
-        let keys = match spec.store {
-            Store::S3 => Some(Arc::new(find(environment).map_err(failed)?)),
+        let keys = match (spec.store, wanted) {
+            (Store::S3, Wanted::Now) => Some(Arc::new(Keys::find(environment).map_err(failed)?)),
+            (Store::S3, Wanted::Later) => Some(Arc::new(Keys::find_or_later(environment))),
             _ => None,
         };
         let keys_from =
@@ -235,7 +246,11 @@ impl Remote {
         let fixed = keys.as_ref().is_some_and(|keys| keys.provider().is_some());
         let direct = spec.endpoint.as_deref().is_some_and(is_loopback);
         let wire = Wire::new(!(plain && fixed), direct, Arc::clone(&stats), keys.clone()).map_err(failed)?;
-        let stores = store::build(&spec, environment, keys.as_ref(), &wire).map_err(failed)?;
+        let stores = match wanted {
+            Wanted::Now => store::build(&spec, environment, keys.as_ref(), &wire),
+            Wanted::Later => store::build_or_later(&spec, environment, keys.as_ref(), &wire),
+        };
+        let stores = stores.map_err(failed)?;
         let pace = Pace::new(limits.in_flight, limits.max_requests, limits.max_bandwidth);
         let runtime = Builder::new_multi_thread()
             .worker_threads(2)
@@ -291,7 +306,7 @@ impl Remote {
     /// # Errors
     /// [`OriginError::Remote`]: nothing answers, or nothing can be asked.
     pub fn clock_ahead(spec: &RemoteSpec, environment: &Environment) -> Result<Option<i64>, OriginError> {
-        let remote = Remote::connect(spec, environment, Limits::default(), Access::ReadOnly, Keys::find)?;
+        let remote = Remote::connect(spec, environment, Limits::default(), Access::ReadOnly, Wanted::Now)?;
         let asked = remote.read_marker();
         match (remote.engine.stats.clock_ahead(), asked) {
             (None, Err(error)) => Err(error),

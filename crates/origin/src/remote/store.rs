@@ -15,6 +15,7 @@ use object_store::{ObjectStore, RetryConfig};
 use super::environment::Environment;
 use super::fault::Fault;
 use super::keys::{self, Keys};
+use super::later::Later;
 use super::spec::{RemoteSpec, Store};
 use super::wire::Wire;
 
@@ -69,6 +70,29 @@ pub(crate) fn resolve(spec: &RemoteSpec, environment: &Environment) -> Result<Re
         let next = error.next().unwrap_or_else(|| "correct it in the environment".to_owned());
         Fault::no_keys(error.what(), next)
     })
+}
+
+/// Makes the stores, where a volume is there already and does much without its origin: keys that are not
+/// found now, or cannot be used, may be there later. Until then each request fails for want of them.
+///
+/// # Errors
+/// Only where keys are not the store's own to find.
+pub(crate) fn build_or_later(
+    spec: &RemoteSpec,
+    environment: &Environment,
+    keys: Option<&Arc<Keys>>,
+    wire: &Wire,
+) -> Result<Stores, Fault> {
+    match build(spec, environment, keys, wire) {
+        Err(Fault::NoKeys { .. }) if spec.store != Store::S3 => {}
+        built => return built,
+    }
+    let (spec, environment, wire) = (spec.clone(), environment.clone(), wire.clone());
+    let make = move || match spec.store {
+        Store::Azure => azure(&spec, &environment, &wire),
+        _ => gcs(&spec, &environment, &wire),
+    };
+    same(Arc::new(Later::new(make)))
 }
 
 /// Makes the stores. Nothing is sent.

@@ -128,6 +128,10 @@ impl Origin for Fleet {
         self.inner.obtain_part(id, offset, len)
     }
 
+    fn rest_by_parts(&self, id: &BlobId) -> bool {
+        self.inner.is_alone() || self.inner.wants_alone(id)
+    }
+
     fn ahead_at_once(&self) -> usize {
         if self.inner.is_alone() { usize::MAX } else { self.inner.line.ahead() }
     }

@@ -211,6 +211,16 @@ impl Inner {
         Some((tracker, answer))
     }
 
+    /// Whether no other node has this blob, wants it or has wanted it, and it is not on its way here: then the rest of
+    /// it comes as its parts did. If not, the whole comes by the plan: from those who have it, once for all who want it,
+    /// and passed on while it comes. A lease that is had by asking is the plan's, which asks the same tracker.
+    pub(super) fn wants_alone(&self, id: &BlobId) -> bool {
+        if self.transit.get(id).is_some() || self.handed.lock().contains_key(id) {
+            return false;
+        }
+        matches!(self.ask_for_part(id), Some((_, Some(Answer::NotMine))))
+    }
+
     /// From the first that gives it; who does not have it is told of to the tracker.
     fn part_from_holders(
         &self,

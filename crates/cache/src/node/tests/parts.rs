@@ -21,10 +21,14 @@ pub(super) struct Far {
     pub(super) parts: AtomicU64,
     pub(super) wholes: AtomicU64,
     pub(super) removals: AtomicU64,
+    /// Bytes that were given.
+    pub(super) given: AtomicU64,
     now: AtomicU64,
     pub(super) most_at_once: AtomicU64,
     /// As many at a time are fetched ahead; 0: as many as there are.
     pub(super) ahead: AtomicU64,
+    /// Others want its blobs too.
+    pub(super) shared: AtomicBool,
 }
 
 impl Far {
@@ -150,7 +154,9 @@ impl Origin for Far {
 
     fn fetch(&self, id: &BlobId) -> Result<(Sums, Buffer), BlobError> {
         self.wholes.fetch_add(1, Ordering::SeqCst);
-        self.get(id)
+        let (sums, bytes) = self.get(id)?;
+        self.given.fetch_add(bytes.len() as u64, Ordering::SeqCst);
+        Ok((sums, bytes))
     }
 
     fn fetch_part(&self, id: &BlobId, offset: u32, len: u32) -> Result<Part, BlobError> {
@@ -161,7 +167,12 @@ impl Origin for Far {
             return Err(blob::folder::past_end(id, sums.size()));
         }
         let (from, to) = (offset - offset % GROUP, end.next_multiple_of(GROUP).min(sums.size()));
+        self.given.fetch_add(u64::from(to - from), Ordering::SeqCst);
         Ok(Part { sums, offset: from, bytes: bytes[from as usize..to as usize].into() })
+    }
+
+    fn rest_by_parts(&self, _: &BlobId) -> bool {
+        !self.shared.load(Ordering::SeqCst)
     }
 
     fn describe(&self) -> String {

@@ -37,6 +37,8 @@ fn who_comes_while_it_is_fetched_is_told_when_it_lands() {
         assert_eq!(told.recv_timeout(LONG).unwrap().unwrap(), bytes[at..at + 4096]);
     }
     assert_eq!(home.far.requests(), (0, 1));
+    // A reader is told before it is counted.
+    home.until("all are counted", |stats| stats.far_reads == 40);
     let stats = home.stats();
     assert_eq!((stats.far_reads, stats.far_bytes, stats.shared_fetches), (40, 40 * 4096, 40), "{stats:?}");
     // Until it is on the disk it is told of at once, and then read.
@@ -53,6 +55,8 @@ fn what_cannot_be_had_is_said() {
     let told = home.ride(&id, 0, 4096, Coming::Begun).recv_timeout(LONG).unwrap();
     assert!(matches!(told, Err(Missed::Failed(BlobError::Unavailable(_)))), "{told:?}");
     home.far.away.store(false, Ordering::SeqCst);
+    // A flight tells of its end before it is over.
+    home.rest();
     home.begin(&id);
     let wrong = home.ride(&id, LARGE - 10, 4096, Coming::Begun);
     assert!(matches!(wrong.recv_timeout(LONG).unwrap(), Err(Missed::Read)), "no such range");

@@ -77,6 +77,30 @@ fn regression_of_a_blob_that_nobody_has_one_node_has_parts_and_the_rest_comes_on
     assert_eq!((parts, nodes[0].fleet.counts().peer_parts), (vec![0, 3, 6], 3));
 }
 
+/// A node that has parts asks for the rest as parts only while it is the only one.
+#[test]
+fn the_rest_comes_by_parts_only_where_nobody_else_wants_the_blob() {
+    let (store, ids) = Store::with(2, 1 << 20);
+    let nodes = Node::fleet_of(&store, 3);
+    nodes.iter().for_each(with_keeper);
+    let rest_by_parts = |node: usize, id: &BlobId| nodes[node].fleet.rest_by_parts(id);
+    for id in &ids {
+        right(&store, id, &nodes[2].fleet.fetch_part(id, 70_000, 4096).unwrap(), 70_000, 4096);
+        assert!(rest_by_parts(2, id) && rest_by_parts(2, id), "however often it asks");
+        right(&store, id, &nodes[2].fleet.fetch_part(id, 0, 4096).unwrap(), 0, 4096);
+    }
+    assert_eq!(store.fetches(), 0, "asking fetches nothing");
+    // Another that has a part fetches the whole for all, and who asked first has it from there.
+    nodes[1].fleet.fetch_part(&ids[0], 70_000, 4096).unwrap();
+    soon("the rest follows", || nodes[1].disk.open(&ids[0]).is_some());
+    assert!(!rest_by_parts(2, &ids[0]) && !rest_by_parts(0, &ids[0]));
+    assert_eq!(nodes[2].read(&ids[0]).unwrap(), store.blobs.lock()[&ids[0]]);
+    // Another that only asks gets the lease with that, and by it fetches the whole.
+    assert!(!rest_by_parts(1, &ids[1]));
+    assert_eq!(nodes[1].read(&ids[1]).unwrap(), store.blobs.lock()[&ids[1]]);
+    assert_eq!((store.fetches(), store.most()), (2, 1), "each blob once");
+}
+
 #[test]
 fn regression_of_what_a_depot_has_each_gets_its_part_and_the_rest_does_not_follow() {
     let (store, ids) = Store::with(3, BLOB_MAX as usize);

@@ -1,0 +1,197 @@
+//! The rest of a blob: where all of it is wanted and parts of it are here, only what is missing is fetched.
+//!
+//! The parts in memory stay as they are, and those that others are just fetching are waited for. What lies
+//! between them is fetched as parts: each run of missing groups by one request, a few requests at a time. Then
+//! the hash of all of it is compared with the blob's name, as that of a blob that came at once is. Where it is
+//! another, the groups that are wrong are known by the sums; those are fetched anew, once. After that the whole
+//! blob is fetched.
+//!
+//! In a fleet the whole comes by the plan where others want the blob too: see [`Origin::rest_by_parts`].
+//!
+//! [`Origin::rest_by_parts`]: blob::Origin::rest_by_parts
+
+use std::sync::Arc;
+
+use base::BlobId;
+use base::size::GROUP;
+use blob::{BlobError, Buffer, Part, Sums};
+use parking_lot::Mutex;
+
+use super::Core;
+use super::flights::Outcome;
+use super::memory::end_of;
+use super::partial::groups;
+use super::refused::Asked;
+
+/// So many requests for one blob are under way at a time.
+const AT_ONCE: usize = 4;
+/// So often missing groups are fetched: the second time in the place of wrong ones.
+const ROUNDS: usize = 2;
+
+/// A blob that is put together.
+struct Puzzle {
+    /// They lead to the blob's name, so each of its groups can be compared.
+    sums: Sums,
+    bytes: Buffer,
+    /// The groups that are there, the first in the lowest bit.
+    here: u64,
+}
+
+impl Puzzle {
+    fn new(sums: Sums) -> Puzzle {
+        let bytes = Buffer::with_len(sums.size() as usize);
+        Puzzle { sums, bytes, here: 0 }
+    }
+
+    /// Takes what is missing and all of its group.
+    fn take(&mut self, part: &Part) {
+        let size = self.sums.size();
+        let within = part.offset.is_multiple_of(GROUP) && end_of(part) <= u64::from(size);
+        if part.sums.size() != size || !within {
+            return;
+        }
+        for (n, bytes) in (part.offset / GROUP..).zip(part.bytes.chunks(GROUP as usize)) {
+            let from = n * GROUP;
+            let to = (from + GROUP).min(size);
+            let mask = groups(from, to);
+            if self.here & mask == 0 && bytes.len() == (to - from) as usize {
+                self.bytes[from as usize..to as usize].copy_from_slice(bytes);
+                self.here |= mask;
+            }
+        }
+    }
+
+    /// The groups that are missing, in runs: from, and up to.
+    fn missing(&self) -> Vec<(u32, u32)> {
+        let size = self.sums.size();
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for from in (0..size).step_by(GROUP as usize).filter(|from| !self.has(*from, from + 1)) {
+            let to = (from + GROUP).min(size);
+            match runs.last_mut().filter(|run| run.1 == from) {
+                Some(run) => run.1 = to,
+                None => runs.push((from, to)),
+            }
+        }
+        runs
+    }
+
+    fn has(&self, from: u32, to: u32) -> bool {
+        let mask = groups(from, to);
+        self.here & mask == mask
+    }
+
+    /// What all of it is, if it is the blob; if not, the groups that are wrong are missing from now on.
+    fn judge(&mut self, id: &BlobId) -> Option<Sums> {
+        let found = Sums::of(&self.bytes);
+        if found.id() == *id {
+            return Some(found);
+        }
+        let pairs = found.groups().iter().zip(self.sums.groups());
+        self.here =
+            (0..).zip(pairs).filter(|(_, (one, other))| one == other).fold(0, |here, (n, _)| here | 1 << n);
+        None
+    }
+}
+
+impl Core {
+    /// The parts of a blob that are here, also those that are just being fetched; for who fetches the whole. None of
+    /// them if the whole is better fetched at once. Called before room is taken: who fetches a part may wait for
+    /// room.
+    pub(super) fn parts_here(&self, id: &BlobId) -> Vec<Arc<Part>> {
+        let coming = {
+            // Whoever has not begun yet finds that the whole is fetched.
+            let _partial = self.partial.lock();
+            self.flights.of_parts(id)
+        };
+        let came: Vec<_> = coming.iter().filter_map(|flight| flight.wait().ok()).collect();
+        let mut parts = self.memory.lock().all(id);
+        parts.extend(came);
+        if parts.is_empty() || self.remote.rest_by_parts(id) { parts } else { Vec::new() }
+    }
+
+    /// The whole of a blob from these parts and what is missing. None: it is to be fetched at once.
+    pub(super) fn complete(&self, id: &BlobId, parts: &[Arc<Part>]) -> Option<Outcome> {
+        let sums = parts.first()?.sums.clone();
+        let mut puzzle = Puzzle::new(sums);
+        parts.iter().for_each(|part| puzzle.take(part));
+        for _ in 0..ROUNDS {
+            puzzle = match self.fill(id, puzzle) {
+                Ok(puzzle) => puzzle,
+                Err(error) => return Some(Err(error)),
+            };
+            if let Some(sums) = puzzle.judge(id) {
+                return Some(Ok(Arc::new(Part { sums, offset: 0, bytes: puzzle.bytes })));
+            }
+            // Nobody is to be given that part any more.
+            self.counters.damaged.add(1);
+            let gone = self.memory.lock().forget(id);
+            drop(gone);
+        }
+        None
+    }
+
+    /// Fetches what is missing.
+    fn fill(&self, id: &BlobId, puzzle: Puzzle) -> Result<Puzzle, BlobError> {
+        let missing = puzzle.missing();
+        let puzzle = Mutex::new(puzzle);
+        base::thread::for_each("covey-rest", AT_ONCE, &missing, |(from, to): &(u32, u32)| {
+            // An origin may give more than it is asked for.
+            if puzzle.lock().has(*from, *to) {
+                return Ok(());
+            }
+            self.counters.part_fetches.add(1);
+            let fetched = self.remote.fetch_part(id, *from, to - from);
+            self.refused.came(Asked::Reads, &self.health, &fetched);
+            let part = self.arrived(id, fetched?)?;
+            let mut puzzle = puzzle.lock();
+            puzzle.take(&part);
+            match puzzle.has(*from, *to) {
+                true => Ok(()),
+                false => {
+                    Err(BlobError::Damaged { id: *id, what: "the origin gave less than a part".to_owned() })
+                }
+            }
+        })?;
+        Ok(puzzle.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(sums: &Sums, bytes: &[u8], from: u32, to: u32) -> Part {
+        Part { sums: sums.clone(), offset: from, bytes: bytes[from as usize..to as usize].into() }
+    }
+
+    #[test]
+    fn what_is_missing_is_asked_for_in_runs() {
+        let bytes: Vec<u8> = (0..5 * GROUP + 100).map(|n| (n / 7) as u8).collect();
+        let (sums, end) = (Sums::of(&bytes), bytes.len() as u32);
+        let mut puzzle = Puzzle::new(sums.clone());
+        assert_eq!(puzzle.missing(), [(0, end)]);
+        puzzle.take(&part(&sums, &bytes, GROUP, 2 * GROUP));
+        assert_eq!(puzzle.missing(), [(0, GROUP), (2 * GROUP, end)]);
+        puzzle.take(&part(&sums, &bytes, 3 * GROUP, end));
+        assert_eq!(puzzle.missing(), [(0, GROUP), (2 * GROUP, 3 * GROUP)]);
+        // Half of a group is no group.
+        puzzle.take(&part(&sums, &bytes, 0, GROUP / 2));
+        assert_eq!(puzzle.missing(), [(0, GROUP), (2 * GROUP, 3 * GROUP)]);
+        puzzle.take(&part(&sums, &bytes, 0, 3 * GROUP));
+        assert!(puzzle.missing().is_empty() && puzzle.judge(&sums.id()) == Some(sums));
+    }
+
+    #[test]
+    fn a_group_that_is_wrong_is_missing() {
+        let bytes: Vec<u8> = (0..4 * GROUP).map(|n| (n / 5) as u8).collect();
+        let sums = Sums::of(&bytes);
+        let mut wrong = bytes.clone();
+        wrong[2 * GROUP as usize + 9] ^= 1;
+        let mut puzzle = Puzzle::new(sums.clone());
+        puzzle.take(&part(&sums, &wrong, 0, 4 * GROUP));
+        assert_eq!(puzzle.judge(&sums.id()), None);
+        assert_eq!(puzzle.missing(), [(2 * GROUP, 3 * GROUP)]);
+        puzzle.take(&part(&sums, &bytes, 0, 4 * GROUP));
+        assert_eq!(puzzle.judge(&sums.id()), Some(sums));
+    }
+}

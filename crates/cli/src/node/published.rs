@@ -1,0 +1,163 @@
+//! A published tree becomes an open volume: its root, its cache, and the first of its nodes.
+//!
+//! What this node has of it is enough: while the store is away, or refuses, a tree that was mounted here
+//! before is opened from the newest root that was seen here ([`Named::far_root`]), with the names and blobs
+//! that are on this disk. The store is looked for in the background.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::Deadline;
+use fs::OpenError;
+use fs::volume::{Options, Volume};
+use origin::{Access, Remote};
+use parking_lot::Mutex;
+use tree::Root;
+
+use super::{Node, NodeOptions, open_failure, volume_options};
+use crate::error::{Failure, Result};
+use crate::far::tree::{TreeCache, Which};
+use crate::follow::{Follow, Interval, ReadFrom};
+use crate::frozen::{self, FarRoot, Named};
+use crate::log;
+use crate::status::Mode;
+use crate::table::{count, utc};
+
+/// Opening the names takes no longer while the origin is away: what is on this disk is had at once.
+const OPENING: Duration = Duration::from_secs(2);
+
+/// What a tree is read from.
+struct Side {
+    root: Root,
+    from: ReadFrom,
+    cache: Option<TreeCache>,
+    /// Why the origin cannot be used now.
+    away: Option<String>,
+}
+
+impl Node {
+    /// Opens a published tree: reads its root, and the first of its nodes.
+    pub(super) fn open_published(named: &Named, options: &NodeOptions) -> Result<Node> {
+        let options = NodeOptions { read_only: true, frozen: true, ..options.clone() };
+        let (side, (volume, follow)) = match named.is_near() {
+            true => near(named, &options)?,
+            false => far(named, &options)?,
+        };
+        let Side { root, mut cache, away, .. } = side;
+        if let (Some(cache), Some(why)) = (&mut cache, away) {
+            log::warn(&said(&named.to_string(), &root, &why));
+            let (named, root) = (named.clone(), root.clone());
+            cache.look_for(why, move |remote| back(&named, &root, remote));
+        }
+        Ok(Node {
+            name: format!("{named}{}{:016x}", frozen::MARK, base::random::u64()),
+            dir: None,
+            volume,
+            journal: None,
+            rows: None,
+            far: None,
+            tree_cache: cache,
+            tree: Some((root, named.home.origin.clone())),
+            follow,
+            mode: Mode::Frozen,
+            opened: base::time::monotonic(),
+            lock: Mutex::new(None),
+            writer: None,
+            watch: Mutex::default(),
+        })
+    }
+
+    /// What the person who mounts it is told, of a tree that is shown without its origin.
+    pub fn remark(&self) -> Option<String> {
+        let away = self.tree_cache()?.away()?;
+        let tree = frozen::source(&self.name)?;
+        Some(said(tree, &self.root()?, &away.why))
+    }
+}
+
+fn near(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
+    let (root, origin) = named.root(Access::ReadOnly)?;
+    let side = Side { root, from: ReadFrom { names: origin.clone(), origin }, cache: None, away: None };
+    let shown = shown(named, &side, options)?;
+    Ok((side, shown))
+}
+
+/// With the first cache that no other mount has. While the origin is away it is one that has the names, if
+/// any has.
+fn far(named: &Named, options: &NodeOptions) -> Result<(Side, Shown)> {
+    let limits = crate::far::limits(&options.far, options.deadline);
+    let FarRoot { root, remote, away } = named.far_root(limits)?;
+    let mut which = Which { after: 0, patience: away.as_ref().map_or(Duration::ZERO, |_| OPENING) };
+    loop {
+        let volume = root.volume;
+        let cache =
+            TreeCache::before(remote.clone(), volume, named, &options.far, (options.deadline, which))?;
+        let from = ReadFrom { origin: cache.origin(), names: cache.names() };
+        let side = Side { root: root.clone(), from, cache: Some(cache), away: away.clone() };
+        let Some(why) = &away else {
+            let shown = shown(named, &side, options)?;
+            return Ok((side, shown));
+        };
+        let failure = match Deadline::after(OPENING).scope(|| shown(named, &side, options)) {
+            Ok(shown) => return Ok((side, shown)),
+            Err(failure) => failure,
+        };
+        let next = side.cache.as_ref().and_then(TreeCache::next);
+        side.cache.iter().for_each(TreeCache::close);
+        let Some(next) = next else { return Err(not_here(named, why, &failure)) };
+        which = Which { after: next, patience: Duration::ZERO };
+    }
+}
+
+type Shown = (Arc<Volume>, Option<(Arc<Follow>, Duration)>);
+
+fn shown(named: &Named, side: &Side, options: &NodeOptions) -> Result<Shown> {
+    let is_near = side.cache.is_none();
+    let open = Options { near: is_near, names_near: is_near, ..volume_options(options) };
+    let groups = side.cache.as_ref().and_then(TreeCache::fleet).map(|joined| joined.groups.clone());
+    let ReadFrom { origin, names } = side.from.clone();
+    if let Some(Interval(every)) = named.follow {
+        let follow = Follow::new(named, side.root.clone(), side.from.clone(), open, groups)?;
+        let follow = follow.away(side.away.is_some());
+        return Ok((follow.volume(), Some((Arc::new(follow), every))));
+    }
+    let volume = Volume::open(frozen::parts(&side.root, origin, names, groups.as_ref()), open);
+    let failed = |error: OpenError| open_failure(Path::new(&named.to_string()), error);
+    Ok((Arc::new(volume.map_err(failed)?), None))
+}
+
+fn said(tree: &str, root: &Root, why: &str) -> String {
+    format!(
+        "the origin cannot be used now: {why}; {tree} is shown as published the {}. time, {}, the newest \
+         that was seen here; \
+         what is not on this node cannot be read until the origin serves again; it is looked for",
+        count(root.sequence),
+        utc(root.moment.seconds())
+    )
+}
+
+fn not_here(named: &Named, why: &str, failure: &Failure) -> Failure {
+    Failure::new("origin-away", format!("cannot mount {named} while its origin cannot be used"))
+        .why(why)
+        .why(format!("its names are not on this node: {}", failure.in_one_line()))
+        .next("mount it when the origin serves again")
+}
+
+/// The origin was seen again. A mount that does not follow stays with its tree, and says so if there is a
+/// newer one.
+fn back(named: &Named, shown: &Root, remote: &Remote) {
+    if named.follow.is_some() {
+        return;
+    }
+    if let Ok(root) = Root::read(remote, &named.name, named.key.as_ref())
+        && root.top != shown.top
+    {
+        log::line(&format!(
+            "{named} was published again, at {}, and this mount shows what was published at {}: \
+             mount it again for the newest, or with --follow",
+            utc(root.moment.seconds()),
+            utc(shown.moment.seconds())
+        ));
+    }
+}
