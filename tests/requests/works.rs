@@ -220,7 +220,7 @@ pub fn remove_all(root: &Path, round: u64) {
     run("rm", &["-rf", file(root, round).to_str().unwrap()], Path::new("/"));
 }
 
-/// Python's open() calls isatty() and stat().
+/// Python's open() asks whether the file is a terminal, and how many blocks it has.
 pub fn python(root: &Path, round: u64) {
     let script = "import sys\nassert len(open(sys.argv[1], 'rb').read()) == 65536";
     run("python3", &["-c", script, file(root, round).to_str().unwrap()], Path::new("/"));

@@ -378,7 +378,7 @@ impl Volume {
         {
             self.core.sweep.pause(Duration::from_millis(5));
         }
-        // Pages that it did not reach stay as they are: stored, perhaps twice.
+        // Pages that deduplication does not reach stay as they are: stored, perhaps twice.
         let _ = self.core.dedup(When::Closing, DEDUP_PATIENCE);
         self.core.packs.close_all();
         self.stop();
