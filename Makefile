@@ -1,7 +1,8 @@
-# The one door: every command a person or a CI needs. `make help` lists them.
+# All commands that a person or a CI needs. `make help` lists them.
 #
-# The program is always at target/release/covey. Compiled files go to COVEY_BUILD_DIR: by default the folder that
-# CARGO_TARGET_DIR names, else ~/.cache/covey/build when it is there (CI makes it, so that a rerun is quick), else target.
+# The program is always at target/release/covey. Compiled files go to COVEY_BUILD_DIR. Its default is the
+# folder that CARGO_TARGET_DIR names, otherwise ~/.cache/covey/build if it exists (CI creates it, so that a
+# rerun is fast), otherwise target.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -59,7 +60,8 @@ test: ## Format, lints, licences and every test that needs no other program: wha
 	@$(MAKE) lint
 	$(CARGO) test --workspace --locked --no-fail-fast
 
-# Warnings are errors with the compiler of rust-toolchain.toml. A newer one knows newer lints: it shows them, no more.
+# Warnings are errors with the compiler of rust-toolchain.toml. A newer compiler has newer lints, so it only
+# shows them.
 pinned := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 strict = $(if $(findstring rustc $(pinned) ,$(shell scripts/with-rust --check)),-D warnings,)
 
@@ -83,8 +85,8 @@ deny: ## Licences, sources and bans of deny.toml, by cargo-deny (built once if m
 
 ##@ Check at length
 
-# Whole-program tests run against the program that ships. The long ones are marked `ignored` in the sources, so that
-# `make test` leaves them out. $(1): sections [[test]] of tests/Cargo.toml; $(2): a part of the names of their tests.
+# Whole-program tests run against the release build. The long ones are marked `ignored` in the sources, so
+# that `make test` skips them. $(1): sections [[test]] of tests/Cargo.toml; $(2): a part of the tests' names.
 at_length = COVEY_BIN="$(CURDIR)/$(program)" $(CARGO) test --package covey-tests $(addprefix --test ,$(1)) -- \
 	--include-ignored --nocapture --test-threads 1 $(2)
 
@@ -102,7 +104,7 @@ test-upload: build ## 100 rounds of kill -9 while uploads are under way to an S3
 	$(call at_length,upload)
 
 .PHONY: test-fleet
-test-fleet: build ## Fleets in network namespaces: each fault for itself, then ROUNDS=1000 random ones; needs root; SEED=N
+test-fleet: build ## Fleets in network namespaces: each fault alone, then ROUNDS=1000 random ones; needs root; SEED=N
 	@scripts/bootstrap test-fleet
 	COVEY_BIN="$(CURDIR)/$(program)" COVEY_FLEET_ROUNDS="$(ROUNDS)" COVEY_FLEET_SEED="$(SEED)" \
 		$(CARGO) test --package covey-nets -- --include-ignored --nocapture --test-threads 1
@@ -127,7 +129,7 @@ test-workloads: build ## Real programs through kill -9: SQLite, PostgreSQL, git,
 	@scripts/bootstrap workloads
 	$(call at_length,clients)
 
-# Without MINIO= it is the one that `make minio` built; without that either, the tests say so and are skipped.
+# MINIO= defaults to the one that `make minio` built. Without either, the tests say so and are skipped.
 minio_program = $(abspath $(or $(MINIO),$(wildcard $(cache)/peers/minio)))
 
 .PHONY: minio
@@ -138,15 +140,16 @@ minio: ## Build MinIO, an object store to test against, into the cache (some min
 test-minio: ## The suite of origins and users' mistakes against a real MinIO on loopback; MINIO=path of its program
 	MINIO="$(minio_program)" $(CARGO) test --package covey-origin -- --nocapture
 
-# The node's disk and the store's are this machine's: about twice BIG and the files, and 4 GiB. All of it is removed at the end.
+# The node and the store use this machine's disk: about twice BIG and the files, plus 4 GiB. All of it is
+# removed at the end.
 .PHONY: test-origin
-test-origin: build ## Real files and a large one through MinIO, the node lost, all back; FILES=50000 BIG=10G KILLS=8 FROM=/usr MINIO=path
+test-origin: build ## Real files and a large one through MinIO, the node lost, everything read back; FILES=50000 BIG=10G KILLS=8 FROM=/usr MINIO=path
 	@[ -x "$(minio_program)" ] || scripts/bootstrap minio
 	MINIO="$(or $(minio_program),$(cache)/peers/minio)" FILES="$(FILES)" BIG="$(BIG)" KILLS="$(KILLS)" FROM="$(FROM)" \
 		$(call at_length,roundtrip)
 
 .PHONY: test-million
-test-million: build ## A million files: import, walk, find, reopen after kill -9, beside ext4
+test-million: build ## A million files: import, walk, find, reopen after kill -9, compared with ext4
 	$(call at_length,scale,million)
 
 .PHONY: test-trees
@@ -159,9 +162,10 @@ test-memory: build ## Peak memory through 20 GiB written and read, and disk use 
 
 ##@ Measure
 
-# Figures are compared only within one run: each of these measures Covey beside what it is compared with, in turns, prints a
-# table with its targets, and keeps that with every sample and charts in bench/results/DATE-HOST/. They need root, and a quiet
-# machine. BENCH_ARGS are options of the figure, like BENCH_ARGS="--quick --rounds 9 --scratch /mnt/disk".
+# Figures are compared only within one run. Each target measures Covey and the systems it is compared with, in
+# turns, and prints a table with its goals. It saves that with every sample and charts in
+# bench/results/DATE-HOST/. The targets need root and an idle machine. BENCH_ARGS are options of the figure,
+# such as BENCH_ARGS="--quick --rounds 9 --scratch /mnt/disk".
 # $(1): a figure of covey-bench; $(2): its options.
 figure = "$(CARGO_TARGET_DIR)/release/covey-bench" $(1) --covey "$(program)" $(2) $(BENCH_ARGS)
 
@@ -174,7 +178,7 @@ bench-build: build
 bench: bench-tail bench-throughput bench-operations bench-workloads bench-peers bench-origin ## Every published figure (hours); JUICEFS=path of juicefs for the peers
 
 .PHONY: bench-quick
-bench-quick: bench-build ## The same figures at small sizes, some minutes: whether all works, and roughly how fast
+bench-quick: bench-build ## The same figures at small sizes, some minutes: a quick check that everything works
 	$(call figure,tail,--quick)
 	$(call figure,operations,--quick)
 	$(call figure,parallel,--quick)
@@ -192,18 +196,18 @@ bench-operations: bench-build ## F3 and F7: one operation at a time, also with t
 	$(call figure,metadata)
 
 .PHONY: bench-peers
-bench-peers: bench-build ## F6: beside JuiceFS and go-fuse's loopback; JUICEFS=path of juicefs
+bench-peers: bench-build ## F6: compared with JuiceFS and go-fuse's loopback; JUICEFS=path of juicefs
 	@scripts/bootstrap bench-peers
 	$(call figure,peers,$(if $(JUICEFS),--juicefs "$(JUICEFS)") $(addprefix --loopback ,$(wildcard $(cache)/peers/loopback)))
 
 .PHONY: bench-origin
-bench-origin: bench-build minio ## Over an S3 store (MinIO): beside juicefs, rclone, s3fs; JUICEFS=path of juicefs
+bench-origin: bench-build minio ## Over an S3 store (MinIO): compared with juicefs, rclone, s3fs; JUICEFS=path of juicefs
 	@scripts/bootstrap bench-origin
 	$(call figure,origin,--minio "$(or $(MINIO),$(cache)/peers/minio)" $(if $(JUICEFS),--juicefs "$(JUICEFS)"))
 
-# Packages come into a venv in the cache. MINIO= and JUICEFS= as for bench-origin.
+# Packages are installed into a venv in the cache. MINIO= and JUICEFS= as for bench-origin.
 .PHONY: bench-access
-bench-access: build minio ## A little of large files, cold: pread, mmap, numpy, HDF5, zarr, lance; time, requests, bytes; JUICEFS=path
+bench-access: build minio ## Small cold reads of large files: pread, mmap, numpy, HDF5, zarr, lance; time, requests, bytes; JUICEFS=path
 	@scripts/bootstrap bench
 	python3 bench/access.py --covey "$(program)" --minio "$(or $(MINIO),$(cache)/peers/minio)" --venv "$(cache)/access-venv" \
 		--results "bench/results/$(shell date -u +%Y-%m-%d)-access" $(if $(JUICEFS),--juicefs "$(JUICEFS)") $(BENCH_ARGS)
@@ -215,7 +219,7 @@ bench-fleet: bench-build ## P3, P4, P5, P7: nodes in network namespaces; PART=fl
 	$(call figure,fleet $(addprefix --part ,$(PART)) --root "$(cache)/start-root")
 
 .PHONY: bench-transport
-bench-transport: bench-build ## P1 and P2: the fleet's transport over veth, beside iperf3 and nginx with curl where they are installed
+bench-transport: bench-build ## P1 and P2: the fleet's transport over veth, compared with iperf3 and nginx with curl where they are installed
 	$(call figure,transport)
 
 .PHONY: bench-basic
@@ -223,12 +227,13 @@ bench-basic: bench-build ## Everyday work against ext4 and tmpfs
 	$(call figure,basic)
 
 .PHONY: bench-tail
-bench-tail: bench-build ## F1: how long open() and read() take, 1 to 256 readers, beside tmpfs
+bench-tail: bench-build ## F1: how long open() and read() take, 1 to 256 readers, compared with tmpfs
 	$(call figure,tail)
 
-# Sources come once from the distribution's packages into the cache; MIRRORS=DIR names full-history mirrors instead.
+# Sources are fetched once from the distribution's packages into the cache. MIRRORS=DIR names full-history
+# mirrors instead.
 .PHONY: bench-workloads
-bench-workloads: bench-build ## F5: six programs cloned, built, run, walked, packed, removed, beside ext4; MIRRORS=DIR
+bench-workloads: bench-build ## F5: six programs cloned, built, run, walked, packed, removed, compared with ext4; MIRRORS=DIR
 	@scripts/bootstrap bench-workloads
 	@[ -n "$(MIRRORS)" ] || scripts/workload-sources "$(cache)/workloads"
 	$(call figure,workloads,--mirrors "$(or $(MIRRORS),$(cache)/workloads)")
@@ -242,8 +247,8 @@ bench-daemon: ## What each operation costs in the daemon, without a kernel: medi
 profile-daemon: ## Where the instructions of each operation go, by callgrind (needs valgrind); OPS="create read-blob"
 	@scripts/profile-daemon $(OPS)
 
-# The fleet's own tracker, plan and placement in a simulated world; the outcome is kept beside the measured figures.
-# Another folder: SIM_RESULTS=DIR.
+# Simulates a fleet with the real tracker, plan and placement. The results are saved next to the measured
+# figures; SIM_RESULTS=DIR names another folder.
 SIM_RESULTS ?= bench/results/$(shell date -u +%Y-%m-%d)-sim
 sim = "$(CARGO_TARGET_DIR)/release/covey-sim"
 
@@ -281,7 +286,7 @@ clean: ## Remove what was built
 	@case "$(CARGO_TARGET_DIR)" in */covey/build) rm -rf "$(CARGO_TARGET_DIR)" ;; esac
 
 .PHONY: help
-help: ## Say what there is
+help: ## List the commands
 	@awk 'BEGIN { FS = ":.*## " } \
 	/^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

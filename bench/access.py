@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """What it costs to read a little of large files, cold: time, requests and bytes.
 
-    make bench-access                          Covey beside ext4
-    make bench-access JUICEFS=path             and beside JuiceFS
+    make bench-access                          Covey and ext4
+    make bench-access JUICEFS=path             and JuiceFS
     make bench-access BENCH_ARGS="--only mmap,h5py --rounds 5 --mount-options access=random"
 
-The files lie in a MinIO on loopback (MINIO=path, else the one that `make minio` built); Covey mounts a published tree of it, with an empty cache
-each time. ext4 is a fresh one on a loop device. Each work runs in a fresh process of its own, in turns on all places, and says what it read, which is compared.
-Requests and bytes are Covey's and JuiceFS's own figures of their store, and the block device's of ext4. Packages (numpy, h5py, zarr, pylance) are installed into
-a venv in the cache folder; a work whose package cannot be had there is skipped, and said. Needs root, for ext4 and for dropping the kernel's pages.
+The files are in a MinIO on loopback (MINIO=path, otherwise the one that `make minio` built). Covey mounts a
+published tree of it, each time with an empty cache. The ext4 is a new one on a loop device. Each work runs in a new
+process, in turns on all places, and prints a hash of what it read; the hashes are compared. Requests and bytes are
+Covey's and JuiceFS's own figures for their store, and the block device's figures for ext4. Packages (numpy, h5py,
+zarr, pylance) are installed into a venv in the cache folder. A work whose package cannot be installed is skipped,
+with a message. Needs root, for ext4 and for dropping the kernel's pages.
 """
 
 import argparse
@@ -34,7 +36,7 @@ SIDE = (16384, 4096)  # of float32: 256 MiB
 SLICES = 40
 
 
-# What is measured, run in a process of its own: a function of the folder that answers what it read.
+# The works. Each runs in its own process, with the folder as its argument, and returns what it read.
 
 def spots(count, most, step=1):
     draw = random.Random(7)
@@ -98,7 +100,7 @@ SAYS = {
 
 
 def make(folder, name):
-    """The files of one work."""
+    """Creates the files of one work."""
     if name in ("pread", "mmap", "np.memmap", "stream"):
         if not (folder / "raw").exists():
             with open(folder / "raw", "wb") as file:
@@ -126,7 +128,7 @@ def make(folder, name):
         lance.write_dataset(pyarrow.table({"id": pyarrow.array(range(200_000)), "v": vectors}), str(folder / "rows.lance"))
 
 
-# Where it is measured.
+# The places where the works are measured.
 
 def run(*words, **more):
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, **more)
@@ -251,7 +253,7 @@ def start_minio(program, scratch):
 
 
 def venv(folder, names):
-    """The Python in which the packages are, and the names of the works that can run there."""
+    """The Python that has the packages, and the names of the works that can run there."""
     python = folder / "bin" / "python"
     if not python.exists():
         run(sys.executable, "-m", "venv", folder)
@@ -269,7 +271,6 @@ def venv(folder, names):
 def measure(place, python, name):
     place.cold()
     before = place.asked()
-    # Into a file: over a pipe a mount's daemon that was started in between would keep it open.
     said = run(python, __file__, "--work", name, place.at)
     seconds, digest = said.split()
     requests, read = place.asked()

@@ -1,5 +1,5 @@
-//! Every decoder that reads what others wrote, fed with what they should read, changed by chance, and with mere noise. `make fuzz` does
-//! the same for longer, guided by what the code does.
+//! Feeds every decoder of foreign data with valid input, with randomly changed input, and with noise. `make
+//! fuzz` does the same for longer, guided by code coverage.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -9,7 +9,7 @@ use proptest::test_runner::{Config, TestRunner};
 #[path = "../fuzz/src/targets.rs"]
 mod targets;
 
-/// One change: where, what, and how.
+/// One change: position, value, kind.
 type Change = (prop::sample::Index, u8, u8);
 
 fn change(bytes: &mut Vec<u8>, (at, value, how): &Change) {
@@ -23,7 +23,7 @@ fn change(bytes: &mut Vec<u8>, (at, value, how): &Change) {
         2 => bytes.truncate(at),
         3 => bytes.insert(at, *value),
         4 => drop(bytes.remove(at)),
-        // A part comes twice.
+        // Repeats a part.
         _ => {
             let end = bytes.len().min(at + usize::from(*value));
             let part = bytes[at..end].to_vec();

@@ -1,8 +1,9 @@
-//! The same operations on a mount and on a plain ext4 folder: what one answers, the other answers.
+//! Runs the same operations on a mount and on a plain ext4 folder; the results must be the same.
 //!
-//! Compared after every operation: the error number, counts, attributes, bytes and listings it returned; after every few
-//! dozen: the whole tree. A difference is shrunk to the shortest sequence that still shows it. Not compared: inode and
-//! device numbers, block counts, sizes of folders, access times, and times that are "now".
+//! After every operation the test compares the error number, counts, attributes, bytes and listings that it
+//! returned; after every few dozen operations, the whole tree. A difference is shrunk to the shortest
+//! sequence that still shows it. Not compared are inode and device numbers, block counts, sizes of folders,
+//! access times, and times that are "now".
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use covey_tests::{Need, Volume, ground, requires, say, seeds, shrink, tree};
 /// Operations between two comparisons of whole trees.
 const EVERY: usize = 64;
 
-/// Two folders, in which each attempt gets fresh subfolders.
+/// Two folders. Each attempt gets new subfolders.
 struct Arena {
     ours: PathBuf,
     plain: PathBuf,
@@ -22,7 +23,7 @@ struct Arena {
 }
 
 impl Arena {
-    /// Runs the operations on both sides; what differs, if anything does.
+    /// Runs the operations on both sides. Returns the difference, if any.
     fn differs(&mut self, ops: &[Op]) -> Option<String> {
         self.attempts += 1;
         let name = format!("run{}", self.attempts);
@@ -66,7 +67,8 @@ fn compare(folders: &[PathBuf; 2], ops: &[Op]) -> Option<String> {
     None
 }
 
-/// An ext4 to compare with: the scratch folder's own filesystem if it is one, else a small one made for the purpose.
+/// An ext4 folder to compare with: in the scratch folder if it is on ext4, otherwise on a small filesystem
+/// made for the purpose.
 enum Plain {
     Scratch(tempfile::TempDir),
     Loop(LoopFs),

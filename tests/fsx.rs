@@ -1,9 +1,9 @@
-//! Random I/O on a few files, every read compared with what an array of bytes says.
+//! Random I/O on a few files. Every read is compared with an array of bytes.
 //!
-//! All the ways to change and to see a file at once: read and write, shared mappings with and without msync, O_DIRECT,
-//! truncate, fallocate, holes, copies between the files, and in between everything that moves bytes from one place to
-//! another: fsync, dropped pages, closing, unmounting, and kill -9 of the daemon after a close. A failure is shrunk to the
-//! shortest run that still shows it.
+//! It mixes all the ways to change and to read a file: read and write, shared mappings with and without
+//! msync, O_DIRECT, truncate, fallocate, holes, copies between the files. In between comes everything that
+//! moves bytes from one place to another: fsync, dropped pages, closing, unmounting, and kill -9 of the
+//! daemon after a close. A failure is shrunk to the shortest run that still shows it.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -16,7 +16,7 @@ use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 const FILES: usize = 3;
 const PAGE: u64 = 4096;
 
-/// Where, in which file.
+/// A range of one of the files.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     file: usize,
@@ -44,11 +44,11 @@ enum Step {
     Kill,
 }
 
-/// What sizes a run uses, and how often it remounts.
+/// The sizes that a run uses, and how often it remounts.
 #[derive(Clone, Copy)]
 struct Shape {
     largest: u64,
-    /// Once in so many steps.
+    /// One remount in so many steps.
     remounts: u64,
 }
 
@@ -65,7 +65,7 @@ fn step(rng: &mut Rng, shape: Shape) -> Step {
     let at = rng.length(shape.largest);
     let len = if rng.one_in(20) { rng.length(shape.largest) } else { rng.length(100_000) } as usize;
     let range = Range { file, at, len: len.min((shape.largest - at) as usize).max(1) };
-    // O_DIRECT wants whole pages on most filesystems.
+    // O_DIRECT requires whole pages on most filesystems.
     let pages =
         Range { at: at / PAGE * PAGE, len: (range.len as u64).next_multiple_of(PAGE) as usize, ..range };
     match rng.below(40) {
@@ -86,7 +86,7 @@ fn step(rng: &mut Rng, shape: Shape) -> Step {
     }
 }
 
-/// The files, and what must be in them.
+/// The files and their expected contents.
 struct Bench<'a> {
     volume: &'a Volume,
     mounted: Option<Mounted>,
@@ -199,7 +199,7 @@ impl<'a> Bench<'a> {
         if overlaps {
             return Ok(());
         }
-        // No further than the source's end: the first call may move it, if both are one file.
+        // Not beyond the source's end: the first call may move it, if source and target are the same file.
         let end = self.expected[r.file].len().min(r.at as usize + r.len);
         let Some(data) = self.expected[r.file].get(r.at as usize..end).map(<[u8]>::to_vec) else {
             return Ok(());
@@ -287,7 +287,7 @@ fn read_direct(file: &File, buf: &mut [u8], at: u64) -> std::io::Result<usize> {
     let mut aligned = Aligned::of(buf);
     let got = file.read_at(aligned.bytes_mut(), at)?;
     buf[..got].copy_from_slice(&aligned.bytes()[..got]);
-    // Only the end of the file may cut a read short; there the rest is asked for again.
+    // Only the end of the file may cut a read short. There the rest is requested again.
     let more = if got > 0 && got % PAGE as usize == 0 && got < buf.len() {
         read_direct(file, &mut buf[got..], at + got as u64)?
     } else {
@@ -326,7 +326,7 @@ enum Mapped<'a> {
     Write(&'a [u8], bool),
 }
 
-/// Reads or writes through a shared mapping, as far as the file goes. Answers how many bytes.
+/// Reads or writes through a shared mapping, up to the end of the file. Returns how many bytes.
 fn mapped(file: &File, at: u64, what: Mapped<'_>) -> std::io::Result<usize> {
     use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
     let wanted = match &what {
@@ -339,8 +339,8 @@ fn mapped(file: &File, at: u64, what: Mapped<'_>) -> std::io::Result<usize> {
     }
     let start = at / PAGE * PAGE;
     let whole = (at - start) as usize + len;
-    // SAFETY: a fresh mapping at an address the kernel chooses; all `whole` bytes lie within the file, which nobody else
-    // changes; it is unmapped before this function returns, and no reference into it is kept.
+    // SAFETY: a new mapping at an address the kernel chooses. All `whole` bytes are inside the file, which
+    // nothing else changes. It is unmapped before this function returns, and no reference into it is kept.
     unsafe {
         let map = mmap(
             std::ptr::null_mut(),
@@ -367,7 +367,8 @@ fn mapped(file: &File, at: u64, what: Mapped<'_>) -> std::io::Result<usize> {
     Ok(len)
 }
 
-/// Runs the steps on fresh files; why it failed, if it did. A mount that a failed attempt left behind is taken away.
+/// Runs the steps on new files. Returns why they failed, if they did. Removes the mount that a failed attempt
+/// left.
 fn attempt(volume: &Volume, name: &str, steps: &[Step]) -> Option<String> {
     let mounted = volume.mount();
     let mut bench = Bench::new(volume, mounted, name);

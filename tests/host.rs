@@ -1,5 +1,5 @@
-//! What the machine around a mount brings along: privileges that others set, limits that were inherited, mountpoints of any bytes,
-//! volumes that lie inside a mount, room that is kept.
+//! Effects of the machine around a mount: privileges set by other programs, inherited limits, mountpoints
+//! with any bytes in their names, volumes inside a mount, reserved space.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -31,7 +31,8 @@ fn give(file: impl AsFd) {
     rustix::fs::fsetxattr(file, CAPABILITY, &capability(), XattrFlags::empty()).unwrap();
 }
 
-/// `cp -a` and `tar` write, set a capability, and close. The pages came to the daemon at the close, and took the capability away again.
+/// `cp -a` and `tar` write, set a capability, and close. The pages used to reach the daemon at the close, and
+/// removed the capability.
 #[test]
 fn regression_a_capability_outlives_the_pages_that_were_written_before_it() {
     requires!(Need::Mount, Need::Root);
@@ -40,7 +41,7 @@ fn regression_a_capability_outlives_the_pages_that_were_written_before_it() {
         let mounted = volume.mount_with(options);
         fs::set_permissions(mounted.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let path = mounted.join("program");
-        // Small enough to be kept inline, and not.
+        // One file small enough to be inline, and one not.
         for len in [100, 100_000] {
             let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
             (&file).write_all(&vec![7; len]).unwrap();
@@ -65,7 +66,7 @@ fn regression_a_capability_outlives_the_pages_that_were_written_before_it() {
 fn store_through_a_mapping(path: &Path) {
     use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
     let file = File::options().read(true).write(true).open(path).unwrap();
-    // SAFETY: a fresh mapping of one page that the file begins with, unmapped at the end.
+    // SAFETY: a new mapping of the file's first page, unmapped at the end.
     unsafe {
         let flags = ProtFlags::READ | ProtFlags::WRITE;
         let map = mmap(std::ptr::null_mut(), 4096, flags, MapFlags::SHARED, &file, 0).unwrap();
@@ -76,7 +77,7 @@ fn store_through_a_mapping(path: &Path) {
     file.sync_all().unwrap();
 }
 
-/// What takes a capability away: a write by anybody, root too, and a truncation.
+/// A write by any user, root included, and a truncation remove a capability.
 fn loses(mounted: &Mounted, path: &Path, options: &[&str]) {
     let again = || {
         give(File::open(path).unwrap());
@@ -104,8 +105,8 @@ fn loses(mounted: &Mounted, path: &Path, options: &[&str]) {
     assert_eq!(mode, 0o4755, "{options:?}");
 }
 
-/// A daemon that inherited `ulimit -f` was ended by SIGXFSZ at the first write past it, and the mount was dead. Now the limit is lifted, or
-/// the mount refused in words.
+/// A daemon that inherited `ulimit -f` used to be killed by SIGXFSZ at the first write beyond it, and left a
+/// dead mount. Now the limit is raised, or the mount is refused with a message.
 #[test]
 fn regression_an_inherited_limit_of_file_sizes_does_not_end_a_mount() {
     requires!(Need::Covey);
@@ -125,7 +126,7 @@ fn regression_an_inherited_limit_of_file_sizes_does_not_end_a_mount() {
         assert!(done.stderr.contains("the size of files"), "{done:?}");
         let done = limited(&["fsck".as_ref(), "--repair".as_ref(), volume.source.as_os_str()]);
         assert!(done.stderr.contains("the size of files"), "{done:?}");
-        // What only looks is not refused.
+        // Commands that only read are not refused.
         assert!(limited(&["status".as_ref(), volume.source.as_os_str()]).status.success());
         return volume.must_be_clean();
     }
@@ -136,7 +137,8 @@ fn regression_an_inherited_limit_of_file_sizes_does_not_end_a_mount() {
     volume.must_be_clean();
 }
 
-/// The folder of a volume may lie on the mount of another. Commands took it for a place on that mount, and refused to check it.
+/// The folder of a volume may be on the mount of another volume. Commands used to take it for a path on that
+/// mount, and refused to check it.
 #[test]
 fn regression_a_volume_inside_a_mount_is_that_volume() {
     requires!(Need::Covey);
@@ -163,7 +165,7 @@ fn volume_of_status(path: &Path) -> PathBuf {
     PathBuf::from(status["volume"].as_str().unwrap())
 }
 
-/// A mount over what its own daemon reads would wait for itself.
+/// A mount over its own daemon's data would wait for itself.
 #[test]
 fn regression_a_mount_over_its_own_origin_is_refused() {
     requires!(Need::Covey);
@@ -175,12 +177,13 @@ fn regression_a_mount_over_its_own_origin_is_refused() {
     assert!(refused.contains("hidden from its own daemon"), "{refused}");
 }
 
-/// A mountpoint's name is any bytes. One that was no UTF-8 could be mounted only in the foreground, and commands could say nothing of it.
+/// A mountpoint's name may have any bytes. One that was not UTF-8 could be mounted only in the foreground,
+/// and no command could handle it.
 #[test]
 fn regression_a_mountpoint_need_not_be_utf8() {
     requires!(Need::Covey, Need::Root, Need::Program("unshare"), Need::Program("python3"));
     let volume = Volume::new();
-    // In a mount namespace of its own: other tests read the machine's table as text.
+    // In a mount namespace of its own, because other tests read the machine's mount table as text.
     let script = r#"
 import json, os, subprocess, sys
 covey, volume, folder = sys.argv[1], sys.argv[2], os.fsencode(sys.argv[3])
@@ -212,7 +215,7 @@ assert os.listdir(place) == []
     assert!(std::ffi::OsStr::from_bytes(b"m\xff").to_str().is_none());
 }
 
-/// `df` of a volume says what `df` of its disk says, but for what is kept for removals.
+/// `df` of a volume shows the same as `df` of its disk, except for the space kept for removals.
 #[test]
 fn regression_used_is_what_the_disk_below_has_used() {
     requires!(Need::Covey);
@@ -230,7 +233,8 @@ fn regression_used_is_what_the_disk_below_has_used() {
     mounted.umount();
 }
 
-/// An id-mapped mount, as containers with user namespaces make of every volume, was refused with EINVAL.
+/// An id-mapped mount, as containers with user namespaces make of every volume, used to be refused with
+/// EINVAL.
 #[test]
 fn regression_a_mount_can_be_id_mapped() {
     requires!(Need::Covey, Need::Root, Need::Program("unshare"));
@@ -267,7 +271,8 @@ fn regression_a_mount_can_be_id_mapped() {
         (std::os::unix::fs::MetadataExt::uid(&meta), std::os::unix::fs::MetadataExt::gid(&meta))
     };
     assert_eq!(seen("roots"), (100_000, 100_000));
-    // The container's root makes a file there, which is root's in the volume; what root outside would make has no owner there.
+    // A file created by the container's root belongs to root in the volume. A file created by root outside
+    // has no owner there, so that is refused.
     let mut python = Command::new("python3");
     python.args(["-c", "import os, sys\nos.fchdir(int(sys.argv[1]))\nopen('made', 'w').write('x')\nos.chmod('made', 0o6755)\n\
                         open('made', 'a').write('y')"]);
@@ -294,7 +299,8 @@ fn kernel_is_new() -> bool {
 fn map_ids(tree: &impl std::os::fd::AsRawFd, namespace: &File) -> std::io::Result<()> {
     const IDMAP: u64 = 0x0010_0000;
     let attributes = [IDMAP, 0, 0, std::os::fd::AsRawFd::as_raw_fd(namespace) as u64];
-    // SAFETY: an empty path that ends with NUL, and four words as the call reads them; both descriptors are open.
+    // SAFETY: an empty path that ends with NUL, and four words in the layout that the call reads. Both
+    // descriptors are open.
     let done = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,

@@ -1,5 +1,6 @@
-//! What POSIX and Linux promise beyond what the differential runs compare: things that need two descriptors, two users, a
-//! special file, much room, or a moment in between. Each test is named in the table of docs/SEMANTICS.md.
+//! What POSIX and Linux promise beyond what the differential runs compare: things that need two descriptors,
+//! two users, a special file, much space, or an event in between. Each test is listed in the table of
+//! docs/SEMANTICS.md.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,7 +19,7 @@ use rustix::io::Errno;
 
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Does the work on a fresh mount, which must unmount and be clean afterwards.
+/// Runs the work on a new mount. Afterwards it must unmount and be clean.
 fn on_a_mount(work: impl FnOnce(&Mounted)) {
     let volume = Volume::new();
     let mounted = volume.mount();
@@ -42,10 +43,11 @@ fn flock_posix_and_ofd_locks_exclude_each_other() {
         assert_eq!(refused, Err(Errno::WOULDBLOCK));
         rustix::fs::flock(&a, FlockOperation::Unlock).unwrap();
         rustix::fs::flock(&b, FlockOperation::NonBlockingLockShared).unwrap();
-        // A record lock of this process, and one of another open file description: they meet only where they overlap.
+        // A record lock of this process, and one of another open file description: they conflict only where
+        // they overlap.
         let b = File::options().read(true).write(true).open(&path).unwrap();
         let lock = |file: &File, command, from: i64, len: i64| {
-            // SAFETY: a plain structure of numbers, for which zero is a value, and a descriptor that is open.
+            // SAFETY: a plain structure of numbers, for which zero is valid, and an open descriptor.
             unsafe {
                 let mut lock: libc::flock = std::mem::zeroed();
                 (lock.l_type, lock.l_start, lock.l_len) = (libc::F_WRLCK as i16, from, len);
@@ -55,7 +57,7 @@ fn flock_posix_and_ofd_locks_exclude_each_other() {
         assert_eq!(lock(&a, libc::F_SETLK, 0, 100), 0);
         assert_eq!(lock(&b, libc::F_OFD_SETLK, 50, 100), libc::EAGAIN);
         assert_eq!(lock(&b, libc::F_OFD_SETLK, 100, 100), 0);
-        // Closing a descriptor drops this process's record locks, without a word to the daemon.
+        // Closing a descriptor drops this process's record locks, without notice to the daemon.
         drop(File::open(&path).unwrap());
         assert_eq!(lock(&b, libc::F_OFD_SETLK, 50, 100), 0);
     });
@@ -68,7 +70,7 @@ fn a_file_without_a_name_can_be_given_one() {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file: File = match rustix::fs::open(mounted.path(), flags, Mode::from_raw_mode(0o640)) {
             Ok(file) => file.into(),
-            // The one clean refusal; programs then take a temporary name.
+            // The one clean refusal, after which programs use a temporary name.
             Err(error) => return assert_eq!(error, Errno::OPNOTSUPP),
         };
         (&file).write_all(b"hidden").unwrap();
@@ -88,7 +90,7 @@ fn holes_are_found_also_in_a_file_just_written() {
         let mib = 1 << 20;
         file.write_all_at(&Rng::new(1).bytes(mib), 0).unwrap();
         file.write_all_at(&Rng::new(2).bytes(mib), 8 << 20).unwrap();
-        // Nothing was synced: what the kernel still holds must be seen.
+        // Nothing was synced: data that only the kernel has must be found, too.
         for _ in 0..2 {
             assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(0)).unwrap(), 1 << 20);
             assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(2 << 20)).unwrap(), 8 << 20);
@@ -126,7 +128,7 @@ fn a_file_can_be_larger_than_four_tib() {
     });
 }
 
-/// Entries that are there throughout a listing are seen exactly once, whatever comes and goes meanwhile.
+/// Entries that exist throughout a listing are seen exactly once, whatever is created and removed meanwhile.
 #[test]
 fn a_listing_is_stable_while_names_come_and_go() {
     requires!(Need::Mount);
@@ -197,7 +199,7 @@ fn an_unlinked_file_lives_while_it_is_open() {
     file.read_exact_at(&mut buf, 0).unwrap();
     assert!(buf == Rng::new(4).bytes(3 << 20));
     assert_eq!((file.metadata().unwrap().nlink(), file.metadata().unwrap().len()), (0, (5 << 20) + 10));
-    // Renamed over instead of unlinked: the same.
+    // The same for a file that was replaced by a rename.
     let old = create(&mounted.join("old"));
     old.write_all_at(b"old", 0).unwrap();
     fs::write(mounted.join("new"), "new").unwrap();
@@ -205,7 +207,7 @@ fn an_unlinked_file_lives_while_it_is_open() {
     let mut buf = [0; 3];
     old.read_exact_at(&mut buf, 0).unwrap();
     assert_eq!(&buf, b"old");
-    // Nobody says goodbye: the next mount collects what the crash left.
+    // The daemon is killed: the next mount collects what the crash left.
     mounted.kill();
     drop((file, old));
     let mounted = volume.mount();
@@ -253,7 +255,7 @@ fn other_users_are_kept_out() {
     let path = mounted.join("secret");
     fs::write(&path, "for root").unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-    // Read by root first, so that the kernel has it in memory.
+    // Root reads it first, so that the kernel has it in memory.
     assert_eq!(fs::read(&path).unwrap(), b"for root");
     let as_nobody = |script: &str| {
         let mut shell = Command::new("sh");
@@ -269,8 +271,8 @@ fn other_users_are_kept_out() {
     mounted.umount();
 }
 
-/// Writing, truncating and changing the owner leave a set-group-id bit only on a file that its group may not run, and only
-/// where it is done by one of the file's group: by the first group or by another one.
+/// Writing, truncating and changing the owner keep a set-group-id bit only on a file that its group may not
+/// execute, and only if the caller is in the file's group, by its first group or by another one.
 #[test]
 fn set_group_id_stays_only_where_one_of_the_group_writes() {
     requires!(Need::Mount, Need::Root, Need::Program("setpriv"));
@@ -282,7 +284,7 @@ fn set_group_id_stays_only_where_one_of_the_group_writes() {
         for (doing, owner) in
             [("echo x >> \"$1\"", false), ("truncate -s 9000 \"$1\"", false), ("chown +1234 \"$1\"", true)]
         {
-            // User, first group, others; the mode before; whether set-group-id stays.
+            // User, first group, other groups; the mode before; whether set-group-id stays.
             let rows = [
                 ("1234", "55", "--clear-groups", 0o6766, true),
                 ("1234", "77", "--groups=66,55", 0o6766, true),
@@ -312,8 +314,8 @@ fn set_group_id_stays_only_where_one_of_the_group_writes() {
     }
 }
 
-/// fallocate(2) and copy_file_range(2) by a user who is not root take set-id bits away, as on ext4. A file of root's with mode 6777 kept
-/// that, with the user's bytes in it, and ran as root.
+/// fallocate(2) and copy_file_range(2) by a user who is not root clear set-id bits, as on ext4. A file of
+/// root's with mode 6777 used to keep them, with the user's bytes in it, and ran as root.
 #[test]
 fn regression_fallocate_and_copies_by_others_take_set_id_bits() {
     requires!(
@@ -357,8 +359,9 @@ fn regression_fallocate_and_copies_by_others_take_set_id_bits() {
     volume.must_be_clean();
 }
 
-/// Some times are the kernel's, which keeps those of regular files itself, some the daemon's: both go by the clock that the kernel stamps
-/// by. A folder made right after a written file was up to 4 ms older than it, while other programs looked at times.
+/// The kernel sets some times, because it keeps those of regular files itself, and the daemon sets the
+/// others. Both use the clock of the kernel's timestamps. A folder made right after a written file used to be
+/// up to 4 ms older than the file, while other programs read times.
 #[test]
 fn regression_what_is_done_later_bears_no_earlier_time() {
     requires!(Need::Mount);
@@ -376,7 +379,8 @@ fn regression_what_is_done_later_bears_no_earlier_time() {
     let outside = tempfile::NamedTempFile::new().unwrap();
     for number in 0..200 {
         let [folder, link, other] = ["d", "l", "s"].map(|kind| mounted.join(format!("{kind}{number}")));
-        // A file elsewhere that is looked at, changed and looked at again takes the kernel's clock ahead of its tick.
+        // A file elsewhere that is stat'ed, changed and stat'ed again advances the kernel's clock beyond its
+        // tick.
         outside.as_file().metadata().unwrap();
         outside.as_file().set_modified(std::time::SystemTime::now()).unwrap();
         outside.as_file().metadata().unwrap();
@@ -415,7 +419,7 @@ fn an_acl_lets_one_more_user_in() {
     mounted.umount();
 }
 
-/// A file handle as name_to_handle_at(2) writes it.
+/// A file handle as name_to_handle_at(2) fills it in.
 #[repr(C)]
 struct Handle {
     bytes: u32,
@@ -423,7 +427,8 @@ struct Handle {
     room: [u8; 128],
 }
 
-/// File handles (open_by_handle_at, NFS) lead back to their files also when the kernel has forgotten the inode.
+/// File handles (open_by_handle_at, NFS) lead back to their files even after the kernel has forgotten the
+/// inode.
 #[test]
 fn regression_file_handles_outlive_the_kernels_memory() {
     requires!(Need::Covey, Need::Root);
@@ -434,7 +439,7 @@ fn regression_file_handles_outlive_the_kernels_memory() {
     let mut handle = Handle { bytes: 128, kind: 0, room: [0; 128] };
     let path = std::ffi::CString::new(mounted.join("folder/file").into_os_string().into_vec()).unwrap();
     let mut mount_id = 0i32;
-    // SAFETY: the path ends with NUL, the handle has the room it says, and both live through the call.
+    // SAFETY: the path ends with NUL, the handle has the size that it states, and both live through the call.
     let done = unsafe {
         let handle = std::ptr::from_mut(&mut handle);
         libc::syscall(libc::SYS_name_to_handle_at, libc::AT_FDCWD, path.as_ptr(), handle, &mut mount_id, 0)
@@ -453,7 +458,7 @@ fn regression_file_handles_outlive_the_kernels_memory() {
         )
     };
     assert!(opened >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: a descriptor that was just made, and is nobody else's.
+    // SAFETY: a new descriptor that nothing else owns.
     let mut file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(opened as i32) };
     let mut text = String::new();
     file.read_to_string(&mut text).unwrap();
@@ -471,13 +476,13 @@ fn what_cannot_be_says_the_right_errno() {
         assert_eq!(rustix::fs::ioctl_ficlone(&b, &a), Err(Errno::OPNOTSUPP));
         assert_eq!(rustix::fs::fallocate(&b, FallocateFlags::COLLAPSE_RANGE, 0, 4096), Err(Errno::OPNOTSUPP));
         assert_eq!(rustix::fs::fallocate(&b, FallocateFlags::INSERT_RANGE, 0, 4096), Err(Errno::OPNOTSUPP));
-        // A whiteout is an overlay's business; the kernel asks for it only of its upper layer.
+        // Whiteouts are for overlayfs, and the kernel requests them only of its upper layer.
         let whiteout = rustix::fs::RenameFlags::WHITEOUT;
         let renamed = rustix::fs::renameat_with(CWD, mounted.join("a"), CWD, mounted.join("c"), whiteout);
         assert_eq!(renamed, Err(Errno::INVAL));
-        // FS_IOC_FIEMAP, with a header of zeros.
+        // FS_IOC_FIEMAP, with a zeroed header.
         let mut map = [0u8; 64];
-        // SAFETY: the descriptor is open, and the header has the room that the request writes to.
+        // SAFETY: the descriptor is open, and the header has the space that the request writes to.
         let mapped = unsafe { libc::ioctl(a.as_raw_fd(), 0xc020_660b, map.as_mut_ptr()) };
         assert_eq!((mapped, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EOPNOTSUPP)));
         // SAFETY: the request takes no argument, and the descriptor is open.
@@ -509,7 +514,7 @@ fn copies_by_copy_file_range_take_no_room() {
     }
     drop(source);
     let grown = volume.disk_bytes().saturating_sub(before);
-    // The log may take segments meanwhile: less than two copies' room is none for twenty.
+    // The log may allocate segments meanwhile. Less than the space of two copies counts as none for twenty.
     assert!(grown < 2 * size as u64, "20 copies of {size} bytes took {grown}");
     let mut copy = fs::read(mounted.join("copy7")).unwrap();
     assert_eq!(&copy[4_000_000..4_000_004], b"mine");
@@ -535,7 +540,7 @@ fn times_have_nanoseconds_and_reading_leaves_them() {
         let meta = fs::metadata(&path).unwrap();
         assert_eq!((meta.atime(), meta.atime_nsec()), (-5, 123_456_789));
         assert_eq!((meta.mtime(), meta.mtime_nsec()), (13_569_465_600, 987_654_321));
-        // A change moves them forward, by less than a clock tick if need be.
+        // A change moves them forward, even within one clock tick.
         let before = meta.ctime() * 1_000_000_000 + meta.ctime_nsec();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         let meta = fs::metadata(&path).unwrap();
@@ -596,7 +601,7 @@ fn a_shared_mapping_sees_writes_and_is_seen_by_reads() {
         let path = mounted.join("shared");
         let (file, other) = (create(&path), File::options().read(true).write(true).open(&path).unwrap());
         file.set_len(8192).unwrap();
-        // SAFETY: a fresh mapping that lies within the file, unmapped at the end; volatile access, because the
+        // SAFETY: a new mapping inside the file, unmapped at the end. Access is volatile, because the
         // descriptors change what it shows.
         unsafe {
             let flags = ProtFlags::READ | ProtFlags::WRITE;
@@ -628,7 +633,7 @@ fn a_program_on_the_mount_runs() {
         running.kill().unwrap();
         running.wait().unwrap();
         assert_eq!(busy.raw_os_error(), Some(libc::ETXTBSY));
-        // Its last pages are let go a moment after its end.
+        // The kernel releases its last pages a moment after its end.
         drop(File::options().write(true).open(&program));
     });
 }
@@ -645,7 +650,7 @@ fn everything_that_syncs_returns() {
         folder.sync_all().unwrap();
         rustix::fs::syncfs(&folder).unwrap();
         let range = libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-        // SAFETY: numbers, and a descriptor that is open.
+        // SAFETY: numbers, and an open descriptor.
         assert_eq!(unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 4, range) }, 0);
     });
 }

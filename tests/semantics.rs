@@ -1,4 +1,4 @@
-//! docs/SEMANTICS.md says what is so: its table of opcodes is the program's, and every test it names exists.
+//! docs/SEMANTICS.md is true: its table of opcodes is the program's, and every test it names exists.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,8 +26,8 @@ fn tests_of_the_repository() -> BTreeSet<String> {
     found
 }
 
-/// The functions whose attributes, on the lines before them, have `#[test]` among them. Also those that a macro of
-/// proptest or of a conformance suite makes into tests: there the attribute stands in the macro.
+/// The functions that have `#[test]` among the attributes on the lines before them. Also functions that a
+/// macro of proptest or of a conformance suite turns into tests: there the attribute is in the macro.
 fn tests_of(text: &str) -> impl Iterator<Item = String> + '_ {
     let in_a_macro = text.contains("conformance!") || text.contains("proptest!");
     let mut marked = false;
@@ -40,7 +40,7 @@ fn tests_of(text: &str) -> impl Iterator<Item = String> + '_ {
     })
 }
 
-/// What stands between backticks and looks like the name of a test: words joined by underscores, three or more.
+/// Words in backticks that look like the name of a test: three or more words joined by underscores.
 fn names_in(text: &str) -> BTreeSet<&str> {
     let spans = text.split('`').skip(1).step_by(2);
     spans

@@ -1,4 +1,4 @@
-//! The basic figures: what everyday work costs on Covey, on ext4, on tmpfs and on a FUSE filesystem that does nothing.
+//! The basic figures: what everyday work costs on Covey, on ext4, on tmpfs and on an empty FUSE filesystem.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::peer::Tools;
 use crate::place::Kind;
 use crate::run::{Bench, Cell, Common};
 
-/// Everyday work beside ext4, tmpfs and an empty FUSE filesystem
+/// Everyday work, compared with ext4, tmpfs and an empty FUSE filesystem
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -21,10 +21,10 @@ pub struct Args {
     mib: Option<u64>,
 }
 
-/// All of them, in the order in which a round runs them: `rm -rf` removes what untar and git clone made.
+/// All cells, in the order in which a round runs them: `rm -rf` removes what untar and git clone created.
 ///
 /// # Errors
-/// A place failed, or the results cannot be kept.
+/// A place failed, or the results cannot be saved.
 pub fn run(args: &Args) -> Result<()> {
     let bench = Bench::begin(&args.common)?;
     let tree = Tree::make(bench.scratch(), args.common.tree(args.tree.as_deref()))?;

@@ -1,4 +1,4 @@
-//! Work that several figures do. Times are smaller when better, MiB/s larger.
+//! Work that several figures use. Smaller times are better, larger MiB/s are better.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use crate::place::{Kind, Place};
 use crate::run::Figure;
 use crate::work::{Fresh, micros_at, run};
 
-/// A tree, packed and in a repository: made once, outside the places.
+/// A tree, packed and in a repository. It is created once, outside the places.
 pub struct Tree {
     tar: PathBuf,
     repository: PathBuf,
@@ -43,12 +43,12 @@ fn git(folder: &Path) -> Command {
     git
 }
 
-/// How many small files there are.
+/// The number of small files.
 pub const FILES: u64 = fuse::null::FILES;
-/// Bytes of each.
+/// The size of each, in bytes.
 pub const FILE_SIZE: usize = fuse::null::FILE_SIZE as usize;
 
-/// The folder with the small files: made at the first visit. The empty filesystem has them in its root.
+/// The folder with the small files, created at the first call. The empty filesystem has them in its root.
 ///
 /// # Errors
 /// They cannot be written.
@@ -68,13 +68,13 @@ pub fn small_files(place: &Place) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Opens, reads whole and closes files that are in memory.
+/// Opens, reads completely and closes files that are in memory.
 ///
 /// # Errors
 /// One cannot be read.
 pub fn warm_reads(place: &Place, threads: u64, times: u64) -> Result<Vec<Figure>> {
     let folder = small_files(place)?;
-    // Whatever is not in memory yet comes in now.
+    // Loads whatever is not in memory yet.
     (0..FILES).try_for_each(|number| fs::read(folder.join(number.to_string())).map(drop))?;
     let each = times / threads;
     let mut workers = Vec::new();
@@ -104,7 +104,7 @@ fn reader(folder: &Path, count: u64) -> Result<Vec<Duration>> {
 /// Creates, writes 4 KiB to, closes and removes files, one after another.
 ///
 /// # Errors
-/// As the filesystem says.
+/// An error of the filesystem.
 pub fn cycles(place: &Place, count: u64) -> Result<Vec<Figure>> {
     let (mut data, mut fresh, mut times) = ([0; 4096], Fresh::new(), Vec::new());
     for number in 0..count {
@@ -121,7 +121,7 @@ pub fn cycles(place: &Place, count: u64) -> Result<Vec<Figure>> {
 /// Creates files of 4 KiB in a new folder that stays until [`remove`].
 ///
 /// # Errors
-/// As the filesystem says.
+/// An error of the filesystem.
 pub fn creates(place: &Place, count: u64) -> Result<Vec<Figure>> {
     let folder = place.root().join("created");
     fs::create_dir(&folder)?;
@@ -136,7 +136,7 @@ pub fn creates(place: &Place, count: u64) -> Result<Vec<Figure>> {
     Ok(vec![("", "us each", spent.as_secs_f64() * 1e6 / count as f64)])
 }
 
-/// Wall time of a program.
+/// The wall-clock time of a program.
 fn timed(command: &mut Command) -> Result<Vec<Figure>> {
     let begun = monotonic();
     run(command)?;
@@ -161,7 +161,7 @@ pub fn clone(place: &Place, tree: &Tree) -> Result<Vec<Figure>> {
     timed(git(place.root()).args(["clone", "-q", "--no-hardlinks"]).arg(&tree.repository).arg("clone"))
 }
 
-/// Removes what [`untar`], [`clone`] and [`creates`] made.
+/// Removes what [`untar`], [`clone`] and [`creates`] created.
 ///
 /// # Errors
 /// rm failed.
@@ -177,11 +177,11 @@ fn rate(mib: u64, spent: Duration) -> Vec<Figure> {
 /// Writes the large file anew, with fsync.
 ///
 /// # Errors
-/// As the filesystem says.
+/// An error of the filesystem.
 pub fn write_large(place: &Place, mib: u64) -> Result<Vec<Figure>> {
     let (mut data, mut fresh) = (vec![0; 1 << 20], Fresh::new());
     let path = place.root().join("large");
-    // What the last round left must neither help nor hinder.
+    // The file of the last round must not affect this one.
     if path.exists() {
         fs::remove_file(&path)?;
     }
@@ -211,7 +211,7 @@ pub fn read_large(place: &mut Place, cold: bool) -> Result<Vec<Figure>> {
     if cold {
         place.make_cold()?;
     } else {
-        // As far as memory goes, all of it is there afterwards.
+        // As far as memory suffices, all of it is cached afterwards.
         std::io::copy(&mut File::open(&path)?, &mut std::io::sink())?;
     }
     let (mut data, mut total) = (vec![0; 1 << 20], 0);
@@ -226,10 +226,11 @@ pub fn read_large(place: &mut Place, cold: bool) -> Result<Vec<Figure>> {
     Ok(rate((total >> 20) as u64, begun.elapsed()))
 }
 
-/// Writes of 4107 bytes one after another, as git writes its packs: the median, and the mean with the close, in microseconds.
+/// Consecutive writes of 4107 bytes, as git writes its packs: the median, and the mean including the close,
+/// in microseconds.
 ///
 /// # Errors
-/// As the filesystem says.
+/// An error of the filesystem.
 pub fn small_writes(place: &Place, count: u64) -> Result<Vec<Figure>> {
     let (mut data, mut fresh) = (vec![0; 4107], Fresh::new());
     let path = place.root().join("log");

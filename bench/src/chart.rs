@@ -6,9 +6,9 @@ use crate::Result;
 
 /// Groups of horizontal bars on a logarithmic axis around 1.
 pub struct Bars {
-    /// Above the chart.
+    /// The title above the chart.
     pub title: String,
-    /// One colour each.
+    /// The names of the series, one colour each.
     pub series: Vec<String>,
     /// A row's name, and its value in each series.
     pub rows: Vec<(String, Vec<Option<f64>>)>,
@@ -16,15 +16,15 @@ pub struct Bars {
 
 /// Lines on two logarithmic axes.
 pub struct Lines {
-    /// Above the chart.
+    /// The title above the chart.
     pub title: String,
-    /// What the axes show.
+    /// The labels of the axes.
     pub axes: (String, String),
     /// A line's name and its points.
     pub series: Vec<(String, Vec<(f64, f64)>)>,
 }
 
-/// Can be told apart also by those who see few colours.
+/// Colours that people with colour blindness can distinguish, too.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -39,7 +39,7 @@ fn colour(index: usize) -> RGBColor {
     COLOURS[index % COLOURS.len()]
 }
 
-/// The smallest and largest of some values, with a little room on both sides of a logarithmic axis.
+/// The smallest and largest of some values, with a small margin on both sides of a logarithmic axis.
 fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (low, high) =
         values.fold((f64::INFINITY, 0.0_f64), |(low, high), value| (low.min(value), high.max(value)));

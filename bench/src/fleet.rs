@@ -1,16 +1,21 @@
-//! The fleet: several nodes on this machine, each a `covey` process in a network namespace of its own, on one S3 server ([`nets`]).
+//! The fleet: several nodes on this machine, each a `covey` process in a network namespace of its own, on one
+//! S3 server ([`nets`]).
 //!
-//! - *flash* (P4): 1, 2, 4, 8 nodes start reading the same tree at once, cold. How often is the store asked for a blob, and when is the
-//!   last node done, against a single one?
-//! - *scale* (P5): the same data set, each node beginning elsewhere in it: the rate of all against one node's.
-//! - *tiers* (P3): cold reads of 128 KiB, 1 to 256 readers a node, when the bytes come from a peer (found by the tracker, or by a table on every node), from the depot, from a depot 1 ms
-//!   away, from the store. The first three need a program that knows `--join`.
-//! - *start* (P7): a container starts from a published root, on 1 and on 8 nodes, beside unpacking a tar of it first.
+//! - *flash* (P4): 1, 2, 4, 8 nodes start to read the same tree at once, cold. How often is the store asked
+//!   for a blob, and when is the last node done, compared with a single node?
+//! - *scale* (P5): the same data set, and each node starts at a different place in it: the total rate against
+//!   one node's.
+//! - *tiers* (P3): cold reads of 128 KiB, 1 to 256 readers per node, from a peer (found through the tracker,
+//!   or through a table on every node), from the depot, from a depot 1 ms away, and from the store. The first
+//!   three need a program that knows `--join`.
+//! - *start* (P7): a container starts from a published root, on 1 and on 8 nodes, compared with unpacking a
+//!   tar of it first.
 //!
-//! Links have a rate, because eight nodes on one machine share its processors: a figure of links that are slower than those is one of
-//! the protocol. The store answers after a lognormal time (median 30 ms) and gives 100 MB/s to each request. The
-//! machine's one disk holds the caches of all, or each is in memory of its own (`--caches memory`): nodes of a fleet do not share one.
-//! Each part is a figure of its own in the results.
+//! Links have a limited rate, because eight nodes on one machine share its processors: with links slower than
+//! those, a figure shows the protocol and not the processors. The store answers after a lognormal time
+//! (median 30 ms) and sends 100 MB/s per request. The machine's one disk holds the caches of all nodes, or
+//! each cache is in memory (`--caches memory`), because the nodes of a real fleet do not share a disk. Each
+//! part is a figure of its own in the results.
 
 mod crowd;
 mod start;
@@ -24,13 +29,13 @@ use nets::{Fleet, How, Tree};
 use crate::Result;
 use crate::run::{Bench, Common};
 
-/// A program as many are: an interpreter that reads a few hundred small files before it says a word.
+/// A typical program: an interpreter that reads a few hundred small files before it prints anything.
 const START: &str =
     "exec python3 -c 'import asyncio, email, http.client, json, sqlite3, ssl, xml.dom.minidom; print(42)'";
-/// Half of the store's first bytes take longer.
+/// The median time to the store's first byte.
 const FIRST_BYTE: Duration = Duration::from_millis(30);
 
-/// As large as a disk, for caches keep a part of it free; only what is in it takes memory.
+/// As large as a disk, because caches keep a part of it free. Only the contents use memory.
 const ROOM: u64 = 64 << 30;
 
 /// P3, P4, P5, P7: several nodes in network namespaces
@@ -41,7 +46,7 @@ pub struct Args {
     /// Which parts: flash, scale, tiers, start
     #[arg(long, value_delimiter = ',', default_value = "flash,scale,tiers,start")]
     part: Vec<Part>,
-    /// Nodes that read at once
+    /// Numbers of nodes that read at once
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8], value_parser = clap::value_parser!(u8).range(1..=32))]
     nodes: Vec<u8>,
     /// Concurrent readers on each node, of the part tiers
@@ -50,19 +55,20 @@ pub struct Args {
     /// Size of the tree in MiB [default: 1024; with --quick 64]
     #[arg(long)]
     mib: Option<u64>,
-    /// What each node's link carries, in Mbit/s [default: 200]
+    /// The bandwidth of each node's link in Mbit/s [default: 200]
     #[arg(long, default_value_t = 200)]
     mbit: u64,
-    /// How nodes find who has a blob, of the parts flash and scale: tracker, or table (on every node)
+    /// How nodes find the holders of a blob, in the parts flash and scale: tracker, or table (on every node)
     #[arg(long, value_parser = ["tracker", "table"], default_value = "tracker")]
     find: String,
-    /// Where each node's cache is, of the parts flash and scale: disk (of this machine, the same for all), or memory (a filesystem each)
+    /// Where each node's cache is, in the parts flash and scale: disk (one disk of this machine), or memory
+    /// (a tmpfs each)
     #[arg(long, value_enum, default_value = "disk")]
     caches: Caches,
-    /// The root to start from, of the part start; scripts/start-root makes one
+    /// The root to start from, in the part start; scripts/start-root makes one
     #[arg(long)]
     root: Option<PathBuf>,
-    /// What to start in it: a line for its shell that prints something
+    /// The command to start in it: a line for its shell that prints something
     #[arg(long, default_value = START)]
     start: String,
 }
@@ -75,17 +81,17 @@ enum Part {
     Start,
 }
 
-/// What nodes keep their caches on.
+/// Where nodes keep their caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Caches {
     /// Folders of one disk.
     Disk,
-    /// A tmpfs each: as if each had a disk of its own, that is faster than its link.
+    /// A tmpfs each, as if each node had a disk of its own that is faster than its link.
     Memory,
 }
 
 impl Caches {
-    /// As results say it.
+    /// The text in results.
     fn words(self) -> &'static str {
         match self {
             Caches::Disk => "on this machine's disk, one for all",
@@ -94,7 +100,7 @@ impl Caches {
     }
 }
 
-/// Measures them.
+/// Measures the selected parts.
 ///
 /// # Errors
 /// This machine has no namespaces, a node failed, or the results cannot be kept.
@@ -117,12 +123,12 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The column of so many nodes.
+/// The column's name for a number of nodes.
 fn column(nodes: usize) -> String {
     if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") }
 }
 
-/// Nodes that serve, with limited links, on a store as stores are; nothing was asked of it yet.
+/// Running nodes with limited links, on a store with realistic delays that has had no request yet.
 fn started(args: &Args, tree: &'static Tree, nodes: usize, seed: u64) -> Fleet {
     let mut how = How::default();
     if let Some(options) = &args.common.options {
@@ -139,12 +145,12 @@ fn started(args: &Args, tree: &'static Tree, nodes: usize, seed: u64) -> Fleet {
         node.port.shape(Some(args.mbit * 1_000_000));
     }
     fleet.store.forget();
-    // What was written to get here (a tree of a gibibyte) shall not come to the disk while it is measured.
+    // Data written so far (a tree of 1 GiB) must not be flushed to the disk during the measurement.
     rustix::fs::sync();
     fleet
 }
 
-/// What belongs in every table of a fleet.
+/// Adds the facts that every table of a fleet has.
 fn facts(args: &Args, sheet: &mut crate::sheet::Sheet) {
     sheet.fact("links", &format!("{} Mbit/s each way", args.mbit));
     sheet.fact("nodes know one another", "yes");

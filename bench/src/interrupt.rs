@@ -1,4 +1,4 @@
-//! Ctrl-C ends a run after the cell under way, so that nothing stays mounted. A second one ends it at once.
+//! Ctrl-C ends a run after the current cell, so that nothing stays mounted. A second Ctrl-C ends it at once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,19 +12,19 @@ extern "C" fn note(signal: libc::c_int) {
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
-/// Takes the signals from now on. Programs that are started have their usual meaning.
+/// Installs the signal handlers. Programs that are started afterwards have the default ones.
 pub fn listen() {
     for signal in [libc::SIGINT, libc::SIGTERM] {
         let handler: extern "C" fn(libc::c_int) = note;
-        // SAFETY: `note` lives as long as the program, and does nothing that a handler may not do.
+        // SAFETY: `note` lives as long as the program, and does only what a signal handler may do.
         unsafe { libc::signal(signal, handler as *const () as libc::sighandler_t) };
     }
 }
 
-/// Goes on unless the run was asked to end.
+/// Continues unless the run was asked to end.
 ///
 /// # Errors
-/// It was.
+/// The run was asked to end.
 pub fn check() -> Result<()> {
     if ASKED.load(Ordering::Relaxed) {
         return Err("interrupted: nothing is kept of this figure".into());

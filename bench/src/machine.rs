@@ -1,4 +1,4 @@
-//! Where and when a figure was measured: what stands above every table and in every file of raw results.
+//! Where and when a figure was measured: the header of every table and of every file of raw results.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::run::Common;
 /// Names and values, in the order in which they are shown.
 pub type Facts = Vec<(&'static str, String)>;
 
-/// What is known when a run begins. The load at its end is added by [`load`].
+/// The facts known when a run begins. [`load`] adds the load at its end.
 pub fn facts(common: &Common, covey: &Path) -> Facts {
     vec![
         ("date", today()),
@@ -37,19 +37,19 @@ pub fn host() -> String {
     said("uname", &["-n"])
 }
 
-/// The day, as 2026-11-20 (UTC).
+/// The date, as 2026-11-20 (UTC).
 pub fn today() -> String {
     date(base::time::now().seconds())
 }
 
-/// What a program says on its standard output, or "unknown".
+/// A program's standard output, or "unknown".
 pub fn said(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output().ok();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
     text.filter(|text| !text.is_empty()).unwrap_or_else(|| "unknown".to_owned())
 }
 
-/// The machine's processors: how many, and which.
+/// The machine's processors: number and model.
 fn cpu() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let models: Vec<&str> = text
@@ -66,9 +66,9 @@ fn memory() -> String {
     total.trim().to_owned()
 }
 
-/// The day of a time in seconds since 1970, as 2026-11-20 (proleptic Gregorian, UTC).
+/// The date of a time in seconds since 1970, as 2026-11-20 (proleptic Gregorian, UTC).
 fn date(seconds: i64) -> String {
-    // Years that begin in March put the leap day last; 400 of them are always 146,097 days.
+    // If years begin in March, the leap day is the last day. 400 years are always 146,097 days.
     let days = seconds.div_euclid(86_400) + 719_468;
     let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

@@ -1,20 +1,23 @@
-//! The published figures: what work costs on Covey, and on what it is compared with.
+//! The published figures: what work costs on Covey, and on the systems that it is compared with.
 //!
 //! ```text
 //! make bench                                             all of it
 //! cargo run --release -p covey-bench -- operations --rounds 9
 //! ```
 //!
-//! All places are measured in one run, in turns ([`run`]); a figure is the median of its rounds and a ratio is one of two medians.
-//! Ext4 is a fresh one in an image file on the disk that also holds Covey's volume. Bytes are fresh random ones: a store that keeps
-//! equal blobs once gets nothing for free. Targets are printed with whether they are met, never asserted.
+//! All places are measured in one run, in turns ([`run`]). A figure is the median of its rounds, and a ratio
+//! is one of two medians. The ext4 is a new one in an image file, on the disk that also holds Covey's volume.
+//! All bytes are new random ones, so a store that keeps equal blobs once gains nothing. Targets are printed
+//! with whether they are met, and never asserted.
 //!
-//! - A figure each: [`basic`], [`tail`] (F1), [`parallel`] (F2), [`operations`] (F3), [`writes`] (F4), [`workloads`] (F5), [`peers`] (F6),
-//!   [`metadata`] (F7), [`origin`] (over an S3 store), [`fleet`] (P3, P4, P5, P7: several nodes in network namespaces).
-//! - [`zipf`] (P6): charts of what the simulation found.
-//! - [`cells`]: work that several of them do.
-//! - [`place`], [`peer`], [`store`]: what is measured on. [`relay`]: what a store is asked. [`process`]: what servers use of the machine. [`interrupt`]: Ctrl-C.
-//! - [`sheet`], [`chart`], [`machine`]: tables, targets, charts, raw results kept in `bench/results`.
+//! - A figure each: [`basic`], [`tail`] (F1), [`parallel`] (F2), [`operations`] (F3), [`writes`] (F4),
+//!   [`workloads`] (F5), [`peers`] (F6), [`metadata`] (F7), [`origin`] (over an S3 store), [`fleet`] (P3, P4,
+//!   P5, P7: several nodes in network namespaces).
+//! - [`zipf`] (P6): charts of the simulation's results.
+//! - [`cells`]: work that several of them use.
+//! - [`place`], [`peer`], [`store`]: the systems that are measured. [`relay`]: the requests to a store.
+//!   [`process`]: the resources that servers use. [`interrupt`]: Ctrl-C.
+//! - [`sheet`], [`chart`], [`machine`]: tables, targets, charts, and raw results, saved in `bench/results`.
 
 mod basic;
 mod cells;
@@ -46,10 +49,10 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// What goes wrong ends the run with a sentence.
+/// An error ends the run with a message.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Measures Covey beside ext4, tmpfs, an empty FUSE filesystem and peers, and keeps the raw results
+/// Measures Covey, ext4, tmpfs, an empty FUSE filesystem and peers, and saves the raw results
 #[derive(Debug, Parser)]
 struct Args {
     #[command(subcommand)]
@@ -74,7 +77,7 @@ enum Figure {
     TransportServe(transport::ServeArgs),
     #[command(hide = true)]
     TransportAsk(transport::AskArgs),
-    /// Serves the empty filesystem until it is unmounted (the bench starts itself so)
+    /// Serves the empty filesystem until it is unmounted (used by the bench itself)
     #[command(hide = true)]
     ServeNull {
         mountpoint: PathBuf,

@@ -1,6 +1,6 @@
-//! F7: names. Creates, lookups, renames and removes per second, and per second of processor time, in a volume that holds a million
-//! files: through the planner and its journal with no kernel in between, and through the mount; by one caller and by 16, in one
-//! hot directory and in many.
+//! F7: metadata. Creates, lookups, renames and removes per second, and per second of processor time, in a
+//! volume with a million files: through the planner and its journal without a kernel, and through the mount;
+//! with one caller and with 16, in one hot directory and in many.
 
 mod planner;
 
@@ -23,7 +23,7 @@ use planner::Planner;
 pub struct Args {
     #[command(flatten)]
     common: Common,
-    /// Files that the volume holds beforehand [default: 1000000; with --quick 10000]
+    /// Files in the volume before the measurement [default: 1000000; with --quick 10000]
     #[arg(long)]
     files: Option<u64>,
     /// Operations of each kind in each cell [default: 48000; with --quick 3200]
@@ -40,18 +40,18 @@ struct Shape {
     files: u64,
 }
 
-/// Directories of the files that are there beforehand, and of the spread work.
+/// The number of directories of the existing files, and of the spread work.
 const MANY: u64 = 256;
 
-/// Who does an operation: the planner, or programs through a mount.
+/// The executor of operations: the planner, or system calls through a mount.
 trait Names: Clone + Send + 'static {
-    /// Makes a directory, number `folder`.
+    /// Creates directory number `folder`.
     fn folder(&self, folder: u64) -> Result<()>;
-    /// Makes an empty file.
+    /// Creates an empty file.
     fn create(&self, folder: u64, name: &str) -> Result<()>;
-    /// Looks for a file that is there.
+    /// Looks up an existing file.
     fn lookup(&self, folder: u64, name: &str) -> Result<()>;
-    /// Gives a file another name.
+    /// Renames a file.
     fn rename(&self, folder: u64, name: &str, to: &str) -> Result<()>;
     /// Removes a file.
     fn remove(&self, folder: u64, name: &str) -> Result<()>;
@@ -59,10 +59,10 @@ trait Names: Clone + Send + 'static {
     fn remove_folder(&self, folder: u64) -> Result<()>;
 }
 
-/// Measures it.
+/// Runs the measurement.
 ///
 /// # Errors
-/// A place failed, or the results cannot be kept.
+/// A place failed, or the results cannot be saved.
 pub fn run(args: &Args) -> Result<()> {
     let bench = Bench::begin(&args.common)?;
     let files = args.files.unwrap_or(args.common.size(1_000_000, 10_000));
@@ -105,7 +105,7 @@ impl Shape {
         format!("{callers}, {folders}")
     }
 
-    /// Makes the files that are there beforehand: file `n` is `f<n>` in directory `n % MANY`.
+    /// Creates the initial files: file `n` is `f<n>` in directory `n % MANY`.
     fn fill(self, names: &impl Names, place: &Place) -> Result<Vec<Figure>> {
         (0..MANY).try_for_each(|folder| names.folder(folder))?;
         let (rate, per_core) =
@@ -114,7 +114,7 @@ impl Shape {
     }
 
     fn measure(self, names: &impl Names, place: &mut Place) -> Result<Vec<Figure>> {
-        // The work's own directories, beside those with the files.
+        // The work has its own directories, next to those with the files.
         let (folders, files) = (self.folders, self.files);
         let folder = move |number: u64| MANY + number % folders;
         (0..folders).try_for_each(|number| names.folder(folder(number)))?;
@@ -150,8 +150,8 @@ impl Shape {
         ])
     }
 
-    /// Operations per second, and per second of processor time, when all callers do their share. `work` is told the operation's
-    /// number.
+    /// Operations per second, and per second of processor time, when all callers do their share. `work` gets
+    /// the operation's number.
     fn rates<N: Names>(
         self,
         names: &N,
@@ -170,13 +170,13 @@ impl Shape {
             },
         )?;
         let spent = spent.as_secs_f64();
-        // A server's time is counted in hundredths of a second: less is not known.
+        // A server's time is counted in hundredths of a second, so smaller values are unknown.
         let cpu = (place.cpu_seconds() + process::own_cpu_seconds() - cpu).max(0.001);
         Ok((self.operations as f64 / spent, self.operations as f64 / cpu))
     }
 }
 
-/// Through a mount, by paths from its root.
+/// Executes operations through a mount, by paths from its root.
 #[derive(Clone)]
 struct Mounted(PathBuf);
 

@@ -1,5 +1,6 @@
-//! F3: what one operation costs, beside ext4, tmpfs and the empty filesystem; and, with all caching by the kernel off, what it costs
-//! the daemon. One caller, each call timed by itself. What is looked at is in the kernel's memory, where that may keep it.
+//! F3: what one operation costs, compared with ext4, tmpfs and the empty filesystem, and, with all kernel
+//! caching off, what it costs the daemon. One caller; each call is timed separately. The files are in the
+//! kernel's caches, where it may cache them.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -25,13 +26,13 @@ pub struct Args {
 }
 
 const PAGE: u64 = 4096;
-/// Written pages come round after so many, so that the file does not grow for ever.
+/// Writes wrap around after so many pages, so that the file does not grow without bound.
 const PAGES: u64 = 4096;
 
-/// Measures it.
+/// Runs the measurement.
 ///
 /// # Errors
-/// A place failed, or the results cannot be kept.
+/// A place failed, or the results cannot be saved.
 pub fn run(args: &Args) -> Result<()> {
     let bench = Bench::begin(&args.common)?;
     let kinds = [Kind::Covey, Kind::Memory, Kind::Ext4, Kind::Tmpfs, Kind::Null];
@@ -85,7 +86,8 @@ fn targets(sheet: &mut Sheet) {
 fn cells(common: &Common) -> Vec<Cell<'static>> {
     let (many, some) = (common.size(20_000, 2_000), common.size(3_000, 300));
     let (listings, few) = (common.size(200, 40), common.size(500, 50));
-    // What the empty filesystem made, only the kernel remembers: without its memory, names are gone.
+    // Only the kernel remembers what was created in the empty filesystem: without its caches, the names are
+    // gone.
     let remembers: fn(&Place) -> bool = |place| place.kind() != Kind::Null || !place.is_uncached();
     vec![
         Cell::new("getattr", move |place| {
@@ -111,7 +113,7 @@ fn cells(common: &Common) -> Vec<Cell<'static>> {
     ]
 }
 
-/// Times so many calls, each by itself. What `prepare` does is not timed, but its requests are counted.
+/// Times so many calls separately. `prepare` is not timed, but its requests are counted.
 fn timed<T>(
     place: &Place,
     count: u64,
@@ -143,7 +145,7 @@ fn on_file(
     timed(place, count, |_| Ok(()), |()| work(&file, &mut fresh, &mut data))
 }
 
-/// Whether a name is there: the walk to it and nothing else.
+/// Whether a name exists: only the path walk.
 fn lookups(place: &Place, count: u64, prefix: &str) -> Result<Outcome> {
     let folder = File::open(small_files(place)?)?;
     let mut fresh = Fresh::new();
@@ -171,14 +173,14 @@ fn listings_of(place: &Place, count: u64) -> Result<Outcome> {
     let folder = small_files(place)?;
     let list = |()| {
         let found = fs::read_dir(&folder)?.filter(std::result::Result::is_ok).count() as u64;
-        // The empty filesystem's root may hold a file of another cell.
+        // The empty filesystem's root may also hold a file of another cell.
         if found >= FILES { Ok(()) } else { Err(format!("{found} names are listed").into()) }
     };
     list(())?;
     timed(place, count, |_| Ok(()), list)
 }
 
-/// A file of this round, made and taken away again.
+/// A file for this round, created and removed again.
 fn with_file(place: &Place, work: impl FnOnce(&File, &Path) -> Result<Outcome>) -> Result<Outcome> {
     let path = place.root().join("one");
     let file = File::options().read(true).write(true).create_new(true).open(&path)?;

@@ -1,14 +1,16 @@
-//! Over an S3 store: the same work on Covey, JuiceFS, rclone mount and s3fs, all on one MinIO, each in a bucket of its own.
+//! Over an S3 store: the same work on Covey, JuiceFS, rclone mount and s3fs, all on one MinIO, each in a
+//! bucket of its own.
 //!
-//! "Durable" means that the store has it: a row of that name counts until the program says so (`covey flush`; rclone's queue is empty;
-//! the others return only then). "Cold" means that the node lost its cache and the kernel every page, also those of the store's
-//! own files. Beside the times stand requests and bytes, counted by a relay before the store through which all of them go.
+//! "Durable" means that the store has the data. A row of that name includes the wait for the program to say
+//! so (`covey flush`; rclone's queue is empty; the others return only then). "Cold" means that the node lost
+//! its cache and the kernel every page, including those of the store's own files. The table also shows
+//! requests and bytes, counted by a relay in front of the store through which all of them pass.
 //!
-//! `bare` is no filesystem: it asks the store itself, with 16 ranged GETs of 4 MiB at a time, for what a sequential read could get at
-//! most, and with one GET after another for the chunks of the last part.
+//! `bare` is no filesystem. It asks the store directly: with 16 ranged GETs of 4 MiB at a time, as the upper
+//! bound for a sequential read, and with one GET after another for the chunks of the last part.
 //!
-//! On loopback the store works on the same processors as who reads from it, so a stream is also read with the store beyond a link of 2 Gbit/s,
-//! where the link and not the processors is what is shared.
+//! On loopback, the store and its readers share the processors. So a stream is also read with the store
+//! behind a link of 2 Gbit/s, where the link is the shared resource and not the processors.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -33,7 +35,7 @@ mod bare;
 
 use bare::Bare;
 
-/// Over an S3 store: beside JuiceFS, rclone mount and s3fs
+/// Over an S3 store: compared with JuiceFS, rclone mount and s3fs
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -58,18 +60,19 @@ pub struct Args {
     without: Vec<String>,
 }
 
-/// Chunks of the last part, and the bytes of each: an hour of a stock's order book cut into a thousand rows of 24 columns of
-/// 8 bytes.
+/// The chunks of the last part, and the bytes of each: one hour of a stock's order book, cut into a thousand
+/// rows of 24 columns of 8 bytes.
 const CHUNKS: u64 = 92;
 const CHUNK: usize = 1000 * 24 * 8;
 
-/// A request's median time to the first byte, where a network and a real store are to be between.
+/// A request's median time to the first byte for a simulated network and real store.
 const NETWORK: Duration = Duration::from_millis(30);
 
-/// A link to a store on other machines, in bytes a second: 2 Gbit/s, what the smaller machines of a cloud have for themselves.
+/// A link to a store on other machines, in bytes per second: 2 Gbit/s, the bandwidth of smaller cloud
+/// machines.
 const LINK: u64 = 250_000_000;
-/// And its median time to the first byte: a store in the same data centre.
-const NEAR: Duration = Duration::from_millis(5);
+/// Its median time to the first byte: a store in the same data centre.
+const SAME_DC: Duration = Duration::from_millis(5);
 
 const SMALL_WRITE: &str = "small files, write";
 const SMALL_READ: &str = "small files, cold read";
@@ -78,14 +81,14 @@ const LARGE_READ: &str = "large file, cold read";
 const LINK_READ: &str = "large file, cold read over a link";
 const CHUNK_ROW: &str = "chunks";
 const MEMORY: &str = "the daemon's peak memory";
-/// Columns that are no filesystems.
+/// Columns that are not filesystems.
 const BARE: &str = "bare";
 const LIMIT: &str = "limit";
 
-/// Measures it.
+/// Runs the measurement.
 ///
 /// # Errors
-/// The store or Covey failed, or the results cannot be kept. A peer that fails is noted.
+/// The store or Covey failed, or the results cannot be saved. The failure of a peer is noted.
 pub fn run(args: &Args) -> Result<()> {
     let bench = Bench::begin(&args.common)?;
     let minio = args.minio.clone().or_else(|| on_path("minio"));
@@ -122,7 +125,7 @@ pub fn run(args: &Args) -> Result<()> {
         Cell::new("rm -rf", |place| cells::remove(place)),
         Cell::new(LARGE_WRITE, move |place| over.timed(place, |place| cells::write_large(place, mib))),
         Cell::new(LARGE_READ, move |place| over.large_read(place)),
-        Cell::new(LINK_READ, move |place| store.beyond(LINK, NEAR, || over.large_read(place))),
+        Cell::new(LINK_READ, move |place| store.over_link(LINK, SAME_DC, || over.large_read(place))),
         Cell::new(SMALL_WRITE, move |place| {
             let mut figures = over.timed(place, |place| write_small(place, files))?;
             let puts = figures.iter().find(|figure| figure.0 == "PUTs").map_or(0.0, |figure| figure.2);
@@ -145,7 +148,7 @@ pub fn run(args: &Args) -> Result<()> {
         forget_below(store.data())?;
         sheet.add(LARGE_READ, BARE, &[("rate", "MiB/s", bare.stream("large", mib)?)], 0.0);
         forget_below(store.data())?;
-        let rate = store.beyond(LINK, NEAR, || bare.stream("large", mib))?;
+        let rate = store.over_link(LINK, SAME_DC, || bare.stream("large", mib))?;
         sheet.add(LINK_READ, BARE, &[("rate", "MiB/s", rate)], 0.0);
     }
     targets(&mut sheet);
@@ -154,7 +157,7 @@ pub fn run(args: &Args) -> Result<()> {
     bench.finish(sheet, places)
 }
 
-/// Some targets are numbers: they stand in a column of their own.
+/// Some targets are fixed numbers. They have a column of their own.
 fn targets(sheet: &mut Sheet) {
     sheet.add(SMALL_WRITE, LIMIT, &[("PUTs for 1000", "requests", 5.0)], 0.0);
     sheet.add(MEMORY, LIMIT, &[("", "MiB", 200.0)], 0.0);
@@ -167,7 +170,7 @@ fn targets(sheet: &mut Sheet) {
     sheet.target(format!("{CHUNK_ROW}, the cold store : pass 3"), "covey", LIMIT, Bound::AtLeast(1.0));
 }
 
-/// What is done over the store.
+/// The work over the store.
 struct Over<'s> {
     store: &'s Store,
     bare: &'s Bare,
@@ -175,12 +178,12 @@ struct Over<'s> {
 }
 
 impl Over<'_> {
-    /// Begins to count what the store is asked.
+    /// Begins to count the store's requests.
     fn begin(&self) {
         *self.last.borrow_mut() = Some(self.store.counts());
     }
 
-    /// What it was asked since.
+    /// The counts since [`Over::begin`].
     fn asked(&self) -> (f64, f64, f64, f64) {
         let (now, before) = (self.store.counts(), self.last.borrow_mut().take().unwrap_or_default());
         let more = |operation: &str| now.of(operation) - before.of(operation);
@@ -188,7 +191,7 @@ impl Over<'_> {
         (puts, more("getobject"), now.received - before.received, now.sent - before.sent)
     }
 
-    /// Work, then until the store has it.
+    /// Times `work`, including the wait until the store has the data.
     fn timed(
         &self,
         place: &mut Place,
@@ -211,7 +214,7 @@ impl Over<'_> {
         forget_below(self.store.data())
     }
 
-    /// From nothing running to the first bytes of a file.
+    /// From a stopped program to the first bytes of a file.
     fn first_read(&self, place: &mut Place) -> Result<Vec<Figure>> {
         self.cold(place)?;
         let begun = monotonic();
@@ -273,8 +276,8 @@ impl Over<'_> {
         ])
     }
 
-    /// Looks at the same chunks: from the store itself, near and with a network between, by three passes over the mount, the first of them cold and over
-    /// that network, and as plain local files.
+    /// Reads the same chunks: from the store itself, without and with a simulated network; in three passes
+    /// over the mount, the first of them cold and over that network; and as plain local files.
     fn chunks(&self, place: &mut Place, scratch: &Path) -> Result<Vec<Figure>> {
         let (local, folder) = (scratch.join("chunks"), place.root().join("chunks"));
         for folder in [&local, &folder] {
@@ -282,7 +285,7 @@ impl Over<'_> {
         }
         self.cold(place)?;
         let near = self.bare.read_chunks(CHUNKS)?;
-        let (store, mut passes) = self.store.far_away(NETWORK, || {
+        let (store, mut passes) = self.store.with_latency(NETWORK, || {
             let store = self.bare.read_chunks(CHUNKS)?;
             place.begin_again()?;
             let first = p50_of_chunks(&folder)?;

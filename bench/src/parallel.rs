@@ -1,5 +1,6 @@
-//! F2: many workers, small files. Each worker creates, writes and closes its files; then all are read back twice, by other workers
-//! than wrote them. And how that depends on the number of threads that read requests from /dev/fuse.
+//! F2: many workers, small files. Each worker creates, writes and closes its files. Then all files are read
+//! twice, by other workers than wrote them. A second part measures how this depends on the number of threads
+//! that read requests from /dev/fuse.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -19,24 +20,26 @@ use crate::work::{Fresh, together};
 pub struct Args {
     #[command(flatten)]
     common: Common,
-    /// How many at a time
+    /// The number of concurrent workers
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=4096))]
     workers: u64,
-    /// Files of all workers together; each number gets rows of its own [default: 1024,262144; with --quick 1024]
+    /// Files of all workers together; each number gets rows of its own [default: 1024,262144; with --quick
+    /// 1024]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..))]
     files: Vec<u64>,
-    /// Above so many files none are written with fsync
+    /// No files are written with fsync above this number
     #[arg(long, default_value_t = 20_000)]
     synced_at_most: u64,
-    /// Numbers of reader threads to compare, all on /dev/fuse [default: 1,2,4,8,16,32,64,128,256; with --quick 1,4,64]
+    /// Numbers of reader threads to compare, all on /dev/fuse [default: 1,2,4,8,16,32,64,128,256; with
+    /// --quick 1,4,64]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=4096))]
     readers: Vec<u64>,
-    /// Leave the comparison of transports out, or that of readers
+    /// Run only one of the comparisons: of transports and places, or of numbers of readers
     #[arg(long, value_enum)]
     part: Option<Part>,
 }
 
-/// One half.
+/// One of the two comparisons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
     /// Places and transports.
@@ -48,10 +51,10 @@ enum Part {
 /// Bytes of a file.
 const SIZE: usize = 4096;
 
-/// Measures both.
+/// Runs both comparisons.
 ///
 /// # Errors
-/// A place failed, or the results cannot be kept.
+/// A place failed, or the results cannot be saved.
 pub fn run(args: &Args) -> Result<()> {
     if args.part != Some(Part::Readers) {
         places(args)?;
@@ -113,12 +116,12 @@ fn targets(sheet: &mut Sheet, load: Load, other: &str) {
     }
 }
 
-/// How much there is to do.
+/// The amount of work.
 #[derive(Clone, Copy)]
 pub struct Load {
-    /// At a time.
+    /// The number of concurrent workers.
     pub workers: u64,
-    /// All together.
+    /// The number of files of all workers together.
     pub files: u64,
 }
 
@@ -141,10 +144,10 @@ impl Load {
         Ok(folder)
     }
 
-    /// Writes all files, reads them twice, removes them: how long each of that took.
+    /// Writes all files, reads them twice, removes them. Returns how long each step took.
     ///
     /// # Errors
-    /// As the filesystem says.
+    /// An error of the filesystem.
     pub fn pass(self, place: &Place, synced: bool) -> Result<Vec<Figure>> {
         let folder = Load::folder(place)?;
         let write = self.write(&folder, synced)?;
@@ -188,8 +191,8 @@ impl Load {
         self.by_all(folder, 0, |path, _, _| Ok(fs::remove_file(path)?))
     }
 
-    /// All workers begin together; answers how long until the last has done its share, in milliseconds. `shift` moves the shares
-    /// from worker to worker.
+    /// All workers start together. Returns how long until the last has done its share, in milliseconds.
+    /// `shift` moves the shares from worker to worker.
     fn by_all(
         self,
         folder: &Path,
@@ -212,8 +215,8 @@ impl Load {
     }
 }
 
-/// A mount for each number of readers. What is written and then read again after the kernel's pages were dropped reaches the daemon
-/// whole; so do the creates.
+/// Measures a mount for each number of readers. The daemon receives the creates, all written data, and all
+/// reads, because the kernel's pages are dropped before the reads.
 fn readers(args: &Args) -> Result<()> {
     let bench = Bench::begin(&args.common)?;
     let counts = match (&args.readers[..], args.common.quick) {

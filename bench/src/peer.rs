@@ -1,5 +1,5 @@
-//! Other FUSE filesystems to measure beside. They are programs of their own: found where their paths are given, or where
-//! `scripts/bootstrap bench-peers` has put them; one that is not there is said to be skipped.
+//! Other FUSE filesystems for comparison. They are separate programs, used from given paths or from where
+//! `scripts/bootstrap bench-peers` has put them. A missing one is reported as skipped.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -14,14 +14,14 @@ use crate::Result;
 use crate::store::{self, Access};
 use crate::work::run;
 
-/// Which.
+/// The peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Peer {
     /// JuiceFS with names in SQLite and objects in a folder.
     JuiceSqlite,
     /// JuiceFS with names in Redis and objects in a folder.
     JuiceRedis,
-    /// go-fuse's loopback: passes everything on to a folder.
+    /// go-fuse's loopback: forwards every request to a folder.
     Loopback,
     /// JuiceFS with names in SQLite and objects in an S3 store.
     JuiceS3,
@@ -31,7 +31,7 @@ pub enum Peer {
     S3fs,
 }
 
-/// Where the peers' programs are.
+/// The paths of the peers' programs.
 #[derive(Clone, Debug, Default)]
 pub struct Tools {
     /// `juicefs`.
@@ -44,16 +44,16 @@ pub struct Tools {
     pub rclone: Option<PathBuf>,
     /// `s3fs`.
     pub s3fs: Option<PathBuf>,
-    /// The S3 store that some of them are measured over.
+    /// The S3 store for the peers that need one.
     pub store: Option<Access>,
     /// Redis's port, once it is known.
     port: u16,
-    /// Where rclone can be asked whether it has uploaded all.
+    /// The port for asking rclone whether it has uploaded everything.
     rclone_port: u16,
 }
 
 impl Tools {
-    /// None of them.
+    /// No programs.
     pub fn none() -> Tools {
         Tools::default()
     }
@@ -62,10 +62,10 @@ impl Tools {
         self.store.as_ref().ok_or_else(|| "there is no S3 store to measure over".into())
     }
 
-    /// Those that are there.
+    /// Those that are installed.
     ///
     /// # Errors
-    /// A path that was given is none of a program.
+    /// A given path does not lead to a program.
     pub fn find(juicefs: Option<&Path>, loopback: Option<&Path>) -> Result<Tools> {
         let given = |path: Option<&Path>, what: &str| -> Result<Option<PathBuf>> {
             let Some(path) = path else { return Ok(None) };
@@ -93,15 +93,15 @@ pub fn on_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
-/// A port that nobody listens on now.
+/// A port that is free now.
 pub fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
 impl Peer {
-    /// Those that keep their bytes in a folder.
+    /// The peers that store their bytes in a folder.
     pub const ALL: [Peer; 3] = [Peer::JuiceSqlite, Peer::JuiceRedis, Peer::Loopback];
-    /// Those that keep them in an S3 store.
+    /// The peers that store them in an S3 store.
     pub const OVER_S3: [Peer; 3] = [Peer::JuiceS3, Peer::Rclone, Peer::S3fs];
 
     /// Its name in tables.
@@ -116,7 +116,7 @@ impl Peer {
         }
     }
 
-    /// Why it cannot be measured here, with what to do; `None` when it can.
+    /// Why it cannot be measured here, and what to do about it; `None` if it can.
     pub fn missing(self, tools: &Tools) -> Option<&'static str> {
         const JUICE: &str = "no juicefs: give its path with JUICEFS=";
         match self {
@@ -143,7 +143,7 @@ impl Peer {
         }
     }
 
-    /// Makes its volume, and starts what it needs beside itself.
+    /// Creates its volume, and starts the helper programs that it needs.
     ///
     /// # Errors
     /// A program failed.
@@ -183,15 +183,15 @@ impl Peer {
             .arg("bench"))
     }
 
-    /// Where it keeps what it can fetch again.
+    /// The folder of its cache, which it can fetch again.
     pub fn cache(self, folder: &Path) -> PathBuf {
         folder.join("cache")
     }
 
-    /// Waits until all that was written is in the store, where the program does not do that by itself.
+    /// Waits until everything written is in the store, if the program does not do that by itself.
     ///
     /// # Errors
-    /// It does not come to an end.
+    /// The uploads do not end.
     pub fn settle(self, tools: &Tools) -> Result<()> {
         if self != Peer::Rclone {
             return Ok(());
@@ -233,7 +233,7 @@ impl Peer {
         command.env("RCLONE_CONFIG_BENCH_ENDPOINT", access.endpoint());
         command.env("RCLONE_CONFIG_BENCH_ACCESS_KEY_ID", &access.key);
         command.env("RCLONE_CONFIG_BENCH_SECRET_ACCESS_KEY", &access.secret);
-        // Version 1.60 refuses to begin with it.
+        // Version 1.60 refuses to start with it.
         command.env_remove("AWS_CA_BUNDLE");
         Ok(command)
     }
@@ -241,7 +241,7 @@ impl Peer {
     /// The program that serves it.
     ///
     /// # Errors
-    /// It needs a store, and there is none.
+    /// It needs a store, and none is given.
     pub fn command(self, tools: &Tools, folder: &Path, root: &Path) -> Result<Command> {
         if matches!(self, Peer::Rclone | Peer::S3fs) {
             return self.over_s3(tools, folder, root);

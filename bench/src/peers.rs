@@ -1,4 +1,5 @@
-//! F6: the same work on Covey and on other FUSE filesystems. All keep what they store in folders of the same disk.
+//! F6: the same work on Covey and on other FUSE filesystems. All store their data in folders of the same
+//! disk.
 
 use std::path::PathBuf;
 
@@ -11,7 +12,7 @@ use crate::place::Kind;
 use crate::run::{Bench, Cell, Common};
 use crate::sheet::{Bound, Sheet};
 
-/// F6: beside JuiceFS and go-fuse's loopback
+/// F6: compared with JuiceFS and go-fuse's loopback
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -30,15 +31,15 @@ pub struct Args {
     mib: Option<u64>,
 }
 
-/// Names of the rows with a target of their own.
+/// Names of the rows with a separate target.
 const CREATE: &str = "create 4 KiB files";
 const WARM: &str = "open+read+close of 64 KiB, warm, 1 thread";
 const PARALLEL: &str = "1024 files by 256 workers";
 
-/// Measures it.
+/// Runs the measurement.
 ///
 /// # Errors
-/// Covey or ext4 failed, or the results cannot be kept. A peer that fails is noted.
+/// Covey or ext4 failed, or the results cannot be saved. The failure of a peer is noted.
 pub fn run(args: &Args) -> Result<()> {
     let bench = Bench::begin(&args.common)?;
     let tools = Tools::find(args.juicefs.as_deref(), args.loopback.as_deref())?;
@@ -80,7 +81,7 @@ pub fn run(args: &Args) -> Result<()> {
     bench.finish(sheet, places)
 }
 
-/// Ahead on every line, and five times on four of them.
+/// Faster in every row, and five times as fast in four of them.
 fn targets(sheet: &mut Sheet) {
     let first = format!("{PARALLEL}, first read");
     let warm = format!("{WARM}, p50");

@@ -1,4 +1,4 @@
-//! What is measured on: filesystems, set up afresh and taken away again.
+//! The filesystems that are measured: created for a run and removed afterwards.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -18,7 +18,7 @@ use crate::run::PerOperation;
 use crate::store::{self, Access};
 use crate::work::run;
 
-/// How many requests came so far, by kind.
+/// The number of requests so far, by kind.
 pub type Requests = std::collections::BTreeMap<String, u64>;
 
 /// A kind of place.
@@ -30,11 +30,11 @@ pub enum Kind {
     CoveyS3,
     /// A volume in memory, mounted.
     Memory,
-    /// A fresh ext4 in an image file.
+    /// A new ext4 in an image file.
     Ext4,
     /// A tmpfs.
     Tmpfs,
-    /// A FUSE filesystem that does nothing: what the kernel's protocol costs by itself.
+    /// A FUSE filesystem that does nothing: the cost of the kernel's protocol alone.
     Null,
     /// A plain folder on the disk that also holds Covey's volume and the ext4's image.
     Folder,
@@ -59,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// Whether it is somebody else's: its failures end its column, not the run.
+    /// Whether it is third-party software: its failure ends its column, not the run.
     pub fn is_peer(self) -> bool {
         matches!(self, Kind::Peer(_))
     }
@@ -70,29 +70,29 @@ impl Kind {
     }
 }
 
-/// How a place is to be.
+/// How a place is set up.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// What it is.
+    /// The kind of filesystem.
     pub kind: Kind,
     /// Its column's name.
     pub name: String,
-    /// How requests reach Covey and the empty filesystem.
+    /// The transport of requests to Covey and the empty filesystem.
     pub transport: fuse::Transport,
-    /// Threads that read requests; 0: the program's choice.
+    /// Threads that read requests; with 0 the program chooses.
     pub readers: usize,
-    /// For `covey mount -o`.
+    /// Options for `covey mount -o`.
     pub options: Option<String>,
-    /// The kernel is to keep nothing.
+    /// The kernel caches nothing.
     pub uncached: bool,
-    /// A program that asks may be moved to another CPU by the answer.
+    /// A calling program may be moved to another CPU by the reply.
     pub moved: bool,
-    /// Somebody looks on at every request.
+    /// Every request is traced.
     pub traced: bool,
 }
 
 impl Setup {
-    /// The usual.
+    /// The default setup.
     pub fn new(kind: Kind, transport: fuse::Transport) -> Setup {
         Setup {
             kind,
@@ -106,7 +106,7 @@ impl Setup {
         }
     }
 
-    /// Under another name.
+    /// The same with another name.
     #[must_use]
     pub fn named(mut self, name: impl Into<String>) -> Setup {
         self.name = name.into();
@@ -114,15 +114,15 @@ impl Setup {
     }
 }
 
-/// One of them, mounted.
+/// A filesystem that is mounted.
 pub struct Place {
     setup: Setup,
     folder: PathBuf,
     root: PathBuf,
     server: Option<Child>,
-    /// What the server needs beside itself.
+    /// The helper processes of the server.
     helpers: Vec<Child>,
-    /// Processor time of servers that ended, in seconds.
+    /// Processor time of earlier servers, in seconds.
     cpu_before: f64,
     device: String,
     covey: PathBuf,
@@ -130,7 +130,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Sets one up below a scratch folder.
+    /// Sets up a place below a scratch folder.
     ///
     /// # Errors
     /// A program it needs is missing or failed.
@@ -154,7 +154,7 @@ impl Place {
             Kind::Covey => {
                 run(Command::new(&place.covey).arg("format").arg(place.folder.join("volume")))?;
                 place.serve()?;
-                place.look_on()?;
+                place.start_trace()?;
             }
             Kind::CoveyS3 => {
                 place.format_over_s3()?;
@@ -184,7 +184,8 @@ impl Place {
         Ok(place)
     }
 
-    /// Without the kernel's thread that goes on formatting for minutes after the first mount.
+    /// Mounts the ext4 without the kernel thread that would initialize inode tables for minutes after the
+    /// first mount.
     fn mount_ext4(&self) -> Result<()> {
         run(Command::new("mount").args(["-o", "noatime,noinit_itable", &self.device]).arg(&self.root))
     }
@@ -193,7 +194,7 @@ impl Place {
         self.folder.join("image")
     }
 
-    /// What it is.
+    /// Its kind.
     pub fn kind(&self) -> Kind {
         self.setup.kind
     }
@@ -203,12 +204,12 @@ impl Place {
         &self.setup.name
     }
 
-    /// Whether the kernel keeps nothing of it.
+    /// Whether the kernel caches nothing of it.
     pub fn is_uncached(&self) -> bool {
         self.setup.uncached
     }
 
-    /// Where programs see it.
+    /// Its root for programs.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -218,14 +219,14 @@ impl Place {
         self.server.as_ref().map(Child::id)
     }
 
-    /// Processor time that its server used so far, its children and helpers included, in seconds; 0 where the kernel does the work
-    /// itself.
+    /// Processor time that its server used so far, including children and helpers, in seconds; 0 where the
+    /// kernel itself does the work.
     pub fn cpu_seconds(&self) -> f64 {
         let all = self.server.iter().chain(&self.helpers);
         self.cpu_before + all.map(|child| process::cpu_seconds(child.id())).sum::<f64>()
     }
 
-    /// FUSE requests so far, by kind; none where nobody counts them.
+    /// FUSE requests so far, by kind; none where they are not counted.
     pub fn requests(&self) -> Requests {
         if !matches!(self.kind(), Kind::Covey | Kind::CoveyS3 | Kind::Memory) || self.server.is_none() {
             return Requests::new();
@@ -237,7 +238,7 @@ impl Place {
         counts.and_then(|counts| serde_json::from_value(counts).ok()).unwrap_or_default()
     }
 
-    /// What so many operations cost, of the requests since `before`; `None` where nobody counts them.
+    /// The requests since `before`, per operation; `None` where they are not counted.
     pub fn requests_since(&self, before: &Requests, operations: u64) -> Option<PerOperation> {
         let now = self.requests();
         let more = |(kind, count): (String, u64)| {
@@ -283,14 +284,14 @@ impl Place {
         Ok(command)
     }
 
-    /// Starts `covey trace`, where it is wanted.
-    fn look_on(&mut self) -> Result<()> {
+    /// Starts `covey trace`, if wanted.
+    fn start_trace(&mut self) -> Result<()> {
         let begun = monotonic();
         while self.setup.traced && self.helpers.is_empty() {
             let mut look = Command::new(&self.covey);
             look.arg("trace").arg(&self.root).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
             let mut child = look.stderr(Stdio::null()).spawn()?;
-            // Right after the mount is there, nobody may listen yet.
+            // Right after the mount appears, its control socket may not listen yet.
             std::thread::sleep(Duration::from_millis(200));
             match child.try_wait()? {
                 None => self.helpers.push(child),
@@ -321,10 +322,10 @@ impl Place {
         run(&mut format)
     }
 
-    /// Waits until all that was written is in the S3 store.
+    /// Waits until everything written is in the S3 store.
     ///
     /// # Errors
-    /// The program that should see to it failed.
+    /// The program that uploads it failed.
     pub fn settle(&self) -> Result<()> {
         match self.kind() {
             Kind::CoveyS3 => run(Command::new(&self.covey).arg("flush").arg(&self.root)),
@@ -333,7 +334,8 @@ impl Place {
         }
     }
 
-    /// Ends the server and takes away what it could fetch again from the S3 store, as a node would lose it with its cache's disk.
+    /// Ends the server and removes what it could fetch again from the S3 store, as after the loss of the disk
+    /// with the cache.
     ///
     /// # Errors
     /// The place has no such store.
@@ -355,10 +357,10 @@ impl Place {
         forget_below(&self.folder)
     }
 
-    /// Serves it again after [`Place::lose_cache`].
+    /// Mounts it again after [`Place::lose_cache`].
     ///
     /// # Errors
-    /// It does not mount.
+    /// The mount failed.
     pub fn begin_again(&mut self) -> Result<()> {
         self.serve()
     }
@@ -367,7 +369,7 @@ impl Place {
         let mut command = self.command()?;
         let log = File::create(self.folder.join("log"))?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).current_dir("/");
-        // Ctrl-C is for the bench, which then ends its servers itself.
+        // Ctrl-C goes only to the bench, which then ends its servers itself.
         command.process_group(0);
         let outside = rustix::fs::stat(&self.folder)?.st_dev;
         let mut server = command.spawn().map_err(|error| format!("{command:?}: {error}"))?;
@@ -386,8 +388,8 @@ impl Place {
         Ok(())
     }
 
-    /// Leaves nothing of what is stored in any memory, as far as that can be had without disturbing others. Of a volume in memory and
-    /// of a plain folder it drops the kernel's pages.
+    /// Removes what is stored from all memory, as far as possible without disturbing others. For a volume in
+    /// memory and a plain folder, only the kernel's pages are dropped.
     ///
     /// # Errors
     /// It cannot be mounted again.
@@ -409,7 +411,7 @@ impl Place {
         }
     }
 
-    /// Has the kernel forget names and attributes, where that can be had without losing what is stored.
+    /// Makes the kernel forget names and attributes, where that does not lose stored data.
     ///
     /// # Errors
     /// It cannot be mounted again.
@@ -427,7 +429,8 @@ impl Place {
         }
     }
 
-    /// Drops the kernel's pages of all files, so that reads reach the server; what the server holds stays.
+    /// Drops the kernel's pages of all files, so that reads reach the server. The server keeps its own
+    /// memory.
     ///
     /// # Errors
     /// A file cannot be opened.
@@ -453,10 +456,10 @@ impl Place {
         Ok(())
     }
 
-    /// Takes it away.
+    /// Unmounts and removes it.
     ///
     /// # Errors
-    /// It does not unmount.
+    /// The unmount failed.
     pub fn tear_down(mut self) -> Result<()> {
         self.stop()
     }
@@ -474,12 +477,12 @@ impl Drop for Place {
             run(Command::new("losetup").args(["--detach", &self.device])).ok();
         }
         self.helpers.iter_mut().for_each(process::end);
-        // The scratch folder goes last; what is large goes now, so that many places fit on a disk.
+        // The scratch folder is removed last. Large files are removed now, so that many places fit on a disk.
         std::fs::remove_file(self.image()).ok();
     }
 }
 
-/// Drops a file's pages, or those of every file below a folder. What is dirty is written first.
+/// Drops the cached pages of a file, or of every file below a folder. Dirty pages are written first.
 ///
 /// # Errors
 /// A folder cannot be read.
@@ -498,7 +501,7 @@ pub fn forget_below(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Serves the filesystem that does nothing.
+/// Serves the empty filesystem.
 ///
 /// # Errors
 /// It cannot be mounted.
@@ -515,11 +518,11 @@ pub fn serve_null(
     Ok(())
 }
 
-/// The kernel's switch for FUSE over io_uring, put back to what it was at the end.
+/// The kernel's switch for FUSE over io_uring, restored at the end.
 pub struct Switch(Option<bool>);
 
 impl Switch {
-    /// Remembers it.
+    /// Remembers its state.
     #[must_use]
     pub fn as_it_is() -> Switch {
         Switch(fuse::uring::switched_on())

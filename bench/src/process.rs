@@ -1,4 +1,4 @@
-//! What can be learnt of another process, and how one is ended.
+//! Measures another process, and ends one.
 
 use std::fs;
 use std::process::Child;
@@ -9,13 +9,14 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Result;
 
-/// Processor time that a process and its children used so far, in seconds; 0 if it is not there.
+/// Processor time that a process and its children used so far, in seconds; 0 if it does not exist.
 pub fn cpu_seconds(pid: u32) -> f64 {
     let mut ticks = 0.0;
     let mut left = vec![pid];
     while let Some(pid) = left.pop() {
         let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // The name in parentheses may hold spaces; user and system time are the 12th and 13th words after it.
+        // The name in parentheses may contain spaces. User and system time are the 12th and 13th words after
+        // it.
         let words: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
         let word = |at: usize| words.get(at).and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0);
         ticks += word(11) + word(12);
@@ -43,15 +44,15 @@ fn cpu_clock(which: rustix::time::ClockId) -> f64 {
 /// A process's memory, in MiB.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Memory {
-    /// Addresses it has taken.
+    /// The size of its address space.
     pub virtual_mib: f64,
-    /// Held now.
+    /// The current resident memory.
     pub resident_mib: f64,
-    /// The most held since [`forget_peak`].
+    /// The highest resident memory since [`forget_peak`].
     pub peak_mib: f64,
 }
 
-/// As the kernel counts it.
+/// The memory of a process, as the kernel counts it.
 pub fn memory(pid: u32) -> Memory {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let field = |name: &str| {
@@ -61,15 +62,15 @@ pub fn memory(pid: u32) -> Memory {
     Memory { virtual_mib: field("VmSize:"), resident_mib: field("VmRSS:"), peak_mib: field("VmHWM:") }
 }
 
-/// Begins a process's peak anew.
+/// Resets a process's peak.
 pub fn forget_peak(pid: u32) {
     let _ = fs::write(format!("/proc/{pid}/clear_refs"), "5");
 }
 
-/// Whether it ends by itself in this time.
+/// Whether the process ends by itself in this time.
 ///
 /// # Errors
-/// It cannot be waited for.
+/// Waiting for it failed.
 pub fn ends_within(child: &mut Child, at_most: Duration) -> Result<bool> {
     let begun = monotonic();
     while child.try_wait()?.is_none() {
@@ -81,7 +82,7 @@ pub fn ends_within(child: &mut Child, at_most: Duration) -> Result<bool> {
     Ok(true)
 }
 
-/// Ends it: first asked, then killed.
+/// Ends a process: with SIGTERM first, then with SIGKILL.
 pub fn end(child: &mut Child) {
     if !matches!(child.try_wait(), Ok(None)) {
         return;

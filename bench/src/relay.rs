@@ -1,14 +1,16 @@
-//! A relay on loopback before a store, the same for all that is measured: it counts requests by kind and bytes, can make each request
-//! wait, as a network's round trip and a real store's first byte do, and can let answers through no faster than a link would.
+//! A relay on loopback in front of a store, the same for all systems that are measured. It counts requests by
+//! kind and bytes. It can delay each request, to simulate a network's round trip and a real store's first
+//! byte, and can limit answers to the rate of a link.
 //!
 //! ```text
-//!   program ── requests, read as HTTP/1.1 only as far as counting needs ──► relay ── the same bytes ──► store
-//!   program ◄── the same bytes, by splice(2): they never come into this process ────────────────────────── store
+//!   program ── requests, parsed only as far as counting needs ──► relay ── the same bytes ──► store
+//!   program ◄── the same bytes, by splice(2): they never enter this process ───────────────── store
 //! ```
 //!
-//! A wait is drawn for each request around the median that was set, and is over before the request's head goes on; so it is part of the time to the
-//! first byte and takes nothing from the bytes after it. A link is one for all connections: each piece of an answer takes its time on it, one after
-//! another, and waits for that before it goes on.
+//! A delay is drawn for each request around the given median, and is over before the request's head is
+//! forwarded. So it is part of the time to the first byte and does not slow the bytes after it. All
+//! connections share one link: each piece of an answer occupies it for its transfer time, one after another,
+//! and is forwarded only then.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -24,15 +26,15 @@ use rustix::pipe::{SpliceFlags, pipe, splice};
 use crate::Result;
 use crate::store::Counts;
 
-/// No head of a request is longer.
+/// The longest head of a request.
 const HEAD_MAX: usize = 64 << 10;
-/// Bytes that go on at a time.
+/// Bytes forwarded at a time.
 const PIECE: usize = 1 << 20;
-/// And over a link, so that connections take turns on it.
+/// The same with a link, so that connections take turns on it.
 const PIECE_ON_LINK: usize = 64 << 10;
-/// A sleep ends late; what the link stood idle for that is made up, up to so many nanoseconds.
+/// A sleep ends late. The idle time of the link is made up for, up to so many nanoseconds.
 const LATE_NS: u64 = 2_000_000;
-/// Waits scatter around their median by about this part of it, more upwards than down.
+/// The spread of delays around their median, as a part of it. The distribution is skewed upwards.
 const SCATTER: f64 = 0.35;
 
 #[derive(Default)]
@@ -40,15 +42,15 @@ struct Shared {
     wait_us: AtomicU64,
     asked: AtomicU64,
     answered: AtomicU64,
-    /// Bytes of answers in a second; 0 is no limit.
+    /// Bytes of answers per second; 0 is no limit.
     rate: AtomicU64,
-    /// Until when the link is taken, in nanoseconds of the monotonic clock.
+    /// Until when the link is occupied, in nanoseconds of the monotonic clock.
     taken: Mutex<u64>,
     requests: Mutex<BTreeMap<&'static str, u64>>,
 }
 
 impl Shared {
-    /// Waits until the link has carried so many bytes, after those that others put on it before.
+    /// Waits until the link has carried so many bytes, after those of earlier callers.
     fn take_turn(&self, bytes: usize, rate: u64) {
         if rate == 0 {
             return;
@@ -63,14 +65,14 @@ impl Shared {
     }
 }
 
-/// A relay; its threads end with their connections.
+/// A relay. Its threads end with their connections.
 pub struct Relay {
     port: u16,
     shared: Arc<Shared>,
 }
 
 impl Relay {
-    /// Begins before whoever listens on `to` of loopback.
+    /// Starts in front of the server on port `to` of loopback.
     ///
     /// # Errors
     /// No port, or no thread.
@@ -80,29 +82,29 @@ impl Relay {
         let all = Arc::clone(&shared);
         base::thread::spawn("relay", move || {
             for client in listener.incoming().filter_map(io::Result::ok) {
-                // One that cannot be served is closed, and whoever opened it sees that.
+                // A connection that cannot be served is closed, and its client sees that.
                 let _ = serve(client, to, &all);
             }
         })?;
         Ok(Relay { port, shared })
     }
 
-    /// Where it listens, on loopback.
+    /// Its port on loopback.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// From now on each request waits about so long.
+    /// Sets the median delay of each request from now on.
     pub fn delay(&self, median: Duration) {
         self.shared.wait_us.store(median.as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// From now on answers share a link of so many bytes a second; 0 is no limit.
+    /// Sets the rate of the shared link in bytes per second; 0 is no limit.
     pub fn limit(&self, rate: u64) {
         self.shared.rate.store(rate, Ordering::Relaxed);
     }
 
-    /// What went through so far.
+    /// The counts so far.
     pub fn counts(&self) -> Counts {
         let requests = self.shared.requests.lock();
         Counts {
@@ -119,7 +121,7 @@ fn serve(client: TcpStream, to: u16, shared: &Arc<Shared>) -> Result<()> {
     store.set_nodelay(true)?;
     let (back_from, back_to, counted) = (store.try_clone()?, client.try_clone()?, Arc::clone(shared));
     base::thread::spawn("relay-answers", move || {
-        // Whichever side ends it, ends both: the store closes what it will not serve.
+        // Both sides end when either ends: the store closes what it does not serve.
         let _ = answers(&back_from, &back_to, &counted);
         let _ = back_to.shutdown(Shutdown::Both);
         let _ = back_from.shutdown(Shutdown::Both);
@@ -134,7 +136,7 @@ fn serve(client: TcpStream, to: u16, shared: &Arc<Shared>) -> Result<()> {
 
 fn answers(from: &TcpStream, to: &TcpStream, shared: &Shared) -> Result<()> {
     let (out, into) = pipe()?;
-    // A small pipe makes more steps of it, and no fault.
+    // A smaller pipe only takes more steps.
     let _ = rustix::pipe::fcntl_setpipe_size(&into, PIECE);
     loop {
         let rate = shared.rate.load(Ordering::Relaxed);
@@ -188,7 +190,8 @@ fn requests(mut from: &TcpStream, mut to: &TcpStream, shared: &Shared) -> Result
                     left -= part as u64;
                 }
             }
-            // Where it ends is not looked for: the rest of the connection goes through, and is counted as this one request.
+            // The end of the body is not parsed: the rest of the connection is forwarded, and counts as this
+            // one request.
             Body::Chunks => loop {
                 shared.asked.fetch_add(have as u64, Ordering::Relaxed);
                 to.write_all(&buffer[..have])?;
@@ -205,7 +208,7 @@ fn wait(median_us: u64) {
     if median_us == 0 {
         return;
     }
-    // The sum of twelve lots is nearly normal.
+    // The sum of twelve uniform numbers is nearly normally distributed.
     let lots: f64 = (0..12).map(|_| base::random::u64() as f64 / u64::MAX as f64).sum::<f64>() - 6.0;
     std::thread::sleep(Duration::from_secs_f64(median_us as f64 / 1e6 * (SCATTER * lots).exp()));
 }
@@ -244,7 +247,7 @@ impl Head {
     }
 }
 
-/// The operation of S3, by the names that stores give it.
+/// The S3 operation, by the names that stores use.
 fn kind_of(method: &str, target: &str) -> &'static str {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     // `/BUCKET/KEY`
@@ -283,7 +286,8 @@ mod tests {
         assert_eq!(Head::read(head), Some(Head { kind: "putobject", body: Body::Bytes(5) }));
     }
 
-    /// Two connections ask for 2 MiB each at once, over a link of 20 MiB a second: together they take about as long as 4 MiB take on it.
+    /// Two connections request 2 MiB each at once, over a link of 20 MiB per second: together they take about
+    /// as long as 4 MiB.
     #[test]
     fn connections_share_a_link() {
         let store = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -314,11 +318,12 @@ mod tests {
         for client in clients {
             assert_eq!(client.join().unwrap(), 2 << 20);
         }
-        // Never faster; how much slower is the machine's affair.
+        // Never faster. How much slower it is depends on the machine.
         assert!(begun.elapsed() > Duration::from_millis(190), "{:?}", begun.elapsed());
     }
 
-    /// Two requests on one connection, the first with a body, answered by somebody who says as many bytes as he is asked for.
+    /// Two requests on one connection, the first with a body. The server sends as many bytes as each request
+    /// asks for.
     #[test]
     fn what_goes_through_is_the_same_and_counted() {
         let store = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -1,5 +1,5 @@
-//! One run: what all figures share. Places are visited in turns, each cell once a round, so that whatever else the machine
-//! does hits them alike; their order changes from round to round.
+//! One run: what all figures share. Places are measured in turns, each cell once per round, so that other
+//! load on the machine affects all alike. The order of the places changes from round to round.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -32,24 +32,24 @@ pub struct Common {
     /// How the kernel's requests reach Covey and the empty filesystem: uring, classic or auto
     #[arg(long, default_value_t = fuse::Transport::Uring)]
     pub transport: fuse::Transport,
-    /// Where to work; its disk is the one that is measured
+    /// The folder to work in; its disk is the one that is measured
     #[arg(long)]
     pub scratch: Option<PathBuf>,
-    /// Where results go, in a folder named by date and host; `none` keeps none
+    /// The folder for results, in a subfolder named by date and host; `none` saves nothing
     #[arg(long, default_value = "bench/results")]
     pub results: PathBuf,
-    /// Smaller sizes and fewer rounds: whether all works, and roughly how fast
+    /// Smaller sizes and fewer rounds: a quick check that everything works
     #[arg(long)]
     pub quick: bool,
 }
 
 impl Common {
-    /// How many rounds there are to be.
+    /// The number of rounds.
     pub fn rounds(&self) -> usize {
         self.rounds.map_or(if self.quick { 3 } else { 5 }, |rounds| rounds as usize)
     }
 
-    /// The tree that is to be packed and cloned: the one given, or headers that a machine with a compiler has.
+    /// The tree to pack and to clone: the given one, or headers that a machine with a compiler has.
     pub fn tree<'t>(&self, given: Option<&'t Path>) -> &'t Path {
         given.unwrap_or(Path::new(if self.quick { "/usr/include/linux" } else { "/usr/include" }))
     }
@@ -60,19 +60,19 @@ impl Common {
     }
 }
 
-/// What a cell answers: figures, each with a name beside the cell's ("" for the only one), a unit and a value; and, where that was
-/// counted, what FUSE requests its operations cost.
+/// The result of a cell: figures, each with a name in addition to the cell's ("" for the only one), a unit
+/// and a value. Where they were counted, also the FUSE requests of its operations.
 pub struct Outcome {
     /// Name, unit, value.
     pub figures: Vec<Figure>,
-    /// Requests for one operation.
+    /// Requests per operation.
     pub requests: Option<PerOperation>,
 }
 
-/// FUSE requests for one operation, by kind.
+/// FUSE requests per operation, by kind.
 pub type PerOperation = std::collections::BTreeMap<String, f64>;
 
-/// A figure's name beside its cell's, its unit, and its value.
+/// A figure's name in addition to its cell's, its unit, and its value.
 pub type Figure = (&'static str, &'static str, f64);
 
 impl From<Vec<Figure>> for Outcome {
@@ -92,7 +92,7 @@ pub struct Cell<'w> {
 }
 
 impl<'w> Cell<'w> {
-    /// One that every place can do.
+    /// A cell that runs on every place.
     pub fn new<O: Into<Outcome>>(
         name: impl Into<String>,
         work: impl Fn(&mut Place) -> Result<O> + 'w,
@@ -101,21 +101,21 @@ impl<'w> Cell<'w> {
         Cell { name: name.into(), runs_on: |_| true, work }
     }
 
-    /// Only on places that pass.
+    /// Restricts it to places that pass.
     #[must_use]
     pub fn on(mut self, runs_on: fn(&Place) -> bool) -> Cell<'w> {
         self.runs_on = runs_on;
         self
     }
 
-    /// Not on the filesystem that remembers nothing.
+    /// Excludes the empty filesystem, which stores nothing.
     #[must_use]
     pub fn not_on_null(self) -> Cell<'w> {
         self.on(|place| place.kind() != Kind::Null)
     }
 }
 
-/// A run that was begun: a scratch folder, taken away at the end.
+/// A run in progress, with a scratch folder that is removed at the end.
 pub struct Bench {
     /// Its options.
     pub common: Common,
@@ -125,14 +125,14 @@ pub struct Bench {
     _switch: Switch,
 }
 
-/// A peer whose round takes longer than this is not measured again.
+/// If a round of a peer takes longer than this, it is the peer's last.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 impl Bench {
-    /// Looks whether it can be done here at all.
+    /// Checks whether a run is possible here.
     ///
     /// # Errors
-    /// Not root, or the program is not there.
+    /// Not root, or the program does not exist.
     pub fn begin(common: &Common) -> Result<Bench> {
         if !rustix::process::geteuid().is_root() {
             return Err("it mounts an ext4 and a tmpfs to compare with: run it as root".into());
@@ -155,15 +155,15 @@ impl Bench {
         self.scratch.path()
     }
 
-    /// A setup with the options of this run.
+    /// A setup with this run's options.
     pub fn setup(&self, kind: Kind) -> Setup {
         Setup { options: self.common.options.clone(), ..Setup::new(kind, self.common.transport) }
     }
 
-    /// Sets places up.
+    /// Sets up places.
     ///
     /// # Errors
-    /// One of them cannot be.
+    /// One of them failed.
     pub fn places(&self, setups: impl IntoIterator<Item = Setup>, tools: &Tools) -> Result<Vec<Place>> {
         setups.into_iter().map(|setup| Place::set_up(setup, self.scratch(), &self.covey, tools)).collect()
     }
@@ -173,11 +173,13 @@ impl Bench {
         Sheet::new(figure, title, machine::facts(&self.common, &self.covey))
     }
 
-    /// Measures all cells on all places, in turns. A peer whose round takes longer than [`PATIENCE`] has no more rounds, and the table says so.
+    /// Measures all cells on all places, in turns. If a round of a peer takes longer than [`PATIENCE`], it is
+    /// the peer's last, and the table says so.
     ///
     /// # Errors
-    /// A place failed, or Ctrl-C came in the first round; later it ends the rounds, and what was measured by then is kept. A peer
-    /// that fails is noted in the table, and passed over from then on in that cell.
+    /// A place failed, or Ctrl-C was pressed in the first round. Later Ctrl-C ends the rounds, and what was
+    /// measured by then is kept. The failure of a peer is noted in the table, and the peer is skipped in that
+    /// cell from then on.
     pub fn measure(&self, places: &mut [Place], cells: &[Cell<'_>], sheet: &mut Sheet) -> Result<()> {
         let wanted =
             |cell: &&Cell<'_>| self.common.only.as_ref().is_none_or(|only| cell.name.contains(only.as_str()));
@@ -219,7 +221,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Takes the places away, prints the finished table and keeps it with its raw results and charts.
+    /// Removes the places, prints the finished table and saves it with its raw results and charts.
     ///
     /// # Errors
     /// A place does not unmount, or the folder of results cannot be written.
@@ -245,7 +247,7 @@ fn visit(cell: &Cell<'_>, place: &mut Place, sheet: &mut Sheet) -> Result<()> {
             Ok(())
         }
         Err(error) if place.kind().is_peer() => {
-            // What a tool says of every file is one reason.
+            // A tool may print a line for every file; the first one is enough.
             let said = error.to_string();
             sheet.give_up(&cell.name, place.name(), said.lines().next().unwrap_or_default());
             Ok(())
@@ -254,7 +256,7 @@ fn visit(cell: &Cell<'_>, place: &mut Place, sheet: &mut Sheet) -> Result<()> {
     }
 }
 
-/// Shows what is being done, where somebody looks on; an empty line ends it.
+/// Shows the current step on a terminal. An empty line clears it.
 pub fn progress(line: &str) {
     if std::io::stderr().is_terminal() {
         eprint!("\r\x1b[K{line}");

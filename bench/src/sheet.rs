@@ -1,8 +1,9 @@
-//! A table in the making: samples by row and place, medians, ratios against targets, FUSE requests per operation; and how all that
-//! is written down.
+//! A table: samples by row and place, medians, ratios against targets, FUSE requests per operation; and how
+//! all that is written to files.
 //!
-//! What is kept in `bench/results/DATE-HOST/` is, for each figure, `FIGURE.json` (every sample), `FIGURE.md` (the table) and
-//! charts. Nothing that was kept is ever overwritten: a second run on one day has a folder of its own, `DATE-HOST-2`.
+//! `bench/results/DATE-HOST/` has for each figure `FIGURE.json` (every sample), `FIGURE.md` (the table) and
+//! charts. Saved results are never overwritten: a second run on one day has a folder of its own,
+//! `DATE-HOST-2`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -16,10 +17,10 @@ use crate::chart::{self, Bars, Lines};
 use crate::machine::{Facts, host, today};
 use crate::run::{Figure, PerOperation};
 
-/// Values by the name of the place they were seen on.
+/// Values by place.
 type ByPlace = BTreeMap<String, Vec<f64>>;
 
-/// One row: its cell, its whole name, its unit and its samples.
+/// One row: its cell, its full name, its unit and its samples.
 struct Row {
     cell: String,
     name: String,
@@ -27,18 +28,18 @@ struct Row {
     samples: ByPlace,
 }
 
-/// What a ratio is to be.
+/// The target of a ratio.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
-    /// No more than this: of times, and of memory.
+    /// At most this: for times and memory.
     AtMost(f64),
-    /// No less than this: of rates.
+    /// At least this: for rates.
     AtLeast(f64),
-    /// Anything: the ratio is worth knowing.
+    /// No target: the ratio is only shown.
     Shown,
 }
 
-/// A promise about two places in one row.
+/// A target for two places in one row.
 struct Target {
     row: String,
     of: String,
@@ -46,14 +47,14 @@ struct Target {
     bound: Bound,
 }
 
-/// See the module.
+/// A table. See the module.
 pub struct Sheet {
     figure: &'static str,
     title: &'static str,
     facts: Facts,
     columns: Vec<String>,
     rows: Vec<Row>,
-    /// Seconds of processor time of the place's server, by cell.
+    /// Processor time of the place's server in seconds, by cell.
     cpu: BTreeMap<String, ByPlace>,
     /// FUSE requests per operation, by cell, place and kind.
     requests: BTreeMap<String, BTreeMap<String, BTreeMap<String, Vec<f64>>>>,
@@ -69,7 +70,7 @@ enum Chart {
 }
 
 impl Sheet {
-    /// An empty one.
+    /// An empty table.
     pub fn new(figure: &'static str, title: &'static str, facts: Facts) -> Sheet {
         Sheet {
             figure,
@@ -86,7 +87,7 @@ impl Sheet {
         }
     }
 
-    /// Names the columns, in their order; those that are there already stay where they are.
+    /// Adds columns in this order. Existing columns keep their places.
     pub fn columns(&mut self, names: impl IntoIterator<Item = String>) {
         for name in names {
             if !self.columns.contains(&name) {
@@ -95,7 +96,7 @@ impl Sheet {
         }
     }
 
-    /// Adds what one cell answered once on one place, and the processor time that the place's server took for it.
+    /// Adds the figures of one cell on one place, and the processor time that the place's server used for it.
     pub fn add(&mut self, cell: &str, place: &str, figures: &[Figure], cpu: f64) {
         for (figure, unit, value) in figures {
             let name = if figure.is_empty() { cell.to_owned() } else { format!("{cell}, {figure}") };
@@ -108,7 +109,7 @@ impl Sheet {
         self.cpu.entry(cell.to_owned()).or_default().entry(place.to_owned()).or_default().push(cpu);
     }
 
-    /// Adds the FUSE requests that one operation cost.
+    /// Adds the FUSE requests per operation.
     pub fn add_requests(&mut self, cell: &str, place: &str, requests: PerOperation) {
         let by_place = self.requests.entry(cell.to_owned()).or_default();
         let by_kind = by_place.entry(place.to_owned()).or_default();
@@ -117,41 +118,41 @@ impl Sheet {
         }
     }
 
-    /// Says otherwise of a fact than the run's options do.
+    /// Replaces a fact that the run's options set.
     pub fn fact(&mut self, name: &'static str, value: &str) {
         self.facts.retain(|(fact, _)| *fact != name);
         self.facts.push((name, value.to_owned()));
     }
 
-    /// Notes that a place could not do a cell; it is not tried again.
+    /// Notes that a place failed in a cell. It is not tried again.
     pub fn give_up(&mut self, cell: &str, place: &str, why: &str) {
         self.notes.push(format!("{place} failed at \"{cell}\": {}", why.trim()));
         self.gave_up.push((cell.to_owned(), place.to_owned()));
     }
 
-    /// Whether that was so.
+    /// Whether the place failed in the cell.
     pub fn gave_up(&self, cell: &str, place: &str) -> bool {
         self.gave_up.iter().any(|(c, p)| c == cell && p == place)
     }
 
-    /// A line below the table.
+    /// Adds a line below the table.
     pub fn note(&mut self, line: impl Into<String>) {
         self.notes.push(line.into());
     }
 
-    /// A ratio that is to be shown with what it should be.
+    /// Adds a ratio to show with its target.
     pub fn target(&mut self, row: impl Into<String>, of: &str, against: &str, bound: Bound) {
         let (of, against) = (of.to_owned(), against.to_owned());
         self.targets.push(Target { row: row.into(), of, against, bound });
     }
 
-    /// A chart of all rows: how many times longer `of` takes than each of the others.
+    /// Adds a chart of all rows: how many times longer `of` takes than each of the others.
     pub fn chart_ratios(&mut self, of: &str, against: &[&str]) {
         let against = against.iter().map(|name| (*name).to_owned()).collect();
         self.charts.push(Chart::Ratios { of: of.to_owned(), against });
     }
 
-    /// A chart of lines, in a file named after the figure and this.
+    /// Adds a chart of lines, in a file named after the figure and `name`.
     pub fn chart_lines(&mut self, name: &str, lines: Lines) {
         self.charts.push(Chart::Lines { name: name.to_owned(), lines });
     }
@@ -161,12 +162,12 @@ impl Sheet {
         self.rows.iter().find(|candidate| candidate.name == row)?.median(place)
     }
 
-    /// Notes how loaded the machine was at the end.
+    /// Records the machine's load at the end.
     pub fn close(&mut self, load: String) {
         self.facts.push(("load at end", load));
     }
 
-    /// All of it, for people.
+    /// The complete table as Markdown.
     pub fn markdown(&self) -> String {
         let mut text = format!("# {}\n\n", self.title);
         for (name, value) in &self.facts {
@@ -245,7 +246,7 @@ impl Sheet {
         (against > 0.0).then(|| of / against)
     }
 
-    /// Every sample.
+    /// Every sample, as JSON.
     pub fn raw(&self) -> Value {
         let facts: Map<String, Value> =
             self.facts.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
@@ -268,7 +269,7 @@ impl Sheet {
             "requests_per_operation": self.requests, "targets": targets, "notes": self.notes })
     }
 
-    /// Writes the table, the raw samples and the charts; answers into which folder.
+    /// Writes the table, the raw samples and the charts. Returns the folder.
     ///
     /// # Errors
     /// The folder cannot be written.
@@ -307,7 +308,7 @@ impl Sheet {
         Ok(all)
     }
 
-    /// How many times longer: rates are turned round.
+    /// How many times longer `of` takes. For rates the ratio is inverted.
     fn bars(&self, of: &str, against: &[String]) -> Bars {
         let longer = |row: &Row, other: &String| {
             let ratio = self.ratio(&row.name, of, other)?;
@@ -335,7 +336,7 @@ impl Row {
 }
 
 impl Bound {
-    /// What is wanted, in words, and whether a ratio is that.
+    /// The bound as text, and whether a ratio meets it.
     fn judge(self, ratio: Option<f64>) -> (String, String) {
         let (wanted, met) = match self {
             Bound::AtMost(most) => (format!("at most {most}"), ratio.map(|ratio| ratio <= most)),
@@ -351,7 +352,7 @@ impl Bound {
     }
 }
 
-/// The middle one of some values.
+/// The median of some values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
@@ -363,7 +364,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Three digits, or all those before the point.
+/// Three significant digits, or all digits before the point.
 fn shown(value: f64) -> String {
     if value >= 100.0 {
         format!("{value:.0}")
@@ -382,7 +383,7 @@ fn table(head: &[String], lines: &[Vec<String>]) -> String {
     text
 }
 
-/// Today's folder in which this figure is not yet.
+/// The first of today's folders that does not have this figure yet.
 fn folder_for(results: &Path, figure: &str) -> PathBuf {
     let name = format!("{}-{}", today(), host());
     let mut folder = results.join(&name);
@@ -394,7 +395,7 @@ fn folder_for(results: &Path, figure: &str) -> PathBuf {
     folder
 }
 
-/// A page that leads to all tables of a folder. One that a person wrote is left alone.
+/// Writes a page with links to all tables of a folder. A page that a person wrote is left alone.
 fn index(folder: &Path) -> std::io::Result<()> {
     const HEAD: &str = "# Results\n\nOne page for each figure; beside it every sample, as JSON.\n\n";
     let page = folder.join("README.md");

@@ -1,8 +1,10 @@
-//! An S3 store to measure over: a MinIO on loopback, with keys made for this run. All that is measured reaches it through one
-//! [`Relay`], which counts requests and bytes, and puts a network's latency before it where that is wanted.
+//! An S3 store for the measurements: a MinIO on loopback, with keys created for this run. Everything that is
+//! measured reaches it through one [`Relay`], which counts requests and bytes, and simulates a network's
+//! latency where that is wanted.
 //!
-//! Its single-disk form takes each folder of its data for a bucket, so buckets are made with mkdir(2); each program that is measured
-//! has one of its own. Its program comes by a path: `make minio` builds it outside the repository.
+//! MinIO's single-disk form treats each folder of its data as a bucket, so buckets are created with mkdir(2).
+//! Each measured program has its own bucket. MinIO's path is given; `make minio` builds it outside the
+//! repository.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,14 +23,14 @@ use crate::peer::free_port;
 use crate::process;
 use crate::relay::Relay;
 
-/// A bucket for each program: Covey, JuiceFS, rclone, s3fs; and one for what asks the store itself.
+/// A bucket for each program: Covey, JuiceFS, rclone, s3fs; and one for direct requests.
 pub const BUCKETS: [&str; 5] =
     ["covey-volume", "juice-objects", "rclone-files", "s3fs-files", "bare-objects"];
 
-/// How a store is reached.
+/// The address and keys of a store.
 #[derive(Clone)]
 pub struct Access {
-    /// On loopback.
+    /// Its port on loopback.
     pub port: u16,
     /// The access key's id.
     pub key: String,
@@ -48,13 +50,13 @@ impl Access {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// Gives a program the keys, in its environment.
+    /// Passes the keys to a program in its environment.
     pub fn hand_to(&self, command: &mut Command) {
         command.env("AWS_ACCESS_KEY_ID", &self.key).env("AWS_SECRET_ACCESS_KEY", &self.secret);
         command.env_remove("AWS_SESSION_TOKEN").env_remove("AWS_PROFILE");
     }
 
-    /// Writes them as s3fs reads them.
+    /// Writes the keys in s3fs's format.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -64,19 +66,19 @@ impl Access {
     }
 }
 
-/// What a store was asked, since it began.
+/// The requests to a store since its start.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     /// Requests by the name of the operation: `putobject`, `getobject`, ...
     pub requests: BTreeMap<String, f64>,
-    /// Bytes that came in.
+    /// Bytes received by the store.
     pub received: f64,
-    /// Bytes that went out.
+    /// Bytes sent by the store.
     pub sent: f64,
 }
 
 impl Counts {
-    /// All requests whose operation contains this.
+    /// The number of requests whose operation contains this.
     pub fn of(&self, operation: &str) -> f64 {
         self.requests.iter().filter(|(name, _)| name.contains(operation)).map(|(_, count)| count).sum()
     }
@@ -93,10 +95,10 @@ pub struct Store {
 }
 
 impl Store {
-    /// Starts one that keeps its data below `folder`.
+    /// Starts a store with its data below `folder`.
     ///
     /// # Errors
-    /// The program is not there, or does not answer within 30 s.
+    /// The program does not exist, or does not answer within 30 s.
     pub fn start(program: &Path, folder: &Path) -> Result<Store> {
         let (port, data) = (free_port()?, folder.join("store"));
         for bucket in BUCKETS {
@@ -126,34 +128,34 @@ impl Store {
         Ok(store)
     }
 
-    /// How it is reached.
+    /// Its address and keys.
     pub fn access(&self) -> &Access {
         &self.access
     }
 
-    /// Where its data is.
+    /// The folder of its data.
     pub fn data(&self) -> &Path {
         &self.data
     }
 
-    /// What it was asked so far.
+    /// The counts so far.
     pub fn counts(&self) -> Counts {
         self.relay.counts()
     }
 
-    /// While `work` goes on, each request waits about so long for the first byte of its answer.
-    pub fn far_away<T>(&self, median: Duration, work: impl FnOnce() -> T) -> T {
+    /// During `work`, each request waits about `median` for the first byte of its answer.
+    pub fn with_latency<T>(&self, median: Duration, work: impl FnOnce() -> T) -> T {
         self.relay.delay(median);
         let done = work();
         self.relay.delay(Duration::ZERO);
         done
     }
 
-    /// While `work` goes on, the store is beyond a network: its answers share a link of so many bytes a second, and each request waits about `median`
-    /// for the first byte.
-    pub fn beyond<T>(&self, rate: u64, median: Duration, work: impl FnOnce() -> T) -> T {
+    /// During `work`, the store is behind a simulated network: its answers share a link of `rate` bytes per
+    /// second, and each request waits about `median` for the first byte.
+    pub fn over_link<T>(&self, rate: u64, median: Duration, work: impl FnOnce() -> T) -> T {
         self.relay.limit(rate);
-        let done = self.far_away(median, work);
+        let done = self.with_latency(median, work);
         self.relay.limit(0);
         done
     }
@@ -161,7 +163,7 @@ impl Store {
     fn get(&self, path: &str) -> Result<String> {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
-        // This version of the protocol knows no chunks, whose lengths would stand in the middle of lines.
+        // HTTP/1.0 has no chunks, whose lengths would appear in the middle of lines.
         write!(stream, "GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{}\r\n\r\n", self.port)?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer)?;

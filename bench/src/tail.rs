@@ -1,21 +1,26 @@
-//! F1, the tail of open() and read(): how long they take on a warm mount, beside tmpfs, from 1 to 256 readers at once.
+//! F1, the tail of open() and read(): how long they take on a warm mount, compared with tmpfs, with 1 to 256
+//! concurrent readers.
 //!
 //! ```text
-//! make bench-tail                                              all of it, ten runs: a quarter of an hour; root
-//! cargo run --release -p covey-bench -- tail --quick           a minute: whether all works
+//! make bench-tail                                         all of it, ten runs: a quarter of an hour; root
+//! cargo run --release -p covey-bench -- tail --quick      a minute: a check that everything works
 //! ```
 //!
-//! The files are a corpus ([`corpus`]): this program derives names and bytes from a seed, and so does `covey mount corpus:`, with
-//! nothing exchanged. Each size is measured by itself, in three parts; in each part the places take turns within every run:
+//! The files are a corpus ([`corpus`]): this program derives names and bytes from a seed, and so does `covey
+//! mount corpus:`, without any exchange. Each size is measured separately, in three parts. In each part the
+//! places take turns within every run:
 //!
-//! - *warm*: every file was opened and read before. tmpfs; a volume, exclusive and frozen; the corpus; and the corpus served as an
-//!   ordinary FUSE filesystem would, with nothing cached.
-//! - *cold*: the mount has lost its pages, the blobs are on this machine. A volume over io_uring and over /dev/fuse.
-//! - *remedies* (the first size only): from the ordinary server on, more threads, more channels, rings, caching, one at a time.
+//! - *warm*: every file was opened and read before. tmpfs; a volume, exclusive and frozen; the corpus; and
+//!   the corpus served as an ordinary FUSE filesystem would, with nothing cached.
+//! - *cold*: the mount has lost its pages, and the blobs are on this machine. A volume over io_uring and over
+//!   /dev/fuse.
+//! - *remedies* (only the first size): starting with the ordinary server, more threads, more channels, rings,
+//!   caching, one at a time.
 //!
-//! Of every run p50, p99 and more are kept; a figure is the median of the runs, a ratio is one of two such medians.
+//! p50, p99 and more are saved for every run. A figure is the median of the runs, and a ratio is one of two
+//! such medians.
 //!
-//! [`place`]: what is mounted. [`readers`]: what is timed, and how. [`report`], [`chart`]: what is kept.
+//! [`place`]: what is mounted. [`readers`]: what is timed, and how. [`report`], [`chart`]: what is saved.
 
 mod chart;
 mod place;
@@ -34,13 +39,13 @@ use place::{Ground, How, Own, Place};
 use readers::Files;
 use report::{Part, Report};
 
-/// F1: how long open() and read() take, from 1 to 256 readers, beside tmpfs
+/// F1: how long open() and read() take, from 1 to 256 readers, compared with tmpfs
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The program to measure
     #[arg(long, default_value = "target/release/covey")]
     covey: PathBuf,
-    /// What all files are derived from
+    /// The seed of all files
     #[arg(long, default_value_t = 7)]
     seed: u64,
     /// Files of each size [default: 1000; with --quick 200]
@@ -49,7 +54,7 @@ pub struct Args {
     /// Sizes of a file; the remedies are tried on the first
     #[arg(long, value_delimiter = ',', default_value = "64K,4K,1M")]
     sizes: Vec<String>,
-    /// Readers at once
+    /// Numbers of concurrent readers
     #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 16, 64, 256], value_parser = readers_at_once)]
     readers: Vec<usize>,
     /// How often each is measured [default: 10; with --quick 2]
@@ -58,29 +63,29 @@ pub struct Args {
     /// Which parts: warm, cold, remedies
     #[arg(long, value_delimiter = ',', default_value = "warm,cold,remedies")]
     parts: Vec<Part>,
-    /// How requests reach the warm mounts: uring, classic or auto
+    /// The transport of requests to the warm mounts: uring, classic or auto
     #[arg(long, default_value_t = fuse::Transport::Uring)]
     transport: fuse::Transport,
-    /// Where to work; its disk holds the volumes
+    /// The folder to work in; its disk holds the volumes
     #[arg(long)]
     scratch: Option<PathBuf>,
-    /// Where results go, in a folder named by date and host; `none` keeps none
+    /// The folder for results, in a subfolder named by date and host; `none` saves nothing
     #[arg(long, default_value = "bench/results")]
     results: PathBuf,
-    /// Fewer files, runs and calls: whether all works, and roughly how fast
+    /// Fewer files, runs and calls: a quick check that everything works
     #[arg(long)]
     quick: bool,
-    /// Serves this corpus until it is unmounted (the bench starts itself so)
+    /// Serves this corpus until it is unmounted (used by the bench itself)
     #[arg(long, hide = true, requires = "on")]
     serve: Option<Spec>,
-    /// Where
+    /// The mountpoint
     #[arg(long, hide = true)]
     on: Option<PathBuf>,
     #[command(flatten)]
     own: Own,
 }
 
-/// More would be stopped by limits on threads before they say anything of a filesystem.
+/// With more readers, thread limits would be reached before the filesystem matters.
 fn readers_at_once(text: &str) -> std::result::Result<usize, String> {
     let readers = text.parse().ok().filter(|readers| (1..=4096).contains(readers));
     readers.ok_or_else(|| "a number of readers is from 1 to 4096".to_owned())
@@ -89,7 +94,7 @@ fn readers_at_once(text: &str) -> std::result::Result<usize, String> {
 /// Runs it.
 ///
 /// # Errors
-/// A sentence that says what could not be done.
+/// A message that says what failed.
 pub fn run(args: &Args) -> Result<()> {
     if let (Some(spec), Some(on)) = (args.serve, &args.on) {
         return place::serve(spec, on, &args.own);
@@ -128,7 +133,8 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// A size is in memory up to six times: a tmpfs, pages of three mounts, the corpus, and the pages of the volumes' own files.
+/// Checks the memory. The files of one size are in memory up to six times: a tmpfs, pages of three mounts,
+/// the corpus, and the pages of the volumes' own files.
 fn fits(spec: &Spec) -> Result<()> {
     let room = cache::memory_room()?.available;
     let needed = spec.bytes().saturating_mul(6);
@@ -144,7 +150,7 @@ impl Args {
         self.runs.unwrap_or(if self.quick { 2 } else { 10 })
     }
 
-    /// How many files a run reads: enough for a 99th percentile, and at most 4 GiB.
+    /// The number of files that a run reads: enough for a 99th percentile, and at most 4 GiB.
     fn files(&self, spec: Spec, ordinary: bool) -> u64 {
         let full = 20_000.min((4 << 30) / spec.size).max(2_000);
         let full = if ordinary { full / 4 } else { full };
@@ -152,7 +158,7 @@ impl Args {
     }
 }
 
-/// All parts of one size.
+/// Measures all parts of one size.
 fn measure(args: &Args, ground: &Ground<'_>, first: bool, report: &mut Report) -> Result<()> {
     const VOLUMES: [&str; 2] = ["one", "two"];
     let wanted = |part| args.parts.contains(&part);
@@ -185,7 +191,7 @@ fn measure(args: &Args, ground: &Ground<'_>, first: bool, report: &mut Report) -
     Ok(())
 }
 
-/// The ordinary server, and what can be done about it, one thing at a time.
+/// The ordinary server, and improvements to it, one at a time.
 fn remedies() -> Vec<(&'static str, How)> {
     let own = |name, own| (name, How::Own(own));
     let uring = Own { transport: fuse::Transport::Uring, ..Own::PLAIN };
@@ -201,7 +207,7 @@ fn remedies() -> Vec<(&'static str, How)> {
     ]
 }
 
-/// One part: all of its places are mounted, and take turns in every run.
+/// Measures one part: all of its places are mounted, and take turns in every run.
 fn compare(
     args: &Args,
     ground: &Ground<'_>,
@@ -214,7 +220,7 @@ fn compare(
     for (name, how) in wanted {
         progress(&format!("{}: {part}: mounting {name}", ground.spec));
         let place = ground.mount(name, how)?;
-        // Also where nothing is cached: that the bytes are right is checked here.
+        // Also where nothing is cached, because this checks that the bytes are right.
         place.paths.warm()?;
         places.push(place);
     }
@@ -245,7 +251,7 @@ fn compare(
     places.into_iter().try_for_each(Place::unmount)
 }
 
-/// Shows what is being done, where somebody looks on; an empty line ends it.
+/// Shows the current step on a terminal. An empty line clears it.
 fn progress(line: &str) {
     if std::io::stderr().is_terminal() {
         eprint!("\r\x1b[K{line}");
@@ -267,7 +273,7 @@ mod tests {
         Line::try_parse_from(words.split(' ')).map(|line| line.args)
     }
 
-    /// The bench starts itself as a server, with options that stand beside its own.
+    /// The bench starts itself as a server, with options next to its own.
     #[test]
     fn the_server_it_starts_is_the_one_it_meant() {
         let args = parse("tail").unwrap();

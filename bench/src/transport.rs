@@ -1,12 +1,15 @@
-//! P1 and P2: what the fleet's transport costs, over a pair of virtual Ethernet devices between two namespaces of this machine.
+//! P1 and P2: the cost of the fleet's transport, over a pair of virtual Ethernet devices between two
+//! namespaces of this machine.
 //!
 //! ```text
-//!   namespace a: transport-serve, iperf3 -c, nginx ──── veth ────► namespace b: transport-ask, iperf3 -s, curl
+//!   namespace a: transport-serve, iperf3 -c, nginx ── veth ──► namespace b: transport-ask, iperf3 -s, curl
 //! ```
 //!
-//! Each end is a process of its own, so its processor time can be told from the other's; what the kernel does for a packet is counted
-//! where it happens. Under TLS both ends read and write through rustls; the certificates are made for the run. The receiver writes what comes into a cache's folder, as a node does; so does curl; iperf3 throws it away. What is
-//! left out of the transport one by one says what each part is good for.
+//! Each end is a separate process, so that their processor times can be told apart. The kernel's work for a
+//! packet is counted where it happens. Under TLS both ends read and write through rustls; the certificates
+//! are created for the run. The receiver writes the data to a cache's folder, as a node does, and so does
+//! curl; iperf3 discards it. Features of the transport are switched off one by one, which shows what each is
+//! worth.
 
 mod ends;
 mod keys;
@@ -31,12 +34,12 @@ use crate::{interrupt, machine, process};
 
 pub use ends::{AskArgs, ServeArgs, ask, serve};
 
-/// P1, P2: processor time of the fleet's transport, beside iperf3 and nginx with curl
+/// P1, P2: processor time of the fleet's transport, compared with iperf3 and nginx with curl
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     common: Common,
-    /// MiB of blobs that are sent each time [default: 2048; with --quick 256]
+    /// MiB of blobs sent in each measurement [default: 2048; with --quick 256]
     #[arg(long)]
     mib: Option<u64>,
 }
@@ -44,25 +47,25 @@ pub struct Args {
 const SERVER: &str = "10.213.7.1";
 const CLIENT: &str = "10.213.7.2";
 const WHOLE: &str = "blobs of 4 MiB";
-/// The same where the wire is slower than both ends, as most are: then it is seen how often the receiver is woken.
+/// The same on a link that is slower than both ends, as most are. It shows how often the receiver is woken.
 const LINKED: &str = "blobs of 4 MiB over a link of 2 Gbit/s";
 const LINK: &str = "2gbit";
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// How what comes is verified, sealed and kept, and who does the same work.
+/// How received data is verified, encrypted and written, and the programs that do the same work.
 const WITH: [&str; 8] =
     ["crc", "blake3", PAST, HASHED_PAST, "crc, TLS", "blake3, TLS", "iperf3", "nginx+curl"];
-/// What comes is written past the kernel's pages.
+/// Received data is written past the kernel's page cache.
 const PAST: &str = "crc, past the pages";
 const HASHED_PAST: &str = "blake3, past the pages";
-/// What is shown of a link: all, and what is to spare wake-ups left out.
+/// The columns for the slow link: everything on, and without what saves wake-ups.
 const ON_A_LINK: [&str; 3] = ["crc", "no low-water mark", "all of them off"];
-/// So many ranges are outstanding.
+/// Numbers of outstanding ranges.
 const AT_ONCE: [u64; 5] = [1, 4, 16, 64, 256];
-/// So many columns later the next round begins.
+/// Each round begins so many columns later.
 const STEP: usize = 3;
 
-/// What is left out, by the name of its column.
+/// The features that are switched off, by column.
 const WITHOUT: [(&str, &str); 8] = [
     ("no multiplexing", "multiplexing"),
     ("no merging of frames", "batching"),
@@ -74,12 +77,12 @@ const WITHOUT: [(&str, &str); 8] = [
     ("all of them off", "all"),
 ];
 
-/// All columns, as they are shown.
+/// All columns, in order.
 fn columns() -> impl Iterator<Item = &'static str> {
     WITH.into_iter().chain(WITHOUT.into_iter().map(|(column, _)| column))
 }
 
-/// Two namespaces and the wire between them; gone when it is dropped.
+/// Two namespaces and the link between them, removed when this is dropped.
 struct Wire {
     a: String,
     b: String,
@@ -101,7 +104,7 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Lets the sender's end carry no more than [`LINK`], or as much as it can.
+    /// Limits the sender's end to [`LINK`], or removes the limit.
     fn limit(&self, limited: bool) -> Result<()> {
         let mut tc = Command::new("tc");
         tc.args(["-n", &self.a, "qdisc", if limited { "replace" } else { "del" }, "dev", "veth0", "root"]);
@@ -111,7 +114,7 @@ impl Wire {
         run_command(&mut tc)
     }
 
-    /// A program in one of them, with room for thousands of connections.
+    /// A program in one of them, with enough file descriptors for thousands of connections.
     fn command(&self, ns: &str, program: &Path) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", ns, "sh", "-c", "ulimit -n 20000; exec \"$0\" \"$@\""]).arg(program);
@@ -127,11 +130,11 @@ impl Drop for Wire {
     }
 }
 
-/// The end that serves.
+/// The serving end.
 struct Server {
     child: Child,
-    says: BufReader<ChildStdout>,
-    hears: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    stdin: ChildStdin,
 }
 
 impl Server {
@@ -140,19 +143,19 @@ impl Server {
         command.args(["transport-serve", "--listen", &format!("{SERVER}:7171"), "--off", off]);
         command.args(tls.map(|tls| [Path::new("--tls"), tls]).into_iter().flatten()).arg(folder);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let (Some(says), Some(hears)) = (child.stdout.take(), child.stdin.take()) else {
+        let (Some(stdout), Some(stdin)) = (child.stdout.take(), child.stdin.take()) else {
             return Err("the serving end has no pipes".into());
         };
-        let mut server = Server { child, says: BufReader::new(says), hears };
+        let mut server = Server { child, stdout: BufReader::new(stdout), stdin };
         server.cpu()?;
         Ok(server)
     }
 
     /// Its processor time so far.
     fn cpu(&mut self) -> Result<f64> {
-        writeln!(self.hears)?;
+        writeln!(self.stdin)?;
         let mut line = String::new();
-        self.says.read_line(&mut line)?;
+        self.stdout.read_line(&mut line)?;
         line.trim().parse().map_err(|_| "the serving end has ended; what it said is above".into())
     }
 }
@@ -163,7 +166,8 @@ impl Drop for Server {
     }
 }
 
-/// One measurement of the two ends: processor time of each, and what the asking end says.
+/// One measurement of the two ends: the processor time of each, and the figures that the requesting end
+/// prints.
 struct Both {
     sender: f64,
     receiver: f64,
@@ -187,7 +191,8 @@ struct Run<'r> {
 const TLS: &str = "TLS";
 
 impl Run<'_> {
-    /// A new server and a new asker for each, so that no connection and no memory is left from another.
+    /// A new server and a new client for each measurement, so that no connection and no memory is left from
+    /// another one.
     fn ours(&self, column: &str, off: &str, what: &[&str]) -> Result<Both> {
         interrupt::check()?;
         let (verify, how) = column.split_once(", ").unwrap_or((column, ""));
@@ -251,10 +256,10 @@ impl Run<'_> {
     }
 }
 
-/// Waits until a process has ended, and says what processor time it took; to 10 ms.
+/// Waits until a process has ended. Returns the processor time that it took, to 10 ms.
 fn at_its_end(child: &mut Child) -> Result<f64> {
     let stat = format!("/proc/{}/stat", child.id());
-    // A process that has ended and was not waited for yet still says what it used.
+    // A zombie still shows what it used.
     while !fs::read_to_string(&stat)?.rsplit(')').next().unwrap_or("").trim_start().starts_with('Z') {
         interrupt::check()?;
         std::thread::sleep(Duration::from_millis(5));
@@ -277,7 +282,7 @@ fn add_whole(sheet: &mut Sheet, cell: &str, place: &str, both: &Both) {
         ("receiver, but for writing files", "CPU s/GiB", (both.receiver - keeping) / gib),
         ("both, but for writing files", "CPU s/GiB", (both.sender + both.receiver - keeping) / gib),
     ];
-    // What others spend on files is not told apart; iperf3 writes none.
+    // For other programs, the time spent on files is not known separately; iperf3 writes none.
     let known = if both.said["wakeups"].is_null() { 4 } else { figures.len() };
     let mut shown = figures[..known].to_vec();
     shown.extend((place == "iperf3").then_some(figures[figures.len() - 1]));
@@ -298,7 +303,7 @@ fn add_small(sheet: &mut Sheet, cell: &str, place: &str, both: &Both) {
     sheet.add(cell, place, &figures, both.sender);
 }
 
-/// Measures it.
+/// Runs the measurement.
 ///
 /// # Errors
 /// Not root, no namespaces, or one of the ends failed.
@@ -328,7 +333,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut sheet =
         Sheet::new("transport", "P1 and P2, the fleet's transport", machine::facts(common, &common.covey));
     sheet.columns(columns().map(str::to_owned));
-    // The first to write and to connect finds everything cold; it is not counted.
+    // A first run, to warm everything up, is not counted.
     run.ours("crc", "none", &["--what", "blobs"])?;
     sheet.note(
         "Blobs are in the page cache and their files open; connections are made within what is measured. The receiver's cache is full: for each blob that comes one goes.",
@@ -350,7 +355,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// One column's blobs.
+/// Measures one column's blobs.
 fn whole(run: &Run<'_>, cell: &str, column: &str, blobs: u64, sheet: &mut Sheet) -> Result<()> {
     let bytes = blobs << 22;
     let missing = |what: &str| format!("{what} was skipped: apt-get install iperf3 nginx-light curl");
@@ -372,7 +377,8 @@ fn whole(run: &Run<'_>, cell: &str, column: &str, blobs: u64, sheet: &mut Sheet)
     Ok(())
 }
 
-/// What the hash of BLAKE3 takes by itself, of a blob that lies in memory: nobody who compares hashes takes less.
+/// The cost of the BLAKE3 hash alone, of a blob in memory: a lower bound for every program that compares
+/// hashes.
 fn hash_alone(sheet: &mut Sheet) -> Result<()> {
     let mut bytes = vec![0; 4 << 20];
     Fresh::new().fill(&mut bytes);
@@ -384,7 +390,7 @@ fn hash_alone(sheet: &mut Sheet) -> Result<()> {
     Ok(())
 }
 
-/// Each round begins with another column: the first finds the machine rested.
+/// Each round begins with another column, because the first one finds the machine idle.
 fn one_round(run: &Run<'_>, common: &Common, (round, blobs): (usize, u64), sheet: &mut Sheet) -> Result<()> {
     let wanted = |cell: &str| common.only.as_ref().is_none_or(|only| cell.contains(only.as_str()));
     let mut columns: Vec<&str> = columns().filter(|_| wanted(WHOLE)).collect();
@@ -422,11 +428,12 @@ fn one_round(run: &Run<'_>, common: &Common, (round, blobs): (usize, u64), sheet
     Ok(())
 }
 
-/// So many times as many ranges as in a short run. In that a third of them are the first of their segment, which is read whole and compared: a blob that
-/// has just been opened. Here some 10 s go by and more, so whatever a node does every 10 s is in it: all is opened and compared anew.
+/// The factor for the number of ranges compared with a short run. In a short run, a third of the ranges are
+/// the first of their segment, which is read whole and compared: the blob has just been opened. Here 10 s or
+/// more pass. So the figure includes what a node does every 10 s: opening and comparing everything anew.
 const STEADY: u64 = 20;
 
-/// Ranges of 4 KiB, `(at_once, count)`.
+/// Measures ranges of 4 KiB, `(at_once, count)`.
 fn small(
     run: &Run<'_>,
     cell: &str,
@@ -446,7 +453,7 @@ fn small(
     Ok(())
 }
 
-/// How long a range of 4 KiB takes, by how many are outstanding.
+/// A chart of how long a range of 4 KiB takes, by the number of outstanding ranges.
 fn chart_small(sheet: &mut Sheet) {
     let line = |figure: &str, place: &str| {
         let at = |at_once: u64| {

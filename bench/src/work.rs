@@ -1,4 +1,5 @@
-//! Small helpers of the measurements: fresh bytes, sorted times, programs that must succeed, workers that begin together.
+//! Small helpers of the measurements: new random bytes, sorted times, programs that must succeed, workers
+//! that start together.
 
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Barrier};
@@ -8,11 +9,12 @@ use base::time::monotonic;
 
 use crate::Result;
 
-/// Bytes that nothing can compress or deduplicate; quick to make, so that making them does not drown the measurement.
+/// Bytes that cannot be compressed or deduplicated. They are fast to generate, so that this does not distort
+/// the measurement.
 pub struct Fresh(u64);
 
 impl Fresh {
-    /// Starts from the kernel's randomness: no two runs write the same.
+    /// Starts from the kernel's randomness: no two runs write the same bytes.
     pub fn new() -> Fresh {
         Fresh(base::random::u64())
     }
@@ -37,15 +39,16 @@ impl Fresh {
     }
 }
 
-/// The time below which this share of the times lie, in microseconds. Sorts them.
+/// The percentile of the times for this share, in microseconds. Sorts them.
 pub fn micros_at(times: &mut [Duration], share: f64) -> f64 {
     times.sort_unstable();
     let last = times.len().saturating_sub(1);
     times.get(((times.len() as f64 * share) as usize).min(last)).map_or(0.0, |time| time.as_secs_f64() * 1e6)
 }
 
-/// Runs workers that begin together, each with what was prepared for its number. Answers how long it took from the first one's
-/// beginning to the last one's end: whoever only waits for them may itself be woken late.
+/// Runs workers that start together, each with the input prepared for its number. Returns the time from the
+/// first one's start to the last one's end. The workers take these times themselves, because the waiting
+/// thread may be woken late.
 ///
 /// # Errors
 /// A worker failed.
@@ -98,8 +101,8 @@ mod tests {
         assert!(micros_at(&mut [], 0.5).abs() < 0.01);
     }
 
-    /// The clock was once read by the thread that opens the gate, after it was woken: on a busy machine some workers were done
-    /// by then, and lookups came out at ten million a second.
+    /// The clock was once read by the thread that starts the workers, after it was woken. On a busy machine
+    /// some workers were done by then, and lookups came out at ten million per second.
     #[test]
     fn regression_the_time_of_workers_begins_with_the_first() {
         let nap = Duration::from_millis(20);

@@ -1,5 +1,5 @@
-//! Six real programs, each cloned, configured, built, run, walked, packed, unpacked and removed: on ext4, on a volume and on a
-//! volume in memory.
+//! Six real programs, each cloned, configured, built, run, walked, packed, unpacked and removed: on ext4, on
+//! a volume and on a volume in memory.
 //!
 //! ```text
 //! make bench-workloads                                    all of it; root
@@ -7,15 +7,16 @@
 //! make bench-workloads BENCH_ARGS="--only python --places covey --rounds 1 --transport classic"
 //! ```
 //!
-//! It measures, and it is a test: every exit status counts, a built program has to answer what it is asked, a fresh clone has to be
-//! clean, every walk has to find the same, and git has to say of a built tree what it says on ext4. What fails is named in
-//! the report, the rest goes on, and the exit status is 1.
+//! It is a measurement and a test: every exit status counts, a built program must answer requests correctly,
+//! a new clone must be clean, every walk must find the same, and `git status` of a built tree must be the
+//! same as on ext4. The report names every failure, the run continues, and the exit status is 1.
 //!
-//! Steps are done on all places in turns, and the order of the places changes from round to round, so that whatever else the
-//! machine does hits them alike; a figure is the median of its rounds, a ratio one of two medians.
+//! Steps are done on all places in turns, and the order of the places changes from round to round, so that
+//! other load on the machine affects all alike. A figure is the median of its rounds, and a ratio is one of
+//! two medians.
 //!
-//! - [`recipes`]: the programs. [`place`]: the places. [`steps`]: what is done. [`shell`]: by whom.
-//! - [`monitor`]: memory and disk over time. [`report`], [`chart`]: what is kept in `bench/results`.
+//! - [`recipes`]: the programs. [`place`]: the places. [`steps`]: the steps. [`shell`]: how they run.
+//! - [`monitor`]: memory and disk over time. [`report`], [`chart`]: what is saved in `bench/results`.
 
 mod chart;
 mod monitor;
@@ -38,29 +39,29 @@ use recipes::{RECIPES, Recipe};
 use report::{Program, Samples};
 use steps::{ARCHIVE_BUILD, BUILD, LIGHT, Setting, Step};
 
-/// What is tried with `--quick`.
+/// The programs for `--quick`.
 const QUICK: [&str; 2] = ["redis", "nginx"];
-/// What counts as code, by the end of the name.
+/// Suffixes of names that count as code.
 const CODE: &str =
     "c h cc cpp hh inc def y l s S py rb pl pm sh awk sql java js rs lua tcl m4 ac am in mk erb xs pgc";
 
-/// Six programs cloned, built, run, walked, packed and removed, beside ext4
+/// Six programs cloned, built, run, walked, packed and removed, compared with ext4
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The program to measure
     #[arg(long, default_value = "target/release/covey")]
     covey: PathBuf,
-    /// A folder of bare repositories: redis.git, nginx.git, httpd.git, python.git, postgresql.git, ruby.git [default: where
-    /// `make bench-workloads` puts them, covey/workloads in the user's cache folder]
+    /// A folder of bare repositories: redis.git, nginx.git, httpd.git, python.git, postgresql.git, ruby.git
+    /// [default: where `make bench-workloads` puts them, covey/workloads in the user's cache folder]
     #[arg(long, env = "MIRRORS")]
     mirrors: Option<PathBuf>,
     /// Only these programs
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Where
+    /// The places to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "ext4,covey,mem")]
     places: Vec<Kind>,
-    /// Redis and nginx only, and nothing built
+    /// Only Redis and nginx, without builds
     #[arg(long)]
     quick: bool,
     /// How often cloning, walking, packing and removing is measured
@@ -72,35 +73,35 @@ pub struct Args {
     /// How often each program is built from an archive, without git [default: as often as from a clone]
     #[arg(long)]
     archive_build_rounds: Option<usize>,
-    /// For make -j
+    /// The number of jobs for make -j
     #[arg(long, short, default_value_t = 2)]
     jobs: usize,
-    /// How far compilers optimise: the less, the more of a build is the filesystem's part
+    /// The compilers' optimisation level: the lower it is, the larger the filesystem's part of a build
     #[arg(long, default_value = "-O2", allow_hyphen_values = true)]
     cflags: String,
-    /// How the kernel's requests reach Covey: uring, classic or auto
+    /// The transport of requests to Covey: uring, classic or auto
     #[arg(long, default_value_t = fuse::Transport::Uring)]
     transport: fuse::Transport,
     /// Options for `covey mount -o`
     #[arg(long)]
     options: Option<String>,
-    /// Where to work; its disk is the one that is measured
+    /// The folder to work in; its disk is the one that is measured
     #[arg(long)]
     scratch: Option<PathBuf>,
-    /// Where results go, in a folder of their own; `none` keeps none
+    /// The folder for results, in a subfolder; `none` saves nothing
     #[arg(long, default_value = "bench/results")]
     results: PathBuf,
 }
 
-/// Measures; something that did not pass is an error, after all the rest was done.
+/// Runs the measurement. A failure of a step is an error, but all the rest is done first.
 ///
 /// # Errors
-/// As said, or the measurement could not be made.
+/// A step failed, or the measurement was not possible.
 pub fn run(args: &Args) -> Result<()> {
     if measure(args)? { Ok(()) } else { Err("not everything passed: see above".into()) }
 }
 
-/// Answers whether everything passed.
+/// Returns whether everything passed.
 fn measure(args: &Args) -> Result<bool> {
     if !rustix::process::geteuid().is_root() {
         return Err("it mounts an ext4 to compare with: run it as root".into());
@@ -117,7 +118,7 @@ fn measure(args: &Args) -> Result<bool> {
     }
     let below = args.scratch.clone().unwrap_or_else(std::env::temp_dir);
     let scratch = tempfile::Builder::new().prefix("covey-workloads-").tempdir_in(below)?;
-    // A server that gives up root has to get to its files.
+    // A server that drops root must reach its files.
     std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o755))?;
     let logs = scratch.path().join("logs");
     std::fs::create_dir(&logs)?;
@@ -159,7 +160,7 @@ fn measure(args: &Args) -> Result<bool> {
     Ok(samples.failures.is_empty())
 }
 
-/// The folder of repositories: what was asked for, else where `make bench-workloads` keeps them.
+/// The folder of repositories: the given one, or where `make bench-workloads` keeps them.
 fn mirrors(args: &Args) -> Result<PathBuf> {
     let folder = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = || folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
@@ -193,7 +194,7 @@ fn asked_for(args: &Args) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Rounds of builds from a clone and from an archive.
+/// The numbers of rounds for builds from a clone and from an archive.
 fn build_rounds(args: &Args) -> (usize, usize) {
     if args.quick {
         (0, 0)
@@ -202,7 +203,7 @@ fn build_rounds(args: &Args) -> (usize, usize) {
     }
 }
 
-/// What a repository's newest commit holds.
+/// Describes the contents of a repository's newest commit.
 fn describe(mirrors: &Path, name: &str) -> Result<Program> {
     let repository = mirrors.join(format!("{name}.git"));
     let git = |words: &[&str]| {
@@ -243,7 +244,7 @@ struct Bench {
 impl Bench {
     fn program(&mut self, args: &Args, recipe: &'static Recipe) {
         let (build, archive) = build_rounds(args);
-        // Who failed at a program has done with it: what follows would only fail as well.
+        // After a failure, a place has no further steps of this program, which would only fail as well.
         let mut failed = BTreeSet::new();
         for (steps, rounds) in [(LIGHT, args.rounds), (BUILD, build), (ARCHIVE_BUILD, archive)] {
             for round in 0..rounds {

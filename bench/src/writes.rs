@@ -1,5 +1,6 @@
-//! F4: writes. 4107 bytes at a time, at several lengths, so that it shows whether time and memory grow with the length; one large
-//! file written with fsync, read cold and warm; and a large file walked through a private mapping, as safetensors are loaded.
+//! F4: writes. 4107 bytes at a time, to files of several lengths, which shows whether time and memory grow
+//! with the length; one large file written with fsync, and read cold and warm; and a large file read through
+//! a private mapping, as safetensors are loaded.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -23,15 +24,15 @@ pub struct Args {
     /// Size of the large file in MiB [default: 1024; with --quick 128]
     #[arg(long)]
     mib: Option<u64>,
-    /// Size of the file that is mapped, in MiB [default: 2048; with --quick 256]
+    /// Size of the mapped file in MiB [default: 2048; with --quick 256]
     #[arg(long)]
     map_mib: Option<u64>,
 }
 
-/// Measures it.
+/// Runs the measurement.
 ///
 /// # Errors
-/// A place failed, or the results cannot be kept.
+/// A place failed, or the results cannot be saved.
 pub fn run(args: &Args) -> Result<()> {
     let bench = Bench::begin(&args.common)?;
     let mut setups: Vec<_> = [Kind::Covey, Kind::Memory, Kind::Ext4].map(|kind| bench.setup(kind)).into();
@@ -84,7 +85,7 @@ fn walk_name(mib: u64) -> String {
     format!("walk through a mapping of {mib} MiB")
 }
 
-/// The daemon's most memory during this, beside the times.
+/// Measures the times of small writes, and the daemon's peak memory meanwhile.
 fn small_writes(place: &Place, count: u64) -> Result<Vec<Figure>> {
     place.pid().into_iter().for_each(process::forget_peak);
     let mut figures = cells::small_writes(place, count)?;
@@ -94,7 +95,7 @@ fn small_writes(place: &Place, count: u64) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// What four times the writes take, for each: 1 is linear.
+/// Notes how the time per write changes with four times the writes: 1 is linear.
 fn linear(sheet: &mut Sheet, counts: [u64; 3]) {
     for place in ["covey", "mem", "ext4"] {
         let at = |count, figure: &str| sheet.median(&format!("{}, {figure}", small_name(count)), place);
@@ -135,7 +136,7 @@ fn walk(place: &mut Place, mib: u64) -> Result<Vec<Figure>> {
     for _ in 0..2 {
         let file = File::open(&path)?;
         let begun = monotonic();
-        // SAFETY: nobody else knows the file, so nothing changes or cuts it while it is mapped.
+        // SAFETY: nothing else uses the file, so nothing changes or truncates it while it is mapped.
         let map = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file)? };
         let sum = map.iter().step_by(4096).fold(0_u64, |sum, byte| sum.wrapping_add(u64::from(*byte)));
         times.push(begun.elapsed().as_secs_f64() * 1e3);
@@ -143,7 +144,7 @@ fn walk(place: &mut Place, mib: u64) -> Result<Vec<Figure>> {
             return Err(format!("{} does not hold what was written", path.display()).into());
         }
     }
-    // In memory it would take room from the next.
+    // For a volume in memory, the file would take space from the next measurement.
     if place.kind() == Kind::Memory {
         fs::remove_file(&path)?;
     }

@@ -1,6 +1,7 @@
-//! P6: draws what `covey-sim zipf` wrote: for each kind of reads, hits by the room that a node's disk has, a line for each policy of eviction.
+//! P6: charts of the output of `covey-sim zipf`. For each kind of reads: hits by the size of a node's disk,
+//! with a line for each eviction policy.
 //!
-//! The simulation itself draws nothing, so that it stays quick to build.
+//! The simulation itself draws nothing, so that it stays fast to build.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,20 +11,20 @@ use serde_json::Value;
 use crate::Result;
 use crate::chart::{self, Lines};
 
-/// P6: charts of what `covey-sim zipf --json FILE` wrote, beside that file
+/// P6: charts of the output of `covey-sim zipf --json FILE`, written beside that file
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The file
+    /// The JSON file
     file: PathBuf,
 }
 
-/// Points by the name of a policy.
+/// Points by policy.
 type ByPolicy<'t> = BTreeMap<&'t str, Vec<(f64, f64)>>;
 
 /// Draws them.
 ///
 /// # Errors
-/// The file is not what the simulation writes, or its folder cannot be written.
+/// The file is not the simulation's output, or its folder cannot be written.
 pub fn run(args: &Args) -> Result<()> {
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", args.file.display());
     let text = std::fs::read(&args.file).map_err(|error| named(&error))?;
@@ -39,7 +40,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// A file's name and what is in it, for each kind of reads in their order; none if something is not there.
+/// A file name and its chart for each kind of reads, in order; none if data is missing.
 fn charts(outcome: &Value) -> Option<Vec<(String, Lines)>> {
     let mut kinds: Vec<(&str, ByPolicy<'_>)> = Vec::new();
     for run in outcome.get("runs")?.as_array()? {

@@ -1,4 +1,5 @@
-//! libFuzzer around one of the targets, which the environment names: `COVEY_FUZZ=gossip covey-fuzz CORPUS -max_total_time=60`.
+//! Runs libFuzzer on one target, which the environment names:
+//! `COVEY_FUZZ=gossip covey-fuzz CORPUS -max_total_time=60`.
 //! `COVEY_FUZZ_SEEDS=FOLDER` writes the target's seeds there first.
 
 #![no_main]

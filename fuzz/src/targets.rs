@@ -1,9 +1,11 @@
-//! What is fuzzed: each decoder that reads bytes which others wrote, and a few inputs to begin from, made by the encoders.
+//! The fuzz targets: each decoder of bytes from other programs, with a few inputs to start from, made by the
+//! encoders.
 //!
-//! A target fails by panicking. It also asserts what must hold of whatever was read: that it is written as it was read, or that
-//! an answer is no flood. `make fuzz` runs each under libFuzzer; the tests' `decoders` feeds each the seeds, changed by chance.
+//! A target fails by panicking. It also asserts what must hold after every successful decode: encoding gives
+//! the same bytes again, or an answer is not too large. `make fuzz` runs each target under libFuzzer. The
+//! `decoders` test feeds each target its seeds with random changes.
 //!
-//! A decoder that is new gets a row in [`TARGETS`].
+//! A new decoder gets a row in [`TARGETS`].
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -29,17 +31,17 @@ use tree::known::Known;
 use tree::node::{Leaf, Node, Pointer};
 use tree::root::{Owner, Root, Signer};
 
-/// A decoder to feed.
+/// A decoder under test.
 pub struct Target {
     /// Its name.
     pub name: &'static str,
-    /// Feeds it.
+    /// Feeds it one input.
     pub run: fn(&[u8]),
-    /// Inputs to begin from.
+    /// Inputs to start from.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "gossip", run: gossip, seeds: gossip_seeds },
     Target { name: "sealed", run: sealed, seeds: sealed_seeds },
@@ -70,7 +72,7 @@ fn member(n: u8) -> Member {
     }
 }
 
-/// The datagrams of an input: each with its length, two bytes, before it.
+/// The datagrams of an input. Each is preceded by its length in two bytes.
 fn datagrams(mut data: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let (len, rest) = data.split_first_chunk::<2>()?;
@@ -93,7 +95,7 @@ fn gossip(data: &[u8]) {
     }
 }
 
-/// What two others say to node 1 in a minute.
+/// What two other nodes send to node 1 in a minute.
 fn gossip_seeds() -> Vec<Vec<u8>> {
     let mut others: Vec<Machine> = (2..4)
         .map(|n| Machine::new(&member(n), vec![member(1).address, member(2).address], 3, Duration::ZERO))
@@ -141,7 +143,7 @@ fn with_seal<T>(use_it: impl FnOnce(&Seal) -> T) -> T {
 
 fn sealed(data: &[u8]) {
     with_seal(|seal| {
-        // Nobody writes one by chance; and what was sealed opens as what it was.
+        // Random bytes never open. What was sealed opens to the original bytes.
         assert!(seal.open(&mut data.to_vec()).is_err());
         let said = &data[..data.len().min(PLAIN_MAX)];
         let mut datagram = seal.seal(said);
@@ -153,7 +155,7 @@ fn sealed_seeds() -> Vec<Vec<u8>> {
     vec![vec![2; 41], vec![2; 300], vec![1; 41], vec![]]
 }
 
-/// A header, and every decoder of a payload on what follows it: its checksums are beyond a fuzzer.
+/// A header, and every payload decoder on what follows it, because a fuzzer cannot find valid checksums.
 fn frames(data: &[u8]) {
     let (head, payload) = data.split_at(data.len().min(HEADER));
     let mut whole = [0; HEADER];
@@ -199,7 +201,7 @@ fn frames(data: &[u8]) {
     let _ = Texted::<Refusal>::decode(payload).map(|said| line(&said.text));
 }
 
-/// Lists of more names than one answer has are cut.
+/// Longer lists than one answer can hold are cut.
 const SMALL: usize = 60_000;
 
 fn frames_seeds() -> Vec<Vec<u8>> {
@@ -273,7 +275,7 @@ fn tree_seeds() -> Vec<Vec<u8>> {
         leaf.push(&[1, 0, n, n], &vec![n; usize::from(n)]);
     }
     let plain = |content: Vec<u8>| [vec![0], content].concat();
-    // An inner node of two children: level, children, blobs, and for each child a key and where it is.
+    // An inner node with two children: level, children, blobs, and for each child a key and its location.
     let mut inner = vec![1, 2, 0];
     for n in 0..2u8 {
         inner.extend_from_slice(&[0, 2, 1, n]);
@@ -284,10 +286,10 @@ fn tree_seeds() -> Vec<Vec<u8>> {
 }
 
 fn root(data: &[u8]) {
-    // Its signature is beyond a fuzzer; what is read before it is checked is not.
+    // A fuzzer cannot find a valid signature, but this covers what is read before the signature is checked.
     let _ = Root::decode("main", data);
     if let Ok(owner) = Owner::decode(data) {
-        // Not byte by byte: of very many keys only the last are written.
+        // Not byte by byte: of a great many keys, only the last ones are written.
         assert!(Owner::decode(&owner.encode()).is_ok(), "an owner's record that was read can be written");
     }
 }
@@ -323,7 +325,7 @@ fn root_seeds() -> Vec<Vec<u8>> {
     vec![record, owner.encode(), vec![0; 400]]
 }
 
-/// What a reader remembers of an origin: whatever is read is written so that it means the same.
+/// A reader's memory of an origin: what was decoded must have the same meaning after encoding.
 fn known(data: &[u8]) {
     if let Ok(text) = std::str::from_utf8(data)
         && let Ok(known) = Known::decode(text)
@@ -340,7 +342,7 @@ fn known_seeds() -> Vec<Vec<u8>> {
 }
 
 fn claim(data: &[u8]) {
-    // What is behind the sum is reached with a sum that fits.
+    // A matching checksum gives access to the code behind the check.
     let mut summed = data.to_vec();
     summed.extend_from_slice(&blob::sums::crc32c(data).to_be_bytes());
     for record in [data, &summed] {
@@ -362,7 +364,7 @@ fn claim_seeds() -> Vec<Vec<u8>> {
         place: "host:/srv/volume".to_owned(),
     };
     let first = Claim { epoch: 1, after: None, kind: Kind::Open, place: String::new(), ..claim.clone() };
-    // With their sums and without.
+    // With and without their checksums.
     let records = [claim.encode(), first.encode()];
     records.iter().flat_map(|record| [record.clone(), record[..record.len() - 4].to_vec()]).collect()
 }
@@ -418,7 +420,7 @@ fn journal(data: &[u8]) {
     let place = format::Place { segment: 1, seq: 1, key: 0 };
     let payload = match format::find(data, place) {
         format::Found::Record(_, payload) => payload,
-        // A checksum is beyond a fuzzer: what it would guard is fed without it.
+        // A fuzzer cannot find a valid checksum, so what it would guard is also fed without it.
         _ => data,
     };
     if let Some((rows, fresh)) = format::get_commit(payload) {
@@ -448,7 +450,7 @@ fn journal_seeds() -> Vec<Vec<u8>> {
     vec![payload, record, header.encode()]
 }
 
-/// The index's way in is a file: one of a thread's own, written anew.
+/// The index opens a file: each thread has one, which is rewritten for each input.
 fn with_index<T>(data: &[u8], use_it: impl FnOnce(&std::path::Path) -> T) -> T {
     thread_local!(static FOLDER: tempfile::TempDir = tempfile::tempdir().must("a fuzzer has a folder to write to"));
     FOLDER.with(|folder| {
@@ -486,7 +488,7 @@ fn index_seeds() -> Vec<Vec<u8>> {
     vec![bytes]
 }
 
-/// All of what one archive's members may hold in memory at a time, with room for a map of holes.
+/// The most memory that one member of an archive may hold at a time, including a map of holes.
 const MEMBER_MAX: usize = 24 << 20;
 
 fn archive_members(data: &[u8]) {

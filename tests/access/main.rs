@@ -1,7 +1,9 @@
-//! Reading a little costs little: the bytes that the store sends for reads of a real mount are counted, by the kernel's own requests.
+//! A small read costs little. The tests count the bytes that the store sends for reads of a real mount, with
+//! the kernel's own requests.
 //!
-//! A fault in a mapping makes the kernel read a window around it, and further windows when the program comes near the end of one. To the daemon
-//! these look like reads of a stream; that they are taken for one too soon is what the tests here are about.
+//! A fault in a mapping makes the kernel read a window around it, and further windows when the program comes
+//! near the end of one. To the daemon these look like reads of a stream. These tests check that it does not
+//! take them for one too soon.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -15,10 +17,10 @@ use s3server::{BUCKET, Server};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-/// The file that is read.
+/// The size of the file that is read.
 const SIZE: u64 = 64 * MIB;
 
-/// A store with a volume in it, one file of which is published.
+/// A store with a volume in it. One file of the volume is published.
 struct World {
     server: Server,
     volume: Volume,
@@ -63,9 +65,9 @@ impl World {
         Mount(at.into())
     }
 
-    /// What the store sent while `work` went on, and what followed it.
+    /// The bytes that the store sent during `work` and because of it.
     fn sent(&self, at: &Path, work: impl FnOnce(&File)) -> u64 {
-        // Names come first: they are no part of what is counted.
+        // Names are fetched first, so that they are not counted.
         let file = File::open(at.join("data.idx/file")).unwrap();
         assert_eq!(file.metadata().unwrap().len(), SIZE);
         let before = self.settled(at);
@@ -74,12 +76,12 @@ impl World {
         self.settled(at) - before
     }
 
-    /// The bytes that were sent, once nothing is being fetched.
+    /// The bytes sent so far, once no fetch is in progress.
     fn settled(&self, at: &Path) -> u64 {
         let end = Instant::now() + Duration::from_secs(60);
         let (mut last, mut same) = (self.server.counts().sent, 0);
         while same < 5 {
-            assert!(Instant::now() < end, "something is still fetched");
+            assert!(Instant::now() < end, "a fetch is still in progress");
             std::thread::sleep(Duration::from_millis(100));
             let status = covey_ok(&["status", at.to_str().unwrap(), "--json"]).json();
             let idle = status["far"]["requests"]["in_flight"] == 0;
@@ -99,27 +101,28 @@ impl World {
     /// Reads ranges through a mapping.
     fn map(&self, file: &File, ranges: &[(u64, u64)]) {
         let len = SIZE as usize;
-        // SAFETY: a fresh mapping of an open file, checked below.
+        // SAFETY: a new mapping of an open file, checked below.
         let at = unsafe {
             libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
         };
         assert_ne!(at, libc::MAP_FAILED);
-        // SAFETY: the mapping is `len` bytes and stays until it is given back below; nobody changes the file meanwhile.
+        // SAFETY: the mapping has `len` bytes and stays until it is unmapped below. Nothing changes the file
+        // meanwhile.
         let mapped = unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) };
         for (at, len) in ranges {
             let range = *at as usize..(at + len) as usize;
             assert!(mapped[range.clone()] == self.bytes[range]);
         }
-        // SAFETY: the mapping of above, which nobody uses any more.
+        // SAFETY: the mapping from above, which is not used any more.
         assert_eq!(unsafe { libc::munmap(at, len) }, 0);
     }
 
-    /// A header and a record in the middle, as programs look at a file of weights.
+    /// Reads a header and a record in the middle, as programs inspect a file of weights.
     fn header_and_record(&self, file: &File) {
         self.map(file, &[(0, 8), (40 * MIB, 64 * KIB)]);
     }
 
-    /// Places here and there.
+    /// Random places.
     fn places(&self, count: u64) -> Vec<(u64, u64)> {
         let mut rng = Rng::new(count);
         (0..count).map(|_| (rng.below(SIZE / KIB) * KIB, KIB)).collect()
@@ -134,7 +137,7 @@ impl Drop for Mount {
     }
 }
 
-/// Eight bytes and 64 KiB by a mapping had 24 MiB fetched.
+/// Reading eight bytes and 64 KiB through a mapping used to fetch 24 MiB.
 #[test]
 fn regression_a_little_of_a_published_file_has_little_fetched() {
     requires!(Need::Root, Need::Mount);
@@ -148,7 +151,7 @@ fn regression_a_little_of_a_published_file_has_little_fetched() {
     let tree = world.tree("map", &[]);
     let sent = world.sent(&tree.0, |file| world.header_and_record(file));
     assert!(sent <= MIB, "a mapping: {sent}");
-    // Ten records elsewhere: each has a window of the kernel's, or two.
+    // Ten records elsewhere: for each, the kernel reads one or two windows.
     let tree = world.tree("records", &[]);
     let records: Vec<(u64, u64)> = (0..10).map(|n| (n * 6 * MIB + 3 * KIB, 16 * KIB)).collect();
     let sent = world.sent(&tree.0, |file| world.map(file, &records));
@@ -178,13 +181,13 @@ fn regression_a_little_of_a_file_in_a_fleet_has_little_fetched() {
     assert!(sent <= MIB, "{sent}");
 }
 
-/// With the kernel's windows and whole blobs, 200 KiB had all 64 MiB fetched.
+/// With the kernel's windows and whole blobs, 200 KiB of random reads used to fetch all 64 MiB.
 #[test]
 fn regression_what_is_read_at_random_has_its_own_groups_fetched_and_no_more() {
     requires!(Need::Root, Need::Mount);
     let world = World::new();
     let places = world.places(200);
-    // Each is a page, in a group of 64 KiB; the first of a blob has its sums fetched as well.
+    // Each place is a page, in a group of 64 KiB. The first read of a blob also fetches its sums.
     let most = 200 * 64 * KIB + 16 * 8 * KIB;
     let tree = world.tree("option", &["-o", "access=random"]);
     let sent = world.sent(&tree.0, |file| world.map(file, &places));
@@ -192,7 +195,7 @@ fn regression_what_is_read_at_random_has_its_own_groups_fetched_and_no_more() {
     let tree = world.tree("names", &["-o", "random=*.idx,read_ahead=4"]);
     let sent = world.sent(&tree.0, |file| world.map(file, &places));
     assert!(sent <= most, "by its folder's name: {sent}");
-    // An attribute goes with what is published.
+    // An attribute is published with its folder.
     let mounted = world.volume.mount();
     let set = rustix::fs::setxattr(
         mounted.join("data.idx"),
@@ -215,7 +218,7 @@ fn regression_what_is_read_at_random_has_its_own_groups_fetched_and_no_more() {
     assert_eq!(refused, Err(rustix::io::Errno::ROFS), "a published tree cannot take one");
 }
 
-/// Parts of a blob were fetched, and then the whole again: 88 MiB of a file of 64.
+/// Parts of a blob used to be fetched, and then the whole blob again: 88 MiB for a file of 64 MiB.
 #[test]
 fn regression_random_faults_fetch_no_more_than_the_file() {
     requires!(Need::Root, Need::Mount);
@@ -226,14 +229,14 @@ fn regression_random_faults_fetch_no_more_than_the_file() {
     let sent = world.sent(&tree.0, |file| world.map(file, &places));
     let gets = world.server.counts().get - gets;
     println!("{sent} bytes by {gets} requests");
-    // The sums of each of its 16 blobs, and what is around the bytes in an answer.
+    // Plus the sums of each of its 16 blobs, and the headers of each answer.
     assert!(sent <= SIZE + 16 * 8 * KIB + gets * KIB, "{sent} by {gets}");
-    // All of it is here or came as a part, whatever the order.
+    // Reading the rest fetches only what is missing, whatever the order was.
     let sent = world.sent(&tree.0, |file| (0..SIZE / MIB).for_each(|n| world.pread(file, n * MIB, MIB)));
     println!("{sent} bytes for all the rest");
 }
 
-/// What is read from beginning to end is fetched once, in whole blobs but for its beginning.
+/// A file read from beginning to end is fetched once. Except for the beginning, it is fetched in whole blobs.
 #[test]
 fn a_stream_is_fetched_once_and_in_few_requests() {
     requires!(Need::Root, Need::Mount);

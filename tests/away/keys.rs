@@ -1,4 +1,4 @@
-//! Volumes in Google's and Azure's stores, whose keys are gone or cannot be used when they are mounted.
+//! Volumes in Google's and Azure's stores that are mounted without keys, or with unusable ones.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::soon;
 
-/// What of this machine could have keys in it.
+/// Variables of this machine that may contain keys.
 const CLEARED: [&str; 6] = [
     "GOOGLE_APPLICATION_CREDENTIALS",
     "GOOGLE_SERVICE_ACCOUNT",
@@ -110,8 +110,8 @@ impl Drop for Mount<'_> {
     }
 }
 
-/// A volume is mounted with keys, without, and with keys again; what was written is there, and is uploaded
-/// in the end.
+/// Mounts a volume with keys, without keys, and with keys again. Everything written can be read, and is
+/// uploaded in the end.
 fn with_and_without(world: &World) {
     let (first, second) = (vec![1; 3 << 20], vec![2; 100_000]);
     let flush = || world.run(&["flush", world.source().to_str().unwrap(), "--timeout", "60"], true);
@@ -134,7 +134,7 @@ fn with_and_without(world: &World) {
     drop(mounted);
 }
 
-/// A volume in Azure was not mounted without keys, although all of it was on the node.
+/// A volume in Azure could not be mounted without keys, although all of its data was on the node.
 #[test]
 fn regression_a_volume_in_azure_mounts_without_keys() {
     requires!(Need::Covey);
@@ -144,11 +144,11 @@ fn regression_a_volume_in_azure_mounts_without_keys() {
     with_and_without(&World::new("az://container/p", &server.endpoint(), keys));
 }
 
-/// The same of Google's; and keys that come while it is mounted are found then.
+/// The same for Google's store. In addition, keys that appear during the mount are found.
 #[test]
 fn regression_a_volume_in_google_mounts_without_keys_and_finds_them_later() {
     requires!(Need::Covey);
-    // Google's XML requests are S3's but for signatures and conditions.
+    // Google's XML requests equal S3's, except for signatures and conditions.
     let server = Server::start_open();
     let key = r#"{"private_key": "x", "private_key_id": "x", "client_email": "x", "disable_oauth": true}"#;
     let keys = |folder: &Path| {
@@ -157,8 +157,7 @@ fn regression_a_volume_in_google_mounts_without_keys_and_finds_them_later() {
     };
     let world = World::new("gs://bucket/p", &server.endpoint(), keys);
     with_and_without(&world);
-    // The file with the key is named and cannot be used: it is not there, then it is nonsense, then it is
-    // right.
+    // The key file is configured and cannot be used: first it is missing, then invalid, then correct.
     let file = world.folder.path().join("key.json");
     fs::remove_file(&file).unwrap();
     let mounted = world.mount(true);

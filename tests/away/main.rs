@@ -1,7 +1,7 @@
-//! What is on a node can be read while its store is away, or refuses: a published tree that was mounted
-//! before, and volumes whose keys are gone.
+//! Local data can be read while the store is unreachable or refuses requests: a published tree that was
+//! mounted before, and volumes without usable keys.
 //!
-//! The store is an S3 server in this process, behind a proxy that goes away, hangs and refuses; the program
+//! The store is an S3 server in this process, behind a proxy that goes down, hangs and refuses. The program
 //! is the real one, on real mounts.
 
 mod keys;
@@ -9,7 +9,7 @@ mod trees;
 
 use std::time::{Duration, Instant};
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 fn soon(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(90);
     while !holds() {

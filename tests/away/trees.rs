@@ -1,4 +1,4 @@
-//! A published tree whose store is away.
+//! A published tree whose store is unreachable.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,11 +12,11 @@ use serde_json::Value;
 
 use crate::soon;
 
-/// A mount of a tree takes no longer, whatever its store does: two seconds for asking, and what a busy
-/// machine adds.
+/// The longest time of a mount, whatever the store does: two seconds for asking it, plus the delays of a busy
+/// machine.
 const BOUND: Duration = Duration::from_secs(12);
 
-/// A store with a tree, published from a volume that reaches it past the proxy.
+/// A store with a tree. The volume from which it is published bypasses the proxy.
 struct World {
     proxy: Proxy,
     volume: Volume,
@@ -43,7 +43,7 @@ impl World {
         world
     }
 
-    /// Changes the volume, and publishes it.
+    /// Changes the volume and publishes it.
     fn publish(&self, change: impl FnOnce(&Path)) {
         let mounted = self.volume.mount();
         change(mounted.path());
@@ -60,7 +60,7 @@ impl World {
         logs.map(|log| fs::read_to_string(log.unwrap().path()).unwrap()).collect()
     }
 
-    /// Where the newest record is kept.
+    /// The file with the newest record.
     fn record(&self) -> PathBuf {
         let all = fs::read_dir(self.cache().join("known")).unwrap().map(|entry| entry.unwrap().path());
         all.into_iter().find(|path| path.to_str().unwrap().ends_with("@latest")).unwrap()
@@ -92,12 +92,12 @@ impl World {
         }
     }
 
-    /// As it is mounted for the first time: everything is read.
+    /// Mounts it for the first time, and reads everything.
     fn get_to_know(&self) {
         let mount = self.mount(&[]);
         assert_eq!(fs::read_dir(&mount.at).unwrap().count(), self.files.len());
         self.must_read(&mount);
-        // What a reader waited for is given first and written to the disk afterwards.
+        // A blob goes to its waiting readers first, and is written to the disk afterwards.
         covey_ok(&["warm".as_ref(), mount.at.join("f0").as_os_str()]);
         mount.umount();
     }
@@ -129,7 +129,7 @@ impl Drop for Mount {
     }
 }
 
-/// A node that had all of a tree on its disk could not mount it while its store was away, hung or refused.
+/// A node with all of a tree on its disk could not mount it while the store was unreachable, hung or refused.
 #[test]
 fn regression_a_tree_that_was_mounted_mounts_while_its_store_is_away() {
     requires!(Need::Covey);
@@ -165,8 +165,8 @@ fn regression_a_tree_that_was_mounted_mounts_while_its_store_is_away() {
     assert_eq!(world.log().matches("the newest that was seen here").count(), 7, "{}", world.log());
 }
 
-/// Blobs of names are looked at seldom, so the bytes of files pushed them out of the cache: then not even
-/// the root folder was there.
+/// Blobs of names are read rarely, so file data used to evict them. Then not even the root folder could be
+/// read.
 #[test]
 fn regression_names_stay_when_bytes_push_their_blobs_out() {
     requires!(Need::Covey);
@@ -201,15 +201,15 @@ fn regression_names_stay_when_bytes_push_their_blobs_out() {
     mount.umount();
 }
 
-/// What is not on the node is an error within the deadline, and comes when the store is back, without a new
-/// mount.
+/// A read of data that is not on the node fails within the deadline. When the store is reachable again, it
+/// succeeds without a new mount.
 #[test]
 fn regression_a_tree_goes_on_by_itself_when_its_store_is_back() {
     requires!(Need::Covey);
     let world = World::new(42);
     world.get_to_know();
     world.publish(|at| fs::write(at.join("cold"), Rng::new(99).bytes(5 << 20)).unwrap());
-    // Its name is looked at, its bytes are not.
+    // Reads its attributes, and none of its bytes.
     let mount = world.mount(&[]);
     assert_eq!(fs::metadata(mount.at.join("cold")).unwrap().len(), 5 << 20);
     mount.umount();
@@ -230,7 +230,7 @@ fn regression_a_tree_goes_on_by_itself_when_its_store_is_back() {
     mount.umount();
 }
 
-/// A mount that follows begins with what is here, and moves on when the store is back.
+/// A mount that follows a name starts with the local tree, and moves on when the store is reachable again.
 #[test]
 fn regression_a_followed_tree_begins_away_and_moves_on() {
     requires!(Need::Covey);
@@ -247,15 +247,14 @@ fn regression_a_followed_tree_begins_away_and_moves_on() {
     assert_eq!(mount.status()["tree"]["sequence"], 2);
     assert!(!world.log().contains("cannot follow"), "said once: {}", world.log());
     mount.umount();
-    // From now on the second is the newest that was seen here.
+    // From now on the second tree is the newest that was seen here.
     world.proxy.down();
     let mount = world.mount(&[]);
     assert_eq!(fs::read(mount.at.join("second")).unwrap(), b"2");
     mount.umount();
 }
 
-/// A record that is older than what was seen, damaged, or of a tree that was never seen here is no tree to
-/// be shown.
+/// No tree is mounted from a record that is older than one seen before or damaged, or if no record was seen.
 #[test]
 fn regression_a_store_that_is_away_takes_no_mount_back() {
     requires!(Need::Covey);
@@ -281,13 +280,13 @@ fn regression_a_store_that_is_away_takes_no_mount_back() {
     damaged[last] ^= 1;
     fs::write(world.record(), &damaged).unwrap();
     refused("origin-away");
-    // With the store it is as if nothing had been there, and the record is kept again.
+    // With the store, the record is ignored and replaced.
     world.mount(&[]).umount();
     assert!(fs::read(world.record()).unwrap() == second);
     world.proxy.down();
     world.mount(&[]).umount();
     world.proxy.up();
-    // What the store says itself is no outage.
+    // An answer of the store is not an outage.
     covey_ok(&["unpublish", world.volume.source.to_str().unwrap(), "latest"]);
     let (done, ..) = world.try_mount(&[]);
     assert_eq!(done.code(), 1, "{done:?}");

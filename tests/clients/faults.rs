@@ -1,4 +1,4 @@
-//! What goes wrong around a volume: rot, a second mount, a full disk.
+//! Failures around a volume: rot, a second mount, a full disk.
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +10,7 @@ use covey_tests::loopfs::LoopFs;
 use covey_tests::program::covey_run;
 use covey_tests::{Need, Rng, Volume, requires, say};
 
-/// Where below a folder these bytes lie: file and position.
+/// Where these bytes are below a folder: file and offset.
 fn find(folder: &Path, wanted: &[u8]) -> Vec<(PathBuf, u64)> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -63,7 +63,7 @@ fn a_flipped_bit_gives_eio_and_never_bytes() {
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EIO), "{name}: {error}"),
         }
         for (other, wanted) in files.iter().filter(|(other, _)| other != name) {
-            // Small files share a pack; only the damaged segment may be refused.
+            // Small files share a pack. Only the damaged segment may be refused.
             match fs::read(mounted.join(other)) {
                 Ok(got) => assert!(got == *wanted, "{other}: wrong bytes"),
                 Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EIO), "{other}: {error}"),
@@ -100,7 +100,7 @@ fn a_second_mount_of_a_volume_is_refused() {
     volume.must_be_clean();
 }
 
-/// Writes files until the disk below is full; how many were written whole, and the error.
+/// Writes files until the disk below is full. Returns how many were written whole, and the error.
 fn fill(folder: &Path, seed: u64) -> (Vec<(PathBuf, u64)>, std::io::Error) {
     let mut written = Vec::new();
     for number in 0.. {
@@ -124,8 +124,9 @@ fn holds(path: &Path, seed: u64) -> bool {
     fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())) == data
 }
 
-/// A volume that is full says so. With the writeback cache write(2) may succeed, since the kernel asks nobody; then fsync(2) fails, and so does
-/// the next write-through. Without it write(2) itself fails.
+/// A full volume reports it. With the writeback cache, write(2) may succeed, since the kernel does not ask
+/// the daemon; then fsync(2) fails, and so does the next write-through. Without the cache, write(2) itself
+/// fails.
 #[test]
 fn regression_a_full_volume_is_told_by_fsync_or_by_write_without_writeback() {
     requires!(Need::Covey, Need::Ext4);
@@ -153,7 +154,7 @@ fn regression_a_full_volume_is_told_by_fsync_or_by_write_without_writeback() {
     }
 }
 
-/// On a full disk writes get ENOSPC, rm works and frees room within seconds, and nothing else breaks.
+/// On a full disk, writes get ENOSPC, rm works and frees space within seconds, and nothing else breaks.
 #[test]
 fn a_full_disk_refuses_writes_and_rm_frees_it() {
     requires!(Need::Covey, Need::Ext4);
@@ -172,8 +173,8 @@ fn a_full_disk_refuses_writes_and_rm_frees_it() {
             fs::remove_file(entry.unwrap().path()).unwrap();
         }
         let since = Instant::now();
-        // The log may have grown meanwhile, but most of what was removed must come back; writing is allowed again once
-        // the room kept in reserve is whole.
+        // The log may have grown meanwhile, but most of the removed space must be free again. Writes are
+        // allowed once the space kept in reserve is complete.
         let probe = mounted.join("probe");
         while disk.used() > empty + (48 << 20) || fs::write(&probe, [1; 4096]).is_err() {
             assert!(since.elapsed() < Duration::from_secs(10), "rm freed too little in 10 seconds");
@@ -183,7 +184,7 @@ fn a_full_disk_refuses_writes_and_rm_frees_it() {
         say(format_args!("round {round}: {} MiB, free again after {:?}", written.len(), since.elapsed()));
     }
     let (written, _) = fill(&mounted.join("many"), 9_000_000);
-    // Killed when full, it must come back all the same.
+    // A volume that was killed when full must mount again.
     mounted.kill();
     let mounted = volume.mount();
     assert!(

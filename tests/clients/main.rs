@@ -1,4 +1,4 @@
-//! Real programs on a mount, and what goes wrong around it.
+//! Real programs on a mount, and failures around it.
 
 mod faults;
 mod postgres;

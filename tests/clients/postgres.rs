@@ -11,27 +11,28 @@ use covey_tests::{Need, Rng, Volume, requires, run, run_ok, say, seeds};
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// A cluster: its user, its data folder on a mount, and a folder elsewhere for its socket and what clients write.
+/// A cluster: its user, its data folder on a mount, and a folder elsewhere for its socket and the clients'
+/// files.
 struct Cluster {
     user: (u32, u32),
     data: PathBuf,
-    aside: tempfile::TempDir,
+    outside: tempfile::TempDir,
 }
 
 impl Cluster {
     fn new(data: PathBuf) -> Cluster {
         let id =
             |flag| run_ok(Command::new("id").args([flag, "postgres"]), LIMIT).stdout.trim().parse().unwrap();
-        let cluster = Cluster { user: (id("-u"), id("-g")), data, aside: covey_tests::scratch() };
-        std::os::unix::fs::chown(cluster.aside.path(), Some(cluster.user.0), Some(cluster.user.1)).unwrap();
+        let cluster = Cluster { user: (id("-u"), id("-g")), data, outside: covey_tests::scratch() };
+        std::os::unix::fs::chown(cluster.outside.path(), Some(cluster.user.0), Some(cluster.user.1)).unwrap();
         cluster
     }
 
-    /// One of PostgreSQL's programs, as its user.
+    /// One of PostgreSQL's programs, run as its user.
     fn program(&self, name: &str) -> Command {
         let mut command = Command::new(postgres_bin(name).unwrap());
         command.uid(self.user.0).gid(self.user.1).current_dir("/");
-        command.env("PGHOST", self.aside.path()).env("PGDATABASE", "postgres").env("PGUSER", "postgres");
+        command.env("PGHOST", self.outside.path()).env("PGDATABASE", "postgres").env("PGUSER", "postgres");
         command.env("LC_ALL", "C");
         command
     }
@@ -50,7 +51,7 @@ impl Cluster {
         let end = Instant::now() + LIMIT;
         loop {
             let mut server = self.program("postgres");
-            server.arg("-D").arg(&self.data).arg("-k").arg(self.aside.path());
+            server.arg("-D").arg(&self.data).arg("-k").arg(self.outside.path());
             server.args(["-c", "listen_addresses=", "-c", "shared_buffers=16MB", "-c", "max_wal_size=64MB"]);
             let log = std::fs::File::options().append(true).create(true).open(self.log()).unwrap();
             let mut server =
@@ -61,7 +62,7 @@ impl Cluster {
                 }
                 std::thread::sleep(Duration::from_millis(50));
             }
-            // What is left of the last server may still hold its shared memory for a moment.
+            // Remains of the last server may hold its shared memory for a moment.
             assert!(
                 Instant::now() < end,
                 "postgres does not start:\n{}",
@@ -72,7 +73,7 @@ impl Cluster {
     }
 
     fn log(&self) -> PathBuf {
-        self.aside.path().join("server.log")
+        self.outside.path().join("server.log")
     }
 
     fn sql(&self, query: &str) -> Command {
@@ -96,14 +97,14 @@ impl Cluster {
         assert!(ended.is_some_and(|status| status.success()), "postgres stopped with {ended:?}: {}", said());
     }
 
-    /// Transactions that pgbench saw committed, by the logs it wrote.
+    /// The number of transactions that pgbench saw committed, from its logs.
     fn committed(&self) -> u64 {
-        let entries = std::fs::read_dir(self.aside.path()).unwrap().map(|entry| entry.unwrap().path());
+        let entries = std::fs::read_dir(self.outside.path()).unwrap().map(|entry| entry.unwrap().path());
         let logs = entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("tx"));
         logs.map(|log| std::fs::read_to_string(log).unwrap().matches('\n').count() as u64).sum()
     }
 
-    /// pgbench's own book-keeping: each transaction moves the same amount in four tables.
+    /// pgbench's invariant: each transaction moves the same amount in four tables.
     fn verify(&self) -> u64 {
         let sums = "select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from pgbench_history) \
                     and (select sum(tbalance) from pgbench_tellers) = (select sum(delta) from pgbench_history) \
@@ -123,15 +124,15 @@ fn work_and_kill(volume: &Volume, cluster: &Cluster, mounted: covey_tests::Mount
     let mut server = cluster.start();
     let mut bench = cluster.program("pgbench");
     bench.args(["--client=3", "--time=120", "--no-vacuum", "--log", "--log-prefix"]);
-    bench.arg(cluster.aside.path().join(format!("tx{seed}"))).stdout(Stdio::null()).stderr(Stdio::null());
+    bench.arg(cluster.outside.path().join(format!("tx{seed}"))).stdout(Stdio::null()).stderr(Stdio::null());
     let mut bench = bench.spawn().unwrap();
     std::thread::sleep(Duration::from_millis(1_500 + Rng::new(seed).below(3_000)));
     if volume.fsck().is_none() {
-        // A plain folder cannot be killed under the server; the server can.
+        // A plain folder cannot be killed, so the server is killed.
         server.kill().unwrap();
     }
     mounted.kill();
-    // Its processes find their files gone and panic; whatever is left after that is ended.
+    // The server's processes find their files gone and panic. Those that remain are killed.
     wait(&mut bench, Duration::from_secs(20));
     bench.kill().ok();
     bench.wait().unwrap();

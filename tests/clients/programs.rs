@@ -12,7 +12,7 @@ fn fio(folder: &Path, extra: &[&str]) {
     let mut fio = Command::new("fio");
     fio.arg("--name=verify").arg("--directory").arg(folder).current_dir(folder);
     fio.args(["--rw=randwrite", "--bs=4k", "--verify=crc32c", "--do_verify=1", "--verify_fatal=1"]);
-    // Fresh bytes each time, or a store that keeps equal blobs once would have it easy.
+    // New bytes each time, because a store that keeps equal blobs once would otherwise store almost nothing.
     fio.args(["--randrepeat=0", "--refill_buffers", "--fallocate=none", "--unlink=1"]).args(extra);
     run_ok(&mut fio, LIMIT);
 }
@@ -80,7 +80,8 @@ fn git_finds_nothing_wrong_with_its_clones() {
     volume.must_be_clean();
 }
 
-/// Runs stress-ng and fails if one of its stressors does; one that this kernel or filesystem lacks is no failure.
+/// Runs stress-ng and fails if one of its stressors does. A stressor that this kernel or filesystem lacks is
+/// no failure.
 fn stress(folder: &Path, args: &[&str]) {
     let mut stress = Command::new("stress-ng");
     stress.arg("--temp-path").arg(folder).current_dir(folder);
@@ -121,7 +122,8 @@ fn long_stress_ng_filesystem_class_finds_nothing_wrong() {
     requires!(Need::Mount, Need::Program("stress-ng"));
     let volume = Volume::new();
     let mounted = volume.mount();
-    // binderfs is a filesystem of its own, which most kernels lack; its absence counts as lacking resources.
+    // binderfs is a filesystem of its own, which most kernels lack. stress-ng reports its absence as a lack
+    // of resources.
     let class = ["--class", "filesystem", "--exclude", "binderfs", "--sequential", "2", "-t", "5"];
     stress(mounted.path(), &class);
     mounted.umount();

@@ -1,4 +1,5 @@
-//! A volume that cannot be served as it is: what is said, what is left untouched, and that it works again afterwards.
+//! A volume that cannot be served: the message, what stays untouched, and that the volume works again
+//! afterwards.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +25,7 @@ fn must_hold(mounted: &Mounted, name: &str, seed: u64) {
     }
 }
 
-/// A closed volume with something in it.
+/// A closed volume with some files.
 fn volume() -> Volume {
     let volume = Volume::new();
     let mounted = volume.mount();
@@ -33,7 +34,8 @@ fn volume() -> Volume {
     volume
 }
 
-/// Everything in the volume's folder but what every command may touch, SQLite's empty companions and claims on the origin among it.
+/// Everything in the volume's folder except files that every command may touch, such as SQLite's empty
+/// companions and claims on the origin.
 fn snapshot(volume: &Path) -> tree::Tree {
     let touched = ["lock", "covey.log", "control.sock", "meta/names.db-shm"];
     let mut tree = tree::read(volume);
@@ -45,7 +47,7 @@ fn snapshot(volume: &Path) -> tree::Tree {
     tree
 }
 
-/// Mounting fails, says each of these words, and changes nothing.
+/// Checks that mounting fails, that the message has each of these words, and that nothing changes.
 fn refused(volume: &Volume, words: &[&str]) {
     let before = snapshot(&volume.source);
     let said = volume.try_mount(&[]).err().expect("it was mounted");
@@ -94,10 +96,10 @@ fn a_torn_database_is_refused() {
 fn a_volume_whose_origin_is_gone_is_refused() {
     requires!(Need::Covey);
     let volume = volume();
-    let (blobs, aside) = (volume.source.join("blobs"), volume.source.join("elsewhere"));
-    fs::rename(&blobs, &aside).unwrap();
+    let (blobs, outside) = (volume.source.join("blobs"), volume.source.join("elsewhere"));
+    fs::rename(&blobs, &outside).unwrap();
     refused(&volume, &["blobs"]);
-    fs::rename(&aside, &blobs).unwrap();
+    fs::rename(&outside, &blobs).unwrap();
     must_hold(&volume.mount(), "some", 100);
     volume.must_be_clean();
 }
@@ -111,7 +113,8 @@ fn what_is_no_volume_is_refused() {
     refused(&Volume::existing(folder.path()), &["not a Covey volume"]);
 }
 
-/// While the origin refuses writes nothing is lost: bytes stay on this node's disk, and go to the origin when it is back.
+/// While the origin refuses writes, nothing is lost: bytes stay on this node's disk, and are uploaded when
+/// the origin accepts writes again.
 #[test]
 fn an_origin_that_becomes_read_only_loses_nothing() {
     requires!(Need::Covey, Need::Ext4);

@@ -27,7 +27,7 @@ def work(path, mode):
     db.execute("create table if not exists counter(one integer primary key, total integer)")
     db.execute("insert or ignore into counter values(1, 0)")
     top = db.execute("select coalesce(max(n), 0) from rows").fetchone()[0]
-    # For whoever has to find out why a check failed. Not earlier: SQLite is to be the first who looks.
+    # Helps to find out why a check failed. Not earlier, because SQLite must be the first to open the files.
     found = f"at its start: {top} rows, {os.listdir(os.path.dirname(path))}, {os.stat(path)}"
     print(found, file=sys.stderr, flush=True)
     while True:

@@ -9,7 +9,8 @@ use covey_tests::{Ground, Need, Rng, Volume, ground, requires, run_ok, say, seed
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/sqlite.py");
 
-/// Commits until the daemon is killed; the highest row whose commit returned, and what the client found at its start.
+/// Commits until the daemon is killed. Returns the highest row whose commit returned, and what the client
+/// found at its start.
 fn work_and_kill(volume: &Volume, mode: &str, pause: Duration) -> (u64, String) {
     let mounted = volume.mount();
     let log = tempfile::NamedTempFile::new().unwrap();
@@ -26,20 +27,21 @@ fn work_and_kill(volume: &Volume, mode: &str, pause: Duration) -> (u64, String) 
     }
     let below = mounted.path().to_owned();
     mounted.kill();
-    // It ends by itself at its next call; on a plain folder nothing stops it.
+    // The client ends by itself at its next call. On a plain folder nothing stops it.
     let ended = volume.fsck().is_some() && wait(&mut client, Duration::from_secs(30)).is_some();
     if !ended {
         client.kill().ok();
         client.wait().unwrap();
     }
     if !ended && ground() == Ground::Covey {
-        // On a busy machine it may begin only after the mount has gone, in the folder below that.
+        // On a busy machine the client may start only after the mount has gone, and then uses the folder
+        // below it.
         assert!(below.join("db").exists(), "the client hangs on a mount whose daemon is dead");
         std::fs::remove_dir_all(&below).and_then(|()| std::fs::create_dir(&below)).unwrap();
         return (0, "the client came too late".into());
     }
     let printed = std::fs::read_to_string(log.path()).unwrap();
-    // A last line without its end was not printed whole.
+    // A last line without a newline was not printed completely.
     let whole = printed.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let top = whole.lines().last().map_or(0, |line| line.parse().unwrap());
     (top, complaints_of(&complaints).lines().next().unwrap_or("").to_owned())
@@ -59,7 +61,8 @@ fn rounds(mode: &str, first: u64, rounds: u64) {
         let (top, found) = work_and_kill(&volume, mode, pause);
         let was = committed;
         committed = top.max(committed);
-        // Whoever begins anew has found another database than the one that was checked a moment before.
+        // A client that begins with an empty database has found another database than the one that was
+        // checked a moment before.
         assert!(
             top == 0 || top >= was,
             "seed {seed}: {was} rows were there, then {top}; {found}\n{}",

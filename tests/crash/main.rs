@@ -1,9 +1,9 @@
 //! Crashes: the daemon killed at random moments, and the power cut.
 //!
-//! Two promises of docs/SEMANTICS.md are proven here. After kill -9 of the daemon everything whose close, fsync or msync
-//! returned is there, and every change of names that returned. After a power cut the volume equals a prefix of its
-//! operations that is never shorter than the last fsync. In both, rename is atomic and no name leads to bytes that are not
-//! there: each is simply a state that [`model::Model`] refuses.
+//! This proves two promises of docs/SEMANTICS.md. After kill -9 of the daemon, everything is there whose
+//! close, fsync or msync returned, and every change of names that returned. After a power cut, the volume
+//! equals a prefix of its operations that is never shorter than the last fsync. In both cases rename is
+//! atomic, and no name leads to missing bytes: [`model::Model`] refuses each such state.
 
 mod model;
 mod worker;
@@ -27,7 +27,7 @@ fn start(root: &Path, seed: u64, model: Model, shared: &Arc<Shared>, options: &[
     std::thread::spawn(move || worker.work())
 }
 
-/// One round: work, kill, mount again, look. The models go on from what was found.
+/// One round: work, kill, mount again, check. The models continue from what was found.
 fn kill_round(volume: &Volume, seed: u64, models: &mut Vec<Model>, options: &[&str]) -> usize {
     let mut rng = Rng::new(seed);
     let mounted = volume.mount_with(options);
@@ -47,7 +47,7 @@ fn kill_round(volume: &Volume, seed: u64, models: &mut Vec<Model>, options: &[&s
     mounted.kill();
     let workers: Vec<Worker> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
     for _ in 0..rng.below(3) {
-        // Recovery is killed too, at any of its points.
+        // Recovery is killed too, at random points.
         volume.mount_and_kill(Duration::from_millis(rng.length(60)));
     }
     let mounted = volume.mount();
@@ -108,12 +108,12 @@ fn long_what_returned_survives_kill_9() {
     kill_rounds(5_000, 50, &["writeback=off"]);
 }
 
-/// One round: a volume on a disk of its own, work, cut the power, look at what the disk holds.
+/// One round: a volume on a disk of its own, work, a power cut, a check of what the disk holds.
 fn power_round(seed: u64) -> (usize, usize) {
     let mut rng = Rng::new(seed);
     let disk = LoopFs::new(384);
     let volume = Volume::below(disk.path(), &[]);
-    // The making of a volume is not under test, nor is it durable by itself.
+    // Creating a volume is not under test, and is not durable by itself.
     rustix::fs::syncfs(std::fs::File::open(disk.path()).unwrap()).unwrap();
     let mounted = volume.mount();
     let root = mounted.join("work");
@@ -125,7 +125,7 @@ fn power_round(seed: u64) -> (usize, usize) {
     worker.largest = *rng.pick(&[600, 20_000, 150_000, 900_000]);
     let worker = std::thread::spawn(move || worker.work());
     std::thread::sleep(Duration::from_millis(rng.length(2_500)));
-    // What is durable is read before the daemon stops: it may only be more.
+    // Read before the daemon stops: more may become durable, never less.
     let durable = shared.durable.load(Ordering::SeqCst);
     mounted.signal(rustix::process::Signal::STOP);
     let after = disk.cut();
@@ -146,7 +146,7 @@ fn power_round(seed: u64) -> (usize, usize) {
     (worker.history.len(), kept)
 }
 
-/// How many calls the folder's contents are the outcome of, the longest such prefix; at least `durable`.
+/// The length of the longest prefix of the calls that gives the folder's contents; at least `durable`.
 fn prefix(worker: &Worker, durable: usize, actual: &Actual) -> Result<usize, String> {
     let calls: Vec<_> = worker.history.iter().chain(&worker.pending).collect();
     let mut model = Model::default();
@@ -205,7 +205,7 @@ fn long_a_power_cut_leaves_a_prefix() {
     power_rounds(1_000, 100);
 }
 
-/// The model itself: it must refuse what the promises forbid.
+/// Tests of the model itself: it must refuse what the promises forbid.
 mod of_the_model {
     use super::model::{Actual, Call, Model};
     use std::sync::Arc;

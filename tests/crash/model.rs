@@ -1,8 +1,9 @@
-//! What may be in a folder after a crash, given which system calls returned.
+//! The contents that a folder may have after a crash, given which system calls returned.
 //!
-//! A file's bytes are *settled* once close, fsync or msync returned after they were written; until then they are *loose*:
-//! each loose byte may be there or not, and the size may be anything between the settled size and the loose end. Names
-//! have no loose state: a call that returned has happened, the one in flight has happened whole or not at all.
+//! A file's bytes are *settled* once close, fsync or msync returned after they were written. Until then they
+//! are *loose*: each loose byte may be there or not, and the size may be anything between the settled size
+//! and the end of the loose bytes. Names are never loose: a call that returned has taken effect, and the call
+//! in progress has taken effect completely or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -36,7 +37,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// Whether its return promises that everything before it survives a power cut.
+    /// Whether everything before the call survives a power cut once the call has returned.
     pub fn is_durable(&self) -> bool {
         matches!(self, Call::Settle { durable: true, .. } | Call::SyncFolder)
     }
@@ -61,7 +62,7 @@ impl fmt::Debug for Call {
     }
 }
 
-/// A name's meaning.
+/// What a name refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Thing {
     /// A regular file, by its number in [`Model::files`].
@@ -78,12 +79,12 @@ pub struct FileState {
 }
 
 impl FileState {
-    /// Whether everything written is settled.
+    /// Whether everything that was written is settled.
     pub fn is_settled(&self) -> bool {
         self.loose.is_empty()
     }
 
-    /// Size with all loose bytes there.
+    /// The size if all loose bytes are there.
     pub fn len(&self) -> usize {
         self.loose.iter().map(|(at, data)| at + data.len()).fold(self.settled.len(), usize::max)
     }
@@ -100,7 +101,7 @@ impl FileState {
         }
     }
 
-    /// Why these bytes cannot be this file, if they cannot.
+    /// Why these bytes cannot be this file's, if they cannot.
     fn refuses(&self, actual: &[u8]) -> Option<String> {
         if actual.len() < self.settled.len() || actual.len() > self.len() {
             return Some(format!(
@@ -123,11 +124,11 @@ impl FileState {
         let wrong = (0..actual.len()).find(|&at| !may(at, actual[at]))?;
         let count = (0..actual.len()).filter(|&at| !may(at, actual[at])).count();
         let zero = if actual[wrong..].iter().take(64).all(|byte| *byte == 0) { " (zeros)" } else { "" };
-        Some(format!("{count} bytes are nothing that was written there, the first at {wrong:#x}{zero}"))
+        Some(format!("{count} bytes were never written there, the first at {wrong:#x}{zero}"))
     }
 }
 
-/// What a folder holds.
+/// The contents of a folder.
 #[derive(Clone, Default)]
 pub struct Model {
     /// Names.
@@ -138,7 +139,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// The state of a name's file.
+    /// The state of the file that a name refers to.
     pub fn file(&self, name: &str) -> Option<(u64, &FileState)> {
         match self.names.get(name)? {
             Thing::File(id) => Some((*id, &self.files[id])),
@@ -146,7 +147,7 @@ impl Model {
         }
     }
 
-    /// Makes a call's change.
+    /// Applies a call.
     pub fn apply(&mut self, call: &Call) {
         match call {
             Call::Create(name) => {
@@ -161,7 +162,7 @@ impl Model {
                 Arc::make_mut(&mut file.settled).resize(*len, 0);
             }),
             Call::Rename(from, to) => {
-                // Two names of one file: rename(2) does nothing.
+                // If both are names of the same file, rename(2) does nothing.
                 if self.names.get(from) != self.names.get(to)
                     || matches!(self.names.get(from), Some(Thing::Symlink(_)))
                 {
@@ -195,7 +196,7 @@ impl Model {
         }
     }
 
-    /// Why a folder's contents cannot be this, if they cannot.
+    /// Why a folder's contents do not match the model, if they do not.
     pub fn refuses(&self, actual: &Actual) -> Option<String> {
         if let Some(name) = self.names.keys().find(|name| !actual.0.contains_key(*name)) {
             return Some(format!("{name} is missing"));
@@ -222,7 +223,7 @@ impl Model {
         None
     }
 
-    /// The model of what is there now, all of it settled: where the next round starts.
+    /// A model of the current contents, all settled: the start of the next round.
     pub fn of(actual: &Actual) -> Model {
         let mut model = Model::default();
         let mut known: BTreeMap<u64, u64> = BTreeMap::new();
@@ -247,7 +248,7 @@ impl Model {
     }
 }
 
-/// What a folder really holds.
+/// The actual contents of a folder.
 pub struct Actual(BTreeMap<String, Node>);
 
 enum Node {
@@ -265,7 +266,7 @@ impl fmt::Debug for Node {
 }
 
 impl Actual {
-    /// Reads it: every name must lead somewhere, and every byte must be readable.
+    /// Reads a folder: every name must refer to something, and every byte must be readable.
     pub fn read(root: &Path) -> Result<Actual, String> {
         let mut found = BTreeMap::new();
         let mut folders = vec![PathBuf::new()];

@@ -1,4 +1,4 @@
-//! A program that changes files until its filesystem dies, and remembers which calls returned.
+//! A program that changes files until its filesystem dies, and records which calls returned.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,12 +13,12 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::model::{Call, Model, Thing};
 
-/// What the worker and those who stop it share.
+/// State shared by the worker and the test.
 #[derive(Default)]
 pub struct Shared {
-    /// Set before the filesystem is killed: from here on calls may fail.
+    /// Set before the filesystem is killed: from then on calls may fail.
     pub ending: AtomicBool,
-    /// How many calls of the history a power cut must not lose.
+    /// The number of calls in the history that a power cut must not lose.
     pub durable: AtomicUsize,
 }
 
@@ -28,15 +28,15 @@ pub struct Worker {
     rng: Rng,
     open: BTreeMap<u64, File>,
     shared: Arc<Shared>,
-    /// What is there once every call that returned has happened.
+    /// The state after every call that returned.
     pub model: Model,
-    /// The call in flight when the filesystem died.
+    /// The call in progress when the filesystem died.
     pub pending: Option<Call>,
     /// All calls that returned.
     pub history: Vec<Call>,
     /// Largest write, in bytes.
     pub largest: u64,
-    /// Whether a write(2) that returned is as good as closed: so it is without the kernel's writeback cache.
+    /// Whether a returned write(2) counts as settled, as it does without the kernel's writeback cache.
     pub writes_settle: bool,
 }
 
@@ -44,7 +44,7 @@ const NAMES: [&str; 12] =
     ["n0", "n1", "n2", "n3", "n4", "n5", "n6", "d/n0", "d/n1", "d/n2", "d/n3", "temporary"];
 
 impl Worker {
-    /// A worker that starts from what is there.
+    /// A worker that starts from this model.
     pub fn new(root: &Path, seed: u64, model: Model, shared: Arc<Shared>) -> Worker {
         Worker {
             root: root.to_owned(),
@@ -59,7 +59,7 @@ impl Worker {
         }
     }
 
-    /// Works until a call fails, which it may only after [`Shared::ending`] is set.
+    /// Works until a call fails. A call may fail only after [`Shared::ending`] is set.
     pub fn work(mut self) -> Worker {
         while let Ok(()) = self.something() {
             if self.shared.ending.load(Ordering::SeqCst) {
@@ -108,7 +108,7 @@ impl Worker {
         Arc::new(self.rng.bytes(len))
     }
 
-    /// As careful programs save: a new file, perhaps fsync, close, rename over the old.
+    /// Saves a file as careful programs do: a new file, perhaps fsync, close, rename over the old one.
     fn replace(&mut self, name: &str) -> io::Result<()> {
         let new = NAMES[11].to_owned();
         if self.model.names.contains_key(&new) {
@@ -143,14 +143,14 @@ impl Worker {
         self.settle(name, durable)
     }
 
-    /// Writes and leaves the file open: nothing is promised about these bytes.
+    /// Writes and leaves the file open, so that nothing is promised about these bytes.
     fn leave(&mut self, name: &str) -> io::Result<()> {
         let at = self.rng.length(200_000) as usize;
         let data = self.data();
         self.call(Call::Write { name: name.to_owned(), at, data })
     }
 
-    /// Stores through a shared mapping, and msync.
+    /// Stores through a shared mapping, then calls msync.
     fn store(&mut self, name: &str) -> io::Result<()> {
         let Some((id, file)) = self.model.file(name) else {
             return Ok(());
@@ -183,7 +183,7 @@ impl Worker {
     fn returned(&mut self, call: Call, done: io::Result<()>) -> io::Result<()> {
         if let Err(error) = done {
             let ending = self.shared.ending.load(Ordering::SeqCst);
-            assert!(ending, "{call:?} failed though nobody had killed the filesystem: {error}");
+            assert!(ending, "{call:?} failed although the filesystem was not killed: {error}");
             return Err(error);
         }
         self.pending = None;
@@ -204,7 +204,7 @@ impl Worker {
         match call {
             Call::Create(name) => {
                 let file = File::options().read(true).write(true).create_new(true).open(path(name))?;
-                // The number that the model is about to give it.
+                // The number that the model will give it.
                 let mut after = self.model.clone();
                 after.apply(call);
                 let Some(Thing::File(id)) = after.names.get(name) else {
@@ -229,14 +229,14 @@ impl Worker {
                     return self.open[&id].sync_all();
                 }
                 let file = self.open.remove(&id).map(std::os::fd::OwnedFd::from);
-                // Not by dropping: what close(2) returns is the point.
+                // Not dropped, because the result of close(2) matters.
                 // SAFETY: the descriptor is owned and not used again.
                 let closed = unsafe { libc::close(std::os::fd::IntoRawFd::into_raw_fd(file.unwrap())) };
                 if closed != 0 {
                     return Err(io::Error::last_os_error());
                 }
-                // The kernel writes back before close(2) returns, but says nothing when the daemon is dead already. Whether it
-                // lived is seen by asking it.
+                // The kernel writes back before close(2) returns, but reports no error when the daemon is
+                // dead already. statfs shows whether it was alive.
                 Ok(rustix::fs::statfs(&self.root).map(drop)?)
             }
             Call::Truncate(name, len) => File::options().write(true).open(path(name))?.set_len(*len as u64),
@@ -262,13 +262,15 @@ fn map_and_store(file: &File, at: usize, data: &[u8]) -> io::Result<()> {
     use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
     let start = at / 4096 * 4096;
     let whole = at - start + data.len();
-    // A page of a dead filesystem would be SIGBUS: the pages are brought in by reading first. A kill between that and
-    // the store still leaves them in memory.
+    // Touching a page of a dead filesystem raises SIGBUS, so the pages are read in first. After a kill
+    // between the read and the store, they are still in memory.
     let mut page_in = vec![0; whole];
     file.read_at(&mut page_in, start as u64)?;
-    // SAFETY: a fresh mapping, wholly inside the file, which only this worker changes; unmapped before returning.
+    // SAFETY: a new mapping, entirely inside the file, which only this worker changes. It is unmapped before
+    // the function returns.
     unsafe {
-        // Not with MAP_POPULATE: the kernel was seen to try for ever to bring in pages of a filesystem that had just died.
+        // Not with MAP_POPULATE: the kernel was seen to retry for ever to read pages of a filesystem that had
+        // just died.
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         let map = mmap(std::ptr::null_mut(), whole, access, flags, file, start as u64)?;
         let mut answer = rustix::mm::madvise(map, whole, rustix::mm::Advice::LinuxPopulateWrite);

@@ -1,4 +1,5 @@
-//! Following a name while parts of the fleet fail: a node shows the old tree or the new one, whole, and an open file stays as it was.
+//! Following a name while parts of the fleet fail: a node shows the complete old tree or the complete new
+//! one, and an open file stays as it was.
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,13 +8,14 @@ use super::*;
 
 const FOLLOW: &str = "--follow=0.2";
 
-/// What is published as the `n`th tree: two files of one moment, each more than a blob.
+/// The contents of the `n`th published tree: two files from the same moment, each larger than a blob.
 fn contents(n: u64) -> [(&'static str, Vec<u8>); 3] {
     let mut rng = Rng::new(500 + n);
     [("stamp", n.to_string().into_bytes()), ("left", rng.bytes(5 << 20)), ("right", rng.bytes(5 << 20))]
 }
 
-/// A moment of a mount between two looks at its stamp: nothing if it changed meanwhile. What cannot be read is no mix.
+/// The contents of a mount at one moment: its stamp is read before and after, and there is no result if it
+/// changed. A read error is not a mixture.
 fn look(at: &Path) -> Option<(u64, [std::io::Result<Vec<u8>>; 2])> {
     let stamp = || fs::read_to_string(at.join("stamp")).ok()?.parse().ok();
     let before = stamp()?;
@@ -21,7 +23,7 @@ fn look(at: &Path) -> Option<(u64, [std::io::Result<Vec<u8>>; 2])> {
     (stamp() == Some(before)).then_some((before, read))
 }
 
-/// The processes that have a mount of ours: what `mount -d` left behind.
+/// The daemon process that has a mount of this test; `mount -d` left it in the background.
 fn daemon_of(at: &Path) -> i32 {
     let words = |pid: i32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let at = at.as_os_str().as_encoded_bytes();
@@ -31,7 +33,7 @@ fn daemon_of(at: &Path) -> i32 {
     pids.into_iter().find(is_it).unwrap()
 }
 
-/// The store fails and comes back, the node that both joined by is killed, and trees are published all the while.
+/// The store fails and recovers, and the node through which both joined is killed, while trees are published.
 #[test]
 fn followers_see_whole_trees_whatever_fails() {
     requires!(Need::Covey);
@@ -68,20 +70,21 @@ fn followers_see_whole_trees_whatever_fails() {
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             until(1);
             let open = fs::File::open(second.at.join("left")).unwrap();
-            // The store is away for the second: it may not be heard of, and what is here is read on.
+            // The store is unreachable for the second node: it need not notice the new tree, and must keep
+            // reading its own data.
             proxy.down();
             publish(2);
             std::thread::sleep(Duration::from_secs(2));
             assert!(fs::read(second.at.join("left")).unwrap() == contents(1)[1].1, "what it has");
             proxy.up();
             until(2);
-            // Half of all answers are errors, and the peer that has the third is killed.
+            // Half of all answers are errors, and the peer that has the third tree is killed.
             proxy.add(Rule::new(Fault::Status(500)).chance(0.5));
             publish(3);
             soon("the first shows it", || {
                 first.at.join("stamp").exists() && fs::read(first.at.join("stamp")).unwrap() == b"3"
             });
-            // SAFETY: kill(2) takes two numbers; the process is this test's daemon.
+            // SAFETY: kill(2) takes two numbers. The process is this test's daemon.
             unsafe { libc::kill(daemon_of(&first.at), libc::SIGKILL) };
             until(3);
             proxy.faults().clear();

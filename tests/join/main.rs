@@ -1,6 +1,8 @@
-//! Nodes of a fleet on this machine: the real program, real mounts, an S3 server as the origin, all over loopback.
+//! Nodes of a fleet on this machine: the real program, real mounts, an S3 server as the origin, all over
+//! loopback.
 //!
-//! What a fleet does when parts of it fail is shown in namespaces of its own (`tests/fleet`); here is that it works as it is typed.
+//! `tests/fleet` shows how a fleet behaves when parts of it fail. These tests show that it works as a user
+//! starts it.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -70,7 +72,7 @@ impl World {
         self.path("secret")
     }
 
-    /// Objects of the store that are blobs.
+    /// The number of blobs in the store.
     fn blobs(&self) -> u64 {
         fn count(dir: &Path) -> u64 {
             let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -99,7 +101,7 @@ impl World {
         self.mount_by(&self.server.endpoint(), name, join, more)
     }
 
-    /// The same, which asks the store there.
+    /// The same, with another endpoint of the store.
     fn mount_by(&self, endpoint: &str, name: &str, join: Option<&str>, more: &[&str]) -> Mount {
         let at = self.path(name);
         fs::create_dir_all(&at).unwrap();
@@ -185,7 +187,8 @@ impl Drop for Depot {
     }
 }
 
-/// How often the fleet was slow or in trouble, as a busy machine makes it: then a blob may come from the store once more.
+/// How often the fleet was slow or failing, as happens on a busy machine. Then a blob may be fetched from the
+/// store once more.
 fn troubles(fleet: &Value) -> u64 {
     ["origin_hedged", "origin_alone", "asks_late", "failed"]
         .iter()
@@ -193,7 +196,8 @@ fn troubles(fleet: &Value) -> u64 {
         .sum()
 }
 
-/// Three nodes start at once on a cold tree: every byte is right, and the store is asked for each blob once, whoever wanted it.
+/// Three nodes start at once on a cold tree. Every byte is right, and each blob is fetched from the store
+/// once for all of them.
 #[test]
 fn three_nodes_read_a_tree_and_the_store_gives_each_blob_once() {
     requires!(Need::Covey);
@@ -207,7 +211,7 @@ fn three_nodes_read_a_tree_and_the_store_gives_each_blob_once() {
     });
     let sum = |tier: &str| nodes.iter().map(|node| node.hits(tier)).sum::<u64>();
     let late: u64 = nodes.iter().map(|node| troubles(&node.json("status")["fleet"])).sum();
-    // Mounting reads the tree's root, which is a blob like others, and may do so before the node knows anybody.
+    // Mounting reads the tree's root, a blob like any other, and may do so before the node knows other nodes.
     let alone = nodes.len() as u64 - 1;
     let (origin, others) = (sum("origin"), sum("peer") + sum("stream"));
     assert!(
@@ -215,8 +219,9 @@ fn three_nodes_read_a_tree_and_the_store_gives_each_blob_once() {
         "{origin} fetches of {} blobs, {late} times in trouble",
         world.blobs()
     );
-    assert!(others > 0, "nothing came from a neighbour");
-    // A node that comes later, with the store's blobs all held by others, needs the store for names only.
+    assert!(others > 0, "nothing came from a peer");
+    // A node that joins later, when other nodes hold all of the store's blobs, needs the store only for
+    // names.
     let late = world.mount("late", Some(&address), &[]);
     soon("it sees them", || late.nodes() == 4);
     late.read_all(&world);
@@ -226,8 +231,9 @@ fn three_nodes_read_a_tree_and_the_store_gives_each_blob_once() {
     assert!(text.contains("bytes came from"), "{text}");
 }
 
-/// A little of a large file moves little: a node that reads a page here and there takes the groups around them from the node that has the
-/// file, and no blob. Steps are seen and fetched ahead, each once.
+/// Small reads of a large file move few bytes. A node that reads a page here and there fetches the groups
+/// around them from the node that has the file, and no whole blob. Regular steps are recognized and
+/// prefetched, each once.
 #[test]
 fn a_node_that_reads_a_little_moves_little() {
     requires!(Need::Covey);
@@ -237,11 +243,11 @@ fn a_node_that_reads_a_little_moves_little() {
     first.read_all(&world);
     let second = world.mount("b", Some(&first.address()), &[]);
     soon("they see each other", || first.nodes() == 2 && second.nodes() == 2);
-    // Now that there are two, the first one tells the other what it has of its share of the blobs.
+    // Now that there are two nodes, the first one tells the other which blobs of the other's share it has.
     std::thread::sleep(Duration::from_millis(700));
     let file = fs::File::open(second.at.join(name)).unwrap();
-    // No more than is asked for: the kernel's own readahead is another test's.
-    // SAFETY: a hint about a descriptor that is open.
+    // Only the requested bytes: another test covers the kernel's own readahead.
+    // SAFETY: a hint about an open descriptor.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
     let status = || second.json("status")["fleet"].clone();
     let received = || status()["received_bytes"].as_u64().unwrap();
@@ -252,14 +258,15 @@ fn a_node_that_reads_a_little_moves_little() {
         file.read_exact_at(&mut some, at as u64).unwrap();
         assert_eq!(some, bytes[at..at + 4096], "at {at}");
     }
-    // On a busy machine a blob is read before the tracker has been told of it; then the store gives the part, and after it the whole.
+    // On a busy machine a blob may be read before its tracker knows of the holder. Then the store sends the
+    // part, and later the whole blob.
     let (moved, parts, other) = (received() - before, second.hits("part"), second.hits("origin_part"));
     println!("12 reads of 4 KiB moved {moved} bytes in {parts} parts, and the store gave {other}");
     assert!(
         parts + other >= 12 && parts > 0 && moved <= 16 * (128 << 10),
         "{moved} bytes, {parts} and {other} parts"
     );
-    // A second place in the same blobs is no reason for all of them.
+    // A second place in the same blobs does not fetch them whole.
     for step in 0..12usize {
         let at = step * (5 << 20) + 12_345 + 300_000;
         file.read_exact_at(&mut some, at as u64).unwrap();
@@ -269,35 +276,36 @@ fn a_node_that_reads_a_little_moves_little() {
     assert!(second.hits("origin") <= from_origin + other, "the other has them all: {}", status());
 }
 
-/// A mapping that is walked through from its end: the blobs before are fetched ahead of it.
+/// A mapping that is read from its end: the preceding blobs are prefetched.
 #[test]
-fn a_mapping_that_is_read_backward_is_fetched_ahead() {
+fn a_mapping_that_is_read_backward_is_prefetched() {
     requires!(Need::Covey);
     const SIZE: usize = 32 << 20;
     let world = World::of(&[SIZE]);
     let (name, bytes) = &world.files[0];
     let mount = world.mount("a", None, &[]);
     let file = fs::File::open(mount.at.join(name)).unwrap();
-    // SAFETY: a new mapping of a file that nobody changes, of its size; the address is the system's to choose.
+    // SAFETY: a new mapping of a file that nothing changes, of the file's size, at an address the system
+    // chooses.
     let map = unsafe {
         libc::mmap(std::ptr::null_mut(), SIZE, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
     };
     assert_ne!(map, libc::MAP_FAILED);
-    // SAFETY: the mapping is there until `munmap` below.
+    // SAFETY: the mapping exists until `munmap` below.
     let mapped = unsafe { std::slice::from_raw_parts(map.cast::<u8>(), SIZE) };
     let half = SIZE / 2 + (1 << 20);
     for at in (half..SIZE).rev().step_by(64 << 10) {
         assert_eq!(mapped[at], bytes[at], "at {at}");
     }
-    // Of the first half nothing was touched, and the blob that ends it is here.
+    // Nothing of the first half was touched, and its last blob is local.
     let held = || mount.json("status")["far"]["cache"]["bytes"].as_u64().unwrap_or(0);
-    soon("the blobs before are here", || held() > (SIZE - half) as u64 + (2 << 20));
+    soon("the preceding blobs are local", || held() > (SIZE - half) as u64 + (2 << 20));
     println!("{} MiB here after {} MiB were read backward", held() >> 20, (SIZE - half) >> 20);
     // SAFETY: nothing uses the slice from here on.
     unsafe { libc::munmap(map, SIZE) };
 }
 
-/// Who unmounts says farewell: the others do not wait for a silence of seconds to know it.
+/// A node that unmounts says goodbye, so the others need not wait for seconds of silence.
 #[test]
 fn regression_a_node_that_is_unmounted_leaves_the_fleet() {
     requires!(Need::Covey);
@@ -308,13 +316,13 @@ fn regression_a_node_that_is_unmounted_leaves_the_fleet() {
     let since = Instant::now();
     covey_ok(&["umount", second.at.to_str().unwrap()]);
     while first.nodes() != 1 {
-        // A node that only falls silent is given up after five seconds and more.
+        // A node that only falls silent is declared dead after five seconds or more.
         assert!(since.elapsed() < Duration::from_secs(4), "it is still there");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// A depot stands between the nodes and the store, and is no mount.
+/// A depot is between the nodes and the store, and has no mount.
 #[test]
 fn a_depot_serves_nodes_and_ends_with_a_signal() {
     requires!(Need::Covey);
@@ -349,7 +357,7 @@ fn a_depot_serves_nodes_and_ends_with_a_signal() {
     assert!(said.contains("ending"), "{said}");
 }
 
-/// The next publication comes to the whole fleet, and to each node once.
+/// The whole fleet moves to the next publication, each node once.
 #[test]
 fn a_fleet_follows_what_is_published() {
     requires!(Need::Covey);
@@ -369,7 +377,7 @@ fn a_fleet_follows_what_is_published() {
     second.read_all(&world);
 }
 
-/// A depot is filled before anybody reads, and the bytes do not come by the node that asks for it.
+/// A depot is filled before any node reads. The bytes do not pass through the node that requests it.
 #[test]
 fn a_depot_is_warmed_by_a_node_that_does_not_carry_the_bytes() {
     requires!(Need::Covey);
@@ -391,14 +399,15 @@ fn a_depot_is_warmed_by_a_node_that_does_not_carry_the_bytes() {
     let received: u64 =
         ["peer", "stream", "depot", "origin"].iter().map(|tier| fleet[tier]["bytes"].as_u64().unwrap()).sum();
     assert!(received < 1 << 20, "{received} bytes came by the node that asked: {fleet}");
-    // Again: everything is there. In words, too.
+    // Again: everything is there. The text output is checked, too.
     let again = covey_ok(&["warm", "--depot", at]).stdout;
     assert!(again.contains("0 blobs (0 B) fetched by the depots") && again.contains("were there"), "{again}");
-    // Who comes later has it from the depot. Names may come from the store, files do not.
+    // A node that joins later reads from the depot. Names may come from the store, files may not.
     let late = world.mount("b", Some(&address), &[]);
     soon("it sees them", || late.nodes() == 4);
     late.read_all(&world);
-    // The depot may be the tracker as well, which serves like any node. On a busy machine the store is asked besides.
+    // The depot may also be the tracker, which serves like any node. On a busy machine the store may be
+    // asked, too.
     let status = &late.json("status")["fleet"];
     let troubled = troubles(status);
     let came = late.hits("depot") + late.hits("peer");
@@ -408,7 +417,7 @@ fn a_depot_is_warmed_by_a_node_that_does_not_carry_the_bytes() {
     assert!(gone.code() == 1, "{gone:?}");
 }
 
-/// A published tree has the store's figures too, and a key that is refused is one of them.
+/// A published tree has the store's figures too, and a refused key is one of them.
 #[test]
 fn a_store_that_refuses_is_seen_in_the_metrics() {
     requires!(Need::Covey);
@@ -440,7 +449,7 @@ fn a_store_that_refuses_is_seen_in_the_metrics() {
     soon("it is kept", || value("covey_cache_blobs") > 0);
 }
 
-/// What a doctor finds of a node: it is reached, and its zone has no depot.
+/// The findings of `covey doctor` for a node: it can be reached, and its zone has no depot.
 #[test]
 fn a_node_is_looked_at_by_the_doctor() {
     requires!(Need::Covey);
@@ -457,11 +466,11 @@ fn a_node_is_looked_at_by_the_doctor() {
     assert!(of("fleet", &format!("answers at {address}; 0 others")) && of("depot", "no depot"), "{found:#}");
 }
 
-/// A node's own cache is warmed as a volume's is.
+/// A node's own cache can be warmed like a volume's.
 #[test]
 fn regression_a_published_tree_can_be_warmed() {
     requires!(Need::Covey);
-    // It was said to have no cache, because only volumes with a far origin were looked at.
+    // The command used to say that it has no cache, because it looked only at volumes with a remote origin.
     let world = World::new();
     let node = world.mount("a", None, &[]);
     let sum = covey_ok(&["warm", node.at.to_str().unwrap(), "--json"]).json();
@@ -472,7 +481,7 @@ fn regression_a_published_tree_can_be_warmed() {
     mounted.umount();
 }
 
-/// Who only knows an address and the secret sees the fleet, and is no part of it.
+/// A client that knows only an address and the secret can list the fleet, and is not a member.
 #[test]
 fn a_fleet_is_seen_from_outside() {
     requires!(Need::Covey);
@@ -490,7 +499,7 @@ fn a_fleet_is_seen_from_outside() {
     let rows = all.as_array().unwrap();
     assert!(rows.len() == 2 && rows.iter().any(|row| row["state"] == "asked"), "{all}");
     assert_eq!(look(&["--zone", "elsewhere"]).as_array().unwrap().len(), 1);
-    assert_eq!(first.nodes(), 2, "whoever looks is nobody's member");
+    assert_eq!(first.nodes(), 2, "a client that only looks is no member");
     let table = covey_ok(&["peers", "--join", &address, "--secret-file", &secret]).stdout;
     assert!(table.contains("ADDRESS") && table.lines().count() == 3, "{table}");
     let other = world.path("other-secret").display().to_string();
@@ -503,21 +512,22 @@ fn a_fleet_is_seen_from_outside() {
     };
     refused(&address, &other, "the fleet's secret differs");
     refused("127.0.0.1:1", &secret, "no node of a fleet can be reached at 127.0.0.1:1");
-    // A listener that says nothing.
+    // A listener that never answers.
     let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     refused(&mute.local_addr().unwrap().to_string(), &secret, "no node of a fleet can be reached");
     let unnamed = covey_run(&["peers", "--join", &address]);
     assert!(unnamed.code() == 2 && unnamed.stderr.contains("--secret-file"), "{unnamed:?}");
 }
 
-/// A disk that is lent holds copies of what its zone has, and serves them when whoever fetched them has gone.
+/// A lender's disk holds copies of its zone's blobs, and serves them after the nodes that fetched them have
+/// left.
 #[test]
 fn a_lender_keeps_what_nodes_had() {
     requires!(Need::Covey);
     let world = World::new();
     let first = world.mount("a", None, &[]);
     let address = first.address();
-    // All of the zone's bookkeeping, so that all is copied.
+    // The tracker of all blobs in the zone, so that all are copied to it.
     let lender = Depot::start(&world, "lend", "lent", &address, &["--weight", "60000"]);
     soon("they see each other", || first.nodes() == 2);
     first.read_all(&world);
@@ -530,7 +540,7 @@ fn a_lender_keeps_what_nodes_had() {
     assert!(asked(&status) <= 1 + troubled, "copies come from the nodes: {status}");
     let own = covey_ok(&["peers", lender.folder(), "--json"]).json();
     assert!(own.as_array().unwrap().iter().all(|row| row["role"] == "node"), "{own}");
-    // It is no depot.
+    // It is not a depot.
     let done = covey_run(&["warm", "--depot", first.at.to_str().unwrap()]);
     assert!(done.code() == 1 && done.stderr.contains("no depot"), "{done:?}");
     let late = world.mount("b", Some(&address), &[]);
@@ -540,7 +550,7 @@ fn a_lender_keeps_what_nodes_had() {
     let status = late.json("status");
     let troubled = troubles(&status["fleet"]);
     assert!(late.hits("peer") > 0 && asked(&status) <= 3 + troubled, "{status}");
-    // Two cannot have one folder.
+    // Two programs cannot share one folder.
     let twice = covey_run(
         &[
             &["lend", "--origin", &format!("s3://{BUCKET}/prefix")].map(str::to_owned)[..],
@@ -552,7 +562,8 @@ fn a_lender_keeps_what_nodes_had() {
     let evict = || covey_ok(&["cache", "evict", "--all", lender.folder(), "--json"]).json();
     let evicted = evict();
     assert!(evicted["blobs"].as_u64().unwrap() > 0, "{evicted}");
-    // What the other node has read tells of itself some tenths of a second later, and is copied again: on a busy machine that is after the eviction.
+    // The other node announces what it has read a few tenths of a second later, and it is copied again. On a
+    // busy machine that is after the eviction.
     soon("nothing is left", || {
         let left = lender.blobs();
         if left > 0 {
@@ -562,7 +573,7 @@ fn a_lender_keeps_what_nodes_had() {
     });
 }
 
-/// What is missing or wrong is said before anything listens.
+/// Missing or wrong parameters are reported before anything listens.
 #[test]
 fn what_a_fleet_needs_is_said() {
     requires!(Need::Covey);

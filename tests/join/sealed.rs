@@ -1,4 +1,5 @@
-//! A fleet under TLS, as its manual makes it: certificates by openssl, nodes with them and one without.
+//! A fleet under TLS, set up as in the manual: certificates made with openssl, nodes with them and one
+//! without.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +9,7 @@ use covey_tests::{Need, requires};
 
 use super::{BUCKET, World, soon, troubles};
 
-/// The commands of docs/OPERATING.md, by bash for the sake of its `<(...)`.
+/// The commands of docs/OPERATING.md, run by bash because of its `<(...)`.
 fn make_certificates(folder: &Path) {
     let script = r#"
         openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj "/CN=my fleet" -keyout ca.key -out ca.pem
@@ -18,14 +19,14 @@ fn make_certificates(folder: &Path) {
     let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/OPERATING.md");
     let manual = std::fs::read_to_string(manual).unwrap();
     let ours = script.lines().map(str::trim).filter(|line| line.starts_with("openssl"));
-    ours.for_each(|line| assert!(manual.contains(line), "the manual says otherwise than: {line}"));
+    ours.for_each(|line| assert!(manual.contains(line), "the manual does not have this line: {line}"));
     let done =
         Command::new("bash").args(["-euc", script]).current_dir(folder).output().expect("there is a bash");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// Nodes with certificates of one CA give one another what they read; one without, and one that another CA signed, get nothing from
-/// them, are told so, and read from the store.
+/// Nodes with certificates of one CA share what they read. A node without a certificate, or with another
+/// CA's, gets nothing from them, is told so, and reads from the store.
 #[test]
 fn a_fleet_under_tls_keeps_others_out() {
     requires!(Need::Covey, Need::Program("openssl"));
@@ -51,13 +52,10 @@ fn a_fleet_under_tls_keeps_others_out() {
     first.read_all(&world);
     second.read_all(&world);
     let status = second.json("status");
-    // What the first one is still writing to its disk counts as on its way.
+    // A blob that the first node is still writing to its disk counts as in flight.
     let (peer, origin) = (second.hits("peer") + second.hits("stream"), second.hits("origin"));
-    assert!(
-        peer > 0 && origin <= 2 + troubles(&status["fleet"]),
-        "what a neighbour has comes from it: {status}"
-    );
-    // From outside, the same.
+    assert!(peer > 0 && origin <= 2 + troubles(&status["fleet"]), "what a peer has comes from it: {status}");
+    // The same from outside.
     let secret = world.secret();
     let look = |words: &[String]| {
         let asked = ["peers", "--join", &address, "--secret-file", secret.to_str().unwrap()];
@@ -73,14 +71,14 @@ fn a_fleet_under_tls_keeps_others_out() {
             "{seen:?}"
         );
     }
-    // A node that has no certificate, or another CA's, is of no use to them, nor they to it; it reads all the same.
+    // A node without a certificate, or with another CA's, exchanges nothing with the others. It still reads.
     for (name, words) in [("c", &[][..]), ("d", &theirs[..])] {
         let stranger = mount(name, Some(&address), words);
         stranger.read_all(&world);
         let got = stranger.hits("peer") + stranger.hits("stream") + stranger.hits("part");
-        assert_eq!(got, 0, "{name} got bytes from those who should not talk to it");
+        assert_eq!(got, 0, "{name} got bytes from nodes that should not talk to it");
     }
-    // A key without its certificate is a mistake that is named before anything listens.
+    // A key without its certificate is an error that is reported before anything listens.
     let at = world.path("e");
     std::fs::create_dir(&at).unwrap();
     let tree = format!("s3://{BUCKET}/prefix@latest");

@@ -8,8 +8,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/posixtest"
 )
 
-// TestPosix gives each test of the collection an empty folder below POSIX_DIR. Go runs the entries of a map in no
-// particular order, which is as it should be: none may depend on another.
+// TestPosix gives each test of the collection an empty folder below POSIX_DIR. Go visits the entries of a map
+// in random order. That is fine: no test may depend on another.
 func TestPosix(t *testing.T) {
 	below, ok := os.LookupEnv("POSIX_DIR")
 	if !ok {

@@ -1,14 +1,16 @@
-//! What operations cost in requests: a budget for each, exact, on a real volume over a real mount.
+//! The cost of operations in requests: an exact budget for each, on a real volume and a real mount.
 //!
-//! A request is a round trip between the kernel and the daemon, and what decides the speed of a FUSE filesystem is how few there
-//! are. So every operation of [`table::LINES`] has a budget by kind of request, one for `-o writeback=on` and one for `off`, and
-//! is run over both transports. **It fails when an operation costs more, and also when it costs less**: then the table is not true any
-//! more, and is to be lowered. The same table stands in docs/PERFORMANCE.md; another test compares the two.
+//! A request is a round trip between the kernel and the daemon. The speed of a FUSE filesystem depends most
+//! on how few there are. So every operation of [`table::LINES`] has a budget by kind of request, one for `-o
+//! writeback=on` and one for `off`, and is run over both transports. **The test fails when an operation costs
+//! more, and also when it costs less**: then the table is out of date and must be lowered.
+//! docs/PERFORMANCE.md has the same table, and another test compares the two.
 //!
-//! One thing is left to chance: with the writeback cache the time of a write that follows a creation is only handed over if the
-//! kernel's clock ticked between the two. Such lines say from how many to how many.
+//! One thing is left to chance. With the writeback cache, the time of a write that follows a creation is sent
+//! to the daemon only if the kernel's clock ticked between the two. Such lines give a range.
 //!
-//! FORGETs are left out: the kernel sends them when it likes, nobody waits for them, and they have no reply.
+//! FORGETs are not counted: the kernel sends them at any time, nothing waits for them, and they have no
+//! reply.
 
 mod rig;
 mod table;
@@ -23,7 +25,7 @@ use table::{LINES, Line, ROUNDS, TICKING};
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/PERFORMANCE.md");
 
-/// Runs all lines and answers those that do not keep their budget, and why.
+/// Runs all lines. Returns those that exceed or undercut their budget, and why.
 fn failures(transport: Transport, writeback: bool) -> BTreeMap<&'static str, String> {
     let lines: Vec<&Line> = LINES.iter().filter(|line| line.lacks().is_none()).collect();
     for lack in LINES.iter().filter_map(|line| line.lacks()) {
@@ -37,7 +39,7 @@ fn failures(transport: Transport, writeback: bool) -> BTreeMap<&'static str, Str
         (0..=ROUNDS).for_each(|round| (line.prepare)(&root, round));
     }
     mount.end();
-    // The kernel knows nothing of what was prepared: what is not warmed is cold.
+    // The kernel has cached nothing of what was prepared: what is not warmed is cold.
     let mount = rig.mount(transport, writeback);
     mount.greet();
     let mut failures = BTreeMap::new();
@@ -45,13 +47,13 @@ fn failures(transport: Transport, writeback: bool) -> BTreeMap<&'static str, Str
         let root = mount.folder(place);
         std::fs::metadata(&root).unwrap();
         (0..=ROUNDS).for_each(|round| (line.warm)(&root, round));
-        // Not counted: every further round finds the folder as a round before left it.
+        // Not counted: each later round finds the folder as the round before left it.
         (line.work)(&root, 0);
         let came = mount.during(|| (1..=ROUNDS).for_each(|round| (line.work)(&root, round)));
         let budget = if writeback { line.cached } else { line.plain };
         let mut wanted: BTreeMap<&str, u64> = budget.iter().map(|(kind, n)| (*kind, n * ROUNDS)).collect();
         if writeback && line.tick > 0 {
-            // Any number in the range is right.
+            // Any number in the range is accepted.
             let most = wanted.remove(TICKING).unwrap_or(0);
             let got = came.get(TICKING).copied().unwrap_or(0);
             wanted.insert(TICKING, got.clamp(most - line.tick * ROUNDS, most));
@@ -66,8 +68,8 @@ fn failures(transport: Transport, writeback: bool) -> BTreeMap<&'static str, Str
     failures
 }
 
-/// A machine that needs memory, or whose caches somebody empties, drops pages and names that were warm: then requests come that the
-/// operation does not cost. So a line fails only if it fails each time.
+/// A machine that runs out of memory, or whose caches are dropped, loses pages and names that were warm. Then
+/// there are requests that the operation does not cost. So a line fails only if it fails in each attempt.
 const ATTEMPTS: usize = 3;
 
 fn every_line_keeps_its_budget(transport: Transport) {

@@ -10,10 +10,10 @@ use fs::volume::{FormatRequest, Options, Parts, Volume};
 use fuse::{Session, Transport, Unmount};
 use meta::Journal;
 
-/// An origin as the source of its own blobs.
-struct Near(Arc<dyn Origin>);
+/// An origin used as the source of its own blobs.
+struct OriginSource(Arc<dyn Origin>);
 
-impl BlobSource for Near {
+impl BlobSource for OriginSource {
     fn read_at(&self, id: &base::BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
         self.0.read_at(id, offset, buf)
     }
@@ -44,7 +44,7 @@ impl Rig {
         let options = meta::journal::Options::default();
         let (journal, _) = Journal::open(&below("meta"), packs.clone(), options).unwrap();
         let journal = Arc::new(journal);
-        let source = Arc::new(Near(origin.clone()));
+        let source = Arc::new(OriginSource(origin.clone()));
         let parts = Parts { store: journal.clone(), packs, source, origin };
         Volume::format(&parts, &FormatRequest::default()).unwrap();
         let volume = Arc::new(Volume::open(parts, Options::default()).unwrap());
@@ -71,7 +71,7 @@ impl Rig {
     }
 }
 
-/// A mount; taken away when it goes.
+/// A mount; unmounted when it is dropped.
 pub struct Mount(Session);
 
 impl Mount {
@@ -80,7 +80,8 @@ impl Mount {
         self.0.mountpoint().join(format!("line-{place}"))
     }
 
-    /// Every kind of request whose first answer is the last: OPEN, OPENDIR, CREATE, FLUSH and the like.
+    /// Sends each kind of request that the kernel sends only once after ENOSYS: OPEN, OPENDIR, CREATE, FLUSH
+    /// and the like.
     pub fn greet(&self) {
         let path = self.0.mountpoint().join("greeting");
         std::fs::write(&path, [1; 10_000]).unwrap();
@@ -90,7 +91,7 @@ impl Mount {
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// What came while `work` ran.
+    /// The requests that arrived during `work`.
     pub fn during(&self, work: impl FnOnce()) -> BTreeMap<&'static str, u64> {
         let before = self.0.counts();
         work();
@@ -102,7 +103,7 @@ impl Mount {
         came
     }
 
-    /// Unmounts. Another process may be looking at all mounts (df does); it is gone in a moment.
+    /// Unmounts. Retries for a moment, because another process may be reading all mounts (as df does).
     pub fn end(self) {
         for _ in 0..100 {
             if self.0.unmount(Unmount::Polite).is_ok() {
@@ -115,7 +116,7 @@ impl Mount {
     }
 }
 
-/// The kernel's switch for FUSE over io_uring: on, and put back when this goes.
+/// The kernel's switch for FUSE over io_uring: turned on, and restored when this is dropped.
 pub struct Switch(String);
 
 impl Switch {

@@ -1,4 +1,4 @@
-//! The budgets.
+//! The table of budgets.
 
 use covey_tests::need::which;
 
@@ -7,14 +7,14 @@ use crate::works::{self, Work};
 /// How often each line is run; its budget is per round.
 pub const ROUNDS: u64 = 6;
 
-/// The kind of request that a tick of the clock decides about.
+/// The kind of request that depends on a tick of the clock.
 pub const TICKING: &str = "SETATTR";
 
 type Budget = &'static [(&'static str, u64)];
 
 /// One operation.
 pub struct Line {
-    /// As the document calls it.
+    /// Its name in the document.
     pub what: &'static str,
     /// Done in an earlier mount.
     pub prepare: Work,
@@ -26,14 +26,15 @@ pub struct Line {
     pub cached: Budget,
     /// Requests with `-o writeback=off`.
     pub plain: Budget,
-    /// Of the SETATTRs of `cached`, so many are only sent if the kernel's clock ticked between the creation and the write.
+    /// So many of the SETATTRs of `cached` are sent only if the kernel's clock ticked between the creation
+    /// and the write.
     pub tick: u64,
-    /// A program it cannot do without.
+    /// A program that it needs.
     pub program: Option<&'static str>,
 }
 
 impl Line {
-    /// What is missing here to run it.
+    /// What is missing to run it on this machine.
     pub fn lacks(&self) -> Option<String> {
         let program = self.program.filter(|name| which(name).is_none())?;
         Some(format!("\"{}\" lacks the program {program}", self.what))

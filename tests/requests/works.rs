@@ -1,4 +1,4 @@
-//! What the lines of the table do, each in a folder of its own. `round` counts up from 0.
+//! The work of each line of the table, each in a folder of its own. `round` counts up from 0.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 pub type Work = fn(&Path, u64);
 
-/// Files that tar, rm and listings have before them.
+/// The number of files for tar, rm and listings.
 pub const FILES: u64 = 100;
 
 pub fn nothing(_: &Path, _: u64) {}
@@ -49,7 +49,7 @@ pub fn open_read(root: &Path, round: u64) {
     File::open(file(root, round)).unwrap().read_exact(&mut data).unwrap();
 }
 
-/// With open(2), write(2), close(2) and unlink(2) alone.
+/// Only open(2), write(2), close(2) and unlink(2).
 pub fn cycle(root: &Path, round: u64) {
     write_new(root, round);
     fs::remove_file(file(root, round)).unwrap();
@@ -59,7 +59,7 @@ pub fn write_new(root: &Path, round: u64) {
     File::create_new(file(root, round)).unwrap().write_all(&[7; 4096]).unwrap();
 }
 
-/// The kernel's clock ticks behind it: a write within the same tick would not move the file's times.
+/// Then waits for a tick of the kernel's clock: a write within the same tick would not move the file's times.
 pub fn create_empty(root: &Path, round: u64) {
     File::create_new(file(root, round)).unwrap();
     std::thread::sleep(2 * base::time::TICK_MAX);
@@ -119,7 +119,7 @@ pub fn readlink(root: &Path, round: u64) {
     assert_eq!(fs::read_link(other(root, round)).unwrap(), Path::new("the/target"));
 }
 
-/// Its descriptor goes on reading and writing after the name has gone.
+/// Reads and writes through its descriptor after the name is removed.
 pub fn unlink_open(root: &Path, round: u64) {
     let mut open = OpenOptions::new().read(true).write(true).open(file(root, round)).unwrap();
     fs::remove_file(file(root, round)).unwrap();
@@ -130,16 +130,17 @@ pub fn unlink_open(root: &Path, round: u64) {
 pub fn map(root: &Path, round: u64) {
     let open = File::open(file(root, round)).unwrap();
     let len = 64 << 10;
-    // SAFETY: a fresh mapping of an open file, checked below.
+    // SAFETY: a new mapping of an open file, checked below.
     let at = unsafe {
         libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, open.as_raw_fd(), 0)
     };
     assert_ne!(at, libc::MAP_FAILED);
-    // SAFETY: the mapping is `len` bytes and stays until it is given back below; nobody changes the file meanwhile.
+    // SAFETY: the mapping has `len` bytes and stays until it is unmapped below. Nothing changes the file
+    // meanwhile.
     let sum: u64 =
         unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.iter().map(|b| u64::from(*b)).sum();
     assert_eq!(sum, round * len as u64);
-    // SAFETY: the mapping of above, which nobody uses any more.
+    // SAFETY: the mapping from above, which is not used any more.
     assert_eq!(unsafe { libc::munmap(at, len) }, 0);
 }
 
@@ -149,7 +150,8 @@ pub fn append(root: &Path, round: u64) {
     (0..50).for_each(|_| open.write_all(&[3; 4107]).unwrap());
 }
 
-/// As git writes an object or its index, and many editors a file: to a name beside, then over the old one.
+/// As git writes an object or its index, and many editors a file: to a temporary name, then renamed over the
+/// old file.
 pub fn replace(root: &Path, round: u64) {
     let lock = root.join(format!("file-{round}.lock"));
     File::create_new(&lock).unwrap().write_all(&[9; 4096]).unwrap();
@@ -192,7 +194,7 @@ fn run(program: &str, args: &[&str], folder: &Path) {
     assert!(done.status.success(), "{program}: {done:?}");
 }
 
-/// An archive of [`FILES`] files, in the rig's folder beside the mount, and so removed with it.
+/// An archive of [`FILES`] files, in the rig's folder beside the mount, so that it is removed with it.
 fn archive(root: &Path) -> PathBuf {
     let beside = root.parent().and_then(Path::parent).unwrap();
     let path = beside.join("archive.tar");
@@ -218,19 +220,19 @@ pub fn remove_all(root: &Path, round: u64) {
     run("rm", &["-rf", file(root, round).to_str().unwrap()], Path::new("/"));
 }
 
-/// Python's open() asks whether it is a terminal, and how many blocks it has.
+/// Python's open() asks whether the file is a terminal, and how many blocks it has.
 pub fn python(root: &Path, round: u64) {
     let script = "import sys\nassert len(open(sys.argv[1], 'rb').read()) == 65536";
     run("python3", &["-c", script, file(root, round).to_str().unwrap()], Path::new("/"));
 }
 
-/// The first time brings the pages, and with them doubt about the time of access.
+/// The first read loads the pages and makes the kernel's access time uncertain.
 pub fn python_twice(root: &Path, round: u64) {
     python(root, round);
     python(root, round);
 }
 
-/// The calls without what open() puts around them.
+/// The same calls without what open() adds.
 pub fn python_pread(root: &Path, round: u64) {
     let script =
         "import os, sys\nfd = os.open(sys.argv[1], os.O_RDONLY)\nassert len(os.pread(fd, 65536, 0)) == 65536";

@@ -1,8 +1,10 @@
-//! The whole way and back: real files and one large one go into a volume over a real store, the node is lost with its disk, and what comes
-//! back from the store alone is what went in: every byte, mode, time and link.
+//! The complete round trip. Real files and one large file are written to a volume over a real store. The node
+//! is lost with its disk. What is restored from the store alone must equal what was written: every byte,
+//! mode, time and link.
 //!
-//! `make test-origin` runs it. `FILES=50000` says how many files, `BIG=10G` how large the one, `KILLS=8` how often the daemon is killed while
-//! it uploads, `FROM=/usr:/opt` where the files are taken from, `COVEY_SEED` what the large one and the kills are drawn from.
+//! `make test-origin` runs it. `FILES=50000` is the number of files, `BIG=10G` the size of the large one,
+//! `KILLS=8` how often the daemon is killed during uploads, `FROM=/usr:/opt` the folders the files are taken
+//! from, `COVEY_SEED` the seed for the large file and the kills.
 
 mod world;
 
@@ -13,7 +15,7 @@ use covey_tests::{Mounted, Need, Rng, Volume, requires, say, seeds};
 use s3server::{BUCKET, Minio};
 use world::{Big, Figures, Files};
 
-/// What is asked for.
+/// The parameters.
 struct Wish {
     files: usize,
     big: u64,
@@ -21,7 +23,7 @@ struct Wish {
     from: Vec<String>,
 }
 
-/// Little of the store's and the node's disk beside what is stored twice: once in each.
+/// Free space needed beyond the data, which is stored twice: on the store's disk and on the node's.
 const REST: u64 = 4 << 30;
 
 fn wish() -> Wish {
@@ -86,7 +88,7 @@ fn what_a_store_was_given_it_gives_back_to_a_new_node() {
     drop(mounted);
     say(format_args!("published and flushed in {:.1} s", began.elapsed().as_secs_f64()));
 
-    // The node and its disk are gone.
+    // The node and its disk are lost.
     std::fs::remove_dir_all(&volume.source).unwrap();
     let tree = format!("{origin}@latest");
     let source = volume.source.to_str().unwrap();
@@ -105,7 +107,7 @@ fn what_a_store_was_given_it_gives_back_to_a_new_node() {
     volume.must_be_clean();
 }
 
-/// Everything goes in, while the daemon is killed now and then; answers the last mount.
+/// Writes everything, while the daemon is killed now and then. Returns the last mount.
 fn write(
     wish: &Wish,
     volume: &Volume,
@@ -135,7 +137,7 @@ fn write(
     mounted
 }
 
-/// After which files the daemon is killed.
+/// The files after which the daemon is killed.
 struct Kills(Vec<usize>);
 
 impl Kills {
@@ -150,7 +152,7 @@ impl Kills {
     }
 }
 
-/// Ends the daemon in the middle of whatever it uploads, and mounts again.
+/// Kills the daemon in the middle of its uploads, and mounts again.
 fn kill(volume: &Volume, mounted: Mounted, figures: &mut Figures) -> Mounted {
     figures.look();
     mounted.kill();

@@ -1,4 +1,5 @@
-//! What goes in: real files of this machine and one of random bytes; and what was counted on the way.
+//! The data that is written: real files of this machine and one of random bytes. Also the figures counted
+//! meanwhile.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -10,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use covey_tests::program::covey_ok;
 use covey_tests::{Mounted, Rng, Volume, say};
 
-/// Larger ones are left to the one large file.
+/// Larger files are skipped: the one large file covers them.
 const FILE_MAX: u64 = 64 << 20;
 const PIECE: usize = 4 << 20;
 
@@ -33,7 +34,7 @@ struct Entry {
 /// Real files and symlinks, and the folders that they are in.
 pub struct Files {
     entries: Vec<Entry>,
-    /// With their modes; a folder stands before what is in it.
+    /// With their modes. A folder precedes its contents.
     folders: Vec<(PathBuf, u32, SystemTime)>,
 }
 
@@ -46,7 +47,8 @@ fn mtime(path: &Path) -> SystemTime {
 }
 
 impl Files {
-    /// The first so many files and symlinks below these folders, in the order of their names; what this user may not read is passed over.
+    /// The first `most` files and symlinks below these folders, in the order of their names. Files that this
+    /// user may not read are skipped.
     pub fn find(from: &[String], most: usize) -> Files {
         let mut found = Files { entries: Vec::new(), folders: Vec::new() };
         for folder in from {
@@ -94,7 +96,8 @@ impl Files {
         self.entries.iter().map(size).sum()
     }
 
-    /// Copies one, which counts once it is closed. What was read then is what has to come back: the machine goes on living.
+    /// Copies one file, which counts once it is closed. The bytes read here are the expected ones, because
+    /// files of this machine may change later.
     pub fn copy(&mut self, n: usize, mounted: &Mounted) {
         let entry = &mut self.entries[n];
         let to = inside(mounted, &entry.from);
@@ -112,7 +115,7 @@ impl Files {
         }
     }
 
-    /// Folders get their modes and times when nothing changes in them any more.
+    /// Sets the folders' modes and times, once nothing in them changes any more.
     pub fn finish_folders(&self, mounted: &Mounted) {
         for (folder, mode, modified) in self.folders.iter().rev() {
             let to = inside(mounted, folder);
@@ -190,7 +193,7 @@ impl Big {
     }
 }
 
-/// What daemons counted, one after the other, and what took how long.
+/// Figures of successive daemons, and durations.
 pub struct Figures {
     source: String,
     before: (u64, u64),
@@ -203,7 +206,7 @@ impl Figures {
         Figures { source: volume.source.to_str().unwrap().to_owned(), before: (0, 0), last: (0, 0), peak: 0 }
     }
 
-    /// Asks the daemon.
+    /// Reads the daemon's status.
     pub fn look(&mut self) {
         let status = covey_ok(&["status", &self.source, "--json"]).json();
         let asked = &status["far"]["requests"]["by_kind"];
@@ -211,7 +214,7 @@ impl Figures {
         self.peak = self.peak.max(status["memory_peak_bytes"].as_u64().unwrap());
     }
 
-    /// The next daemon counts anew.
+    /// Adds up, because the next daemon counts from zero.
     pub fn begin_again(&mut self) {
         let last = std::mem::take(&mut self.last);
         self.before = (self.before.0 + last.0, self.before.1 + last.1);

@@ -1,4 +1,4 @@
-//! Many files, large files, and what they cost in memory and on disk, in room and in writes.
+//! Many files and large files: their cost in memory, disk space and writes.
 //!
 //! `COVEY_FILES` and `COVEY_GIB` set the sizes of the long forms (1,000,000 files; 20 GiB).
 

@@ -1,4 +1,4 @@
-//! How much memory the daemon needs, and how much disk a volume that is overwritten all the time.
+//! How much memory the daemon needs, and how much disk space a volume that is overwritten continuously.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -9,17 +9,17 @@ use covey_tests::program::covey_run;
 use covey_tests::{Mounted, Need, Rng, Volume, proc, requires, say};
 
 const MIB: u64 = 1 << 20;
-/// What the daemon may hold at its peak, whatever it does.
+/// The daemon's highest allowed peak, whatever it does.
 const PEAK: u64 = 200 * MIB;
 
-/// What a quick writer may put on the disk before compaction has caught up with it: a second or two of writing.
+/// How much a fast writer may put on the disk before compaction catches up: a second or two of writing.
 const QUICK: u64 = 256 * MIB;
 
 fn peak(mounted: &Mounted) -> u64 {
     mounted.pid().map_or(0, |pid| proc::peak_rss_kib(pid) << 10)
 }
 
-/// Writes this many MiB of fresh bytes to a file and reads them back.
+/// Writes this many MiB of new bytes to a file and reads them back.
 fn write_and_read(mounted: &Mounted, mib: u64) -> [Duration; 2] {
     let path = mounted.join("large");
     let mut buf = vec![0; MIB as usize];
@@ -31,7 +31,7 @@ fn write_and_read(mounted: &Mounted, mib: u64) -> [Duration; 2] {
     }
     file.sync_all().unwrap();
     let written = since.elapsed();
-    // Otherwise the kernel would answer, and the daemon would not be asked.
+    // Otherwise the kernel would answer without the daemon.
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     drop(file);
     let since = Instant::now();
@@ -77,7 +77,7 @@ fn long_the_daemon_stays_small_through_twenty_gib() {
     large_file(gib << 10);
 }
 
-/// A volume in memory holds at most 1.1 times what is stored, beyond what every daemon holds.
+/// A volume in memory needs at most 1.1 times what is stored, in addition to what every daemon needs.
 #[test]
 fn a_volume_in_memory_holds_little_more_than_what_is_stored() {
     requires!(Need::Covey);
@@ -91,7 +91,8 @@ fn a_volume_in_memory_holds_little_more_than_what_is_stored() {
     assert!(peak < allowed, "the daemon held {} MiB", peak / MIB);
 }
 
-/// Overwrites random pages of a file until `times` its size was written; the disk must not hold more than twice what lives.
+/// Overwrites random pages of a file until `times` its size was written. The disk must not hold more than
+/// twice the live data.
 fn overwrites(mib: u64, times: u64) {
     let volume = Volume::new();
     let mounted = volume.mount();
@@ -111,7 +112,8 @@ fn overwrites(mib: u64, times: u64) {
         }
     }
     file.sync_all().unwrap();
-    // Live: the file. Beside it a volume keeps its log, its database, and room in reserve for a full disk.
+    // Live data is the file. In addition a volume keeps its log, its database, and reserved space for a full
+    // disk.
     let allowed = 2 * mib * MIB + 96 * MIB;
     let since = Instant::now();
     while volume.disk_bytes() > allowed && since.elapsed() < Duration::from_secs(60) {
@@ -154,7 +156,8 @@ fn long_random_overwrites_leave_at_most_twice_what_lives() {
     overwrites(1_024, 8);
 }
 
-/// What io_uring's rings may hold for requests' bytes, beyond what two CPUs' take: bounded, counted, and kept once touched.
+/// Memory that io_uring's rings may hold for requests' bytes, beyond the share of two CPUs: bounded, counted,
+/// and kept once touched.
 fn rings() -> u64 {
     let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     (16 * MIB * cpus).min(64 * MIB).saturating_sub(32 * MIB)
@@ -164,7 +167,7 @@ fn figures(mounted: &Mounted) -> serde_json::Value {
     covey_run(&["status".as_ref(), mounted.path().as_os_str(), "--json".as_ref()]).json()
 }
 
-/// Small files in folders of a thousand, and a large one: all bytes differ.
+/// Small files in folders of a thousand, and a large one. All bytes differ.
 fn fill(mounted: &Mounted, files: u64, mib: u64) {
     for number in 0..files {
         let folder = mounted.join(format!("d{}", number / 1000));
@@ -176,7 +179,8 @@ fn fill(mounted: &Mounted, files: u64, mib: u64) {
     write_and_read(mounted, mib);
 }
 
-/// Memory is what is stored and the names; when all of it is removed, it goes back to what it was at the beginning, every time.
+/// Memory use is what is stored plus the names. When everything is removed, it returns to the initial value,
+/// every time.
 fn comes_back(files: u64, mib: u64, rounds: u32) {
     let volume = Volume::in_memory();
     let mounted = volume.mount();
@@ -188,7 +192,7 @@ fn comes_back(files: u64, mib: u64, rounds: u32) {
         fill(&mounted, files, mib);
         let (full, status) = (held(), figures(&mounted));
         let (stored, names) = (number(&status, "stored_bytes"), number(&status, "names_bytes"));
-        // A pack that is just being sealed counts neither as open nor as sealed.
+        // A pack that is being sealed counts neither as open nor as sealed.
         assert!(stored + 4 * MIB >= files * 4096 + mib * MIB, "{status}");
         assert!(names > files * 100, "the names are counted: {status}");
         assert_eq!(
@@ -202,7 +206,7 @@ fn comes_back(files: u64, mib: u64, rounds: u32) {
             let path = entry.unwrap().path();
             if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) }.unwrap();
         }
-        // Inodes are reaped, packs swept and the heap trimmed behind the programs' backs.
+        // Inodes are reaped, packs swept and the heap trimmed in the background.
         let since = Instant::now();
         let gone = |status: &serde_json::Value| {
             number(status, "files") == 1 && number(status, "stored_bytes") <= 8 * MIB

@@ -1,4 +1,5 @@
-//! A million files: import, walk, find, reopening after kill -9, memory and disk for each; ext4 beside it in the same run.
+//! A million files: import, walk, find, reopening after kill -9, memory and disk for each. The same run
+//! measures ext4 for comparison.
 
 use std::fs;
 use std::io::{BufWriter, Write};
@@ -12,7 +13,7 @@ use covey_tests::{Need, Rng, Volume, proc, program, requires, run_ok, say};
 const LIMIT: Duration = Duration::from_secs(7_200);
 const PER_FOLDER: u64 = 1_000;
 
-/// Writes a tar of `files` small files, a thousand to a folder, and answers the bytes in them.
+/// Writes a tar of `files` small files, a thousand to a folder. Returns the bytes in them.
 fn make_tar(path: &Path, files: u64) -> u64 {
     let mut tar = BufWriter::with_capacity(1 << 20, fs::File::create(path).unwrap());
     let mut rng = Rng::new(files);
@@ -21,7 +22,7 @@ fn make_tar(path: &Path, files: u64) -> u64 {
         if number % PER_FOLDER == 0 {
             tar.write_all(&header(&format!("{:05}/", number / PER_FOLDER), 0, b'5')).unwrap();
         }
-        // As in a source tree: a fifth are nearly empty, most are a few hundred bytes, the rest a page.
+        // As in a source tree: a fifth are nearly empty, most have a few hundred bytes, the rest a page.
         let len = [rng.below(60), rng.below(800), rng.below(800), rng.below(800), rng.below(4_096)]
             [(number % 5) as usize];
         let name = format!("{:05}/file-{number:07}.txt", number / PER_FOLDER);
@@ -54,7 +55,7 @@ fn header(name: &str, len: u64, kind: u8) -> [u8; 512] {
     header
 }
 
-/// Lists and stats everything; how many files, and how long it took.
+/// Lists and stats everything. Returns how many files, and how long it took.
 fn walk(root: &Path) -> (u64, Duration) {
     let since = Instant::now();
     let (mut files, mut folders) = (0, vec![root.to_owned()]);
@@ -63,7 +64,7 @@ fn walk(root: &Path) -> (u64, Duration) {
             let entry = entry.unwrap();
             let meta = entry.metadata().unwrap();
             if meta.is_dir() {
-                // An ext4 has a folder of its own making in its root.
+                // ext4 creates a folder of its own in its root.
                 if entry.file_name() != "lost+found" {
                     folders.push(entry.path());
                 }
@@ -124,7 +125,7 @@ fn on_covey(tar: &Path, files: u64) -> Column {
 }
 
 fn on_ext4(tar: &Path, files: u64) -> Column {
-    // mkfs makes an inode for every 16 KiB.
+    // mkfs creates an inode for every 16 KiB.
     let disk = LoopFs::on_disk((files / 64 + 256) * 5 / 4);
     let mut column = Column::default();
     let empty = disk.used();
@@ -203,7 +204,7 @@ fn long_a_million_files_are_imported_and_found() {
     many_files(super::setting("COVEY_FILES", 1_000_000), 300 << 20);
 }
 
-/// Makes, lists, looks up and removes this many names in one folder, and answers how long each took.
+/// Creates, lists, looks up and removes this many names in one folder. Returns how long each took.
 fn one_folder(root: &Path, names: u64) -> [Duration; 4] {
     let folder = root.join("folder");
     fs::create_dir(&folder).unwrap();

@@ -1,4 +1,5 @@
-//! With the volume and its origin on one filesystem every byte is written to the disk once: the file that was written is the blob.
+//! With the volume and its origin on one filesystem, every byte is written to the disk once: the file that
+//! was written becomes the blob.
 
 use std::fs::File;
 use std::io::Write;
@@ -8,8 +9,8 @@ use covey_tests::{Need, Rng, Volume, proc, requires, say};
 
 const MIB: u64 = 1 << 20;
 const WRITTEN: u64 = 256 * MIB;
-/// Names, log and sums may cost this many percent beside the bytes, and so may packs that a slow machine left so small that they
-/// are merged. A second write of everything would be a hundred.
+/// Names, log and sums may cost this many percent in addition, and so may packs that a slow machine left so
+/// small that they are merged. A second write of everything would be a hundred.
 const BESIDE: u64 = 10;
 
 #[test]
@@ -28,7 +29,7 @@ fn every_byte_is_written_once() {
         }
         file.sync_all().unwrap();
     }
-    // Until all of it is sealed: whatever moves bytes would move them now.
+    // Waits until everything is sealed: code that moves bytes would move them by then.
     let since = Instant::now();
     let blobs = || volume.blob_bytes();
     while blobs() < WRITTEN {

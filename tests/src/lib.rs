@@ -1,20 +1,22 @@
-//! What the whole-program tests share: a volume, a mount, and the promise to clean up.
+//! What the whole-program tests share: a volume, a mount, and the clean-up.
 //!
-//! The tests of this package start the real `covey`, mount it through the real kernel, and look at what programs would
-//! see. Everything they start they end: a [`Mounted`] unmounts when it is dropped, also by a panic, and a daemon is killed
+//! The tests of this package start the real `covey`, mount it through the real kernel, and check what
+//! programs would see. They end everything that they start: a [`Mounted`] unmounts when it is dropped, also
+//! by a panic, and a daemon is killed only by its own process id.
 //! by its own process id only.
 //!
 //! Settings, all by environment:
 //!
-//! - `COVEY_BIN`: the program to test. Without it, cargo builds one once (`COVEY_RELEASE=1`: with optimisation).
-//! - `COVEY_TEST_ON=plain`: run on a plain folder instead of a mount. Every test must pass there: it is how a test is
-//!   tested. `COVEY_TEST_ON=DIR` runs below DIR, for instance a mount of some other filesystem.
-//! - `COVEY_TEST_TMP`: where volumes and mountpoints are made; by default the system's folder for temporary files.
-//! - `COVEY_SEED`: the seed of the first random run; every run prints its own.
+//! - `COVEY_BIN`: the program to test. Without it, cargo builds one once (`COVEY_RELEASE=1`: with
+//!   optimisation).
+//! - `COVEY_TEST_ON=plain`: run on a plain folder instead of a mount. Every test must pass there: this tests
+//!   the test itself. `COVEY_TEST_ON=DIR` runs below DIR, for instance on a mount of another filesystem.
+//! - `COVEY_TEST_TMP`: the folder for volumes and mountpoints; by default the system's temporary folder.
+//! - `COVEY_SEED`: the seed of the first random run. Every run prints its own.
 //!
 //! A test that lacks something says so and passes: see [`requires`].
 
-// Tests may unwrap, read the clock and start threads, and so may the library that only they use.
+// Tests may unwrap, read the clock and start threads, and so may this library, which only they use.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
 pub mod loopfs;
@@ -34,7 +36,7 @@ pub use volume::{Mounted, Volume};
 
 use std::path::PathBuf;
 
-/// Ends the test early, saying what is missing, unless everything named is here.
+/// Unless everything named exists here, ends the test early and says what is missing.
 ///
 /// ```ignore
 /// requires!(Need::Root, Need::Program("fio"));
@@ -49,7 +51,7 @@ macro_rules! requires {
     };
 }
 
-/// Prints a line to the terminal, past the test harness's capture, headed by the test's name.
+/// Prints a line to the terminal, bypassing the test harness's capture, prefixed with the test's name.
 pub fn say(line: std::fmt::Arguments<'_>) {
     use std::io::Write;
     let thread = std::thread::current();
@@ -61,7 +63,7 @@ pub fn say(line: std::fmt::Arguments<'_>) {
 pub fn scratch() -> tempfile::TempDir {
     let below = std::env::var_os("COVEY_TEST_TMP").map_or_else(std::env::temp_dir, PathBuf::from);
     let folder = tempfile::Builder::new().prefix("covey-test-").tempdir_in(&below).unwrap();
-    // Programs that run as another user must be able to pass through.
+    // Programs that run as another user must be able to traverse it.
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), open).unwrap();
     folder
@@ -72,13 +74,13 @@ pub fn scratch() -> tempfile::TempDir {
 pub enum Ground {
     /// On a mount of Covey's.
     Covey,
-    /// On a plain folder made for the purpose.
+    /// On a plain folder created for this.
     Plain,
     /// Below this folder.
     Below(PathBuf),
 }
 
-/// Where the environment says that the tests run.
+/// Where the tests run, according to the environment.
 pub fn ground() -> Ground {
     match std::env::var("COVEY_TEST_ON") {
         Err(_) => Ground::Covey,
@@ -87,7 +89,8 @@ pub fn ground() -> Ground {
     }
 }
 
-/// The seeds of `count` runs: a fixed list, or one that starts where `COVEY_SEED` says. `first` differs from test to test.
+/// The seeds of `count` runs: a fixed list, or one that starts at `COVEY_SEED`. `first` differs from test to
+/// test.
 pub fn seeds(first: u64, count: u64) -> impl Iterator<Item = u64> {
     let first = std::env::var("COVEY_SEED").ok().map_or(first, |text| text.parse().unwrap());
     (0..count).map(move |n| first.wrapping_add(n))

@@ -1,9 +1,9 @@
-//! An ext4 of our own in an image file: a disk that can be small, and that can lose its power.
+//! A private ext4 in an image file: a disk that can be small, and that can lose its power.
 //!
-//! **Power cuts.** What programs wrote but nobody synced is in the page cache of the mounted ext4, not in the image. So a
-//! copy of the image, taken while nothing writes to it, is exactly what a machine would find on its disk after its power
-//! went: [`LoopFs::cut`] takes that copy. The image itself is only the disk's picture and needs no durability of its own,
-//! so it lies in memory where there is room.
+//! **Power cuts.** Data that was written but not synced is in the page cache of the mounted ext4, not in the
+//! image. So a copy of the image, taken while nothing writes to it, is exactly what a machine would find on
+//! its disk after a power cut. [`LoopFs::cut`] takes that copy. The image itself need not be durable, so it
+//! is in memory where there is space.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,12 +23,12 @@ pub struct LoopFs {
 }
 
 impl LoopFs {
-    /// Makes and mounts an ext4 of this many MiB.
+    /// Creates and mounts an ext4 of this many MiB.
     pub fn new(mib: u64) -> LoopFs {
         LoopFs::made(image_folder(), mib)
     }
 
-    /// The same, with its image on the disk where the other scratch files are: to measure against.
+    /// The same, with its image on the disk with the other scratch files, as a reference for measurements.
     pub fn on_disk(mib: u64) -> LoopFs {
         LoopFs::made(crate::scratch(), mib)
     }
@@ -36,7 +36,7 @@ impl LoopFs {
     fn made(folder: tempfile::TempDir, mib: u64) -> LoopFs {
         let image = folder.path().join("image");
         fs::File::create(&image).unwrap().set_len(mib << 20).unwrap();
-        // No lazy initialisation: a background thread of the kernel would write while we look.
+        // No lazy initialisation: a kernel thread would write in the background.
         let mut mkfs = Command::new("mkfs.ext4");
         mkfs.args(["-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0"]).arg(&image);
         mkfs.env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin");
@@ -44,7 +44,7 @@ impl LoopFs {
         LoopFs::attach(folder)
     }
 
-    /// Unmounts and mounts again, so that nothing of it is left in memory.
+    /// Unmounts and mounts again, so that nothing of it stays in memory.
     pub fn remount(&self) {
         rustix::mount::unmount(&self.path, rustix::mount::UnmountFlags::empty()).unwrap();
         run_ok(
@@ -53,7 +53,7 @@ impl LoopFs {
         );
     }
 
-    /// Bytes in use, by the filesystem's own account.
+    /// Bytes in use, as the filesystem reports.
     pub fn used(&self) -> u64 {
         let room = rustix::fs::statvfs(&self.path).unwrap();
         (room.f_blocks - room.f_bfree) * room.f_frsize
@@ -77,8 +77,8 @@ impl LoopFs {
         &self.path
     }
 
-    /// The disk as a power cut at this moment would leave it. The caller has stopped who writes; the kernel may still
-    /// be writing, so the copy is taken again until the device was idle throughout.
+    /// The disk as a power cut at this moment would leave it. The caller has stopped all writing programs.
+    /// The kernel may still be writing, so the copy is repeated until the device was idle throughout.
     pub fn cut(&self) -> Cut {
         let folder = image_folder();
         let copy = folder.path().join("image");
@@ -94,7 +94,7 @@ impl LoopFs {
         }
     }
 
-    /// Write requests completed on the device, when none is on its way.
+    /// The number of write requests completed on the device, if none is in flight.
     fn writes(&self) -> Option<u64> {
         let name = self.device.rsplit('/').next().unwrap();
         let text = fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
@@ -103,12 +103,12 @@ impl LoopFs {
     }
 }
 
-/// What a power cut left of a disk.
+/// The contents of a disk after a power cut.
 pub struct Cut(tempfile::TempDir);
 
 impl Cut {
-    /// Starts the machine again. Whoever was stopped for the cut must be gone by now: attaching a device waits for the
-    /// kernel's writers, and those may wait for a stopped daemon.
+    /// Starts the machine again. Programs that were stopped for the cut must be gone by now: attaching a
+    /// device waits for the kernel's writers, and those may wait for a stopped daemon.
     pub fn mount(self) -> LoopFs {
         LoopFs::attach(self.0)
     }
@@ -129,7 +129,7 @@ impl Drop for LoopFs {
     }
 }
 
-/// In memory when half of what is free there holds the largest image we make, else with the other scratch files.
+/// In memory if half of the free space there holds the largest image; otherwise with the other scratch files.
 fn image_folder() -> tempfile::TempDir {
     let roomy = rustix::fs::statvfs("/dev/shm").is_ok_and(|room| room.f_bavail * room.f_frsize > 4 << 30);
     if roomy {
@@ -139,7 +139,7 @@ fn image_folder() -> tempfile::TempDir {
     }
 }
 
-/// Copies what is not a hole.
+/// Copies everything that is not a hole.
 fn copy_sparse(from: &Path, to: &Path) {
     use rustix::fs::{SeekFrom, seek};
     let (from, to) = (fs::File::open(from).unwrap(), fs::File::create(to).unwrap());

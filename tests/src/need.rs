@@ -1,22 +1,23 @@
-//! What a test may lack, and how that is found out.
+//! What a test may lack, and how that is detected.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::Ground;
 
-/// Something a test cannot do without.
+/// Something a test needs.
 #[derive(Clone, Debug)]
 pub enum Need {
-    /// To run as root.
+    /// Running as root.
     Root,
-    /// To be able to mount: /dev/fuse, and root or fusermount3. Always there when the tests run on a plain folder.
+    /// The ability to mount: /dev/fuse, and root or fusermount3. Always satisfied when the tests run on a
+    /// plain folder.
     Mount,
-    /// A real mount of Covey's: the test says nothing on a plain folder.
+    /// A real mount of Covey's: the test shows nothing on a plain folder.
     Covey,
     /// A program on PATH.
     Program(&'static str),
-    /// A variable of the environment.
+    /// An environment variable.
     Env(&'static str),
     /// A free loop device, root, and mkfs.ext4.
     Ext4,
@@ -80,14 +81,14 @@ fn lacking_mount() -> Option<String> {
     (!may).then(|| "root or fusermount3".into())
 }
 
-/// Where a program is, looking also where distributions keep the administrator's.
+/// The path of a program, including the administrator's folders of distributions.
 pub fn which(name: &str) -> Option<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     let folders = path.split(':').chain(["/usr/sbin", "/sbin"]);
     folders.map(|folder| Path::new(folder).join(name)).find(|file| file.is_file())
 }
 
-/// Where one of PostgreSQL's programs is; Debian keeps the server's off PATH.
+/// The path of one of PostgreSQL's programs. Debian keeps the server's programs off PATH.
 pub fn postgres_bin(name: &str) -> Option<PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> =

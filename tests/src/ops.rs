@@ -1,8 +1,9 @@
-//! Operations on a small tree of names, generated at random and carried out anywhere, so that two filesystems can be
-//! asked the same thing and their answers compared.
+//! Random operations on a small tree of names, which can be executed anywhere, so that the results of two
+//! filesystems can be compared.
 //!
-//! A sequence is made before it is run and never looks at answers, so any part of it can be run again: that is what
-//! shrinking needs. Names come from a handful, so that most operations meet something. Slots are open files.
+//! A sequence is generated before it runs and never depends on results, so any part of it can be run again:
+//! shrinking needs that. There are only a handful of names, so that most operations find something. Slots are
+//! open files.
 
 mod make;
 mod side;
@@ -15,10 +16,10 @@ use std::path::PathBuf;
 /// How many files may be open at once.
 pub const SLOTS: usize = 5;
 
-/// The users an operation may run as (see [`Op::Become`]).
+/// The users that operations may run as (see [`Op::Become`]).
 pub const USERS: [u32; 3] = [0, 65_534, 1_234];
 
-/// Flags of open(2) beside the access mode.
+/// Flags of open(2) in addition to the access mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct How {
     /// `O_CREAT`
@@ -35,7 +36,7 @@ pub struct How {
     pub nofollow: bool,
 }
 
-/// fallocate(2)'s modes that both sides have.
+/// Modes of fallocate(2) that both sides support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Falloc {
     /// Mode 0.
@@ -50,7 +51,7 @@ pub enum Falloc {
     ZeroKeep,
 }
 
-/// renameat2(2)'s flags.
+/// Flags of renameat2(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renaming {
     /// 0
@@ -208,20 +209,20 @@ pub enum Op {
     List {
         path: PathBuf,
     },
-    /// The operations that follow are this user's, who has the group of the same number and no others.
+    /// The following operations run as this user, in the group of the same number and no other.
     Become {
         user: u32,
     },
 }
 
-/// What an operation answered.
+/// The result of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It has nothing to say.
+    /// Success without a value.
     Done,
     /// A number: bytes written or copied.
     Count(u64),
-    /// Bytes: how many and their hash.
+    /// Bytes: their number and their hash.
     Bytes(usize, u64),
     /// A symlink's target.
     Target(PathBuf),
@@ -231,6 +232,6 @@ pub enum Answer {
     Names(Vec<(std::ffi::OsString, u32)>),
     /// An error number.
     Error(rustix::io::Errno),
-    /// There was nothing in the slot.
+    /// The slot was empty.
     NoSlot,
 }

@@ -2,12 +2,12 @@
 
 use std::fs;
 
-/// The most memory a process ever held, in KiB (`VmHWM`).
+/// The highest memory use of a process so far, in KiB (`VmHWM`).
 pub fn peak_rss_kib(pid: u32) -> u64 {
     status_kib(pid, "VmHWM:")
 }
 
-/// The memory a process holds, in KiB (`VmRSS`).
+/// The current memory use of a process, in KiB (`VmRSS`).
 pub fn rss_kib(pid: u32) -> u64 {
     status_kib(pid, "VmRSS:")
 }
@@ -18,7 +18,7 @@ fn status_kib(pid: u32, key: &str) -> u64 {
     line.split_whitespace().next().unwrap_or("0").parse().unwrap()
 }
 
-/// Bytes a process caused to be written to disks (`write_bytes` of its io file), if one may look.
+/// Bytes that a process caused to be written to disks (`write_bytes` of its io file), if that may be read.
 pub fn bytes_written(pid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
@@ -27,7 +27,7 @@ pub fn bytes_written(pid: u32) -> Option<u64> {
 
 /// Whether a path is a mountpoint of a FUSE filesystem.
 pub fn is_fuse_mount(path: &std::path::Path) -> bool {
-    // Other mounts of the machine may have names that are no UTF-8.
+    // Other mounts of the machine may have names that are not UTF-8.
     let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
     let wanted = path.to_string_lossy();
     String::from_utf8_lossy(&table).lines().any(|line| {

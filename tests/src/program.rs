@@ -1,4 +1,4 @@
-//! Running programs: covey itself, and the clients that work on its mounts. Every wait has an end.
+//! Runs programs: covey itself, and the clients that work on its mounts. Every wait has a limit.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -10,27 +10,27 @@ use std::time::{Duration, Instant};
 /// A program that ended.
 #[derive(Debug)]
 pub struct Finished {
-    /// How.
+    /// How it ended.
     pub status: ExitStatus,
-    /// What it printed.
+    /// Its standard output.
     pub stdout: String,
-    /// What it complained.
+    /// Its standard error.
     pub stderr: String,
 }
 
 impl Finished {
-    /// The exit status, or -1 when a signal ended it.
+    /// The exit status, or -1 if a signal ended it.
     pub fn code(&self) -> i32 {
         self.status.code().unwrap_or(-1)
     }
 
-    /// What it printed, as JSON.
+    /// Its standard output, as JSON.
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("no JSON ({error}): {self:?}"))
     }
 }
 
-/// Runs a program to its end; after `limit` it is killed and the test fails.
+/// Runs a program to its end. After `limit` it is killed and the test fails.
 pub fn run(command: &mut Command, limit: Duration) -> Finished {
     let mut files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
     command.stdin(Stdio::null());
@@ -83,7 +83,7 @@ fn text(file: &mut File) -> String {
 
 static BUILT: OnceLock<PathBuf> = OnceLock::new();
 
-/// From now on `covey` is this program, unless one was started already.
+/// Makes `covey` mean this program from now on, unless one was started already.
 pub fn use_program(path: PathBuf) {
     BUILT.get_or_init(|| path);
 }
@@ -98,22 +98,24 @@ pub fn covey() -> Command {
 
 static ENVIRONMENT: OnceLock<Vec<(String, String)>> = OnceLock::new();
 
-/// From now on every `covey` of this process has these variables. Said once; a test cannot change its own environment while others run.
+/// Sets variables for every later `covey` of this process; only the first call counts. A test cannot change
+/// its own environment while others run.
 pub fn environment(variables: Vec<(String, String)>) {
     ENVIRONMENT.get_or_init(|| variables);
 }
 
-/// Runs covey with these arguments; it must end within two minutes.
+/// Runs covey with these arguments. It must end within two minutes.
 pub fn covey_run<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Finished {
     run(covey().args(args), Duration::from_secs(120))
 }
 
-/// The same; it must succeed.
+/// The same for a command that must succeed, within ten minutes.
 pub fn covey_ok<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Finished {
     run_ok(covey().args(args), Duration::from_secs(600))
 }
 
-/// Builds the program with the cargo that runs these tests; cargo's own lock lets several test binaries ask at once.
+/// Builds the program with the cargo that runs these tests. Cargo's lock lets several test binaries do so at
+/// once.
 fn build() -> PathBuf {
     let release = std::env::var_os("COVEY_RELEASE").is_some_and(|value| value != "0");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

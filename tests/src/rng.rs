@@ -1,6 +1,7 @@
 //! Repeatable randomness: the same seed gives the same test, on every machine and for ever.
 
-/// A small generator (splitmix64). Not for secrets; its streams are part of what a printed seed means.
+/// A small generator (splitmix64). Not for secrets. Its streams must not change, because printed seeds depend
+/// on them.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -39,7 +40,8 @@ impl Rng {
         &list[self.below(list.len() as u64) as usize]
     }
 
-    /// A length below `end` that is often small, often at a round number or beside one, and sometimes anything.
+    /// A length below `end` that is often small, often a round number or next to one, and sometimes
+    /// arbitrary.
     pub fn length(&mut self, end: u64) -> u64 {
         let unit = *self.pick(&[1, 512, 513, 4096, 32_768, 65_536, 131_072, 1 << 22]);
         let length = match self.below(4) {
@@ -59,7 +61,7 @@ impl Rng {
         }
     }
 
-    /// Fresh bytes.
+    /// New random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut buf = vec![0; len];
         self.fill(&mut buf);

@@ -1,9 +1,10 @@
-//! Finds a short sequence of steps that still fails, so that a report names five operations and not five thousand.
+//! Finds a short sequence of steps that still fails, so that a report lists five operations and not five
+//! thousand.
 
 use std::time::{Duration, Instant};
 
-/// Removes steps while what is left still fails, for at most `budget`. `fails` says why a sequence fails, or that it does not.
-/// Answers the shortest failing sequence found and its reason.
+/// Removes steps while the rest still fails, for at most `budget`. `fails` returns why a sequence fails, if
+/// it does. Returns the shortest failing sequence found and its reason.
 pub fn shrink<T: Clone>(
     steps: &[T],
     reason: String,

@@ -1,4 +1,4 @@
-//! A folder tree as a program sees it, to be compared with another.
+//! A folder tree as a program sees it, for comparison with another.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -7,10 +7,11 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Everything below a folder: relative path to what is there.
+/// Everything below a folder, by relative path.
 pub type Tree = BTreeMap<PathBuf, Node>;
 
-/// One thing of a tree, without what no two filesystems share (inode numbers, sizes of folders, block counts).
+/// One node of a tree, without what differs between filesystems (inode numbers, sizes of folders, block
+/// counts).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Type and permission bits.
@@ -25,7 +26,8 @@ pub struct Node {
     pub size: u64,
     /// Device number of a device node.
     pub rdev: u64,
-    /// Modification time, or `None` when it is of the last day: two filesystems do not change at one instant.
+    /// Modification time, or `None` if it is within the last day: two filesystems are not changed at the same
+    /// instant.
     pub mtime: Option<(i64, i64)>,
     /// Extended attributes.
     pub xattrs: BTreeMap<OsString, Vec<u8>>,
@@ -33,7 +35,7 @@ pub struct Node {
     pub content: Content,
 }
 
-/// What a node holds.
+/// A node's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// A folder, or something without bytes.
@@ -46,7 +48,8 @@ pub enum Content {
     Error(i32),
 }
 
-/// Reads a whole tree. A file that cannot be read is an [`Content::Error`], so that it differs from one that can.
+/// Reads a whole tree. A file that cannot be read becomes [`Content::Error`], so that it differs from one
+/// that can.
 pub fn read(root: &Path) -> Tree {
     let mut tree = Tree::new();
     let mut folders = vec![PathBuf::new()];
@@ -96,7 +99,7 @@ pub fn node(path: &Path) -> Node {
     }
 }
 
-/// A time, unless it is of the last day.
+/// A time, unless it is within the last day.
 pub fn old(seconds: i64, nanos: i64) -> Option<(i64, i64)> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;
     (!(now - 86_400..=now + 10).contains(&seconds)).then_some((seconds, nanos))
@@ -136,7 +139,7 @@ pub fn differences(left: &str, a: &Tree, right: &str, b: &Tree) -> Vec<String> {
     lines
 }
 
-/// A hash good enough to tell two contents apart in a test (FNV-1a over words, mixed).
+/// A hash that is good enough to distinguish two contents in a test (FNV-1a over words, mixed).
 pub fn hash(bytes: &[u8]) -> u64 {
     let mut state = 0xcbf2_9ce4_8422_2325u64 ^ bytes.len() as u64;
     for chunk in bytes.chunks(8) {
@@ -148,12 +151,12 @@ pub fn hash(bytes: &[u8]) -> u64 {
     state
 }
 
-/// Bytes that everything below a folder takes on its disk.
+/// Disk space used by everything below a folder, in bytes.
 pub fn disk_bytes(root: &Path) -> u64 {
     let mut total = 0;
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
-        // Files come and go while a daemon works; what is gone takes nothing.
+        // Files are created and removed while a daemon works. A removed file takes no space.
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
             let Ok(meta) = entry.metadata() else { continue };
             total += meta.blocks() * 512;
@@ -165,13 +168,13 @@ pub fn disk_bytes(root: &Path) -> u64 {
     total
 }
 
-/// Whether two paths are one file's.
+/// Whether two paths lead to the same file.
 pub fn same_file(a: &Path, b: &Path) -> bool {
     let ino = |path: &Path| fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
     ino(a).is_some() && ino(a) == ino(b)
 }
 
-/// A name as a test prints it: bytes that are no text in hexadecimal.
+/// A name for printing: bytes that are not UTF-8 are shown in hexadecimal.
 pub fn shown(name: &std::ffi::OsStr) -> String {
     name.to_str().map_or_else(|| format!("{:02x?}", name.as_bytes()), str::to_owned)
 }

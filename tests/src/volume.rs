@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use crate::program::{covey, covey_run, run, wait};
 use crate::{Finished, Ground, ground, proc};
 
-/// How long a mount, an unmount or a daemon's end may take before the test fails.
+/// The longest time for a mount, an unmount or a daemon's end before the test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A formatted volume and a mountpoint. On a plain ground, just a folder. Removed when it goes out of scope.
+/// A formatted volume and a mountpoint; on a plain ground, only a folder. Removed when it is dropped.
 pub struct Volume {
-    /// What `covey mount` is given.
+    /// The argument of `covey mount`.
     pub source: PathBuf,
     mountpoint: PathBuf,
     ground: Ground,
@@ -27,7 +27,7 @@ impl Default for Volume {
 }
 
 impl Volume {
-    /// Formats a fresh volume in a scratch folder.
+    /// Formats a new volume in a scratch folder.
     pub fn new() -> Volume {
         let folder = match ground() {
             Ground::Below(folder) => {
@@ -40,7 +40,7 @@ impl Volume {
         volume
     }
 
-    /// Formats a fresh volume, with more arguments to `covey format`, as `volume` in a folder that stays the caller's.
+    /// Formats a new volume as `volume` in the caller's folder, with more arguments to `covey format`.
     pub fn below(folder: &Path, format: &[&str]) -> Volume {
         let volume = Volume::existing(folder);
         if volume.ground == Ground::Covey {
@@ -57,7 +57,7 @@ impl Volume {
         Volume { source, mountpoint, ground: ground(), _folder: None }
     }
 
-    /// A volume that lives in the daemon's memory; its mountpoint in a scratch folder.
+    /// A volume in the daemon's memory, with its mountpoint in a scratch folder.
     pub fn in_memory() -> Volume {
         let folder = crate::scratch();
         let mut volume = Volume::existing(folder.path());
@@ -76,7 +76,7 @@ impl Volume {
         self.try_mount(options).unwrap_or_else(|complaint| panic!("covey mount: {complaint}"))
     }
 
-    /// Mounts it, or answers what the program said instead.
+    /// Mounts it, or returns what the program printed instead.
     pub fn try_mount(&self, options: &[&str]) -> Result<Mounted, String> {
         let path = self.mountpoint.clone();
         if self.ground != Ground::Covey {
@@ -88,7 +88,7 @@ impl Volume {
         for option in options {
             command.args(["-o", option]);
         }
-        // A folder of its own: the daemon must not hold the test's, nor the mount itself.
+        // A neutral working directory: the daemon must not keep the test's folder or the mount busy.
         command.stdin(Stdio::null()).current_dir("/");
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
         command.stdout(file.try_clone().unwrap()).stderr(file);
@@ -105,13 +105,13 @@ impl Volume {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        // Listed is not yet answering: the first answer is.
+        // A mount in the list may not answer yet, so wait for its first answer.
         let mounted = Mounted { path, daemon: Some(daemon) };
         std::fs::metadata(&mounted.path).map_err(|error| format!("{error} on {}", mounted.path.display()))?;
         Ok(mounted)
     }
 
-    /// Starts a mount and kills the daemon after a while, wherever it is by then.
+    /// Starts a mount and kills the daemon after a while, in whatever state it is by then.
     pub fn mount_and_kill(&self, after: Duration) {
         if self.ground != Ground::Covey {
             return;
@@ -132,12 +132,12 @@ impl Volume {
         self.must_be_clean();
     }
 
-    /// What daemons of this volume printed so far.
+    /// The output of this volume's daemons so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.mountpoint.with_extension("log")).unwrap_or_default()
     }
 
-    /// Runs `covey fsck`; the volume must not be mounted.
+    /// Runs `covey fsck`. The volume must not be mounted.
     pub fn fsck(&self) -> Option<Finished> {
         (self.ground == Ground::Covey)
             .then(|| covey_run(&["fsck".as_ref(), self.source.as_os_str(), "--json".as_ref()]))
@@ -157,19 +157,19 @@ impl Volume {
         }
     }
 
-    /// Bytes that the volume takes on the disk below.
+    /// Disk space of the volume, in bytes.
     pub fn disk_bytes(&self) -> u64 {
         let source = if self.ground == Ground::Covey { &self.source } else { &self.mountpoint };
         crate::tree::disk_bytes(source)
     }
 
-    /// Bytes of sealed blobs and of what lies beside them, in an origin that is the volume's own.
+    /// Bytes of sealed blobs and their companion files, in an origin inside the volume's folder.
     pub fn blob_bytes(&self) -> u64 {
         crate::tree::disk_bytes(&self.source.join("blobs"))
     }
 }
 
-/// With `COVEY_KEEP` set, the volume of a failed test stays where it is, to be looked at.
+/// With `COVEY_KEEP` set, the volume of a failed test is kept for inspection.
 impl Drop for Volume {
     fn drop(&mut self) {
         if std::thread::panicking()
@@ -181,7 +181,7 @@ impl Drop for Volume {
     }
 }
 
-/// A mounted volume: unmounted, and the daemon's end awaited, when dropped.
+/// A mounted volume. When it is dropped, it is unmounted, and the daemon's end is awaited.
 pub struct Mounted {
     path: PathBuf,
     daemon: Option<Child>,
@@ -203,14 +203,14 @@ impl Mounted {
         self.daemon.as_ref().map(Child::id)
     }
 
-    /// Unmounts, and fails unless everything ended well.
+    /// Unmounts, and fails unless everything ended without an error.
     pub fn umount(mut self) {
         let Some(mut daemon) = self.daemon.take() else {
             return;
         };
         let end = Instant::now() + Duration::from_secs(5);
         let mut done = run(covey().arg("umount").arg(&self.path), PATIENCE);
-        // Another process may be looking at all mounts (df does); it is gone in a moment.
+        // Another process may be reading all mounts for a moment (as df does).
         while done.stderr.contains("is busy") && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(100));
             done = run(covey().arg("umount").arg(&self.path), PATIENCE);
@@ -225,12 +225,12 @@ impl Mounted {
         assert!(ended.is_some_and(|status| status.success()), "the daemon ended with {ended:?}");
     }
 
-    /// Kills the daemon as `kill -9` does and takes the dead mount away.
+    /// Kills the daemon with SIGKILL and removes the dead mount.
     pub fn kill(mut self) {
         self.kill_daemon();
     }
 
-    /// Kills the daemon but leaves the dead mount in place, until it is dropped.
+    /// Kills the daemon but leaves the dead mount, until this is dropped.
     pub fn kill_daemon(&mut self) {
         if let Some(mut daemon) = self.daemon.take() {
             daemon.kill().unwrap();
@@ -256,7 +256,7 @@ impl Drop for Mounted {
         let gone = asked
             .is_ok_and(|mut child| wait(&mut child, Duration::from_secs(20)).is_some_and(|s| s.success()));
         if !(gone && wait(&mut daemon, Duration::from_secs(20)).is_some()) {
-            // Killing ends the connection, so nothing can hang on the mount any more.
+            // Killing it ends the connection, so that no access to the mount can hang any more.
             daemon.kill().ok();
             daemon.wait().ok();
         }
@@ -264,7 +264,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Takes a mount away even when it is dead or in use.
+/// Removes a mount even if it is dead or in use.
 pub fn detach(path: &Path) {
     while proc::is_fuse_mount(path) {
         let flags = rustix::mount::UnmountFlags::DETACH;

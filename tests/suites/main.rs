@@ -1,5 +1,5 @@
-//! Test suites of others, run on a mount. None of them is part of this repository: each is taken from where the
-//! environment says it is (`PJDFSTEST`, `POSIXTEST`, `XFSTESTS`).
+//! Third-party test suites, run on a mount. None of them is part of this repository: each is used from where
+//! the environment says it is (`PJDFSTEST`, `POSIXTEST`, `XFSTESTS`).
 
 mod pjdfstest;
 mod posixtest;

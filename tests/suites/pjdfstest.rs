@@ -1,8 +1,8 @@
 //! pjdfstest, the Rust one: `PJDFSTEST` is the path of its program.
 //!
-//! What is skipped, and why: in the first run the tests of a read-only filesystem, which remount it and are therefore run
-//! a second time by themselves; and `link_count_max`, because the C library knows a limit on links for a few types of
-//! filesystem only, and ours is none of them.
+//! What is skipped, and why. In the first run: the tests of a read-only filesystem, which remount it and
+//! therefore run separately a second time. And `link_count_max`, because the C library knows a limit on links
+//! only for a few types of filesystem, and Covey is none of them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use covey_tests::{Finished, Ground, Need, Volume, ground, need, requires, run, say};
 
-/// `naptime` is what the suite sleeps so that two times differ: 10 ms, so coarser times fail.
+/// `naptime` is how long the suite sleeps so that two times differ: 10 ms, so coarser times fail.
 fn config(remount: bool) -> String {
     let features = "[features]\nposix_fallocate = {}\nrename_ctime = {}\nutime_now = {}\nutimensat = {}\n";
     let users = "[dummy_auth]\nentries = [[\"nobody\", \"nogroup\"], [\"daemon\", \"daemon\"]]\n";
@@ -19,24 +19,25 @@ fn config(remount: bool) -> String {
     )
 }
 
-fn suite(folder: &Path, aside: &Path, remount: bool) -> Finished {
+fn suite(folder: &Path, outside: &Path, remount: bool) -> Finished {
     std::fs::set_permissions(folder, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    let file = aside.join("pjdfstest.toml");
+    let file = outside.join("pjdfstest.toml");
     std::fs::write(&file, config(remount)).unwrap();
     let mut suite = Command::new(std::env::var_os("PJDFSTEST").unwrap());
     suite.arg("-c").arg(&file).arg("-p").arg(folder).current_dir(folder);
     if remount {
-        suite.arg("erofs").env("PATH", path_with_plain_mount(aside));
+        suite.arg("erofs").env("PATH", path_with_plain_mount(outside));
     } else if ground() == Ground::Covey {
-        // Another filesystem, for EXDEV; on a plain ground it would be the same one.
-        suite.arg("-s").arg(aside);
+        // Another filesystem, for EXDEV. On a plain ground it would be the same one.
+        suite.arg("-s").arg(outside);
     }
     run(&mut suite, Duration::from_secs(900))
 }
 
-/// The suite remounts with mount(8), which would start a helper for our type of filesystem; `-i` makes it ask the kernel.
-fn path_with_plain_mount(aside: &Path) -> std::ffi::OsString {
-    let bin = aside.join("bin");
+/// The suite remounts with mount(8), which would start the mount helper of this type of filesystem. With `-i`
+/// it asks the kernel directly.
+fn path_with_plain_mount(outside: &Path) -> std::ffi::OsString {
+    let bin = outside.join("bin");
     std::fs::create_dir_all(&bin).unwrap();
     let mount = need::which("mount").unwrap();
     std::fs::write(bin.join("mount"), format!("#!/bin/sh\nexec {} -i \"$@\"\n", mount.display())).unwrap();
@@ -45,7 +46,7 @@ fn path_with_plain_mount(aside: &Path) -> std::ffi::OsString {
     std::env::join_paths(std::iter::once(bin).chain(rest.split(':').map(PathBuf::from))).unwrap()
 }
 
-/// Failed, skipped and passed, from the suite's last lines; and each case's own line for a report.
+/// The numbers of failed, skipped and passed tests, from the suite's last lines.
 fn counts(done: &Finished) -> [u64; 3] {
     let summary = done.stdout.lines().rev().find_map(|line| line.trim().strip_prefix("Summary: "));
     let summary = summary.unwrap_or_else(|| panic!("no summary: {done:?}"));
@@ -64,10 +65,10 @@ fn on_a_mount(remount: bool) -> (Finished, [u64; 3]) {
     let mounted = volume.mount_with(&["allow_other"]);
     let folder = mounted.join("suite");
     std::fs::create_dir(&folder).unwrap();
-    // Elsewhere, and open to the suite's users.
-    let aside = covey_tests::scratch();
-    std::fs::set_permissions(aside.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    let done = suite(&folder, aside.path(), remount);
+    // Outside the mount, and open to the suite's users.
+    let outside = covey_tests::scratch();
+    std::fs::set_permissions(outside.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let done = suite(&folder, outside.path(), remount);
     let counts = counts(&done);
     mounted.umount();
     volume.must_be_clean();

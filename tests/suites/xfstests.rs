@@ -1,8 +1,9 @@
-//! xfstests: `XFSTESTS` is the folder of a built tree, which is not changed. `XFSTESTS_ARGS` are arguments to its `check`
-//! (default `-g quick`).
+//! xfstests: `XFSTESTS` is the folder of a built tree, which is not changed. `XFSTESTS_ARGS` are arguments to
+//! its `check` (default `-g quick`).
 //!
-//! The suite thinks in devices and mounts them with mount(8). `as-covey.sh`, put before mount, umount, df and findmnt on
-//! PATH, makes volumes of them; nothing is installed. `xfstests-excluded.txt` lists what is not run, and why.
+//! The suite works with devices and mounts them with mount(8). `as-covey.sh` hides mount, umount, df and
+//! findmnt on PATH and maps devices to volumes; nothing is installed. `xfstests-excluded.txt` lists what is
+//! not run, and why.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,15 +14,15 @@ use covey_tests::{Need, requires, say};
 const AS_COVEY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/suites/as-covey.sh");
 const EXCLUDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/suites/xfstests-excluded.txt");
 
-/// What `check` reads: devices, mountpoints and options.
-fn config(aside: &Path) -> PathBuf {
+/// The configuration of `check`: devices, mountpoints and options.
+fn config(outside: &Path) -> PathBuf {
     for folder in ["test", "scratch", "results", "volumes", "bin"] {
-        fs::create_dir_all(aside.join(folder)).unwrap();
+        fs::create_dir_all(outside.join(folder)).unwrap();
     }
     for name in ["mount", "umount", "df", "findmnt"] {
-        std::os::unix::fs::symlink(AS_COVEY, aside.join("bin").join(name)).unwrap();
+        std::os::unix::fs::symlink(AS_COVEY, outside.join("bin").join(name)).unwrap();
     }
-    let at = aside.display();
+    let at = outside.display();
     let text = format!(
         "export FSTYP=fuse\nexport FUSE_SUBTYP=.covey\n\
          export TEST_DEV=covey:test\nexport TEST_DIR={at}/test\n\
@@ -29,17 +30,17 @@ fn config(aside: &Path) -> PathBuf {
          export TEST_FS_MOUNT_OPTS=-oallow_other\nexport MOUNT_OPTIONS=-oallow_other\n\
          export RESULT_BASE={at}/results\n"
     );
-    let file = aside.join("config");
+    let file = outside.join("config");
     fs::write(&file, text).unwrap();
     file
 }
 
 /// The names of the exclusion list, without its reasons.
-fn excluded(aside: &Path) -> PathBuf {
+fn excluded(outside: &Path) -> PathBuf {
     let text = fs::read_to_string(EXCLUDED).unwrap();
     let names =
         text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_whitespace().next());
-    let file = aside.join("excluded");
+    let file = outside.join("excluded");
     fs::write(&file, names.fold(String::new(), |all, name| all + name + "\n")).unwrap();
     file
 }
@@ -60,24 +61,24 @@ fn every_exclusion_has_a_reason() {
 #[ignore = "hours: make test-xfstests"]
 fn long_xfstests_finds_no_failure() {
     requires!(Need::Root, Need::Covey, Need::Env("XFSTESTS"));
-    let aside = covey_tests::scratch();
-    let (config, excluded) = (config(aside.path()), excluded(aside.path()));
+    let outside = covey_tests::scratch();
+    let (config, excluded) = (config(outside.path()), excluded(outside.path()));
     let arguments = std::env::var("XFSTESTS_ARGS").unwrap_or_else(|_| "-g quick".into());
-    let path = format!("{}:{}", aside.path().join("bin").display(), std::env::var("PATH").unwrap());
-    let log = aside.path().join("log");
+    let path = format!("{}:{}", outside.path().join("bin").display(), std::env::var("PATH").unwrap());
+    let log = outside.path().join("log");
     let mut check = Command::new("./check");
     check.current_dir(std::env::var_os("XFSTESTS").unwrap()).env("HOST_OPTIONS", config).env("PATH", path);
-    check.env("VOLUMES", aside.path().join("volumes"));
+    check.env("VOLUMES", outside.path().join("volumes"));
     check.env("COVEY", fs::canonicalize(covey_tests::program::covey().get_program()).unwrap());
     check.arg("-E").arg(excluded).args(arguments.split_whitespace()).stdin(Stdio::null());
-    // It takes long: what it prints goes to the terminal as it comes, and to a file to be counted.
+    // It takes long, so its output goes to the terminal as it appears, and to a file for counting.
     let mut both = Command::new("tee");
     check.stdout(Stdio::piped()).stderr(Stdio::inherit());
     let mut check = check.spawn().unwrap();
     both.arg(&log).stdin(check.stdout.take().unwrap()).status().unwrap();
     let status = check.wait().unwrap();
     for name in ["test", "scratch"] {
-        covey_tests::volume::detach(&aside.path().join(name));
+        covey_tests::volume::detach(&outside.path().join(name));
     }
     let printed = fs::read_to_string(log).unwrap();
     let failures = printed.lines().find(|line| line.starts_with("Failures:")).unwrap_or("");

@@ -1,4 +1,5 @@
-//! A mount that moves from tree to tree, before a kernel that keeps every name for ever unless it is told to forget it.
+//! A mount that moves from tree to tree, tested with a model of a kernel that keeps every name until it is
+//! made to forget it.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -14,10 +15,11 @@ use tree::rows::Scope;
 
 use crate::world::{Seen, Work, World, look};
 
-/// A node, and what it is.
+/// A node and its kind.
 type Child = (Ino, FileKind);
 
-/// What the kernel keeps: for each name in a folder the node, or that there is none; and for each node how often it was told of it.
+/// The kernel's cache: for each name in a folder the node, or that there is none; and for each node the
+/// number of references.
 #[derive(Default)]
 struct Kernel {
     names: BTreeMap<(Ino, Vec<u8>), Option<Child>>,
@@ -25,7 +27,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// As a path is walked: what is kept is not asked for.
+    /// A lookup as in a path walk: cached names are not looked up again.
     fn lookup(&mut self, fs: &dyn Filesystem, dir: Ino, name: &[u8]) -> Option<Child> {
         if let Some(kept) = self.names.get(&(dir, name.to_vec())) {
             return *kept;
@@ -44,7 +46,8 @@ impl Kernel {
         found
     }
 
-    /// Everything below a folder, by the kernel's own memory where it has one: path, node, and what the node shows.
+    /// Everything below a folder, from the kernel's cache where possible: path, node, and what the node
+    /// shows.
     fn walk(&mut self, fs: &dyn Filesystem) -> BTreeMap<Vec<u8>, (Ino, Vec<u8>)> {
         let mut all = BTreeMap::new();
         let mut todo = vec![(Ino::ROOT, Vec::new())];
@@ -67,7 +70,7 @@ impl Kernel {
         all
     }
 
-    /// Names that are not there are kept as well, and may come to be.
+    /// Missing names are cached as well, and may be created later.
     fn look_for_what_is_not_there(&mut self, fs: &dyn Filesystem, dirs: &[Ino], rng: &mut Rng) {
         for _ in 0..30 {
             let name = format!("n{}", rng.below(400)).into_bytes();
@@ -85,7 +88,7 @@ impl Kernel {
     }
 }
 
-/// What a node shows of a file or link: its content, hashed.
+/// What a file's or link's node shows: its content, hashed.
 fn shown(fs: &dyn Filesystem, node: Ino) -> Vec<u8> {
     let attr = fs.getattr(node).unwrap();
     match attr.kind {
@@ -115,8 +118,8 @@ fn contents(all: &BTreeMap<Vec<u8>, Seen>) -> Vec<&Vec<u8>> {
     all.keys().filter(|path| !path.is_empty()).collect()
 }
 
-/// Names that are kept are those of one tree at every moment; a node that is held shows what it showed when it was looked up, whatever
-/// is published since; nodes of files that did not change stay; and nothing is held in the end.
+/// At every moment the cached names are those of one tree. A held node shows what it showed at its lookup,
+/// whatever is published later. Nodes of unchanged files stay. At the end nothing is held.
 #[test]
 fn a_followed_name_shows_one_tree_at_a_time_and_open_files_stay() {
     for seed in 0..4 {
@@ -142,14 +145,14 @@ fn a_followed_name_shows_one_tree_at_a_time_and_open_files_stay() {
             let changes = diff::changes(&tree, &next).unwrap();
             let changed = changes.inodes.iter().map(|(ino, gone)| Changed { ino: *ino, gone: *gone });
             let moving = following.begin(changed.collect());
-            // Half-way everything is still the old tree, and nothing that is asked for now is kept.
+            // During the move everything still shows the old tree, and no new answer is cached.
             kernel.walk(&following).into_iter().for_each(|(path, old)| assert_eq!(before[&path].1, old.1));
             for name in changes.names.iter().chain(&diff::names_of(&tree, moving.held()).unwrap()) {
                 kernel.names.remove(name);
             }
             let kept = kernel.names.len();
             kernel.walk(&following);
-            assert_eq!(kernel.names.len(), kept, "nothing is kept while it moves");
+            assert_eq!(kernel.names.len(), kept, "nothing is cached during the move");
             let frozen = Arc::new(world.frozen("n"));
             moving.finish(frozen.clone());
             tree = next;
@@ -169,13 +172,13 @@ fn a_followed_name_shows_one_tree_at_a_time_and_open_files_stay() {
                 assert_eq!(&shown(&following, *node), content, "round {round}: {node:?} was open");
             }
             a_node_is_one_content_for_ever(&before, &after);
-            // Some files are closed, and what no name leads to any more is forgotten.
+            // Some files are closed, and nodes that no name leads to are forgotten.
             let closed: Vec<Ino> = open.keys().copied().filter(|_| rng.one_in(3)).collect();
             for node in closed {
                 open.remove(&node);
                 if !after.values().any(|(named, _)| *named == node) {
                     kernel.forget(&following, node);
-                    assert!(following.getattr(node).is_err(), "a forgotten node is nothing");
+                    assert!(following.getattr(node).is_err(), "a forgotten node does not exist");
                 }
             }
             before = after;
@@ -187,7 +190,7 @@ fn a_followed_name_shows_one_tree_at_a_time_and_open_files_stay() {
     }
 }
 
-/// A move that could not be carried out leaves everything as it was.
+/// A move that is cancelled leaves everything as it was.
 #[test]
 fn a_move_that_is_given_up_changes_nothing() {
     let world = World::new();

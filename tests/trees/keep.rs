@@ -1,4 +1,5 @@
-//! No blob of a published tree ever goes while it is published, and what only it needed goes afterwards.
+//! No blob of a published tree is deleted while the tree is published. What only that tree needed is deleted
+//! afterwards.
 
 use std::collections::BTreeMap;
 
@@ -93,7 +94,7 @@ fn a_publication_that_fails_in_the_middle_leaves_the_one_before() {
     world.publish(&volume, "latest", Scope::Whole).unwrap();
     work.steps(&volume, 100);
     {
-        // Held, and then nothing comes of it: as after a kill.
+        // Held and then abandoned, as after a kill.
         let mut publication = volume.publication(std::time::Duration::from_secs(20)).unwrap();
         let blobs: Vec<_> = publication.packs().iter().map(|pack| pack.blob).collect();
         publication.hold("latest", &mut blobs.iter().copied()).unwrap();

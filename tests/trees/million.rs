@@ -1,4 +1,4 @@
-//! Large trees: what a change costs, and how soon a million files can be looked at.
+//! Large trees: what a change costs, and how soon a million files can be looked up.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,7 +40,8 @@ fn inode(mode: u32, parent: Ino, bytes: u64) -> Value {
     record.encode()
 }
 
-/// A volume with so many small files in folders of a thousand, as rows: to make them one by one would take minutes.
+/// A volume with so many small files in folders of a thousand, written directly as rows: creating them one by
+/// one would take minutes.
 fn with_files(count: u64) -> World {
     let world = World::new();
     let store: &Arc<dyn MetaStore> = &world.parts.store;
@@ -77,7 +78,7 @@ fn with_files(count: u64) -> World {
     world
 }
 
-/// Publishes, changes one file, publishes again, and opens what was published.
+/// Publishes, changes one file, publishes again, and opens the published tree.
 fn cost(count: u64) -> (Duration, Duration) {
     let world = with_files(count);
     let volume = world.open();

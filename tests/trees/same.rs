@@ -1,4 +1,4 @@
-//! A tree shows what the volume was, and a volume restored from it is that volume.
+//! A tree shows the volume's contents, and a volume restored from it equals that volume.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn a_frozen_tree_shows_what_the_volume_was() {
         work.steps(&volume, 250);
         let then = look(&volume, Ino::ROOT);
         let done = world.publish(&volume, "one", Scope::Whole).unwrap();
-        // Inodes without a name go in the background, so there may be fewer by now.
+        // Inodes without a name are deleted in the background, so there may be fewer by now.
         assert!(done.root.inodes >= volume.stats().unwrap().inodes);
         work.steps(&volume, 100);
         let now = look(&volume, Ino::ROOT);
@@ -52,7 +52,7 @@ fn a_restored_volume_is_the_volume() {
         let then = look(&volume, Ino::ROOT);
         world.publish(&volume, "keep", Scope::Whole).unwrap();
         world.publish(&volume, "latest", Scope::Whole).unwrap();
-        // What comes after is lost with the old volume, which ends without a word.
+        // Later changes are lost with the old volume, which is dropped without being closed.
         work.steps(&volume, 50);
         drop(volume);
 
@@ -67,7 +67,7 @@ fn a_restored_volume_is_the_volume() {
         assert!(strays.iter().all(|finding| finding.contains("nobody's")), "{strays:?}");
         let restored = Volume::open(parts.clone(), options()).unwrap();
         assert_eq!(look(&restored, Ino::ROOT), then);
-        // It goes on: new inodes have new numbers, and everything can be removed.
+        // The restored volume can be used: new inodes have new numbers, and everything can be removed.
         let mut more = Work::new(seed + 100);
         let before = restored.stats().unwrap().inodes;
         more.steps(&restored, 100);
@@ -80,7 +80,8 @@ fn a_restored_volume_is_the_volume() {
     }
 }
 
-/// Without what a subtree cannot share with the whole: link counts of files named elsewhere too, and the root's number.
+/// Removes what a subtree cannot share with the whole: link counts of files that also have names elsewhere,
+/// and the root's number.
 fn comparable(all: BTreeMap<Vec<u8>, Seen>, root: Ino) -> BTreeMap<Vec<u8>, Seen> {
     let plain = |(path, mut seen): (Vec<u8>, Seen)| {
         if seen.attr.kind != fs::api::FileKind::Dir {
@@ -142,7 +143,8 @@ fn programs_go_on_writing_while_a_volume_is_published() {
         .collect();
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Each round writes the same byte all over all files, in order: a moment shows at most one round begun.
+        // Each round writes the same byte to all files, in order. So a snapshot shows at most one unfinished
+        // round.
         let writer = scope.spawn(|| {
             let mut round = 0u8;
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {

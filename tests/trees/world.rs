@@ -1,4 +1,4 @@
-//! A volume over memory, random work on it, and what can be seen of a filesystem.
+//! A volume in memory, random work on it, and the visible contents of a filesystem.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -85,13 +85,13 @@ impl World {
         Tree::new(self.origin.clone(), &Root::read(&*self.origin, name, None).unwrap())
     }
 
-    /// What is published under a name, as a filesystem.
+    /// The tree published under a name, as a filesystem.
     pub fn frozen(&self, name: &str) -> Volume {
         let parts = parts(Arc::new(self.tree(name)), self.origin.clone());
         Volume::open(parts, Options { frozen: true, ..options() }).unwrap()
     }
 
-    /// What is wrong with a volume, in words.
+    /// The findings of a check, as text.
     pub fn findings(parts: &Parts) -> Vec<String> {
         let mut found = Vec::new();
         let mut ears = Ears { found: &mut |finding| found.push(finding.to_string()), progress: &mut |_| () };
@@ -100,14 +100,14 @@ impl World {
     }
 }
 
-/// Everything that can be seen of one name.
+/// Everything that is visible of one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub attr: Attr,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Bytes of a file, hashed; a link's target.
     pub content: Vec<u8>,
-    /// Where data begins and ends.
+    /// Where data begins and ends, as lseek(2) shows.
     pub edges: Vec<u64>,
 }
 
@@ -173,11 +173,11 @@ fn see(fs: &dyn Filesystem, ino: Ino) -> Seen {
     Seen { attr, xattrs, content, edges }
 }
 
-/// Random work below the root, like that of many programs.
+/// Random operations below the root, like those of many programs.
 pub struct Work {
     pub rng: Rng,
     dirs: Vec<Ino>,
-    /// Where each name is, and whose it is.
+    /// For each name: its folder, the inode and its kind.
     names: Vec<(Ino, Vec<u8>, Ino, FileKind)>,
     next: u64,
 }
@@ -187,7 +187,7 @@ impl Work {
         Work { rng: Rng::new(seed), dirs: vec![Ino::ROOT], names: Vec::new(), next: 0 }
     }
 
-    /// Every directory, the root among them.
+    /// All directories, including the root.
     pub fn dirs(&self) -> &[Ino] {
         &self.dirs
     }
@@ -273,7 +273,7 @@ impl Work {
 
     fn write(&mut self, volume: &Volume) {
         let Some(file) = self.some_file() else { return };
-        // Sometimes far out, so that there are holes and a second page.
+        // Sometimes far into the file, so that there are holes and a second page.
         let at = if self.rng.one_in(6) { self.rng.below(6 << 20) } else { self.rng.below(60_000) };
         let len = if self.rng.one_in(12) { 1 << 20 } else { self.rng.length(20_000).max(1) };
         let bytes = self.bytes(len);

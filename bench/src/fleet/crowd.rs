@@ -22,10 +22,10 @@ const HEDGES: &str = "of these, to overtake slow ones, in all";
 const PLAIN: &str = "GETs of a blob but for those";
 const AGGREGATE: &str = "rate of all, for each node";
 const TOTAL: &str = "rate of all";
-/// A file is one blob.
+/// The size of a file, which is one blob.
 const FILE: u64 = 4 << 20;
 
-/// The tree that is read: for as long as the program runs.
+/// The tree that is read. It lives as long as the program.
 pub fn tree(args: &Args) -> &'static Tree {
     let mib = args.mib.unwrap_or(args.common.size(1024, 64));
     progress(&format!("publishing a tree of {mib} MiB"));
@@ -33,21 +33,21 @@ pub fn tree(args: &Args) -> &'static Tree {
     Box::leak(Box::new(Tree::publish(shape)))
 }
 
-/// One crowd: how long each node took, and what it cost.
+/// One measurement: how long the last node took, and what it cost.
 struct Crowd {
     last: Duration,
     gets_of_a_blob: f64,
-    /// The same without what was sent after slow ones.
+    /// The same without hedged requests.
     plain: f64,
     store_bytes: f64,
-    /// Blobs that were fetched from the store again because whoever fetched them was slow, and GETs sent after slow ones.
+    /// Blobs that were fetched from the store again because the first fetch was slow, and hedged GETs.
     hedged: f64,
     /// Fetches of parts of blobs.
     parts: f64,
     cpu: f64,
 }
 
-/// All nodes read all files; node `n` begins `n * apart` of the tree further on.
+/// All nodes read all files. Node `n` starts `n * apart` of the tree further on.
 fn crowd(fleet: &Fleet, apart: f64) -> Result<Crowd> {
     let cpu = || fleet.nodes.iter().map(nets::Node::cpu_seconds).sum::<f64>();
     let (cpu_before, begun) = (cpu(), monotonic());
@@ -80,7 +80,7 @@ fn crowd(fleet: &Fleet, apart: f64) -> Result<Crowd> {
     Ok(Crowd {
         last: times.into_iter().max().unwrap_or_default(),
         gets_of_a_blob: gets as f64 / blobs.len().max(1) as f64,
-        // What was sent after a record and not a blob is among them: no fewer than one GET for each blob.
+        // Hedges for records are included, which are no blobs: there is at least one GET for each blob.
         plain: (gets as f64 - hedged).max(blobs.len() as f64) / blobs.len().max(1) as f64,
         store_bytes: bytes as f64 / fleet.tree.bytes() as f64,
         hedged,
@@ -89,7 +89,8 @@ fn crowd(fleet: &Fleet, apart: f64) -> Result<Crowd> {
     })
 }
 
-/// Reads a file to its end, or until there is no more room: the same room for each, which the machine need not clear again.
+/// Reads a file to its end, or until the buffer is full. All reads use the same buffer, so that the kernel
+/// need not clear new pages.
 fn read_whole(path: &Path, buf: &mut [u8]) -> std::io::Result<usize> {
     let mut file = std::fs::File::open(path)?;
     let mut len = 0;
@@ -101,7 +102,7 @@ fn read_whole(path: &Path, buf: &mut [u8]) -> std::io::Result<usize> {
     }
 }
 
-/// P4: all begin at the same place.
+/// P4: all nodes start at the same place.
 pub fn flash(args: &Args, bench: &Bench, tree: &'static Tree) -> Result<()> {
     let mut sheet =
         bench.sheet("fleet-flash", "P4, a flash crowd: nodes begin to read one tree at once, cold");
@@ -150,7 +151,7 @@ fn chart(args: &Args, sheet: &mut Sheet, unit: &str, rows: &[&str], title: &str)
     sheet.chart_lines("nodes", Lines { title: title.to_owned(), axes, series });
 }
 
-/// P5: each begins elsewhere, and all read all.
+/// P5: each node starts at a different place, and all read everything.
 pub fn scale(args: &Args, bench: &Bench, tree: &'static Tree) -> Result<()> {
     let mut sheet = bench.sheet("fleet-scale", "P5, scaling out: one data set, read by more and more nodes");
     facts(args, &mut sheet);

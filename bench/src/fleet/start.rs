@@ -1,10 +1,13 @@
-//! P7: a container starts from a published root, before the root is here.
+//! P7: a container starts from a published root before the root is on this node.
 //!
-//! `runc` starts the program, with the mount as its root (read-only) and namespaces of its own. The clock starts when nothing runs and nothing is
-//! cached: it counts the mount, what the program needs of the root, and the first byte of its output. Beside it: the same root as a
-//! tar, which comes at the rate of a node's link, is unpacked to this machine's disk, and is started there in the same way.
+//! `runc` starts the program, with the mount as its read-only root and with namespaces of its own. The clock
+//! starts when nothing runs and nothing is cached. The figure includes the mount, everything that the program
+//! needs of the root, and the first byte of its output. For comparison, the same root arrives as a tar at the
+//! rate of a node's link, is unpacked to this machine's disk, and the program is started there in the same
+//! way.
 //!
-//! What a node fetched is what came over its link, with all headers: blobs from the store and from other nodes, questions, gossip.
+//! The bytes that a node fetched are all that came over its link, headers included: blobs from the store and
+//! from other nodes, requests, gossip.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -25,7 +28,7 @@ const FIRST: &str = "first output, of the last node";
 /// Nodes that start at once.
 const CROWD: usize = 8;
 
-/// Measures it.
+/// Runs the measurement.
 pub fn run(args: &Args, bench: &Bench) -> Result<()> {
     let missing = "no root to start from: scripts/start-root DIR makes one, then --root DIR (make bench-fleet does both)";
     let root = args.root.as_deref().filter(|root| root.is_dir()).ok_or(missing)?;
@@ -74,7 +77,7 @@ pub fn run(args: &Args, bench: &Bench) -> Result<()> {
 /// Starts containers.
 struct Runc {
     program: PathBuf,
-    /// Bundles, and what runc itself keeps.
+    /// The bundles, and runc's own state.
     folder: PathBuf,
     line: String,
 }
@@ -91,7 +94,7 @@ impl Runc {
         Ok(Runc { program, folder, line: line.to_owned() })
     }
 
-    /// What runc reads: the root as it is, and what every container has beside it.
+    /// The configuration for runc: the root as it is, and what every container has in addition.
     fn config(&self, root: &Path) -> serde_json::Value {
         let tmpfs =
             |place: &str| serde_json::json!({ "destination": place, "type": "tmpfs", "source": "tmpfs" });
@@ -108,8 +111,9 @@ impl Runc {
         })
     }
 
-    /// Starts the program in a root and waits for its first byte; it must end well. `id` names the container: no other of this process that
-    /// runs has it. The time is the one to the first byte, since `begun`.
+    /// Starts the program in a root and waits for its first byte. It must succeed. `id` names the container
+    /// and must be unique among the running ones of this process. Returns the time from `begun` to the first
+    /// byte.
     fn first_output(&self, root: &Path, id: &str, begun: Instant) -> Result<Duration> {
         let bundle = self.folder.join(id);
         std::fs::create_dir_all(&bundle)?;
@@ -133,7 +137,7 @@ impl Runc {
     }
 }
 
-/// Runs a program to its end; what it said is shown only when it fails.
+/// Runs a program to its end. Its output is shown only when it fails.
 fn finish(command: &mut Command) -> Result<()> {
     let done = command.stdin(Stdio::null()).output()?;
     if done.status.success() {
@@ -143,7 +147,8 @@ fn finish(command: &mut Command) -> Result<()> {
     Err(format!("{command:?}: {}\n{}{said}", done.status, String::from_utf8_lossy(&done.stdout)).into())
 }
 
-/// When each node's program said something, bytes that came over their links, and bytes of blobs that the store gave.
+/// When each node's program printed its first byte, the bytes over their links, and the bytes of blobs from
+/// the store.
 fn from_mounts(
     args: &Args,
     tree: &'static Tree,
@@ -177,7 +182,7 @@ fn from_mounts(
     Ok((times, fetched, stored))
 }
 
-/// Unpacks at most as fast as a link would bring it, then starts the program there.
+/// Unpacks at most as fast as a link would deliver it, then starts the program there.
 fn from_tar(args: &Args, tar: &Path, to: &Path, runc: &Runc) -> Result<Duration> {
     std::fs::create_dir(to)?;
     let begun = monotonic();

@@ -1,18 +1,23 @@
-//! Where cold bytes come from, and how long a reader waits for them: a peer, the depot, a depot 1 ms away, the store. Peers are found by the
-//! tracker, and by a table on every node, of which each is told of every copy.
+//! Where cold bytes come from, and how long a reader waits for them: a peer, the depot, a depot 1 ms away,
+//! the store. Peers are found through the tracker, or through a table on every node that is told of every
+//! copy.
 //!
 //! ```text
-//!   readers  n1 .. nN   links of --mbit      holders   as many, links of --mbit, a part of the blobs each     (a peer)
-//!                                            depot     a link of 1 Gbit/s, all blobs                         (the depot, near or far)
-//!                                            store     no limit but its own                                  (the store)
+//!   readers  n1 .. nN, links of --mbit
+//!   holders  as many, links of --mbit, a part of the blobs each     (a peer)
+//!   depot    a link of 1 Gbit/s, all blobs                          (the depot, with and without the delay)
+//!   store    no limit but its own                                   (the store)
 //! ```
 //!
-//! Each read is 128 KiB of a blob that its node has nothing of. A blob is read once by a node, and nodes begin at different places of the tree:
-//! as long as there are no more readers than blobs for each node, no blob is read by two, so that all come from where they are meant
-//! to come from. With more readers nodes also get blobs from one another; how many came from elsewhere is a row of the table. Between two
-//! measurements nodes lose their caches, and wait until everybody knows everybody: who has just come asks the store alone.
+//! Each read is 128 KiB of a blob that its node does not have. A node reads a blob once, and nodes start at
+//! different places of the tree. While there are no more readers than blobs for each node, no blob is read by
+//! two nodes, so all bytes come from the intended place. With more readers, nodes also get blobs from one
+//! another; a row of the table shows how many came from elsewhere. Between two measurements the nodes lose
+//! their caches and wait until all nodes know one another, because a node that has just started uses only the
+//! store.
 //!
-//! The break-even point is where the medians of two places cross as readers become more ([`crossing`]).
+//! The break-even point is where the medians of two places cross as the number of readers grows
+//! ([`crossing`]).
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,34 +39,34 @@ use crate::work::micros_at;
 const READ: usize = 128 << 10;
 /// The last part of the depot's address.
 const DEPOT: u8 = 3;
-/// There and back to the depot that is far.
-const FAR: Duration = Duration::from_millis(1);
-/// Everybody knows everybody by then.
+/// The round trip to the remote depot.
+const REMOTE_RTT: Duration = Duration::from_millis(1);
+/// By then all nodes know one another.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What the cache of a depot may take.
+/// The size of a depot's cache.
 const DEPOT_SIZE: &str = "8G";
-/// A depot has a wider link than a node: about what the link with a delay carries, too.
+/// A depot has a wider link than a node: about the bandwidth of the delayed link, too.
 const DEPOT_BITS: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tier {
     Peer,
-    /// As [`Tier::Peer`], found by a table on every node.
+    /// As [`Tier::Peer`], with holders found through a table on every node.
     Table,
     Depot,
-    FarDepot,
+    RemoteDepot,
     Store,
 }
 
 impl Tier {
-    const ALL: [Tier; 5] = [Tier::Peer, Tier::Table, Tier::Depot, Tier::FarDepot, Tier::Store];
+    const ALL: [Tier; 5] = [Tier::Peer, Tier::Table, Tier::Depot, Tier::RemoteDepot, Tier::Store];
 
     fn name(self) -> &'static str {
         match self {
             Tier::Peer => "a peer",
             Tier::Table => "a peer, by a table",
             Tier::Depot => "the depot",
-            Tier::FarDepot => "the depot, 1 ms away",
+            Tier::RemoteDepot => "the depot, 1 ms away",
             Tier::Store => "the store",
         }
     }
@@ -71,27 +76,27 @@ impl Tier {
         matches!(self, Tier::Peer | Tier::Table)
     }
 
-    /// The nodes' counters of what came from there.
+    /// The nodes' counters for this source.
     fn counters(self) -> &'static [&'static str] {
         match self {
             Tier::Peer | Tier::Table => &["peer", "stream"],
-            Tier::Depot | Tier::FarDepot => &["depot"],
+            Tier::Depot | Tier::RemoteDepot => &["depot"],
             Tier::Store => &["origin"],
         }
     }
 }
 
-/// What is said about which is sooner.
+/// The pairs whose break-even point is reported.
 const PAIRS: [(Tier, Tier); 6] = [
     (Tier::Peer, Tier::Table),
     (Tier::Peer, Tier::Depot),
-    (Tier::Peer, Tier::FarDepot),
+    (Tier::Peer, Tier::RemoteDepot),
     (Tier::Peer, Tier::Store),
     (Tier::Depot, Tier::Store),
-    (Tier::FarDepot, Tier::Store),
+    (Tier::RemoteDepot, Tier::Store),
 ];
 
-/// What is read from: readers first, then who holds everything.
+/// The nodes of a measurement: readers first, then the holders of everything.
 struct Ground {
     fleet: Fleet,
     readers: usize,
@@ -99,20 +104,21 @@ struct Ground {
     tier: Tier,
 }
 
-/// What one measurement gave.
+/// The result of one measurement.
 struct Seen {
     times: Vec<Duration>,
     depot_sent: u64,
     gets: u64,
-    /// What the readers' links carried away from them besides blobs, bytes: questions, membership, acknowledgements, headers included.
+    /// Bytes that the readers' links carried away from them, except blobs: requests, membership,
+    /// acknowledgements, with headers.
     said: u64,
-    /// Of all nodes' processes, the depot's too, not the store's; seconds.
+    /// Processor time of all nodes, the depot included and the store not, in seconds.
     cpu: f64,
-    /// Blobs that came from somewhere else than meant, of a hundred; only nodes of a fleet know.
+    /// Percentage of blobs that came from another source than intended; only nodes of a fleet know.
     elsewhere: Option<f64>,
 }
 
-/// Measures it.
+/// Runs the measurement.
 pub fn run(args: &Args, bench: &Bench, tree: &'static Tree) -> Result<()> {
     let mut sheet = bench.sheet("fleet-tiers", "P3, cold reads of 128 KiB: peer or central?");
     facts(args, &mut sheet);
@@ -159,7 +165,7 @@ fn add(sheet: &mut Sheet, row: &str, tier: Tier, mut seen: Seen) {
     sheet.add(row, tier.name(), &figures, 0.0);
 }
 
-/// The chart of so many nodes, and where its lines cross.
+/// Adds the chart for a number of nodes, and where its lines cross.
 fn say(args: &Args, nodes: u8, tiers: &[Tier], sheet: &mut Sheet) {
     let median =
         |readers: u64, tier: Tier| sheet.median(&format!("{}, p50", row(nodes, readers)), tier.name());
@@ -194,7 +200,8 @@ fn say(args: &Args, nodes: u8, tiers: &[Tier], sheet: &mut Sheet) {
     }
 }
 
-/// For how many readers the first line is below the second, in words. Between two points both are taken to be straight on logarithmic axes.
+/// For how many readers the first line is below the second, as text. Between two points both lines are taken
+/// to be straight on logarithmic axes.
 fn crossing(a: &[(f64, f64)], b: &[(f64, f64)]) -> String {
     let both: Vec<(f64, f64)> = a.iter().zip(b).map(|(a, b)| (a.0, (a.1 / b.1).ln())).collect();
     let sooner = |point: &(f64, f64)| point.1 < 0.0;
@@ -223,7 +230,7 @@ fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Resu
     let how = if tier == Tier::Table { How::default().words(&["--find", "table"]) } else { How::default() };
     let limit = |node: &Node| node.port.shape(Some(args.mbit * 1_000_000));
     if tier == Tier::Store {
-        // These nodes do not know one another, whatever the program can.
+        // These nodes do not know one another, whatever the program can do.
         let mut fleet = Fleet::new(tree, readers, 1, &how);
         fleet.start();
         fleet.nodes.iter().for_each(limit);
@@ -234,9 +241,9 @@ fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Resu
     let mut fleet = Fleet::joined(tree, readers + holders, 1, &how);
     let mut depot = None;
     if !tier.is_peer() {
-        let weather = Weather { delay: FAR / 2, lost_of_million: 0 };
+        let weather = Weather { delay: REMOTE_RTT / 2, lost_of_million: 0 };
         let mut node = match tier {
-            Tier::FarDepot => fleet.depot_behind("depot", DEPOT, DEPOT_SIZE, weather),
+            Tier::RemoteDepot => fleet.depot_behind("depot", DEPOT, DEPOT_SIZE, weather),
             _ => fleet.depot("depot", DEPOT, DEPOT_SIZE),
         };
         node.spawn();
@@ -245,7 +252,7 @@ fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Resu
     }
     fleet.start();
     fleet.converge(known(&fleet, depot.is_some()), PATIENCE);
-    // Whoever is to have everything gets it now: holders by reading a part each, the depot by what the first node reads through it.
+    // Fills the sources: holders read a part each, and the depot gets what the first node reads through it.
     let files: Vec<&File> = tree.large().collect();
     let fillers = &fleet.nodes[if tier.is_peer() { readers } else { 0 }..][..holders.max(1)];
     for (filler, files) in fillers.iter().zip(files.chunks(files.len().div_ceil(fillers.len()))) {
@@ -261,12 +268,12 @@ fn prepare(args: &Args, tree: &'static Tree, readers: usize, tier: Tier) -> Resu
     Ok(Ground { fleet, readers, depot, tier })
 }
 
-/// How many are there when all are.
+/// The number of members when all are present.
 fn known(fleet: &Fleet, depot: bool) -> u64 {
     fleet.nodes.len() as u64 + u64::from(depot)
 }
 
-/// Readers begin anew, with nothing.
+/// Restarts the readers with empty caches.
 fn forget(ground: &mut Ground, args: &Args) {
     for node in &mut ground.fleet.nodes[..ground.readers] {
         node.port.shape(None);
@@ -283,8 +290,8 @@ fn forget(ground: &mut Ground, args: &Args) {
     ground.fleet.store.forget();
 }
 
-/// Which files a node reads, and in which order: from a place of its own on, and no more than are its own as long as that is enough for all
-/// of its readers.
+/// The files that a node reads, in order: starting at a place of its own, and no more than its own share as
+/// long as that is enough for all of its readers.
 fn files_of<'t>(all: &[&'t File], node: usize, nodes: usize, readers: u64) -> Vec<&'t File> {
     let first = all.len() * node / nodes;
     let own = all.len() * (node + 1) / nodes - first;
@@ -292,7 +299,7 @@ fn files_of<'t>(all: &[&'t File], node: usize, nodes: usize, readers: u64) -> Ve
     all.iter().cycle().skip(first).take(many).copied().collect()
 }
 
-/// One measurement.
+/// Runs one measurement.
 fn measure(ground: &mut Ground, args: &Args, readers: u64) -> Result<Seen> {
     forget(ground, args);
     let fleet = &ground.fleet;
@@ -338,7 +345,7 @@ fn measure(ground: &mut Ground, args: &Args, readers: u64) -> Result<Seen> {
     Ok(Seen { times, depot_sent: sent() - before.0, gets, said, cpu: cpu() - before.3, elsewhere })
 }
 
-/// What readers sent so far that is not bytes of blobs.
+/// Bytes that readers sent so far, except blobs.
 fn said(ground: &Ground) -> Result<u64> {
     let mut said = 0;
     for node in &ground.fleet.nodes[..ground.readers] {
@@ -349,7 +356,8 @@ fn said(ground: &Ground) -> Result<u64> {
     Ok(said)
 }
 
-/// Blobs that readers got so far, and those of them that came from where they are meant to come from; none where nodes do not count.
+/// Blobs that readers received so far, and those of them from the intended source; none where nodes do not
+/// count.
 fn came(ground: &Ground) -> Result<(u64, u64)> {
     if ground.tier == Tier::Store {
         return Ok((0, 0));
@@ -378,7 +386,7 @@ mod tests {
         let says = |values| crossing(&line(values), &flat);
         assert_eq!(says([1.0, 2.0, 9.0]), "at every number of readers");
         assert_eq!(says([11.0, 12.0, 13.0]), "at no number of readers");
-        // On logarithmic axes it is halfway from 4 to 16.
+        // On logarithmic axes this is halfway from 4 to 16.
         assert_eq!(says([1.0, 5.0, 20.0]), "up to about 8 readers a node");
         assert_eq!(says([40.0, 20.0, 5.0]), "from about 8 readers a node on");
         assert_eq!(says([5.0, 20.0, 5.0]), "at some numbers of readers only: it turns at about 2, 8");

@@ -1,4 +1,4 @@
-//! The planner with the journal and SQLite below it, as a mount has them, called directly.
+//! The planner with the journal and SQLite below it, as in a mount, called directly.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 use super::Names;
 use crate::Result;
 
-/// Clones are the same.
+/// Clones share their state.
 #[derive(Clone)]
 pub struct Planner(Arc<State>);
 
@@ -21,7 +21,7 @@ struct State {
     journal: Arc<Journal>,
     names: meta::Names,
     next: AtomicU64,
-    /// Inode numbers of directories, by their own numbers.
+    /// Inode numbers of directories, indexed by directory number.
     folders: RwLock<Vec<Ino>>,
 }
 
@@ -29,13 +29,13 @@ const DIRECTORY: u32 = 0o040_755;
 const FILE: u32 = 0o100_644;
 
 impl Planner {
-    /// New, in an own folder.
+    /// A new planner, in a folder of its own.
     ///
     /// # Errors
     /// The folder cannot be written.
     pub fn open(folder: &Path) -> Result<Planner> {
         std::fs::create_dir_all(folder)?;
-        // No byte is written here, so the packs may be anywhere.
+        // No bytes are written here, so any pack store will do.
         let packs = Arc::new(MemoryPacks::new(Arc::new(origin::Memory::new())));
         let (journal, _) = Journal::open(folder, packs, Options::default())?;
         let journal = Arc::new(journal);
@@ -46,10 +46,10 @@ impl Planner {
         Ok(planner)
     }
 
-    /// Ends it in order.
+    /// Closes it.
     ///
     /// # Errors
-    /// What is in the log cannot be brought into the database.
+    /// The log cannot be drained into the database.
     pub fn close(&self) -> Result<()> {
         Ok(self.0.journal.close()?)
     }
@@ -105,7 +105,7 @@ impl Names for Planner {
         })
     }
 
-    /// As the last close of a file without a name leaves it: gone.
+    /// Deletes the inode too, as the last close of a file without a name does.
     fn remove(&self, folder: u64, name: &str) -> Result<()> {
         let parent = self.ino(folder)?;
         let found = self.0.names.lookup(parent, name.as_bytes())?;

@@ -1,4 +1,4 @@
-//! The store asked by itself, without a filesystem: what it gives at most, and what one object costs.
+//! Direct requests to the store, without a filesystem: its highest rate, and the cost of one object.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::Result;
 use crate::store::{Access, BUCKETS};
 use crate::work::{Fresh, micros_at};
 
-/// How many ranges are asked for at a time, and the bytes of each.
+/// The number of concurrent range requests, and the bytes of each.
 const AT_A_TIME: usize = 16;
 const RANGE: u64 = 4 << 20;
 
@@ -24,10 +24,10 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// One with the store's keys.
+    /// A client with the store's keys.
     ///
     /// # Errors
-    /// The store's address is none.
+    /// The store's address is invalid.
     pub fn new(access: &Access) -> Result<Bare> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -43,10 +43,10 @@ impl Bare {
         Ok(Bare { runtime, store: Arc::new(store) })
     }
 
-    /// Stores an object of fresh bytes.
+    /// Stores an object of new random bytes.
     ///
     /// # Errors
-    /// As the store says.
+    /// An error of the store.
     pub fn put(&self, name: &str, mib: u64) -> Result<()> {
         let key = Key::from(name);
         self.runtime.block_on(async {
@@ -66,7 +66,7 @@ impl Bare {
     /// Reads an object by ranged GETs, many at a time. In MiB/s.
     ///
     /// # Errors
-    /// As the store says.
+    /// An error of the store.
     pub fn stream(&self, name: &str, mib: u64) -> Result<f64> {
         let key = Key::from(name);
         let begun = monotonic();
@@ -76,7 +76,7 @@ impl Bare {
             stream::iter(ranges)
                 .map(|range| {
                     let (store, key) = (Arc::clone(&self.store), key.clone());
-                    // A task of its own, so that both processors take part.
+                    // A separate task, so that both processors are used.
                     async move { tokio::spawn(async move { store.get_range(&key, range).await }).await }
                 })
                 .buffered(AT_A_TIME)
@@ -95,7 +95,7 @@ impl Bare {
     /// Stores so many objects of `size` bytes.
     ///
     /// # Errors
-    /// As the store says.
+    /// An error of the store.
     pub fn put_chunks(&self, count: u64, size: usize) -> Result<()> {
         let mut fresh = Fresh::new();
         for number in 0..count {
@@ -107,10 +107,10 @@ impl Bare {
         Ok(())
     }
 
-    /// Reads them whole, one after another: the median of one GET, in microseconds.
+    /// Reads them completely, one after another. Returns the median of one GET, in microseconds.
     ///
     /// # Errors
-    /// As the store says.
+    /// An error of the store.
     pub fn read_chunks(&self, count: u64) -> Result<f64> {
         let mut times = Vec::new();
         for number in 0..count {

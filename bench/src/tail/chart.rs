@@ -8,7 +8,7 @@ use crate::Result;
 /// A line's name and its points: readers, microseconds.
 pub type Line = (String, Vec<(f64, f64)>);
 
-/// Can be told apart also by those who see few colours.
+/// Colours that people with colour blindness can distinguish, too.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 0, 0),
     RGBColor(0, 114, 178),
@@ -72,7 +72,7 @@ fn panel(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, lines: &[Line])
     Ok(())
 }
 
-/// The smallest and largest value with some room around them; something drawable where there is none.
+/// The smallest and largest value with a margin around them. If there is none, a range that can be drawn.
 fn range(values: impl Iterator<Item = f64>, room: f64) -> (f64, f64) {
     let sound = values.filter(|value| *value > 0.0 && value.is_finite());
     let (low, high) = sound.fold((f64::INFINITY, 0.0_f64), |(low, high), v| (low.min(v), high.max(v)));

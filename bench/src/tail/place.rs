@@ -1,4 +1,4 @@
-//! The mounts whose tails are compared, each served by a process of its own.
+//! The mounts whose tails are compared, each served by a separate process.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -17,49 +17,49 @@ use crate::work::run;
 /// How a mount is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum How {
-    /// A tmpfs: what everything is held against.
+    /// A tmpfs: the reference.
     Tmpfs,
-    /// A volume, by `covey mount` with these options.
+    /// A volume, mounted by `covey mount` with these options.
     Volume {
         /// Its folder's name below the scratch folder.
         folder: &'static str,
-        /// For `-o`.
+        /// Options for `-o`.
         options: &'static str,
-        /// How requests come.
+        /// The transport of requests.
         transport: fuse::Transport,
     },
     /// `covey mount corpus:...`
     Corpus {
-        /// How requests come.
+        /// The transport of requests.
         transport: fuse::Transport,
     },
-    /// The corpus, served by this program in ways that no user is offered.
+    /// The corpus, served by this program in ways that are not offered to users.
     Own(Own),
 }
 
-/// How this program serves a corpus by itself.
+/// How this program itself serves a corpus.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct Own {
-    /// How requests come
+    /// The transport of requests
     #[arg(id = "own-transport", long = "own-transport", hide = true, default_value_t = fuse::Transport::Classic)]
     pub transport: fuse::Transport,
-    /// Threads that read them
+    /// Threads that read requests
     #[arg(id = "own-readers", long = "own-readers", hide = true, default_value_t = 1)]
     pub readers: usize,
-    /// All of them on one descriptor
+    /// All threads share one descriptor
     #[arg(id = "own-one-channel", long = "own-one-channel", hide = true)]
     pub one_channel: bool,
-    /// The kernel keeps nothing
+    /// The kernel caches nothing
     #[arg(id = "own-uncached", long = "own-uncached", hide = true)]
     pub uncached: bool,
 }
 
 impl Own {
-    /// What an ordinary FUSE filesystem is: one thread, one channel, nothing cached.
+    /// An ordinary FUSE filesystem: one thread, one channel, nothing cached.
     pub const PLAIN: Own =
         Own { transport: fuse::Transport::Classic, readers: 1, one_channel: true, uncached: true };
 
-    /// The same as options of this program.
+    /// The same as command-line options of this program.
     pub fn words(&self) -> Vec<String> {
         let mut words = vec!["--own-transport".to_owned(), self.transport.to_string()];
         words.extend(["--own-readers".to_owned(), self.readers.to_string()]);
@@ -83,19 +83,19 @@ pub struct Place {
 pub struct Ground<'a> {
     /// The program to measure.
     pub covey: &'a Path,
-    /// Where to work.
+    /// The folder to work in.
     pub scratch: &'a Path,
-    /// Which corpus.
+    /// The corpus.
     pub spec: Spec,
     /// Its files.
     pub files: &'a Files,
 }
 
 impl Ground<'_> {
-    /// Makes a volume that holds the corpus, all of it in sealed blobs.
+    /// Creates a volume that holds the corpus, all of it in sealed blobs.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The volume cannot be created.
     pub fn volume(&self, folder: &'static str) -> Result<()> {
         run(Command::new(self.covey).arg("format").arg(self.scratch.join(folder)))?;
         let how = How::Volume { folder, options: "rw", transport: fuse::Transport::Classic };
@@ -104,16 +104,16 @@ impl Ground<'_> {
         filled.unmount()
     }
 
-    /// Mounts.
+    /// Mounts a place.
     ///
     /// # Errors
-    /// What the server said.
+    /// The server's output.
     pub fn mount(&self, name: &str, how: &How) -> Result<Place> {
         let root = self.scratch.join("mnt").join(name.replace(' ', "-"));
         std::fs::create_dir_all(&root)?;
         let server = match how {
             How::Tmpfs => {
-                // Room for the files and for what a page is not filled by.
+                // Space for the files, and for the unused parts of their last pages.
                 let mib = (self.spec.bytes() >> 20) + (self.spec.count >> 8) + 64;
                 run(Command::new("mount")
                     .args(["-t", "tmpfs", "-o", &format!("size={mib}M"), "tmpfs"])
@@ -174,10 +174,10 @@ impl Ground<'_> {
 }
 
 impl Place {
-    /// Takes it away and waits for its server.
+    /// Unmounts it and waits for its server.
     ///
     /// # Errors
-    /// It does not unmount, or its server failed.
+    /// The unmount or the server failed.
     pub fn unmount(mut self) -> Result<()> {
         self.end()
     }
@@ -208,7 +208,8 @@ impl Drop for Place {
             eprintln!("covey-bench: {error}");
         }
         if !served {
-            // A tmpfs, or what was unmounted already: then there is nothing at the place, and that is well.
+            // For a tmpfs, or a place that was unmounted already, there may be nothing mounted, which is
+            // fine.
             unmount(&self.root, UnmountFlags::DETACH).ok();
         }
     }
@@ -217,7 +218,7 @@ impl Drop for Place {
 /// Serves a corpus until it is unmounted.
 ///
 /// # Errors
-/// It cannot be made or mounted.
+/// The corpus cannot be created or mounted.
 pub fn serve(spec: Spec, mountpoint: &Path, own: &Own) -> Result<()> {
     let room = rustix::system::sysinfo();
     let corpus = Corpus::make(spec, (0, 0), room.totalram * u64::from(room.mem_unit), &|| false)?;

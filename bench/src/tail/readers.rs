@@ -1,7 +1,8 @@
-//! Many threads that open, read and close files, and how long each of the first two took.
+//! Many threads open, read and close files; the time of open and read is recorded.
 //!
-//! Everything a reader needs is made before the clock runs: its histograms, its buffer, the files' names as the system call wants them.
-//! On the way of a measured call nothing is allocated, and nothing shared is written to.
+//! Everything that a reader needs is created before the clock starts: its histograms, its buffer, and the
+//! files' names in the form that the system call needs. A measured call allocates nothing and writes to
+//! nothing shared.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -18,10 +19,10 @@ use crate::Result;
 
 /// Longer calls are counted as this long, in nanoseconds.
 const LONGEST: u64 = 60_000_000_000;
-/// Decimal digits that a histogram keeps of a time: an error of a tenth of a percent.
+/// Decimal digits of a time that a histogram keeps: an error of 0.1 %.
 const DIGITS: u8 = 3;
 
-/// The files of a corpus, in one folder after another.
+/// The files of a corpus, written to any folder.
 pub struct Files {
     spec: Spec,
     names: Vec<String>,
@@ -33,7 +34,7 @@ pub struct Paths {
     paths: Arc<Vec<CString>>,
 }
 
-/// What the readers of one run saw.
+/// The results of one run.
 pub struct Seen {
     /// Times of open(), in nanoseconds.
     pub open: Histogram<u32>,
@@ -41,19 +42,19 @@ pub struct Seen {
     pub read: Histogram<u32>,
     /// Files read.
     pub files: u64,
-    /// From the first reader's start to the last one's end, without what lay between passes.
+    /// From the first reader's start to the last one's end, without the time between passes.
     pub elapsed: Duration,
 }
 
 impl Files {
-    /// Derives all names: nobody is asked for them.
+    /// Derives all names from the seed.
     pub fn of(spec: Spec) -> Files {
         let mut bytes = vec![0; spec.size as usize];
         let names = (0..spec.count).map(|index| content::derive(&spec, index, &mut bytes)).collect();
         Files { spec, names }
     }
 
-    /// Writes all of them to a folder.
+    /// Writes all files to a folder.
     ///
     /// # Errors
     /// It cannot be written.
@@ -67,10 +68,10 @@ impl Files {
         Ok(())
     }
 
-    /// Where they are below a folder.
+    /// Their paths below a folder.
     ///
     /// # Errors
-    /// The folder's name holds a NUL byte.
+    /// The folder's name contains a NUL byte.
     pub fn below(&self, folder: &Path) -> Result<Paths> {
         let path = |name: &String| CString::new(folder.join(name).as_os_str().as_bytes());
         let paths = self.names.iter().map(path).collect::<std::result::Result<_, _>>()?;
@@ -79,10 +80,10 @@ impl Files {
 }
 
 impl Paths {
-    /// Opens and reads every file once: afterwards it is in memory. Its bytes must be those that were derived.
+    /// Opens and reads every file once, so that it is in memory. The bytes must be the derived ones.
     ///
     /// # Errors
-    /// A file is not there or holds something else.
+    /// A file does not exist or has other bytes.
     pub fn warm(&self) -> Result<()> {
         let mut wanted = vec![0; self.spec.size as usize];
         for (index, path) in self.paths.iter().enumerate() {
@@ -96,7 +97,7 @@ impl Paths {
         Ok(())
     }
 
-    /// Random files, `files` in all, by so many readers at once.
+    /// Reads `files` random files in all, with so many concurrent readers.
     ///
     /// # Errors
     /// A file cannot be read.
@@ -105,7 +106,8 @@ impl Paths {
         self.run(readers, move |reader, seen| reader.random(each, seen))
     }
 
-    /// Every file once in each pass, shared out among the readers; before a pass the mount loses all its pages of them.
+    /// Reads every file once per pass, divided among the readers. Before each pass the mount loses all its
+    /// pages of them.
     ///
     /// # Errors
     /// A file cannot be read.
@@ -130,7 +132,7 @@ impl Paths {
         let mut threads = Vec::with_capacity(readers);
         for number in 0..readers {
             let (paths, start) = (Arc::clone(&self.paths), Arc::clone(&start));
-            // A page that is touched first while the clock runs would count as the filesystem's.
+            // A page that is first touched while the clock runs would count as the filesystem's time.
             let buffer = vec![1; self.spec.size as usize];
             let mut seen = Seen::new()?;
             threads.push(base::thread::spawn("reader", move || {
@@ -143,7 +145,7 @@ impl Paths {
         }
         start.wait();
         let mut all = Seen::new()?;
-        // By the readers' own clocks: this thread may get its turn only when they are done.
+        // By the readers' own clocks: this thread may be scheduled only after they are done.
         let mut whole: Option<(Instant, Instant)> = None;
         for thread in threads {
             let (seen, begun, ended) = thread.join().map_err(|_| "a reader panicked")??;

@@ -1,4 +1,4 @@
-//! Medians over the runs, ratios to tmpfs, tables with the targets beside them, charts, and everything raw.
+//! Medians over the runs, ratios to tmpfs, tables with the targets, charts, and all raw results.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -17,11 +17,11 @@ use crate::tail::readers::Seen;
 /// A part of the figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Part {
-    /// Everything is in the kernel's memory.
+    /// Everything is in the kernel's caches.
     Warm,
-    /// The mount's pages are gone, the blobs are here.
+    /// The mount's pages are dropped; the blobs are local.
     Cold,
-    /// What can be done about an ordinary server.
+    /// Improvements of an ordinary server.
     Remedies,
 }
 
@@ -61,7 +61,7 @@ type Cell = (Part, u64, usize, String);
 pub struct Report {
     facts: Vec<(&'static str, String)>,
     samples: BTreeMap<Cell, Vec<Sample>>,
-    /// In the order in which they were first measured.
+    /// In the order of their first measurement.
     places: Vec<(Part, String)>,
     sizes: Vec<u64>,
 }
@@ -74,15 +74,15 @@ struct Median {
     rate: f64,
 }
 
-/// At most so many times tmpfs: open p50, open p99, read p50, read p99.
+/// Targets, as multiples of tmpfs's times: open p50, open p99, read p50, read p99.
 const WARM_TARGETS: [f64; 4] = [1.6, 2.0, 1.2, 1.5];
-/// The places that these are meant for.
+/// The places that have these targets.
 const MEANT: [&str; 3] = ["exclusive", "frozen", "corpus"];
-/// At least so many times the operations of the classic transport, at so many readers.
+/// Target: at least this many times the operations of the classic transport, with this many readers.
 const COLD_TARGET: (f64, usize) = (1.4, 16);
 
 impl Report {
-    /// An empty one, with what can be told beforehand.
+    /// An empty report, with the facts known in advance.
     pub fn begin(runs: u32, covey: &Path, transport: fuse::Transport, specs: &[Spec]) -> Report {
         let corpora: Vec<String> = specs.iter().map(Spec::to_string).collect();
         let facts = vec![
@@ -139,7 +139,7 @@ impl Report {
         self.places.iter().filter(move |(of, _)| *of == part).map(|(_, name)| name.as_str())
     }
 
-    /// Everything for people.
+    /// The complete report as Markdown.
     pub fn markdown(&self) -> String {
         let mut text = String::from("# F1: the tail of open() and read()\n\n");
         for (name, value) in &self.facts {
@@ -169,7 +169,7 @@ impl Report {
         text
     }
 
-    /// The table of a part that has a tmpfs in it.
+    /// The table of a part that includes tmpfs.
     fn beside_tmpfs(&self, part: Part, size: u64) -> String {
         let mut table = String::from(
             "| place | readers | open p50 | x | open p99 | x | less tmpfs | read p50 | x | read p99 | x | less tmpfs | files/s | target |\n\
@@ -271,7 +271,7 @@ impl Report {
         json!({ "figure": "tail", "unit": "us", "facts": facts, "rows": rows })
     }
 
-    /// Writes the tables, the charts and every run into the folder of this day and host; answers which.
+    /// Writes the tables, the charts and every run into the folder of this day and host. Returns the folder.
     ///
     /// # Errors
     /// The folder cannot be written.
@@ -280,7 +280,7 @@ impl Report {
             |wanted: &str| self.facts.iter().find(|(name, _)| *name == wanted).map_or("", |(_, value)| value);
         let name = format!("{}-{}", fact("date"), fact("host"));
         let mut folder = results.join(&name);
-        // Another figure of the same day is welcome beside this one; an earlier run of this one is kept as it is.
+        // Another figure of the same day goes into the same folder. An earlier run of this one is kept.
         for number in 2.. {
             if !folder.join("tail.json").exists() {
                 break;

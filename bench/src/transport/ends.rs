@@ -1,4 +1,4 @@
-//! The two ends that are measured: the bench starts itself as each of them.
+//! The two ends that are measured. The bench starts itself as each of them.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File};
@@ -28,7 +28,7 @@ use crate::Result;
 use crate::process::{own_cpu_seconds, thread_cpu_seconds};
 use crate::work::{Fresh, micros_at};
 
-/// Serves blobs over the fleet's transport (the bench starts itself so)
+/// Serves blobs over the fleet's transport (used by the bench itself)
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServeArgs {
     #[arg(long)]
@@ -40,7 +40,7 @@ pub struct ServeArgs {
     folder: PathBuf,
 }
 
-/// Asks for blobs over the fleet's transport (the bench starts itself so)
+/// Requests blobs over the fleet's transport (used by the bench itself)
 #[derive(Clone, Debug, clap::Args)]
 pub struct AskArgs {
     #[arg(long)]
@@ -57,23 +57,23 @@ pub struct AskArgs {
     at_once: usize,
     #[arg(long, default_value_t = 0)]
     count: u64,
-    /// Files are written past the kernel's pages, as a node keeps what it fetches ahead of a reader.
+    /// Files are written past the kernel's page cache, as a node writes prefetched blobs.
     #[arg(long)]
     past_pages: bool,
     folder: PathBuf,
     cache: PathBuf,
 }
 
-/// Blobs that the receiver's cache has room for: it is full, as caches are, and for each that comes one goes.
+/// The number of blobs in the receiver's cache, which is full: each new blob evicts one.
 const ROOM: usize = 64;
 
-/// No request of a measurement takes this long.
+/// A request's timeout, which no measurement reaches.
 const TIME: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
-struct Shelf(HashMap<BlobId, Held>);
+struct Blobs(HashMap<BlobId, Held>);
 
-impl Service for Shelf {
+impl Service for Blobs {
     fn ask(&self, _: NodeId, ask: Ask) -> Vec<Answer> {
         vec![Answer::NotMine; ask.blobs.len()]
     }
@@ -114,7 +114,7 @@ fn start(
     listen: Option<SocketAddr>,
     (verify, without): (Verify, Without),
     tls: Option<&Path>,
-    shelf: Shelf,
+    served: Blobs,
 ) -> Result<Net> {
     let tls = tls.map(keys::read).transpose()?;
     let limits = Limits {
@@ -122,7 +122,7 @@ fn start(
         half_open_each: 8192,
         requests: 8192,
         handshake: TIME,
-        // A crowd has one name here.
+        // All connections of a crowd have the same peer name here.
         connections_each: 16 << 10,
         bodies: 8192,
         bodies_each: 8192,
@@ -131,10 +131,10 @@ fn start(
     let identity = Identity { node: NodeId::random(), role: Role::Node, volume: [1; 16] };
     let secret = Secret::from_text("a secret for measuring only")?;
     let options = Options { identity, secret, tls, listen, verify, limits, without };
-    Ok(Net::start(options, Arc::new(shelf), Arc::new(|line: &str| eprintln!("{line}")))?)
+    Ok(Net::start(options, Arc::new(served), Arc::new(|line: &str| eprintln!("{line}")))?)
 }
 
-/// The blobs' files, in order, and their sums. What they hold is in memory afterwards.
+/// The blobs' files, in order, and their sums. Afterwards their contents are in memory.
 fn blobs(folder: &Path) -> Result<Vec<(PathBuf, Sums)>> {
     let mut files: Vec<PathBuf> =
         fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
@@ -142,17 +142,17 @@ fn blobs(folder: &Path) -> Result<Vec<(PathBuf, Sums)>> {
     files.into_iter().map(|file| Ok((file.clone(), Sums::of(&fs::read(&file)?)))).collect()
 }
 
-/// Serves until its input ends; for each line of it, says what processor time it used.
+/// Serves until its input ends. For each input line it prints the processor time that it has used.
 ///
 /// # Errors
 /// It cannot listen, or the blobs cannot be read.
 pub fn serve(args: &ServeArgs) -> Result<()> {
-    let mut shelf = Shelf::default();
+    let mut served = Blobs::default();
     for (file, sums) in blobs(&args.folder)? {
         let held = Held { file: Arc::new(File::open(file)?), offset: 0, sums: Arc::new(sums) };
-        shelf.0.insert(held.sums.id(), held);
+        served.0.insert(held.sums.id(), held);
     }
-    let _net = start(Some(args.listen), (Verify::Crc, without(&args.off)), args.tls.as_deref(), shelf)?;
+    let _net = start(Some(args.listen), (Verify::Crc, without(&args.off)), args.tls.as_deref(), served)?;
     for line in std::io::stdin().lock().lines() {
         line?;
         println!("{}", own_cpu_seconds());
@@ -160,7 +160,7 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
     Ok(())
 }
 
-/// Asks for what `args` say, and prints what it saw as JSON.
+/// Sends the requests that `args` describe, and prints the results as JSON.
 ///
 /// # Errors
 /// A request failed.
@@ -170,22 +170,22 @@ pub fn ask(args: &AskArgs) -> Result<()> {
     let crowd = args.what == "crowd";
     let mut without = without(&args.off);
     without.multiplexing |= crowd;
-    let net = start(None, (verify, without), args.tls.as_deref(), Shelf::default())?;
+    let net = start(None, (verify, without), args.tls.as_deref(), Blobs::default())?;
     let peer = Peer { address: args.server, node: None };
     if args.what == "blobs" {
         return whole(&net, peer, verify, args, &ids);
     }
     if crowd {
-        // All connections there are to be, before anything is measured.
+        // Opens all connections before the measurement.
         let calls: Vec<_> = (0..args.at_once).map(|_| net.read_range(peer, &ids[0], 0, 4096, TIME)).collect();
         calls.into_iter().try_for_each(|call| call.wait().map(drop))?;
     }
     ranges(net, peer, args, ids)
 }
 
-/// Touches as much memory as a receiver's files will take, and gives it back. Where a machine is a guest that hands free memory back
-/// to its host, which it does within seconds, a page that was not touched lately costs several times what it costs to fill it, at
-/// whoever happens to take it. So this comes right before what is measured.
+/// Touches as much memory as a receiver's files will take, and frees it. A virtual machine may return free
+/// memory to its host within seconds. Then a page that was not touched for a while costs several times what
+/// it costs to fill it. So this runs right before the measurement.
 pub(super) fn touch(cache: &Path, bytes: u64) -> Result<()> {
     let (file, piece) = (cache.with_extension("warm"), vec![1; 4 << 20]);
     let mut out = File::create(&file)?;
@@ -194,7 +194,7 @@ pub(super) fn touch(cache: &Path, bytes: u64) -> Result<()> {
     Ok(fs::remove_file(&file)?)
 }
 
-/// Blobs that nobody asks for, oldest first: what a cache that is full holds before others come.
+/// Blobs that nothing requests, oldest first: the contents of a full cache before the measurement.
 fn fill(cache: &BlobFolder, past_pages: bool) -> Result<VecDeque<BlobId>> {
     let (mut fresh, mut bytes) = (Fresh::new(), vec![0; base::size::BLOB_MAX as usize]);
     let one = |_| {
@@ -209,8 +209,8 @@ fn fill(cache: &BlobFolder, past_pages: bool) -> Result<VecDeque<BlobId>> {
     (0..ROOM).map(one).collect()
 }
 
-/// Takes and gives back the memory that so many blobs are received in at once, which a node that has run for a while has: what the kernel clears for it is
-/// no part of what a blob costs.
+/// Allocates and frees the memory that so many concurrent blobs are received in. A node that has run for a
+/// while has that memory. Clearing new pages is no part of a blob's cost.
 fn settle(at_once: usize) {
     let one = |_| blob::Buffer::with_len(base::size::BLOB_MAX as usize);
     let mut buffers: Vec<_> = (0..=at_once).map(one).collect();
@@ -256,7 +256,7 @@ fn whole(net: &Net, peer: Peer, verify: Verify, args: &AskArgs, ids: &[BlobId]) 
     Ok(())
 }
 
-/// Small ranges, each begun by the end of another, as a mount's replies are.
+/// Small ranges, each requested at the end of another, like a mount's replies.
 struct Chain {
     net: Net,
     peer: Peer,
@@ -297,7 +297,7 @@ fn ranges(net: Net, peer: Peer, args: &AskArgs, ids: Vec<BlobId>) -> Result<()> 
     let chain = Arc::new(Chain { net, peer, ids, left, chance, done });
     let (began, cpu, woken) = (monotonic(), own_cpu_seconds(), chain.net.counters().wakeups);
     (0..args.at_once).for_each(|_| chain.next());
-    // Not looked at before the end: this thread shall cost nothing.
+    // Polls rarely, because this thread must not cost anything.
     while chain.left.load(Ordering::Relaxed) > 0 {
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -1,4 +1,4 @@
-//! A CA and a node's certificate for the length of a run.
+//! A CA and a node's certificate for one run.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -20,7 +20,7 @@ fn named(name: &str) -> Result<CertificateParams> {
     Ok(params)
 }
 
-/// Makes them. Both ends show the same certificate.
+/// Creates them. Both ends present the same certificate.
 ///
 /// # Errors
 /// The files cannot be written.
@@ -40,7 +40,7 @@ pub fn make(folder: &Path) -> Result<()> {
 /// Reads them.
 ///
 /// # Errors
-/// They are not there.
+/// They do not exist.
 pub fn read(folder: &Path) -> Result<Tls> {
     let [certificate, key, ca] = files(folder);
     Ok(Tls::from_files(&certificate, &key, &ca)?)

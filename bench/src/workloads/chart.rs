@@ -1,4 +1,4 @@
-//! The charts: seconds for each step, and memory over time above the bytes on disk.
+//! The charts: seconds per step, and memory over time above the bytes on disk.
 
 use std::error::Error;
 use std::path::Path;
@@ -30,7 +30,7 @@ fn failed(error: impl Error) -> Box<dyn Error + Send + Sync> {
     format!("the chart cannot be drawn: {error}").into()
 }
 
-/// Draws a panel of bars for each step; answers whether there was anything to draw.
+/// Draws a panel of bars for each step. Returns whether there was anything to draw.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -58,7 +58,8 @@ fn panel(area: &Area, kinds: &[Kind], step: &str, bars: &[(String, Vec<f64>)]) -
         .y_label_area_size(56)
         .build_cartesian_2d(0.0..bars.len() as f64, 0.0..top)
         .map_err(failed)?;
-    // Names of programs stand below the middle of their bars, drawn by hand: the axis would put them between.
+    // Names of programs are drawn by hand below the middle of their bars, because the axis would put them
+    // between the bars.
     chart
         .configure_mesh()
         .disable_x_mesh()
@@ -84,14 +85,15 @@ fn panel(area: &Area, kinds: &[Kind], step: &str, bars: &[(String, Vec<f64>)]) -
     for (number, (name, _)) in bars.iter().enumerate() {
         let (x, y) = chart.backend_coord(&(number as f64 + 0.5, 0.0));
         let (left, above) = area.get_base_pixel();
-        // A rough width: what matters is that names do not run into each other.
+        // An estimate of the width, good enough to keep names apart.
         let at = (x - left - name.len() as i32 * 3, y - above + 6);
         area.draw(&Text::new(name.clone(), at, (FONT, 12).into_font().color(&GREY))).map_err(failed)?;
     }
     Ok(())
 }
 
-/// Draws the daemons' memory above the bytes on disk, over the same time; answers whether there was anything to draw.
+/// Draws the daemons' memory above the bytes on disk, over the same time. Returns whether there was anything
+/// to draw.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -129,7 +131,7 @@ fn curves(
         .build_cartesian_2d(0.0..end, 0.0..top)
         .map_err(failed)?;
     chart.configure_mesh().x_desc("seconds").light_line_style(TRANSPARENT).draw().map_err(failed)?;
-    // Where another program's turn begins.
+    // Marks where the next program begins.
     let mut program = "";
     for (at, what) in marks {
         let name = what.split(',').next().unwrap_or("");

@@ -1,8 +1,8 @@
 //! Memory of the daemons and bytes on disk, over time.
 //!
-//! A thread looks every 200 ms at what each daemon holds, and every second at what lies on the disk: for ext4 what it says is in
-//! use, for a volume in a folder what its files take up. A volume in memory has nothing on disk; what it stores is noted at
-//! the end of each step.
+//! A thread samples each daemon's memory every 200 ms, and the disk space every second: for ext4 what it
+//! reports as used, for a volume in a folder the size of its files. A volume in memory has nothing on disk;
+//! what it stores is recorded at the end of each step.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,20 +19,20 @@ use super::place::{Kind, Place, memory_kib};
 use crate::Result;
 
 const EVERY: Duration = Duration::from_millis(200);
-/// Walking a volume's folder costs a little: once a second is enough for a chart.
+/// Walking a volume's folder costs a little, and once a second is enough for a chart.
 const DISK_EVERY: u32 = 5;
 
-/// Points of time in seconds since the beginning, each with a number of bytes.
+/// Points in time in seconds since the start, each with a number of bytes.
 pub type Line = Vec<(f64, u64)>;
 
-/// What was seen.
+/// The recorded samples.
 #[derive(Clone, Debug, Default)]
 pub struct Lines {
-    /// Memory that the daemon of each place held.
+    /// Memory of each place's daemon.
     pub memory: BTreeMap<Kind, Line>,
-    /// Bytes on disk, for a volume in memory the bytes stored.
+    /// Bytes on disk; for a volume in memory, the bytes stored.
     pub stored: BTreeMap<Kind, Line>,
-    /// When each step began, and what it is.
+    /// When each step began, and its name.
     pub marks: Vec<(f64, String)>,
 }
 
@@ -49,7 +49,7 @@ impl Shared {
     }
 }
 
-/// Looks on until it is finished.
+/// A running monitor.
 pub struct Monitor {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -63,10 +63,10 @@ struct Watched {
 }
 
 impl Monitor {
-    /// Begins to look.
+    /// Starts to sample.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// No thread could be started.
     pub fn start(places: &[Place]) -> Result<Monitor> {
         let shared =
             Arc::new(Shared { began: monotonic(), lines: Mutex::default(), stop: AtomicBool::new(false) });
@@ -84,17 +84,17 @@ impl Monitor {
         Ok(Monitor { shared, thread: Some(thread) })
     }
 
-    /// Notes that a step begins.
+    /// Records that a step begins.
     pub fn mark(&self, what: String) {
         self.shared.with(|lines, now| lines.marks.push((now, what)));
     }
 
-    /// Notes what a volume in memory stores.
+    /// Records the bytes that a volume in memory stores.
     pub fn stored(&self, kind: Kind, bytes: u64) {
         self.shared.with(|lines, now| lines.stored.entry(kind).or_default().push((now, bytes)));
     }
 
-    /// Ends it; answers what was seen.
+    /// Ends it and returns the samples.
     pub fn finish(mut self) -> Lines {
         self.end();
         self.shared.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -139,7 +139,7 @@ impl Watched {
             Kind::Mem => None,
             Kind::Covey => Some(taken_up(&self.volume)),
             Kind::Ext4 => {
-                // Between two mounts, for a cold walk, this would speak of the filesystem below.
+                // During the remount for a cold walk, this would describe the filesystem below.
                 let mounted = rustix::fs::stat(&self.root).ok()?.st_dev
                     != rustix::fs::stat(self.root.parent()?).ok()?.st_dev;
                 let space = rustix::fs::statvfs(&self.root).ok()?;
@@ -149,7 +149,7 @@ impl Watched {
     }
 }
 
-/// Bytes that a folder's files take up on their disk, each file once. What goes away meanwhile is left out.
+/// Disk space of a folder's files, each file once. Files that are removed meanwhile are left out.
 fn taken_up(folder: &Path) -> u64 {
     let mut seen = std::collections::HashSet::new();
     let (mut folders, mut bytes) = (vec![folder.to_owned()], 0);

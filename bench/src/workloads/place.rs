@@ -1,7 +1,7 @@
-//! Where the programs are built: a fresh ext4, a volume on disk, a volume in memory.
+//! Where the programs are built: a new ext4, a volume on disk, a volume in memory.
 //!
-//! A Covey place knows its daemon: what it has been asked so far, also by daemons that a cold walk has ended since, how much memory
-//! it held at most, and what its volume keeps.
+//! A Covey place keeps figures of its daemon: the requests so far, including those of daemons that a cold
+//! walk has ended, its peak memory, and what its volume stores.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -23,9 +23,9 @@ use crate::place::forget_below;
 /// A kind of place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Kind {
-    /// A fresh ext4 in an image file, through a loop device.
+    /// A new ext4 in an image file, through a loop device.
     Ext4,
-    /// A volume in a folder, as `covey format` makes it.
+    /// A volume in a folder, made by `covey format`.
     Covey,
     /// A volume in memory.
     Mem,
@@ -45,36 +45,36 @@ impl Kind {
 /// Requests by kind.
 pub type Counts = BTreeMap<String, u64>;
 
-/// What is needed to mount Covey.
+/// How to mount Covey.
 #[derive(Clone, Debug)]
 pub struct Daemon {
     /// The program.
     pub covey: PathBuf,
-    /// How requests come.
+    /// The transport of requests.
     pub transport: fuse::Transport,
-    /// For `-o`.
+    /// Options for `-o`.
     pub options: Option<String>,
 }
 
 /// A place, mounted.
 pub struct Place {
-    /// Which.
+    /// Its kind.
     pub kind: Kind,
     folder: PathBuf,
     root: PathBuf,
     device: String,
     daemon: Daemon,
     server: Option<Child>,
-    /// The server's process, for who watches its memory; 0 while there is none.
+    /// The server's process id, for the memory monitor; 0 while there is none.
     pub pid: Arc<AtomicU32>,
     counts_before: Counts,
     peak_before_kib: u64,
-    /// How the requests come, as the daemon said.
+    /// The transport that the daemon reported.
     pub transport: String,
 }
 
 impl Place {
-    /// Sets one up below a scratch folder.
+    /// Sets up a place below a scratch folder.
     ///
     /// # Errors
     /// A program it needs is missing or failed.
@@ -120,7 +120,7 @@ impl Place {
         self.folder.join("volume")
     }
 
-    /// Where programs see it.
+    /// Its root for programs.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -161,7 +161,7 @@ impl Place {
         Ok(())
     }
 
-    /// What `covey status` says; null where there is no daemon.
+    /// The output of `covey status`; null where there is no daemon.
     ///
     /// # Errors
     /// The daemon does not answer.
@@ -188,16 +188,16 @@ impl Place {
         Ok(counts)
     }
 
-    /// The most memory that a daemon of this place held, in KiB.
+    /// The highest peak memory of this place's daemons, in KiB.
     pub fn peak_kib(&self) -> u64 {
         let now = self.server.as_ref().map_or(0, |server| memory_kib(server.id(), "VmHWM:"));
         now.max(self.peak_before_kib)
     }
 
-    /// Whether it still answers; says why not.
+    /// Checks that its daemon still runs.
     ///
     /// # Errors
-    /// Its daemon is gone.
+    /// The daemon has ended, with its output.
     pub fn must_live(&mut self) -> Result<()> {
         if let Some(server) = &mut self.server
             && let Some(status) = server.try_wait()?
@@ -209,8 +209,8 @@ impl Place {
         Ok(())
     }
 
-    /// Has the kernel forget names, attributes and pages. What lies on a disk is also no longer in memory; what a volume in memory
-    /// holds of course is.
+    /// Makes the kernel forget names, attributes and pages. Data on a disk is not in memory afterwards; data
+    /// of a volume in memory stays there.
     ///
     /// # Errors
     /// It cannot be mounted again.
@@ -227,7 +227,7 @@ impl Place {
                 forget_below(Path::new(&self.device))?;
                 self.mount_ext4()
             }
-            // A remount drops every name that nobody uses, and with it what the kernel knows of the file.
+            // A remount drops every unused name, and with it the kernel's cache of the file.
             Kind::Mem => Ok(mount_remount(&self.root, MountFlags::empty(), "")?),
         }
     }
@@ -248,10 +248,10 @@ impl Place {
         asked.map_err(|error| format!("{} does not unmount: {error}", self.kind.name()).into())
     }
 
-    /// Takes it away.
+    /// Unmounts and removes it.
     ///
     /// # Errors
-    /// It does not unmount.
+    /// The unmount failed.
     pub fn tear_down(mut self) -> Result<()> {
         self.stop()
     }
@@ -271,7 +271,7 @@ impl Drop for Place {
     }
 }
 
-/// A field of a process's status in KiB; 0 when it is gone.
+/// A field of a process's status in KiB; 0 if the process has ended.
 pub fn memory_kib(pid: u32, field: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(field)).unwrap_or("");

@@ -1,25 +1,26 @@
-//! The six programs: how each is configured and built, and how to see that it works.
+//! The six programs: how each is configured and built, and how to check that it works.
 //!
-//! The lines are for bash, run in the source tree with `-euo pipefail`. They find in their environment `JOBS`, `CFLAGS` (how far
-//! to optimise), `RUN` (a folder on the same place, for what the built program writes), `PORT` (one of the loopback's that was
-//! free a moment ago) and `LC_ALL=C`. Configurations are small: what builds the main program with little else installed.
+//! The lines are for bash, run in the source tree with `-euo pipefail`. Their environment has `JOBS`,
+//! `CFLAGS` (the optimisation level), `RUN` (a folder on the same place for output of the built program),
+//! `PORT` (a loopback port that was free a moment ago) and `LC_ALL=C`. Configurations are small: they build
+//! the main program with few other packages installed.
 //!
-//! A built program is not only started: it has to give an answer that it could not give by chance.
+//! A built program is not only started. It must give an answer that it could not give by chance.
 
 /// One program.
 #[derive(Debug)]
 pub struct Recipe {
-    /// Its name, also its repository's: `redis.git`.
+    /// Its name, which is also its repository's: `redis.git`.
     pub name: &'static str,
-    /// Makes it ready to build; empty where there is nothing to do.
+    /// The commands that configure it; empty if none are needed.
     pub configure: &'static str,
-    /// Builds it.
+    /// The commands that build it.
     pub build: &'static str,
-    /// Runs what was built and checks its answers.
+    /// Runs the built program and checks its answers.
     pub check: &'static str,
 }
 
-/// Before every recipe's check: waits for a server, and asks one for a page.
+/// Precedes every recipe's check: functions that wait for a server and fetch a page.
 pub const PRELUDE: &str = r#"
 await() {
     for _ in $(seq 300); do "$@" >/dev/null 2>&1 && return; sleep 0.1; done
@@ -36,7 +37,7 @@ is() { [ "$1" = "$2" ] || { echo "wanted '$2', got '$1'" >&2; exit 1; }; }
 stop_at_exit() { trap "kill $1 2>/dev/null; wait $1 2>/dev/null || true" EXIT; }
 "#;
 
-/// All six; the small ones come first.
+/// All six; the small ones first.
 pub const RECIPES: &[Recipe] = &[
     Recipe {
         name: "redis",
@@ -172,7 +173,7 @@ mod tests {
                 let text = format!("{PRELUDE}\n{lines}");
                 let said = Command::new("bash").args(["-n", "-c", &text]).output().unwrap();
                 assert!(said.status.success(), "{}: {}", recipe.name, String::from_utf8_lossy(&said.stderr));
-                // A here-document that does not end is only warned of.
+                // For an unterminated here-document, bash only prints a warning.
                 assert!(said.stderr.is_empty(), "{}: {}", recipe.name, String::from_utf8_lossy(&said.stderr));
             }
         }
@@ -186,7 +187,7 @@ mod tests {
         };
         assert!(run("is a a"));
         assert!(!run("is a b; true"));
-        // Nobody listens on port 1.
+        // Nothing listens on port 1.
         assert!(!run("PORT=1; if get page; then true; else false; fi"));
     }
 }

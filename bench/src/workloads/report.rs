@@ -1,4 +1,4 @@
-//! What was measured, as a table, raw results and charts.
+//! The results as a table, raw results and charts.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -14,7 +14,7 @@ use super::place::{Counts, Kind};
 use super::steps::Found;
 use crate::Result;
 
-/// How much longer than on ext4 a step may take. Configuring and building count as one.
+/// The longest allowed time of a step relative to ext4. Configuring and building count as one step.
 const TARGETS: &[(&str, f64)] = &[
     ("clone", 1.5),
     (BUILT, 1.05),
@@ -23,32 +23,32 @@ const TARGETS: &[(&str, f64)] = &[
     ("untar", 2.0),
     ("rm -rf", 2.0),
 ];
-/// The daemon's memory of a volume on disk, at most.
+/// The highest allowed memory of the daemon of a volume on disk.
 pub const MEMORY_TARGET_BYTES: u64 = 100 << 20;
-/// The row that adds up two steps.
+/// The row that is the sum of two steps.
 const BUILT: &str = "configure + build";
-/// So many kinds of requests are named in the table; the raw results have all.
+/// So many kinds of requests are listed in the table; the raw results have all.
 const KINDS_SHOWN: usize = 7;
 
-/// One step on one place once.
+/// One run of a step on a place.
 struct Sample {
     kind: Kind,
     found: Found,
     requests: Counts,
 }
 
-/// A program and what it is.
+/// Facts about a program.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// Its name.
     pub name: String,
     /// The commit that was built.
     pub commit: String,
-    /// Files that git knows.
+    /// Files tracked by git.
     pub files: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Lines in those that are code.
+    /// Lines of the files that are code.
     pub lines: u64,
 }
 
@@ -57,18 +57,18 @@ pub struct Program {
 pub struct Samples {
     /// In the order of the first measurement.
     steps: Vec<(String, &'static str, Vec<Sample>)>,
-    /// What the programs are.
+    /// The programs.
     pub programs: Vec<Program>,
-    /// What failed, in sentences.
+    /// The failures, as sentences.
     pub failures: Vec<String>,
-    /// The most memory that each place's daemon held, in bytes.
+    /// The peak memory of each place's daemon, in bytes.
     pub peaks: BTreeMap<Kind, u64>,
-    /// How requests came.
+    /// The transports of requests.
     pub transports: BTreeMap<Kind, String>,
 }
 
 impl Samples {
-    /// Adds what one step found.
+    /// Adds the result of one step.
     pub fn add(&mut self, program: &str, step: &'static str, kind: Kind, found: Found, requests: Counts) {
         let sample = Sample { kind, found, requests };
         match self.steps.iter_mut().find(|(name, at, _)| name == program && *at == step) {
@@ -77,7 +77,7 @@ impl Samples {
         }
     }
 
-    /// Compares what git said of the trees after the same builds: it may not depend on the filesystem.
+    /// Compares the output of `git status` after the same builds: it must not depend on the filesystem.
     pub fn compare_git_status(&mut self) {
         let mut differences = Vec::new();
         for (program, step, samples) in &self.steps {
@@ -100,11 +100,12 @@ impl Samples {
         self.failures.extend(differences);
     }
 
-    /// Compares what the walks found of one program: names and bytes are the same wherever the commit is checked out.
+    /// Compares the results of walks of one program: names and bytes are the same wherever the commit is
+    /// checked out.
     pub fn compare_walks(&mut self) {
         let mut differences = Vec::new();
         for (program, step, samples) in &self.steps {
-            // Git's own files are of other sizes each time; only names can be compared.
+            // Git's own files differ in size each time, so only the names can be compared.
             let names = |sample: &Sample| sample.found.walked.map(|(names, _)| (names, sample.kind.name()));
             let found: Vec<_> = samples.iter().filter_map(names).collect();
             let (least, most) = (found.iter().min(), found.iter().max());
@@ -120,7 +121,7 @@ impl Samples {
         self.failures.extend(differences);
     }
 
-    /// Median seconds of a step; of configuring and building together where that is asked.
+    /// Median seconds of a step; for [`BUILT`], the sum of configuring and building.
     fn seconds(&self, program: &str, step: &str, kind: Kind) -> Option<f64> {
         if step == BUILT {
             return Some(self.seconds(program, "configure", kind)? + self.seconds(program, "build", kind)?);
@@ -230,10 +231,10 @@ impl Samples {
         Ok(())
     }
 
-    /// Puts it all together.
+    /// The complete report as Markdown.
     ///
     /// # Errors
-    /// Never in practice: a text cannot be written to.
+    /// Never in practice: writing to a string cannot fail.
     pub fn markdown(&self, facts: &[(&'static str, String)]) -> Result<String> {
         let mut text = String::from("# Six workloads\n\n");
         for (name, value) in facts {
@@ -281,7 +282,7 @@ impl Samples {
         })
     }
 
-    /// Writes the table, the raw results and the charts into a folder of their own; answers which.
+    /// Writes the table, the raw results and the charts into a separate folder. Returns the folder.
     ///
     /// # Errors
     /// The folder cannot be written.
@@ -329,7 +330,7 @@ fn raw_sample(sample: &Sample) -> Value {
     raw
 }
 
-/// What the run was made with and on.
+/// The conditions of the run.
 pub fn facts(covey: &Path, more: Vec<(&'static str, String)>) -> Vec<(&'static str, String)> {
     let said = |program: &str, args: &[&str]| {
         let output = Command::new(program).args(args).output().ok();
@@ -352,7 +353,7 @@ pub fn facts(covey: &Path, more: Vec<(&'static str, String)>) -> Vec<(&'static s
     facts
 }
 
-/// Bytes as mebibytes.
+/// Bytes in MiB.
 pub fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }

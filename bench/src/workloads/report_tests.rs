@@ -1,4 +1,4 @@
-//! The arithmetic of the table, and that what is kept can be read.
+//! Tests of the table's arithmetic, and that saved results can be read.
 
 use std::time::Duration;
 

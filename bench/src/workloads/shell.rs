@@ -1,4 +1,4 @@
-//! Programs that must succeed, within a limit, with what they say kept beside.
+//! Programs that must succeed, within a limit. Their output is saved.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -11,12 +11,13 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::recipes::PRELUDE;
 use crate::Result;
 
-/// No step may take longer: what hangs ends the step, not the night. A build on a slow and busy machine takes half an hour.
+/// The time limit of a step: a step that hangs must not block the whole run. A build on a slow and busy
+/// machine takes half an hour.
 const LIMIT_S: u32 = 2 * 3600;
-/// How much of a failed step's output goes into the report.
+/// How many lines of a failed step's output go into the report.
 const TAIL_LINES: usize = 12;
 
-/// Runs a short program; answers what it printed.
+/// Runs a short program. Returns its output.
 ///
 /// # Errors
 /// It cannot be started, or fails.
@@ -33,28 +34,28 @@ pub fn quiet(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
-/// Where and with what a step's lines run.
+/// The circumstances in which a step's lines run.
 pub struct Shell<'a> {
     /// The working folder.
     pub folder: &'a Path,
-    /// Where what they print goes.
+    /// The file for their output.
     pub log: &'a Path,
     /// More environment.
     pub env: &'a [(&'static str, String)],
 }
 
 impl Shell<'_> {
-    /// Runs lines of bash that must succeed; answers how long they took.
+    /// Runs lines of bash that must succeed. Returns how long they took.
     ///
     /// # Errors
-    /// One failed, or the limit was reached; the end of what they printed is in the message.
+    /// One failed, or the time limit was reached. The message has the end of their output.
     pub fn run(&self, lines: &str) -> Result<Duration> {
         let log = File::create(self.log)?;
         let mut command = Command::new("timeout");
         command.args(["--kill-after=10", &LIMIT_S.to_string(), "bash", "-euo", "pipefail", "-c"]);
         command.arg(format!("{PRELUDE}\n{lines}")).current_dir(self.folder);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        // No host's or user's settings, no pager, no question; and no make above us that hands out its jobs.
+        // No settings of the host or user, no pager, no prompts, and no job server of a make above.
         command.env_remove("MAKEFLAGS").env_remove("MFLAGS").env_remove("MAKELEVEL").env("LC_ALL", "C");
         for (name, value) in
             [("GIT_CONFIG_NOSYSTEM", "1"), ("GIT_CONFIG_GLOBAL", "/dev/null"), ("GIT_PAGER", "cat")]
@@ -66,7 +67,8 @@ impl Shell<'_> {
         let mut child = command.spawn().map_err(|error| format!("timeout, of coreutils: {error}"))?;
         let status = child.wait()?;
         let spent = begun.elapsed();
-        // timeout leads a process group of its own. What a failed step left running would keep its place busy.
+        // timeout leads a process group of its own. Processes that a failed step left running would keep its
+        // place busy.
         if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
             kill_process_group(group, Signal::KILL).ok();
         }
@@ -82,7 +84,7 @@ impl Shell<'_> {
         Err(format!("{why}: {said}").into())
     }
 
-    /// What the last lines printed.
+    /// The output of the last lines.
     ///
     /// # Errors
     /// The log cannot be read.
@@ -121,7 +123,8 @@ mod tests {
         let shell = Shell { folder: scratch.path(), log: &log, env: &[] };
         shell.run("sleep 100 & echo $!").unwrap();
         let process = std::path::PathBuf::from("/proc").join(shell.said().unwrap().trim());
-        // A server that outlived its check kept the place from being unmounted. A zombie has no program any more.
+        // A server that outlived its check used to keep the place from being unmounted. A zombie has no
+        // executable any more.
         let begun = monotonic();
         while fs::read_link(process.join("exe")).is_ok() {
             assert!(begun.elapsed() < Duration::from_secs(20), "{} still runs", process.display());

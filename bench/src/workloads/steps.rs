@@ -1,13 +1,15 @@
-//! The steps: what is done to a program's tree on a place, and how long it takes.
+//! The steps: the work on a program's tree on a place, and how long it takes.
 //!
 //! ```text
 //! light rounds   clone, git status, walk cold, walk warm, archive, untar, rm -rf
-//! build rounds   (clone, archive, untar) configure, build, run, git status; the same from the archive, without git; rm -rf
+//! build rounds   (clone, archive, untar) configure, build, run, git status; the same from the archive,
+//!                without git; rm -rf
 //! ```
 //!
-//! A clone comes over git's own protocol (`--no-local`) as it would from another machine: git writes the pack as it arrives and
-//! indexes it, instead of copying files. After cloning to build, every file gets one and the same time: a release holds
-//! files made from others, and make would make some of them anew, depending on which was checked out a little later.
+//! A clone uses git's own protocol (`--no-local`), as from another machine: git writes the pack as it arrives
+//! and indexes it, instead of copying files. After a clone for a build, every file gets the same time. A
+//! release contains generated files, and make would regenerate some of them, depending on which file was
+//! checked out a little later.
 
 use std::fs;
 use std::net::TcpListener;
@@ -21,26 +23,26 @@ use super::recipes::Recipe;
 use super::shell::Shell;
 use crate::Result;
 
-/// What steps have in common.
+/// The settings that all steps share.
 pub struct Setting {
-    /// Where the repositories are.
+    /// The folder of the repositories.
     pub mirrors: PathBuf,
-    /// Where logs go.
+    /// The folder for logs.
     pub logs: PathBuf,
-    /// For `make -j`.
+    /// The number of jobs for `make -j`.
     pub jobs: usize,
-    /// For compilers.
+    /// Flags for compilers.
     pub cflags: String,
 }
 
-/// What a step found besides its time.
+/// The results of a step.
 #[derive(Debug, Default)]
 pub struct Found {
     /// How long it took.
     pub spent: Duration,
-    /// Files and folders walked over, and bytes in files.
+    /// The number of files and folders walked, and of bytes in files.
     pub walked: Option<(u64, u64)>,
-    /// What `git status` said.
+    /// The output of `git status`.
     pub git_status: Option<String>,
 }
 
@@ -52,10 +54,10 @@ pub struct Step {
 }
 
 impl Step {
-    /// Does it.
+    /// Runs the step.
     ///
     /// # Errors
-    /// It failed, or the place is dead.
+    /// The step failed, or the daemon has ended.
     pub fn run(&self, setting: &Setting, recipe: &Recipe, place: &mut Place) -> Result<Found> {
         place.must_live()?;
         let log = setting.logs.join(format!("{}-{}.log", recipe.name, place.kind.name()));
@@ -63,7 +65,7 @@ impl Step {
     }
 }
 
-/// In this order, over and over.
+/// The steps of a light round, in order.
 pub const LIGHT: &[Step] = &[
     Step { name: "clone", work: clone },
     Step { name: "git status", work: |work, place| git_status(work, place, true) },
@@ -74,7 +76,7 @@ pub const LIGHT: &[Step] = &[
     Step { name: "rm -rf", work: remove },
 ];
 
-/// In this order, from a clone.
+/// The steps of a build from a clone, in order.
 pub const BUILD: &[Step] = &[
     Step { name: "prepare", work: prepare },
     Step { name: "configure", work: |work, place| configure(work, place, CLONE) },
@@ -84,7 +86,7 @@ pub const BUILD: &[Step] = &[
     Step { name: "rm -rf, built", work: remove },
 ];
 
-/// In this order, without git.
+/// The steps of a build without git, in order.
 pub const ARCHIVE_BUILD: &[Step] = &[
     Step { name: "prepare archive", work: prepare_archive },
     Step { name: "archive: configure", work: |work, place| configure(work, place, TREE) },
@@ -110,7 +112,7 @@ impl Work<'_> {
         Ok(Found { spent, ..Found::default() })
     }
 
-    /// Lines of the recipe, in a tree of the place.
+    /// Runs lines of the recipe in a tree of the place.
     fn in_tree(&self, place: &Place, tree: &str, lines: &str) -> Result<Found> {
         let run = place.root().join(RUN);
         fs::create_dir_all(&run)?;
@@ -121,7 +123,8 @@ impl Work<'_> {
             ("RUN", run.display().to_string()),
             ("PORT", port.to_string()),
         ];
-        // Lines use CFLAGS by name: exported, it would outweigh what a configure script settles by itself.
+        // Lines use CFLAGS by name. If it were exported, it would override what a configure script determines
+        // itself.
         self.bash(&place.root().join(tree), &env, &format!("export -n CFLAGS\n{lines}"))
     }
 }
@@ -140,7 +143,7 @@ fn git_status(work: &Work, place: &mut Place, clean: bool) -> Result<Found> {
     if clean && !said.is_empty() {
         return Err(format!("a fresh clone is not clean: {said}").into());
     }
-    // Python's build makes folders that are named by the whole path of its sources.
+    // Python's build creates folders named after the full path of its sources.
     let root = place.root().to_string_lossy();
     found.git_status = Some(said.replace(root.trim_start_matches('/'), "PLACE"));
     Ok(found)
@@ -187,7 +190,7 @@ fn check(work: &Work, place: &mut Place, tree: &str) -> Result<Found> {
     work.in_tree(place, tree, work.recipe.check)
 }
 
-/// Asks for the attributes of every name below the clone, as find and make do.
+/// Reads the attributes of every name below the clone, as find and make do.
 fn walk(place: &mut Place, cold: bool) -> Result<Found> {
     if cold {
         place.make_cold()?;

@@ -1,8 +1,8 @@
-//! What an operation costs in the daemon, without a kernel in front: the volume on a disk, with its journal.
+//! What an operation costs in the daemon, without a kernel: the volume on a disk, with its journal.
 //!
-//! `make bench-daemon` runs this and the benches of the crates around it. docs/PERFORMANCE.md, "Where a microsecond goes", has a
-//! budget for each line. Operations that use something up (create, unlink, rename, a write to a new file) are timed over as many as were
-//! prepared beforehand, and the preparing is not timed.
+//! `make bench-daemon` runs this and the benches of the lower crates. docs/PERFORMANCE.md, "Where a
+//! microsecond goes", has a budget for each line. Some operations use something up (create, unlink, rename, a
+//! write to a new file). They are timed over a number of prepared inputs, and the preparation is not timed.
 
 #![allow(missing_docs, reason = "what the macros of criterion make has no place for them")]
 

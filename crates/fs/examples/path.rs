@@ -1,11 +1,11 @@
-//! One operation of the volume, many times and nothing else: what a profiler is pointed at.
+//! Runs one operation of the volume many times and nothing else, as the target of a profiler.
 //!
 //! ```text
 //! cargo build --profile bench -p covey-fs --example path
 //! valgrind --tool=callgrind --toggle-collect='*::measured' target/release/examples/path create 2000
 //! ```
 //!
-//! `scripts/profile-daemon` does it for all operations and prints where the instructions went.
+//! `scripts/profile-daemon` does this for all operations and prints where the instructions went.
 
 extern crate covey_fs as fs;
 
@@ -19,10 +19,10 @@ use base::Ino;
 use fs::api::{FileKind, Filesystem, NewNode, RenameMode, SetAttr};
 use world::{MANY, PAGE, ROOT, World, noise};
 
-/// As many files take turns, all of which were seen before counting begins.
+/// The number of files used in turn. All of them are looked up before counting begins.
 const WARM: usize = 100;
 
-/// What a profiler collects: only what happens below this function counts.
+/// The part that a profiler collects: only code below this function counts.
 #[inline(never)]
 fn measured(work: &mut dyn FnMut(usize), n: usize) {
     work(n);
@@ -32,7 +32,7 @@ fn names(world: &World, count: usize) -> Vec<(Ino, Vec<u8>)> {
     (0..count).map(|_| world.fresh()).collect()
 }
 
-/// The loop's body for an operation; what it needs is made beforehand.
+/// The loop's body for an operation. What it needs is created in advance.
 fn body<'a>(world: &'a World, what: &str, count: usize) -> Box<dyn FnMut(usize) + 'a> {
     let volume = &world.volume;
     let file = move |n: usize| world.files[n % WARM];

@@ -1,15 +1,17 @@
-//! How files are read, where somebody has said so: the mount's options by name, and the attribute `user.covey.access` of a file or a folder.
+//! Access hints: whether a file is read at random or as a stream, if a user or program has said so. The hints
+//! are the mount's options by name, and the attribute `user.covey.access` of a file or a folder.
 //!
-//! The kernel tells a FUSE filesystem nothing of `posix_fadvise` and `madvise`, so this is how a program or a person says that a
-//! file is read at random, or as a stream. The first of these that says something decides:
+//! The kernel does not tell a FUSE filesystem about `posix_fadvise` and `madvise`, so this replaces them. The
+//! first of these that applies decides:
 //!
 //! 1. the file's attribute;
-//! 2. a mount option whose pattern the file's name matches (the last such option);
-//! 3. the same of the folder it lies in, and so on up to the root; a file with several names has no folder;
-//! 4. the mount's own: `-o access=`.
+//! 2. a mount option whose pattern matches the file's name (the last such option);
+//! 3. the same for the folder that contains it, and so on up to the root; a file with several names has no
+//!    folder;
+//! 4. the mount's default: `-o access=`.
 //!
-//! It matters only where blobs are remote. What was found out of a file is remembered for a while; setting the attribute and renaming
-//! end that at once.
+//! Hints matter only where blobs are remote. A file's result is cached for a while. Setting the attribute and
+//! renaming invalidate the cache at once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,14 +27,15 @@ use crate::volume::Core;
 
 /// The attribute's name.
 pub(crate) const ATTRIBUTE: &[u8] = b"user.covey.access";
-/// Of so many inodes it is remembered.
+/// The number of inodes whose result is cached.
 const KNOWN: usize = 256;
-/// Folders above a file that are looked at.
+/// The number of folders above a file that are searched.
 const DEPTH: usize = 64;
-/// Names that match a pattern and are remembered, about 32 bytes each; those that come later count as if they matched none.
+/// The number of inodes with a matching name that are remembered, about 32 bytes each. Later ones count as if
+/// they matched no pattern.
 const NAMED: usize = 1 << 20;
 
-/// A pattern of names: `*` stands for any number of bytes, `?` for one.
+/// A pattern for names: `*` matches any number of bytes, `?` matches one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern(Box<[u8]>);
 
@@ -43,7 +46,7 @@ impl std::fmt::Display for Pattern {
 }
 
 impl Pattern {
-    /// `None` if no name can match it: it is empty, longer than names are, or has a `/`.
+    /// `None` if no name can match: the pattern is empty, longer than a name may be, or contains a `/`.
     pub fn new(text: &str) -> Option<Pattern> {
         let fits = !text.is_empty() && text.len() <= base::size::NAME_MAX && !text.contains(['/', '\0']);
         fits.then(|| Pattern(text.as_bytes().into()))
@@ -52,7 +55,7 @@ impl Pattern {
     /// Whether a name matches.
     pub fn matches(&self, name: &[u8]) -> bool {
         let (pattern, mut at, mut from) = (&*self.0, 0, 0);
-        // Behind the last star, and where in the name it ended.
+        // The position after the last star in the pattern, and the end of the star's match in the name.
         let mut star: Option<(usize, usize)> = None;
         while from < name.len() {
             match pattern.get(at) {
@@ -74,19 +77,19 @@ impl Pattern {
     }
 }
 
-/// What the mount's options say.
+/// The rules given by mount options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessRules {
-    /// Of all that nothing else is said of.
+    /// For everything that no other rule covers.
     pub default: Access,
-    /// Of what has such a name, and all that lies below it; later ones win.
+    /// For inodes with a matching name, and everything below them. Later rules win.
     pub names: Vec<(Pattern, Access)>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Known {
     ino: u64,
-    /// In which age of all hints.
+    /// The age of all hints at which it was stored.
     age: u64,
     access: Access,
 }
@@ -94,7 +97,7 @@ struct Known {
 /// See the [module](self).
 pub(crate) struct Hints {
     rules: AccessRules,
-    /// What was looked up and has a name that a rule has.
+    /// Inodes that were looked up under a name that matches a rule.
     named: Mutex<HashMap<u64, Access>>,
     known: [Mutex<Known>; KNOWN],
     age: AtomicU64,
@@ -106,7 +109,7 @@ impl Hints {
         Hints { rules, named: Mutex::default(), known, age: AtomicU64::new(1) }
     }
 
-    /// A name was found, or made: it stands for this inode.
+    /// Records that a name was found or created for this inode.
     pub(crate) fn named(&self, name: &[u8], ino: Ino) {
         if self.rules.names.is_empty() {
             return;
@@ -128,7 +131,7 @@ impl Hints {
         }
     }
 
-    /// What was found out may be wrong now.
+    /// Invalidates all cached results.
     pub(crate) fn changed(&self) {
         self.age.fetch_add(1, Ordering::AcqRel);
     }
@@ -143,21 +146,21 @@ impl Hints {
     }
 }
 
-/// The value of the attribute.
+/// Checks a value of the attribute.
 ///
 /// # Errors
-/// `EINVAL`: there is no such access.
+/// `EINVAL`: no such access mode.
 pub(crate) fn check_value(value: &[u8]) -> Result<(), Errno> {
     Access::named(value).map(drop).ok_or(Errno::EINVAL)
 }
 
 impl Core {
-    /// How a file is read, as far as that is known without waiting.
+    /// The access mode of a file, as far as it is known without waiting.
     pub(crate) fn access_known(&self, ino: Ino) -> Access {
         self.hints.known(ino).unwrap_or(self.hints.rules.default)
     }
 
-    /// How a file is read, of which `record` was just read. What cannot be told counts as not said.
+    /// The access mode of a file; `record` was just read. If it cannot be told without waiting, the default.
     pub(crate) fn access_of(&self, ino: Ino, record: &InodeRecord) -> Access {
         if self.options.near {
             return Access::Normal;
@@ -185,14 +188,15 @@ impl Core {
         }
         let access = found.unwrap_or(self.hints.rules.default);
         if at != ino {
-            // Nothing is said of the file itself, so its neighbours are the same.
+            // Nothing is set on the file itself, so the result also holds for its folder.
             self.hints.know(folder, age, access);
         }
         self.hints.know(ino, age, access);
         access
     }
 
-    /// What is said of an inode itself, if anything; the outer `None` if that cannot be told without waiting.
+    /// The hint set on an inode itself, if any. The outer `None` means that it cannot be told without
+    /// waiting.
     fn said_of(&self, ino: Ino, record: &InodeRecord) -> Option<Option<Access>> {
         if record.has(InodeRecord::HAS_XATTRS) {
             if !self.is_at_hand(&Key::xattr(ino, ATTRIBUTE)) {
@@ -234,7 +238,7 @@ mod tests {
             assert_eq!(Pattern::new(pattern).unwrap().matches(name.as_bytes()), matches, "{pattern} {name}");
         }
         assert!(["", "a/b", "/"].iter().all(|text| Pattern::new(text).is_none()));
-        // Many stars are no reason to take long.
+        // Many stars must not take long.
         assert!(!Pattern::new(&"*a".repeat(100)).unwrap().matches("a".repeat(99).as_bytes()));
     }
 }

@@ -1,17 +1,20 @@
-//! Which blobs a reader will want next, so that they are on their way before he asks.
+//! Prefetch: predicts which blobs a reader will need next, so that they are in flight before it reads them.
 //!
-//! For each file that is read there is a [`pattern::Pattern`]: a value that sees runs forward and backward and steps at one distance, and says
-//! which pages and ranges come next. Where blobs are far away every page is a request for 4 MiB, and one that nobody wants is paid for; so
-//! what is fetched ahead is bounded by what was read. At a file's end it goes on into the files that follow, if it is one of several that are read
-//! one after another ([`files::Files`]). Several requests are under way at once, so several holders of
-//! a file send at the same time, and a link is filled.
+//! Each file that is being read has a [`pattern::Pattern`]. It recognizes runs forward and backward, and
+//! steps at a constant distance, and predicts the next pages and ranges. Where blobs are remote, every page
+//! is a request for 4 MiB, and each wasted request has a cost. So prefetch is bounded by what was read. At a
+//! file's end it continues with the next files, if the file is one of several that are read one after another
+//! ([`files::Files`]). Several requests are in flight at once, so that several holders of a file send at the
+//! same time and fill the link.
 //!
-//! That a page's blob has arrived would be a sign too (somebody came this way before), and is not looked at: while it is still on its way, or just being
-//! put on the disk, the next ones must have been asked for already, and where half of a file is here every single read would look like a stream.
+//! It would be another sign of a stream that a page's blob is local already (another reader read it). It is
+//! not used, for two reasons. While the blob is still in flight or being written to the disk, the next ones
+//! must be requested already. And where half of a file is local, every single read would look like a stream.
 //!
-//! Where names are far as well, a thread of its own looks ahead for those who must not wait ([`later`]).
+//! Where names are remote as well, a separate thread prefetches for threads that must not wait ([`later`]).
 //!
-//! Where all blobs are near, on this machine's disk, nothing is remembered: at the beginning of each page the disk is told of the next ones.
+//! Where all blobs are local, nothing is remembered: at the beginning of each page, the disk is told of the
+//! next pages.
 
 mod files;
 mod later;
@@ -29,17 +32,19 @@ use files::{Files, Following, Found};
 use later::{Later, Todo};
 use pattern::{Pattern, Read, Wanted};
 
-/// A read of at least so many bytes may be part of a stream.
+/// A read of at least this many bytes may be part of a stream.
 const STREAM_MIN: usize = 128 << 10;
-/// Pages that such a reader will want next, where they are near, and how many of each one's extents are looked at.
+/// How many pages such a reader will want next, where blobs are local, and how many extents of each page are
+/// looked at.
 const PAGES_AHEAD: u32 = 3;
 const EXTENTS_AHEAD: usize = 4;
-/// Files whose readers are remembered, some 300 bytes each; more share a place, and then begin again now and then.
+/// The number of files whose readers are remembered, of some 300 bytes each. With more files, some share a
+/// slot, and their pattern starts anew now and then.
 const FILES: usize = 64;
-/// Pages of files that follow that are looked at, at a time.
+/// The number of pages of the next files that are looked at in one step.
 const FOLLOWING_AT_ONCE: usize = 64;
 
-/// Who reads which file how. See the [module](self).
+/// The access patterns of files. See the [module](self).
 pub(crate) struct Streams {
     within: [Mutex<(u64, Pattern)>; FILES],
     across: Mutex<Files>,
@@ -65,13 +70,13 @@ impl Streams {
 }
 
 impl Core {
-    /// Bytes of a file of this size are about to be read, at least one: says which blobs will be wanted after them. What cannot be told
-    /// now, the read itself will find out.
+    /// Called before a read of at least one byte of a file of this size: prefetches the blobs that will be
+    /// wanted after it. If that cannot be told now, nothing is prefetched.
     pub(crate) fn look_ahead(&self, ino: Ino, (offset, len): (u64, usize), size: u64, access: Access) {
         let source = &self.parts.source;
         if self.options.near {
             let (page, at) = page_of(offset);
-            // As a stream begins a page; a read over a page's end begins the next.
+            // A stream begins a page here. A read across a page's end begins the next page.
             let next = u64::from(at) + len as u64 > u64::from(BLOB_MAX);
             if len >= STREAM_MIN && ((at as usize) < len || next) {
                 let pages = (1..=PAGES_AHEAD).filter_map(|n| page.checked_add(n + u32::from(next)));
@@ -94,13 +99,13 @@ impl Core {
         }
     }
 
-    /// Says which blobs that are. Waits for names, if they are far.
+    /// Requests the predicted blobs. Waits for names if they are remote.
     fn want(&self, todo: &Todo) {
         let Todo { ino, wanted, following } = todo;
         let (ino, source) = (*ino, &self.parts.source);
         for (n, page) in (0..).zip(wanted.pages.clone()) {
             self.each_blob_of(ino, page, |blob| {
-                // Of what is here, the disk is told of the next ones only; the first is being read.
+                // Of local pages, the disk is told only of the next ones; the first is being read.
                 if (1..=PAGES_AHEAD).contains(&n) || !source.is_near(blob) {
                     source.will_need(blob);
                 }
@@ -112,7 +117,7 @@ impl Core {
         }
     }
 
-    /// The files that are read one after another go on with others.
+    /// Prefetches the files that follow in a sequence of files.
     fn want_following(&self, following: &Following) {
         let (ino, page) = following.from;
         let Ok(rows) = self.names.extents_after(ino, page, FOLLOWING_AT_ONCE) else { return };
@@ -146,7 +151,8 @@ impl Core {
         }
     }
 
-    /// A small range will be read, and not what is around it. Of one that reaches into the next page, what is in the first.
+    /// Prefetches a small range, without the data around it. If it reaches into the next page, only the part
+    /// in the first page.
     fn want_place(&self, ino: Ino, offset: u64, len: u32) {
         let (page, at) = page_of(offset);
         let until = at.saturating_add(len).min(BLOB_MAX);
@@ -163,5 +169,5 @@ impl Core {
     }
 }
 
-// A page is the unit of what is wanted: what is far is one blob for each.
+// Pages are the unit of prediction: where blobs are remote, each page is one blob.
 const _: () = assert!(STREAM_MIN < BLOB_MAX as usize);

@@ -1,15 +1,15 @@
 //! What a transport asks of a filesystem: one method per kernel operation, in plain types.
 //!
-//! The transport decodes a request, calls a method on the thread that received it, and encodes what comes back. A
-//! method may block only for as long as this machine's own disk takes; [`Filesystem::would_wait`] says beforehand
-//! whether a request must wait for more (a network), and the transport then runs it elsewhere.
+//! The transport decodes a request, calls a method on the thread that received it, and encodes the result. A
+//! method may block only for as long as this machine's own disk takes. [`Filesystem::would_wait`] says in
+//! advance whether a request must wait longer (for a network); the transport then runs it on another thread.
 //!
-//! **Lookup counts.** Every [`Entry`] given to the kernel adds one reference to its inode; [`Filesystem::forget`] takes
-//! them back. An inode without a name lives until its count is zero.
+//! **Lookup counts.** Every [`Entry`] given to the kernel adds one reference to its inode;
+//! [`Filesystem::forget`] removes references. An inode without a name lives until its count is zero.
 //!
-//! **There are no file handles.** An exclusive or frozen mount answers OPEN, OPENDIR, FLUSH and CREATE with ENOSYS, so the
-//! kernel never asks again; what an open file is follows from its inode number alone. Readdir positions are therefore
-//! good for ever: a position is a value that the filesystem can resume from with nothing remembered.
+//! **There are no file handles.** An exclusive or frozen mount answers OPEN, OPENDIR, FLUSH and CREATE with
+//! ENOSYS, so the kernel never sends them again. Everything about an open file follows from its inode number.
+//! A readdir position therefore never expires: the filesystem can resume from it without any state.
 
 use std::ops::ControlFlow;
 
@@ -18,17 +18,18 @@ pub use blob::coming::Coming;
 
 use crate::errno::Errno;
 
-/// Shorthand: what every method answers.
+/// The result of every method.
 pub type Result<T> = std::result::Result<T, Errno>;
 
-/// The program behind a request. User and group are `u32::MAX` where the kernel does not name them: it allows id-mapped mounts, and nothing is made.
+/// The process behind a request. User and group are `u32::MAX` where the kernel does not send them: it allows
+/// id-mapped mounts, and the request creates nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     /// Effective user.
     pub uid: u32,
     /// Effective group.
     pub gid: u32,
-    /// Thread, as this process numbers it; 0 where it cannot be seen from here.
+    /// Thread id in this process's PID namespace; 0 where the thread is not visible from here.
     pub pid: u32,
 }
 
@@ -65,7 +66,7 @@ impl FileKind {
         }
     }
 
-    /// From the `S_IFMT` bits of a mode; bits 0 mean a regular file, as mknod(2) has it.
+    /// From the `S_IFMT` bits of a mode. No bits mean a regular file, as for mknod(2).
     pub fn from_mode(mode: u32) -> Option<FileKind> {
         Some(match mode & libc::S_IFMT {
             libc::S_IFREG | 0 => FileKind::File,
@@ -104,9 +105,9 @@ pub struct Attr {
     pub rdev: u32,
     /// Size in bytes.
     pub size: u64,
-    /// Room taken, in units of 512 bytes.
+    /// Space used, in units of 512 bytes.
     pub blocks: u64,
-    /// Last access (as set; reads do not move it unless the mount says so).
+    /// Last access (as set; reads update it only with `-o atime=relatime`).
     pub atime: Timestamp,
     /// Last change of contents.
     pub mtime: Timestamp,
@@ -116,22 +117,22 @@ pub struct Attr {
     pub btime: Timestamp,
 }
 
-/// A name found or made: the kernel holds one more reference to the inode.
+/// A name that was found or created. The kernel holds one more reference to its inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The inode's attributes.
     pub attr: Attr,
-    /// The number by which the kernel asks for it from now on: the inode's own, except where one inode has several contents at a
-    /// time ([`crate::follow`]).
+    /// The number that the kernel uses for it from now on. It is the inode's own number, except where one
+    /// inode has several contents at once ([`crate::follow`]).
     pub node: Ino,
     /// Distinguishes inodes that had the same number; always 0 while numbers are never reused.
     pub generation: u64,
-    /// It is about to change: the kernel is to ask again when it is looked up next.
+    /// It is about to change: the kernel must not cache it, and asks again at the next lookup.
     pub fleeting: bool,
 }
 
 impl Entry {
-    /// Of an inode that goes by its own number, to be kept.
+    /// An entry that the kernel may cache, under the inode's own number.
     pub fn of(attr: Attr) -> Entry {
         Entry { attr, node: attr.ino, generation: 0, fleeting: false }
     }
@@ -140,13 +141,13 @@ impl Entry {
 /// A new value for a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
-    /// The moment at which the request is served.
+    /// The moment at which the request is executed.
     Now,
-    /// This moment.
+    /// This given moment.
     To(Timestamp),
 }
 
-/// What setattr changes; `None` leaves a thing as it is.
+/// What setattr changes; `None` leaves a value as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// Permission bits (07777).
@@ -161,15 +162,17 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// Modification time.
     pub mtime: Option<SetTime>,
-    /// Change time: sent only by a kernel that keeps the times itself (writeback cache).
+    /// Change time. Only a kernel that keeps the times itself (writeback cache) sends it.
     pub ctime: Option<Timestamp>,
-    /// The caller is not privileged to leave set-user-id and set-group-id standing: clear them, the latter where the group may
-    /// execute or the caller is not of the file's group. Of a change of owner the kernel says so whoever asks.
+    /// The caller lacks the privilege to keep set-user-id and set-group-id bits: clear them. The set-group-id
+    /// bit is cleared only where the group may execute the file or the caller is not in the file's group.
+    /// With a change of owner, the kernel sets this for every caller, root too.
     pub kill_suid_sgid: bool,
 }
 
-/// Regular files whose change time moved with a change of names: at most one that was moved or lost a name, and one that stood at
-/// the new name. A kernel that keeps times itself hands theirs over right after it.
+/// The regular files whose change time an operation on names moved: at most one that was moved or lost a
+/// name, and one that was replaced at the new name. A kernel that keeps times itself sends their times right
+/// afterwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touched(pub [Option<Ino>; 2]);
 
@@ -180,20 +183,20 @@ impl Touched {
     }
 }
 
-/// A node to make.
+/// An inode to create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewNode {
-    /// Regular file, fifo, socket or device (directories and symlinks have methods of their own).
+    /// Regular file, fifo, socket or device. Directories and symlinks have methods of their own.
     pub kind: FileKind,
-    /// Permission bits asked for (07777), before umask or a default ACL is applied.
+    /// Permission bits requested (07777), before the umask or a default ACL is applied.
     pub perm: u16,
-    /// The caller's umask; it counts only where the parent has no default ACL.
+    /// The caller's umask. It is applied only where the parent has no default ACL.
     pub umask: u16,
     /// For device nodes.
     pub rdev: u32,
 }
 
-/// How rename treats what is in the way.
+/// What rename does when the new name exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RenameMode {
     /// Replace it.
@@ -205,29 +208,29 @@ pub enum RenameMode {
     Exchange,
 }
 
-/// How setxattr treats what is there.
+/// What setxattr does when the attribute exists or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum XattrMode {
     /// Create or replace.
     #[default]
     Set,
-    /// Refuse with EEXIST if there.
+    /// Refuse with EEXIST if it exists.
     Create,
-    /// Refuse with ENODATA if not there.
+    /// Refuse with ENODATA if it does not exist.
     Replace,
 }
 
-/// What fallocate(2) is asked to do with the range.
+/// What fallocate(2) does with the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocate {
-    /// Make room; the size grows if the range ends beyond it, unless `keep_size`.
+    /// Reserve space. The size grows if the range ends beyond it, unless `keep_size`.
     Reserve {
         /// `FALLOC_FL_KEEP_SIZE`
         keep_size: bool,
     },
-    /// Free the range; it reads as zeros, the size stays.
+    /// Free the range: it reads as zeros. The size stays.
     PunchHole,
-    /// The range reads as zeros; the size grows if the range ends beyond it, unless `keep_size`.
+    /// Make the range read as zeros. The size grows if the range ends beyond it, unless `keep_size`.
     Zero {
         /// `FALLOC_FL_KEEP_SIZE`
         keep_size: bool,
@@ -243,7 +246,7 @@ pub enum Seek {
     Hole,
 }
 
-/// One name of a listing.
+/// One entry of a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirEntry<'a> {
     /// The name's bytes.
@@ -252,26 +255,27 @@ pub struct DirEntry<'a> {
     pub ino: Ino,
     /// What it is.
     pub kind: FileKind,
-    /// Where to go on: the listing after this entry starts at this position.
+    /// The position after this entry, from which a listing can be resumed.
     pub next: u64,
 }
 
-/// Room in the volume, for statfs(2); bytes and inodes.
+/// Space in the volume, for statfs(2): bytes and inodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StatFs {
     /// Size of the volume in bytes.
     pub total: u64,
-    /// Free bytes, with those that nobody can write to: the disk's reserve for root, and what is kept free for removals.
+    /// Free bytes, including those that no user can write to: the disk's reserve for root, and the floor that
+    /// is kept free for removals.
     pub free: u64,
     /// Bytes that can be written.
     pub available: u64,
     /// Inodes in use.
     pub inodes: u64,
-    /// Inodes that can still be made.
+    /// Inodes that can still be created.
     pub inodes_free: u64,
 }
 
-/// A request whose wait can be judged beforehand.
+/// A request, as far as [`Filesystem::would_wait`] needs to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
     /// [`Filesystem::read`] of this range.
@@ -283,23 +287,24 @@ pub enum Waiting {
         /// Bytes.
         len: u32,
     },
-    /// [`Filesystem::write`]: waits where an origin is behind.
+    /// [`Filesystem::write`]: waits while uploads to the origin lag behind.
     Write,
     /// [`Filesystem::fsync`] and the like: waits for a disk.
     Sync,
     /// A change of names or attributes.
     Change,
-    /// A look at names or attributes.
+    /// A lookup of names or attributes.
     Look,
 }
 
-/// What came of bytes that were on their way: they, an error, or nothing, and then the range has to be read.
+/// The result of an in-flight fetch: the bytes, an error, or `Err(None)`: the fetch ended without a result,
+/// and the range must be read.
 pub type Came<'a> = std::result::Result<&'a [u8], Option<Errno>>;
 
-/// Is told of them at most once, on any thread, and does not wait there. True: they were of use.
+/// A completion, called at most once, on any thread. It must not block. It returns true if it used the bytes.
 pub type Answer = Box<dyn FnOnce(Came<'_>) -> bool + Send>;
 
-/// How long the kernel may keep what it was told, and what it is told at all. Asked once, at mount.
+/// What the kernel may cache. Asked once, at mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coherence {
     /// The tree cannot change.
@@ -308,27 +313,28 @@ pub enum Coherence {
     Exclusive,
 }
 
-/// A filesystem that can be mounted. Errors are error numbers, as the kernel will hand them to the program.
+/// A filesystem that can be mounted. Errors are error numbers, as the kernel returns them to the program.
 ///
-/// Permission checks are the kernel's (`default_permissions`, always); methods check what only the filesystem knows.
-/// Names are 1 to 255 bytes other than `/` and NUL; `ENAMETOOLONG` otherwise.
+/// The kernel checks permissions (`default_permissions`, always). Methods check only what the filesystem
+/// alone can know. Names are 1 to 255 bytes other than `/` and NUL; otherwise `ENAMETOOLONG`.
 #[allow(unused_variables)]
 pub trait Filesystem: Send + Sync {
     /// What the mount promises about changes.
     fn coherence(&self) -> Coherence;
 
-    /// Whether serving this request would wait for more than memory and the local page cache.
+    /// Whether this request would wait for more than memory and the local page cache.
     fn would_wait(&self, request: Waiting) -> bool {
         false
     }
 
-    /// A read of a range, answered by whoever brings its bytes, if they are on their way. Waits for nothing.
+    /// Attaches a read of a range to an in-flight fetch of its bytes, if there is one: `then` is called on
+    /// arrival. Never blocks.
     fn coming(&self, ino: Ino, offset: u64, len: u32, then: Answer) -> Coming {
         Coming::No
     }
 
-    /// Whether what is answered now is about to change, so that the kernel may keep it for no time: attributes, and that there is no
-    /// such name. Asked after each such answer; an [`Entry`] says so by itself.
+    /// Whether the current answers are about to change, so that the kernel must not cache attributes or the
+    /// absence of a name. Called after each such answer. An [`Entry`] carries its own flag.
     fn fleeting(&self) -> bool {
         false
     }
@@ -336,28 +342,28 @@ pub trait Filesystem: Send + Sync {
     /// Finds a name. `ENOENT` where there is none.
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry>;
 
-    /// Takes back `count` references of the kernel's.
+    /// Drops `count` references that the kernel held.
     fn forget(&self, ino: Ino, count: u64);
 
-    /// Attributes.
+    /// Returns an inode's attributes.
     fn getattr(&self, ino: Ino) -> Result<Attr>;
 
-    /// Changes attributes; truncates when the size is among them. Answers the attributes after.
+    /// Changes attributes, and truncates when the size is among them. Returns the new attributes.
     fn setattr(&self, caller: &Caller, ino: Ino, set: &SetAttr) -> Result<Attr>;
 
-    /// A symbolic link's target.
+    /// Returns a symbolic link's target.
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>>;
 
-    /// Makes a node that is neither directory nor symlink.
+    /// Creates an inode that is neither a directory nor a symlink.
     fn mknod(&self, caller: &Caller, parent: Ino, name: &[u8], node: &NewNode) -> Result<Entry>;
 
-    /// Makes a directory. `umask` as in [`NewNode`].
+    /// Creates a directory. `umask` as in [`NewNode`].
     fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], perm: u16, umask: u16) -> Result<Entry>;
 
-    /// Makes a symbolic link.
+    /// Creates a symbolic link.
     fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry>;
 
-    /// Makes a file without a name (`O_TMPFILE`).
+    /// Creates a file without a name (`O_TMPFILE`).
     fn tmpfile(&self, caller: &Caller, parent: Ino, perm: u16, umask: u16) -> Result<Entry> {
         Err(Errno::EOPNOTSUPP)
     }
@@ -365,7 +371,7 @@ pub trait Filesystem: Send + Sync {
     /// Gives an inode one more name.
     fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry>;
 
-    /// Removes a name that is not a directory's.
+    /// Removes a name of anything but a directory.
     fn unlink(&self, parent: Ino, name: &[u8]) -> Result<Touched>;
 
     /// Removes an empty directory.
@@ -374,12 +380,16 @@ pub trait Filesystem: Send + Sync {
     /// Renames.
     fn rename(&self, parent: Ino, name: &[u8], to: Ino, to_name: &[u8], mode: RenameMode) -> Result<Touched>;
 
-    /// Reads at most `buf.len()` bytes; fewer only at the end of the file. Answers how many.
+    /// Reads at most `buf.len()` bytes; fewer only at the end of the file. Returns how many.
     fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
 
-    /// Writes all of `data`. `unprivileged`: who writes, if set-id bits must go as with `kill_suid_sgid` of [`SetAttr`]; `None`:
-    /// they stay. `cached`: the bytes come from the kernel's page cache, which keeps size and times itself, and took capabilities away when
-    /// the program wrote; one that is there now was set later and stays. Answers whether set-id bits went: the kernel does not ask for a mode again because of a write.
+    /// Writes all of `data`. Returns whether set-id bits were cleared: after a write the kernel does not ask
+    /// for the mode by itself.
+    ///
+    /// `unprivileged`: the writer, if set-id bits must be cleared as with `kill_suid_sgid` of [`SetAttr`];
+    /// with `None` they stay. `cached`: the bytes come from the kernel's page cache. That kernel keeps size
+    /// and times itself, and removed capabilities when the program wrote; a capability that is there now was
+    /// set later and stays.
     fn write(
         &self,
         ino: Ino,
@@ -389,8 +399,8 @@ pub trait Filesystem: Send + Sync {
         cached: bool,
     ) -> Result<bool>;
 
-    /// Takes from a file what its bytes may not be changed under: set-id bits, as a write by `caller` does. Before
-    /// [`Filesystem::allocate`] and, of the target, [`Filesystem::copy_range`]. Answers whether set-id bits went.
+    /// Clears the set-id bits of a file, as a write by `caller` does. Called before [`Filesystem::allocate`],
+    /// and for the target of [`Filesystem::copy_range`]. Returns whether bits were cleared.
     fn drop_privileges(&self, caller: &Caller, ino: Ino) -> Result<bool> {
         let _ = (caller, ino);
         Ok(false)
@@ -402,17 +412,19 @@ pub trait Filesystem: Send + Sync {
     /// lseek(2) with `SEEK_DATA` or `SEEK_HOLE`. `ENXIO` past the end.
     fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64>;
 
-    /// Copies a range between files of this filesystem by names only. Answers how many bytes.
+    /// Copies a range between files of this filesystem by reference, without copying bytes. Returns how many
+    /// bytes.
     fn copy_range(&self, from: Ino, from_offset: u64, to: Ino, to_offset: u64, len: u64) -> Result<u64>;
 
-    /// When it returns, everything done to this inode before (and its names) survives a power cut.
+    /// When it returns, every earlier change of this inode (and its names) survives a power cut.
     fn fsync(&self, ino: Ino, data_only: bool) -> Result<()>;
 
     /// The same for the whole filesystem.
     fn sync(&self) -> Result<()>;
 
-    /// Hands `each` the entries from `position` (0: the start) on, `.` and `..` among them, until it breaks. An entry for which
-    /// it broke was not taken. Entries that are there throughout a listing are seen exactly once, whatever comes and goes meanwhile.
+    /// Passes to `each` the entries from `position` (0: the start) on, `.` and `..` included, until it
+    /// breaks. The entry at which it broke was not taken. Entries that exist throughout a listing are seen
+    /// exactly once, whatever is created or removed meanwhile.
     fn readdir(
         &self,
         ino: Ino,
@@ -420,7 +432,8 @@ pub trait Filesystem: Send + Sync {
         each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()>;
 
-    /// The same with attributes, and one reference for each entry taken other than `.` and `..` (as by [`Filesystem::lookup`]).
+    /// The same with attributes. Adds one reference for each entry taken other than `.` and `..` (as
+    /// [`Filesystem::lookup`] does).
     fn readdir_plus(
         &self,
         ino: Ino,
@@ -431,18 +444,18 @@ pub trait Filesystem: Send + Sync {
     /// An extended attribute's value. `ENODATA` where there is none.
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
 
-    /// Sets one. `kill_sgid`: setting an ACL must clear the set-group-id bit.
+    /// Sets one attribute. `kill_sgid`: setting an ACL must clear the set-group-id bit.
     fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode, kill_sgid: bool) -> Result<()>;
 
-    /// The names of all, each followed by a NUL byte.
+    /// All attribute names, each followed by a NUL byte.
     fn listxattr(&self, ino: Ino) -> Result<Vec<u8>>;
 
-    /// Removes one. `ENODATA` where there is none.
+    /// Removes one attribute. `ENODATA` where there is none.
     fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()>;
 
-    /// Room in the volume.
+    /// Space in the volume.
     fn statfs(&self) -> Result<StatFs>;
 
-    /// The kernel is gone: the mount ended. All references are void.
+    /// The mount ended, and the kernel will send nothing more. All references are void.
     fn unmounted(&self) {}
 }

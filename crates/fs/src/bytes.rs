@@ -1,7 +1,8 @@
-//! Bytes of files: reading what extents point to, and storing new ones.
+//! The bytes of files: reads of what extents point to, and storage of new bytes.
 //!
-//! A read looks up the page's extents and then each pack. In between, a pack may be sealed, or compacted away and its blob deleted. So when
-//! bytes are not where they were said to be, the names are read again; only what is missing twice by the same names is lost, and that is EIO.
+//! A read looks up the page's extents and then each pack. In between, a pack may be sealed, or it may be
+//! compacted and its blob deleted. So when bytes are not where the names say, the names are read again. Bytes
+//! are lost only if they are missing twice under the same names; the read then fails with EIO.
 
 use std::io;
 
@@ -20,15 +21,15 @@ use crate::packs::table::Place;
 use crate::packs::{OWN_PACK_APPEND_MIN, OWN_PACK_MIN, Slot, Writer};
 use crate::volume::Core;
 
-/// How often names are read again when bytes were not where they said.
+/// How often names are read when bytes are not where they say.
 const LOOKS: usize = 4;
 
-/// The page of a file that holds this byte, and where in the page it is.
+/// The page of a file that holds this byte, and the byte's offset in the page.
 pub(crate) fn page_of(offset: u64) -> (u32, u32) {
     ((offset / u64::from(BLOB_MAX)) as u32, (offset % u64::from(BLOB_MAX)) as u32)
 }
 
-/// Stored bytes of which no name speaks yet. Kept until the names are committed.
+/// Stored bytes that no name refers to yet. Keep this until the names are committed.
 #[derive(Default)]
 pub(crate) struct Stored {
     pub(crate) pieces: Vec<Piece>,
@@ -36,7 +37,8 @@ pub(crate) struct Stored {
 }
 
 impl Core {
-    /// Reads a file of which `record` was just read. Answers how many bytes; fewer than asked only at the end.
+    /// Reads a file whose `record` was just read. Returns how many bytes; fewer than requested only at the
+    /// end of the file.
     pub(crate) fn read_file(
         &self,
         ino: Ino,
@@ -69,7 +71,7 @@ impl Core {
     fn read_inline(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         let bytes = self.names.inline(ino)?;
         let Some(bytes) = bytes else {
-            // It was moved to a pack since its record was read.
+            // It was moved to a pack after its record was read.
             let (page, at) = page_of(offset);
             return self.read_page(ino, page, (at, Access::Normal), buf);
         };
@@ -94,7 +96,7 @@ impl Core {
             let extents = self.names.extents(ino, page)?;
             match self.read_extents(&extents, at, buf, access) {
                 Err(error) if look + 1 < LOOKS && may_have_moved(&error) => {
-                    // The same names and fresh places said the same: it is lost.
+                    // The names were read again and say the same places: the bytes are lost.
                     if look > 1 && before.as_ref() == Some(&extents) {
                         return Err(error);
                     }
@@ -134,7 +136,7 @@ impl Core {
         Ok(())
     }
 
-    /// Reads a range of a pack, wherever its bytes are.
+    /// Reads a range of a pack, wherever the pack is now.
     pub(crate) fn read_pack(&self, pack: PackNo, offset: u32, buf: &mut [u8]) -> Result<(), Error> {
         self.read_pack_as(pack, offset, buf, Access::Normal)
     }
@@ -147,7 +149,7 @@ impl Core {
             }
             Some(Place::Blob(blob)) => {
                 let read = self.parts.source.read_as(&blob, offset, buf, access);
-                read.inspect_err(|error| self.answers.met(error))?;
+                read.inspect_err(|error| self.answers.note_error(error))?;
                 self.counters.from_blobs.add(buf.len());
             }
             None => return Err(gone(pack)),
@@ -169,12 +171,12 @@ impl Core {
         Ok(Some(place))
     }
 
-    /// Stores bytes for a range of a file: a piece for each page that it touches.
+    /// Stores bytes for a range of a file: one piece for each page that it touches.
     pub(crate) fn store(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<Stored, Error> {
         self.store_in(ino, offset, data, 0)
     }
 
-    /// The same for a file that has `size` bytes so far.
+    /// The same for a file of `size` bytes so far.
     pub(crate) fn store_in(&self, ino: Ino, offset: u64, data: &[u8], size: u64) -> Result<Stored, Error> {
         let mut stored = Stored::default();
         self.store_pages(&mut stored, ino, offset, data, size)?;
@@ -205,10 +207,11 @@ impl Core {
             let from = offset + done as u64;
             let (page, at) = page_of(from);
             let len = (data.len() - done).min((BLOB_MAX - at) as usize);
-            // Of a file that is appended to, what comes before in the page is elsewhere; else it is most likely still on its way.
+            // For an append, the earlier bytes of the page are stored elsewhere. Otherwise they are most
+            // likely still to be written.
             let base = if from == size { at } else { 0 };
             let appends = from >= MIB && from >= size && len as u32 >= OWN_PACK_APPEND_MIN;
-            // A large write that ends in this page: most likely the rest of the page follows.
+            // A large write that ends in this page: the rest of the page most likely follows.
             let goes_on = at == 0 && data.len() >= OWN_PACK_MIN as usize;
             let own = len as u32 >= OWN_PACK_MIN || appends || goes_on;
             let writer = Writer::Page { ino, page, at, base, own };
@@ -226,7 +229,7 @@ impl Core {
         Ok(())
     }
 
-    /// Writes bytes (at most 4 MiB) to an open pack; gives their CRC32C as well.
+    /// Writes bytes (at most 4 MiB) to an open pack. Returns their CRC32C too.
     pub(crate) fn store_range(&self, writer: Writer, bytes: &[u8]) -> Result<(Slot, u32), Error> {
         let slot = self.packs.reserve(writer, bytes.len() as u32, || self.begin_pack())?;
         match self.parts.packs.write_summed(slot.pack(), slot.offset, bytes) {
@@ -249,7 +252,8 @@ impl Core {
         let pack = self.next_pack()?;
         self.parts.packs.create(pack)?;
         if let Err(error) = self.run(&Op::OpenPack { pack }) {
-            // Its file is empty and nothing knows it; if it cannot even go, the next open of the volume finds it.
+            // The new pack is empty and has no row. If it cannot be removed now, the next open of the volume
+            // finds it.
             let _ = self.parts.packs.discard(pack);
             return Err(error);
         }
@@ -258,7 +262,7 @@ impl Core {
     }
 }
 
-/// Whether fresh names might say that the bytes are elsewhere.
+/// Whether re-read names may show that the bytes have moved.
 fn may_have_moved(error: &Error) -> bool {
     match error {
         Error::Blob(BlobError::Missing(_)) => true,
@@ -269,7 +273,7 @@ fn may_have_moved(error: &Error) -> bool {
     }
 }
 
-/// A pack that the names do not know.
+/// The error for a pack that has no row.
 fn gone(pack: PackNo) -> Error {
     Error::Blob(BlobError::Io(io::Error::new(
         io::ErrorKind::NotFound,
@@ -277,7 +281,7 @@ fn gone(pack: PackNo) -> Error {
     )))
 }
 
-/// The name of a file's whole content.
+/// The id of a file's whole content.
 pub(crate) fn content_id(bytes: &[u8]) -> BlobId {
     let _phase = phase::enter(Phase::Blob);
     BlobId(*blake3::hash(bytes).as_bytes())

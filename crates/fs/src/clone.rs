@@ -1,8 +1,9 @@
-//! Clones of files and trees: names only, no byte moves.
+//! Clones of files and trees: names are copied, bytes are not.
 //!
-//! The copy is built without a name of its own and gets it last: nobody sees half a clone, and what a crash leaves is
-//! collected like any other inode without a name. Each file is as it was at one moment of the clone; a writer who changes
-//! several files meanwhile may find one as before and another as after. Hard links within the tree stay hard links.
+//! The copy is built without a name and gets it last. So a half-built clone is never visible, and what a
+//! crash leaves is collected like any other inode without a name. Each file is copied as it was at one moment
+//! of the clone. If a program changes several files meanwhile, the clone may have one from before the change
+//! and another from after it. Hard links within the tree stay hard links.
 
 use std::ops::ControlFlow;
 
@@ -17,14 +18,14 @@ use crate::errno::{Errno, Error};
 use crate::ops::check_name;
 use crate::volume::{Core, Volume};
 
-/// What a clone has made so far.
+/// The progress of a clone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cloned {
     /// Directories.
     pub dirs: u64,
     /// Everything else, each inode once.
     pub files: u64,
-    /// Further names of files that were there already.
+    /// Further names of inodes that were copied already.
     pub links: u64,
     /// Bytes that the copies refer to.
     pub bytes: u64,
@@ -32,25 +33,25 @@ pub struct Cloned {
 
 /// Entries of a directory read at a time.
 const BATCH: usize = 512;
-/// Progress is told after so many inodes.
-const TELL: u64 = 64;
+/// Progress is reported after so many inodes.
+const REPORT_EVERY: u64 = 64;
 
 /// A directory whose entries are being copied.
 struct Level {
     from: Ino,
     to: Ino,
-    /// As it was: its times are set again once its entries are made.
+    /// The original's record. Its times are set on the copy once the entries are made.
     record: InodeRecord,
     position: u64,
     batch: Vec<Listed>,
 }
 
 impl Volume {
-    /// Makes `name` in `parent` a copy of `from`, a file or a whole tree. `progress` is called now and then, and ends the clone (EINTR) when
-    /// it breaks.
+    /// Makes `name` in `parent` a copy of `from`, a file or a whole tree. `progress` is called now and then.
+    /// If it breaks, the clone ends with EINTR.
     ///
     /// # Errors
-    /// `EEXIST` where the name is taken; else as for creating files.
+    /// `EEXIST` where the name exists; otherwise as for creating files.
     pub fn clone_tree(
         &self,
         from: Ino,
@@ -84,33 +85,34 @@ impl Core {
         let (top, record) = self.clone_inode(from)?;
         let built = self.clone_below(from, top, &record, &mut counts, progress);
         let attached = built.and_then(|()| self.run(&Op::Attach { ino: top, parent, name }));
-        self.let_go(top, attached.is_ok());
+        self.release(top, attached.is_ok());
         attached?;
         progress(counts).is_continue();
         Ok(counts)
     }
 
-    /// Copies one inode, all of its contents; the copy has no name yet. Answers it and what it was copied from. The copy is held, so that
-    /// the reaper, which looks for inodes without a name when a volume is opened, leaves it alone: see [`Core::let_go`].
+    /// Copies one inode with all of its contents; the copy has no name yet. Returns the copy, and the record
+    /// of the original. The copy counts as held, so that the reaper, which looks for inodes without a name
+    /// after an open, leaves it alone: see [`Core::release`].
     fn clone_inode(&self, from: Ino) -> Result<(Ino, InodeRecord), Error> {
         let ino = self.next_ino()?;
         self.refs.finding().hold(ino);
         let copied = self.clone_contents(from, ino);
         if copied.is_err() {
-            self.let_go(ino, false);
+            self.release(ino, false);
         }
         Ok((ino, copied?))
     }
 
-    /// A copy has its name now, or never gets one.
-    fn let_go(&self, copy: Ino, named: bool) {
+    /// Releases a copy that now has its name, or never gets one.
+    fn release(&self, copy: Ino, named: bool) {
         if self.refs.forget(copy, 1) || !named {
             self.reaper.push(&[copy]);
         }
     }
 
     fn clone_contents(&self, from: Ino, ino: Ino) -> Result<InodeRecord, Error> {
-        // Keeps writers away from a file that is copied in steps.
+        // Excludes writers from a file that is copied in several steps.
         let _whole = self.lock_of(from).write();
         let record = self.attr(from)?;
         let mut change = self.run(&Op::CloneInode { from, ino })?;
@@ -138,7 +140,7 @@ impl Core {
         let level = |from, to, record| Level { from, to, record, position: 0, batch: Vec::new() };
         let mut stack = vec![level(from, top, *record)];
         let mut linked: HashMap<Ino, Ino> = HashMap::new();
-        let mut told = 0;
+        let mut reported = 0;
         while let Some(at) = stack.last_mut() {
             let Some(entry) = self.next_entry(at)? else {
                 self.settle_times(at)?;
@@ -151,7 +153,7 @@ impl Core {
                 counts.links += 1;
                 continue;
             }
-            // Damage, which `covey fsck` finds: a copy of it would never end.
+            // Damage, which `covey fsck` finds: the copy would never end.
             if entry.dentry.is_dir() && stack.iter().any(|level| level.from == child) {
                 return Err(Errno::ELOOP.into());
             }
@@ -161,7 +163,7 @@ impl Core {
                 made => made?,
             };
             let attached = self.run(&Op::Attach { ino: copy, parent: to, name: &entry.name });
-            self.let_go(copy, attached.is_ok());
+            self.release(copy, attached.is_ok());
             attached?;
             if record.is_dir() {
                 counts.dirs += 1;
@@ -173,8 +175,8 @@ impl Core {
                     linked.insert(child, copy);
                 }
             }
-            if counts.files + counts.dirs >= told + TELL {
-                told = counts.files + counts.dirs;
+            if counts.files + counts.dirs >= reported + REPORT_EVERY {
+                reported = counts.files + counts.dirs;
                 self.admit(0)?;
                 if progress(*counts).is_break() || self.stopping() {
                     return Err(Errno::EINTR.into());
@@ -196,7 +198,7 @@ impl Core {
         Ok(level.batch.pop())
     }
 
-    /// Making a directory's entries moved its times; they become those of what it was copied from.
+    /// Sets a directory's times to those of the original: creating its entries changed them.
     fn settle_times(&self, level: &Level) -> Result<(), Error> {
         let set = SetAttrs {
             atime: Some(level.record.atime),

@@ -1,17 +1,18 @@
-//! Equal bytes: whether what is stored already can stand for bytes that were just written.
+//! Equal bytes: whether a name may refer to stored bytes instead of the equal bytes that were just written.
 //!
-//! A reference to bytes that are lost would be acknowledged and could never be read. So nothing is made to refer to stored bytes before they
-//! were looked at:
+//! If the stored bytes were lost, the write would be acknowledged and could never be read. So no name is made
+//! to refer to stored bytes before they were checked:
 //!
-//! | where they are | what is asked |
+//! | where they are | how they are checked |
 //! |---|---|
 //! | an open pack, a blob of an origin on this machine | they are read, which checks their sums, and compared |
-//! | a blob of a far origin | the origin says that it has the blob; a copy on this machine is compared as well |
+//! | a blob of a remote origin | the origin says that it has the blob; a copy on this machine is compared as well |
 //!
-//! What cannot be told now (the origin does not answer, or asking it would hold up a writer) is no target: the bytes are stored anew, and
-//! [`crate::gc::dedup`] looks again later.
+//! If the check is not possible now (the origin does not answer, or asking it would delay a writer), the
+//! bytes are stored anew, and [`crate::gc::dedup`] checks again later.
 //!
-//! **Lost bytes heal.** When the same bytes are written again, everything that referred to the lost ones follows to the new ones.
+//! **Lost bytes heal.** When the same bytes are written again, everything that referred to the lost ones is
+//! changed to refer to the new ones.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -28,55 +29,55 @@ use crate::errno::Error;
 use crate::packs::table::Place;
 use crate::volume::Core;
 
-/// So long an origin's answer that it has a blob is believed.
+/// How long an origin's answer that it has a blob is trusted.
 const GOOD_FOR: Duration = Duration::from_secs(600);
-/// An origin that did not answer is not asked again for so long.
-const AWAY: Duration = Duration::from_secs(30);
+/// How long an origin that did not answer is not asked again.
+const SILENT_FOR: Duration = Duration::from_secs(30);
 /// Answers remembered, of some 64 bytes each.
 const ANSWERS_MAX: usize = 16 << 10;
 /// Users of a pack read at a time.
 const USERS: usize = 1024;
 
-/// What is known of stored bytes that something could be made to refer to.
+/// The state of stored bytes that a name could refer to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// They are there, and equal.
+    /// They exist and are equal.
     Sound,
     /// They are missing or damaged.
     Lost,
-    /// Something else is there, or nothing is any more: what led here is out of date.
+    /// Other bytes are there, or none: the row that led here is out of date.
     Stale,
     /// It cannot be told now.
     Unknown,
 }
 
-/// What a far origin said of blobs. Bounded: when it is full, it begins anew.
+/// A remote origin's answers about blobs. Bounded: when it is full, it is cleared.
 #[derive(Default)]
 pub(crate) struct Answers(Mutex<HashMap<BlobId, (Instant, Target)>>, Mutex<Option<Instant>>);
 
 impl Answers {
     fn get(&self, blob: &BlobId) -> Option<Target> {
-        let (at, said) = *self.0.lock().get(blob)?;
+        let (at, answer) = *self.0.lock().get(blob)?;
         let is_old = time::monotonic().saturating_duration_since(at) >= GOOD_FOR;
-        (said == Target::Lost || !is_old).then_some(said)
+        (answer == Target::Lost || !is_old).then_some(answer)
     }
 
-    /// The origin did not answer.
-    fn is_away(&self) {
+    /// Records that the origin did not answer.
+    fn note_silence(&self) {
         *self.1.lock() = Some(time::monotonic());
     }
 
-    /// Whether it did not a moment ago: each question would wait in vain.
-    fn was_away(&self) -> bool {
-        self.1.lock().is_some_and(|at| time::monotonic().saturating_duration_since(at) < AWAY)
+    /// Whether the origin failed to answer a moment ago: another question would wait in vain.
+    fn is_silent(&self) -> bool {
+        self.1.lock().is_some_and(|at| time::monotonic().saturating_duration_since(at) < SILENT_FOR)
     }
 
-    fn put(&self, blob: &BlobId, said: Target) {
+    fn put(&self, blob: &BlobId, answer: Target) {
         let mut all = self.0.lock();
         if all.len() >= ANSWERS_MAX {
             all.clear();
         }
-        all.insert(*blob, (time::monotonic(), said));
+        all.insert(*blob, (time::monotonic(), answer));
     }
 
     /// The blob was stored just now.
@@ -84,8 +85,8 @@ impl Answers {
         self.put(blob, Target::Sound);
     }
 
-    /// A read of the blob failed in a way that says something of its bytes.
-    pub(crate) fn met(&self, error: &BlobError) {
+    /// Records a failed read of the blob, if the error says that its bytes are lost.
+    pub(crate) fn note_error(&self, error: &BlobError) {
         if let BlobError::Missing(blob) | BlobError::Damaged { id: blob, .. } = error {
             self.put(blob, Target::Lost);
         }
@@ -93,9 +94,10 @@ impl Answers {
 }
 
 impl Core {
-    /// Whether a range of a pack holds exactly these bytes. `may_wait`: a far origin may be asked.
+    /// Whether a range of a pack holds exactly these bytes. `may_wait`: a remote origin may be asked.
     pub(crate) fn check_target(&self, at: &ContentRow, bytes: &[u8], may_wait: bool) -> Target {
-        // The pack may have been sealed, or moved, between the look-up and the read: then the table of packs is out of date.
+        // The pack may have been sealed or moved between the lookup and the read. Then the cached table of
+        // packs is out of date.
         for look in 0..2 {
             match self.compare(at, bytes, may_wait) {
                 Ok(found) => return found,
@@ -121,28 +123,28 @@ impl Core {
         Ok(if there == bytes { Target::Sound } else { Target::Stale })
     }
 
-    /// Whether a far origin has a blob.
+    /// Whether a remote origin has a blob.
     fn ask_origin(&self, blob: &BlobId, may_wait: bool) -> Result<Target, Error> {
-        if let Some(said) = self.answers.get(blob) {
-            return Ok(said);
+        if let Some(answer) = self.answers.get(blob) {
+            return Ok(answer);
         }
-        if !may_wait || self.answers.was_away() {
+        if !may_wait || self.answers.is_silent() {
             return Ok(Target::Unknown);
         }
         match self.parts.origin.size(blob) {
             Ok(size) => {
-                let said = if size.is_some() { Target::Sound } else { Target::Lost };
-                self.answers.put(blob, said);
-                Ok(said)
+                let answer = if size.is_some() { Target::Sound } else { Target::Lost };
+                self.answers.put(blob, answer);
+                Ok(answer)
             }
             Err(error) => {
-                self.answers.is_away();
+                self.answers.note_silence();
                 Err(error.into())
             }
         }
     }
 
-    /// Everything that refers to a lost range follows to the same bytes where they are now.
+    /// Makes everything that refers to a lost range refer to the same bytes at their new place.
     pub(crate) fn heal(&self, lost: &ContentRow, (to, to_offset): (PackNo, u32)) -> Result<(), Error> {
         let (from, from_offset, len) = (lost.pack, lost.offset, lost.len);
         let moves = [Move { from, from_offset, len, to, to_offset, crc: None }];
@@ -168,7 +170,7 @@ impl Core {
     }
 }
 
-/// Whether an error says that bytes are missing or damaged, and not only that they cannot be had now.
+/// Whether an error says that bytes are missing or damaged, and not only unreachable for now.
 pub(crate) fn is_lost(error: &Error) -> bool {
     match error {
         Error::Blob(BlobError::Missing(_) | BlobError::Damaged { .. }) => true,

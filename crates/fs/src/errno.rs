@@ -1,7 +1,7 @@
-//! Error numbers, as the kernel hands them to a program, and the one table that leads to them.
+//! Error numbers, as the kernel returns them to a program, and the one table that leads to them.
 //!
-//! Below this crate errors say what happened; here each becomes the number that tells a program what it can do. The
-//! table is exhaustive: a new kind of error does not compile until somebody has decided what a program is told.
+//! Below this crate, errors say what happened. Here each becomes the number that tells a program what it can
+//! do. The table is exhaustive: a new kind of error does not compile until somebody has chosen its number.
 
 use std::fmt;
 
@@ -99,7 +99,7 @@ impl From<Refusal> for Errno {
             Refusal::AttributeTooLarge => Errno::ERANGE,
             Refusal::Busy => Errno::EBUSY,
             Refusal::Unsupported => Errno::EOPNOTSUPP,
-            // The first two are met and answered inside; seeing one here is as bad as damage.
+            // The first two are handled inside. If one reaches this table, that is as bad as damage.
             Refusal::MustOutline | Refusal::ContentGone | Refusal::Damaged => Errno::EIO,
         }
     }
@@ -127,10 +127,10 @@ impl From<&BlobError> for Errno {
     }
 }
 
-/// What goes wrong inside; it becomes an [`Errno`] where a request is answered, and is logged there.
+/// An internal error. It becomes an [`Errno`], and is logged, where a request is answered.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The operation is not possible as things are.
+    /// The operation is not possible in the current state.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The names could not be read or changed.
@@ -139,7 +139,7 @@ pub enum Error {
     /// Bytes could not be read or stored.
     #[error(transparent)]
     Blob(#[from] BlobError),
-    /// Decided here.
+    /// Decided in this crate.
     #[error("{0}")]
     Errno(#[from] Errno),
 }

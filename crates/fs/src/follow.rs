@@ -1,23 +1,29 @@
-//! A mount that moves from one frozen tree to the next: what was open stays as it was, and what is looked up afterwards is new.
+//! A mount that moves from one frozen tree to the next. Open files stay as they were; later lookups find the
+//! new tree.
 //!
 //! ```text
-//!   kernel's node        held by                        shows
-//!   1, dir 7             paths, cwd, listings           the newest tree, always
-//!   2^63 + 4  (file 9)   who opened it two trees ago    file 9 of that tree, until the kernel forgets the node
-//!   2^63 + 8  (file 9)   who looked it up since         file 9 of the newest tree that changed it
+//!   kernel's node        held by                  shows
+//!   1, dir 7             paths, cwd, listings     the newest tree, always
+//!   2^63 + 4  (file 9)   opened two trees ago     file 9 of that tree, until the kernel forgets the node
+//!   2^63 + 8  (file 9)   looked up since          file 9 of the newest tree that changed it
 //! ```
 //!
-//! **A file's node is its content.** The kernel is not asked to open files, so the daemon cannot know who has one open; what it reads is
-//! therefore decided by the node's number alone. A node of a file that a new tree changes stays with the last tree that had it so, and
-//! whoever looks the name up next gets another node. Numbers of nodes are never used twice; `st_ino` is the inode's own and stays.
-//! A folder's node is its inode and shows the newest tree; of a folder that is gone there is nothing left but its attributes.
+//! (Here "node" means a FUSE node id.)
 //!
-//! **Moving is one moment.** The kernel keeps names for ever, so it must be made to forget those that change, and it forgets one after
-//! the other. While it does ([`Moving`]), everything is still answered from the old tree, and for no time. So until the end of it
-//! nothing new can be seen by anybody, and after it nothing old can be looked up: there is no state in between.
+//! **A file's node is its content.** The kernel sends no OPEN, so the daemon cannot know which files are
+//! open. What a read returns is therefore decided by the node's number alone. When a new tree changes a file,
+//! the old node stays with the last tree that had the old content, and the next lookup of the name gets
+//! another node. Node numbers are never reused; `st_ino` is the inode's own number and stays. A folder's node
+//! is its inode and shows the newest tree. Of a folder that is gone, only its attributes are left.
 //!
-//! What must hold for that: a node is entered here under the same lock under which it is decided which nodes are held. A look-up is either
-//! counted before (then its names are forgotten) or told that it is fleeting. A look-up that ends after the move starts again.
+//! **A move takes effect at one moment.** The kernel keeps names for ever. So it must be made to forget those
+//! that change, and it forgets them one after another. During that time ([`Moving`]) everything is still
+//! answered from the old tree, and the kernel may not cache the answers. So before the end of the move
+//! nothing new is visible, and after it no lookup finds anything old: there is no mixed state.
+//!
+//! This needs one rule: a node is entered here under the same lock under which a move decides which nodes are
+//! held. A lookup is either counted before that (then its names are forgotten), or its answer is marked as
+//! fleeting. A lookup that ends after the move starts again.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -32,31 +38,31 @@ use crate::api::{
 };
 use crate::errno::Errno;
 
-/// Numbers of files' nodes begin here; no volume has given out so many inodes.
+/// File nodes are numbered from here on. No volume has ever allocated so many inodes.
 const FILES: u64 = 1 << 63;
 
-/// An inode that is not the same in the next tree, or not there any more.
+/// An inode that differs in the next tree, or does not exist there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Changed {
-    /// Which.
+    /// The inode.
     pub ino: Ino,
     /// The next tree does not have it.
     pub gone: bool,
 }
 
-/// What the kernel knows under a number.
+/// What the kernel refers to by a number.
 struct Known {
     ino: Ino,
     is_dir: bool,
-    /// References of the kernel's.
+    /// The kernel's references.
     count: u64,
-    /// The tree that it stays with; none: the newest.
+    /// The tree that it stays with; none for the newest.
     stays: Option<Arc<dyn Filesystem>>,
 }
 
 struct State {
     newest: Arc<dyn Filesystem>,
-    /// How many trees came before it.
+    /// How many trees were shown before.
     moves: u64,
     moving: bool,
     known: HashMap<u64, Known>,
@@ -65,7 +71,7 @@ struct State {
     next: u64,
 }
 
-/// Where a request goes.
+/// The target of a request.
 struct Place {
     fs: Arc<dyn Filesystem>,
     ino: Ino,
@@ -74,12 +80,14 @@ struct Place {
     is_gone: bool,
 }
 
-/// The newest of several trees, and what is still held of older ones. See the [module](self).
+/// The newest of several trees, and the nodes of older ones that the kernel still holds. See the
+/// [module](self).
 pub struct Following {
     state: Mutex<State>,
 }
 
-/// A move that has begun: names are being forgotten. Dropped without [`Moving::finish`] it is given up, and the old tree stays.
+/// A move in progress: the kernel is being made to forget names. If it is dropped without [`Moving::finish`],
+/// it is cancelled, and the old tree stays.
 pub struct Moving<'a> {
     following: &'a Following,
     changed: Vec<Changed>,
@@ -87,7 +95,7 @@ pub struct Moving<'a> {
 }
 
 impl Following {
-    /// Shows this tree for now. It must be frozen.
+    /// Starts with this tree. It must be frozen.
     pub fn new(first: Arc<dyn Filesystem>) -> Following {
         let state = State {
             newest: first,
@@ -100,20 +108,20 @@ impl Following {
         Following { state: Mutex::new(state) }
     }
 
-    /// How many trees came before the one that is shown.
+    /// How many trees were shown before the current one.
     pub fn moves(&self) -> u64 {
         self.state.lock().moves
     }
 
-    /// Nodes that the kernel holds, and how many of them stay with an older tree.
+    /// The number of nodes that the kernel holds, and how many of them stay with an older tree.
     pub fn held(&self) -> (usize, usize) {
         let state = self.state.lock();
         (state.known.len(), state.known.values().filter(|known| known.stays.is_some()).count())
     }
 
-    /// Begins to move to a tree in which these inodes are others. From now on nothing is to be kept by the kernel; what it keeps already
-    /// must be taken from it before [`Moving::finish`]: every name that is another in the next tree, and every name of a [`Moving::held`]
-    /// file. One at a time.
+    /// Begins a move to a tree in which these inodes differ. From now on the kernel may cache nothing. Before
+    /// [`Moving::finish`], the caller must invalidate what the kernel has cached: every name that differs in
+    /// the next tree, and every name of a [`Moving::held`] file. Only one move at a time.
     pub fn begin(&self, changed: Vec<Changed>) -> Moving<'_> {
         let mut state = self.state.lock();
         state.moving = true;
@@ -130,7 +138,7 @@ impl Following {
                 Ok(Place { fs: fs.clone(), ino: *ino, moves, is_gone: *is_dir })
             }
             Some(known) => Ok(Place { fs: newest(), ino: known.ino, moves, is_gone: false }),
-            // Folders of the newest tree go by their own number, also when only a file handle remembers them.
+            // Folders of the newest tree have their own number, even if only a file handle remembers them.
             None if node.0 < FILES => Ok(Place { fs: newest(), ino: node, moves, is_gone: false }),
             None => Err(Errno(libc::ESTALE)),
         }
@@ -140,13 +148,14 @@ impl Following {
         self.state.lock().newest.clone()
     }
 
-    /// Enters an inode of the newest tree and counts it. None: it is of a tree that is not the newest any more.
+    /// Enters an inode of the newest tree and counts it. Returns none if its tree is no longer the newest.
     fn enter(&self, attr: &Attr, moves: u64) -> Option<Entry> {
         let mut state = self.state.lock();
         (state.moves == moves).then(|| state.enter(attr))
     }
 
-    /// One more reference to a node, by its own number: how the kernel brings back what a file handle remembers.
+    /// Adds a reference to a node by its own number. This is how the kernel finds again what a file handle
+    /// refers to.
     fn again(&self, node: Ino) -> Result<Entry> {
         let place = self.place(node)?;
         let attr = self.getattr(node)?;
@@ -199,7 +208,7 @@ impl State {
         Some(known)
     }
 
-    /// From now on nodes of these inodes show what they showed.
+    /// Makes the nodes of these inodes keep showing the old tree.
     fn pin(&mut self, changed: &[Changed], old: &Arc<dyn Filesystem>) {
         for &Changed { ino, gone } in changed {
             if let Some(node) = self.files.remove(&ino)
@@ -208,7 +217,7 @@ impl State {
                 known.stays = Some(old.clone());
             }
             if let Some(known) = self.known.get_mut(&ino.0).filter(|known| known.is_dir) {
-                // One that was gone before may be back.
+                // A folder that was gone before may exist again.
                 let before = known.stays.take();
                 known.stays = gone.then(|| before.unwrap_or_else(|| old.clone()));
             }
@@ -222,7 +231,7 @@ impl Moving<'_> {
         &self.held
     }
 
-    /// Everything that changes has been taken from the kernel: shows the next tree.
+    /// Shows the next tree. Everything that changed must have been invalidated in the kernel.
     pub fn finish(self, next: Arc<dyn Filesystem>) {
         let mut state = self.following.state.lock();
         let old = std::mem::replace(&mut state.newest, next);
@@ -239,7 +248,7 @@ impl Drop for Moving<'_> {
 }
 
 impl Following {
-    /// Runs something on the inode and the tree that a node stands for.
+    /// Runs `work` on the inode and the tree that a node refers to.
     fn on<T>(&self, node: Ino, work: impl FnOnce(&dyn Filesystem, Ino) -> Result<T>) -> Result<T> {
         let place = self.place(node)?;
         work(&*place.fs, place.ino)
@@ -282,7 +291,7 @@ impl Filesystem for Following {
                 return Err(Errno::ENOENT);
             }
             let found = place.fs.lookup(place.ino, name)?;
-            // The tree's own counts are not needed: nothing in it is ever without a name.
+            // The tree's own count is not needed: none of its inodes is ever without a name.
             place.fs.forget(found.attr.ino, 1);
             if let Some(entry) = self.enter(&found.attr, place.moves) {
                 return Ok(entry);
@@ -291,7 +300,7 @@ impl Filesystem for Following {
     }
 
     fn forget(&self, ino: Ino, count: u64) {
-        // A tree that ends with its last node ends without the lock.
+        // Dropped outside the lock, because it may drop the last reference to a tree.
         let gone = self.state().forget(ino.0, count);
         drop(gone);
     }
@@ -385,7 +394,7 @@ impl Filesystem for Following {
         newest.unmounted();
     }
 
-    // A tree that was published cannot be changed by who looks at it.
+    // A published tree is read-only.
 
     fn setattr(&self, _: &Caller, _: Ino, _: &SetAttr) -> Result<Attr> {
         Err(Errno::EROFS)

@@ -1,16 +1,17 @@
 //! Checks a volume: its names against one another, and its names against its bytes.
 //!
 //! ```text
-//!   1 names    meta::audit: rows, links, counts, extents, packs' books
+//!   1 names    meta::audit: rows, links, counts, extents, packs' counts
 //!   2 blobs    every sealed pack: its blob is there, has its size, and is what its name says
-//!   3 open     every open pack that something refers to: its file is there, long enough, and holds what was written
+//!   3 open     every open pack that something refers to: its file exists and has the bytes that were written
 //!   4 trees    every blob that only a published tree needs is there
-//!   5 strays   every blob of the origin is some pack's, or a published tree's
+//!   5 strays   every blob of the origin belongs to a pack or to a published tree
 //! ```
 //!
-//! Everything streams; held in memory are what an audit holds and the findings. The volume must not be in use. What is read from a lost blob is an error
-//! before and after: a repair never puts zeros where bytes were. It mends what the names know to be wrong, brings
-//! back what lost its name, and removes what is nobody's.
+//! Everything is streamed. Only the audit's own state and the findings are held in memory. The volume must
+//! not be in use. A repair never replaces lost bytes with zeros: reads of a lost blob fail before and after
+//! it. A repair corrects rows that contradict one another, restores inodes that lost their name, and deletes
+//! blobs that nothing refers to.
 
 mod finding;
 mod lost;
@@ -33,19 +34,19 @@ pub use finding::{FileRange, Finding, RANGES_MAX};
 use lost::path_of;
 pub use lost::{Lost, lost};
 
-/// How closely blobs are looked at.
+/// How thoroughly blobs are checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Depth {
-    /// They are there, with their sizes. Reads no data.
+    /// That they exist, with their sizes. Reads no data.
     Presence,
-    /// Their stored sums fit. Reads all data.
+    /// That their stored sums match. Reads all data.
     Sums,
-    /// Their hash is their name. Reads all data.
+    /// That their hash is their name. Reads all data.
     #[default]
     Full,
 }
 
-/// Which part of a check is under way.
+/// The phase of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Rows of names; counted in rows.
@@ -58,23 +59,23 @@ pub enum Phase {
     Strays,
 }
 
-/// How far a check is.
+/// The progress of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// What is being done.
+    /// The current phase.
     pub phase: Phase,
     /// How much of it is done.
     pub done: u64,
 }
 
-/// What was gone through.
+/// What a check went through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// What the audit of names counted.
     pub names: audit::Summary,
-    /// Sealed packs looked at.
+    /// Sealed packs checked.
     pub blobs: u64,
-    /// Bytes of them.
+    /// Their bytes.
     pub blob_bytes: u64,
     /// All findings.
     pub findings: u64,
@@ -82,7 +83,7 @@ pub struct Summary {
     pub serious: u64,
 }
 
-/// Who listens to a check.
+/// The callbacks of a check.
 pub struct Ears<'a> {
     /// Called with each finding.
     pub found: &'a mut dyn FnMut(Finding),
@@ -99,7 +100,7 @@ impl Ears<'_> {
 /// Checks a volume that is not in use.
 ///
 /// # Errors
-/// It is no volume, or its store or origin failed altogether.
+/// It is no volume, or its store or origin failed as a whole.
 pub fn check(parts: &Parts, depth: Depth, ears: &mut Ears<'_>) -> Result<Summary, OpenError> {
     Volume::probe(&*parts.store)?;
     let mut summary = Summary::default();
@@ -119,7 +120,7 @@ pub fn check(parts: &Parts, depth: Depth, ears: &mut Ears<'_>) -> Result<Summary
     Ok(check.summary)
 }
 
-/// A check under way.
+/// A check in progress.
 struct Check<'a, 'e> {
     parts: &'a Parts,
     names: Names,
@@ -159,7 +160,8 @@ impl Check<'_, '_> {
     }
 
     fn sealed(&mut self, pack: PackNo, blob: BlobId, size: u32, open: &[(PackNo, u64)]) -> Result<(), Error> {
-        // Sealed, and a crash came before it was retired: its bytes are those of its open pack until it is sealed again.
+        // It was sealed, and a crash came before it was retired: its bytes are read from its open pack until
+        // it is sealed again.
         let open = open.iter().any(|(no, len)| *no == pack && *len >= u64::from(size));
         let looked = if open { Ok(None) } else { self.look_at(blob, size) };
         self.summary.blobs += 1;
@@ -211,7 +213,7 @@ impl Check<'_, '_> {
         }
     }
 
-    /// What only published trees need; what packs are was looked at with them.
+    /// Checks the blobs that only published trees need. Blobs of packs were checked with the packs.
     fn trees(&mut self) -> Result<(), Error> {
         let mut range = Key::kind(tags::HELD);
         loop {
@@ -260,7 +262,7 @@ impl Check<'_, '_> {
         Ok(())
     }
 
-    /// The ranges of files of which an open pack has other bytes than were written.
+    /// The ranges of files whose bytes in an open pack are not those that were written.
     fn damaged_in_open(&self, pack: PackNo) -> Result<Vec<FileRange>, Error> {
         let mut files: Vec<FileRange> = Vec::new();
         let mut failed = None;
@@ -279,7 +281,7 @@ impl Check<'_, '_> {
         failed.map_or(Ok(files), |error| Err(error.into()))
     }
 
-    /// Where the last byte of a pack that is in use ends.
+    /// The end of the last byte of a pack that something refers to.
     fn end_of(&self, pack: PackNo) -> Result<u64, Error> {
         let mut end = 0;
         self.each_extent(pack, &mut |_, _, extent| {
@@ -360,8 +362,8 @@ fn range_of(ino: Ino, page: u32, extent: &blob::Extent) -> FileRange {
     FileRange { ino, path: None, offset, len: u64::from(extent.len) }
 }
 
-/// Mends a finding of a check of this volume, which nobody has used since. True if something was done; false if it cannot be mended, or is
-/// no longer so.
+/// Repairs a finding of a check of this volume, if the volume was not used since. Returns false if the
+/// finding cannot be repaired, or no longer applies.
 ///
 /// # Errors
 /// The store or the origin failed.
@@ -401,16 +403,17 @@ pub fn repair(parts: &Parts, finding: &Finding) -> Result<bool, OpenError> {
     }
 }
 
-/// What a repair does with blobs that are nobody's.
+/// What a repair does with blobs that nothing refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strays {
-    /// They are removed: the origin is this volume's, and what is published there is held by its rows.
+    /// They are deleted: this volume owns the origin, and its rows hold what is published there.
     Remove,
-    /// They stay: it cannot be told whether anybody needs them.
+    /// They stay: it is unknown whether another volume needs them.
     Keep,
 }
 
-/// Checks, repairs what can be repaired, and checks again until a check finds nothing more to repair. `found` hears every finding, and whether it was repaired.
+/// Checks, repairs what can be repaired, and repeats until a check finds nothing more to repair. `found` is
+/// called with every finding, and whether it was repaired.
 ///
 /// # Errors
 /// As [`check`] and [`repair`].
@@ -421,9 +424,9 @@ pub fn check_and_repair(
     found: &mut dyn FnMut(&Finding, bool),
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Summary, OpenError> {
-    /// Repairs bring others to light, but each only a few.
+    /// A repair may reveal further findings, but only a few.
     const PASSES: usize = 8;
-    let mut told: Vec<Finding> = Vec::new();
+    let mut reported: Vec<Finding> = Vec::new();
     for pass in 1.. {
         let mut findings = Vec::new();
         let depth = if pass == 1 { depth } else { Depth::Presence };
@@ -434,11 +437,11 @@ pub fn check_and_repair(
             let kept = strays == Strays::Keep && matches!(finding, Finding::StrayBlob { .. });
             let done = pass < PASSES && !kept && repair(parts, finding)?;
             repaired += u64::from(done);
-            if done || !told.contains(finding) {
+            if done || !reported.contains(finding) {
                 found(finding, done);
             }
         }
-        told.extend(findings);
+        reported.extend(findings);
         if repaired == 0 {
             return Ok(summary);
         }

@@ -1,11 +1,14 @@
 //! POSIX semantics over names and blobs.
 //!
-//! - [`api`]: the [`api::Filesystem`] trait, the types that cross it, and nothing else. A transport (`fuse`) knows
-//!   only this; so a volume, a null server and other backends can be mounted by the same transport.
-//! - [`volume`]: the real filesystem; `serve` is its face to the transport and `ops` what it does, one file per family.
-//! - [`follow`]: one tree after another, as one filesystem.
-//! - [`clone`], [`fsck`], [`publish`], [`stats`]: what is done to a volume as a whole, by the command line.
-//! - `packs`, `gc`: where bytes go, and how they go away; `equal`: whether bytes that are stored can stand for new ones.
+//! - [`api`]: the [`api::Filesystem`] trait and the types in its signatures, nothing else. A transport
+//!   (`fuse`) depends only on this trait. So the same transport can mount a volume, a null server or any
+//!   other backend.
+//! - [`volume`]: the real filesystem. `serve` implements the trait for it; `ops` implements the operations,
+//!   one file per family.
+//! - [`follow`]: serves a series of trees, each newer than the last, as one filesystem.
+//! - [`clone`], [`fsck`], [`publish`], [`stats`]: what the command line does to a whole volume.
+//! - `packs`: where new bytes are stored. `gc`: how unused bytes are freed. `equal`: whether a new write may
+//!   refer to bytes that are stored already.
 //! - [`errno`]: the one table from errors to error numbers.
 
 pub mod access;

@@ -1,4 +1,4 @@
-//! Paths within a volume, for who works on it without a kernel: the command line and `fsck`.
+//! Paths within a volume, for code that works on it without a kernel: the command line and `fsck`.
 
 use base::Ino;
 
@@ -7,12 +7,12 @@ use crate::errno::{Errno, Error};
 use crate::ops::lookup::attr_of;
 use crate::volume::{Core, Volume};
 
-/// As many symbolic links are followed on the way as the kernel follows.
+/// The number of symbolic links that a path may contain, as in the kernel.
 const LINKS_MAX: u32 = 40;
 
 impl Volume {
-    /// What a path (from the volume's root, with or without a leading `/`) leads to. Symbolic links on the way are followed
-    /// within the volume, the last only if `follow`. Nothing is counted as held.
+    /// Resolves a path from the volume's root, with or without a leading `/`. Symbolic links on the way are
+    /// followed within the volume, the last one only if `follow`. The inode is not counted as held.
     ///
     /// # Errors
     /// As stat(2).
@@ -21,7 +21,7 @@ impl Volume {
         found.map_err(|error| self.core.answer("look-up", Ino::ROOT, error))
     }
 
-    /// What is called `name` in a directory, if anything; not counted as held.
+    /// The inode called `name` in a directory, if any. It is not counted as held.
     ///
     /// # Errors
     /// `ENOTDIR`, `ENAMETOOLONG`, or the names could not be read.
@@ -36,7 +36,7 @@ impl Core {
     fn resolve(&self, path: &[u8], follow: bool) -> Result<Attr, Error> {
         let mut at = self.getattr(Ino::ROOT)?;
         let mut links = 0;
-        // What is left of the path, its next part last.
+        // The rest of the path, its next component last.
         let mut todo: Vec<Vec<u8>> = parts_of(path);
         while let Some(name) = todo.pop() {
             if at.kind != FileKind::Dir {
@@ -59,7 +59,7 @@ impl Core {
     }
 }
 
-/// The parts of a path, the first last.
+/// The components of a path, in reverse order.
 fn parts_of(path: &[u8]) -> Vec<Vec<u8>> {
     let parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
     parts.rev().map(<[u8]>::to_vec).collect()

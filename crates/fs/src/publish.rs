@@ -1,19 +1,20 @@
-//! What publishing needs of a volume: a view of one moment in which every byte is a blob, and a hold on those blobs.
+//! What publishing needs of a volume: a snapshot in which every byte is in a blob, and a hold on those blobs.
 //!
 //! ```text
-//!   pause      no blob is deleted, no pack is given up
-//!   snapshot   the rows of this moment; programs go on writing
-//!   seal       every pack that those rows speak of becomes a blob: packs only grow, so later bytes are in nobody's way
+//!   pause      no blob is deleted, no pack is forgotten
+//!   snapshot   the rows of this moment; programs keep writing
+//!   seal       every pack that those rows refer to becomes a blob (later bytes do no harm: packs only grow)
 //!   hold       rows say which published tree needs which blob
-//!   resume     from here on those rows keep the blobs, whatever becomes of the packs
+//!   resume     from here on those rows keep the blobs, whatever happens to the packs
 //! ```
 //!
-//! Writers never wait for any of this. While it is paused, room is not given back; that is as long as it takes to seal what is open and to
-//! write the holds down.
+//! Writers never wait for any of this. During the pause no space is freed. The pause lasts as long as it
+//! takes to seal the open packs and to write the holds.
 //!
-//! **Holds.** A row for each blob and published name ([`meta::record::HeldRow`]). A condemned pack whose blob is held is forgotten, and its
-//! blob stays. When a newer tree of the name no longer needs it, it stays for [`GRACE`] more, for those who still have the older
-//! one mounted; then it goes, unless another name or a pack of the volume needs it.
+//! **Holds.** A row for each blob and published name ([`meta::record::HeldRow`]). When a condemned pack's
+//! blob is held, the pack is forgotten and the blob stays. When a newer tree of the name no longer needs the
+//! blob, it stays for [`GRACE`] more, for nodes that still mount the older tree. Then it is deleted, unless
+//! another name or a pack of the volume needs it.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -30,22 +31,22 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::errno::{Errno, Error};
 use crate::volume::{Core, Volume};
 
-/// So long a blob that only an older tree of a name needs is kept.
+/// How long a blob is kept that only an older tree of a name needs.
 pub const GRACE: Duration = Duration::from_secs(3600);
-/// Between two looks at whether a pack is sealed.
+/// The interval between two checks whether a pack is sealed.
 const LOOK: Duration = Duration::from_millis(10);
 /// Rows written at a time.
 pub(crate) const BATCH: usize = 1024;
 
-/// What is known of publications. See the [module](self).
+/// The state of publications. See the [module](self).
 pub(crate) struct Publishing {
-    /// One after the other.
+    /// Held by the one publication in progress.
     turn: Mutex<()>,
-    /// Changed with `Core::blobs` taken whole.
+    /// Changed while `Core::blobs` is held exclusively.
     paused: AtomicUsize,
     /// Some holds may have ended.
     pub(crate) ended: AtomicBool,
-    /// When holds were last gone through.
+    /// When the holds were last scanned.
     pub(crate) looked: Mutex<Option<Instant>>,
 }
 
@@ -54,7 +55,7 @@ impl Default for Publishing {
         Publishing {
             turn: Mutex::new(()),
             paused: AtomicUsize::new(0),
-            // What the last run left.
+            // The previous run may have left some.
             ended: AtomicBool::new(true),
             looked: Mutex::default(),
         }
@@ -68,7 +69,7 @@ impl Publishing {
     }
 }
 
-/// A pack of the moment that is published.
+/// A pack of the published snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SealedPack {
     /// Its number.
@@ -81,7 +82,7 @@ pub struct SealedPack {
     pub live: u64,
 }
 
-/// A publication under way. See the [module](self).
+/// A publication in progress. See the [module](self).
 pub struct Publication<'v> {
     core: &'v Core,
     _turn: MutexGuard<'v, ()>,
@@ -91,10 +92,11 @@ pub struct Publication<'v> {
 }
 
 impl Volume {
-    /// Begins a publication: takes the moment, and waits until all of its bytes are blobs. Another one that is under way is waited for.
+    /// Begins a publication: takes the snapshot, and waits until all of its bytes are blobs. Waits for
+    /// another publication that is in progress.
     ///
     /// # Errors
-    /// `EROFS`; or the names or packs failed, or a pack did not become a blob in time (`Unavailable`).
+    /// `EROFS`; an error of the names or packs; or `Unavailable` if a pack did not become a blob in time.
     pub fn publication(&self, patience: Duration) -> Result<Publication<'_>, Error> {
         let core = &*self.core;
         if core.is_read_only() {
@@ -103,7 +105,7 @@ impl Volume {
         let turn = core.publishing.turn.lock();
         core.may_delete()?;
         core.pause(true);
-        // From here on dropping it ends the pause.
+        // From here on, dropping it ends the pause.
         let empty: Box<dyn Snapshot> = Box::new(Nothing);
         let mut publication = Publication { core, _turn: turn, rows: empty, packs: Vec::new(), paused: true };
         core.sync()?;
@@ -112,18 +114,18 @@ impl Volume {
         Ok(publication)
     }
 
-    /// Notes that a tree which is being published needs these blobs; durable when it returns.
+    /// Records that a tree in the course of publication needs these blobs. Durable when it returns.
     ///
     /// # Errors
-    /// What the names said.
+    /// An error of the names.
     pub fn hold(&self, tree: &str, blobs: &mut dyn Iterator<Item = BlobId>) -> Result<(), Error> {
         self.core.hold(tree, blobs)
     }
 
-    /// A tree has been published and needs these blobs and no others: those stay for [`GRACE`].
+    /// Records that a published tree needs these blobs and no others. The others stay for [`GRACE`].
     ///
     /// # Errors
-    /// What the names said.
+    /// An error of the names.
     pub fn hold_only(&self, tree: &str, blobs: &HashSet<BlobId>) -> Result<(), Error> {
         let now = time::now();
         self.core.change_holds(tree, &|blob, row| match row {
@@ -133,10 +135,10 @@ impl Volume {
         })
     }
 
-    /// A tree is not published any more: what only it needs goes with the next collection.
+    /// Records that a tree is not published any more. The next collection deletes what only it needs.
     ///
     /// # Errors
-    /// What the names said.
+    /// An error of the names.
     pub fn let_go(&self, tree: &str) -> Result<(), Error> {
         let end = |_: &BlobId, row| (row != HeldRow::Released).then_some(HeldRow::Released);
         self.core.change_holds(tree, &end)
@@ -145,7 +147,7 @@ impl Volume {
     /// The names of all trees that hold anything.
     ///
     /// # Errors
-    /// What the names said.
+    /// An error of the names.
     pub fn holders(&self) -> Result<Vec<String>, Error> {
         let mut names = HashSet::new();
         self.core.each_hold(&mut |_, tree, row| {
@@ -161,7 +163,7 @@ impl Volume {
 }
 
 impl Publication<'_> {
-    /// The rows of the moment.
+    /// The rows of the snapshot.
     pub fn rows(&self) -> &dyn Snapshot {
         &*self.rows
     }
@@ -171,10 +173,11 @@ impl Publication<'_> {
         &self.packs
     }
 
-    /// Holds blobs of the moment's packs for a tree, and ends the pause: what is not held may be deleted from now on.
+    /// Holds blobs of the snapshot's packs for a tree, and ends the pause: from now on, what is not held may
+    /// be deleted.
     ///
     /// # Errors
-    /// What the names said.
+    /// An error of the names.
     pub fn hold(&mut self, tree: &str, blobs: &mut dyn Iterator<Item = BlobId>) -> Result<(), Error> {
         self.core.hold(tree, blobs)?;
         self.resume();
@@ -237,10 +240,10 @@ fn wait(core: &Core, until: Instant, what: impl Fn() -> String) -> Result<(), Er
     Ok(())
 }
 
-/// Takes holds: blob, name of the tree, row.
+/// Called with holds: blob, name of the tree, row.
 pub(crate) type EachHold<'a> = dyn FnMut(BlobId, &[u8], HeldRow) -> Result<(), Error> + 'a;
 
-/// Rows before there are any.
+/// The rows before the snapshot is taken: none.
 struct Nothing;
 
 impl Snapshot for Nothing {
@@ -273,7 +276,7 @@ impl Core {
         while blobs.peek().is_some() {
             let batch: HashSet<BlobId> = blobs.by_ref().take(BATCH).collect();
             let keys: Vec<Key> = batch.iter().map(|blob| Key::held(blob, tree)).collect();
-            // So that none of them is being let go of meanwhile.
+            // So that none of these holds is released meanwhile.
             let _shared = self.blobs.read();
             let rows = self.parts.store.get_many(&keys)?;
             for (key, row) in keys.into_iter().zip(rows) {
@@ -297,7 +300,7 @@ impl Core {
         }
     }
 
-    /// Changes the rows of a tree to what `change` says, where it says anything.
+    /// Changes the rows of a tree to the result of `change`, where it returns one.
     fn change_holds(
         &self,
         tree: &str,

@@ -1,12 +1,13 @@
 //! How often the kernel refers to each inode, and which inodes without a name it still holds.
 //!
-//! **At most 64 bytes for each inode the kernel holds**: an entry is two numbers and a control byte in a table that is
-//! at least 7/16 full.
+//! **At most 64 bytes for each inode the kernel holds**: an entry is two numbers and a control byte in a
+//! table that is at least 7/16 full.
 //!
-//! An inode that lost its last name may go as soon as the kernel does not refer to it. That moment must not be missed,
-//! and must not be seen too early by a lookup that has found the name but has not counted itself yet. So whoever finds
-//! inodes by name holds a [`Finding`] until each is counted, and [`Refs::unheld`] waits for those that are under way:
-//! after it, nobody can come to hold an inode that has no name.
+//! An inode that lost its last name may be deleted as soon as the kernel holds no reference to it. That
+//! moment must not be missed. It must also not be declared too early, while a lookup has found the name but
+//! has not yet counted its reference. So a lookup holds a [`Finding`] from before it reads the name until the
+//! inode is counted, and [`Refs::unheld`] waits for all lookups in progress. After it, nothing can obtain a
+//! reference to an inode that has no name.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,14 +20,14 @@ const SHARDS: usize = 64;
 /// The counts. See the [module](self).
 pub(crate) struct Refs {
     shards: [Mutex<HashMap<u64, u64>>; SHARDS],
-    /// Shared by who finds or forgets; taken whole by who decides that nobody holds an inode.
+    /// Shared by lookups and forgets; exclusive for the decision that nothing holds an inode.
     gate: RwLock<()>,
     /// Inodes without a name that the kernel still refers to.
     nameless: Mutex<HashSet<u64>>,
     nameless_count: AtomicU64,
 }
 
-/// Held while inodes are found by name and counted. Holders must not wait for a [`Refs::unheld`] of their own.
+/// Held while inodes are found by name and counted. A thread that holds one must not call [`Refs::unheld`].
 pub(crate) struct Finding<'a> {
     refs: &'a Refs,
     _gate: RwLockReadGuard<'a, ()>,
@@ -50,16 +51,16 @@ impl Refs {
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<HashMap<u64, u64>> {
-        // Neighbouring numbers are used together, and should not wait for one another.
+        // Neighbouring inode numbers are used together, and their locks should not contend.
         &self.shards[ino.0 as usize % SHARDS]
     }
 
-    /// Begins to look for names.
+    /// Begins a lookup by name.
     pub(crate) fn finding(&self) -> Finding<'_> {
         Finding { refs: self, _gate: self.gate.read() }
     }
 
-    /// Takes back `count` references. True if the inode has no name and nobody refers to it any more.
+    /// Drops `count` references. Returns true if the inode has no name and no reference is left.
     pub(crate) fn forget(&self, ino: Ino, count: u64) -> bool {
         let _gate = self.gate.read();
         let mut shard = self.shard(ino).lock();
@@ -85,8 +86,8 @@ impl Refs {
         was
     }
 
-    /// Of these inodes without a name, takes out those that are still held, and remembers them: [`Refs::forget`] will
-    /// tell. What is left can be collected.
+    /// Removes from these inodes without a name those that are still held, and remembers them:
+    /// [`Refs::forget`] reports them later. The rest can be collected.
     pub(crate) fn unheld(&self, inos: &mut Vec<Ino>) {
         let _gate = self.gate.write();
         let mut nameless = self.nameless.lock();
@@ -100,7 +101,7 @@ impl Refs {
         self.nameless_count.store(nameless.len() as u64, Ordering::Release);
     }
 
-    /// Voids everything; answers the inodes without a name that were held.
+    /// Drops all references. Returns the inodes without a name that were held.
     pub(crate) fn clear(&self) -> Vec<Ino> {
         let _gate = self.gate.write();
         for shard in &self.shards {
@@ -136,7 +137,7 @@ mod tests {
         assert!(!refs.forget(Ino(7), 1));
         assert!(refs.forget(Ino(7), 1));
         assert_eq!(refs.counts(), (0, 0));
-        assert!(!refs.forget(Ino(7), 1), "told once");
+        assert!(!refs.forget(Ino(7), 1), "reported once");
     }
 
     #[test]

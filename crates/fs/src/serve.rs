@@ -1,5 +1,5 @@
-//! The volume as a transport sees it: read-only mounts refuse changes here, and what went wrong inside becomes an error number and,
-//! where a person should know, one line.
+//! The volume as a transport sees it. Read-only mounts refuse changes here. An internal error becomes an
+//! error number here and, where a person should know of it, one line in the log.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -18,20 +18,20 @@ use crate::errno::{Errno, Error};
 use crate::ops::write::How;
 use crate::volume::{Core, Volume};
 
-/// Lines about the same kind of trouble are written for the first of it and then for every so many.
+/// After the first 20 lines about failures, only one in so many is printed.
 const EVERY: u64 = 1000;
 
-/// What was already said.
+/// How many failures were reported.
 #[derive(Default)]
-pub(crate) struct Said(AtomicU64);
+pub(crate) struct Reported(AtomicU64);
 
 impl Core {
-    /// What a program is told; damage and failures are counted and reported.
+    /// The error number for a program. Damage and failures are counted and reported.
     pub(crate) fn answer(&self, what: &str, ino: Ino, error: Error) -> Errno {
         let errno = Errno::from(&error);
         let worth_a_line = match &error {
             Error::Store(StoreError::Full) | Error::Blob(BlobError::Full) | Error::Errno(_) => false,
-            // Whoever was refused has said so, once for all reads.
+            // The component that refused has reported it itself, once for all reads.
             Error::Blob(BlobError::Refused(_)) => false,
             Error::Refused(refusal) => errno == Errno::EIO && *refusal == meta::plan::Refusal::Damaged,
             Error::Store(_) | Error::Blob(_) => true,
@@ -40,8 +40,8 @@ impl Core {
             self.counters.io_errors.add(1);
         }
         if worth_a_line {
-            let said = self.said.0.fetch_add(1, Ordering::Relaxed);
-            if said < 20 || said.is_multiple_of(EVERY) {
+            let reported = self.reported.0.fetch_add(1, Ordering::Relaxed);
+            if reported < 20 || reported.is_multiple_of(EVERY) {
                 self.report(&format!("{what} of {ino:?} failed: {error}"));
             }
         }
@@ -80,7 +80,7 @@ impl Filesystem for Volume {
 
     fn coming(&self, ino: Ino, offset: u64, len: u32, then: Answer) -> Coming {
         let core = Arc::clone(&self.core);
-        let told = move |told: Told<'_>| match told {
+        let completion = move |result: Told<'_>| match result {
             Ok(bytes) => {
                 let used = then(Ok(bytes));
                 if used {
@@ -91,7 +91,7 @@ impl Filesystem for Volume {
             Err(Missed::Read) => then(Err(None)),
             Err(Missed::Failed(error)) => then(Err(Some(core.answer("read", ino, error.into())))),
         };
-        self.core.coming(ino, offset, len, Box::new(told))
+        self.core.coming(ino, offset, len, Box::new(completion))
     }
 
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {

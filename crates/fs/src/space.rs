@@ -1,7 +1,8 @@
-//! Room on the disk: who may still write, and what statfs(2) says.
+//! Space on the disk: whether writes are admitted, and what statfs(2) shows.
 //!
-//! New bytes and new files are refused while less than a floor is free, so that removals, which need a little room for
-//! the log of names, always go on. The disk is not asked before every write but every few megabytes.
+//! New bytes and new files are refused while less than a floor is free. So removals, which need a little
+//! space for the metadata log, always succeed. The disk is not asked before every write, but every few
+//! megabytes.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Instant;
@@ -10,12 +11,12 @@ use base::size::MIB;
 use base::time;
 use blob::{BlobError, Space};
 
-/// Asked again after so many bytes were written ...
+/// The disk is asked again after so many bytes were written ...
 const AFTER_BYTES: i64 = 8 * MIB as i64;
-/// ... or so many milliseconds.
+/// ... or after so many milliseconds.
 const AFTER_MS: u64 = 100;
 
-/// What was last seen of the disk.
+/// The last known state of the disk.
 pub(crate) struct SpaceGate {
     started: Instant,
     seen_ms: AtomicU64,
@@ -26,7 +27,7 @@ pub(crate) struct SpaceGate {
     full: AtomicBool,
 }
 
-/// How much is kept free: 1/64 of the disk, at least 16 MiB and at most 128.
+/// The floor that is kept free: 1/64 of the disk, at least 16 MiB and at most 128 MiB.
 pub(crate) fn floor(total: u64) -> u64 {
     (total / 64).clamp(16 * MIB, 128 * MIB)
 }
@@ -62,7 +63,7 @@ impl SpaceGate {
     /// Whether `bytes` more may be written.
     ///
     /// # Errors
-    /// `Full`, or that the disk could not be asked.
+    /// `Full`, or an error of the disk.
     pub(crate) fn admit(
         &self,
         bytes: u64,
@@ -81,9 +82,9 @@ impl SpaceGate {
         Ok(())
     }
 
-    /// A write failed for want of room: the next one asks the disk.
+    /// A write failed because the disk was full: the next one asks the disk.
     pub(crate) fn met_full(&self) {
-        // Below zero, so that also a write of nothing (a new name) asks.
+        // Below zero, so that a write of no bytes (a new name) asks too.
         self.credit.store(-1, Ordering::Relaxed);
     }
 }

@@ -1,4 +1,4 @@
-//! What a volume tells about itself.
+//! A volume's statistics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,7 +19,7 @@ impl Counter {
     }
 }
 
-/// Reads from one kind of place.
+/// Reads from one kind of source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reads {
     /// Ranges read.
@@ -28,8 +28,8 @@ pub struct Reads {
     pub bytes: u64,
 }
 
-/// How much was read since the volume was opened, by where the bytes were. What the kernel's pages answer never comes here; compaction's
-/// own reads do.
+/// How much was read since the volume was opened, by where the bytes were. Reads answered by the kernel's
+/// page cache never reach this code. Compaction's own reads are included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
     /// Inline in the names.
@@ -79,7 +79,7 @@ pub struct Stats {
     pub inodes: u64,
     /// Bytes of files, as their extents and inline bytes count them.
     pub logical_bytes: u64,
-    /// Bytes of sealed packs, those that are the same blob once; counted in the background after an open.
+    /// Bytes of sealed packs; packs with the same blob count once. Counted in the background after an open.
     pub stored_bytes: u64,
     /// Of these, bytes that nothing refers to.
     pub garbage_bytes: u64,
@@ -91,11 +91,11 @@ pub struct Stats {
     pub sealed_packs: u64,
     /// Whether the background count is complete.
     pub counted: bool,
-    /// Since open: bytes that were not stored because the same content was.
+    /// Since open: bytes that were not stored, because the same content was stored already.
     pub dedup_bytes: u64,
-    /// Since open: how often that was so.
+    /// Since open: how often that happened.
     pub dedup_hits: u64,
-    /// Since open: bytes written to packs, compaction's among them.
+    /// Since open: bytes written to packs, including compaction's.
     pub written_bytes: u64,
     /// Since open: bytes read from packs and blobs.
     pub read_bytes: u64,
@@ -120,7 +120,7 @@ impl Volume {
         self.core.stats()
     }
 
-    /// How much was read, and from where. Costs nothing worth mentioning.
+    /// How much was read, and from where. Reads a few counters only.
     pub fn sources(&self) -> Sources {
         let c = &self.core.counters;
         Sources { names: c.from_names.get(), open: c.from_open.get(), blobs: c.from_blobs.get() }

@@ -1,24 +1,25 @@
-//! A volume: POSIX semantics over names and blobs. The real [`crate::api::Filesystem`].
+//! A volume: the real [`crate::api::Filesystem`], with POSIX semantics over names and blobs.
 //!
 //! ```text
 //!   fuse ──► serve.rs ──► ops/*.rs ──► names (meta)      inodes, directories, extents
 //!                              │
 //!                              ├─────► packs/            new bytes: open packs, sealing
 //!                              ├─────► source            bytes of sealed packs
-//!                              └─────► gc/               what nobody refers to any more
+//!                              └─────► gc/               bytes that nothing refers to
 //! ```
 //!
 //! What is always true:
 //!
-//! - **Bytes before names.** A write's bytes are in their pack before the commit that mentions them; only then is the
-//!   slot in the pack given back.
-//! - **Nothing is deleted that a crash could bring back.** Bytes go only after the commit that let go of them was flushed.
+//! - **Bytes before names.** A write's bytes are in their pack before the commit that mentions them. The slot
+//!   in the pack is released only after that commit.
+//! - **Nothing is deleted that a crash could bring back.** Bytes are deleted only after the commit that
+//!   dropped the last reference to them was flushed.
 //! - **An inode without a name lives while the kernel refers to it** ([`crate::refs`]).
-//! - **Small files change whole.** What decides whether a file is kept inline happens under its lock, taken whole;
-//!   what only adds packed bytes shares it.
+//! - **Small files change exclusively.** Each decision whether a file is kept inline is made under the file's
+//!   lock, taken exclusively. A write that only adds packed bytes takes the lock shared.
 //!
-//! Three threads work behind: one seals packs, one sweeps (flush, retire, delete, look for equal pages, compact), one reaps inodes. All end in
-//! [`Volume::close`], and when a volume is dropped.
+//! Three background threads run: one seals packs, one sweeps (flush, retire, delete, look for equal pages,
+//! compact), one reaps inodes. All end in [`Volume::close`], and when the volume is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -50,7 +51,7 @@ use crate::packs::Packs;
 use crate::packs::table::Table;
 use crate::publish::Publishing;
 use crate::refs::Refs;
-use crate::serve::Said;
+use crate::serve::Reported;
 use crate::space::SpaceGate;
 use crate::stats::Counters;
 
@@ -59,80 +60,81 @@ pub const FORMAT: u32 = 1;
 /// Names of the volume's own rows.
 pub(crate) const ROW_FORMAT: &str = "format";
 pub(crate) const ROW_ID: &str = "id";
-/// How long closing looks for equal pages at most.
+/// The longest time that closing spends on looking for equal pages.
 const DEDUP_PATIENCE: Duration = Duration::from_secs(10);
 const INOS_AT_ONCE: u64 = 64 << 10;
 const PACKS_AT_ONCE: u64 = 1 << 10;
-/// Closing waits at most so long for inodes to be reaped; the rest is reaped after the next open.
+/// The longest time that closing waits for inodes to be reaped. The rest is reaped after the next open.
 const REAP_PATIENCE: Duration = Duration::from_secs(10);
-/// Locks that files share by number.
+/// The number of file locks. Files share them by inode number modulo this.
 const LOCKS: usize = 256;
 
-/// What a volume consists of.
+/// The parts a volume is built from.
 #[derive(Clone)]
 pub struct Parts {
-    /// Names.
+    /// The metadata engine, which holds the names.
     pub store: Arc<dyn MetaStore>,
     /// This node's open packs.
     pub packs: Arc<dyn PackStore>,
     /// Where sealed blobs are read from.
     pub source: Arc<dyn BlobSource>,
-    /// Where blobs are kept for good.
+    /// Where blobs are stored permanently.
     pub origin: Arc<dyn Origin>,
 }
 
-/// When a read moves the access time.
+/// When a read updates the access time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Atime {
-    /// Never: it is kept as it was set.
+    /// Never. The time stays as it was set.
     #[default]
     AsSet,
-    /// When it is not after the last change, or a day old.
+    /// When it is not later than the last change, or is a day old.
     Relative,
 }
 
-/// What an fsync(2) that returned has promised.
+/// What fsync(2) promises when it returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fsync {
-    /// It survives a power cut of this machine.
+    /// The data survives a power cut of this machine.
     #[default]
     Here,
-    /// And its bytes are in the origin; an error when that takes longer than this.
+    /// In addition, its bytes are in the origin. fsync(2) fails if that takes longer than this.
     Origin(Duration),
 }
 
-/// Takes a line for the person who runs the node.
+/// Prints one line for the operator of the node.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Whether blobs of the origin are still this volume's to delete; if not, why.
+/// Answers whether this volume may still delete blobs of the origin; if not, why.
 pub type MayDelete = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 /// How a volume is opened.
 #[derive(Clone)]
 pub struct Options {
-    /// Nothing is changed, also nothing of what a crash left behind.
+    /// Nothing is changed, not even what a crash left behind.
     pub read_only: bool,
     /// The tree cannot change while it is open; implies `read_only`.
     pub frozen: bool,
     /// See [`Atime`].
     pub atime: Atime,
-    /// What was done is made to survive a power cut at least this often.
+    /// The longest time between two flushes: everything older survives a power cut.
     pub commit: Duration,
     /// All blobs are on this machine: no read waits for a network.
     pub near: bool,
-    /// A pack under 1 MiB that nothing was added to for so long is sealed. Where each blob is a request, it is worth waiting for more.
+    /// A pack below 1 MiB is sealed when nothing was added to it for this long. Where each blob costs a
+    /// request, a longer wait gives fewer blobs.
     pub seal_small: Duration,
     /// What fsync(2) waits for.
     pub fsync: Fsync,
     /// Asked before new bytes are taken.
     pub gate: Arc<dyn Gate>,
-    /// Names are on this machine too: no look-up waits for a network.
+    /// Names are on this machine too: no lookup waits for a network.
     pub names_near: bool,
-    /// How files are read, where somebody has said so.
+    /// Rules for how files will be read, if any were given.
     pub access: AccessRules,
-    /// Asked before a blob is deleted, if anybody is to be asked: the error, a sentence, keeps it.
+    /// Called before a blob is deleted, if present. An error (a sentence) keeps the blob.
     pub may_delete: Option<MayDelete>,
-    /// Where messages go; the standard error output by default.
+    /// Where messages go: standard error by default.
     pub report: Report,
 }
 
@@ -155,14 +157,14 @@ impl Default for Options {
     }
 }
 
-/// What a new volume is given.
+/// The parameters of a new volume.
 #[derive(Clone, Debug, Default)]
 pub struct FormatRequest {
     /// The volume's identity; random by default.
     pub id: Option<[u8; 16]>,
     /// Owner and group of the root directory.
     pub owner: (u32, u32),
-    /// Further rows to be kept, by name: at most 64 bytes of name, 4 KiB each.
+    /// Further rows to keep, by name: each name at most 64 bytes, each value at most 4 KiB.
     pub rows: Vec<(String, Vec<u8>)>,
 }
 
@@ -175,7 +177,7 @@ pub enum OpenError {
     /// There is one already.
     #[error("there is a volume here already; choose another place, or remove it first")]
     Exists,
-    /// A newer program made it.
+    /// A program with another format made it, most likely a newer one.
     #[error(
         "the volume has format {found}, and this program reads format {FORMAT}: use the program that made it, or a newer one"
     )]
@@ -183,13 +185,13 @@ pub enum OpenError {
         /// Its format.
         found: u32,
     },
-    /// What is stored is damaged.
+    /// The stored data is damaged.
     #[error("the volume is damaged: {0}; `covey fsck` says more")]
     Damaged(String),
     /// The names cannot be read or written.
     #[error(transparent)]
     Store(StoreError),
-    /// The packs or blobs cannot.
+    /// The packs or blobs cannot be read or written.
     #[error(transparent)]
     Blob(BlobError),
     /// No thread could be started.
@@ -215,7 +217,7 @@ pub struct Volume {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What the operations and the threads share.
+/// What the operations and the background threads share.
 pub(crate) struct Core {
     pub(crate) names: Names,
     pub(crate) parts: Parts,
@@ -232,11 +234,11 @@ pub(crate) struct Core {
     pub(crate) sweep: Sweep,
     /// See [`crate::equal`].
     pub(crate) answers: Answers,
-    /// Pages that were written to, and not looked at since.
+    /// Pages that were written to, and that deduplication has not looked at since.
     pub(crate) fresh: Fresh,
     pub(crate) scattered: Scattered,
     pub(crate) counters: Counters,
-    pub(crate) said: Said,
+    pub(crate) reported: Reported,
     pub(crate) streams: Streams,
     pub(crate) hints: Hints,
     /// Something was committed since the last flush.
@@ -244,14 +246,16 @@ pub(crate) struct Core {
     pub(crate) stopping: AtomicBool,
     /// See [`Volume::turn_read_only`].
     revoked: AtomicBool,
-    /// Shared while a pack becomes a blob and its row is written; taken whole while a blob is found to be nobody's and deleted. So
-    /// a blob that comes back with the same content is not deleted under the new pack.
+    /// Shared while a pack becomes a blob and its row is written; exclusive while an unreferenced blob is
+    /// found and deleted. So a new pack with the same content never loses its blob to a deletion that runs at
+    /// the same time.
     pub(crate) blobs: RwLock<()>,
     /// See [`crate::publish`].
     pub(crate) publishing: Publishing,
-    /// Packs that the last run sealed and did not retire: their bytes are in their open packs for certain.
+    /// Packs that the previous run sealed and did not retire. Their bytes are certainly still in their open
+    /// packs.
     pub(crate) resealing: Mutex<HashSet<PackNo>>,
-    /// Packs with lower numbers were there when the volume was opened.
+    /// Packs with lower numbers existed when the volume was opened.
     pub(crate) first_pack: AtomicU64,
 }
 
@@ -259,7 +263,7 @@ impl Volume {
     /// Makes a new, empty volume in these parts.
     ///
     /// # Errors
-    /// [`OpenError::Exists`], or what the store said.
+    /// [`OpenError::Exists`], or an error of the store.
     pub fn format(parts: &Parts, request: &FormatRequest) -> Result<(), OpenError> {
         let id = request.id.unwrap_or_else(base::random::id16);
         let mut rows = vec![(ROW_FORMAT, FORMAT.to_be_bytes().to_vec()), (ROW_ID, id.to_vec())];
@@ -273,10 +277,10 @@ impl Volume {
         }
     }
 
-    /// Whether there is a volume in this store, of a format that this program reads.
+    /// Checks that this store holds a volume of a format that this program reads. Returns its identity.
     ///
     /// # Errors
-    /// [`OpenError::NotFormatted`], [`OpenError::Format`], or what the store said.
+    /// [`OpenError::NotFormatted`], [`OpenError::Format`], or an error of the store.
     pub fn probe(store: &dyn MetaStore) -> Result<[u8; 16], OpenError> {
         let row = |name| store.get(&meta::Key::volume(name)).map_err(OpenError::Store);
         let format = row(ROW_FORMAT)?.ok_or(OpenError::NotFormatted)?;
@@ -290,7 +294,8 @@ impl Volume {
         <[u8; 16]>::try_from(&id[..]).map_err(|_| OpenError::Damaged("its identity is not 16 bytes".into()))
     }
 
-    /// Opens a volume. What a crash left is put in order: at once where names depend on it, else behind.
+    /// Opens a volume and repairs what a crash left: at once where names depend on it, otherwise in the
+    /// background.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -314,7 +319,7 @@ impl Volume {
             fresh: Fresh::default(),
             scattered: Scattered::default(),
             counters: Counters::default(),
-            said: Said::default(),
+            reported: Reported::default(),
             streams: Streams::new(),
             hints: Hints::new(options.access.clone()),
             dirty: AtomicBool::new(false),
@@ -336,12 +341,12 @@ impl Volume {
             volume.start("covey-reap", Core::reaper)?;
         }
         if !core.options.read_only && !core.options.near {
-            // Not joined, because it may wait for a network.
+            // Not joined: it may be waiting for a network.
             let deduper = core.clone();
             base::thread::spawn("covey-dedup", move || deduper.deduper()).map_err(OpenError::Thread)?;
         }
         if !core.options.names_near {
-            // Nobody waits for its end, because it may wait for a network.
+            // Not joined: it may be waiting for a network.
             base::thread::spawn("covey-ahead", move || core.looker()).map_err(OpenError::Thread)?;
         }
         Ok(volume)
@@ -354,11 +359,12 @@ impl Volume {
         Ok(())
     }
 
-    /// Ends the volume in good order: every pack is sealed, everything survives a power cut, the threads end. What cannot be
-    /// sealed now (the origin is gone) stays as it is and is sealed when the volume is opened again.
+    /// Closes the volume cleanly: every pack is sealed, everything survives a power cut, the threads end. A
+    /// pack that cannot be sealed now (the origin cannot be reached) stays open on this disk and is sealed
+    /// after the next open.
     ///
     /// # Errors
-    /// What could not be written.
+    /// An error of the last writes or of the flush.
     pub fn close(&self) -> Result<(), OpenError> {
         if self.core.options.read_only || self.core.stopping.load(Ordering::Acquire) {
             self.stop();
@@ -372,7 +378,7 @@ impl Volume {
         {
             self.core.sweep.pause(Duration::from_millis(5));
         }
-        // What could not be looked at stays as it is: stored, and perhaps stored twice.
+        // Pages that deduplication does not reach stay as they are: stored, perhaps twice.
         let _ = self.core.dedup(When::Closing, DEDUP_PATIENCE);
         self.core.packs.close_all();
         self.stop();
@@ -392,8 +398,8 @@ impl Volume {
         }
     }
 
-    /// From now on every change is refused with EROFS: the origin is another writer's. What was acknowledged stays on this machine, and is made
-    /// durable as ever; nothing is moved or collected any more.
+    /// From now on every change is refused with EROFS, because another writer owns the origin. What was
+    /// acknowledged stays on this machine and is still made durable. Nothing is moved or collected any more.
     pub fn turn_read_only(&self) {
         self.core.revoked.store(true, Ordering::Release);
     }
@@ -401,36 +407,38 @@ impl Volume {
     /// The volume's identity.
     ///
     /// # Errors
-    /// What the store said.
+    /// An error of the store.
     pub fn id(&self) -> Result<[u8; 16], OpenError> {
         Volume::probe(&*self.core.parts.store)
     }
 
-    /// The parts it was opened with.
+    /// The parts with which the volume was opened.
     pub fn parts(&self) -> &Parts {
         &self.core.parts
     }
 }
 
 impl Drop for Volume {
-    /// As after a kill, only tidier: the threads end, nothing is sealed or flushed.
+    /// Like a kill, but the threads end in order: nothing is sealed or flushed.
     fn drop(&mut self) {
         self.stop();
     }
 }
 
 impl Core {
-    /// Whether nothing may be changed: it was opened so, or has lost its origin to another writer.
+    /// Whether changes are refused: the volume was opened read-only, or has lost its origin to another
+    /// writer.
     pub(crate) fn is_read_only(&self) -> bool {
         self.options.read_only || self.revoked.load(Ordering::Acquire)
     }
 
-    /// Runs an operation now, for nobody in particular.
+    /// Runs an operation now, without a caller.
     pub(crate) fn run(&self, op: &Op<'_>) -> Result<Change, Error> {
         self.run_as(&Caller::default(), time::now(), op)
     }
 
-    /// Runs an operation, and takes note of what it lets go of. Of the crowded pages the change is left with those that should be looked at now.
+    /// Runs an operation and records what it no longer refers to. Of the crowded pages it finds, the returned
+    /// change keeps those that should be looked at now.
     pub(crate) fn run_as(&self, caller: &Caller, now: Timestamp, op: &Op<'_>) -> Result<Change, Error> {
         let ctx = Ctx { now, uid: caller.uid, gid: caller.gid };
         let mut change = self.names.run(op, &ctx)?;
@@ -449,7 +457,7 @@ impl Core {
         Ok(change)
     }
 
-    /// An inode, for reading or for what depends on its kind.
+    /// An inode's record, for reading, or for a decision that depends on its kind.
     pub(crate) fn inode(&self, ino: Ino) -> Result<InodeRecord, Error> {
         self.names.inode(ino)?.ok_or(Error::Errno(Errno::ENOENT))
     }
@@ -473,7 +481,7 @@ impl Core {
         &self.locks[ino.0 as usize % LOCKS]
     }
 
-    /// Locks two files whole, in an order that all keep.
+    /// Takes both files' locks exclusively, in one fixed order, so that two callers cannot deadlock.
     pub(crate) fn with_both<T>(&self, a: Ino, b: Ino, work: impl FnOnce() -> T) -> T {
         let (first, second) = (a.0 as usize % LOCKS, b.0 as usize % LOCKS);
         let _first = self.locks[first.min(second)].write();
@@ -493,7 +501,7 @@ impl Core {
         Ok(self.run(&Op::Allocate { counter, count })?.first)
     }
 
-    /// Refuses when the disk is near its end and nothing is on its way out that would make room.
+    /// Refuses when the disk is nearly full and nothing pending would free space.
     pub(crate) fn admit(&self, bytes: u64) -> Result<(), Error> {
         match self.space.admit(bytes, || self.parts.packs.space()) {
             Err(BlobError::Full) => self.admit_after_freeing(bytes),
@@ -507,7 +515,7 @@ impl Core {
 
     /// Makes everything done so far survive a power cut.
     pub(crate) fn flush(&self) -> Result<(), Error> {
-        // Before the flush, so that what is committed meanwhile counts as not flushed.
+        // Cleared before the flush, so that a commit during the flush counts as not flushed.
         self.dirty.store(false, Ordering::Release);
         let _phase = phase::enter(Phase::Names);
         self.parts.store.flush().map_err(|error| {
@@ -516,7 +524,7 @@ impl Core {
         })
     }
 
-    /// What the pack table says of a pack.
+    /// The row of a pack in the pack table.
     pub(crate) fn pack_row(&self, pack: PackNo) -> Result<Option<PackRow>, Error> {
         Ok(self.names.pack(pack)?)
     }

@@ -1,7 +1,7 @@
-//! The warm paths of reading take no memory from the allocator, or as little as is said here.
+//! The warm paths of reading allocate no memory, or at most the number of times given here.
 //!
-//! Every allocation is a cost that a profile shows, and a lock that threads may meet in. So the allocator of this test counts what the
-//! thread that asks takes from it, on a volume that lies on a disk as a mount's does.
+//! Every allocation shows up in a profile, and may contend for a lock with other threads. So the allocator of
+//! this test counts the calling thread's allocations, on a volume on a disk as in a mount.
 
 extern crate covey_fs as fs;
 
@@ -21,21 +21,21 @@ thread_local! {
 struct Counting;
 
 fn count() {
-    // A thread that is ending has no counter any more, and nobody asks for it.
+    // A thread that is ending has no counter any more, and its count is not needed.
     let _ = TAKEN.try_with(|taken| taken.set(taken.get() + 1));
 }
 
-// SAFETY: every call is the system allocator's, with the same arguments; counting touches a number of this thread and
-// allocates nothing.
+// SAFETY: every call passes to the system allocator with the same arguments. Counting touches a number of
+// this thread and allocates nothing.
 unsafe impl GlobalAlloc for Counting {
-    // SAFETY: it asks of its caller what the system allocator asks, and hands that on.
+    // SAFETY: this requires of its caller what the system allocator requires, and passes that on.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: what the caller promises is what the system allocator asks for.
+        // SAFETY: the caller promises what the system allocator requires.
         unsafe { System.alloc(layout) }
     }
 
-    // SAFETY: as `alloc`; what comes back to it is what the system allocator gave.
+    // SAFETY: as `alloc`; the block came from the system allocator.
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         // SAFETY: `at` came from `alloc` or `realloc` above, so from the system allocator.
         unsafe { System.dealloc(at, layout) }
@@ -52,7 +52,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Allocations for each of many rounds of the same work, once it is warm.
+/// Allocations per round of the same work, once it is warm.
 fn each(mut work: impl FnMut()) -> f64 {
     const ROUNDS: u64 = 200;
     (0..3).for_each(|_| work());
@@ -61,7 +61,8 @@ fn each(mut work: impl FnMut()) -> f64 {
     (TAKEN.get() - before) as f64 / ROUNDS as f64
 }
 
-/// The budgets, which only go down: one for the key of each row that is asked for, and one for the list of a page's extents.
+/// The budgets, which may only decrease: one allocation for the key of each row that is read, and one for the
+/// list of a page's extents.
 #[test]
 fn warm_reads_allocate_no_more_than_is_said() {
     let world = World::new();

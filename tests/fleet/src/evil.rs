@@ -1,8 +1,9 @@
-//! A member of the fleet that lies about what it has.
+//! A member of the fleet that lies about the blobs it has.
 //!
-//! It knows the secret, is a member like any other, tells trackers that it has every blob, and gives wrong bytes to whoever is sent to
-//! it. The transport is the real one, only what it lends is not: so it stands for a disk that rots, a program that was built wrong, and
-//! a node that was taken over. It is a thread of this process in a namespace of its own.
+//! It knows the secret, is a member like any other, tells trackers that it has every blob, and sends wrong
+//! bytes to nodes that ask it. The transport is the real one; only the data is wrong. So it stands for a disk
+//! that rots, a program that was built wrong, and a node that was taken over. It is a thread of this process
+//! in a namespace of its own.
 
 use std::fs::File;
 use std::io::{Seek, Write};
@@ -21,10 +22,10 @@ use peer::secret::Secret;
 use crate::fleet::{ZONE, listen};
 use crate::net::Port;
 
-/// How it lies.
+/// The kind of lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
-    /// Other bytes, and checksums that fit them: only the blob's name gives it away.
+    /// Other bytes with matching checksums: only the blob's hash reveals it.
     WrongBytesRightSums,
     /// A flipped bit in the bytes, and the blob's own checksums.
     WrongBytesWrongSums,
@@ -33,7 +34,7 @@ pub enum Lie {
 }
 
 impl Lie {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Lie; 3] = [Lie::WrongBytesRightSums, Lie::WrongBytesWrongSums, Lie::Truncated];
 
     fn tell(self, mut bytes: Vec<u8>) -> Held {
@@ -65,20 +66,20 @@ fn tempfile() -> File {
     File::from(rustix::fs::memfd_create("covey-lie", rustix::fs::MemfdFlags::CLOEXEC).unwrap())
 }
 
-/// What it claims to have.
+/// The blobs that it claims to have.
 struct Lies {
     held: Vec<(BlobId, Held)>,
-    told: AtomicU64,
+    lies_sent: AtomicU64,
 }
 
 impl Holdings for Lies {
     fn open(&self, id: &BlobId) -> Option<Held> {
         let found = self.held.iter().find(|(name, _)| name == id)?;
-        self.told.fetch_add(1, Ordering::SeqCst);
+        self.lies_sent.fetch_add(1, Ordering::SeqCst);
         Some(found.1.clone())
     }
 
-    // It is told, and goes on.
+    // Ignores the report.
     fn suspect(&self, _: &BlobId) -> CopyState {
         CopyState::Sound
     }
@@ -92,7 +93,7 @@ impl Holdings for Lies {
     }
 }
 
-/// A liar at work; it leaves when it is dropped.
+/// A running liar. It leaves the fleet when it is dropped.
 pub struct Evil {
     fleet: Fleet,
     lies: Arc<Lies>,
@@ -100,7 +101,7 @@ pub struct Evil {
 }
 
 impl Evil {
-    /// Joins the fleet by these addresses.
+    /// Joins the fleet through these addresses.
     pub fn join(fleet: &crate::Fleet, name: &str, number: u8, lie: Lie) -> Evil {
         let port = fleet.net.port(name, number);
         let held = fleet
@@ -109,7 +110,7 @@ impl Evil {
             .into_iter()
             .map(|path| blob_of(&path))
             .map(|(id, bytes)| (id, lie.tell(bytes)));
-        let lies = Arc::new(Lies { held: held.collect(), told: AtomicU64::new(0) });
+        let lies = Arc::new(Lies { held: held.collect(), lies_sent: AtomicU64::new(0) });
         let contacts: Vec<String> = fleet.nodes.iter().take(2).map(|node| listen(&node.port)).collect();
         let parts = FleetParts {
             home: Arc::new(NodeHome::open(&fleet.net.folder().join(name)).unwrap()),
@@ -140,13 +141,13 @@ impl Evil {
         self.fleet.seen().len()
     }
 
-    /// How often somebody was given a lie.
-    pub fn told(&self) -> u64 {
-        self.lies.told.load(Ordering::SeqCst)
+    /// How often a wrong blob was sent.
+    pub fn lies_sent(&self) -> u64 {
+        self.lies.lies_sent.load(Ordering::SeqCst)
     }
 }
 
-/// A blob and its name, from an object: room for the sums, then its bytes.
+/// A blob and its name, from an object: the sums come first, then the bytes.
 fn blob_of(path: &std::path::Path) -> (BlobId, Vec<u8>) {
     let mut object = std::fs::read(path).unwrap();
     object.drain(..Sums::encoded_len(base::size::BLOB_MAX));

@@ -1,4 +1,4 @@
-//! A net, a store, a published tree and its nodes, in one hand.
+//! A network, a store, a published tree and its nodes.
 
 use std::time::{Duration, Instant};
 
@@ -13,29 +13,30 @@ use crate::wire::Weather;
 const FIRST: u8 = 11;
 /// The last part of the first depot's address.
 const DEPOT: u8 = 3;
-/// Where all nodes are.
+/// The zone of all nodes.
 pub const ZONE: &str = "here";
-/// Where nodes listen.
+/// The port on which nodes listen.
 const LISTEN: u16 = 7400;
-/// A read that is not back by then hangs: twice what requests are given, and the machine may be busy.
+/// A read that takes longer than this hangs. It is twice the deadline of a request, since the machine may be
+/// busy.
 pub const HANG: Duration = Duration::from_secs(60);
 
-/// Nodes that mount one tree. See the [module](self).
+/// Nodes that mount the same tree. See the [module](self).
 pub struct Fleet {
-    /// The nodes, in their order. First: they end before what they stand on.
+    /// The nodes, in order. First, so that they end before the things that they depend on.
     pub nodes: Vec<Node>,
     /// The object store.
     pub store: Store,
-    /// What is mounted.
+    /// The mounted tree.
     pub tree: &'static Tree,
-    /// The net.
+    /// The network.
     pub net: Net,
-    /// What its mounts give a request.
+    /// The deadline that its mounts give a request.
     deadline: Duration,
 }
 
 impl Fleet {
-    /// So many nodes on a tree, not started.
+    /// A fleet of `nodes` nodes that mount a tree, not started.
     pub fn new(tree: &'static Tree, nodes: usize, seed: u64, how: &How) -> Fleet {
         let net = Net::new();
         let store = Store::over(&net, seed, &tree.root());
@@ -46,7 +47,7 @@ impl Fleet {
         fleet
     }
 
-    /// One more node, not started.
+    /// Adds a node, not started.
     pub fn add(&mut self, how: &How) -> &mut Node {
         let number = self.nodes.len();
         let name = format!("n{}", number + 1);
@@ -55,7 +56,8 @@ impl Fleet {
         self.nodes.last_mut().unwrap()
     }
 
-    /// The same, whose nodes know one another: a cluster secret, and every node joins by the first two.
+    /// The same, with nodes that know one another: a cluster secret, and every node joins through the first
+    /// two.
     pub fn joined(tree: &'static Tree, nodes: usize, seed: u64, how: &How) -> Fleet {
         let mut fleet = Fleet::new(tree, nodes, seed, how);
         let secret = fleet.secret();
@@ -69,7 +71,7 @@ impl Fleet {
         fleet
     }
 
-    /// The file with the cluster's secret, made when it is not there.
+    /// The file with the cluster's secret, created if necessary.
     pub fn secret(&self) -> String {
         let path = self.net.folder().join("secret");
         if !path.exists() {
@@ -78,12 +80,12 @@ impl Fleet {
         path.to_str().unwrap().to_owned()
     }
 
-    /// A depot, not started, that whoever joins asks before the origin.
+    /// A depot, not started, which joined nodes ask before the origin.
     pub fn depot(&self, name: &str, number: u8, size: &str) -> Node {
         self.depot_at(self.net.port(name, number), name, size)
     }
 
-    /// The same behind a link that delays or loses.
+    /// The same behind a link with delay or loss.
     pub fn depot_behind(&self, name: &str, number: u8, size: &str, weather: Weather) -> Node {
         self.depot_at(self.net.port_behind(name, number, weather, 1), name, size)
     }
@@ -97,8 +99,8 @@ impl Fleet {
         Node::lending(name, self.net.folder(), port, &self.store, &words)
     }
 
-    /// So many depots on a tmpfs of so many bytes each or on the disk, which serve, numbered from 3 on. All nodes run, and
-    /// know all of them, when this returns.
+    /// Starts `count` depots, numbered from 3 on, each on the disk or on a tmpfs of the given size. Returns
+    /// when they serve, all nodes run, and all nodes know all depots.
     pub fn with_depots(&mut self, count: u8, disk: Option<u64>) -> Vec<Node> {
         let mut depots: Vec<Node> =
             (0..count).map(|n| self.depot(&format!("depot{}", n + 1), DEPOT + n, "1G")).collect();
@@ -111,7 +113,7 @@ impl Fleet {
         depots
     }
 
-    /// Starts all that do not run, at once, and waits until they serve.
+    /// Starts all nodes that do not run, at the same time, and waits until they serve.
     pub fn start(&mut self) {
         let mut begun = Vec::new();
         for node in self.nodes.iter_mut().filter(|node| node.pid().is_none()) {
@@ -123,12 +125,12 @@ impl Fleet {
         }
     }
 
-    /// Unmounts all; each must end well.
+    /// Unmounts all nodes. Each must end without an error.
     pub fn end(&mut self) {
         self.nodes.iter_mut().for_each(Node::end);
     }
 
-    /// What readers need to know, for reads on all nodes.
+    /// A plan for reads on all nodes.
     pub fn plan(&self, readers: u64, seed: u64) -> Plan {
         Plan {
             mounts: self.nodes.iter().map(Node::mnt).collect(),
@@ -139,7 +141,8 @@ impl Fleet {
         }
     }
 
-    /// Waits for readers. When one hangs, all nodes are killed and the test fails; it fails also with errors that nobody promised.
+    /// Waits for readers. When one hangs, all nodes are killed and the test fails. It also fails on errors
+    /// that no promise allows.
     pub fn join(&mut self, readers: Readers, hint: &str) -> Report {
         let begun = readers.begun;
         match readers.join(HANG) {
@@ -158,7 +161,8 @@ impl Fleet {
         }
     }
 
-    /// Waits until every node that runs sees so many nodes, and a moment longer, for trackers to hear what the others have.
+    /// Waits until every running node sees so many nodes, and a moment longer, so that trackers learn what
+    /// the others have.
     pub fn converge(&self, nodes: u64, patience: Duration) {
         let end = Instant::now() + patience;
         let running: Vec<&Node> = self.nodes.iter().filter(|node| node.pid().is_some()).collect();
@@ -174,13 +178,14 @@ impl Fleet {
         std::thread::sleep(Duration::from_secs(2));
     }
 
-    /// A figure that nodes of a fleet give, as `/fleet/peer/bytes`, of all that run.
+    /// The sum of a figure, such as `/fleet/peer/bytes`, over all running nodes.
     pub fn sum(&self, pointer: &str) -> u64 {
         let running = self.nodes.iter().filter(|node| node.pid().is_some());
         running.filter_map(|node| node.status().pointer(pointer)?.as_u64()).sum()
     }
 
-    /// Reads on these nodes while something is done, and for a moment longer; every byte must be right, and no read longer than `within`.
+    /// Reads on these nodes during `work` and for a moment longer. Every byte must be right, and no read may
+    /// take longer than `within`.
     pub fn while_reading(
         &mut self,
         nodes: &[usize],
@@ -198,7 +203,7 @@ impl Fleet {
         report
     }
 
-    /// Every byte of every file, once, by one node.
+    /// Reads every byte of every file once, on one node.
     pub fn warm(&self, node: usize) {
         for file in self.tree.files() {
             let bytes = crate::readers::read(&self.nodes[node].mnt(), file, 0, file.size as usize).unwrap();
@@ -206,25 +211,25 @@ impl Fleet {
         }
     }
 
-    /// Every name, without a byte of content.
+    /// Looks up every name, without reading contents.
     pub fn names(&self, node: usize) {
         for file in self.tree.files() {
             std::fs::metadata(self.nodes[node].mnt().join(&file.path)).unwrap();
         }
     }
 
-    /// How often these nodes found the fleet slow or in trouble ([`Node::troubles`]).
+    /// How often these nodes found the fleet slow or failing ([`Node::troubles`]).
     pub fn troubles(&self, nodes: &[usize]) -> u64 {
         nodes.iter().map(|&node| self.nodes[node].troubles()).sum()
     }
 
-    /// The reads of a plan, from beginning to end.
+    /// Runs the reads of a plan to the end.
     pub fn join_of(&mut self, plan: &Plan) -> Report {
         self.join(Readers::start(self.tree, plan), &format!("seed {}", plan.seed))
     }
 
-    /// Waits until every node reads again without an error, after something was wrong: whoever backs off from a store or a peer may do
-    /// so a little longer than the fault lasts.
+    /// Waits until every node reads without an error again after a fault: the back-off from a store or a peer
+    /// may last a little longer than the fault.
     pub fn settle(&mut self, patience: Duration) {
         let end = Instant::now() + patience;
         for seed in 0.. {
@@ -239,7 +244,8 @@ impl Fleet {
         }
     }
 
-    /// So many reads by each of so many readers on these nodes; every one must give right bytes within `within`.
+    /// Runs `reads` reads in each of `readers` readers on these nodes. Each must give right bytes within
+    /// `within`.
     pub fn must_read(
         &mut self,
         nodes: &[usize],
@@ -258,7 +264,7 @@ impl Fleet {
         report
     }
 
-    /// Everything as it was in the beginning: links, store, stopped processes. Nodes that were killed stay so.
+    /// Restores links, store and stopped processes. Nodes that were killed stay dead.
     pub fn heal(&self) {
         self.store.heal();
         for node in &self.nodes {
@@ -267,14 +273,14 @@ impl Fleet {
         }
     }
 
-    /// Nodes `a` and `b` do not hear one another any more.
+    /// Cuts the connection between nodes `a` and `b`.
     pub fn part(&self, a: usize, b: usize) {
         self.nodes[a].port.lose(&self.nodes[b].port);
         self.nodes[b].port.lose(&self.nodes[a].port);
     }
 }
 
-/// Waits until a port has sent so many bytes more than it had.
+/// Waits until a port has sent this many more bytes.
 pub fn until_sent(port: &Port, more: u64) {
     let (before, end) = (port.traffic().sent, Instant::now() + HANG);
     while port.traffic().sent < before + more {
@@ -283,7 +289,7 @@ pub fn until_sent(port: &Port, more: u64) {
     }
 }
 
-/// Where a node on this port listens for the others.
+/// The address at which a node on this port listens for other nodes.
 pub fn listen(port: &Port) -> String {
     format!("{}:{LISTEN}", port.address())
 }

@@ -1,26 +1,28 @@
-//! A fleet on one machine: real `covey` processes, each in a network namespace of its own, on an object store in another.
+//! A fleet on one machine: real `covey` processes, each in a network namespace of its own, on an object store
+//! in another.
 //!
 //! ```text
-//!   covey-PID-N-hub      br0 ──┬── store  10.77.0.2   S3 server behind the proxy of faults (threads of this process)
-//!   (a bridge, no node)        ├── n1     10.77.0.11  covey mount ... FOLDER/n1/mnt, cache in FOLDER/n1/cache
-//!                              ├── n2     10.77.0.12  covey mount ... FOLDER/n2/mnt
-//!                              └── ...
+//!   covey-PID-N-hub      br0 ─┬─ store  10.77.0.2   S3 server behind the faulty proxy (in this process)
+//!   (a bridge, no node)       ├─ n1     10.77.0.11  covey mount ... FOLDER/n1/mnt, cache in FOLDER/n1/cache
+//!                             ├─ n2     10.77.0.12  covey mount ... FOLDER/n2/mnt
+//!                             └─ ...
 //! ```
 //!
-//! Only networks are apart: mounts are seen by whoever started this, so that a test reads a node's files as it reads any others.
-//! Nothing here touches an interface, a route or an address outside the namespaces that it made. Whatever happens to the
-//! process, a shell that outlives it ends what it started, takes the mounts and the namespaces away and removes the folder
+//! Only networks are separate. Mounts are visible to the test's process, so a test reads a node's files like
+//! any others. No interface, route or address outside the created namespaces is changed. If the process dies
+//! in any way, a shell that outlives it ends the programs, removes the mounts, the namespaces and the folder
 //! ([`sweep`]).
 //!
-//! - [`net`]: namespaces, links, their shape, and who hears whom. [`wire`]: links with delay and loss, without the kernel's help.
-//! - [`store`]: the object store, what goes wrong with it, and what was asked of it.
-//! - [`tree`]: files that are known byte for byte, published once in a process.
+//! - [`net`]: namespaces, links, their bandwidth, and which of them reach one another. [`wire`]: links with
+//!   delay and loss, without help of the kernel.
+//! - [`store`]: the object store, its faults, and its request counts.
+//! - [`tree`]: files with known bytes, published once per process.
 //! - [`node`]: one node: started, killed, frozen, filled. [`fleet`]: all of it together.
-//! - [`clock`]: a clock of the day of a node's own, which jumps.
-//! - [`evil`]: a member of the fleet that lies about what it has.
-//! - [`readers`]: who reads on many nodes at once, compares every byte, and has a deadline.
+//! - [`clock`]: a node's own wall clock, which jumps.
+//! - [`evil`]: a member of the fleet that lies about the blobs it has.
+//! - [`readers`]: readers on many nodes at once, which compare every byte and have a deadline.
 
-// Only tests and benches use this crate: it may unwrap, read the clock and start threads.
+// Only tests and benches use this crate. It may unwrap, read the clock and start threads.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
 pub mod clock;
@@ -62,7 +64,7 @@ pub fn lacking() -> Option<String> {
     net::lacking_bridge()
 }
 
-/// Ends the test early, saying what is missing, unless namespaces can be made here.
+/// Unless namespaces can be created here, ends the test early and says what is missing.
 #[macro_export]
 macro_rules! requires_nets {
     () => {
@@ -73,7 +75,7 @@ macro_rules! requires_nets {
     };
 }
 
-/// A program of the administrator's, also where PATH has none of them.
+/// An administrator's program, found even if PATH lacks its folder.
 pub(crate) fn tool(name: &str) -> Command {
     Command::new(covey_tests::need::which(name).unwrap_or_else(|| name.into()))
 }

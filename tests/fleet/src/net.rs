@@ -1,11 +1,12 @@
-//! Networks of namespaces: a bridge in one, and a port of it in each of the others.
+//! Networks of namespaces: a bridge in one namespace, and one of its ports in each of the others.
 //!
-//! What is needed is `ip`, `tc` and `nsenter`, which every distribution has, and no packet filter:
+//! It needs `ip`, `tc` and `nsenter`, which every distribution has, and no packet filter:
 //!
 //! - *A rate* is a token bucket at both ends of a link.
-//! - *Pulled out* is the bridge's end of a link set down: nothing is heard, nobody is told.
-//! - *Deaf to one another* is a wrong hardware address for the other's: packets leave, and nobody takes them. So partitions may have
-//!   any form, also one-way ones, and neither side sees an error at once, as when a switch between them dies.
+//! - *Unplugged*: the bridge's end of a link is set down. No packet arrives, and neither side is notified.
+//! - *Deaf to one another*: a wrong hardware address for the other port. Packets leave, and no port takes
+//!   them. So partitions may have any form, also one-way, and neither side sees an error at once, as when a
+//!   switch between them dies.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
@@ -22,10 +23,10 @@ use crate::wire::{self, Weather, Wire};
 
 /// An address that no port has.
 const NOBODY: &str = "02:00:00:00:00:ff";
-/// A command of `ip` is done in milliseconds; the machine may be busy.
+/// An `ip` command takes milliseconds, but the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Why no bridge can be made here, if that is so.
+/// Why no bridge can be created here, if so.
 pub(crate) fn lacking_bridge() -> Option<String> {
     use std::sync::OnceLock;
     static LACKING: OnceLock<Option<String>> = OnceLock::new();
@@ -47,7 +48,7 @@ pub(crate) fn lacking_bridge() -> Option<String> {
 /// A bridge in a namespace of its own. See the [module](self).
 pub struct Net {
     hub: String,
-    // Last: whoever still runs in a namespace ends when this goes.
+    // Last: programs that still run in a namespace end when this is dropped.
     sweep: Sweep,
 }
 
@@ -65,12 +66,13 @@ impl Net {
         Net { hub, sweep }
     }
 
-    /// The folder for everything on this net, removed with it.
+    /// The folder for everything on this network. It is removed with the network.
     pub fn folder(&self) -> &std::path::Path {
         self.sweep.folder()
     }
 
-    /// Plugs in a namespace: `name` is at most eight letters, `number` the last part of its address, 10.77.0.`number`.
+    /// Adds a namespace: `name` has at most eight letters, `number` is the last part of its address,
+    /// 10.77.0.`number`.
     pub fn port(&self, name: &str, number: u8) -> Port {
         let space = format!("{}-{name}", self.sweep.tag());
         let address = Ipv4Addr::new(10, 77, 0, number);
@@ -83,7 +85,7 @@ impl Net {
         Port::new(self, space, name, address, None)
     }
 
-    /// The same behind a link that delays and loses, by lots drawn from `seed`. Limit its rate no further.
+    /// The same behind a link with random delay and loss, seeded by `seed`. Do not limit its rate further.
     pub fn port_behind(&self, name: &str, number: u8, weather: Weather, seed: u64) -> Port {
         let space = format!("{}-{name}", self.sweep.tag());
         let address = Ipv4Addr::new(10, 77, 0, number);
@@ -97,8 +99,9 @@ impl Net {
     }
 }
 
-/// What a port's namespace needs, once it has its device. Its connections share lines by the kernel's own default, cubic, whatever this machine is
-/// set to: what is measured here is measured elsewhere again.
+/// Commands for a port's namespace, once it has its device. Its connections use the kernel's default
+/// congestion control, cubic, whatever this machine is set to, so that measurements can be repeated on other
+/// machines.
 fn up(address: Ipv4Addr) -> String {
     let known = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
     let cubic = known.is_ok_and(|known| known.split_whitespace().any(|name| name == "cubic"));
@@ -115,7 +118,7 @@ impl Default for Net {
     }
 }
 
-/// What went over a port since it was made, headers included.
+/// The traffic of a port since its creation, headers included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes that it received.
@@ -124,7 +127,7 @@ pub struct Traffic {
     pub sent: u64,
 }
 
-/// A namespace with an address on the net.
+/// A namespace with an address on the network.
 pub struct Port {
     space: String,
     device: String,
@@ -140,7 +143,7 @@ impl Port {
         Port { space, device, hub, address, deaf: Mutex::default(), wire }
     }
 
-    /// Frames that a link with loss has lost.
+    /// The number of frames that a lossy link dropped.
     pub fn lost(&self) -> u64 {
         self.wire.as_ref().map_or(0, Wire::lost)
     }
@@ -155,7 +158,8 @@ impl Port {
         &self.space
     }
 
-    /// The same program in this namespace. Its process id is the program's: nothing stands between.
+    /// The same program in this namespace. Its process id is the program's own: there is no process in
+    /// between.
     pub fn wrap(&self, program: &Command) -> Command {
         let mut wrapped = tool("nsenter");
         wrapped.arg(format!("--net=/run/netns/{}", self.space)).arg("--");
@@ -169,12 +173,12 @@ impl Port {
         wrapped
     }
 
-    /// Does something on a thread that is in this namespace, and so are the threads that it starts.
+    /// Runs `work` on a thread in this namespace. Threads that it starts are in the namespace, too.
     pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         inside(&self.space, work)
     }
 
-    /// What went over it so far, as the bridge's end of the link counts.
+    /// The traffic so far, as counted at the bridge's end of the link.
     pub fn traffic(&self) -> Traffic {
         let shown = run_ok(
             tool("ip").args(["-n", &self.hub, "-j", "-s", "link", "show", "dev", &self.device]),
@@ -185,16 +189,16 @@ impl Port {
         Traffic { received: bytes("tx"), sent: bytes("rx") }
     }
 
-    /// Limits what it sends and receives, to so many bits in a second each; nothing: as fast as the machine is.
+    /// Limits sending and receiving to so many bits per second each; without a value, no limit.
     pub fn shape(&self, bits: Option<u64>) {
         for (space, device) in [(self.space.as_str(), "eth0"), (self.hub.as_str(), self.device.as_str())] {
             let mut tc = tool("tc");
             let Some(bits) = bits else {
-                // A port without a limit has nothing to be deleted: that is no error.
+                // A port without a limit has nothing to delete, which is no error.
                 let _ = tc.args(["-n", space, "qdisc", "del", "dev", device, "root"]).output();
                 continue;
             };
-            // A bucket of 4 ms, and never less than what the kernel hands over in one piece.
+            // A bucket of 4 ms, and never less than the kernel passes on in one piece.
             let (rate, burst) = (format!("{bits}bit"), (bits / 8 / 250).max(96 << 10).to_string());
             tc.args(["-n", space, "qdisc", "replace", "dev", device, "root", "tbf"]);
             tc.args(["rate", &rate, "burst", &burst, "latency", "100ms"]);
@@ -202,24 +206,24 @@ impl Port {
         }
     }
 
-    /// Pulls it out of the bridge, or plugs it in again.
+    /// Unplugs the port from the bridge, or plugs it in again.
     pub fn plug(&self, plugged: bool) {
         batch(&self.hub, &format!("link set {} {}\n", self.device, if plugged { "up" } else { "down" }));
     }
 
-    /// What it sends to the other does not arrive any more. Call it on both to part them wholly.
+    /// Drops everything that this port sends to the other. Call it on both for a full partition.
     pub fn lose(&self, other: &Port) {
         let to = other.address;
         batch(&self.space, &format!("neighbour replace {to} lladdr {NOBODY} nud permanent dev eth0\n"));
         self.deaf.lock().unwrap().push(to);
     }
 
-    /// Plugged in, hearing everybody, and without a limit.
+    /// Plugs the port in, ends all partitions, and removes the limit.
     pub fn heal(&self) {
         self.plug(true);
         let deaf = std::mem::take(&mut *self.deaf.lock().unwrap());
         for to in deaf {
-            // Twice lost is once to be removed.
+            // The same partition may be listed twice, but there is only one entry to delete.
             let _ = tool("ip")
                 .args(["-n", &self.space, "neighbour", "del", &to.to_string(), "dev", "eth0"])
                 .output();
@@ -228,7 +232,7 @@ impl Port {
     }
 }
 
-/// Does something on a thread in a namespace.
+/// Runs `work` on a thread in a namespace.
 pub(crate) fn inside<T: Send>(space: &str, work: impl FnOnce() -> T + Send) -> T {
     let space = std::fs::File::open(format!("/run/netns/{space}")).unwrap();
     let entered = || {
@@ -242,7 +246,7 @@ fn ip(arguments: &[&str]) {
     run_ok(tool("ip").args(arguments), PATIENCE);
 }
 
-/// Several commands of `ip` in one namespace, with one start of the program.
+/// Runs several `ip` commands in one namespace, with one start of the program.
 fn batch(space: &str, commands: &str) {
     use std::io::Write;
     let mut child = tool("ip");

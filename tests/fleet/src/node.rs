@@ -1,4 +1,5 @@
-//! One node: a `covey` process in a namespace of its own, with its cache and its mountpoint below the net's folder.
+//! One node: a `covey` process in a namespace of its own. Its cache and its mountpoint are below the
+//! network's folder.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,10 +15,10 @@ use crate::net::Port;
 use crate::store::Store;
 use crate::tree::{NAME, PREFIX};
 
-/// How long a start or an end may take on a busy machine before the test fails.
+/// The longest time for a start or an end, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a node counts when other nodes fail it.
+/// The figures that a node counts when other nodes fail it.
 const TROUBLES: [&str; 5] = ["failed", "hedges", "asks_late", "origin_hedged", "origin_alone"];
 
 /// How a node is started.
@@ -36,7 +37,7 @@ impl How {
         self
     }
 
-    /// What the mount gives a request: `deadline=` of its options, or what it takes without a word.
+    /// The deadline that the mount gives a request: `deadline=` of its options, or the default.
     pub fn deadline(&self) -> Duration {
         let options = self.options.iter().flat_map(|options| options.split(','));
         let seconds = options.filter_map(|option| option.strip_prefix("deadline=")?.parse().ok()).next_back();
@@ -50,34 +51,34 @@ impl How {
     }
 }
 
-/// What a node is there for.
+/// The kind of node.
 enum Work {
     /// It mounts the published tree.
     Mount,
-    /// It only lends its disk: the words behind `covey`.
+    /// It only serves its disk: the words after `covey`.
     Lend(Vec<String>),
 }
 
-/// A node. Its process is ended and its mount taken away when it goes.
+/// A node. When it is dropped, its process is killed and its mount removed.
 pub struct Node {
     name: String,
     folder: PathBuf,
-    /// Its place on the net.
+    /// Its port on the network.
     pub port: Port,
     endpoint: String,
     how: How,
     work: Work,
     daemon: Option<Child>,
-    /// Its own clock of the day, if it has one: from the next start on.
+    /// Its own wall clock, if any, from the next start on.
     pub clock: Option<Clock>,
-    /// Bytes of its log from its earlier runs.
+    /// The length of its log from earlier runs, in bytes.
     said_before: usize,
-    /// When its process was killed last.
+    /// When its process was last killed.
     killed: Option<Instant>,
 }
 
 impl Node {
-    /// One that mounts; it is not started yet.
+    /// A node that mounts, not started.
     pub fn new(name: &str, folder: &Path, port: Port, store: &Store, how: How) -> Node {
         let node = Node {
             name: name.to_owned(),
@@ -97,7 +98,8 @@ impl Node {
         node
     }
 
-    /// One without a mount, like a depot: `words` stand behind `covey`, the cache's folder and the store's endpoint follow.
+    /// A node without a mount, such as a depot. `words` follow `covey`; the cache's folder and the store's
+    /// endpoint are added.
     pub fn lending(name: &str, folder: &Path, port: Port, store: &Store, words: &[&str]) -> Node {
         let mut node = Node::new(name, folder, port, store, How::default());
         node.work = Work::Lend(words.iter().map(|&word| word.to_owned()).collect());
@@ -109,17 +111,17 @@ impl Node {
         &self.name
     }
 
-    /// Where it mounts.
+    /// Its mountpoint.
     pub fn mnt(&self) -> PathBuf {
         self.folder.join("mnt")
     }
 
-    /// Where its cache is.
+    /// Its cache folder.
     pub fn cache(&self) -> PathBuf {
         self.folder.join("cache")
     }
 
-    /// What it said so far, in all of its runs.
+    /// Its log, of all runs so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.log_path()).unwrap_or_default()
     }
@@ -128,12 +130,12 @@ impl Node {
         self.folder.with_extension("log")
     }
 
-    /// Its process, while it runs.
+    /// Its process id, while it runs.
     pub fn pid(&self) -> Option<u32> {
         self.daemon.as_ref().map(Child::id)
     }
 
-    /// From the next start on.
+    /// Sets how it is started, from the next start on.
     pub fn set_how(&mut self, how: How) {
         self.how = how;
     }
@@ -157,7 +159,7 @@ impl Node {
         command
     }
 
-    /// Starts its process, and does not wait until it serves.
+    /// Starts its process without waiting until it serves.
     pub fn spawn(&mut self) {
         assert!(self.daemon.is_none(), "{} runs already", self.name);
         self.said_before = self.log().len();
@@ -168,10 +170,10 @@ impl Node {
         self.daemon = Some(command.spawn().unwrap());
     }
 
-    /// Waits until it serves, or says why it does not.
+    /// Waits until it serves.
     ///
     /// # Errors
-    /// What it said instead.
+    /// Its output, if it does not.
     pub fn await_mounted(&mut self, patience: Duration) -> Result<(), String> {
         let (mnt, end) = (self.mnt(), Instant::now() + patience);
         let lends = matches!(self.work, Work::Lend(_));
@@ -213,7 +215,7 @@ impl Node {
         self.await_mounted(PATIENCE).unwrap_or_else(|why| panic!("covey mount: {why}"));
     }
 
-    /// As `kill -9` does; the dead mount goes, too.
+    /// Kills it with SIGKILL and removes the dead mount.
     pub fn kill(&mut self) {
         if let Some(mut daemon) = self.daemon.take() {
             daemon.kill().unwrap();
@@ -223,24 +225,24 @@ impl Node {
         detach(&self.mnt());
     }
 
-    /// Whether its mount was without a daemon at any time from this moment on.
+    /// Whether its mount was without a daemon at any time since then.
     pub fn was_gone(&self, since: Instant) -> bool {
         self.daemon.is_none() || self.killed.is_some_and(|killed| killed >= since)
     }
 
-    /// A figure of its status, as `/fleet/peer/bytes`; 0 where it has none.
+    /// A figure of its status, such as `/fleet/peer/bytes`; 0 if it has none.
     pub fn figure(&self, pointer: &str) -> u64 {
         self.status().pointer(pointer).and_then(serde_json::Value::as_u64).unwrap_or(0)
     }
 
-    /// How often the fleet was slow or in trouble for it: fetches from others that failed or took long, questions without an answer, and
-    /// what the origin was asked for because of that.
+    /// How often the fleet was slow or failed for this node: fetches from peers that failed or took long,
+    /// requests without an answer, and the resulting requests to the origin.
     pub fn troubles(&self) -> u64 {
         let fleet = self.status()["fleet"].take();
         TROUBLES.iter().filter_map(|name| fleet[name].as_u64()).sum()
     }
 
-    /// Unmounts; it must end well and in time.
+    /// Unmounts it. It must end without an error and in time.
     pub fn end(&mut self) {
         let Some(mut daemon) = self.daemon.take() else { return };
         if let Work::Lend(_) = self.work {
@@ -268,12 +270,12 @@ impl Node {
         );
     }
 
-    /// Stops it where it is (SIGSTOP): connections stay, nobody answers.
+    /// Stops it with SIGSTOP: connections stay open, but nothing answers.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
     }
 
-    /// Lets it go on.
+    /// Continues it.
     pub fn thaw(&self) {
         self.signal(Signal::CONT);
     }
@@ -284,12 +286,12 @@ impl Node {
         }
     }
 
-    /// Whether its process is still there.
+    /// Whether its process still exists.
     pub fn runs(&mut self) -> bool {
         self.daemon.as_mut().is_some_and(|daemon| daemon.try_wait().unwrap().is_none())
     }
 
-    /// Gives its cache a filesystem of its own, in memory, of so many bytes. It must not run.
+    /// Puts its cache on a tmpfs of so many bytes. The node must not run.
     pub fn cache_on_tmpfs(&self, bytes: u64) {
         assert!(self.daemon.is_none());
         let mut mount = crate::tool("mount");
@@ -297,7 +299,8 @@ impl Node {
         covey_tests::run_ok(&mut mount, PATIENCE);
     }
 
-    /// Gives that filesystem another size; not less than what it holds. No size: exactly that, so that the disk is full.
+    /// Resizes that tmpfs, but not below what it holds. With `None`, to exactly that, so that the disk is
+    /// full.
     pub fn resize_cache(&self, bytes: Option<u64>) {
         let room = rustix::fs::statvfs(self.cache()).unwrap();
         let bytes = bytes.unwrap_or((room.f_blocks - room.f_bfree) * room.f_frsize);
@@ -306,7 +309,7 @@ impl Node {
         covey_tests::run_ok(&mut mount, PATIENCE);
     }
 
-    /// Forgets what it fetched. It must not run.
+    /// Deletes its cache. The node must not run.
     pub fn lose_cache(&self) {
         assert!(self.daemon.is_none());
         for entry in std::fs::read_dir(self.cache()).unwrap().flatten() {
@@ -317,17 +320,17 @@ impl Node {
         }
     }
 
-    /// `covey status --json`, of its mount, or of its folder where it has no mount.
+    /// `covey status --json` of its mount, or of its folder if it has no mount.
     pub fn status(&self) -> serde_json::Value {
         self.try_status().unwrap_or_else(|why| panic!("covey status: {why}"))
     }
 
-    /// The same of a node that may be dead or stopped.
+    /// The same for a node that may be dead or stopped.
     ///
     /// # Errors
-    /// What the program said instead.
+    /// The program's output instead.
     pub fn try_status(&self) -> Result<serde_json::Value, String> {
-        // From outside its namespace, as an administrator of the machine asks.
+        // From outside its namespace, as an administrator of the machine does.
         let mut status = covey();
         let place = if let Work::Lend(_) = self.work { self.cache() } else { self.mnt() };
         status.args(["status", "--json"]).arg(place);
@@ -338,7 +341,7 @@ impl Node {
         serde_json::from_str(&done.stdout).map_err(|error| format!("{error}: {done:?}"))
     }
 
-    /// Processor time that it has used, in seconds.
+    /// The processor time it has used, in seconds.
     pub fn cpu_seconds(&self) -> f64 {
         let stat = self.pid().and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok());
         let stat = stat.unwrap_or_default();
@@ -351,7 +354,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // A stopped process is killed just the same.
+        // SIGKILL ends a stopped process, too.
         self.kill();
         let _ = rustix::mount::unmount(self.cache(), rustix::mount::UnmountFlags::DETACH);
     }

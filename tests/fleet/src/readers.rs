@@ -1,8 +1,9 @@
-//! Who reads on many nodes at once, compares every byte, and has a deadline.
+//! Readers on many nodes at once, which compare every byte and have a deadline.
 //!
-//! Each reader picks a node, a file and a range by its own seed, reads it past the kernel's pages, and compares. What can come of a
-//! read is counted by node: right bytes, an error with its number, wrong bytes; and how long the slowest took. A read that does not
-//! return is noticed by whoever [joins](Readers::join): it kills the nodes, so that the read returns and the test can end.
+//! Each reader picks a node, a file and a range at random (from its seed), reads it without the kernel's page
+//! cache, and compares. The results are counted by node: right bytes, an error with its number, wrong bytes;
+//! and the longest time. [`Readers::join`] notices a read that does not return: the test then kills the
+//! nodes, so that the read returns and the test can end.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +18,7 @@ use covey_tests::Rng;
 
 use crate::tree::{self, Tree};
 
-/// What came of reads on one node.
+/// The results of reads on one node.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Reads that gave right bytes.
@@ -26,33 +27,35 @@ pub struct Outcome {
     pub bytes: u64,
     /// Reads that gave an error, by its number.
     pub errors: BTreeMap<i32, u64>,
-    /// Reads that gave something else than is in the file: file, and where.
+    /// Reads that gave other bytes than the file has: file and offset.
     pub wrong: Vec<String>,
     /// The longest time that a read took.
     pub slowest: Duration,
-    /// The longest time that a single call took which then gave an error.
+    /// The longest time of a single call that failed.
     pub slowest_error: Duration,
 }
 
-/// What the kernel may add to the time that a mount gives a request: a call that fails is at most two requests, as the kernel asks for the
-/// one page again when it could not have a row of them; the rest is for a busy machine, and for whoever waits for somebody else's page.
+/// What the kernel may add to the deadline of a request. A call that fails is at most two requests, as the
+/// kernel asks again for a single page when it could not get a row of pages. The rest is for a busy machine,
+/// and for waiting on a page that another reader has locked.
 const ASKED: u32 = 2;
 const SLACK: Duration = Duration::from_secs(8);
 
-/// A call that fails has failed by then, on a mount that gives a request this `deadline`.
+/// The time within which a failing call returns on a mount with this `deadline`.
 pub fn fails_within(deadline: Duration) -> Duration {
     ASKED * deadline + SLACK
 }
 
-/// What a call may say on a mount whose daemon was killed, besides EIO: it was cut off, there is nobody, and the mountpoint is empty.
+/// Errors that a call may return on a mount whose daemon was killed, besides EIO: it was cut off, there is no
+/// daemon, or the mountpoint is empty.
 const GONE: [i32; 3] = [libc::ECONNABORTED, libc::ENOTCONN, libc::ENOENT];
 
-/// By node, in their order.
+/// The results by node, in order.
 #[derive(Clone, Debug)]
 pub struct Report(pub Vec<Outcome>);
 
 impl Report {
-    /// Nobody read a wrong byte, and nobody waited longer than this.
+    /// Checks that no read gave a wrong byte or took longer than `within`.
     pub fn must_be_true(&self, within: Duration, hint: &str) {
         for (node, outcome) in self.0.iter().enumerate() {
             assert!(outcome.wrong.is_empty(), "{hint}: node {node} read wrong bytes: {:?}", outcome.wrong);
@@ -60,8 +63,9 @@ impl Report {
         }
     }
 
-    /// Errors are what is promised: EIO, within what the mount gives a request (`-o deadline`); where a daemon was `killed`, also what the
-    /// kernel says of a mount without one.
+    /// Checks that errors are as promised: EIO, within the deadline that the mount gives a request (`-o
+    /// deadline`); for a `killed` daemon, also the errors that the kernel returns for a mount without a
+    /// daemon.
     pub fn must_fail_as_promised(&self, deadline: Duration, killed: &[usize], hint: &str) {
         let within = fails_within(deadline);
         for (node, outcome) in self.0.iter().enumerate() {
@@ -71,7 +75,7 @@ impl Report {
         }
     }
 
-    /// These nodes had no error, and read something.
+    /// Checks that these nodes had no error and read something.
     pub fn must_be_whole(&self, nodes: impl IntoIterator<Item = usize>, hint: &str) {
         for node in nodes {
             let outcome = &self.0[node];
@@ -79,7 +83,8 @@ impl Report {
         }
     }
 
-    /// The same of nodes that are so slow that chance may have sent nobody to one of them: all of them together read something.
+    /// The same for nodes that are so slow that some may have had no read at all: together they read
+    /// something.
     pub fn must_have_no_error(&self, nodes: impl IntoIterator<Item = usize>, hint: &str) {
         let mut right = 0;
         for node in nodes {
@@ -100,7 +105,7 @@ impl Report {
         self.0.iter().flat_map(|outcome| outcome.errors.values()).sum()
     }
 
-    /// Adds what another saw.
+    /// Adds another report.
     pub fn add(&mut self, other: &Report) {
         self.0.resize(self.0.len().max(other.0.len()), Outcome::default());
         for (sum, more) in self.0.iter_mut().zip(&other.0) {
@@ -119,31 +124,31 @@ struct Shared {
     outcomes: Mutex<Vec<Outcome>>,
 }
 
-/// Readers at work. See the [module](self).
+/// Running readers. See the [module](self).
 pub struct Readers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Since when.
+    /// The start time.
     pub begun: Instant,
 }
 
-/// What readers read.
+/// What the readers do.
 #[derive(Clone)]
 pub struct Plan {
     /// Mountpoints, by node.
     pub mounts: Vec<PathBuf>,
-    /// Which of them are read.
+    /// The nodes on which they read.
     pub nodes: Vec<usize>,
-    /// Threads.
+    /// The number of threads.
     pub readers: u64,
-    /// What they choose by.
+    /// The seed of their choices.
     pub seed: u64,
-    /// So many reads each, or until they are told to end.
+    /// The number of reads of each; with none, until they are told to end.
     pub reads: Option<u64>,
 }
 
 impl Readers {
-    /// Sets them to work.
+    /// Starts the readers.
     pub fn start(tree: &'static Tree, plan: &Plan) -> Readers {
         let outcomes = vec![Outcome::default(); plan.mounts.len()];
         let shared = Arc::new(Shared { ending: AtomicBool::new(false), outcomes: Mutex::new(outcomes) });
@@ -154,19 +159,19 @@ impl Readers {
         Readers { begun: Instant::now(), threads: threads.collect(), shared }
     }
 
-    /// How many reads are done so far, well or not.
+    /// The number of reads so far, with any result.
     pub fn done(&self) -> u64 {
         let report = self.so_far();
         report.right() + report.errors()
     }
 
-    /// What came of reads so far.
+    /// The results so far.
     pub fn so_far(&self) -> Report {
         Report(self.shared.outcomes.lock().unwrap().clone())
     }
 
-    /// Waits until all are done; whoever reads until told to is told. `None`: somebody's read did not return in time, and still has
-    /// not.
+    /// Waits until all are done; readers without a number of reads are told to end. Returns the readers if a
+    /// read did not return in time.
     pub fn join(self, limit: Duration) -> Result<Report, Readers> {
         let end = Instant::now() + limit;
         self.shared.ending.store(true, Ordering::SeqCst);
@@ -192,7 +197,7 @@ fn work(tree: &'static Tree, plan: &Plan, number: u64, shared: &Shared) {
             None => {}
         }
         let node = *rng.pick(&plan.nodes);
-        // Half of the reads are in large files: there are few of them.
+        // Half of the reads are in large files, of which there are few.
         let files = tree.files();
         let large = tree.large().count() as u64;
         let file = if rng.one_in(2) { &files[rng.below(large) as usize] } else { rng.pick(files) };
@@ -222,7 +227,7 @@ fn work(tree: &'static Tree, plan: &Plan, number: u64, shared: &Shared) {
                 outcome.slowest_error = outcome.slowest_error.max(after);
                 *outcome.errors.entry(errno).or_default() += 1;
                 drop(outcomes);
-                // What fails at once would fail a million times.
+                // A read that fails at once would otherwise be repeated a million times.
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
@@ -239,12 +244,12 @@ fn range(rng: &mut Rng, file: &tree::File) -> (u64, usize) {
     (from, (1 + rng.length(most.min(2 << 20))).min(most) as usize)
 }
 
-/// Reads a range past the kernel's pages: what it has of the file is let go of before.
+/// Reads a range without the kernel's page cache: the file's cached pages are dropped first.
 pub fn read(mount: &std::path::Path, file: &tree::File, from: u64, len: usize) -> Result<Vec<u8>, i32> {
     read_timed(mount, file, from, len).map_err(|(errno, _)| errno)
 }
 
-/// The same. An error comes with the time of the call that it is the answer to, without that of the calls before.
+/// The same. An error comes with the duration of the call that failed, without earlier calls.
 fn read_timed(
     mount: &std::path::Path,
     file: &tree::File,

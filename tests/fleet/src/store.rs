@@ -1,7 +1,7 @@
 //! The object store: an S3 server behind a proxy with faults, in a namespace of its own.
 //!
-//! Both are threads of this process that were started inside the namespace, so a test switches faults and reads counts by calling
-//! them, while nodes reach the proxy by the net alone.
+//! Both are threads of this process, started inside the namespace. So a test switches faults and reads counts
+//! by calling them, while nodes reach the proxy only over the network.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,28 +13,28 @@ use crate::net::{Net, Port};
 
 /// The last part of its address.
 const NUMBER: u8 = 2;
-/// Where the proxy listens.
+/// The proxy's port.
 const PORT: u16 = 9000;
-/// How the names of blobs begin, below a volume's prefix.
+/// The prefix of blobs' names, below a volume's prefix.
 const BLOBS: &str = "/blobs/";
 
 /// A store with the bucket [`BUCKET`]. See the [module](self).
 pub struct Store {
-    /// What goes wrong between the nodes and it, and its switch.
+    /// The proxy between the nodes and the server, with its faults and its switch.
     pub proxy: Proxy,
     /// The server itself, with its counts.
     pub server: Server,
-    /// Its place on the net: slow, pulled out.
+    /// Its port on the network: can be slowed or unplugged.
     pub port: Port,
 }
 
 impl Store {
-    /// An empty one; lots of faults are drawn from `seed`.
+    /// An empty store. Random faults use `seed`.
     pub fn empty(net: &Net, seed: u64) -> Store {
         Store::with(net, seed, Server::start)
     }
 
-    /// One that has what is in a folder, which nobody changes.
+    /// A store over the contents of a folder, which does not change.
     pub fn over(net: &Net, seed: u64, root: &Path) -> Store {
         Store::with(net, seed, || Server::start_over(root))
     }
@@ -50,7 +50,7 @@ impl Store {
         Store { proxy, server, port }
     }
 
-    /// How nodes name it.
+    /// The endpoint that nodes use.
     pub fn endpoint(&self) -> String {
         self.proxy.endpoint()
     }
@@ -60,29 +60,30 @@ impl Store {
         format!("s3://{BUCKET}/{prefix}")
     }
 
-    /// As stores are: the first byte comes after a lognormal time with this median, then 100 MB/s.
+    /// Answers like real stores: the first byte after a lognormal time with this median, the rest at 100
+    /// MB/s.
     pub fn be_like_a_store(&self, median: Duration) {
         self.proxy.add(Rule::new(s3server::Fault::WaitLike { median, sigma: 0.6 }).only_gets());
         self.proxy.add(Rule::new(s3server::Fault::WaitPerMib(Duration::from_micros(10_486))).only_gets());
     }
 
-    /// What was got of each blob since [`Store::forget`].
+    /// What was fetched of each blob since [`Store::forget`].
     pub fn blobs(&self) -> BTreeMap<String, Got> {
         let got = self.server.got().into_iter();
         got.filter(|(key, _)| key.contains(BLOBS) || key.starts_with(BLOBS.trim_start_matches('/'))).collect()
     }
 
-    /// Bytes of answers that whoever is at this port was given.
+    /// Bytes of answers that went to this port.
     pub fn given_to(&self, port: &Port) -> u64 {
         self.proxy.given().get(&port.address()).copied().unwrap_or(0)
     }
 
-    /// Begins to count anew.
+    /// Resets the counts.
     pub fn forget(&self) {
         self.server.forget();
     }
 
-    /// No more faults; it is there, and its line is wide.
+    /// Removes all faults and limits.
     pub fn heal(&self) {
         self.proxy.faults().clear();
         self.proxy.up();

@@ -1,21 +1,22 @@
-//! What is left when this process goes, however it goes, is taken away.
+//! Cleans up after this process, however it ends.
 //!
-//! Two hands do it. A shell that waits on a pipe which nobody writes to: when the process ends, by return, panic or kill -9, the pipe
-//! closes and the shell works. And whoever comes next looks for what a shell did not get to (both were killed, the machine was
-//! out of memory): folders and namespaces are named by the process id of their maker, so what belongs to nobody alive is swept.
+//! There are two mechanisms. A shell waits on a pipe that is never written to: when the process ends, by
+//! return, panic or kill -9, the pipe closes, and the shell cleans up. And the next process cleans up what a
+//! shell did not (both were killed, the machine was out of memory): folders and namespaces are named by the
+//! process id of their creator, and those of dead processes are removed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use crate::tool;
 
-/// How everything that is made begins; process id and a number follow.
+/// The prefix of everything that is created. Process id and a number follow.
 const PREFIX: &str = "covey-";
-/// Folders end with this.
+/// The suffix of folders.
 const FOLDER: &str = "-fleet";
 
-/// Ends every process in the namespaces that begin with `$1-`, takes away mounts below the folder `$0`, the namespaces and the folder.
-/// Mounts first die with their daemons, so that taking them away waits for nobody.
+/// Ends every process in the namespaces that begin with `$1-`, then removes the mounts below the folder `$0`,
+/// the namespaces and the folder. Mounts die with their daemons first, so that no unmount blocks.
 const SWEEP: &str = r#"
 for ns in $(ls /run/netns 2>/dev/null | grep "^$1-"); do
     for pid in $(ip netns pids "$ns" 2>/dev/null); do kill -9 "$pid" 2>/dev/null; done
@@ -25,7 +26,7 @@ for ns in $(ls /run/netns 2>/dev/null | grep "^$1-"); do ip netns del "$ns" 2>/d
 grep -qF " $0/" /proc/self/mountinfo || rm -rf --one-file-system "$0"
 "#;
 
-/// The name and the folder of one net, with the shell that takes them away.
+/// The name and the folder of one network, with the shell that removes them.
 pub struct Sweep {
     tag: String,
     folder: PathBuf,
@@ -33,7 +34,7 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// A fresh name and folder.
+    /// A new name and folder.
     pub fn new() -> Sweep {
         use std::sync::atomic::{AtomicU32, Ordering};
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -48,12 +49,12 @@ impl Sweep {
         Sweep { tag, folder, shell: Some(shell) }
     }
 
-    /// How the names of its namespaces begin.
+    /// The prefix of its namespaces' names.
     pub fn tag(&self) -> &str {
         &self.tag
     }
 
-    /// The folder for everything that it needs.
+    /// The folder for all files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -92,12 +93,14 @@ fn shell(script: &str, tag: &str, folder: &Path, stdin: Stdio) -> Child {
     shell.arg("-c").arg(script).arg(folder).arg(tag).stdin(stdin).current_dir("/");
     let path = std::env::var("PATH").unwrap_or_default();
     shell.env("PATH", format!("{path}:/usr/sbin:/sbin"));
-    // In a group of its own, so that Ctrl-C, which ends this program, does not end the shell before it has worked.
+    // In a process group of its own, so that Ctrl-C, which ends this program, does not end the shell before
+    // it has cleaned up.
     std::os::unix::process::CommandExt::process_group(&mut shell, 0);
     shell.spawn().unwrap()
 }
 
-/// Sweeps what belongs to processes that are no more. Names that another program might have chosen are left alone.
+/// Cleans up after processes that do not exist any more. Names that another program might have chosen are
+/// left alone.
 fn stale() {
     let mut tags = std::collections::BTreeSet::new();
     let names = |folder: &Path| {

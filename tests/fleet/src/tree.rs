@@ -1,8 +1,9 @@
-//! Files that are known byte for byte, in a volume that was published once.
+//! Files with known bytes, in a volume that is published once.
 //!
-//! A file's bytes are a function of its number and the position ([`File::fill`]), so that what a node answers is compared with what
-//! must be there without reading anything else. Publishing costs seconds, and a published tree does not change: all nets of a process
-//! share one folder of objects, each with an S3 server of its own over it.
+//! A file's bytes are a function of its number and the position ([`File::fill`]). So the expected bytes of an
+//! answer are computed, without reading anything else. Publishing costs seconds, and a published tree does
+//! not change: all networks of a process share one folder of objects, each with an S3 server of its own over
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -13,26 +14,26 @@ use s3server::Server;
 
 use crate::store::Store;
 
-/// Under which prefix of the bucket the volume is.
+/// The volume's prefix in the bucket.
 pub const PREFIX: &str = "fleet";
-/// Under which name it is published.
+/// The name under which it is published.
 pub const NAME: &str = "latest";
-/// Making a volume may take so long, on a busy machine.
+/// The longest time for creating a volume, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// One file.
 #[derive(Clone, Debug)]
 pub struct File {
-    /// Below the root of the mount.
+    /// The path below the root of the mount.
     pub path: PathBuf,
     /// Bytes.
     pub size: u64,
-    /// What its bytes are derived from.
+    /// The seed of its bytes.
     pub seed: u64,
 }
 
 impl File {
-    /// The bytes from `offset` on, which need not be round.
+    /// The bytes from `offset` on, which need not be aligned.
     pub fn fill(&self, offset: u64, buf: &mut [u8]) {
         let mut at = 0;
         while at < buf.len() {
@@ -45,14 +46,15 @@ impl File {
         }
     }
 
-    /// Where bytes that were read from `offset` on first differ from what is to be there.
+    /// The first position at which bytes read from `offset` on differ from the expected ones.
     ///
-    /// Whoever measures compares every byte that every node read, on the processors that the nodes have, too: by words, and in place.
+    /// A measurement compares every byte that every node read, on the processors that the nodes use, too. So
+    /// it compares by words, and in place.
     pub fn differs(&self, offset: u64, read: &[u8]) -> Option<u64> {
-        let ahead = (offset.next_multiple_of(8) - offset).min(read.len() as u64) as usize;
-        let (head, rest) = read.split_at(ahead);
+        let unaligned = (offset.next_multiple_of(8) - offset).min(read.len() as u64) as usize;
+        let (head, rest) = read.split_at(unaligned);
         let (words, tail) = rest.as_chunks::<8>();
-        let first = (offset + ahead as u64) / 8;
+        let first = (offset + unaligned as u64) / 8;
         let is_right = |(index, found): (u64, &[u8; 8])| word(self.seed, index) == u64::from_le_bytes(*found);
         let same = (first..).zip(words).all(is_right);
         let at_tail = read.len() - tail.len();
@@ -69,7 +71,7 @@ impl File {
     }
 }
 
-/// The word at a position: a counter through splitmix64's mixer.
+/// The word at a position: a counter, mixed as in splitmix64.
 fn word(seed: u64, index: u64) -> u64 {
     let mut z = seed.wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -77,7 +79,7 @@ fn word(seed: u64, index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// What a tree consists of.
+/// The contents of a tree.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Large files.
@@ -89,7 +91,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// What tests read: about 64 MiB.
+    /// The tree of the tests: about 64 MiB.
     pub const TEST: Shape = Shape { large: 10, large_bytes: (6 << 20) + 4321, small: 200 };
 
     fn files(self) -> Vec<File> {
@@ -101,7 +103,7 @@ impl Shape {
     }
 }
 
-/// A published tree, and the objects that it consists of.
+/// A published tree and its objects.
 pub struct Tree {
     files: Vec<File>,
     volume: [u8; 16],
@@ -109,13 +111,13 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// The tree of tests, made once in a process.
+    /// The tree of the tests, created once per process.
     pub fn of_tests() -> &'static Tree {
         static TREE: OnceLock<Tree> = OnceLock::new();
         TREE.get_or_init(|| Tree::publish(Shape::TEST))
     }
 
-    /// Makes one: writes the files, imports and publishes them.
+    /// Creates a tree: writes the files, imports and publishes them.
     pub fn publish(shape: Shape) -> Tree {
         covey_tests::program::environment(s3server::environment());
         let scratch = covey_tests::scratch();
@@ -127,7 +129,7 @@ impl Tree {
         Tree::publish_folder(&source, scratch.path(), files)
     }
 
-    /// Publishes what is in a folder. A volume is made in `scratch` and left there.
+    /// Publishes the contents of a folder. A volume is created in `scratch` and left there.
     pub fn publish_folder(source: &Path, scratch: &Path, files: Vec<File>) -> Tree {
         covey_tests::program::environment(s3server::environment());
         let server = Server::start();
@@ -144,17 +146,17 @@ impl Tree {
         Tree { files, volume: id.to_be_bytes(), server }
     }
 
-    /// The folder with the bucket.
+    /// The folder of the bucket.
     pub fn root(&self) -> PathBuf {
         self.server.root()
     }
 
-    /// The volume's id, by which a fleet knows its own.
+    /// The volume's id, which identifies its fleet.
     pub fn volume(&self) -> [u8; 16] {
         self.volume
     }
 
-    /// The blobs that it consists of, where a server over its folder keeps them.
+    /// The files of its blobs, in the folder of the server.
     pub fn blobs(&self) -> Vec<PathBuf> {
         let top = self.server.folder().join(PREFIX).join("blobs");
         let below = |folder: PathBuf| {
@@ -168,7 +170,7 @@ impl Tree {
         &self.files
     }
 
-    /// The large ones.
+    /// The large files.
     pub fn large(&self) -> impl Iterator<Item = &File> {
         self.files.iter().filter(|file| file.path.starts_with("large"))
     }

@@ -1,12 +1,13 @@
-//! A link with delay and loss, where the kernel has no `netem` (many small ones do not): two TAP devices and threads between them.
+//! A link with delay and loss for kernels without `netem` (many small ones): two TAP devices with threads
+//! between them.
 //!
 //! ```text
 //!   node's namespace          this process            the hub
 //!      eth0 (tap) ── read ── wait, or lose ── write ── p-NAME (tap), a port of the bridge
 //! ```
 //!
-//! Frames keep their order. A frame is copied twice and costs two system calls, so such a link carries about a gigabit: it is for
-//! latencies, not for rates.
+//! Frames keep their order. A frame is copied twice and costs two system calls, so such a link carries about
+//! a gigabit: it is for latencies, not for rates.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -21,21 +22,21 @@ use std::time::{Duration, Instant};
 use covey_tests::Rng;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// What a link does to frames, each way.
+/// What a link does to frames in each direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Weather {
-    /// How much later they arrive; a round trip is twice this.
+    /// The added delay; a round trip takes twice this.
     pub delay: Duration,
-    /// How many of a million are lost.
+    /// How many frames of a million are lost.
     pub lost_of_million: u64,
 }
 
 /// The largest frame, with room for tags.
 const FRAME: usize = 2048;
-/// So many frames may be on their way; more are lost, as in a switch.
+/// At most so many frames are in transit. More are lost, as in a switch.
 const QUEUE: usize = 4096;
 
-/// A link. Its threads end when it is dropped.
+/// A running link. Its threads end when it is dropped.
 pub struct Wire {
     ending: Arc<AtomicBool>,
     lost: Arc<AtomicU64>,
@@ -43,7 +44,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Joins two TAP devices.
+    /// Connects two TAP devices.
     pub fn new(a: File, b: File, weather: Weather, seed: u64) -> Wire {
         let (ending, lost) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let mut threads = Vec::new();
@@ -57,7 +58,7 @@ impl Wire {
         Wire { ending, lost, threads }
     }
 
-    /// Frames that were lost so far.
+    /// The number of lost frames so far.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
@@ -66,7 +67,7 @@ impl Wire {
 impl Drop for Wire {
     fn drop(&mut self) {
         self.ending.store(true, Ordering::SeqCst);
-        // Who takes ends within a look at the flag, and with it who gives.
+        // The receiving thread ends at its next look at the flag, and the sending thread with it.
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }
@@ -94,7 +95,7 @@ fn take(
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 let _ = poll(&mut [PollFd::from_borrowed_fd(from.as_fd(), PollFlags::IN)], Some(&look));
             }
-            // The device went, with its namespace.
+            // The device was removed with its namespace.
             Err(_) => return,
         }
     }
@@ -108,12 +109,12 @@ fn give(mut to: File, get: &Receiver<Frame>) {
     }
 }
 
-/// A TAP device in a namespace; it goes with its file.
+/// A TAP device in a namespace. It is removed when its file is closed.
 pub(crate) fn tap_in(space: &str, name: &str) -> File {
     crate::net::inside(space, || tap(name))
 }
 
-/// The same in the namespace of the thread that calls.
+/// The same in the namespace of the calling thread.
 fn tap(name: &str) -> File {
     let mut options = File::options();
     options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
@@ -137,7 +138,8 @@ mod tests {
     use super::*;
     use crate::net::Net;
 
-    /// A round trip takes twice the delay, and bytes arrive as they were sent, also when frames are lost on the way.
+    /// A round trip takes twice the delay. Bytes arrive as they were sent, even when frames are lost in
+    /// transit.
     #[test]
     fn a_link_delays_and_loses() {
         if crate::lacking().is_some() || !std::path::Path::new("/dev/net/tun").exists() {

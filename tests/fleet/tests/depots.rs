@@ -1,7 +1,7 @@
-//! Depots in trouble: killed, stopped, with a full disk, and one of two.
+//! Depots that fail: killed, stopped, with a full disk, and one of two.
 //!
-//! A depot stands between the nodes of a zone and the store, so whatever becomes of it, whoever reads through it gets the bytes
-//! elsewhere, from another depot or from the store; where there is no elsewhere, an error in time. Every byte is compared.
+//! A depot is between the nodes of a zone and the store. So if it fails, its readers get the bytes from
+//! another depot or from the store; where neither is left, they get an error in time. Every byte is compared.
 
 use std::time::{Duration, Instant};
 
@@ -13,21 +13,22 @@ use nets::readers::fails_within;
 use nets::tree::File;
 use nets::{Fleet, How, Node, Tree, requires_nets, say};
 
-/// What a request to a daemon is given here, and what a read may take then: several requests, on a busy machine.
+/// The deadline of a request to a daemon here, and the time that a read may take: several requests, on a busy
+/// machine.
 const DEADLINE: &str = "deadline=8";
 const WITHIN: Duration = Duration::from_secs(40);
-/// A depot's link, bits in a second: all there is takes more than ten seconds over it.
+/// A depot's link in bits per second: all data takes more than ten seconds over it.
 const THIN: u64 = 40_000_000;
-/// So much has come over a link when bytes are flowing: no membership is that talkative.
+/// This much has come over a link when data is flowing. Membership traffic is smaller.
 const FLOWING: u64 = 2 << 20;
-/// What a depot leaves free of its disk, whatever the disk is.
+/// What a depot leaves free on its disk, however large the disk is.
 const FLOOR: u64 = 1 << 30;
 
 fn fleet(nodes: usize, seed: u64) -> Fleet {
     Fleet::joined(Tree::of_tests(), nodes, seed, &How::default().with(DEADLINE))
 }
 
-/// Two nodes, and two depots of their zone, which have all that there is.
+/// Two nodes, and two depots of their zone that have all data.
 fn two(seed: u64, how: &How) -> (Fleet, Vec<Node>) {
     let mut fleet = Fleet::joined(Tree::of_tests(), 2, seed, how);
     let depots = fleet.with_depots(2, None);
@@ -35,7 +36,7 @@ fn two(seed: u64, how: &How) -> (Fleet, Vec<Node>) {
     (fleet, depots)
 }
 
-/// Has depots fetch all that there is; no byte comes by the node that asks for it.
+/// Makes the depots fetch all data. No byte passes through the node that requests it.
 fn fill(fleet: &Fleet) {
     let sum = covey_tests::program::covey_ok(&[
         "warm".as_ref(),
@@ -47,7 +48,7 @@ fn fill(fleet: &Fleet) {
     assert!(sum["failed_count"] == 0 && sum["fetched_blobs"].as_u64() > Some(0), "{sum}");
 }
 
-/// These nodes begin anew, with nothing, and know everybody.
+/// Restarts these nodes with empty caches, and waits until they know all members.
 fn forget(fleet: &mut Fleet, nodes: &[usize], all: u64) {
     for &node in nodes {
         fleet.nodes[node].end();
@@ -57,12 +58,12 @@ fn forget(fleet: &mut Fleet, nodes: &[usize], all: u64) {
     fleet.converge(all, nets::fleet::HANG);
 }
 
-/// What these nodes got from depots, in bytes; parts come from depots, too, but are not told apart.
+/// The bytes that these nodes received from depots. Parts from depots are not counted separately.
 fn from_depots(fleet: &Fleet) -> u64 {
     fleet.sum("/fleet/depot/bytes")
 }
 
-/// Everybody reads everything, whatever there was before.
+/// All nodes read everything, whatever happened before.
 fn must_be_well(fleet: &mut Fleet, seed: u64) {
     fleet.heal();
     fleet.start();
@@ -71,8 +72,8 @@ fn must_be_well(fleet: &mut Fleet, seed: u64) {
     fleet.must_read(&nodes, 4, 10, seed, WITHIN);
 }
 
-/// A depot that is killed while nodes read through it costs them nothing but time: the store is still there. It comes back with its
-/// disk, and serves from it.
+/// When a depot is killed while nodes read through it, they lose only time: the store is still there. The
+/// depot restarts with its disk, and serves from it.
 #[test]
 fn a_depot_killed_while_nodes_read_through_it() {
     requires_nets!();
@@ -88,7 +89,7 @@ fn a_depot_killed_while_nodes_read_through_it() {
         std::thread::sleep(Duration::from_secs(2));
     });
     report.must_be_whole([0, 1], "both, without their depot");
-    assert!(fleet.sum("/fleet/failed") > before, "what was on its way came to nothing, and that is counted");
+    assert!(fleet.sum("/fleet/failed") > before, "fetches in flight failed, and that is counted");
     assert!(fleet.sum("/fleet/origin/bytes") + fleet.sum("/fleet/origin_part/bytes") > 0, "the store has it");
     depot.port.heal();
     depot.start();
@@ -100,7 +101,8 @@ fn a_depot_killed_while_nodes_read_through_it() {
     depot.end();
 }
 
-/// A depot that is stopped keeps its connections and says nothing: nobody waits for it longer than a read may take.
+/// A stopped depot keeps its connections open and does not answer: no read waits for it longer than its
+/// deadline.
 #[test]
 fn a_depot_that_is_stopped() {
     requires_nets!();
@@ -112,18 +114,18 @@ fn a_depot_that_is_stopped() {
     let report = fleet.while_reading(&[0, 1], 203, WITHIN, |_| {
         until_sent(&depots[0].port, FLOWING);
         depots[0].freeze();
-        // Longer than nodes wait for anybody, and less than until it is given up.
+        // Longer than nodes wait for an answer, and shorter than the time until it is declared dead.
         std::thread::sleep(Duration::from_secs(6));
     });
     report.must_be_whole([0, 1], "both, while their depot said nothing");
-    assert!(fleet.troubles(&[0, 1]) > before, "nobody noticed that it was stopped");
+    assert!(fleet.troubles(&[0, 1]) > before, "no node noticed that it was stopped");
     depots[0].thaw();
     depots[0].port.heal();
     must_be_well(&mut fleet, 204);
 }
 
-/// A depot whose disk fills keeps what it has room for and gives on what it cannot keep; one with a disk that is full to the last byte
-/// does no harm; when there is room again, it keeps again.
+/// A depot whose disk fills keeps what fits and passes on what it cannot keep. A depot with a completely full
+/// disk does no harm. When there is space again, it keeps blobs again.
 #[test]
 fn a_depot_whose_disk_is_full() {
     requires_nets!();
@@ -134,13 +136,13 @@ fn a_depot_whose_disk_is_full() {
     fleet.must_read(&[0, 1], 6, 30, 205, WITHIN);
     let status = depot.status();
     assert!(depot.figure("/filled_blobs") > 0 && depot.figure("/far/cache/bytes") <= room, "{status:#}");
-    // Somebody else has taken all the rest.
+    // Another program took all the remaining space.
     depot.resize_cache(None);
     forget(&mut fleet, &[0, 1], 3);
     let report = fleet.must_read(&[0, 1], 6, 30, 206, WITHIN);
     let status = depot.status();
     say(format_args!("full: {} reads, the depot keeps {}", report.right(), status["far"]["cache"]));
-    assert!(depot.figure("/far/cache/evicted_bytes") > 0, "below its floor it makes room: {status:#}");
+    assert!(depot.figure("/far/cache/evicted_bytes") > 0, "below its floor it evicts: {status:#}");
     depot.resize_cache(Some(FLOOR + (256 << 20)));
     forget(&mut fleet, &[0, 1], 3);
     fleet.warm(0);
@@ -150,12 +152,13 @@ fn a_depot_whose_disk_is_full() {
     assert!(depot.figure("/far/cache/bytes") > 0, "{status:#}");
 }
 
-/// The one that has more.
+/// The depot that has more blobs.
 fn larger(depots: &[Node]) -> usize {
     usize::from(depots[1].figure("/far/cache/blobs") > depots[0].figure("/far/cache/blobs"))
 }
 
-/// Two depots share what there is, each blob on one of them. When one dies while it serves, readers go on from the other and the store.
+/// Two depots share the data, each blob on one of them. When one dies while it serves, readers continue with
+/// the other and the store.
 #[test]
 fn one_of_two_depots_dies_while_it_serves() {
     requires_nets!();
@@ -175,10 +178,7 @@ fn one_of_two_depots_dies_while_it_serves() {
         std::thread::sleep(Duration::from_secs(2));
     });
     report.must_be_whole([0, 1], "both nodes, with one depot");
-    assert!(
-        fleet.sum("/fleet/failed") > before.1,
-        "what was on its way came to nothing, and that is counted"
-    );
+    assert!(fleet.sum("/fleet/failed") > before.1, "fetches in flight failed, and that is counted");
     assert!(from_depots(&fleet) > before.0, "depots served");
     assert!(depots[1 - victim].figure("/fleet/sent_bytes") > sent, "the other one served");
     depots[victim].port.heal();
@@ -189,7 +189,7 @@ fn one_of_two_depots_dies_while_it_serves() {
     depots.iter_mut().for_each(Node::end);
 }
 
-/// How many of the blobs that [`touch_all`] touches a depot keeps.
+/// How many of the blobs that [`touch_all`] reads a depot keeps.
 fn touched_blobs(fleet: &Fleet, depot: &Node) -> u64 {
     let page = u64::from(BLOB_MAX);
     let blobs = fleet.tree.large().flat_map(|file| {
@@ -207,8 +207,8 @@ fn touched_blobs(fleet: &Fleet, depot: &Node) -> u64 {
     blobs.iter().filter(|id| kept.join(format!("{:02x}/{id}", id.0[0])).exists()).count() as u64
 }
 
-/// A little at the beginning and near the end of every large file, all at once: how many reads gave bytes, and how many an error. Each is in a
-/// blob of its own.
+/// Reads a little at the beginning and near the end of every large file, all at once. Returns how many reads
+/// gave bytes, and how many an error. Each is in a blob of its own.
 fn touch_all(fleet: &Fleet, node: usize, within: Duration) -> (u64, u64) {
     let mnt = fleet.nodes[node].mnt();
     let touch = |file: &File, from: u64| {
@@ -234,7 +234,8 @@ fn touch_all(fleet: &Fleet, node: usize, within: Duration) -> (u64, u64) {
     (right, came.len() as u64 - right)
 }
 
-/// The store is away and one of two depots is dead: what the other has is read, the rest is an error in time, until the store is back.
+/// The store is unreachable and one of two depots is dead. Blobs of the other depot are read; the rest is an
+/// error in time, until the store is reachable again.
 #[test]
 fn one_of_two_depots_and_no_store() {
     requires_nets!();
@@ -245,23 +246,24 @@ fn one_of_two_depots_and_no_store() {
     let victim = larger(&depots);
     let has = touched_blobs(&fleet, &depots[1 - victim]);
     fleet.store.proxy.down();
-    // With both, nobody needs the store.
+    // With both depots, the store is not needed.
     fleet.warm(0);
     fleet.nodes[0].end();
     fleet.nodes[0].lose_cache();
     let sent = depots[1 - victim].figure("/fleet/sent_bytes");
     depots[victim].kill();
-    // Nobody knows it yet; then everybody does.
+    // First no node knows about the death, then all do.
     for known in [false, true] {
         if known {
             fleet.converge(2, nets::fleet::HANG);
         }
-        // What can be had may wait until its own three seconds are over behind what cannot, for which all room is taken: then it comes the next time.
+        // Reads of available blobs may wait behind reads of unavailable ones, which take all slots, until
+        // their own three seconds are over. They succeed at a later attempt.
         let mut most = 0;
         for _ in 0..3 {
             let (right, errors) = touch_all(&fleet, 1, fails_within(how.deadline()));
             say(format_args!("{right} right, {errors} errors; the other depot has {has}"));
-            assert!(errors > 0, "what nobody has is an error");
+            assert!(errors > 0, "a blob that no node has is an error");
             most = right.max(most);
             if most >= has {
                 break;
@@ -270,10 +272,7 @@ fn one_of_two_depots_and_no_store() {
         assert!(most >= has, "what the other depot has can be read: {most} of {has}");
     }
     let status = fleet.nodes[1].status();
-    assert!(
-        depots[1 - victim].figure("/fleet/sent_bytes") > sent,
-        "it was the depot that gave them: {status:#}"
-    );
+    assert!(depots[1 - victim].figure("/fleet/sent_bytes") > sent, "the depot sent them: {status:#}");
     assert!(
         status["fleet"]["failed"].as_u64() > Some(0),
         "the dead depot failed, and that is counted: {status:#}"

@@ -1,7 +1,8 @@
-//! Each fault for itself: what readers get while it lasts, and that all is well when it is over.
+//! Each fault on its own: what readers get during the fault, and that everything works when it is over.
 //!
-//! Every read is compared with what was published, byte for byte, and has an end in time; whoever is not struck has no error at
-//! all. Where nodes know one another (`covey mount --join`) the same tests prove the same of a fleet, and some prove more.
+//! Every read is compared with the published bytes and must end in time. Nodes that the fault does not affect
+//! have no error at all. With nodes that know one another (`covey mount --join`), the same tests prove the
+//! same of a fleet, and some prove more.
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +13,14 @@ use nets::readers::Plan;
 use nets::{Fleet, How, Report, Tree, requires_nets, say};
 use s3server::{Fault, Rule};
 
-/// What a request to a daemon is given here, and what a read may take then: several requests, on a busy machine.
+/// The deadline of a request to a daemon here, and the time that a read may take: several requests, on a busy
+/// machine.
 const DEADLINE: &str = "deadline=8";
 const WITHIN: Duration = Duration::from_secs(40);
 
-/// Bits in a second of a line that all there is takes more than ten seconds for.
+/// Bits per second of a link over which all data takes more than ten seconds.
 const THIN: u64 = 40_000_000;
-/// So much has come over a line when bytes of files are flowing, and not only questions.
+/// This much has come over a link when file data is flowing, and not only control messages.
 const FLOWING: u64 = 2 << 20;
 
 fn fleet(nodes: usize, seed: u64) -> Fleet {
@@ -27,17 +29,17 @@ fn fleet(nodes: usize, seed: u64) -> Fleet {
     fleet
 }
 
-/// Reads on these nodes while something is done, and for a moment longer.
+/// Reads on these nodes during `work` and for a moment longer.
 fn while_reading(fleet: &mut Fleet, nodes: &[usize], seed: u64, work: impl FnOnce(&mut Fleet)) -> Report {
     fleet.while_reading(nodes, seed, WITHIN, work)
 }
 
-/// All nodes, as a list.
+/// The numbers of all nodes.
 fn all(fleet: &Fleet) -> Vec<usize> {
     (0..fleet.nodes.len()).collect()
 }
 
-/// Once it is over, everybody reads everything.
+/// After the fault, all nodes read everything.
 fn must_be_well(fleet: &mut Fleet, seed: u64) {
     fleet.heal();
     fleet.start();
@@ -46,7 +48,7 @@ fn must_be_well(fleet: &mut Fleet, seed: u64) {
     fleet.must_read(&nodes, 4, 10, seed, WITHIN);
 }
 
-/// Without a fault every byte is right, on every node, and nobody has an error.
+/// Without a fault, every byte is right on every node, and no read fails.
 #[test]
 fn a_fleet_reads_what_was_published() {
     requires_nets!();
@@ -62,20 +64,20 @@ fn a_fleet_reads_what_was_published() {
     fleet.end();
 }
 
-/// Two nodes, of which the first has names only, and the second has all there is behind a thin line: whatever the first one reads comes over
-/// that line, for many seconds, until something happens to it.
+/// Two nodes: the first has only names, the second has everything and is behind a slow link. So the first
+/// node's reads use that link for many seconds, until a test breaks it.
 fn behind_a_thin_line(seed: u64) -> Fleet {
     let mut fleet = Fleet::joined(Tree::of_tests(), 2, seed, &How::default().with(DEADLINE));
     fleet.start();
     fleet.warm(1);
     fleet.converge(2, HANG);
-    // Names are there: what comes over the line from now on is bytes of files.
+    // Names are cached: from now on only file data comes over the link.
     fleet.names(0);
     fleet.nodes[1].port.shape(Some(THIN));
     fleet
 }
 
-/// A node that is killed in the middle of what others read from it costs them nothing but time, and comes back with its cache.
+/// When a node is killed in the middle of a transfer, its readers lose only time. It restarts with its cache.
 #[test]
 fn a_node_killed_in_the_middle_of_a_range() {
     requires_nets!();
@@ -88,12 +90,12 @@ fn a_node_killed_in_the_middle_of_a_range() {
         });
         report.must_be_whole([0], "the other");
         let status = fleet.nodes[0].status();
-        assert!(fleet.nodes[0].figure("/fleet/failed") > failed, "nothing was on its way: {status:#}");
+        assert!(fleet.nodes[0].figure("/fleet/failed") > failed, "no transfer was in flight: {status:#}");
         let from_peers = fleet.nodes[0].figure("/fleet/received_bytes");
         assert!(from_peers > 0, "nothing had come: {status:#}");
         fleet.nodes[1].port.heal();
         fleet.start();
-        // Again with nothing, and what was killed with what it had.
+        // Again, with an empty cache on the first node and the old cache on the killed one.
         fleet.nodes[0].end();
         fleet.nodes[0].lose_cache();
         fleet.start();
@@ -104,7 +106,7 @@ fn a_node_killed_in_the_middle_of_a_range() {
     must_be_well(&mut fleet, 2);
 }
 
-/// A node that is stopped keeps its connections and says nothing: whoever waits for it goes elsewhere in time.
+/// A stopped node keeps its connections open and does not answer: its readers turn to another source in time.
 #[test]
 fn a_node_that_is_stopped() {
     requires_nets!();
@@ -116,11 +118,11 @@ fn a_node_that_is_stopped() {
         std::thread::sleep(Duration::from_secs(5));
     });
     report.must_be_whole([0], "the other");
-    assert!(fleet.troubles(&[0]) > before, "nobody noticed: {:#}", fleet.nodes[0].status());
+    assert!(fleet.troubles(&[0]) > before, "no node noticed: {:#}", fleet.nodes[0].status());
     must_be_well(&mut fleet, 3);
 }
 
-/// A node behind a slow link slows nobody else down beyond reason.
+/// A node behind a slow link does not slow the others down much.
 #[test]
 fn a_node_behind_a_slow_link() {
     requires_nets!();
@@ -134,7 +136,8 @@ fn a_node_behind_a_slow_link() {
     must_be_well(&mut fleet, 4);
 }
 
-/// Nodes that do not hear one another, but the store, read on; one that hears nobody has errors in time; healed, all is well.
+/// Nodes that cannot reach one another, but can reach the store, keep reading. A node that reaches nothing
+/// has errors in time. After the partition, everything works.
 #[test]
 fn a_partition_and_its_healing() {
     requires_nets!();
@@ -149,7 +152,7 @@ fn a_partition_and_its_healing() {
     report.must_be_whole(nodes.clone(), "two halves that see the store");
     fleet.heal();
     let report = while_reading(&mut fleet, &nodes, 51, |fleet| {
-        // One way only: what it sends is lost, what it is sent arrives.
+        // One way only: what it sends is lost, what is sent to it arrives.
         fleet.nodes[0].port.lose(&fleet.nodes[1].port);
         std::thread::sleep(Duration::from_secs(2));
     });
@@ -160,11 +163,11 @@ fn a_partition_and_its_healing() {
         std::thread::sleep(Duration::from_secs(3));
         fleet.nodes[3].port.plug(true);
     });
-    report.must_be_whole([0, 1, 2], "those that were plugged in");
+    report.must_be_whole([0, 1, 2], "the nodes that were plugged in");
     must_be_well(&mut fleet, 5);
 }
 
-/// Errors of the store, one request in two, are the store's and the origin's business: readers see none.
+/// When every second request to the store fails, the origin layer handles it: readers see no error.
 #[test]
 fn a_store_that_throttles_and_fails() {
     requires_nets!();
@@ -178,8 +181,9 @@ fn a_store_that_throttles_and_fails() {
     must_be_well(&mut fleet, 6);
 }
 
-/// A read of what only a store has that never answers is an error, and the log says why: the store or the fleet gives up before the mount does,
-/// which could not say.
+/// A store that never answers: a read of a blob that only the store has is an error, and the log says why.
+/// The origin layer or the fleet must give up before the mount does, because the mount does not know the
+/// reason.
 #[test]
 fn a_store_that_never_answers() {
     requires_nets!();
@@ -197,7 +201,7 @@ fn a_store_that_never_answers() {
     must_be_well(&mut fleet, 16);
 }
 
-/// A store on a thin line: right bytes or an error in time.
+/// A store behind a slow link: right bytes, or an error in time.
 #[test]
 fn a_store_on_a_thin_line() {
     requires_nets!();
@@ -212,7 +216,7 @@ fn a_store_on_a_thin_line() {
 
 fn outage(time: Duration, seed: u64) {
     let mut fleet = fleet(2, seed);
-    // The first node reads all there is, the second only names.
+    // The first node reads everything, the second only names.
     fleet.warm(0);
     fleet.names(1);
     let report = while_reading(&mut fleet, &[0], seed, |fleet| {
@@ -220,7 +224,7 @@ fn outage(time: Duration, seed: u64) {
         std::thread::sleep(time);
     });
     report.must_be_whole([0], "the node that has everything");
-    // The second has nothing: it reads what the first has.
+    // The second node has no data: it reads from the first.
     let plan = Plan { nodes: vec![1], reads: Some(3), ..fleet.plan(2, seed + 1) };
     let report = fleet.join_of(&plan);
     report.must_be_true(WITHIN, "while the store is away");
@@ -231,7 +235,7 @@ fn outage(time: Duration, seed: u64) {
     must_be_well(&mut fleet, seed);
 }
 
-/// While the store is away, what is cached stays readable, and what a peer holds.
+/// While the store is unreachable, everything that is cached here or held by a peer stays readable.
 #[test]
 fn an_outage_of_the_store() {
     requires_nets!();
@@ -245,7 +249,7 @@ fn long_an_outage_of_a_minute() {
     outage(Duration::from_secs(60), 9);
 }
 
-/// A node whose disk is full keeps nothing more, and reads on.
+/// A node whose disk is full caches nothing more, and keeps reading.
 #[test]
 fn a_node_whose_disk_fills() {
     requires_nets!();
@@ -254,7 +258,7 @@ fn a_node_whose_disk_fills() {
     fleet.nodes[0].cache_on_tmpfs(24 << 20);
     fleet.start();
     fleet.must_read(&[0, 1], 4, 20, 100, WITHIN);
-    // Somebody else fills the rest of it.
+    // Another program fills the rest of the disk.
     let rest = fleet.nodes[0].cache().join("somebody-elses");
     let filled = std::fs::write(&rest, vec![1; 64 << 20]);
     assert!(filled.is_err(), "the disk has an end");
@@ -263,7 +267,7 @@ fn a_node_whose_disk_fills() {
     let status = fleet.nodes[0].status();
     assert!(
         fleet.nodes[0].figure("/fleet/received_bytes") > before,
-        "what it cannot keep it has from the other: {status:#}"
+        "what it cannot keep it reads from the other: {status:#}"
     );
     assert!(fleet.nodes[0].figure("/far/cache/bytes") < fleet.tree.bytes() / 2, "{status:#}");
     std::fs::remove_file(rest).unwrap();
@@ -271,7 +275,7 @@ fn a_node_whose_disk_fills() {
     fleet.end();
 }
 
-/// Power comes back everywhere at once: all start together, with the caches that they had.
+/// As after a power cut: all nodes start at the same time, with the caches that they had.
 #[test]
 fn all_nodes_restarted_at_once() {
     requires_nets!();
@@ -290,13 +294,13 @@ fn all_nodes_restarted_at_once() {
     say(format_args!("all read again {:.1?} after the restart, {gets} GETs of blobs", begun.elapsed()));
     let nodes = fleet.nodes.len() as u64;
     assert!(gets <= 6 * nodes, "what they had was fetched again: {blobs:?}");
-    // Each read all there is, and had most of it: how much of that was in memory at the time differs.
+    // Each read everything and had most of it. How much of that was still in memory varies.
     let own = fleet.sum("/fleet/disk/bytes") + fleet.sum("/fleet/memory/bytes");
     assert!(own > fleet.tree.bytes() * nodes / 2, "they read from their own disks: {own} bytes");
     fleet.end();
 }
 
-/// Everybody wants the same at the same time: the store is asked once for each blob.
+/// All nodes read the same at the same time: each blob is fetched from the store once.
 #[test]
 fn a_crowd_asks_the_store_once() {
     requires_nets!();
@@ -320,16 +324,16 @@ fn a_crowd_asks_the_store_once() {
     fleet.end();
 }
 
-/// The node that knows who fetches what goes, and comes back knowing nothing: nobody waits for what it had promised.
+/// The tracker that granted leases is killed and restarts with an empty state: no node waits for its leases.
 #[test]
 fn a_tracker_lost_while_it_holds_leases() {
     requires_nets!();
     let mut fleet = fleet(4, 13);
     fleet.store.be_like_a_store(Duration::from_millis(200));
-    // Behind thin lines fetches are still under way when it happens.
+    // Behind slow links, fetches are still in flight when the tracker dies.
     fleet.nodes.iter().for_each(|node| node.port.shape(Some(THIN)));
     let (mut leases, mut troubles) = (0, 0);
-    // Whoever tracks what: each of them goes once, while fetches are under way.
+    // Any node may be the tracker of a blob, so each of them is killed once while fetches are in flight.
     for victim in 0..4 {
         let others: Vec<usize> = (0..4).filter(|&node| node != victim).collect();
         let report = while_reading(&mut fleet, &others, 130 + victim as u64, |fleet| {
@@ -339,7 +343,7 @@ fn a_tracker_lost_while_it_holds_leases() {
         report.must_have_no_error(others.clone(), "the others");
         leases += fleet.sum("/fleet/origin_told");
         troubles += fleet.troubles(&others);
-        // Everybody begins anew, so that there is something to be asked for the next time.
+        // All nodes restart with empty caches, so that there is something to fetch the next time.
         fleet.nodes.iter_mut().for_each(|node| {
             node.end();
             node.lose_cache();
@@ -347,13 +351,14 @@ fn a_tracker_lost_while_it_holds_leases() {
         fleet.start();
     }
     say(format_args!("{leases} leases, {troubles} times in trouble"));
-    assert!(leases > 0, "nobody was told to fetch for all");
-    assert!(troubles > 0, "nobody missed the one who had gone");
+    assert!(leases > 0, "no lease was granted");
+    assert!(troubles > 0, "no node noticed that the tracker was gone");
     must_be_well(&mut fleet, 13);
 }
 
-/// A node's clock of the day jumps while it reads and others read from it: a day ahead, then a day back. The others have no error. It has
-/// none from them either, but a store refuses who is that wrong, so what only the store has may be an error for it until the clock is right.
+/// A node's wall clock jumps, a day forward and then a day back, while the node reads and others read from
+/// it. The others have no error. The node has none from its peers either. But a store refuses a client whose
+/// clock is that wrong, so a read of a blob that only the store has may fail until the clock is right.
 #[test]
 fn a_clock_that_jumps() {
     requires_nets!();
@@ -377,11 +382,11 @@ fn a_clock_that_jumps() {
         report.must_be_whole([0, 2], &format!("the others, {seconds} s"));
         for node in [0, 2] {
             let status = fleet.nodes[node].status();
-            assert_eq!(status["fleet"]["nodes"], 3, "a wrong clock makes nobody look dead: {status:#}");
+            assert_eq!(status["fleet"]["nodes"], 3, "a wrong clock makes no node look dead: {status:#}");
         }
         assert_eq!(fleet.sum("/fleet/corrupt"), 0, "nor do bytes that it gives look wrong");
         say(format_args!("{seconds} s: {} errors of the node itself", report.errors()));
-        // That its clock did jump: whoever starts with it is refused by the store, and told why.
+        // Proof that the clock did jump: a node that starts with it is refused by the store, with the reason.
         fleet.nodes[1].end();
         fleet.nodes[1].spawn();
         let refused = fleet.nodes[1].await_mounted(WITHIN).unwrap_err();
@@ -392,8 +397,8 @@ fn a_clock_that_jumps() {
     fleet.end();
 }
 
-/// The reason why the clock of the day does not matter: what decides in a fleet takes its time from the monotonic clock or from its caller. Certificates
-/// are the exception: until when one is good is a time of day.
+/// Why the wall clock does not matter: a fleet decides by the monotonic clock, or by a time from its caller.
+/// Certificates are the exception, because their expiry is a wall-clock time.
 #[test]
 fn nothing_in_the_fleet_looks_at_the_time_of_day() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates");
@@ -417,8 +422,8 @@ fn nothing_in_the_fleet_looks_at_the_time_of_day() {
     assert!(looked > 5, "only {looked} files were found");
 }
 
-/// A member that gives wrong bytes, with right checksums and with wrong ones, or half of them: nobody takes them for the blob, everybody
-/// reads what was published, and who lied is counted.
+/// A member that sends wrong bytes, with right or wrong checksums, or only half of them: no node accepts them
+/// as the blob, all nodes read what was published, and the liar's failures are counted.
 #[test]
 fn a_member_that_lies() {
     requires_nets!();
@@ -430,12 +435,12 @@ fn a_member_that_lies() {
             assert!(Instant::now() < end, "it sees {} nodes", evil.sees());
             std::thread::sleep(Duration::from_millis(50));
         }
-        // Trackers hear from it what it claims to have.
+        // Trackers learn from it what it claims to have.
         std::thread::sleep(Duration::from_secs(1));
         (0..3).for_each(|node| fleet.warm(node));
         fleet.must_read(&[0, 1, 2], 6, 10, 141, WITHIN);
-        say(format_args!("{lie:?}: told {} times, believed never", evil.told()));
-        assert!(evil.told() > 0, "nobody was sent to the liar");
+        say(format_args!("{lie:?}: sent {} times, never accepted", evil.lies_sent()));
+        assert!(evil.lies_sent() > 0, "no node was sent to the liar");
         assert!(fleet.sum("/fleet/failed") > 0, "fetches from it failed, and that is counted");
         fleet.end();
     }

@@ -1,12 +1,13 @@
-//! Random rounds: something goes wrong, several readers read on several nodes meanwhile, all is healed, everybody reads again.
+//! Random rounds: a fault begins, several readers read on several nodes meanwhile, everything is healed, all
+//! nodes read again.
 //!
-//! What happens in a round follows from its seed alone; what caches hold when it begins follows from the rounds before. So a failure
-//! says both: the seed of the round, and how to run the rounds that led there again.
+//! The events of a round follow from its seed alone. The contents of the caches follow from earlier rounds.
+//! So a failure prints both: the seed of the round, and how to repeat the rounds that led to it.
 //!
 //! - `COVEY_FLEET_SEED`: the seed of the first round [1].
 //! - `COVEY_FLEET_ROUNDS`: how many in `make test-fleet` [1,000].
 //!
-//! The fourth node's cache is on a disk that is too small for the tree, in all rounds.
+//! In all rounds, the fourth node's cache is on a disk that is too small for the tree.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,10 +18,10 @@ use nets::{Fleet, How, Readers, Report, Tree, requires_nets, say};
 use s3server::{Fault, Rule};
 
 const NODES: usize = 4;
-/// A request's time in a daemon is 4 s here; a long read is several requests, on a busy machine.
+/// A request's deadline is 4 s here. A long read is several requests, on a busy machine.
 const WITHIN: Duration = Duration::from_secs(40);
 
-/// What goes wrong, and with whom.
+/// A fault, and the nodes that it affects.
 #[derive(Clone, Debug)]
 enum Trouble {
     Nothing,
@@ -108,7 +109,7 @@ impl Trouble {
         }
     }
 
-    /// How long it lasts beyond the moment that it needs.
+    /// How long the fault lasts beyond the time that it needs.
     fn lasts(&self, rng: &mut Rng) -> Duration {
         Duration::from_millis(match *self {
             Freeze { ms, .. } => ms,
@@ -116,7 +117,7 @@ impl Trouble {
         })
     }
 
-    /// Who must have no error at all.
+    /// The nodes that must have no error at all.
     fn spares(&self) -> Vec<usize> {
         let but = |node: usize| (0..NODES).filter(|&other| other != node).collect();
         match *self {
@@ -125,7 +126,7 @@ impl Trouble {
             | LostCache { node }
             | Unplug { node }
             | Freeze { node, .. } => but(node),
-            // A thin line to the whole world is an error once a request has waited long enough.
+            // A slow link to all others is an error once a request has waited long enough.
             Slow { node, .. } => but(node),
             Nothing | Part { .. } | OneWay { .. } | Halves | LateStore { .. } | Storm | BrokenStore => {
                 (0..NODES).collect()
@@ -152,7 +153,7 @@ fn round(fleet: &mut Fleet, seed: u64, hint: &str) -> (Trouble, Report) {
     std::thread::sleep(Duration::from_millis(rng.below(150)));
     trouble.begin(fleet);
     std::thread::sleep(trouble.lasts(&mut rng));
-    // At times two things go wrong at once.
+    // Sometimes two faults happen at once.
     let second = rng
         .one_in(5)
         .then(|| Trouble::draw(&mut rng))

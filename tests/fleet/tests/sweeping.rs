@@ -1,4 +1,4 @@
-//! Nothing is left, also when a test is killed.
+//! Nothing is left behind, even when a test is killed.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nets::{Fleet, How, Tree, requires_nets};
 
-/// Not a test: the process that is killed. It says what it has made, and waits.
+/// Not a test: the process that is killed. It prints what it has created, and waits.
 #[test]
 fn helper_that_is_killed() {
     if std::env::var_os("COVEY_FLEET_HELPER").is_none() {
@@ -15,7 +15,7 @@ fn helper_that_is_killed() {
     }
     let mut fleet = Fleet::new(Tree::of_tests(), 2, 1, &How::default());
     fleet.start();
-    // Stopped processes must go, too.
+    // Stopped processes must be removed, too.
     fleet.nodes[1].freeze();
     println!("\nmade {} {}", fleet.nodes[0].port.space(), fleet.net.folder().display());
     std::thread::sleep(Duration::from_secs(600));

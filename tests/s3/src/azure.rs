@@ -1,5 +1,5 @@
-//! As much of Azure Blob Storage as an origin uses, in memory: block blobs whole, ranges without "the last bytes", listings in one page.
-//! Signatures are not looked at.
+//! The part of Azure Blob Storage that an origin uses, in memory: whole block blobs, ranges other than "the
+//! last bytes", listings in one page. Signatures are not checked.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -26,7 +26,7 @@ struct Object {
 
 type Objects = Arc<Mutex<BTreeMap<String, Object>>>;
 
-/// A storage account with every container there is. See the [module](self).
+/// A storage account in which every container exists. See the [module](self).
 pub struct Azure {
     address: SocketAddr,
     runtime: Option<Runtime>,
@@ -51,7 +51,7 @@ impl Azure {
         Azure { address, runtime: Some(runtime) }
     }
 
-    /// Where it listens, as a URL.
+    /// Its URL.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -97,12 +97,12 @@ async fn answer(objects: Objects, request: Request<Incoming>) -> Result<Response
     })
 }
 
-/// The object's name in a path, behind the container's.
+/// The object's name in a path, without the container's.
 fn name_in(path: &str) -> String {
     path.trim_start_matches('/').split_once('/').map_or("", |(_, name)| name).to_owned()
 }
 
-/// Many removals in one request: what else is in its parts is not looked at.
+/// Many removals in one request. Anything else in its parts is ignored.
 fn batch(objects: &mut BTreeMap<String, Object>, body: &str) -> Response<Full<Bytes>> {
     let paths = body.lines().filter_map(|line| line.strip_prefix("DELETE ")?.split(' ').next());
     let answers = paths.enumerate().map(|(i, path)| {

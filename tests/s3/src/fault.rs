@@ -1,24 +1,24 @@
-//! The menu: what networks and stores do to those who rely on them.
+//! The faults of networks and stores.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
 use http::{Method, StatusCode};
 
-/// Something that goes wrong with one request.
+/// A fault of one request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
-    /// The answer comes this much later.
+    /// The answer is delayed by this.
     Wait(Duration),
-    /// The answer comes later by a lognormal time, as of a store's first byte: half of them by more than `median`, and the logarithm
-    /// deviates by `sigma`.
+    /// The answer is delayed by a lognormal time, like a store's first byte: by more than `median` for half
+    /// of the answers; `sigma` is the standard deviation of the logarithm.
     WaitLike {
-        /// What half of the answers exceed.
+        /// The median.
         median: Duration,
-        /// 0.6 is a usual store's.
+        /// 0.6 is usual for a store.
         sigma: f64,
     },
-    /// The answer comes later by this for each mebibyte of it.
+    /// The answer is delayed by this for each MiB of it.
     WaitPerMib(Duration),
     /// 503 with the code SlowDown.
     SlowDown,
@@ -28,48 +28,50 @@ pub enum Fault {
     CutAnswer(usize),
     /// The connection breaks after so many bytes of the request's body.
     CutRequest(usize),
-    /// The body ends after so many bytes, and the announced length says the same.
+    /// The body ends after so many bytes, and Content-Length matches.
     Shorten(usize),
-    /// One bit of the body is another.
+    /// One bit of the body is flipped.
     Flip,
-    /// The same, from a cache on the way: who asks with `Cache-Control: no-cache` gets the right ones.
+    /// The same, from a cache between client and store: a request with `Cache-Control: no-cache` gets the
+    /// right bytes.
     Stale,
-    /// The body comes at so many bytes in a second.
+    /// The body arrives at this many bytes per second.
     Trickle(usize),
-    /// An answer that is always the same.
+    /// A fixed answer.
     Answer(Canned),
     /// The connection is closed without an answer.
     Drop,
-    /// The server does what it was asked for, and its answer is lost.
+    /// The server executes the request, and its answer is lost.
     Lose,
     /// There is never an answer.
     Hang,
-    /// The answer says that it is so many seconds later than it is.
+    /// The answer's Date is wrong by so many seconds.
     Clock(i64),
 }
 
-/// Answers of stores to users' mistakes.
+/// A store's answers to users' mistakes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Canned {
     /// The session token has expired.
     ExpiredToken,
-    /// The key is not known.
+    /// The key is unknown.
     UnknownKey,
-    /// The secret is not the key's; the answer repeats the request, with a session token in it, as Amazon's does.
+    /// The secret does not match the key. The answer repeats the request, with a session token in it, as
+    /// Amazon's does.
     BadSignature,
     /// The key may not do this.
     AccessDenied,
     /// There is no such bucket.
     NoSuchBucket,
-    /// The bucket is in this region; the status is 301, as of Amazon's for a bucket elsewhere.
+    /// The bucket is in this region. The status is 301, as from Amazon for a bucket elsewhere.
     WrongRegion(String),
     /// The clocks differ.
     ClockSkew,
-    /// The store has no such request.
+    /// The store does not support the request.
     NotImplemented,
-    /// A page for people.
+    /// A web page for people.
     Page,
-    /// The same from a proxy that does not say what it sends.
+    /// The same from a proxy that sends no content type.
     BarePage,
 }
 
@@ -107,14 +109,14 @@ impl Canned {
     }
 }
 
-/// An error as S3 writes it.
+/// An error in S3's format.
 pub(crate) fn error_body(code: &str, more: &str) -> String {
     format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code><Message>As a test wanted.</Message>{more}</Error>"
     )
 }
 
-/// A fault, and when it happens.
+/// A fault and its conditions.
 #[derive(Clone, Debug)]
 pub struct Rule {
     fault: Fault,
@@ -125,32 +127,32 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// With every request.
+    /// For every request.
     pub fn new(fault: Fault) -> Rule {
         Rule { fault, chance: 1.0, left: u64::MAX, only: None, path: String::new() }
     }
 
-    /// With this part of the requests, 0 to 1.
+    /// For this share of the requests, 0 to 1.
     pub fn chance(self, chance: f64) -> Rule {
         Rule { chance, ..self }
     }
 
-    /// So many times, then never again.
+    /// At most this many times.
     pub fn times(self, left: u64) -> Rule {
         Rule { left, ..self }
     }
 
-    /// With requests of this method.
+    /// For requests of this method.
     pub fn only(self, method: Method) -> Rule {
         Rule { only: Some(method), ..self }
     }
 
-    /// With requests for objects and listings.
+    /// For GET requests: objects and listings.
     pub fn only_gets(self) -> Rule {
         self.only(Method::GET)
     }
 
-    /// With requests whose path has this in it.
+    /// For requests whose path contains this.
     pub fn path(self, part: &str) -> Rule {
         Rule { path: part.to_owned(), ..self }
     }
@@ -162,7 +164,7 @@ struct State {
     happened: u64,
 }
 
-/// The faults of a proxy. Shared with the test that switches them.
+/// The faults of a proxy, shared with the test that switches them.
 pub struct Faults {
     state: Mutex<State>,
 }
@@ -173,22 +175,22 @@ impl Faults {
         Faults { state: Mutex::new(State { rules: Vec::new(), lot, happened: 0 }) }
     }
 
-    /// Adds a rule; several may meet one request.
+    /// Adds a rule. Several rules may apply to one request.
     pub fn add(&self, rule: Rule) {
         self.state.lock().unwrap().rules.push(rule);
     }
 
-    /// No more faults.
+    /// Removes all rules.
     pub fn clear(&self) {
         self.state.lock().unwrap().rules.clear();
     }
 
-    /// How many faults there were.
+    /// How many faults have happened.
     pub fn happened(&self) -> u64 {
         self.state.lock().unwrap().happened
     }
 
-    /// What happens to the next request.
+    /// The faults of the next request.
     pub(crate) fn meet(&self, method: &Method, path: &str) -> Vec<Fault> {
         let mut state = self.state.lock().unwrap();
         let State { rules, lot, happened } = &mut *state;
@@ -205,7 +207,8 @@ impl Faults {
         met
     }
 
-    /// A lot of the normal distribution, by the sum of twelve even ones: good to three deviations.
+    /// A normally distributed random number, as the sum of twelve uniform ones: accurate to three standard
+    /// deviations.
     pub(crate) fn normal(&self) -> f64 {
         let mut state = self.state.lock().unwrap();
         (0..12).map(|_| draw(&mut state.lot)).sum::<f64>() - 6.0
@@ -216,7 +219,7 @@ impl Faults {
     }
 }
 
-/// The next lot, from 0 to below 1.
+/// The next random number, at least 0 and below 1.
 fn draw(lot: &mut u64) -> f64 {
     *lot ^= *lot << 13;
     *lot ^= *lot >> 7;

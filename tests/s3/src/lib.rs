@@ -1,11 +1,14 @@
-//! An S3 server in this process ([`Server`]), and a proxy before it ([`Proxy`]) whose faults are switched while it runs.
+//! An S3 server in this process ([`Server`]), and a proxy in front of it ([`Proxy`]) whose faults can be
+//! switched while it runs.
 //!
 //! ```text
-//!   what is tested ── http ──> Proxy (faults) ── http ──> Server (s3s over a temporary folder)
+//!   the code under test ── http ──> Proxy (faults) ── http ──> Server (s3s over a temporary folder)
 //! ```
 //!
-//! [`Azure`] speaks as much of that protocol as is needed, and [`Minio`] is a real store beside it, where one is installed. All listen on loopback, have threads of their own, and end when they are dropped. The proxy draws its lots from a seed, so that what
-//! failed can be run again. Only tests and benches use this crate.
+//! [`Azure`] implements as much of that protocol as is needed. [`Minio`] is a real store, where one is
+//! installed. All listen on loopback, have threads of their own, and end when they are dropped. The proxy's
+//! random choices follow from a seed, so that a failure can be repeated. Only tests and benches use this
+//! crate.
 
 mod azure;
 mod fault;
@@ -26,12 +29,12 @@ use std::process::{Child, Command, Stdio};
 
 use tokio::runtime::{Builder, Runtime};
 
-/// A runtime of its own for each, so that neither waits for what is tested.
+/// A separate runtime for each, so that none waits for the code under test.
 fn runtime(name: &str) -> Runtime {
     Builder::new_multi_thread().worker_threads(2).thread_name(name).enable_all().build().unwrap()
 }
 
-/// Lets a runtime do something and waits for it, also on a thread of another runtime.
+/// Runs a future on a runtime and waits for it, also from a thread of another runtime.
 fn wait<T: Send + 'static>(runtime: &Runtime, work: impl Future<Output = T> + Send + 'static) -> T {
     let (done, result) = std::sync::mpsc::channel();
     runtime.spawn(async move {
@@ -40,8 +43,9 @@ fn wait<T: Send + 'static>(runtime: &Runtime, work: impl Future<Output = T> + Se
     result.recv().unwrap()
 }
 
-/// A folder that is removed when this goes, or when the process does, however it does: servers are shared by all tests of a program and
-/// so are never dropped. A shell reads from a pipe that nobody writes to, and removes the folder when it closes.
+/// A folder that is removed when this is dropped, or when the process ends in any way: servers are shared by
+/// all tests of a program, so they are never dropped. A shell reads from a pipe that is never written to, and
+/// removes the folder when the pipe closes.
 struct Scratch {
     dir: PathBuf,
     shell: Child,
@@ -52,13 +56,15 @@ impl Scratch {
         Scratch::with(":", &[], &[])
     }
 
-    /// The shell also does `first`, with `$1` and so on, and at the end what that left in the function `last`. `$0` is the folder.
+    /// The shell also runs `first`, with `$1` and so on, and at the end the function `last`, if `first`
+    /// defined it. `$0` is the folder.
     fn with(first: &str, arguments: &[&std::ffi::OsStr], variables: &[(&str, &str)]) -> Scratch {
         let dir = tempfile::tempdir().unwrap().keep();
         let script = format!("last() {{ :; }}; {first}; read -r _; last; rm -rf \"$0\"");
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(script).arg(&dir).args(arguments).envs(variables.iter().copied());
-        // In a group of its own, so that what ends this program, Ctrl-C too, does not end the shell before it has cleaned up.
+        // In a process group of its own, so that whatever ends this program, Ctrl-C included, does not end
+        // the shell before it has cleaned up.
         let shell = shell.process_group(0).stdin(Stdio::piped()).spawn().unwrap();
         Scratch { dir, shell }
     }

@@ -1,6 +1,6 @@
-//! A real MinIO on loopback, where the environment says in `MINIO` where its program is.
+//! A real MinIO on loopback, if the environment variable `MINIO` names its program.
 //!
-//! It is started by the shell that removes its folder, which ends it first when this process is gone, however it went.
+//! The shell that removes its folder also starts it, and ends it when this process has ended in any way.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -15,29 +15,29 @@ use object_store::signer::Signer;
 use crate::Scratch;
 use crate::server::{BUCKET, KEY, SECRET};
 
-/// It serves within this time or not at all.
+/// The longest time until it serves.
 const START: Duration = Duration::from_secs(60);
 
-/// A MinIO with the empty bucket [`BUCKET`], ended when it is dropped.
+/// A MinIO with the empty bucket [`BUCKET`]. It ends when it is dropped.
 pub struct Minio {
     endpoint: String,
     dir: Scratch,
 }
 
 impl Minio {
-    /// Where its program is, or why there is none.
+    /// The path of its program.
     ///
     /// # Errors
-    /// What is lacking.
+    /// What is missing.
     pub fn program() -> Result<PathBuf, String> {
         let path = std::env::var_os("MINIO").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty());
         let path = path.ok_or("MINIO=path of its program (make minio builds it)")?;
         if path.is_file() { Ok(path) } else { Err(format!("{}, which MINIO names", path.display())) }
     }
 
-    /// Starts one whose only region is `region`, and makes the bucket.
+    /// Starts one whose only region is `region`, and creates the bucket.
     pub fn start(program: &Path, region: &str) -> Minio {
-        // Free now; that another takes it before MinIO does would show at once.
+        // The port is free now. If another program took it before MinIO does, that would show at once.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let address = format!("127.0.0.1:{port}");
         let script = "\"$1\" server --quiet --address \"$2\" \"$0/data\" >\"$0/log\" 2>&1 </dev/null & \
@@ -60,7 +60,7 @@ impl Minio {
         minio
     }
 
-    /// Where it listens.
+    /// Its URL.
     pub fn endpoint(&self) -> String {
         self.endpoint.clone()
     }
@@ -70,7 +70,7 @@ impl Minio {
     }
 
     fn make_bucket(&self, region: &str) {
-        // The store is only asked to sign, and yet makes a client, which wants to know who would do its TLS.
+        // The store is only used to sign, but creates a client, which needs a TLS provider.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let store = AmazonS3Builder::new()
             .with_endpoint(&self.endpoint)
@@ -87,7 +87,7 @@ impl Minio {
         });
         runtime.shutdown_background();
         let target = format!("{}?{}", url.path(), url.query().unwrap_or(""));
-        // It says that it is ready a little before it is.
+        // It reports that it is ready a little too early.
         let begin = Instant::now();
         loop {
             let answer = self.ask(&Method::PUT, &target).unwrap_or_default();
@@ -99,7 +99,7 @@ impl Minio {
         }
     }
 
-    /// A request without a body, and all of its answer.
+    /// Sends a request without a body. Returns the complete answer.
     fn ask(&self, method: &Method, target: &str) -> Option<String> {
         let host = self.endpoint.strip_prefix("http://")?;
         let mut socket = TcpStream::connect(host).ok()?;

@@ -1,7 +1,7 @@
-//! The proxy: it takes a request, asks the server, and gives the answer, unless a fault says otherwise.
+//! The proxy: it takes a request, asks the server, and returns the answer, unless a fault applies.
 //!
-//! Bodies are held whole (they are at most some megabytes here), and each request opens a connection to the server. Headers go through
-//! as they are, also `Host`, so that signatures stay right.
+//! Bodies are kept in memory (they are at most a few megabytes here), and each request opens a connection to
+//! the server. Headers pass unchanged, including `Host`, so that signatures stay valid.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 
 use crate::fault::{Fault, Faults, Rule, error_body};
 
-/// Bytes of bodies that were given to each client.
+/// Bytes of bodies sent to each client.
 type Given = Arc<Mutex<BTreeMap<IpAddr, u64>>>;
 
 type Answer = Response<UnsyncBoxBody<Bytes, io::Error>>;
@@ -48,12 +48,12 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts one on a free port before a server; lots are drawn from `seed`.
+    /// Starts one on a free port in front of a server. Random choices follow from `seed`.
     pub fn start(server: SocketAddr, seed: u64) -> Proxy {
         Proxy::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), server, seed)
     }
 
-    /// The same at an address of the caller's choice.
+    /// The same at a given address.
     pub fn start_at(listen: SocketAddr, server: SocketAddr, seed: u64) -> Proxy {
         let runtime = crate::runtime("s3-proxy");
         let listener = crate::wait(&runtime, async move { TcpListener::bind(listen).await.unwrap() });
@@ -66,17 +66,17 @@ impl Proxy {
         Proxy { address, faults, given, orders, runtime: Some(runtime) }
     }
 
-    /// Where it listens, as a URL.
+    /// Its URL.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Bytes of answers, as announced, that each client was given.
+    /// Bytes of answers that each client received, by their announced lengths.
     pub fn given(&self) -> BTreeMap<IpAddr, u64> {
         self.given.lock().unwrap().clone()
     }
 
-    /// What goes wrong.
+    /// The faults.
     pub fn faults(&self) -> &Faults {
         &self.faults
     }
@@ -86,12 +86,12 @@ impl Proxy {
         self.faults.add(rule);
     }
 
-    /// Nothing listens any more, and every connection is cut, until [`Proxy::up`].
+    /// Stops listening and cuts every connection, until [`Proxy::up`].
     pub fn down(&self) {
         self.order(Order::Down);
     }
 
-    /// It listens again, at the same address.
+    /// Listens again at the same address.
     pub fn up(&self) {
         self.order(Order::Up);
     }
@@ -111,7 +111,7 @@ impl Drop for Proxy {
     }
 }
 
-/// What lies between a client and the server.
+/// The path between a client and the server.
 #[derive(Clone)]
 struct Way {
     server: SocketAddr,
@@ -158,7 +158,7 @@ async fn run(
                     let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), serve).await;
                 });
             }
-            // Those that are done.
+            // Reaps the connections that have ended.
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
         }
     }
@@ -234,13 +234,13 @@ async fn answer(
     Ok(answer)
 }
 
-/// Says a wrong time, if it is to.
+/// Sets a wrong date, if a fault says so.
 fn later(answer: &mut Answer, met: &[Fault]) {
     for seconds in met.iter().filter_map(|fault| if let Fault::Clock(s) = fault { Some(*s) } else { None }) {
         let shift = Duration::from_secs(seconds.unsigned_abs());
         let now = std::time::SystemTime::now();
-        let told = if seconds < 0 { now - shift } else { now + shift };
-        let text = httpdate::fmt_http_date(told);
+        let date = if seconds < 0 { now - shift } else { now + shift };
+        let text = httpdate::fmt_http_date(date);
         answer.headers_mut().insert(DATE, HeaderValue::try_from(text).unwrap());
     }
 }
@@ -270,7 +270,7 @@ async fn forward(request: Request<Full<Bytes>>, server: SocketAddr) -> io::Resul
     Ok(Response::from_parts(parts, bytes))
 }
 
-/// Gives the answer on, with what the faults do to it.
+/// Sends the answer with the faults applied.
 async fn spoil(
     answer: Response<Bytes>,
     method: &Method,
@@ -307,7 +307,7 @@ async fn spoil(
     let body = match (cut, trickle) {
         (Some(after), _) => {
             let first = Ok(Frame::data(bytes.slice(..after.min(bytes.len()))));
-            // The pause lets the first part go out before the connection does.
+            // The pause lets the first part be sent before the connection closes.
             let rest = stream::once(async {
                 tokio::time::sleep(Duration::from_millis(5)).await;
                 Err(broken())
@@ -320,7 +320,7 @@ async fn spoil(
     Ok(Response::from_parts(parts, body))
 }
 
-/// The bytes, twenty times a second a few.
+/// Yields the bytes a few at a time, twenty times a second.
 fn slowly(bytes: Bytes, speed: usize) -> impl stream::Stream<Item = io::Result<Frame<Bytes>>> {
     let step = (speed / 20).max(1);
     stream::unfold(bytes, move |mut left| async move {

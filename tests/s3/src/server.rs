@@ -1,9 +1,9 @@
 //! The server: `s3s` over `s3s-fs`, with what those two lack.
 //!
-//! - It counts requests and bytes by kind, and what was got of each key.
-//! - A request to a bucket that is not there is refused; `s3s-fs` would make the bucket.
-//! - Objects of a blob's size are read at once; `s3s-fs` reads 4 KiB at a time.
-//! - Conditional PUTs come one after the other; `s3s-fs` looks first and writes then, so that two could win.
+//! - It counts requests and bytes by kind, and what was fetched of each key.
+//! - A request to a bucket that does not exist is refused; `s3s-fs` would create the bucket.
+//! - Objects of a blob's size are read in one piece; `s3s-fs` reads 4 KiB at a time.
+//! - Conditional PUTs are serialized; `s3s-fs` checks first and writes later, so that two could succeed.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -31,13 +31,13 @@ use crate::fault::error_body;
 pub const KEY: &str = "COVEYTESTKEY";
 /// Its secret.
 pub const SECRET: &str = "covey/test+secret=0123456789";
-/// A bucket that is there.
+/// The bucket that exists.
 pub const BUCKET: &str = "bucket";
 
-/// A blob in its object, with its sums: objects up to so many bytes are read at once.
+/// Objects up to this size (a blob with its sums) are read in one piece.
 const AT_ONCE: u64 = 5 << 20;
 
-/// What the server was asked for.
+/// The requests that the server received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// GETs of objects.
@@ -50,18 +50,18 @@ pub struct Counts {
     pub delete: u64,
     /// Listings.
     pub list: u64,
-    /// Bytes of bodies that came.
+    /// Bytes of request bodies.
     pub received: u64,
-    /// Bytes of bodies that went, as announced.
+    /// Bytes of answers' bodies, by their announced lengths.
     pub sent: u64,
 }
 
-/// What was got of one key.
+/// What was fetched of one key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Got {
-    /// GETs, of the whole or of a range.
+    /// GETs, of the whole object or of a range.
     pub gets: u64,
-    /// Bytes that went, as announced.
+    /// Bytes sent, by their announced lengths.
     pub bytes: u64,
 }
 
@@ -85,14 +85,14 @@ struct Shared {
     open: bool,
 }
 
-/// Where a server listens and what it has.
+/// Where a server listens and what it serves.
 struct Start<'s> {
     keys: bool,
     listen: SocketAddr,
     over: Option<&'s Path>,
 }
 
-/// The variables that let a client in.
+/// The environment variables that give a client access.
 pub fn environment() -> Vec<(String, String)> {
     let all = [("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", SECRET), ("AWS_REGION", "us-east-1")];
     all.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
@@ -112,12 +112,13 @@ impl Server {
         Server::start_with(&Start { keys: true, listen: loopback(), over: None })
     }
 
-    /// One that has what another left in its [root](Server::root), and leaves it there. Several may, as long as nobody writes.
+    /// Starts one over another's [root](Server::root), which it leaves in place. Several may share it, as
+    /// long as none writes.
     pub fn start_over(root: &Path) -> Server {
         Server::start_with(&Start { keys: true, listen: loopback(), over: Some(root) })
     }
 
-    /// One that lets everybody in, for clients whose signatures it does not know.
+    /// Starts one without access control, for clients whose signatures it does not know.
     pub fn start_open() -> Server {
         Server::start_with(&Start { keys: false, listen: loopback(), over: None })
     }
@@ -145,12 +146,12 @@ impl Server {
         Server { address, shared, runtime: Some(runtime), _dir: dir }
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The same as a URL.
+    /// Its URL.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -165,17 +166,17 @@ impl Server {
         self.shared.root.clone()
     }
 
-    /// What was got of each key since the start or the last call of [`Server::forget`].
+    /// What was fetched of each key since the start or the last call of [`Server::forget`].
     pub fn got(&self) -> BTreeMap<String, Got> {
         self.shared.counters.by_key.lock().unwrap().clone()
     }
 
-    /// Begins to count anew what is got of each key.
+    /// Resets the counts by key.
     pub fn forget(&self) {
         self.shared.counters.by_key.lock().unwrap().clear();
     }
 
-    /// What it was asked for since the start.
+    /// The requests since the start.
     pub fn counts(&self) -> Counts {
         let counters = &self.shared.counters;
         let get = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
@@ -209,7 +210,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         let shared = Arc::clone(&shared);
         tokio::spawn(async move {
             let serve = service_fn(|request| answer(Arc::clone(&shared), request));
-            // A client that goes away is no business of the server's.
+            // A client that disconnects is no error of the server.
             let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), serve).await;
         });
     }
@@ -245,8 +246,9 @@ async fn answer(shared: Arc<Shared>, mut request: Request<Incoming>) -> Result<R
     Ok(answer)
 }
 
-/// The body of a whole object that is no larger than a blob, read at once: `s3s-fs` hands each 4 KiB from thread to thread, and two dozen GETs of blobs at
-/// once wait half a second for the processors of a machine that stands for many.
+/// The body of a whole object that is no larger than a blob, read in one piece. `s3s-fs` passes each 4 KiB
+/// from thread to thread, so that two dozen GETs of blobs at once wait half a second for the processors of a
+/// machine that stands for many.
 fn at_once(object: &Path, answer: &mut Response<Body>) {
     let len = length(answer.headers());
     let is_small = (1..=AT_ONCE).contains(&len);
@@ -256,7 +258,7 @@ fn at_once(object: &Path, answer: &mut Response<Body>) {
     }
 }
 
-/// The key that a GET is for, without the bucket.
+/// The key of a GET, without the bucket.
 fn got_key(request: &Request<Incoming>) -> Option<String> {
     let (_, key) = request.uri().path().strip_prefix('/')?.split_once('/')?;
     (*request.method() == Method::GET && !key.is_empty()).then(|| key.to_owned())

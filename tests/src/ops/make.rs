@@ -1,4 +1,4 @@
-//! Makes sequences of operations from a seed.
+//! Generates sequences of operations from a seed.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use super::{Falloc, How, Op, Renaming, SLOTS, USERS, When};
 use crate::Rng;
 
-/// Files stay below this size.
+/// The maximum size of files.
 const LARGEST: u64 = 1 << 20;
 
 const XATTRS: [&str; 6] = [
@@ -21,11 +21,11 @@ const XATTRS: [&str; 6] = [
 
 const MODES: [u32; 9] = [0o644, 0o600, 0o755, 0o000, 0o777, 0o4755, 0o2755, 0o2770, 0o1777];
 
-/// A sequence of `count` operations. `users`: also as other users than root.
+/// A sequence of `count` operations. `users`: also as users other than root.
 pub fn sequence(seed: u64, count: usize, users: bool) -> Vec<Op> {
     let mut rng = Rng::new(seed);
     let mut ops = Vec::with_capacity(count);
-    // A tree to begin with, or most early operations would meet nothing.
+    // An initial tree, because most early operations would find nothing otherwise.
     for folder in ["a", "b", "a/c", "a/c/d"] {
         ops.push(Op::Mkdir { path: folder.into(), mode: 0o777 });
     }
@@ -96,14 +96,14 @@ fn on_attributes(rng: &mut Rng) -> Op {
         0 | 1 => Op::Chmod { path, mode: mode(rng) },
         2 => {
             let (uid, gid) = (some_user(rng), some_user(rng));
-            // With neither, the kernel tells a FUSE filesystem nothing that it could clear set-id bits by.
+            // With neither, the kernel sends a FUSE filesystem nothing that would let it clear set-id bits.
             Op::Chown { path, uid, gid: if uid.is_none() { gid.or(Some(0)) } else { gid } }
         }
         3 | 4 => Op::Utimens { path, atime: when(rng), mtime: when(rng) },
         5 => Op::Truncate { path, len: rng.length(LARGEST) },
         6 | 7 => {
             let name = *rng.pick(&XATTRS);
-            // Both at once is a contradiction that filesystems answer differently.
+            // Both at once is a contradiction that filesystems handle differently.
             let how = rng.below(8);
             let value = if name.starts_with("system.") { acl(rng) } else { short(rng) };
             Op::SetXattr { path, name, value, create: how == 0, replace: how == 1 }
@@ -154,7 +154,7 @@ fn short(rng: &mut Rng) -> Vec<u8> {
     rng.bytes(len)
 }
 
-/// A POSIX ACL as its attribute holds it: now and then one that the kernel must refuse.
+/// A POSIX ACL as stored in its attribute; sometimes one that the kernel must refuse.
 fn acl(rng: &mut Rng) -> Vec<u8> {
     const NONE: u32 = u32::MAX;
     let perm = |rng: &mut Rng| rng.below(8) as u16;
@@ -184,7 +184,7 @@ fn path(rng: &mut Rng) -> PathBuf {
         1 => "n".repeat(256).into(),
         2 => OsString::from_vec(b"\xff\xfe \n".to_vec()),
         3 => ".".into(),
-        // Not above the tree: `..` only of a folder in it. (See `target`.)
+        // Not above the tree: `..` only of a folder in it. See `target`.
         4 if !folder.is_empty() => "..".into(),
         5 => "f0/".into(),
         6..9 => "l".into(),
@@ -194,8 +194,8 @@ fn path(rng: &mut Rng) -> PathBuf {
     PathBuf::from(folder).join(leaf)
 }
 
-/// A symlink's target: never `..`, `.` or absolute, so that no chain of links leads out of the tree, nor back to its root,
-/// whose parent is not ours.
+/// A symlink's target: never `..`, `.` or absolute, so that no chain of links leads out of the tree, or to
+/// its root, whose parent is outside.
 fn target(rng: &mut Rng) -> PathBuf {
     match rng.below(10) {
         0 => "b".into(),
@@ -215,7 +215,7 @@ mod tests {
 
     use super::*;
 
-    /// The operations run as root: they must never reach beyond the tree they are given.
+    /// The operations run as root: they must never reach outside their tree.
     #[test]
     fn regression_no_path_leads_out_of_the_tree() {
         let inside = |path: &Path| {

@@ -1,4 +1,4 @@
-//! Carries operations out on one tree.
+//! Executes operations on one tree.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -28,19 +28,19 @@ impl Drop for Side {
 }
 
 impl Side {
-    /// Starts in an empty folder, which everyone may use.
+    /// Starts in an empty folder, which all users may use.
     pub fn new(root: &Path) -> Side {
         rfs::chmod(root, Mode::from_raw_mode(0o777)).unwrap();
         let folder = rfs::open(root, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
         Side { root: root.to_owned(), folder, slots: Default::default() }
     }
 
-    /// Everything that is there, as root sees it.
+    /// The whole tree, as root sees it.
     pub fn tree(&self) -> tree::Tree {
         tree::read(&self.root)
     }
 
-    /// Carries out one operation as `user`.
+    /// Executes one operation as `user`.
     pub fn run(&mut self, op: &Op, user: u32) -> Answer {
         act_as(user);
         let answer =
@@ -159,7 +159,7 @@ impl Side {
             Op::List { path } => {
                 list(&rfs::openat(&self.folder, path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
             }
-            other => panic!("{other:?} is nobody's"),
+            other => panic!("{other:?} is handled nowhere"),
         }
     }
 }
@@ -207,11 +207,11 @@ fn on_file(file: &OwnedFd, op: &Op) -> Result<Answer> {
             };
             Ok(Answer::Node(Box::new(node)))
         }
-        other => panic!("{other:?} is nobody's"),
+        other => panic!("{other:?} is handled nowhere"),
     }
 }
 
-/// Writes through a shared mapping, as far as the file goes, and msyncs.
+/// Writes through a shared mapping, up to the end of the file, and calls msync.
 fn mmap_write(file: &OwnedFd, offset: u64, len: usize, seed: u64) -> Result<u64> {
     use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
     let stat = rfs::fstat(file)?;
@@ -222,8 +222,8 @@ fn mmap_write(file: &OwnedFd, offset: u64, len: usize, seed: u64) -> Result<u64>
     let start = offset - offset % 4096;
     let (lead, whole) = ((offset - start) as usize, (offset - start) as usize + len);
     let data = Rng::new(seed).bytes(len);
-    // SAFETY: a fresh mapping of our own at an address the kernel chooses; `whole` bytes of it lie within the file, and
-    // nothing shrinks the file before it is unmapped two lines below.
+    // SAFETY: a new private mapping at an address the kernel chooses. `whole` bytes of it are inside the
+    // file, and nothing shrinks the file before it is unmapped two lines below.
     unsafe {
         let map = mmap(
             std::ptr::null_mut(),
@@ -241,7 +241,7 @@ fn mmap_write(file: &OwnedFd, offset: u64, len: usize, seed: u64) -> Result<u64>
     Ok(len as u64)
 }
 
-/// Copies until nothing more comes: how much one call copies is the filesystem's business.
+/// Copies until no more is copied: a filesystem may copy less than requested in one call.
 fn copy_range(from: &OwnedFd, mut a: u64, to: &OwnedFd, mut b: u64, len: usize) -> Result<u64> {
     let mut copied = 0;
     while copied < len as u64 {
@@ -266,13 +266,13 @@ fn list(folder: &OwnedFd) -> Result<Answer> {
     Ok(Answer::Names(names))
 }
 
-/// To its own size a file is not truncated: whether that sets its times differs from one filesystem to the next.
+/// Does not truncate a file to its own size: filesystems differ in whether that sets its times.
 fn truncate(path: &Path, len: u64) -> Result<()> {
     if std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() == len) {
         return Ok(());
     }
     let path = std::ffi::CString::new(path.as_os_str().as_bytes()).unwrap();
-    // SAFETY: `path` is a string that ends with NUL and lives through the call.
+    // SAFETY: `path` ends with NUL and lives through the call.
     match unsafe { libc::truncate(path.as_ptr(), len as i64) } {
         0 => Ok(()),
         _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap()),
@@ -280,7 +280,7 @@ fn truncate(path: &Path, len: u64) -> Result<()> {
 }
 
 fn flags(how: How) -> OFlags {
-    // Never to wait for a fifo's other end, nor to be a terminal's owner.
+    // Never waits for a fifo's other end, and never acquires a controlling terminal.
     let mut flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     flags |= if how.read_only { OFlags::RDONLY } else { OFlags::RDWR };
     flags.set(OFlags::CREATE, how.create);
@@ -310,12 +310,13 @@ fn spec(when: When) -> rfs::Timespec {
     rfs::Timespec { tv_sec, tv_nsec }
 }
 
-/// Makes this thread's file operations another user's, with that user's group and without root's capabilities over files.
+/// Makes this thread's file operations run as another user, in that user's group and without root's
+/// capabilities over files.
 fn act_as(user: u32) {
     if !rustix::process::geteuid().is_root() {
         return;
     }
-    // SAFETY: both calls take a number and change this thread's credentials only; they cannot fail for root.
+    // SAFETY: both calls take a number and change only this thread's credentials. They cannot fail for root.
     unsafe {
         libc::syscall(libc::SYS_setfsgid, user);
         libc::syscall(libc::SYS_setfsuid, user);

@@ -1,7 +1,7 @@
-//! A volume on a disk, as a mount has it, without a kernel in front: what the benches measure.
+//! A volume on a disk as in a mount, but without a kernel: the object that the benches measure.
 //!
-//! The journal is the one of a mount, with its background thread; packs lie in a folder of the system's folder for temporary
-//! files (`TMPDIR` says which), and sealed ones in an origin beside it. So all that is missing is FUSE.
+//! The journal is a mount's, with its background thread. Packs are in a folder of the system's temporary
+//! folder (`TMPDIR`), sealed ones in an origin beside it. Only FUSE is missing.
 
 #![allow(dead_code, missing_docs, reason = "each program that shares this uses a part of it")]
 
@@ -18,13 +18,13 @@ use meta::Journal;
 
 pub const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 pub const PAGE: usize = 4096;
-/// Files of `many`.
+/// The number of files in `many`.
 pub const MANY: u64 = 1000;
 
-/// An origin as the source of its own blobs.
-struct Near(Arc<dyn Origin>);
+/// An origin used as the source of its own blobs.
+struct OriginSource(Arc<dyn Origin>);
 
-impl BlobSource for Near {
+impl BlobSource for OriginSource {
     fn read_at(&self, id: &base::BlobId, offset: u32, buf: &mut [u8]) -> Result<(), BlobError> {
         self.0.read_at(id, offset, buf)
     }
@@ -34,19 +34,20 @@ impl BlobSource for Near {
     }
 }
 
-/// An open volume and something in it: see the fields.
+/// An open volume with some contents, described at the fields.
 pub struct World {
     pub volume: Volume,
     journal: Arc<Journal>,
-    /// A folder with [`MANY`] files named `0`, `1`, and so on, of a page each, all in a pack that is still open.
+    /// A folder with [`MANY`] files named `0`, `1`, and so on, of a page each, all in a pack that is still
+    /// open.
     pub many: Ino,
     pub files: Vec<Ino>,
     /// A file of 1 MiB whose pack is sealed: a blob.
     pub sealed: Ino,
-    /// A folder for what is made meanwhile.
+    /// A folder for files created during a measurement.
     pub scratch: Ino,
     next: AtomicU64,
-    // Last: it is removed after all that uses it.
+    // Last, so that it is removed after everything that uses it.
     _folder: tempfile::TempDir,
 }
 
@@ -58,7 +59,7 @@ fn parts(folder: &Path) -> (Parts, Arc<Journal>) {
     let options = meta::journal::Options::default();
     let (journal, _) = Journal::open(&folder.join("meta"), packs.clone(), options).unwrap();
     let journal = Arc::new(journal);
-    (Parts { store: journal.clone(), packs, source: Arc::new(Near(origin.clone())), origin }, journal)
+    (Parts { store: journal.clone(), packs, source: Arc::new(OriginSource(origin.clone())), origin }, journal)
 }
 
 impl World {
@@ -95,7 +96,7 @@ impl World {
         world
     }
 
-    /// Waits until the volume's own thread has made a blob of every pack that is open.
+    /// Waits until the volume's sealer has turned every open pack into a blob.
     fn seal(&self) {
         let began = Instant::now();
         while self.volume.stats().unwrap().open_bytes > 0 {
@@ -109,18 +110,18 @@ impl World {
         self.volume.mknod(&ROOT, parent, name, &node).unwrap().attr.ino
     }
 
-    /// A number that was not given before.
+    /// A number that was not returned before.
     pub fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A new file in `scratch`, and its name.
+    /// Creates a file in `scratch`. Returns it and its name.
     pub fn fresh(&self) -> (Ino, Vec<u8>) {
         let name = format!("fresh-{:08}", self.number()).into_bytes();
         (self.file(self.scratch, &name), name)
     }
 
-    /// Lets the journal take a breath, as an idle second does in a mount.
+    /// Lets the journal catch up, as in an idle second of a mount.
     pub fn settle(&self) {
         self.volume.sync().unwrap();
     }
@@ -131,7 +132,7 @@ impl World {
     }
 }
 
-/// Bytes that look like nothing else, the same for the same seed.
+/// Bytes without a pattern, the same for the same seed.
 pub fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut out);

@@ -1,66 +1,73 @@
-//! Which files are read one after another, and how much of those that follow is wanted: a value without I/O, of a fixed size.
+//! Recognizes files that are read one after another, and decides how much of the next ones is wanted: a value
+//! without I/O, of a fixed size.
 //!
 //! ```text
-//!   inodes    7 ▓▓▓▓   8 ▓▓▓▓   9 ▓▓░░   10 ░░░░   11 ░░░░      a row of files: shards, samples, the sources of a program
+//!   inodes    7 ▓▓▓▓   8 ▓▓▓▓   9 ▓▓░░   10 ░░░░   11 ░░░░   a row of files: shards, samples, source files
 //! ```
 //!
-//! Numbers are given out in order, so files that were written one after another have neighbouring ones, also where they came from an archive or
-//! were published; who reads them by their names mostly goes the same way. A listing's own order is that of hashes, and says nothing.
+//! Inode numbers are allocated in order. So files that were written one after another have neighbouring
+//! numbers, also if they came from an archive or were published. A reader that goes through them by name
+//! mostly follows the same order. The order of a directory listing is that of hashes, and says nothing.
 //!
-//! - **A row** is known by the highest number that was read. A file whose number is within [`NEAR`] of it belongs to it: between the files of a folder lie
-//!   other folders, links and files too small to have blobs, and several readers of one row are not always in order. [`ROWS`] of them are
-//!   remembered.
-//! - A file comes into a row by a read of its beginning, and counts as one that was read when half of its bytes were. So who looks at the heads of a thousand
-//!   files, or at their ends, has nothing fetched in vain.
-//! - **Rows are read again**: whoever has come to the end of a row, where nothing follows, and begins another file, or begins the row's first one, reads a row
-//!   there too (an epoch after the other). It need not be found out anew, and nothing stands still meanwhile. And a row that began in the middle may go
-//!   on at the beginning, where each of several readers has begun elsewhere: of that the first [`ROUND`] blobs are wanted, before its end is reached.
-//! - What is wanted is **bounded by what was read** as in one file ([`TIMES`], [`MOST`]), and only what the file being read does not take itself.
+//! - **A row** is a sequence of files, identified by the highest inode number that was read. A file whose
+//!   number is within [`NEAR`] of it belongs to it: numbers in between belong to other folders, links and
+//!   files too small to have blobs, and several readers of one row do not always stay in order. [`ROWS`] rows
+//!   are remembered.
+//! - A file enters a row by a read of its beginning, and counts as read when half of its bytes were read. So
+//!   a program that reads only the heads or the ends of a thousand files causes no useless fetches.
+//! - **Rows are read again.** When a reader has reached the end of a row, where nothing follows, and begins
+//!   another file, or when it begins the row's first file, that file starts a row too (one epoch after
+//!   another). The row need not be recognized anew, so fetches continue without a pause. And where each of
+//!   several readers began at another place, a row that began in the middle may continue at the beginning. So
+//!   the first [`ROUND`] blobs from there are wanted before its end is reached.
+//! - What is wanted is **bounded by what was read**, as within one file ([`TIMES`], [`MOST`]), and only by
+//!   what the current file does not use up itself.
 
 use base::{BlobId, Ino};
 
 use super::pattern::{MOST, PAGE, Read, TIMES};
 
-/// Numbers within so many of one another are near.
+/// Numbers within this distance belong together.
 const NEAR: u64 = 16;
-/// Rows that are remembered.
+/// The number of rows that are remembered.
 const ROWS: usize = 4;
-/// Before this many files were read there is no row.
+/// The number of files that make a row.
 const FILES_MIN: u32 = 2;
-/// Numbers that are looked at ahead of the last one that was read, where nothing is wanted of them because it is here.
+/// How many numbers beyond the last one read are looked at, where nothing is wanted because everything is
+/// local.
 const LOOK_MOST: u64 = 256;
 
-/// So many blobs of what lies before a row are wanted when it comes to its end.
+/// How many blobs before the row's first file are wanted when the row comes to its end.
 const ROUND: usize = 2;
-/// Nothing follows.
+/// The position after the last file: nothing follows.
 const OVER: (u64, u32) = (u64::MAX, 0);
 
 /// Files with neighbouring numbers that are read one after another.
 #[derive(Clone, Copy, Debug, Default)]
 struct Row {
-    /// The number with which it began, and the highest that was read.
+    /// The first number of the row, and the highest that was read.
     first: u64,
     last: u64,
-    /// Files, and their sizes together without the last one's.
+    /// The number of files, and the sum of their sizes without the last one's.
     files: u32,
     sizes: u64,
-    /// The last one's.
+    /// The size of the last file.
     size: u64,
-    /// Bytes that were read of them.
+    /// Bytes read of them.
     read: u64,
-    /// When it was used last, in the count of reads; 0: never.
+    /// When it was last used, as a count of reads; 0: never.
     used: u64,
-    /// From this page of this file on nothing was looked at yet.
+    /// The first page (file and page) that was not looked at yet.
     next: (u64, u32),
-    /// The blob that was looked at last.
+    /// The last blob that was looked at.
     blob: Option<BlobId>,
-    /// What lies before it was wanted, too.
+    /// The blobs before its beginning were wanted already.
     round: bool,
-    /// The files in which blobs begin that were wanted, those not yet read, lowest first.
+    /// The files in which wanted blobs begin, as far as they are not read yet, lowest first.
     told: Told,
 }
 
-/// Numbers, a few.
+/// A few inode numbers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Told {
     files: [u64; (MOST / PAGE) as usize],
@@ -75,7 +82,7 @@ impl Told {
         }
     }
 
-    /// Those up to this one have been read.
+    /// Drops the files up to this one, which have been read.
     fn drop_up_to(&mut self, ino: u64) {
         let gone = self.files[..self.len].iter().take_while(|told| **told <= ino).count();
         self.files.copy_within(gone..self.len, 0);
@@ -83,30 +90,30 @@ impl Told {
     }
 }
 
-/// Files that follow are wanted.
+/// A request for blobs of the next files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Following {
-    /// From this page of this file on ...
+    /// Start at this page of this file ...
     pub(super) from: (Ino, u32),
-    /// ... as many blobs as this ...
+    /// ... and take this many blobs ...
     pub(super) blobs: usize,
-    /// ... of which this, with which the one before ended, is none.
+    /// ... except this one, with which the previous request ended ...
     pub(super) but: Option<BlobId>,
-    /// Nor any in a file with such a number, or a higher one.
+    /// ... and none in a file with this number or a higher one.
     pub(super) before: u64,
     row: usize,
 }
 
-/// What came of looking for them.
+/// The result of such a request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Found {
-    /// The files in which those blobs begin, lowest first.
+    /// The files in which the found blobs begin, lowest first.
     pub(super) begin: Vec<Ino>,
-    /// What was looked at last: a page of a file, and the blob with which it ends. None: there are no more.
+    /// The last page that was looked at, and the blob with which it ends. None: there are no more pages.
     pub(super) last: Option<(Ino, u32, Option<BlobId>)>,
 }
 
-/// See the [module](self).
+/// The rows that are being read. See the [module](self).
 #[derive(Clone, Debug, Default)]
 pub(super) struct Files {
     rows: [Row; ROWS],
@@ -118,14 +125,14 @@ impl Row {
         self.used > 0 && (ino.0 == self.last || begins && ino.0.abs_diff(self.last) <= NEAR)
     }
 
-    /// Whether one who begins this file goes on so there: see the [module](self).
+    /// Whether a reader that begins this file continues the row there. See the [module](self).
     fn goes_on_at(&self, ino: Ino) -> bool {
         let is_over = self.next == OVER && self.told.len == 0;
         let is_row = self.files >= FILES_MIN && self.read * 2 >= self.sizes;
         self.used > 0 && is_row && (is_over || ino.0 == self.first)
     }
 
-    /// One that begins with this read.
+    /// A row that begins with this read.
     fn begin(ino: Ino, read: &Read, used: u64) -> Row {
         let next = (ino.0.saturating_add(1), 0);
         let (first, size, read) = (ino.0, read.size, u64::from(read.len));
@@ -144,7 +151,7 @@ impl Row {
         self.used = used;
     }
 
-    /// How many blobs more of the files that follow are wanted, now that this was read of the last one.
+    /// How many more blobs of the next files are wanted after this read of the last file.
     fn wanted(&self, read: &Read) -> usize {
         let heads_only = self.read * 2 < self.sizes;
         if self.files < FILES_MIN || heads_only || self.next.0 > self.last.saturating_add(LOOK_MOST) {
@@ -155,7 +162,7 @@ impl Row {
         blobs.saturating_sub(self.told.len)
     }
 
-    /// The same, and from where on. It is the `at`th row.
+    /// The request for these blobs. `at` is the row's index.
     fn following(&self, at: usize, read: &Read) -> Option<Following> {
         if self.next == OVER && !self.round && self.files >= FILES_MIN && self.read * 2 >= self.sizes {
             let (from, blobs) = ((Ino(0), 0), ROUND);
@@ -167,7 +174,8 @@ impl Row {
 }
 
 impl Files {
-    /// Takes in a read of a file. What is wanted is said again until [`Files::told`] says that it was looked for.
+    /// Records a read of a file. A request is returned again and again until [`Files::told`] reports its
+    /// result.
     pub(super) fn read(&mut self, ino: Ino, read: &Read) -> Option<Following> {
         self.reads += 1;
         let (reads, begins) = (self.reads, read.offset == 0);
@@ -183,7 +191,7 @@ impl Files {
         let new = Row::begin(ino, read, reads);
         let before = self.rows.iter_mut().enumerate().filter(|(_, row)| row.goes_on_at(ino));
         if let Some((at, row)) = before.max_by_key(|(_, row)| row.used) {
-            // As if a page had been read: some are wanted at once, and more as they are read.
+            // As if a page had been read: some blobs are wanted at once, and more as they are read.
             *row = Row { files: FILES_MIN, read: new.read + PAGE, ..new };
             return row.following(at, read);
         }
@@ -193,14 +201,14 @@ impl Files {
         None
     }
 
-    /// Takes in what came of looking for what was wanted, so that it is not wanted again.
+    /// Records the result of a request, so that it is not made again.
     pub(super) fn told(&mut self, following: &Following, found: Found) {
         let row = &mut self.rows[following.row];
         if following.before < u64::MAX {
             row.round |= row.first == following.before;
             return;
         }
-        // Another reader of the row was quicker, or there is another row in its place by now.
+        // Another reader of the row was faster, or another row has replaced it.
         if row.next != (following.from.0.0, following.from.1) {
             return;
         }

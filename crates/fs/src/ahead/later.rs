@@ -1,6 +1,8 @@
-//! Looking ahead where it may have to wait: the names of what is wanted next may be far away, and whoever reads requests must not wait for them.
+//! The prefetch queue for remote names: reading names may wait for the network, and a thread that receives
+//! requests must not wait.
 //!
-//! One thread of a volume with far names does it for all; what finds its queue full is dropped, as every hint may be.
+//! One thread of a volume with remote names works through the queue. An entry that finds the queue full is
+//! dropped, because every prefetch is optional.
 
 use std::collections::VecDeque;
 
@@ -11,10 +13,10 @@ use super::files::Following;
 use super::pattern::Wanted;
 use crate::volume::Core;
 
-/// So much waits at most.
+/// The capacity of the queue.
 const MOST: usize = 64;
 
-/// What one read showed to be wanted.
+/// The prefetches that one read asks for.
 pub(super) struct Todo {
     pub(super) ino: Ino,
     pub(super) wanted: Wanted,
@@ -33,7 +35,7 @@ struct Queue {
     closed: bool,
 }
 
-/// See the [module](self).
+/// The queue. See the [module](self).
 #[derive(Default)]
 pub(crate) struct Later {
     queue: Mutex<Queue>,
@@ -49,7 +51,7 @@ impl Later {
         }
     }
 
-    /// Waits for the next; none at the end.
+    /// Waits for the next entry; none after [`Later::close`].
     fn next(&self) -> Option<Todo> {
         let mut queue = self.queue.lock();
         loop {
@@ -63,7 +65,7 @@ impl Later {
         }
     }
 
-    /// The thread ends with what it does.
+    /// Makes the thread end after its current entry.
     pub(crate) fn close(&self) {
         self.queue.lock().closed = true;
         self.more.notify_all();
@@ -71,7 +73,7 @@ impl Later {
 }
 
 impl Core {
-    /// The life of that thread.
+    /// The body of the prefetch thread.
     pub(crate) fn looker(&self) {
         while let Some(todo) = self.streams.later.next() {
             self.want(&todo);

@@ -1,24 +1,31 @@
-//! How one file is being read, and what will be read next: a value without I/O, of a fixed size.
+//! Recognizes how one file is read, and predicts what will be read next: a value without I/O, of a fixed
+//! size.
 //!
 //! ```text
-//!   run       ▓▓▓▓▓▓▓▓▓▓→░░░░░░░░░   one read where the last one ended, or nearly: a program, or the kernel's pieces for it
-//!   backward  ░░░░░░←▓▓▓▓▓▓▓▓▓▓▓▓▓   faults of sixteen pages near each other, the way they go
-//!   steps     ▓······▓······▓······░······░   three reads and more with the same distance between them
+//!   run       ▓▓▓▓▓▓▓▓▓▓→░░░░░░░░░   each read begins (almost) where the last one ended
+//!   backward  ░░░░░░←▓▓▓▓▓▓▓▓▓▓▓▓▓   faults of sixteen pages close together
+//!   steps     ▓······▓······▓······░······░   three or more reads at the same distance
 //! ```
 //!
-//! - **A run** is known by its two ends. A small read (a fault brings sixteen pages) belongs to it within [`NEAR`] of the end that moves, a large one
-//!   within [`DISORDER`], because the kernel sends the pieces of a stream several at a time and not always in order. [`RUNS`] of them are
-//!   remembered for each file: several threads may load one file from several places.
-//! - **Steps** are small reads at one distance, forward or backward: a column of a table, every tenth record. Where each is in another
-//!   blob only the ranges are wanted, else the blobs.
-//! - **A mapping is no stream.** A fault makes the kernel read a window around it (`read_ahead_kb`), and the next one when the program comes to its last
-//!   quarter. So a program that looks at a header and at a record in the middle sends a few large reads one after another. Whole pages are wanted only when a run
-//!   is as long as [`EVIDENCE`], or [`EVIDENCE_AT_START`] from the beginning of a file on, which is mostly read to its end, and most of it was read; until then the cache fetches parts.
-//! - What is wanted is **bounded by what was read**: of a run twice as much as has been read in it, less [`EVIDENCE`] (from the beginning of a file on [`TIMES`] times as much, and
-//!   [`FIRST`] beside), of steps as many as there have been; by [`MOST`], and by the file's ends. The page that is being read is wanted too, if
-//!   enough of it is left ([`REST`]). So a program that reads a little and stops has little fetched in vain.
-//! - Where the program has said that it reads a stream, the first read is evidence enough; at random, this is not asked at all.
-//! - What matches nothing is a leap, and says nothing.
+//! - **A run** is identified by its two ends. A small read (a fault brings sixteen pages) belongs to it if it
+//!   is within [`NEAR`] of the moving end, a large one within [`DISORDER`], because the kernel sends the
+//!   pieces of a stream several at a time and not always in order. [`RUNS`] runs are remembered for each
+//!   file: several threads may load one file from several places.
+//! - **Steps** are small reads at a constant distance, forward or backward: a column of a table, every tenth
+//!   record. If they are far enough apart, only the ranges are wanted, otherwise whole blobs.
+//! - **A mapping is no stream.** A fault makes the kernel read a window around it (`read_ahead_kb`), and the
+//!   next window when the program reaches the last quarter. So a program that looks at a header and at a
+//!   record in the middle causes a few large consecutive reads. Whole pages are wanted only when a run is as
+//!   long as [`EVIDENCE`], and most of it was read. From the beginning of a file, which is mostly read to its
+//!   end, [`EVIDENCE_AT_START`] is enough. Until then the cache fetches parts.
+//! - What is wanted is **bounded by what was read**: for a run, twice as much as was read in it, less
+//!   [`EVIDENCE`] (from the beginning of a file, [`TIMES`] times as much plus [`FIRST`]); for steps, as many
+//!   as there have been; and always by [`MOST`] and the file's ends. The page that is being read is wanted
+//!   too, if enough of it is left ([`REST`]). So a program that reads a little and stops causes few useless
+//!   fetches.
+//! - If the program has announced a stream, the first read is enough evidence. If it has announced random
+//!   reads, this module is not asked at all.
+//! - A read that matches nothing is a jump, and predicts nothing.
 
 use base::size::{BLOB_MAX, KIB};
 
@@ -26,33 +33,35 @@ use super::STREAM_MIN;
 
 /// A page of extents, in bytes.
 pub(super) const PAGE: u64 = BLOB_MAX as u64;
-/// Small reads within so many bytes of one another are near.
+/// Small reads within this distance belong together.
 const NEAR: u64 = 256 * KIB;
-/// The kernel's pieces of a stream come out of order by at most so many bytes.
+/// The kernel's pieces of a stream are out of order by at most this many bytes.
 const DISORDER: u64 = 2 * PAGE;
-/// Runs that are remembered.
+/// The number of runs that are remembered.
 const RUNS: usize = 4;
-/// So many times what was read in a run is wanted ahead of it.
+/// The factor between what was read in a run and what is wanted ahead of it.
 pub(super) const TIMES: u64 = 3;
-/// And so much more from a file's beginning on.
+/// Added to that at a file's beginning.
 const FIRST: u64 = PAGE;
-/// A run is a stream when so much of it was read: more than the kernel's windows around a few faults.
+/// A run is a stream when this much of it was read: more than the kernel's windows around a few faults.
 const EVIDENCE: u64 = 2048 * KIB;
-/// And from a file's beginning on so much: three of the kernel's windows.
+/// The same for a run from a file's beginning: three of the kernel's windows.
 const EVIDENCE_AT_START: u64 = 384 * KIB;
-/// The page that is being read is wanted as a whole if so much of it is left.
+/// The page that is being read is wanted as a whole if this much of it is left.
 const REST: u64 = 512 * KIB;
-/// The most: a network needs as many requests under way as it takes to fill it. A cache has room for so many beside those that somebody waits for.
+/// The upper bound. A network needs enough requests in flight to fill it. A cache has space for this many in
+/// addition to those that readers wait for.
 pub(super) const MOST: u64 = 12 * PAGE;
-/// So many small reads near each other make a run; of large ones, two.
+/// The number of small reads close together that make a run. Two large ones are enough.
 const RUN_READS: u32 = 3;
-/// So many equal distances in a row are steps: three reads.
+/// The number of consecutive equal distances that make steps: three reads.
 const STEP_TIMES: u32 = 2;
-/// So many steps ahead at most.
+/// The highest number of steps ahead.
 const STEPS_MOST: u32 = 8;
-/// A cache prefetches parts up to this size.
+/// The largest part that a cache prefetches.
 const PART_MAX: u32 = 1 << 20;
-/// Steps closer to one another than so many times what they read (at least a group of 64 KiB) are a stream with gaps.
+/// Steps closer together than this many times their length (at least a group of 64 KiB) are a stream with
+/// gaps.
 const CLOSE: u64 = 3;
 
 /// A read of a file.
@@ -61,7 +70,7 @@ pub(super) struct Read {
     pub(super) offset: u64,
     /// At least 1.
     pub(super) len: u32,
-    /// Of the file; the read ends within it.
+    /// The size of the file. The read ends within it.
     pub(super) size: u64,
 }
 
@@ -74,18 +83,18 @@ impl Read {
         self.len as usize >= STREAM_MIN
     }
 
-    /// How far from a run's end it belongs to the run.
+    /// The largest distance from a run's end at which it belongs to the run.
     fn reach(&self) -> u64 {
         if self.is_large() { DISORDER } else { NEAR }
     }
 }
 
-/// What will be read.
+/// The prediction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
-    /// All of these pages, the next one first.
+    /// These whole pages, the next one first.
     pub(super) pages: Vec<u32>,
-    /// Only these ranges: offsets and lengths.
+    /// Only these ranges: offset and length.
     pub(super) places: Vec<(u64, u32)>,
 }
 
@@ -97,21 +106,21 @@ enum Way {
     Backward,
 }
 
-/// Reads near one another. It has moved from one of its ends to the other.
+/// Reads close together, which move from one end of the run to the other.
 #[derive(Clone, Copy, Debug, Default)]
 struct Run {
     from: u64,
     to: u64,
-    /// Bytes that were read of it.
+    /// Bytes read of it.
     read: u64,
-    /// Reads that moved its end.
+    /// The number of reads that moved its end.
     reads: u32,
     way: Way,
-    /// Any of its reads was a large one.
+    /// Whether any of its reads was a large one.
     large: bool,
-    /// Where it was used last, in the pattern's count of reads; 0: never.
+    /// When it was last used, in the pattern's count of reads; 0: never.
     used: u64,
-    /// The pages that were wanted last: the first and the last.
+    /// The last pages that were wanted: the first and the last of them.
     told: Option<(u32, u32)>,
 }
 
@@ -158,11 +167,11 @@ impl Run {
         self.used = used;
     }
 
-    /// The pages that are wanted now, if they are others than last time.
+    /// The pages that are wanted now, if they differ from the last ones.
     fn wanted(&mut self, size: u64, stream: bool) -> Vec<u32> {
         let begins = self.from == 0 && self.large && self.way == Way::Forward;
         let often = self.reads >= if self.large { 2 } else { RUN_READS };
-        // The kernel's windows around faults that lie some mebibytes apart are near one another, and no stream.
+        // The kernel's windows around faults a few mebibytes apart are close together, but are no stream.
         let dense = self.read * 2 >= self.to - self.from;
         let enough = often && dense && self.read >= if begins { EVIDENCE_AT_START } else { EVIDENCE };
         let way = if stream && self.way == Way::Unknown { Way::Forward } else { self.way };
@@ -192,19 +201,19 @@ impl Run {
     }
 }
 
-/// Reads at one distance.
+/// Reads at a constant distance.
 #[derive(Clone, Copy, Debug, Default)]
 struct Steps {
     last: u64,
     distance: i64,
-    /// How often in a row.
+    /// How often in succession.
     times: u32,
-    /// How many of those to come were wanted already.
+    /// How many of the next steps were wanted already.
     told: u32,
 }
 
 impl Steps {
-    /// Whether this read is one of them.
+    /// Records a read. Returns whether it is a step.
     fn add(&mut self, read: &Read) -> bool {
         let distance = read.offset.wrapping_sub(self.last).cast_signed();
         self.last = read.offset;
@@ -243,7 +252,7 @@ impl Steps {
     }
 }
 
-/// See the [module](self).
+/// The pattern of one file. See the [module](self).
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pattern {
     runs: [Run; RUNS],
@@ -252,12 +261,13 @@ pub(super) struct Pattern {
 }
 
 impl Pattern {
-    /// Takes in a read, and says what to fetch for those to come. What is wanted is said once.
-    /// `stream`: the program has said that it reads one.
+    /// Records a read, and returns what to prefetch for the next ones. Each prediction is returned once.
+    /// `stream`: the program has announced a stream.
     pub(super) fn read(&mut self, read: &Read, stream: bool) -> Wanted {
         self.reads += 1;
         let is_step = self.steps.add(read);
-        // What goes on where a run has ended is of the run: readers in turns, each with a run of his own, stand at equal distances too.
+        // A read that continues a run belongs to the run. Readers that take turns, each with a run of its
+        // own, are at equal distances too.
         let reach = if is_step { NEAR } else { read.reach() };
         let takes = self.runs.iter_mut().filter(|run| run.takes(read, reach)).max_by_key(|run| run.used);
         if let Some(run) = takes {
@@ -293,7 +303,7 @@ mod tests {
         pattern.read(&Read { offset, len: len as u32, size: SIZE }, false).pages
     }
 
-    /// All pages that were wanted by reads of this length at these places.
+    /// All pages wanted after reads of this length at these places.
     fn all(pattern: &mut Pattern, offsets: impl IntoIterator<Item = u64>, len: u64) -> BTreeSet<u32> {
         offsets.into_iter().flat_map(|offset| pages(pattern, offset, len)).collect()
     }
@@ -324,7 +334,7 @@ mod tests {
         assert_eq!(pages(&mut pattern, 50 * PAGE + 2 * MIB, MIB), [50, 51], "the run is still known");
     }
 
-    /// Eight bytes by a mapping, and 64 KiB of its middle, had six blobs fetched.
+    /// Eight bytes through a mapping, and 64 KiB in its middle, used to fetch six blobs.
     #[test]
     fn regression_the_windows_around_a_few_faults_are_no_stream() {
         let mut pattern = Pattern::default();
@@ -333,7 +343,8 @@ mod tests {
             let begin = fault.saturating_sub(window / 2);
             (0..2).for_each(|n| assert_eq!(pages(&mut pattern, begin + n * window, window), NONE, "{fault}"));
         }
-        // Nor are windows a page and a half apart, which are near enough to be the kernel's pieces of one.
+        // Nor are windows a page and a half apart a stream, although they could be the kernel's pieces of
+        // one.
         let mut pattern = Pattern::default();
         let wanted = all(&mut pattern, (0..16).map(|n| n * 6 * MIB + n * n * 4096), window);
         assert!(wanted.is_empty(), "{wanted:?}");
@@ -386,7 +397,7 @@ mod tests {
         let mut pattern = Pattern::default();
         let offsets = (0..500u64).map(|n| (n * n * 7_919_123) % (SIZE - MIB));
         assert!(all(&mut pattern, offsets, 4096).is_empty());
-        // Also not within a few mebibytes.
+        // Nor within a few mebibytes.
         let mut pattern = Pattern::default();
         let offsets = (0..500u64).map(|n| 30 * PAGE + (n * n * 7_919_123) % (8 * MIB));
         assert!(all(&mut pattern, offsets, 4096).len() <= 4);
@@ -410,7 +421,7 @@ mod tests {
         }
     }
 
-    /// Of each mebibyte a record: whole blobs were fetched, sixty times what is read.
+    /// For one record in each mebibyte, whole blobs used to be fetched, sixty times what was read.
     #[test]
     fn regression_steps_within_a_blob_want_ranges_only() {
         let mut pattern = Pattern::default();
@@ -418,14 +429,15 @@ mod tests {
             |n: u64, len| pattern.read(&Read { offset: 20 * PAGE + n * MIB, len, size: SIZE }, false);
         let wanted: Vec<Wanted> = (0..9).map(|n| step(n, 4096)).collect();
         assert!(wanted.iter().all(|wanted| wanted.pages.is_empty()) && !wanted[2].places.is_empty());
-        // Where most of what lies between is read, the blobs are wanted.
+        // Where most of what is in between is read, the blobs are wanted.
         let mut pattern = Pattern::default();
         let wanted = all(&mut pattern, (0..9).map(|n| 20 * PAGE + n * MIB), 512 * KIB);
         assert!(wanted.contains(&21), "{wanted:?}");
     }
 
     proptest! {
-        /// What is wanted lies in the file, is no more than what was read allows, and steps are found in whatever comes before them.
+        /// What is wanted is inside the file and no more than what was read allows, and steps are found after
+        /// any earlier reads.
         #[test]
         fn what_is_wanted_is_bounded(
             reads in prop::collection::vec((0u64..64, 0u64..64, 1u32..300_000), 1..200),
@@ -462,7 +474,7 @@ mod tests {
                 pattern.read(&Read { offset, len: len.min((SIZE - offset) as u32), size: SIZE }, false);
             }
             let place = |n: u64| if back { begin - n * distance } else { begin + n * distance };
-            // One of them may lie where a run ended, and is taken for its next read.
+            // One of them may be where a run ended, and counts as its next read.
             let read = |n| Read { offset: place(n), len, size: SIZE };
             let wanted: Vec<u64> =
                 (0..6).flat_map(|n| pattern.read(&read(n), false).places).map(|(offset, _)| offset).collect();

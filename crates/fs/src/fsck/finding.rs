@@ -1,4 +1,4 @@
-//! What a check finds, and how a person is told.
+//! The findings of a check, and their text.
 
 use std::fmt;
 
@@ -18,12 +18,12 @@ pub struct FileRange {
     pub len: u64,
 }
 
-/// Something that is not as it should be.
+/// Something that is wrong in a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// Names disagree with one another.
     Names(audit::Finding),
-    /// A sealed pack's blob is not there. Reads of these ranges fail.
+    /// A sealed pack's blob is missing. Reads of these ranges fail.
     MissingBlob {
         /// The pack.
         pack: PackNo,
@@ -32,7 +32,7 @@ pub enum Finding {
         /// What was in it; at most [`RANGES_MAX`].
         files: Vec<FileRange>,
     },
-    /// A sealed pack's blob is not what its name says, or not of its size. Reads of what is damaged fail.
+    /// A sealed pack's blob has another hash or another size than it should. Reads of the damaged parts fail.
     DamagedBlob {
         /// The pack.
         pack: PackNo,
@@ -43,7 +43,8 @@ pub enum Finding {
         /// What is in it; at most [`RANGES_MAX`].
         files: Vec<FileRange>,
     },
-    /// An open pack's file is not there, or shorter than what refers to it. Reads of these ranges fail.
+    /// An open pack's file is missing, or shorter than the extents that refer to it. Reads of these ranges
+    /// fail.
     LostOpenPack {
         /// The pack.
         pack: PackNo,
@@ -59,7 +60,7 @@ pub enum Finding {
         /// What is damaged; at most [`RANGES_MAX`].
         files: Vec<FileRange>,
     },
-    /// A published tree needs this blob, and it is not there or not what its name says.
+    /// A published tree needs this blob, and it is missing or its hash is not its name.
     BrokenTree {
         /// The tree's name.
         tree: String,
@@ -68,12 +69,12 @@ pub enum Finding {
         /// What is wrong with it.
         what: String,
     },
-    /// An open pack that has a row, no file, and no use. Harmless; the repair forgets it.
+    /// An open pack that has a row, but no file, and that nothing refers to. Harmless; the repair forgets it.
     DeadPack {
         /// The pack.
         pack: PackNo,
     },
-    /// A blob of the origin that is no pack's. Harmless; the repair removes it.
+    /// A blob of the origin that no pack refers to. Harmless; the repair deletes it.
     StrayBlob {
         /// The blob.
         blob: BlobId,
@@ -82,11 +83,11 @@ pub enum Finding {
     },
 }
 
-/// Not more ranges than this are listed for a blob.
+/// At most so many ranges are listed for a blob.
 pub const RANGES_MAX: usize = 1000;
 
 impl Finding {
-    /// Whether no file is affected: room is wasted, no more.
+    /// Whether no file is affected: only space is wasted.
     pub fn is_harmless(&self) -> bool {
         match self {
             Finding::Names(finding) => finding.is_harmless(),

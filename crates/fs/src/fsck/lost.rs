@@ -1,4 +1,4 @@
-//! What a damaged log has cost, as names that a person knows.
+//! What a damaged log has lost, as paths that a person knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,12 +11,12 @@ use super::FileRange;
 use crate::errno::Error;
 use crate::volume::{OpenError, Parts};
 
-/// Not more than this many names are told.
+/// At most so many names are listed.
 const NAMES_MAX: usize = 100_000;
-/// No path has more names than this.
+/// No path has more components than this.
 const DEEPEST: usize = 4096;
 
-/// See the module.
+/// What was lost. See the [module](self).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lost {
     /// Paths, each with what was lost of it.
@@ -25,7 +25,7 @@ pub struct Lost {
     pub files: Vec<FileRange>,
 }
 
-/// Tells what salvage had to leave behind, in a volume that nobody has used since.
+/// Lists what salvage could not recover, in a volume that was not used since.
 ///
 /// # Errors
 /// The store failed.
@@ -41,11 +41,11 @@ pub fn lost(parts: &Parts, damage: &Damage) -> Result<Lost, OpenError> {
 
 struct Report<'a> {
     names: &'a Names,
-    /// Names that lost operations made, by their inode.
+    /// Names that lost operations created, by their inode.
     made: BTreeMap<Ino, (Ino, Vec<u8>)>,
-    /// And those that they removed.
+    /// Names that lost operations removed.
     removed: Vec<(Ino, Vec<u8>)>,
-    /// Inodes that they changed.
+    /// Inodes that lost operations changed.
     touched: BTreeSet<Ino>,
 }
 
@@ -101,7 +101,7 @@ impl Report<'_> {
     }
 }
 
-/// The ranges of files that refer to data which is not what was written.
+/// The ranges of files that refer to damaged data.
 fn ranges(names: &Names, damage: &Damage) -> Result<Vec<FileRange>, Error> {
     let mut files = Vec::new();
     for data in &damage.ranges {
@@ -132,7 +132,7 @@ fn ranges(names: &Names, damage: &Damage) -> Result<Vec<FileRange>, Error> {
     Ok(files)
 }
 
-/// A path of an inode, as far up as its rows lead; the root's is empty.
+/// A path of an inode, as far up as its rows lead. The root's path is empty.
 pub(super) fn path_of(names: &Names, ino: Ino) -> Result<Option<String>, Error> {
     let (mut path, mut at) = (String::new(), ino);
     for _ in 0..DEEPEST {

@@ -1,4 +1,4 @@
-//! Collection on request: everything that would be done some time, done now.
+//! Collection on request: does now everything that would be done later in the background.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use super::{MERGE_COUNT, Stored};
 use crate::errno::{Errno, Error};
 use crate::volume::{Core, Volume};
 
-/// Packs less live than this are compacted (percent).
+/// Packs with fewer live bytes than this percentage are compacted.
 const WORTH: u32 = 50;
-/// How long deletions, which other threads do, are waited for at most.
+/// The longest wait for deletions, which other threads do.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What a collection came to.
+/// The result of a collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
     /// Bytes of blobs and packs deleted.
@@ -23,18 +23,19 @@ pub struct Collected {
     pub moved_bytes: u64,
     /// Bytes stored now.
     pub stored_bytes: u64,
-    /// Of these, dead.
+    /// Of these, dead bytes.
     pub garbage_bytes: u64,
     /// Sealed packs now.
     pub packs: u64,
 }
 
 impl Volume {
-    /// Stores equal pages once, frees everything that nothing refers to, compacts what is more than half dead and merges small packs. `progress` is
-    /// told now and then how far it is. Requests go on being answered meanwhile.
+    /// Stores equal pages once, frees everything that nothing refers to, compacts packs that are more than
+    /// half dead, and merges small packs. `progress` is called now and then with the figures so far. Requests
+    /// are answered meanwhile.
     ///
     /// # Errors
-    /// `EROFS`; or what could not be read, written or deleted.
+    /// `EROFS`; or an error of a read, write or deletion.
     pub fn collect(&self, progress: &mut dyn FnMut(Collected)) -> Result<Collected, Errno> {
         if self.core.is_read_only() {
             return Err(Errno::EROFS);
@@ -66,14 +67,14 @@ impl Core {
             progress(now(self));
             self.sweep.pause(Duration::from_millis(20));
         }
-        // Moved bytes make packs of their own, which are sealed at the end.
+        // Moved bytes go to packs of their own, which are sealed at the end.
         let mut before = Vec::new();
         loop {
             self.sweep_round(false)?;
             progress(now(self));
             let mut packs = self.garbage.emptiest(MERGE_COUNT, WORTH);
             packs.extend(self.garbage.to_merge());
-            // What was chosen twice could not be moved.
+            // A pack that is chosen twice could not be moved.
             if packs.is_empty() || packs == before || !self.may_copy() || !patient() {
                 break;
             }
@@ -83,7 +84,7 @@ impl Core {
         self.packs.close_all();
         self.sweep_contents()?;
         self.held_round(true)?;
-        // Once to condemn what is empty now, once to delete it.
+        // One round condemns what is empty now, the next deletes it.
         self.sweep_round(false)?;
         self.sweep_round(false)?;
         Ok(now(self))

@@ -1,13 +1,13 @@
-//! Moving live bytes out of packs that are mostly dead, or too small to be worth a blob.
+//! Compaction: moves live bytes out of packs that are mostly dead, or too small to be worth a blob.
 //!
 //! ```text
 //!   users of the pack ─► their extents in it ─► ranges, merged ─► copied to the pack of moved bytes
 //!                                                                            │
-//!        each user's page follows: extents that still point to the old range point to the new one
+//!        each user's page is updated: extents that still point to the old range point to the new one
 //! ```
 //!
-//! A page that changed in between keeps its change: only what still refers to the old range follows. The old pack is
-//! left with no live byte, and is condemned like any other.
+//! A page that changed in between keeps its change: only extents that still refer to the old range are
+//! updated. The old pack is left without live bytes, and is condemned like any other.
 
 use std::time::{Duration, Instant};
 
@@ -23,26 +23,28 @@ use crate::packs::seal::is_damage;
 use crate::packs::{Slot, Writer};
 use crate::volume::Core;
 
-/// A round of compaction ends after so long, so that flushes and deletions are not late.
+/// The length of a compaction round, so that flushes and deletions are not delayed.
 const ROUND: Duration = Duration::from_millis(400);
-/// Packs chosen at a time.
+/// The number of packs chosen at a time.
 const CHOICE: usize = 16;
-/// Packs more live than this are never worth copying (percent).
+/// Packs with more live bytes than this percentage are never worth copying.
 const FULL: u32 = 90;
-/// When nobody writes, packs less live than this are compacted without need (percent).
+/// When nothing is being written, packs with fewer live bytes than this percentage are compacted without
+/// need.
 const HALF: u32 = 50;
 /// Users read at a time.
 const USERS: usize = 1024;
 
 impl Core {
-    /// Whether there is room to copy before deleting. The last of it is left to the names.
+    /// Whether there is space to copy before deleting. The last of the space is left to the names.
     pub(crate) fn may_copy(&self) -> bool {
         let room = |space: blob::Space| space.available > crate::space::floor(space.total) / 2 + 4 * MIB;
-        // What is moved has to be stored anew, behind what waits for the origin already.
+        // Moved bytes must be uploaded again, after everything that is waiting for the origin already.
         !self.is_read_only() && self.options.gate.is_open() && self.parts.packs.space().is_ok_and(room)
     }
 
-    /// Compacts while there is too much dead, for a while; then a little of what is half dead, if nobody writes; then merges small packs.
+    /// Compacts for one round while there is too much dead data. Then, if nothing is being written, compacts
+    /// a few packs that are half dead, and merges small packs.
     pub(crate) fn compact_round(&self) -> Result<(), Error> {
         let began = time::monotonic();
         let in_time = |began: Instant| time::monotonic().saturating_duration_since(began) < ROUND;
@@ -53,14 +55,14 @@ impl Core {
             }
             self.compact(&packs)?;
         }
-        if self.sweep.nobody_writes(self.counters.written_bytes.get() - self.counters.moved_bytes.get()) {
+        if self.sweep.is_write_idle(self.counters.written_bytes.get() - self.counters.moved_bytes.get()) {
             self.compact(&self.garbage.emptiest(CHOICE / 2, HALF))?;
         }
         let merge = self.garbage.to_merge();
         self.compact(&merge)
     }
 
-    /// Moves the live bytes of these packs elsewhere. Those that cannot be read are left alone, now and later.
+    /// Moves the live bytes of these packs elsewhere. Packs that cannot be read are left alone from then on.
     pub(crate) fn compact(&self, packs: &[PackNo]) -> Result<(), Error> {
         for pack in packs {
             if self.stopping() {
@@ -79,7 +81,8 @@ impl Core {
         Ok(())
     }
 
-    /// Copies all live bytes of a pack elsewhere, and lets what refers to them follow.
+    /// Copies all live bytes of a pack elsewhere, and makes everything that refers to them refer to the
+    /// copies.
     pub(crate) fn move_live(&self, pack: PackNo) -> Result<(), Error> {
         let (users, mut ranges) = self.live_ranges(pack)?;
         merge_ranges(&mut ranges);
@@ -95,7 +98,7 @@ impl Core {
         Ok(())
     }
 
-    /// The same of a pack with damaged bytes: what can be read is copied, what cannot stays where it is.
+    /// The same for a pack with damaged bytes: readable bytes are copied, the rest stays.
     pub(crate) fn move_readable(&self, pack: PackNo) -> Result<(), Error> {
         let (users, mut ranges) = self.live_ranges(pack)?;
         merge_ranges(&mut ranges);
@@ -124,7 +127,7 @@ impl Core {
         Ok(())
     }
 
-    /// Who refers to a pack, and to which ranges of it.
+    /// The pages that refer to a pack, and the ranges of it that they refer to.
     fn live_ranges(&self, pack: PackNo) -> Result<Uses, Error> {
         let (mut users, mut ranges) = (Vec::new(), Vec::new());
         let mut from = (Ino(0), 0);
@@ -165,7 +168,7 @@ impl Core {
 /// Pages of files that refer to a pack, and the ranges (offset, length) of it that they refer to.
 type Uses = (Vec<(Ino, u32)>, Vec<(u32, u32)>);
 
-/// What was copied, until all that refers to it has followed.
+/// Copied ranges, kept until all that refers to them is updated.
 struct Moved {
     from: PackNo,
     slots: Vec<Slot>,

@@ -1,8 +1,9 @@
-//! Rows of contents whose packs are gone.
+//! Content rows whose packs are gone.
 //!
-//! A row says where a small file's content is, so that the next file of the same content need not be stored. When the pack goes, the row
-//! stays: to look for it would cost every deletion a scan. A row that is behind costs only a failed look-up, and its room; so all rows are gone
-//! through when so many packs were forgotten that half of them may be behind.
+//! A content row says where a small file's content is, so that the next file with the same content need not
+//! be stored. When the pack is deleted, the row stays, because finding it would cost every deletion a scan. A
+//! stale row only costs a failed lookup, and its space. So all rows are scanned when so many packs were
+//! forgotten that half of the rows may be stale.
 
 use std::sync::atomic::Ordering;
 
@@ -17,11 +18,11 @@ use crate::volume::Core;
 
 /// Rows read at a time.
 const BATCH: usize = 1024;
-/// Fewer forgotten packs than this are not worth it.
+/// A scan is not worth it for fewer forgotten packs than this.
 const FORGOTTEN_MIN: u64 = 64;
 
 impl Core {
-    /// Removes the rows that are behind, if many may be.
+    /// Removes the stale rows, if there may be many.
     pub(crate) fn contents_round(&self) -> Result<(), Error> {
         let forgotten = self.sweep.forgotten.load(Ordering::Acquire);
         if forgotten < FORGOTTEN_MIN.max(self.garbage.totals().packs / 2) {
@@ -31,7 +32,7 @@ impl Core {
         self.sweep_contents().map(drop)
     }
 
-    /// Removes all rows that are behind; answers how many.
+    /// Removes all stale rows. Returns how many.
     pub(crate) fn sweep_contents(&self) -> Result<u64, Error> {
         let mut range = Key::kind(tags::CONTENT);
         let mut removed = 0;
@@ -59,7 +60,8 @@ impl Core {
                 _ => false,
             };
             if !usable {
-                // A pack that is gone or condemned never comes back, so only the row itself needs to be as it was.
+                // A pack that is gone or condemned never comes back, so only the row itself needs to be as it
+                // was.
                 commit.checks.push((key.clone(), Expect::Is(row)));
                 commit.dels.push(key);
             }
@@ -70,7 +72,7 @@ impl Core {
         }
         match self.parts.store.commit(commit) {
             Ok(()) => Ok(count),
-            // Somebody stored one of the contents anew. The others are found the next time.
+            // One of the contents was stored anew. The other rows are found by the next scan.
             Err(CommitError::Conflict { .. }) => Ok(0),
             Err(CommitError::Store(error)) => Err(error.into()),
         }

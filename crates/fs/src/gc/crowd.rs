@@ -1,12 +1,12 @@
-//! Pages of many small extents are written anew as one.
+//! Rewrites pages of many small extents as one extent.
 //!
-//! Small writes all over a file cut its pages into pieces, and each piece is a read of its own later and some ten bytes of the page's row, which
-//! every write to the page writes again. A rewrite costs up to 4 MiB. With `n` extents a rewrite spares the writes to come about `5 n`
-//! bytes of row each and costs them `8 MiB / n` each, so below some 1,300 extents it costs the writer more than it
-//! spares. Hence:
+//! Small writes all over a file cut its pages into pieces. Each piece costs later readers a separate read. It
+//! also takes some ten bytes of the page's row, and every write to the page writes the row again. A rewrite
+//! costs up to 4 MiB. With `n` extents, a rewrite saves each later write about `5 n` bytes of row and costs
+//! it `8 MiB / n`. So below some 1,300 extents it costs the writer more than it saves. Hence:
 //!
-//! - a page that nobody has written to for a moment is rewritten in the background: that is for the readers to come;
-//! - a page with more than [`FAR_TOO_MANY`] extents is rewritten whether it is quiet or not.
+//! - a page that was not written to for a moment is rewritten in the background, for the benefit of readers;
+//! - a page with more than [`FAR_TOO_MANY`] extents is rewritten even if it is still being written to.
 
 use std::time::Duration;
 
@@ -20,24 +20,24 @@ use crate::errno::Error;
 use crate::packs::Writer;
 use crate::volume::Core;
 
-/// How long a page must have been left alone.
+/// How long a page must not have been written to.
 const QUIET: Duration = Duration::from_secs(2);
-/// Pages rewritten in a round: at most 64 MiB in each second.
+/// Pages rewritten in a round: at most 64 MiB per second.
 const PER_ROUND: usize = 4;
-/// Fewer extents than this are no longer a crowd (somebody truncated or overwrote them).
+/// Pages with fewer extents than this are no longer crowded (they were truncated or overwritten).
 const FEW: usize = 32;
-/// Above this the row itself is the cost. See the module's essay.
+/// Above this the row itself is the cost. See the module's documentation.
 pub(crate) const FAR_TOO_MANY: usize = 1300;
 
 impl Core {
-    /// Rewrites some pages that were left alone.
+    /// Rewrites some pages that were not written to for a while.
     pub(crate) fn crowd_round(&self) -> Result<(), Error> {
         for (ino, page) in self.garbage.take_crowded(QUIET, PER_ROUND) {
             if self.stopping() {
                 return Ok(());
             }
             match self.rewrite_page(ino, page) {
-                // Who reads it is told; it stays as it is.
+                // A read of the page reports the error; the page stays as it is.
                 Err(Error::Blob(_)) => {}
                 done => done?,
             }
@@ -45,7 +45,7 @@ impl Core {
         Ok(())
     }
 
-    /// After a write that left a page crowded: rewrites it at once if it is far too crowded.
+    /// Called after a write that left a page crowded: rewrites it at once if it is far too crowded.
     pub(crate) fn relieve(&self, crowded: &[(Ino, u32)]) -> Result<(), Error> {
         for (ino, page) in crowded {
             if self.names.extents(*ino, *page)?.extents().len() > FAR_TOO_MANY && self.may_copy() {
@@ -55,14 +55,14 @@ impl Core {
         Ok(())
     }
 
-    /// Copies a page's bytes into one range of a pack and lets its extents follow. Whatever changes meanwhile stays changed.
+    /// Copies a page's bytes into one range of a pack and updates its extents. A concurrent change is kept.
     pub(crate) fn rewrite_page(&self, ino: Ino, page: u32) -> Result<(), Error> {
         let extents = self.names.extents(ino, page)?;
         if extents.extents().len() < FEW {
             return Ok(());
         }
         if refers_twice(extents.extents()) {
-            // It refers to the same bytes twice; a copy in one piece would have to store them twice.
+            // A copy in one piece would have to store the shared bytes twice.
             return Ok(());
         }
         let pieces = extents.extents();

@@ -1,19 +1,22 @@
-//! Equal pages are stored once, however their bytes arrived.
+//! Deduplication: equal pages are stored once, however their bytes arrived.
 //!
-//! A page is a file of up to 4 MiB, or an aligned 4 MiB of a larger one. Most need nothing done here: a small file that comes in one write is looked up
-//! as it comes (`ops/write.rs`), and a page that was written into a pack of its own is a blob whose name is its hash. What is left came in pieces.
-//! Once such a page was left alone for [`QUIET`], or a mebibyte or more of it was synced, it is read, hashed and looked up:
+//! A page is a file of up to 4 MiB, or an aligned 4 MiB range of a larger one. Most pages need nothing done
+//! here: a small file that arrives in one write is looked up at that moment (`ops/write.rs`), and a page in a
+//! pack of its own is a blob whose name is its hash. The others arrived in pieces. Such a page is read,
+//! hashed and looked up once it was not written to for [`QUIET`], or once 1 MiB or more of it was written and
+//! its file was synced:
 //!
 //! | its bytes | what is done |
 //! |---|---|
 //! | are stored elsewhere, and were found sound there ([`crate::equal`]) | the page refers to those; its own become dead |
 //! | are new, and in one piece | a row says where they are |
 //! | are new, and in several pieces | this is remembered; they are copied into one piece when another page turns out to be equal |
-//! | were lost elsewhere | what refers to the lost ones follows to these |
+//! | were lost elsewhere | everything that refers to the lost bytes is changed to refer to these |
 //!
-//! A page is looked at again when half of it was written since: a database that changes a little here and there is not copied again and again.
-//! A page in several pieces is not copied before it has an equal one: most never do, and every byte would be written twice ([`Scattered`]).
-//! Pages with holes, and those that refer to the same bytes twice, are left as they are.
+//! A page is looked at again after half of it was rewritten. So a database that changes a little here and
+//! there is not copied again and again. A page in several pieces is copied only when it has an equal: most
+//! never do, and every byte would be written twice ([`Scattered`]). Pages with holes, and pages that refer to
+//! the same bytes twice, are left as they are.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -38,31 +41,32 @@ use crate::packs::table::Place;
 use crate::packs::{Slot, Writer};
 use crate::volume::Core;
 
-/// How long a page must have been left alone.
+/// How long a page must not have been written to.
 const QUIET: Duration = Duration::from_secs(1);
-/// A page of which so much was written is not waited for once its file is synced. Smaller ones are: a database syncs a few bytes at a time.
+/// A page of which this much was written is looked at as soon as its file is synced. Smaller ones wait for
+/// [`QUIET`], because a database syncs a few bytes at a time.
 const LARGE: u32 = MIB as u32;
-/// A round ends after so long.
+/// The length of a round.
 const ROUND: Duration = Duration::from_millis(200);
 /// Pages taken at a time.
 const BATCH: usize = 64;
-/// Pages remembered, of some 48 bytes each. Those beyond are stored, and may be stored twice.
+/// Pages remembered, of some 48 bytes each. Pages beyond that may be stored twice.
 const PAGES_MAX: usize = 256 << 10;
 /// Pages in several pieces that are remembered, of some 60 bytes each.
 const SCATTERED_MAX: usize = 64 << 10;
-/// Files that came whole are remembered only while there are fewer pages than this.
+/// Files that were written whole are remembered only while there are fewer pages than this.
 const WHOLE_MAX: usize = 64 << 10;
-/// Packs of one blob that are tried.
+/// How many packs with the same blob are tried.
 const TRIED: usize = 4;
 
-/// Which pages are looked at.
+/// Which pages are examined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
-    /// Those that were left alone.
+    /// Those that were not written to for a while.
     Quiet,
     /// Also those that were written just now.
     Now,
-    /// The same, and nothing is asked of a network.
+    /// The same, without any request to the network.
     Closing,
     /// Also those of which little was written.
     All,
@@ -71,9 +75,9 @@ pub(crate) enum When {
 /// What was written to a page.
 #[derive(Clone, Copy)]
 struct Written {
-    /// So many bytes since it was looked at.
+    /// Bytes written since the page was last examined.
     bytes: u32,
-    /// It is worth a look from so many on.
+    /// The page is worth examining from this many bytes on.
     enough: u32,
     last: Instant,
     /// It is a whole file that came in one write and was looked up then.
@@ -83,7 +87,7 @@ struct Written {
 }
 
 impl Written {
-    /// All of a page, which need not be left alone first.
+    /// A page that is examined as a whole, without waiting for it to be quiet.
     fn all() -> Written {
         Written { bytes: BLOB_MAX, enough: 0, last: time::monotonic(), whole: false, synced: true }
     }
@@ -96,12 +100,13 @@ struct Pages {
     large: BTreeSet<(Ino, u32)>,
 }
 
-/// Pages in several pieces by the hash of their bytes, as they were when they were looked at. Bounded; the oldest are not kept longer than others.
+/// Pages in several pieces, by the hash of their bytes at the time of examination. Bounded: when it is full,
+/// an arbitrary entry is dropped.
 #[derive(Default)]
 pub(crate) struct Scattered(Mutex<HashMap<BlobId, (Ino, u32)>>);
 
 impl Scattered {
-    /// Remembers the page, and answers which other one had these bytes.
+    /// Remembers the page. Returns another page that had these bytes, if any.
     fn meet(&self, hash: BlobId, page: (Ino, u32)) -> Option<(Ino, u32)> {
         let mut pages = self.0.lock();
         if pages.len() >= SCATTERED_MAX
@@ -112,18 +117,18 @@ impl Scattered {
         pages.insert(hash, page).filter(|other| *other != page)
     }
 
-    /// Answers which page had these bytes, and forgets it.
+    /// Removes and returns the page that had these bytes.
     fn take(&self, hash: &BlobId) -> Option<(Ino, u32)> {
         self.0.lock().remove(hash)
     }
 }
 
-/// Pages that were written to and not looked at since. Bounded.
+/// Pages that were written to and not examined since. Bounded.
 #[derive(Default)]
 pub(crate) struct Fresh(Mutex<Pages>);
 
 impl Fresh {
-    /// These pieces of a file were written.
+    /// Records that these pieces of a file were written.
     pub(crate) fn note(&self, ino: Ino, pieces: &[Piece]) {
         let now = time::monotonic();
         let mut pages = self.0.lock();
@@ -142,7 +147,8 @@ impl Fresh {
         }
     }
 
-    /// A file was synced: its large pages are looked at without waiting for them to be left alone. True if it has any.
+    /// Records that a file was synced: its large pages are examined without waiting for them to be quiet.
+    /// Returns true if it has any.
     pub(crate) fn synced(&self, ino: Ino) -> bool {
         let mut pages = self.0.lock();
         let Pages { all, large } = &mut *pages;
@@ -155,7 +161,8 @@ impl Fresh {
         any
     }
 
-    /// All of a file was written at once, and looked up. If more follows, it has to be looked at as a whole.
+    /// Records that a file was written whole and was looked up. If more is written, the page must be examined
+    /// as a whole.
     pub(crate) fn note_whole(&self, ino: Ino, len: u32) {
         let now = time::monotonic();
         let mut pages = self.0.lock();
@@ -166,13 +173,13 @@ impl Fresh {
         }
     }
 
-    /// Whether none is left to look at.
+    /// Whether no page is left to examine.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.lock().all.is_empty()
     }
 
-    /// Takes pages that are worth a look, and what was written to each.
+    /// Takes pages that are worth examining, with the record of each.
     fn take(&self, when: When, count: usize) -> Vec<((Ino, u32), Written)> {
         let now = time::monotonic();
         let mut found = Vec::new();
@@ -194,7 +201,7 @@ impl Fresh {
         found
     }
 
-    /// The page is to be looked at another time, when `enough` was written to it.
+    /// Puts a page back, to be examined when `enough` bytes of it were written.
     fn put_back(&self, page: (Ino, u32), before: &Written, enough: u32) {
         let mut pages = self.0.lock();
         if pages.all.len() >= PAGES_MAX {
@@ -207,17 +214,17 @@ impl Fresh {
     }
 }
 
-/// What a look at a page came to.
+/// The result of examining a page.
 enum Look {
     Done,
-    /// It is worth another when so many bytes were written to it.
+    /// Examine it again when this many bytes of it were written.
     Later(u32),
 }
 
-/// The bytes of a page that was looked at.
+/// The content of a page that is examined.
 struct Content<'a> {
     hash: BlobId,
-    /// Empty where they did not have to be read.
+    /// Empty if they did not have to be read.
     bytes: &'a [u8],
     /// The page is a blob.
     is_blob: bool,
@@ -225,11 +232,11 @@ struct Content<'a> {
     is_lost: bool,
 }
 
-/// Whether a page can be referred to where it is.
+/// Whether other pages may refer to a page at its present place.
 enum Kept {
-    /// It can, at this place, unless its pack has just been sealed or condemned.
+    /// They may, at this place; none if its pack was just sealed or condemned.
     At(Option<(PackNo, u32)>),
-    /// It cannot, and this is what the look came to.
+    /// They may not. This is the result of the examination.
     Not(Look),
 }
 
@@ -238,17 +245,18 @@ enum Known {
     Nothing,
     /// It is a blob.
     Hash(BlobId),
-    /// It is all of a pack, which will be a blob soon.
+    /// It is all of an open pack, which will be a blob soon.
     Soon,
 }
 
 impl Core {
-    /// Looks at pages that were written, for a while.
+    /// Examines written pages for one round.
     pub(crate) fn dedup_round(&self) -> Result<(), Error> {
         self.dedup(When::Quiet, ROUND)
     }
 
-    /// The thread that does it before a far origin, where a look may wait for the network. It is not joined for that reason.
+    /// The thread that deduplicates with a remote origin, where a check may wait for the network. For that
+    /// reason it is not joined.
     pub(crate) fn deduper(&self) {
         let mut complained = false;
         while !self.stopping() {
@@ -263,10 +271,10 @@ impl Core {
         }
     }
 
-    /// Looks at pages that were written, no longer than `patience`.
+    /// Examines written pages, no longer than `patience`.
     pub(crate) fn dedup(&self, when: When, patience: Duration) -> Result<(), Error> {
         let began = time::monotonic();
-        // What is put back is not taken twice.
+        // Collected until the end, so that no page is taken twice.
         let mut later = Vec::new();
         let mut done = Ok(());
         'all: loop {
@@ -279,7 +287,8 @@ impl Core {
                 match self.dedup_page(page, &written, when) {
                     Ok(Look::Done) => {}
                     Ok(Look::Later(enough)) => later.push((page, written, enough)),
-                    // It cannot be read, or there is no room: readers are told, and it stays as it is.
+                    // The page cannot be read, or the disk is full. Reads report that; the page stays as it
+                    // is.
                     Err(Error::Blob(_)) => {}
                     Err(error) => done = Err(error),
                 }
@@ -314,14 +323,14 @@ impl Core {
         }
         let pieces = extents.extents();
         let known = match self.known(pieces)? {
-            // One that is not full is sealed only when nobody has written to it for a while.
+            // A pack that is not full is sealed only after it was idle for a while.
             Known::Soon if when == When::Quiet && (len == BLOB_MAX || !written.synced) => {
                 return Ok(Look::Later(0));
             }
             Known::Hash(blob) => Some(blob),
             Known::Nothing | Known::Soon => None,
         };
-        if known.is_none() && self.is_far(pieces)? {
+        if known.is_none() && self.is_remote(pieces)? {
             return Ok(Look::Done);
         }
         let mut bytes = Vec::new();
@@ -341,7 +350,7 @@ impl Core {
                 bytes = self.read_pieces(pieces, len)?;
             }
             match self.check_target(&candidate, &bytes, when != When::Closing) {
-                // It may have waited for so long that the volume was closed.
+                // The check may have waited so long that the volume was closed meanwhile.
                 _ if when == When::Quiet && self.stopping() => return Ok(Look::Later(0)),
                 Target::Sound => return self.refer_to(ino, page, pieces, &candidate),
                 Target::Lost => lost = Some(candidate),
@@ -361,7 +370,8 @@ impl Core {
         Ok(Look::Done)
     }
 
-    /// The page's bytes are stored nowhere else, so they stay where they are: in one piece if they are to be referred to.
+    /// Keeps the page's bytes, which are stored nowhere else: joined into one piece if other pages will refer
+    /// to them.
     fn keep_here(&self, page: (Ino, u32), pieces: &[Extent], content: &Content<'_>) -> Result<Kept, Error> {
         let (hash, bytes) = (content.hash, content.bytes);
         let mut other = None;
@@ -379,7 +389,7 @@ impl Core {
         };
         let forgotten = self.scattered.take(&hash);
         if let Some(other) = other.or(forgotten).filter(|other| *other != page) {
-            // It follows to these.
+            // The other page is examined again, and will refer to these bytes.
             self.fresh.put_back(other, &Written::all(), 0);
         }
         Ok(Kept::At(here))
@@ -397,8 +407,8 @@ impl Core {
         })
     }
 
-    /// Whether reading them would wait for a network.
-    fn is_far(&self, pieces: &[Extent]) -> Result<bool, Error> {
+    /// Whether reading these pieces would wait for a network.
+    fn is_remote(&self, pieces: &[Extent]) -> Result<bool, Error> {
         if self.options.near {
             return Ok(false);
         }
@@ -417,7 +427,7 @@ impl Core {
         for piece in pieces {
             let to = &mut bytes[piece.at as usize..piece.end() as usize];
             match self.read_pack(piece.pack, piece.offset, to) {
-                // It may be elsewhere since the names were read.
+                // It may have moved since the names were read.
                 Err(error) if is_lost(&error) => {
                     self.table.drop(piece.pack);
                     self.read_pack(piece.pack, piece.offset, to)?;
@@ -428,7 +438,8 @@ impl Core {
         Ok(bytes)
     }
 
-    /// Where these bytes were stored. `is_blob`: they are a blob here; other packs that are the same one are stored once with it.
+    /// Where these bytes were stored. `is_blob`: they are a blob here; then other packs with the same blob
+    /// share its storage already.
     fn candidates(&self, hash: &BlobId, len: u32, is_blob: bool) -> Result<Vec<ContentRow>, Error> {
         let mut all: Vec<ContentRow> =
             self.names.content(hash)?.filter(|row| row.len == len).into_iter().collect();
@@ -445,7 +456,8 @@ impl Core {
         Ok(all)
     }
 
-    /// The page's bytes are at `target`, too: it refers to those from now on, where it was not changed meanwhile.
+    /// The page's bytes also exist at `target`: makes the page refer to those, as far as it was not changed
+    /// meanwhile.
     fn refer_to(&self, ino: Ino, page: u32, pieces: &[Extent], target: &ContentRow) -> Result<Look, Error> {
         let moves = moves(pieces, (target.pack, target.offset), |_| None);
         match self.run(&Op::Follow { ino, page, moves: &moves }) {
@@ -459,7 +471,7 @@ impl Core {
         }
     }
 
-    /// Copies a page into one piece, and notes where it is.
+    /// Copies a page into one piece, and records where it is.
     fn join_pieces(
         &self,
         ino: Ino,
@@ -476,7 +488,7 @@ impl Core {
         self.note_content(hash, slot.pack(), slot.offset, bytes.len() as u32)
     }
 
-    /// Notes where a content is, if its pack can be referred to.
+    /// Records where a content is, if its pack may be referred to.
     fn note_content(
         &self,
         hash: &BlobId,
@@ -490,13 +502,14 @@ impl Core {
         commit.puts.push((Key::content(hash), ContentRow { pack, offset, len }.encode()));
         match self.parts.store.commit(commit) {
             Ok(()) => Ok(Some((pack, offset))),
-            // It was sealed or condemned just now.
+            // The pack was sealed or condemned just now.
             Err(CommitError::Conflict { .. }) => Ok(None),
             Err(CommitError::Store(error)) => Err(error.into()),
         }
     }
 
-    /// The pages that a pack holds bytes of are looked at: the run that wrote them did not come to it.
+    /// Marks the pages that a pack holds bytes of for examination: the run that wrote them did not finish
+    /// that.
     pub(crate) fn note_users(&self, pack: PackNo) -> Result<(), Error> {
         for (ino, page) in self.names.pack_users(pack, (Ino(0), 0), PAGES_MAX)? {
             self.fresh.put_back((ino, page), &Written::all(), 0);
@@ -511,7 +524,7 @@ fn is_dense(extents: &ExtentPage, len: u32) -> bool {
     len > 0 && end == Some(len)
 }
 
-/// Whether these pieces are that very range.
+/// Whether these pieces are exactly that range.
 fn is_at(pieces: &[Extent], place: &ContentRow) -> bool {
     matches!(pieces, [one] if one.pack == place.pack && one.offset == place.offset)
 }

@@ -1,4 +1,4 @@
-//! Blobs that a published tree needed, and none does any more.
+//! Deletes blobs that a published tree needed, when no tree needs them any more.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use crate::errno::Error;
 use crate::publish::GRACE;
 use crate::volume::Core;
 
-/// Between two looks at all holds, while some have ended.
+/// The interval between two scans of all holds, while some have ended.
 const LOOK: Duration = Duration::from_secs(60);
 
 impl Core {
-    /// Lets go of what was held until [`GRACE`] ago, and deletes it where nothing else needs it. `now`: without waiting for the
-    /// next look.
+    /// Releases the holds that ended at least [`GRACE`] ago, and deletes the blobs that nothing else needs.
+    /// `now`: does not wait for the next scan.
     pub(crate) fn held_round(&self, now: bool) -> Result<(), Error> {
         if !now && !self.held_is_due() {
             return Ok(());
@@ -26,7 +26,7 @@ impl Core {
         if !self.publishing.ended.swap(false, Ordering::AcqRel) && !now {
             return Ok(());
         }
-        let done = self.let_go_of_ended();
+        let done = self.release_ended();
         if !matches!(done, Ok(false)) {
             self.publishing.ended.store(true, Ordering::Release);
         }
@@ -39,8 +39,8 @@ impl Core {
             && looked.is_none_or(|at| time::monotonic().saturating_duration_since(at) >= LOOK)
     }
 
-    /// Whether some have ended and are to stay for a while.
-    fn let_go_of_ended(&self) -> Result<bool, Error> {
+    /// Releases the holds whose time is over. Returns whether ended holds remain that must stay for a while.
+    fn release_ended(&self) -> Result<bool, Error> {
         let now = time::now();
         let mut left = false;
         let mut over = Vec::new();
@@ -57,20 +57,21 @@ impl Core {
             Ok(())
         })?;
         for (blob, tree, row) in over {
-            if self.stopping() || !self.let_go_of(&blob, &tree, row)? {
+            if self.stopping() || !self.release_hold(&blob, &tree, row)? {
                 return Ok(true);
             }
         }
         Ok(left)
     }
 
-    /// Ends one hold. False while a publication has to be waited for.
-    fn let_go_of(&self, blob: &BlobId, tree: &str, row: HeldRow) -> Result<bool, Error> {
+    /// Ends one hold. Returns false while a publication must be waited for.
+    fn release_hold(&self, blob: &BlobId, tree: &str, row: HeldRow) -> Result<bool, Error> {
         let _whole = self.blobs.write();
         if self.publishing.is_paused() {
             return Ok(false);
         }
-        // Before the row goes as well: while it is not known whose the origin is, what is held stays so.
+        // Asked before the row is deleted, too: while it is unknown whether this volume owns the origin, the
+        // hold stays.
         self.may_delete()?;
         let key = Key::held(blob, tree);
         let mut commit = Commit::default();
@@ -78,7 +79,7 @@ impl Core {
         commit.dels.push(key);
         match self.parts.store.commit(commit) {
             Ok(()) => {}
-            // Held again, since it was looked at.
+            // Held again since the scan.
             Err(CommitError::Conflict { .. }) => return Ok(true),
             Err(CommitError::Store(error)) => return Err(error.into()),
         }
@@ -86,7 +87,8 @@ impl Core {
             return Ok(true);
         }
         self.may_delete()?;
-        // After the row: were it lost in between, `fsck` would find a blob that is nobody's, and not a tree without its blob.
+        // After the row. If a crash comes in between, `fsck` finds a blob that nothing refers to, and not a
+        // tree without its blob.
         self.parts.origin.remove(blob)?;
         Ok(true)
     }

@@ -1,14 +1,14 @@
-//! What a crash or a kill left: open packs, condemned blobs, and the count of what is stored.
+//! Cleans up after a crash or a kill: open packs, condemned blobs, and the count of stored bytes.
 //!
-//! Names are already a prefix of what was done when a volume is opened, and speak only of bytes that are there. So an open pack is
-//! judged by its row alone:
+//! When a volume is opened, its names already are a prefix of the history and refer only to bytes that exist.
+//! So an open pack is judged by its row alone:
 //!
 //! | row | live bytes | what is done |
 //! |---|---|---|
-//! | none, condemned | | its file goes |
-//! | open | none | row and file go |
-//! | open | some | it is closed as it is, and sealed behind |
-//! | sealed | | read from its file until it is sealed again behind (a power cut may have taken what the origin had); then its open name goes |
+//! | none, condemned | | its file is deleted |
+//! | open | none | row and file are deleted |
+//! | open | some | it is closed as it is, and sealed in the background |
+//! | sealed | | it is read from its file until it is sealed again in the background (a power cut may have damaged the origin's copy); then its file is deleted |
 
 use std::sync::atomic::Ordering;
 
@@ -25,7 +25,7 @@ use crate::volume::Core;
 const BATCH: usize = 1024;
 
 impl Core {
-    /// Deals with the open packs that were found.
+    /// Handles the open packs that were found.
     pub(crate) fn adopt_leftovers(&self) -> Result<(), Error> {
         for (pack, len) in self.parts.packs.open_packs()? {
             let len = u32::try_from(len).unwrap_or(u32::MAX).min(BLOB_MAX);
@@ -52,8 +52,8 @@ impl Core {
         Ok(())
     }
 
-    /// Sealed packs whose open names are still there: their bytes are read from the open packs, since a power cut may have left half of a blob
-    /// under its name. For a volume that changes nothing, too.
+    /// Finds sealed packs whose files as open packs still exist. Their bytes are read from those files, since
+    /// a power cut may have left half of a blob under its name. Also done for a read-only volume.
     pub(crate) fn note_resealing(&self) -> Result<(), Error> {
         for (pack, _) in self.parts.packs.open_packs()? {
             if let Some(PackRow::Sealed { .. }) = self.pack_row(pack)? {
@@ -63,7 +63,8 @@ impl Core {
         Ok(())
     }
 
-    /// Seals what [`Core::note_resealing`] found once more: the origin looks at what it has. Done behind, by the sealer.
+    /// Seals the packs that [`Core::note_resealing`] found once more, so that the origin checks its copy. The
+    /// sealer does this in the background.
     pub(crate) fn reseal_noted(&self) -> Result<(), Error> {
         let mut noted: Vec<PackNo> = self.resealing.lock().iter().copied().collect();
         noted.sort_unstable();
@@ -91,7 +92,7 @@ impl Core {
             Err(error) if is_damage(&error) => error.to_string(),
             Err(error) => return Err(error.into()),
         };
-        // The bytes that are here are not the blob's; the origin's may be.
+        // The bytes here are not the blob's. The origin's copy may be.
         match self.parts.origin.verify(&blob) {
             Ok(()) => self.sweep.retire(pack),
             Err(_) => self.report(&format!(
@@ -101,12 +102,12 @@ impl Core {
         Ok(())
     }
 
-    /// Goes through the pack table: what is condemned goes on its way, what is open here and has no file is reported by fsck, and what is
-    /// sealed is counted.
+    /// Scans the pack table. Condemned packs are queued for deletion, sealed packs are counted, and rows of
+    /// open packs without a file and without live bytes are forgotten.
     pub(crate) fn count_packs(&self) -> Result<(), Error> {
         let mut from = PackNo(0);
         loop {
-            // Packs sealed from now on count themselves; the row read here may be either side of that.
+            // Packs sealed from now on count themselves. The row read here may be from before or after that.
             let rows = self.names.packs(from, BATCH)?;
             for (pack, row) in &rows {
                 self.count_pack(*pack, *row)?;
@@ -137,7 +138,7 @@ impl Core {
                     self.garbage.touch(&[pack]);
                 }
             }
-            // A pack that was opened and whose file a power cut took, or was never made: nothing can refer to it.
+            // A pack whose file was lost in a power cut or was never created: nothing can refer to it.
             PackRow::Open if pack < self.first_pack() && !self.packs.has(pack) => {
                 if self.names.pack_live(pack)? == 0 {
                     match self.run(&Op::ForgetPack { pack }) {
@@ -151,7 +152,7 @@ impl Core {
         Ok(())
     }
 
-    /// Of the packs that are one blob, all but the first are counted as stored twice.
+    /// Of several packs with the same blob, all but the first are counted as duplicates.
     fn count_twice(&self, pack: PackNo, blob: BlobId, size: u32) -> Result<(), Error> {
         if self.names.blob_packs(&blob)?.first() != Some(&pack) {
             self.garbage.twice(size, true);
@@ -159,7 +160,7 @@ impl Core {
         Ok(())
     }
 
-    /// Packs with lower numbers were there when the volume was opened.
+    /// Packs with lower numbers existed when the volume was opened.
     fn first_pack(&self) -> PackNo {
         PackNo(self.first_pack.load(Ordering::Acquire))
     }

@@ -1,21 +1,22 @@
-//! What nobody refers to any more, and how it goes.
+//! Garbage collection: what nothing refers to any more, and how it is deleted.
 //!
 //! ```text
 //!   inode without a name, not held ──► reap ──► its extents' packs have fewer live bytes ("touched")
 //!                                                      │
-//!                      ┌──── no live byte ─────────────┴───────── few live bytes, or a small pack ────┐
-//!                      ▼                                                                              ▼
-//!               condemn (sealed)                                                        compact: copy the live ranges,
-//!               or forget (open)                                                        let the extents follow; then
-//!                      ▼                                                                no live byte is left
-//!               flush: no crash brings a name back that refers to it
+//!                      ┌──── no live byte ─────────────┴── few live bytes, or a small pack ──┐
+//!                      ▼                                                                     ▼
+//!               condemn (sealed)                                         compact: copy the live ranges,
+//!               or forget (open)                                         update the extents; then no
+//!                      ▼                                                 live byte is left
+//!               flush: no crash can bring back a name that refers to it
 //!                      ▼
 //!               delete the blob, unless another pack is the same blob; forget the row
 //! ```
 //!
-//! **What is stored stays within twice of what is live.** Packs that lost bytes are known in memory ([`Garbage`]). While their dead
-//! bytes are more than [`START`] of what is live, the emptiest are compacted: the emptier a pack, the less is copied for what is freed. When
-//! they are more than [`HARD`], writers wait a little before each write, so that compaction keeps up.
+//! **Stored bytes stay below twice the live bytes.** Packs that lost bytes are known in memory ([`Garbage`]).
+//! While their dead bytes exceed [`START`] percent of the live ones, the emptiest packs are compacted: the
+//! emptier a pack, the less is copied for the space that is freed. Above [`HARD`] percent, writers wait a
+//! little before each write, so that compaction keeps up.
 
 pub mod all;
 mod compact;
@@ -36,24 +37,26 @@ use base::{Ino, PackNo, time};
 use hashbrown::{HashMap, HashSet};
 use parking_lot::{Condvar, Mutex};
 
-/// Compaction begins when dead bytes are more than this percentage of the live ones. The lower it is, the more is copied
-/// for each byte freed: at 70 the emptiest packs of a volume overwritten at random are about a third full.
+/// Compaction begins when dead bytes exceed this percentage of the live ones. The lower it is, the more is
+/// copied for each byte freed. At 70, the emptiest packs of a volume that is overwritten at random are about
+/// one third full.
 pub(crate) const START: u64 = 70;
-/// Writers wait from this percentage on.
+/// From this percentage on, writers wait.
 pub(crate) const HARD: u64 = 90;
-/// Volumes with little in them may have this much more dead than the percentages say.
+/// Small volumes may have this many more dead bytes than the percentages allow.
 const SLACK: u64 = 4 * MIB;
-/// A sealed pack with fewer bytes is merged with others.
+/// A sealed pack with fewer bytes than this is merged with others.
 pub(crate) const SMALL: u32 = MIB as u32;
-/// So many small packs are merged at once ...
+/// Small packs are merged when there are so many of them ...
 pub(crate) const MERGE_COUNT: usize = 16;
-/// ... or so many that they hold this together. Either way fewer packs come of it.
+/// ... or when they hold this many bytes together. Either way, fewer packs result.
 pub(crate) const MERGE_BYTES: u64 = 4 * MIB;
-/// More packs than this are not remembered as partly dead; those left out are found when the volume is next counted.
+/// At most so many partly dead packs are remembered. The others are found at the next count.
 const KNOWN_MAX: usize = 512 << 10;
-/// A write adds at most two extents to a page; how many a crowded one has is looked at once in so many writes.
+/// A write adds at most two extents to a page, so the extents of a crowded page are counted once in so many
+/// writes.
 const LOOK_EVERY: u32 = 256;
-/// A writer waits at most this long before a write.
+/// The longest wait of a writer before a write.
 const HOLD_BACK: Duration = Duration::from_millis(50);
 
 /// A sealed pack that is partly dead.
@@ -74,29 +77,29 @@ struct Crowded {
 
 #[derive(Default)]
 struct State {
-    /// Packs whose live bytes became fewer; not looked at yet.
+    /// Packs that lost live bytes and were not judged yet.
     touched: HashSet<PackNo>,
     partly: HashMap<PackNo, Partly>,
-    /// Sealed packs under [`SMALL`], with their sizes.
+    /// Sealed packs below [`SMALL`], with their sizes.
     small: HashMap<PackNo, u32>,
-    /// Packs that could not be read; nothing is moved out of them.
+    /// Packs that could not be read. Nothing is moved out of them.
     given_up: HashSet<PackNo>,
-    /// Pages that writes left crowded.
+    /// Pages that have many extents since a write.
     crowded: HashMap<(Ino, u32), Crowded>,
 }
 
 /// What is known of dead bytes. See the [module](self).
 pub(crate) struct Garbage {
     state: Mutex<State>,
-    /// Bytes of sealed packs, dead ones among them.
+    /// Bytes of sealed packs, including dead ones.
     stored: AtomicU64,
     packs: AtomicU64,
-    /// Bytes of those whose blob is another pack's too, all but one counted.
+    /// Bytes of packs whose blob another pack has too; one of them is not counted.
     twice: AtomicU64,
     garbage: AtomicU64,
     /// All packs have been counted since the volume was opened.
     counted: AtomicBool,
-    /// Writers wait here while there is too much.
+    /// Writers wait here while there is too much garbage.
     less: Condvar,
     gate: Mutex<()>,
 }
@@ -105,7 +108,7 @@ pub(crate) struct Garbage {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stored {
     pub(crate) stored_bytes: u64,
-    /// Of these, bytes that the origin has only once for several packs.
+    /// Of these, bytes that the origin stores only once for several packs.
     pub(crate) twice_bytes: u64,
     pub(crate) garbage_bytes: u64,
     pub(crate) packs: u64,
@@ -134,25 +137,25 @@ impl Garbage {
         }
     }
 
-    /// These packs have fewer live bytes than before.
+    /// Records that these packs lost live bytes.
     pub(crate) fn touch(&self, packs: &[PackNo]) {
         self.state.lock().touched.extend(packs.iter().copied());
     }
 
-    /// A write left these pages with more extents than is good. Answers those that may now have far too many.
+    /// Records that a write left these pages with many extents. Returns those that may now have far too many.
     pub(crate) fn crowd(&self, pages: &[(Ino, u32)]) -> Vec<(Ino, u32)> {
         let now = time::monotonic();
-        let mut far = Vec::new();
+        let mut due = Vec::new();
         let mut state = self.state.lock();
         for page in pages {
             let crowded = state.crowded.entry(*page).or_insert(Crowded { last: now, writes: 0 });
             crowded.last = now;
             crowded.writes += 1;
             if crowded.writes.is_multiple_of(LOOK_EVERY) {
-                far.push(*page);
+                due.push(*page);
             }
         }
-        far
+        due
     }
 
     pub(crate) fn totals(&self) -> Stored {
@@ -165,7 +168,7 @@ impl Garbage {
         }
     }
 
-    /// A pack was sealed (or found sealed).
+    /// Records a pack that was sealed (or found sealed).
     pub(crate) fn sealed(&self, pack: PackNo, size: u32, live: u64) {
         self.stored.fetch_add(u64::from(size), Ordering::AcqRel);
         self.packs.fetch_add(1, Ordering::AcqRel);
@@ -175,7 +178,7 @@ impl Garbage {
         self.seen(pack, size, live);
     }
 
-    /// A sealed pack has so many live bytes now.
+    /// Records how many live bytes a sealed pack has now.
     pub(crate) fn seen(&self, pack: PackNo, size: u32, live: u64) {
         let live = live.min(u64::from(size)) as u32;
         let mut state = self.state.lock();
@@ -189,14 +192,14 @@ impl Garbage {
         self.garbage.fetch_sub(before, Ordering::AcqRel);
     }
 
-    /// A pack's bytes cannot be read: it stays as it is.
+    /// Records that a pack's bytes cannot be read. It stays as it is.
     pub(crate) fn give_up(&self, pack: PackNo) {
         let mut state = self.state.lock();
         state.small.remove(&pack);
         state.given_up.insert(pack);
     }
 
-    /// A sealed pack is no more.
+    /// Records that a sealed pack was deleted.
     pub(crate) fn gone(&self, pack: PackNo, size: u32) {
         self.seen(pack, size, u64::from(size));
         self.state.lock().small.remove(&pack);
@@ -207,7 +210,7 @@ impl Garbage {
         }
     }
 
-    /// A pack is the same blob as another, or was and is gone now.
+    /// Records that a pack has the same blob as another (`is`), or had it and was deleted.
     pub(crate) fn twice(&self, size: u32, is: bool) {
         if is {
             self.twice.fetch_add(u64::from(size), Ordering::AcqRel);
@@ -217,12 +220,12 @@ impl Garbage {
         }
     }
 
-    /// All packs were counted.
+    /// Records that all packs were counted.
     pub(crate) fn all_counted(&self) {
         self.counted.store(true, Ordering::Release);
     }
 
-    /// Whether packs lost bytes and were not judged since.
+    /// Whether packs lost bytes and were not judged since then.
     pub(crate) fn has_touched(&self) -> bool {
         !self.state.lock().touched.is_empty()
     }
@@ -231,7 +234,7 @@ impl Garbage {
         self.state.lock().touched.drain().collect()
     }
 
-    /// Slows a writer while there is far too much; `wake` calls the sweeper.
+    /// Delays a writer while there is far too much garbage. `wake` wakes the sweeper.
     pub(crate) fn hold_back(&self, wake: impl FnOnce()) {
         if self.totals().exceeds(HARD) {
             wake();
@@ -240,7 +243,8 @@ impl Garbage {
         }
     }
 
-    /// The partly dead packs with the fewest live bytes for their size, at most `count`, none that is more than `percent` live.
+    /// The partly dead packs with the smallest share of live bytes: at most `count`, and none with more than
+    /// `percent` live.
     pub(crate) fn emptiest(&self, count: usize, percent: u32) -> Vec<PackNo> {
         let state = self.state.lock();
         let share = |p: &Partly| u64::from(p.live) * 1000 / u64::from(p.size.max(1));
@@ -271,7 +275,7 @@ impl Garbage {
         packs
     }
 
-    /// Takes crowded pages that were left alone for `quiet`, at most `count`.
+    /// Takes crowded pages that were not written to for `quiet`, at most `count`.
     pub(crate) fn take_crowded(&self, quiet: Duration, count: usize) -> Vec<(Ino, u32)> {
         let mut state = self.state.lock();
         let now = time::monotonic();

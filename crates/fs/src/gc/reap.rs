@@ -1,7 +1,7 @@
-//! Inodes that have lost their last name: they go when the kernel no longer refers to them.
+//! The reaper: deletes inodes that have lost their last name, once the kernel no longer refers to them.
 //!
-//! Each is removed in steps of bounded size, behind the requests. What a crash interrupts is found in the orphans' rows when the
-//! volume is opened next.
+//! Each is deleted in steps of bounded size, in the background. If a crash interrupts that, the next open of
+//! the volume finds the inode in the orphans' rows.
 
 use std::time::Duration;
 
@@ -12,29 +12,29 @@ use parking_lot::{Condvar, Mutex};
 use crate::errno::Error;
 use crate::volume::Core;
 
-/// Inodes reaped between two looks at what else there is.
+/// Inodes reaped between two checks for other work.
 const BATCH: usize = 512;
-/// So long inodes are gathered before they are reaped, unless they make a batch: whoever unlinks in a loop is not held up by a thread that
-/// wakes for each.
+/// How long inodes are gathered before they are reaped, unless they fill a batch. So a loop of unlinks does
+/// not pay for one wake-up of the reaper per file.
 const GATHER: Duration = Duration::from_millis(20);
-/// After a failure of the store it is asked again this much later.
+/// After a failure of the store, the reaper tries again after this time.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Whoever unlinks waits while more than this are to be reaped, so that the rows of what is gone do not pile up.
+/// Unlinks wait while more inodes than this are to be reaped, so that dead rows do not pile up.
 const MANY: usize = 100_000;
 
 #[derive(Default)]
 struct Queue {
     inos: Vec<Ino>,
-    /// The reaper works on a batch.
+    /// The reaper is working on a batch.
     busy: bool,
     stop: bool,
 }
 
-/// Inodes to look at.
+/// The inodes to reap.
 pub(crate) struct Reaper {
     queue: Mutex<Queue>,
     work: Condvar,
-    /// Some were reaped.
+    /// Notified when some were reaped.
     less: Condvar,
 }
 
@@ -43,7 +43,7 @@ impl Reaper {
         Reaper { queue: Mutex::default(), work: Condvar::new(), less: Condvar::new() }
     }
 
-    /// These inodes have no name, or lost their last reference. Never waits.
+    /// Queues inodes that have no name, or lost their last reference. Never waits.
     pub(crate) fn push(&self, inos: &[Ino]) {
         let mut queue = self.queue.lock();
         let were = queue.inos.len();
@@ -54,12 +54,12 @@ impl Reaper {
         }
     }
 
-    /// Gathers no longer.
+    /// Ends the gathering at once.
     pub(crate) fn hurry(&self) {
         self.work.notify_one();
     }
 
-    /// Waits a little while far too many are to be reaped.
+    /// Waits a little while far too many inodes are queued.
     pub(crate) fn hold_back(&self) {
         let mut queue = self.queue.lock();
         if queue.inos.len() > MANY && !queue.stop {
@@ -79,7 +79,7 @@ impl Reaper {
         queue.inos.is_empty() && !queue.busy
     }
 
-    /// The next batch; none when told to stop.
+    /// The next batch; none when stopped.
     fn next(&self) -> Option<Vec<Ino>> {
         let mut queue = self.queue.lock();
         queue.busy = false;
@@ -127,7 +127,8 @@ impl Core {
                         batch.push(ino);
                         break;
                     }
-                    // What makes no sense is fsck's; it keeps its mark, and is met again when the volume is opened next.
+                    // Inconsistent rows are for fsck. The inode keeps its mark, and is tried again at the
+                    // next open.
                     Err(error) => {
                         self.report(&format!("{ino:?} has no name and could not be removed: {error}"))
                     }
@@ -144,7 +145,7 @@ impl Core {
         }
     }
 
-    /// What a crash or a kill left without a name.
+    /// Queues the inodes without a name that a crash or a kill left.
     fn queue_orphans(&self) -> Result<(), Error> {
         let mut from = Ino(0);
         loop {
@@ -158,7 +159,8 @@ impl Core {
         }
     }
 
-    /// Removes an inode that has no name. A directory's entries, where a clone was left half built, go first.
+    /// Deletes an inode that has no name. If it is a directory (of an unfinished clone), its entries are
+    /// deleted first.
     pub(crate) fn reap(&self, ino: Ino) -> Result<(), Error> {
         loop {
             match self.run(&Op::Reap { ino }) {
@@ -172,7 +174,7 @@ impl Core {
         }
     }
 
-    /// Unlinks what is in a directory that has no name, the deepest first.
+    /// Unlinks everything below a directory that has no name, the deepest first.
     fn empty_nameless(&self, dir: Ino) -> Result<(), Error> {
         let mut todo = vec![dir];
         while let Some(&at) = todo.last() {

@@ -1,8 +1,10 @@
-//! Near the end of the disk: what is on its way out is waited for before anybody is refused.
+//! When the disk is nearly full: waits for pending deletions before a write is refused.
 //!
-//! Whoever removes a file and writes at once expects its room, as on any filesystem; here room comes back some steps later (inode reaped,
-//! pack closed, sealed or forgotten, flush, deletion), and a pack being sealed on another disk is there twice for a moment. So a write that
-//! would be refused first drives those steps on. It is refused when nothing is under way any more, or when patience ends.
+//! A program that removes a file and writes at once expects to find its space free, as on any filesystem.
+//! Here space becomes free only some steps later (inode reaped, pack closed, sealed or forgotten, flush,
+//! deletion), and a pack that is being sealed on another disk exists twice for a moment. So a write that
+//! would be refused first drives those steps on. It is refused when no step is pending any more, or after
+//! [`PATIENCE`].
 
 use std::time::Duration;
 
@@ -12,13 +14,13 @@ use blob::BlobError;
 use crate::errno::Error;
 use crate::volume::Core;
 
-/// Nobody is kept longer than this before being told that the disk is full.
+/// The longest wait before a write is refused because the disk is full.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Between two looks, while another thread works at it.
+/// The interval between two checks, while another thread is working.
 const LOOK: Duration = Duration::from_millis(5);
 
 impl Core {
-    /// Admits a write that was refused, once there is room. No lock may be held.
+    /// Admits a write that was refused, once there is space. The caller must hold no lock.
     ///
     /// # Errors
     /// `Full`, when nothing more will be freed soon.
@@ -27,12 +29,12 @@ impl Core {
         self.packs.close_all();
         self.reaper.hurry();
         loop {
-            // A round that fails frees nothing, and is the sweeper's to report.
-            let coming = self.room_is_coming() && self.sweep_round(false).is_ok();
-            // Asked once more after the last of it went.
+            // A round that fails frees nothing. The sweeper reports the error.
+            let pending = self.space_is_pending() && self.sweep_round(false).is_ok();
+            // Asked once more after the last step.
             self.space.met_full();
             match self.space.admit(bytes, || self.parts.packs.space()) {
-                Err(BlobError::Full) if coming && began.elapsed() < PATIENCE && !self.stopping() => {
+                Err(BlobError::Full) if pending && began.elapsed() < PATIENCE && !self.stopping() => {
                     self.sweep.pause(LOOK);
                 }
                 done => return Ok(done?),
@@ -40,9 +42,10 @@ impl Core {
         }
     }
 
-    /// Whether anything is under way that frees room without further removals. Asked in the order in which things go from one
-    /// step to the next, and not beside a round, which holds what it works on: so nothing is missed.
-    fn room_is_coming(&self) -> bool {
+    /// Whether any pending step frees space without further removals. The steps are checked in the order in
+    /// which work passes through them, and never during a round, which holds what it works on. So nothing is
+    /// missed.
+    fn space_is_pending(&self) -> bool {
         let _round = self.sweep.between_rounds();
         !self.reaper.is_idle()
             || !self.packs.all_closed_sealed()

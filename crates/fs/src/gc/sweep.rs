@@ -1,7 +1,8 @@
-//! The sweeper: everything that must wait for a flush, and the collector's rounds.
+//! The sweeper: everything that must wait for a flush, and the garbage collector's rounds.
 //!
-//! A round: condemn what has no live byte; flush, if something waits for it or the last is a second ago; then retire what was sealed, delete what
-//! was let go of before the flush; then compact, if there is too much dead. A removal's space is free within two rounds.
+//! A round has these steps. Condemn the packs without live bytes. Flush, if something waits for a flush or
+//! the last one is too old. Then retire the sealed packs, and delete what was released before the flush. Then
+//! compact, if there is too much garbage. A removal's space is free within two rounds.
 
 use std::time::{Duration, Instant};
 
@@ -16,20 +17,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::errno::Error;
 use crate::volume::Core;
 
-/// Time between rounds.
+/// The interval between rounds.
 const ROUND: Duration = Duration::from_millis(250);
-/// A flush for the sake of freeing space is made this long after the last one.
+/// A flush that frees space is made this long after the last flush.
 const SOON: Duration = Duration::from_millis(500);
-/// So many sealed packs are retired without waiting any longer: each holds a file open.
+/// When so many sealed packs wait to be retired, the flush is made at once: each holds a file open.
 const RETIRE_MANY: usize = 64;
 
-/// So many bytes that could go are let go of without waiting any longer: a quick writer would fill a disk with them.
+/// When so many bytes wait to be deleted, the flush is made at once: a fast writer would otherwise fill the
+/// disk with them.
 const CONDEMNED_MUCH: u64 = 32 * MIB;
 
 /// What waits for the next flush.
 #[derive(Default)]
 struct Waiting {
-    /// Sealed packs that still have their open names.
+    /// Sealed packs whose files as open packs still exist.
     retire: Vec<PackNo>,
     /// Open packs whose rows are gone.
     discard: Vec<PackNo>,
@@ -54,11 +56,11 @@ pub(crate) struct Sweep {
     wake: Condvar,
     commit: Duration,
     last_flush: Mutex<Instant>,
-    /// How much had been written by users at the last round.
+    /// The bytes that users had written at the last round.
     seen_written: AtomicU64,
-    /// Packs forgotten since contents were last gone through.
+    /// Packs forgotten since the content rows were last scanned.
     pub(crate) forgotten: AtomicU64,
-    /// Held through a round: rounds are one after another, whoever makes them.
+    /// Held through a round: rounds run one after another, whichever thread runs them.
     round: Mutex<()>,
 }
 
@@ -87,7 +89,7 @@ impl Sweep {
         self.waiting.lock().condemned.push((pack, blob, size));
     }
 
-    /// No round is made while this is held.
+    /// While the guard is held, no round runs.
     pub(crate) fn between_rounds(&self) -> MutexGuard<'_, ()> {
         self.round.lock()
     }
@@ -97,13 +99,13 @@ impl Sweep {
         !self.waiting.lock().is_empty()
     }
 
-    /// Whether the pack was sealed and its open name is still there.
+    /// Whether the pack was sealed and its file as an open pack still exists.
     fn is_retiring(&self, pack: PackNo) -> bool {
         self.waiting.lock().retire.contains(&pack)
     }
 
-    /// Whether nothing was written since this was last asked; `written` is how much was, ever.
-    pub(crate) fn nobody_writes(&self, written: u64) -> bool {
+    /// Whether nothing was written since the last call. `written` is the total so far.
+    pub(crate) fn is_write_idle(&self, written: u64) -> bool {
         self.seen_written.swap(written, Ordering::AcqRel) == written
     }
 
@@ -117,7 +119,7 @@ impl Sweep {
         self.wake.notify_all();
     }
 
-    /// Waits, unless told to stop.
+    /// Waits for `time`, unless stopped.
     pub(crate) fn pause(&self, time: Duration) {
         let mut waiting = self.waiting.lock();
         if !waiting.stop {
@@ -150,7 +152,7 @@ impl Core {
         }
     }
 
-    /// One round. `compact`: also moves live bytes; without it, only what costs no room.
+    /// Runs one round. With `compact` it also moves live bytes; without, it does only what needs no space.
     pub(crate) fn sweep_round(&self, compact: bool) -> Result<(), Error> {
         let _round = self.sweep.round.lock();
         self.judge_touched()?;
@@ -169,7 +171,8 @@ impl Core {
         Ok(())
     }
 
-    /// A flush costs every writer a little, so it is made once in [`Options::commit`](crate::volume::Options), sooner if space waits for it.
+    /// A flush costs every writer a little. So it is made once per
+    /// [`Options::commit`](crate::volume::Options), and sooner if space waits for it.
     fn flush_is_due(&self) -> bool {
         let last = *self.sweep.last_flush.lock();
         let since = time::monotonic().saturating_duration_since(last);
@@ -181,7 +184,7 @@ impl Core {
             || waiting.condemned_bytes() >= CONDEMNED_MUCH
     }
 
-    /// Packs that lost live bytes: those without any are condemned.
+    /// Judges the packs that lost live bytes: those without any are condemned.
     pub(crate) fn judge_touched(&self) -> Result<(), Error> {
         let mut touched = self.garbage.take_touched();
         while let Some(pack) = touched.last() {
@@ -199,8 +202,8 @@ impl Core {
     fn judge(&self, pack: PackNo) -> Result<(), Error> {
         let row = self.pack_row(pack)?;
         let live = self.names.pack_live(pack)?;
-        if row == Some(PackRow::Open) && live == 0 && self.packs.is_aside(pack) {
-            self.packs.not_aside(pack);
+        if row == Some(PackRow::Open) && live == 0 && self.packs.is_quarantined(pack) {
+            self.packs.end_quarantine(pack);
             return self.forget_open(pack);
         }
         let Some(PackRow::Sealed { blob, size }) = row else {
@@ -211,7 +214,7 @@ impl Core {
             return Ok(());
         }
         if self.sweep.is_retiring(pack) || self.resealing.lock().contains(&pack) {
-            // After its open name has gone.
+            // Judged again after its file as an open pack is deleted.
             self.garbage.touch(&[pack]);
             return Ok(());
         }
@@ -221,13 +224,13 @@ impl Core {
                 self.sweep.condemned(pack, blob, size);
                 Ok(())
             }
-            // Referred to again, just now.
+            // A new reference to it was made just now.
             Err(Error::Refused(Refusal::Busy)) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Flushes; then does what waited for it.
+    /// Flushes, then does what waited for the flush.
     fn flush_and_delete(&self) -> Result<(), Error> {
         let mut waiting = {
             let mut waiting = self.sweep.waiting.lock();
@@ -246,7 +249,7 @@ impl Core {
         done
     }
 
-    /// What is done is taken out of `waiting`.
+    /// Removes from `waiting` what is done.
     fn delete_after_flush(&self, waiting: &mut Waiting) -> Result<(), Error> {
         self.flush()?;
         *self.sweep.last_flush.lock() = time::monotonic();
@@ -273,8 +276,9 @@ impl Core {
         Ok(())
     }
 
-    /// A condemned pack whose condemnation was flushed: its blob goes, unless another pack is the same blob or a published tree holds it;
-    /// its row goes after it. False while a publication has to be waited for.
+    /// Deletes a condemned pack whose condemnation was flushed. Its blob is deleted, unless another pack has
+    /// the same blob or a published tree holds it; then its row. Returns false while a publication must be
+    /// waited for.
     fn delete_condemned(&self, pack: PackNo, blob: BlobId, size: u32) -> Result<bool, Error> {
         let whole = self.blobs.write();
         if self.publishing.is_paused() {
@@ -298,16 +302,16 @@ impl Core {
         Ok(true)
     }
 
-    /// An error when the origin is no longer this volume's.
+    /// Fails when this volume no longer owns the origin.
     pub(crate) fn may_delete(&self) -> Result<(), Error> {
         let Some(asked) = &self.options.may_delete else { return Ok(()) };
         asked().map_err(|why| Error::Blob(BlobError::Unavailable(why)))
     }
 
-    /// The end of a volume: what is closed is sealed, what waits is done, everything is flushed.
+    /// Closes a volume: seals the closed packs, does the pending deletions, flushes everything.
     pub(crate) fn finish(&self) -> Result<(), Error> {
         if self.is_read_only() {
-            // The origin is another writer's: open packs stay open, and what waits to be deleted stays.
+            // Another writer owns the origin: open packs stay open, and nothing is deleted.
             return self.flush();
         }
         let sealed = self.seal_all();

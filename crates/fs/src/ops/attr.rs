@@ -18,7 +18,8 @@ fn moment(set: SetTime, now: Timestamp) -> Timestamp {
     }
 }
 
-/// The moment of a change of attributes. A kernel that keeps a file's times itself says it, and the clock need not be asked.
+/// The time of a change of attributes. A kernel that keeps a file's times itself sends the time, so the clock
+/// need not be read.
 fn asked_at(set: &SetAttr) -> Timestamp {
     let by_clock = |time| matches!(time, Some(SetTime::Now));
     match set.ctime {
@@ -51,8 +52,9 @@ impl Core {
         attr_of(ino, &record)
     }
 
-    /// A kernel that keeps the times of regular files itself hands them over once more when the last name goes. Nobody can ask for them
-    /// again but through this kernel, and a file whose name was removed never gets another: nothing is written.
+    /// A kernel that keeps the times of regular files itself sends them once more when the last name is
+    /// removed. Only this kernel could ask for them again, and a file whose name was removed never gets
+    /// another. So nothing is written.
     fn times_of_the_gone(&self, ino: Ino, set: &SetAttr) -> Result<Option<Attr>, Error> {
         let &SetAttr {
             perm: None,
@@ -68,7 +70,7 @@ impl Core {
             return Ok(None);
         };
         let mut record = self.inode(ino)?;
-        // Without a parent it was made without a name, and may get its first.
+        // An inode without a parent was made without a name, and may still get its first one.
         if record.nlink > 0 || record.parent == Ino(0) || record.kind() != mode::S_IFREG {
             return Ok(None);
         }
@@ -77,13 +79,13 @@ impl Core {
         attr_of(ino, &record).map(Some)
     }
 
-    /// The group of a caller who may not leave set-id bits standing.
+    /// The group of a caller that lacks the privilege to keep set-id bits.
     fn unprivileged(&self, caller: &Caller, ino: Ino, set: &SetAttr) -> Result<Option<u32>, Error> {
         if !set.kill_suid_sgid {
             return Ok(None);
         }
         let caller = caller.before(&self.inode(ino)?);
-        // Of a change of owner the kernel does not say whether the caller has CAP_FSETID: root has.
+        // With a change of owner, the kernel does not say whether the caller has CAP_FSETID. Root has it.
         let chown = set.uid.is_some() || set.gid.is_some();
         Ok((!chown || caller.uid != 0).then_some(caller.gid))
     }

@@ -101,7 +101,7 @@ impl Core {
             target: &[],
         };
         let ino = make.ino;
-        // Counted before it is there: it has no name, and its change puts it before the reaper at once.
+        // Counted before it exists: it has no name, so the reaper would take it at once.
         self.refs.finding().hold(ino);
         let made = self
             .run_as(caller, time::now(), &Op::Tmpfile { parent, make })

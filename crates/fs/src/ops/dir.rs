@@ -1,9 +1,10 @@
 //! Listings.
 //!
-//! A position is a number that a listing can be resumed from with nothing remembered: 0 is the start, 1 follows `.`, 2 follows
-//! `..`, and a name stands at the number that its hash gives ([`meta::key::name_position`]). Two names may, at odds of one
-//! in 2^63, have the same number. They are then never parted: the first of them says that the listing goes on *at* their number, so
-//! that a reader whose buffer ended between them gets both again rather than only one.
+//! A position is a number from which a listing can be resumed without any state. 0 is the start, 1 follows
+//! `.`, 2 follows `..`, and a name stands at the number derived from its hash ([`meta::key::name_position`]).
+//! Two names may have the same number, with a probability of one in 2^63. They are never separated: the first
+//! of them says that the listing resumes *at* their number. So a reader whose buffer ended between them gets
+//! both again, and never loses the second.
 
 use std::ops::ControlFlow;
 
@@ -75,7 +76,7 @@ impl Core {
         }
     }
 
-    /// Hands out one batch; answers where the next one begins, if there may be more.
+    /// Passes on one batch. Returns where the next one begins, if there may be more.
     fn list_batch(
         &self,
         dir: Ino,
@@ -94,7 +95,7 @@ impl Core {
                     self.hints.named(&found.name, found.dentry.ino);
                     Some(self.entry_of(found.dentry.ino, &record)?)
                 }
-                // Unlinked since the batch was read.
+                // It was unlinked after the batch was read.
                 _ if plus => continue,
                 _ => None,
             };
@@ -108,7 +109,7 @@ impl Core {
         Ok(ControlFlow::Continue(next))
     }
 
-    /// The inodes of a batch, read together; a directory's counts and times are in further rows.
+    /// The inodes of a batch, read together. A directory's counts and times are in further rows.
     fn records_of(&self, batch: &[Listed]) -> Result<Vec<Option<InodeRecord>>, Error> {
         let keys: Vec<Key> = batch.iter().map(|name| Key::inode(name.dentry.ino)).collect();
         let rows = self.parts.store.get_many(&keys)?;

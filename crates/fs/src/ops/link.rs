@@ -1,4 +1,4 @@
-//! More names, and fewer.
+//! Links and unlinks.
 
 use base::Ino;
 use meta::plan::{Change, Op};
@@ -10,7 +10,7 @@ use crate::errno::{Errno, Error};
 use crate::volume::Core;
 
 impl Core {
-    /// The inode that a change speaks of, as it is afterwards.
+    /// The inode that a change concerns, as it is afterwards.
     pub(crate) fn outcome(&self, change: &Change) -> Result<(Ino, InodeRecord), Error> {
         change.inode.ok_or(Error::Errno(Errno::EIO))
     }
@@ -42,7 +42,7 @@ impl Core {
     }
 }
 
-/// The regular file that a change speaks of.
+/// The inode of a change, if it is a regular file.
 pub(super) fn file_of(change: &Change) -> Option<Ino> {
     change.inode.filter(|(_, record)| record.kind() == mode::S_IFREG).map(|(ino, _)| ino)
 }

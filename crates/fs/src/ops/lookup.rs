@@ -1,4 +1,4 @@
-//! Finding inodes, and letting go of them.
+//! Lookups of inodes, and the release of references to them.
 
 use base::{Ino, Timestamp};
 use meta::record::{InodeRecord, mode};
@@ -9,7 +9,7 @@ use crate::errno::{Errno, Error};
 use crate::refs::Finding;
 use crate::volume::{Atime, Core};
 
-/// What stat(2) shows of an inode.
+/// An inode's attributes as stat(2) shows them.
 pub(crate) fn attr_of(ino: Ino, record: &InodeRecord) -> Result<Attr, Error> {
     let damaged = || meta::store::StoreError::Damaged(format!("{ino:?} is of no kind that there is"));
     Ok(Attr {
@@ -30,7 +30,7 @@ pub(crate) fn attr_of(ino: Ino, record: &InodeRecord) -> Result<Attr, Error> {
 }
 
 impl Core {
-    /// Finds a name; the caller's [`Finding`] counts the inode.
+    /// Looks up a name. The caller's [`Finding`] counts the inode.
     pub(crate) fn lookup_in(&self, finding: &Finding<'_>, parent: Ino, name: &[u8]) -> Result<Entry, Error> {
         let (ino, record) = self.find(parent, name)?.ok_or(Errno::ENOENT)?;
         let entry = self.entry_of(ino, &record)?;
@@ -42,8 +42,9 @@ impl Core {
     pub(crate) fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry, Error> {
         let finding = self.refs.finding();
         if name == b"." {
-            // How the kernel brings back an inode that it knows by a file handle only; it need not be a directory. One without a name
-            // that it does not hold is gone, also while it waits to be reaped.
+            // The kernel does this to find an inode again of which it knows only the file handle; it need not
+            // be a directory. An inode without a name that the kernel does not hold counts as deleted, even
+            // if it is not reaped yet.
             let record = self.attr(parent)?;
             if record.nlink == 0 {
                 return Err(Errno::ENOENT.into());
@@ -55,7 +56,7 @@ impl Core {
         self.lookup_in(&finding, parent, name)
     }
 
-    /// What a name stands for, `.` and `..` too, without counting it.
+    /// The inode that a name refers to, `.` and `..` included. It is not counted as held.
     pub(crate) fn find(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, InodeRecord)>, Error> {
         if name == b"." || name == b".." {
             let dir = self.attr(parent)?;
@@ -70,14 +71,14 @@ impl Core {
         }
         check_name(name)?;
         match self.names.lookup(parent, name)? {
-            // The inode may have gone since the name was read.
+            // The inode may have been removed since the name was read.
             Some(dentry) => Ok(self.names.attr(dentry.ino)?.filter(|r| r.nlink > 0).map(|r| (dentry.ino, r))),
             None if self.inode(parent)?.is_dir() => Ok(None),
             None => Err(Errno::ENOTDIR.into()),
         }
     }
 
-    /// The entry of an inode that was changed: what the change left behind is its newest record.
+    /// The entry of an inode that was just changed. `record` is its newest record.
     pub(crate) fn entry_of(&self, ino: Ino, record: &InodeRecord) -> Result<Entry, Error> {
         Ok(Entry::of(attr_of(ino, record)?))
     }
@@ -108,14 +109,15 @@ impl Core {
         }
     }
 
-    /// What reading a file, a listing or a link does to its access time, as the mount's options say.
+    /// Updates the access time after a read of a file, a listing or a link, as the mount's options say.
     pub(crate) fn touch_if_relative(&self, ino: Ino, record: &InodeRecord) {
         if self.options.atime == Atime::Relative && !self.is_read_only() {
             self.touch_relative(ino, record, base::time::now());
         }
     }
 
-    /// Moves the access time as `-o atime=relatime` has it: when it is not after the last change, or a day old.
+    /// Updates the access time as `-o atime=relatime` does: when it is not later than the last change, or is
+    /// a day old.
     fn touch_relative(&self, ino: Ino, record: &InodeRecord, now: Timestamp) {
         const DAY_NANOS: i128 = 86_400_000_000_000;
         let old = now.0 - record.atime.0 >= DAY_NANOS;
@@ -124,7 +126,7 @@ impl Core {
         }
         let set =
             meta::plan::op::SetAttrs { atime: Some(now), ctime: Some(record.ctime), ..Default::default() };
-        // A time that cannot be kept is no reason for a read to fail.
+        // A read does not fail because its access time could not be stored.
         let _ = self.run(&meta::plan::Op::SetAttr { ino, set });
     }
 }

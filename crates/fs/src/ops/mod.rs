@@ -1,5 +1,5 @@
-//! The operations, one file per family. They speak of names and bytes and answer [`crate::errno::Error`]; `serve` turns
-//! that into what a transport wants.
+//! The operations, one file per family. They work on names and bytes and return [`crate::errno::Error`];
+//! `serve` turns that into the transport's types.
 
 mod attr;
 mod create;
@@ -18,7 +18,7 @@ use base::size::NAME_MAX;
 
 use crate::errno::{Errno, Error};
 
-/// Refuses what cannot be a name.
+/// Refuses bytes that cannot be a name.
 pub(crate) fn check_name(name: &[u8]) -> Result<(), Error> {
     if name.len() > NAME_MAX {
         return Err(Errno::ENAMETOOLONG.into());

@@ -1,4 +1,4 @@
-//! Reading, and finding data and holes.
+//! Reads, and the search for data and holes.
 
 use base::size::BLOB_MAX;
 use base::{BlobId, Ino};
@@ -13,8 +13,9 @@ use crate::errno::{Errno, Error};
 use crate::packs::table::Place;
 use crate::volume::Core;
 
-/// A read of at least so many bytes is part of a stream: it may wait for the disk for milliseconds, and the kernel has sent the next ones
-/// already. So the thread that received it goes on with other requests, and several of these are under way at once.
+/// A read of at least so many bytes is part of a stream. It may wait milliseconds for the disk, and the
+/// kernel has sent the next reads already. So it runs on another thread: the receiving thread takes further
+/// requests, and several such reads run at once.
 const STREAM_LEN: u32 = 256 << 10;
 
 impl Core {
@@ -32,9 +33,9 @@ impl Core {
             Waiting::Read { ino, offset, len } => {
                 len >= STREAM_LEN
                     || !self.options.names_near && !self.are_names_at_hand(ino, offset, len)
-                    || !self.options.near && self.read_is_far(ino, offset, len)
+                    || !self.options.near && self.read_is_remote(ino, offset, len)
             }
-            // Held back on the thread that received it, it would hold back reads too.
+            // A write that waited on the thread that received it would delay reads too.
             Waiting::Write => !self.options.gate.is_open(),
             Waiting::Sync => true,
             Waiting::Change => false,
@@ -42,13 +43,13 @@ impl Core {
         }
     }
 
-    /// Whether the names that a read of this range asks for are in this machine.
+    /// Whether the rows that a read of this range needs are on this machine.
     fn are_names_at_hand(&self, ino: Ino, offset: u64, len: u32) -> bool {
         let names = &self.names;
         if !names.is_at_hand(&Key::inode(ino)) {
             return false;
         }
-        // What is wrong shows again when it is read.
+        // An error is found again, and reported, by the read itself.
         let Ok(record) = self.file(ino) else { return true };
         if record.has(InodeRecord::INLINE) {
             return names.is_at_hand(&Key::inline(ino));
@@ -61,21 +62,23 @@ impl Core {
         })
     }
 
-    /// A read that is answered when its bytes come. One of several blobs, or for which names have to be fetched, is none.
+    /// Attaches a read to an in-flight fetch of its bytes. Not possible (`No`) if the range spans several
+    /// blobs, or if names must be fetched first.
     pub(crate) fn coming(&self, ino: Ino, offset: u64, len: u32, then: Then) -> Coming {
         let Some((record, blob, at, len)) = self.one_range(ino, offset, len) else { return Coming::No };
-        let said = self.parts.source.coming(&blob, at, len, then);
-        if said == Coming::Begun {
+        let attached = self.parts.source.coming(&blob, at, len, then);
+        if attached == Coming::Begun {
             self.look_ahead(ino, (offset, len as usize), record.size, self.access_known(ino));
             self.touch_if_relative(ino, &record);
         }
-        said
+        attached
     }
 
-    /// The blob in which all that is asked for lies up to the end of the file, where in it, and how many bytes.
+    /// The one blob that holds the whole range up to the end of the file: its offset there, and the length.
+    /// None if there are several.
     fn one_range(&self, ino: Ino, offset: u64, len: u32) -> Option<(InodeRecord, BlobId, u32, u32)> {
-        let is_far = !self.options.near;
-        if !is_far || !self.options.names_near && !self.are_names_at_hand(ino, offset, len) {
+        let is_remote = !self.options.near;
+        if !is_remote || !self.options.names_near && !self.are_names_at_hand(ino, offset, len) {
             return None;
         }
         let record = self.file(ino).ok().filter(|record| !record.has(InodeRecord::INLINE))?;
@@ -91,8 +94,9 @@ impl Core {
         }
     }
 
-    /// Whether a byte of the range is on no disk of this machine. What cannot be told is left to the read to find out.
-    fn read_is_far(&self, ino: Ino, offset: u64, len: u32) -> bool {
+    /// Whether a byte of the range is on no disk of this machine. False where that cannot be told: the read
+    /// will find out.
+    fn read_is_remote(&self, ino: Ino, offset: u64, len: u32) -> bool {
         let end = offset.saturating_add(u64::from(len));
         let (first, at) = page_of(offset);
         let (last, _) = page_of(end.saturating_sub(1));
@@ -131,7 +135,8 @@ impl Core {
     fn next_data(&self, ino: Ino, offset: u64) -> Result<Option<u64>, Error> {
         let (page, at) = page_of(offset);
         let mut from = page;
-        // Pages without a row are holes: a sparse file of any size takes a step for each page that has data.
+        // Pages without a row are holes: the search takes one step for each page that has data, however large
+        // the file is.
         while let Some((found, extents)) = self.names.extent_pages(ino, from, 1)?.pop() {
             let start = u64::from(found) * u64::from(BLOB_MAX);
             if let Some(data) = extents.next_data(if found == page { at } else { 0 }) {

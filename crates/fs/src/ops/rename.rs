@@ -1,4 +1,4 @@
-//! Renames: within a directory, between two, over something, and exchanging two names.
+//! Renames: within a directory, between two, over an existing name, and exchanges of two names.
 
 use base::Ino;
 use meta::plan::Op;

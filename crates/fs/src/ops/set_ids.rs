@@ -1,8 +1,10 @@
-//! In which group a caller is, as far as set-group-id asks.
+//! Which groups a caller is in, as far as the set-group-id bit depends on it.
 //!
-//! FUSE says a caller's one effective group, and where id-mapped mounts are allowed not even that. The others stand in `/proc/PID/status`, which is read only where they matter: before
-//! somebody of another group writes to a set-group-id file that its group may not run. The caller waits for us, so what stands
-//! there holds; where it cannot be read (another PID namespace, a hidden /proc) the bit goes, which is the safe side.
+//! FUSE sends only a caller's effective group, and not even that where id-mapped mounts are allowed. The
+//! others are in `/proc/PID/status`. That file is read only where they matter: before a caller of another
+//! group writes to a set-group-id file that its group may not execute. The caller is blocked in its request,
+//! so the file is up to date. Where it cannot be read (another PID namespace, a hidden /proc), the bit is
+//! cleared, which is the safe side.
 
 use base::{Ino, time};
 use meta::plan::Op;
@@ -13,12 +15,13 @@ use crate::api::Caller;
 use crate::errno::Error;
 use crate::volume::Core;
 
-/// The bits that let a program run with the rights of its file.
+/// The bits that make a program run with the rights of its file's owner or group.
 pub(crate) const SET_IDS: u32 = mode::S_ISUID | mode::S_ISGID;
 
 impl Core {
-    /// Set-id bits go before `caller` changes a file's bytes by another way than write(2), where the kernel does not say that they must.
-    /// Root may leave them. True if any went. (Capabilities go with the change itself, whatever its user.)
+    /// Clears set-id bits before `caller` changes a file's bytes by another way than write(2): there the
+    /// kernel does not say that they must be cleared. Root may keep them. Returns true if any were cleared.
+    /// (The change itself removes capabilities, for every user.)
     pub(crate) fn drop_privileges(&self, caller: Caller, ino: Ino) -> Result<bool, Error> {
         let record = self.file(ino)?;
         if record.mode & SET_IDS == 0 {
@@ -36,8 +39,8 @@ impl Core {
 }
 
 impl Caller {
-    /// The same, as far as a change of this inode has to know: one who is in the file's group by a supplementary group gets that as the
-    /// effective one, and one whom the request does not name is looked up.
+    /// The caller as a change of this inode must see it. If a supplementary group is the file's group, it
+    /// becomes the effective group. A caller that the request does not name is looked up.
     pub(crate) fn before(self, record: &InodeRecord) -> Caller {
         let asks = record.mode & (mode::S_ISGID | mode::S_IXGRP) == mode::S_ISGID;
         if !asks || self.is_named() && self.gid == record.gid {
@@ -51,7 +54,8 @@ impl Caller {
         found
     }
 
-    /// The same with its user and group, also where the request does not name them. One that cannot be looked up stays nobody.
+    /// The caller with its user and group, also where the request does not name them. If the lookup fails,
+    /// they stay unnamed.
     fn looked_up(self) -> Caller {
         if self.is_named() {
             return self;
@@ -60,7 +64,8 @@ impl Caller {
             .map_or(self, |status| self.named_by(&status))
     }
 
-    /// Whether the request names its user. A kernel that allows id-mapped mounts says it only where something is made.
+    /// Whether the request names its user. A kernel that allows id-mapped mounts names it only where
+    /// something is created.
     fn is_named(self) -> bool {
         self.uid != u32::MAX
     }
@@ -71,7 +76,7 @@ impl Caller {
     }
 }
 
-/// Of the four ids that a line of `/proc/PID/status` lists, the one that counts for files.
+/// The filesystem id: the last of the four ids on a line of `/proc/PID/status`.
 fn filesystem_id(status: &str, name: &str) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix(name))?.split_ascii_whitespace().nth(3)?.parse().ok()
 }

@@ -10,7 +10,8 @@ use crate::api::{Allocate, StatFs};
 use crate::errno::{Errno, Error};
 use crate::volume::Core;
 
-/// What statfs(2) shows as free inodes: numbers do not run out, but tools divide by them.
+/// The number of free inodes that statfs(2) shows. Inode numbers do not run out, but tools divide by this
+/// value.
 const INODES_FREE: u64 = 1 << 40;
 
 impl Core {
@@ -23,7 +24,8 @@ impl Core {
         let record = self.file(ino)?;
         let (punch, grow_to) = match how {
             Allocate::Reserve { keep_size } => {
-                // Nothing is set aside: packs are append-only, so room set aside would be for other bytes. But what could never fit is refused.
+                // Nothing is reserved: packs are append-only, so reserved space would go to other bytes. But
+                // a range that could never fit is refused.
                 self.admit(len)?;
                 (0, (!keep_size && end > record.size).then_some(end))
             }
@@ -33,7 +35,7 @@ impl Core {
                 (len, (!keep_size && end > record.size).then_some(end))
             }
         };
-        // A file with capabilities loses them, also by what changes nothing else.
+        // A file loses its capabilities even if the call changes nothing else.
         if punch == 0 && grow_to.is_none() && !record.has(InodeRecord::HAS_CAPABILITY) {
             return Ok(());
         }

@@ -1,7 +1,7 @@
-//! fsync(2) and its kin. One flush makes all that was committed before it survive, for all who wait.
+//! fsync(2) and syncfs(2). One flush makes everything committed before it durable, for all callers that wait.
 //!
-//! Where fsync is to mean the origin, what is open is sealed for it, and the origin is waited for. A pack that was closed this way may be
-//! small; what wrote it wanted that.
+//! Where fsync includes the origin, the open packs are sealed for it, and the call waits for the uploads. A
+//! pack closed in this way may be small; the program that asked for the fsync accepts that.
 
 use std::io;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::errno::Error;
 use crate::gc::dedup::When;
 use crate::volume::{Core, Fsync, Volume};
 
-/// Between two looks at what the last run left.
+/// The interval between two checks of the packs that the previous run left.
 const RESEALING: Duration = Duration::from_millis(20);
 
 impl Core {
@@ -37,10 +37,10 @@ impl Core {
         }
     }
 
-    /// Seals everything that is open.
+    /// Seals all open packs.
     fn seal_now(&self, patience: Duration) -> Result<(), Error> {
         let until = time::monotonic() + patience;
-        if let Some(damaged) = self.packs.set_aside() {
+        if let Some(damaged) = self.packs.any_quarantined() {
             let what = format!(
                 "open pack {damaged} is damaged on this disk and is no blob; `covey fsck` says which files it holds"
             );
@@ -48,7 +48,7 @@ impl Core {
         }
         let packs = self.packs.close_and_name();
         let mut sealed = packs.is_empty() || self.packs.wait_sealed(&packs, until);
-        // What the last run sealed and did not retire is handed to the origin once more, behind.
+        // Packs that the previous run sealed and did not retire are uploaded again, in the background.
         while sealed && !self.resealing.lock().is_empty() {
             sealed = time::monotonic() < until && !self.stopping();
             self.sweep.pause(RESEALING);
@@ -70,10 +70,10 @@ impl Core {
 }
 
 impl Volume {
-    /// Seals everything that is open now, so that all bytes written so far are blobs that were handed to the origin.
+    /// Seals all open packs, so that all bytes written so far are blobs that were handed to the origin.
     ///
     /// # Errors
-    /// `Unavailable` when that takes longer than `patience`, or what could not be sealed.
+    /// `Unavailable` when that takes longer than `patience`, or the error of a pack that could not be sealed.
     pub fn seal_now(&self, patience: Duration) -> Result<(), Error> {
         if self.core.options.read_only {
             return Ok(());

@@ -1,10 +1,10 @@
-//! Writing: where the bytes of a write go, and copying ranges by names only.
+//! Writes: where the bytes of a write are stored, and how ranges are copied by reference.
 //!
 //! ```text
-//!   whole file at most 512 bytes  ──► inline, under the file's lock taken whole
-//!   an inline file grows past that ─► all of it to a pack, likewise
-//!   a whole new file below 1 MiB    ─► hashed: the same content may be there already
-//!   everything else                ─► to a pack first, then the names, sharing the lock
+//!   whole file at most 512 bytes    ─► inline, under the file's lock, taken exclusively
+//!   an inline file grows past that  ─► all of it to a pack, likewise
+//!   a whole new file below 1 MiB    ─► hashed: the same content may be stored already
+//!   everything else                 ─► to a pack first, then the names, under the shared lock
 //! ```
 
 use base::size::{FILE_MAX, INLINE_MAX, MIB};
@@ -20,20 +20,20 @@ use crate::errno::{Errno, Error};
 use crate::ops::set_ids::SET_IDS;
 use crate::volume::Core;
 
-/// The largest content that is looked up by its hash as a whole. The kernel sends at most a mebibyte at a time: a full one
-/// is most likely the beginning of more.
+/// The largest content that is looked up by its hash as a whole. The kernel sends at most 1 MiB at a time, so
+/// a write of the full size is most likely only the beginning of a file.
 const WHOLE_MAX: usize = MIB as usize - 1;
 
-/// How a write was asked for.
+/// The circumstances of a write.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct How {
-    /// Who takes set-id bits away by it.
+    /// The writer, if its write clears set-id bits.
     pub(crate) unprivileged: Option<Caller>,
     pub(crate) cached: bool,
 }
 
 impl Core {
-    /// Writes; true if that took set-id bits away.
+    /// Writes. Returns true if that cleared set-id bits.
     pub(crate) fn write(&self, ino: Ino, offset: u64, data: &[u8], how: How) -> Result<bool, Error> {
         let before = if how.unprivileged.is_some() { self.file(ino)?.mode & SET_IDS } else { 0 };
         self.write_bytes(ino, offset, data, how)?;
@@ -75,17 +75,17 @@ impl Core {
         let How { unprivileged, cached } = how;
         let unprivileged = unprivileged.map(|caller| caller.gid);
         let op = Op::Write { ino, body, unprivileged, cached, intern };
-        // Pages that the kernel kept change no times here: it hands those over by itself, so the clock need not be asked.
+        // A cached write moves no times here: the kernel sends them itself, so a coarse clock is enough.
         let now = if cached { time::tick() } else { time::now() };
         let change = self.run_as(&Caller::default(), now, &op)?;
         if !change.crowded.is_empty() {
-            // The write is done; that its page could not be put in order is no failure of the write.
+            // The write is done. A page that could not be put in order is no failure of the write.
             let _ = self.relieve(&change.crowded);
         }
         Ok(())
     }
 
-    /// A write to a file that is kept inline, or could be.
+    /// A write to a file that is inline, or could be.
     fn write_small(&self, ino: Ino, offset: u64, data: &[u8], how: How) -> Result<(), Error> {
         let _whole = self.lock_of(ino).write();
         let record = self.file(ino)?;
@@ -108,7 +108,7 @@ impl Core {
         Ok(())
     }
 
-    /// Stores an inline file's bytes with `data` written over them, so that all of it is packed.
+    /// Stores an inline file's bytes in a pack, with `data` written over them.
     fn store_over_inline(
         &self,
         ino: Ino,
@@ -138,7 +138,7 @@ impl Core {
         Ok(bytes)
     }
 
-    /// Moves an inline file's bytes to a pack. The caller holds the file's lock, whole.
+    /// Moves an inline file's bytes to a pack. The caller holds the file's lock exclusively.
     pub(crate) fn outline(&self, ino: Ino) -> Result<(), Error> {
         let record = self.file(ino)?;
         if !record.has(InodeRecord::INLINE) {
@@ -146,12 +146,12 @@ impl Core {
         }
         let bytes = self.inline_bytes(ino, &record)?;
         let stored = self.store(ino, 0, &bytes)?;
-        // As a cached write: no time moves because bytes moved.
+        // Like a cached write: moving bytes moves no times.
         let how = How { cached: true, ..How::default() };
         self.commit_write(ino, Body::Packed(&stored.pieces), how, None)
     }
 
-    /// The whole content of an empty file: perhaps it is stored already.
+    /// Writes the whole content of an empty file, which may be stored already.
     fn write_whole(&self, ino: Ino, data: &[u8], how: How) -> Result<(), Error> {
         let hash = content_id(data);
         let known = self.names.content(&hash)?.filter(|found| found.len as usize == data.len());
@@ -177,7 +177,8 @@ impl Core {
         }
         let stored = self.store(ino, 0, data)?;
         let _shared = self.lock_of(ino).read();
-        // Where it could not be told whether the bytes are there, that is found out behind, by the row that says where.
+        // If it is unknown whether the stored bytes still exist, the content row stays as it is, and
+        // deduplication checks them later.
         let intern = Some(hash).filter(|_| target != Some(Target::Unknown));
         match self.commit_write(ino, Body::Packed(&stored.pieces), how, intern) {
             Err(Error::Refused(Refusal::MustOutline)) => {}
@@ -202,7 +203,7 @@ impl Core {
         self.write_small(ino, 0, data, how)
     }
 
-    /// Copies a range by names only. Answers how many bytes.
+    /// Copies a range by reference. Returns how many bytes.
     pub(crate) fn copy_range(
         &self,
         from: Ino,
@@ -257,7 +258,7 @@ impl Core {
                 }
                 Ok(change) if change.done == 0 => break,
                 Ok(change) => done += change.done,
-                // What was copied before stays copied, and the caller is told how much that is.
+                // Ranges copied so far stay copied, and the caller learns how many bytes that is.
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -272,7 +273,7 @@ impl Core {
     }
 }
 
-/// A file without any stored byte that is small enough to be inline.
+/// Whether a file has no stored byte and is small enough to be inline.
 fn is_blank(record: &InodeRecord) -> bool {
     record.stored == 0 && record.size <= INLINE_MAX as u64
 }

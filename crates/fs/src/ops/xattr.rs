@@ -10,7 +10,7 @@ use crate::api::XattrMode;
 use crate::errno::{Errno, Error};
 use crate::volume::Core;
 
-/// Names of attributes that a file may have; `system` is only for ACLs, which the planner checks.
+/// The namespaces of attributes. `system.` is only for ACLs, which the planner checks.
 const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system."];
 
 fn check_xattr_name(name: &[u8]) -> Result<(), Error> {
@@ -29,7 +29,8 @@ fn check_xattr_name(name: &[u8]) -> Result<(), Error> {
 impl Core {
     pub(crate) fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Error> {
         check_xattr_name(name)?;
-        // The kernel asks for `security.capability` before the first write to every file.
+        // Answered from the inode alone, because the kernel asks for `security.capability` before the first
+        // write to every file.
         if self.names.inode(ino)?.is_some_and(|record| !record.has(InodeRecord::HAS_XATTRS)) {
             return Err(Errno::ENODATA.into());
         }

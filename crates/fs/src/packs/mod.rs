@@ -1,24 +1,26 @@
-//! This node's open packs: where new bytes go.
+//! This node's open packs, which take all new bytes.
 //!
 //! ```text
 //!             full mebibytes             everything else          what compaction moves
 //!                   |                          |                          |
 //!        a pack for each (file, page)     the shared pack          the pack of moved bytes
 //!                   \__________________________|__________________________/
-//!                                 full, idle or one too many
-//!                                              v
-//!                                   closed: no new ranges are given
-//!                                              v      the last slot is given back
-//!                                      sealed ([`seal`])
+//!                                  full, idle or one too many
+//!                                               v
+//!                                    closed: no new ranges are allocated
+//!                                               v      the last slot is released
+//!                                       sealed ([`seal`])
 //! ```
 //!
-//! A *slot* is a range of an open pack that was given to one writer. It is held until the names that mention the range
-//! are committed (or the write was given up): a closed pack without slots has exactly the live bytes that the names
-//! say, so it can be judged and sealed. Ranges are given under a short lock; bytes are written outside of it.
+//! A *slot* is a range of an open pack that was allocated to one writer. It is held until the names that
+//! mention the range are committed, or the write failed. So in a closed pack without slots, the live bytes
+//! are exactly those that the names refer to, and it can be judged and sealed. Ranges are allocated under a
+//! short lock; bytes are written outside of it.
 //!
-//! Full mebibytes of a large file go to a pack of that page's own, so that a large file becomes whole blobs that can be
-//! found again, moved and deleted with it; in it every byte lies where it lies in the page, so that equal pages are equal blobs ([`open`]).
-//! Small writes share a pack, so that small files cost no blob each.
+//! A large file's writes of 1 MiB or more go to a pack that belongs to one page. So a large file becomes
+//! whole blobs that can be found again, moved and deleted with it. In such a pack every byte has the offset
+//! that it has in the page, so equal pages become equal blobs ([`open`]). Small writes share a pack, so small
+//! files do not cost a blob each.
 
 mod open;
 pub(crate) mod seal;
@@ -35,39 +37,41 @@ use parking_lot::{Condvar, Mutex};
 
 pub(crate) use open::{OpenPack, Slot};
 
-/// A write of at least this many bytes begins a pack of the page's own.
+/// A write of at least this many bytes starts a pack for its page.
 pub(crate) const OWN_PACK_MIN: u32 = MIB as u32;
-/// A write of at least this many does at the end of a file that has a mebibyte already: most likely more follows.
+/// At the end of a file of 1 MiB or more, a write of this many bytes does so too: most likely more follows.
 pub(crate) const OWN_PACK_APPEND_MIN: u32 = 64 << 10;
-/// More packs of pages' own than this are not kept open: each is a file descriptor and up to 4 MiB that is no blob yet.
+/// At most so many packs of single pages are kept open. Each is a file descriptor and up to 4 MiB that is no
+/// blob yet.
 const OWN_PACKS_MAX: usize = 32;
-/// A pack that nothing was added to for so long is sealed.
+/// A pack that nothing was added to for this long is sealed.
 const IDLE: Duration = Duration::from_secs(1);
-/// A pack under 1 MiB waits longer, because it would have to be merged with others later. Where an option says nothing else:
+/// A pack below 1 MiB waits longer, because it would have to be merged with others later. This is the default
+/// of the option.
 pub(crate) const IDLE_SMALL: Duration = Duration::from_secs(5);
-/// Writers wait (for a while) when so many closed packs await sealing.
+/// Writers wait (for a while) when so many closed packs are waiting to be sealed.
 const CLOSED_MAX: usize = 48;
 
-/// What writes.
+/// The writer of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writer {
     /// A file's page.
     Page {
         ino: Ino,
         page: u32,
-        /// Where in the page.
+        /// Offset in the page.
         at: u32,
-        /// Where in the page a pack of its own would begin.
+        /// Offset in the page at which a pack for this page would begin.
         base: u32,
-        /// It may begin a pack of the page's own.
+        /// The write may start a pack for this page.
         own: bool,
     },
-    /// Compaction, and whatever else moves bytes.
+    /// Compaction, and other code that moves bytes.
     Mover,
 }
 
 impl Writer {
-    /// Bytes of a page that are copied as they follow one another.
+    /// A page whose bytes are copied in order.
     pub(crate) fn whole_page(ino: Ino, page: u32, len: u32) -> Writer {
         Writer::Page { ino, page, at: 0, base: 0, own: len >= OWN_PACK_MIN }
     }
@@ -78,15 +82,15 @@ struct State {
     shared: Option<Arc<OpenPack>>,
     moved: Option<Arc<OpenPack>>,
     own: HashMap<(Ino, u32), Arc<OpenPack>>,
-    /// Packs that get no more ranges, oldest first; sealed when their slots are back.
+    /// Packs that take no more ranges, oldest first. They are sealed when their slots are released.
     closed: Vec<Arc<OpenPack>>,
-    /// Closed packs that are being sealed right now.
+    /// Closed packs that are being sealed.
     sealing: Vec<PackNo>,
-    /// Packs that the last run left open.
+    /// Packs that the previous run left open.
     adopted: Vec<PackNo>,
-    /// Packs with damaged bytes that something refers to: they cannot become blobs.
-    aside: Vec<PackNo>,
-    /// The sealer was told that there is something to do.
+    /// Packs with damaged bytes that something refers to. They cannot become blobs.
+    quarantined: Vec<PackNo>,
+    /// The sealer was woken because there is work.
     woken: bool,
     stop: bool,
 }
@@ -95,9 +99,9 @@ struct Shared {
     state: Mutex<State>,
     /// The sealer waits here.
     work: Condvar,
-    /// Writers wait here while too much awaits sealing.
+    /// Writers wait here while too many packs wait to be sealed.
     room: Condvar,
-    /// Packs closed and not yet sealed.
+    /// The number of packs that are closed and not yet sealed.
     closed: AtomicU32,
     started: Instant,
     idle_small: Duration,
@@ -121,7 +125,7 @@ impl Shared {
 pub(crate) struct Packs(Arc<Shared>);
 
 impl Packs {
-    /// `idle_small`: a pack under 1 MiB is sealed after so long.
+    /// `idle_small`: a pack below 1 MiB is sealed after this idle time.
     pub(crate) fn new(idle_small: Duration) -> Packs {
         Packs(Arc::new(Shared {
             state: Mutex::default(),
@@ -133,8 +137,8 @@ impl Packs {
         }))
     }
 
-    /// Gives `len` bytes (1 to 4 MiB) of an open pack. `begin` makes a new pack and answers its number; it is called under the lock,
-    /// once for every 4 MiB.
+    /// Allocates `len` bytes (1 to 4 MiB) of an open pack. `begin` creates a new pack and returns its number.
+    /// It is called under the lock, once for every 4 MiB.
     pub(crate) fn reserve<E>(
         &self,
         writer: Writer,
@@ -166,7 +170,7 @@ impl Packs {
         Ok(Slot { pack, offset, len, packs: self.0.clone() })
     }
 
-    /// The pack that has room for this write, if one is open, and where in it.
+    /// The open pack that has space for this write, if any, and the offset in it.
     fn place(state: &State, writer: Writer, len: u32) -> Option<(Arc<OpenPack>, u32)> {
         let fits = |pack: &Arc<OpenPack>| pack.fits(writer, len).map(|at| (pack.clone(), at));
         match writer {
@@ -184,7 +188,8 @@ impl Packs {
         }
     }
 
-    /// Where in the page its own pack begins, if this write begins one. One that is not large waits until there are few of them.
+    /// The offset in the page at which its own pack begins, if this write starts one. A write below 1 MiB
+    /// does so only while few such packs are open.
     fn begins_own(state: &State, writer: Writer, len: u32) -> Option<u32> {
         match writer {
             Writer::Page { base, own: true, .. }
@@ -196,7 +201,7 @@ impl Packs {
         }
     }
 
-    /// Puts a new pack in its place; what was there is closed. True if something was closed.
+    /// Installs a new pack and closes the one that it replaces. Returns true if a pack was closed.
     fn begin_at(&self, state: &mut State, writer: Writer, own: bool, pack: Arc<OpenPack>) -> bool {
         let before = match writer {
             Writer::Mover => state.moved.replace(pack),
@@ -222,7 +227,7 @@ impl Packs {
         true
     }
 
-    /// Takes the pack out of where writers find it.
+    /// Removes the pack from where writers find it.
     fn close(&self, state: &mut State, pack: &Arc<OpenPack>) -> bool {
         let is = |other: &Arc<OpenPack>| Arc::ptr_eq(other, pack);
         if state.shared.as_ref().is_some_and(is) {
@@ -242,7 +247,7 @@ impl Packs {
         self.0.closed.store(state.closed.len() as u32, Ordering::Release);
     }
 
-    /// Waits, but not long, while more awaits sealing than should.
+    /// Waits, but not long, while too many packs wait to be sealed.
     pub(crate) fn wait_for_room(&self) {
         if self.0.closed.load(Ordering::Acquire) as usize <= CLOSED_MAX {
             return;
@@ -253,7 +258,7 @@ impl Packs {
         }
     }
 
-    /// Closes every pack, or those that were idle for long enough.
+    /// Closes the packs that were idle for long enough, or every pack if `all`.
     fn close_idle(&self, state: &mut State, all: bool) {
         let now = self.0.now_ms();
         let old = |pack: &Arc<OpenPack>| {
@@ -274,7 +279,7 @@ impl Packs {
         out.into_iter().for_each(|pack| self.push_closed(state, pack));
     }
 
-    /// Closes every open pack, so that all of them are sealed soon.
+    /// Closes every open pack, so that all are sealed soon.
     pub(crate) fn close_all(&self) {
         let mut state = self.0.state.lock();
         self.close_idle(&mut state, true);
@@ -282,7 +287,7 @@ impl Packs {
         self.0.work.notify_one();
     }
 
-    /// Waits until there is a closed pack without slots, and takes it; none after `timeout`, or when told to stop.
+    /// Waits for a closed pack without slots, and takes it. None after `timeout` or when stopped.
     fn next_to_seal(&self, timeout: Duration) -> Option<Arc<OpenPack>> {
         let mut state = self.0.state.lock();
         for waited in [false, true] {
@@ -305,7 +310,8 @@ impl Packs {
         None
     }
 
-    /// The pack taken by [`Packs::next_to_seal`] is done with, or goes back to be sealed later.
+    /// Ends the sealing of a pack that [`Packs::next_to_seal`] returned. With `again`, it goes back and is
+    /// sealed later.
     fn sealed(&self, pack: Arc<OpenPack>, again: bool) {
         let mut state = self.0.state.lock();
         state.sealing.retain(|no| *no != pack.no);
@@ -316,7 +322,7 @@ impl Packs {
         self.0.room.notify_all();
     }
 
-    /// Takes in a pack that the last run left open; it is sealed when that is possible again.
+    /// Takes over a pack that the previous run left open. It is sealed when possible.
     pub(crate) fn adopt(&self, no: PackNo, len: u32) {
         let pack = Arc::new(OpenPack::new(no, None, len));
         let mut state = self.0.state.lock();
@@ -324,32 +330,32 @@ impl Packs {
         self.push_closed(&mut state, pack);
     }
 
-    /// Whether the pack was left open by the last run and is sealed, if at all, by this one.
+    /// Whether the pack was left open by the previous run, so that this run seals it, if at all.
     pub(crate) fn was_adopted(&self, no: PackNo) -> bool {
         self.0.state.lock().adopted.contains(&no)
     }
 
-    /// Has a damaged pack left alone until the volume is opened again.
-    fn put_aside(&self, no: PackNo) {
-        self.0.state.lock().aside.push(no);
+    /// Quarantines a damaged pack until the volume is opened again.
+    fn quarantine(&self, no: PackNo) {
+        self.0.state.lock().quarantined.push(no);
     }
 
-    /// Whether the pack was put aside.
-    pub(crate) fn is_aside(&self, no: PackNo) -> bool {
-        self.0.state.lock().aside.contains(&no)
+    /// Whether the pack is quarantined.
+    pub(crate) fn is_quarantined(&self, no: PackNo) -> bool {
+        self.0.state.lock().quarantined.contains(&no)
     }
 
-    /// A pack that was put aside is gone.
-    pub(crate) fn not_aside(&self, no: PackNo) {
-        self.0.state.lock().aside.retain(|other| *other != no);
+    /// Forgets a quarantined pack, which was deleted.
+    pub(crate) fn end_quarantine(&self, no: PackNo) {
+        self.0.state.lock().quarantined.retain(|other| *other != no);
     }
 
-    /// One of the packs that were put aside.
-    pub(crate) fn set_aside(&self) -> Option<PackNo> {
-        self.0.state.lock().aside.first().copied()
+    /// One of the quarantined packs.
+    pub(crate) fn any_quarantined(&self) -> Option<PackNo> {
+        self.0.state.lock().quarantined.first().copied()
     }
 
-    /// Whether the pack holds just its first `len` bytes, or is being sealed.
+    /// Whether the pack holds exactly its first `len` bytes, or is being sealed.
     pub(crate) fn is_all_of(&self, no: PackNo, len: u32) -> bool {
         let state = self.0.state.lock();
         let packs = state.shared.iter().chain(&state.moved).chain(state.own.values()).chain(&state.closed);
@@ -357,7 +363,7 @@ impl Packs {
         found.next().map_or_else(|| state.sealing.contains(&no), |pack| pack.len() == len)
     }
 
-    /// Whether the pack is open, closed or just being sealed.
+    /// Whether the pack is open, closed or being sealed.
     pub(crate) fn has(&self, no: PackNo) -> bool {
         let state = self.0.state.lock();
         let is = |pack: &Arc<OpenPack>| pack.no == no;
@@ -368,14 +374,14 @@ impl Packs {
             || state.sealing.contains(&no)
     }
 
-    /// How many packs are open or closed but not sealed, and the bytes they hold.
+    /// The number of packs that are open or closed but not sealed, and the bytes they hold.
     pub(crate) fn open_count(&self) -> (u64, u64) {
         let state = self.0.state.lock();
         let all = state.shared.iter().chain(&state.moved).chain(state.own.values()).chain(&state.closed);
         all.fold((state.sealing.len() as u64, 0), |(n, bytes), pack| (n + 1, bytes + u64::from(pack.len())))
     }
 
-    /// Closes every open pack, and answers which are not sealed yet, those closed earlier among them.
+    /// Closes every open pack. Returns all packs that are not sealed yet, including those closed earlier.
     pub(crate) fn close_and_name(&self) -> Vec<PackNo> {
         let mut state = self.0.state.lock();
         self.close_idle(&mut state, true);
@@ -384,7 +390,7 @@ impl Packs {
         state.closed.iter().map(|pack| pack.no).chain(state.sealing.iter().copied()).collect()
     }
 
-    /// Waits until none of these packs is left to seal; false when that takes too long.
+    /// Waits until all these packs are sealed. Returns false when `until` passes first.
     pub(crate) fn wait_sealed(&self, packs: &[PackNo], until: Instant) -> bool {
         let mut state = self.0.state.lock();
         loop {
@@ -399,13 +405,13 @@ impl Packs {
         }
     }
 
-    /// Whether nothing that was closed is left to seal.
+    /// Whether every closed pack is sealed.
     pub(crate) fn all_closed_sealed(&self) -> bool {
         let state = self.0.state.lock();
         state.sealing.is_empty() && state.closed.is_empty()
     }
 
-    /// Whether nothing is open at all.
+    /// Whether no pack is open at all.
     #[cfg(test)]
     pub(crate) fn all_sealed(&self) -> bool {
         let state = self.0.state.lock();
@@ -413,7 +419,7 @@ impl Packs {
         none && state.sealing.is_empty() && state.closed.is_empty()
     }
 
-    /// The sealer is to end.
+    /// Makes the sealer end.
     pub(crate) fn stop(&self) {
         self.0.state.lock().stop = true;
         self.0.work.notify_all();

@@ -1,8 +1,9 @@
-//! One open pack, and which of its ranges were given out.
+//! One open pack, and which of its ranges are allocated.
 //!
-//! A pack that many share is given out from front to back. In a page's own pack every range lies where it lies in the page, whatever
-//! order the writes come in: so the same page written twice is the same blob. A range that was given before (the file was
-//! overwritten meanwhile) cannot be given again; such a write goes elsewhere.
+//! A shared pack is allocated from front to back. In a page's own pack, every range has the offset that it
+//! has in the page, in whatever order the writes arrive. So the same page written twice becomes the same
+//! blob. A range that is allocated already (the file was overwritten meanwhile) cannot be allocated again;
+//! such a write goes elsewhere.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -17,24 +18,24 @@ use super::{Shared, Writer};
 #[derive(Debug)]
 pub(crate) struct OpenPack {
     pub(crate) no: PackNo,
-    /// Of a page's own pack: where in the page the pack begins.
+    /// For a page's own pack: the offset in the page at which the pack begins.
     base: Option<u32>,
-    /// Of a page's own pack: what was given out, (offset, end), sorted; ranges that touch are one.
+    /// For a page's own pack: the allocated ranges as (offset, end), sorted. Ranges that touch are joined.
     ranges: Mutex<Vec<(u32, u32)>>,
-    /// Where what was given out ends.
+    /// The end of the last allocated range.
     pub(super) given: AtomicU32,
-    /// Where the last written byte ends: what is sealed.
+    /// The end of the last written byte. The pack is sealed up to here.
     written: AtomicU32,
-    /// Slots not given back.
+    /// Slots that are not released.
     pub(super) slots: AtomicU32,
-    /// When a range was last given, in ms since the packs were opened.
+    /// When a range was last allocated, in ms since the packs were opened.
     pub(super) last_ms: AtomicU64,
-    /// No more ranges are given.
+    /// No more ranges are allocated.
     pub(super) closed: AtomicBool,
 }
 
 impl OpenPack {
-    /// A pack whose first `len` bytes are written.
+    /// A pack whose first `len` bytes are written already.
     pub(super) fn new(no: PackNo, base: Option<u32>, len: u32) -> OpenPack {
         OpenPack {
             no,
@@ -48,12 +49,12 @@ impl OpenPack {
         }
     }
 
-    /// How long the pack is: where its last written byte ends.
+    /// The pack's length: the end of its last written byte.
     pub(crate) fn len(&self) -> u32 {
         self.written.load(Ordering::Acquire)
     }
 
-    /// Bytes below [`OpenPack::len`] that were never given out.
+    /// Bytes below [`OpenPack::len`] that were never allocated.
     pub(crate) fn holes(&self) -> u32 {
         if self.base.is_none() {
             return 0;
@@ -62,7 +63,7 @@ impl OpenPack {
         self.len().saturating_sub(given)
     }
 
-    /// Where a write of `len` bytes would go; none if it does not fit.
+    /// The offset at which a write of `len` bytes would go; none if it does not fit.
     pub(super) fn fits(&self, writer: Writer, len: u32) -> Option<u32> {
         match (self.base, writer) {
             (Some(base), Writer::Page { at, .. }) => {
@@ -78,7 +79,8 @@ impl OpenPack {
         }
     }
 
-    /// Gives out what [`OpenPack::fits`] found. The lock of all packs is held since.
+    /// Allocates the range that [`OpenPack::fits`] found. The caller has held the lock of all packs since
+    /// then.
     pub(super) fn give(&self, from: u32, len: u32) {
         self.given.fetch_max(from + len, Ordering::AcqRel);
         if self.base.is_some() {
@@ -86,7 +88,7 @@ impl OpenPack {
         }
     }
 
-    /// Whether nothing more can be given out.
+    /// Whether nothing more can be allocated.
     pub(super) fn is_full(&self) -> bool {
         match self.base {
             Some(base) => *self.ranges.lock() == [(0, BLOB_MAX - base)],
@@ -120,7 +122,7 @@ fn remove(ranges: &mut Vec<(u32, u32)>, old: (u32, u32)) {
     ranges.splice(at..=at, left.into_iter().filter(|(from, to)| from < to));
 }
 
-/// A range of an open pack that only its holder writes.
+/// A range of an open pack that only the slot's holder writes.
 pub(crate) struct Slot {
     pub(super) pack: Arc<OpenPack>,
     pub(crate) offset: u32,
@@ -133,14 +135,15 @@ impl Slot {
         self.pack.no
     }
 
-    /// The range holds its bytes now.
+    /// Records that the range holds its bytes now.
     pub(crate) fn filled(&self) {
         self.pack.written.fetch_max(self.offset + self.len, Ordering::AcqRel);
     }
 
-    /// The bytes could not be written. The range is given again if it is the last one.
+    /// Returns the range after a failed write. It is allocated again if it is the last one.
     pub(crate) fn give_back(self) {
-        // Under the lock: a range given between the test and the change would otherwise be given twice.
+        // Under the lock: otherwise a range allocated between the test and the change would be allocated
+        // twice.
         let _state = self.packs.state.lock();
         self.pack.take_back(self.offset, self.offset + self.len);
     }

@@ -1,7 +1,8 @@
-//! Closed packs become blobs.
+//! Turns closed packs into blobs.
 //!
-//! A pack that nothing refers to any more is forgotten instead, and one that is mostly dead gives its live ranges to another pack first. What
-//! cannot be sealed (the origin does not answer) stays an open pack: readable, durable, and tried again.
+//! A pack that nothing refers to is forgotten instead. A pack that is mostly dead first gives its live ranges
+//! to another pack. A pack that cannot be sealed (the origin does not answer) stays an open pack: readable,
+//! durable, and tried again.
 
 use std::io;
 use std::sync::Arc;
@@ -17,13 +18,14 @@ use super::table::Place;
 use crate::errno::Error;
 use crate::volume::Core;
 
-/// How often idle packs are looked for.
+/// How often the sealer looks for idle packs.
 const LOOK: Duration = Duration::from_millis(250);
-/// After a failure sealing is tried again this much later.
+/// After a failure, sealing is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(1);
-/// A pack this small is sealed as it is, however dead.
+/// A pack this small is sealed as it is, however dead it is.
 const TOO_SMALL_TO_MOVE: u32 = 64 << 10;
-/// A pack of which more than this share (one in so many) was never written gives its bytes to another pack: zeros are not worth storing.
+/// If more than one in so many bytes of a pack was never written, its bytes are moved to another pack: zeros
+/// are not worth storing.
 const HOLES: u32 = 8;
 
 impl Core {
@@ -36,7 +38,7 @@ impl Core {
                 resealed = self.reseal_noted().is_ok();
             }
             let Some(pack) = self.packs.next_to_seal(LOOK) else { continue };
-            let done = self.seal_or_put_aside(&pack, true);
+            let done = self.seal_or_quarantine(&pack, true);
             self.packs.sealed(pack.clone(), done.is_err());
             match done {
                 Ok(()) => complained = false,
@@ -54,19 +56,21 @@ impl Core {
         }
     }
 
-    /// Seals what is closed, without waiting for more; the first failure ends it. For the end of a volume.
+    /// Seals all closed packs without waiting for more. The first failure ends it. Used when a volume is
+    /// closed.
     pub(crate) fn seal_all(&self) -> Result<(), Error> {
         self.packs.close_all();
         while let Some(pack) = self.packs.next_to_seal(Duration::ZERO) {
-            let done = self.seal_or_put_aside(&pack, false);
+            let done = self.seal_or_quarantine(&pack, false);
             self.packs.sealed(pack, done.is_err());
             done?;
         }
         Ok(())
     }
 
-    /// Seals a pack. What of a damaged one can be read goes to another pack; the rest stays, and reads of it fail.
-    fn seal_or_put_aside(&self, pack: &Arc<OpenPack>, may_move: bool) -> Result<(), Error> {
+    /// Seals a pack. From a damaged pack, the readable bytes are moved to another pack. The rest stays, and
+    /// reads of it fail.
+    fn seal_or_quarantine(&self, pack: &Arc<OpenPack>, may_move: bool) -> Result<(), Error> {
         let no = pack.no;
         let error = match self.seal(pack, may_move) {
             Err(Error::Blob(error)) if is_damage(&error) => error,
@@ -79,7 +83,7 @@ impl Core {
         self.report(&format!(
             "{error}; what of it can be read was moved, the rest is lost: `covey fsck` says which files it belongs to, copy them back from a backup"
         ));
-        self.packs.put_aside(no);
+        self.packs.quarantine(no);
         if !may_move {
             self.packs.close_all();
         }
@@ -92,7 +96,7 @@ impl Core {
             self.note_users(no)?;
         }
         let mut live = self.names.pack_live(no)?;
-        // What is being published speaks of packs as they are: they become blobs, however dead.
+        // A publication refers to packs as they are: they become blobs, however dead they are.
         if may_move
             && !self.publishing.is_paused()
             && live > 0
@@ -101,7 +105,7 @@ impl Core {
             && self.may_copy()
         {
             match self.move_live(no) {
-                // It is sealed as it is.
+                // Moving failed, so the pack is sealed as it is.
                 Err(Error::Blob(_)) => {}
                 done => done?,
             }
@@ -109,7 +113,8 @@ impl Core {
         }
         if live == 0 {
             match self.forget_open(no) {
-                // The same content was written again, meanwhile, and refers to it; or it is being published.
+                // The same content was written again meanwhile and refers to the pack, or the pack is being
+                // published.
                 Err(Error::Refused(Refusal::Busy)) => {}
                 done => return done,
             }
@@ -117,7 +122,7 @@ impl Core {
         self.seal_as_blob(no, len)
     }
 
-    /// Turns an open pack that nobody writes to into a blob.
+    /// Turns an open pack that has no writer into a blob.
     pub(crate) fn seal_as_blob(&self, no: PackNo, len: u32) -> Result<(), Error> {
         let shared = self.blobs.read();
         let blob = self.parts.packs.seal(no, len)?;
@@ -131,16 +136,16 @@ impl Core {
         drop(shared);
         self.table.put(no, Place::Blob(blob));
         self.counters.sealed.add(1);
-        // Asked after the commit: whatever died before is seen now, and what dies later touches the pack.
+        // Read after the commit: it sees what died before, and what dies later touches the pack.
         self.garbage.sealed(no, len, self.names.pack_live(no)?);
         self.garbage.touch(&[no]);
         self.sweep.retire(no);
         Ok(())
     }
 
-    /// An open pack that nothing refers to: its row goes now, its file after the next flush.
+    /// Forgets an open pack that nothing refers to. Its row is deleted now, its file after the next flush.
     pub(crate) fn forget_open(&self, no: PackNo) -> Result<(), Error> {
-        // With the lock, so that a publication that begins finds it gone or keeps it.
+        // Under the lock, so that a publication that begins now either finds the pack gone or keeps it.
         let shared = self.blobs.read();
         if self.publishing.is_paused() {
             return Err(Refusal::Busy.into());
@@ -154,7 +159,7 @@ impl Core {
     }
 }
 
-/// Whether an open pack's bytes are not those that were written.
+/// Whether the error says that an open pack's bytes are not those that were written.
 pub(crate) fn is_damage(error: &BlobError) -> bool {
     matches!(error, BlobError::Io(error) if error.kind() == io::ErrorKind::InvalidData)
 }

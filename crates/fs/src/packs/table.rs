@@ -1,15 +1,16 @@
-//! What this node remembers of the pack table: where a pack's bytes are.
+//! A cache of the pack table: where each pack's bytes are.
 //!
-//! A cache with a bound: two generations per shard. What is asked for moves to the young one; when that is full, it becomes the
-//! old one and the old one goes. An entry may be out of date (a pack was sealed, or is gone): whoever then fails to
-//! read drops it and looks again.
+//! It is bounded: two generations per shard. An entry that is read moves to the young generation. When that
+//! is full, it becomes the old one, and the old one is dropped. An entry may be out of date (the pack was
+//! sealed, or deleted). A read that fails for that reason drops the entry and looks again.
 
 use base::{BlobId, PackNo};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 const SHARDS: usize = 16;
-/// Entries of one generation of a shard: 2 x 16 x 2,048 entries of 56 bytes are at most 4 MiB with what a table wastes.
+/// Entries of one generation of a shard. 2 x 16 x 2,048 entries of 56 bytes are at most 4 MiB, including a
+/// hash table's unused slots.
 const GENERATION: usize = 2048;
 
 /// Where a pack's bytes are.

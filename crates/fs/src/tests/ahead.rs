@@ -1,4 +1,4 @@
-//! Which blobs are said to be wanted next, where they come from far away.
+//! Prefetch from a remote origin: which blobs are requested in advance.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use blob::{BlobError, BlobSource};
 use super::*;
 use crate::api::Came;
 
-/// A source of which a test says what is near, and which remembers what it was told will be needed.
+/// A source whose local blobs the test chooses, and which records the prefetches that were requested.
 struct Watched {
     inner: Arc<dyn BlobSource>,
     near: Mutex<HashSet<BlobId>>,
@@ -20,7 +20,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// From now on the world's blobs are read through this.
+    /// Makes the world read its blobs through this from now on.
     fn over(world: &mut World) -> Arc<Watched> {
         let watched = Arc::new(Watched {
             inner: world.parts.source.clone(),
@@ -45,7 +45,7 @@ impl BlobSource for Watched {
     }
 
     fn will_need(&self, id: &BlobId) {
-        assert!(base::thread::may_wait(), "whose names may be far");
+        assert!(base::thread::may_wait(), "its names may be remote");
         self.needed.lock().push(*id);
     }
 
@@ -53,7 +53,7 @@ impl BlobSource for Watched {
         self.parts.lock().push((*id, offset, len));
     }
 
-    /// What is wanted of a blob that is not near has just come.
+    /// Every fetch of a blob that is not local is in flight, and has just ended.
     fn coming(&self, id: &BlobId, offset: u32, len: u32, then: Then) -> Coming {
         if self.is_near(id) {
             return Coming::No;
@@ -69,7 +69,7 @@ const PAGES: u64 = 16;
 const NONE: [u64; 0] = [];
 const PAGE: u64 = BLOB_MAX as u64;
 
-/// A volume with a file of as many pages, of each of which a mebibyte is a blob of its own and the rest a hole.
+/// A volume with a file of so many pages. In each page, 1 MiB is a blob of its own, and the rest is a hole.
 struct Far {
     world: World,
     volume: Volume,
@@ -101,7 +101,7 @@ impl Far {
         volume.close().unwrap();
         watched.needed.lock().clear();
         watched.parts.lock().clear();
-        // Opened again, it knows nothing of how the file was read.
+        // A volume that was opened again knows nothing of how the file was read.
         let (volume, ino) = open();
         Far { world, volume, ino, watched, blobs }
     }
@@ -111,7 +111,7 @@ impl Far {
         self.volume.read(self.ino, offset, &mut buf).unwrap();
     }
 
-    /// The pages whose blobs were said to be wanted.
+    /// The pages whose blobs were requested.
     fn wanted(&self) -> Vec<u64> {
         let needed = std::mem::take(&mut *self.watched.needed.lock());
         let page = |blob: &BlobId| self.blobs.iter().position(|known| known == blob).map(|n| n as u64);
@@ -129,12 +129,13 @@ impl Far {
     }
 }
 
-/// Also before anything has arrived: a reader who is as quick as the network begins a page while the one before it is still on its way.
+/// Prefetch starts before anything has arrived: a reader that is as fast as the network begins a page while
+/// the page before it is still in flight.
 #[test]
-fn regression_a_stream_is_looked_ahead_of_before_anything_has_arrived() {
+fn regression_a_stream_is_prefetched_before_anything_has_arrived() {
     let far = Far::new();
     assert_eq!(far.wanted_after(0, 128 * KIB), NONE, "a header is no stream");
-    assert_eq!(far.wanted_after(128 * KIB, 896 * KIB), [0, 1], "a mebibyte from the beginning on is");
+    assert_eq!(far.wanted_after(128 * KIB, 896 * KIB), [0, 1], "1 MiB from the beginning is one");
     assert_eq!(far.wanted_after(MIB, MIB), [0, 1, 2]);
     let wanted: Vec<u64> = (2..PAGES * 4).flat_map(|n| far.wanted_after(n * MIB, MIB)).collect();
     assert_eq!(wanted.iter().max(), Some(&(PAGES - 1)));
@@ -142,20 +143,24 @@ fn regression_a_stream_is_looked_ahead_of_before_anything_has_arrived() {
     far.close();
 }
 
-/// One read beside a page that happened to be here used to have 48 MiB fetched.
+/// One read next to a page that happened to be local used to fetch 48 MiB.
 #[test]
-fn regression_one_read_after_a_page_that_is_here_is_no_stream() {
+fn regression_one_read_after_a_local_page_is_no_stream() {
     let far = Far::new();
     far.watched.near.lock().insert(far.blobs[4]);
     assert_eq!(far.wanted_after(5 * PAGE, 128 * KIB), NONE);
-    assert_eq!(far.wanted_after(5 * PAGE + 128 * KIB, 128 * KIB), NONE, "two, and nothing as far as that");
+    assert_eq!(
+        far.wanted_after(5 * PAGE + 128 * KIB, 128 * KIB),
+        NONE,
+        "two adjacent reads, far from a whole page"
+    );
     let wanted: Vec<u64> = (1..4).flat_map(|n| far.wanted_after(5 * PAGE + n * MIB, MIB)).collect();
     assert!(wanted.contains(&6) && wanted.iter().all(|page| *page < 9), "{wanted:?}");
     far.close();
 }
 
 #[test]
-fn what_is_here_is_not_fetched_and_the_disk_is_told_of_the_next() {
+fn local_blobs_are_not_fetched_and_the_disk_is_told_of_the_next() {
     let far = Far::new();
     far.watched.near.lock().extend(&far.blobs[..7]);
     let wanted: Vec<u64> = (0..8).flat_map(|n| far.wanted_after(n * MIB, MIB)).collect();
@@ -163,7 +168,7 @@ fn what_is_here_is_not_fetched_and_the_disk_is_told_of_the_next() {
     far.close();
 }
 
-/// Each in a blob of its own: the ranges are wanted, and no blob.
+/// Each step is in a blob of its own. Ranges are requested, and no whole blob.
 #[test]
 fn steps_over_blobs_want_ranges_only() {
     let far = Far::new();
@@ -192,7 +197,7 @@ fn faults_that_go_backward_are_followed_backward() {
     far.close();
 }
 
-/// Files of a blob each, made one after another, with files too small for a blob between them.
+/// Files of one blob each, created one after another, with files between them that are too small for a blob.
 #[test]
 fn files_that_are_read_one_after_another_go_on_with_the_next() {
     let mut world = World::new();
@@ -216,7 +221,7 @@ fn files_that_are_read_one_after_another_go_on_with_the_next() {
         }
         blobs.push(*watched.read.lock().last().unwrap());
         if ino == &inos[0] {
-            assert_eq!(*watched.needed.lock(), blobs, "one file is no row: only it itself is wanted");
+            assert_eq!(*watched.needed.lock(), blobs, "one file is no sequence: only that file is wanted");
         }
     }
     let needed = watched.needed.lock().clone();
@@ -224,12 +229,13 @@ fn files_that_are_read_one_after_another_go_on_with_the_next() {
     assert_eq!(
         needed.len(),
         18 + 10,
-        "and once: all that follow, up to the last; and each itself while it is read"
+        "each once: all later files up to the last, and each file while it is read"
     );
     volume.close().unwrap();
 }
 
-/// What becomes of a read whose bytes are on their way: what was told, if it was begun.
+/// Attaches a read to an in-flight fetch. Returns none if that was not possible, and otherwise the
+/// completion's result.
 fn rides(far: &Far, ino: Ino, offset: u64, len: u32) -> Option<Option<Vec<u8>>> {
     let told = Arc::new(Mutex::new(None));
     let tell = Arc::clone(&told);
@@ -244,15 +250,15 @@ fn rides(far: &Far, ino: Ino, offset: u64, len: u32) -> Option<Option<Vec<u8>>> 
 }
 
 #[test]
-fn a_read_of_what_is_on_its_way_is_told_and_looks_ahead() {
+fn a_read_in_flight_is_completed_and_prefetches() {
     let far = Far::new();
     let first = noise(0, MIB as usize);
     assert_eq!(rides(&far, far.ino, 0, 131_072), Some(Some(first[..131_072].to_vec())));
     assert_eq!(rides(&far, far.ino, 131_072, 131_072), Some(Some(first[131_072..262_144].to_vec())));
     assert_eq!(rides(&far, far.ino, 262_144, 131_072), Some(Some(first[262_144..393_216].to_vec())));
-    assert!(!far.wanted().is_empty(), "who is answered so is a reader as any other");
+    assert!(!far.wanted().is_empty(), "a read answered by a completion counts like any other");
     assert!(far.volume.stats().unwrap().read_bytes >= 262_144);
-    // Of a hole, beyond the end, over the end of what is stored, of what is near: these are read.
+    // A hole, a range beyond the end, a range across the end of stored data, local data: these are read.
     for (offset, len) in [(2 * MIB, 4096), (PAGES * PAGE, 10), (MIB - 10, 20), (PAGE - 10, 20)] {
         assert_eq!(rides(&far, far.ino, offset, len as u32), None, "{offset}");
     }
@@ -268,9 +274,10 @@ fn a_read_of_what_is_on_its_way_is_told_and_looks_ahead() {
     drop(far.world);
 }
 
-/// Names of what comes next may have to be fetched: whoever reads requests leaves that to another thread.
+/// Names of the next blobs may have to be fetched. The thread that receives requests leaves that to another
+/// thread.
 #[test]
-fn who_must_not_wait_has_another_thread_look_ahead() {
+fn a_thread_that_must_not_wait_leaves_prefetch_to_another() {
     let far = Far::new();
     let options = Options { frozen: true, near: false, names_near: false, ..far.world.options() };
     let volume = Arc::new(Volume::open(far.world.parts.clone(), options).unwrap());

@@ -1,4 +1,4 @@
-//! Space comes back, and what is stored stays near what is live.
+//! Space is freed, and stored bytes stay close to live bytes.
 
 use base::size::MIB;
 
@@ -24,15 +24,15 @@ fn removing_a_file_frees_its_space_within_seconds() {
     v.forget(f, 1);
     let began = Instant::now();
     eventually("its blobs are gone", || world.origin.bytes() == 2 * MIB);
-    // Well below a second where nothing else runs; other tests do.
+    // Well below a second on an idle machine. Other tests may run at the same time.
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
     assert_eq!(v.get(g).len(), 2 * MIB as usize);
-    // Counted right after the last of them went.
+    // The counters change right after the last blob is deleted.
     eventually("it is counted", || {
         let stats = v.stats().unwrap();
         (stats.freed_bytes, stats.stored_bytes, stats.garbage_bytes) == (10 * MIB, 2 * MIB, 0)
     });
-    // Bytes that never came to be a blob.
+    // Bytes that never became a blob.
     let h = write_file(&v, "h", 3, 1);
     v.unlink(Ino::ROOT, b"h").unwrap();
     v.forget(h, 1);
@@ -68,7 +68,7 @@ fn random_overwrites_store_at_most_twice_what_is_live() {
     assert!(v.get(f) == model);
     eventually("it comes to rest", || world.origin.bytes() <= live * 2);
     let stats = v.stats().unwrap();
-    // What waits for the next flush to be deleted comes on top while writes go on.
+    // While writes continue, bytes that wait for the next flush to be deleted are added to that.
     assert!(worst <= live * 2 + live / 2, "{} MiB stored, {stats:?}", worst / MIB);
     v.close().unwrap();
     drop(v);
@@ -143,7 +143,7 @@ fn a_crowded_page_becomes_one_extent_when_it_is_left_alone() {
     assert!(v.core.extents_at(f, 0).extents().len() > 64);
     eventually("it is one", || v.core.extents_at(f, 0).extents().len() == 1);
     assert!(v.get(f) == model);
-    // Tiny writes, without a pause, do not let a page grow without end.
+    // Tiny writes without a pause do not let a page grow without bound.
     for n in 0..3000u64 {
         let at = (n * 1031 % (1 << 20)) * 4;
         v.put(f, at, &[n as u8; 3]);
@@ -166,7 +166,7 @@ fn what_a_crash_left_open_is_sealed_or_thrown_away() {
     eventually("g is reaped", || v.getattr(g) == Err(Errno::ENOENT));
     drop(v);
     assert_eq!(world.parts.packs.open_packs().unwrap().len(), 2);
-    // And a pack that was created when the kill came, before its row.
+    // And a pack that was created just before the kill, without a row yet.
     world.parts.packs.create(base::PackNo(1 << 40)).unwrap();
     let v = world.open();
     assert!(v.get(f) == noise(1, 100_000));
@@ -177,7 +177,7 @@ fn what_a_crash_left_open_is_sealed_or_thrown_away() {
     assert_eq!(*world.lines.lock(), [""; 0]);
 }
 
-/// A content's row outlives its pack; a file of the same content must then be stored anew.
+/// A content row outlives its pack. A file with the same content must then be stored anew.
 #[test]
 fn content_that_was_collected_is_stored_again() {
     let world = World::new();

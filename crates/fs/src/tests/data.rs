@@ -1,4 +1,4 @@
-//! Contents: small and large, sparse, cut, copied, shared.
+//! File contents: small, large, sparse, truncated, copied, shared.
 
 use base::size::{INLINE_MAX, MIB};
 use base::{Ino, Timestamp};
@@ -20,7 +20,7 @@ fn a_file_goes_from_inline_to_packed_and_back_again() {
     model.resize(400, 0);
     v.cut(f, 400);
     assert_eq!(v.get(f), model);
-    // Growing past the bound by a write that overlaps, and by one that leaves a hole.
+    // Grows past the bound by a write that overlaps, and by one that leaves a hole.
     v.put(f, 380, &noise(1, 600));
     model.resize(980, 0);
     model[380..980].copy_from_slice(&noise(1, 600));
@@ -34,7 +34,7 @@ fn a_file_goes_from_inline_to_packed_and_back_again() {
     model.push(b'x');
     assert_eq!(v.get(f), model);
     assert_eq!(v.getattr(f).unwrap().size, 10_001);
-    // An inline file that is only made longer.
+    // An inline file that is only extended.
     let g = v.file(Ino::ROOT, "g");
     v.put(g, 0, b"abc");
     assert_eq!(v.cut(g, 5000).size, 5000);
@@ -111,7 +111,7 @@ fn equal_small_files_are_stored_once() {
     assert_eq!((stats.dedup_hits, stats.dedup_bytes), (9, 9 * 70_000));
     assert_eq!(stats.written_bytes, 70_000);
     assert_eq!(stats.logical_bytes, 700_000);
-    // One of them changes, and is alone with it.
+    // When one of them changes, the others stay as they were.
     let f3 = v.find(Ino::ROOT, "f3").unwrap().ino;
     v.put(f3, 5, b"mine");
     let f4 = v.find(Ino::ROOT, "f4").unwrap().ino;
@@ -164,7 +164,7 @@ fn copying_a_range_moves_no_bytes() {
     let mut model = vec![0; 5_000_000];
     model.extend_from_slice(&bytes[1000..]);
     assert!(v.get(b) == model);
-    // Inline on either side.
+    // Inline on both sides.
     let s = v.file(Ino::ROOT, "s");
     v.put(s, 0, b"small");
     assert_eq!(v.copy_range(s, 1, b, 3, 3).unwrap(), 3);
@@ -205,7 +205,8 @@ fn times_move_as_posix_says_and_cached_writes_leave_them() {
     v.close().unwrap();
 }
 
-/// Set-id bits and capabilities go before others change bytes by fallocate(2) or copy_file_range(2).
+/// Set-id bits and capabilities are cleared before another user changes bytes with fallocate(2) or
+/// copy_file_range(2).
 #[test]
 fn regression_privileges_go_before_fallocate_and_copies() {
     let world = World::new();
@@ -224,7 +225,7 @@ fn regression_privileges_go_before_fallocate_and_copies() {
         assert_eq!(v.drop_privileges(&caller, f), Ok(perm != left), "{caller:?} of {perm:o}");
         assert_eq!(v.getattr(f).unwrap().perm, left, "{caller:?} of {perm:o}");
     }
-    // A capability goes with whatever is done, also when nothing else changes by it.
+    // Every operation removes a capability, even one that changes nothing else.
     let name = b"security.capability";
     for how in
         [Allocate::Reserve { keep_size: true }, Allocate::PunchHole, Allocate::Zero { keep_size: false }]
@@ -236,7 +237,8 @@ fn regression_privileges_go_before_fallocate_and_copies() {
     v.close().unwrap();
 }
 
-/// With relatime, reading a listing or a link moves the access time, as reading a file does. They were left out.
+/// With relatime, reading a listing or a link updates the access time, as reading a file does. They used to
+/// be left out.
 #[test]
 fn regression_relatime_moves_the_times_of_directories_and_links() {
     let world = World::new();
@@ -255,7 +257,7 @@ fn regression_relatime_moves_the_times_of_directories_and_links() {
         let past = SetAttr { atime: Some(SetTime::To(Timestamp(5))), ..SetAttr::default() };
         v.setattr(&Caller::default(), ino, &past).unwrap();
         let before = look(ino);
-        // Names made within a tick of the clock move a directory's times ahead of it, by nanoseconds.
+        // Names created within one tick of the clock put a directory's times a few nanoseconds ahead of it.
         std::thread::sleep(2 * base::time::TICK_MAX);
         read();
         let first = look(ino);
@@ -267,7 +269,8 @@ fn regression_relatime_moves_the_times_of_directories_and_links() {
     v.close().unwrap();
 }
 
-/// Times of all years are kept, by names, by their log, and by the database: not only those of 1677 to 2262.
+/// Times of all years are kept, by the metadata engine, its log and its database: not only those of 1677 to
+/// 2262.
 #[test]
 fn regression_times_of_far_years_are_kept() {
     let world = World::new();
@@ -309,7 +312,7 @@ fn relatime_moves_the_access_time_when_it_is_behind() {
 }
 
 #[test]
-fn readers_and_writers_see_no_seam_while_packs_are_sealed() {
+fn reads_are_right_while_packs_are_sealed() {
     let world = World::new();
     let v = Arc::new(world.open());
     let threads: Vec<_> = (0..4u64)

@@ -1,4 +1,4 @@
-//! The volume on a disk: what a kill leaves is what was acknowledged.
+//! The volume on a disk: after a kill, everything that was acknowledged is there.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use meta::Journal;
 use super::*;
 use crate::fsck::{self, Depth, Ears};
 
-/// A folder with everything that a volume has on a disk.
+/// A folder that holds everything a volume stores on a disk.
 struct Disk {
     dir: tempfile::TempDir,
 }
@@ -36,7 +36,10 @@ impl Disk {
         let options = meta::journal::Options { background: false, ..Default::default() };
         let (journal, _) = Journal::open(&self.path().join("meta"), packs.clone(), options).unwrap();
         let journal = Arc::new(journal);
-        (Parts { store: journal.clone(), packs, source: Arc::new(Near(origin.clone())), origin }, journal)
+        (
+            Parts { store: journal.clone(), packs, source: Arc::new(OriginSource(origin.clone())), origin },
+            journal,
+        )
     }
 
     fn open(&self) -> (Volume, Arc<Journal>) {
@@ -121,7 +124,7 @@ fn what_was_acknowledged_survives_a_kill_at_any_moment() {
     journal.close().unwrap();
 }
 
-/// One write of every byte: the pack's file becomes the blob.
+/// Every byte is written once: the pack's file becomes the blob.
 #[test]
 fn sealing_writes_nothing_twice() {
     let disk = Disk::new();
@@ -184,7 +187,7 @@ fn a_flipped_bit_on_the_disk_is_an_error_and_fsck_names_the_file() {
     );
 }
 
-/// Flips a bit where these bytes lie in a file of this folder.
+/// Flips a bit of these bytes in a file of this folder.
 fn rot(dir: &Path, bytes: &[u8]) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -198,10 +201,11 @@ fn rot(dir: &Path, bytes: &[u8]) {
     panic!("no file of {} holds these bytes", dir.display());
 }
 
-/// What is equal to a file whose blob has rotted was stored as a reference to the rot; a blob that comes back under its name replaces what is there.
+/// A file equal to one whose blob had rotted used to be stored as a reference to the rot. A blob that is
+/// stored again under its name replaces the rotted one.
 #[test]
 fn regression_a_blob_that_rotted_is_no_target_and_is_replaced() {
-    // Alone in its blob, and with others.
+    // Alone in its blob, and together with others.
     for alone in [true, false] {
         let disk = Disk::new();
         let (v, journal) = disk.open();
@@ -242,7 +246,8 @@ fn regression_a_blob_that_rotted_is_no_target_and_is_replaced() {
     }
 }
 
-/// Rot in an open pack was served, by the run that wrote it and by the next, and sealing made it the content of a blob.
+/// Rot in an open pack used to be served, by the run that wrote it and by the next one, and sealing made it
+/// the content of a blob.
 #[test]
 fn regression_rot_in_an_open_pack_is_an_error_and_the_rest_of_it_is_sealed() {
     for again in [false, true] {
@@ -254,7 +259,7 @@ fn regression_rot_in_an_open_pack_is_an_error_and_the_rest_of_it_is_sealed() {
         v.put(f, 0, &bad);
         let g = v.file(Ino::ROOT, "good");
         v.put(g, 0, &good);
-        // Into the packs and the database, so that nothing but the sums can tell.
+        // Drains the log into the packs and the database, so that only the sums can detect the rot.
         v.sync().unwrap();
         journal.drain().unwrap();
         if again {
@@ -278,15 +283,15 @@ fn regression_rot_in_an_open_pack_is_an_error_and_the_rest_of_it_is_sealed() {
         v.core.packs.close_all();
         eventually("what can be read of it is a blob", || {
             v.core.packs.close_all();
-            v.core.packs.set_aside().is_some() && v.core.packs.all_sealed()
+            v.core.packs.any_quarantined().is_some() && v.core.packs.all_sealed()
         });
         assert_eq!(v.read(f, 0, &mut buf), Err(Errno::EIO));
-        // The first segment is lost with the file; what lies behind it is not.
+        // The first segment is lost with the file. The bytes behind it are not.
         let mut tail = vec![0; 20_000];
         assert_eq!(v.read(g, 40_000, &mut tail), Ok(20_000));
         assert!(tail == good[40_000..]);
         assert!(v.seal_now(Duration::from_secs(5)).is_err(), "not everything is in the origin");
-        // Written again, both are whole.
+        // Both are whole after they are written again.
         for (name, body) in [("bad", &bad), ("good", &good)] {
             v.unlink(Ino::ROOT, name.as_bytes()).unwrap();
             let f = v.file(Ino::ROOT, name);
@@ -294,7 +299,7 @@ fn regression_rot_in_an_open_pack_is_an_error_and_the_rest_of_it_is_sealed() {
             assert!(v.get(f) == *body);
         }
         v.unmounted();
-        eventually("nothing of it is left", || v.core.packs.set_aside().is_none());
+        eventually("nothing of it is left", || v.core.packs.any_quarantined().is_none());
         v.close().unwrap();
         journal.close().unwrap();
         drop((v, journal));
@@ -302,15 +307,15 @@ fn regression_rot_in_an_open_pack_is_an_error_and_the_rest_of_it_is_sealed() {
     }
 }
 
-/// A power cut between sealing and retiring may leave half of a blob under its name. The open pack is still there, and
-/// is believed.
+/// A power cut between sealing and retiring may leave half of a blob under its name. The open pack still
+/// exists, and is trusted.
 #[test]
 fn regression_half_a_blob_that_a_power_cut_left_is_replaced() {
     let disk = Disk::new();
     let (v, journal) = disk.open();
     let f = v.file(Ino::ROOT, "f");
     v.put(f, 0, &noise(1, MIB as usize));
-    // Sealed, its row flushed, and then nothing more happened.
+    // Seals the pack and flushes its row, and stops there.
     v.core.stopping.store(true, std::sync::atomic::Ordering::SeqCst);
     v.core.sweep.stop();
     eventually("the threads rest", || v.core.seal_all().is_ok() && v.core.packs.all_sealed());
@@ -332,7 +337,7 @@ fn regression_half_a_blob_that_a_power_cut_left_is_replaced() {
     std::fs::remove_file(&blob).unwrap();
     std::fs::write(&blob, half).unwrap();
     disk.check();
-    // Also a mount that changes nothing reads it.
+    // A read-only mount reads it, too.
     let (parts, journal) = disk.parts();
     let v = Volume::open(parts, Options { read_only: true, ..Options::default() }).unwrap();
     assert!(v.get(f) == noise(1, MIB as usize));

@@ -1,11 +1,11 @@
-//! Equal bytes are stored once, and nothing refers to bytes that are lost.
+//! Equal bytes are stored once, and no name refers to lost bytes.
 
 use base::BlobId;
 use base::size::{KIB, MIB};
 
 use super::*;
 
-/// Makes every pack a blob.
+/// Turns every pack into a blob.
 fn seal(v: &Volume) {
     v.core.packs.close_all();
     eventually("all is sealed", || v.core.packs.all_sealed());
@@ -21,7 +21,8 @@ fn blobs(world: &World) -> Vec<BlobId> {
     all
 }
 
-/// Equal small files were stored as a reference to a blob that was lost: written and synced without an error, and EIO for good.
+/// Equal small files used to be stored as a reference to a lost blob: written and synced without an error,
+/// and unreadable for good.
 #[test]
 fn regression_lost_bytes_are_no_target_and_heal_when_they_are_written_again() {
     let world = World::new();
@@ -31,7 +32,7 @@ fn regression_lost_bytes_are_no_target_and_heal_when_they_are_written_again() {
         let f = v.file(Ino::ROOT, name);
         v.put(f, 0, &body);
     }
-    // Something else in the same pack, so that the blob does not come back by its name.
+    // Other bytes in the same pack, so that the blob is not restored under its name.
     let other = v.file(Ino::ROOT, "other");
     v.put(other, 0, &noise(2, 3000));
     seal(&v);
@@ -60,12 +61,13 @@ fn regression_lost_bytes_are_no_target_and_heal_when_they_are_written_again() {
         assert!(v.get(f) == body, "{name}");
     }
     let other = v.find(Ino::ROOT, "other").unwrap().ino;
-    assert_eq!(v.read(other, 0, &mut buf), Err(Errno::EIO), "nobody wrote that again");
+    assert_eq!(v.read(other, 0, &mut buf), Err(Errno::EIO), "that was not written again");
     assert!(world.lines.lock().iter().any(|line| line.contains("can be read again")));
     v.close().unwrap();
 }
 
-/// A far origin is asked before anything refers to its blobs, and never by a thread that a writer waits for.
+/// A remote origin is asked before any name refers to its blobs, and never by a thread that a writer waits
+/// for.
 #[test]
 fn a_far_origin_is_asked_before_its_blobs_are_referred_to() {
     let world = World::new();
@@ -139,7 +141,8 @@ fn arrivals() -> Vec<(&'static str, Arrival)> {
     ]
 }
 
-/// Files that were copied with `sendfile` and the like were stored again: the same bytes came in other pieces, or in another order.
+/// Files that were copied with `sendfile` and the like used to be stored again: the same bytes arrived in
+/// other pieces, or in another order.
 #[test]
 fn regression_equal_pages_are_stored_once_however_their_bytes_arrive() {
     for size in [700 * KIB, 9 * MIB + 300 * KIB] {
@@ -153,7 +156,7 @@ fn regression_equal_pages_are_stored_once_however_their_bytes_arrive() {
             assert!(v.get(f) == body, "{what}");
             files.push((what, f));
             match n % 3 {
-                // Found in the background, before or after it is sealed.
+                // Found in the background, before or after sealing.
                 0 => seal(&v),
                 1 => v.core.dedup(crate::gc::dedup::When::Now, Duration::from_secs(60)).unwrap(),
                 _ => {
@@ -182,7 +185,7 @@ fn regression_equal_pages_are_stored_once_however_their_bytes_arrive() {
     }
 }
 
-/// A page that came in mebibytes is a blob as it is: nothing is read again, and nothing is copied.
+/// A page that arrived in pieces of 1 MiB is a blob as it is: nothing is read again or copied.
 #[test]
 fn a_page_that_came_whole_is_stored_once_without_being_copied() {
     let world = World::new();
@@ -200,15 +203,15 @@ fn a_page_that_came_whole_is_stored_once_without_being_copied() {
     v.close().unwrap();
 }
 
-/// The kernel writes back in mebibytes from wherever it left off. The part of one that begins a page was put elsewhere than the rest of the
-/// page, which was then copied.
+/// The kernel writes back in pieces of 1 MiB, starting anywhere. The part of a piece that begins a page used
+/// to be stored apart from the rest of the page, which was then copied.
 #[test]
 fn regression_mebibytes_across_the_end_of_a_page_are_written_once() {
     let world = World::new();
     let v = world.open();
     let body = noise(1, 24 << 20);
     let f = v.file(Ino::ROOT, "f");
-    // The last mebibyte comes first: what follows is no append.
+    // The last piece comes first, so the others are no appends.
     let (head, last) = (300 * KIB as usize, 23 * MIB as usize);
     v.put(f, last as u64, &body[last..]);
     v.put(f, 0, &body[..head]);
@@ -218,7 +221,7 @@ fn regression_mebibytes_across_the_end_of_a_page_are_written_once() {
     assert_eq!(
         (stats.moved_bytes, stats.sealed_packs),
         (0, 7),
-        "six pages, and what came before the first mebibyte"
+        "six pages, and the bytes before the first full piece"
     );
     assert!(v.get(f) == body);
     v.close().unwrap();
@@ -230,7 +233,8 @@ fn in_order_from(v: &Volume, f: Ino, bytes: &[u8], from: usize) {
     }
 }
 
-/// Pages that came in several pieces were copied into one before anything was equal to them: every byte of them was written twice.
+/// Pages that arrived in several pieces used to be copied into one before anything was equal to them: every
+/// byte was written twice.
 #[test]
 fn regression_a_page_in_pieces_is_copied_only_for_an_equal_one() {
     let world = World::new();
@@ -246,7 +250,7 @@ fn regression_a_page_in_pieces_is_copied_only_for_an_equal_one() {
     v.core.dedup(crate::gc::dedup::When::Now, Duration::from_secs(60)).unwrap();
     let stats = v.stats().unwrap();
     assert_eq!(stats.moved_bytes, 3 * MIB, "the second one is copied");
-    assert!(stats.dedup_bytes >= 3 * MIB, "the first one follows: {stats:?}");
+    assert!(stats.dedup_bytes >= 3 * MIB, "the first one refers to the copy: {stats:?}");
     assert!(v.get(first) == body && v.get(second) == body);
     v.close().unwrap();
 }

@@ -1,4 +1,4 @@
-//! Full disks, damaged blobs, an origin that is away.
+//! Full disks, damaged blobs, an origin that cannot be reached.
 
 use base::size::MIB;
 use blob::failing::Op as Fault;
@@ -10,7 +10,7 @@ struct Small {
     inner: Arc<dyn PackStore>,
     origin: Arc<origin::Memory>,
     total: u64,
-    /// What the disk keeps for root.
+    /// Bytes that the disk reserves for root.
     reserve: u64,
     others: std::sync::atomic::AtomicU64,
 }
@@ -59,8 +59,8 @@ impl PackStore for Small {
     }
 }
 
-/// What is free but kept, for root by the disk and for removals by the volume, was shown as used, so that `df` of an empty volume said more was
-/// used than `df` of its disk.
+/// Space that is kept free, by the disk for root and by the volume for removals, used to be shown as used. So
+/// `df` showed more used space for an empty volume than for its disk.
 #[test]
 fn regression_statfs_counts_what_is_kept_free_as_free() {
     let mut world = World::new();
@@ -100,12 +100,13 @@ fn a_full_disk_refuses_bytes_and_frees_them_again() {
     });
     let (written, errno) = full.expect("the disk must be full some time");
     assert_eq!(errno, Errno::ENOSPC);
-    // All but the floor: what is there twice for a moment, being sealed, refuses nobody.
+    // Everything up to the floor. A pack that is being sealed exists twice for a moment, and that refuses no
+    // write.
     assert!((45..=48).contains(&written), "{written} MiB");
     assert_eq!(v.statfs().unwrap().available, 0);
     let node = NewNode { kind: FileKind::File, perm: 0o644, umask: 0, rdev: 0 };
     assert_eq!(v.mknod(&ROOT, Ino::ROOT, b"h", &node), Err(Errno::ENOSPC));
-    // What is there can be read; names can still go.
+    // Existing data can be read, and names can be removed.
     assert!(v.get(g) == noise(1, 1000));
     v.rename(Ino::ROOT, b"g", Ino::ROOT, b"g2", crate::api::RenameMode::Replace).unwrap();
     v.unlink(Ino::ROOT, b"f").unwrap();
@@ -121,7 +122,8 @@ fn a_full_disk_refuses_bytes_and_frees_them_again() {
     assert_eq!(*world.lines.lock(), [""; 0]);
 }
 
-/// Less than the floor is free, but something else took it and the disk itself is full in the middle of a write.
+/// The volume believes that space is free, but another program took it, and the disk is full in the middle of
+/// a write.
 #[test]
 fn a_write_that_meets_the_end_of_the_disk_leaves_nothing_behind() {
     let world = World::new();
@@ -188,7 +190,7 @@ fn a_blob_that_is_lost_is_an_error() {
 }
 
 #[test]
-fn while_the_origin_is_away_packs_stay_open_and_nothing_is_lost() {
+fn while_the_origin_is_unreachable_packs_stay_open_and_nothing_is_lost() {
     let world = World::new();
     let v = world.open();
     world.faults.fail(Fault::Seal, u64::MAX);
@@ -196,13 +198,13 @@ fn while_the_origin_is_away_packs_stay_open_and_nothing_is_lost() {
     for n in 0..20 {
         v.put(f, n * MIB, &noise(n, MIB as usize));
     }
-    eventually("somebody is told", || !world.lines.lock().is_empty());
+    eventually("the failure is reported", || !world.lines.lock().is_empty());
     let bytes = v.get(f);
     assert!((0..20).all(|n| bytes[(n * MIB) as usize..((n + 1) * MIB) as usize] == noise(n, MIB as usize)));
     v.sync().unwrap();
     assert!(v.close().is_err(), "it cannot be closed in good order");
     drop(v);
-    // Opened again while it is still away, and once more when it is back.
+    // Opened again while the origin cannot be reached, and once more when it is back.
     let v = world.open();
     assert!(v.get(f) == bytes);
     drop(v);
@@ -225,7 +227,7 @@ fn an_origin_that_cannot_delete_keeps_the_volume_going() {
     world.faults.fail(Fault::Remove, u64::MAX);
     v.unlink(Ino::ROOT, b"f").unwrap();
     v.forget(f, 1);
-    eventually("somebody is told", || !world.lines.lock().is_empty());
+    eventually("the failure is reported", || !world.lines.lock().is_empty());
     let g = v.file(Ino::ROOT, "g");
     v.put(g, 0, &noise(1, MIB as usize));
     v.sync().unwrap();
@@ -237,7 +239,7 @@ fn an_origin_that_cannot_delete_keeps_the_volume_going() {
     v.close().unwrap();
 }
 
-/// One pack that cannot be read must not keep the others from being compacted, nor fill the log with lines.
+/// One pack that cannot be read must not stop the compaction of others, nor fill the log.
 #[test]
 fn a_pack_that_cannot_be_read_does_not_stop_the_collector() {
     let world = World::new();

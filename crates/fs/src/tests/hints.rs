@@ -1,4 +1,4 @@
-//! What is said of how files are read, and what becomes of it.
+//! Access hints, and what they change.
 
 use base::size::{KIB, MIB};
 use blob::{Access, BlobError, BlobSource};
@@ -39,7 +39,7 @@ impl BlobSource for Heard {
     }
 }
 
-/// A volume with remote blobs and these rules; `file` lies in `data.lance`.
+/// A volume with remote blobs and these rules. `file` is in `data.lance`.
 fn volume(rules: AccessRules) -> (World, Volume, Arc<Heard>, [Ino; 2]) {
     let mut world = World::new();
     let v = world.open();
@@ -57,7 +57,7 @@ fn volume(rules: AccessRules) -> (World, Volume, Arc<Heard>, [Ino; 2]) {
     (world, volume, heard, [folder, file])
 }
 
-/// How a read of the file's beginning was made.
+/// The access mode with which the beginning of the file was read.
 fn access(volume: &Volume, heard: &Heard, file: Ino) -> Access {
     volume.read(file, 0, &mut [0; 4096]).unwrap();
     heard.how.lock().pop().unwrap()
@@ -79,7 +79,7 @@ fn the_nearest_attribute_says_how_a_file_is_read() {
     assert_eq!(set(file, b"sometimes"), Err(Errno::EINVAL));
     volume.removexattr(file, NAME).unwrap();
     assert_eq!(access(&volume, &heard, file), Access::Random);
-    // It may go elsewhere.
+    // The hint changes when the file is moved.
     volume.rename(folder, b"file", Ino::ROOT, b"file", RenameMode::Replace).unwrap();
     assert_eq!(access(&volume, &heard, file), Access::Stream);
     volume.close().unwrap();

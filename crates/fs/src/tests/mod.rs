@@ -1,14 +1,14 @@
-//! The volume over memory: no kernel, no disk.
+//! Tests of the volume in memory, without a kernel or a disk.
 
 mod ahead;
 mod collect;
 mod data;
 mod disk;
 mod equal;
-mod far;
 mod faults;
 mod hints;
 mod model;
+mod remote;
 mod stress;
 mod tree;
 mod whole;
@@ -27,7 +27,7 @@ use crate::api::{Attr, Caller, FileKind, Filesystem, NewNode, SetAttr};
 use crate::errno::Errno;
 use crate::volume::{FormatRequest, Options, Parts, Volume};
 
-/// Everything a volume stands on, so that it can be opened again.
+/// All parts of a volume, so that it can be opened again.
 pub(super) struct World {
     pub parts: Parts,
     pub faults: Arc<Faults>,
@@ -43,7 +43,7 @@ impl World {
         let packs: Arc<dyn PackStore> = Arc::new(cache::MemoryPacks::new(origin.clone()));
         let packs = Arc::new(FailingPacks::new(packs, faults.clone()));
         let store: Arc<dyn MetaStore> = Arc::new(meta::engine::memory::Memory::new());
-        let parts = Parts { store, packs, source: Arc::new(Near(origin.clone())), origin };
+        let parts = Parts { store, packs, source: Arc::new(OriginSource(origin.clone())), origin };
         Volume::format(&parts, &FormatRequest::default()).unwrap();
         World { parts, faults, lines: Arc::default(), origin: kept }
     }
@@ -62,10 +62,10 @@ impl World {
     }
 }
 
-/// An origin as a source.
-struct Near(Arc<dyn Origin>);
+/// An origin used as a source.
+struct OriginSource(Arc<dyn Origin>);
 
-impl blob::BlobSource for Near {
+impl blob::BlobSource for OriginSource {
     fn read_at(&self, id: &base::BlobId, offset: u32, buf: &mut [u8]) -> Result<(), blob::BlobError> {
         self.0.read_at(id, offset, buf)
     }
@@ -77,7 +77,7 @@ impl blob::BlobSource for Near {
 
 pub(super) const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 
-/// Shorthand for what tests do all the time.
+/// Short forms of what tests do often.
 pub(super) trait Easy: Filesystem {
     fn file(&self, parent: Ino, name: &str) -> Ino {
         let node = NewNode { kind: FileKind::File, perm: 0o644, umask: 0, rdev: 0 };
@@ -130,16 +130,16 @@ pub(super) trait Easy: Filesystem {
 
 impl<T: Filesystem + ?Sized> Easy for T {}
 
-/// Waits until it is so; panics when it takes more than 20 seconds.
+/// Waits until `so` is true. Panics after 20 seconds.
 pub(super) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !so() {
-        assert!(began.elapsed() < Duration::from_secs(20), "it never came that {what}");
+        assert!(began.elapsed() < Duration::from_secs(20), "still not true after 20 s: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Bytes that look like nothing else, the same for the same seed.
+/// Bytes without a pattern, the same for the same seed.
 pub(super) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut out);

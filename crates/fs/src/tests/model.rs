@@ -1,4 +1,4 @@
-//! The same operations on a volume and on plain byte vectors.
+//! Applies the same operations to a volume and to plain byte vectors.
 
 use base::size::MIB;
 use proptest::prelude::*;
@@ -22,7 +22,7 @@ enum Step {
     Crash,
 }
 
-/// Offsets near what matters: the start, the inline bound, page boundaries.
+/// Offsets near the places that matter: the start, the inline bound, page boundaries.
 fn place() -> impl Strategy<Value = u64> {
     prop_oneof![0u64..600, (PAGE - 3000)..(PAGE + 3000), (2 * PAGE - 2000)..(2 * PAGE + 2000), 0u64..3 * PAGE,]
 }
@@ -131,7 +131,7 @@ fn check(v: &Volume, files: &[Ino], models: &[Vec<u8>]) {
             let at = got.iter().zip(model).position(|(a, b)| a != b);
             panic!("file {n} differs: lengths {} and {}, first at {at:?}", got.len(), model.len());
         }
-        // What seek calls a hole reads as zeros, and data and holes alternate to the end.
+        // A hole found by seek reads as zeros, and data and holes alternate up to the end.
         let mut at = 0;
         while at < model.len() as u64 {
             let hole = v.seek(*file, at, Seek::Hole).unwrap();
@@ -169,7 +169,7 @@ proptest! {
         let v = world.open();
         check(&v, &files, &models);
         assert_eq!(world.lines.lock().clone(), Vec::<String>::new());
-        // And nothing is left when the files are gone.
+        // Nothing is left when the files are removed.
         for n in 0..FILES {
             v.unlink(Ino::ROOT, format!("f{n}").as_bytes()).unwrap();
         }

@@ -1,5 +1,5 @@
-//! Several threads do everything at once, while packs are sealed, compacted and collected under them. Each knows what its own
-//! files hold; afterwards a check of the whole volume finds nothing.
+//! Several threads do everything at once, while packs are sealed, compacted and collected. Each thread knows
+//! what its own files hold. Afterwards a check of the whole volume finds nothing.
 
 use base::size::MIB;
 
@@ -7,7 +7,7 @@ use super::*;
 use crate::api::{Allocate, RenameMode};
 use crate::fsck::{self, Depth, Ears};
 
-/// A small generator, so that a failure can be run again.
+/// A small random number generator with a seed, so that a failure can be repeated.
 struct Dice(u64);
 
 impl Dice {
@@ -26,7 +26,7 @@ struct Player {
     v: Arc<Volume>,
     dir: Ino,
     dice: Dice,
-    /// Name, inode, what it should hold.
+    /// Name, inode, expected bytes.
     files: Vec<(String, Ino, Vec<u8>)>,
     made: u64,
 }
@@ -47,7 +47,7 @@ impl Player {
         let which = self.pick();
         let len = [20, 600, 5000, 100_000, MIB][self.dice.below(5) as usize];
         let at = if self.dice.below(3) == 0 { 0 } else { self.dice.below(LARGEST - len) };
-        // Few seeds: the same contents come again and again.
+        // Few seeds, so that the same contents recur.
         let bytes = noise(self.dice.below(5), len as usize);
         let (_, ino, model) = &mut self.files[which];
         self.v.put(*ino, at, &bytes);
@@ -156,7 +156,7 @@ fn everything_at_once_and_nothing_is_wrong_afterwards() {
             })
         })
         .collect();
-    // Much more restless than any sealer or collector.
+    // Seals and compacts far more often than the background threads do.
     while !players.iter().all(std::thread::JoinHandle::is_finished) {
         v.core.packs.close_all();
         for pack in v.core.garbage.emptiest(4, 100) {

@@ -1,11 +1,12 @@
-//! Names: everything that is not a file's bytes.
+//! Operations on names: everything except the bytes of files.
 
 use std::collections::BTreeSet;
 
 use super::*;
 use crate::api::{RenameMode, XattrMode};
 
-/// A file handle is looked up as "." of the inode itself. While the inode waits to be reaped its record is still there.
+/// The kernel resolves a file handle by a lookup of "." in the inode itself. While the inode waits to be
+/// reaped, its record still exists.
 #[test]
 fn regression_a_handle_of_what_has_no_name_finds_nothing() {
     let world = World::new();
@@ -85,7 +86,7 @@ fn an_unlinked_file_lives_while_it_is_held() {
     assert_eq!(v.stats().unwrap().nameless_inodes, 1);
     v.forget(f, 1);
     eventually("it is gone", || v.getattr(f) == Err(Errno::ENOENT));
-    // A directory that is removed while it is somebody's working directory.
+    // A directory that is removed while it is a process's working directory.
     let d = v.dir(Ino::ROOT, "d");
     v.rmdir(Ino::ROOT, b"d").unwrap();
     assert_eq!(v.getattr(d).unwrap().nlink, 0);
@@ -161,7 +162,7 @@ fn a_listing_can_stop_and_go_on_anywhere() {
             if taken == 0 {
                 break;
             }
-            // What comes and goes meanwhile disturbs nothing.
+            // Entries that are created and removed meanwhile disturb nothing.
             v.file(d, "passing");
             v.unlink(d, b"passing").unwrap();
         }
@@ -198,7 +199,7 @@ fn a_listing_with_attributes_counts_what_it_hands_out() {
     ];
     assert_eq!(seen, expect);
     assert_eq!(v.stats().unwrap().held_inodes, held + 2);
-    // Only what is taken is counted.
+    // Only entries that were taken are counted.
     v.forget(f, 1);
     v.forget(sub, 1);
     v.readdir_plus(d, 2, &mut |_, _| ControlFlow::Break(())).unwrap();
@@ -272,7 +273,7 @@ fn many_threads_in_one_directory() {
                     let name = format!("t{t}n{n}");
                     let f = v.file(d, &name);
                     v.put(f, 0, name.as_bytes());
-                    // All of them fight over one name, too.
+                    // All threads also compete for one name.
                     let node = NewNode { kind: FileKind::File, perm: 0o644, umask: 0, rdev: 0 };
                     if let Ok(entry) = v.mknod(&ROOT, d, b"one", &node) {
                         v.forget(entry.attr.ino, 1);

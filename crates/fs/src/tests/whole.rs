@@ -1,4 +1,4 @@
-//! What is done to a volume as a whole: clone, check, repair, collect.
+//! Operations on a whole volume: clone, check, repair, collect.
 
 use base::size::MIB;
 use meta::key::KeyRange;
@@ -36,7 +36,7 @@ fn a_tree_of_ten_thousand_is_cloned_by_names_only() {
     v.put(shared, 0, &noise(1, 100_000));
     let mut dir = top;
     for d in 0..100 {
-        // Some of it wide, some of it deep.
+        // Some of it is wide, some of it deep.
         dir = v.dir(if d % 10 == 0 { top } else { dir }, &format!("d{d}"));
         for f in 0..100 {
             let ino = v.file(dir, &format!("f{f}"));
@@ -70,7 +70,7 @@ fn a_tree_of_ten_thousand_is_cloned_by_names_only() {
     assert_eq!(v.get(v.resolve(b"copy/d50/f7", true).unwrap().ino), b"50/7");
     assert_eq!(v.getxattr(v.resolve(b"copy/d50", true).unwrap().ino, b"user.d").unwrap(), b"50");
     assert_eq!(v.readlink(v.resolve(b"copy/s", false).unwrap().ino).unwrap(), b"where");
-    // They are independent.
+    // The copy and the original are independent.
     v.put(big, 5, b"changed");
     assert!(v.get(v.resolve(b"copy/big", true).unwrap().ino)[..MIB as usize] == noise(0, MIB as usize));
     assert_eq!(v.clone_tree(top, Ino::ROOT, b"copy", &mut go_on()), Err(Errno::EEXIST));
@@ -96,7 +96,7 @@ fn a_clone_that_is_ended_leaves_nothing() {
     assert_eq!(v.find(Ino::ROOT, "copy"), None);
     eventually("what was made is gone", || v.stats().unwrap().inodes == inodes);
     assert_eq!(v.clone_tree(Ino(99_999), Ino::ROOT, b"x", &mut go_on()), Err(Errno::ENOENT));
-    // A single file, into its own directory; and a tree into itself.
+    // Clones a single file into its own directory, and a tree into itself.
     v.clone_tree(v.resolve(b"top/a/b/f7", true).unwrap().ino, deep, b"g", &mut go_on()).unwrap();
     assert!(v.get(v.resolve(b"top/a/b/g", true).unwrap().ino) == noise(7, 1000));
     v.clone_tree(top, deep, b"itself", &mut go_on()).unwrap();
@@ -115,7 +115,7 @@ fn regression_a_clone_under_way_is_not_reaped_as_left_over() {
         v.file(top, &format!("f{f}"));
     }
     let cloned = v.clone_tree(top, Ino::ROOT, b"copy", &mut |_| {
-        // As the reaper does when a volume is opened: whatever has no name.
+        // What the reaper does when a volume is opened: it takes every inode without a name.
         let orphans = v.core.names.orphans(Ino(0), 10).unwrap();
         v.core.reaper.push(&orphans);
         eventually("the reaper has looked", || v.core.reaper.is_idle());
@@ -148,7 +148,7 @@ fn paths_are_followed_as_the_kernel_does() {
     v.close().unwrap();
 }
 
-/// A closed volume with a large file, small files, and nothing wrong with it.
+/// A closed volume with a large file, small files, and no damage.
 fn sound() -> World {
     let world = World::new();
     let v = world.open();
@@ -225,7 +225,7 @@ fn fsck_mends_names_when_asked() {
     let small = v.resolve(b"d/small3", true).unwrap().ino;
     let dir = v.resolve(b"d", true).unwrap().ino;
     drop(v);
-    // A name whose inode is gone (with its bytes' books wrong), and an inode that lost its name.
+    // A name whose inode is gone (so that its bytes' counts are wrong), and an inode that lost its name.
     let lost = Commit { dels: vec![Key::inode(small), Key::dentry(dir, b"small4")], ..Commit::default() };
     world.parts.store.commit(lost).unwrap();
     assert!(check(&world, Depth::Presence).len() >= 2);
@@ -252,7 +252,7 @@ fn fsck_knows_what_a_crash_leaves_from_what_is_lost() {
     let findings = check(&world, Depth::Full);
     let [Finding::LostOpenPack { pack, len: None, files }] = &findings[..] else { panic!("{findings:?}") };
     assert_eq!((*pack, files[0].path.as_deref(), files[0].len), (used, Some("/f"), 100_000));
-    // With the file gone it is nothing.
+    // When the file is removed, nothing is lost.
     let v = world.open();
     assert_eq!(v.read(f, 0, &mut [0; 10]), Err(Errno::EIO));
     v.unlink(Ino::ROOT, b"f").unwrap();
@@ -261,7 +261,7 @@ fn fsck_knows_what_a_crash_leaves_from_what_is_lost() {
     drop(v);
     repair(&world);
     assert_eq!(check(&world, Depth::Full), []);
-    // A row whose pack was never made.
+    // A row of a pack that was never created.
     let pack = base::PackNo(1 << 30);
     let row = Commit { puts: vec![(Key::pack(pack), meta::PackRow::Open.encode())], ..Commit::default() };
     world.parts.store.commit(row).unwrap();
@@ -287,7 +287,7 @@ fn a_collection_frees_all_that_is_dead() {
     let mut told = 0;
     let done = v.collect(&mut |_| told += 1).unwrap();
     assert!(told > 0);
-    // Not all of it goes: a pack that is more live than dead stays.
+    // Not everything is freed: a pack that is more live than dead stays.
     eventually("little is dead", || {
         let stats = v.stats().unwrap();
         stats.stored_bytes + stats.open_bytes <= 8 * 500_000 * 3 / 2
@@ -303,9 +303,9 @@ fn a_collection_frees_all_that_is_dead() {
     assert_eq!(check(&world, Depth::Full), []);
 }
 
-/// A look at names that may come over a network is not made on the thread that answers the kernel.
+/// A lookup of names that may need the network does not run on the thread that receives requests.
 #[test]
-fn looks_wait_where_names_are_far() {
+fn lookups_wait_where_names_are_remote() {
     use crate::api::Waiting;
     let world = World::new();
     let near = world.open();
@@ -315,14 +315,14 @@ fn looks_wait_where_names_are_far() {
     let far = Volume::open(world.parts.clone(), options).unwrap();
     assert!(far.would_wait(Waiting::Look));
     let read = Waiting::Read { ino: Ino::ROOT, offset: 0, len: 1 };
-    assert!(!far.would_wait(read), "of these it is known that they are here");
+    assert!(!far.would_wait(read), "these are known to be local");
     far.close().unwrap();
     let parts = Parts { store: Arc::new(Elsewhere(world.parts.store.clone())), ..world.parts.clone() };
     let far = Volume::open(parts, Options { frozen: true, names_near: false, ..world.options() }).unwrap();
     assert!(far.would_wait(read));
 }
 
-/// Rows that would have to be fetched.
+/// A store whose rows would have to be fetched.
 struct Elsewhere(Arc<dyn MetaStore>);
 
 impl MetaStore for Elsewhere {

@@ -1,10 +1,11 @@
-//! `make run-fleet`: an object store, a depot and four nodes on this machine, and where each byte comes from while they read.
+//! `make run-fleet`: an object store, a depot and four nodes on this machine. A table shows where each byte
+//! comes from while the nodes read.
 //!
-//! Everything stands in network namespaces that are made for it and taken away at the end, also by Ctrl-C. What a node read is counted by
-//! who reads; what came over its link is the link's own count, and what of that came from the store is the store's: so the table
-//! believes nothing that Covey says of itself.
+//! Everything runs in network namespaces, which are created at the start and removed at the end, also after
+//! Ctrl-C. The reader counts what a node read. The link counts what came over it, and the store counts its
+//! part of that. So the table depends on no figure that Covey reports about itself.
 
-// It is a test of the whole, for people.
+// An end-to-end demonstration for people.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 use std::io::IsTerminal;
@@ -18,7 +19,7 @@ use nets::{Fleet, How, Node, Tree};
 
 const NODES: usize = 4;
 const SHAPE: Shape = Shape { large: 16, large_bytes: 8 << 20, small: 400 };
-/// What a first byte takes the store, half of the time; and what a node's link carries.
+/// The store's median time to the first byte, and the bandwidth of a node's link.
 const FIRST_BYTE: Duration = Duration::from_millis(30);
 const LINK_BITS: u64 = 400_000_000;
 
@@ -28,12 +29,12 @@ extern "C" fn interrupted(_: libc::c_int) {
     INTERRUPTED.store(true, Ordering::SeqCst);
 }
 
-/// Who reads on one node: the whole tree, once.
+/// The reader of one node: it reads the whole tree once.
 struct Reading {
     bytes: Arc<AtomicU64>,
     errors: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
-    /// Read in passes before this one.
+    /// Bytes read in earlier passes.
     before: u64,
 }
 
@@ -82,7 +83,7 @@ struct Show {
     title: String,
 }
 
-/// Bytes that a node says it had from the depot; 0 of one that is down or just starting.
+/// Bytes that a node reports to have received from the depot; 0 for a node that is down or just starting.
 fn from_depot(node: &Node) -> u64 {
     let Some(status) = node.pid().and_then(|_| node.try_status().ok()) else { return 0 };
     let bytes =
@@ -103,7 +104,7 @@ impl Show {
         let row = |node: &Node, read: Option<u64>, state: &str| {
             let traffic = node.port.traffic();
             let store = self.fleet.store.given_to(&node.port);
-            // Headers are a few in a hundred of what a link counts, and names come over it, too.
+            // Headers are a few percent of what a link counts, and names come over it, too.
             let from_peers = (traffic.received as f64 / 1.03) as u64;
             let others = from_peers.saturating_sub(store);
             let own = read.map_or("-".to_owned(), |read| mib(read.saturating_sub(others + store)));
@@ -149,7 +150,7 @@ impl Show {
         }
     }
 
-    /// One act: until everybody who reads is done. `event` happens once a tenth of the tree is read.
+    /// One act, which ends when all readers are done. `event` happens when a tenth of the tree is read.
     fn act(&mut self, title: &str, nodes: &[usize], event: &mut dyn FnMut(&mut Show)) -> Result<(), String> {
         self.title = title.to_owned();
         if !self.live {
@@ -181,7 +182,7 @@ impl Show {
         }
     }
 
-    /// The whole of it.
+    /// All acts.
     fn play(&mut self) -> Result<(), String> {
         self.act("n1 reads the whole tree, cold", &[0], &mut |_| {})?;
         self.act(
@@ -194,7 +195,7 @@ impl Show {
         self.fleet.nodes[1].start();
         self.act("n2 is back, with the cache that it had, and reads it", &[1], &mut |_| {})?;
         self.fleet.store.proxy.down();
-        self.act("the store is away: everybody reads everything", &[0, 1, 2, 3], &mut |_| {})
+        self.act("the store is unreachable: all nodes read everything", &[0, 1, 2, 3], &mut |_| {})
     }
 }
 
@@ -202,7 +203,7 @@ fn run() -> Result<(), String> {
     if let Some(lacking) = nets::lacking() {
         return Err(format!("this machine lacks {lacking}, which network namespaces need"));
     }
-    // SAFETY: the handler stores to an atomic and does nothing else, which is allowed at any moment.
+    // SAFETY: the handler only stores to an atomic, which is allowed in a signal handler.
     unsafe {
         libc::signal(libc::SIGINT, interrupted as *const () as libc::sighandler_t);
         libc::signal(libc::SIGTERM, interrupted as *const () as libc::sighandler_t);

@@ -3,11 +3,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Files of a number of pages each, every page a blob, from number 100 on; remembers what was wanted of them.
+/// Files of some pages each, every page a blob, with numbers from 100 on. It records what was wanted of them.
 struct Shelf {
     files: Files,
     pages: u64,
-    /// The highest number that there is.
+    /// The highest number that exists.
     end: u64,
     wanted: Vec<(u64, u32)>,
 }
@@ -17,7 +17,7 @@ impl Shelf {
         Shelf { files: Files::default(), pages, end: u64::MAX, wanted: Vec::new() }
     }
 
-    /// One read, and what it has wanted is looked for.
+    /// One read. What it wants is looked up.
     fn read_at(&mut self, ino: u64, offset: u64, len: u64) -> Vec<(u64, u32)> {
         let read = Read { offset, len: len as u32, size: self.pages * PAGE };
         let Some(following) = self.files.read(Ino(ino), &read) else { return Vec::new() };
@@ -34,7 +34,7 @@ impl Shelf {
         places
     }
 
-    /// A whole file, in pieces of a mebibyte; the numbers of the files that were wanted meanwhile.
+    /// Reads a whole file, in pieces of 1 MiB. Returns the numbers of the files that were wanted meanwhile.
     fn read(&mut self, ino: u64) -> Vec<u64> {
         let pieces = self.pages * PAGE / MIB;
         (0..pieces).flat_map(|n| self.read_at(ino, n * MIB, MIB)).map(|(ino, _)| ino).collect()
@@ -59,7 +59,7 @@ fn a_large_file_comes_first_itself() {
     let mut shelf = Shelf::new(16);
     let mut at = |ino: u64, mib: u64| shelf.read_at(ino, mib * MIB, MIB);
     (0..64).for_each(|mib| assert_eq!(at(100, mib), []));
-    // Of sixteen pages there are more than twelve to come until the seventeenth mebibyte.
+    // Of sixteen pages, more than twelve are still to be read until the seventeenth piece.
     (0..16).for_each(|mib| assert_eq!(at(101, mib), []));
     assert_eq!(at(101, 19), [(102, 0)]);
     assert_eq!(at(101, 27), [(102, 1), (102, 2)]);
@@ -68,7 +68,8 @@ fn a_large_file_comes_first_itself() {
     assert_eq!(at(102, 0), [], "which it has by itself from now on");
 }
 
-/// A node that went on with the first file after the last one had nothing under way for two files' time.
+/// A node that continued with the first file after the last one used to have nothing in flight while it read
+/// two files.
 #[test]
 fn regression_a_row_that_is_read_again_is_known_at_its_first_file() {
     let mut shelf = Shelf { end: 159, ..Shelf::new(1) };
@@ -82,7 +83,7 @@ fn regression_a_row_that_is_read_again_is_known_at_its_first_file() {
     assert_eq!(shelf.wanted.len(), wanted, "once");
     assert_eq!(shelf.read_at(100, 0, MIB), [(101, 0), (102, 0)], "from the end on with the beginning");
     assert_eq!(shelf.read_at(100, MIB, 3 * MIB), [(103, 0), (104, 0), (105, 0), (106, 0)]);
-    // And where others follow, from wherever it is left to where it began.
+    // And where other files follow, from where the row is left to where it began.
     let mut shelf = Shelf::new(1);
     (100..140).for_each(|ino| drop(shelf.read(ino)));
     assert_eq!(shelf.read(500), [0; 0], "another file is another file");
@@ -136,7 +137,7 @@ fn what_is_here_is_not_looked_at_without_end() {
     for ino in 100..130 {
         let read = Read { offset: 0, len: MIB as u32, size: MIB };
         if let Some(following) = files.read(Ino(ino), &read) {
-            // All of it is here.
+            // All of it is local.
             last = following.from.0.0 + 64;
             files.told(&following, Found { begin: Vec::new(), last: Some((Ino(last), 0, None)) });
         }

@@ -1,4 +1,4 @@
-//! Bytes on their way: who reads them is answered as they come, and from several who are slow at once.
+//! In-flight data: a waiting reader is answered as the bytes arrive, also from several slow holders at once.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use nets::{Fleet, How, Tree, requires_nets, say};
 
 const DEADLINE: &str = "deadline=8";
 const WITHIN: Duration = Duration::from_secs(40);
-/// Bits in a second: a blob takes some two seconds.
+/// Bits per second: a blob takes about two seconds.
 const THIN: u64 = 16_000_000;
 
-/// So many holders of everything behind thin links, and one more who has names only.
+/// A fleet of holders of everything behind slow links, and one more node that has only names.
 fn fleet(holders: usize, seed: u64) -> Fleet {
     let mut fleet = Fleet::joined(Tree::of_tests(), holders + 1, seed, &How::default().with(DEADLINE));
     fleet.start();
@@ -21,13 +21,14 @@ fn fleet(holders: usize, seed: u64) -> Fleet {
     fleet
 }
 
-/// A reader has the beginning of a blob while the rest of it is still on its way, and no thread of the mount waits for it.
+/// A reader gets the beginning of a blob while the rest is still in flight, and no thread of the mount waits
+/// for it.
 #[test]
-fn a_reader_is_answered_before_all_of_a_blob_is_here() {
+fn a_reader_is_answered_before_all_of_a_blob_has_arrived() {
     requires_nets!();
     let fleet = fleet(1, 301);
     let mnt = fleet.nodes[1].mnt();
-    // Parts, of blobs of which nobody has wanted more.
+    // Parts of blobs of which nothing else was read.
     for file in fleet.tree.large().skip(2) {
         let bytes = nets::readers::read(&mnt, file, 1 << 20, 4096).unwrap();
         assert_eq!(file.differs(1 << 20, &bytes), None, "{}", file.path.display());
@@ -42,11 +43,12 @@ fn a_reader_is_answered_before_all_of_a_blob_is_here() {
     let status = fleet.nodes[1].status();
     let direct = fleet.nodes[1].figure("/fleet/direct");
     say(format_args!("{direct} ranges, {parts} of them parts, were given by the loop that received them"));
-    assert!(direct >= parts + 4, "others gave them: {status:#}");
+    assert!(direct >= parts + 4, "peers sent them: {status:#}");
     assert_eq!(fleet.sum("/fleet/corrupt"), 0, "{status:#}");
 }
 
-/// Three who have everything, each behind a line of its own that is thin, and one who reads as fast as he can: all three send to him.
+/// Three nodes have everything, each behind a slow link of its own. One reads as fast as it can: all three
+/// send to it.
 #[test]
 fn one_fast_reader_and_several_slow_holders() {
     requires_nets!();

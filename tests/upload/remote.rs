@@ -1,4 +1,4 @@
-//! A volume with an S3 server as its origin, and files that are known.
+//! A volume with an S3 server as its origin, and files with known bytes.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -9,23 +9,23 @@ use covey_tests::program::{covey_ok, environment};
 use covey_tests::{Mounted, Rng, Volume};
 use s3server::{BUCKET, Proxy, Server};
 
-/// The server, the proxy before it, and a volume formatted there.
-pub struct Far {
+/// The server, the proxy in front of it, and a volume formatted there.
+pub struct Remote {
     pub server: Server,
     pub proxy: Proxy,
     pub volume: Volume,
     folder: tempfile::TempDir,
 }
 
-impl Far {
-    pub fn new(seed: u64) -> Far {
+impl Remote {
+    pub fn new(seed: u64) -> Remote {
         environment(s3server::environment());
         let server = Server::start();
         let proxy = Proxy::start(server.address(), seed);
         let folder = covey_tests::scratch();
         let place = place(&proxy, "prefix");
         let volume = Volume::below(folder.path(), &place.iter().map(String::as_str).collect::<Vec<_>>());
-        Far { server, proxy, volume, folder }
+        Remote { server, proxy, volume, folder }
     }
 
     pub fn folder(&self) -> &Path {
@@ -45,7 +45,7 @@ impl Far {
         covey_ok(&[&["flush", self.source()], more].concat());
     }
 
-    /// Lets go of every copy that the node has.
+    /// Evicts every cached copy of the node.
     pub fn evict(&self) {
         covey_ok(&["cache", "evict", "--all", self.source()]);
     }
@@ -54,7 +54,8 @@ impl Far {
         covey_ok(&["status", self.source(), "--json"]).json()
     }
 
-    /// What was written is in the store, and comes back from there alone. The volume is not mounted.
+    /// Checks that everything written is in the store, and can be read from there alone. The volume must not
+    /// be mounted.
     pub fn must_come_back_from_the_store(&self, files: &Files, seed: u64) {
         self.volume.must_be_recoverable();
         self.flush(&[]);
@@ -74,7 +75,7 @@ fn place(proxy: &Proxy, prefix: &str) -> Vec<String> {
     ["--origin", &origin, "--endpoint", &proxy.endpoint()].map(str::to_owned).to_vec()
 }
 
-/// Files whose close(2) returned: name, size, and what their bytes are derived from.
+/// Files whose close(2) returned: name, size, and the seed of their bytes.
 #[derive(Default)]
 pub struct Files(BTreeMap<String, (usize, u64)>);
 
@@ -87,7 +88,7 @@ impl Files {
         self.0.len()
     }
 
-    /// Writes a file; it counts once it is closed without an error.
+    /// Writes a file. It counts once it is closed without an error.
     pub fn write(&mut self, mounted: &Mounted, name: &str, size: u64, seed: u64) -> io::Result<()> {
         let bytes = bytes_of(size as usize, seed);
         let mut file = std::fs::File::create(mounted.join(name))?;
@@ -97,14 +98,14 @@ impl Files {
         Ok(())
     }
 
-    /// Writes small and large files for a while. Answers how many.
+    /// Writes small and large files for a while. Returns how many.
     pub fn write_until(&mut self, mounted: &Mounted, rng: &mut Rng, time: Duration) -> usize {
         let until = Instant::now() + time;
         let mut written = 0;
         while Instant::now() < until {
             let size = if rng.one_in(10) { rng.length(6_000_000) } else { rng.length(20_000) };
             let name = format!("f{}", rng.below(500));
-            // What is replaced is not what it was, and not yet what it will be.
+            // While a file is replaced, it has neither the old nor the new contents for certain.
             self.0.remove(&name);
             if self.write(mounted, &name, size, rng.u64()).is_ok() {
                 written += 1;

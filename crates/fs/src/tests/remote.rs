@@ -1,4 +1,5 @@
-//! A volume before an origin that is behind: writers wait at the gate, fsync may mean the origin, small packs wait for more.
+//! A volume whose uploads to the origin lag behind: writers wait at the gate, fsync may include the origin,
+//! small packs wait for more bytes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -9,7 +10,7 @@ use super::*;
 use crate::api::Waiting;
 use crate::volume::Fsync;
 
-/// A gate that a test opens and closes; who meets it closed is refused.
+/// A gate that the test opens and closes. While it is closed, it refuses writes.
 #[derive(Default)]
 struct Door {
     closed: AtomicBool,
@@ -38,10 +39,10 @@ fn a_closed_gate_refuses_new_bytes_and_nothing_else() {
     v.put(small, 0, b"inline");
     assert!(!v.would_wait(Waiting::Write));
     door.closed.store(true, Ordering::SeqCst);
-    assert!(v.would_wait(Waiting::Write), "not on the thread that reads come to");
+    assert!(v.would_wait(Waiting::Write), "not on the thread that receives reads");
     assert_eq!(v.write(f, 0, &noise(2, 5000), None, false), Err(Errno::ENOSPC));
     assert_eq!(v.write(small, 0, b"x", None, false), Err(Errno::ENOSPC));
-    // Reads, names, truncation, removal and what makes room go on.
+    // Reads, names, truncation, removal and everything that frees space still work.
     assert!(v.get(f) == bytes && v.get(small) == b"inline");
     v.dir(Ino::ROOT, "d");
     v.cut(f, 1 << 20);
@@ -55,7 +56,8 @@ fn a_closed_gate_refuses_new_bytes_and_nothing_else() {
     v.close().unwrap();
 }
 
-/// With `fsync=origin` an fsync that returned has brought the bytes to the origin, and one that could not says so.
+/// With `fsync=origin`, an fsync that returned has stored the bytes in the origin, and one that could not
+/// returns an error.
 #[test]
 fn fsync_can_mean_the_origin() {
     let world = World::new();
@@ -111,7 +113,7 @@ fn an_fsync_that_cannot_reach_the_origin_ends_in_time() {
 }
 
 #[test]
-fn small_packs_wait_as_long_as_they_are_told_to() {
+fn small_packs_wait_for_the_configured_time() {
     let world = World::new();
     let options = Options { seal_small: Duration::from_secs(3600), ..world.options() };
     let v = Volume::open(world.parts.clone(), options).unwrap();
