@@ -1,4 +1,5 @@
-//! A second front end: a program that mounts a volume by the runtime alone, without the command line, and speaks to it as a command does.
+//! A second front end: a program that mounts a volume by the runtime alone, without the command line, and
+//! speaks to it as a command does.
 
 use std::fs;
 

@@ -263,8 +263,8 @@ pub trait Origin: BlobSource + Records {
         Ok(Part { sums, offset: 0, bytes })
     }
 
-    /// Whether a cache that has parts of a blob and wants all of it should fetch the missing parts only. If not,
-    /// it fetches the whole blob, because other nodes want it too.
+    /// Whether a cache that has parts of a blob and wants all of it should fetch the missing parts only. If
+    /// not, it fetches the whole blob, because other nodes want it too.
     fn rest_by_parts(&self, id: &BlobId) -> bool {
         let _ = id;
         true

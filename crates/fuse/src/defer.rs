@@ -219,7 +219,7 @@ impl PendingTable {
         pending
     }
 
-    /// Removes a request that is over, whoever answered it.
+    /// Removes a request that is over, by any answer.
     pub fn remove(&self, pending: &PendingRequest) {
         let mut open = self.open.lock();
         // The kernel may have reused the number for a new request since the reply. Only this request is

@@ -5,9 +5,10 @@
 //! base < api < node < cli      base < archive < cli
 //! ```
 //!
-//! So `fs` sees neither cache nor origin, which never see each other: only `node` and what is above it choose among them. The compiler keeps
-//! this once a manifest is right; this rule keeps the manifests right, and the names in the sources, where a crate
-//! handed on by another (`pub use meta;`, `fs::meta::x`) would go round the table.
+//! So `fs` sees neither cache nor origin, which never see each other: only `node` and what is above it choose
+//! among them. The compiler keeps this once a manifest is right; this rule keeps the manifests right, and the
+//! names in the sources, where a crate handed on by another (`pub use meta;`, `fs::meta::x`) would go round
+//! the table.
 
 use crate::Finding;
 use crate::source::{Source, is_word};

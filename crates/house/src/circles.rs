@@ -1,11 +1,13 @@
 //! Modules of a crate know each other in one direction.
 //!
-//! Where files know each other in a circle, none of them can be read, tested or moved without all the others. A circle of up
-//! to four files is one thing in several files, and is free. A larger one is listed below by its size and may only shrink: move what
-//! both sides need below them, or hand a value or a closure over instead of the room above.
+//! Where files know each other in a circle, none of them can be read, tested or moved without all the others.
+//! A circle of up to four files is one thing in several files, and is free. A larger one is listed below by
+//! its size and may only shrink: move what both sides need below them, or hand a value or a closure over
+//! instead of the room above.
 //!
-//! Arrows are the paths that begin with `crate::`, `super::` or `self::`, in `use` and elsewhere, outside of tests. A path
-//! leads to the longest part of it that is a file. A crate's root is left out: it declares all others.
+//! Arrows are the paths that begin with `crate::`, `super::` or `self::`, in `use` and elsewhere, outside of
+//! tests. A path leads to the longest part of it that is a file. A crate's root is left out: it declares all
+//! others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +17,8 @@ use crate::source::{Source, close_of, is_word};
 /// So many files may know each other in a circle.
 pub const FREE: usize = 4;
 
-/// Circles past that: the crate, and the sizes of its circles, the largest first. Sizes are lowered or removed, never added or raised.
+/// Circles past that: the crate, and the sizes of its circles, the largest first. Sizes are lowered or
+/// removed, never added or raised.
 pub const LARGE_CIRCLES: &[(&str, &[usize])] = &[("fs", &[14])];
 
 type Module = Vec<String>;

@@ -1,8 +1,8 @@
 //! The rules of this repository, as tests: what a review forgets, a test does not.
 //!
-//! Each module holds one rule. A rule is a function from texts to [`Finding`]s and reads no file by itself, so its
-//! unit tests can plant a bad sample and see it found: a lint that cannot fail is no lint. `tests/repository.rs`
-//! applies all of them to the real tree, which [`tree::Tree`] reads once.
+//! Each module holds one rule. A rule is a function from texts to [`Finding`]s and reads no file by itself,
+//! so its unit tests can plant a bad sample and see it found: a lint that cannot fail is no lint.
+//! `tests/repository.rs` applies all of them to the real tree, which [`tree::Tree`] reads once.
 //!
 //! - [`arrows`]: which crate may know which.
 //! - [`circles`]: the modules of a crate know each other in one direction.
@@ -11,16 +11,18 @@
 //! - [`safety`]: every `unsafe` says why it is sound.
 //! - [`essays`]: every module file opens with what it is for.
 //! - [`hygiene`]: no file names a person's folder, a package registry's host or unfinished work.
+//! - [`language`]: documents and comments use standard words, and short lines.
 //! - [`links`]: every relative link of the documents leads somewhere.
 //! - [`licences`]: every dependency's licence is in the list of `deny.toml`.
 //!
-//! Rust is not parsed but [masked](source): comments and literals become blanks, and what is left is searched by
-//! line. That is exact enough for these rules and takes no compiler.
+//! Rust is not parsed but [masked](source): comments and literals become blanks, and what is left is searched
+//! by line. That is exact enough for these rules and takes no compiler.
 
 pub mod arrows;
 pub mod circles;
 pub mod essays;
 pub mod hygiene;
+pub mod language;
 pub mod lengths;
 pub mod licences;
 pub mod links;

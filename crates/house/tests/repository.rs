@@ -1,7 +1,9 @@
 //! The rules of `covey-house`, applied to this repository.
 
 use covey_house::tree::Tree;
-use covey_house::{Finding, arrows, circles, essays, hygiene, lengths, licences, links, safety, words};
+use covey_house::{
+    Finding, arrows, circles, essays, hygiene, language, lengths, licences, links, safety, words,
+};
 use std::process::Command;
 use std::sync::LazyLock;
 
@@ -62,6 +64,15 @@ fn every_module_opens_with_an_essay() {
 #[test]
 fn files_name_no_machine_and_nothing_unfinished() {
     none(TREE.texts.iter().flat_map(|(path, text)| hygiene::check(path, text)).collect());
+}
+
+#[test]
+fn documents_and_comments_use_standard_words_and_short_lines() {
+    let rust = TREE.texts.iter().filter(|(path, _)| path.ends_with(".rs"));
+    let documents =
+        TREE.texts.iter().filter(|(path, _)| path.ends_with(".md") && !path.starts_with("bench/results/"));
+    let findings = rust.flat_map(|(path, text)| language::check_source(path, text));
+    none(findings.chain(documents.flat_map(|(path, text)| language::check_document(path, text))).collect());
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The log's files as a journal finds them when it is opened: the segments that an earlier process left.
 //!
-//! There are two ways to read them. [`Leftover::walk`] follows the *chain*: record after record, as long as each
-//! is where it should be. [`Leftover::scan`] looks at every byte that the chain did not reach, for records that
-//! were written after the chain's end. Those distinguish a torn tail from damage.
+//! There are two ways to read them. [`Leftover::walk`] follows the *chain*: record after record, as long as
+//! each is where it should be. [`Leftover::scan`] looks at every byte that the chain did not reach, for
+//! records that were written after the chain's end. Those distinguish a torn tail from damage.
 //!
 //! A segment is identified by its first record, which carries segment and sequence number. The header is
 //! needed only while there is no record. So a header that is damaged, or that a power cut lost, costs

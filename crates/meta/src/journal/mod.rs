@@ -35,8 +35,8 @@
 //!
 //! Lock order: drain, flush leadership, log, overlay, clean rows. The log's lock serialises commits.
 //!
-//! - [`format`], [`log`], [`leftover`], [`disk`]: the log's bytes, its segments, the segments found at open, the
-//!   disk below (also a simulated one that loses power).
+//! - [`format`], [`log`], [`leftover`], [`disk`]: the log's bytes, its segments, the segments found at open,
+//!   the disk below (also a simulated one that loses power).
 //! - [`absent`], [`overlay`], [`rows`]: what is known without asking SQLite.
 //! - [`commit`](self::commit), [`flush`](self::flush), [`drain`](self::drain), [`recover`](self::recover):
 //!   one step each.

@@ -227,9 +227,9 @@ impl Inner {
     }
 
     /// Whether no other node has this blob, wants it or has wanted it, and it is not in flight here. Then its
-    /// missing parts are fetched as parts. Otherwise the whole blob comes by the plan: from the nodes that have
-    /// it, once for all that want it. A lease that this question gained belongs to the plan, which asks the same
-    /// tracker.
+    /// missing parts are fetched as parts. Otherwise the whole blob comes by the plan: from the nodes that
+    /// have it, once for all that want it. A lease that this question gained belongs to the plan, which asks
+    /// the same tracker.
     pub(super) fn wants_alone(&self, id: &BlobId) -> bool {
         if self.transit.get(id).is_some() || self.handed.lock().contains_key(id) {
             return false;

@@ -1,0 +1,123 @@
+//! Documents and comments use standard words, and short lines.
+//!
+//! `docs/STYLE.md` has the table of terms. This rule keeps the part of it that can be searched for: coined words,
+//! "whoever" and sentences that begin with "Who" for a program, and prose lines of more than [`WIDE`] columns. Code
+//! lines are rustfmt's. Tables, links and code in documents may be longer, because they cannot be wrapped.
+
+use crate::Finding;
+
+/// The most columns of a prose line.
+pub const WIDE: usize = 110;
+
+/// Words and phrases that a reader who does not know this project cannot know, and what to write instead.
+// Written in pieces, so that this file passes its own rule.
+const COINED: &[(&str, &str)] = &[
+    (concat!("who", "ever"), "name the program, the node or the reader"),
+    (concat!("who", "soever"), "name the program, the node or the reader"),
+    (concat!("ri", "ders"), "waiters"),
+    (concat!("roo", "my"), "with free space"),
+    (concat!("of ", "late"), "recently, or the exact time"),
+    (concat!("comes to ", "nothing"), "fails"),
+    (concat!("is let ", "be"), "is left unchanged"),
+    (concat!("passen", "gers"), "followers"),
+];
+
+/// Documents that quote the words, to say what to use instead.
+const QUOTES: &[&str] = &["docs/STYLE.md"];
+
+/// The comment text of a line of Rust, without the slashes.
+fn comment(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let text = line.strip_prefix("//")?;
+    Some(text.trim_start_matches(['/', '!']))
+}
+
+fn is_word(byte: Option<&u8>) -> bool {
+    byte.is_some_and(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
+}
+
+fn coined(text: &str) -> Option<String> {
+    let lower = text.to_ascii_lowercase();
+    let bytes = lower.as_bytes();
+    for (word, instead) in COINED {
+        for (at, _) in lower.match_indices(word) {
+            let joined = is_word(at.checked_sub(1).map(|before| &bytes[before]))
+                || is_word(bytes.get(at + word.len()));
+            if !joined {
+                return Some(format!("\"{word}\": {instead}"));
+            }
+        }
+    }
+    let begins = concat!("Who", " ");
+    let sentence = text.trim_start().starts_with(begins) || text.contains(&format!(". {begins}"));
+    (sentence && !text.contains('?'))
+        .then(|| format!("a sentence begins with \"{begins}\": begin it with its subject"))
+}
+
+/// Checks the comments of a source.
+pub fn check_source(path: &str, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let Some(comment) = comment(line) else { continue };
+        findings.extend(coined(comment).map(|message| Finding::new(path, number + 1, message)));
+        let is_table = comment.trim_start().starts_with('|') || comment.contains("://");
+        if line.chars().count() > WIDE && !is_table {
+            findings.push(Finding::new(path, number + 1, format!("a comment of more than {WIDE} columns")));
+        }
+    }
+    findings
+}
+
+/// Checks a document.
+pub fn check_document(path: &str, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut in_code = false;
+    for (number, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            in_code = !in_code;
+        }
+        if !QUOTES.contains(&path) {
+            findings.extend(coined(line).map(|message| Finding::new(path, number + 1, message)));
+        }
+        let cannot_be_wrapped = in_code || line.starts_with('|') || line.contains("](");
+        if line.chars().count() > WIDE && !cannot_be_wrapped {
+            findings.push(Finding::new(path, number + 1, format!("a line of more than {WIDE} columns")));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coined_words_are_found_in_comments_and_documents() {
+        for (word, _) in COINED {
+            let found = check_source("a.rs", &format!("let x = 1;\n    /// It {word} here.\n"));
+            assert_eq!((found.len(), found[0].line), (1, 2), "{word}");
+            assert_eq!(check_document("docs/a.md", &format!("It {word}.\n")).len(), 1, "{word}");
+        }
+        let sentence = format!("{}reads it gets it.", concat!("Who", " "));
+        assert_eq!(check_document("a.md", &sentence).len(), 1);
+        assert_eq!(check_source("a.rs", &format!("// All. {sentence}")).len(), 1);
+    }
+
+    #[test]
+    fn code_quotes_and_longer_words_are_free() {
+        let word = COINED[0].0;
+        assert_eq!(check_source("a.rs", &format!("let {word} = 1;\n// x{word} {word}_y\n")), []);
+        assert_eq!(check_document(QUOTES[0], word), []);
+        assert_eq!(check_document("a.md", &format!("## {}may write?", concat!("Who", " "))), []);
+    }
+
+    #[test]
+    fn long_prose_is_found_and_long_tables_are_not() {
+        let long = "x".repeat(WIDE + 1);
+        assert_eq!(
+            check_source("a.rs", &format!("// {long}\nlet y = \"{long}\";\n//! | {long} |\n")).len(),
+            1
+        );
+        assert_eq!(check_document("a.md", &format!("{long}\n| {long} |\n```\n{long}\n```\n")).len(), 1);
+    }
+}
