@@ -143,7 +143,8 @@ impl Bundle {
 
     /// Adds a volume and the daemon that serves it. `say` receives progress messages.
     ///
-    /// # Errors The path leads to no volume at all.
+    /// # Errors
+    /// The path leads to no volume at all.
     pub fn volume(&mut self, path: &Path, say: &dyn Fn(&str)) -> Result<(), Failure> {
         match target::resolve_volume(path) {
             Ok(Target::Mounted(place)) => {
@@ -315,8 +316,8 @@ fn printed_by(words: &[&str]) -> std::io::Result<String> {
 const DISK: [&str; 5] =
     ["size", "queue/rotational", "queue/scheduler", "queue/logical_block_size", "queue/nr_requests"];
 
-/// The values of these files in every folder below `top`. If `top` itself has a folder of such a name, the values
-/// of all files in it.
+/// The values of these files in every folder below `top`. If `top` itself has a folder of such a name, the
+/// values of all files in it.
 fn values_below(top: &Path, names: &[&str]) -> String {
     let mut text = String::new();
     let below = |folder: &Path| {
@@ -355,7 +356,8 @@ fn read_ahead() -> String {
     node::trust::mounts().iter().map(line).collect()
 }
 
-/// The entries of a volume's folder: the size of each file and the number of entries of each folder, no contents.
+/// The entries of a volume's folder: the size of each file and the number of entries of each folder. No
+/// contents.
 fn listing(folder: &Path) -> String {
     let mut lines = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {

@@ -15,7 +15,7 @@
 //! | `[mount]` | the options of `-o` and the arguments of `covey mount`, by their names |
 //! | `[origin]` | `endpoint`, `region` |
 //! | `[log]` | `level`, `format` |
-//! | `[volume."/srv/v"]` | the keys of `[mount]` and `[origin]`, for this volume only; it overrides those sections |
+//! | `[volume."/srv/v"]` | the keys of `[mount]` and `[origin]`, for this volume only; overrides them |
 //!
 //! Credentials are not allowed here. A key that looks like one is refused.
 
@@ -51,7 +51,8 @@ impl Config {
     /// Reads the files. `named` is the value of `--config` or `COVEY_CONFIG`. If it is empty, no file is
     /// read.
     ///
-    /// # Errors A named file does not exist, or a file cannot be read or parsed.
+    /// # Errors
+    /// A named file does not exist, or a file cannot be read or parsed.
     pub fn load(command: &Command, named: Option<&OsStr>) -> Result<Config> {
         let mut config = Config::default();
         let known = Known::of(command);
@@ -143,8 +144,9 @@ pub fn option_word(key: &str, value: &Value) -> Option<String> {
 /// Returns the command with the configured values as its defaults, if the typed command takes any. The values
 /// of `[origin]` apply only if the address of an object store was typed. An existing volume keeps its own.
 ///
-/// # Errors As for [`Config::load`]. A command that takes nothing from a file does not read any, so a broken
-/// file cannot prevent an unmount.
+/// # Errors
+/// As for [`Config::load`]. A command that takes nothing from a file does not read any, so a broken file
+/// cannot prevent an unmount.
 pub fn beneath(command: Command, words: &[OsString], typed: &ArgMatches) -> Result<Option<Command>> {
     let Some((name, arguments)) = typed.subcommand() else { return Ok(None) };
     let Some(sub) = command.find_subcommand(name) else { return Ok(None) };

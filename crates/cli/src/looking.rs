@@ -60,7 +60,8 @@ pub fn stop_by_signal(stoppers: Vec<Stopper>, at_most: Option<Duration>) -> Resu
 
 /// Parses a time of the command line: `10ms`, `250us`, `5s`, `2m`. A bare number is in seconds.
 ///
-/// # Errors The text cannot be parsed. The message lists the valid forms.
+/// # Errors
+/// The text cannot be parsed. The message lists the valid forms.
 pub fn parse_time(text: &str) -> std::result::Result<Duration, String> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);

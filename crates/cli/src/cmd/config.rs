@@ -72,7 +72,8 @@ pub fn run(args: &Args, named: Option<&OsString>, term: Term) -> Result<u8> {
 
 /// The settings, for a volume or in general.
 ///
-/// # Errors A configuration file cannot be read.
+/// # Errors
+/// A configuration file cannot be read.
 pub fn report(named: Option<&OsString>, volume: Option<PathBuf>) -> Result<Report> {
     let command = Cli::command();
     let config = Config::load(&command, named.map(OsString::as_os_str))?;

@@ -210,8 +210,8 @@ fn look(
         findings.push(found);
     };
     if args.salvage {
-        // Blobs of lost operations are unreferenced now. They are kept, because the copy of the log still
-        // names them.
+        // Data of lost operations is unreferenced now. It is kept, because the copy of the log still names
+        // it.
         return check_and_repair(&bare.parts, depth, Strays::Keep, &mut take, step);
     }
     if args.repair {

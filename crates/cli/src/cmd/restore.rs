@@ -176,8 +176,8 @@ impl Restore<'_> {
         let owner = self.owner.clone();
         let owner = owner.hand_over(&**self.origin, me.owner().unwrap_or_default(), note, key);
         let owner = owner.map_err(failed)?;
-        // Without a claim it is unknown whether the old volume was closed. An earlier program made it, or it
-        // was never opened.
+        // Without a claim it is unknown whether the old volume was closed. It was created by an earlier
+        // program, or it was never opened.
         if before.as_ref().is_some_and(|before| before.kind != Kind::Closed)
             || (before.is_none() && self.wait)
         {

@@ -88,8 +88,8 @@ type Keyed<'a, 'i> = (&'a Spanned<std::borrow::Cow<'i, str>>, &'a Spanned<DeValu
 
 /// Parses the text of a file.
 ///
-/// # Errors The text is not TOML, or it has an unknown key, an invalid value, or a key that looks like a
-/// credential.
+/// # Errors
+/// The text is not TOML, or it has an unknown key, an invalid value, or a key that looks like a credential.
 pub fn read(file: &Path, text: &str, known: &Known) -> Result<Vec<Entry>> {
     let place = Place { file, text };
     let table = DeTable::parse(text).map_err(|error| {

@@ -31,7 +31,8 @@ pub enum Packing {
 impl Packing {
     /// The compression that a name implies. None for the name of a folder.
     ///
-    /// # Errors The name stands for an archive of a kind that cannot be written.
+    /// # Errors
+    /// The name stands for an archive of a kind that cannot be written.
     pub fn of(path: &Path) -> Result<Option<Packing>> {
         let name = path.file_name().unwrap_or_default().as_bytes().to_ascii_lowercase();
         let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end.as_bytes()));
@@ -157,7 +158,8 @@ impl Archive {
     /// Starts an archive at this path. `-` is standard output. Until the archive has its name, only this user
     /// can read it.
     ///
-    /// # Errors The archive exists and must not be replaced, or it cannot be written.
+    /// # Errors
+    /// The archive exists and must not be replaced, or it cannot be written.
     pub fn create(path: &Path, packing: Packing, overwrite: bool) -> Result<Archive> {
         let out = if path == Path::new("-") {
             if io::stdout().is_terminal() {
@@ -403,7 +405,8 @@ impl Sink for Archive {
 
 /// Writes texts as an archive of files, compressed with zstd.
 ///
-/// # Errors Writing to `out` failed.
+/// # Errors
+/// Writing to `out` failed.
 pub fn of_texts<W: Write>(
     out: W,
     folder: &str,

@@ -37,7 +37,8 @@ pub struct Inside {
 impl Inside {
     /// Opens the folder `root` of the volume. `shown` is the volume's name for people.
     ///
-    /// # Errors There is no such folder.
+    /// # Errors
+    /// There is no such folder.
     pub fn new(volume: Arc<dyn Filesystem>, shown: &str, root: &Path) -> Result<Inside> {
         let shown = format!("{shown}:/{}", root.display());
         let failed = |errno: Errno| errno_failure(format!("cannot open {shown}"), errno);

@@ -36,7 +36,8 @@ pub struct Held(usize);
 impl Held {
     /// Counts a folder.
     ///
-    /// # Errors The folders are too many, or their names are too long.
+    /// # Errors
+    /// The folders are too many, or their names are too long.
     pub fn add(&mut self, item: &Item) -> Result<()> {
         let lists: usize = item.xattrs.iter().map(|(_, value)| value.len()).sum();
         self.count(size_of::<Item>() + item.path.as_os_str().len() + lists)
@@ -44,7 +45,8 @@ impl Held {
 
     /// Counts the path of a folder that no member lists.
     ///
-    /// # Errors As [`Held::add`].
+    /// # Errors
+    /// As [`Held::add`].
     pub fn add_path(&mut self, path: &Path) -> Result<()> {
         self.count(path.as_os_str().len() + size_of::<PathBuf>())
     }

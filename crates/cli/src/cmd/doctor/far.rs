@@ -1,7 +1,7 @@
 //! What a remote origin requires of this machine: a clock that agrees with the store's clock.
 //!
-//! Requests are signed with the time. Stores refuse a request whose time differs from theirs by [`SKEW_MAX`]
-//! or more. The header of each answer contains the store's time.
+//! Requests are signed with the time. Stores refuse a request whose time differs from theirs by more
+//! than [`SKEW_MAX`]. The header of each answer contains the store's time.
 
 use api::status::Status;
 use api::text::span;
@@ -11,8 +11,7 @@ use origin::{Environment, Remote, Spec};
 
 use super::{Check, note, ok, wrong};
 
-/// The largest difference in seconds. Stores refuse signatures that differ by more from their clock: most
-/// allow 15 minutes, some 5.
+/// The largest difference in seconds that every store accepts. Most stores allow 15 minutes, some 5.
 const SKEW_MAX: i64 = 300;
 /// From this difference in seconds on, it is a note.
 const SKEW_NOTED: i64 = 30;

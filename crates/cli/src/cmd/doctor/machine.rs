@@ -45,7 +45,7 @@ pub fn clock() -> Check {
     }
 }
 
-/// Checks the limit of pinned memory, because io_uring pins its buffers.
+/// Checks the limit of pinned memory. io_uring pins its buffers, and users without privileges can pin little.
 pub fn pinned_memory() -> Option<Check> {
     const ENOUGH: u64 = 8 << 20;
     let switched_on =
