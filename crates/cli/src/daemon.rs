@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   foreground   says that it is mounted, shows a status line (up), ends with the mount
-//!   background   the same program again, in a session of its own, messages in VOLUME/covey.log; its parent waits on
-//!                a pipe until it says "ready" or what went wrong, and tells the user
+//!   background   the same program again, in a session of its own, messages in VOLUME/covey.log. Its parent
+//!                waits on a pipe until it says "ready" or what went wrong, and tells the user
 //! ```
 //!
 //! **Signals** are blocked in all threads. One thread receives them, so no handler interrupts other code. On

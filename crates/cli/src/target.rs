@@ -60,8 +60,8 @@ impl Place {
     }
 }
 
-/// The argument that mounts this source again. Sources in memory carry a suffix that distinguishes them,
-/// which nobody types.
+/// The argument that mounts this source again. Sources in memory carry a suffix that distinguishes them.
+/// Users do not type it.
 fn again(source: &str) -> &str {
     match source.split_once(api::source::MARK) {
         _ if source.starts_with("mem:") => "mem:",

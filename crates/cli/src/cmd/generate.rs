@@ -1,5 +1,5 @@
-//! `covey generate`: writes man pages and shell completions from clap's argument table. For packagers; see
-//! `make man`.
+//! `covey generate`: writes man pages and shell completions from clap's argument table. It is for packagers
+//! (`make man`).
 
 use std::fs::File;
 use std::io::{self, Write};

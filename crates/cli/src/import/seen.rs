@@ -20,7 +20,7 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// Adds a path; false if it was there already.
+    /// Adds a path. Returns false if it was there already.
     pub fn add(&mut self, path: &Path) -> bool {
         self.met.insert(self.hasher.hash_one(path.as_os_str()))
     }
