@@ -104,7 +104,8 @@ impl Known {
             (Some(arg), Value::Text(_)) if is_flag(arg) => Some("it is to be true or false".to_owned()),
             (Some(arg), Value::Text(text)) => refused_by(arg, text),
             (Some(arg), Value::Flag(_)) if !is_flag(arg) => Some("it is to be a text or a number".to_owned()),
-            // A mount option that is a switch and is off has no word.
+            // The guard is needed because a mount option that is a switch and is off has no word and gets
+            // here too.
             (None, Value::Flag(_)) if is_of_origin(key) => Some("it is to be a text".to_owned()),
             _ => None,
         }
